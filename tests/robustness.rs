@@ -10,3 +10,5 @@ mod lifecycle;
 mod limits;
 mod logging;
 mod malformed;
+mod rolling;
+mod telling;

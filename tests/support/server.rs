@@ -48,13 +48,15 @@ pub(crate) struct ServerBuilder {
     env: Vec<(String, String)>,
     input: Option<PathBuf>,
     client: Option<Arc<ClientConfig>>,
+    /// The port to listen on; 0 takes a free one.
+    port: u16,
 }
 
 impl ServerBuilder {
     /// `serve MODEL`, with little memory, since several tests run at once; over as many ranks as CANDLEPOWER_TEST_RANKS says.
     pub(crate) fn new(model: impl AsRef<Path>) -> Self {
         let args = vec!["serve".into(), model.as_ref().into()];
-        let builder = Self { args, env: Vec::new(), input: None, client: None };
+        let builder = Self { args, env: Vec::new(), input: None, client: None, port: 0 };
         let builder =
             builder.env("BLAZE_KV_CACHE_MEMORY", "64Mi").env("PRISM_KV_CACHE_MEMORY", "64Mi");
         match std::env::var("CANDLEPOWER_TEST_RANKS") {
@@ -87,6 +89,11 @@ impl ServerBuilder {
         Self { client: Some(client), ..with }
     }
 
+    /// Has the server listen on this port.
+    pub(crate) fn port(self, port: u16) -> Self {
+        Self { port, ..self }
+    }
+
     /// Gives the server a file as its standard input, in place of none.
     pub(crate) fn input(mut self, file: impl Into<PathBuf>) -> Self {
         self.input = Some(file.into());
@@ -114,7 +121,8 @@ impl ServerBuilder {
     #[track_caller]
     pub(crate) fn listen(mut self) -> Server {
         let client = self.client.take();
-        let mut child = self.flags("--port 0").command().spawn().unwrap();
+        let port = format!("--port={}", self.port);
+        let mut child = self.flags(&port).command().spawn().unwrap();
         let log = Log::default();
         let (found, addresses) = channel();
         for output in outputs(&mut child) {

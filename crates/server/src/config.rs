@@ -159,6 +159,10 @@ pub struct ServeConfig {
     /// Seconds that running requests have to finish when the server is asked to stop
     #[arg(long, help_heading = "Server", value_name = "SECONDS", default_value_t = 30)]
     pub shutdown_timeout: u64,
+    /// Seconds that requests are still answered when the server is asked to stop, while /health says draining: load balancers
+    /// need them to send requests elsewhere
+    #[arg(long, help_heading = "Server", value_name = "SECONDS", default_value_t = 0)]
+    pub drain_delay: u64,
     /// TOML file with settings; its keys are the flags with _ for -
     #[arg(long, help_heading = "Server", value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -246,6 +250,15 @@ pub struct ServeConfig {
     /// Form of the log, which goes to standard error
     #[arg(long, help_heading = "Log and metrics", value_enum, default_value_t)]
     pub log_format: LogFormat,
+    /// Write a line for each request: method, path, status, milliseconds, tokens, caller and request id
+    #[arg(
+        long, help_heading = "Log and metrics", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
+    )]
+    pub access_log: bool,
+    /// Seconds between two lines about the load, which are written while there is work; 0 writes none
+    #[arg(long, help_heading = "Log and metrics", value_name = "SECONDS", default_value_t = 10)]
+    pub stats_interval: u64,
     /// Give /metrics under another server's names, so that its dashboards work
     #[arg(long, help_heading = "Log and metrics", value_enum, value_name = "SERVER")]
     pub metrics_compat: Option<MetricsCompat>,
@@ -302,6 +315,16 @@ impl ServeConfig {
     /// How long running requests may take after the server was asked to stop.
     pub fn shutdown_timeout(&self) -> Duration {
         Duration::from_secs(self.shutdown_timeout)
+    }
+
+    /// How long requests are answered after the server was asked to stop.
+    pub(crate) fn drain_delay(&self) -> Duration {
+        Duration::from_secs(self.drain_delay)
+    }
+
+    /// The time between two lines about the load, if there are to be any.
+    pub(crate) fn stats_interval(&self) -> Option<Duration> {
+        (self.stats_interval > 0).then(|| Duration::from_secs(self.stats_interval))
     }
 
     /// Settings that were given and do nothing on the CPU, for a note at start.

@@ -3,6 +3,7 @@
 //! `startup` drives it: `source` finds the model, `pull` downloads and describes it, `preflight` checks that it fits,
 //! `load` reads the weights. `offline` does the same without HTTP.
 
+pub(crate) mod activity;
 pub(crate) mod demo;
 pub(crate) mod error;
 pub(crate) mod load;

@@ -1,12 +1,17 @@
 //! GET /openapi.json and a page that shows it.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use axum::extract::Extension;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{Html, IntoResponse};
+use serde_json::{Value, json};
 use utoipa::OpenApi;
+use utoipa::openapi::RefOr;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+
+use crate::config::{DefaultMaxTokens, ServeConfig};
 
 /// The document's head; the routes add themselves.
 #[derive(OpenApi)]
@@ -39,15 +44,70 @@ pub(crate) struct Rendered {
 }
 
 impl Rendered {
-    pub(crate) fn new(mut document: utoipa::openapi::OpenApi) -> Self {
+    pub(crate) fn new(mut document: utoipa::openapi::OpenApi, config: &ServeConfig) -> Self {
         // The router's way to say that a parameter may hold slashes is not OpenAPI's.
         let paths = std::mem::take(&mut document.paths.paths);
         document.paths.paths =
             paths.into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
+        for (path, example) in examples(&model_name(config)) {
+            let item = document.paths.paths.get_mut(path);
+            let body = item.and_then(|item| item.post.as_mut()?.request_body.as_mut());
+            if let Some(RefOr::T(body)) = body
+                && let Some(RefOr::T(content)) = body.content.get_mut("application/json")
+            {
+                content.example = Some(example);
+            }
+        }
+        let about = document.info.description.get_or_insert_default();
+        about.push_str(&match config.default_max_tokens {
+            DefaultMaxTokens::Tokens(tokens) => format!(
+                " Answers end after {tokens} tokens unless a request says otherwise (`max_tokens`): the server's --default-max-tokens changes that."
+            ),
+            DefaultMaxTokens::Max => " Answers go on to the end of the context unless a request says otherwise (`max_tokens`).".to_owned(),
+        });
         let json = serde_json::to_string(&document).expect("an OpenAPI document is plain data");
         let html = include_str!("docs.html").replace("__DOCUMENT__", &json.replace('<', "\\u003c"));
         Self { json: json.into(), html: html.into() }
     }
+}
+
+/// The model's name in examples. A path is shortened to its last part, which is the name that requests use.
+fn model_name(config: &ServeConfig) -> String {
+    let model = config.model.as_deref().unwrap_or("demo");
+    let is_path = model.starts_with(['/', '.']) || model.ends_with(".gguf");
+    let name = Path::new(model).file_stem().filter(|_| is_path);
+    let name = name.map_or(model.into(), |name| name.to_string_lossy());
+    config.served_model_name.first().cloned().unwrap_or_else(|| name.into_owned())
+}
+
+/// A request to each endpoint that people ask most.
+fn examples(model: &str) -> Vec<(&'static str, Value)> {
+    let question = json!([{"role": "user", "content": "Name the capital of France."}]);
+    vec![
+        ("/v1/chat/completions", json!({"model": model, "messages": question, "max_tokens": 64})),
+        (
+            "/v1/completions",
+            json!({"model": model, "prompt": "The capital of France is", "max_tokens": 8}),
+        ),
+        (
+            "/v1/responses",
+            json!({"model": model, "input": "Name the capital of France.", "max_output_tokens": 64}),
+        ),
+        ("/v1/messages", json!({"model": model, "messages": question, "max_tokens": 64})),
+        ("/v1/messages/count_tokens", json!({"model": model, "messages": question})),
+        ("/generate", json!({"text": "The capital of France is", "choices": ["Paris", "Rome"]})),
+        ("/v1/embeddings", json!({"model": model, "input": ["A text", "Another text"]})),
+        (
+            "/v1/rerank",
+            json!({"model": model, "query": "Name the capital of France.", "documents": ["Paris", "Rome"]}),
+        ),
+        (
+            "/v1/score",
+            json!({"model": model, "text_1": "Name the capital of France.", "text_2": ["Paris", "Rome"]}),
+        ),
+        ("/tokenize", json!({"model": model, "prompt": "The capital of France"})),
+        ("/detokenize", json!({"model": model, "tokens": [1, 2, 3]})),
+    ]
 }
 
 /// Describes this API.

@@ -13,6 +13,7 @@ use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::keys::ApiKey;
 use crate::model::served_model::{Asked, LoadedModel, served};
 use crate::model::state::AppState;
+use crate::model::tokens::RequestTokens;
 
 /// Bodies up to this size are prepared where they arrive; longer ones would hold up other requests there.
 const SHORT_BODY_BYTES: usize = 8 << 10;
@@ -27,6 +28,8 @@ pub(crate) struct Incoming<M = LoadedModel> {
     /// The caller's key, where there are keys.
     pub(crate) key: Option<Arc<ApiKey>>,
     pub(crate) arrived: Instant,
+    /// Its tokens, for its line in the log.
+    pub(crate) tokens: Arc<RequestTokens>,
     body: Arc<JsonBytes>,
 }
 
@@ -43,8 +46,9 @@ impl<M: Asked> FromRequest<AppState> for Incoming<M> {
         if let Some(key) = &key {
             key.check()?;
         }
+        let tokens = request.extensions().get::<Arc<RequestTokens>>().cloned().unwrap_or_default();
         let body = Arc::new(JsonBytes::of(request, state.body_memory()).await?);
-        Ok(Self { state: state.clone(), model, caller, key, arrived: Instant::now(), body })
+        Ok(Self { state: state.clone(), model, caller, key, arrived: Instant::now(), tokens, body })
     }
 }
 

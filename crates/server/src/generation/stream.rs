@@ -1,5 +1,6 @@
 //! From the engine's tokens to text: the one place that streaming, whole answers, chat and completion share.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use candlepower_api::FinishReason;
@@ -12,6 +13,7 @@ use crate::generation::detokenize::{Finish, TextAssembler};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::keys::KeyPlace;
 use crate::model::metrics::Metrics;
+use crate::model::tokens::RequestTokens;
 
 /// One choice that is being generated. Dropping it cancels it.
 pub(crate) struct Choice {
@@ -207,14 +209,16 @@ pub(crate) struct TokenClock {
     metrics: Metrics,
     arrived: Instant,
     last_token: Option<Instant>,
+    tokens: Arc<RequestTokens>,
 }
 
 impl TokenClock {
-    pub(crate) fn new(metrics: Metrics, arrived: Instant) -> Self {
-        Self { metrics, arrived, last_token: None }
+    pub(crate) fn new(metrics: Metrics, arrived: Instant, tokens: Arc<RequestTokens>) -> Self {
+        Self { metrics, arrived, last_token: None, tokens }
     }
 
     fn token(&mut self) {
+        self.tokens.add_generated();
         let now = Instant::now();
         match self.last_token {
             None => self.metrics.time_to_first_token.record((now - self.arrived).as_secs_f64()),

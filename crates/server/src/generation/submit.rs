@@ -81,11 +81,16 @@ pub(crate) fn submit(
             grammar: generation.grammar.clone(),
         })?;
         state.metrics().prompt_tokens.record(prompt.len() as f64);
+        request.tokens.add_prompt(prompt.len());
         for tokens in streams {
             let assembler =
                 TextAssembler::new(model.tokenizer.clone(), prompt, generation.text.clone())
                     .map_err(|error| ApiError::internal(error.to_string()))?;
-            let clock = TokenClock::new(state.metrics().clone(), request.arrived);
+            let clock = TokenClock::new(
+                state.metrics().clone(),
+                request.arrived,
+                Arc::clone(&request.tokens),
+            );
             choices.push(Choice::new(
                 choices.len(),
                 tokens,

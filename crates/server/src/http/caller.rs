@@ -16,17 +16,24 @@ use crate::model::state::AppState;
 /// Bits of an IPv6 address that one customer of a provider has.
 const IPV6_PREFIX: u32 = 64;
 
-/// Adds the [`Caller`] to the request.
+/// The caller's name, on an answer: what the log calls the caller.
+#[derive(Clone, Debug)]
+pub(crate) struct CallerName(pub(crate) String);
+
+/// Adds the [`Caller`] to the request, and the [`CallerName`] to its answer.
 pub(crate) async fn identify(
     State(state): State<AppState>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let id = state.caller_id(&name(&request, state.config()));
+    let name = name(&request, state.config());
+    let id = state.caller_id(&name);
     let key = request.extensions().get::<Arc<ApiKey>>();
     let weight = key.map_or(NonZeroU32::MIN, |key| key.limits.weight);
     request.extensions_mut().insert(Caller { id, weight });
-    next.run(request).await
+    let mut response = next.run(request).await;
+    response.extensions_mut().insert(CallerName(name));
+    response
 }
 
 /// The caller's name. Names of different kinds begin differently.

@@ -52,7 +52,7 @@ pub(crate) fn router(state: AppState) -> Router {
     let router = router
         .fallback(path_not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(Extension(Rendered::new(document)))
+        .layer(Extension(Rendered::new(document, state.config())))
         .layer(middleware::from_fn_with_state(state.clone(), gate))
         .layer(middleware::from_fn_with_state(state.clone(), identify))
         .layer(middleware::from_fn_with_state(state.clone(), authenticate));

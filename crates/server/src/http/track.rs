@@ -1,17 +1,23 @@
 //! The outermost layer: names each request, counts it until its answer is out, and measures it.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, Method};
+use axum::extract::{ConnectInfo, MatchedPath, Request, State};
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderName, HeaderValue, Method, Version};
 use axum::middleware::Next;
 use axum::response::Response;
+use candlepower_api::clip;
 use uuid::Uuid;
 
+use crate::http::auth::OPEN_PATHS;
+use crate::http::caller::CallerName;
 use crate::http::held::Held;
 use crate::model::keys::ApiKey;
 use crate::model::state::{ActiveRequest, AppState};
+use crate::model::tokens::RequestTokens;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id of a client's that is echoed.
@@ -21,33 +27,46 @@ const MAX_REQUEST_ID_LEN: usize = 128;
 const CLIENT_GONE: u16 = 499;
 
 /// Runs the request and follows its answer to the last byte.
-pub(crate) async fn track(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    let started = Instant::now();
+pub(crate) async fn track(
+    State(state): State<AppState>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let active = state.enter();
-    let method = method_label(request.method());
-    let path = request
-        .extensions()
-        .get::<MatchedPath>()
-        .map_or("unmatched", MatchedPath::as_str)
-        .to_owned();
+    let tokens = Arc::<RequestTokens>::default();
+    request.extensions_mut().insert(Arc::clone(&tokens));
+    let matched = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+    let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
+    let caller =
+        peer.map_or_else(String::new, |ConnectInfo(peer)| format!("address {}", peer.ip()));
     let request_id = request_id(&request);
-    let status = CLIENT_GONE;
-    let mut tracker = Tracker { active, started, method, path, status, state };
+    let mut tracker = Tracker {
+        active,
+        started: Instant::now(),
+        method: method_label(request.method()),
+        label: matched.unwrap_or("unmatched").to_owned(),
+        path: clip(request.uri().path()),
+        status: CLIENT_GONE,
+        caller,
+        key: None,
+        tokens,
+        request_id: request_id.to_str().unwrap_or_default().to_owned(),
+        state,
+    };
+    let has_own_connection = request.version() <= Version::HTTP_11;
     let mut response = next.run(request).await;
     tracker.status = response.status().as_u16();
-    let key = response.extensions().get::<Arc<ApiKey>>().map(|key| key.name.as_str());
-    if let Some(name) = key {
-        tracker.state.metrics().count_key_request(name, tracker.status);
+    tracker.key = response.extensions().get::<Arc<ApiKey>>().cloned();
+    if let Some(key) = &tracker.key {
+        tracker.state.metrics().count_key_request(&key.name, tracker.status);
     }
-    tracing::debug!(
-        method,
-        path = tracker.path,
-        status = tracker.status,
-        key,
-        request_id = request_id.to_str().unwrap_or_default(),
-        "request"
-    );
+    if let Some(CallerName(name)) = response.extensions_mut().remove() {
+        tracker.caller = name;
+    }
     response.headers_mut().insert(X_REQUEST_ID, request_id);
+    if has_own_connection && tracker.state.is_stopping() {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     response.map(|body| Held::body(body, tracker))
 }
 
@@ -82,14 +101,52 @@ struct Tracker {
     active: ActiveRequest,
     started: Instant,
     method: &'static str,
+    /// The path as it was routed: clients cannot make up new ones.
+    label: String,
+    /// The path as the client wrote it.
     path: String,
     status: u16,
+    caller: String,
+    /// The name of its key, where there are keys.
+    key: Option<Arc<ApiKey>>,
+    tokens: Arc<RequestTokens>,
+    request_id: String,
     state: AppState,
+}
+
+impl Tracker {
+    /// Writes the request's line, for everybody or for those who debug.
+    fn write_line(&self, took: Duration) {
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    method = self.method,
+                    path = self.path,
+                    status = self.status,
+                    ms = took.as_millis() as u64,
+                    prompt_tokens = self.tokens.prompt(),
+                    generated_tokens = self.tokens.generated(),
+                    key = self.key.as_ref().map(|key| key.name.as_str()),
+                    caller = self.caller,
+                    request_id = self.request_id,
+                    "request"
+                )
+            };
+        }
+        match self.state.config().access_log {
+            true => line!(info),
+            false => line!(debug),
+        }
+    }
 }
 
 impl Drop for Tracker {
     fn drop(&mut self) {
-        let path = std::mem::take(&mut self.path);
-        self.state.metrics().count_http(self.method, path, self.status, self.started.elapsed());
+        let (label, took) = (std::mem::take(&mut self.label), self.started.elapsed());
+        self.write_line(took);
+        if !OPEN_PATHS.contains(&label.as_str()) {
+            self.state.refusals().count(self.status, self.method, &label);
+        }
+        self.state.metrics().count_http(self.method, label, self.status, took);
     }
 }

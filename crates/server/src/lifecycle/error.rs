@@ -133,7 +133,7 @@ pub enum Error {
     #[error("{0}")]
     Tls(String),
     /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}: {source}{}", listen_hint(source))]
     Listen {
         /// Host and port.
         address: String,
@@ -190,3 +190,16 @@ impl From<NoGpu> for Error {
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Advice where an address is taken.
+fn listen_hint(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            "; another server listens there: choose another port with --port N, or 0 for a free one"
+        }
+        std::io::ErrorKind::PermissionDenied => {
+            "; ports below 1024 need a right of their own: --port N"
+        }
+        _ => "",
+    }
+}

@@ -12,12 +12,13 @@ use tokio::net::{TcpListener, TcpSocket, lookup_host};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-use crate::config::{ByteSize, Effective, ServeConfig, Source};
+use crate::config::{ByteSize, DefaultMaxTokens, Effective, ServeConfig, Source};
 use crate::endpoints::health::VERSION;
 use crate::http::connection::Stop;
 use crate::http::listen::Door;
 use crate::http::router::router;
 use crate::http::tls::Tls;
+use crate::lifecycle::activity;
 use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::load::{chosen_device, load};
 use crate::lifecycle::logging::{self, Terminal};
@@ -36,8 +37,6 @@ const FAILURE_SHOWN: Duration = Duration::from_secs(2);
 const ENGINE_WATCHED: Duration = Duration::from_millis(200);
 /// How long requests that were cut short have to send their last words.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
-/// How often histograms are folded, so that they do not grow while nobody asks for them.
-const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 
 /// Connections that wait to be accepted. One more has to try again, which takes a second. The system may allow fewer.
 const BACKLOG: u32 = 4096;
@@ -138,13 +137,7 @@ impl Server {
         let (stop, stopped) = watch::channel(Stop::Serving);
         let door = Door::new(router(state.clone()), config.max_connections, tls, config.http2);
         let connections = tokio::spawn(door.serve(listener, stopped));
-        tokio::spawn(async move {
-            let mut interval = tokio::time::interval(METRICS_UPKEEP);
-            loop {
-                interval.tick().await;
-                metrics.run_upkeep();
-            }
-        });
+        tokio::spawn(activity::watch(state.clone()));
         let device = chosen.device;
         Ok(Self { source, device, state, signals, address, stop, connections })
     }
@@ -159,11 +152,16 @@ impl Server {
 
     /// Lets running requests end, and then the connections.
     async fn stop(mut self) -> Result<()> {
-        let _ = self.stop.send(Stop::Draining); // the task holds the receiver until it ends
+        let Self { state, stop, signals, .. } = &mut self;
+        let end = async {
+            leave(state).await;
+            let _ = stop.send(Stop::Draining); // the task holds the receiver until it ends
+            drain(state).await;
+        };
         tokio::select! {
             biased;
-            () = drain(&self.state) => {}
-            () = self.signals.next_of_somebody() => {
+            () = end => {}
+            () = signals.next_of_somebody() => {
                 let error = Error::StoppedTwice;
                 tracing::warn!("{error}");
                 return Err(error);
@@ -240,6 +238,17 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a panic without a message".into())
+}
+
+/// Answers on for as long as load balancers need to see that the server is about to stop.
+async fn leave(state: &AppState) {
+    let delay = state.config().drain_delay();
+    if delay.is_zero() {
+        return;
+    }
+    state.set_leaving();
+    tracing::info!("stopping: requests are answered for {} s more", delay.as_secs());
+    tokio::time::sleep(delay).await;
 }
 
 /// Lets running requests finish, up to the timeout, then cuts them short.
@@ -367,6 +376,11 @@ fn announce_generating(config: &ServeConfig, model: &LoadedModel) {
             info.max_num_seqs,
             config.max_num_seqs,
             ByteSize(info.state_bytes / info.num_states.max(1) as u64)
+        );
+    }
+    if let DefaultMaxTokens::Tokens(tokens) = config.default_max_tokens {
+        tracing::info!(
+            "answers end after {tokens} tokens unless a request says otherwise; --default-max-tokens changes that (a number, or max)"
         );
     }
     if model.chat_template.is_none() {

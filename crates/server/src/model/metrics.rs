@@ -10,6 +10,7 @@ use metrics_exporter_prometheus::{
 };
 
 use crate::config::MetricsCompat;
+use crate::model::engine_load::EngineLoad;
 
 /// Handles to all metrics; cheap to clone.
 #[derive(Clone)]
@@ -18,6 +19,7 @@ pub(crate) struct Metrics {
     handle: PrometheusHandle,
     naming: Naming,
     pub(crate) engine: EngineMetrics,
+    load: EngineLoad,
     pub(crate) time_to_first_token: Histogram,
     pub(crate) inter_token_latency: Histogram,
     pub(crate) e2e_latency: Histogram,
@@ -319,7 +321,7 @@ impl Metrics {
         let counter = |name| recorder.register_counter(&key(name), &METADATA);
         let gauge = |name| recorder.register_gauge(&key(name), &METADATA);
         let histogram = |name| recorder.register_histogram(&key(name), &METADATA);
-        let engine = EngineMetrics {
+        let mut engine = EngineMetrics {
             num_requests_running: gauge("num_requests_running"),
             num_requests_waiting: gauge("num_requests_waiting"),
             kv_cache_usage_ratio: gauge("kv_cache_usage_ratio"),
@@ -341,8 +343,11 @@ impl Metrics {
             forward_duration_seconds: histogram("forward_duration_seconds"),
             grammar_duration_seconds: histogram("grammar_duration_seconds"),
         };
+        let load = EngineLoad::default();
+        load.read_along(&mut engine);
         Self {
             engine,
+            load,
             time_to_first_token: histogram("time_to_first_token_seconds"),
             inter_token_latency: histogram("inter_token_latency_seconds"),
             e2e_latency: histogram("e2e_request_latency_seconds"),
@@ -352,6 +357,11 @@ impl Metrics {
             recorder: Arc::new(recorder),
             naming,
         }
+    }
+
+    /// The engine's load.
+    pub(crate) fn load(&self) -> &EngineLoad {
+        &self.load
     }
 
     /// Counts a choice that came to an end.

@@ -14,6 +14,7 @@ use crate::model::body_memory::BodyMemory;
 use crate::model::keys::ApiKeys;
 use crate::model::metrics::Metrics;
 use crate::model::permits::Permits;
+use crate::model::refusals::Refusals;
 use crate::model::served_model::Served;
 
 /// Shared by all handlers; cheap to clone.
@@ -24,6 +25,7 @@ struct Shared {
     config: ServeConfig,
     keys: ApiKeys,
     metrics: Metrics,
+    refusals: Refusals,
     lifecycle: Mutex<Lifecycle>,
     /// HTTP requests that were let through and are not answered to the end.
     active: watch::Sender<usize>,
@@ -47,6 +49,8 @@ enum Lifecycle {
     /// The first forward runs.
     Starting,
     Ready(Served),
+    /// It was asked to stop, says so in /health, and answers all the same.
+    Leaving(Served),
     Draining,
     Failed(String),
 }
@@ -61,6 +65,7 @@ impl AppState {
             body_memory,
             caller_ids: RandomState::new(),
             metrics,
+            refusals: Refusals::default(),
             lifecycle: Mutex::new(Lifecycle::Pending),
             active: watch::Sender::new(0),
             abort: watch::Sender::new(false),
@@ -78,6 +83,11 @@ impl AppState {
 
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.0.metrics
+    }
+
+    /// Requests that were refused or failed, for the log.
+    pub(crate) fn refusals(&self) -> &Refusals {
+        &self.0.refusals
     }
 
     /// The id of the caller with this name.
@@ -132,14 +142,27 @@ impl AppState {
         *self.lifecycle() = Lifecycle::Failed(reason);
     }
 
+    /// Goes on answering, while /health says that the server is about to stop.
+    pub(crate) fn set_leaving(&self) {
+        let mut lifecycle = self.lifecycle();
+        if let Lifecycle::Ready(model) = &*lifecycle {
+            *lifecycle = Lifecycle::Leaving(model.clone());
+        }
+    }
+
     pub(crate) fn set_draining(&self) {
         *self.lifecycle() = Lifecycle::Draining;
+    }
+
+    /// Whether the server was asked to stop: clients are better off with a new connection, which may lead elsewhere.
+    pub(crate) fn is_stopping(&self) -> bool {
+        matches!(*self.lifecycle(), Lifecycle::Leaving(_) | Lifecycle::Draining)
     }
 
     /// The model, or 503 with the reason why it cannot be asked.
     pub(crate) fn ready_model(&self) -> ApiResult<Served> {
         let message = match &*self.lifecycle() {
-            Lifecycle::Ready(model) => return Ok(model.clone()),
+            Lifecycle::Ready(model) | Lifecycle::Leaving(model) => return Ok(model.clone()),
             Lifecycle::Pending => {
                 "The server is starting: the model is not loaded yet (phase pending).".to_owned()
             }
@@ -179,7 +202,7 @@ impl AppState {
                 HealthResponse { progress: *progress, ..not_ready("starting", "initializing") }
             }
             Lifecycle::Starting => not_ready("starting", "starting"),
-            Lifecycle::Draining => not_ready("draining", "draining"),
+            Lifecycle::Leaving(_) | Lifecycle::Draining => not_ready("draining", "draining"),
             Lifecycle::Failed(reason) => {
                 HealthResponse { message: Some(reason.clone()), ..not_ready("failed", "failed") }
             }

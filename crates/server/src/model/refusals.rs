@@ -1,0 +1,106 @@
+//! Requests that were refused for want of room or that failed, told in the log now and then.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Least time between two lines.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Counts such requests between two lines of the log.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals(Mutex<Untold>);
+
+#[derive(Debug, Default)]
+struct Untold {
+    /// How many there were, by their status.
+    counts: BTreeMap<u16, u64>,
+    /// Method and path of the newest.
+    newest: String,
+    told: Option<Instant>,
+}
+
+impl Refusals {
+    /// Counts a request with this status, if it is one of them. The first is logged at once.
+    pub(crate) fn count(&self, status: u16, method: &str, path: &str) {
+        if status != 429 && status < 500 {
+            return;
+        }
+        {
+            let mut untold = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            *untold.counts.entry(status).or_default() += 1;
+            untold.newest = format!("{method} {path}");
+        }
+        self.tell(Instant::now());
+    }
+
+    /// Writes a line if there is something to tell and the last one is old enough.
+    pub(crate) fn tell(&self, now: Instant) {
+        let line = self.0.lock().unwrap_or_else(PoisonError::into_inner).take_line(now);
+        if let Some(line) = line {
+            tracing::warn!("{line}");
+        }
+    }
+}
+
+impl Untold {
+    fn take_line(&mut self, now: Instant) -> Option<String> {
+        let is_early = self.told.is_some_and(|told| now.saturating_duration_since(told) < PAUSE);
+        if self.counts.is_empty() || is_early {
+            return None;
+        }
+        self.told = Some(now);
+        let counts = std::mem::take(&mut self.counts);
+        let parts: Vec<String> =
+            counts.iter().map(|(status, count)| part(*status, *count)).collect();
+        Some(format!(
+            "requests were not answered: {} (the newest: {})",
+            parts.join("; "),
+            self.newest
+        ))
+    }
+}
+
+fn part(status: u16, count: u64) -> String {
+    let reason = match status {
+        429 => "too many requests: the queue or a key's limit is full",
+        501 => "not supported",
+        503 => "the server is starting, stopping or too busy",
+        _ => "an error of the server",
+    };
+    format!("{count} with {status} ({reason})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_two_lines() {
+        let start = Instant::now();
+        let mut untold = Untold::default();
+        let mut count = |after: u64, statuses: &[u16]| {
+            for status in statuses {
+                *untold.counts.entry(*status).or_default() += 1;
+                untold.newest = "POST /v1/completions".into();
+            }
+            untold.take_line(start + Duration::from_secs(after))
+        };
+        assert_eq!(count(0, &[]), None);
+        let first = count(0, &[429]).unwrap();
+        assert!(first.contains("1 with 429 (too many") && first.contains("POST /v1/completions"));
+        assert_eq!(count(1, &[429, 429, 500]), None);
+        let second = count(11, &[]).unwrap();
+        assert!(second.contains("2 with 429") && second.contains("1 with 500"), "{second}");
+        assert_eq!(count(30, &[]), None);
+    }
+
+    #[test]
+    fn faults_of_clients_are_not_told() {
+        let refusals = Refusals::default();
+        for status in [200, 400, 404, 499] {
+            refusals.count(status, "GET", "/");
+        }
+        assert!(refusals.0.lock().unwrap().counts.is_empty());
+    }
+}

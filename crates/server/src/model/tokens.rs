@@ -1,0 +1,30 @@
+//! How many tokens a request took and gave, for its line in the log.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Shared by the layer that writes the line and the endpoint that counts.
+#[derive(Debug, Default)]
+pub(crate) struct RequestTokens {
+    prompt: AtomicU64,
+    generated: AtomicU64,
+}
+
+impl RequestTokens {
+    /// Counts tokens of a prompt.
+    pub(crate) fn add_prompt(&self, num_tokens: usize) {
+        self.prompt.fetch_add(num_tokens as u64, Ordering::Relaxed);
+    }
+
+    /// Counts a token that was generated.
+    pub(crate) fn add_generated(&self) {
+        self.generated.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn prompt(&self) -> u64 {
+        self.prompt.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn generated(&self) -> u64 {
+        self.generated.load(Ordering::Relaxed)
+    }
+}
