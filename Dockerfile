@@ -3,7 +3,7 @@
 
 # Rust 1.95 or later with a C and C++ compiler, on a system whose C library is not newer than that of BASE.
 ARG BUILDER=docker.io/library/rust:1.95-bookworm
-# Whatever has glibc and libgcc; nothing else of it is needed.
+# Whatever has glibc and libgcc; nothing else of it is needed. The authorities whose certificates count come from the builder.
 ARG BASE=docker.io/library/debian:bookworm-slim
 
 FROM ${BUILDER} AS builder
@@ -21,6 +21,7 @@ RUN set -e; features=full; \
     fi; \
     cargo build --release --locked --features "$features"; \
     install -D target/release/candlepower /image/candlepower; \
+    install -D --mode=644 /etc/ssl/certs/ca-certificates.crt /image/certs/ca-certificates.crt; \
     install -d /image/data /cuda-libraries/lib
 
 FROM ${BASE}
@@ -30,6 +31,7 @@ LABEL org.opencontainers.image.title="candlepower" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=builder /image/candlepower /usr/local/bin/candlepower
+COPY --from=builder /image/certs /etc/ssl/certs
 COPY --from=builder --chown=10001:10001 /image/data /data
 # Nothing in an image for the CPU. What a cluster mounts of the driver may lie in the other folders.
 COPY --from=builder /cuda-libraries/lib /usr/local/lib/cuda

@@ -6,6 +6,7 @@ mod kubernetes;
 mod life;
 mod refusals;
 mod secrets;
+mod update;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

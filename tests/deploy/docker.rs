@@ -9,11 +9,11 @@ use super::{Home, address, check_answers, text};
 use crate::support::{Engine, IMAGE, Manner, Request, TempFolder};
 
 /// A home whose container engine is this one.
-fn home(engine: &Engine) -> Home {
+pub(super) fn home(engine: &Engine) -> Home {
     Home::new().with_env("DOCKER_HOST", &engine.host())
 }
 
-fn boxed(name: &str, flags: &str) -> String {
+pub(super) fn boxed(name: &str, flags: &str) -> String {
     format!(
         "deploy demo --name {name} --backend docker --image {IMAGE} --env BLAZE_KV_CACHE_MEMORY=64Mi {flags}"
     )

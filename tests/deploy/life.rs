@@ -68,9 +68,13 @@ fn the_same_deployment_is_found_again_and_another_one_is_refused() {
     assert_eq!(home.pid("chat", "supervisor"), supervisor);
     let error = home.error(&demo("chat", "--max-model-len 512"), 4);
     assert_eq!(error["code"], "NAME_IN_USE");
+    let difference = "max_model_len: it has none, 512 is asked for";
+    assert_eq!(error["difference"], difference);
     assert_eq!(
         error["message"],
-        "there is a deployment `chat` with other parameters: delete it first, or choose another name"
+        format!(
+            "there is a deployment `chat` with other parameters ({difference}): update changes it, or choose another name"
+        )
     );
     check_answers(&deployed);
 }

@@ -124,7 +124,11 @@ impl Shared {
 
     fn insert(&self, name: &str, body: Value) -> String {
         let mut containers = self.lock();
-        let id = format!("{:064x}", containers.len() + 1);
+        let newest = containers
+            .keys()
+            .next_back()
+            .map_or(0, |id| u64::from_str_radix(&id[48..], 16).unwrap());
+        let id = format!("{:064x}", newest + 1);
         let log = self.folder.join(format!("{name}.log"));
         File::create(&log).unwrap();
         let container = Container {
@@ -235,7 +239,8 @@ fn routes(shared: Shared) -> Router {
         .route("/containers/{id}/start", post(start))
         .route("/containers/{id}/stop", post(stop))
         .route("/containers/{id}/restart", post(restart))
-        .route("/containers/{id}/archive", put(unpack))
+        .route("/containers/{id}/archive", put(unpack).get(pack))
+        .route("/containers/{id}/rename", post(rename))
         .route("/containers/{id}/logs", get(logs))
         .route("/containers/{id}", delete(remove))
         .route("/events", get(events))
@@ -271,8 +276,10 @@ async fn list(State(shared): State<Shared>, Query(query): Query2) -> axum::Json<
         None => !labels[label].is_null(),
     };
     let found = containers.iter().filter(|(_, container)| is_meant(&container.body["Labels"]));
-    let found =
-        found.map(|(id, container)| json!({ "Id": id, "Labels": container.body["Labels"] }));
+    let found = found.map(|(id, container)| {
+        let names = [format!("/{}", container.name)];
+        json!({ "Id": id, "Names": names, "Labels": container.body["Labels"] })
+    });
     axum::Json(found.collect())
 }
 
@@ -338,6 +345,38 @@ async fn unpack(State(shared): State<Shared>, Path(id): Path<String>, body: Byte
     let files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     let done = shared.with(&id, |container| container.unpacked = files);
     done.map_or_else(no_such, |()| StatusCode::OK.into_response())
+}
+
+/// An archive of what was unpacked, of a container that has it.
+async fn pack(
+    State(shared): State<Shared>,
+    Path(id): Path<String>,
+    Query(query): Query2,
+) -> Response {
+    let folder = shared.folder.join(format!("{id}-files"));
+    let file = query["path"].trim_start_matches('/');
+    if !folder.join(file).exists() {
+        return refusal(StatusCode::NOT_FOUND, "Could not find the file");
+    }
+    let tar = Command::new("tar").args(["-c", file]).current_dir(folder).output().unwrap();
+    assert!(tar.status.success(), "{tar:?}");
+    tar.stdout.into_response()
+}
+
+async fn rename(
+    State(shared): State<Shared>,
+    Path(id): Path<String>,
+    Query(query): Query2,
+) -> Response {
+    let name = &query["name"];
+    if shared.lock().values().any(|container| container.name == *name) {
+        return refusal(
+            StatusCode::CONFLICT,
+            format!("The container name \"/{name}\" is already in use"),
+        );
+    }
+    let renamed = shared.with(&id, |container| container.name.clone_from(name));
+    renamed.map_or_else(no_such, |()| StatusCode::NO_CONTENT.into_response())
 }
 
 /// Events of a container's life; the engine remembers only that.

@@ -1,9 +1,12 @@
-//! `candlepower deploy`: from a model's name to a ready server in the background.
+//! `candlepower deploy` and `update`: from a model's name to a ready server in the background, and from that to another.
 
 use std::process::ExitCode;
 
 use candlepower_checkpoint::QuantizationMethod;
-use candlepower_client::{BlazeParams, DeploymentStatus, Params, PrismParams};
+use candlepower_client::{
+    BlazeParams, Deployment, DeploymentStatus, Framework, Params, PrismParams, Result,
+};
+use candlepower_machine::print_error;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -23,6 +26,15 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     environment, and both are kept in the memory of the supervisor alone (within the container, in the cluster's Secret). The same command again finds the deployment \
     that is there. Ctrl-C ends the waiting, not the deployment.\n\nExit status and errors: as of `candlepower status --help`.";
 
+/// The long help of `update`, after the flags.
+pub(crate) const AFTER_UPDATE_HELP: &str = "Examples:\n  \
+    candlepower update chat --max-model-len 8192\n  \
+    candlepower update chat --model Qwen/Qwen2.5-1.5B-Instruct --env BLAZE_MAX_NUM_SEQS=64\n\n\
+    Parameters that are not given stay, secrets included. The new server is ready on another port before the old one ends; `candlepower \
+    status NAME` shows its address. Where the port stays the same, or there is no room for both, the old one ends first, and is started \
+    again if the new one fails. In a cluster pods are replaced one by one. A failed update leaves the server before it.\n\n\
+    Exit status and errors: as of `candlepower status --help`.";
+
 /// What to deploy.
 #[derive(Debug, Args)]
 pub(crate) struct Deploy {
@@ -35,6 +47,42 @@ pub(crate) struct Deploy {
     /// blaze for throughput, prism for conversations that share prefixes
     #[arg(long, value_enum, default_value = "blaze")]
     framework: FrameworkChoice,
+    #[command(flatten)]
+    choices: Choices,
+    /// Print the manifests of the kubernetes backend, and ask and change nothing; secrets are in the Secret
+    #[arg(long)]
+    dry_run: bool,
+    /// Change the deployment that has the name, where it has other parameters; see `candlepower update`
+    #[arg(long)]
+    update: bool,
+    #[command(flatten)]
+    place: Place,
+    /// Leave a deployment that failed to be looked at
+    #[arg(long)]
+    keep_on_failure: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// The changes of `update`.
+#[derive(Debug, Args)]
+pub(crate) struct Update {
+    /// The deployment
+    name: String,
+    /// Another model
+    #[arg(long)]
+    model: Option<String>,
+    #[command(flatten)]
+    choices: Choices,
+    #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Parameters that can be changed.
+#[derive(Debug, Args)]
+struct Choices {
     /// GPUs to allocate; 0 computes on the CPU
     #[arg(long, value_name = "N")]
     gpu_count: Option<u32>,
@@ -55,9 +103,12 @@ pub(crate) struct Deploy {
     /// Least memory of a GPU
     #[arg(long, value_name = "GB")]
     min_gpu_memory_gb: Option<u64>,
-    /// Main memory that the server may take, a Kubernetes quantity
-    #[arg(long, value_name = "QUANTITY", default_value = "16Gi")]
-    memory: String,
+    /// Main memory that the server may take, a Kubernetes quantity [default: 16Gi]
+    #[arg(long, value_name = "QUANTITY")]
+    memory: Option<String>,
+    /// CPUs that are set aside for it, a Kubernetes quantity such as 4 or 500m; it computes on as many threads
+    #[arg(long, value_name = "QUANTITY")]
+    cpu: Option<String>,
     /// One more variable of the server's environment; may be given several times. Its value is stored in clear, unless its
     /// name has TOKEN, KEY, SECRET, PASSWORD, PASSWD or CREDENTIAL in it
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
@@ -75,8 +126,10 @@ pub(crate) struct Deploy {
     #[arg(long, alias = "mem-fraction-static", value_name = "PART")]
     gpu_memory_utilization: Option<f64>,
     /// No CUDA graphs
-    #[arg(long)]
-    enforce_eager: bool,
+    #[arg(
+        long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+    )]
+    enforce_eager: Option<bool>,
     /// Seconds after which the deployment deletes itself
     #[arg(long, value_name = "SECONDS")]
     ttl_seconds: Option<u64>,
@@ -89,20 +142,10 @@ pub(crate) struct Deploy {
     /// Servers side by side; more than one takes the kubernetes backend
     #[arg(long, value_name = "N")]
     replicas: Option<u32>,
-    /// Where containers keep downloads: a folder by its full path, or the name of a volume (docker) or of a persistent
-    /// volume claim (kubernetes)
+    /// Where containers keep downloads: a volume (docker) or a persistent volume claim (kubernetes) by its name, or a folder by its full
+    /// path. A folder is there already, and user 10001 may write it
     #[arg(long, value_name = "PLACE")]
     hub_cache: Option<String>,
-    /// Print the manifests of the kubernetes backend, and ask and change nothing; secrets are in the Secret
-    #[arg(long)]
-    dry_run: bool,
-    #[command(flatten)]
-    place: Place,
-    /// Leave a deployment that failed to be looked at
-    #[arg(long)]
-    keep_on_failure: bool,
-    #[command(flatten)]
-    output: Output,
 }
 
 /// The frameworks by their names.
@@ -114,6 +157,35 @@ enum FrameworkChoice {
 
 /// Holds the API key of a deployment, where no other user sees it.
 const API_KEY: &str = "CANDLEPOWER_API_KEY";
+/// Exit status of a command that Ctrl-C has ended, as shells have it.
+const INTERRUPTED: i32 = 130;
+
+/// Sets what was said: the two builders have the same methods and no type in common.
+macro_rules! build {
+    ($choices:expr, $params:expr, $memory:ident) => {{
+        let (choices, mut params) = ($choices, $params.timeout($choices.timeout));
+        build!(@some params, choices, gpu_count tensor_parallel_size max_model_len quantization min_gpu_memory_gb);
+        build!(@some params, choices, dtype served_model_name ttl_seconds port image replicas hub_cache memory cpu enforce_eager);
+        if !choices.gpu_models.is_empty() {
+            params = params.gpu_models(choices.gpu_models.iter().map(String::as_str));
+        }
+        if let Some(part) = choices.gpu_memory_utilization {
+            params = params.$memory(part);
+        }
+        if let Ok(key) = std::env::var(API_KEY) {
+            params = params.api_key(key);
+        }
+        for (name, value) in &choices.env {
+            params = params.env(name.as_str(), value.as_str());
+        }
+        params
+    }};
+    (@some $params:ident, $choices:ident, $($field:ident)+) => {
+        $(if let Some(value) = $choices.$field.clone() {
+            $params = $params.$field(value);
+        })+
+    };
+}
 
 impl Deploy {
     pub(crate) fn run(&self) -> ExitCode {
@@ -124,55 +196,75 @@ impl Deploy {
                 Ok(Shown { json: json!({ "manifests": text }), text })
             });
         }
-        let line = Line::new();
-        self.output.finish(async {
-            let deployed = self.place.client()?.deploy(params, |status| line.show(status)).await;
-            line.clear();
-            deployments::shown(&deployed?).await
-        })
+        self.output.finish(waited(&self.name, async |line: &Line| {
+            self.place.client()?.deploy(params, |status| line.show(status)).await
+        }))
     }
 
     fn params(&self) -> Params {
-        // The two builders have the same methods and no type in common.
-        macro_rules! build {
-            (@some $params:ident, $($field:ident)+) => {
-                $(if let Some(value) = self.$field.clone() {
-                    $params = $params.$field(value);
-                })+
-            };
-            ($params:expr, $memory:ident) => {{
-                let mut params = $params
-                    .memory(self.memory.as_str())
-                    .timeout(self.timeout)
-                    .gpu_models(self.gpu_models.iter().map(String::as_str))
-                    .enforce_eager(self.enforce_eager)
-                    .keep_on_failure(self.keep_on_failure);
-                build!(@some params, gpu_count tensor_parallel_size max_model_len quantization min_gpu_memory_gb);
-                build!(@some params, dtype served_model_name ttl_seconds port image replicas hub_cache);
-                if let Some(part) = self.gpu_memory_utilization {
-                    params = params.$memory(part);
-                }
-                if let Ok(key) = std::env::var(API_KEY) {
-                    params = params.api_key(key);
-                }
-                for (name, value) in &self.env {
-                    params = params.env(name.as_str(), value.as_str());
-                }
-                params.into()
-            }};
-        }
+        let Self { name, model, choices, keep_on_failure, update, .. } = self;
         match self.framework {
             FrameworkChoice::Blaze => {
-                build!(BlazeParams::new(&self.name, &self.model), gpu_memory_utilization)
+                let params = build!(choices, BlazeParams::new(name, model), gpu_memory_utilization);
+                params.keep_on_failure(*keep_on_failure).update(*update).into()
             }
             FrameworkChoice::Prism => {
-                build!(PrismParams::new(&self.name, &self.model), mem_fraction_static)
+                let params = build!(choices, PrismParams::new(name, model), mem_fraction_static);
+                params.keep_on_failure(*keep_on_failure).update(*update).into()
             }
         }
     }
 }
 
-fn variable(text: &str) -> Result<(String, String), String> {
+impl Update {
+    pub(crate) fn run(&self) -> ExitCode {
+        self.output.finish(waited(&self.name, async |line: &Line| {
+            let client = self.place.client()?;
+            client
+                .update(&self.name, |params| self.change(params), |status| line.show(status))
+                .await
+        }))
+    }
+
+    fn change(&self, params: Params) -> Params {
+        let Self { model, choices, .. } = self;
+        match params.framework() {
+            Framework::Blaze => {
+                let mut params = build!(choices, BlazeParams::from(params), gpu_memory_utilization);
+                if let Some(model) = model {
+                    params = params.model(model);
+                }
+                params.into()
+            }
+            Framework::Prism => {
+                let mut params = build!(choices, PrismParams::from(params), mem_fraction_static);
+                if let Some(model) = model {
+                    params = params.model(model);
+                }
+                params.into()
+            }
+        }
+    }
+}
+
+/// Does long work, with a line that shows its progress. Ctrl-C ends the waiting, and says that the work goes on.
+async fn waited(name: &str, work: impl AsyncFnOnce(&Line) -> Result<Deployment>) -> Result<Shown> {
+    let line = Line::new();
+    let done = tokio::select! {
+        done = work(&line) => done,
+        _ = tokio::signal::ctrl_c() => {
+            line.clear();
+            print_error(format_args!(
+                "`{name}` goes on in the background: `candlepower status {name}` shows how it is, `candlepower delete {name}` ends it"
+            ));
+            std::process::exit(INTERRUPTED);
+        }
+    };
+    line.clear();
+    deployments::shown(&done?).await
+}
+
+fn variable(text: &str) -> std::result::Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("NAME=VALUE is needed")?;
     Ok((name.to_owned(), value.to_owned()))
 }

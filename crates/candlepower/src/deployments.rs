@@ -181,7 +181,7 @@ impl Events {
             let events = self.place.client()?.events(&self.name).await?;
             let line = |event: &Event| {
                 let words = [event.state.as_str(), event.phase.as_str(), &event.message];
-                format!("{}  {:<12}  {:<12}  {}", event.time, words[0], words[1], words[2])
+                format!("{}  {:<12}  {:<12}  {}", date(event.time), words[0], words[1], words[2])
                     .trim_end()
                     .to_owned()
                     + "\n"
@@ -189,6 +189,13 @@ impl Events {
             Ok(Shown { text: events.iter().map(line).collect(), json: json!(events) })
         })
     }
+}
+
+/// Seconds since 1970 as a date of UTC.
+fn date(seconds: u64) -> String {
+    let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_second(seconds)
+        .map_or_else(|_| seconds.to_string(), |time| time.to_string())
 }
 
 /// A result in both forms.

@@ -7,6 +7,7 @@ mod deployments;
 mod doctor;
 mod forward;
 mod health;
+mod other_servers;
 mod place;
 mod report;
 mod table;
@@ -25,7 +26,7 @@ use candlepower_server::{
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use bench::Bench;
-use deploy::Deploy;
+use deploy::{Deploy, Update};
 use deployments::{Delete, Events, List, Logs, Restart, Status};
 use doctor::Doctor;
 use forward::Forward;
@@ -78,6 +79,9 @@ enum Command {
     /// Start a supervised server in the background and wait until it is ready
     #[command(after_long_help = deploy::AFTER_HELP)]
     Deploy(Box<Deploy>),
+    /// Change a deployment; parameters that are not given stay
+    #[command(after_long_help = deploy::AFTER_UPDATE_HELP)]
+    Update(Box<Update>),
     /// List the deployments
     #[command(after_long_help = deployments::AFTER_HELP)]
     Ls(List),
@@ -134,7 +138,18 @@ fn main() -> ExitCode {
 
 fn run_command() -> ExitCode {
     let command = Cli::command();
-    let matches = command.clone().get_matches();
+    let translated = match other_servers::translate(std::env::args_os(), &command) {
+        Ok(translated) => translated,
+        Err(error) => {
+            print_error(format_args!("error: {error}"));
+            report::failed(&error);
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    for note in &translated.notes {
+        print_error(format_args!("note: {note}"));
+    }
+    let matches = command.clone().get_matches_from(translated.args);
     let (name, flags) =
         matches.subcommand().expect("clap refuses a command line without a subcommand");
     match name {
@@ -143,6 +158,7 @@ fn run_command() -> ExitCode {
         "doctor" => run(flags, Doctor::run),
         "health" => run(flags, |args: &HealthArgs| health::run(args, &command)),
         "deploy" => run(flags, Deploy::run),
+        "update" => run(flags, Update::run),
         "ls" => run(flags, List::run),
         "status" => run(flags, Status::run),
         "logs" => run(flags, Logs::run),

@@ -12,6 +12,7 @@ use crate::deployment::Deployment;
 use crate::error::{Error, Result};
 use crate::logs::LogStream;
 use crate::process;
+use crate::spec::Spec;
 use crate::status::{DeploymentStatus, Event};
 
 #[cfg(feature = "docker")]
@@ -207,6 +208,23 @@ impl Handle {
             #[cfg(any(feature = "docker", feature = "kubernetes"))]
             other => other,
         }
+    }
+
+    /// Where it is, with the client's own settings if they are of that kind.
+    pub(crate) fn backend(&self, own: Option<&Backend>) -> Backend {
+        let here = match self {
+            Self::Process(_) => Backend::Process,
+            #[cfg(feature = "docker")]
+            Self::Docker(_) => Backend::Docker { host: None },
+            #[cfg(feature = "kubernetes")]
+            Self::Kubernetes(_) => Backend::Kubernetes { context: None, namespace: None },
+        };
+        own.filter(|own| own.as_str() == here.as_str()).cloned().unwrap_or(here)
+    }
+
+    /// The spec that it was made with.
+    pub(crate) fn spec(&self) -> Result<Spec> {
+        of_each!(self, it => it.spec())
     }
 
     /// How often a deployment that starts is looked at: a cluster is asked over the network, for everybody in it.

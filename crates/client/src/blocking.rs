@@ -72,6 +72,20 @@ impl Client {
         Ok(self.own(deployed))
     }
 
+    /// The blocking form of [`crate::Client::update`].
+    ///
+    /// # Errors
+    /// See [`crate::Client::update`].
+    pub fn update(
+        &self,
+        name: &str,
+        change: impl FnOnce(Params) -> Params,
+        on_progress: impl FnMut(&DeploymentStatus),
+    ) -> Result<Deployment> {
+        let updated = self.runtime.block_on(self.client.update(name, change, on_progress))?;
+        Ok(self.own(updated))
+    }
+
     /// As [`crate::Client::get`].
     ///
     /// # Errors

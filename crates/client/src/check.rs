@@ -14,7 +14,7 @@ use crate::backend::Backend;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::params::Params;
-use crate::quantity::memory_bytes;
+use crate::quantity::{cpu_millis, memory_bytes};
 use crate::secret::{Secrets, is_secret};
 use crate::spec::{Device, Spec, TLS_FILES};
 use crate::status::Framework;
@@ -53,13 +53,17 @@ pub(crate) struct Compute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Here,
-    #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "all servers run here"))]
     Elsewhere,
 }
 
 impl Compute {
     pub(crate) fn cpu(place: Place) -> Self {
         Self { device: Device::Cpu, gpus: Vec::new(), place }
+    }
+
+    /// The same, of which this machine's free memory says nothing: what runs there now will have ended.
+    pub(crate) fn without_this_machine(self) -> Self {
+        Self { place: Place::Elsewhere, ..self }
     }
 
     pub(crate) fn uuids(&self) -> Vec<String> {
@@ -90,8 +94,10 @@ impl Plan {
                 "a Kubernetes quantity such as 16Gi, 512Mi or 2G is needed",
             )
         })?;
+        let cpu_millis = params.cpu.as_deref().map(parse_cpu).transpose()?;
         let (mut env, mut secrets) = split_env(params)?;
-        let secret_names: BTreeSet<String> = secrets.0.keys().cloned().collect();
+        let mut secret_names: BTreeSet<String> = secrets.0.keys().cloned().collect();
+        secret_names.extend(params.kept_secrets.iter().cloned());
         if !secrets.0.contains_key(HUB_TOKEN)
             && let Some(token) = hub_token()
         {
@@ -116,7 +122,7 @@ impl Plan {
         let spec = Spec {
             name: params.name.clone(),
             framework: params.framework,
-            argv: argv(params, &model),
+            argv: argv(params, &model, cpu_millis),
             model,
             port: params.port,
             env,
@@ -125,6 +131,7 @@ impl Plan {
             gpu_models: params.gpu_models.clone(),
             min_gpu_memory_gb: params.min_gpu_memory_gb,
             memory_bytes: memory,
+            cpu_millis,
             ttl_seconds: params.ttl_seconds,
             image,
             replicas: params.replicas,
@@ -227,6 +234,12 @@ fn check_served_names(names: Option<&str>) -> Result<()> {
     }
 }
 
+fn parse_cpu(text: &str) -> Result<u64> {
+    cpu_millis(text).ok_or_else(|| {
+        Error::validation("cpu", text, "a Kubernetes quantity such as 4, 0.5 or 500m is needed")
+    })
+}
+
 /// What to say of GPUs that are allocated and belong to no rank.
 fn idle_gpus(params: &Params) -> Option<String> {
     let (gpus, ranks) = (params.gpu_count?, params.tensor_parallel_size?);
@@ -312,8 +325,11 @@ fn model_name(model: &str) -> Result<String> {
 }
 
 /// The server's command line, from `serve` on.
-fn argv(params: &Params, model: &str) -> Vec<String> {
+fn argv(params: &Params, model: &str, cpu_millis: Option<u64>) -> Vec<String> {
     let ranks = params.tensor_parallel_size.unwrap_or(params.gpu_count.unwrap_or(1).max(1));
+    // A number of threads in the environment is more than a guess.
+    let has_threads = params.env.contains_key(&params.framework.variable("THREADS"));
+    let threads = cpu_millis.filter(|_| !has_threads).map(|millis| millis.div_ceil(1000));
     let flags = [
         ("--framework", Some(params.framework.to_string())),
         ("--max-model-len", params.max_model_len.map(|len| len.to_string())),
@@ -321,6 +337,7 @@ fn argv(params: &Params, model: &str) -> Vec<String> {
         ("--dtype", params.dtype.clone()),
         ("--served-model-name", params.served_model_name.clone()),
         ("--tensor-parallel-size", (ranks > 1).then(|| ranks.to_string())),
+        ("--threads", threads.map(|threads| threads.to_string())),
         ("--gpu-memory-utilization", params.gpu_memory_utilization.map(|part| part.to_string())),
     ];
     let mut argv = vec!["serve".to_owned(), model.to_owned()];

@@ -77,11 +77,11 @@ impl Client {
     pub async fn deploy(
         &self,
         params: impl Into<Params>,
-        on_progress: impl FnMut(&DeploymentStatus),
+        mut on_progress: impl FnMut(&DeploymentStatus),
     ) -> Result<Deployment> {
         let params = params.into();
         let begin = Instant::now();
-        let Begun { handle, is_own } = self.begin(&params).await?;
+        let Begun { handle, is_own } = self.begin(&params, &mut on_progress).await?;
         let mut deployment = handle.read().await?;
         let timeout = Duration::from_secs(params.timeout);
         let left = timeout.saturating_sub(begin.elapsed());
@@ -96,6 +96,28 @@ impl Client {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// Changes a deployment: `change` is given the parameters that it was made with, and what is not said of them stays, the
+    /// values of secrets included. It waits until the new server is ready, which then takes over.
+    ///
+    /// A process gets a new address, unless its port was asked for. It and a container are ready before the old one ends,
+    /// where there is room for both; pods are replaced as the cluster does, all but one at a time staying.
+    ///
+    /// # Errors
+    /// There is none of this name, a parameter cannot be used, or the new server failed or was not ready in time: then what
+    /// ran before runs on.
+    pub async fn update(
+        &self,
+        name: &str,
+        change: impl FnOnce(Params) -> Params,
+        on_progress: impl FnMut(&DeploymentStatus),
+    ) -> Result<Deployment> {
+        let handle = self.find(name).await?;
+        let client = Self { backend: Some(handle.backend(self.backend.as_ref())), ..self.clone() };
+        let mut params = change(Params::of(&handle.spec()?));
+        params.update = true;
+        client.deploy(params, on_progress).await
     }
 
     /// The manifests with which the kubernetes backend would deploy this, as YAML for `kubectl apply -f`. No cluster, hub
@@ -204,22 +226,28 @@ impl Client {
         self.get(name).await?.events().await
     }
 
-    async fn begin(&self, params: &Params) -> Result<Begun> {
+    async fn begin(
+        &self,
+        params: &Params,
+        on_progress: &mut impl FnMut(&DeploymentStatus),
+    ) -> Result<Begun> {
         let backend = self.backend_for(params)?;
         let plan = Plan::new(params, &backend)?;
         match backend {
-            Backend::Process => process::deploy(params, plan, self.binary.clone()).await,
+            Backend::Process => {
+                process::deploy(params, plan, self.binary.clone(), on_progress).await
+            }
             #[cfg(feature = "docker")]
             Backend::Docker { host } => {
                 let connecting = Engine::connect(host.as_deref());
                 let engine = plan.deadline.hold("the engine did not answer", connecting).await?;
-                docker::deploy(&engine, params, plan).await
+                docker::deploy(&engine, params, plan, on_progress).await
             }
             #[cfg(feature = "kubernetes")]
             Backend::Kubernetes { context, namespace } => {
                 let connecting = Cluster::connect(context.as_deref(), namespace.as_deref());
                 let cluster = plan.deadline.hold("the cluster did not answer", connecting).await?;
-                kubernetes::deploy(&cluster, params, plan).await
+                kubernetes::deploy(&cluster, params, plan, on_progress).await
             }
             #[allow(unreachable_patterns, reason = "with all features there is no other")]
             other => Err(other.not_built()),

@@ -11,7 +11,7 @@ use crate::logs::LogStream;
 use crate::status::{DeploymentStatus, Event, Framework, Phase, State};
 
 /// Lines of the log that belong to an error.
-const ERROR_LINES: usize = 20;
+pub(crate) const ERROR_LINES: usize = 20;
 
 /// A deployment as it was when it was last looked at: see [`refresh`](Self::refresh).
 #[derive(Clone, Debug, Serialize)]

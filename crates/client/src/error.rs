@@ -24,11 +24,13 @@ pub enum Error {
     },
     /// There is a deployment of this name with other parameters.
     #[error(
-        "there is a deployment `{name}` with other parameters: delete it first, or choose another name"
+        "there is a deployment `{name}` with other parameters ({difference}): update changes it, or choose another name"
     )]
     NameInUse {
         /// The name.
         name: String,
+        /// The parameters that differ, in words.
+        difference: String,
     },
     /// There is no such deployment.
     #[error("there is no deployment `{name}`: `candlepower ls` shows those that there are")]
@@ -121,6 +123,8 @@ pub enum Leftover {
     Nothing,
     /// The deployment, to be looked at.
     Kept,
+    /// The deployment as it was before the update.
+    Before,
 }
 
 impl std::fmt::Display for Leftover {
@@ -128,6 +132,7 @@ impl std::fmt::Display for Leftover {
         f.write_str(match self {
             Self::Nothing => "nothing is left running",
             Self::Kept => "it is kept until it is deleted",
+            Self::Before => "the server before the update runs on",
         })
     }
 }
@@ -178,6 +183,7 @@ impl Error {
         });
         let more = match self {
             Self::Validation { field, value, .. } => json!({"field": field, "value": value}),
+            Self::NameInUse { difference, .. } => json!({"difference": difference}),
             Self::Timeout { seconds, phase, log, .. } => {
                 json!({"seconds": seconds, "phase": phase, "log": log})
             }

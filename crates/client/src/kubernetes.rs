@@ -1,7 +1,8 @@
 //! The kubernetes backend: a Deployment, a Service and, for secrets, a Secret.
 //!
 //! `manifest` makes them of a plan, by what `nodes` says of the cluster's GPUs; `deploy` applies them; `workload` is what
-//! clients see of them, by what `seen` makes of the cluster's words; `cluster` speaks with the API server.
+//! clients see of them, by what `seen` makes of the cluster's words; `cluster` speaks with the API server; `update`
+//! changes the objects of a deployment.
 
 mod cluster;
 mod deploy;
@@ -9,6 +10,7 @@ mod logs;
 mod manifest;
 mod nodes;
 mod seen;
+mod update;
 mod workload;
 
 pub(crate) use cluster::Cluster;

@@ -1,9 +1,10 @@
 //! What can be said of a deployment, with the defaults of everything that is not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::secret::Secret;
+use crate::spec::Spec;
 use crate::status::Framework;
 
 /// The parameters of a deployment; [`BlazeParams`] and [`PrismParams`] make them.
@@ -19,6 +20,7 @@ pub struct Params {
     pub(crate) gpu_models: Vec<String>,
     pub(crate) min_gpu_memory_gb: Option<u64>,
     pub(crate) memory: String,
+    pub(crate) cpu: Option<String>,
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) timeout: u64,
     pub(crate) dtype: Option<String>,
@@ -33,6 +35,9 @@ pub struct Params {
     pub(crate) backend: Option<String>,
     pub(crate) keep_on_failure: bool,
     pub(crate) hub_cache: Option<String>,
+    pub(crate) update: bool,
+    /// Names of secrets whose values the deployment that is updated has.
+    pub(crate) kept_secrets: BTreeSet<String>,
 }
 
 impl Params {
@@ -48,6 +53,7 @@ impl Params {
             gpu_models: Vec::new(),
             min_gpu_memory_gb: None,
             memory: "16Gi".into(),
+            cpu: None,
             env: BTreeMap::new(),
             timeout: 600,
             dtype: None,
@@ -62,6 +68,52 @@ impl Params {
             backend: None,
             keep_on_failure: false,
             hub_cache: None,
+            update: false,
+            kept_secrets: BTreeSet::new(),
+        }
+    }
+}
+
+impl Params {
+    /// For what the deployment is set up.
+    pub fn framework(&self) -> Framework {
+        self.framework
+    }
+
+    /// The parameters that a deployment was made with, so that some of them can be changed; the values of its secrets stay
+    /// where they are.
+    pub(crate) fn of(spec: &Spec) -> Self {
+        let flag = |name: &str| {
+            let value =
+                |word: &String| Some(word.strip_prefix(name)?.strip_prefix('=')?.to_owned());
+            spec.argv.iter().find_map(value)
+        };
+        let ranks = flag("--tensor-parallel-size").and_then(|ranks| ranks.parse().ok());
+        let gpus = spec.gpu_count.unwrap_or(1).max(1);
+        Self {
+            gpu_count: spec.gpu_count,
+            // The number of GPUs is the default.
+            tensor_parallel_size: Some(ranks.unwrap_or(1)).filter(|ranks| *ranks != gpus),
+            max_model_len: flag("--max-model-len").and_then(|len| len.parse().ok()),
+            quantization: flag("--quantization"),
+            gpu_models: spec.gpu_models.clone(),
+            min_gpu_memory_gb: spec.min_gpu_memory_gb,
+            memory: spec.memory_bytes.to_string(),
+            cpu: spec.cpu_millis.map(|millis| format!("{millis}m")),
+            env: spec.env.clone(),
+            dtype: flag("--dtype"),
+            served_model_name: flag("--served-model-name"),
+            gpu_memory_utilization: flag("--gpu-memory-utilization")
+                .and_then(|part| part.parse().ok()),
+            enforce_eager: spec.argv.iter().any(|word| word == "--enforce-eager"),
+            image: spec.image.clone(),
+            replicas: spec.replicas,
+            ttl_seconds: spec.ttl_seconds,
+            port: spec.port,
+            hub_cache: spec.hub_cache.clone(),
+            update: true,
+            kept_secrets: spec.secret_names.clone(),
+            ..Self::new(spec.framework, spec.name.as_str(), spec.model.as_str())
         }
     }
 }
@@ -111,6 +163,9 @@ macro_rules! params {
                 ttl_seconds: u64 => Some;
                 /// Port of the server [default: a free one].
                 port: u16 => Some;
+                /// Change the deployment that has the name, where it has other parameters: the new server is ready before the old
+                /// one ends, where there is room for both. Where the new one fails, the old one is kept.
+                update: bool => std::convert::identity;
                 /// Leave a deployment that failed to be looked at, until it is deleted.
                 keep_on_failure: bool => std::convert::identity;
             }
@@ -120,6 +175,9 @@ macro_rules! params {
                 quantization => Some;
                 /// Main memory, a Kubernetes quantity [default: 16Gi].
                 memory => std::convert::identity;
+                /// CPUs that are set aside for it, a Kubernetes quantity such as 4 or 500m; the server computes on as many threads
+                /// [default: none, and a thread for each core].
+                cpu => Some;
                 /// `auto`, `float32`, `float16` or `bfloat16` [default: auto, as stored].
                 dtype => Some;
                 /// Name under which requests ask for the model [default: the model's own].
@@ -129,7 +187,8 @@ macro_rules! params {
                 /// Where to run: `process`, `docker` or `kubernetes` [default: the client's].
                 backend => Some;
                 /// Where containers keep what they download: a folder by its full path, or the name of a volume (docker,
-                /// by default `candlepower`) or of a persistent volume claim (kubernetes, by default nothing is kept).
+                /// by default `candlepower`) or of a persistent volume claim (kubernetes, by default nothing is kept). A folder is
+                /// there already, and user 10001 may write it.
                 hub_cache => Some;
             }
 
@@ -154,12 +213,26 @@ macro_rules! params {
                 self
             }
 
+            /// Another model.
+            #[must_use]
+            pub fn model(mut self, model: impl Into<String>) -> Self {
+                self.0.model = model.into();
+                self
+            }
+
             /// One more variable of the server's environment. Its value is stored in clear, unless its name has
             /// TOKEN, KEY, SECRET, PASSWORD, PASSWD or CREDENTIAL in it.
             #[must_use]
             pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
                 self.0.env.insert(name.into(), value.into());
                 self
+            }
+        }
+
+        impl From<Params> for $name {
+            /// Parameters of this framework, to be changed: see [`Client::update`](crate::Client::update).
+            fn from(params: Params) -> Self {
+                Self(params)
             }
         }
 

@@ -32,9 +32,41 @@ pub(crate) fn memory_bytes(text: &str) -> Option<u64> {
     (1.0..9e18).contains(&bytes).then_some(bytes.ceil() as u64)
 }
 
+/// Most CPUs of one server.
+const MAX_CPUS: f64 = 1e6;
+
+/// Thousandths of CPUs of a quantity: `4`, `0.5`, `500m`. A finer one than a thousandth is refused, as Kubernetes does.
+pub(crate) fn cpu_millis(text: &str) -> Option<u64> {
+    let (number, factor) = match text.strip_suffix('m') {
+        Some(number) => (number, 1.0),
+        None => (text, 1000.0),
+    };
+    let begins = number.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    if !begins || !number.chars().all(|c| c.is_ascii_digit() || c == '.') {
+        return None;
+    }
+    let millis = number.parse::<f64>().ok()? * factor;
+    let is_whole = (millis - millis.round()).abs() < 1e-6;
+    (is_whole && (1.0..=MAX_CPUS * 1000.0).contains(&millis)).then_some(millis.round() as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cpus_are_counted_in_thousandths() {
+        for (text, millis) in
+            [("4", 4000), ("0.5", 500), (".25", 250), ("500m", 500), ("1.001", 1001)]
+        {
+            assert_eq!(cpu_millis(text), Some(millis), "{text}");
+        }
+        for text in
+            ["", "m", "0", "0m", "-1", "1e3", "0.0001", "0.5m", "4 cores", "4k", "9999999", "1.2.3"]
+        {
+            assert_eq!(cpu_millis(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn quantities_are_those_of_kubernetes() {

@@ -46,6 +46,15 @@ pub fn run_with_secrets(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// The secrets of an archive with the file.
+#[cfg(feature = "docker")]
+pub(crate) fn unpacked(archive: &[u8]) -> std::io::Result<crate::secret::Secrets> {
+    let mut archive = tar::Archive::new(archive);
+    let file = archive.entries()?.next().ok_or(std::io::ErrorKind::NotFound)??;
+    // An error of the parser would show a part of the file.
+    serde_json::from_reader(file).map_err(|_| std::io::Error::other("it is not what was written"))
+}
+
 /// An archive with the file, for the user of this number alone; for everybody in the container where that is not known.
 #[cfg(feature = "docker")]
 pub(crate) fn archive(

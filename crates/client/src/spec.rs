@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use candlepower_api::clip;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::secret::Secrets;
 use crate::status::Framework;
@@ -13,6 +15,14 @@ pub(crate) const TLS_FILES: [&str; 3] = [CERTIFICATE, KEY, CLIENT_AUTHORITIES];
 const CERTIFICATE: &str = "SSL_CERTFILE";
 const KEY: &str = "SSL_KEYFILE";
 pub(crate) const CLIENT_AUTHORITIES: &str = "SSL_CA_CERTS";
+/// The server's settings of its end, in seconds.
+const DRAIN_DELAY: &str = "DRAIN_DELAY";
+const SHUTDOWN_TIMEOUT: &str = "SHUTDOWN_TIMEOUT";
+/// Seconds that the server gives its requests by default, and that it may take besides.
+const SHUTDOWN_SECONDS: u64 = 30;
+const LAST_SECONDS: u64 = 10;
+/// Longest time that a server has to end by itself: a day.
+const MAX_STOP_SECONDS: u64 = 86_400;
 
 /// What is run. Two deployments with equal specs are the same one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,6 +48,8 @@ pub(crate) struct Spec {
     pub(crate) min_gpu_memory_gb: Option<u64>,
     /// Bytes of main memory that the server may take.
     pub(crate) memory_bytes: u64,
+    /// Thousandths of CPUs that are set aside.
+    pub(crate) cpu_millis: Option<u64>,
     pub(crate) ttl_seconds: Option<u64>,
     /// The container image that was asked for, where the backend runs one.
     pub(crate) image: Option<String>,
@@ -53,6 +65,39 @@ fn one() -> u32 {
 }
 
 impl Spec {
+    /// How another one differs that is asked for, in words.
+    pub(crate) fn difference(&self, asked: &Self) -> String {
+        const MOST: usize = 6;
+        let values = |spec: &Self| serde_json::to_value(spec).unwrap_or_default();
+        let (here, there) = (values(asked), values(self));
+        let mut words = Vec::new();
+        for (name, asked) in here.as_object().into_iter().flatten() {
+            let has = &there[name];
+            match name.as_str() {
+                _ if asked == has => {}
+                "argv" => {
+                    words.extend(flags_that_differ(&self.argv, &self.model, asked, &here["model"]))
+                }
+                // Values may be long, or nobody's business.
+                "env" | "secret_names" => {
+                    let names = names_that_differ(asked, has).join(", ");
+                    words.push(format!("{name}: {names}"));
+                }
+                _ => words.push(format!(
+                    "{name}: it has {}, {} is asked for",
+                    said(has),
+                    said(asked)
+                )),
+            }
+        }
+        let more = words.len().saturating_sub(MOST);
+        words.truncate(MOST);
+        if more > 0 {
+            words.push(format!("{more} more"));
+        }
+        words.join("; ")
+    }
+
     /// The scheme of the server's addresses.
     pub(crate) fn scheme(&self) -> &'static str {
         if self.setting(CERTIFICATE).is_some() { "https" } else { "http" }
@@ -68,6 +113,19 @@ impl Spec {
     /// A setting that the server has from its environment.
     fn setting(&self, name: &str) -> Option<&str> {
         self.env.get(&self.framework.variable(name)).map(String::as_str)
+    }
+
+    /// Seconds that the server answers on when it is asked to end, if its environment says.
+    pub(crate) fn drain_delay(&self) -> Option<u64> {
+        self.setting(DRAIN_DELAY)?.parse().ok()
+    }
+
+    /// Seconds that the server has to end by itself: more than it gives its requests.
+    pub(crate) fn stop_seconds(&self, drain_seconds: u64) -> u64 {
+        let timeout = self.setting(SHUTDOWN_TIMEOUT).and_then(|text| text.parse().ok());
+        let requests: u64 = timeout.unwrap_or(SHUTDOWN_SECONDS);
+        let drain = self.drain_delay().unwrap_or(drain_seconds);
+        requests.saturating_add(drain).saturating_add(LAST_SECONDS).min(MAX_STOP_SECONDS)
     }
 
     /// Bytes of shared memory, which ranks exchange tensors through. It counts as part of the main memory, and is taken only
@@ -105,6 +163,62 @@ impl Spec {
     }
 }
 
+/// A value as an error shows it.
+fn said(value: &Value) -> String {
+    match value {
+        Value::Null => "none".to_owned(),
+        Value::String(text) => clip(text),
+        other => clip(&other.to_string()),
+    }
+}
+
+/// The flags of two command lines that differ; `asked` is the list of the other one.
+fn flags_that_differ(
+    has: &[String],
+    has_model: &str,
+    asked: &Value,
+    asked_model: &Value,
+) -> Vec<String> {
+    // The model has a field of its own.
+    let flag = |word: &str| {
+        let word = word.strip_prefix("--")?;
+        Some(word.split_once('=').unwrap_or((word, "true")))
+            .map(|(name, value)| (name.replace('-', "_"), value.to_owned()))
+    };
+    let has: BTreeMap<String, String> =
+        has.iter().filter(|word| *word != has_model).filter_map(|word| flag(word)).collect();
+    let asked = asked.as_array().into_iter().flatten().filter(|word| *word != asked_model);
+    let asked: BTreeMap<String, String> = asked.filter_map(|word| flag(word.as_str()?)).collect();
+    let names: BTreeSet<&String> =
+        has.keys().chain(asked.keys()).filter(|name| *name != "framework").collect();
+    let shown = |flags: &BTreeMap<String, String>, name: &str| {
+        flags.get(name).map_or("none".to_owned(), |value| clip(value))
+    };
+    let differing = names.into_iter().filter(|name| has.get(*name) != asked.get(*name));
+    differing
+        .map(|name| {
+            format!("{name}: it has {}, {} is asked for", shown(&has, name), shown(&asked, name))
+        })
+        .collect()
+}
+
+/// The names of variables that differ, of objects or of lists.
+fn names_that_differ(a: &Value, b: &Value) -> Vec<String> {
+    let pairs = |value: &Value| -> BTreeMap<String, Value> {
+        match value {
+            Value::Object(map) => map.clone().into_iter().collect(),
+            Value::Array(names) => names
+                .iter()
+                .filter_map(|name| Some((name.as_str()?.to_owned(), Value::Null)))
+                .collect(),
+            _ => BTreeMap::new(),
+        }
+    };
+    let (a, b) = (pairs(a), pairs(b));
+    let names: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+    names.into_iter().filter(|name| a.get(*name) != b.get(*name)).map(|name| clip(name)).collect()
+}
+
 /// On what the server computes: its flag `--device`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -140,4 +254,71 @@ pub(crate) struct Launch {
     pub(crate) gpus: Vec<String>,
     /// What the user should know of the start.
     pub(crate) warnings: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::BlazeParams;
+    use crate::backend::Backend;
+    use crate::check::Plan;
+    use crate::params::Params;
+
+    use super::Spec;
+
+    fn spec(params: BlazeParams) -> Spec {
+        Plan::new(&params.into(), &Backend::Process).unwrap().spec
+    }
+
+    fn demo() -> BlazeParams {
+        BlazeParams::new("a", "demo").gpu_count(0)
+    }
+
+    #[test]
+    fn what_differs_is_named() {
+        let has = spec(demo().max_model_len(512).memory("8Gi").env("A", "1").env("B", "2"));
+        let asked = demo().max_model_len(1024).dtype("float32").memory("4Gi").env("A", "3");
+        let words = has.difference(&spec(asked.env("MY_TOKEN", "canary").port(9000)));
+        for part in [
+            "max_model_len: it has 512, 1024 is asked for",
+            "dtype: it has none, float32 is asked for",
+            "memory_bytes: it has 8589934592, 4294967296 is asked for",
+            "env: A, B",
+            "secret_names: MY_TOKEN",
+            "port: it has none, 9000 is asked for",
+        ] {
+            assert!(words.contains(part), "{part}: {words}");
+        }
+        assert!(!words.contains("canary"), "{words}");
+        assert_eq!(has.difference(&has), "");
+    }
+
+    #[test]
+    fn parameters_are_found_again() {
+        let all = demo()
+            .max_model_len(512)
+            .quantization("awq")
+            .dtype("float16")
+            .served_model_name("b")
+            .gpu_memory_utilization(0.5)
+            .enforce_eager(true)
+            .memory("1.5Gi")
+            .cpu("1500m")
+            .env("BLAZE_THREADS", "3")
+            .env("MY_TOKEN", "canary")
+            .ttl_seconds(60)
+            .port(9000);
+        let several = BlazeParams::new("a", "demo").gpu_count(4).gpu_models(["H100"]);
+        for params in [
+            demo(),
+            all,
+            several.clone(),
+            several.clone().tensor_parallel_size(2),
+            several.tensor_parallel_size(1),
+        ] {
+            let made = spec(params);
+            let again = Plan::new(&Params::of(&made), &Backend::Process).unwrap();
+            assert_eq!(again.spec, made);
+            assert!(!again.secrets.0.values().any(|value| value == "canary"));
+        }
+    }
 }

@@ -26,8 +26,8 @@ macro_rules! set_common {
             u32, "a whole number": gpu_count tensor_parallel_size replicas;
             u64, "a whole number": max_model_len min_gpu_memory_gb timeout ttl_seconds;
             u16, "a port, 1 to 65535,": port;
-            bool, "a bool": enforce_eager keep_on_failure;
-            String, "a string": quantization memory dtype served_model_name image backend api_key hub_cache;
+            bool, "a bool": enforce_eager keep_on_failure update;
+            String, "a string": quantization memory cpu dtype served_model_name image backend api_key hub_cache;
             Vec<String>, "a list of strings": gpu_models;
         );
         let env = $arguments.take::<BTreeMap<String, String>>("env", "a dict of strings")?;

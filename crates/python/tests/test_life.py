@@ -41,12 +41,13 @@ def test_a_deployment_answers_until_it_is_deleted_and_leaves_nothing(home: Home)
     assert (status.replicas_ready, status.replicas_desired, status.restarts) == (1, 1, 0)
     assert status.progress.step == "ready" and status.progress.elapsed_s > 0
 
-    assert len(deployment.logs(tail=5)) == 5
-    lines = deployment.logs()
-    assert lines[-5:] == deployment.logs(5) and len(lines) > 5
+    newest = deployment.logs(tail=5)
+    assert isinstance(newest, str) and newest.endswith("\n") and str(newest).count("\n") == 5
+    lines = list(deployment.logs())
+    assert lines[-5:] == list(newest) and len(lines) > 5
     assert sum("ready: http://" in line for line in lines) == 1
     assert [event.phase for event in deployment.events()][-1] == "ready"
-    assert Client().logs("chat", 1) == lines[-1:] and Client().events("chat") == deployment.events()
+    assert Client().logs("chat", 1) == lines[-1] + "\n" and Client().events("chat") == deployment.events()
 
     before = home.pids("chat")["server"]
     deployment.restart()

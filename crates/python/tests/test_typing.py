@@ -13,7 +13,7 @@ from candlepower._parameters import BlazeParameters
 
 PROGRAM = """
 import asyncio
-from candlepower import AsyncClient, Client, DeploymentStatus, OutOfMemoryError, ValidationError
+from candlepower import AsyncClient, Client, DeploymentStatus, Log, OutOfMemoryError, ValidationError
 
 def tell(status: DeploymentStatus) -> None:
     print(status.phase, status.progress.bytes_done)
@@ -21,7 +21,8 @@ def tell(status: DeploymentStatus) -> None:
 try:
     deployment = Client().deploy_blaze(name="chat", model="demo", gpu_models=["H100"], env={"A": "b"}, on_progress=tell)
     url: str = deployment.url + "/v1"
-    lines: list[str] = deployment.logs(tail=5)
+    log: Log = deployment.logs(tail=5)
+    lines: list[str] = list(log)
     ready: bool = deployment.status().is_ready
     names: list[str] = [found.name + found.backend for found in Client(backend="docker").list()]
 except ValidationError as error:

@@ -83,7 +83,7 @@ def test_coroutines_deploy_side_by_side(home: Home) -> None:
         )
         assert seen and {thread for _, thread in seen} == {loop_thread}
         assert (await deployment.status()).is_ready
-        assert len(await deployment.logs(tail=5)) == 5 == len(await client.logs(name, 5))
+        assert len(list(await deployment.logs(tail=5))) == 5 == len(list(await client.logs(name, 5)))
         assert (await deployment.events())[-1].phase == "ready" == (await client.events(name))[-1].phase
         assert await client.get(name) == deployment
         await deployment.restart()

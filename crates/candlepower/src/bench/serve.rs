@@ -32,7 +32,7 @@ const LEVEL_STRIDE: u64 = 1 << 32;
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
     /// Address of the server, with or without /v1
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000")]
+    #[arg(long, alias = "base-url", value_name = "URL", default_value = "http://127.0.0.1:8000")]
     url: String,
     /// Name of the model [default: the first that the server lists]
     #[arg(long, value_name = "NAME")]
@@ -56,19 +56,19 @@ pub(super) struct ServeArgs {
     #[arg(long, value_enum, default_value_t)]
     workload: Workload,
     /// Clients at once, each with one request at a time; several levels are separated by commas
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,4,16", value_parser = positive)]
+    #[arg(long, alias = "max-concurrency", value_name = "N,..", value_delimiter = ',', default_value = "1,4,16", value_parser = positive)]
     concurrency: Vec<usize>,
     /// Requests a second, at random times (a Poisson process), in place of a number of clients
-    #[arg(long, value_name = "R,..", value_delimiter = ',', conflicts_with = "concurrency", value_parser = rate)]
+    #[arg(long, alias = "request-rate", value_name = "R,..", value_delimiter = ',', conflicts_with = "concurrency", value_parser = rate)]
     rate: Vec<f64>,
     /// Requests of each level: one number, or one for each level [default: 4 for each client, at least 8; with --rate 32]
-    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = positive)]
+    #[arg(long, alias = "num-prompts", value_name = "N,..", value_delimiter = ',', value_parser = positive)]
     requests: Vec<usize>,
     /// Tokens of each prompt that no other prompt has
-    #[arg(long, value_name = "N", default_value = "512", value_parser = positive)]
+    #[arg(long, alias = "random-input-len", value_name = "N", default_value = "512", value_parser = positive)]
     input_tokens: usize,
     /// Tokens to generate
-    #[arg(long, value_name = "N", default_value = "128", value_parser = positive)]
+    #[arg(long, alias = "random-output-len", value_name = "N", default_value = "128", value_parser = positive)]
     output_tokens: usize,
     /// Tokens in front of the input tokens that all prompts share; they are sent once before anything is measured
     #[arg(long, value_name = "N", default_value = "0", value_parser = any)]

@@ -6,15 +6,15 @@ use super::create::Description;
 use super::engine::{Engine, Refused};
 use super::logs::{self, Followed};
 use super::seen::{Inspect, Told};
+use super::update::remove_leftovers;
 use crate::backend::{DOCKER, Handle};
 use crate::deployment::Deployment;
 use crate::error::{Error, Result};
 use crate::health::HealthClient;
 use crate::logs::{LogStream, last_words};
+use crate::spec::Spec;
 use crate::status::{DeploymentStatus, Event, Phase, Progress, State, now};
 
-/// Seconds that a server has to end by itself: more than it gives its requests.
-pub(super) const STOP_SECONDS: u64 = 40;
 /// How much longer the engine may take to do so.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
 /// Lines of the log in which the reason of a failure is looked for.
@@ -55,6 +55,11 @@ impl Container {
             created_at: *created_at,
             handle: Handle::Docker(self.clone()),
         })
+    }
+
+    /// The spec that it was made with.
+    pub(crate) fn spec(&self) -> Result<Spec> {
+        Ok(self.description.spec.clone())
     }
 
     pub(crate) async fn status(&self) -> Result<DeploymentStatus> {
@@ -116,7 +121,9 @@ impl Container {
         // What does not end is removed by force; what never ran has nothing to stop.
         let _ = self.stop_or_restart("stop").await;
         let path = format!("containers/{}", self.id);
-        match self.engine.delete(&path, &[("force", "true"), ("v", "true")]).await {
+        let deleted = self.engine.delete(&path, &[("force", "true"), ("v", "true")]).await;
+        remove_leftovers(&self.engine, &self.description.spec.name).await;
+        match deleted {
             Err(refused) if refused.is_not_found() => Ok(()),
             // Another client is just removing it.
             Err(Refused { status: Some(409), .. }) => Ok(()),
@@ -125,16 +132,22 @@ impl Container {
         }
     }
 
+    /// Ends its server, and leaves the container.
+    pub(super) async fn stop(&self) -> Result<()> {
+        let stopped = self.stop_or_restart("stop").await;
+        stopped.map_err(|refused| self.wrong("cannot be stopped", refused))
+    }
+
     pub(crate) async fn restart(&self) -> Result<()> {
         let restarted = self.stop_or_restart("restart").await;
         restarted.map_err(|refused| self.wrong("cannot be started again", refused))
     }
 
     async fn stop_or_restart(&self, verb: &str) -> Result<(), Refused> {
-        let seconds = STOP_SECONDS.to_string();
+        let seconds = self.description.spec.stop_seconds(0);
         let path = format!("containers/{}/{verb}", self.id);
-        let patience = Duration::from_secs(STOP_SECONDS) + STOP_PATIENCE;
-        self.engine.post(&path, &[("t", &seconds)], None, patience).await.map(|_| ())
+        let patience = Duration::from_secs(seconds) + STOP_PATIENCE;
+        self.engine.post(&path, &[("t", &seconds.to_string())], None, patience).await.map(|_| ())
     }
 
     pub(super) async fn inspect(&self) -> Result<Inspect> {

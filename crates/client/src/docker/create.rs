@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
 
+use candlepower_machine::Gpus;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::container::{Container, STOP_SECONDS};
-use super::engine::{Engine, Kind, NAME_LABEL, PATIENCE, Refused};
+use super::container::Container;
+use super::engine::{Engine, Kind, NAME_LABEL, PATIENCE, Refused, container_name};
+use super::update::{has_other_secrets, update, without_leftovers};
 use crate::backend::{Begun, Handle};
 use crate::check::{Compute, Plan};
 use crate::error::{Error, Leftover, Result};
@@ -17,7 +19,7 @@ use crate::process;
 use crate::secret::Secrets;
 use crate::secret_file::{RUN_WITH_SECRETS, SECRETS_FILE, archive};
 use crate::spec::Spec;
-use crate::status::now;
+use crate::status::{DeploymentStatus, now};
 
 /// The label with all that is known of a deployment but its secrets.
 const DESCRIPTION_LABEL: &str = "candlepower.description";
@@ -69,10 +71,23 @@ enum NotStarted {
 }
 
 /// Makes a container and starts it, or finds the deployment that is the same.
-pub(crate) async fn deploy(engine: &Engine, params: &Params, mut plan: Plan) -> Result<Begun> {
+pub(crate) async fn deploy(
+    engine: &Engine,
+    params: &Params,
+    mut plan: Plan,
+    on_progress: &mut impl FnMut(&DeploymentStatus),
+) -> Result<Begun> {
     let name = plan.spec.name.clone();
     if process::find(&name).is_ok() {
-        return Err(Error::NameInUse { name });
+        let difference = "it is a process".to_owned();
+        return Err(Error::NameInUse { name, difference });
+    }
+    without_leftovers(engine, &name).await?;
+    if params.update
+        && let Ok(old) = engine.find(&name).await
+        && (old.description.spec != plan.spec || has_other_secrets(engine, &old, &plan).await)
+    {
+        return update(engine, params, plan, old, on_progress).await;
     }
     if let Some(begun) = same(engine, &plan.spec).await? {
         return Ok(begun);
@@ -80,6 +95,24 @@ pub(crate) async fn deploy(engine: &Engine, params: &Params, mut plan: Plan) -> 
     let compute = choose_gpus(engine, &mut plan).await?;
     model::check(params, &plan, &compute).await?;
     let image = Image::find(engine, &plan.spec, &compute).await?;
+    let made = make(engine, params, &plan, &compute, &image, &container_name(&name)).await?;
+    match made {
+        Some(container) => Ok(Begun { handle: Handle::Docker(container), is_own: true }),
+        // Another client was faster.
+        None => same(engine, &plan.spec).await?.ok_or_else(|| foreign(&name)),
+    }
+}
+
+/// Makes a container of this name and starts it; `None` if the name is taken.
+pub(super) async fn make(
+    engine: &Engine,
+    params: &Params,
+    plan: &Plan,
+    compute: &Compute,
+    image: &Image,
+    container_name: &str,
+) -> Result<Option<Container>> {
+    let name = &plan.spec.name;
     let mut attempts_left = if plan.spec.port.is_some() { 1 } else { PORT_ATTEMPTS };
     loop {
         attempts_left -= 1;
@@ -91,20 +124,17 @@ pub(crate) async fn deploy(engine: &Engine, params: &Params, mut plan: Plan) -> 
             warnings: plan.warnings.clone(),
         };
         let secrets = &plan.secrets;
-        let creation = Creation { engine, description, compute: &compute, image: &image, secrets };
+        let creation = Creation { engine, description, compute, image, secrets, container_name };
         let container = match creation.make().await {
             Ok(container) => container,
-            // Another client was faster.
-            Err(NotMade::NameTaken) => {
-                return same(engine, &plan.spec).await?.ok_or_else(|| foreign(&name));
-            }
+            Err(NotMade::NameTaken) => return Ok(None),
             Err(NotMade::Refused(refused)) => {
                 let doing = format!("the container of `{name}` cannot be made");
                 return Err(Error::backend(doing, refused));
             }
         };
         match creation.start(&container).await {
-            Ok(()) => return Ok(Begun { handle: Handle::Docker(container), is_own: true }),
+            Ok(()) => return Ok(Some(container)),
             Err(NotStarted::PortTaken(_)) if attempts_left > 0 => container.delete().await?,
             Err(why) => return Err(given_up(container, why, params).await?),
         }
@@ -151,7 +181,8 @@ async fn same(engine: &Engine, spec: &Spec) -> Result<Option<Begun>> {
         found => found?,
     };
     if container.description.spec != *spec {
-        return Err(Error::NameInUse { name: spec.name.clone() });
+        let difference = container.description.spec.difference(spec);
+        return Err(Error::NameInUse { name: spec.name.clone(), difference });
     }
     let is_left = now() - container.description.created_at > START_PATIENCE_S;
     match container.inspect().await?.state.status.as_str() {
@@ -166,26 +197,37 @@ async fn same(engine: &Engine, spec: &Spec) -> Result<Option<Begun>> {
 }
 
 /// The GPUs of this machine that neither a supervisor nor another container holds.
-async fn choose_gpus(engine: &Engine, plan: &mut Plan) -> Result<Compute> {
-    let mut free = process::free_gpus()?;
-    let others = if free.devices.is_empty() { Vec::new() } else { engine.list().await? };
-    for container in others {
-        if container.inspect().await.is_ok_and(|inspect| inspect.is_running()) {
-            free.devices.retain(|gpu| !container.description.gpus.contains(&gpu.uuid));
-        }
-    }
+pub(super) async fn choose_gpus(engine: &Engine, plan: &mut Plan) -> Result<Compute> {
+    let free = free_gpus(engine, None).await?;
     plan.spec.choose_gpus(&free, &mut plan.warnings)
 }
 
+/// The same, those of one container among them, whose memory counts as free.
+pub(super) async fn free_gpus(engine: &Engine, own: Option<&Container>) -> Result<Gpus> {
+    let mut free = process::free_gpus()?;
+    let others = if free.devices.is_empty() { Vec::new() } else { engine.list().await? };
+    for container in others {
+        let gpus = &container.description.gpus;
+        if own.is_some_and(|own| own.id == container.id) {
+            for gpu in free.devices.iter_mut().filter(|gpu| gpus.contains(&gpu.uuid)) {
+                gpu.memory_free_bytes = gpu.memory_total_bytes;
+            }
+        } else if container.inspect().await.is_ok_and(|inspect| inspect.is_running()) {
+            free.devices.retain(|gpu| !container.description.gpus.contains(&gpu.uuid));
+        }
+    }
+    Ok(free)
+}
+
 /// The image to run.
-struct Image {
+pub(super) struct Image {
     name: String,
     /// The user that its program runs as, by number; `None` where the image has a name for it.
     uid: Option<u64>,
 }
 
 impl Image {
-    async fn find(engine: &Engine, spec: &Spec, compute: &Compute) -> Result<Self> {
+    pub(super) async fn find(engine: &Engine, spec: &Spec, compute: &Compute) -> Result<Self> {
         let capability = compute.gpus.first().map(|gpu| gpu.compute_capability);
         let name = spec.image_for(capability.map(|found| (found.major, found.minor)));
         let found: Value = match engine.get(&format!("images/{name}/json"), &[]).await {
@@ -222,13 +264,14 @@ struct Creation<'a> {
     compute: &'a Compute,
     image: &'a Image,
     secrets: &'a Secrets,
+    container_name: &'a str,
 }
 
 impl Creation<'_> {
     async fn make(&self) -> Result<Container, NotMade> {
-        let name = format!("candlepower-{}", self.description.spec.name);
+        let name = self.container_name;
         let body = self.body();
-        let query = [("name", name.as_str())];
+        let query = [("name", name)];
         let made = self.engine.post("containers/create", &query, Some(&body), PATIENCE).await;
         let answer = made.map_err(|refused| {
             // Docker says 409, Podman 500.
@@ -237,7 +280,7 @@ impl Creation<'_> {
         })?;
         let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
         // The name would do as well.
-        let id = answer["Id"].as_str().unwrap_or(&name).to_owned();
+        let id = answer["Id"].as_str().unwrap_or(name).to_owned();
         Ok(Container { engine: self.engine.clone(), id, description: self.description.clone() })
     }
 
@@ -281,11 +324,13 @@ impl Creation<'_> {
                 DESCRIPTION_LABEL: serde_json::to_string(&self.description).unwrap_or_default(),
             },
             "ExposedPorts": { &inner: {} },
-            "StopTimeout": STOP_SECONDS,
+            "StopTimeout": spec.stop_seconds(0),
             "HostConfig": {
                 "Binds": self.binds(),
                 "PortBindings": { &inner: [{ "HostIp": "127.0.0.1", "HostPort": port.to_string() }] },
                 "Memory": spec.memory_bytes,
+                // A weight, as a cluster makes of a request.
+                "CpuShares": spec.cpu_millis.map_or(0, |millis| (millis * 1024 / 1000).max(2)),
                 "ShmSize": spec.shm_bytes(),
                 "RestartPolicy": { "Name": "on-failure", "MaximumRetryCount": MAX_RESTARTS },
                 // Podman takes this name for its own form of such files.

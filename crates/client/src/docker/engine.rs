@@ -80,6 +80,8 @@ struct Component {
 struct Listed {
     id: String,
     #[serde(default)]
+    names: Vec<String>,
+    #[serde(default)]
     labels: std::collections::BTreeMap<String, String>,
 }
 
@@ -135,7 +137,10 @@ impl Engine {
             .map_err(|refused| Error::backend("the containers cannot be listed", refused))?;
         let ours = |listed: Listed| {
             let description = Description::of(&listed.labels)?;
-            Some(Container { engine: self.clone(), id: listed.id, description })
+            // During an update there are two, of which one has the deployment's name.
+            let name = format!("/{}", container_name(&description.spec.name));
+            let has_name = listed.names.is_empty() || listed.names.contains(&name);
+            has_name.then(|| Container { engine: self.clone(), id: listed.id, description })
         };
         Ok(listed.into_iter().filter_map(ours).collect())
     }
@@ -197,6 +202,26 @@ impl Engine {
         answered(request).await.map(|_| ())
     }
 
+    /// An archive with a file of a container.
+    pub(super) async fn get_archive(
+        &self,
+        container: &str,
+        path: &str,
+    ) -> Result<Vec<u8>, Refused> {
+        let request = self
+            .request(Method::GET, &format!("containers/{container}/archive"))
+            .query(&[("path", path)])
+            .timeout(PATIENCE);
+        let bytes = answered(request).await?.bytes().await.map_err(|error| transport(&error))?;
+        Ok(bytes.to_vec())
+    }
+
+    /// Gives a container another name.
+    pub(super) async fn rename(&self, container: &str, name: &str) -> Result<(), Refused> {
+        let path = format!("containers/{container}/rename");
+        self.post(&path, &[("name", name)], None, PATIENCE).await.map(|_| ())
+    }
+
     pub(super) async fn delete(&self, path: &str, query: &[(&str, &str)]) -> Result<(), Refused> {
         let request = self.request(Method::DELETE, path).query(query).timeout(PATIENCE);
         answered(request).await.map(|_| ())
@@ -206,6 +231,11 @@ impl Engine {
         // The host is the socket; a name is needed all the same.
         self.http.request(method, format!("http://engine/{path}"))
     }
+}
+
+/// The name of a deployment's container.
+pub(super) fn container_name(deployment: &str) -> String {
+    format!("candlepower-{deployment}")
 }
 
 impl fmt::Display for Engine {

@@ -3,12 +3,14 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Patch, PatchParams};
 
 use super::cluster::Cluster;
 use super::manifest::{Description, Manifests};
 use super::nodes::Placement;
+use super::update::update;
 use super::workload::Workload;
 use crate::backend::{Begun, Handle};
 use crate::check::{Compute, Place, Plan};
@@ -16,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::model;
 use crate::params::Params;
 use crate::spec::{Device, Spec};
+use crate::status::DeploymentStatus;
 
 /// How often it is looked whether a deployment that is being deleted is gone, and for how long.
 const LOOK: Duration = Duration::from_millis(500);
@@ -38,18 +41,27 @@ pub(crate) fn manifests(params: &Params, plan: &Plan, namespace: Option<&str>) -
 }
 
 /// Applies a plan, or finds the deployment that is the same.
-pub(crate) async fn deploy(cluster: &Cluster, params: &Params, mut plan: Plan) -> Result<Begun> {
+pub(crate) async fn deploy(
+    cluster: &Cluster,
+    params: &Params,
+    mut plan: Plan,
+    on_progress: &mut impl FnMut(&DeploymentStatus),
+) -> Result<Begun> {
     refuse_folder(&plan.spec)?;
     let deadline = plan.deadline.clone();
     let nodes = async {
-        match same(cluster, &plan.spec).await? {
-            Some(begun) => Ok(Err(begun)),
-            None => Ok(Ok(cluster.nodes().await?)),
+        match find(cluster, &plan.spec).await? {
+            // Whether secrets are the same an update sees.
+            Some((_, found)) if found.spec == plan.spec && !params.update => {
+                Ok(Err(begun(cluster, found)))
+            }
+            Some((_, found)) if !params.update => Err(in_use(&found.spec, &plan.spec)),
+            other => Ok(Ok((other, cluster.nodes().await?))),
         }
     };
-    let nodes = match deadline.hold("the cluster did not answer", nodes).await? {
+    let (before, nodes) = match deadline.hold("the cluster did not answer", nodes).await? {
         Err(begun) => return Ok(begun),
-        Ok(nodes) => nodes,
+        Ok(found) => found,
     };
     let placement = Placement::new(&plan.spec, nodes.as_deref(), &mut plan.warnings)?;
     let compute = match placement.gpus {
@@ -66,13 +78,20 @@ pub(crate) async fn deploy(cluster: &Cluster, params: &Params, mut plan: Plan) -
         namespace: Some(&cluster.namespace),
         timeout: params.timeout,
     };
+    if let Some((before, _)) = before {
+        return update(cluster, &manifests, before, params, on_progress).await;
+    }
     let workload = Workload { cluster: cluster.clone(), description: description.clone() };
     match apply(cluster, &manifests).await {
         Ok(()) => Ok(Begun { handle: Handle::Kubernetes(workload), is_own: true }),
         // Another client was faster, with the same or another spec.
-        Err(Trouble::Conflict(error)) => same(cluster, &plan.spec).await?.ok_or(error),
+        Err(Trouble::Conflict(error)) => match find(cluster, &plan.spec).await? {
+            Some((_, found)) if found.spec == plan.spec => Ok(begun(cluster, found)),
+            Some((_, found)) => Err(in_use(&found.spec, &plan.spec)),
+            None => Err(error),
+        },
         Err(Trouble::Halfway(error)) => {
-            // What went wrong first is what there is to tell.
+            // The first error says more than one of cleaning up.
             let _ = workload.delete().await;
             Err(error)
         }
@@ -127,11 +146,21 @@ fn manager(spec: &Spec) -> String {
     format!("candlepower-{:016x}", hasher.finish())
 }
 
-/// A deployment of this name that is the same; one that is being deleted is waited for.
+/// A deployment that is there already.
+fn begun(cluster: &Cluster, description: Description) -> Begun {
+    let workload = Workload { cluster: cluster.clone(), description };
+    Begun { handle: Handle::Kubernetes(workload), is_own: false }
+}
+
+fn in_use(has: &Spec, asked: &Spec) -> Error {
+    Error::NameInUse { name: has.name.clone(), difference: has.difference(asked) }
+}
+
+/// The deployment of this name; one that is being deleted is waited for.
 ///
 /// # Errors
-/// It is another one, or not ours.
-async fn same(cluster: &Cluster, spec: &Spec) -> Result<Option<Begun>> {
+/// It is not ours.
+async fn find(cluster: &Cluster, spec: &Spec) -> Result<Option<(Deployment, Description)>> {
     let begin = Instant::now();
     loop {
         let found = cluster.deployments().get_opt(&spec.name).await;
@@ -151,11 +180,7 @@ async fn same(cluster: &Cluster, spec: &Spec) -> Result<Option<Begun>> {
                 ),
             ));
         };
-        if description.spec != *spec {
-            return Err(Error::NameInUse { name: spec.name.clone() });
-        }
-        let workload = Workload { cluster: cluster.clone(), description };
-        return Ok(Some(Begun { handle: Handle::Kubernetes(workload), is_own: false }));
+        return Ok(Some((found, description)));
     }
 }
 

@@ -20,11 +20,13 @@ const MANAGER_LABEL: &str = "app.kubernetes.io/managed-by";
 const NAME_LABEL: &str = "app.kubernetes.io/name";
 const INSTANCE_LABEL: &str = "app.kubernetes.io/instance";
 /// The annotation with all that is known of a deployment but its secrets.
-const DESCRIPTION_ANNOTATION: &str = "candlepower-description";
+const DESCRIPTION_ANNOTATION: &str = "candlepower/description";
+/// Its former name, which deployments of earlier versions have.
+const FORMER_ANNOTATION: &str = "candlepower-description";
 /// The user and group of the image.
 const USER: i64 = 10001;
-/// Seconds that a server has to end by itself: more than it gives its requests.
-const STOP_SECONDS: i64 = 40;
+/// Seconds that a server answers on after it was asked to end: the cluster takes it from its Services meanwhile.
+const DRAIN_SECONDS: u64 = 5;
 /// Seconds between two probes of a server that starts.
 const STARTUP_PERIOD: u64 = 5;
 
@@ -43,7 +45,8 @@ impl Description {
     pub(super) fn of(deployment: &Deployment) -> Option<Self> {
         let metadata = &deployment.metadata;
         let is_ours = metadata.labels.as_ref()?.get(MANAGER_LABEL)? == MANAGER;
-        let text = metadata.annotations.as_ref()?.get(DESCRIPTION_ANNOTATION)?;
+        let annotations = metadata.annotations.as_ref()?;
+        let text = annotations.get(DESCRIPTION_ANNOTATION).or(annotations.get(FORMER_ANNOTATION))?;
         serde_json::from_str(text).ok().filter(|_| is_ours)
     }
 
@@ -125,8 +128,7 @@ impl Manifests<'_> {
         metadata.annotations = Some(BTreeMap::from([(DESCRIPTION_ANNOTATION.into(), description)]));
         let body = json!({
             "replicas": spec.replicas,
-            // A new pod beside the old one would wait for the old one's GPUs.
-            "strategy": { "type": "Recreate" },
+            "strategy": self.strategy(),
             // The probes decide first.
             "progressDeadlineSeconds": self.timeout + 60,
             "revisionHistoryLimit": 1,
@@ -140,12 +142,25 @@ impl Manifests<'_> {
         })
     }
 
+    /// How an old pod gives way to a new one, which would wait for the old one's GPUs if it came first.
+    fn strategy(&self) -> Value {
+        let rolling = |surge: u32, unavailable: u32| {
+            let rolling = json!({ "maxSurge": surge, "maxUnavailable": unavailable });
+            json!({ "type": "RollingUpdate", "rollingUpdate": rolling })
+        };
+        match (self.description.spec.replicas, self.placement.gpus) {
+            (1, 0) => rolling(1, 0),
+            (1, _) => json!({ "type": "Recreate" }),
+            _ => rolling(0, 1),
+        }
+    }
+
     fn pod(&self) -> Result<Value> {
         let mut pod = json!({
             "automountServiceAccountToken": false,
             // Variables of other services would be taken for settings.
             "enableServiceLinks": false,
-            "terminationGracePeriodSeconds": STOP_SECONDS,
+            "terminationGracePeriodSeconds": self.description.spec.stop_seconds(DRAIN_SECONDS),
             "securityContext": {
                 "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER,
                 "seccompProfile": { "type": "RuntimeDefault" },
@@ -180,6 +195,11 @@ impl Manifests<'_> {
         if self.placement.gpus > 0 {
             resources.insert(GPU_RESOURCE, self.placement.gpus.to_string());
         }
+        // CPUs that nobody else needs may be used, so that there is no limit of them.
+        let mut requests = resources.clone();
+        if let Some(millis) = spec.cpu_millis {
+            requests.insert("cpu", cpus(millis));
+        }
         Ok(json!({
             "name": "server",
             "image": self.image()?,
@@ -187,7 +207,7 @@ impl Manifests<'_> {
             "args": self.args(),
             "env": self.env(),
             "ports": [{ "name": "http", "containerPort": self.description.port(), "protocol": "TCP" }],
-            "resources": { "limits": &resources, "requests": &resources },
+            "resources": { "limits": resources, "requests": requests },
             "securityContext": {
                 "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
                 "capabilities": { "drop": ["ALL"] },
@@ -228,6 +248,9 @@ impl Manifests<'_> {
         let mut args = self.description.spec.argv.clone();
         args.push(format!("--device={}", device.as_str()));
         args.extend(["--host=0.0.0.0".into(), format!("--port={}", self.description.port())]);
+        if self.description.spec.drain_delay().is_none() {
+            args.push(format!("--drain-delay={DRAIN_SECONDS}"));
+        }
         args.iter().map(|arg| literal(arg)).collect()
     }
 
@@ -259,7 +282,8 @@ impl Manifests<'_> {
         match self.description.spec.hub_cache.as_deref() {
             None => ("emptyDir", json!({})),
             Some(path) if path.starts_with('/') => {
-                ("hostPath", json!({ "path": path, "type": "DirectoryOrCreate" }))
+                // One that the kubelet makes would be root's, and the server could not write it.
+                ("hostPath", json!({ "path": path, "type": "Directory" }))
             }
             Some(claim) => ("persistentVolumeClaim", json!({ "claimName": claim })),
         }
@@ -305,6 +329,14 @@ impl Manifests<'_> {
 /// A text in which the kubelet is to find no variable: it reads `$(A)` as one, and `$$` as a dollar.
 fn literal(text: &str) -> String {
     text.replace('$', "$$")
+}
+
+/// Thousandths of CPUs as Kubernetes writes them.
+fn cpus(millis: u64) -> String {
+    match millis % 1000 {
+        0 => (millis / 1000).to_string(),
+        _ => format!("{millis}m"),
+    }
 }
 
 /// Bytes as Kubernetes writes them.

@@ -91,7 +91,10 @@ fn ready_replicas(deployment: &Deployment) -> i32 {
     if status.observed_generation < deployment.metadata.generation {
         return 0;
     }
-    status.ready_replicas.unwrap_or(0).min(status.updated_replicas.unwrap_or(0))
+    let (ready, updated) = (status.ready_replicas, status.updated_replicas);
+    let old = status.replicas.unwrap_or(0) - updated.unwrap_or(0);
+    // An old pod that still answers is ready, too.
+    (ready.unwrap_or(0) - old).clamp(0, updated.unwrap_or(0).max(0))
 }
 
 fn condition_trouble(deployment: &Deployment) -> Option<PodState> {

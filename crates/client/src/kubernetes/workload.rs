@@ -20,13 +20,14 @@ use crate::error::{Error, Result};
 use crate::forward::Forward;
 use crate::health::Health;
 use crate::logs::LogStream;
+use crate::spec::Spec;
 use crate::status::{DeploymentStatus, Event, Phase, Progress, State, now};
 
 /// How often it is looked whether a deployment is gone, and for how long.
 const LOOK: Duration = Duration::from_millis(200);
 const GONE_PATIENCE: Duration = Duration::from_secs(90);
 /// The annotation that `kubectl rollout restart` sets.
-const RESTARTED: &str = "kubectl.kubernetes.io/restartedAt";
+pub(super) const RESTARTED: &str = "kubectl.kubernetes.io/restartedAt";
 
 /// A deployment in a cluster.
 #[derive(Clone, Debug)]
@@ -66,6 +67,11 @@ impl Workload {
             created_at,
             handle: Handle::Kubernetes(self.clone()),
         })
+    }
+
+    /// The spec that it was made with.
+    pub(crate) fn spec(&self) -> Result<Spec> {
+        Ok(self.description.spec.clone())
     }
 
     pub(crate) async fn status(&self) -> Result<DeploymentStatus> {
@@ -132,7 +138,8 @@ impl Workload {
                 .map_err(|error| cluster.wrong("delete the Secret", error))?;
         }
         let begin = Instant::now();
-        while begin.elapsed() < GONE_PATIENCE {
+        let patience = GONE_PATIENCE + Duration::from_secs(self.description.spec.stop_seconds(0));
+        while begin.elapsed() < patience {
             let found = cluster.deployments().get_opt(name).await;
             if found.map_err(|error| cluster.wrong("be asked", error))?.is_none() {
                 return Ok(());
@@ -140,7 +147,7 @@ impl Workload {
             tokio::time::sleep(LOOK).await;
         }
         Err(Error::backend(
-            format!("`{name}` is not gone after {} s", GONE_PATIENCE.as_secs()),
+            format!("`{name}` is not gone after {} s", patience.as_secs()),
             "its pods are still ending",
         ))
     }

@@ -7,32 +7,41 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
+
+use crate::spec::Launch;
 
 pub(super) const SOCKET: &str = "control.sock";
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a supervisor may take to do it: its server has half a minute to finish what it does.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
+/// How much longer than its server a supervisor may take to end it or to start it again.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(20);
+/// Most bytes of what is asked.
+const MAX_BYTES: u64 = 4 << 20;
 
 /// What is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Wish {
     /// End the server and remove all of the deployment.
     Delete,
     /// End the server and start it again.
     Restart,
+    /// Run something else.
+    Update(Box<Update>),
 }
 
-impl Wish {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Delete => "delete",
-            Self::Restart => "restart",
-        }
-    }
+/// A server that is to take over.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Update {
+    pub(crate) launch: Launch,
+    /// Whether the old server ends first, because there is no room for both or they have one port.
+    pub(crate) in_place: bool,
+    /// Seconds until the new server is ready.
+    pub(crate) timeout: u64,
 }
 
 /// The socket by a path of few characters: the system allows 107, and folders may be deep.
@@ -50,16 +59,19 @@ impl ShortPath {
     }
 }
 
-/// Asks the supervisor of this folder, and waits until it is done.
+/// Asks the supervisor of this folder, and waits until it is done; its servers may take so many seconds.
 ///
 /// # Errors
 /// Nobody listens, or what was asked failed; the supervisor's own words.
-pub(crate) async fn ask(folder: &Path, wish: Wish) -> io::Result<()> {
+pub(crate) async fn ask(folder: &Path, wish: &Wish, server_seconds: u64) -> io::Result<()> {
     let path = ShortPath::open(folder)?;
     let mut stream = UnixStream::connect(path.socket()).await?;
-    stream.write_all(format!("{}\n", wish.as_str()).as_bytes()).await?;
+    let mut line = serde_json::to_vec(wish)?;
+    line.push(b'\n');
+    stream.write_all(&line).await?;
     let mut answer = String::new();
-    timeout(ANSWER_PATIENCE, BufReader::new(stream).read_line(&mut answer))
+    let patience = Duration::from_secs(server_seconds).saturating_add(ANSWER_PATIENCE);
+    timeout(patience, BufReader::new(stream).read_line(&mut answer))
         .await
         .map_err(|_| io::Error::other("the supervisor does not answer"))??;
     match answer.trim() {
@@ -82,8 +94,9 @@ pub(super) fn listen(folder: &Path) -> io::Result<UnixListener> {
 /// What a client wants; `None` if it says nothing that is known.
 pub(super) async fn read(stream: &mut UnixStream) -> Option<Wish> {
     let mut line = String::new();
-    timeout(PATIENCE, BufReader::new(stream).read_line(&mut line)).await.ok()?.ok()?;
-    [Wish::Delete, Wish::Restart].into_iter().find(|wish| wish.as_str() == line.trim())
+    let mut reader = BufReader::new(stream.take(MAX_BYTES));
+    timeout(PATIENCE, reader.read_line(&mut line)).await.ok()?.ok()?;
+    serde_json::from_str(&line).ok()
 }
 
 /// Tells the client what has become of it.

@@ -1,5 +1,7 @@
 //! A deployment of this backend, as clients see it: its folder, in the light of whether its supervisor lives.
 
+mod update;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -49,6 +51,8 @@ enum Found {
     Same(f64),
     /// A deployment that is being deleted.
     Going,
+    /// A deployment that is another one, which is to be changed.
+    Other(Box<Record>),
 }
 
 /// Starts a supervisor, of this `binary` or the one that is found, or finds the deployment that is the same.
@@ -56,6 +60,7 @@ pub(crate) async fn deploy(
     params: &Params,
     mut plan: Plan,
     binary: Option<PathBuf>,
+    mut on_progress: impl FnMut(&DeploymentStatus),
 ) -> Result<Begun> {
     let folder = Folder::new(&folder::root()?, &plan.spec.name);
     let deadline = plan.deadline.clone();
@@ -64,10 +69,24 @@ pub(crate) async fn deploy(
         Ok(())
     };
     let (created_at, is_own) = loop {
-        match look(&folder, &plan.spec).await? {
+        match look(&folder, &plan.spec, params.update).await? {
             Found::Same(created_at) => break (created_at, false),
             Found::Going => {
                 deadline.hold("the deployment that had the name is still ending", pause()).await?;
+            }
+            Found::Other(record) if record.supervisor.is_alive() => {
+                let created_at = Some(record.created_at);
+                let found = Supervised { folder, created_at, binary };
+                update::update(&found, params, plan, &record, &mut on_progress).await?;
+                return Ok(Begun { handle: Handle::Process(found), is_own: false });
+            }
+            // Nobody runs it any more: nothing is lost.
+            Found::Other(record) => {
+                let created_at = Some(record.created_at);
+                let found = Supervised { folder: folder.clone(), created_at, binary: None };
+                deadline
+                    .hold("the deployment that had the name is still ending", found.delete())
+                    .await?;
             }
             Found::Free => {
                 let mut warnings = plan.warnings.clone();
@@ -266,7 +285,7 @@ impl Supervised {
             return Err(self.not_found());
         }
         if record.as_ref().is_none_or(|record| record.supervisor.is_alive()) {
-            let asked = control::ask(folder.path(), Wish::Delete).await;
+            let asked = control::ask(folder.path(), &Wish::Delete, self.stop_seconds()).await;
             let ended = match &record {
                 Some(record) => record.supervisor.wait(CLAIM_PATIENCE).await,
                 None => true,
@@ -300,7 +319,7 @@ impl Supervised {
             return Err(self.not_found());
         }
         if !matches!(&record, Ok(Some(record)) if !record.supervisor.is_alive()) {
-            let asked = control::ask(folder.path(), Wish::Restart).await;
+            let asked = control::ask(folder.path(), &Wish::Restart, self.stop_seconds()).await;
             match (asked, record) {
                 (Ok(()), _) => return Ok(()),
                 (Err(error), Ok(Some(_))) => return Err(wrong(error)),
@@ -322,6 +341,18 @@ impl Supervised {
         start(folder, told, self.binary.clone()).await.map(|_| ())
     }
 
+    /// The spec of what runs.
+    pub(crate) fn spec(&self) -> Result<Spec> {
+        let spec = self.folder.spec().map_err(|error| unreadable(self.folder.path(), error))?;
+        spec.ok_or_else(|| self.not_found())
+    }
+
+    /// How long its server may take to end.
+    fn stop_seconds(&self) -> u64 {
+        // Where nobody can tell, the usual time has to do.
+        self.folder.spec().ok().flatten().map_or(60, |spec| spec.stop_seconds(0))
+    }
+
     fn name(&self) -> String {
         self.folder.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
@@ -341,7 +372,7 @@ fn unreadable(folder: &Path, error: std::io::Error) -> Error {
 }
 
 /// Looks whether a name is free; one that failed and is the same is started again.
-async fn look(folder: &Folder, asked: &Spec) -> Result<Found> {
+async fn look(folder: &Folder, asked: &Spec, is_update: bool) -> Result<Found> {
     let name = &asked.name;
     let wrong = |error: std::io::Error| {
         let hint = format!("`candlepower delete {name}` ends and removes it");
@@ -355,11 +386,17 @@ async fn look(folder: &Folder, asked: &Spec) -> Result<Found> {
         return Ok(Found::Going);
     }
     match folder.spec().map_err(wrong)? {
-        Some(spec) if spec != *asked => Err(Error::NameInUse { name: name.clone() }),
+        // Whether its secrets are the same its supervisor knows.
+        Some(spec) if is_update && (spec != *asked || record.supervisor.is_alive()) => {
+            Ok(Found::Other(Box::new(record)))
+        }
+        Some(spec) if spec != *asked => {
+            Err(Error::NameInUse { name: name.clone(), difference: spec.difference(asked) })
+        }
         Some(_) if record.supervisor.is_alive() => {
             if record.state == State::Failed {
                 // Another client may be faster, with the same wish or another.
-                let _ = control::ask(folder.path(), Wish::Restart).await;
+                let _ = control::ask(folder.path(), &Wish::Restart, asked.stop_seconds(0)).await;
             }
             Ok(Found::Same(record.created_at))
         }
@@ -427,7 +464,7 @@ fn gpu_seconds(record: &Record, now: f64) -> f64 {
         true => now,
         false => record.written_at.max(record.updated_at),
     };
-    f64::from(record.num_gpus) * (until - record.started_at).max(0.0)
+    record.gpu_seconds_before + f64::from(record.num_gpus) * (until - record.started_at).max(0.0)
 }
 
 /// How one is whose folder is damaged.

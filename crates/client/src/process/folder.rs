@@ -21,6 +21,7 @@ const SPEC: &str = "spec.json";
 const RECORD: &str = "state.json";
 const EVENTS: &str = "events";
 const REPORT: &str = "report.json";
+const NEXT_REPORT: &str = "report.next.json";
 const LOCK: &str = "lock";
 /// Newest events that are kept.
 const MAX_EVENTS: usize = 200;
@@ -60,6 +61,12 @@ pub(crate) struct Record {
     pub(crate) exit_code: Option<i32>,
     #[serde(default)]
     pub(crate) num_gpus: u32,
+    /// The GPUs, by UUID.
+    #[serde(default)]
+    pub(crate) gpus: Vec<String>,
+    /// Seconds of GPUs before the last update.
+    #[serde(default)]
+    pub(crate) gpu_seconds_before: f64,
     pub(crate) supervisor: Identity,
     pub(crate) server: Option<Identity>,
 }
@@ -111,6 +118,11 @@ impl Folder {
 
     pub(crate) fn report(&self) -> PathBuf {
         self.path.join(REPORT)
+    }
+
+    /// The report of the server that takes over, or of the one that did.
+    pub(crate) fn next_report(&self) -> PathBuf {
+        self.path.join(NEXT_REPORT)
     }
 
     /// What is run here; `None` where there is no deployment, or not yet.
@@ -211,7 +223,8 @@ impl Folder {
     fn remove_linked(&self) -> io::Result<()> {
         let log = self.log();
         let logs = (0..NUM_FILES).map(|age| file_name(&log, age));
-        let others = [RECORD, EVENTS, REPORT, LOCK, SOCKET].map(|name| self.path.join(name));
+        let others =
+            [RECORD, EVENTS, REPORT, NEXT_REPORT, LOCK, SOCKET].map(|name| self.path.join(name));
         for path in others.into_iter().chain(logs) {
             for path in [new_name(&path), path] {
                 match fs::remove_file(path) {

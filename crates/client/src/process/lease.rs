@@ -14,7 +14,18 @@ const ATTEMPTS: u32 = 25;
 
 /// The GPUs of this machine that no deployment holds; `root` is the folder of all deployments.
 pub(crate) fn free_gpus(root: &Path) -> Gpus {
-    without_held(Gpus::probe(), |uuid| matches!(try_take(root, uuid), Ok(None)))
+    free_gpus_with(root, &[])
+}
+
+/// The same, with these, which the deployment that asks holds itself; all of their memory counts as free.
+pub(crate) fn free_gpus_with(root: &Path, own: &[String]) -> Gpus {
+    let is_held = |uuid: &str| matches!(try_take(root, uuid), Ok(None));
+    let mut found =
+        without_held(Gpus::probe(), |uuid| !own.iter().any(|own| own == uuid) && is_held(uuid));
+    for gpu in found.devices.iter_mut().filter(|gpu| own.contains(&gpu.uuid)) {
+        gpu.memory_free_bytes = gpu.memory_total_bytes;
+    }
+    found
 }
 
 fn without_held(mut found: Gpus, is_held: impl Fn(&str) -> bool) -> Gpus {

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
@@ -25,8 +26,6 @@ use crate::spec::Launch;
 const RUN_BOUND: &str = "__run";
 /// This binary, also after it was replaced by a newer one.
 const OWN_BINARY: &str = "/proc/self/exe";
-/// How long a server has to end by itself: longer than it gives its requests.
-const STOP_PATIENCE: Duration = Duration::from_secs(40);
 /// How long its last words may take.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Prefixes of the settings in the environment of whoever started the supervisor, which are none of the deployment's.
@@ -42,8 +41,11 @@ pub(super) struct Server {
     /// What came through `exit`; within, `None` where nobody knows the status.
     status: Option<Option<ExitStatus>>,
     last: Arc<Mutex<Last>>,
-    log_end: oneshot::Receiver<()>,
+    /// Says that the log is written to its end; `None` once it has.
+    log_end: Option<oneshot::Receiver<()>>,
     report: PathBuf,
+    /// How long it has to end by itself.
+    patience: Duration,
 }
 
 /// How a server ended.
@@ -59,11 +61,12 @@ impl Server {
     pub(super) fn start(
         launch: &Launch,
         folder: &Folder,
+        report: PathBuf,
         port: u16,
         cgroup: Option<&Cgroup>,
     ) -> io::Result<Self> {
         // What the server before has said is not said by this one.
-        let _ = std::fs::remove_file(folder.report());
+        let _ = std::fs::remove_file(&report);
         let (reader, writer) = io::pipe()?;
         let mut command = Command::new(OWN_BINARY);
         command.arg0("candlepower").arg(RUN_BOUND).arg(std::process::id().to_string());
@@ -79,10 +82,7 @@ impl Server {
         {
             command.env_remove(name);
         }
-        command
-            .envs(&launch.spec.env)
-            .envs(&launch.secrets.0)
-            .env(REPORT_VARIABLE, folder.report());
+        command.envs(&launch.spec.env).envs(&launch.secrets.0).env(REPORT_VARIABLE, &report);
         if !launch.gpus.is_empty() {
             command.env("CUDA_VISIBLE_DEVICES", launch.gpus.join(","));
         }
@@ -107,15 +107,16 @@ impl Server {
             exit,
             status: None,
             last,
-            log_end,
-            report: folder.report(),
+            log_end: Some(log_end),
+            report,
+            patience: Duration::from_secs(launch.spec.stop_seconds(0)),
         })
     }
 
     /// Waits until it has ended, and says why; may be cancelled.
     pub(super) async fn ended(&mut self) -> Ended {
         let status = self.exit_status().await;
-        let _ = timeout(LAST_WORDS, &mut self.log_end).await;
+        self.hear_last_words().await;
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).words().to_owned();
         let reason = Report::read(&self.report).error.unwrap_or_else(|| describe(status, &last));
         Ended { exit_code: status.and_then(|status| status.code()), reason }
@@ -133,13 +134,32 @@ impl Server {
     pub(super) async fn stop(mut self) {
         // It may have ended by itself.
         let _ = self.identity.signal(Signal::TERM);
-        if timeout(STOP_PATIENCE, self.exit_status()).await.is_err() {
+        if timeout(self.patience, self.exit_status()).await.is_err() {
             if let Some(group) = Pid::from_raw(self.identity.pid.cast_signed()) {
                 let _ = kill_process_group(group, Signal::KILL);
             }
             let _ = self.exit_status().await;
         }
-        let _ = timeout(LAST_WORDS, &mut self.log_end).await;
+        self.hear_last_words().await;
+    }
+
+    /// Waits until its log is written, which says so once.
+    async fn hear_last_words(&mut self) {
+        if let Some(end) = &mut self.log_end
+            && timeout(LAST_WORDS, end).await.is_ok()
+        {
+            self.log_end = None;
+        }
+    }
+
+    /// The file that it reports to.
+    pub(super) fn report(&self) -> &Path {
+        &self.report
+    }
+
+    /// Where it listens, once it does.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        Report::read(&self.report).address
     }
 
     /// Why its log is not whole, if it is not.

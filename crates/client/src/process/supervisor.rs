@@ -1,5 +1,8 @@
 //! The supervisor of one deployment: runs its server, starts it again, keeps its folder true, does what clients ask.
 
+mod update;
+
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, TcpListener};
@@ -17,11 +20,12 @@ use super::folder::{Folder, Record};
 use super::identity::Identity;
 use super::launch::Answer;
 use super::lease;
-use super::report::Report;
 use super::server::{Ended, Server};
 use crate::health::{Health, HealthClient};
 use crate::spec::Launch;
 use crate::status::{Event, Phase, State, now};
+use update::Candidate;
+pub(super) use update::TIMEOUT;
 
 /// How often a server that starts is looked at.
 const LOOK_STARTING: Duration = Duration::from_millis(50);
@@ -67,10 +71,12 @@ async fn begin(launch: Launch) -> io::Result<()> {
         say(&Answer::Taken);
         return Ok(());
     }
-    let mut leases = Vec::new();
+    let mut leases = BTreeMap::new();
     for uuid in &launch.gpus {
         match lease::take(&launch.root, uuid).await? {
-            Some(lease) => leases.push(lease),
+            Some(lease) => {
+                leases.insert(uuid.clone(), lease);
+            }
             None => {
                 say(&Answer::NoGpu(uuid.clone()));
                 // Of a deployment that was there before, its description stays.
@@ -78,7 +84,7 @@ async fn begin(launch: Launch) -> io::Result<()> {
             }
         }
     }
-    let held = Held { _lock: lock, _gpus: leases };
+    let held = Held { _lock: lock, gpus: leases };
     let mut supervisor = match Supervisor::new(launch, folder.clone(), held).await {
         Ok(supervisor) => supervisor,
         Err(error) => {
@@ -97,14 +103,14 @@ async fn begin(launch: Launch) -> io::Result<()> {
 struct Held {
     /// Of the name.
     _lock: File,
-    /// Of each GPU.
-    _gpus: Vec<File>,
+    /// Locks of GPUs, by UUID.
+    gpus: BTreeMap<String, File>,
 }
 
 struct Supervisor {
     launch: Launch,
     folder: Folder,
-    _held: Held,
+    held: Held,
     record: Record,
     /// Why the record was not written when it last changed.
     unwritten: Option<String>,
@@ -113,6 +119,12 @@ struct Supervisor {
     server: Option<Server>,
     /// When the server is to be started again.
     restart_at: Option<Instant>,
+    /// When the deployment is to delete itself.
+    expires: Option<Instant>,
+    /// The server that is to take over.
+    candidate: Option<Candidate>,
+    /// How often another server took over.
+    num_updates: u32,
     budget: RestartBudget,
     cgroup: Option<Cgroup>,
 }
@@ -120,6 +132,7 @@ struct Supervisor {
 /// What there is to do.
 enum Task {
     Ended(Ended),
+    CandidateEnded(Ended),
     Start,
     Look,
     Answer(UnixStream),
@@ -165,6 +178,8 @@ impl Supervisor {
             restarts: 0,
             exit_code: None,
             num_gpus: launch.gpus.len() as u32,
+            gpus: launch.gpus.clone(),
+            gpu_seconds_before: 0.0,
             supervisor,
             server: None,
         };
@@ -172,16 +187,20 @@ impl Supervisor {
         folder.write_spec(&launch.spec)?;
         let budget = RestartBudget::default();
         let restart_at = Some(Instant::now());
+        let expires = launch.spec.ttl_seconds.map(|ttl| Instant::now() + Duration::from_secs(ttl));
         Ok(Self {
             launch,
             folder,
-            _held: held,
+            held,
             record,
             unwritten: None,
             listener,
             health,
             server: None,
             restart_at,
+            expires,
+            candidate: None,
+            num_updates: 0,
             budget,
             cgroup,
         })
@@ -189,16 +208,17 @@ impl Supervisor {
 
     async fn run(&mut self) -> io::Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
-        let expires =
-            self.launch.spec.ttl_seconds.map(|ttl| Instant::now() + Duration::from_secs(ttl));
         loop {
-            let pace = if self.record.phase == Phase::Ready { LOOK_READY } else { LOOK_STARTING };
-            let looks = self.server.is_some() || self.unwritten.is_some();
-            let Self { server, restart_at, listener, .. } = self;
+            let is_calm = self.record.phase == Phase::Ready && self.candidate.is_none();
+            let pace = if is_calm { LOOK_READY } else { LOOK_STARTING };
+            let looks =
+                self.server.is_some() || self.candidate.is_some() || self.unwritten.is_some();
+            let Self { server, candidate, restart_at, expires, listener, .. } = self;
             let task = tokio::select! {
-                ended = end_of(server) => Task::Ended(ended),
+                ended = end_of(server.as_mut()) => Task::Ended(ended),
+                ended = end_of(candidate.as_mut().map(Candidate::server)) => Task::CandidateEnded(ended),
                 () = at(*restart_at) => Task::Start,
-                () = at(expires) => Task::Expire,
+                () = at(*expires) => Task::Expire,
                 Ok((stream, _)) = listener.accept() => Task::Answer(stream),
                 _ = terminate.recv() => Task::Terminate,
                 () = sleep(pace), if looks => Task::Look,
@@ -212,9 +232,11 @@ impl Supervisor {
     async fn perform(&mut self, task: Task) -> Next {
         match task {
             Task::Ended(ended) => self.server_ended(ended),
+            Task::CandidateEnded(ended) => self.give_up(&ended.reason).await,
             Task::Start => self.start(),
             Task::Look => {
                 self.look().await;
+                self.look_at_candidate().await;
                 if self.unwritten.is_some() || now() - self.record.written_at >= WRITE_AGAIN_S {
                     self.write();
                 }
@@ -226,6 +248,7 @@ impl Supervisor {
                 return Next::End;
             }
             Task::Terminate => {
+                self.drop_candidate("the supervisor was asked to end").await;
                 self.stop_server().await;
                 self.remove_cgroup();
                 let message = format!(
@@ -244,7 +267,13 @@ impl Supervisor {
         // A deployment that starts again keeps its address.
         let port = port_of(&self.record.url).or(self.launch.spec.port).unwrap_or(0);
         self.set(State::Provisioning, Phase::Scheduling, String::new());
-        match Server::start(&self.launch, &self.folder, port, self.cgroup.as_ref()) {
+        match Server::start(
+            &self.launch,
+            &self.folder,
+            self.folder.report(),
+            port,
+            self.cgroup.as_ref(),
+        ) {
             Ok(server) => {
                 self.record.server = Some(server.identity.clone());
                 self.server = Some(server);
@@ -260,7 +289,7 @@ impl Supervisor {
             return;
         }
         if self.record.url.is_empty() {
-            let Some(address) = Report::read(&self.folder.report()).address else { return };
+            let Some(address) = self.server.as_ref().and_then(Server::address) else { return };
             self.record.url = format!("{}://{address}", self.launch.spec.scheme());
             self.save();
         }
@@ -270,8 +299,9 @@ impl Supervisor {
             Some(health) if health.is_healthy() => {
                 server.was_ready = true;
                 let trouble = server.log_trouble();
-                let told: Vec<String> =
-                    self.launch.warnings.iter().cloned().chain(trouble).collect();
+                let updating = self.candidate.as_ref().map(Candidate::describe);
+                let told = self.launch.warnings.iter().cloned();
+                let told: Vec<String> = told.chain(trouble).chain(updating).collect();
                 self.set(State::Running, Phase::Ready, told.join("; "));
             }
             Some(health) => self.see(health),
@@ -337,6 +367,14 @@ impl Supervisor {
     async fn answer(&mut self, mut stream: UnixStream) -> Next {
         match control::read(&mut stream).await {
             None => Next::GoOn,
+            Some(Wish::Update(update)) => {
+                self.update(stream, *update).await;
+                Next::GoOn
+            }
+            Some(Wish::Restart) if self.candidate.is_some() => {
+                control::answer(stream, &Err(io::Error::other("it is just being updated"))).await;
+                Next::GoOn
+            }
             Some(Wish::Restart) => {
                 self.set(State::Provisioning, Phase::Scheduling, "asked to start again".into());
                 self.stop_server().await;
@@ -356,6 +394,7 @@ impl Supervisor {
 
     async fn delete(&mut self) -> io::Result<()> {
         self.set(State::Terminating, Phase::Terminating, String::new());
+        self.drop_candidate("the deployment was deleted").await;
         self.stop_server().await;
         self.remove_cgroup();
         self.folder.remove()
@@ -417,7 +456,7 @@ pub(crate) fn restart_hint(name: &str) -> String {
     format!("`candlepower restart {name}` starts it again, `candlepower delete {name}` removes it")
 }
 
-async fn end_of(server: &mut Option<Server>) -> Ended {
+async fn end_of(server: Option<&mut Server>) -> Ended {
     match server {
         Some(server) => server.ended().await,
         None => std::future::pending().await,

@@ -13,7 +13,7 @@
 from ._asynchronous import AsyncClient, AsyncDeployment
 from ._client import Client, Deployment
 from ._parameters import BlazeParameters, Parameters, PrismParameters
-from ._types import Backend, DeploymentFields, DeploymentStatus, Event, Phase, Progress, State
+from ._types import Backend, DeploymentFields, DeploymentStatus, Event, Log, Phase, Progress, State
 from .errors import (
     BackendError,
     CandlepowerError,
@@ -44,6 +44,7 @@ __all__ = [
     "DeploymentTimeoutError",
     "Event",
     "GatedModelError",
+    "Log",
     "NameInUseError",
     "NetworkError",
     "NotFoundError",

@@ -10,7 +10,7 @@ from typing import Unpack
 from . import _binary, _native
 from ._client import OnProgress, listener
 from ._parameters import BlazeParameters, PrismParameters
-from ._types import Backend, DeploymentFields, DeploymentStatus, Event
+from ._types import Backend, DeploymentFields, DeploymentStatus, Event, Log
 
 
 class AsyncClient:
@@ -46,8 +46,8 @@ class AsyncClient:
         """Ends a deployment's server and starts it again, with the same address; `wait_until_ready` waits for it."""
         return AsyncDeployment._from_json(await _outcome(self._client.restart(name, _binary.find())), self._client)
 
-    async def logs(self, name: str, tail: int | None = None) -> list[str]:
-        """The newest `tail` lines of a deployment's log, or all, the oldest first."""
+    async def logs(self, name: str, tail: int | None = None) -> Log:
+        """The newest `tail` lines of a deployment's log, or all of it, as text that iterates as lines."""
         return await (await self.get(name)).logs(tail)
 
     async def events(self, name: str) -> list[Event]:
@@ -71,10 +71,9 @@ class AsyncDeployment(DeploymentFields):
         """Looks again."""
         self._update(await _outcome(self._client.get(self.name)))
 
-    async def logs(self, tail: int | None = None) -> list[str]:
-        """The newest `tail` lines of its log, or all, the oldest first."""
-        lines: list[str] = json.loads(await _outcome(self._client.logs(self.name, tail)))
-        return lines
+    async def logs(self, tail: int | None = None) -> Log:
+        """The newest `tail` lines of its log, or all of it, as text that iterates as lines."""
+        return Log._from_json(await _outcome(self._client.logs(self.name, tail)))
 
     async def follow(self, tail: int | None = None) -> AsyncIterator[str]:
         """The newest `tail` lines of its log, or all, and those to come, until it is deleted."""

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from . import _binary, _native
 from ._parameters import BlazeParameters, PrismParameters
-from ._types import Backend, DeploymentFields, DeploymentStatus, Event
+from ._types import Backend, DeploymentFields, DeploymentStatus, Event, Log
 
 OnProgress = Callable[[DeploymentStatus], object]
 
@@ -59,8 +59,8 @@ class Client:
         """Ends a deployment's server and starts it again, with the same address; `wait_until_ready` waits for it."""
         return Deployment._from_json(self._client.restart(name, _binary.find()).wait(), self._client)
 
-    def logs(self, name: str, tail: int | None = None) -> list[str]:
-        """The newest `tail` lines of a deployment's log, or all, the oldest first."""
+    def logs(self, name: str, tail: int | None = None) -> Log:
+        """The newest `tail` lines of a deployment's log, or all of it, as text that iterates as lines."""
         return self.get(name).logs(tail)
 
     def events(self, name: str) -> list[Event]:
@@ -84,10 +84,9 @@ class Deployment(DeploymentFields):
         """Looks again."""
         self._update(self._client.get(self.name).wait())
 
-    def logs(self, tail: int | None = None) -> list[str]:
-        """The newest `tail` lines of its log, or all, the oldest first."""
-        lines: list[str] = json.loads(self._client.logs(self.name, tail).wait())
-        return lines
+    def logs(self, tail: int | None = None) -> Log:
+        """The newest `tail` lines of its log, or all of it, as text that iterates as lines."""
+        return Log._from_json(self._client.logs(self.name, tail).wait())
 
     def follow(self, tail: int | None = None) -> Iterator[str]:
         """The newest `tail` lines of its log, or all, and those to come, until it is deleted."""

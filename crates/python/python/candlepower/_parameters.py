@@ -23,6 +23,9 @@ class Parameters(TypedDict, total=False):
     """Least memory of a GPU."""
     memory: str | None
     """Main memory that the server may take, a Kubernetes quantity. Default: 16Gi."""
+    cpu: str | None
+    """CPUs that are set aside for it, a Kubernetes quantity such as 4 or 500m; the server computes on as many threads.
+    Default: none, and a thread for each core."""
     env: Mapping[str, str] | None
     """More variables of the server's environment. Values are stored in clear, unless a name has TOKEN, KEY, SECRET,
     PASSWORD, PASSWD or CREDENTIAL in it."""
@@ -48,7 +51,10 @@ class Parameters(TypedDict, total=False):
     """Where to run. Default: the client's, or process."""
     hub_cache: str | None
     """Where containers keep downloads: a folder by its full path, or the name of a volume (docker) or of a persistent volume
-    claim (kubernetes). Default: the volume candlepower (docker), a folder that goes with the pod (kubernetes)."""
+    claim (kubernetes). A folder is there already, and user 10001 may write it. Default: the volume candlepower (docker), a folder that goes with the pod (kubernetes)."""
+    update: bool | None
+    """Change the deployment that has the name, where it has other parameters: the new server is ready before the old one ends,
+    where there is room for both. Where the new one fails, what ran before is kept. Default: NameInUseError."""
     keep_on_failure: bool | None
     """Leave a deployment that failed to be looked at, until it is deleted."""
 

@@ -1,6 +1,7 @@
 """What is known of deployments, as plain values."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
@@ -83,6 +84,20 @@ class Event:
     @classmethod
     def _list_from_json(cls, text: str) -> list[Self]:
         return [cls(**_known(cls, values)) for values in json.loads(text)]
+
+
+class Log(str):
+    """The text of a server's log, each line with its end. It iterates as lines, without their ends."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.splitlines())
+
+    @classmethod
+    def _from_json(cls, text: str) -> Self:
+        lines: list[str] = json.loads(text)
+        return cls("".join(f"{line}\n" for line in lines))
 
 
 @dataclass

@@ -34,6 +34,8 @@ class NameInUseError(CandlepowerError):
     """There is a deployment of this name with other parameters."""
 
     code = "NAME_IN_USE"
+    difference: str
+    """The parameters that differ, in words."""
 
 
 class NotFoundError(CandlepowerError):

@@ -68,7 +68,9 @@ fn gpus_memory_probes_and_volumes_are_as_asked_for() {
     let made = full();
     let deployment = serde_json::to_value(made.manifests().deployment().unwrap()).unwrap();
     let (spec, pod) = (&deployment["spec"], &deployment["spec"]["template"]["spec"]);
-    assert_eq!((&spec["replicas"], &spec["strategy"]["type"]), (&json!(3), &json!("Recreate")));
+    let rolling =
+        json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}});
+    assert_eq!((&spec["replicas"], &spec["strategy"]), (&json!(3), &rolling));
     let server = &pod["containers"][0];
     assert_eq!(server["resources"]["limits"], json!({"memory": "16Gi", "nvidia.com/gpu": "2"}));
     assert_eq!(server["resources"]["limits"], server["resources"]["requests"]);
@@ -155,6 +157,47 @@ fn the_image_is_asked_for_where_the_gpu_is_not_known() {
             .starts_with("image ``: which GPUs the cluster has is not known here")
     );
     assert_eq!(image(demo().image("a:1")).unwrap(), "a:1");
+}
+
+#[test]
+fn an_old_pod_waits_for_the_new_one_unless_that_would_need_its_gpus() {
+    let strategy = |params: BlazeParams| made(params.image("a:1")).manifests().strategy();
+    let chat = || BlazeParams::new("chat", "demo");
+    let on_cpu = strategy(chat().gpu_count(0));
+    assert_eq!(on_cpu["rollingUpdate"], json!({"maxSurge": 1, "maxUnavailable": 0}));
+    assert_eq!(strategy(chat().gpu_count(1)), json!({"type": "Recreate"}));
+    let several = strategy(chat().gpu_count(0).replicas(2));
+    assert_eq!(several["rollingUpdate"], json!({"maxSurge": 0, "maxUnavailable": 1}));
+}
+
+#[test]
+fn cpus_are_requested_and_threads_follow_them() {
+    let container =
+        |params: BlazeParams| made(params.gpu_count(0)).manifests().container().unwrap();
+    let chat = || BlazeParams::new("chat", "demo");
+    let with = container(chat().cpu("2500m"));
+    assert_eq!(with["resources"]["requests"], json!({"memory": "16Gi", "cpu": "2500m"}));
+    assert_eq!(with["resources"]["limits"], json!({"memory": "16Gi"}));
+    let args = |container: &Value| container["args"].to_string();
+    assert!(args(&with).contains("--threads=3"), "{with}");
+    assert_eq!(container(chat().cpu("4"))["resources"]["requests"]["cpu"], "4");
+    let told = container(chat().cpu("4").env("BLAZE_THREADS", "1"));
+    assert!(!args(&told).contains("--threads"), "{told}");
+    assert!(!args(&container(chat())).contains("--threads"));
+}
+
+#[test]
+fn a_server_that_ends_is_given_the_time_that_it_takes() {
+    let pod = |params: BlazeParams| made(params.gpu_count(0)).manifests().pod().unwrap();
+    let seconds = |pod: &Value| pod["terminationGracePeriodSeconds"].as_u64().unwrap();
+    let args = |pod: &Value| pod["containers"][0]["args"].to_string();
+    let chat = || BlazeParams::new("chat", "demo");
+    let usual = pod(chat());
+    assert!(args(&usual).contains("--drain-delay=5"), "{usual}");
+    assert!(seconds(&usual) > 5 + 30 + 4, "{usual}");
+    let told = pod(chat().env("BLAZE_DRAIN_DELAY", "20").env("BLAZE_SHUTDOWN_TIMEOUT", "600"));
+    assert!(!args(&told).contains("--drain-delay"), "{told}");
+    assert!(seconds(&told) > 620 + 4, "{told}");
 }
 
 #[test]

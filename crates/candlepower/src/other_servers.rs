@@ -1,0 +1,348 @@
+//! Flags and commands of other servers: what means the same is taken as ours, what is done anyway needs no flag, and for the rest
+//! there is a word on what to do.
+//!
+//! A command line is looked through before it is parsed. A flag that the parser knows is never touched, but for values that
+//! other servers write otherwise.
+
+mod table;
+
+use std::ffi::OsString;
+
+use clap::Command;
+
+use table::{COMMANDS, FLAGS, Foreign, Meaning, VALUES, Value};
+
+/// The commands whose flags are those of a server.
+const SERVERS: [&str; 2] = ["serve", "config"];
+
+/// A command line in this program's words.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Translated {
+    pub(crate) args: Vec<OsString>,
+    /// Notes for the user.
+    pub(crate) notes: Vec<String>,
+}
+
+/// Translates a command line, the program's name included.
+///
+/// # Errors
+/// A flag or a command that there is not, with what there is in its place.
+pub(crate) fn translate(
+    args: impl IntoIterator<Item = OsString>,
+    command: &Command,
+) -> Result<Translated, String> {
+    let mut args = args.into_iter();
+    let mut translated = Translated::default();
+    translated.args.extend(args.next());
+    let Some(name) = args.next() else { return Ok(translated) };
+    if let Some((_, hint)) = COMMANDS.iter().find(|(foreign, _)| name == *foreign) {
+        return Err(format!("there is no command `{}`: {hint}", name.display()));
+    }
+    let own =
+        command.find_subcommand(&name).filter(|_| SERVERS.iter().any(|server| name == *server));
+    translated.args.push(name.clone());
+    let Some(own) = own else {
+        translated.args.extend(args);
+        return Ok(translated);
+    };
+    let mut line = Line { rest: args.collect::<Vec<_>>().into_iter().peekable(), own, translated };
+    while let Some(word) = line.rest.next() {
+        if word == "--" {
+            line.translated.args.push(word);
+            line.translated.args.extend(line.rest.by_ref());
+            break;
+        }
+        match word.to_str().filter(|word| word.starts_with('-')) {
+            Some(flag) => line.flag(flag)?,
+            None => line.translated.args.push(word),
+        }
+    }
+    Ok(line.translated)
+}
+
+/// A command line that is being translated.
+struct Line<'a> {
+    rest: std::iter::Peekable<std::vec::IntoIter<OsString>>,
+    own: &'a Command,
+    translated: Translated,
+}
+
+impl Line<'_> {
+    fn flag(&mut self, word: &str) -> Result<(), String> {
+        let (name, given) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (word, None),
+        };
+        if let Some(key) = self.own_key(name) {
+            return self.own_flag(word, name, &key, given);
+        }
+        let found = FLAGS.iter().find(|foreign| foreign.names.contains(&name));
+        let Some(Foreign { meaning, .. }) = found else {
+            self.translated.args.push(word.into());
+            return Ok(());
+        };
+        match meaning {
+            Meaning::Flag(ours) => {
+                let value = self.value(name, given)?;
+                self.own_flag(&format!("--{ours}={value}"), name, ours, Some(value.clone()))
+            }
+            Meaning::Model => {
+                let model = self.value(name, given)?;
+                self.translated.args.push(model.into());
+                Ok(())
+            }
+            Meaning::Needless(why) => {
+                self.note(name, why);
+                Ok(())
+            }
+            Meaning::NeedlessAs { values, why, hint } => {
+                let value = self.optional_value(given, values);
+                match value {
+                    Some(value) if !values.contains(&value.as_str()) => Err(refused(word, hint)),
+                    _ => {
+                        self.note(name, why);
+                        Ok(())
+                    }
+                }
+            }
+            Meaning::Layers => {
+                let value = self.value(name, given)?;
+                self.layers(name, &value)
+            }
+            Meaning::Not(hint) => Err(refused(name, hint)),
+        }
+    }
+
+    /// A flag of ours, whose value may be written as other servers write it.
+    fn own_flag(
+        &mut self,
+        word: &str,
+        name: &str,
+        key: &str,
+        given: Option<String>,
+    ) -> Result<(), String> {
+        let next = self.rest.peek().and_then(|next| next.to_str().map(str::to_owned));
+        let value = given.clone().or(next).unwrap_or_default();
+        let found = VALUES.iter().find(|(flag, foreign, _)| *flag == key && *foreign == value);
+        let ours = match found {
+            Some((_, _, Value::Is(ours))) => Some((*ours).to_owned()),
+            Some((_, _, Value::Default)) => None,
+            Some((_, _, Value::Not(hint))) => {
+                return Err(refused(&format!("--{key} {value}"), hint));
+            }
+            None => match length(key, &value) {
+                Some(tokens) => Some(tokens),
+                None => {
+                    self.translated.args.push(word.into());
+                    return Ok(());
+                }
+            },
+        };
+        if given.is_none() {
+            self.rest.next();
+        }
+        match ours {
+            Some(ours) => self.translated.args.push(format!("--{key}={ours}").into()),
+            None => self.note(&format!("{name} {value}"), "it is what happens without the flag"),
+        }
+        Ok(())
+    }
+
+    /// How many layers a GPU has: all or none.
+    fn layers(&mut self, name: &str, value: &str) -> Result<(), String> {
+        match value.parse::<i64>() {
+            Ok(0) => self.translated.args.push("--device=cpu".into()),
+            Ok(number) if (0..99).contains(&number) => {
+                let hint = "a model is on the GPU as a whole or not at all: leave the flag out, or give --device cpu";
+                return Err(refused(&format!("{name} {value}"), hint));
+            }
+            _ => self.note(name, "all layers are on the GPU if there is one"),
+        }
+        Ok(())
+    }
+
+    /// The name of a flag that the parser knows, in its long form.
+    fn own_key(&self, name: &str) -> Option<String> {
+        let known = ["-h", "--help", "-V", "--version"];
+        let long = name.strip_prefix("--");
+        let arg = self.own.get_arguments().find(|arg| match long {
+            Some(long) => {
+                arg.get_long() == Some(long)
+                    || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&long))
+            }
+            None => false,
+        });
+        match arg {
+            Some(arg) => arg.get_long().map(str::to_owned),
+            None if known.contains(&name) => Some(String::new()),
+            None => None,
+        }
+    }
+
+    fn value(&mut self, name: &str, given: Option<String>) -> Result<String, String> {
+        let next = given.or_else(|| self.rest.next().and_then(|next| next.into_string().ok()));
+        next.ok_or_else(|| format!("{name} needs a value"))
+    }
+
+    /// A value that may be left out: the next word is one if it is among these, or is no flag and no model.
+    fn optional_value(&mut self, given: Option<String>, values: &[&str]) -> Option<String> {
+        const SWITCHES: [&str; 6] = ["on", "off", "0", "1", "true", "false"];
+        let is_value = |next: &&str| {
+            values.contains(next) || SWITCHES.contains(next) || next.parse::<i64>().is_ok()
+        };
+        if given.is_some() {
+            return given;
+        }
+        let next = self.rest.peek().and_then(|next| next.to_str()).filter(is_value)?.to_owned();
+        self.rest.next();
+        Some(next)
+    }
+
+    fn note(&mut self, flag: &str, why: &str) {
+        self.translated.notes.push(format!("{flag} is not needed: {why}"));
+    }
+}
+
+fn refused(flag: &str, hint: &str) -> String {
+    format!("`{flag}` is not a flag of candlepower: {hint}")
+}
+
+/// A length of tokens with a unit, as vLLM takes it: `32k` is 32,000 and `32K` is 32,768.
+fn length(key: &str, value: &str) -> Option<String> {
+    const UNITS: [(char, f64); 6] = [
+        ('k', 1e3),
+        ('m', 1e6),
+        ('g', 1e9),
+        ('K', 1024.0),
+        ('M', 1_048_576.0),
+        ('G', 1_073_741_824.0),
+    ];
+    if !["max-model-len", "max-num-batched-tokens"].contains(&key) {
+        return None;
+    }
+    let unit = value.chars().last()?;
+    let (_, factor) = UNITS.iter().find(|(known, _)| *known == unit)?;
+    let tokens = value[..value.len() - 1].parse::<f64>().ok()? * factor;
+    (tokens >= 1.0 && tokens < 1e15).then(|| format!("{tokens:.0}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn translated(line: &str) -> Result<(String, Vec<String>), String> {
+        let args = line.split_whitespace().map(OsString::from);
+        let translated = translate(args, &crate::Cli::command())?;
+        let args: Vec<String> =
+            translated.args.into_iter().map(|arg| arg.into_string().unwrap()).collect();
+        Ok((args.join(" "), translated.notes))
+    }
+
+    #[test]
+    fn habits_of_others_mean_the_same_here() {
+        for (line, expected) in [
+            ("c serve --model demo", "c serve demo"),
+            (
+                "c serve -m a.gguf -c 4096 -np 4 -t 8 -a x",
+                "c serve a.gguf --max-model-len=4096 --max-num-seqs=4 --threads=8 --served-model-name=x",
+            ),
+            ("c serve -hf owner/x:Q4_K_M", "c serve owner/x:Q4_K_M"),
+            (
+                "c serve --model-path x --context-length 512 --tp 2",
+                "c serve x --max-model-len=512 --tensor-parallel-size=2",
+            ),
+            (
+                "c serve x -tp=2 --kv-cache-dtype fp8_e4m3",
+                "c serve x --tensor-parallel-size=2 --kv-cache-dtype=fp8",
+            ),
+            (
+                "c serve x --kv-cache-dtype=fp8_e4m3 --port 1",
+                "c serve x --kv-cache-dtype=fp8 --port 1",
+            ),
+            ("c config x --max-model-len 1k", "c config x --max-model-len=1000"),
+            (
+                "c serve x --max-model-len=1.5K --port 80",
+                "c serve x --max-model-len=1536 --port 80",
+            ),
+            ("c serve x --tool-call-parser openai", "c serve x --tool-call-parser=gpt_oss"),
+            ("c serve x -ngl 0", "c serve x --device=cpu"),
+            // Ours are not touched.
+            (
+                "c serve x --max-model-len 512 --api-key m",
+                "c serve x --max-model-len 512 --api-key m",
+            ),
+            ("c serve x --mem-fraction-static 0.5", "c serve x --mem-fraction-static 0.5"),
+            ("c serve -h", "c serve -h"),
+            ("c serve x -- --model y", "c serve x -- --model y"),
+            ("c bench serve --model y", "c bench serve --model y"),
+            ("c", "c"),
+        ] {
+            assert_eq!(translated(line).unwrap(), (expected.to_owned(), Vec::new()), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_happens_anyway_is_taken_with_a_word() {
+        for (line, expected) in [
+            ("c serve x --enable-auto-tool-choice --port 1", "c serve x --port 1"),
+            ("c serve --jinja x", "c serve x"),
+            ("c serve x --trust-remote-code", "c serve x"),
+            ("c serve x -fa", "c serve x"),
+            ("c serve -fa on x", "c serve x"),
+            ("c serve -fa x", "c serve x"),
+            ("c serve x -ngl 99", "c serve x"),
+            ("c serve x --max-model-len auto --port 1", "c serve x --port 1"),
+            ("c serve x --pipeline-parallel-size 1", "c serve x"),
+            ("c serve x --task=generate", "c serve x"),
+        ] {
+            let (args, notes) = translated(line).unwrap();
+            assert_eq!((args.as_str(), notes.len()), (expected, 1), "{line}: {notes:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_says_what_to_do() {
+        for (line, word) in [
+            ("c serve x --uds /tmp/a", "--host"),
+            ("c serve x --pipeline-parallel-size 2", "--tensor-parallel-size"),
+            ("c serve x -ngl 20", "--device cpu"),
+            ("c serve x --kv-cache-dtype fp8_e5m2", "fp8"),
+            ("c serve x --quantization compressed-tensors", "leave"),
+            ("c serve x -fa off", "attention"),
+            ("c serve --model", "needs a value"),
+            ("c run x", "candlepower serve"),
+            ("c ps", "candlepower ls"),
+            ("c pull x", "serve"),
+        ] {
+            let error = translated(line).unwrap_err();
+            assert!(error.contains(word), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn every_flag_that_is_meant_is_one_of_ours() {
+        let command = crate::Cli::command();
+        let serve = command.find_subcommand("serve").unwrap();
+        let is_ours = |name: &str| serve.get_arguments().any(|arg| arg.get_long() == Some(name));
+        for Foreign { names, meaning } in FLAGS {
+            for name in *names {
+                assert!(!name.strip_prefix("--").is_some_and(is_ours), "{name} is ours by now");
+            }
+            if let Meaning::Flag(ours) = meaning {
+                assert!(is_ours(ours), "{ours}");
+            }
+        }
+        for (flag, _, value) in VALUES {
+            assert!(is_ours(flag), "{flag}");
+            if let Value::Is(value) = value {
+                let line = ["serve".to_owned(), "x".to_owned(), format!("--{flag}={value}")];
+                serve.clone().try_get_matches_from(line).unwrap();
+            }
+        }
+        for (name, _) in COMMANDS {
+            assert!(command.find_subcommand(name).is_none(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Another container takes over from the one that runs: it is ready first, where there is room for both.
+
+use std::time::Duration;
+
+use super::container::Container;
+use super::create::{Image, choose_gpus, free_gpus, make};
+use super::engine::{Engine, Refused, container_name};
+use crate::backend::{Begun, Handle};
+use crate::check::{Compute, HUB_TOKEN, Plan};
+use crate::error::{Error, Leftover, Result};
+use crate::model;
+use crate::params::Params;
+use crate::secret::Secrets;
+use crate::secret_file::{SECRETS_FILE, unpacked};
+use crate::status::DeploymentStatus;
+
+/// Ends of the names of containers that take over, and of those that give way. No deployment's name has a dot.
+const NEXT: &str = ".next";
+const OLD: &str = ".old";
+
+/// Runs the plan in place of the old container, which is left where that fails.
+pub(super) async fn update(
+    engine: &Engine,
+    params: &Params,
+    mut plan: Plan,
+    old: Container,
+    on_progress: &mut impl FnMut(&DeploymentStatus),
+) -> Result<Begun> {
+    keep_secrets(engine, &old, &mut plan).await?;
+    let name = container_name(&plan.spec.name);
+    let (compute, in_place) = room(engine, params, &mut plan, &old).await?;
+    let image = Image::find(engine, &plan.spec, &compute).await?;
+    if in_place {
+        old.stop().await?;
+    }
+    // A container that does not become ready is removed here.
+    let once = Params { keep_on_failure: false, ..params.clone() };
+    let begun = begin(engine, &once, &plan, &compute, &image, on_progress).await;
+    let new = match begun {
+        Ok(new) => new,
+        Err(error) => {
+            if in_place {
+                old.restart().await?;
+            }
+            return Err(error.leaving(Leftover::Before));
+        }
+    };
+    let wrong = |refused: Refused| {
+        Error::backend(
+            format!("the containers of `{}` cannot change their names", plan.spec.name),
+            refused,
+        )
+    };
+    engine.rename(&old.id, &format!("{name}{OLD}")).await.map_err(wrong)?;
+    if let Err(refused) = engine.rename(&new.id, &name).await {
+        // Without its name the new one would not be found.
+        let _ = engine.rename(&old.id, &name).await;
+        let _ = new.delete().await;
+        return Err(wrong(refused));
+    }
+    old.delete().await?;
+    Ok(Begun { handle: Handle::Docker(new), is_own: false })
+}
+
+/// Starts the new container and waits until it is ready; one that is not is removed.
+async fn begin(
+    engine: &Engine,
+    params: &Params,
+    plan: &Plan,
+    compute: &Compute,
+    image: &Image,
+    on_progress: &mut impl FnMut(&DeploymentStatus),
+) -> Result<Container> {
+    let name = format!("{}{NEXT}", container_name(&plan.spec.name));
+    let made = make(engine, params, plan, compute, image, &name).await?;
+    let Some(new) = made else {
+        let doing = format!("`{}` cannot be updated", plan.spec.name);
+        return Err(Error::backend(
+            doing,
+            format!("another client is just updating it; if none is, remove the container {name}"),
+        ));
+    };
+    let timeout = Duration::from_secs(params.timeout);
+    let waited = async { new.read().await?.wait(timeout, params.timeout, on_progress).await };
+    match waited.await {
+        Ok(()) => Ok(new),
+        Err(error) => {
+            // The first error says more than one of cleaning up.
+            let _ = new.delete().await;
+            Err(error)
+        }
+    }
+}
+
+/// Where the new server is to compute, and whether the old one has to end first.
+async fn room(
+    engine: &Engine,
+    params: &Params,
+    plan: &mut Plan,
+    old: &Container,
+) -> Result<(Compute, bool)> {
+    let keeps_port = plan.spec.port == Some(old.description.port);
+    let before = plan.warnings.clone();
+    let beside = match choose_gpus(engine, plan).await {
+        Ok(compute) => model::check(params, plan, &compute).await.map(|()| compute),
+        Err(error) => Err(error),
+    };
+    let why = match beside {
+        Ok(compute) if !keeps_port => return Ok((compute, false)),
+        Ok(_) => "the port stays the same".to_owned(),
+        // With what the old one holds there may be room.
+        Err(error @ (Error::ResourceUnavailable { .. } | Error::OutOfMemory { .. })) => {
+            error.to_string()
+        }
+        Err(error) => return Err(error),
+    };
+    plan.warnings = before;
+    let with_own = free_gpus(engine, Some(old)).await?;
+    let compute = plan.spec.choose_gpus(&with_own, &mut plan.warnings)?;
+    model::check(params, plan, &compute.clone().without_this_machine()).await?;
+    plan.warnings.push(format!("`{}` was ended before its update: {why}", plan.spec.name));
+    Ok((compute, true))
+}
+
+/// Takes over the values of secrets that are not given again.
+async fn keep_secrets(engine: &Engine, old: &Container, plan: &mut Plan) -> Result<()> {
+    let has = |plan: &Plan, name: &String| plan.secrets.0.contains_key(name);
+    let is_whole = plan.spec.secret_names.iter().all(|name| has(plan, name));
+    if is_whole && plan.secrets.0.contains_key(HUB_TOKEN) {
+        return Ok(());
+    }
+    for (name, value) in secrets_of(engine, old).await.0 {
+        if name == HUB_TOKEN || plan.spec.secret_names.contains(&name) {
+            plan.secrets.0.entry(name).or_insert(value);
+        }
+    }
+    match plan.spec.secret_names.iter().find(|name| !has(plan, name)) {
+        Some(name) => Err(Error::validation(
+            "env",
+            name,
+            "the container does not have its value: give it again",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The secrets of a container; none where it has no such file.
+async fn secrets_of(engine: &Engine, container: &Container) -> Secrets {
+    let archive = engine.get_archive(&container.id, SECRETS_FILE).await;
+    archive.ok().and_then(|archive| unpacked(&archive).ok()).unwrap_or_default()
+}
+
+/// Whether a secret is given that the container has another value of.
+pub(super) async fn has_other_secrets(engine: &Engine, old: &Container, plan: &Plan) -> bool {
+    let has = secrets_of(engine, old).await;
+    plan.secrets.0.iter().any(|(name, value)| has.0.get(name) != Some(value))
+}
+
+/// Removes what an update has left whose client is gone; where the old container has given its name up and the new one does
+/// not have it, the new one gets it.
+pub(super) async fn without_leftovers(engine: &Engine, name: &str) -> Result<()> {
+    let name = container_name(name);
+    let [next, old] = [NEXT, OLD].map(|end| format!("{name}{end}"));
+    if engine.inspect(&old).await.is_ok() {
+        if engine.inspect(&name).await.is_err() {
+            let _ = engine.rename(&next, &name).await;
+        }
+        remove(engine, &old).await?;
+    }
+    Ok(())
+}
+
+/// Removes what an update has left, whatever it is.
+pub(super) async fn remove_leftovers(engine: &Engine, name: &str) {
+    for end in [NEXT, OLD] {
+        // Mostly there is none.
+        let _ = remove(engine, &format!("{}{end}", container_name(name))).await;
+    }
+}
+
+async fn remove(engine: &Engine, name: &str) -> Result<()> {
+    match engine.delete(&format!("containers/{name}"), &[("force", "true"), ("v", "true")]).await {
+        Err(refused) if !refused.is_not_found() => {
+            Err(Error::backend(format!("the container {name} cannot be removed"), refused))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,107 @@
+//! Asks a supervisor to run something else, and says how far it is.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use super::super::control::{self, Update, Wish};
+use super::super::folder::{self, Record};
+use super::super::lease::free_gpus_with;
+use super::super::supervisor::TIMEOUT;
+use super::{Supervised, free_gpus, here};
+use crate::check::{Compute, Plan};
+use crate::deployment::ERROR_LINES;
+use crate::error::{Error, Leftover, Result};
+use crate::model;
+use crate::params::Params;
+use crate::spec::Launch;
+use crate::status::{DeploymentStatus, Phase};
+
+/// How often it is looked how far it is.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Has another server take over; what runs is left where that fails.
+pub(super) async fn update(
+    found: &Supervised,
+    params: &Params,
+    plan: Plan,
+    record: &Record,
+    on_progress: &mut impl FnMut(&DeploymentStatus),
+) -> Result<()> {
+    let mut warnings = plan.warnings.clone();
+    let (compute, in_place) = room(found, params, &plan, record, &mut warnings).await?;
+    let spec = plan.spec.clone();
+    // The old server has its time to end, and after a failure the new one, too.
+    let ends = found.stop_seconds().saturating_add(spec.stop_seconds(0));
+    let launch = Launch {
+        root: folder::root()?,
+        folder: here(),
+        spec,
+        secrets: plan.secrets.clone(),
+        device: compute.device,
+        gpus: compute.uuids(),
+        warnings,
+    };
+    let wish = Wish::Update(Box::new(Update { launch, in_place, timeout: params.timeout }));
+    let patience = params.timeout.saturating_add(ends);
+    let mut asked = pin!(control::ask(found.folder.path(), &wish, patience));
+    let answer = loop {
+        tokio::select! {
+            answer = &mut asked => break answer,
+            () = tokio::time::sleep(LOOK) => {
+                if let Ok(status) = found.status().await {
+                    on_progress(&status);
+                }
+            }
+        }
+    };
+    let Err(error) = answer else { return Ok(()) };
+    let log = found.logs(Some(ERROR_LINES)).await.unwrap_or_default();
+    let (name, reason, left) = (found.name(), error.to_string(), Leftover::Before);
+    let late = reason.strip_prefix(TIMEOUT).and_then(|rest| rest.split_once(' '));
+    Err(match late {
+        Some((_, phase)) => Error::Timeout {
+            name,
+            seconds: params.timeout,
+            phase: Phase::named(phase).unwrap_or(Phase::Starting),
+            message: String::new(),
+            log,
+            left,
+        },
+        None => Error::Failed { name, reason, log, left },
+    })
+}
+
+/// Where the new server is to compute, and whether the old one has to end first.
+async fn room(
+    found: &Supervised,
+    params: &Params,
+    plan: &Plan,
+    record: &Record,
+    warnings: &mut Vec<String>,
+) -> Result<(Compute, bool)> {
+    let has_port = |port: u16| record.url.ends_with(&format!(":{port}"));
+    let keeps_port = plan.spec.port.is_some_and(has_port);
+    let mut told = warnings.clone();
+    let beside = match plan.spec.choose_gpus(&free_gpus()?, &mut told) {
+        Ok(compute) => model::check(params, plan, &compute).await.map(|()| compute),
+        Err(error) => Err(error),
+    };
+    let why = match beside {
+        Ok(compute) if !keeps_port => {
+            *warnings = told;
+            return Ok((compute, false));
+        }
+        Ok(_) => "the port stays the same".to_owned(),
+        // With what the old one holds there may be room.
+        Err(error @ (Error::ResourceUnavailable { .. } | Error::OutOfMemory { .. })) => {
+            error.to_string()
+        }
+        Err(error) => return Err(error),
+    };
+    let with_own = free_gpus_with(&folder::root()?, &record.gpus);
+    let compute = plan.spec.choose_gpus(&with_own, warnings)?;
+    // How much memory the old server gives back is not known: the new one has the last word.
+    model::check(params, plan, &compute.clone().without_this_machine()).await?;
+    warnings.push(format!("`{}` was ended before its update: {why}", found.name()));
+    Ok((compute, true))
+}
