@@ -53,6 +53,38 @@ fn a_deployment_is_made_found_restarted_and_deleted_with_all_that_is_its_own() {
 }
 
 #[test]
+fn an_update_replaces_the_objects_and_is_taken_back_where_it_fails() {
+    let cluster = Cluster::start(Story::Unless("--max-model-len=13", "crash_loop"));
+    let home = home(&cluster);
+    home.json(&demo("chat", "--replicas 1 --env MY_SECRET=canary-1 --env NOTE=a"));
+    let place = "--backend kubernetes";
+    let updated =
+        home.json(&format!("update chat {place} --max-model-len 512 --cpu 2 --port 9000"));
+    assert_eq!(
+        (&updated["is_ready"], &updated["url"]),
+        (&json!(true), &json!("http://chat.models.svc:9000"))
+    );
+    let objects = cluster.objects();
+    let server = &objects["Deployment"]["spec"]["template"]["spec"]["containers"][0];
+    let args = server["args"].to_string();
+    assert!(args.contains("--max-model-len=512") && args.contains("--threads=2"), "{args}");
+    assert_eq!(server["resources"]["requests"]["cpu"], "2");
+    assert!(server["env"].to_string().contains("NOTE"), "{server}");
+    assert_eq!(objects["Service"]["spec"]["ports"][0]["port"], 9000);
+    // `canary-1`, which was not given again.
+    assert_eq!(objects["Secret"]["data"]["MY_SECRET"], "Y2FuYXJ5LTE=");
+
+    let failed = home.error(&format!("update chat {place} --max-model-len 13 --timeout 5"), 1);
+    let message = failed["message"].as_str().unwrap();
+    assert!(message.ends_with("the server before the update runs on"), "{message}");
+    let objects = cluster.objects();
+    assert!(objects["Deployment"]["spec"].to_string().contains("--max-model-len=512"));
+    assert_eq!(home.json(&format!("status chat {place}"))["is_ready"], true);
+    let error = home.error(&demo("chat", ""), 4);
+    assert!(error["difference"].as_str().unwrap().contains("max_model_len: it has 512"), "{error}");
+}
+
+#[test]
 fn a_port_here_leads_to_a_pod_until_ctrl_c() {
     let (server, cluster) = (Server::demo(), Cluster::start(Story::Ready));
     cluster.lead_to(server.address);

@@ -23,6 +23,8 @@ pub(crate) enum Story {
     Ready,
     /// They are as this recorded file of the client's unit tests has them.
     Recorded(&'static str),
+    /// They become ready, unless the Deployment has this word: then they are as the recorded file has them.
+    Unless(&'static str, &'static str),
 }
 
 /// A running API server; it ends with the test.
@@ -131,6 +133,8 @@ impl Shared {
         let file = match self.story {
             Story::Ready => "ready",
             Story::Recorded(file) => file,
+            Story::Unless(word, file) if deployment["spec"].to_string().contains(word) => file,
+            Story::Unless(..) => "ready",
         };
         let path = format!(
             "{}/../crates/client/src/kubernetes/recorded/{file}.json",
@@ -189,6 +193,7 @@ async fn answer(
             axum::Json(if is_deployment { shared.told(&found).0 } else { found }).into_response()
         }
         (Method::PATCH, _) => patch(&shared, &path, &query, &body),
+        (Method::PUT, _) => replace(&shared, &path, &body),
         (Method::DELETE, _) => {
             let mut kept = shared.kept();
             kept.managers.remove(&path);
@@ -268,12 +273,31 @@ fn patch(shared: &Shared, path: &str, query: &BTreeMap<String, String>, body: &B
         ("uid", json!("5f0c3a52-7d1e-4c5b-9a43-0d4d6f1f2b10")),
         ("creationTimestamp", json!("2026-11-21T20:00:00Z")),
         ("generation", json!(1)),
+        ("resourceVersion", json!("1")),
     ] {
         object["metadata"][key] = value;
     }
     kept.managers.insert(path.into(), manager.clone());
     kept.objects.insert(path.into(), object.clone());
     axum::Json(object).into_response()
+}
+
+/// Replaces an object, if it is still of the version that the client has seen.
+fn replace(shared: &Shared, path: &str, body: &Bytes) -> Response {
+    let mut new: Value = serde_json::from_slice(body).unwrap();
+    let mut kept = shared.kept();
+    let Some(found) = kept.objects.get(path).cloned() else { return not_found(path) };
+    let version = &found["metadata"]["resourceVersion"];
+    if new["metadata"]["resourceVersion"] != *version {
+        let message =
+            "the object has been modified; please apply your changes to the latest version";
+        return refusal(StatusCode::CONFLICT, "Conflict", message.into());
+    }
+    let next = version.as_str().unwrap().parse::<u64>().unwrap() + 1;
+    new["metadata"]["resourceVersion"] = json!(next.to_string());
+    new["metadata"]["generation"] = json!(next);
+    kept.objects.insert(path.into(), new.clone());
+    axum::Json(new).into_response()
 }
 
 fn merge(into: &mut Value, new: &Value) {

@@ -13,7 +13,7 @@ import pytest
 from support import SMALL, Home, environment, is_alive
 from openai import OpenAI
 
-from candlepower import Client, DeploymentStatus, NotFoundError
+from candlepower import Client, DeploymentFailedError, DeploymentStatus, NameInUseError, NotFoundError
 
 README = Path(__file__).parents[3] / "README.md"
 
@@ -82,6 +82,29 @@ def test_parameters_reach_the_server(home: Home) -> None:
     answers(deployment.url, "parrot", "a key of mine")
     models = OpenAI(base_url=deployment.url + "/v1", api_key="a key of mine").models.list().data
     assert [(model.id, model.model_extra and model.model_extra["max_model_len"]) for model in models] == [("parrot", 256)]
+
+
+def test_a_deployment_is_changed_where_that_is_asked_for(home: Home) -> None:
+    before = Client().deploy_blaze(name="chat", model="demo", env=SMALL)
+    with pytest.raises(NameInUseError) as caught:
+        Client().deploy_blaze(name="chat", model="demo", env=SMALL, max_model_len=512)
+    assert caught.value.difference == "max_model_len: it has none, 512 is asked for"
+    phases: list[str] = []
+    after = Client().deploy_blaze(
+        name="chat",
+        model="demo",
+        env=SMALL,
+        max_model_len=512,
+        cpu="1",
+        update=True,
+        on_progress=lambda status: phases.append(status.phase),
+    )
+    assert after.url != before.url and after.created_at == before.created_at and phases
+    models = OpenAI(base_url=after.url + "/v1", api_key="unused").models.list().data
+    assert [model.model_extra and model.model_extra["max_model_len"] for model in models] == [512]
+    with pytest.raises(DeploymentFailedError, match="the server before the update runs on"):
+        Client().deploy_blaze(name="chat", model="demo", env={**SMALL, "BLAZE_NONSENSE": "1"}, update=True)
+    answers(after.url)
 
 
 def test_other_clients_find_it_again(home: Home) -> None:
