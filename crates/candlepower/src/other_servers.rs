@@ -223,7 +223,7 @@ fn length(key: &str, value: &str) -> Option<String> {
     let unit = value.chars().last()?;
     let (_, factor) = UNITS.iter().find(|(known, _)| *known == unit)?;
     let tokens = value[..value.len() - 1].parse::<f64>().ok()? * factor;
-    (tokens >= 1.0 && tokens < 1e15).then(|| format!("{tokens:.0}"))
+    (1.0..1e15).contains(&tokens).then(|| format!("{tokens:.0}"))
 }
 
 #[cfg(test)]
