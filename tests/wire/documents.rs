@@ -78,5 +78,71 @@ fn the_metrics_can_have_another_servers_names() {
     server.complete(json!({"prompt": "a", "max_tokens": 2}));
     let text = server.get("/metrics").text();
     assert!(text.contains("vllm:num_requests_running{model_name=\"demo\"}"), "{text}");
-    assert!(!text.contains("candlepower_"), "{text}");
+    // All that another server's dashboard asks for is measured, and nothing under its prefix is made up.
+    let names = |prefix: &str| -> Vec<String> {
+        let types =
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_prefix(prefix));
+        types.map(|rest| rest.split(' ').next().unwrap().to_owned()).collect()
+    };
+    let expected = [
+        "cache_config_info",
+        "e2e_request_latency_seconds",
+        "generation_tokens_total",
+        "inter_token_latency_seconds",
+        "iteration_tokens_total",
+        "kv_cache_usage_perc",
+        "num_preemptions_total",
+        "num_requests_running",
+        "num_requests_waiting",
+        "prefix_cache_hits_total",
+        "prefix_cache_queries_total",
+        "prompt_tokens_total",
+        "request_decode_time_seconds",
+        "request_generation_tokens",
+        "request_inference_time_seconds",
+        "request_params_max_tokens",
+        "request_params_n",
+        "request_prefill_time_seconds",
+        "request_prompt_tokens",
+        "request_queue_time_seconds",
+        "request_success_total",
+        "request_time_per_output_token_seconds",
+        "time_to_first_token_seconds",
+    ];
+    let mut found = names("vllm:");
+    found.sort();
+    assert_eq!(found, expected);
+    assert!(names("candlepower_").contains(&"kv_blocks_total".to_owned()), "{text}");
+    for name in ["prefill", "decode", "inference"] {
+        let line = format!("vllm:request_{name}_time_seconds_count{{model_name=\"demo\"}} 1");
+        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+    }
+    assert!(
+        text.contains(
+            "vllm:cache_config_info{model_name=\"demo\",block_size=\"16\",num_gpu_blocks=\""
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_examples_of_the_reference_are_answered() {
+    let server = ServerBuilder::new("demo").flags("--framework prism").start();
+    let document = server.get("/openapi.json").ok();
+    let about = document["info"]["description"].as_str().unwrap();
+    assert!(about.contains("Answers end after 16 tokens"), "{about}");
+    let mut answered = 0;
+    for (path, item) in document["paths"].as_object().unwrap() {
+        let example = &item["post"]["requestBody"]["content"]["application/json"]["example"];
+        // The demo gives no vectors.
+        if example.is_null()
+            || ["/v1/embeddings", "/v1/rerank", "/v1/score"].contains(&path.as_str())
+        {
+            continue;
+        }
+        let answer = server.post(path, example);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+        answered += 1;
+    }
+    assert!(answered >= 7, "{answered}");
 }

@@ -130,6 +130,8 @@ pub enum TokenEvent {
         /// One entry per prompt token if asked for; the first token has none, nor have those before
         /// `prompt_logprobs_from`.
         logprobs: Option<Vec<Option<TokenLogprobs>>>,
+        /// Seconds since the first step that computed it.
+        prefill_s: f64,
         /// Set when nothing is to be generated (`max_tokens` 0).
         finish: Option<FinishReason>,
     },

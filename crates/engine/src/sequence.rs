@@ -31,6 +31,8 @@ pub(crate) struct Sequence {
     constraint: Constrained,
     /// When it was submitted; taken by the first step that computes it.
     submitted_at: Option<Instant>,
+    /// When the first step that computes it was launched.
+    started_at: Option<Instant>,
 }
 
 /// Whether something is asked of the output.
@@ -108,6 +110,7 @@ impl Sequence {
             prompt_sent: false,
             scores: scores.clone(),
             submitted_at: Some(submitted_at),
+            started_at: None,
             params: Rc::clone(&params),
         })
     }
@@ -139,7 +142,10 @@ impl Sequence {
 
     /// Seconds that it waited, the first time that it is asked.
     pub(crate) fn take_queue_time(&mut self) -> Option<f64> {
-        self.submitted_at.take().map(|at| at.elapsed().as_secs_f64())
+        let submitted_at = self.submitted_at.take()?;
+        let now = Instant::now();
+        self.started_at = Some(now);
+        Some((now - submitted_at).as_secs_f64())
     }
 
     /// Ends the sequence with an error of its own.
@@ -217,7 +223,8 @@ impl Sequence {
         self.prompt_sent = true;
         let finish = (self.output_limit == 0).then_some(FinishReason::Length);
         let logprobs = self.scores.take().map(|scores| scores.borrow().tokens.clone());
-        self.stream.send(TokenEvent::Prompt { num_cached_tokens, logprobs, finish })
+        let prefill_s = self.started_at.map_or(0.0, |at| at.elapsed().as_secs_f64());
+        self.stream.send(TokenEvent::Prompt { num_cached_tokens, logprobs, prefill_s, finish })
     }
 
     /// How many tokens may follow this one when it is sampled; `None` if it ends the sequence, whatever its constraint says.

@@ -97,7 +97,7 @@ fn collect(mut stream: TokenStream) -> Collected {
     while let Some(event) = block_on(stream.next()) {
         assert_eq!(out.finish, None, "an event after the last");
         match event {
-            TokenEvent::Prompt { num_cached_tokens, logprobs, finish } => {
+            TokenEvent::Prompt { num_cached_tokens, logprobs, finish, .. } => {
                 (out.cached, out.prompt, out.finish) = (num_cached_tokens, logprobs, finish);
             }
             TokenEvent::Token { token_id, logprobs, finish } => {

@@ -16,7 +16,9 @@ impl PartialSchema for StopStrings {
             .min_length(Some(1))
             .build();
         let list = ArrayBuilder::new().items(string.clone()).max_items(Some(MAX_STOP_STRINGS));
-        Schema::OneOf(OneOfBuilder::new().item(string).item(list).build()).into()
+        let either = OneOfBuilder::new().item(string).item(list);
+        let text = "The answer ends before the first of these texts.";
+        Schema::OneOf(either.description(Some(text)).build()).into()
     }
 }
 

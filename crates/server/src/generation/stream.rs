@@ -150,7 +150,8 @@ impl Choice {
                 self.tokens = None;
                 Err(ApiError::internal(message))
             }
-            TokenEvent::Prompt { num_cached_tokens, logprobs, finish } => {
+            TokenEvent::Prompt { num_cached_tokens, logprobs, prefill_s, finish } => {
+                self.clock.prompt(prefill_s);
                 self.delta.finish = finish.map(Finish::from);
                 Ok(Some(ChoiceEvent::Prompt { num_cached_tokens, logprobs }))
             }
@@ -208,13 +209,20 @@ fn engine_ended(engine: &EngineHandle) -> ApiError {
 pub(crate) struct TokenClock {
     metrics: Metrics,
     arrived: Instant,
+    first_token: Option<Instant>,
     last_token: Option<Instant>,
+    prefill_s: f64,
     tokens: Arc<RequestTokens>,
 }
 
 impl TokenClock {
     pub(crate) fn new(metrics: Metrics, arrived: Instant, tokens: Arc<RequestTokens>) -> Self {
-        Self { metrics, arrived, last_token: None, tokens }
+        Self { metrics, arrived, first_token: None, last_token: None, prefill_s: 0.0, tokens }
+    }
+
+    fn prompt(&mut self, prefill_s: f64) {
+        self.metrics.prefill_time.record(prefill_s);
+        self.prefill_s = prefill_s;
     }
 
     fn token(&mut self) {
@@ -224,12 +232,21 @@ impl TokenClock {
             None => self.metrics.time_to_first_token.record((now - self.arrived).as_secs_f64()),
             Some(last) => self.metrics.inter_token_latency.record((now - last).as_secs_f64()),
         }
+        self.first_token.get_or_insert(now);
         self.last_token = Some(now);
     }
 
     fn end(&self, reason: FinishReason, num_generated: usize) {
         self.metrics.e2e_latency.record(self.arrived.elapsed().as_secs_f64());
         self.metrics.generation_tokens.record(num_generated as f64);
+        if let (Some(first), Some(last)) = (self.first_token, self.last_token) {
+            let decode_s = (last - first).as_secs_f64();
+            self.metrics.decode_time.record(decode_s);
+            self.metrics.inference_time.record(self.prefill_s + decode_s);
+            if num_generated > 1 {
+                self.metrics.time_per_output_token.record(decode_s / (num_generated - 1) as f64);
+            }
+        }
         self.metrics.count_success(reason.as_str());
     }
 }

@@ -67,10 +67,13 @@ pub(crate) fn submit(
     let mut key_places = request.key.as_ref().map(admit).transpose()?.unwrap_or_default();
     let caller_priority =
         request.key.as_ref().map_or(0, |key| key.caller_priority(generation.priority));
+    state.metrics().params_n.record(generation.n as f64);
     for prompt in prompts {
+        let sampling = generation.sampling_for(prompt.len(), model.max_model_len);
+        state.metrics().params_max_tokens.record(sampling.max_tokens as f64);
         let streams = model.engine.submit(Request {
             prompt: prompt.clone(),
-            sampling: generation.sampling_for(prompt.len(), model.max_model_len),
+            sampling,
             n: generation.n,
             priority: generation.priority,
             caller: request.caller,

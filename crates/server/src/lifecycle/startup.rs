@@ -71,6 +71,10 @@ pub async fn serve(
         Ok(model) => {
             announce_model(&effective.config, &model, &server.address, begin.elapsed());
             let engine = model.clone();
+            if let Served::Generating(model) = &model {
+                let info = model.engine.info();
+                server.state.metrics().set_cache_config(info.block_size, info.num_blocks);
+            }
             server.state.set_ready(model);
             tokio::select! {
                 () = server.signals.next() => {}

@@ -25,6 +25,12 @@ pub(crate) struct Metrics {
     pub(crate) e2e_latency: Histogram,
     pub(crate) prompt_tokens: Histogram,
     pub(crate) generation_tokens: Histogram,
+    pub(crate) prefill_time: Histogram,
+    pub(crate) decode_time: Histogram,
+    pub(crate) inference_time: Histogram,
+    pub(crate) time_per_output_token: Histogram,
+    pub(crate) params_n: Histogram,
+    pub(crate) params_max_tokens: Histogram,
 }
 
 /// Counters of a key.
@@ -47,17 +53,17 @@ enum Kind {
     Histogram(&'static [f64]),
 }
 
-/// A metric: its name behind `candlepower_`, its name in vLLM, what it is, and its help text.
+/// A metric: its name behind `candlepower_`, the name under which vLLM has it, if it does, its kind, and its help text.
 struct Description {
     name: &'static str,
-    vllm: &'static str,
+    vllm: Option<&'static str>,
     kind: Kind,
     help: &'static str,
 }
 
 const fn describe(
     name: &'static str,
-    vllm: &'static str,
+    vllm: Option<&'static str>,
     kind: Kind,
     help: &'static str,
 ) -> Description {
@@ -89,194 +95,236 @@ const TOKENS: &[f64] = &[
 const DESCRIPTIONS: &[Description] = &[
     describe(
         "num_requests_running",
-        "vllm:num_requests_running",
+        Some("vllm:num_requests_running"),
         Kind::Gauge,
         "Sequences that are being computed.",
     ),
     describe(
         "num_requests_waiting",
-        "vllm:num_requests_waiting",
+        Some("vllm:num_requests_waiting"),
         Kind::Gauge,
         "Sequences that wait for KV blocks or for a place in the batch.",
     ),
     describe(
         "kv_cache_usage_ratio",
-        "vllm:kv_cache_usage_perc",
+        Some("vllm:kv_cache_usage_perc"),
         Kind::Gauge,
         "Share of KV blocks that are held, 0 to 1; cached blocks that nothing references count as free.",
     ),
-    describe("kv_blocks_total", "vllm:kv_blocks_total", Kind::Gauge, "All KV blocks."),
+    describe("kv_blocks_total", None, Kind::Gauge, "All KV blocks."),
     describe(
         "kv_blocks_free",
-        "vllm:kv_blocks_free",
+        None,
         Kind::Gauge,
         "KV blocks that neither a sequence nor a session holds, cached ones included.",
     ),
     describe(
         "kv_blocks_pinned",
-        "vllm:kv_blocks_pinned",
+        None,
         Kind::Gauge,
         "KV blocks that sessions keep, until a request needs them.",
     ),
     describe(
         "prefix_cache_queries_total",
-        "vllm:prefix_cache_queries_total",
+        Some("vllm:prefix_cache_queries_total"),
         Kind::Counter,
         "Prompt tokens looked up in the prefix cache.",
     ),
     describe(
         "prefix_cache_hits_total",
-        "vllm:prefix_cache_hits_total",
+        Some("vllm:prefix_cache_hits_total"),
         Kind::Counter,
         "Prompt tokens found in the prefix cache.",
     ),
     describe(
         "prompt_tokens_total",
-        "vllm:prompt_tokens_total",
+        Some("vllm:prompt_tokens_total"),
         Kind::Counter,
         "Prompt tokens of admitted requests.",
     ),
     describe(
         "generation_tokens_total",
-        "vllm:generation_tokens_total",
+        Some("vllm:generation_tokens_total"),
         Kind::Counter,
         "Tokens generated.",
     ),
     describe(
         "jump_forward_tokens_total",
-        "vllm:jump_forward_tokens_total",
+        None,
         Kind::Counter,
         "Tokens generated without being drawn, because a constraint allowed no other.",
     ),
     describe(
         "request_success_total",
-        "vllm:request_success_total",
+        Some("vllm:request_success_total"),
         Kind::Counter,
         "Choices that came to an end, by finish reason.",
     ),
     describe(
         "num_preemptions_total",
-        "vllm:num_preemptions_total",
+        Some("vllm:num_preemptions_total"),
         Kind::Counter,
         "Sequences that were preempted, because KV blocks ran out or for another caller.",
     ),
     describe(
         "kv_blocks_swapped",
-        "vllm:kv_blocks_swapped",
+        None,
         Kind::Gauge,
         "KV blocks that preempted sequences have in the memory of the host.",
     ),
     describe(
         "swapped_out_blocks_total",
-        "vllm:swapped_out_blocks_total",
+        None,
         Kind::Counter,
         "KV blocks brought to the memory of the host.",
     ),
     describe(
         "swapped_in_blocks_total",
-        "vllm:swapped_in_blocks_total",
+        None,
         Kind::Counter,
         "KV blocks brought back from the memory of the host.",
     ),
     describe(
         "time_to_first_token_seconds",
-        "vllm:time_to_first_token_seconds",
+        Some("vllm:time_to_first_token_seconds"),
         Kind::Histogram(FIRST_TOKEN_S),
         "Seconds from a request's arrival to its first token.",
     ),
     describe(
         "inter_token_latency_seconds",
-        "vllm:inter_token_latency_seconds",
+        Some("vllm:inter_token_latency_seconds"),
         Kind::Histogram(TOKEN_S),
         "Seconds between two tokens of a choice.",
     ),
     describe(
         "e2e_request_latency_seconds",
-        "vllm:e2e_request_latency_seconds",
+        Some("vllm:e2e_request_latency_seconds"),
         Kind::Histogram(REQUEST_S),
         "Seconds from a request's arrival to the end of a choice.",
     ),
     describe(
         "request_queue_time_seconds",
-        "vllm:request_queue_time_seconds",
+        Some("vllm:request_queue_time_seconds"),
         Kind::Histogram(REQUEST_S),
         "Seconds from submission to the first step that computes the request.",
     ),
     describe(
         "request_prompt_tokens",
-        "vllm:request_prompt_tokens",
+        Some("vllm:request_prompt_tokens"),
         Kind::Histogram(TOKENS),
         "Prompt tokens of a request.",
     ),
     describe(
         "request_generation_tokens",
-        "vllm:request_generation_tokens",
+        Some("vllm:request_generation_tokens"),
         Kind::Histogram(TOKENS),
         "Tokens generated for a choice.",
     ),
     describe(
+        "request_prefill_time_seconds",
+        Some("vllm:request_prefill_time_seconds"),
+        Kind::Histogram(REQUEST_S),
+        "Seconds from the first step that computes a prompt to its last one.",
+    ),
+    describe(
+        "request_decode_time_seconds",
+        Some("vllm:request_decode_time_seconds"),
+        Kind::Histogram(REQUEST_S),
+        "Seconds from the first token of a choice to its last one.",
+    ),
+    describe(
+        "request_inference_time_seconds",
+        Some("vllm:request_inference_time_seconds"),
+        Kind::Histogram(REQUEST_S),
+        "Seconds of prefill and decode of a choice together.",
+    ),
+    describe(
+        "request_time_per_output_token_seconds",
+        Some("vllm:request_time_per_output_token_seconds"),
+        Kind::Histogram(TOKEN_S),
+        "Mean seconds between two tokens of a choice that has ended.",
+    ),
+    describe(
+        "request_params_n",
+        Some("vllm:request_params_n"),
+        Kind::Histogram(TOKENS),
+        "Choices that a request asked for.",
+    ),
+    describe(
+        "request_params_max_tokens",
+        Some("vllm:request_params_max_tokens"),
+        Kind::Histogram(TOKENS),
+        "Most tokens of a choice that a request allows.",
+    ),
+    describe(
+        "cache_config_info",
+        Some("vllm:cache_config_info"),
+        Kind::Gauge,
+        "Always 1; its labels say the size of a KV block in tokens and how many blocks there are.",
+    ),
+    describe(
         "iteration_tokens_total",
-        "vllm:iteration_tokens_total",
+        Some("vllm:iteration_tokens_total"),
         Kind::Histogram(TOKENS),
         "Tokens computed in a step.",
     ),
     describe(
         "step_duration_seconds",
-        "vllm:step_duration_seconds",
+        None,
         Kind::Histogram(STEP_S),
         "Seconds of a whole step: schedule, forward, sample, commit, send.",
     ),
     describe(
         "forward_duration_seconds",
-        "vllm:forward_duration_seconds",
+        None,
         Kind::Histogram(STEP_S),
         "Seconds of the model's forward within a step, logits included.",
     ),
     describe(
         "grammar_duration_seconds",
-        "vllm:grammar_duration_seconds",
+        None,
         Kind::Histogram(STEP_S),
         "Seconds of a step in which grammars said what they allow and took what was drawn.",
     ),
     describe(
         "http_requests_total",
-        "http_requests_total",
+        Some("http_requests_total"),
         Kind::Counter,
         "HTTP requests, by method, path and status.",
     ),
     describe(
         "http_request_duration_seconds",
-        "http_request_duration_seconds",
+        Some("http_request_duration_seconds"),
         Kind::Histogram(REQUEST_S),
         "Seconds from an HTTP request's arrival to the end of its answer, by method and path.",
     ),
     describe(
         "key_requests_total",
-        "vllm:key_requests_total",
+        None,
         Kind::Counter,
         "HTTP requests with an API key, by the key's name and the status.",
     ),
     describe(
         "key_prompt_tokens_total",
-        "vllm:key_prompt_tokens_total",
+        None,
         Kind::Counter,
         "Prompt tokens of requests with an API key, by the key's name.",
     ),
     describe(
         "key_generation_tokens_total",
-        "vllm:key_generation_tokens_total",
+        None,
         Kind::Counter,
         "Tokens generated for requests with an API key, by the key's name.",
     ),
     describe(
         "log_lines_dropped_total",
-        "vllm:log_lines_dropped_total",
+        None,
         Kind::Counter,
         "Lines of the log that were dropped, because standard error failed (write_failed) or was not read (queue_full).",
     ),
     describe(
         "reload_failures_total",
-        "vllm:reload_failures_total",
+        None,
         Kind::Counter,
         "Times that files could not be used when SIGHUP asked to read them again, by files.",
     ),
@@ -353,6 +401,12 @@ impl Metrics {
             e2e_latency: histogram("e2e_request_latency_seconds"),
             prompt_tokens: histogram("request_prompt_tokens"),
             generation_tokens: histogram("request_generation_tokens"),
+            prefill_time: histogram("request_prefill_time_seconds"),
+            decode_time: histogram("request_decode_time_seconds"),
+            inference_time: histogram("request_inference_time_seconds"),
+            time_per_output_token: histogram("request_time_per_output_token_seconds"),
+            params_n: histogram("request_params_n"),
+            params_max_tokens: histogram("request_params_max_tokens"),
             handle: recorder.handle(),
             recorder: Arc::new(recorder),
             naming,
@@ -372,6 +426,16 @@ impl Metrics {
         };
         let labels = vec![Label::from_static_parts(label, finish_reason)];
         self.counter("request_success_total", labels).increment(1);
+    }
+
+    /// Says how large the KV cache is.
+    pub(crate) fn set_cache_config(&self, block_size: usize, num_blocks: usize) {
+        let labels = vec![
+            Label::new("block_size", block_size.to_string()),
+            Label::new("num_gpu_blocks", num_blocks.to_string()),
+        ];
+        let key = Key::from_parts(self.naming.name("cache_config_info"), labels);
+        self.recorder.register_gauge(&key, &METADATA).set(1.0);
     }
 
     /// Counter of the log's lines that were dropped for a reason.
@@ -440,9 +504,10 @@ impl Naming {
     }
 
     fn name_of(self, description: &Description) -> String {
-        match self {
-            Self::Own => format!("candlepower_{}", description.name),
-            Self::Vllm => description.vllm.to_owned(),
+        // A dashboard of another server's is to find nothing under that server's prefix which it does not have.
+        match description.vllm.filter(|_| self == Self::Vllm) {
+            Some(name) => name.to_owned(),
+            None => format!("candlepower_{}", description.name),
         }
     }
 }
@@ -484,6 +549,27 @@ mod tests {
             ),
             "{text}"
         );
-        assert!(!text.contains("candlepower_"));
+        metrics.set_cache_config(16, 300);
+        let config =
+            "vllm:cache_config_info{model_name=\"m\",block_size=\"16\",num_gpu_blocks=\"300\"} 1";
+        assert!(metrics.render().contains(config), "{}", metrics.render());
+        // Measurements that vLLM does not have keep their own names.
+        assert!(text.contains("candlepower_kv_blocks_total{model_name=\"m\"}"), "{text}");
+        for invented in [
+            "kv_blocks",
+            "jump_forward",
+            "swapped",
+            "step_duration",
+            "forward_duration",
+            "grammar",
+            "key_",
+            "log_lines",
+            "reload",
+        ] {
+            assert!(!text.contains(&format!("vllm:{invented}")), "{invented}");
+        }
+        assert!(
+            !text.contains("candlepower_num_requests") && !text.contains("candlepower_time_to")
+        );
     }
 }
