@@ -5,6 +5,7 @@ mod completions;
 mod constraints;
 mod documents;
 mod errors;
+mod model_output;
 mod reasoning;
 mod sampling;
 mod settings;

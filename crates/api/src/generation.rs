@@ -60,7 +60,7 @@ pub struct GenerationFields {
     /// Choices to generate, 1 to 128.
     #[schema(default = 1, minimum = 1, maximum = 128)]
     pub n: Option<i64>,
-    /// A string or up to 16 strings that end the text.
+    /// A string or up to 16 strings that end the text; in a conversation its content, not reasoning or calls.
     #[schema(value_type = Option<StopStrings>)]
     pub stop: Option<StopStrings>,
     /// Tokens that end the text.

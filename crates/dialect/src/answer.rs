@@ -193,8 +193,9 @@ impl Lark<'_> {
 
     /// The terminal of reasoning, in which nothing ends it for the parser but its mark.
     fn thought(&self) -> String {
-        let ended_by = self.shape.dialect.tools.and_then(|tools| tools.format().ends_reasoning);
-        let ended_by = ended_by.map(|mark| format!(r" & ~/(.|\n)*{}(.|\n)*/", escaped(mark)));
+        let tools = self.shape.dialect.tools.filter(|_| self.shape.calls != Calls::None);
+        let ended_by = tools.and_then(|tools| tools.format().ends_reasoning);
+        let ended_by = ended_by.map(|call| format!(r" & ~/(.|\n)*{call}(.|\n)*/"));
         format!(r"/(.|\n)*/{}", ended_by.unwrap_or_default())
     }
 

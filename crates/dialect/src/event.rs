@@ -28,28 +28,35 @@ pub enum OutputEvent {
     },
 }
 
+impl OutputEvent {
+    /// Adds the event to others; what goes on with the last of them becomes a part of it.
+    pub fn add_to(self, events: &mut Vec<Self>) {
+        match (events.last_mut(), self) {
+            (Some(Self::Content(before)), Self::Content(text))
+            | (Some(Self::Reasoning(before)), Self::Reasoning(text))
+            | (
+                Some(Self::CallArguments { fragment: before, .. }),
+                Self::CallArguments { fragment: text, .. },
+            ) => before.push_str(&text),
+            (_, event) => events.push(event),
+        }
+    }
+}
+
 /// Events, of which neighbours of one kind become one.
 #[derive(Debug, Default)]
 pub(crate) struct Events(Vec<OutputEvent>);
 
 impl Events {
     pub(crate) fn content(&mut self, text: &str) {
-        if text.is_empty() {
-            return;
-        }
-        match self.0.last_mut() {
-            Some(OutputEvent::Content(before)) => before.push_str(text),
-            _ => self.0.push(OutputEvent::Content(text.to_owned())),
+        if !text.is_empty() {
+            OutputEvent::Content(text.to_owned()).add_to(&mut self.0);
         }
     }
 
     pub(crate) fn reasoning(&mut self, text: &str) {
-        if text.is_empty() {
-            return;
-        }
-        match self.0.last_mut() {
-            Some(OutputEvent::Reasoning(before)) => before.push_str(text),
-            _ => self.0.push(OutputEvent::Reasoning(text.to_owned())),
+        if !text.is_empty() {
+            OutputEvent::Reasoning(text.to_owned()).add_to(&mut self.0);
         }
     }
 
@@ -58,12 +65,8 @@ impl Events {
     }
 
     pub(crate) fn call_arguments(&mut self, index: usize, text: &str) {
-        if text.is_empty() {
-            return;
-        }
-        match self.0.last_mut() {
-            Some(OutputEvent::CallArguments { fragment, .. }) => fragment.push_str(text),
-            _ => self.0.push(OutputEvent::CallArguments { index, fragment: text.to_owned() }),
+        if !text.is_empty() {
+            OutputEvent::CallArguments { index, fragment: text.to_owned() }.add_to(&mut self.0);
         }
     }
 

@@ -44,7 +44,7 @@ mod llama3;
 mod minimax_m2;
 mod mistral;
 mod object;
-mod pythonic;
+pub(crate) mod pythonic;
 mod qwen3_coder;
 mod reasoning;
 pub(crate) mod xml;
@@ -116,7 +116,7 @@ pub(crate) struct Format {
     pub(crate) marks: &'static [&'static str],
     /// The marks that calls begin with, anywhere in the text.
     pub(crate) openers: &'static [&'static str],
-    /// The beginning of a call that ends reasoning which is not closed.
+    /// A regular expression of what calls begin with in reasoning that is not closed. Grammars keep it out of reasoning.
     pub(crate) ends_reasoning: Option<&'static str>,
     /// The beginning of a call, if the text is one, looked for at this position. The functions are those that there are.
     pub(crate) head: fn(&str, Position, &[Callable]) -> Scan<Head>,

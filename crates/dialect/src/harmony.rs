@@ -4,14 +4,20 @@
 //! `<|start|>assistant`, and what ends the answer, `<|return|>` or `<|call|>`, is an end-of-sequence token.
 //! Source: the guide "OpenAI Harmony Response Format".
 
+use std::sync::Arc;
+
+use crate::callable::Callable;
 use crate::event::Events;
 use crate::scan::{ValueScanner, len_of_beginning};
+use crate::tool::{MAX_SPACE_BYTES, MAX_UNKNOWN};
 
 const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
 const CONSTRAIN: &str = "<|constrain|>";
 const MESSAGE: &str = "<|message|>";
 const RECIPIENT: &str = "to=";
+/// Before the name of a function.
+const FUNCTIONS: &str = "functions.";
 /// What a body ends with.
 const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
 pub(crate) const MARKS: [&str; 7] =
@@ -25,10 +31,16 @@ const MAX_HEADER_BYTES: usize = 4 << 10;
 pub(crate) struct HarmonyParser {
     state: State,
     held: String,
-    /// Whether there are functions to call.
-    calls: bool,
+    /// The functions that there are.
+    functions: Option<Arc<[Callable]>>,
     num_calls: usize,
     arguments: Arguments,
+    /// The functions that were called and that there are not.
+    unknown: Vec<String>,
+    /// The kinds of messages that have said something.
+    said: Vec<Body>,
+    /// Whether this message has said nothing yet.
+    is_new: bool,
 }
 
 /// How far the arguments of the last call are.
@@ -73,13 +85,16 @@ impl Arguments {
 }
 
 impl HarmonyParser {
-    pub(crate) fn new(calls: bool) -> Self {
+    pub(crate) fn new(functions: Option<Arc<[Callable]>>) -> Self {
         Self {
             state: State::Between,
             held: String::new(),
-            calls,
+            functions,
             num_calls: 0,
             arguments: Arguments::Empty,
+            unknown: Vec::new(),
+            said: Vec::new(),
+            is_new: true,
         }
     }
 
@@ -93,7 +108,10 @@ impl HarmonyParser {
     pub(crate) fn finish(&mut self, events: &mut Events) {
         let rest = std::mem::take(&mut self.held);
         match self.state {
-            State::Body(body) => self.tell(body, rest.trim_end(), events),
+            State::Body(body) => {
+                let least = rest.floor_char_boundary(rest.len().saturating_sub(MAX_SPACE_BYTES));
+                self.tell(body, &rest[..rest.trim_end().len().max(least)], events);
+            }
             State::Between | State::Header => {}
         }
         // The token that ends a call may have ended the answer.
@@ -143,17 +161,40 @@ impl HarmonyParser {
             let end = rest.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(rest.len());
             Some(&rest[..end])
         };
-        let function = word(RECIPIENT).map(|recipient| recipient.strip_prefix("functions."));
-        match (function, word(CHANNEL)) {
-            (Some(Some(name)), _) if self.calls && !name.is_empty() => {
-                events.call_start(self.num_calls, name.to_owned());
-                self.arguments = Arguments::Empty;
-                Body::Call
+        self.is_new = true;
+        let Some(recipient) = word(RECIPIENT) else {
+            let is_analysis = word(CHANNEL) == Some("analysis");
+            return if is_analysis { Body::Reasoning } else { Body::Content };
+        };
+        if let Some(name) = self.function(recipient) {
+            events.call_start(self.num_calls, name);
+            self.arguments = Arguments::Empty;
+            return Body::Call;
+        }
+        match recipient.strip_prefix(FUNCTIONS) {
+            Some(name) => {
+                if self.functions.is_some() && self.unknown.len() < MAX_UNKNOWN {
+                    self.unknown.push(name.to_owned());
+                }
+                Body::Content
             }
             // Tools of its own, which it was not offered, are thoughts.
-            (Some(None), _) | (None, Some("analysis")) => Body::Reasoning,
-            _ => Body::Content,
+            None => Body::Reasoning,
         }
+    }
+
+    /// Functions that were called and that there are not. Their calls are content.
+    pub(crate) fn unknown(&self) -> &[String] {
+        &self.unknown
+    }
+
+    /// The function that a recipient names. Models forget what stands before its name, or the mark behind it.
+    fn function(&self, recipient: &str) -> Option<String> {
+        let functions = self.functions.as_ref()?;
+        let name = recipient.strip_prefix(FUNCTIONS).unwrap_or(recipient);
+        let names = [name, name.strip_suffix("json").unwrap_or(name)];
+        let is_known = |name: &&str| functions.iter().any(|function| function.name == *name);
+        names.into_iter().find(is_known).map(str::to_owned)
     }
 
     fn body(&mut self, body: Body, events: &mut Events) -> bool {
@@ -161,11 +202,15 @@ impl HarmonyParser {
         let Some((at, mark)) = found else {
             let begun = ENDS.iter().map(|mark| len_of_beginning(&self.held, mark)).max();
             let certain = self.held.len() - begun.unwrap_or(0);
-            let text: String = self.held.drain(..self.held[..certain].trim_end().len()).collect();
+            // White space at the end says nothing, but it is not held back without end.
+            let least = self.held.floor_char_boundary(certain.saturating_sub(MAX_SPACE_BYTES));
+            let certain = self.held[..certain].trim_end().len().max(least);
+            let text: String = self.held.drain(..certain).collect();
             self.tell(body, &text, events);
             return false;
         };
-        let text = self.held[..at].trim_end().to_owned();
+        let least = self.held.floor_char_boundary(at.saturating_sub(MAX_SPACE_BYTES));
+        let text = self.held[..self.held[..at].trim_end().len().max(least)].to_owned();
         self.tell(body, &text, events);
         if body == Body::Call {
             if self.arguments == Arguments::Empty {
@@ -179,9 +224,15 @@ impl HarmonyParser {
     }
 
     fn tell(&mut self, body: Body, text: &str, events: &mut Events) {
+        // Clients join the messages of a kind.
+        let before = if self.is_new && self.said.contains(&body) { "\n\n" } else { "" };
+        let before = if text.is_empty() { "" } else { before };
+        if !text.is_empty() && std::mem::take(&mut self.is_new) && before.is_empty() {
+            self.said.push(body);
+        }
         match body {
-            Body::Content => events.content(text),
-            Body::Reasoning => events.reasoning(text),
+            Body::Content => events.content(&[before, text].concat()),
+            Body::Reasoning => events.reasoning(&[before, text].concat()),
             Body::Call => {
                 events.call_arguments(self.num_calls, text);
                 self.arguments = std::mem::take(&mut self.arguments).with(text);

@@ -48,17 +48,35 @@ enum Stages {
 
 impl OutputParser {
     /// For an answer that stands at `thinking` before its first character. `functions` are those that may be called;
-    /// without them calls are content.
+    /// without them calls are content, and so are calls of others.
     pub fn new(dialect: Dialect, thinking: Thinking, functions: Option<Arc<[Callable]>>) -> Self {
+        Self::of(dialect, thinking, functions, false)
+    }
+
+    /// The same, for an answer that is calls and nothing else: where it breaks off, the beginning of a call is no content.
+    pub fn of_calls(
+        dialect: Dialect,
+        thinking: Thinking,
+        functions: Option<Arc<[Callable]>>,
+    ) -> Self {
+        Self::of(dialect, thinking, functions, true)
+    }
+
+    fn of(
+        dialect: Dialect,
+        thinking: Thinking,
+        functions: Option<Arc<[Callable]>>,
+        are_required: bool,
+    ) -> Self {
         if dialect.is_harmony() {
-            return Self(Stages::Harmony(HarmonyParser::new(functions.is_some())));
+            return Self(Stages::Harmony(HarmonyParser::new(functions)));
         }
-        let tools = dialect.tools.map(ToolFormat::format).zip(functions);
-        let ended_by = tools.as_ref().and_then(|(format, _)| format.ends_reasoning);
-        let reasoning = |format| ReasoningParser::new(format, thinking, ended_by);
+        let calls = dialect.tools.map(ToolFormat::format).zip(functions);
+        let reasoning = |format| ReasoningParser::new(format, thinking, calls.clone());
         Self(Stages::Marked {
             reasoning: dialect.reasoning.and_then(reasoning),
-            tools: tools.map(|(format, functions)| ToolParser::new(format, functions)),
+            tools: calls
+                .map(|(format, functions)| ToolParser::new(format, functions, are_required)),
         })
     }
 
@@ -70,14 +88,34 @@ impl OutputParser {
             Stages::Marked { reasoning: None, tools } => tell(tools, text, &mut events),
             Stages::Marked { reasoning: Some(reasoning), tools } => {
                 let content = reasoning.push(text, &mut events);
+                if let (Some(mark), Some(tools)) = (reasoning.take_unclosed(), &mut *tools) {
+                    tools.leave_out(mark);
+                }
                 tell(tools, &content, &mut events);
             }
         }
         events.into_vec()
     }
 
-    /// What is left when no more text comes. Nothing is pushed after it.
+    /// The rest when no more text comes, since the model has ended. Nothing is pushed after it.
     pub fn finish(&mut self) -> Vec<OutputEvent> {
+        self.end(false)
+    }
+
+    /// The same where the text breaks off: a call that has only begun is no content.
+    pub fn cut(&mut self) -> Vec<OutputEvent> {
+        self.end(true)
+    }
+
+    /// Functions that were called and that are not among those that may be: their calls are content.
+    pub fn unknown_functions(&self) -> &[String] {
+        match &self.0 {
+            Stages::Harmony(parser) => parser.unknown(),
+            Stages::Marked { tools, .. } => tools.as_ref().map_or(&[], ToolParser::unknown),
+        }
+    }
+
+    fn end(&mut self, is_cut: bool) -> Vec<OutputEvent> {
         let mut events = Events::default();
         match &mut self.0 {
             Stages::Harmony(parser) => parser.finish(&mut events),
@@ -87,7 +125,7 @@ impl OutputParser {
                     tell(tools, &content, &mut events);
                 }
                 if let Some(tools) = tools {
-                    tools.finish(&mut events);
+                    tools.finish(is_cut, &mut events);
                 }
             }
         }

@@ -1,8 +1,15 @@
-//! Reasoning between two marks, before the content.
+//! Reasoning between two marks, before the content. A call ends it, too: models forget to close it before they call.
 
+use std::sync::Arc;
+
+use crate::callable::Callable;
 use crate::event::Events;
-use crate::format::{ReasoningFormat, Thinking};
-use crate::scan::len_of_beginning;
+use crate::format::{Format, Position, ReasoningFormat, Thinking};
+use crate::scan::{Stop, len_of_beginning};
+use crate::tool::MAX_SPACE_BYTES;
+
+/// The beginning of a call within reasoning has at most so many bytes.
+const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// Reads text in pieces; reasoning becomes events, content is given back.
 #[derive(Debug)]
@@ -11,10 +18,22 @@ pub(crate) struct ReasoningParser {
     close: &'static str,
     /// What the line behind the mark that opens may say, which is no reasoning.
     title: &'static str,
-    /// What content begins with that may follow without a mark that closes.
-    ended_by: Option<&'static str>,
+    /// The calls that may be made.
+    calls: Option<(&'static Format, Arc<[Callable]>)>,
     state: State,
     held: String,
+    /// Whether a call has ended the reasoning.
+    ended_by_call: bool,
+}
+
+/// The end of reasoning, or a place where it may end.
+enum Found {
+    /// The mark, at this place.
+    Closed(usize),
+    /// A call, which begins at this place.
+    Call(usize),
+    /// Text at this place that may become one of them.
+    Maybe(usize),
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -33,11 +52,12 @@ enum State {
 }
 
 impl ReasoningParser {
-    /// For an answer that stands at `thinking`; none where the format has no marks. Reasoning also ends before `ended_by`.
+    /// For an answer that stands at `thinking`; none where the format has no marks. The beginning of one of the calls that
+    /// may be made ends the reasoning, too.
     pub(crate) fn new(
         format: ReasoningFormat,
         thinking: Thinking,
-        ended_by: Option<&'static str>,
+        calls: Option<(&'static Format, Arc<[Callable]>)>,
     ) -> Option<Self> {
         let (open, close) = format.marks()?;
         let title = format.title();
@@ -46,7 +66,14 @@ impl ReasoningParser {
             Thinking::Possible => State::Start,
             Thinking::Closed => State::Closed,
         };
-        Some(Self { open, close, title, ended_by, state, held: String::new() })
+        // Without marks of their own, calls are the whole answer and stand in no reasoning.
+        let calls = calls.filter(|(format, _)| !format.opens_at_start());
+        Some(Self { open, close, title, calls, state, held: String::new(), ended_by_call: false })
+    }
+
+    /// The mark that closes the reasoning, if a call has ended it: the mark may still come, and says nothing.
+    pub(crate) fn take_unclosed(&mut self) -> Option<&'static str> {
+        std::mem::take(&mut self.ended_by_call).then_some(self.close)
     }
 
     /// Takes the next piece; the content in it.
@@ -78,6 +105,9 @@ impl ReasoningParser {
         match self.state {
             State::Start => {
                 let text = self.held.trim_start();
+                if self.held.len() - text.len() > MAX_SPACE_BYTES {
+                    return self.go(0, State::Content);
+                }
                 if text.starts_with(self.open) {
                     return self.open(self.held.len() - text.len());
                 }
@@ -125,19 +155,53 @@ impl ReasoningParser {
     }
 
     fn reasoning(&mut self, events: &mut Events) -> bool {
-        let find = |mark: &str| self.held.find(mark);
-        let closed = find(self.close).map(|at| (at, self.close.len(), State::Closed));
-        let ended = self.ended_by.and_then(find).map(|at| (at, 0, State::Content));
-        if let Some((at, length, state)) = closed.into_iter().chain(ended).min_by_key(|end| end.0) {
-            events.reasoning(self.held[..at].trim_end());
-            return self.go(at + length, state);
+        match self.find_end() {
+            Found::Closed(at) => {
+                events.reasoning(self.held[..at].trim_end());
+                self.go(at + self.close.len(), State::Closed)
+            }
+            Found::Call(at) => {
+                events.reasoning(self.held[..at].trim_end());
+                self.ended_by_call = true;
+                self.go(at, State::Content)
+            }
+            Found::Maybe(at) => {
+                let certain = self.held[..at].trim_end().len();
+                events.reasoning(&self.held[..certain]);
+                self.held.drain(..certain);
+                false
+            }
         }
-        let marks = self.ended_by.into_iter().chain([self.close]);
-        let begun = marks.map(|mark| len_of_beginning(&self.held, mark)).max().unwrap_or(0);
-        let certain = self.held[..self.held.len() - begun].trim_end().len();
-        events.reasoning(&self.held[..certain]);
-        self.held.drain(..certain);
-        false
+    }
+
+    /// The first end of the reasoning.
+    fn find_end(&self) -> Found {
+        let text = self.held.as_str();
+        let closed = text.find(self.close);
+        // Text behind the mark is no reasoning, and begins no call in it.
+        let reasoning = &text[..closed.unwrap_or(text.len())];
+        let openers = self.calls.as_ref().map_or(&[][..], |(format, _)| format.openers);
+        let mut from = 0;
+        while let Some((format, functions)) = &self.calls {
+            let found = openers.iter().filter_map(|opener| reasoning[from..].find(opener)).min();
+            let Some(at) = found.map(|at| from + at) else { break };
+            let near = reasoning[at..].floor_char_boundary(MAX_HEAD_BYTES);
+            let head = (format.head)(&reasoning[at..at + near], Position::First, functions);
+            let is_known = |name: &str| functions.iter().any(|function| function.name == name);
+            match head {
+                Ok(head) if is_known(&head.name) => return Found::Call(at),
+                Err(Stop::Wait) if closed.is_none() && near < MAX_HEAD_BYTES => {
+                    return Found::Maybe(at);
+                }
+                _ => from = at + reasoning[at..].chars().next().map_or(1, char::len_utf8),
+            }
+        }
+        if let Some(at) = closed {
+            return Found::Closed(at);
+        }
+        let marks = openers.iter().copied().chain([self.close]);
+        let begun = marks.map(|mark| len_of_beginning(text, mark)).max().unwrap_or(0);
+        Found::Maybe(text.len() - begun)
     }
 
     /// Models that title their reasoning open and close it again without a thought.
@@ -156,7 +220,9 @@ impl ReasoningParser {
             }
         }
         let text = self.held.trim_start_matches(['\n', '\r']);
-        !text.is_empty() && self.go(self.held.len() - text.len(), State::Content)
+        let breaks = self.held.len() - text.len();
+        let is_over = !text.is_empty() || breaks > MAX_SPACE_BYTES;
+        is_over && self.go(breaks.min(MAX_SPACE_BYTES), State::Content)
     }
 
     /// Takes so many bytes and is in another state.

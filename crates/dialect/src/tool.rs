@@ -1,13 +1,14 @@
 //! Calls within content: what is no call after all is given back as the content it is.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::callable::Callable;
 use crate::event::Events;
-use crate::format::xml::{Element, Marks};
-use crate::format::{Arguments, Format, Position, Tail, gemma4};
+use crate::format::xml::{Element, Known, Marks};
+use crate::format::{Arguments, Format, Position, Tail, gemma4, pythonic};
 use crate::scan::{Reached, Stop, ValueScanner, len_of_beginning};
 use crate::schema::Types;
 
@@ -15,12 +16,23 @@ use crate::schema::Types;
 /// argument has no such limit, as it can be nothing else behind the call's name, and files are written as one.
 const MAX_HELD_BYTES: usize = 64 << 10;
 
+/// White space before a call is no content. Beyond so many bytes it is, so that an answer of white space is not held back.
+pub(crate) const MAX_SPACE_BYTES: usize = 256;
+
 /// Reads content in pieces and finds calls in it.
 #[derive(Debug)]
 pub(crate) struct ToolParser {
     format: &'static Format,
     /// The functions that there are.
     functions: Arc<[Callable]>,
+    /// Whether the answer is calls and nothing else, so that the beginning of one is no content.
+    are_required: bool,
+    /// A mark that ended nothing, and is left out where it comes.
+    stray: Option<&'static str>,
+    /// Whether the last call has arguments, or a piece of them.
+    has_arguments: bool,
+    /// The functions that were called and that there are not.
+    unknown: Vec<String>,
     /// Text that is not told yet.
     held: String,
     state: State,
@@ -41,12 +53,21 @@ enum State {
     /// In the arguments of a call of this function, which become JSON.
     Translated { function: Option<usize>, arguments: gemma4::Arguments },
     /// Before an argument of a call of this function, or its end. So many bytes of its value hold no mark.
-    Elements { marks: &'static Marks, function: Option<usize>, is_first: bool, searched: usize },
+    Elements {
+        marks: &'static Marks,
+        function: Option<usize>,
+        /// The names of the arguments so far.
+        told: BTreeSet<String>,
+        searched: usize,
+    },
     /// Behind the arguments of a call.
     Tail { in_object: bool },
     /// Behind a call, where white space says nothing.
     Space,
 }
+
+/// So many functions are noted that were called and that there are not.
+pub(crate) const MAX_UNKNOWN: usize = 8;
 
 /// Whether there is more to do with the text that is held.
 #[derive(PartialEq, Eq)]
@@ -56,10 +77,18 @@ enum Step {
 }
 
 impl ToolParser {
-    pub(crate) fn new(format: &'static Format, functions: Arc<[Callable]>) -> Self {
+    pub(crate) fn new(
+        format: &'static Format,
+        functions: Arc<[Callable]>,
+        are_required: bool,
+    ) -> Self {
         Self {
             format,
             functions,
+            are_required,
+            stray: None,
+            has_arguments: false,
+            unknown: Vec::new(),
             held: String::new(),
             state: State::Content,
             num_calls: 0,
@@ -74,10 +103,39 @@ impl ToolParser {
         while self.step(events) == Step::Again {}
     }
 
-    /// Tells what is held when no more content comes.
-    pub(crate) fn finish(&mut self, events: &mut Events) {
+    /// Leaves this mark out where it comes next: the reasoning that it closes has ended without it.
+    pub(crate) fn leave_out(&mut self, mark: &'static str) {
+        self.stray = Some(mark);
+    }
+
+    /// The functions that were called and that there are not, at most a few of them. Their calls are content.
+    pub(crate) fn unknown(&self) -> &[String] {
+        &self.unknown
+    }
+
+    /// Tells what is held when no more content comes. In an answer that `is_cut`, the beginning of a call is no content.
+    pub(crate) fn finish(&mut self, is_cut: bool, events: &mut Events) {
         self.ended = true;
+        if let State::Head { skipped, .. } = self.state
+            && (self.are_required || is_cut && self.is_marked(skipped))
+        {
+            self.held.clear();
+        }
         while self.step(events) == Step::Again {}
+        // A call that breaks off before its arguments has none.
+        let in_arguments = matches!(
+            self.state,
+            State::Arguments { .. } | State::Translated { .. } | State::Elements { .. }
+        );
+        if in_arguments && !self.has_arguments {
+            events.call_arguments(self.num_calls, "{}");
+        }
+    }
+
+    /// Whether a mark of calls stands behind so many bytes.
+    fn is_marked(&self, skipped: usize) -> bool {
+        let text = self.held[skipped..].trim_start();
+        self.format.openers.iter().any(|opener| text.starts_with(opener))
     }
 
     fn step(&mut self, events: &mut Events) -> Step {
@@ -102,9 +160,25 @@ impl ToolParser {
     }
 
     fn content(&mut self, events: &mut Events) -> Step {
+        let at_start = self.format.opens_at_start() && !self.has_content;
         let (certain, opened) = self.find_opener();
+        if let Some(mark) = self.stray {
+            let before = certain + opened.unwrap_or(self.held.len() - certain);
+            if let Some(at) = self.held[..before].find(mark) {
+                self.tell_content(at, events);
+                self.held.drain(..mark.len());
+                (self.stray, self.state) = (None, State::Space);
+                return Step::Again;
+            }
+        }
         self.tell_content(certain, events);
         match opened {
+            // Behind so much white space, calls have to have a mark.
+            None if at_start && self.has_content && !self.held.is_empty() => Step::Again,
+            None if self.ended => {
+                self.held.clear();
+                Step::Enough
+            }
             None => Step::Enough,
             Some(skipped) => {
                 self.state = State::Head { skipped, position: Position::First };
@@ -117,60 +191,90 @@ impl ToolParser {
     fn find_opener(&self) -> (usize, Option<usize>) {
         let text = self.held.as_str();
         let length = text.len();
+        // White space is held back, but not without end.
+        let before = |end: usize| {
+            let least = text.floor_char_boundary(end.saturating_sub(MAX_SPACE_BYTES));
+            text[..end].trim_end().len().max(least)
+        };
         if self.format.opens_at_start() && !self.has_content {
             let space = length - text.trim_start().len();
+            let told = before(space);
             return match (space == length, self.ended) {
                 (true, true) => (length, None),
-                (true, false) => (0, None),
+                (true, false) => (told, None),
+                (false, _) if told > 0 => (told, None),
                 (false, _) => (0, Some(space)),
             };
         }
         let openers = self.format.openers;
         if let Some(at) = openers.iter().filter_map(|opener| text.find(opener)).min() {
-            let certain = text[..at].trim_end().len();
+            let certain = before(at);
             return (certain, Some(at - certain));
         }
-        if self.ended {
-            return (length, None);
+        let marks = openers.iter().copied().chain(self.stray);
+        let begun = marks.map(|mark| len_of_beginning(text, mark)).max().unwrap_or(0);
+        match (self.ended, self.are_required) {
+            (true, false) => (length, None),
+            (true, true) => (length - begun, None),
+            (false, _) => (before(length - begun), None),
         }
-        let begun = openers.iter().map(|opener| len_of_beginning(text, opener)).max().unwrap_or(0);
-        (text[..length - begun].trim_end().len(), None)
     }
 
     fn head(&mut self, skipped: usize, position: Position, events: &mut Events) -> Step {
         let text = self.held[skipped..].trim_start();
         let skipped = self.held.len() - text.len();
         let text = &text[..text.floor_char_boundary(MAX_HELD_BYTES)];
-        let head = match (self.format.head)(text, position, &self.functions) {
-            Ok(head) => head,
+        let found = (self.format.head)(text, position, &self.functions);
+        let known = |name: &str| self.functions.iter().position(|function| function.name == name);
+        let (head, function) = match found {
+            Ok(head) => match known(&head.name) {
+                Some(function) => (head, function),
+                // The client cannot run it, so it is what the model said.
+                None => {
+                    let told = skipped + head.at;
+                    self.note_unknown(head.name);
+                    return self.no_call(told, events);
+                }
+            },
             Err(Stop::Wait) if !self.ended && self.held.len() - skipped < MAX_HELD_BYTES => {
                 return Step::Enough;
             }
             Err(_) => {
                 let first = text.chars().next().map_or(0, char::len_utf8);
-                self.tell_content(skipped + first, events);
-                self.state = State::Content;
-                return Step::Again;
+                return self.no_call(skipped + first, events);
             }
         };
-        let function = self.functions.iter().position(|function| function.name == head.name);
         events.call_start(self.num_calls, head.name);
+        self.has_arguments = false;
         self.held.drain(..skipped + head.at);
         self.state = match head.arguments {
             Some(arguments) => {
                 events.call_arguments(self.num_calls, &arguments);
                 self.end_call(head.in_object, events)
             }
-            None => self.begin_arguments(function, head.in_object),
+            None => self.begin_arguments(Some(function), head.in_object),
         };
         Step::Again
+    }
+
+    /// Makes content of text that looked like the beginning of a call.
+    fn no_call(&mut self, num_bytes: usize, events: &mut Events) -> Step {
+        self.tell_content(num_bytes, events);
+        self.state = State::Content;
+        Step::Again
+    }
+
+    fn note_unknown(&mut self, name: String) {
+        if self.unknown.len() < MAX_UNKNOWN && !self.unknown.contains(&name) {
+            self.unknown.push(name);
+        }
     }
 
     /// Before the arguments of a call of this function, of which none was read yet.
     fn begin_arguments(&self, function: Option<usize>, in_object: bool) -> State {
         match self.format.arguments {
             Arguments::Elements(marks) => {
-                State::Elements { marks, function, is_first: true, searched: 0 }
+                State::Elements { marks, function, told: BTreeSet::new(), searched: 0 }
             }
             Arguments::Gemma4 => {
                 State::Translated { function, arguments: gemma4::Arguments::default() }
@@ -192,13 +296,14 @@ impl ToolParser {
         let (reached, in_object) = (scanner.push_before(&self.held, mark), *in_object);
         let (Reached::End(taken) | Reached::Mark(taken) | Reached::Text(taken)) = reached;
         events.call_arguments(self.num_calls, &self.held[..taken]);
+        self.has_arguments |= taken > 0;
         self.held.drain(..taken);
         self.state = match reached {
             Reached::Text(_) => return Step::Enough,
             Reached::End(_) => self.end_call(in_object, events),
             // The arguments break off, and the call with them.
             Reached::Mark(_) => {
-                self.break_off();
+                self.break_off(events);
                 State::Tail { in_object }
             }
         };
@@ -217,51 +322,61 @@ impl ToolParser {
         let (taken, result) = arguments.read(&self.held, self.ended, &mut json, types);
         self.held.drain(..taken);
         events.call_arguments(self.num_calls, &json);
+        self.has_arguments |= !json.is_empty();
         self.state = match result {
             Ok(()) => self.end_call(false, events),
             Err(Stop::Wait) => return Step::Enough,
-            Err(Stop::No) => self.break_off(),
+            Err(Stop::No) => self.break_off(events),
         };
         Step::Again
     }
 
     /// Tells one argument, whose type the function's schema says, or the end of the call.
     fn element(&mut self, events: &mut Events) -> Step {
-        let State::Elements { marks, function, is_first, searched } = &mut self.state else {
+        let State::Elements { marks, function, told, searched } = &mut self.state else {
             return Step::Enough;
         };
         let function = function.and_then(|place| self.functions.get(place));
         let schema = function.and_then(|function| function.parameters.as_ref());
-        let types = |key: &str| Types::of_property(key, schema);
         let ended = self.ended;
         if ended {
             *searched = 0;
         }
         // A string of JSON that never ends was none.
-        let json = |key: &str| !ended && !types(key).have_string();
-        match marks.element(&self.held, searched, json) {
-            Ok(Element::Argument { key, value, end }) => {
-                let value = types(key).argument(value);
-                let before = if *is_first { "{" } else { ", " };
+        let is_json = |key: &str| !Types::of_property(key, schema).have_string();
+        let may_follow = |key: &str| !told.contains(key) && is_property(key, schema);
+        let known = Known { ended, is_json: &is_json, may_follow: &may_follow };
+        match marks.element(&self.held, searched, &known) {
+            Ok(Element::Argument { key, value, is_string, end }) => {
+                let value = match is_string {
+                    Some(true) => Value::from(value).to_string(),
+                    _ => argument(key, value, schema),
+                };
+                let before = if told.is_empty() { "{" } else { ", " };
                 let argument = format!("{before}{}: {value}", Value::from(key));
                 events.call_arguments(self.num_calls, &argument);
-                (*is_first, *searched) = (false, 0);
+                told.insert(key.to_owned());
+                *searched = 0;
+                self.has_arguments = true;
                 self.held.drain(..end);
             }
             Ok(Element::End(end)) => {
-                let rest = if *is_first { "{}" } else { "}" };
+                let rest = if told.is_empty() { "{}" } else { "}" };
                 events.call_arguments(self.num_calls, rest);
                 self.held.drain(..end);
                 self.state = self.end_call(false, events);
             }
             Err(Stop::Wait) => return Step::Enough,
-            Err(Stop::No) => self.state = self.break_off(),
+            Err(Stop::No) => self.state = self.break_off(events),
         }
         Step::Again
     }
 
-    /// What is damaged is content, and the call has no end.
-    fn break_off(&mut self) -> State {
+    /// What is damaged is content, and the call has no end. One without arguments has none.
+    fn break_off(&mut self, events: &mut Events) -> State {
+        if !self.has_arguments {
+            events.call_arguments(self.num_calls, "{}");
+        }
         self.num_calls += 1;
         self.has_content = true;
         State::Space
@@ -297,5 +412,31 @@ impl ToolParser {
         events.content(&self.held[..num_bytes]);
         self.held.drain(..num_bytes);
         self.has_content |= num_bytes > 0;
+    }
+}
+
+/// Whether an argument of this name is one of the function's, as far as its schema says.
+fn is_property(key: &str, schema: Option<&Map<String, Value>>) -> bool {
+    let properties = schema.and_then(|schema| schema.get("properties")?.as_object());
+    properties.is_none_or(|properties| properties.contains_key(key))
+}
+
+/// The argument `key`, as JSON, that is written as `text`. Models write the literals of Python, too.
+fn argument(key: &str, text: &str, schema: Option<&Map<String, Value>>) -> String {
+    let types = Types::of_property(key, schema);
+    let is_json = serde_json::from_str::<Value>(text).is_ok();
+    let literal = if is_json { None } else { pythonic::literal(text.trim()) };
+    let fits = |json: &String| {
+        let value = serde_json::from_str::<Value>(json);
+        value.is_ok_and(|value| types.allow(&value) && (value.is_null() || !types.have_string()))
+    };
+    // Where strings are raw text, `None` is one if the schema says so.
+    let is_said = || {
+        let property = schema.and_then(|schema| schema.get("properties")?.get(key));
+        property.is_some_and(|property| property.to_string().contains("\"None\""))
+    };
+    match literal.filter(fits) {
+        Some(json) if json != "null" || !is_said() => json,
+        _ => types.argument(text),
     }
 }

@@ -90,6 +90,14 @@ impl StopMatcher {
         std::mem::replace(&mut self.held, rest)
     }
 
+    /// The text that was held back, where something else comes in between: no stop string goes on behind it.
+    pub fn interrupt(&mut self) -> String {
+        for pattern in &mut self.patterns {
+            pattern.matched = 0;
+        }
+        std::mem::take(&mut self.held)
+    }
+
     /// The text that was held back, when the stream ends without a stop string.
     pub fn finish(&mut self) -> String {
         self.stopped = true;
@@ -216,6 +224,18 @@ mod tests {
         assert_eq!(matcher.push("eful\n\nUser").text, "\n\nUseful");
         assert_eq!(matcher.push(": x"), StopOutcome { text: String::new(), matched: Some(1) });
         assert_eq!(matcher.finish(), "");
+    }
+
+    #[test]
+    fn no_stop_string_goes_on_behind_an_interruption() {
+        let mut matcher = StopMatcher::new(&["abc", "c"], StopStringInOutput::Exclude).unwrap();
+        assert_eq!(matcher.push("xab").text, "x");
+        assert_eq!(matcher.interrupt(), "ab");
+        assert_eq!(matcher.push("abd").text, "abd");
+        assert_eq!(matcher.push("ab").text, "");
+        assert_eq!(matcher.interrupt(), "ab");
+        assert_eq!(matcher.push("c"), StopOutcome { text: String::new(), matched: Some(1) });
+        assert_eq!(matcher.interrupt(), "");
     }
 
     #[test]

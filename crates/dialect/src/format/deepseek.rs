@@ -47,6 +47,7 @@ pub(super) const DEEPSEEK_V31: Format = Format {
 const EITHER: Format = Format {
     marks: &[OPEN_ALL, CLOSE_ALL, OPEN, CLOSE, SEPARATOR],
     openers: &[OPEN_ALL, OPEN],
+    ends_reasoning: Some(OPEN),
     head: |text, _, _| head(text),
     arguments: Arguments::Json { closer: Some(CLOSE) },
     tail: |text, _| Tail::behind(text, &["```", CLOSE, CLOSE_ALL]),

@@ -17,7 +17,7 @@ const OPEN: &str = "<|tool_call>";
 const CLOSE: &str = "<tool_call|>";
 pub(crate) const QUOTE: &str = "<|\"|>";
 const MARKS: [&str; 3] = [OPEN, CLOSE, QUOTE];
-/// What a call begins with; also within reasoning, which some models do not close before it.
+/// What a call begins with.
 const BEGIN: &str = "<|tool_call>call:";
 
 pub(super) const GEMMA4: Format = Format {
@@ -25,7 +25,7 @@ pub(super) const GEMMA4: Format = Format {
     models: "Gemma 4",
     marks: &MARKS,
     openers: &[OPEN],
-    ends_reasoning: Some(BEGIN),
+    ends_reasoning: Some(r"<\|tool_call>call:"),
     head: |text, _, _| head(text),
     arguments: super::Arguments::Gemma4,
     tail: |text, _| tail(text),

@@ -14,6 +14,7 @@ const MARKS: Marks = Marks {
     close: "</tool_call>",
     close_all: "",
     on_lines: false,
+    says_strings: false,
     instead: &[],
 };
 
@@ -29,6 +30,7 @@ pub(super) const GLM45: Format = Format {
         "</arg_value>",
     ],
     openers: &["<tool_call>"],
+    ends_reasoning: Some(r"<tool_call>[^<]*<\/?(arg_key|tool_call)>"),
     head: |text, _, _| MARKS.head(text),
     arguments: Arguments::Elements(&MARKS),
     tail: |text, _| MARKS.tail(text),

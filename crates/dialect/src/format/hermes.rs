@@ -1,6 +1,6 @@
 //! `<tool_call>{"name": .., "arguments": {..}}</tool_call>`.
 
-use super::{Arguments, Format, Head, Layout, Tail, object};
+use super::{Arguments, Format, Head, Layout, Position, Tail, object};
 use crate::scan::{Cursor, Scan, Stop};
 
 const OPEN: &str = "<tool_call>";
@@ -11,7 +11,8 @@ pub(super) const HERMES: Format = Format {
     models: "Hermes, Qwen, Granite",
     marks: &[OPEN, CLOSE],
     openers: &[OPEN],
-    head: |text, _, _| head(text),
+    ends_reasoning: Some(r"<tool_call>[ \t\r\n]*[\[{]"),
+    head: |text, position, _| head(text, position),
     arguments: Arguments::Json { closer: Some(CLOSE) },
     tail: |text, _| tail(text),
     layout: Layout {
@@ -26,10 +27,16 @@ pub(super) const HERMES: Format = Format {
     ..Format::PLAIN
 };
 
-fn head(text: &str) -> Scan<Head> {
+/// One call, or a list of them: models put several calls between the marks of one.
+fn head(text: &str, position: Position) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
-    cursor.expect(OPEN)?;
-    cursor.white_space();
+    if position == Position::First {
+        cursor.expect(OPEN)?;
+        cursor.white_space();
+        if cursor.accept("[")? {
+            cursor.white_space();
+        }
+    }
     object::head(&mut cursor, None)
 }
 
@@ -42,7 +49,12 @@ fn tail(text: &str) -> Scan<Tail> {
         Err(Stop::No) => 0,
     };
     let mut cursor = Cursor::new(&text[end..]);
-    cursor.white_space();
+    if object::next(&mut cursor, &[","])? {
+        return Ok(Tail { end, separator: Some(cursor.at()) });
+    }
+    if cursor.accept("]")? {
+        cursor.white_space();
+    }
     if cursor.accept(CLOSE)? {
         end += cursor.at();
     }

@@ -5,6 +5,9 @@ use crate::scan::{Cursor, Scan, Stop};
 
 const OPEN_ALL: &str = "<|tool_calls_section_begin|>";
 const CLOSE_ALL: &str = "<|tool_calls_section_end|>";
+// Some models write the section's marks so. Source: vLLM's parser of Kimi K2.
+const OPEN_ALL_TOO: &str = "<|tool_call_section_begin|>";
+const CLOSE_ALL_TOO: &str = "<|tool_call_section_end|>";
 const OPEN: &str = "<|tool_call_begin|>";
 const CLOSE: &str = "<|tool_call_end|>";
 const ARGUMENTS: &str = "<|tool_call_argument_begin|>";
@@ -12,11 +15,12 @@ const ARGUMENTS: &str = "<|tool_call_argument_begin|>";
 pub(super) const KIMI_K2: Format = Format {
     name: "kimi_k2",
     models: "Kimi K2",
-    marks: &[OPEN_ALL, CLOSE_ALL, OPEN, CLOSE, ARGUMENTS],
-    openers: &[OPEN_ALL, OPEN],
+    marks: &[OPEN_ALL, OPEN_ALL_TOO, CLOSE_ALL, CLOSE_ALL_TOO, OPEN, CLOSE, ARGUMENTS],
+    openers: &[OPEN_ALL, OPEN_ALL_TOO, OPEN],
+    ends_reasoning: Some(r"<\|tool_call_begin\|>"),
     head: |text, _, _| head(text),
     arguments: Arguments::Json { closer: Some(CLOSE) },
-    tail: |text, _| Tail::behind(text, &[CLOSE, CLOSE_ALL]),
+    tail: |text, _| Tail::behind(text, &[CLOSE, CLOSE_ALL, CLOSE_ALL_TOO]),
     layout: Layout {
         open: OPEN_ALL,
         before_name: "<|tool_call_begin|>functions.",
@@ -36,7 +40,7 @@ pub(super) const KIMI_K2: Format = Format {
 /// The number says nothing: calls are numbered as they come.
 fn head(text: &str) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
-    if cursor.accept(OPEN_ALL)? {
+    if cursor.accept(OPEN_ALL)? || cursor.accept(OPEN_ALL_TOO)? {
         cursor.white_space();
     }
     cursor.expect(OPEN)?;

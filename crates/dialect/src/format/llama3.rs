@@ -1,4 +1,4 @@
-//! `{"name": .., "parameters": {..}}` as the whole answer, or behind `<|python_tag|>`; several with `;` between them.
+//! `{"name": .., "parameters": {..}}` as the whole answer, or behind `<|python_tag|>`; several with `;`, `,` or line breaks between them.
 
 use super::{Format, Head, Layout, Tail, object};
 use crate::callable::Callable;
@@ -39,13 +39,11 @@ fn head(text: &str, functions: &[Callable]) -> Scan<Head> {
     object::head(&mut cursor, Some(functions))
 }
 
+/// Models put line breaks or commas between calls, too.
 fn tail(text: &str) -> Scan<Tail> {
     let mut cursor = Cursor::new(text);
     object::tail(&mut cursor)?;
     let end = cursor.at();
-    cursor.white_space();
-    if !cursor.accept(";")? {
-        return Ok(Tail::end(end));
-    }
-    Ok(Tail { end, separator: Some(cursor.at() - end) })
+    let separator = object::next(&mut cursor, &[";", ","])?.then(|| cursor.at() - end);
+    Ok(Tail { end, separator })
 }

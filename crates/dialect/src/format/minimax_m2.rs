@@ -14,6 +14,7 @@ const MARKS: Marks = Marks {
     close: "</invoke>",
     close_all: "</minimax:tool_call>",
     on_lines: false,
+    says_strings: false,
     instead: &[],
 };
 
@@ -22,6 +23,7 @@ pub(super) const MINIMAX_M2: Format = Format {
     models: "MiniMax-M2",
     marks: &["<minimax:tool_call>", "</minimax:tool_call>"],
     openers: &["<minimax:tool_call>", "<invoke name=\""],
+    ends_reasoning: Some("<invoke name=\""),
     head: |text, _, _| MARKS.head(text),
     arguments: Arguments::Elements(&MARKS),
     tail: |text, _| MARKS.tail(text),

@@ -47,6 +47,7 @@ pub(super) const MISTRAL_LIST: Format = Format {
 const EITHER: Format = Format {
     marks: &[OPEN, ARGS, CALL_ID],
     openers: &[OPEN],
+    ends_reasoning: Some(r"\[TOOL_CALLS\]"),
     head: |text, position, _| head(text, position),
     tail: |text, in_object| if in_object { tail(text) } else { Err(Stop::No) },
     call_ids: CallIds::NineLetters,

@@ -60,6 +60,24 @@ pub(super) fn tail(cursor: &mut Cursor<'_>) -> Scan<()> {
     cursor.expect("}")
 }
 
+/// Whether another object follows, perhaps behind one of these separators; the cursor is before it. Else it is behind white
+/// space.
+pub(super) fn next(cursor: &mut Cursor<'_>, separators: &[&str]) -> Scan<bool> {
+    cursor.white_space();
+    let mut behind = *cursor;
+    for separator in separators {
+        if behind.accept(separator)? {
+            behind.white_space();
+            break;
+        }
+    }
+    let is_object = behind.peek()? == b'{';
+    if is_object {
+        *cursor = behind;
+    }
+    Ok(is_object)
+}
+
 /// A key and its colon.
 fn key(cursor: &mut Cursor<'_>) -> Scan<String> {
     let key = cursor.json_string()?;

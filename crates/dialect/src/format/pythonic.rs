@@ -80,6 +80,16 @@ fn keywords(cursor: &mut Cursor<'_>) -> Scan<String> {
     Ok(format!("{{{}}}", items(cursor, ")", item)?))
 }
 
+/// A text that is a literal of Python, other than a string, as JSON.
+pub(crate) fn literal(text: &str) -> Option<String> {
+    if !text.starts_with(['{', '[', '(']) {
+        return (text == "None").then(|| "null".to_owned());
+    }
+    let mut cursor = Cursor::new(text);
+    let json = value(&mut cursor, 0).ok()?;
+    cursor.rest().is_empty().then_some(json)
+}
+
 /// Items with commas between them, up to `end`, which is taken.
 fn items(
     cursor: &mut Cursor<'_>,

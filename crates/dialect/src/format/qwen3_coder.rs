@@ -14,6 +14,7 @@ const MARKS: Marks = Marks {
     close: "</function>",
     close_all: "</tool_call>",
     on_lines: true,
+    says_strings: false,
     instead: &["\n<parameter=", "\n</function>"],
 };
 
@@ -22,6 +23,7 @@ pub(super) const QWEN3_CODER: Format = Format {
     models: "Qwen3-Coder, Qwen3.5",
     marks: &["<tool_call>", "</tool_call>"],
     openers: &["<tool_call>", "<function="],
+    ends_reasoning: Some("<function=[^<>]*>"),
     head: |text, _, _| MARKS.head(text),
     arguments: Arguments::Elements(&MARKS),
     tail: |text, _| MARKS.tail(text),

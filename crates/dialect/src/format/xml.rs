@@ -10,6 +10,9 @@ use crate::written_call::WrittenCall;
 /// Longest key of an argument.
 const MAX_KEY_BYTES: usize = 4 << 10;
 
+/// Most white space between two marks of a call.
+const MAX_SPACE_BYTES: usize = 1 << 10;
+
 /// The marks of a format, in the order in which they are written.
 #[derive(Debug)]
 pub(crate) struct Marks {
@@ -26,9 +29,24 @@ pub(crate) struct Marks {
     pub(crate) close_all: &'static str,
     /// Whether a value stands on lines of its own, whose first and last line break are not its.
     pub(crate) on_lines: bool,
+    /// Whether `" string="true` or `" string="false` may stand behind a key.
+    pub(crate) says_strings: bool,
     /// What ends a value whose mark the model forgot.
     pub(crate) instead: &'static [&'static str],
 }
+
+/// Facts that the text of a call does not say.
+pub(crate) struct Known<'a> {
+    /// Whether no more text comes.
+    pub(crate) ended: bool,
+    /// Whether the value of this key is JSON and no text.
+    pub(crate) is_json: &'a dyn Fn(&str) -> bool,
+    /// Whether an argument of this name may come next, so that its mark ends a value whose own mark is missing.
+    pub(crate) may_follow: &'a dyn Fn(&str) -> bool,
+}
+
+/// A mark that may end a value: where the value ends, and where the text behind the mark begins.
+type End = (usize, usize);
 
 /// What stands in a call behind its name.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,6 +54,8 @@ pub(crate) enum Element<'a> {
     Argument {
         key: &'a str,
         value: &'a str,
+        /// Whether it is a string, where the element says so.
+        is_string: Option<bool>,
         /// It has so many bytes.
         end: usize,
     },
@@ -71,13 +91,15 @@ impl Marks {
         Ok(Head { name: name.to_owned(), at, arguments: None, in_object: false })
     }
 
-    /// The next element. `searched` bytes of its value are known to have no mark that ends it, and values of keys that are
-    /// `json` do not end within their strings.
+    /// The next element. `searched` bytes of its value are known to have no mark that ends it.
+    ///
+    /// A mark ends a value only where what follows is what follows values: the next argument, or the end of the call. Values
+    /// that are JSON end at the first mark outside of their strings.
     pub(crate) fn element<'a>(
         &self,
         text: &'a str,
         searched: &mut usize,
-        json: impl Fn(&str) -> bool,
+        known: &Known<'_>,
     ) -> Scan<Element<'a>> {
         let mut cursor = Cursor::new(text);
         cursor.white_space();
@@ -85,28 +107,41 @@ impl Marks {
             return Ok(Element::End(end));
         }
         cursor.expect(self.before_key)?;
-        let rest = cursor.rest();
-        let length = rest[..rest.floor_char_boundary(MAX_KEY_BYTES)].find(self.after_key);
-        let length =
-            length.ok_or(if rest.len() < MAX_KEY_BYTES { Stop::Wait } else { Stop::No })?;
-        let key = rest[..length].trim();
-        cursor.advance(length + self.after_key.len());
+        let (key, is_string) = self.said(self.key(&mut cursor)?);
         if !self.before_value.is_empty() {
             cursor.white_space();
-            cursor.expect(self.before_value)?;
+            // Models forget it.
+            cursor.accept(self.before_value)?;
         }
         let rest = cursor.rest();
-        let Some((length, taken)) = self.value(rest, *searched, || json(key)) else {
-            *searched = rest.floor_char_boundary(rest.len().saturating_sub(self.longest_end()));
-            return Err(Stop::Wait);
-        };
+        let is_json = is_string.map_or_else(|| (known.is_json)(key), |is_string| !is_string);
+        let is_json = is_json && !known.ended;
+        let (length, taken) = self.value(rest, searched, is_json, known)?;
         let mut value = &rest[..length];
         if self.on_lines {
             value = value.strip_prefix('\n').unwrap_or(value);
             value = value.strip_suffix('\n').unwrap_or(value);
         }
         cursor.advance(taken);
-        Ok(Element::Argument { key, value, end: cursor.at() })
+        Ok(Element::Argument { key, value, is_string, end: cursor.at() })
+    }
+
+    /// A key, and whether it says that its value is a string.
+    fn said<'a>(&self, key: &'a str) -> (&'a str, Option<bool>) {
+        match key.split_once("\" string=\"").filter(|_| self.says_strings) {
+            Some((key, said)) => (key, Some(said == "true")),
+            None => (key, None),
+        }
+    }
+
+    /// A key up to the mark behind it, which is taken.
+    fn key<'a>(&self, cursor: &mut Cursor<'a>) -> Scan<&'a str> {
+        let rest = cursor.rest();
+        let length = rest[..rest.floor_char_boundary(MAX_KEY_BYTES)].find(self.after_key);
+        let length =
+            length.ok_or(if rest.len() < MAX_KEY_BYTES { Stop::Wait } else { Stop::No })?;
+        cursor.advance(length + self.after_key.len());
+        Ok(rest[..length].trim())
     }
 
     /// What follows a call.
@@ -133,24 +168,126 @@ impl Marks {
     fn value(
         &self,
         text: &str,
-        mut searched: usize,
-        is_json: impl Fn() -> bool,
-    ) -> Option<(usize, usize)> {
-        loop {
-            let find = |mark: &str| text[searched..].find(mark).map(|at| searched + at);
-            let ended = find(self.after_value).map(|at| (at, at + self.after_value.len()));
-            let instead = self.instead.iter().filter_map(|mark| find(mark)).map(|at| (at, at));
-            let (end, taken) = ended.into_iter().chain(instead).min()?;
-            if !is_json() || !ends_in_string(&text[..end]) {
-                return Some((end, taken));
+        searched: &mut usize,
+        is_json: bool,
+        known: &Known<'_>,
+    ) -> Scan<End> {
+        while let Some(end) = self.next_mark(text, *searched) {
+            let is_end = match is_json {
+                true => Ok(!ends_in_string(&text[..end.0])),
+                false => self.is_end(text, end, known),
+            };
+            match is_end {
+                Ok(true) => return Ok(end),
+                // The mark is looked at again when there is more text behind it.
+                Err(Stop::Wait) => {
+                    *searched = end.0;
+                    return Err(Stop::Wait);
+                }
+                Ok(false) | Err(Stop::No) => *searched = end.0 + 1,
             }
-            searched = end + 1;
         }
+        if known.ended {
+            return self.last_resort(text).ok_or(Stop::Wait);
+        }
+        let unsearched = text.len().saturating_sub(self.longest_end());
+        *searched = text.floor_char_boundary(unsearched.max(*searched));
+        Err(Stop::Wait)
+    }
+
+    /// The first mark behind so many bytes that may end a value.
+    fn next_mark(&self, text: &str, searched: usize) -> Option<End> {
+        let text_behind = &text[text.floor_char_boundary(searched)..];
+        let find =
+            |mark: &str| text_behind.find(mark).map(|at| text.len() - text_behind.len() + at);
+        let closed = find(self.after_value).map(|at| (at, at + self.after_value.len()));
+        let instead = self.instead.iter().filter_map(|mark| find(mark)).map(|at| (at, at));
+        closed.into_iter().chain(instead).min()
+    }
+
+    /// Whether what is behind a mark is what stands behind a value.
+    fn is_end(&self, text: &str, (at, taken): End, known: &Known<'_>) -> Scan<bool> {
+        let mut cursor = Cursor::new(&text[taken..]);
+        let fits = match at == taken {
+            true => self.fits_unclosed(&mut cursor, known),
+            false => self.fits_closed(&mut cursor),
+        };
+        match fits {
+            Ok(()) => Ok(true),
+            Err(Stop::No) => Ok(false),
+            // The text breaks off where nothing contradicts.
+            Err(Stop::Wait) if known.ended => Ok(true),
+            Err(Stop::Wait) => Err(Stop::Wait),
+        }
+    }
+
+    /// Behind the mark of a value: another argument, or the end of the call.
+    fn fits_closed(&self, cursor: &mut Cursor<'_>) -> Scan<()> {
+        space(cursor)?;
+        if cursor.accept(self.before_key)? {
+            return Ok(());
+        }
+        self.fits_end(cursor)
+    }
+
+    /// Where the mark of a value is missing: an argument that the function has and that was not given, or the end of the call.
+    fn fits_unclosed(&self, cursor: &mut Cursor<'_>, known: &Known<'_>) -> Scan<()> {
+        space(cursor)?;
+        if !cursor.accept(self.before_key)? {
+            return self.fits_end(cursor);
+        }
+        let key = self.key(cursor);
+        let on_line = cursor.rest().starts_with('\n') || !self.on_lines;
+        match key {
+            Err(Stop::Wait) if known.ended => Err(Stop::No),
+            Err(stop) => Err(stop),
+            Ok(_) if cursor.rest().is_empty() && self.on_lines && !known.ended => Err(Stop::Wait),
+            Ok(key) if on_line && (known.may_follow)(self.said(key).0) => Ok(()),
+            Ok(_) => Err(Stop::No),
+        }
+    }
+
+    /// The end of a call, with what stands behind calls: the end of all of them, or another one.
+    fn fits_end(&self, cursor: &mut Cursor<'_>) -> Scan<()> {
+        if !cursor.accept(self.close)? {
+            let is_section = !self.close_all.is_empty();
+            return if is_section { cursor.expect(self.close_all) } else { Err(Stop::No) };
+        }
+        if self.close_all.is_empty() {
+            return Ok(());
+        }
+        space(cursor)?;
+        for mark in [self.close_all, self.open_all] {
+            if cursor.accept(mark)? {
+                return Ok(());
+            }
+        }
+        cursor.expect(self.open)
+    }
+
+    /// The end of a value behind which nothing fits: the first mark at the end of its line.
+    fn last_resort(&self, text: &str) -> Option<End> {
+        let mut marks =
+            text.match_indices(self.after_value).map(|(at, mark)| (at, at + mark.len()));
+        marks.find(|(_, taken)| {
+            let behind = text[*taken..].trim_start_matches([' ', '\t', '\r']);
+            behind.is_empty() || behind.starts_with('\n')
+        })
     }
 
     fn longest_end(&self) -> usize {
         let marks = self.instead.iter().chain([&self.after_value]);
         marks.map(|mark| mark.len()).max().unwrap_or(0)
+    }
+}
+
+/// White space between two marks.
+fn space(cursor: &mut Cursor<'_>) -> Scan<()> {
+    let before = cursor.at();
+    cursor.white_space();
+    match cursor.at() - before {
+        0..=MAX_SPACE_BYTES => Ok(()),
+        _ => Err(Stop::No),
     }
 }
 

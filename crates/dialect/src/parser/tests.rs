@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use super::*;
 
+mod deviations;
 mod gemma4;
 mod xml;
 
@@ -84,8 +85,9 @@ fn hermes() {
         is("I will look.", &["f {\"a\": \"}</tool_call>\"}."; 2])
     );
     assert_eq!(called(&format!("{one} Done.")), is("Done.", &["f {\"a\": \"}</tool_call>\"}."]));
-    let reversed = r#"<tool_call>{"arguments": {"a": [1]}, "id": 7, "name": "g"}</tool_call>"#;
-    assert_eq!(called(reversed), is("", &["g {\"a\": [1]}."]));
+    let reversed =
+        r#"<tool_call>{"arguments": {"a": [1]}, "id": 7, "name": "get_weather"}</tool_call>"#;
+    assert_eq!(called(reversed), is("", &["get_weather {\"a\": [1]}."]));
     let text = r#"<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}</tool_call>"#;
     assert_eq!(called(text), is("", &["f {\"a\": 1}."]));
     assert_eq!(called(r#"<tool_call>{"name": "f"}</tool_call>"#), is("", &["f {}."]));
@@ -162,11 +164,11 @@ fn llama() {
 fn mistral() {
     for format in [ToolFormat::Mistral, ToolFormat::MistralList] {
         let called = |text: &str| called(format, text);
-        let list = r#"[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}, "id": "abcdefgh1"}]"#;
-        assert_eq!(called(list), is("", &["f {\"a\": 1}.", "g {}."]));
+        let list = r#"[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "get_weather", "arguments": {}, "id": "abcdefgh1"}]"#;
+        assert_eq!(called(list), is("", &["f {\"a\": 1}.", "get_weather {}."]));
         assert_eq!(called("Hm.[TOOL_CALLS]f[ARGS]{\"a\": {}}"), is("Hm.", &["f {\"a\": {}}."]));
-        let two = "[TOOL_CALLS]f[CALL_ID]abcdefgh1[ARGS]{}[TOOL_CALLS]g{}";
-        assert_eq!(called(two), is("", &["f {}.", "g {}."]));
+        let two = "[TOOL_CALLS]f[CALL_ID]abcdefgh1[ARGS]{}[TOOL_CALLS]get_weather{}";
+        assert_eq!(called(two), is("", &["f {}.", "get_weather {}."]));
         assert_eq!(called("[TOOL_CALLS]f[ARGS]{}\n ok"), is("ok", &["f {}."]));
     }
 }
@@ -195,18 +197,18 @@ fn lfm2() {
 
 #[test]
 fn deepseek() {
-    let v3 = "Ok.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
-    let v31 = "Ok.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    let v3 = "Ok.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": 1}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    let v31 = "Ok.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": 1}<｜tool▁call▁end｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
     for format in [ToolFormat::DeepseekV3, ToolFormat::DeepseekV31] {
-        assert_eq!(called(format, v3), is("Ok.", &["f {\"a\": 1}.", "g {}."]));
-        assert_eq!(called(format, v31), is("Ok.", &["f {\"a\": 1}.", "g {}."]));
+        assert_eq!(called(format, v3), is("Ok.", &["f {\"a\": 1}.", "get_weather {}."]));
+        assert_eq!(called(format, v31), is("Ok.", &["f {\"a\": 1}.", "get_weather {}."]));
     }
 }
 
 #[test]
 fn kimi_k2() {
-    let calls = "Ok.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|><|tool_call_begin|>functions.g:12<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>";
-    assert_eq!(called(ToolFormat::KimiK2, calls), is("Ok.", &["f {\"a\": 1}.", "g {}."]));
+    let calls = "Ok.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|><|tool_call_begin|>functions.get_weather:12<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>";
+    assert_eq!(called(ToolFormat::KimiK2, calls), is("Ok.", &["f {\"a\": 1}.", "get_weather {}."]));
     // Without what is around the name.
     let bare = "<|tool_call_begin|>f<|tool_call_argument_begin|>{}<|tool_call_end|>";
     assert_eq!(called(ToolFormat::KimiK2, bare), is("", &["f {}."]));

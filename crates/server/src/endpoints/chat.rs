@@ -10,7 +10,7 @@ use candlepower_engine::TokenLogprobs;
 use candlepower_tokenizer::Tokenizer;
 use uuid::Uuid;
 
-use crate::generation::chat_output::{Answer, AnswerFormat};
+use crate::generation::chat_output::{Answer, AnswerFormat, AnswerPart};
 use crate::generation::conversation::Conversation;
 use crate::generation::detokenize::Finish;
 use crate::generation::logprobs::{chat_logprobs, prompt_logprobs};
@@ -174,7 +174,7 @@ impl ChatFormat {
         let answer = &mut self.answers[index].answer;
         ChatChoice {
             index,
-            message: answer.message(&delta.text, finish.reason),
+            message: answer.message(delta.parts),
             logprobs,
             finish_reason: answer.finish_reason(finish.reason),
             stop_reason: finish.stop_reason,
@@ -254,9 +254,8 @@ impl ChunkFormat for ChatFormat {
         let ChoiceAnswer { answer, waiting } = &mut self.answers[index];
         waiting.token_ids.extend(delta.token_ids);
         waiting.logprobs.extend(delta.logprobs);
-        let reason = delta.finish.as_ref().map(|finish| finish.reason);
         let mut added: Vec<ChatDelta> =
-            answer.push(&delta.text, reason).into_iter().map(ChatDelta::from).collect();
+            answer.push(delta.parts).into_iter().filter_map(AnswerPart::delta).collect();
         let finish = delta.finish.map(|finish| Finish {
             reason: answer.finish_reason(finish.reason),
             stop_reason: finish.stop_reason,

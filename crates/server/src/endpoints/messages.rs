@@ -151,11 +151,15 @@ struct MessageFormat {
 impl MessageFormat {
     fn take(&mut self, delta: Delta) -> Vec<BlockEvent> {
         let reason = delta.finish.as_ref().map(|finish| finish.reason);
-        let events = self.blocks.push(&delta.text, reason);
-        self.finish = delta
-            .finish
-            .or(self.finish.take())
-            .map(|finish| Finish { reason: self.blocks.finish_reason(finish.reason), ..finish });
+        let events = self.blocks.push(delta.parts, reason);
+        if let Some(finish) = delta.finish {
+            let reason = match finish.reason {
+                // Clients run the calls of other answers.
+                FinishReason::Stop if self.blocks.is_cut(finish.reason) => FinishReason::Length,
+                other => self.blocks.finish_reason(other),
+            };
+            self.finish = Some(Finish { reason, ..finish });
+        }
         events
     }
 

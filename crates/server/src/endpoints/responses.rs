@@ -62,9 +62,9 @@ pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
     let finished = finish_all(choices).await?.remove(0);
     usage.prompt(0, finished.num_cached_tokens);
     usage.generated(finished.delta.token_ids.len());
-    let (text, token_ids) = (finished.delta.text, finished.delta.token_ids);
+    let (parts, token_ids) = (finished.delta.parts, finished.delta.token_ids);
     let finish = finished.delta.finish.ok_or_else(|| ApiError::internal("It did not end."))?;
-    blocks.push(&text, Some(finish.reason));
+    blocks.push(parts, Some(finish.reason));
     let response = turn.finish(&blocks, &token_ids, finish.reason, usage.usage());
     Ok(axum::Json(response).into_response())
 }

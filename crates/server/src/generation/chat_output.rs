@@ -12,23 +12,26 @@ use candlepower_dialect::{
 use uuid::Uuid;
 
 /// How the answers to one request are read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AnswerFormat {
     pub(crate) dialect: Dialect,
     /// Where an answer stands before its first character.
     pub(crate) thinking: Thinking,
     /// The functions that may be called.
     pub(crate) functions: Option<Arc<[Callable]>>,
+    /// Whether an answer is calls and nothing else.
+    pub(crate) are_calls: bool,
 }
 
 /// The answer of one choice, as it comes.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    parser: OutputParser,
     ids: CallIds,
     has_calls: bool,
     /// Whether the last call is not complete.
     in_call: bool,
+    /// Whether a call before it is not.
+    has_broken_call: bool,
 }
 
 /// What is added to an answer.
@@ -47,31 +50,34 @@ pub(crate) enum AnswerPart {
         index: usize,
         fragment: String,
     },
+    /// The last call is complete.
+    CallEnd,
 }
 
 impl AnswerFormat {
+    /// The parser of a choice's text.
+    pub(crate) fn parser(&self) -> OutputParser {
+        let new = if self.are_calls { OutputParser::of_calls } else { OutputParser::new };
+        new(self.dialect, self.thinking, self.functions.clone())
+    }
+
     /// The answer of a choice, of which nothing came yet.
     pub(crate) fn answer(&self) -> Answer {
-        let parser = OutputParser::new(self.dialect, self.thinking, self.functions.clone());
         let ids = self.dialect.tools.map_or(CallIds::Plain, ToolFormat::call_ids);
-        Answer { parser, ids, has_calls: false, in_call: false }
+        Answer { ids, has_calls: false, in_call: false, has_broken_call: false }
     }
 }
 
 impl Answer {
-    /// What the next piece of text adds; with the last piece, also what was held back.
-    pub(crate) fn push(&mut self, text: &str, finish: Option<FinishReason>) -> Vec<AnswerPart> {
-        let mut events = self.parser.push(text);
-        if finish.is_some() {
-            events.extend(self.parser.finish());
-        }
-        events.into_iter().filter_map(|event| self.part(event)).collect()
+    /// The parts that the next piece adds.
+    pub(crate) fn push(&mut self, piece: Vec<OutputEvent>) -> Vec<AnswerPart> {
+        piece.into_iter().map(|event| self.part(event)).collect()
     }
 
-    /// The chat message of the whole text.
-    pub(crate) fn message(&mut self, text: &str, finish: FinishReason) -> ResponseMessage {
+    /// The chat message of the whole answer.
+    pub(crate) fn message(&mut self, whole: Vec<OutputEvent>) -> ResponseMessage {
         let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
-        for part in self.push(text, Some(finish)) {
+        for part in self.push(whole) {
             match part {
                 AnswerPart::Text(text) => content.push_str(&text),
                 AnswerPart::Reasoning(text) => reasoning.push_str(&text),
@@ -82,6 +88,7 @@ impl Answer {
                 AnswerPart::CallArguments { index, fragment } => {
                     calls[index].function.arguments.push_str(&fragment);
                 }
+                AnswerPart::CallEnd => {}
             }
         }
         let says_nothing = content.is_empty() && !(calls.is_empty() && reasoning.is_empty());
@@ -97,43 +104,54 @@ impl Answer {
     /// How the answer ended, if its text ended for this reason.
     pub(crate) fn finish_reason(&self, reason: FinishReason) -> FinishReason {
         match reason {
-            FinishReason::Stop if self.has_calls && !self.in_call => FinishReason::ToolCalls,
+            FinishReason::Stop if self.has_calls && !self.is_broken() => FinishReason::ToolCalls,
             other => other,
         }
     }
 
     /// Whether the answer, whose text ended for this reason, is not complete.
     pub(crate) fn is_cut(&self, reason: FinishReason) -> bool {
-        reason != FinishReason::Stop || self.in_call
+        reason != FinishReason::Stop || self.is_broken()
     }
 
-    fn part(&mut self, event: OutputEvent) -> Option<AnswerPart> {
+    /// Whether a call is not complete.
+    fn is_broken(&self) -> bool {
+        self.in_call || self.has_broken_call
+    }
+
+    fn part(&mut self, event: OutputEvent) -> AnswerPart {
         match event {
-            OutputEvent::Content(text) => Some(AnswerPart::Text(text)),
-            OutputEvent::Reasoning(text) => Some(AnswerPart::Reasoning(text)),
+            OutputEvent::Content(text) => AnswerPart::Text(text),
+            OutputEvent::Reasoning(text) => AnswerPart::Reasoning(text),
             OutputEvent::CallStart { index, name } => {
+                self.has_broken_call |= self.in_call;
                 (self.has_calls, self.in_call) = (true, true);
-                Some(AnswerPart::CallStart { index, id: new_id(self.ids), name })
+                AnswerPart::CallStart { index, id: new_id(self.ids), name }
             }
             OutputEvent::CallArguments { index, fragment } => {
-                Some(AnswerPart::CallArguments { index, fragment })
+                AnswerPart::CallArguments { index, fragment }
             }
             OutputEvent::CallEnd { .. } => {
                 self.in_call = false;
-                None
+                AnswerPart::CallEnd
             }
         }
     }
 }
 
-impl From<AnswerPart> for ChatDelta {
-    fn from(part: AnswerPart) -> Self {
-        let call = |delta| Self { tool_calls: Some(vec![delta]), ..Self::default() };
-        match part {
-            AnswerPart::Text(text) => Self { content: Some(text), ..Self::default() },
-            AnswerPart::Reasoning(text) => {
-                Self { reasoning_content: Some(text), ..Self::default() }
+impl AnswerPart {
+    /// The part in a chunk; the end of a call is not told.
+    pub(crate) fn delta(self) -> Option<ChatDelta> {
+        let call =
+            |delta| Some(ChatDelta { tool_calls: Some(vec![delta]), ..ChatDelta::default() });
+        match self {
+            AnswerPart::Text(text) => {
+                Some(ChatDelta { content: Some(text), ..ChatDelta::default() })
             }
+            AnswerPart::Reasoning(text) => {
+                Some(ChatDelta { reasoning_content: Some(text), ..ChatDelta::default() })
+            }
+            AnswerPart::CallEnd => None,
             AnswerPart::CallStart { index, id, name } => {
                 let function =
                     FunctionCallDelta { name: Some(name), arguments: Some(String::new()) };
@@ -159,13 +177,21 @@ fn new_id(ids: CallIds) -> String {
 mod tests {
     use super::*;
 
-    fn answer(tools: ToolFormat) -> Answer {
+    fn format(tools: ToolFormat) -> AnswerFormat {
         let dialect = Dialect {
             tools: Some(tools),
             reasoning: Some(candlepower_dialect::ReasoningFormat::Qwen3),
         };
         let functions = Some([Callable { name: "f".into(), parameters: None }].into());
-        AnswerFormat { dialect, thinking: Thinking::Possible, functions }.answer()
+        AnswerFormat { dialect, thinking: Thinking::Possible, functions, are_calls: false }
+    }
+
+    /// An answer that is read as a whole, and its message.
+    fn message(tools: ToolFormat, text: &str) -> (Answer, ResponseMessage) {
+        let (mut answer, mut parser) = (format(tools).answer(), format(tools).parser());
+        let events = [parser.push(text), parser.finish()].concat();
+        let message = answer.message(events);
+        (answer, message)
     }
 
     const CALL: &str = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
@@ -173,44 +199,50 @@ mod tests {
     #[test]
     fn a_message_has_what_the_text_has() {
         let stop = FinishReason::Stop;
-        let mut plain = answer(ToolFormat::Hermes);
-        let message = plain.message("Four.", stop);
-        assert_eq!((message.content.as_deref(), message.tool_calls), (Some("Four."), None));
+        let (plain, said) = message(ToolFormat::Hermes, "Four.");
+        assert_eq!((said.content.as_deref(), said.tool_calls), (Some("Four."), None));
         assert_eq!(plain.finish_reason(stop), stop);
-        assert_eq!(answer(ToolFormat::Hermes).message("", stop).content.as_deref(), Some(""));
+        assert_eq!(message(ToolFormat::Hermes, "").1.content.as_deref(), Some(""));
 
-        let mut calling = answer(ToolFormat::Hermes);
-        let message = calling.message(&format!("<think>Hm</think>\n{CALL}\n{CALL}"), stop);
-        assert_eq!((message.content, message.reasoning_content.as_deref()), (None, Some("Hm")));
-        let calls = message.tool_calls.unwrap();
+        let text = format!("<think>Hm</think>\n{CALL}\n{CALL}");
+        let (calling, said) = message(ToolFormat::Hermes, &text);
+        assert_eq!((said.content, said.reasoning_content.as_deref()), (None, Some("Hm")));
+        let calls = said.tool_calls.unwrap();
         assert_eq!(calls.len(), 2);
         assert!(calls.iter().all(|call| call.function.arguments == "{\"a\": 1}" && call.id.starts_with("call_")));
         assert_ne!(calls[0].id, calls[1].id);
         assert_eq!(calling.finish_reason(stop), FinishReason::ToolCalls);
         assert_eq!(calling.finish_reason(FinishReason::Length), FinishReason::Length);
 
-        // A stop string has cut it.
-        let mut cut = answer(ToolFormat::Hermes);
-        let message = cut.message(CALL.strip_suffix("}}\n</tool_call>").unwrap(), stop);
-        assert_eq!(message.tool_calls.unwrap()[0].function.arguments, "{\"a\": 1");
-        assert_eq!((cut.finish_reason(stop), cut.is_cut(stop)), (stop, true));
+        let cut = CALL.strip_suffix("}}\n</tool_call>").unwrap();
+        let (answer, said) = message(ToolFormat::Hermes, cut);
+        assert_eq!(said.tool_calls.unwrap()[0].function.arguments, "{\"a\": 1");
+        assert_eq!((answer.finish_reason(stop), answer.is_cut(stop)), (stop, true));
         assert!(!calling.is_cut(stop) && calling.is_cut(FinishReason::Length));
 
-        let message = answer(ToolFormat::Mistral).message("[TOOL_CALLS]f[ARGS]{}", stop);
-        assert_eq!(message.tool_calls.unwrap()[0].id.len(), 9);
+        // A broken call is not mended by a whole one behind it.
+        let broken = format!("{cut}</tool_call>\n{CALL}");
+        let (answer, said) = message(ToolFormat::Hermes, &broken);
+        assert_eq!(said.tool_calls.unwrap().len(), 2);
+        assert_eq!((answer.finish_reason(stop), answer.is_cut(stop)), (stop, true));
+
+        let (_, said) = message(ToolFormat::Mistral, "[TOOL_CALLS]f[ARGS]{}");
+        assert_eq!(said.tool_calls.unwrap()[0].id.len(), 9);
     }
 
     #[test]
     fn calls_come_in_the_chunks_of_the_protocol() {
-        let mut calling = answer(ToolFormat::Hermes);
+        let format = format(ToolFormat::Hermes);
+        let (mut calling, mut parser) = (format.answer(), format.parser());
         let mut deltas = Vec::new();
         for piece in CALL.split_inclusive(|_| true) {
-            deltas.extend(calling.push(piece, None));
+            deltas.extend(calling.push(parser.push(piece)));
         }
-        deltas.extend(calling.push("", Some(FinishReason::Stop)));
+        deltas.extend(calling.push(parser.finish()));
         let parts = deltas
             .into_iter()
-            .flat_map(|part| ChatDelta::from(part).tool_calls.unwrap())
+            .filter_map(AnswerPart::delta)
+            .flat_map(|delta| delta.tool_calls.unwrap())
             .collect::<Vec<_>>();
         let (first, more) = parts.split_first().unwrap();
         assert!(first.id.is_some() && first.kind == Some("function"));

@@ -1,6 +1,9 @@
 //! An answer as a row of blocks: reasoning, texts and calls, in the order in which they were written.
 
+use std::collections::BTreeSet;
+
 use candlepower_api::{ChatMessage, Content, FinishReason, PastToolCall, Role};
+use candlepower_dialect::OutputEvent;
 
 use crate::generation::chat_output::{Answer, AnswerPart};
 
@@ -36,6 +39,8 @@ pub(crate) enum BlockEvent {
 pub(crate) struct Blocks {
     answer: Answer,
     blocks: Vec<Block>,
+    /// The calls that are not complete.
+    open_calls: BTreeSet<usize>,
 }
 
 impl Block {
@@ -59,7 +64,7 @@ impl Block {
 
 impl Blocks {
     pub(crate) fn new(answer: Answer) -> Self {
-        Self { answer, blocks: Vec::new() }
+        Self { answer, blocks: Vec::new(), open_calls: BTreeSet::new() }
     }
 
     /// All blocks so far; after the last piece there is at least one.
@@ -72,15 +77,23 @@ impl Blocks {
         self.blocks[index].begun()
     }
 
-    /// What the next piece of text adds; `finish` comes with the last one.
-    pub(crate) fn push(&mut self, text: &str, finish: Option<FinishReason>) -> Vec<BlockEvent> {
+    /// Adds the next piece; `finish` comes with the last one.
+    pub(crate) fn push(
+        &mut self,
+        piece: Vec<OutputEvent>,
+        finish: Option<FinishReason>,
+    ) -> Vec<BlockEvent> {
         let mut events = Vec::new();
-        for part in self.answer.push(text, finish) {
+        for part in self.answer.push(piece) {
             match part {
                 AnswerPart::CallStart { id, name, .. } => {
+                    self.open_calls.insert(self.blocks.len());
                     self.begin(Block::Call { id, name, arguments: String::new() }, &mut events);
                 }
                 AnswerPart::CallArguments { fragment, .. } => self.append(fragment, &mut events),
+                AnswerPart::CallEnd => {
+                    self.open_calls.pop_last();
+                }
                 AnswerPart::Text(text) => {
                     self.extend(Block::Text(String::new()), text, &mut events);
                 }
@@ -103,9 +116,16 @@ impl Blocks {
         self.answer.finish_reason(reason)
     }
 
-    /// Whether the last block, whose text ended for this reason, is not complete.
+    /// Whether the answer, whose text ended for this reason, is not complete.
     pub(crate) fn is_cut(&self, reason: FinishReason) -> bool {
         self.answer.is_cut(reason)
+    }
+
+    /// Whether a block is not complete. `reason` is that for which the text ended, if it has.
+    pub(crate) fn is_cut_at(&self, index: usize, reason: Option<FinishReason>) -> bool {
+        let is_last = index + 1 == self.blocks.len();
+        let breaks_off = reason.is_some_and(|reason| reason != FinishReason::Stop);
+        self.open_calls.contains(&index) || (is_last && breaks_off)
     }
 
     fn begin(&mut self, block: Block, events: &mut Vec<BlockEvent>) {
@@ -118,9 +138,13 @@ impl Blocks {
     }
 
     /// Appends to the last block if it is of the kind of `begun`, or else to that.
-    fn extend(&mut self, begun: Block, text: String, events: &mut Vec<BlockEvent>) {
+    fn extend(&mut self, begun: Block, mut text: String, events: &mut Vec<BlockEvent>) {
         let kind = std::mem::discriminant(&begun);
         if self.blocks.last().map(std::mem::discriminant) != Some(kind) {
+            // Between blocks, a break says nothing.
+            if self.blocks.iter().any(|block| std::mem::discriminant(block) == kind) {
+                text = text.trim_start_matches('\n').to_owned();
+            }
             self.begin(begun, events);
         }
         self.append(text, events);
@@ -162,11 +186,11 @@ mod tests {
     use super::*;
     use crate::generation::chat_output::AnswerFormat;
 
-    fn blocks() -> Blocks {
+    fn format() -> AnswerFormat {
         let dialect =
             Dialect { tools: Some(ToolFormat::Hermes), reasoning: Some(ReasoningFormat::Qwen3) };
         let functions = Some([Callable { name: "f".into(), parameters: None }].into());
-        Blocks::new(AnswerFormat { dialect, thinking: Thinking::Possible, functions }.answer())
+        AnswerFormat { dialect, thinking: Thinking::Possible, functions, are_calls: false }
     }
 
     const ANSWER: &str = "<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n\
@@ -175,12 +199,12 @@ mod tests {
     #[test]
     fn blocks_come_one_after_another_however_the_text_is_cut() {
         for pieces in [vec![ANSWER], ANSWER.split_inclusive(|_| true).collect()] {
-            let mut blocks = blocks();
+            let (mut blocks, mut parser) = (Blocks::new(format().answer()), format().parser());
             let mut events = Vec::new();
             for piece in pieces {
-                events.extend(blocks.push(piece, None));
+                events.extend(blocks.push(parser.push(piece), None));
             }
-            events.extend(blocks.push("", Some(FinishReason::Stop)));
+            events.extend(blocks.push(parser.finish(), Some(FinishReason::Stop)));
             let mut bodies = Vec::new();
             let mut open = None;
             for event in events {
@@ -210,9 +234,24 @@ mod tests {
     }
 
     #[test]
+    fn a_call_that_breaks_off_is_not_complete() {
+        let (mut blocks, mut parser) = (Blocks::new(format().answer()), format().parser());
+        let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": </tool_call>";
+        let whole = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+        blocks.push(parser.push(&format!("{call}{whole}Done.")), None);
+        let stop = Some(FinishReason::Stop);
+        blocks.push(parser.finish(), stop);
+        let are_cut = |reason| [0, 1, 2].map(|index| blocks.is_cut_at(index, reason));
+        assert_eq!(are_cut(stop), [true, false, false]);
+        assert_eq!(are_cut(Some(FinishReason::Length)), [true, false, true]);
+        assert!(blocks.is_cut(FinishReason::Stop));
+        assert_eq!(blocks.finish_reason(FinishReason::Stop), FinishReason::Stop);
+    }
+
+    #[test]
     fn an_empty_answer_is_an_empty_text() {
-        let mut blocks = blocks();
-        let events = blocks.push("", Some(FinishReason::Length));
+        let mut blocks = Blocks::new(format().answer());
+        let events = blocks.push(Vec::new(), Some(FinishReason::Length));
         assert_eq!(events, [BlockEvent::Start(0), BlockEvent::End(0)]);
         assert_eq!(blocks.list(), [Block::Text(String::new())]);
         assert_eq!(turn(blocks.list()).content, Some(Content::Text(String::new())));

@@ -40,6 +40,7 @@ impl Conversation<'_> {
         let stands = (answers.dialect, answers.thinking);
         generation.grammar = tools.grammar(model, stands, self.output)?;
         generation.text.always_shown = shown_marks(&answers, model);
+        generation.text.answers = Some(answers.clone());
         Ok((token_ids, answers))
     }
 }
@@ -61,6 +62,7 @@ fn answer_format(
         dialect,
         thinking: thinking.unwrap_or(Thinking::Possible),
         functions: tools.functions(),
+        are_calls: tools.are_required(),
     }
 }
 

@@ -1,18 +1,25 @@
-//! One choice's tokens become text: detokenizer, then stop strings.
+//! One choice's tokens become text: detokenizer, parser of answers, then stop strings.
+//!
+//! Stop strings are looked for in what the client reads as the answer. Reasoning and calls are none of it: models think of the
+//! very words that are to end their answers. A text that nobody reads is an answer as a whole.
 
 use std::sync::Arc;
 
-use candlepower_api::{FinishReason, StopReason};
+use candlepower_api::{FinishReason, StopReason, clip};
+use candlepower_dialect::{OutputEvent, OutputParser};
 use candlepower_engine::FinishReason as EngineFinish;
 use candlepower_tokenizer::{
     Detokenizer, Result, SkipSpecialTokens, StopMatcher, StopStringInOutput, Tokenizer,
 };
 
+use crate::generation::chat_output::AnswerFormat;
 use crate::generation::params::TextOptions;
 
 /// Turns the generated tokens of one choice into pieces of text, and finds its end.
 pub(crate) struct TextAssembler {
     detokenizer: Detokenizer,
+    /// Reads the text of an answer in a conversation.
+    parser: Option<OutputParser>,
     matcher: StopMatcher,
     options: TextOptions,
     num_tokens: usize,
@@ -21,8 +28,10 @@ pub(crate) struct TextAssembler {
 /// What one token led to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Text that may be sent.
+    /// Text that may be sent; empty where it is read.
     pub(crate) text: String,
+    /// The parts of the text, if it is read.
+    pub(crate) parts: Vec<OutputEvent>,
     /// Set if the choice has ended.
     pub(crate) finish: Option<Finish>,
 }
@@ -72,6 +81,7 @@ impl TextAssembler {
         Ok(Self {
             detokenizer: Detokenizer::new(tokenizer, prompt, skip)?
                 .showing(Arc::clone(&options.always_shown)),
+            parser: options.answers.as_ref().map(AnswerFormat::parser),
             matcher: StopMatcher::new(&options.stop, in_output)?,
             options,
             num_tokens: 0,
@@ -91,38 +101,105 @@ impl TextAssembler {
         if !is_stop || self.options.include_stop_str_in_output {
             text.extend(self.detokenizer.push(token_id)?);
         }
-        if finish.is_some() {
+        let is_cut = finish == Some(EngineFinish::Length);
+        if is_cut {
+            text.push_str(&self.cut_text()?);
+        } else if finish.is_some() {
             text.extend(self.detokenizer.finish()?);
         }
-        if self.num_tokens <= self.options.min_tokens {
-            text = self.matcher.pass(&text);
-        } else {
-            let outcome = self.matcher.push(&text);
-            text = outcome.text;
-            if let Some(index) = outcome.matched {
+        let ending = finish.as_ref().map(|_| if is_cut { Ending::Cut } else { Ending::Whole });
+        let (mut piece, stopped) = self.read(&text, ending);
+        piece.finish = match stopped {
+            Some(index) => {
                 let stop_reason = Some(StopReason::Text(self.options.stop[index].clone()));
-                return Ok(Piece {
-                    text,
-                    finish: Some(Finish { reason: FinishReason::Stop, stop_reason }),
-                });
+                Some(Finish { reason: FinishReason::Stop, stop_reason })
             }
-        }
-        if finish.is_some() {
-            text.push_str(&self.matcher.finish());
-        }
-        Ok(Piece { text, finish: finish.map(Finish::from) })
+            None => finish.map(Finish::from),
+        };
+        Ok(piece)
     }
 
     /// The text that is held back, when the choice is cut short.
     ///
     /// # Errors
     /// If the tokens cannot be decoded.
-    pub(crate) fn cut_short(&mut self) -> Result<String> {
-        let rest = self.detokenizer.finish()?.unwrap_or_default();
-        let mut text = self.matcher.push(&rest).text;
-        text.push_str(&self.matcher.finish());
-        Ok(text)
+    pub(crate) fn cut_short(&mut self) -> Result<Piece> {
+        let text = self.cut_text()?;
+        Ok(self.read(&text, Some(Ending::Cut)).0)
     }
+
+    /// The rest of a text that is cut, without the character in which it may be.
+    fn cut_text(&mut self) -> Result<String> {
+        let rest = self.detokenizer.finish()?.unwrap_or_default();
+        Ok(rest.trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned())
+    }
+
+    /// Reads a text, the last one with its `ending`: the piece that it adds, and the stop string that has ended the answer.
+    fn read(&mut self, text: &str, ending: Option<Ending>) -> (Piece, Option<usize>) {
+        let mut piece = Piece::default();
+        let Some(parser) = &mut self.parser else {
+            let stopped = self.content(text, &mut piece.text);
+            if ending.is_some() && stopped.is_none() {
+                piece.text.push_str(&self.matcher.finish());
+            }
+            return (piece, stopped);
+        };
+        let mut events = parser.push(text);
+        match ending {
+            None => {}
+            Some(Ending::Cut) => events.extend(parser.cut()),
+            Some(Ending::Whole) => events.extend(parser.finish()),
+        }
+        if ending.is_some() {
+            for function in parser.unknown_functions() {
+                let function = clip(function);
+                tracing::info!(?function, "a call of a function that was not offered is content");
+            }
+        }
+        for event in events {
+            let mut content = String::new();
+            let stopped = match &event {
+                OutputEvent::Content(text) => self.content(text, &mut content),
+                _ => {
+                    content = self.matcher.interrupt();
+                    None
+                }
+            };
+            if !content.is_empty() {
+                OutputEvent::Content(content).add_to(&mut piece.parts);
+            }
+            if stopped.is_some() {
+                return (piece, stopped);
+            }
+            if !matches!(event, OutputEvent::Content(_)) {
+                event.add_to(&mut piece.parts);
+            }
+        }
+        let rest = if ending.is_some() { self.matcher.finish() } else { String::new() };
+        if !rest.is_empty() {
+            OutputEvent::Content(rest).add_to(&mut piece.parts);
+        }
+        (piece, None)
+    }
+
+    /// Adds content as far as it is certain to `out`; the stop string that ends it.
+    fn content(&mut self, text: &str, out: &mut String) -> Option<usize> {
+        if self.num_tokens <= self.options.min_tokens {
+            out.push_str(&self.matcher.pass(text));
+            return None;
+        }
+        let outcome = self.matcher.push(text);
+        out.push_str(&outcome.text);
+        outcome.matched
+    }
+}
+
+/// How a text ends.
+#[derive(Clone, Copy)]
+enum Ending {
+    /// There was to be more of it.
+    Cut,
+    Whole,
 }
 
 #[cfg(test)]

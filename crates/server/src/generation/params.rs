@@ -8,6 +8,7 @@ use candlepower_engine::SamplingParams;
 use candlepower_grammar::Grammar;
 
 use crate::config::DefaultMaxTokens;
+use crate::generation::chat_output::AnswerFormat;
 use crate::model::api_error::{ApiError, ApiResult};
 
 /// Most choices of one request.
@@ -56,7 +57,7 @@ pub(crate) struct Generation {
 }
 
 /// How tokens become text and where text ends.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct TextOptions {
     pub(crate) stop: Vec<String>,
     pub(crate) include_stop_str_in_output: bool,
@@ -65,6 +66,8 @@ pub(crate) struct TextOptions {
     pub(crate) always_shown: Arc<[u32]>,
     /// No stop string ends the text before so many tokens are out.
     pub(crate) min_tokens: usize,
+    /// How the text is read, where it is an answer in a conversation: stop strings then end its content alone.
+    pub(crate) answers: Option<AnswerFormat>,
 }
 
 /// What a stream holds beside the text.
@@ -137,6 +140,7 @@ impl Generation {
                 skip_special_tokens: fields.skip_special_tokens.unwrap_or(true),
                 always_shown: Arc::default(),
                 min_tokens,
+                answers: None,
             },
             return_token_ids: fields.return_token_ids.unwrap_or(false),
             stream: fields.stream().then(|| {

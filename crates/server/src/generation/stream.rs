@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use candlepower_api::FinishReason;
+use candlepower_dialect::OutputEvent;
 use candlepower_engine::{EngineHandle, EngineHealth, TokenEvent, TokenLogprobs, TokenStream};
 use futures::future::{Either, join_all, select};
 use futures::stream::{self, BoxStream, StreamExt};
 use tokio::sync::watch;
 
-use crate::generation::detokenize::{Finish, TextAssembler};
+use crate::generation::detokenize::{Finish, Piece, TextAssembler};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::keys::KeyPlace;
 use crate::model::metrics::Metrics;
@@ -49,14 +50,26 @@ pub(crate) enum ChoiceEvent {
 /// What is added to a choice.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Delta {
-    /// Text to append.
+    /// Text to append; empty where `parts` have it.
     pub(crate) text: String,
+    /// Parts to add to an answer in a conversation.
+    pub(crate) parts: Vec<OutputEvent>,
     /// The tokens that were generated meanwhile. Their text may come later.
     pub(crate) token_ids: Vec<u32>,
     /// If asked for, one for each of `token_ids`.
     pub(crate) logprobs: Vec<TokenLogprobs>,
     /// Set in the last one.
     pub(crate) finish: Option<Finish>,
+}
+
+impl Delta {
+    fn add(&mut self, piece: Piece) {
+        self.text.push_str(&piece.text);
+        for part in piece.parts {
+            part.add_to(&mut self.parts);
+        }
+        self.finish = piece.finish;
+    }
 }
 
 impl Choice {
@@ -116,7 +129,8 @@ impl Choice {
             if let Err(error) = self.take_ready() {
                 return Some(Err(error));
             }
-            if self.delta.finish.is_none() && !self.delta.text.is_empty() {
+            let has_more = !self.delta.text.is_empty() || !self.delta.parts.is_empty();
+            if self.delta.finish.is_none() && has_more {
                 return Some(Ok(ChoiceEvent::Delta(std::mem::take(&mut self.delta))));
             }
         }
@@ -167,8 +181,7 @@ impl Choice {
                 self.num_generated += 1;
                 self.delta.token_ids.push(token_id);
                 self.delta.logprobs.extend(logprobs);
-                self.delta.text.push_str(&piece.text);
-                self.delta.finish = piece.finish;
+                self.delta.add(piece);
                 Ok(None)
             }
         }
@@ -188,8 +201,7 @@ impl Choice {
         let rest =
             self.assembler.cut_short().map_err(|error| ApiError::internal(error.to_string()))?;
         let mut delta = std::mem::take(&mut self.delta);
-        delta.text.push_str(&rest);
-        delta.finish = Some(Finish::new(FinishReason::Abort));
+        delta.add(Piece { finish: Some(Finish::new(FinishReason::Abort)), ..rest });
         self.clock.end(FinishReason::Abort, self.num_generated);
         Ok(ChoiceEvent::Delta(delta))
     }
@@ -279,10 +291,10 @@ async fn finish(mut choice: Choice) -> ApiResult<FinishedChoice> {
                 finished.prompt_logprobs = logprobs;
             }
             ChoiceEvent::Delta(delta) => {
-                finished.delta.text.push_str(&delta.text);
                 finished.delta.token_ids.extend(delta.token_ids);
                 finished.delta.logprobs.extend(delta.logprobs);
-                finished.delta.finish = delta.finish;
+                let Delta { text, parts, finish, .. } = delta;
+                finished.delta.add(Piece { text, parts, finish });
             }
         }
     }

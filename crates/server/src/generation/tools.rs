@@ -73,6 +73,11 @@ impl<'a> ToolUse<'a> {
         self.definitions.as_ref()
     }
 
+    /// Whether the answer is calls and nothing else.
+    pub(crate) fn are_required(&self) -> bool {
+        self.calls == Calls::Required
+    }
+
     /// The functions that may be called; `None` if there are none.
     pub(crate) fn functions(&self) -> Option<Arc<[Callable]>> {
         let function = |tool: &Tool| {

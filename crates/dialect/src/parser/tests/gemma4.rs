@@ -13,6 +13,7 @@ fn parser(reasoning: Option<ReasoningFormat>, thinking: Thinking) -> OutputParse
     let functions = [
         Callable { name: "get_weather".into(), parameters: parameters.as_object().cloned() },
         Callable { name: "f".into(), parameters: None },
+        Callable { name: "g-2.x".into(), parameters: None },
     ];
     OutputParser::new(Dialect { tools: Some(FORMAT), reasoning }, thinking, Some(functions.into()))
 }

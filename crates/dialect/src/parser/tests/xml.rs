@@ -9,7 +9,7 @@ const XML: [ToolFormat; 3] = [ToolFormat::Qwen3Coder, ToolFormat::Glm45, ToolFor
 fn parser(format: ToolFormat, reasoning: Option<ReasoningFormat>) -> OutputParser {
     let parameters = json!({"type": "object", "properties": {
         "city": {"type": "string"}, "days": {"type": "integer"}, "warm": {"type": "boolean"}, "note": {"type": ["string", "null"]},
-        "at": {"type": "object"},
+        "at": {"type": "object"}, "list": {"type": "array"},
     }});
     let parameters = parameters.as_object().cloned();
     let functions = [
@@ -79,8 +79,10 @@ fn arguments_are_told_by_their_types() {
             all[4].1
         );
         assert_eq!(called(format, &written(format, "get_weather", &all)), is("", &[&arguments]));
-        let unknown = written(format, "unknown", &[("a", "[]"), ("b", "true")]);
-        assert_eq!(called(format, &unknown), is("", &[r#"unknown {"a": [], "b": "true"}."#]));
+        let unsaid = written(format, "f", &[("a", "[]"), ("b", "true")]);
+        assert_eq!(called(format, &unsaid), is("", &[r#"f {"a": [], "b": "true"}."#]));
+        let unknown = written(format, "unknown", &[("a", "[]")]);
+        assert_eq!(called(format, &unknown), is(&unknown, &[]));
         let empty = written(format, "get_weather", &[("city", "")]);
         assert_eq!(called(format, &empty), is("", &[r#"get_weather {"city": ""}."#]));
     }
@@ -97,7 +99,7 @@ fn text_stands_before_and_behind_calls() {
         );
         let text = format!("\n<think>Hm {one}</think>\nSo.\n{one}");
         let whole = read(parser(format, Some(ReasoningFormat::Qwen3)), [text.as_str()]);
-        assert_eq!((whole.0.as_str(), whole.2.len()), ("So.", 1));
+        assert_eq!((whole.0.as_str(), whole.1.as_str(), whole.2.len()), ("So.", "Hm", 2));
         let pieces = text.split_inclusive(|_| true);
         assert_eq!(read(parser(format, Some(ReasoningFormat::Qwen3)), pieces), whole);
     }
@@ -173,7 +175,7 @@ fn what_is_damaged_is_content() {
     let (content, calls) = called(ToolFormat::Qwen3Coder, &endless[..4500]);
     assert_eq!(
         (content.len(), calls),
-        (4500 - "<tool_call><function=f>".len(), vec!["f ".to_owned()])
+        (4500 - "<tool_call><function=f>".len(), vec!["f {}".to_owned()])
     );
 }
 
@@ -190,6 +192,81 @@ fn marks_in_strings_of_json_are_text() {
         let expected = r#"get_weather {"at": "{\"a", "days": 1}."#;
         assert_eq!(called(format, &format!("{text}\nDone.")), is("Done.", &[expected]));
     }
+}
+
+/// The marks of a value and of a call's end.
+fn ends(format: ToolFormat) -> (&'static str, &'static str) {
+    match format {
+        ToolFormat::Qwen3Coder => ("</parameter>", "</function>"),
+        ToolFormat::Glm45 => ("</arg_value>", "</tool_call>"),
+        _ => ("</parameter>", "</invoke>"),
+    }
+}
+
+#[test]
+fn marks_in_texts_are_text_where_nothing_fits_behind_them() {
+    for format in XML {
+        let (value, call) = ends(format);
+        for city in [
+            format!("A {value} B"),
+            value.to_owned(),
+            format!("{value}{value}"),
+            format!("x\n{value}\ny"),
+            format!("x\n{value}\n\n<other>"),
+            format!("x\n{call}\ny"),
+            call.to_owned(),
+            format!("a {call} b {value} c {call}"),
+            format!("x\n{value}\n{}y", if format == ToolFormat::Glm45 { "<tool>" } else { call }),
+            "x\n<parameter=unknown>\ny".to_owned(),
+            "x <parameter=days> y".to_owned(),
+        ] {
+            // A mark behind which another one fits is no text.
+            let text = written(format, "get_weather", &[("city", &city), ("days", "1")]);
+            let expected =
+                format!("get_weather {{\"city\": {}, \"days\": 1}}.", Value::from(city.as_str()));
+            assert_eq!(called(format, &text), is("", &[&expected]), "{format:?}");
+            let after = format!("{text}\nDone.");
+            assert_eq!(called(format, &after), is("Done.", &[&expected]), "{format:?}");
+            let last = written(format, "get_weather", &[("days", "1"), ("city", &city)]);
+            let expected =
+                format!("get_weather {{\"days\": 1, \"city\": {}}}.", Value::from(city.as_str()));
+            assert_eq!(called(format, &last), is("", &[&expected]), "{format:?}");
+            let two = format!("{last}\n{text}");
+            assert_eq!(called(format, &two).1.len(), 2, "{format:?}");
+        }
+    }
+}
+
+#[test]
+fn a_text_with_a_mark_that_is_cut_does_not_become_content() {
+    for format in XML {
+        let (value, _) = ends(format);
+        let text =
+            written(format, "get_weather", &[("days", "1"), ("city", &format!("A {value} B"))]);
+        let cut = &text[..text.find("A <").unwrap() + "A ".len() + value.len() + 2];
+        assert_eq!(called(format, cut), is("", &["get_weather {\"days\": 1"]), "{format:?}");
+    }
+}
+
+#[test]
+fn literals_of_python_are_read() {
+    for format in XML {
+        let all = [
+            ("at", "{'lat': [1.5, None], 'name': \"it's\", 'warm': True}"),
+            ("list", "('a', -1)"),
+            ("note", "None"),
+            ("city", "None"),
+        ];
+        let expected = r#"get_weather {"at": {"lat": [1.5, null], "name": "it's", "warm": true}, "list": ["a", -1], "note": null, "city": "None"}."#;
+        assert_eq!(called(format, &written(format, "get_weather", &all)), is("", &[expected]));
+    }
+}
+
+#[test]
+fn a_value_whose_first_mark_is_missing_is_one() {
+    let text = "<tool_call>get_weather<arg_key>city</arg_key>how many</arg_value></tool_call>";
+    let call = "get_weather {\"city\": \"how many\"}.";
+    assert_eq!(called(ToolFormat::Glm45, text), is("", &[call]));
 }
 
 #[test]

@@ -49,13 +49,12 @@ impl ResponseObject {
         num_thought: usize,
     ) -> Value {
         let is_cut = blocks.is_cut(reason);
-        let blocks = blocks.list();
         let (status, details) = match reason {
             FinishReason::Length => ("incomplete", json!({"reason": "max_output_tokens"})),
             FinishReason::Abort => ("cancelled", Value::Null),
-            // A stop string came within a call.
+            // A call is not complete. The protocol has no reason for that; this one says that there was to be more.
             FinishReason::Stop | FinishReason::ToolCalls if is_cut => {
-                ("incomplete", json!({"reason": "stop"}))
+                ("incomplete", json!({"reason": "max_output_tokens"}))
             }
             FinishReason::Stop | FinishReason::ToolCalls => ("completed", Value::Null),
         };
@@ -66,8 +65,8 @@ impl ResponseObject {
             "output_tokens_details": {"reasoning_tokens": num_thought},
             "total_tokens": usage.total_tokens,
         });
-        let items = blocks.iter().enumerate().map(|(index, block)| {
-            let is_cut = is_cut && index + 1 == blocks.len();
+        let items = blocks.list().iter().enumerate().map(|(index, block)| {
+            let is_cut = blocks.is_cut_at(index, Some(reason));
             self.item(index, block, if is_cut { Status::Incomplete } else { Status::Completed })
         });
         let items: Vec<Value> = items.collect();

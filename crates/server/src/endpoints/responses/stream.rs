@@ -100,8 +100,7 @@ impl ResponseStream {
             let part = json!({"part": part(&block)});
             events.push(self.item_event("response.content_part.done", index, part));
         }
-        let is_last = index + 1 == self.blocks.list().len();
-        let is_cut = is_last && self.finish.is_some_and(|reason| self.blocks.is_cut(reason));
+        let is_cut = self.blocks.is_cut_at(index, self.finish);
         let status = if is_cut { Status::Incomplete } else { Status::Completed };
         events.push(self.output_item("response.output_item.done", index, status));
         events.concat().into()
@@ -130,7 +129,7 @@ impl ChunkFormat for ResponseStream {
     fn delta(&mut self, _: usize, delta: Delta, _: Option<Usage>) -> Bytes {
         self.token_ids.extend(&delta.token_ids);
         self.finish = delta.finish.map(|finish| finish.reason);
-        let events = self.blocks.push(&delta.text, self.finish);
+        let events = self.blocks.push(delta.parts, self.finish);
         let events: Vec<Bytes> = events.into_iter().map(|event| self.block_event(event)).collect();
         events.concat().into()
     }

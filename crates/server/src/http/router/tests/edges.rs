@@ -119,7 +119,7 @@ async fn a_stop_string_ends_the_text_behind_min_tokens() {
 }
 
 #[tokio::test]
-async fn a_call_that_a_stop_string_cuts_is_not_complete() {
+async fn a_stop_string_does_not_cut_a_call() {
     let state = ready(&[]);
     let parameters = json!({
         "type": "object", "properties": {"city": {"const": "Paris"}}, "required": ["city"],
@@ -129,25 +129,46 @@ async fn a_call_that_a_stop_string_cuts_is_not_complete() {
     let body = with(
         chat("x"),
         json!({"tools": [{"type": "function", "function": function}], "tool_choice": "required", "stop": "city",
-            "max_tokens": 200}),
+            "max_tokens": 200, "parallel_tool_calls": false}),
     );
     let message = answer(&state, "/v1/chat/completions", body.clone()).await;
     let choice = &message["choices"][0];
-    assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"");
+    let arguments = &choice["message"]["tool_calls"][0]["function"]["arguments"];
+    assert_eq!(arguments, "{\"city\": \"Paris\"}");
     assert_eq!(
         (&choice["finish_reason"], &choice["stop_reason"]),
-        (&json!("stop"), &json!("city"))
+        (&json!("tool_calls"), &Value::Null)
     );
     let streamed =
         chunks(&state, "/v1/chat/completions", with(body, json!({"stream": true}))).await;
-    assert_eq!(streamed.last().unwrap()["choices"][0]["finish_reason"], "stop");
-    let body = json!({"model": "demo", "input": "x", "tool_choice": "required", "stop": "city",
-        "tools": [{"type": "function", "name": "f", "parameters": parameters}]});
-    let response = answer(&state, "/v1/responses", body.clone()).await;
+    assert_eq!(streamed.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+}
+
+#[tokio::test]
+async fn a_call_that_max_tokens_cuts_is_not_complete() {
+    let state = ready(&[]);
+    let parameters = json!({
+        "type": "object", "properties": {"city": {"const": "Paris"}}, "required": ["city"],
+        "additionalProperties": false,
+    });
+    let tools = json!([{"type": "function", "name": "f", "parameters": parameters}]);
+    let body = json!({"model": "demo", "input": "x", "tool_choice": "required", "tools": tools, "stop": "city"});
+    // Some number of tokens cuts the call behind its name.
+    let mut num_tokens = 4;
+    let (body, response) = loop {
+        let body = with(body.clone(), json!({"max_output_tokens": num_tokens}));
+        let response = answer(&state, "/v1/responses", body.clone()).await;
+        if response["output"][0]["type"] == "function_call" {
+            break (body, response);
+        }
+        num_tokens += 1;
+        assert!(num_tokens < 100, "{response}");
+    };
     assert_eq!(
         (&response["status"], &response["output"][0]["status"]),
         (&json!("incomplete"), &json!("incomplete"))
     );
+    assert_eq!(response["incomplete_details"]["reason"], "max_output_tokens");
     let streamed =
         text(call(&state, post("/v1/responses", with(body, json!({"stream": true})))).await).await;
     assert!(
