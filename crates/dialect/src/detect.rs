@@ -23,10 +23,16 @@ pub fn writes_tools(template: &ChatTemplate) -> bool {
 
 fn tool_format(template: &ChatTemplate) -> Option<ToolFormat> {
     let asked = render_question(template)?;
-    PastCalls::ALL.into_iter().find_map(|form| {
+    let written = PastCalls::ALL.into_iter().find_map(|form| {
         let rendered = render_call(template, form)?;
         format_of(&WrittenCall::find(&asked, &rendered)?)
-    })
+    });
+    // Some templates offer functions and write no calls.
+    let mut formats = ToolFormat::ALL.iter().copied();
+    let is_offered = |format: &ToolFormat| {
+        format.format().offered.is_some_and(|offered| asked.contains(offered))
+    };
+    written.or_else(|| formats.find(is_offered))
 }
 
 /// The format of a call. One that is the whole answer has no mark of its own, so it is looked for last.
@@ -54,10 +60,14 @@ fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
     let parts =
         turn(&json!([question, {"role": "assistant", "content": parts}]), PromptEnd::LastMessage);
     let parts = parts.unwrap_or_default();
+    // Templates of models that think before they call may write it there alone.
+    let call = json!({"id": "abcdefgh1", "type": "function", "function": {"name": FUNCTION, "arguments": {}}});
+    let called = json!([question, {"role": "assistant", "reasoning_content": THOUGHT, "content": "", "tool_calls": [call]}]);
+    let called = turn(&called, PromptEnd::LastMessage).unwrap_or_default();
     let before_thought =
         |text: &str| text.split_once(THOUGHT).map(|(before, _)| before.trim_end().to_owned());
     let opens = |mark: &str, title: &str| {
-        [&apart, &parts]
+        [&apart, &parts, &called]
             .into_iter()
             .filter_map(|text| before_thought(text))
             .any(|before| before.strip_suffix(title).is_some_and(|before| before.ends_with(mark)))
@@ -176,6 +186,28 @@ mod tests {
                 Some(ToolFormat::MinimaxM2),
             ),
             (
+                "<seed:tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>{{ v }}</parameter>\n\
+                 {% endfor %}</function>\n</seed:tool_call>",
+                Some(ToolFormat::SeedOss),
+            ),
+            (
+                r#"<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}]<|END_ACTION|>"#,
+                Some(ToolFormat::CohereCommand),
+            ),
+            (
+                r#"<TOOLCALL>[{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}]</TOOLCALL>"#,
+                Some(ToolFormat::Nemotron),
+            ),
+            (
+                r#"<|tool_call|>[{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}]"#,
+                Some(ToolFormat::Granite),
+            ),
+            ("<|tool_call|>{{ f | tojson }}<|/tool_call|>", Some(ToolFormat::Phi4Mini)),
+            (
+                r#"<|tool_call_start|>[{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}]<|tool_call_end|>"#,
+                Some(ToolFormat::Lfm2),
+            ),
+            (
                 "<calls><invoke name=\"{{ f.name }}\"><parameter name=\"probe_key\">x</parameter></invoke></calls>",
                 None,
             ),
@@ -189,6 +221,14 @@ mod tests {
                 "{call}"
             );
         }
+    }
+
+    /// The published template of LFM2-8B-A1B is such a one.
+    #[test]
+    fn templates_that_write_no_calls_are_recognized_by_their_prompts() {
+        let source = "{% if tools %}List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}\
+            {% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}";
+        assert_eq!(detect(source).tools, Some(ToolFormat::Lfm2));
     }
 
     #[test]
@@ -218,6 +258,10 @@ mod tests {
             Some(ReasoningFormat::GptOss)
         );
         assert_eq!(reasoning(&apart_in("<thoughts>"), ""), None);
+        assert_eq!(reasoning(&apart_in("<seed:think>"), ""), Some(ReasoningFormat::SeedOss));
+        // Command R7B thinks where it calls.
+        let called = "{% if m.tool_calls %}<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|>{% endif %}{{ m.content }}";
+        assert_eq!(reasoning(called, ""), Some(ReasoningFormat::CohereCommand));
         let gemma = Some(ReasoningFormat::Gemma4);
         assert_eq!(reasoning(&apart_in("<|channel>thought\n"), ""), gemma);
         assert_eq!(reasoning(plain, "<|channel>thought\n<channel|>"), gemma);

@@ -33,6 +33,7 @@ macro_rules! formats {
 }
 
 mod deepseek;
+mod deepseek_v32;
 pub(crate) mod gemma4;
 mod glm45;
 mod gpt_oss;
@@ -40,6 +41,7 @@ mod hermes;
 mod kimi;
 mod layout;
 mod lfm2;
+mod list;
 mod llama3;
 mod minimax_m2;
 mod mistral;
@@ -47,6 +49,7 @@ mod object;
 pub(crate) mod pythonic;
 mod qwen3_coder;
 mod reasoning;
+mod seed_oss;
 pub(crate) mod xml;
 
 use crate::callable::Callable;
@@ -66,10 +69,16 @@ formats! {
         Lfm2 = lfm2::LFM2,
         DeepseekV3 = deepseek::DEEPSEEK_V3,
         DeepseekV31 = deepseek::DEEPSEEK_V31,
+        DeepseekV32 = deepseek_v32::DEEPSEEK_V32,
         Qwen3Coder = qwen3_coder::QWEN3_CODER,
+        SeedOss = seed_oss::SEED_OSS,
         Glm45 = glm45::GLM45,
         MinimaxM2 = minimax_m2::MINIMAX_M2,
         KimiK2 = kimi::KIMI_K2,
+        Granite = list::GRANITE,
+        Phi4Mini = list::PHI4_MINI,
+        Nemotron = list::NEMOTRON,
+        CohereCommand = list::COHERE_COMMAND,
         Gemma4 = gemma4::GEMMA4,
         GptOss = gpt_oss::GPT_OSS,
     }
@@ -125,6 +134,8 @@ pub(crate) struct Format {
     pub(crate) tail: fn(&str, bool) -> Scan<Tail>,
     pub(crate) layout: Layout,
     pub(crate) call_ids: CallIds,
+    /// A text of prompts that offer functions, by which it is known where the template writes no calls.
+    pub(crate) offered: Option<&'static str>,
     /// Whether a template's call is written in it. No two formats take the same call, unless one of them has no trigger.
     pub(crate) wrote: fn(&WrittenCall<'_>) -> bool,
 }
@@ -142,6 +153,7 @@ impl Format {
         tail: |_, _| Err(Stop::No),
         layout: Layout::PLAIN,
         call_ids: CallIds::Plain,
+        offered: None,
         wrote: |_| false,
     };
 

@@ -65,7 +65,12 @@ impl PastCalls {
             let turn = prompt.split_once(QUESTION).map_or("", |(_, turn)| turn);
             turn.contains(FUNCTION) && turn.contains(VALUE)
         };
-        Self::ALL.into_iter().find(is_written).unwrap_or_default()
+        // A template that writes no calls may still refuse turns without content.
+        let is_taken = |form: &Self| render_call(template, *form).is_some();
+        let mut taken = [NoContent::Absent, NoContent::Empty, NoContent::Null]
+            .map(|no_content| Self::form(false, no_content))
+            .into_iter();
+        Self::ALL.into_iter().find(is_written).or_else(|| taken.find(is_taken)).unwrap_or_default()
     }
 
     /// The id of the `number`-th call of a conversation, which names its function. Source: Kimi K2's `docs/tool_call_guidance.md`.
@@ -215,6 +220,14 @@ mod tests {
             let form = PastCalls::form(false, no_content);
             assert_eq!(PastCalls::detect(&template(&source)), form, "{content}");
         }
+    }
+
+    /// The published template of LFM2 writes the content as JSON unless it is a text, and no calls.
+    #[test]
+    fn templates_that_write_no_calls_are_given_a_content_that_they_take() {
+        let source = "{% for m in messages %}{% set content = m['content'] %}\
+            {% if content is not string %}{% set content = content | tojson %}{% endif %}{{ content }}{% endfor %}";
+        assert_eq!(PastCalls::detect(&template(source)), PastCalls::form(false, NoContent::Empty));
     }
 
     #[test]

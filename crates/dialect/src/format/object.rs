@@ -21,7 +21,7 @@ pub(super) fn head(cursor: &mut Cursor<'_>, functions: Option<&[Callable]>) -> S
             return Ok(Head { name, at: cursor.at(), arguments, in_object: true });
         }
         match (key(cursor)?.as_str(), &name) {
-            ("name", _) => {
+            ("name" | "tool_name", _) => {
                 let found = cursor.json_string()?;
                 let is_found = |function: &Callable| function.name == found;
                 if functions.is_some_and(|functions| !functions.iter().any(is_found)) {

@@ -22,6 +22,8 @@ formats! {
         Qwen3 = Reasoning { name: "qwen3", marks: Some(THINK), title: "", is_always_there: false },
         Mistral = Reasoning { name: "mistral", marks: Some(("[THINK]", "[/THINK]")), title: "", is_always_there: false },
         Gemma4 = Reasoning { name: "gemma4", marks: Some(("<|channel>", "<channel|>")), title: "thought", is_always_there: false },
+        SeedOss = Reasoning { name: "seed_oss", marks: Some(("<seed:think>", "</seed:think>")), title: "", is_always_there: false },
+        CohereCommand = Reasoning { name: "cohere_command", marks: Some(("<|START_THINKING|>", "<|END_THINKING|>")), title: "", is_always_there: false },
         GptOss = Reasoning { name: "gpt_oss", marks: None, title: "", is_always_there: false },
     }
 }

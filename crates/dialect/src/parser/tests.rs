@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 use super::*;
 
 mod deviations;
+mod formats;
 mod gemma4;
 mod xml;
 

@@ -1,0 +1,158 @@
+//! Calls as JSON objects in a list behind a mark, `MARK[{"name": .., "arguments": {..}}]`, as several models have them.
+//!
+//! Sources: the published templates of Granite 3.3, Nemotron Nano v2 and Command R7B, llama.cpp's of Phi-4-mini, and vLLM's
+//! parsers `granite`, `phi4_mini_json` and `nemotron_json`.
+
+use super::{Arguments, Format, Head, Layout, Position, Tail, object};
+use crate::scan::{Cursor, Scan, Stop};
+use crate::written_call::WrittenCall;
+
+/// Fields that the formats have in common.
+const LIST: Format = Format {
+    arguments: Arguments::Json { closer: None },
+    layout: Layout {
+        before_name: "{\"name\": \"",
+        before_arguments: "\", \"arguments\": ",
+        after_arguments: "}",
+        separator: ", ",
+        close: "]",
+        ..Layout::PLAIN
+    },
+    ..Format::PLAIN
+};
+
+const CALL: &str = "<|tool_call|>";
+const CLOSE_CALL: &str = "<|/tool_call|>";
+const FUNCTOOLS: &str = "functools";
+
+/// `<|tool_call|>[{..}, {..}]`.
+pub(super) const GRANITE: Format = Format {
+    name: "granite",
+    models: "Granite 3",
+    marks: &[CALL],
+    openers: &[CALL],
+    ends_reasoning: Some(r"<\|tool_call\|>"),
+    head: |text, position, _| head(text, position, &[CALL]),
+    tail: |text, _| tail(text, None),
+    layout: Layout { open: "<|tool_call|>[", trigger: Some(CALL), ..LIST.layout },
+    wrote: |call| is_behind(call, CALL) && !call.after.contains(CLOSE_CALL),
+    ..LIST
+};
+
+/// `<|tool_call|>{..}<|/tool_call|>`, or `functools[{..}]`, as the models were trained.
+pub(super) const PHI4_MINI: Format = Format {
+    name: "phi4_mini_json",
+    models: "Phi-4-mini",
+    marks: &[CALL, CLOSE_CALL],
+    openers: &[CALL, FUNCTOOLS],
+    head: |text, position, _| head(text, position, &[CALL, FUNCTOOLS]),
+    tail: |text, _| tail(text, Some(CLOSE_CALL)),
+    layout: Layout {
+        before_name: "<|tool_call|>{\"name\": \"",
+        after_arguments: "}<|/tool_call|>",
+        separator: "",
+        close: "",
+        trigger: Some(CALL),
+        ..LIST.layout
+    },
+    wrote: |call| is_behind(call, CALL) && call.after.contains(CLOSE_CALL),
+    ..LIST
+};
+
+const TOOLCALL: &str = "<TOOLCALL>";
+const CLOSE_TOOLCALL: &str = "</TOOLCALL>";
+
+/// `<TOOLCALL>[{..}, {..}]</TOOLCALL>`.
+pub(super) const NEMOTRON: Format = Format {
+    name: "nemotron_json",
+    models: "Nemotron Nano v2",
+    marks: &[TOOLCALL, CLOSE_TOOLCALL],
+    openers: &[TOOLCALL],
+    ends_reasoning: Some(r"<TOOLCALL>[ \t\r\n]*[\[{]"),
+    head: |text, position, _| head(text, position, &[TOOLCALL]),
+    tail: |text, _| tail(text, Some(CLOSE_TOOLCALL)),
+    layout: Layout {
+        open: "<TOOLCALL>[",
+        close: "]</TOOLCALL>",
+        trigger: Some(TOOLCALL),
+        ..LIST.layout
+    },
+    wrote: |call| is_behind(call, TOOLCALL),
+    ..LIST
+};
+
+const ACTION: &str = "<|START_ACTION|>";
+const CLOSE_ACTION: &str = "<|END_ACTION|>";
+
+/// `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": .., "parameters": {..}}]<|END_ACTION|>`.
+pub(super) const COHERE_COMMAND: Format = Format {
+    name: "cohere_command",
+    models: "Command R7B and A",
+    marks: &[ACTION, CLOSE_ACTION],
+    openers: &[ACTION],
+    ends_reasoning: Some(r"<\|START_ACTION\|>"),
+    head: |text, position, _| head(text, position, &[ACTION]),
+    tail: |text, _| tail(text, Some(CLOSE_ACTION)),
+    layout: Layout {
+        open: "<|START_ACTION|>[\n    ",
+        before_name: "{\"tool_call_id\": \"0\", \"tool_name\": \"",
+        before_arguments: "\", \"parameters\": ",
+        // The template numbers the calls of a conversation, which says nothing to who reads them.
+        separator: ",\n    ",
+        close: "\n]<|END_ACTION|>",
+        trigger: Some(ACTION),
+        ..LIST.layout
+    },
+    wrote: |call| {
+        let before = call.before("\"tool_name\": \"");
+        before.is_some_and(|before| before.contains(ACTION))
+    },
+    ..LIST
+};
+
+/// Whether the call is an object behind a mark, perhaps in a list.
+fn is_behind(call: &WrittenCall<'_>, mark: &str) -> bool {
+    call.before_object().is_some_and(|before| {
+        let before = before.strip_suffix('[').unwrap_or(before).trim_end();
+        before.ends_with(mark)
+    })
+}
+
+/// An object behind one of some marks, perhaps in a list, or the next one.
+fn head(text: &str, position: Position, marks: &[&str]) -> Scan<Head> {
+    let mut cursor = Cursor::new(text);
+    if position == Position::First {
+        let mut is_open = false;
+        for mark in marks {
+            is_open = is_open || cursor.accept(mark)?;
+        }
+        if !is_open {
+            return Err(Stop::No);
+        }
+        cursor.white_space();
+        if cursor.accept("[")? {
+            cursor.white_space();
+        }
+    }
+    object::head(&mut cursor, None)
+}
+
+/// The rest of the object, then another one, or the end of the list and the mark behind it, which models forget.
+fn tail(text: &str, close: Option<&str>) -> Scan<Tail> {
+    let mut cursor = Cursor::new(text);
+    object::tail(&mut cursor)?;
+    let mut end = cursor.at();
+    if object::next(&mut cursor, &[","])? {
+        return Ok(Tail { end, separator: Some(cursor.at() - end) });
+    }
+    if cursor.accept("]")? {
+        end = cursor.at();
+        cursor.white_space();
+    }
+    if let Some(close) = close
+        && cursor.accept(close)?
+    {
+        end = cursor.at();
+    }
+    Ok(Tail::end(end))
+}

@@ -1,0 +1,171 @@
+//! Calls and reasoning of models by the texts that their publishers, vLLM or llama.cpp have for them.
+
+use super::*;
+
+/// Content, reasoning and calls of a text, the same character by character and wherever it is cut.
+fn read_all(
+    tools: ToolFormat,
+    reasoning: ReasoningFormat,
+    thinking: Thinking,
+    text: &str,
+) -> (String, String, Vec<String>) {
+    let dialect = Dialect { tools: Some(tools), reasoning: Some(reasoning) };
+    let parser = || OutputParser::new(dialect, thinking, functions(&["f", "get_weather"]));
+    let whole = read(parser(), [text]);
+    assert_eq!(read(parser(), text.split_inclusive(|_| true)), whole, "{text}");
+    for (at, _) in text.char_indices() {
+        assert_eq!(read(parser(), [&text[..at], &text[at..]]), whole, "{text} {at}");
+    }
+    whole
+}
+
+fn seen(content: &str, reasoning: &str, calls: &[&str]) -> (String, String, Vec<String>) {
+    (content.into(), reasoning.into(), calls.iter().map(|call| call.to_string()).collect())
+}
+
+const WEATHER: &str = r#"get_weather {"city": "Paris"}."#;
+
+/// Source: the published template of Seed-OSS, which llama.cpp has as `ByteDance-Seed-OSS.jinja`.
+#[test]
+fn seed_oss() {
+    let call = "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>\n</seed:tool_call>";
+    let read = |text: &str| {
+        read_all(ToolFormat::SeedOss, ReasoningFormat::SeedOss, Thinking::Possible, text)
+    };
+    assert_eq!(read(call), seen("", "", &[WEATHER]));
+    let thought = format!("<seed:think>\nHm.\n</seed:think>\nI look.\n{call}\n{call}");
+    assert_eq!(read(&thought), seen("I look.", "Hm.", &[WEATHER; 2]));
+    let lines = call.replace("Paris", "a </parameter> b\nthat can span\nlines");
+    let expected = r#"get_weather {"city": "a </parameter> b\nthat can span\nlines"}."#;
+    assert_eq!(read(&lines), seen("", "", &[expected]));
+}
+
+/// Source: `CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja` of llama.cpp, which the publisher's template is.
+#[test]
+fn command_r() {
+    let call = "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\"}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"f\", \"parameters\": {}}\n]<|END_ACTION|>";
+    let text = format!("<|START_THINKING|>I will look.<|END_THINKING|>{call}");
+    let (tools, thoughts) = (ToolFormat::CohereCommand, ReasoningFormat::CohereCommand);
+    let read = |text: &str| read_all(tools, thoughts, Thinking::Possible, text);
+    assert_eq!(read(&text), seen("", "I will look.", &[WEATHER, "f {}."]));
+    let open = format!("<|START_THINKING|>I will look.{call}");
+    assert_eq!(read(&open), seen("", "I will look.", &[WEATHER, "f {}."]));
+    assert_eq!(read("Four."), seen("Four.", "", &[]));
+}
+
+/// Source: the published template of Nemotron Nano v2, which llama.cpp has as `NVIDIA-Nemotron-Nano-v2.jinja`.
+#[test]
+fn nemotron_nano_v2() {
+    let call = r#"<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "f", "arguments": {}}]</TOOLCALL>"#;
+    let read =
+        |text: &str| read_all(ToolFormat::Nemotron, ReasoningFormat::Qwen3, Thinking::Open, text);
+    let text = format!("Hm.\n</think>\n\n{call}\n");
+    assert_eq!(read(&text), seen("", "Hm.", &[WEATHER, "f {}."]));
+    let text = format!("Hm.\n</think>\n\nI look.\n\n{call} Done.");
+    assert_eq!(read(&text), seen("I look.Done.", "Hm.", &[WEATHER, "f {}."]));
+}
+
+/// Source: vLLM's parser `granite`, and the system prompt of Granite 3.3, which asks for `<|tool_call|>` and a JSON list.
+#[test]
+fn granite_3() {
+    let read = |text: &str| {
+        read_all(ToolFormat::Granite, ReasoningFormat::Qwen3, Thinking::Possible, text)
+    };
+    let list = r#"[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "f", "arguments": {}}]"#;
+    for text in [format!("<|tool_call|>{list}"), format!("<|tool_call|> {list}\n")] {
+        assert_eq!(read(&text), seen("", "", &[WEATHER, "f {}."]));
+    }
+}
+
+/// Granite 4 writes calls as Hermes does. Source: vLLM's parser `granite4`.
+#[test]
+fn granite_4() {
+    let call = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
+    let read = read_all(ToolFormat::Hermes, ReasoningFormat::Qwen3, Thinking::Possible, call);
+    assert_eq!(read, seen("", "", &[WEATHER]));
+}
+
+/// Sources: `llama-cpp-microsoft-Phi-4-mini-instruct.jinja` of llama.cpp, and vLLM's parser `phi4_mini_json`.
+#[test]
+fn phi_4_mini() {
+    let read = |text: &str| {
+        read_all(ToolFormat::Phi4Mini, ReasoningFormat::Qwen3, Thinking::Possible, text)
+    };
+    let object = r#"{"name": "get_weather", "arguments": {"city": "Paris"}}"#;
+    for text in [
+        format!("<|tool_call|>{object}<|/tool_call|>"),
+        format!("<|tool_call|>[{object}]<|/tool_call|>"),
+        format!("functools[{object}]"),
+    ] {
+        assert_eq!(read(&text), seen("", "", &[WEATHER]), "{text}");
+        assert_eq!(read(&format!("I look.\n{text}")), seen("I look.", "", &[WEATHER]), "{text}");
+    }
+    assert_eq!(read("Use functools in Python."), seen("Use functools in Python.", "", &[]));
+}
+
+/// Sources: the model cards of LFM2 and LFM2.5, and `llama-cpp-lfm2.jinja` of llama.cpp.
+#[test]
+fn lfm2() {
+    let read =
+        |text: &str| read_all(ToolFormat::Lfm2, ReasoningFormat::Qwen3, Thinking::Possible, text);
+    for call in [
+        r#"<|tool_call_start|>[get_weather(city="Paris"), f()]<|tool_call_end|>"#,
+        r#"<|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "f", "arguments": {}}]<|tool_call_end|>"#,
+    ] {
+        let text = format!("<think>Hm.</think>{call}Checking.");
+        assert_eq!(read(&text), seen("Checking.", "Hm.", &[WEATHER, "f {}."]), "{call}");
+    }
+}
+
+/// Source: vLLM's parser `deepseek_v32`.
+#[test]
+fn deepseek_v32() {
+    let read = |text: &str| {
+        read_all(ToolFormat::DeepseekV32, ReasoningFormat::Qwen3, Thinking::Open, text)
+    };
+    let invoke = |arguments: &str| {
+        format!("<｜DSML｜invoke name=\"get_weather\">\n{arguments}</｜DSML｜invoke>\n")
+    };
+    let city = "<｜DSML｜parameter name=\"city\" string=\"true\">7 </｜DSML｜parameter> x</｜DSML｜parameter>\n";
+    let days = "<｜DSML｜parameter name=\"days\" string=\"false\">[3]</｜DSML｜parameter>\n";
+    let calls = [invoke(&[city, days].concat()), invoke("")].concat();
+    let text =
+        format!("Hm.</think>So.\n\n<｜DSML｜function_calls>\n{calls}</｜DSML｜function_calls>");
+    let expected = r#"get_weather {"city": "7 </｜DSML｜parameter> x", "days": [3]}."#;
+    assert_eq!(read(&text), seen("So.", "Hm.", &[expected, "get_weather {}."]));
+}
+
+/// Source: the published template of DeepSeek V3.1, which llama.cpp has as `deepseek-ai-DeepSeek-V3.1.jinja`.
+#[test]
+fn deepseek_v31_thinks() {
+    let text = "Hm.</think>So.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"city\": \"Paris\"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    let read = read_all(ToolFormat::DeepseekV31, ReasoningFormat::Qwen3, Thinking::Open, text);
+    assert_eq!(read, seen("So.", "Hm.", &[WEATHER]));
+}
+
+/// Source: `moonshotai-Kimi-K2-Thinking.jinja` of llama.cpp.
+#[test]
+fn kimi_k2_thinking() {
+    let call = "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{\"city\": \"Paris\"}<|tool_call_end|><|tool_calls_section_end|>";
+    for text in [format!("<think>Hm.</think>{call}"), format!("<think>Hm. {call}")] {
+        let read = read_all(ToolFormat::KimiK2, ReasoningFormat::Qwen3, Thinking::Possible, &text);
+        assert_eq!(read, seen("", "Hm.", &[WEATHER]));
+    }
+}
+
+/// Source: `unsloth-MiniMax-M2.jinja` of llama.cpp.
+#[test]
+fn minimax_m2() {
+    let text = "Hm.\n</think>\n\n<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Paris</parameter>\n</invoke>\n<invoke name=\"f\">\n</invoke>\n</minimax:tool_call>";
+    let read = read_all(ToolFormat::MinimaxM2, ReasoningFormat::Qwen3, Thinking::Open, text);
+    assert_eq!(read, seen("", "Hm.", &[WEATHER, "f {}."]));
+}
+
+/// Ministral 3 writes calls as Mistral does from its tokenizer's version 13 on. Source: its published template.
+#[test]
+fn ministral_3() {
+    let text =
+        "[THINK]Hm.[/THINK][TOOL_CALLS]get_weather[ARGS]{\"city\": \"Paris\"}[TOOL_CALLS]f[ARGS]{}";
+    let read = read_all(ToolFormat::Mistral, ReasoningFormat::Mistral, Thinking::Possible, text);
+    assert_eq!(read, seen("", "Hm.", &[WEATHER, "f {}."]));
+}
