@@ -97,7 +97,12 @@ fn every_wrong_input_has_its_error() {
     let long = "rain ".repeat(300);
     let only_scores = "This model gives vectors and no scores: ask POST /v1/embeddings, or serve a cross-encoder.";
     for (path, body, param, message) in [
-        ("/v1/embeddings", json!({"input": "a"}), "model", "`model` is missing."),
+        (
+            "/v1/embeddings",
+            json!({"input": "a", "model": 7}),
+            "model",
+            "`model`: invalid type: integer `7`, expected a string.",
+        ),
         ("/v1/embeddings", json!({"model": MODEL}), "input", "`input` is missing."),
         (
             "/v1/embeddings",

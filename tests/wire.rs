@@ -1,5 +1,6 @@
 //! The wire as the contract has it, endpoint by endpoint.
 
+mod agents;
 mod chat;
 mod completions;
 mod constraints;

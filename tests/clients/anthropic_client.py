@@ -171,24 +171,27 @@ def count_tokens():
 def errors():
     def refused(status, **request):
         try:
-            client().messages.create(**{"model": MODEL, "max_tokens": 4, "messages": CAPITAL, **request})
+            extra = {"thread": request.pop("thread")} if "thread" in request else None
+            client().messages.create(**{"model": MODEL, "max_tokens": 4, "messages": CAPITAL, **request}, extra_body=extra)
         except anthropic.APIStatusError as error:
             assert error.status_code == status, error
             return error.body["error"]
         raise AssertionError(f"{request} was taken")
 
-    assert refused(400, tools=[{"type": "bash_20250124", "name": "bash"}])["param"] == "tools[0]"
+    bash = {"type": "bash_20250124", "name": "bash"}
+    assert refused(400, tools=[bash], tool_choice={"type": "any"})["param"] == "tool_choice"
+    assert refused(400, thread={"type": "create"})["details"]["error_code"] == "thread_unsupported_request"
     unknown = {"name": "f", "strict": True, "input_schema": {"type": "object", "$ref": "#/no"}}
     assert refused(400, tools=[unknown])["param"] == "tools[0].input_schema"
     assert refused(400, tools=[GET_WEATHER], tool_choice={"type": "tool", "name": "g"})["param"] == "tool_choice.name"
     calling = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
     assert refused(400, tools=[GET_WEATHER], messages=[*WEATHER, calling])["param"] == "messages"
-    budget = refused(400, thinking={"type": "enabled", "budget_tokens": 1024})
+    budget = refused(400, thinking={"type": "enabled", "budget_tokens": -1})
     assert budget["param"] == "thinking.budget_tokens"
     assert refused(400, messages=[])["param"] == "messages"
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
     assert refused(400, messages=[{"role": "user", "content": [image]}])["param"] == "messages[0].content[0].type"
-    assert refused(400, max_tokens=5000)["param"] == "max_tokens"
+    assert refused(400, max_tokens=0)["param"] == "max_tokens"
     assert refused(404, model="other")["code"] == "model_not_found"
 
 

@@ -240,7 +240,7 @@ def errors():
         error = refused(openai.BadRequestError, **{name: value})
         assert error.param == name, (name, error.body)
         assert error.type == "invalid_request_error"
-    assert refused(openai.BadRequestError, tools=[]).param == "tools"
+    assert refused(openai.BadRequestError, tools=[], tool_choice="required").param == "tool_choice"
     impossible = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer", "minimum": 2, "maximum": 1}}}
     error = refused(openai.BadRequestError, response_format=impossible)
     assert error.param == "response_format.json_schema.schema", error.body

@@ -239,7 +239,7 @@ def errors():
         else:
             raise AssertionError(f"{request} was taken")
 
-    refused("tools[0]", tools=[{"type": "web_search"}])
+    refused("tool_choice", tools=[{"type": "web_search"}], tool_choice="required")
     refused("tools[0].parameters", tools=[{"type": "function", "name": "f", "parameters": {"$ref": "#/no"}}])
     refused("tool_choice.name", tools=[GET_WEATHER], tool_choice={"type": "function", "name": "g"})
     refused("tool_choice.tools", tools=[GET_WEATHER], tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [NAMED]})

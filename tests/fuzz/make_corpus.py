@@ -27,7 +27,7 @@ RESPONSES = {"model": "demo", "input": [{"role": "user", "content": "Go on."}], 
 MESSAGES = {"model": "demo", "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 3, "system": "Be brief."}
 VALID = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/v1/responses": RESPONSES, "/v1/messages": MESSAGES,
          "/tokenize": TOKENIZE, "/detokenize": DETOKENIZE}
-# What cannot be left out, beside the model of those that generate.
+# What cannot be left out.
 NEEDED = ("messages", "prompt", "tokens", "input")
 GENERATION = ("/v1/chat/completions", "/v1/completions")
 
@@ -38,8 +38,8 @@ FLAGS = ["stream", "ignore_eos", "skip_special_tokens", "include_stop_str_in_out
 WRONG_FOR_NUMBER = ["1", "", [], {}, True, [1], {"a": 1}]
 WRONG_FOR_FLAG = ["true", 1, 0, [], {}, 1.5]
 OUT_OF_RANGE = {
-    "temperature": [-0.001, 2.001, 1e300], "top_p": [0, -1, 1.001], "top_k": [0, -2, 1.5], "min_p": [-0.1, 1.1],
-    "max_tokens": [-1, 1.5, 10**9], "n": [0, -1, 129, 10**12], "presence_penalty": [-2.1, 2.1],
+    "temperature": [-0.001, 2.001, 1e300], "top_p": [0, -1, 1.001], "top_k": [-2, 1.5], "min_p": [-0.1, 1.1],
+    "max_tokens": [-1, 1.5], "n": [0, -1, 129, 10**12], "presence_penalty": [-2.1, 2.1],
     "frequency_penalty": [-2.1, 2.1], "repetition_penalty": [0, -1], "min_tokens": [-1], "seed": [1.5, 10**30],
 }
 HUGE_NUMBERS = ["1e400", "-1e400", "9" * 400, "1" + "0" * 5000, "0." + "0" * 5000 + "1e9999", "1e99999999999999999999"]
@@ -63,8 +63,8 @@ UNSUPPORTED = [{"best_of": 5}, {"use_beam_search": True}, {"no_such_field": 1}, 
                {"guided_regex": "((a*)*"}, {"stream_options": {"include_usage": True}}, {"prompt_logprobs": 10**6}]
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 WRONG_TOOLS = [
-    {"tools": []}, {"tools": {}}, {"tools": [None]}, {"tools": [{"type": "function"}]},
-    {"tools": [{"type": "retrieval"}]}, {"tools": [{"type": "function", "function": {}}]}, {"tools": [FUNCTION, FUNCTION]},
+    {"tools": [], "tool_choice": "required"}, {"tools": {}}, {"tools": [None]}, {"tools": [{"type": "function"}]},
+    {"tools": [{"type": "functoin", "function": {"name": "f"}}]}, {"tools": [{"type": "function", "function": {}}]}, {"tools": [FUNCTION, FUNCTION]},
     {"tools": [{"type": "function", "function": {"name": ""}}]}, {"tools": [{"type": "function", "function": {"name": "a b"}}]},
     {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
     {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
@@ -84,14 +84,14 @@ WRONG_RESPONSES = [
         [{"type": "item_reference", "id": "x"}], [{"type": 1}], [{"type": "function_call"}],
         [{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}], [{"type": "function_call_output", "call_id": "c"}],
         [{"type": "function_call_output", "call_id": 1, "output": "x"}], [{"type": "reasoning", "summary": [1]}],
-        [{"type": "reasoning", "encrypted_content": "x"}],
+        [{"type": "reasoning", "no_such_key": "x"}],
     ]
 ] + [
-    {"tools": {}}, {"tools": [None]}, {"tools": [{"type": "function"}]}, {"tools": [{"type": "web_search"}]}, {"tools": [ITEM, ITEM]},
+    {"tools": {}}, {"tools": [None]}, {"tools": [{"type": "function"}]}, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, {"tools": [ITEM, ITEM]},
     {"tools": [{**ITEM, "parameters": []}]}, {"tools": [{**ITEM, "parameters": {"$ref": "#/no"}}]}, {"tools": [{**ITEM, "strict": 1}]},
     {"tools": [ITEM], "tool_choice": "any"}, {"tools": [ITEM], "tool_choice": {"type": "function", "name": "g"}},
     {"tools": [ITEM], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, {"tool_choice": "required"},
-    {"text": {"format": {"type": "xml"}}}, {"reasoning": {"summary": "auto"}}, {"truncation": "auto"}, {"previous_response_id": 1},
+    {"text": {"format": {"type": "xml"}}}, {"reasoning": {"summary": "long"}}, {"truncation": "auto"}, {"previous_response_id": 1},
     {"max_output_tokens": 0}, {"max_output_tokens": "1"}, {"temperature": 3}, {"n": 2}, {"metadata": 1}, {"background": True},
 ]
 BLOCK_CASES = [
@@ -103,14 +103,14 @@ BLOCK_CASES = [
 ]
 CUSTOM = {"name": "f", "input_schema": {"type": "object"}}
 WRONG_ANTHROPIC = [
-    {"messages": value} for value in [None, "x", 1, {}, [], [1], [{}], [{"role": "system", "content": "x"}], [{"role": "user"}]]
+    {"messages": value} for value in [None, "x", 1, {}, [], [1], [{}], [{"role": "tool", "content": "x"}], [{"role": "user"}]]
 ] + [{"messages": [{"role": role, "content": [block]}]} for role, block in BLOCK_CASES] + [
-    {"tools": {}}, {"tools": [None]}, {"tools": [{"name": "f"}]}, {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+    {"tools": {}}, {"tools": [None]}, {"tools": [{"name": "f"}]}, {"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "any"}},
     {"tools": [CUSTOM, CUSTOM]}, {"tools": [{**CUSTOM, "name": "a b"}]}, {"tools": [{**CUSTOM, "input_schema": {"type": "string"}}]},
     {"tools": [CUSTOM], "tool_choice": "any"}, {"tools": [CUSTOM], "tool_choice": {"type": "tool"}},
     {"tools": [CUSTOM], "tool_choice": {"type": "tool", "name": "g"}}, {"tool_choice": {"type": "any"}},
-    {"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"thinking": {"type": "long"}}, {"thinking": 1}, {"system": 1},
-    {"max_tokens": None}, {"max_tokens": 0}, {"stop_sequences": [""]}, {"top_k": 0}, {"output_config": {"format": {"type": "xml"}}},
+    {"thinking": {"type": "enabled", "budget_tokens": -1}}, {"thinking": {"type": "long"}}, {"thinking": 1}, {"system": 1},
+    {"max_tokens": None}, {"max_tokens": 0}, {"stop_sequences": [""]}, {"top_k": -2}, {"output_config": {"format": {"type": "xml"}}},
 ]
 WRONG_TYPES = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/xml",
                "", "json", "application/jsonp", "text/json", "image/png", "application/octet-stream"]
@@ -201,7 +201,7 @@ class Corpus:
             self.add_changed("/tokenize", {"prompt": value})
         for path, valid in VALID.items():
             for name in valid:
-                if name in NEEDED or (name == "model" and not path.endswith("tokenize")):
+                if name in NEEDED:
                     self.add(path, [as_bytes(dumps({key: value for key, value in valid.items() if key != name}))])
             for body in ["", " ", "null", "[]", "1", "\"x\"", "true", "{}", "{]", "{\"a\"}", "[" + dumps({}) + "]"]:
                 self.add(path, [body])

@@ -57,7 +57,7 @@ fn errors(servers: &Servers) -> Vec<Response> {
         chat(json!({"model": "nothing", "messages": [{"role": "user", "content": "a"}]})),
         chat(json!([])),
         chat(json!({"model": "demo"})),
-        complete(json!({"model": "demo", "prompt": "a", "max_tokens": 100_000})),
+        complete(json!({"model": "demo", "prompt": "a", "max_tokens": 0})),
         complete(json!({"model": "demo", "prompt": vec![1; 5000]})),
         blaze(
             Request::new("POST", "/v1/completions").header("Content-Type", "text/plain").body("{}"),

@@ -128,7 +128,13 @@ impl Response {
         );
         let body = self.json();
         let keys: Vec<&String> = body.as_object().expect("an object").keys().collect();
-        assert_eq!(keys, ["error"], "{body}");
+        // Those of Anthropic's clients read `type` on top.
+        let is_anthropic = body["type"] == "error";
+        assert_eq!(
+            keys,
+            if is_anthropic { vec!["type", "error"] } else { vec!["error"] },
+            "{body}"
+        );
         let error = &body["error"];
         assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{body}");
         assert_eq!(error["type"], expected_type(status), "{body}");

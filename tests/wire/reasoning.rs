@@ -179,3 +179,139 @@ fn responses_and_messages_tell_reasoning_apart() {
         events.iter().filter_map(|event| event["delta"]["thinking"].as_str()).collect();
     assert_eq!(Some(thought.as_str()), block["thinking"].as_str());
 }
+
+/// The tokens of a thought of an answer, with the mark that closes it.
+fn thought_tokens(ids: &[u32], close: u32) -> usize {
+    ids.iter().position(|id| *id == close).expect("the thought was closed") + 1
+}
+
+#[test]
+fn a_thought_ends_with_its_budget() {
+    let (folder, close) = thinking_folder();
+    let server = ServerBuilder::new(folder.path()).flags("--served-model-name demo").start();
+    let ids = |choice: &Value| -> Vec<u32> {
+        serde_json::from_value(choice["token_ids"].clone()).unwrap()
+    };
+    // Without a budget the model thinks until it is cut.
+    let free = with(
+        question(),
+        json!({"return_token_ids": true, "max_tokens": 48, "logit_bias": {close.to_string(): -100}, "ignore_eos": true}),
+    );
+    let answer = server.chat(free.clone());
+    assert!(!ids(&answer["choices"][0]).contains(&close), "{answer}");
+    for (budget, field) in [
+        (12, json!({"thinking_token_budget": 12})),
+        (5, json!({"thinking": {"type": "enabled", "budget_tokens": 5}})),
+        (1, json!({"reasoning": {"max_tokens": 1}})),
+        (0, json!({"thinking_token_budget": 0})),
+    ] {
+        let body = with(free.clone(), field);
+        let answer = server.chat(body.clone());
+        let choice = &answer["choices"][0];
+        let tokens = thought_tokens(&ids(choice), close);
+        assert!(tokens >= budget && tokens <= budget + 8, "{budget}: {tokens}: {answer}");
+        assert!(!choice["message"]["content"].as_str().unwrap_or_default().is_empty(), "{answer}");
+        assert_eq!(answer["usage"]["completion_tokens"], 48, "{answer}");
+        assert_eq!(choice["finish_reason"], "length");
+        // A stream has the same text.
+        let chunks =
+            server.open("/v1/chat/completions", &with(body, json!({"stream": true}))).chunks();
+        let text = |name: &str| {
+            let texts =
+                chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"][name].as_str());
+            texts.collect::<String>()
+        };
+        assert_eq!(choice["message"]["content"], text("content"));
+        assert_eq!(
+            choice["message"]["reasoning_content"].as_str().unwrap_or_default(),
+            text("reasoning_content")
+        );
+        assert_eq!(choice["message"]["reasoning"].as_str().unwrap_or_default(), text("reasoning"));
+    }
+    // The budget has room for the whole answer, and for more than one choice with log-probabilities.
+    let body = with(
+        free,
+        json!({"thinking_token_budget": 6, "n": 2, "temperature": 1, "seed": 3, "logprobs": true, "max_tokens": 20}),
+    );
+    for choice in server.chat(body)["choices"].as_array().unwrap() {
+        assert!(thought_tokens(&ids(choice), close) <= 14, "{choice}");
+        assert_eq!(choice["logprobs"]["content"].as_array().unwrap().len(), 20);
+    }
+}
+
+#[test]
+fn budgets_hold_with_constraints_and_calls_on_every_endpoint() {
+    let (folder, close) = thinking_folder();
+    let server = ServerBuilder::new(folder.path()).flags("--served-model-name demo").start();
+    let budget = json!({"thinking_token_budget": 6, "logit_bias": {close.to_string(): -100}, "max_tokens": 100});
+    let choice = json!({"structured_outputs": {"choice": ["yes", "no"]}});
+    let answer = server.chat(with(question(), with(choice, budget.clone())));
+    let message = &answer["choices"][0]["message"];
+    assert!(matches!(message["content"].as_str(), Some("yes" | "no")), "{answer}");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
+    let tool = json!({"type": "function", "function": {"name": "noop"}});
+    let required =
+        json!({"tools": [tool], "tool_choice": "required", "parallel_tool_calls": false});
+    let answer = server.chat(with(question(), with(required, budget)));
+    assert_eq!(
+        answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "noop",
+        "{answer}"
+    );
+    let messages = json!({"max_tokens": 60, "temperature": 0, "messages": question()["messages"],
+        "thinking": {"type": "enabled", "budget_tokens": 6}});
+    let answer = server.post("/v1/messages", &messages).ok();
+    assert_eq!(
+        (&answer["content"][0]["type"], &answer["content"][1]["type"]),
+        (&json!("thinking"), &json!("text")),
+        "{answer}"
+    );
+    let responses = json!({"max_output_tokens": 60, "temperature": 0, "input": "What is the capital of France?", "reasoning": {"max_tokens": 6}});
+    let answer = server.post("/v1/responses", &responses).ok();
+    assert_eq!(
+        (&answer["output"][0]["type"], &answer["output"][1]["type"]),
+        (&json!("reasoning"), &json!("message")),
+        "{answer}"
+    );
+    assert!(
+        answer["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64() <= Some(14),
+        "{answer}"
+    );
+}
+
+#[test]
+fn efforts_reach_templates_that_can_only_switch() {
+    let folder = TempFolder::new();
+    let template = TEMPLATE.replace("{{ reasoning_effort | default('') }}", "");
+    let file = folder.write("switch.jinja", &template);
+    let server = ServerBuilder::new("demo").flag("--chat-template", file).start();
+    let is_closed = |path: &str, body: Value, more: Value| {
+        let response = server.post(path, &with(body, more));
+        assert_eq!(response.header("x-candlepower-not-held"), None);
+        response.ok()
+    };
+    let chat = |more: Value| {
+        let answer = is_closed("/v1/chat/completions", question(), more);
+        answer["choices"][0]["message"].get("reasoning_content").is_none()
+    };
+    for more in [
+        json!({"reasoning_effort": "none"}),
+        json!({"thinking": {"type": "disabled"}}),
+        json!({"reasoning": {"enabled": false}}),
+        json!({"enable_thinking": false}),
+    ] {
+        assert!(chat(more.clone()), "{more}");
+    }
+    for more in
+        [json!({}), json!({"reasoning_effort": "high"}), json!({"thinking": {"type": "adaptive"}})]
+    {
+        assert!(!chat(more.clone()), "{more}");
+    }
+    let body = json!({"input": "What is the capital of France?", "max_output_tokens": 24, "temperature": 0});
+    let more = json!({"reasoning": {"effort": "none"}});
+    assert_eq!(is_closed("/v1/responses", body.clone(), more)["output"][0]["type"], "message");
+    let more = json!({"chat_template_kwargs": {"enable_thinking": false}});
+    assert_eq!(is_closed("/v1/responses", body, more)["output"][0]["type"], "message");
+    let body = json!({"messages": question()["messages"], "max_tokens": 24, "temperature": 0});
+    let more = json!({"thinking": {"type": "disabled"}});
+    assert_eq!(is_closed("/v1/messages", body, more)["content"][0]["type"], "text");
+}

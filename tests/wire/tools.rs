@@ -310,8 +310,9 @@ fn mistakes_in_functions_are_named() {
         (error["param"].as_str().unwrap().to_owned(), error["message"].as_str().unwrap().to_owned())
     };
     let function = |function: Value| json!([{"type": "function", "function": function}]);
-    assert_eq!(refused(json!([]), json!({})).0, "tools");
-    assert_eq!(refused(json!([{"type": "web_search"}]), json!({})).0, "tools[0]");
+    assert_eq!(refused(json!({}), json!({})).0, "tools");
+    let typo = json!([{"type": "functoin", "function": {"name": "f"}}]);
+    assert_eq!(refused(typo, json!({})).0, "tools[0]");
     assert_eq!(refused(function(json!({"name": "a b"})), json!({})).0, "tools[0]");
     assert_eq!(refused(json!([lamp(), lamp()]), json!({})).0, "tools[1].function.name");
     assert_eq!(refused(json!([lamp()]), json!({"tool_choice": "sometimes"})).0, "tool_choice");

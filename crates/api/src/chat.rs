@@ -10,6 +10,8 @@ use utoipa::ToSchema;
 use crate::error::{FieldError, excerpt};
 use crate::fields::{Absent, Fields};
 use crate::generation::GenerationFields;
+use crate::not_held::NotHeld;
+use crate::thinking::ThinkingOptions;
 
 pub(crate) mod tools;
 
@@ -21,8 +23,8 @@ pub use tools::{
 /// A conversation that the model is to continue.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ChatCompletionRequest {
-    /// Name of the model, as GET /v1/models lists it.
-    pub model: String,
+    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    pub model: Option<String>,
     /// The conversation so far; never empty.
     #[schema(min_items = 1)]
     pub messages: Vec<ChatMessage>,
@@ -45,20 +47,50 @@ pub struct ChatCompletionRequest {
     /// Whether the tokenizer adds its own special tokens around what the template wrote.
     #[schema(default = false)]
     pub add_special_tokens: Option<bool>,
-    /// Handed to the chat template: how long to think.
+    /// Documents to answer from, a list of objects, for chat templates that take them.
+    #[schema(value_type = Option<Vec<Object>>)]
+    pub documents: Option<Value>,
+    /// Handed to the chat template: how long to think; `none` is not at all.
     pub reasoning_effort: Option<String>,
+    /// Whether, and how long, to think, in all the ways in which a request may say it.
+    #[serde(flatten)]
+    #[schema(value_type = WireThinking)]
+    pub thinking: ThinkingOptions,
     /// What the model may call, and whether it must.
     #[serde(flatten)]
     #[schema(value_type = tools::WireToolOptions)]
     pub tool_options: Option<ToolOptions>,
+    /// The parts of it that are left out.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub not_held: NotHeld,
+}
+
+/// The fields about thinking as they stand on the wire.
+#[derive(ToSchema)]
+#[schema(as = ThinkingFields)]
+#[expect(dead_code, reason = "it describes the fields for the OpenAPI document")]
+pub(crate) struct WireThinking {
+    /// After so many tokens the reasoning is ended.
+    #[schema(minimum = 0)]
+    thinking_token_budget: Option<i64>,
+    /// `effort`, `max_tokens` (a budget) and `enabled`.
+    #[schema(value_type = Option<Object>)]
+    reasoning: Option<Value>,
+    /// `type` (`enabled`, `adaptive` or `disabled`) and `budget_tokens`.
+    #[schema(value_type = Option<Object>)]
+    thinking: Option<Value>,
+    /// Whether to think.
+    enable_thinking: Option<bool>,
 }
 
 impl ChatCompletionRequest {
     /// Reads a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
-        let request = Self {
-            model: fields.require("model")?,
+        let thinking = ThinkingOptions::take(&mut fields)?;
+        let mut request = Self {
+            model: fields.take("model")?,
             messages: take_messages(&mut fields)?,
             generation: GenerationFields::take(&mut fields)?,
             logprobs: fields.take("logprobs")?,
@@ -67,11 +99,15 @@ impl ChatCompletionRequest {
             add_generation_prompt: fields.take("add_generation_prompt")?,
             continue_final_message: fields.take("continue_final_message")?,
             add_special_tokens: fields.take("add_special_tokens")?,
-            reasoning_effort: fields.take("reasoning_effort")?,
+            documents: take_documents(&mut fields)?,
+            reasoning_effort: thinking.effort.as_ref().map(|effort| effort.value.clone()),
+            thinking,
             tool_options: ToolOptions::take(&mut fields)?,
+            not_held: NotHeld::default(),
         };
         refuse_modalities(&mut fields)?;
-        fields.finish()?;
+        take_verbosity(&mut fields)?;
+        request.not_held = fields.finish()?;
         Ok(request)
     }
 }
@@ -82,6 +118,39 @@ pub(crate) fn take_messages(fields: &mut Fields<'_>) -> Result<Vec<ChatMessage>,
         return Err(FieldError::new("messages", "`messages` is empty: give at least one message."));
     }
     Ok(messages)
+}
+
+/// Documents, of which there is at least one.
+fn take_documents(fields: &mut Fields<'_>) -> Result<Option<Value>, FieldError> {
+    let documents: Option<Vec<Map<String, Value>>> = fields.take("documents")?;
+    let documents = documents.filter(|documents| !documents.is_empty());
+    Ok(documents.map(|documents| documents.into_iter().map(Value::Object).collect()))
+}
+
+/// A wish for long or short answers is one that no template passes on.
+fn take_verbosity(fields: &mut Fields<'_>) -> Result<(), FieldError> {
+    let verbosity: Option<String> = fields.take("verbosity")?;
+    leave_out_verbosity(fields, "verbosity", verbosity.as_deref())
+}
+
+/// Leaves out a wish for long or short answers; the usual one is none.
+pub(crate) fn leave_out_verbosity(
+    fields: &mut Fields<'_>,
+    path: &str,
+    verbosity: Option<&str>,
+) -> Result<(), FieldError> {
+    match verbosity {
+        None | Some("medium") => Ok(()),
+        Some(wish @ ("low" | "high")) => {
+            fields.leave_out(path, Some(wish));
+            Ok(())
+        }
+        Some(other) => {
+            let message =
+                format!("`{path}` is `{}`; it must be low, medium or high.", excerpt(other));
+            Err(FieldError::new(path, message))
+        }
+    }
 }
 
 /// Other outputs than text are refused for now.
@@ -142,10 +211,23 @@ impl<'de> Visitor<'de> for ChatMessageVisitor {
             tool_call_id: None,
             reasoning_content: None,
         };
+        let (mut told, mut refusal, mut failed) = (None, None, None);
         while let Some(key) = map.next_key::<String>()? {
             match key.as_str() {
                 "role" => role = Some(map.next_value()?),
-                "content" => message.content = map.next_value()?,
+                "content" => {
+                    if let Some(GivenContent { content, thoughts }) = map.next_value()? {
+                        message.content = Some(content);
+                        told = told.or(thoughts);
+                    }
+                }
+                // The same reasoning as other servers spell it.
+                "thinking_blocks" | "reasoning_details" => {
+                    let blocks: Option<Vec<Value>> = map.next_value()?;
+                    told = told.or(blocks.and_then(|blocks| thoughts_of(&blocks)));
+                }
+                "refusal" => refusal = map.next_value::<Option<String>>()?,
+                "is_error" => failed = map.next_value::<Option<bool>>()?,
                 "name" => message.name = map.next_value()?,
                 "tool_calls" => message.tool_calls = map.next_value()?,
                 "tool_call_id" => message.tool_call_id = map.next_value()?,
@@ -154,7 +236,15 @@ impl<'de> Visitor<'de> for ChatMessageVisitor {
                     message.reasoning_content = text.or(message.reasoning_content);
                 }
                 // What clients send back of an earlier answer, and what says how to cache or store it.
-                "annotations" | "cache_control" | "id" => {
+                "annotations"
+                | "cache_control"
+                | "id"
+                | "model"
+                | "opts"
+                | "phase"
+                | "provider_specific_fields"
+                | "timestamp"
+                | "weight" => {
                     map.next_value::<serde::de::IgnoredAny>()?;
                 }
                 _ => {
@@ -163,6 +253,12 @@ impl<'de> Visitor<'de> for ChatMessageVisitor {
             }
         }
         message.role = role.ok_or_else(|| A::Error::custom("the message has no `role`"))?;
+        message.reasoning_content = message.reasoning_content.or(told);
+        message.content = message.content.or(refusal.map(Content::Text));
+        if failed == Some(true) {
+            message.content =
+                message.content.map(|text| Content::Text(format!("Error: {}", text.to_text())));
+        }
         if message.tool_calls.as_ref().is_some_and(Vec::is_empty) {
             message.tool_calls = None;
         }
@@ -247,6 +343,39 @@ impl<'de> Visitor<'de> for ContentVisitor {
     }
 }
 
+/// The content of a turn, and the reasoning before it.
+struct GivenContent {
+    content: Content,
+    thoughts: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for GivenContent {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let content = Content::deserialize(deserializer)?;
+        let Content::Parts(parts) = content else { return Ok(Self { content, thoughts: None }) };
+        let (thoughts, parts): (Vec<_>, Vec<_>) =
+            parts.into_iter().partition(|part| THOUGHT_PARTS.contains(&part.kind.as_str()));
+        let thoughts: Vec<String> = thoughts.into_iter().map(|part| part.text).collect();
+        let thoughts = (!thoughts.is_empty()).then(|| thoughts.join("\n"));
+        Ok(Self { content: Content::Parts(parts), thoughts })
+    }
+}
+
+/// The texts of blocks of reasoning; those that are hidden or encrypted have none.
+fn thoughts_of(blocks: &[Value]) -> Option<String> {
+    let text = |block: &Value| {
+        let text = ["thinking", "text"].into_iter().find_map(|key| block[key].as_str());
+        text.filter(|text| !text.is_empty()).map(str::to_owned)
+    };
+    let texts: Vec<String> = blocks.iter().filter_map(text).collect();
+    (!texts.is_empty()).then(|| texts.join("\n"))
+}
+
+/// Types of parts that are text, of what is said and of what was thought, and the fields of their texts.
+const TEXT_PARTS: [(&str, &str); 4] =
+    [("text", "text"), ("input_text", "text"), ("output_text", "text"), ("refusal", "refusal")];
+const THOUGHT_PARTS: [&str; 2] = ["thinking", "reasoning"];
+
 /// A part of a turn: `{"type": "text", "text": ".."}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ContentPart {
@@ -277,8 +406,10 @@ impl<'de> Visitor<'de> for ContentPartVisitor {
         while let Some(key) = map.next_key::<String>()? {
             match key.as_str() {
                 "type" => kind = Some(map.next_value::<String>()?),
-                "text" => text = Some(map.next_value::<String>()?),
-                "cache_control" => {
+                "text" | "refusal" | "thinking" => {
+                    text = map.next_value::<Option<String>>()?.map(|text| (key, text)).or(text);
+                }
+                "annotations" | "cache_control" | "id" | "signature" => {
                     map.next_value::<serde::de::IgnoredAny>()?;
                 }
                 _ => {
@@ -289,20 +420,29 @@ impl<'de> Visitor<'de> for ContentPartVisitor {
             }
         }
         let kind = kind.ok_or_else(|| A::Error::custom("the part has no `type`"))?;
-        if kind != "text" {
+        let field = match TEXT_PARTS.iter().find(|(known, _)| *known == kind) {
+            Some((_, field)) => Some(*field),
+            None => THOUGHT_PARTS.contains(&kind.as_str()).then_some(""),
+        };
+        let Some(field) = field else {
             return Err(A::Error::custom(format_args!(
                 "parts of type `{}` are not supported yet, only `text`",
                 excerpt(&kind)
             )));
-        }
+        };
         if let Some(key) = unknown {
             return Err(A::Error::custom(format_args!(
                 "`{}` is not a field of a text part",
                 excerpt(&key)
             )));
         }
-        let text = text.ok_or_else(|| A::Error::custom("the part has no `text`"))?;
-        Ok(ContentPart { kind, text })
+        match text {
+            Some((key, text)) if field.is_empty() || key == field => Ok(ContentPart { kind, text }),
+            _ => {
+                let field = if field.is_empty() { "thinking" } else { field };
+                Err(A::Error::custom(format_args!("the part has no `{field}`")))
+            }
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use utoipa::ToSchema;
 use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::generation::GenerationFields;
+use crate::not_held::NotHeld;
 use crate::scalar::{TokenId, integral, token_id};
 
 /// Most prompts of one request.
@@ -17,13 +18,15 @@ pub const MAX_PROMPTS: usize = 2048;
 /// Texts that the model is to continue.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct CompletionRequest {
-    /// Name of the model, as GET /v1/models lists it.
-    pub model: String,
+    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    pub model: Option<String>,
     /// A string, strings, token ids, or lists of token ids.
     pub prompt: Prompt,
     /// How to draw tokens and when to stop.
     #[serde(flatten)]
     pub generation: GenerationFields,
+    /// The text behind the answer, for models with tokens that say so. The prompt is one text then, or several.
+    pub suffix: Option<String>,
     /// Whether the text begins with the prompt; then `max_tokens` may be 0, which only scores the prompt.
     #[schema(default = false)]
     pub echo: Option<bool>,
@@ -32,24 +35,32 @@ pub struct CompletionRequest {
     /// Whether the tokenizer adds its own special tokens to prompts given as text.
     #[schema(default = true)]
     pub add_special_tokens: Option<bool>,
+    /// The parts of it that are left out.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub not_held: NotHeld,
 }
 
 impl CompletionRequest {
     /// Reads a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
-        let request = Self {
-            model: fields.require("model")?,
+        let mut request = Self {
+            model: fields.take("model")?,
             prompt: fields.require("prompt")?,
             generation: GenerationFields::take(&mut fields)?,
+            suffix: fields.take::<String>("suffix")?.filter(|suffix| !suffix.is_empty()),
             echo: fields.take("echo")?,
             logprobs: fields.take_integer("logprobs")?,
             add_special_tokens: fields.take("add_special_tokens")?,
+            not_held: NotHeld::default(),
         };
-        if fields.take::<String>("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
-            return Err(FieldError::new("suffix", "`suffix` is not supported yet: leave it out."));
+        if request.suffix.is_some() && !matches!(request.prompt, Prompt::Text(_) | Prompt::Texts(_))
+        {
+            let message = "`suffix` needs a `prompt` that is a text: give token ids with the model's own marks instead.";
+            return Err(FieldError::new("suffix", message));
         }
-        fields.finish()?;
+        request.not_held = fields.finish()?;
         Ok(request)
     }
 }
@@ -212,13 +223,15 @@ mod tests {
     }
 
     #[test]
-    fn logprobs_is_a_number_and_suffix_is_refused() {
+    fn logprobs_is_a_number_and_a_suffix_follows_a_text() {
         let parse = |more: &str| {
             CompletionRequest::parse(format!(r#"{{"model":"m","prompt":"p",{more}}}"#).as_bytes())
         };
         assert_eq!(parse(r#""logprobs": 0"#).unwrap().logprobs, Some(0));
         assert_eq!(parse(r#""logprobs": true"#).unwrap_err().param.as_deref(), Some("logprobs"));
-        assert_eq!(parse(r#""suffix": "x""#).unwrap_err().param.as_deref(), Some("suffix"));
+        assert_eq!(parse(r#""suffix": "x""#).unwrap().suffix.as_deref(), Some("x"));
+        let ids = CompletionRequest::parse(br#"{"prompt": [1], "suffix": "x"}"#).unwrap_err();
+        assert_eq!(ids.param.as_deref(), Some("suffix"));
         assert_eq!(parse(r#""messages": []"#).unwrap_err().param.as_deref(), Some("messages"));
         parse(r#""suffix": null, "user": "u""#).unwrap();
     }

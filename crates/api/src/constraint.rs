@@ -54,6 +54,14 @@ pub struct ResponseFormat {
     /// With `structures`: the strings after which one of them must come.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub triggers: Option<Vec<String>>,
+    /// With `json_object` or `json_schema`: the schema, where other servers' clients have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub schema: Option<Value>,
+    /// The same, under another name; with the type `regex` the regular expression.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub value: Option<Value>,
 }
 
 /// A schema and what it is called.
@@ -146,6 +154,9 @@ fn of_format(format: ResponseFormat) -> Result<Option<OutputConstraint>, FieldEr
         let message = "`format`, `structures` and `triggers` need the type `structural_tag`.";
         return Err(FieldError::new(PARAM, message));
     }
+    if let Some(constraint) = of_other_servers(&format)? {
+        return Ok(Some(constraint));
+    }
     match format.kind.as_str() {
         "structural_tag" => {
             Ok(Some(OutputConstraint { param: PARAM, kind: structural_tag(format)? }))
@@ -175,6 +186,32 @@ fn of_format(format: ResponseFormat) -> Result<Option<OutputConstraint>, FieldEr
             ),
         )),
     }
+}
+
+/// A schema or a regular expression beside the type. Sources: the protocols of Together and llama.cpp (`schema`), and of TGI (`value`).
+fn of_other_servers(format: &ResponseFormat) -> Result<Option<OutputConstraint>, FieldError> {
+    let (param, given) = match (&format.schema, &format.value) {
+        (None, None) => return Ok(None),
+        (Some(schema), None) => ("response_format.schema", schema),
+        (None, Some(value)) => ("response_format.value", value),
+        (Some(_), Some(_)) => {
+            let message = "`schema` and `value` mean the same: give one of them.";
+            return Err(FieldError::new("response_format.value", message));
+        }
+    };
+    let kind = match (format.kind.as_str(), given) {
+        ("json_object" | "json" | "json_schema", schema) if format.json_schema.is_none() => {
+            ConstraintKind::JsonSchema(schema_of(param, schema.clone())?)
+        }
+        ("regex", Value::String(regex)) => ConstraintKind::Regex(regex.clone()),
+        _ => {
+            let message = format!(
+                "`{param}` needs the type json_object or json_schema without `json_schema`, or the type regex and a text."
+            );
+            return Err(FieldError::new(param, message));
+        }
+    };
+    Ok(Some(OutputConstraint { param, kind }))
 }
 
 /// The tag in one of its two forms.
@@ -221,11 +258,61 @@ fn of_outputs(outputs: StructuredOutputs) -> Result<Vec<OutputConstraint>, Field
     Ok(said.collect())
 }
 
-/// Source: the `guided_*` fields of vLLM's protocol before `structured_outputs`.
+/// A constraint that is one text; an empty text is none.
+fn take_text(fields: &mut Fields<'_>, name: &str) -> Result<Option<String>, FieldError> {
+    Ok(fields.take::<String>(name)?.filter(|text| !text.is_empty()))
+}
+
+/// `grammar`: a text, or what TGI's clients send, an object with a `type` and a `value`.
+fn take_grammar(fields: &mut Fields<'_>) -> Result<Option<ConstraintKind>, FieldError> {
+    const PARAM: &str = "grammar";
+    match fields.take::<Value>(PARAM)? {
+        None => Ok(None),
+        Some(Value::String(grammar)) => {
+            Ok((!grammar.is_empty()).then_some(ConstraintKind::Grammar(grammar)))
+        }
+        Some(typed) => match (typed["type"].as_str(), &typed["value"]) {
+            (
+                Some("json" | "json_object" | "json_schema"),
+                schema @ (Value::Object(_) | Value::String(_)),
+            ) => {
+                schema_of("grammar.value", schema.clone()).map(ConstraintKind::JsonSchema).map(Some)
+            }
+            (Some("regex"), Value::String(regex)) => Ok(Some(ConstraintKind::Regex(regex.clone()))),
+            _ => {
+                let message = "`grammar` must be a text, or an object with the `type` json or regex and a `value`.";
+                Err(FieldError::new(PARAM, message))
+            }
+        },
+    }
+}
+
+/// `json_schema`: a schema or its text, perhaps as OpenAI's clients wrap it.
+fn take_json_schema(fields: &mut Fields<'_>) -> Result<Option<ConstraintKind>, FieldError> {
+    const PARAM: &str = "json_schema";
+    let Some(given) = fields.take::<Value>(PARAM)? else { return Ok(None) };
+    let schema = match given {
+        Value::Object(mut wrapped)
+            if wrapped.contains_key("name") && wrapped.contains_key("schema") =>
+        {
+            wrapped.remove("schema").unwrap_or_default()
+        }
+        Value::String(text) if text.is_empty() => return Ok(None),
+        other => other,
+    };
+    schema_of(PARAM, schema).map(ConstraintKind::JsonSchema).map(Some)
+}
+
+/// Sources: the `guided_*` fields of vLLM's protocol before `structured_outputs`; `regex`, `ebnf` and `json_schema` of SGLang's;
+/// `grammar` and `json_schema` of llama.cpp's.
 fn of_older_names(fields: &mut Fields<'_>) -> Result<Vec<OutputConstraint>, FieldError> {
     let json = fields.take::<Value>("guided_json")?;
     let json = json.map(|schema| schema_of("guided_json", schema)).transpose()?;
     let kinds = [
+        ("regex", take_text(fields, "regex")?.map(ConstraintKind::Regex)),
+        ("ebnf", take_text(fields, "ebnf")?.map(ConstraintKind::Grammar)),
+        ("json_schema", take_json_schema(fields)?),
+        ("grammar", take_grammar(fields)?),
         ("guided_json", json.map(ConstraintKind::JsonSchema)),
         ("guided_regex", fields.take("guided_regex")?.map(ConstraintKind::Regex)),
         ("guided_choice", fields.take("guided_choice")?.map(ConstraintKind::Choice)),
@@ -267,7 +354,7 @@ mod tests {
         let format = fields.take("response_format")?;
         let outputs = fields.take("structured_outputs")?;
         let found = OutputConstraint::new(format.as_ref(), outputs.as_ref(), &mut fields)?;
-        fields.finish().map(|()| found)
+        fields.finish().map(|_| found)
     }
 
     #[test]
@@ -294,7 +381,31 @@ mod tests {
         let choice = Some(ConstraintKind::Choice(vec!["a".into(), "b".into()]));
         assert_eq!(said(json!({"structured_outputs": {"choice": ["a", "b"]}})), choice);
         assert_eq!(said(json!({"guided_choice": ["a", "b"]})), choice);
+        for body in [
+            json!({"response_format": {"type": "json_object", "schema": schema}}),
+            json!({"response_format": {"type": "json_object", "value": schema}}),
+            json!({"response_format": {"type": "json", "value": schema}}),
+            json!({"response_format": {"type": "json_schema", "schema": schema}}),
+            json!({"json_schema": schema}),
+            json!({"json_schema": schema.to_string()}),
+            json!({"json_schema": {"name": "n", "schema": schema}}),
+            json!({"grammar": {"type": "json", "value": schema}}),
+        ] {
+            assert_eq!(said(body.clone()), as_schema, "{body}");
+        }
         let regex = Some(ConstraintKind::Regex("a+".into()));
+        for body in [
+            json!({"regex": "a+"}),
+            json!({"grammar": {"type": "regex", "value": "a+"}}),
+            json!({"response_format": {"type": "regex", "value": "a+"}}),
+        ] {
+            assert_eq!(said(body), regex);
+        }
+        for name in ["ebnf", "grammar"] {
+            let grammar = Some(ConstraintKind::Grammar("root ::= \"a\"".into()));
+            assert_eq!(said(json!({name: "root ::= \"a\""})), grammar);
+            assert_eq!(said(json!({name: ""})), None);
+        }
         assert_eq!(said(json!({"structured_outputs": {"regex": "a+"}})), regex);
         let grammar = Some(ConstraintKind::Grammar("start: \"a\"".into()));
         assert_eq!(said(json!({"guided_grammar": "start: \"a\""})), grammar);
@@ -325,6 +436,19 @@ mod tests {
                 "response_format.json_schema",
             ),
             (json!({"response_format": "json"}), "response_format"),
+            (json!({"response_format": {"type": "text", "schema": {}}}), "response_format.schema"),
+            (
+                json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}, "schema": {}}}),
+                "response_format.schema",
+            ),
+            (json!({"response_format": {"type": "regex", "value": 1}}), "response_format.value"),
+            (
+                json!({"response_format": {"type": "json", "schema": {}, "value": {}}}),
+                "response_format.value",
+            ),
+            (json!({"grammar": {"type": "xml"}}), "grammar"),
+            (json!({"regex": "a", "ebnf": "b"}), "ebnf"),
+            (json!({"json_schema": 7}), "json_schema"),
             (json!({"response_format": {"type": "structural_tag"}}), "response_format"),
             (
                 json!({"response_format": {"type": "structural_tag", "structures": []}}),

@@ -10,8 +10,8 @@ use crate::fields::Fields;
 /// Texts of which vectors are wanted.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct EmbeddingsRequest {
-    /// Name of the model, as GET /v1/models lists it.
-    pub model: String,
+    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    pub model: Option<String>,
     /// A string, strings, token ids, or lists of token ids.
     pub input: Prompt,
     /// How vectors are written.
@@ -30,7 +30,7 @@ impl EmbeddingsRequest {
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let request = Self {
-            model: fields.require("model")?,
+            model: fields.take("model")?,
             input: fields.require("input")?,
             encoding_format: fields.take("encoding_format")?.unwrap_or_default(),
             dimensions: fields.take_integer("dimensions")?,

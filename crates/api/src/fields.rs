@@ -6,24 +6,12 @@ use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, V
 use serde_json::value::RawValue;
 
 use crate::error::{FieldError, clip, excerpt};
+use crate::neutral::{is_neutral, neutral_values};
+use crate::not_held::NotHeld;
 use crate::scalar::Integer;
 
 /// More fields than any request has.
 const MAX_FIELDS: usize = 256;
-
-/// Fields that are accepted everywhere and ignored: they say who asks or how to account for it, and
-/// cannot change the text that comes back.
-const IGNORED: &[&str] = &[
-    "metadata",
-    "parallel_tool_calls", // Says something only where there are tools.
-    "prediction",          // A hint for speed.
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "user",
-];
 
 /// Fields of the protocol that change the output and are not there yet.
 const NOT_YET: &[&str] = &[
@@ -31,10 +19,8 @@ const NOT_YET: &[&str] = &[
     "audio",
     "bad_words",
     "documents",
-    "grammar",
     "length_penalty",
     "truncate_prompt_tokens",
-    "verbosity",
     "web_search_options",
 ];
 
@@ -42,6 +28,7 @@ const NOT_YET: &[&str] = &[
 #[derive(Debug)]
 pub struct Fields<'a> {
     entries: Vec<(String, &'a RawValue)>,
+    not_held: NotHeld,
 }
 
 impl<'a> Fields<'a> {
@@ -84,11 +71,21 @@ impl<'a> Fields<'a> {
         self.take(name)?.ok_or_else(|| FieldError::new(name, format!("`{name}` is missing.")))
     }
 
-    /// Refuses whatever was not taken, but for nulls and for fields that cannot change the output.
-    pub fn finish(self) -> Result<(), FieldError> {
+    /// Leaves out the part at `path`, of this kind, which the answer says.
+    pub(crate) fn leave_out(&mut self, path: impl AsRef<str>, kind: Option<&str>) {
+        self.not_held.push(path, kind);
+    }
+
+    /// Refuses whatever was not taken, but for nulls and for values that cannot change the output. Says what is left out.
+    pub fn finish(self) -> Result<NotHeld, FieldError> {
         for (name, raw) in self.entries {
-            if raw.get() == "null" || IGNORED.contains(&name.as_str()) {
+            if raw.get() == "null" || is_neutral(&name, raw.get()) {
                 continue;
+            }
+            if let Some(values) = neutral_values(&name) {
+                let message =
+                    format!("`{name}` other than {values} is not supported yet: leave it out.");
+                return Err(FieldError::new(&name, message));
             }
             if NOT_YET.contains(&name.as_str()) {
                 return Err(FieldError::new(
@@ -101,7 +98,7 @@ impl<'a> Fields<'a> {
                 format!("`{}` is not a field of this endpoint: leave it out.", excerpt(&name)),
             ));
         }
-        Ok(())
+        Ok(self.not_held)
     }
 }
 
@@ -118,12 +115,22 @@ fn value_error(name: &str, path: &str, error: &serde_json::Error) -> FieldError 
     // The position is that within the field, which nobody can use.
     let message = error.to_string();
     let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(before, _)| before);
+    // The parser's words for half of a pair speak of the next escape, which is not there.
+    let is_half =
+        ["unexpected end of hex escape", "lone leading surrogate in hex escape"].contains(&message);
+    let message = if is_half {
+        "it has one half of a surrogate pair alone, which is no character"
+    } else {
+        message
+    };
     FieldError { message: format!("`{name}`: {}.", clip(message)), ..FieldError::new(param, "") }
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(FieldsVisitor).map(|entries| Fields { entries })
+        deserializer
+            .deserialize_map(FieldsVisitor)
+            .map(|entries| Fields { entries, not_held: NotHeld::default() })
     }
 }
 
@@ -186,9 +193,11 @@ mod tests {
     fn unknown_fields_are_refused_by_name() {
         let error = fields(r#"{"colour": 1}"#).finish().unwrap_err();
         assert_eq!(error.param.as_deref(), Some("colour"));
-        let error = fields(r#"{"bad_words": []}"#).finish().unwrap_err();
+        let error = fields(r#"{"bad_words": ["a"]}"#).finish().unwrap_err();
         assert!(error.message.contains("not supported yet"), "{}", error.message);
-        fields(r#"{"user": "u", "metadata": {"a": "b"}, "store": true}"#).finish().unwrap();
+        fields(r#"{"user": "u", "metadata": {"a": "b"}, "store": true, "bad_words": []}"#)
+            .finish()
+            .unwrap();
     }
 
     #[test]
@@ -222,6 +231,15 @@ mod tests {
         let body = format!(r#"{{"a": {}{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
         let error = fields(&body).take::<serde_json::Value>("a").unwrap_err();
         assert!(error.message.contains("recursion"), "{}", error.message);
+    }
+
+    #[test]
+    fn half_a_surrogate_pair_is_called_so() {
+        for text in [r#""\ud83d""#, r#""\ud83d\u0041""#, r#""\udc00""#] {
+            let body = format!(r#"{{"t": {text}}}"#);
+            let error = fields(&body).take::<String>("t").unwrap_err();
+            assert!(error.message.contains("surrogate pair alone"), "{}", error.message);
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub struct GenerationFields {
     /// Nucleus sampling: keep the most likely tokens that sum to this probability, above 0 and at most 1.
     #[schema(default = 1.0, maximum = 1.0)]
     pub top_p: Option<f64>,
-    /// Keep only so many most likely tokens; -1 keeps all.
+    /// Keep only so many most likely tokens; -1 and 0 keep all.
     #[schema(default = -1)]
     pub top_k: Option<i64>,
     /// Keep tokens at least this times as likely as the most likely one, 0 to 1.
@@ -48,7 +48,7 @@ pub struct GenerationFields {
     /// Added to the logits of these token ids, -100 to 100 each.
     #[schema(value_type = Option<BTreeMap<String, f64>>)]
     pub logit_bias: Option<BTreeMap<u32, f64>>,
-    /// Most tokens to generate; `max_completion_tokens` is another name for it.
+    /// Most tokens to generate; no more than the prompt leaves of the context. `max_completion_tokens` is another name for it.
     pub max_tokens: Option<i64>,
     /// Under which name it was given.
     #[serde(skip)]

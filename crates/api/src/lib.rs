@@ -16,9 +16,12 @@ mod generate;
 mod generation;
 mod messages;
 mod models;
+mod neutral;
+mod not_held;
 mod rerank;
 mod responses;
 mod scalar;
+mod thinking;
 mod tokenize;
 mod usage;
 
@@ -50,14 +53,17 @@ pub use generation::{
 };
 pub use messages::{MessagesPrompt, MessagesRequest, OutputConfig, OutputFormat};
 pub use models::{HealthResponse, LoadProgress, Model, ModelList, VersionResponse};
+pub use not_held::{NotHeld, NotHeldPart};
 pub use rerank::{
     Document, RerankRequest, RerankResponse, RerankResult, ResultDocument, Score, ScoreRequest,
     ScoreResponse, Texts,
 };
 pub use responses::{ResponsesRequest, TextFormat, TextSettings};
+pub use thinking::{Said, ThinkingOptions};
 pub use tokenize::{
     DetokenizeRequest, DetokenizeResponse, TokenizeInput, TokenizeRequest, TokenizeResponse,
 };
 pub use usage::{
-    FinishReason, PromptLogprob, PromptLogprobs, PromptTokensDetails, StopReason, Usage,
+    CompletionTokensDetails, FinishReason, PromptLogprob, PromptLogprobs, PromptTokensDetails,
+    StopReason, Usage,
 };

@@ -6,9 +6,11 @@ use utoipa::ToSchema;
 
 use crate::chat::{ChatMessage, ToolOptions};
 use crate::constraint::{ConstraintKind, OutputConstraint};
-use crate::error::{FieldError, excerpt};
+use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::generation::{GenerationFields, MessagesSampling, StopStrings};
+use crate::not_held::NotHeld;
+use crate::thinking::{ThinkingOptions, set};
 
 mod conversation;
 mod tools;
@@ -29,8 +31,8 @@ pub struct MessagesRequest {
 /// What the prompt is made of; all that a request to count its tokens has.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct MessagesPrompt {
-    /// Name of the model, as GET /v1/models lists it.
-    pub model: String,
+    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    pub model: Option<String>,
     /// The conversation, with `system` as its first message; never empty. Where the last message is the assistant's, the
     /// model goes on with it.
     #[schema(value_type = Vec<Object>, min_items = 1)]
@@ -39,12 +41,16 @@ pub struct MessagesPrompt {
     #[serde(flatten)]
     #[schema(value_type = tools::WireOptions)]
     pub tool_options: Option<ToolOptions>,
-    /// Whether the model is to think before it answers, which is handed to the chat template: `enabled` or `adaptive`, or
-    /// `disabled`.
+    /// Whether the model is to think before it answers, which is handed to the chat template: `enabled`, `adaptive` or
+    /// `disabled`. After `budget_tokens` tokens the thought is ended.
     #[schema(value_type = Option<Object>)]
-    pub thinking: Option<bool>,
+    pub thinking: ThinkingOptions,
     /// The form of the text, and how long to think, which is handed to the chat template.
     pub output_config: Option<OutputConfig>,
+    /// The parts of it that are left out.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub not_held: NotHeld,
 }
 
 /// What the text is to be like.
@@ -78,7 +84,7 @@ impl MessagesRequest {
         let prompt = MessagesPrompt::take(&mut fields)?;
         let max_tokens = fields.take_integer("max_tokens")?;
         let format = prompt.output_config.as_ref().and_then(|config| config.format.as_ref());
-        let request = Self {
+        let mut request = Self {
             generation: GenerationFields {
                 constraint: format.map(of_format).transpose()?,
                 max_tokens: Some(
@@ -94,7 +100,7 @@ impl MessagesRequest {
             },
             prompt,
         };
-        fields.finish()?;
+        request.prompt.not_held = fields.finish()?;
         Ok(request)
     }
 }
@@ -103,48 +109,54 @@ impl MessagesPrompt {
     /// Reads the body of a request that only asks for the number of tokens.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
-        let prompt = Self::take(&mut fields)?;
-        fields.finish()?;
+        let mut prompt = Self::take(&mut fields)?;
+        prompt.not_held = fields.finish()?;
         Ok(prompt)
     }
 
     fn take(fields: &mut Fields<'_>) -> Result<Self, FieldError> {
-        // They say what to cache and how fast to be, and cannot change the text.
-        for hint in ["cache_control", "speed"] {
-            fields.take::<Value>(hint)?;
+        if fields.take::<Value>("thread")?.is_some() {
+            // Clients that offer to keep the conversation here go on without when this field is refused.
+            let message =
+                "Conversations are not kept here: leave `thread` out, and send all messages.";
+            return Err(FieldError::new(THREAD, message));
         }
+        leave_out_edits(fields)?;
+        let output_config: Option<OutputConfig> = fields.take("output_config")?;
+        let mut thinking = ThinkingOptions::default();
+        thinking.take_thinking(fields)?;
+        let effort = output_config.as_ref().and_then(|config| config.effort.clone());
+        set(&mut thinking.effort, "output_config.effort", effort)?;
         Ok(Self {
-            model: fields.require("model")?,
+            model: fields.take("model")?,
             messages: conversation::take(fields)?,
             tool_options: tools::take(fields)?,
-            thinking: fields.take("thinking")?.map(is_to_think).transpose()?,
-            output_config: fields.take("output_config")?,
+            thinking,
+            output_config,
+            not_held: NotHeld::default(),
         })
     }
 }
 
-/// How the model is to think.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ThinkingConfig {
-    #[serde(rename = "type")]
-    kind: String,
-    budget_tokens: Option<Value>,
-}
+/// The field that asks the server to keep the conversation.
+const THREAD: &str = "thread";
 
-fn is_to_think(config: ThinkingConfig) -> Result<bool, FieldError> {
-    if config.budget_tokens.is_some() {
-        let message = "How long the model thinks cannot be held to a number of tokens: leave `budget_tokens` out.";
-        return Err(FieldError::new("thinking.budget_tokens", message));
+/// Nothing is taken out of a conversation, so edits are left out. To keep all thinking is no edit.
+fn leave_out_edits(fields: &mut Fields<'_>) -> Result<(), FieldError> {
+    #[derive(Deserialize)]
+    struct ContextManagement {
+        edits: Option<Vec<Value>>,
     }
-    match config.kind.as_str() {
-        "enabled" | "adaptive" => Ok(true),
-        "disabled" => Ok(false),
-        other => Err(FieldError::new(
-            "thinking.type",
-            format!("`{}` is not supported: enabled, adaptive and disabled are.", excerpt(other)),
-        )),
+    let management: Option<ContextManagement> = fields.take("context_management")?;
+    let edits = management.and_then(|management| management.edits).unwrap_or_default();
+    for (index, edit) in edits.iter().enumerate() {
+        let kind = edit["type"].as_str().unwrap_or_default();
+        let keeps_all = kind.starts_with("clear_thinking") && edit["keep"] == "all";
+        if !keeps_all {
+            fields.leave_out(format!("context_management.edits[{index}]"), Some(kind));
+        }
     }
+    Ok(())
 }
 
 fn of_format(format: &OutputFormat) -> Result<OutputConstraint, FieldError> {
@@ -283,7 +295,7 @@ mod tests {
         for (more, param) in [
             (json!({"max_tokens": null}), "max_tokens"),
             (json!({"messages": []}), "messages"),
-            (json!({"messages": [{"role": "system", "content": "x"}]}), "messages[0].role"),
+            (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role"),
             (
                 json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
                 "messages[0].content[0].type",
@@ -308,7 +320,12 @@ mod tests {
             ),
             (json!({"system": [{"type": "text", "text": "x", "y": 1}]}), "system[0].y"),
             (json!({"tools": [{"name": "f"}]}), "tools[0]"),
-            (json!({"tools": [{"type": "bash_20250124", "name": "bash"}]}), "tools[0]"),
+            (json!({"tools": [{"type": "costum", "name": "f", "input_schema": {}}]}), "tools[0]"),
+            (
+                json!({"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "any"}}),
+                "tool_choice",
+            ),
+            (json!({"thread": {"type": "create"}}), "thread"),
             (json!({"tools": [tool("f"), tool("f")]}), "tools[1].name"),
             (json!({"tool_choice": {"type": "any"}}), "tool_choice"),
             (json!({"tools": [tool("f")], "tool_choice": {"type": "tool"}}), "tool_choice"),
@@ -321,7 +338,7 @@ mod tests {
                 "messages[0].content[0].type",
             ),
             (
-                json!({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f"}]}]}),
+                json!({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": 7}]}]}),
                 "messages[0].content[0].input",
             ),
             (
@@ -329,7 +346,7 @@ mod tests {
                 "output_config.format",
             ),
             (
-                json!({"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+                json!({"thinking": {"type": "enabled", "budget_tokens": -1}}),
                 "thinking.budget_tokens",
             ),
             (json!({"thinking": {"type": "long"}}), "thinking.type"),
@@ -340,6 +357,37 @@ mod tests {
         }
         let request =
             parse(json!({"thinking": {"type": "disabled"}, "metadata": {"user_id": "u"}}));
-        assert_eq!(request.unwrap().prompt.thinking, Some(false));
+        assert!(!request.unwrap().prompt.thinking.enabled.unwrap().value);
+    }
+
+    /// Parts of Claude Code's first request.
+    #[test]
+    fn instructions_may_come_later_and_edits_are_left_out() {
+        let keep = json!({"type": "clear_thinking_20251015", "keep": "all"});
+        let request = parse(json!({
+            "messages": [
+                {"role": "user", "content": "Hello"},
+                {"role": "system", "content": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]},
+            ],
+            "context_management": {"edits": [keep, {"type": "clear_tool_uses_20250919"}]},
+            "thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "high"},
+            "tools": [{"type": "web_search_20250305", "name": "web_search"}, tool("f")],
+        }))
+        .unwrap()
+        .prompt;
+        assert_eq!(request.messages[1], ChatMessage::text(Role::System, "Be brief.".into()));
+        let told = "context_management.edits[1] (clear_tool_uses_20250919), tools[0] (web_search_20250305)";
+        assert_eq!(request.not_held.line(), told);
+        assert_eq!(request.thinking.budget.unwrap().value, 1024);
+        assert_eq!(request.thinking.effort.unwrap().field, "output_config.effort");
+        assert_eq!(request.tool_options.unwrap().tools[0].path, "tools[1]");
+    }
+
+    #[test]
+    fn calls_without_arguments_are_taken_back() {
+        let call = json!({"type": "tool_use", "id": "a", "name": "f"});
+        let messages = json!([{"role": "assistant", "content": [call]}]);
+        let request = parse(json!({"messages": messages})).unwrap().prompt;
+        assert!(request.messages[0].tool_calls.is_some());
     }
 }

@@ -14,8 +14,8 @@ use crate::fields::Fields;
 /// Documents that are to be sorted by how well they answer a query.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct RerankRequest {
-    /// Name of the model, as GET /v1/models lists it.
-    pub model: String,
+    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    pub model: Option<String>,
     /// The query.
     pub query: String,
     /// The documents: strings, or objects with a `text`.
@@ -35,7 +35,7 @@ impl RerankRequest {
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let request = Self {
-            model: fields.require("model")?,
+            model: fields.take("model")?,
             query: fields.require("query")?,
             documents: fields.require("documents")?,
             top_n: fields.take_integer("top_n")?,
@@ -121,8 +121,8 @@ pub struct ResultDocument {
 /// Pairs of texts of which scores are wanted.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ScoreRequest {
-    /// Name of the model, as GET /v1/models lists it.
-    pub model: String,
+    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    pub model: Option<String>,
     /// The first texts: one for all of `text_2`, or as many.
     pub text_1: Texts,
     /// The second texts.
@@ -136,7 +136,7 @@ impl ScoreRequest {
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let request = Self {
-            model: fields.require("model")?,
+            model: fields.take("model")?,
             text_1: fields.require("text_1")?,
             text_2: fields.require("text_2")?,
             truncate_prompt_tokens: fields.take_integer("truncate_prompt_tokens")?,

@@ -4,11 +4,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::chat::{ChatMessage, ToolOptions};
+use crate::chat::{ChatMessage, ToolOptions, leave_out_verbosity};
 use crate::constraint::{ConstraintKind, OutputConstraint};
 use crate::error::{FieldError, excerpt};
 use crate::fields::Fields;
 use crate::generation::{GenerationFields, MaxTokensName, ResponsesSampling};
+use crate::not_held::NotHeld;
+use crate::thinking::ThinkingOptions;
 
 mod input;
 mod tools;
@@ -23,8 +25,8 @@ const MAX_METADATA_VALUE: usize = 512;
 /// The next turn of a conversation, of which the server may hold the earlier ones.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ResponsesRequest {
-    /// Name of the model, as GET /v1/models lists it.
-    pub model: String,
+    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    pub model: Option<String>,
     /// What is new: a text, or items: messages with the roles user, assistant, system and developer, calls of functions,
     /// what these answered, and reasoning.
     #[schema(value_type = Object)]
@@ -38,9 +40,19 @@ pub struct ResponsesRequest {
     /// Whether the response can be followed and retrieved later.
     #[schema(default = true)]
     pub store: Option<bool>,
-    /// `effort`, how long to think, is handed to the chat template.
+    /// `effort`, how long to think, is handed to the chat template; after `max_tokens` tokens the thought is ended.
     #[schema(rename = "reasoning", value_type = Option<Reasoning>)]
-    pub reasoning_effort: Option<String>,
+    pub thinking: ThinkingOptions,
+    /// Handed to the chat template as they are.
+    pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// So many most likely tokens are reported at each position of the text.
+    pub top_logprobs: Option<i64>,
+    /// `message.output_text.logprobs` reports the log-probabilities of the text's tokens. Other values ask for what is never there.
+    pub include: Option<Vec<String>>,
+    /// Given back as they are; they say who asks, or bound what does not happen here.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub echoed: Map<String, Value>,
     /// Given back as they are.
     pub metadata: Option<Map<String, Value>>,
     /// The form of the text, as it was given.
@@ -53,6 +65,25 @@ pub struct ResponsesRequest {
     #[serde(flatten)]
     #[schema(value_type = ResponsesSampling)]
     pub generation: GenerationFields,
+    /// The parts of it that are left out.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub not_held: NotHeld,
+}
+
+/// Fields that the response repeats.
+const ECHOED: [(&str, Echoed); 4] = [
+    ("max_tool_calls", Echoed::Integer),
+    ("service_tier", Echoed::Text),
+    ("safety_identifier", Echoed::Text),
+    ("prompt_cache_key", Echoed::Text),
+];
+
+/// The type of a field that the response repeats.
+#[derive(Clone, Copy)]
+enum Echoed {
+    Integer,
+    Text,
 }
 
 /// What the text is to be like.
@@ -62,6 +93,9 @@ pub struct TextSettings {
     /// Its form.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<TextFormat>,
+    /// Whether answers are to be long. No template passes it on: `low` and `high` are left out, which the answer says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub verbosity: Option<String>,
 }
 
 /// The form of a text: plain, any JSON object, or JSON that a schema describes.
@@ -87,33 +121,31 @@ pub struct TextFormat {
 }
 
 /// How to think.
-#[derive(Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "it describes the field for the OpenAPI document")]
 struct Reasoning {
     /// How long.
     effort: Option<String>,
-    /// Not supported.
-    #[schema(ignore)]
-    summary: Option<Value>,
-    /// Not supported.
-    #[schema(ignore)]
-    generate_summary: Option<Value>,
+    /// After so many tokens the thought is ended.
+    max_tokens: Option<i64>,
+    /// Whether to think.
+    enabled: Option<bool>,
+    /// There is none: the reasoning itself is in the response.
+    summary: Option<String>,
 }
 
 impl ResponsesRequest {
     /// Reads a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
-        let model = fields.require("model")?;
+        let model = fields.take("model")?;
         let input = input::messages(fields.require("input")?)?;
         let tool_options = tools::take(&mut fields)?;
         let text: Option<TextSettings> = fields.take("text")?;
         refuse_unsupported(&mut fields)?;
-        let reasoning: Option<Reasoning> = fields.take("reasoning")?;
-        if reasoning.as_ref().is_some_and(|r| r.summary.is_some() || r.generate_summary.is_some()) {
-            let message = "Summaries of reasoning are not supported: leave `summary` out.";
-            return Err(FieldError::new("reasoning.summary", message));
-        }
+        let verbosity = text.as_ref().and_then(|text| text.verbosity.as_deref());
+        leave_out_verbosity(&mut fields, "text.verbosity", verbosity)?;
+        let thinking = ThinkingOptions::take(&mut fields)?;
         let mut generation = GenerationFields::take(&mut fields)?;
         if generation.n.is_some_and(|n| n != 1) {
             return Err(FieldError::new("n", "One response is generated: leave `n` out."));
@@ -140,20 +172,25 @@ impl ResponsesRequest {
             generation.max_tokens = max_output_tokens;
             generation.max_tokens_name = MaxTokensName("max_output_tokens");
         }
-        let request = Self {
+        let mut request = Self {
             model,
             input,
             instructions: fields.take("instructions")?,
             previous_response_id: fields.take("previous_response_id")?,
             max_output_tokens,
             store: fields.take("store")?,
-            reasoning_effort: reasoning.and_then(|reasoning| reasoning.effort),
+            thinking,
+            chat_template_kwargs: fields.take("chat_template_kwargs")?,
+            top_logprobs: fields.take_integer("top_logprobs")?,
+            include: take_include(&mut fields)?,
+            echoed: take_echoed(&mut fields)?,
             metadata: fields.take("metadata")?.map(checked_metadata).transpose()?,
             text,
             tool_options,
             generation,
+            not_held: NotHeld::default(),
         };
-        fields.finish()?;
+        request.not_held = fields.finish()?;
         Ok(request)
     }
 }
@@ -180,24 +217,62 @@ fn checked_metadata(metadata: Map<String, Value>) -> Result<Map<String, Value>, 
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     let refuse =
         |name: &str, what: &str| Err(FieldError::new(name, format!("{what}: leave `{name}` out.")));
-    if fields.take::<Vec<String>>("include")?.is_some_and(|include| !include.is_empty()) {
-        return refuse("include", "Nothing can be included beyond the text");
-    }
-    if fields.take_integer("top_logprobs")?.is_some_and(|top| top != 0) {
-        return refuse("top_logprobs", "/v1/responses reports no log-probabilities");
-    }
     if fields.take::<String>("truncation")?.is_some_and(|truncation| truncation != "disabled") {
         return refuse("truncation", "Conversations are never cut silently");
     }
     if fields.take::<bool>("background")? == Some(true) {
         return refuse("background", "Responses are not generated in the background");
     }
-    for name in ["conversation", "prompt", "max_tool_calls"] {
+    for name in ["conversation", "prompt"] {
         if fields.take::<Value>(name)?.is_some() {
             return refuse(name, "It is not supported");
         }
     }
     Ok(())
+}
+
+/// The wishes for more output. Nothing is encrypted here, and there are no built-in tools with results.
+fn take_include(fields: &mut Fields<'_>) -> Result<Option<Vec<String>>, FieldError> {
+    const KNOWN: [&str; 7] = [
+        LOGPROBS,
+        "reasoning.encrypted_content",
+        "message.input_image.image_url",
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "code_interpreter_call.outputs",
+    ];
+    let include: Option<Vec<String>> = fields.take("include")?;
+    for (index, name) in include.iter().flatten().enumerate() {
+        if !KNOWN.contains(&name.as_str()) {
+            fields.leave_out(format!("include[{index}]"), Some(name));
+        }
+    }
+    Ok(include)
+}
+
+/// The value of `include` that asks for log-probabilities.
+const LOGPROBS: &str = "message.output_text.logprobs";
+
+impl ResponsesRequest {
+    /// How many alternatives are reported beside the log-probability of each token of the text; `None` where none is.
+    pub fn num_logprobs(&self) -> Option<i64> {
+        let included = self.include.iter().flatten().any(|name| name == LOGPROBS);
+        let top = self.top_logprobs.filter(|top| *top != 0);
+        top.or(included.then_some(0))
+    }
+}
+
+fn take_echoed(fields: &mut Fields<'_>) -> Result<Map<String, Value>, FieldError> {
+    let mut echoed = Map::new();
+    for (name, kind) in ECHOED {
+        let value = match kind {
+            Echoed::Integer => fields.take_integer(name)?.map(Value::from),
+            Echoed::Text => fields.take::<String>(name)?.map(Value::from),
+        };
+        echoed.insert(name.to_owned(), value.unwrap_or_default());
+    }
+    Ok(echoed)
 }
 
 fn of_format(format: &TextFormat) -> Result<Option<OutputConstraint>, FieldError> {
@@ -330,6 +405,47 @@ mod tests {
         }
     }
 
+    /// Parts of every request of Codex.
+    #[test]
+    fn what_cannot_change_the_text_is_taken_and_the_rest_told() {
+        let request = parse(json!({
+            "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "low", "summary": "auto"},
+            "client_metadata": {"x": "y"}, "prompt_cache_key": "k", "text": {"verbosity": "low"},
+            "tools": [
+                {"type": "namespace", "name": "mcp__x", "description": "Of x.", "tools": [
+                    function("f"), {"type": "custom", "name": "patch"},
+                ]},
+                {"type": "web_search", "external_web_access": true},
+                function("f"),
+            ],
+            "input": [
+                {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]},
+                {"type": "message", "role": "assistant", "phase": "commentary", "content": [{"type": "output_text", "text": "b"}]},
+                {"type": "function_call", "namespace": "mcp__x", "name": "f", "call_id": "c"},
+                {"type": "function_call_output", "call_id": "c", "output": "1"},
+            ],
+        }))
+        .unwrap();
+        assert_eq!(
+            request.not_held.line(),
+            "tools[0].tools[1] (custom), tools[1] (web_search), text.verbosity (low)"
+        );
+        assert_eq!(request.echoed["prompt_cache_key"], "k");
+        assert_eq!((request.echoed.len(), request.num_logprobs()), (4, None));
+        let options = request.tool_options.unwrap();
+        let names: Vec<_> = options.tools.iter().map(|tool| (&*tool.name, &*tool.path)).collect();
+        assert_eq!(names, [("mcp__x__f", "tools[0].tools[0]"), ("f", "tools[2]")]);
+        assert_eq!(options.tools[0].definition["function"]["description"], "Of x.\n\nd");
+        assert_eq!(options.given_name("mcp__x__f"), (Some("mcp__x"), "f"));
+        assert_eq!(options.given_name("f"), (None, "f"));
+        let calls = request.input[1].tool_calls.as_ref().unwrap();
+        assert_eq!(calls[0].0["function"]["name"], "mcp__x__f");
+        let choice = json!({"type": "function", "name": "f", "namespace": "n"});
+        let tools = json!([{"type": "namespace", "name": "n", "tools": [function("f")]}]);
+        let chosen = parse(json!({"tools": tools, "tool_choice": choice})).unwrap();
+        assert_eq!(chosen.tool_options.unwrap().choice, ToolChoice::Function("n__f".into()));
+    }
+
     #[test]
     fn what_is_not_there_is_refused_by_name() {
         for (more, param) in [
@@ -338,17 +454,25 @@ mod tests {
             (json!({"input": [{"role": "tool", "content": "x"}]}), "input[0].role"),
             (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
             (json!({"input": [{"type": "function_call_output"}]}), "input[0].call_id"),
-            (
-                json!({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}),
-                "input[0].arguments",
-            ),
             (json!({"input": [{"role": "user", "content": "x", "name": "y"}]}), "input[0].name"),
             (
                 json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
                 "input[0].content[0].type",
             ),
             (json!({"tools": [{"type": "function"}]}), "tools[0]"),
-            (json!({"tools": [{"type": "web_search", "x": 1}]}), "tools[0]"),
+            (json!({"tools": [{"type": "functoin", "name": "f", "parameters": {}}]}), "tools[0]"),
+            (json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}), "tool_choice"),
+            (
+                json!({"tools": [function(F), {"type": "web_search"}], "tool_choice": {"type": "web_search"}}),
+                "tool_choice",
+            ),
+            (json!({"tools": [{"type": "namespace", "name": "n"}]}), "tools[0]"),
+            (
+                json!({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": 7}]}),
+                "input[0].arguments",
+            ),
+            (json!({"text": {"verbosity": "loud"}}), "text.verbosity"),
+            (json!({"max_tool_calls": "x"}), "max_tool_calls"),
             (json!({"tools": [{"type": "function", "name": "f", "function": {}}]}), "tools[0]"),
             (json!({"tools": [function(F), function(F)]}), "tools[1].name"),
             (json!({"tool_choice": "required"}), "tool_choice"),

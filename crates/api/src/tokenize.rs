@@ -8,6 +8,7 @@ use crate::chat::tools::WireToolOptions;
 use crate::chat::{ChatMessage, ToolOptions, take_messages};
 use crate::error::FieldError;
 use crate::fields::Fields;
+use crate::not_held::NotHeld;
 use crate::scalar::TokenId;
 
 /// A text or a conversation to be split into tokens.
@@ -23,6 +24,10 @@ pub struct TokenizeRequest {
     /// Whether the answer holds the tokens' texts too.
     #[schema(default = false)]
     pub return_token_strs: Option<bool>,
+    /// The parts of it that are left out.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub not_held: NotHeld,
 }
 
 /// What is to be split.
@@ -70,13 +75,14 @@ impl TokenizeRequest {
                 tool_options: ToolOptions::take(&mut fields)?,
             },
         };
-        let request = Self {
+        let mut request = Self {
             model: fields.take("model")?,
             input,
             add_special_tokens: fields.take("add_special_tokens")?,
             return_token_strs: fields.take("return_token_strs")?,
+            not_held: NotHeld::default(),
         };
-        fields.finish()?;
+        request.not_held = fields.finish()?;
         Ok(request)
     }
 }

@@ -52,6 +52,16 @@ pub struct Usage {
     pub total_tokens: usize,
     /// More about the prompt's tokens.
     pub prompt_tokens_details: PromptTokensDetails,
+    /// More about the tokens generated, where the model reasons.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+/// More about the tokens generated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct CompletionTokensDetails {
+    /// Tokens of the reasoning, counted in its text, which may differ by a few.
+    pub reasoning_tokens: usize,
 }
 
 impl Usage {
@@ -62,6 +72,7 @@ impl Usage {
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens },
+            completion_tokens_details: None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What a chat template is to be given for the calls that a conversation already has.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use candlepower_tokenizer::{ChatTemplate, PromptEnd};
 use serde_json::{Value, json};
@@ -14,9 +14,22 @@ pub struct PastCalls {
     pub arguments_as_text: bool,
     /// What the turn has for its content where nothing is said beside the calls.
     pub no_content: NoContent,
-    /// Whether the template writes ids in place of names: they have to be those of [`Self::id`], with calls counted from the beginning of
-    /// the conversation.
-    pub ids_name_functions: bool,
+    /// The form that ids must have.
+    pub ids: CallIdForm,
+    /// Whether the template fails where arguments are a text that is no JSON object.
+    pub needs_objects: bool,
+}
+
+/// The form that the ids of calls must have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CallIdForm {
+    /// Anything.
+    #[default]
+    Any,
+    /// Those of [`PastCalls::id`], with calls counted from the beginning of the conversation: the template writes them in place of names.
+    NameFunctions,
+    /// Nine letters and digits: Mistral's templates refuse others.
+    NineLetters,
 }
 
 /// The content of a turn in which nothing is said.
@@ -46,7 +59,7 @@ impl PastCalls {
     /// The usual form first.
     pub(crate) const ALL: [Self; 7] = [
         Self::form(false, NoContent::Absent),
-        Self { ids_name_functions: true, ..Self::form(false, NoContent::Absent) },
+        Self { ids: CallIdForm::NameFunctions, ..Self::form(false, NoContent::Absent) },
         Self::form(false, NoContent::Null),
         Self::form(false, NoContent::Empty),
         Self::form(true, NoContent::Absent),
@@ -54,23 +67,51 @@ impl PastCalls {
         Self::form(true, NoContent::Empty),
     ];
 
+    /// The order in which forms are tried on a template that writes no calls: an empty text says nothing more than none does.
+    const UNWRITTEN: [Self; 6] = [
+        Self::form(false, NoContent::Absent),
+        Self::form(false, NoContent::Empty),
+        Self::form(false, NoContent::Null),
+        Self::form(true, NoContent::Absent),
+        Self::form(true, NoContent::Empty),
+        Self::form(true, NoContent::Null),
+    ];
+
     const fn form(arguments_as_text: bool, no_content: NoContent) -> Self {
-        Self { arguments_as_text, no_content, ids_name_functions: false }
+        Self { arguments_as_text, no_content, ids: CallIdForm::Any, needs_objects: false }
     }
 
-    /// The first form in which the template writes a call with its name and its arguments; the usual one where it never does.
+    /// The first form in which the template writes a call with its name and its arguments. Where it never does, the first one that it
+    /// takes, or else the usual one.
     pub fn detect(template: &ChatTemplate) -> Self {
         let is_written = |form: &Self| {
             let prompt = render_call(template, *form).unwrap_or_default();
             let turn = prompt.split_once(QUESTION).map_or("", |(_, turn)| turn);
             turn.contains(FUNCTION) && turn.contains(VALUE)
         };
-        // A template that writes no calls may still refuse turns without content.
         let is_taken = |form: &Self| render_call(template, *form).is_some();
-        let mut taken = [NoContent::Absent, NoContent::Empty, NoContent::Null]
-            .map(|no_content| Self::form(false, no_content))
-            .into_iter();
-        Self::ALL.into_iter().find(is_written).or_else(|| taken.find(is_taken)).unwrap_or_default()
+        let written = Self::ALL.into_iter().find(is_written);
+        let found = written.or_else(|| Self::UNWRITTEN.into_iter().find(is_taken));
+        let Some(form) = found else { return Self::default() };
+        let refuses = |id: &str, arguments: Value| {
+            let messages = call_with(form, id, arguments);
+            render(template, &messages, Some(&tools()), PromptEnd::LastMessage).is_none()
+        };
+        let arguments = || form.probe_arguments();
+        let needs_letters =
+            form.ids == CallIdForm::Any && refuses("call_0123456789abcdef", arguments());
+        Self {
+            ids: if needs_letters { CallIdForm::NineLetters } else { form.ids },
+            needs_objects: !form.arguments_as_text && refuses(PROBE_ID, "no object".into()),
+            ..form
+        }
+    }
+
+    /// The arguments of the probe's call in this form.
+    fn probe_arguments(self) -> Value {
+        let mut arguments = json!({KEY: VALUE});
+        self.shape_arguments(&mut arguments);
+        arguments
     }
 
     /// The id of the `number`-th call of a conversation, which names its function. Source: Kimi K2's `docs/tool_call_guidance.md`.
@@ -80,9 +121,14 @@ impl PastCalls {
 
     /// Gives the calls of `messages`, and what answers them, the ids that the template needs.
     pub fn name_calls(self, messages: &mut [Value]) {
-        if !self.ids_name_functions {
-            return;
+        match self.ids {
+            CallIdForm::Any => {}
+            CallIdForm::NameFunctions => Self::name_by_functions(messages),
+            CallIdForm::NineLetters => shorten_ids(messages),
         }
+    }
+
+    fn name_by_functions(messages: &mut [Value]) {
         let mut named: HashMap<String, String> = HashMap::new();
         let mut number = 0;
         for message in messages {
@@ -104,8 +150,17 @@ impl PastCalls {
         }
     }
 
-    /// Makes an object of arguments, or the text of one, what the template takes. What is no object stays as it is.
-    pub fn shape_arguments(self, arguments: &mut Value) {
+    /// Makes an object of arguments, or the text of one, what the template takes; of nothing an empty object. Whether nothing is lost:
+    /// what is no object stays as it is where the template takes it, and is an empty object elsewhere.
+    pub fn shape_arguments(self, arguments: &mut Value) -> bool {
+        let is_nothing = match &*arguments {
+            Value::Null => true,
+            Value::String(text) => matches!(text.trim(), "" | "null"),
+            _ => false,
+        };
+        if is_nothing {
+            *arguments = json!({});
+        }
         match arguments {
             Value::Object(_) if self.arguments_as_text => {
                 *arguments = arguments.to_string().into();
@@ -113,29 +168,110 @@ impl PastCalls {
             Value::String(text) if !self.arguments_as_text => {
                 if let Ok(object @ Value::Object(_)) = serde_json::from_str(text) {
                     *arguments = object;
+                } else if self.needs_objects {
+                    *arguments = json!({});
+                    return false;
                 }
             }
             _ => {}
         }
+        true
     }
 }
 
+/// Gives calls, and what answers them, ids of nine letters and digits: those that have them keep them.
+fn shorten_ids(messages: &mut [Value]) {
+    let mut short = ShortIds::default();
+    let mut unanswered = VecDeque::new();
+    for message in messages {
+        let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+        for call in calls.into_iter().flatten() {
+            let id = short.of(call.get("id").and_then(Value::as_str));
+            unanswered.push_back(id.clone());
+            call["id"] = id.into();
+        }
+        if message["role"] == "tool" {
+            let id = match message.get("tool_call_id").and_then(Value::as_str) {
+                Some(id) => short.of(Some(id)),
+                // An answer that does not say so is that of the first call that has none.
+                None => unanswered.front().cloned().unwrap_or_else(|| short.of(None)),
+            };
+            unanswered.retain(|other| *other != id);
+            message["tool_call_id"] = id.into();
+        }
+    }
+}
+
+/// Nine letters and digits for each id.
+#[derive(Default)]
+struct ShortIds {
+    by_id: HashMap<String, String>,
+    taken: HashSet<String>,
+}
+
+impl ShortIds {
+    const LENGTH: usize = 9;
+
+    /// The short id of `id`; a new one for none. The same id is the same in every conversation, so that its prefix stays known.
+    fn of(&mut self, id: Option<&str>) -> String {
+        if let Some(known) = id.and_then(|id| self.by_id.get(id)) {
+            return known.clone();
+        }
+        let is_short =
+            |id: &&str| id.len() == Self::LENGTH && id.bytes().all(|b| b.is_ascii_alphanumeric());
+        let seed = id.map_or_else(|| format!("call {}", self.taken.len()), str::to_owned);
+        let mut short = id.filter(is_short).map_or_else(|| Self::digest(&seed), str::to_owned);
+        while !self.taken.insert(short.clone()) {
+            short = Self::digest(&short);
+        }
+        self.by_id.insert(seed, short.clone());
+        short
+    }
+
+    /// Source: the constants of FNV-1a.
+    fn digest(text: &str) -> String {
+        const DIGITS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+        let step =
+            |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        let mut hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, step);
+        let digit = |_| {
+            let digit = DIGITS[(hash % DIGITS.len() as u64) as usize];
+            hash /= DIGITS.len() as u64;
+            char::from(digit)
+        };
+        (0..Self::LENGTH).map(digit).collect()
+    }
+}
+
+/// The id of the probe's call, which every template takes that takes any.
+const PROBE_ID: &str = "abcdefgh1";
+
 /// A conversation with a call and its answer, in the given form.
 pub(crate) fn render_call(template: &ChatTemplate, form: PastCalls) -> Option<String> {
-    let mut arguments = json!({KEY: VALUE});
-    form.shape_arguments(&mut arguments);
-    let id = if form.ids_name_functions { PastCalls::id(FUNCTION, 0) } else { "abcdefgh1".into() };
+    render(template, &call_messages(form), Some(&tools()), PromptEnd::LastMessage)
+}
+
+/// That conversation.
+pub(crate) fn call_messages(form: PastCalls) -> Value {
+    let id = match form.ids {
+        CallIdForm::NameFunctions => PastCalls::id(FUNCTION, 0),
+        CallIdForm::Any | CallIdForm::NineLetters => PROBE_ID.to_owned(),
+    };
+    call_with(form, &id, form.probe_arguments())
+}
+
+/// The same with another id and other arguments.
+fn call_with(form: PastCalls, id: &str, arguments: Value) -> Value {
     let call = json!({"id": id, "type": "function", "function": {"name": FUNCTION, "arguments": arguments}});
     let mut turn = json!({"role": "assistant", "tool_calls": [call]});
     if let Some(content) = form.no_content.value() {
         turn["content"] = content;
     }
-    let messages = json!([
+    json!([
         {"role": "user", "content": QUESTION},
         turn,
         {"role": "tool", "name": FUNCTION, "tool_call_id": id, "content": ANSWER},
-    ]);
-    render(template, &messages, Some(&tools()), PromptEnd::LastMessage)
+    ])
 }
 
 #[cfg(test)]
@@ -241,14 +377,15 @@ mod tests {
             let source = format!(
                 "{{% for m in messages %}}{{{{ m.content }}}}{{% for c in m.tool_calls %}}{arguments}{{% endfor %}}{{% endfor %}}"
             );
-            assert_eq!(PastCalls::detect(&template(&source)), OBJECT, "{arguments}");
+            let found = PastCalls::detect(&template(&source));
+            assert_eq!(PastCalls { needs_objects: false, ..found }, OBJECT, "{arguments}");
         }
     }
 
     #[test]
     fn arguments_become_objects_or_texts() {
         let shaped = |arguments_as_text, mut arguments: Value| {
-            PastCalls { arguments_as_text, ..OBJECT }.shape_arguments(&mut arguments);
+            assert!(PastCalls { arguments_as_text, ..OBJECT }.shape_arguments(&mut arguments));
             arguments
         };
         let (object, text) = (json!({"x": 1}), json!("{\"x\": 1}"));
@@ -256,10 +393,67 @@ mod tests {
         assert_eq!(shaped(false, object.clone()), object);
         assert_eq!(shaped(true, text.clone()), text);
         assert_eq!(shaped(true, object), json!("{\"x\":1}"));
-        for other in [json!("not json"), json!("[1]"), Value::Null] {
+        for other in [json!("not json"), json!("[1]")] {
             assert_eq!(shaped(false, other.clone()), other);
             assert_eq!(shaped(true, other.clone()), other);
+            let mut mended = other;
+            assert!(!PastCalls { needs_objects: true, ..OBJECT }.shape_arguments(&mut mended));
+            assert_eq!(mended, json!({}));
         }
+        for nothing in [json!(""), json!(" \n"), json!("null"), Value::Null] {
+            assert_eq!(shaped(false, nothing.clone()), json!({}));
+            assert_eq!(shaped(true, nothing), json!("{}"));
+        }
+    }
+
+    #[test]
+    fn templates_show_what_they_need() {
+        let of = |call: &str| {
+            PastCalls::detect(&template(&format!(
+                "{{% for m in messages %}}{{{{ m.content }}}}{{% for c in m.tool_calls %}}{{{{ c.function.name }}}}{call}{{% endfor %}}{{% endfor %}}"
+            )))
+        };
+        let items = "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}";
+        assert!(of(items).needs_objects);
+        assert!(!of("{{ c.function.arguments | tojson }}").needs_objects);
+        let nine = "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}{{ c.function.arguments | tojson }}";
+        assert_eq!(of(nine).ids, CallIdForm::NineLetters);
+        // It writes no calls, and looks into every content, as LFM2's does.
+        let silent = template("{% for m in messages %}{{ m.content | tojson }}{% endfor %}");
+        assert_eq!(PastCalls::detect(&silent), PastCalls::form(false, NoContent::Empty));
+    }
+
+    #[test]
+    fn ids_are_nine_letters_where_they_have_to_be() {
+        let call = |id: Value| json!({"id": id, "function": {"name": "f", "arguments": {}}});
+        let turn = |id: &str| json!({"role": "assistant", "tool_calls": [call(id.into())]});
+        let answer = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "1"});
+        let mut messages = vec![
+            turn("toolu_01"),
+            answer("toolu_01"),
+            turn("abcdefgh1"),
+            answer("abcdefgh1"),
+            json!({"role": "assistant", "tool_calls": [call(Value::Null), call(Value::Null)]}),
+            json!({"role": "tool", "content": "1"}),
+            json!({"role": "tool", "content": "2"}),
+            answer("toolu_01"),
+        ];
+        let form = PastCalls { ids: CallIdForm::NineLetters, ..OBJECT };
+        form.name_calls(&mut messages);
+        let id = |index: usize, call: usize| {
+            messages[index]["tool_calls"][call]["id"].as_str().unwrap().to_owned()
+        };
+        let of = |index: usize| messages[index]["tool_call_id"].as_str().unwrap().to_owned();
+        for id in [id(0, 0), id(2, 0), id(4, 0), id(4, 1)] {
+            assert!(id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()), "{id}");
+        }
+        assert_eq!((of(1), of(3), id(2, 0)), (id(0, 0), "abcdefgh1".into(), "abcdefgh1".into()));
+        assert_eq!((of(5), of(6), of(7)), (id(4, 0), id(4, 1), id(0, 0)));
+        assert_ne!(id(4, 0), id(4, 1));
+        // Alone it has the same one.
+        let mut alone = vec![turn("toolu_01")];
+        form.name_calls(&mut alone);
+        assert_eq!(alone[0]["tool_calls"][0]["id"], id(0, 0));
     }
 
     /// Ids in place of names, as Kimi K2's template writes them.
@@ -272,7 +466,7 @@ mod tests {
              {% endfor %}",
         );
         let form = PastCalls::detect(&kimi);
-        assert_eq!(form, PastCalls { ids_name_functions: true, ..OBJECT });
+        assert_eq!(form, PastCalls { ids: CallIdForm::NameFunctions, ..OBJECT });
         assert_eq!(Dialect::detect(&kimi).tools, Some(ToolFormat::KimiK2));
         let call = |id: &str, name: &str| json!({"id": id, "type": "function", "function": {"name": name}});
         let conversation = json!([

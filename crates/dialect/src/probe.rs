@@ -28,12 +28,23 @@ pub(crate) fn render(
     tools: Option<&Value>,
     end: PromptEnd,
 ) -> Option<String> {
+    render_with(template, messages, tools, end, &Map::new())
+}
+
+/// The same, with variables of these names.
+pub(crate) fn render_with(
+    template: &ChatTemplate,
+    messages: &Value,
+    tools: Option<&Value>,
+    end: PromptEnd,
+    kwargs: &Map<String, Value>,
+) -> Option<String> {
     let input = RenderInput {
         messages,
         tools,
         documents: None,
         end,
-        chat_template_kwargs: &Map::new(),
+        chat_template_kwargs: kwargs,
         now: LocalTime { unix_s: 0, utc_offset_s: 0 },
     };
     template.render(&input).ok()

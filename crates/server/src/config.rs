@@ -132,7 +132,7 @@ pub struct ServeConfig {
     /// Memory of the bodies of all requests that arrive or are prepared
     #[arg(long, help_heading = "Server", value_name = "SIZE", default_value = "512Mi")]
     pub max_body_memory: ByteSize,
-    /// Tokens generated for requests that do not say: a number, or max for the rest of the context
+    /// Tokens generated for chats and completions that do not say: a number, or max for the rest of the context, which responses get anyway
     #[arg(long, help_heading = "Server", value_name = "N|max", default_value = "16")]
     pub default_max_tokens: DefaultMaxTokens,
     /// Most alternatives that logprobs may ask for
@@ -141,6 +141,12 @@ pub struct ServeConfig {
     /// Most bytes of the texts of one prompt, such as 1Mi; more are answered with 400 [default: 16 for each token of the context, and 64Ki]
     #[arg(long, help_heading = "Server", value_name = "SIZE")]
     pub max_prompt_bytes: Option<ByteSize>,
+    /// Refuse requests with parts that cannot be run or held, such as built-in tools, where these would be left out and told
+    #[arg(
+        long, help_heading = "Server", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
+    )]
+    pub strict_requests: bool,
     /// Choices of one caller that may wait while max_num_seqs run; more are answered with 429
     #[arg(long, help_heading = "Server", value_name = "N", default_value_t = 2048)]
     pub max_queued_requests: usize,

@@ -1,5 +1,6 @@
 //! The HTTP layer around the endpoints: listening, TLS, connections, routing, authentication, request ids and request metrics.
 
+pub(crate) mod answer_head;
 pub(crate) mod auth;
 pub(crate) mod caller;
 pub(crate) mod connection;

@@ -63,10 +63,11 @@ fn calls_of_tools_in_the_history_are_kept() {
 
 #[test]
 fn what_is_required_is_required() {
-    assert_eq!(refused(parse(r#"{"messages": [{"role": "user", "content": "x"}]}"#)), "model");
+    let unnamed = parse(r#"{"messages": [{"role": "user", "content": "x"}]}"#).unwrap();
+    assert_eq!(unnamed.model, None);
     assert_eq!(refused(parse(r#"{"model": "m"}"#)), "messages");
     assert_eq!(refused(parse(r#"{"model": "m", "messages": []}"#)), "messages");
-    assert_eq!(refused(parse(r#"{"model": null, "messages": []}"#)), "model");
+    assert_eq!(refused(parse(r#"{"model": 7, "messages": []}"#)), "model");
     assert_eq!(refused(message(r#"{"content": "x"}"#)), "messages[0]");
     assert_eq!(refused(message(r#"{"role": "user"}"#)), "messages[0]");
     assert_eq!(refused(message(r#"{"role": "user", "content": null}"#)), "messages[0]");
@@ -99,7 +100,6 @@ fn what_cannot_change_the_output_is_accepted() {
 #[test]
 fn what_would_change_the_output_is_refused_by_name() {
     for (name, value) in [
-        ("tools", "[]"),
         ("tool_choice", r#""auto""#),
         ("bad_words", r#"["a"]"#),
         ("functions", "[]"),
@@ -145,4 +145,35 @@ fn an_answer_of_thoughts_alone_is_taken_back() {
     for other in [r#"{"role": "assistant"}"#, r#"{"role": "user", "reasoning_content": "hm"}"#] {
         assert_eq!(refused(message(other)), "messages[0]");
     }
+}
+
+#[test]
+fn what_other_clients_send_back_is_taken() {
+    let request = message(
+        r#"{"role": "assistant", "content": null, "refusal": "No.", "opts": {}, "timestamp": 1, "model": "m", "weight": 1,
+            "provider_specific_fields": {}, "phase": "final_answer",
+            "thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": ""}]},
+           {"role": "assistant", "content": [{"type": "thinking", "thinking": "a"}, {"type": "text", "text": "b"},
+            {"type": "refusal", "refusal": "c"}], "reasoning_details": [{"type": "reasoning.text", "text": "d"}]},
+           {"role": "tool", "tool_call_id": "c", "content": "gone", "is_error": true},
+           {"role": "tool", "tool_call_id": "c", "content": "there", "is_error": false}"#,
+    )
+    .unwrap();
+    let said = |index: usize| request.messages[index].content.as_ref().unwrap().to_text();
+    assert_eq!([0, 1, 2, 3].map(said), ["No.", "b\nc", "Error: gone", "there"]);
+    assert_eq!(request.messages[0].reasoning_content.as_deref(), Some("hm"));
+    assert_eq!(request.messages[1].reasoning_content.as_deref(), Some("a"));
+    let part =
+        |part: &str| refused(message(&format!(r#"{{"role": "user", "content": [{part}]}}"#)));
+    assert_eq!(part(r#"{"type": "text", "refusal": "x"}"#), "messages[0].content[0]");
+    assert_eq!(part(r#"{"type": "refusal"}"#), "messages[0].content[0]");
+}
+
+#[test]
+fn wishes_that_cannot_be_passed_on_are_told() {
+    let request = with(r#""verbosity": "low", "documents": [], "length_penalty": 1.0"#).unwrap();
+    assert_eq!((request.not_held.line(), request.documents), ("verbosity (low)".to_owned(), None));
+    assert!(with(r#""verbosity": "medium""#).unwrap().not_held.is_empty());
+    assert_eq!(refused(with(r#""verbosity": "loud""#)), "verbosity");
+    assert_eq!(refused(with(r#""documents": ["a"]"#)), "documents[0]");
 }

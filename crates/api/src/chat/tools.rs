@@ -11,7 +11,7 @@ use crate::fields::Fields;
 /// Most functions of one request.
 pub const MAX_TOOLS: usize = 512;
 /// Longest name of a function, in bytes.
-const MAX_NAME_BYTES: usize = 64;
+const MAX_NAME_BYTES: usize = 128;
 
 /// What a request says of functions, whichever API it comes by.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -119,26 +119,65 @@ pub(crate) struct WireFunctionName {
 }
 
 impl ToolOptions {
-    /// Takes the fields out of `fields`; `None` without tools.
+    /// Takes the fields out of `fields`; `None` without tools that can be called.
     ///
     /// # Errors
     /// A function or the choice is wrong, or there is a choice without anything to choose from.
     pub fn take(fields: &mut Fields<'_>) -> Result<Option<Self>, FieldError> {
         refuse_older_names(fields)?;
-        let tools: Option<Vec<Tool>> = fields.take("tools")?;
+        let given: Option<Vec<GivenTool>> = fields.take("tools")?;
         let choice: Option<ToolChoice> = fields.take("tool_choice")?;
         let parallel: Option<bool> = fields.take("parallel_tool_calls")?;
-        let Some(tools) = tools else {
-            return match choice {
-                None | Some(ToolChoice::None) => Ok(None),
-                Some(_) => Err(FieldError::new("tool_choice", "`tool_choice` needs `tools`.")),
-            };
-        };
-        if tools.is_empty() {
-            return Err(FieldError::new("tools", "`tools` is empty: leave it out."));
+        if given.is_none() && choice == Some(ToolChoice::Auto) {
+            return Err(FieldError::new("tool_choice", "`tool_choice` needs `tools`."));
         }
-        let choice = choice.unwrap_or(ToolChoice::Auto);
-        Self::checked(tools, choice, parallel, PATHS).map(Some)
+        Self::of_given(fields, given.unwrap_or_default(), choice, parallel, PATHS)
+    }
+
+    /// The functions among the tools that were given; others are left out. `None` without functions.
+    ///
+    /// # Errors
+    /// As [`Self::checked`]. The choice asks for a call where nothing can be called.
+    pub(crate) fn of_given(
+        fields: &mut Fields<'_>,
+        given: Vec<GivenTool>,
+        choice: Option<ToolChoice>,
+        parallel: Option<bool>,
+        paths: ToolPaths,
+    ) -> Result<Option<Self>, FieldError> {
+        let mut tools = Vec::new();
+        let mut kinds = Vec::new();
+        for (index, given) in given.into_iter().enumerate() {
+            let path = format!("tools[{index}]");
+            given.add(path, &mut tools, &mut |path, kind| {
+                fields.leave_out(path, Some(&kind));
+                kinds.push(kind);
+            });
+        }
+        match (tools.is_empty(), choice) {
+            (true, None | Some(ToolChoice::None | ToolChoice::Auto)) => Ok(None),
+            (true, Some(_)) => {
+                let message = match kinds.first() {
+                    None => "`tool_choice` needs `tools`.".to_owned(),
+                    Some(kind) => format!(
+                        "`tool_choice` asks for a call, and none of `tools` can be called here: the server does not run `{}`.",
+                        excerpt(kind)
+                    ),
+                };
+                Err(FieldError::new("tool_choice", message))
+            }
+            (false, choice) => {
+                Self::checked(tools, choice.unwrap_or(ToolChoice::Auto), parallel, paths).map(Some)
+            }
+        }
+    }
+
+    /// The name that the request has for a function, and its namespace.
+    pub fn given_name<'a>(&'a self, name: &'a str) -> (Option<&'a str>, &'a str) {
+        match self.tools.iter().find(|tool| tool.name == name) {
+            Some(tool) => (tool.namespace.as_deref(), tool.given_name()),
+            None => (None, name),
+        }
     }
 
     /// Checks functions, of which there is at least one, and the choice among them.
@@ -187,7 +226,7 @@ fn check_tools(tools: &[Tool], paths: ToolPaths) -> Result<(), FieldError> {
     for (index, tool) in tools.iter().enumerate() {
         if tools[..index].iter().any(|other| other.name == tool.name) {
             let message = format!("`{}` is the name of two of `tools`.", tool.name);
-            return Err(FieldError::new(format!("tools[{index}].{}", paths.name), message));
+            return Err(FieldError::new(format!("{}.{}", tool.path, paths.name), message));
         }
     }
     Ok(())
@@ -204,9 +243,62 @@ pub struct Tool {
     pub strict: bool,
     /// All that the request says of it, for the chat template: `type` and `function`, as /v1/chat/completions has them.
     pub definition: Value,
+    /// Its place in the request, such as `tools[3]`.
+    pub path: String,
+    /// The group that it belongs to, whose name the model sees in front of the function's.
+    pub namespace: Option<String>,
+}
+
+/// The name that the model knows a function of a namespace by.
+pub(crate) fn namespaced(namespace: &str, name: &str) -> String {
+    format!("{namespace}__{name}")
+}
+
+/// One of the tools of a request.
+#[derive(Debug)]
+pub(crate) enum GivenTool {
+    Function(Tool),
+    /// Functions with a name in common.
+    Namespace(Vec<GivenTool>),
+    /// A tool of this type, which the server does not run.
+    Other(String),
+}
+
+impl GivenTool {
+    /// A tool that is no function is left out, unless it looks like one whose type is wrong.
+    ///
+    /// # Errors
+    /// It has the fields of a function.
+    pub(crate) fn other(kind: &str, tool: &Value, function: &str) -> Result<Self, String> {
+        const OF_FUNCTIONS: [&str; 3] = ["function", "parameters", "input_schema"];
+        let kind = excerpt(kind);
+        if kind.is_empty() || OF_FUNCTIONS.iter().any(|key| tool.get(key).is_some()) {
+            return Err(format!("a function must have the type `{function}`, not `{kind}`"));
+        }
+        Ok(Self::Other(kind))
+    }
+
+    /// Adds its functions to `tools`; `leave_out` gets the rest.
+    fn add(self, path: String, tools: &mut Vec<Tool>, leave_out: &mut dyn FnMut(String, String)) {
+        match self {
+            Self::Function(tool) => tools.push(Tool { path, ..tool }),
+            Self::Other(kind) => leave_out(path, kind),
+            Self::Namespace(members) => {
+                for (index, member) in members.into_iter().enumerate() {
+                    member.add(format!("{path}.tools[{index}]"), tools, leave_out);
+                }
+            }
+        }
+    }
 }
 
 impl Tool {
+    /// Its name without that of its namespace.
+    pub fn given_name(&self) -> &str {
+        let before = self.namespace.as_ref().map_or(0, |namespace| namespaced(namespace, "").len());
+        &self.name[before..]
+    }
+
     /// A function of an API that says of it no more than this.
     ///
     /// # Errors
@@ -221,7 +313,16 @@ impl Tool {
         function.extend(description.map(|text| ("description".to_owned(), text.into())));
         function.extend(parameters.clone().map(|schema| ("parameters".to_owned(), schema.into())));
         let definition = json!({"type": "function", "function": function});
-        Self { name, parameters, strict, definition }.checked()
+        Self::new(name, parameters, strict, definition).checked()
+    }
+
+    fn new(
+        name: String,
+        parameters: Option<Map<String, Value>>,
+        strict: bool,
+        definition: Value,
+    ) -> Self {
+        Self { name, parameters, strict, definition, path: String::new(), namespace: None }
     }
 
     fn checked(self) -> Result<Self, String> {
@@ -240,8 +341,9 @@ impl Tool {
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Tool)]
 pub(crate) struct WireTool {
-    /// `function`.
+    /// `function`. Tools of other types are left out, which the answer's header `x-candlepower-not-held` says.
     #[serde(rename = "type")]
+    #[expect(dead_code, reason = "it is checked before the other fields are read")]
     kind: String,
     /// The function.
     function: Option<WireFunction>,
@@ -251,7 +353,7 @@ pub(crate) struct WireTool {
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Function)]
 pub(crate) struct WireFunction {
-    /// Letters, digits, `_`, `-` and `.`; at most 64.
+    /// Letters, digits, `_`, `-` and `.`; at most 128.
     name: String,
     /// What it does, for the model.
     #[expect(
@@ -267,21 +369,22 @@ pub(crate) struct WireFunction {
     strict: Option<bool>,
 }
 
-impl<'de> Deserialize<'de> for Tool {
+impl<'de> Deserialize<'de> for GivenTool {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let definition = Value::deserialize(deserializer)?;
-        let WireTool { kind, function } = WireTool::deserialize(&definition)
-            .map_err(|error| D::Error::custom(format_args!("a tool: {error}")))?;
-        if kind != "function" {
-            return Err(D::Error::custom(format_args!(
-                "tools of type `{}` are not supported, only `function`",
-                excerpt(&kind)
-            )));
+        if let Some(kind) = definition["type"].as_str()
+            && kind != "function"
+        {
+            return Self::other(kind, &definition, "function").map_err(D::Error::custom);
         }
+        let WireTool { function, .. } = WireTool::deserialize(&definition)
+            .map_err(|error| D::Error::custom(format_args!("a tool: {error}")))?;
         let function = function.ok_or_else(|| D::Error::custom("the tool has no `function`"))?;
         let WireFunction { name, parameters, strict, .. } = function;
-        let strict = strict.unwrap_or(false);
-        Self { name, parameters, strict, definition }.checked().map_err(D::Error::custom)
+        Tool::new(name, parameters, strict.unwrap_or(false), definition)
+            .checked()
+            .map(Self::Function)
+            .map_err(D::Error::custom)
     }
 }
 
@@ -352,7 +455,7 @@ impl AllowedTools {
     /// What it must be instead.
     pub(crate) fn read(
         allowed: &Value,
-        name_of: fn(&Value) -> Option<&str>,
+        name_of: fn(&Value) -> Option<String>,
     ) -> Result<Self, String> {
         let mode = match allowed["mode"].as_str() {
             Some("auto") => AllowedMode::Auto,
@@ -363,7 +466,7 @@ impl AllowedTools {
         let names = tools.iter().map(|tool| {
             let name = name_of(tool).filter(|_| tool["type"] == "function");
             let wrong = "`tools` of `allowed_tools` must be functions, each with its name";
-            name.map(str::to_owned).ok_or_else(|| wrong.to_owned())
+            name.ok_or_else(|| wrong.to_owned())
         });
         let names = names.collect::<Result<Vec<_>, _>>()?;
         if names.is_empty() {
@@ -416,7 +519,7 @@ impl<'de> Deserialize<'de> for ToolChoice {
                 Ok(Self::Function(name.to_owned()))
             }
             "allowed_tools" => AllowedTools::read(&value["allowed_tools"], |tool| {
-                tool["function"]["name"].as_str()
+                tool["function"]["name"].as_str().map(str::to_owned)
             })
             .map(Self::Allowed)
             .map_err(D::Error::custom),
@@ -470,8 +573,9 @@ impl<'de> Deserialize<'de> for PastToolCall {
             return refuse("the call's `function` has no `name`");
         }
         match &function["arguments"] {
-            Value::String(_) | Value::Object(_) => Ok(Self(call)),
-            _ => refuse("the call's `function` needs `arguments`: the text of a JSON object"),
+            // Those of a call without parameters may be missing.
+            Value::String(_) | Value::Object(_) | Value::Null => Ok(Self(call)),
+            _ => refuse("the call's `arguments` must be the text of a JSON object"),
         }
     }
 }
@@ -524,97 +628,4 @@ pub struct FunctionCallDelta {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const WEATHER: &str = r#"{"type": "function", "function": {"name": "weather", "description": "d", "strict": true,
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}, "x": 1}}"#;
-
-    fn take(body: &str) -> Result<Option<ToolOptions>, FieldError> {
-        let mut fields = Fields::parse(body.as_bytes()).unwrap();
-        let options = ToolOptions::take(&mut fields)?;
-        fields.finish().map(|()| options)
-    }
-
-    fn refused(body: &str) -> String {
-        take(body).unwrap_err().param.unwrap()
-    }
-
-    #[test]
-    fn tools_and_choices_are_read() {
-        let options = take(&format!(r#"{{"tools": [{WEATHER}]}}"#)).unwrap().unwrap();
-        assert_eq!((&options.choice, options.parallel), (&ToolChoice::Auto, true));
-        let tool = &options.tools[0];
-        assert_eq!((tool.name.as_str(), tool.strict), ("weather", true));
-        assert_eq!(tool.parameters.as_ref().unwrap()["type"], "object");
-        assert_eq!(tool.definition["function"]["x"], 1);
-        for (choice, expected) in [
-            (r#""none""#, ToolChoice::None),
-            (r#""required""#, ToolChoice::Required),
-            (
-                r#"{"type": "function", "function": {"name": "weather"}}"#,
-                ToolChoice::Function("weather".into()),
-            ),
-            (
-                r#"{"type": "allowed_tools", "allowed_tools": {"mode": "required",
-                    "tools": [{"type": "function", "function": {"name": "weather"}}]}}"#,
-                ToolChoice::Allowed(AllowedTools {
-                    mode: AllowedMode::Required,
-                    names: vec!["weather".into()],
-                }),
-            ),
-        ] {
-            let body = format!(
-                r#"{{"tools": [{WEATHER}], "tool_choice": {choice}, "parallel_tool_calls": false}}"#
-            );
-            let options = take(&body).unwrap().unwrap();
-            let written = serde_json::to_value(&options.choice).unwrap();
-            assert_eq!(written, serde_json::from_str::<Value>(choice).unwrap());
-            assert_eq!((options.choice, options.parallel), (expected, false));
-        }
-        assert_eq!(take(r#"{"tool_choice": "none", "parallel_tool_calls": true}"#).unwrap(), None);
-        take(r#"{"tools": [{"type": "function", "function": {"name": "f", "parameters": null, "strict": null}}]}"#).unwrap();
-    }
-
-    #[test]
-    fn what_is_wrong_is_named() {
-        let tool = |function: &str| {
-            format!(r#"{{"tools": [{{"type": "function", "function": {function}}}]}}"#)
-        };
-        assert_eq!(refused(r#"{"tools": []}"#), "tools");
-        assert_eq!(refused(r#"{"tools": {}}"#), "tools");
-        assert_eq!(refused(r#"{"tools": [{"type": "web_search"}]}"#), "tools[0]");
-        assert_eq!(refused(r#"{"tools": [{"type": "function"}]}"#), "tools[0]");
-        assert_eq!(refused(&tool(r#"{"name": "a b"}"#)), "tools[0]");
-        assert_eq!(refused(&tool(r#"{"description": "d"}"#)), "tools[0]");
-        assert_eq!(refused(&tool(r#"{"name": "f", "parameters": {"type": "array"}}"#)), "tools[0]");
-        assert_eq!(refused(&tool(r#"{"name": "f", "strict": 1}"#)), "tools[0]");
-        assert_eq!(
-            refused(&format!(r#"{{"tools": [{WEATHER}, {WEATHER}]}}"#)),
-            "tools[1].function.name"
-        );
-        assert_eq!(refused(r#"{"tool_choice": "auto"}"#), "tool_choice");
-        let chosen = |choice: &str| {
-            refused(&format!(r#"{{"tools": [{WEATHER}], "tool_choice": {choice}}}"#))
-        };
-        assert_eq!(chosen(r#""any""#), "tool_choice");
-        assert_eq!(chosen(r#"{"type": "allowed_tools"}"#), "tool_choice");
-        let allowed = |tools: &str| {
-            chosen(&format!(
-                r#"{{"type": "allowed_tools", "allowed_tools": {{"mode": "auto", "tools": [{tools}]}}}}"#
-            ))
-        };
-        assert_eq!(allowed(""), "tool_choice");
-        assert_eq!(allowed(r#"{"type": "web_search"}"#), "tool_choice");
-        assert_eq!(
-            allowed(r#"{"type": "function", "function": {"name": "g"}}"#),
-            "tool_choice.allowed_tools.tools"
-        );
-        assert_eq!(
-            chosen(r#"{"type": "function", "function": {"name": "g"}}"#),
-            "tool_choice.function.name"
-        );
-        assert_eq!(refused(r#"{"functions": []}"#), "functions");
-        assert_eq!(refused(r#"{"function_call": "auto"}"#), "function_call");
-    }
-}
+mod tests;

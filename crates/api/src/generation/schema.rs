@@ -133,7 +133,7 @@ mod tests {
                 "top_p",
             ]
         );
-        assert_eq!(required, ["max_tokens", "messages", "model"]);
+        assert_eq!(required, ["max_tokens", "messages"]);
         let (properties, required) = described::<ResponsesRequest>();
         let has = |name: &str| properties.iter().any(|property| property == name);
         for name in ["reasoning", "max_output_tokens", "temperature", "tools", "text", "stop"] {
@@ -142,7 +142,7 @@ mod tests {
         for name in ["reasoning_effort", "n", "prompt_logprobs", "return_token_ids"] {
             assert!(!has(name), "{name}");
         }
-        assert_eq!(required, ["input", "model"]);
-        assert_eq!(described::<EmbeddingsRequest>().1, ["input", "model"]);
+        assert_eq!(required, ["input"]);
+        assert_eq!(described::<EmbeddingsRequest>().1, ["input"]);
     }
 }

@@ -29,8 +29,10 @@ fn add(path: &str, message: &Value, messages: &mut Vec<ChatMessage>) -> Result<(
     let role = match message["role"].as_str() {
         Some("user") => Role::User,
         Some("assistant") => Role::Assistant,
+        // Instructions that come later than those of `system`.
+        Some("system") => Role::System,
         _ => {
-            let message = "`role` must be user or assistant; instructions are in `system`.";
+            let message = "`role` must be user, assistant or system.";
             return Err(FieldError::new(format!("{path}.role"), message));
         }
     };
@@ -96,12 +98,15 @@ impl<'a> Turn<'a> {
                 block.check_fields(&["thinking", "signature"])?;
                 self.thoughts.push(block.text("thinking")?);
             }
+            // Another server has hidden it, so it is lost.
+            ("redacted_thinking", Role::Assistant) => {}
             ("tool_use", Role::Assistant) => self.calls.push(block.call()?),
             ("tool_result", Role::User) => return block.answer().map(Some),
             _ => {
                 let known = match role {
                     Role::Assistant => "text, thinking and tool_use",
-                    _ => "text and tool_result",
+                    Role::User => "text and tool_result",
+                    _ => "text",
                 };
                 let message = format!(
                     "Blocks of type `{}` are not supported here: {known} are.",
@@ -155,9 +160,13 @@ impl<'a> Block<'a> {
     fn call(&self) -> Result<PastToolCall, FieldError> {
         // Who called is the model itself, as there are no others here.
         self.check_fields(&["id", "name", "input", "caller"])?;
-        let input: &Map<String, Value> =
-            self.block["input"].as_object().ok_or_else(|| self.wrong("input", "an object"))?;
-        Ok(PastToolCall::new(self.text("id")?, self.text("name")?, input.clone().into()))
+        let input = match &self.block["input"] {
+            Value::Object(input) => input.clone(),
+            // Those of a call without parameters.
+            Value::Null => Map::new(),
+            _ => return Err(self.wrong("input", "an object")),
+        };
+        Ok(PastToolCall::new(self.text("id")?, self.text("name")?, input.into()))
     }
 
     /// What a function answered; that it failed is said in front of it, as templates have no other place for it.

@@ -5,9 +5,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::chat::tools::ToolPaths;
+use crate::chat::tools::{GivenTool, ToolPaths};
 use crate::chat::{Tool, ToolChoice, ToolOptions};
-use crate::error::{FieldError, excerpt};
+use crate::error::FieldError;
 use crate::fields::Fields;
 
 const PATHS: ToolPaths = ToolPaths {
@@ -36,11 +36,11 @@ pub(crate) struct WireOptions {
 #[schema(as = MessagesTool)]
 #[serde(deny_unknown_fields)]
 struct WireTool {
-    /// `custom`, or absent.
+    /// `custom`, or absent. Tools of other types are left out, which the answer's header `x-candlepower-not-held` says.
     #[serde(rename = "type")]
     #[expect(dead_code, reason = "it is checked before the other fields are read")]
     kind: Option<String>,
-    /// Letters, digits, `_`, `-` and `.`; at most 64.
+    /// Letters, digits, `_`, `-` and `.`; at most 128.
     name: String,
     /// What it does, for the model.
     description: Option<String>,
@@ -57,6 +57,13 @@ struct WireTool {
     /// Accepted and ignored: arguments are always streamed as they come.
     #[expect(dead_code, reason = "it cannot change the answer")]
     eager_input_streaming: Option<bool>,
+    /// Accepted and ignored: the model knows of all functions at once.
+    #[expect(dead_code, reason = "there is no search for tools")]
+    defer_loading: Option<bool>,
+    /// Accepted and ignored: the model itself calls.
+    #[schema(value_type = Option<Object>)]
+    #[expect(dead_code, reason = "there are no other callers")]
+    allowed_callers: Option<IgnoredAny>,
 }
 
 /// A choice as it stands on the wire.
@@ -74,7 +81,7 @@ struct WireChoice {
     disable_parallel_tool_use: Option<bool>,
 }
 
-struct MessagesTool(Tool);
+struct MessagesTool(GivenTool);
 
 impl<'de> Deserialize<'de> for MessagesTool {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -82,16 +89,13 @@ impl<'de> Deserialize<'de> for MessagesTool {
         if let Some(kind) = value["type"].as_str()
             && kind != "custom"
         {
-            return Err(D::Error::custom(format_args!(
-                "tools of type `{}` are not supported, only `custom`",
-                excerpt(kind)
-            )));
+            return GivenTool::other(kind, &value, "custom").map(Self).map_err(D::Error::custom);
         }
         let WireTool { name, description, input_schema, strict, .. } =
             WireTool::deserialize(&value)
                 .map_err(|error| D::Error::custom(format_args!("a tool: {error}")))?;
         Tool::described(name, description, Some(input_schema), strict.unwrap_or(false))
-            .map(Self)
+            .map(|tool| Self(GivenTool::Function(tool)))
             .map_err(D::Error::custom)
     }
 }
@@ -116,19 +120,10 @@ impl WireChoice {
 /// # Errors
 /// A function or the choice is wrong, or there is nothing to choose from.
 pub(super) fn take(fields: &mut Fields<'_>) -> Result<Option<ToolOptions>, FieldError> {
-    let tools: Option<Vec<MessagesTool>> = fields.take("tools")?;
+    let given: Option<Vec<MessagesTool>> = fields.take("tools")?;
     let choice: Option<WireChoice> = fields.take("tool_choice")?;
-    let parallel = choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use);
+    let disabled = choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use);
     let choice = choice.map(WireChoice::choice).transpose()?;
-    let tools: Vec<Tool> =
-        tools.unwrap_or_default().into_iter().map(|MessagesTool(tool)| tool).collect();
-    match (tools.is_empty(), choice) {
-        (true, None | Some(ToolChoice::None)) => Ok(None),
-        (true, Some(_)) => Err(FieldError::new("tool_choice", "`tool_choice` needs `tools`.")),
-        (false, choice) => {
-            let choice = choice.unwrap_or(ToolChoice::Auto);
-            let parallel = parallel.map(|disabled| !disabled);
-            ToolOptions::checked(tools, choice, parallel, PATHS).map(Some)
-        }
-    }
+    let given = given.unwrap_or_default().into_iter().map(|MessagesTool(tool)| tool).collect();
+    ToolOptions::of_given(fields, given, choice, disabled.map(|disabled| !disabled), PATHS)
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use super::tools::full_name;
 use crate::chat::{ChatMessage, Content, PastToolCall, Role};
 use crate::error::{FieldError, excerpt};
 
@@ -96,7 +97,8 @@ struct Item<'a> {
 
 impl Item<'_> {
     fn message(&self) -> Result<ChatMessage, FieldError> {
-        self.check_fields(&["role", "content"])?;
+        // Where in a turn it stood says nothing to the model.
+        self.check_fields(&["role", "content", "phase"])?;
         let role = match self.item.get("role").and_then(Value::as_str) {
             Some("user") => Role::User,
             Some("assistant") => Role::Assistant,
@@ -107,14 +109,20 @@ impl Item<'_> {
                 return Err(FieldError::new(format!("{}.role", self.path), message));
             }
         };
-        let text = self.texts("content", &["input_text", "output_text"])?;
+        let text = self.texts("content", &["input_text", "output_text", "refusal", "text"])?;
         Ok(ChatMessage::text(role, text))
     }
 
     fn call(&self) -> Result<PastToolCall, FieldError> {
-        self.check_fields(&["call_id", "name", "arguments"])?;
+        self.check_fields(&["call_id", "name", "arguments", "namespace"])?;
         let (id, name) = (self.text("call_id")?, self.text("name")?);
-        Ok(PastToolCall::new(id, name, self.text("arguments")?.into()))
+        let name = full_name(self.item).unwrap_or_else(|| name.to_owned());
+        let arguments = match self.item.get("arguments") {
+            // Those of a call without parameters may be missing.
+            None | Some(Value::Null) => "",
+            Some(_) => self.text("arguments")?,
+        };
+        Ok(PastToolCall::new(id, &name, arguments.into()))
     }
 
     /// What a function answered.
@@ -127,15 +135,12 @@ impl Item<'_> {
 
     /// What was thought, where the text itself is there.
     fn reasoning(&self) -> Result<String, FieldError> {
-        self.check_fields(&["content", "summary"])?;
-        let summary = self.item.get("summary").and_then(Value::as_array);
-        if summary.is_some_and(|parts| !parts.is_empty()) {
-            let message = "A summary of reasoning cannot stand for it: leave the item out.";
-            return Err(FieldError::new(format!("{}.summary", self.path), message));
-        }
-        match self.item.get("content") {
-            None | Some(Value::Null) => Ok(String::new()),
-            Some(_) => self.texts("content", &["reasoning_text"]),
+        // Another server may have encrypted it. Then a summary stands for it.
+        self.check_fields(&["content", "summary", "encrypted_content"])?;
+        match (self.item.get("content"), self.item.get("summary")) {
+            (None | Some(Value::Null), None | Some(Value::Null)) => Ok(String::new()),
+            (None | Some(Value::Null), Some(_)) => self.texts("summary", &["summary_text"]),
+            (Some(_), _) => self.texts("content", &["reasoning_text"]),
         }
     }
 
@@ -175,8 +180,8 @@ pub(crate) fn check_fields(
 }
 
 /// What clients send back with a text, or say of how to cache it.
-const TEXT_PART: [&str; 7] =
-    ["type", "text", "id", "annotations", "logprobs", "citations", "cache_control"];
+const TEXT_PART: [&str; 8] =
+    ["type", "text", "refusal", "id", "annotations", "logprobs", "citations", "cache_control"];
 
 /// A text, or the texts of parts of these types, joined by line ends.
 pub(crate) fn texts_of(
@@ -218,7 +223,8 @@ pub(crate) fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, FieldE
     }
     part.as_object().map_or(Ok(()), |part| check_fields(path, part, &TEXT_PART))?;
     let missing = || FieldError::new(format!("{path}.text"), "The part has no `text`.");
-    part.get("text").and_then(Value::as_str).ok_or_else(missing)
+    let key = if part["type"] == "refusal" { "refusal" } else { "text" };
+    part.get(key).and_then(Value::as_str).ok_or_else(missing)
 }
 
 impl ChatMessage {

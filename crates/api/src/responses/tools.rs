@@ -5,9 +5,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::chat::tools::{ToolPaths, unknown_choice};
-use crate::chat::{AllowedTools, Tool, ToolChoice, ToolOptions};
-use crate::error::{FieldError, excerpt};
+use crate::chat::tools::{GivenTool, ToolPaths, namespaced, unknown_choice};
+use crate::chat::{AllowedTools, MAX_TOOLS, Tool, ToolChoice, ToolOptions};
+use crate::error::FieldError;
 use crate::fields::Fields;
 
 const PATHS: ToolPaths = ToolPaths {
@@ -38,11 +38,12 @@ pub(crate) struct WireToolOptions {
 #[schema(as = ResponsesTool)]
 #[serde(deny_unknown_fields)]
 struct WireTool {
-    /// `function`.
+    /// `function`, or `namespace` with a `name`, a `description` and `tools`. Tools of other types are left out, which the answer's
+    /// header `x-candlepower-not-held` says.
     #[serde(rename = "type")]
     #[expect(dead_code, reason = "it is checked before the other fields are read")]
     kind: String,
-    /// Letters, digits, `_`, `-` and `.`; at most 64.
+    /// Letters, digits, `_`, `-` and `.`; at most 128, with the name of its namespace and `__`.
     name: String,
     /// What it does, for the model.
     description: Option<String>,
@@ -52,30 +53,75 @@ struct WireTool {
     /// Whether its arguments are held to the schema whenever it is called.
     #[schema(default = true)]
     strict: Option<bool>,
+    /// Accepted and ignored: the model knows of all functions at once.
+    #[expect(dead_code, reason = "there is no search for tools")]
+    defer_loading: Option<bool>,
 }
 
-struct ResponsesTool(Tool);
+/// Functions with a name in common.
+#[derive(Deserialize)]
+struct WireNamespace {
+    name: String,
+    description: Option<String>,
+    tools: Vec<Value>,
+}
+
+struct ResponsesTool(GivenTool);
 
 impl<'de> Deserialize<'de> for ResponsesTool {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
-        match value["type"].as_str() {
-            Some("function") => {}
-            Some(other) => {
-                return Err(D::Error::custom(format_args!(
-                    "tools of type `{}` are not supported, only `function`",
-                    excerpt(other)
-                )));
-            }
-            None => return Err(D::Error::custom("the tool has no `type`")),
-        }
-        let WireTool { name, description, parameters, strict, .. } = WireTool::deserialize(&value)
-            .map_err(|error| D::Error::custom(format_args!("a tool: {error}")))?;
-        // This API holds calls to their schemas unless it is told not to.
-        Tool::described(name, description, parameters, strict.unwrap_or(true))
-            .map(Self)
-            .map_err(D::Error::custom)
+        tool(&value).map(Self).map_err(D::Error::custom)
     }
+}
+
+fn tool(value: &Value) -> Result<GivenTool, String> {
+    match value["type"].as_str() {
+        Some("function") => function(value, None, None).map(GivenTool::Function),
+        Some("namespace") => namespace(value),
+        Some(other) => GivenTool::other(other, value, "function"),
+        None => Err("the tool has no `type`".to_owned()),
+    }
+}
+
+/// A function, perhaps of a namespace, whose description stands before that of its first function.
+fn function(
+    value: &Value,
+    namespace: Option<&str>,
+    before: Option<String>,
+) -> Result<Tool, String> {
+    let WireTool { name, description, parameters, strict, .. } =
+        WireTool::deserialize(value).map_err(|error| format!("a tool: {error}"))?;
+    let description = match (before, description) {
+        (Some(before), Some(description)) => Some(format!("{before}\n\n{description}")),
+        (before, description) => before.or(description),
+    };
+    let name = namespace.map_or(name.clone(), |namespace| namespaced(namespace, &name));
+    // This API holds calls to their schemas unless it is told not to.
+    let tool = Tool::described(name, description, parameters, strict.unwrap_or(true))?;
+    Ok(Tool { namespace: namespace.map(str::to_owned), ..tool })
+}
+
+fn namespace(value: &Value) -> Result<GivenTool, String> {
+    let WireNamespace { name, mut description, tools } =
+        WireNamespace::deserialize(value).map_err(|error| format!("a namespace: {error}"))?;
+    if tools.len() > MAX_TOOLS {
+        return Err(format!("a namespace has {} tools; {MAX_TOOLS} are the most", tools.len()));
+    }
+    let member = |tool: &Value| match tool["type"].as_str() {
+        Some("function") => {
+            function(tool, Some(&name), description.take()).map(GivenTool::Function)
+        }
+        other => GivenTool::other(other.unwrap_or_default(), tool, "function"),
+    };
+    tools.iter().map(member).collect::<Result<_, _>>().map(GivenTool::Namespace)
+}
+
+/// The name of a function that a choice or a call has, with its namespace in front.
+pub(super) fn full_name(item: &Map<String, Value>) -> Option<String> {
+    let name = item.get("name")?.as_str()?;
+    let namespace = item.get("namespace").and_then(Value::as_str);
+    Some(namespace.map_or_else(|| name.to_owned(), |of| namespaced(of, name)))
 }
 
 struct ResponsesChoice(ToolChoice);
@@ -91,10 +137,10 @@ impl<'de> Deserialize<'de> for ResponsesChoice {
         let choice = match (value.as_str(), value["type"].as_str()) {
             (Some(word), _) => ToolChoice::of_word(word).ok_or_else(wrong)?,
             (None, Some("function")) => {
-                ToolChoice::Function(value["name"].as_str().ok_or_else(wrong)?.to_owned())
+                ToolChoice::Function(value.as_object().and_then(full_name).ok_or_else(wrong)?)
             }
             (None, Some("allowed_tools")) => {
-                AllowedTools::read(&value, |tool| tool["name"].as_str())
+                AllowedTools::read(&value, |tool| tool.as_object().and_then(full_name))
                     .map(ToolChoice::Allowed)
                     .map_err(D::Error::custom)?
             }
@@ -110,18 +156,9 @@ impl<'de> Deserialize<'de> for ResponsesChoice {
 /// # Errors
 /// A function or the choice is wrong, or there is nothing to choose from.
 pub(super) fn take(fields: &mut Fields<'_>) -> Result<Option<ToolOptions>, FieldError> {
-    let tools: Option<Vec<ResponsesTool>> = fields.take("tools")?;
+    let given: Option<Vec<ResponsesTool>> = fields.take("tools")?;
     let choice = fields.take("tool_choice")?.map(|ResponsesChoice(choice)| choice);
     let parallel = fields.take("parallel_tool_calls")?;
-    let tools: Vec<Tool> =
-        tools.unwrap_or_default().into_iter().map(|ResponsesTool(tool)| tool).collect();
-    match (tools.is_empty(), choice) {
-        // An answer of this API says this much where there was nothing to choose from.
-        (true, None | Some(ToolChoice::None | ToolChoice::Auto)) => Ok(None),
-        (true, Some(_)) => Err(FieldError::new("tool_choice", "`tool_choice` needs `tools`.")),
-        (false, choice) => {
-            ToolOptions::checked(tools, choice.unwrap_or(ToolChoice::Auto), parallel, PATHS)
-                .map(Some)
-        }
-    }
+    let given = given.unwrap_or_default().into_iter().map(|ResponsesTool(tool)| tool).collect();
+    ToolOptions::of_given(fields, given, choice, parallel, PATHS)
 }

@@ -4,10 +4,10 @@ use axum::body::Bytes;
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{
     ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest,
-    ChatDelta, ChatLogprobs, ErrorResponse, Usage,
+    ChatDelta, ChatLogprobs, CompletionTokensDetails, ErrorResponse, Usage,
 };
 use candlepower_engine::TokenLogprobs;
-use candlepower_tokenizer::Tokenizer;
+use candlepower_tokenizer::{AddSpecialTokens, Tokenizer};
 use uuid::Uuid;
 
 use crate::generation::chat_output::{Answer, AnswerFormat, AnswerPart};
@@ -51,6 +51,7 @@ pub(crate) async fn chat_completions(request: Incoming) -> ApiResult<Response> {
         tokenizer: request.model.tokenizer.clone(),
         logprobs: generation.logprobs().is_some(),
         token_ids: generation.return_token_ids,
+        reasons: answers.dialect.reasoning.is_some(),
         answers: (0..generation.n).map(|_| ChoiceAnswer::new(answers.answer())).collect(),
         prompt_token_ids: generation.return_token_ids.then_some(prompt),
     };
@@ -74,7 +75,8 @@ struct Prepared {
 impl Prepared {
     fn new(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<Self> {
         let request = ChatCompletionRequest::parse(body)?;
-        model.check_name(&request.model)?;
+        let model_name = model.asked_name(request.model.as_deref())?;
+        model.leave_out_all(&request.not_held);
         let limits = limits(model, model.config, 1);
         let mut generation = Generation::new(&request.generation, &limits)?;
         generation.set_logprobs(logprobs(&request, &limits)?);
@@ -84,7 +86,8 @@ impl Prepared {
                 add_generation_prompt: request.add_generation_prompt,
                 continue_final_message: request.continue_final_message,
                 chat_template_kwargs: request.chat_template_kwargs.as_ref(),
-                reasoning_effort: request.reasoning_effort.as_deref(),
+                documents: request.documents.as_ref(),
+                thinking: Some(&request.thinking),
                 add_special_tokens: request.add_special_tokens.unwrap_or(false),
                 ..ChatPrompt::new(&request.messages)
             },
@@ -93,7 +96,7 @@ impl Prepared {
         };
         let (prompt, answers) = conversation.prepare(model, &mut generation)?;
         check_prompt(model, "messages", &prompt, false)?;
-        Ok(Self { model_name: request.model, generation, prompt, answers })
+        Ok(Self { model_name, generation, prompt, answers })
     }
 }
 
@@ -117,6 +120,8 @@ struct ChatFormat {
     logprobs: bool,
     /// Whether token ids are reported.
     token_ids: bool,
+    /// Whether the model reasons.
+    reasons: bool,
     /// One per choice.
     answers: Vec<ChoiceAnswer>,
     /// To be reported once.
@@ -128,11 +133,13 @@ struct ChoiceAnswer {
     answer: Answer,
     /// Tokens whose text is not told yet; its text is empty.
     waiting: Delta,
+    /// The reasoning so far.
+    thought: String,
 }
 
 impl ChoiceAnswer {
     fn new(answer: Answer) -> Self {
-        Self { answer, waiting: Delta::default() }
+        Self { answer, waiting: Delta::default(), thought: String::new() }
     }
 }
 
@@ -155,13 +162,14 @@ impl ChatFormat {
                 self.choice(choice)
             })
             .collect();
+        let usage = self.with_thoughts(usage.usage());
         ChatCompletion {
             id: self.id,
             object: "chat.completion",
             created: self.created,
             model: self.model_name,
             choices,
-            usage: usage.usage(),
+            usage,
             system_fingerprint: None,
             prompt_logprobs,
             prompt_token_ids: self.prompt_token_ids.take(),
@@ -171,15 +179,30 @@ impl ChatFormat {
     fn choice(&mut self, FinishedChoice { index, delta, .. }: FinishedChoice) -> ChatChoice {
         let logprobs = self.logprobs_of(&delta);
         let finish = delta.finish.expect("a finished choice says how it ended");
-        let answer = &mut self.answers[index].answer;
+        let ChoiceAnswer { answer, thought, .. } = &mut self.answers[index];
+        let message = answer.message(delta.parts);
+        thought.push_str(message.reasoning_content.as_deref().unwrap_or_default());
         ChatChoice {
             index,
-            message: answer.message(delta.parts),
+            message,
             logprobs,
             finish_reason: answer.finish_reason(finish.reason),
             stop_reason: finish.stop_reason,
             token_ids: self.token_ids.then_some(delta.token_ids),
         }
+    }
+
+    /// The usage with the tokens of the reasoning, which is split again for that.
+    fn with_thoughts(&self, usage: Usage) -> Usage {
+        let num_tokens = |answer: &ChoiceAnswer| {
+            let ids = self.tokenizer.encode(&answer.thought, AddSpecialTokens::No);
+            ids.map_or(0, |ids| ids.len())
+        };
+        let details = self.reasons.then(|| {
+            let reasoning_tokens = self.answers.iter().map(num_tokens).sum();
+            CompletionTokensDetails { reasoning_tokens }
+        });
+        Usage { completion_tokens_details: details, ..usage }
     }
 
     fn logprobs_of(&self, delta: &Delta) -> Option<ChatLogprobs> {
@@ -251,11 +274,15 @@ impl ChunkFormat for ChatFormat {
     }
 
     fn delta(&mut self, index: usize, delta: Delta, usage: Option<Usage>) -> Bytes {
-        let ChoiceAnswer { answer, waiting } = &mut self.answers[index];
+        let ChoiceAnswer { answer, waiting, thought } = &mut self.answers[index];
         waiting.token_ids.extend(delta.token_ids);
         waiting.logprobs.extend(delta.logprobs);
         let mut added: Vec<ChatDelta> =
             answer.push(delta.parts).into_iter().filter_map(AnswerPart::delta).collect();
+        added
+            .iter()
+            .filter_map(|delta| delta.reasoning_content.as_deref())
+            .for_each(|text| thought.push_str(text));
         let finish = delta.finish.map(|finish| Finish {
             reason: answer.finish_reason(finish.reason),
             stop_reason: finish.stop_reason,
@@ -278,6 +305,7 @@ impl ChunkFormat for ChatFormat {
     }
 
     fn usage(&mut self, usage: Usage) -> Bytes {
+        let usage = self.with_thoughts(usage);
         self.chunk(Vec::new(), Some(usage))
     }
 }

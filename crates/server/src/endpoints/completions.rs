@@ -10,7 +10,6 @@ use candlepower_engine::TokenLogprobs;
 use candlepower_tokenizer::{SkipSpecialTokens, Tokenizer};
 use uuid::Uuid;
 
-use crate::generation::constraint;
 use crate::generation::logprobs::{CompletionLogprobsBuilder, SpecialTokens, prompt_logprobs};
 use crate::generation::params::{Generation, num_logprobs};
 use crate::generation::preparation::Preparation;
@@ -19,6 +18,7 @@ use crate::generation::request::Incoming;
 use crate::generation::sse::{self, ChunkFormat};
 use crate::generation::stream::{Delta, FinishedChoice, finish_all};
 use crate::generation::submit::{UsageCounter, check_queue, limits, submit};
+use crate::generation::{constraint, fill_middle};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::LoadedModel;
 
@@ -85,7 +85,8 @@ struct Echo {
 impl Prepared {
     fn new(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<Self> {
         let request = CompletionRequest::parse(body)?;
-        model.check_name(&request.model)?;
+        let model_name = model.asked_name(request.model.as_deref())?;
+        model.leave_out_all(&request.not_held);
         let echo = request.echo.unwrap_or(false);
         let limits = limits(model, model.config, if echo { 0 } else { 1 });
         let mut generation = Generation::new(&request.generation, &limits)?;
@@ -103,13 +104,26 @@ impl Prepared {
         };
         check_queue(model, "prompt", num_prompts, generation.n)?;
         generation.grammar = constraint::compile(model, request.generation.constraint.as_ref())?;
+        let add_special_tokens = request.add_special_tokens.unwrap_or(true);
         let prompts =
-            encode_prompts(model, &request.prompt, request.add_special_tokens.unwrap_or(true))?;
-        for prompt in &prompts {
-            check_prompt(model, "prompt", prompt, generation.only_scores())?;
+            encode_prompts(model, &request.prompt, add_special_tokens && request.suffix.is_none())?;
+        let prompts = match &request.suffix {
+            None => prompts,
+            Some(suffix) => {
+                let encode = |text: &str| encode(model, "suffix", text, false);
+                let fill = |prefix: &Vec<u32>| {
+                    fill_middle::prompt(model, suffix, add_special_tokens, prefix, encode)
+                };
+                prompts.iter().map(fill).collect::<ApiResult<_>>()?
+            }
+        };
+        let has_several = matches!(request.prompt, Prompt::Texts(_) | Prompt::TokenIdLists(_));
+        for (index, prompt) in prompts.iter().enumerate() {
+            check_prompt(model, "prompt", prompt, generation.only_scores())
+                .map_err(|error| if has_several { of_prompt(index, error) } else { error })?;
         }
         Ok(Self {
-            model_name: request.model,
+            model_name,
             generation,
             echo: if echo { Some(echoes(model, &prompts, request.prompt)?) } else { None },
             prompts,
@@ -117,6 +131,11 @@ impl Prepared {
             num_prompt_logprobs,
         })
     }
+}
+
+/// An error of one of several prompts.
+fn of_prompt(index: usize, error: ApiError) -> ApiError {
+    error.about("prompt", &format!("prompt[{index}]"))
 }
 
 /// The prompts' token ids.
@@ -128,7 +147,10 @@ fn encode_prompts(
     let encode = |text: &String| encode(model, "prompt", text, add_special_tokens);
     match prompt {
         Prompt::Text(text) => Ok(vec![encode(text)?]),
-        Prompt::Texts(texts) => texts.iter().map(encode).collect(),
+        Prompt::Texts(texts) => {
+            let encode = |(index, text)| encode(text).map_err(|error| of_prompt(index, error));
+            texts.iter().enumerate().map(encode).collect()
+        }
         Prompt::TokenIds(ids) => Ok(vec![ids.clone()]),
         Prompt::TokenIdLists(lists) => Ok(lists.clone()),
     }

@@ -78,7 +78,7 @@ struct Prepared {
 impl Prepared {
     fn new(body: &[u8], model: &Preparation<'_, PoolingModel>) -> ApiResult<Self> {
         let request = EmbeddingsRequest::parse(body)?;
-        model.check_name(&request.model)?;
+        let model_name = model.asked_name(request.model.as_deref())?;
         let Some(own) = model.embedder.info().dimensions else {
             let message = "This model scores pairs of texts and gives no vectors: ask POST /v1/rerank or /v1/score.";
             return Err(ApiError::invalid("model", message));
@@ -98,7 +98,7 @@ impl Prepared {
         let limit = truncation(model, request.truncate_prompt_tokens)?;
         let prefix = prompt(model, request.prompt_name.as_deref(), &request.input)?;
         Ok(Self {
-            model_name: request.model,
+            model_name,
             inputs: inputs(model, &request.input, prefix, limit)?,
             format: request.encoding_format,
             dimensions,

@@ -6,7 +6,7 @@ use candlepower_api::{
     ErrorResponse, FinishReason, MessagesPrompt, MessagesRequest, Role, StopReason, Usage,
 };
 use candlepower_engine::TokenLogprobs;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::generation::chat_output::AnswerFormat;
@@ -79,10 +79,10 @@ pub(crate) async fn count_tokens(request: Incoming) -> ApiResult<axum::Json<Valu
 
 fn num_tokens(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<usize> {
     let request = MessagesPrompt::parse(body)?;
-    model.check_name(&request.model)?;
+    model.asked_name(request.model.as_deref())?;
+    model.leave_out_all(&request.not_held);
     let tools = ToolUse::new(request.tool_options.as_ref(), model)?;
-    let kwargs = template_kwargs(&request);
-    let prompt = chat_prompt(&request, &kwargs)?;
+    let prompt = chat_prompt(&request)?;
     Ok(ChatPrompt { tools: tools.definitions(), ..prompt }.encode(model)?.len())
 }
 
@@ -97,45 +97,34 @@ struct Prepared {
 impl Prepared {
     fn new(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<Self> {
         let MessagesRequest { prompt: request, generation } = MessagesRequest::parse(body)?;
-        model.check_name(&request.model)?;
+        let model_name = model.asked_name(request.model.as_deref())?;
+        model.leave_out_all(&request.not_held);
         let limits = limits(model, model.config, 1);
         let output = generation.constraint.as_ref();
         let mut generation = Generation::new(&generation, &limits)
             .map_err(|error| error.about("stop", "stop_sequences"))?;
         check_queue(model, "messages", 1, 1)?;
-        let kwargs = template_kwargs(&request);
         let conversation = Conversation {
-            prompt: chat_prompt(&request, &kwargs)?,
+            prompt: chat_prompt(&request)?,
             tools: request.tool_options.as_ref(),
             output,
         };
         let (prompt, answers) = conversation.prepare(model, &mut generation)?;
         check_prompt(model, "messages", &prompt, false)?;
-        Ok(Self { model_name: request.model, generation, prompt, answers })
+        Ok(Self { model_name, generation, prompt, answers })
     }
 }
 
-/// What the chat template is told besides the messages: templates of models that may think know it by this name.
-fn template_kwargs(request: &MessagesPrompt) -> Map<String, Value> {
-    let thinks = request.thinking.map(|thinks| ("enable_thinking".to_owned(), thinks.into()));
-    thinks.into_iter().collect()
-}
-
 /// The prompt of a conversation, without functions; the assistant's last message is left open.
-fn chat_prompt<'a>(
-    request: &'a MessagesPrompt,
-    kwargs: &'a Map<String, Value>,
-) -> ApiResult<ChatPrompt<'a>> {
+fn chat_prompt(request: &MessagesPrompt) -> ApiResult<ChatPrompt<'_>> {
     let last = request.messages.last().filter(|message| message.role == Role::Assistant);
     if last.is_some_and(|message| message.tool_calls.is_some()) {
         let message = "The last message calls functions: give their results in another one.";
         return Err(ApiError::invalid("messages", message));
     }
-    let config = request.output_config.as_ref();
     Ok(ChatPrompt {
         continue_final_message: Some(last.is_some()),
-        chat_template_kwargs: Some(kwargs),
-        reasoning_effort: config.and_then(|config| config.effort.as_deref()),
+        thinking: Some(&request.thinking),
         ..ChatPrompt::new(&request.messages)
     })
 }
@@ -246,18 +235,19 @@ fn typed_event(kind: &str, mut body: Value) -> Bytes {
 }
 
 impl ChunkFormat for MessageFormat {
-    fn opening(&mut self, _: usize, _: Option<Usage>) -> Option<Bytes> {
-        None
+    /// The cached tokens of the prompt are not known yet; the last event has them.
+    fn opening(&mut self, _: usize, usage: Option<Usage>) -> Option<Bytes> {
+        let message = self.message(usage.unwrap_or_default());
+        Some(typed_event("message_start", json!({"message": message})))
     }
 
     fn prompt(
         &mut self,
         _: usize,
         _: Option<Vec<Option<TokenLogprobs>>>,
-        usage: Option<Usage>,
+        _: Option<Usage>,
     ) -> Option<Bytes> {
-        let message = self.message(usage.unwrap_or_default());
-        Some(typed_event("message_start", json!({"message": message})))
+        None
     }
 
     fn delta(&mut self, _: usize, delta: Delta, _: Option<Usage>) -> Bytes {
@@ -276,7 +266,11 @@ impl ChunkFormat for MessageFormat {
     }
 
     fn error(&mut self, error: &ApiError) -> Bytes {
-        typed_event("error", json!({"error": error.to_body().error}))
+        named_event("error", &error.to_anthropic())
+    }
+
+    fn keep_alive(&mut self) -> Bytes {
+        typed_event("ping", json!({}))
     }
 
     fn close(&mut self) -> Option<Bytes> {

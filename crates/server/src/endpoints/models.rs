@@ -39,7 +39,7 @@ fn describe(model: &ModelCard, name: &str) -> Model {
         object: "model",
         created: model.created,
         owned_by: "candlepower",
-        root: model.root.clone(),
+        root: model.shown_root.clone(),
         max_model_len: model.max_model_len,
     }
 }

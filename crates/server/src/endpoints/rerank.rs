@@ -32,15 +32,15 @@ pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Json<R
     incoming.model.embedder.check_place(incoming.caller.id)?;
     let prepare = |body: &[u8], model: &Preparation<'_, PoolingModel>| {
         let request = RerankRequest::parse(body)?;
-        model.check_name(&request.model)?;
+        let model_name = model.asked_name(request.model.as_deref())?;
         check_top_n(request.top_n)?;
         let pairs = request.documents.iter().enumerate().map(|(i, document)| {
             (format!("documents[{i}]"), request.query.as_str(), document.text.as_str())
         });
         let inputs = pair_inputs(model, pairs, request.truncate_prompt_tokens)?;
-        Ok((request, inputs))
+        Ok((model_name, request, inputs))
     };
-    let (request, inputs) = incoming.prepare(prepare).await?;
+    let (model_name, request, inputs) = incoming.prepare(prepare).await?;
     let usage = usage(&inputs);
     let scores = scores(&incoming, inputs).await?;
     let mut order: Vec<usize> = (0..scores.len()).collect();
@@ -58,7 +58,7 @@ pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Json<R
     Ok(Json(RerankResponse {
         id: format!("rerank-{}", Uuid::new_v4().simple()),
         results: order.into_iter().map(result).collect(),
-        model: request.model.clone(),
+        model: model_name,
         usage,
     }))
 }
@@ -80,14 +80,14 @@ pub(crate) async fn score(incoming: Incoming<PoolingModel>) -> ApiResult<Json<Sc
     incoming.model.embedder.check_place(incoming.caller.id)?;
     let prepare = |body: &[u8], model: &Preparation<'_, PoolingModel>| {
         let request = ScoreRequest::parse(body)?;
-        model.check_name(&request.model)?;
+        let model_name = model.asked_name(request.model.as_deref())?;
         let (ones, twos) = (&request.text_1.0, &request.text_2.0);
         let pairs = twos.iter().enumerate().map(|(i, two)| {
             let one = ones.get(i).unwrap_or(&ones[0]);
             (format!("text_2[{i}]"), one.as_str(), two.as_str())
         });
         let inputs = pair_inputs(model, pairs, request.truncate_prompt_tokens)?;
-        Ok((request.model, inputs))
+        Ok((model_name, inputs))
     };
     let (model_name, inputs) = incoming.prepare(prepare).await?;
     let usage = usage(&inputs);

@@ -1,5 +1,6 @@
 //! POST /v1/responses: conversations whose earlier turns the server may hold; GET and DELETE of what it holds.
 
+mod items;
 mod object;
 mod stream;
 
@@ -9,25 +10,29 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use candlepower_api::{ChatMessage, ErrorResponse, FinishReason, ResponsesRequest, Role, Usage};
-use candlepower_engine::CallerId;
+use candlepower_api::{
+    ChatMessage, ChatTokenLogprob, ErrorResponse, FinishReason, ResponsesRequest, Role, Usage,
+};
+use candlepower_engine::{CallerId, TokenLogprobs};
 use candlepower_tokenizer::AddSpecialTokens;
 use serde_json::{Value, json};
 
 use crate::generation::chat_output::AnswerFormat;
 use crate::generation::content_blocks::{Block, Blocks, turn};
 use crate::generation::conversation::Conversation;
-use crate::generation::params::{Generation, StreamShape};
+use crate::generation::logprobs::chat_logprobs;
+use crate::generation::params::{Generation, StreamShape, num_logprobs};
 use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{ChatPrompt, check_prompt};
 use crate::generation::request::Incoming;
 use crate::generation::sse;
-use crate::generation::stream::finish_all;
+use crate::generation::stream::ChoiceEvent;
 use crate::generation::submit::{UsageCounter, check_queue, limits, submit};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::{Generating, LoadedModel};
 use crate::model::stored_responses::{StoredResponse, with_known_prefix};
 
+use items::{Page, items};
 use object::ResponseObject;
 use stream::ResponseStream;
 
@@ -53,19 +58,31 @@ pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
     let [prompt] = prompts;
     let mut blocks = Blocks::new(answers.answer());
     let caller = request.caller.id;
-    let turn = Turn { object, messages, token_ids: prompt, caller, model: request.model };
+    let mut turn = Turn { object, messages, token_ids: prompt, caller, model: request.model };
     if generation.stream.is_some() {
         // The usage is in the last event.
         let shape = StreamShape { include_usage: true, continuous_usage: false };
         return Ok(sse::respond(ResponseStream::new(turn, blocks), choices, usage, shape));
     }
-    let finished = finish_all(choices).await?.remove(0);
-    usage.prompt(0, finished.num_cached_tokens);
-    usage.generated(finished.delta.token_ids.len());
-    let (parts, token_ids) = (finished.delta.parts, finished.delta.token_ids);
-    let finish = finished.delta.finish.ok_or_else(|| ApiError::internal("It did not end."))?;
-    blocks.push(parts, Some(finish.reason));
-    let response = turn.finish(&blocks, &token_ids, finish.reason, usage.usage());
+    let (mut token_ids, mut finish) = (Vec::new(), None);
+    // Piece by piece, as in a stream, so that each token belongs to what it led to.
+    for mut choice in choices {
+        while let Some(event) = choice.next().await {
+            match event? {
+                ChoiceEvent::Prompt { num_cached_tokens, .. } => usage.prompt(0, num_cached_tokens),
+                ChoiceEvent::Delta(delta) => {
+                    usage.generated(delta.token_ids.len());
+                    token_ids.extend_from_slice(&delta.token_ids);
+                    finish = delta.finish.as_ref().map(|finish| finish.reason);
+                    if let (_, Some((index, tokens))) = blocks.push_delta(delta) {
+                        turn.add_logprobs(index, &tokens);
+                    }
+                }
+            }
+        }
+    }
+    let reason = finish.ok_or_else(|| ApiError::internal("It did not end."))?;
+    let response = turn.finish(&blocks, &token_ids, reason, usage.usage());
     Ok(axum::Json(response).into_response())
 }
 
@@ -88,6 +105,77 @@ pub(crate) async fn retrieve_response(
     check_query(query.as_deref().unwrap_or_default())?;
     let stored = model.responses.get(caller.id, "id", &known_id(id))?;
     Ok(([(CONTENT_TYPE, "application/json")], stored.object.to_string()))
+}
+
+/// Lists the input of a response that the server holds.
+#[utoipa::path(
+    get,
+    path = "/v1/responses/{id}/input_items",
+    tag = "Generation",
+    params(
+        ("id" = String, Path, description = "Id of the response"),
+        ("limit" = Option<usize>, Query, description = "Items of the page, 1 to 100; 20 by default"),
+        ("order" = Option<String>, Query, description = "`asc` or `desc`, the default"),
+        ("after" = Option<String>, Query, description = "Id of the item before the page"),
+    ),
+    responses(
+        (status = 200, description = "A list of items", body = Object),
+        (status = 404, description = "No such response", body = ErrorResponse),
+    )
+)]
+pub(crate) async fn list_input_items(
+    Generating { model, caller }: Generating,
+    id: Result<Path<String>, PathRejection>,
+    RawQuery(query): RawQuery,
+) -> ApiResult<axum::Json<Value>> {
+    let page = Page::of_query(query.as_deref().unwrap_or_default())?;
+    let id = known_id(id);
+    let stored = model.responses.get(caller.id, "id", &id)?;
+    // The last turn is the response.
+    let input = stored.messages.split_last().map_or(&[][..], |(_, input)| input);
+    Ok(axum::Json(page.list(items(&id, input))?))
+}
+
+/// Refuses to cancel a response: none is generated in the background.
+#[utoipa::path(
+    post,
+    path = "/v1/responses/{id}/cancel",
+    tag = "Generation",
+    params(("id" = String, Path, description = "Id of the response")),
+    responses(
+        (status = 400, description = "The response was not generated in the background", body = ErrorResponse),
+        (status = 404, description = "No such response", body = ErrorResponse),
+    )
+)]
+pub(crate) async fn cancel_response(
+    Generating { model, caller }: Generating,
+    id: Result<Path<String>, PathRejection>,
+) -> ApiError {
+    match model.responses.get(caller.id, "id", &known_id(id)) {
+        Err(error) => error,
+        Ok(_) => {
+            let message = "This response is complete: only responses in the background can be cancelled. Close the connection \
+                           of one that is being generated.";
+            ApiError::invalid("id", message)
+        }
+    }
+}
+
+/// Says how many tokens the prompt of a response has.
+#[utoipa::path(
+    post,
+    path = "/v1/responses/input_tokens",
+    tag = "Tokens",
+    request_body = ResponsesRequest,
+    responses(
+        (status = 200, description = "`input_tokens`", body = Object),
+        (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
+    )
+)]
+pub(crate) async fn count_input_tokens(request: Incoming) -> ApiResult<axum::Json<Value>> {
+    let prepared = request.prepare(Prepared::new).await?;
+    let input_tokens = prepared.prompt.len();
+    Ok(axum::Json(json!({"object": "response.input_tokens", "input_tokens": input_tokens})))
 }
 
 /// What is not UTF-8 names no response.
@@ -142,13 +230,17 @@ struct Prepared {
 impl Prepared {
     fn new(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<Self> {
         let mut request = ResponsesRequest::parse(body)?;
-        model.check_name(&request.model)?;
+        request.model = Some(model.asked_name(request.model.as_deref())?);
+        model.leave_out_all(&request.not_held);
         let limits = limits(model, model.config, 1);
         if request.max_output_tokens.is_none() && request.generation.max_tokens.is_none() {
             request.generation.max_tokens = Some(model.max_model_len as i64);
         }
         let generation_fields = std::mem::take(&mut request.generation);
         let mut generation = Generation::new(&generation_fields, &limits)?;
+        let logprobs = request.num_logprobs();
+        let logprobs = logprobs.map(|asked| num_logprobs("top_logprobs", asked, &limits));
+        generation.set_logprobs(logprobs.transpose()?);
         check_queue(model, "input", 1, 1)?;
         let previous = request.previous_response_id.as_deref();
         let previous = previous
@@ -162,7 +254,8 @@ impl Prepared {
         let conversation: Vec<_> = instructions.chain(messages.iter().cloned()).collect();
         let conversation = Conversation {
             prompt: ChatPrompt {
-                reasoning_effort: request.reasoning_effort.as_deref(),
+                chat_template_kwargs: request.chat_template_kwargs.as_ref(),
+                thinking: Some(&request.thinking),
                 ..ChatPrompt::new(&conversation)
             },
             tools: request.tool_options.as_ref(),
@@ -190,6 +283,17 @@ struct Turn {
 }
 
 impl Turn {
+    /// Adds the log-probabilities of more tokens of a text; these.
+    fn add_logprobs(&mut self, index: usize, tokens: &[TokenLogprobs]) -> Vec<ChatTokenLogprob> {
+        // The token that ends a turn is none of its text.
+        let ends = &self.model.engine.info().eos_token_ids;
+        let tokens = tokens.iter().filter(|token| !ends.contains(&token.token_id)).cloned();
+        let tokens = tokens.collect::<Vec<_>>();
+        let logprobs = chat_logprobs(&self.model.tokenizer, &tokens).content;
+        self.object.add_logprobs(index, logprobs.clone());
+        logprobs
+    }
+
     /// Ends the turn; holds the response if it is to be held.
     fn finish(
         mut self,

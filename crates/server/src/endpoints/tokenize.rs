@@ -31,9 +31,8 @@ pub(crate) async fn tokenize(request: Incoming<Served>) -> ApiResult<Json<Tokeni
 
 fn tokens(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<TokenizeResponse> {
     let request = TokenizeRequest::parse(body)?;
-    if let Some(name) = &request.model {
-        model.check_name(name)?;
-    }
+    model.asked_name(request.model.as_deref())?;
+    model.leave_out_all(&request.not_held);
     let tokens = match &request.input {
         // A text may be longer than the context: finding that out is what this is for.
         TokenizeInput::Prompt { prompt } => {
@@ -90,9 +89,7 @@ pub(crate) async fn detokenize(request: Incoming<Served>) -> ApiResult<Json<Deto
 
 fn text(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<DetokenizeResponse> {
     let request = DetokenizeRequest::parse(body)?;
-    if let Some(name) = &request.model {
-        model.check_name(name)?;
-    }
+    model.asked_name(request.model.as_deref())?;
     // An id counts as many bytes as a token of the context has of the limit.
     let (count, limit) = (request.tokens.len(), model.max_prompt_bytes / BYTES_PER_TOKEN);
     let limit = limit.max(model.max_model_len);

@@ -96,6 +96,7 @@ impl Answer {
             role: "assistant",
             content: (!says_nothing).then_some(content),
             refusal: None,
+            reasoning: (!reasoning.is_empty()).then(|| reasoning.clone()),
             reasoning_content: (!reasoning.is_empty()).then_some(reasoning),
             tool_calls: (!calls.is_empty()).then_some(calls),
         }
@@ -149,7 +150,8 @@ impl AnswerPart {
                 Some(ChatDelta { content: Some(text), ..ChatDelta::default() })
             }
             AnswerPart::Reasoning(text) => {
-                Some(ChatDelta { reasoning_content: Some(text), ..ChatDelta::default() })
+                let reasoning = Some(text.clone());
+                Some(ChatDelta { reasoning_content: Some(text), reasoning, ..ChatDelta::default() })
             }
             AnswerPart::CallEnd => None,
             AnswerPart::CallStart { index, id, name } => {

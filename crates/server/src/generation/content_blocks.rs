@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 
 use candlepower_api::{ChatMessage, Content, FinishReason, PastToolCall, Role};
 use candlepower_dialect::OutputEvent;
+use candlepower_engine::TokenLogprobs;
 
 use crate::generation::chat_output::{Answer, AnswerPart};
+use crate::generation::stream::Delta;
 
 /// A part of an answer that is of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +43,12 @@ pub(crate) struct Blocks {
     blocks: Vec<Block>,
     /// The calls that are not complete.
     open_calls: BTreeSet<usize>,
+    /// Log-probabilities of tokens whose text is not told yet.
+    waiting: Vec<TokenLogprobs>,
 }
+
+/// Log-probabilities of the tokens that led to more of a text, and its block.
+pub(crate) type TextLogprobs = (usize, Vec<TokenLogprobs>);
 
 impl Block {
     /// A block of this kind of which nothing is there yet.
@@ -64,7 +71,7 @@ impl Block {
 
 impl Blocks {
     pub(crate) fn new(answer: Answer) -> Self {
-        Self { answer, blocks: Vec::new(), open_calls: BTreeSet::new() }
+        Self { answer, blocks: Vec::new(), open_calls: BTreeSet::new(), waiting: Vec::new() }
     }
 
     /// All blocks so far; after the last piece there is at least one.
@@ -75,6 +82,21 @@ impl Blocks {
     /// A block as it was when it began.
     pub(crate) fn begun(&self, index: usize) -> Block {
         self.blocks[index].begun()
+    }
+
+    /// The events of the next piece of an answer, and the log-probabilities of its text. Tokens come with the first text that they led
+    /// to; those of reasoning and calls do not.
+    pub(crate) fn push_delta(&mut self, delta: Delta) -> (Vec<BlockEvent>, Option<TextLogprobs>) {
+        let events = self.push(delta.parts, delta.finish.map(|finish| finish.reason));
+        self.waiting.extend(delta.logprobs);
+        let added = events.iter().rev().find_map(|event| match event {
+            BlockEvent::Delta(index, _) => Some(*index),
+            _ => None,
+        });
+        let Some(index) = added else { return (events, None) };
+        let logprobs = std::mem::take(&mut self.waiting);
+        let is_text = matches!(self.blocks[index], Block::Text(_)) && !logprobs.is_empty();
+        (events, is_text.then_some((index, logprobs)))
     }
 
     /// Adds the next piece; `finish` comes with the last one.

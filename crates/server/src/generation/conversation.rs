@@ -9,7 +9,9 @@ use candlepower_tokenizer::Prompt;
 use crate::generation::chat_output::AnswerFormat;
 use crate::generation::params::Generation;
 use crate::generation::preparation::Preparation;
-use crate::generation::prompt::ChatPrompt;
+use crate::generation::prompt::{ChatPrompt, Rendered};
+use crate::generation::thinking::unheard;
+use crate::generation::thought_limit::ThoughtLimit;
 use crate::generation::tools::ToolUse;
 use crate::model::api_error::ApiResult;
 use crate::model::served_model::LoadedModel;
@@ -34,11 +36,30 @@ impl Conversation<'_> {
     ) -> ApiResult<(Vec<u32>, AnswerFormat)> {
         let tools = ToolUse::new(self.tools, model)?;
         let prompt = ChatPrompt { tools: tools.definitions(), ..self.prompt };
-        let rendered = prompt.render(model)?;
+        let Rendered { prompt: rendered, mended } = prompt.render(model)?;
+        for path in mended {
+            model.leave_out(&path, Some("no JSON object"));
+        }
+        if let Some(field) = prompt.thinking.and_then(|options| unheard(options, model)) {
+            model.leave_out(field, None);
+        }
         let token_ids = prompt.tokenize(model, &rendered)?;
         let answers = answer_format(&prompt, model, &rendered, &tools);
         let stands = (answers.dialect, answers.thinking);
         generation.grammar = tools.grammar(model, stands, self.output)?;
+        let budget = prompt.thinking.and_then(|options| options.budget.as_ref());
+        if let (Some(budget), Some(format)) = (budget, answers.dialect.reasoning)
+            && answers.thinking != Thinking::Closed
+        {
+            let tokens = usize::try_from(budget.value).unwrap_or(usize::MAX >> 1);
+            let limit = ThoughtLimit::new(format, answers.thinking, tokens, &model.tokenizer);
+            if limit.is_none() {
+                model.leave_out(budget.field, None);
+            }
+            let behind = (answers.dialect, Thinking::Closed);
+            let behind = tools.grammar(model, behind, self.output)?;
+            generation.thought_limit = limit.map(|limit| limit.with_grammar(behind));
+        }
         generation.text.always_shown = shown_marks(&answers, model);
         generation.text.answers = Some(answers.clone());
         Ok((token_ids, answers))

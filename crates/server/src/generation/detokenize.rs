@@ -28,6 +28,8 @@ pub(crate) struct TextAssembler {
 /// What one token led to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Piece {
+    /// All text that the model wrote with it, marks of reasoning and calls included.
+    pub(crate) written: String,
     /// Text that may be sent; empty where it is read.
     pub(crate) text: String,
     /// The parts of the text, if it is read.
@@ -116,6 +118,7 @@ impl TextAssembler {
             }
             None => finish.map(Finish::from),
         };
+        piece.written = text;
         Ok(piece)
     }
 

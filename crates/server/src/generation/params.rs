@@ -9,6 +9,7 @@ use candlepower_grammar::Grammar;
 
 use crate::config::DefaultMaxTokens;
 use crate::generation::chat_output::AnswerFormat;
+use crate::generation::thought_limit::ThoughtLimit;
 use crate::model::api_error::{ApiError, ApiResult};
 
 /// Most choices of one request.
@@ -25,7 +26,6 @@ const LEAST_BIAS: f32 = -100.0;
 /// What bounds a request, of the model and of the server.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits<'a> {
-    pub(crate) max_model_len: usize,
     pub(crate) vocab_size: usize,
     pub(crate) max_logprobs: usize,
     pub(crate) default_max_tokens: DefaultMaxTokens,
@@ -50,6 +50,8 @@ pub(crate) struct Generation {
     pub(crate) prompt_logprobs_from: usize,
     /// What the output must be; the model compiles it.
     pub(crate) grammar: Option<Grammar>,
+    /// When reasoning is ended.
+    pub(crate) thought_limit: Option<ThoughtLimit>,
     pub(crate) text: TextOptions,
     pub(crate) return_token_ids: bool,
     /// `Some` if the answer is a stream.
@@ -134,6 +136,7 @@ impl Generation {
             prompt_logprobs: prompt_logprobs(fields, limits)?,
             prompt_logprobs_from: 0,
             grammar: None,
+            thought_limit: None,
             text: TextOptions {
                 stop: fields.stop.as_ref().map_or_else(Vec::new, |stop| stop.0.clone()),
                 include_stop_str_in_output: fields.include_stop_str_in_output.unwrap_or(false),
@@ -233,12 +236,12 @@ fn repetition_penalty(value: f64) -> ApiResult<f32> {
 fn top_k(asked: Option<i64>, limits: &Limits<'_>) -> ApiResult<Option<usize>> {
     match asked {
         None => Ok(limits.sampling_defaults.top_k),
-        Some(-1) => Ok(None),
+        Some(-1 | 0) => Ok(None),
         // More than the vocabulary is all of it.
         Some(k) if k >= 1 => {
             Ok(Some(usize::try_from(k).unwrap_or(usize::MAX)).filter(|k| *k < limits.vocab_size))
         }
-        Some(k) => Err(out_of_range("top_k", k, "-1 (all) or at least 1")),
+        Some(k) => Err(out_of_range("top_k", k, "-1 or 0 (all), or at least 1")),
     }
 }
 
@@ -254,20 +257,13 @@ fn max_tokens(fields: &GenerationFields, limits: &Limits<'_>) -> ApiResult<Optio
     if asked < limits.least_max_tokens {
         return Err(out_of_range(name, asked, "at least 1"));
     }
-    let context = limits.max_model_len;
-    match usize::try_from(asked) {
-        Ok(tokens) if tokens <= context => Ok(Some(tokens)),
-        _ => Err(out_of_range(
-            name,
-            asked,
-            &format!("at most the context length of {context} tokens"),
-        )),
-    }
+    // More than the context is cut to the rest of it behind the prompt.
+    Ok(Some(usize::try_from(asked).unwrap_or(usize::MAX)))
 }
 
 fn min_tokens(fields: &GenerationFields, max_tokens: Option<usize>) -> ApiResult<usize> {
     let asked = fields.min_tokens.unwrap_or(0);
-    let most = max_tokens.map_or(i64::MAX, |max_tokens| max_tokens as i64);
+    let most = max_tokens.map_or(i64::MAX, |most| i64::try_from(most).unwrap_or(i64::MAX));
     if (0..=most).contains(&asked) {
         return Ok(usize::try_from(asked).unwrap_or(usize::MAX));
     }

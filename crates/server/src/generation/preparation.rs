@@ -1,11 +1,12 @@
 //! The place where a request is prepared: on the event loop while that is short, or on a thread of its own, which gives up when the
 //! request is gone.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use candlepower_api::NotHeld;
 use candlepower_engine::CallerId;
 use rustix::process::{getpriority_process, setpriority_process};
 
@@ -21,6 +22,8 @@ pub(crate) struct Preparation<'a, M> {
     pub(crate) config: &'a ServeConfig,
     pub(crate) caller: CallerId,
     place: Place<'a>,
+    /// The parts of the request that are left out.
+    not_held: RefCell<NotHeld>,
 }
 
 enum Place<'a> {
@@ -32,7 +35,7 @@ enum Place<'a> {
 
 impl<'a, M> Preparation<'a, M> {
     pub(crate) fn on_event_loop(model: &'a M, config: &'a ServeConfig, caller: CallerId) -> Self {
-        Self { model, config, caller, place: Place::EventLoop(Cell::new(false)) }
+        Self::at(Place::EventLoop(Cell::new(false)), model, config, caller)
     }
 
     pub(crate) fn on_thread(
@@ -41,7 +44,26 @@ impl<'a, M> Preparation<'a, M> {
         caller: CallerId,
         cancelled: &'a AtomicBool,
     ) -> Self {
-        Self { model, config, caller, place: Place::Thread(cancelled) }
+        Self::at(Place::Thread(cancelled), model, config, caller)
+    }
+
+    fn at(place: Place<'a>, model: &'a M, config: &'a ServeConfig, caller: CallerId) -> Self {
+        Self { model, config, caller, place, not_held: RefCell::default() }
+    }
+
+    /// Leaves the part of the request at `path` out, which its answer will say. Only what the contract lets pass may be left out.
+    pub(crate) fn leave_out(&self, path: &str, kind: Option<&str>) {
+        self.not_held.borrow_mut().push(path, kind);
+    }
+
+    /// Has the answer say what was left out when the request was read.
+    pub(crate) fn leave_out_all(&self, not_held: &NotHeld) {
+        self.not_held.borrow_mut().extend(not_held);
+    }
+
+    /// All that was left out.
+    pub(crate) fn not_held(&self) -> NotHeld {
+        self.not_held.borrow().clone()
     }
 
     /// When to give up, on a thread; `None` on the event loop, where nothing may take long.

@@ -2,12 +2,12 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use candlepower_api::{ChatMessage, PastToolCall, Role};
-use candlepower_dialect::{NoContent, PastCalls};
+use candlepower_api::{ChatMessage, PastToolCall, Role, ThinkingOptions};
+use candlepower_dialect::{NoContent, PastCalls, Turns};
 use candlepower_tokenizer::{AddSpecialTokens, LocalTime, Prompt, PromptEnd, RenderInput};
 use serde_json::{Map, Value};
 
-use crate::generation::cancellation;
+use crate::generation::{cancellation, thinking};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::{LoadedModel, ModelCard};
 
@@ -22,7 +22,8 @@ pub(crate) struct ChatPrompt<'a> {
     pub(crate) add_generation_prompt: Option<bool>,
     pub(crate) continue_final_message: Option<bool>,
     pub(crate) chat_template_kwargs: Option<&'a Map<String, Value>>,
-    pub(crate) reasoning_effort: Option<&'a str>,
+    pub(crate) documents: Option<&'a Value>,
+    pub(crate) thinking: Option<&'a ThinkingOptions>,
     pub(crate) add_special_tokens: bool,
 }
 
@@ -35,20 +36,28 @@ impl<'a> ChatPrompt<'a> {
             add_generation_prompt: None,
             continue_final_message: None,
             chat_template_kwargs: None,
-            reasoning_effort: None,
+            documents: None,
+            thinking: None,
             add_special_tokens: false,
         }
     }
 }
 
+/// A prompt as the template writes it, and what of the conversation the template cannot take.
+pub(crate) struct Rendered {
+    pub(crate) prompt: Prompt,
+    /// Paths of arguments of earlier calls that are no JSON objects, in whose place the template has empty ones.
+    pub(crate) mended: Vec<String>,
+}
+
 impl ChatPrompt<'_> {
     /// The prompt's token ids.
     pub(crate) fn encode(&self, model: &LoadedModel) -> ApiResult<Vec<u32>> {
-        self.tokenize(model, &self.render(model)?)
+        self.tokenize(model, &self.render(model)?.prompt)
     }
 
     /// The prompt as the template writes it.
-    pub(crate) fn render(&self, model: &LoadedModel) -> ApiResult<Prompt> {
+    pub(crate) fn render(&self, model: &LoadedModel) -> ApiResult<Rendered> {
         let template = model.chat_template.as_ref().ok_or_else(|| {
             ApiError::invalid(
                 "messages",
@@ -56,24 +65,37 @@ impl ChatPrompt<'_> {
             )
         })?;
         let mut kwargs = self.chat_template_kwargs.cloned().unwrap_or_default();
-        if let Some(effort) = self.reasoning_effort {
-            kwargs.entry("reasoning_effort").or_insert_with(|| effort.into());
+        if let Some(options) = self.thinking {
+            thinking::tell_template(options, model, &mut kwargs);
         }
-        let messages = template_messages(self.messages, model.knows_developer, model.past_calls);
-        let given = text_bytes(&messages) + self.tools.map_or(0, text_bytes);
-        check_text_bytes(model, "messages", given)?;
+        let Overrides { documents, add_generation_prompt } = Overrides::take(&mut kwargs)?;
+        let documents = match (&documents, self.documents) {
+            (Some(_), Some(_)) => {
+                return Err(given_twice("documents"));
+            }
+            (given, own) => given.as_ref().or(own),
+        };
+        if documents.is_some() && !model.takes_documents {
+            let message =
+                "The chat template of this model takes no documents: put them into a message.";
+            return Err(ApiError::invalid("documents", message));
+        }
+        let mut mended = Vec::new();
+        let messages = template_messages(self.messages, model, &mut mended);
+        let given = [self.tools, documents].into_iter().flatten().map(text_bytes).sum::<usize>();
+        check_text_bytes(model, "messages", text_bytes(&messages) + given)?;
         let input = RenderInput {
             messages: &messages,
             tools: self.tools,
-            documents: None,
-            end: self.end()?,
+            documents,
+            end: self.end(add_generation_prompt)?,
             chat_template_kwargs: &kwargs,
             now: now(),
         };
         let prompt = template.prompt(&input, &model.tokenizer).map_err(invalid_messages)?;
         check_text_length(model, "messages", prompt.text())?;
         check_text_bytes(model, "messages", prompt.text().len())?;
-        Ok(prompt)
+        Ok(Rendered { prompt, mended })
     }
 
     /// The token ids of a rendered prompt.
@@ -84,8 +106,15 @@ impl ChatPrompt<'_> {
         ids.map_err(invalid_messages)
     }
 
-    fn end(&self) -> ApiResult<PromptEnd> {
-        match (self.add_generation_prompt, self.continue_final_message.unwrap_or(false)) {
+    /// How the prompt ends; `by_kwargs` is what the template's own variables say of it.
+    fn end(&self, by_kwargs: Option<bool>) -> ApiResult<PromptEnd> {
+        let add_generation_prompt = match (self.add_generation_prompt, by_kwargs) {
+            (Some(one), Some(other)) if one != other => {
+                return Err(given_twice("add_generation_prompt"));
+            }
+            (one, other) => one.or(other),
+        };
+        match (add_generation_prompt, self.continue_final_message.unwrap_or(false)) {
             (Some(true), true) => Err(ApiError::invalid(
                 "continue_final_message",
                 "`continue_final_message` and `add_generation_prompt` cannot both be true.",
@@ -97,8 +126,57 @@ impl ChatPrompt<'_> {
     }
 }
 
+/// Template variables that are fields of their own, given among `chat_template_kwargs`.
+struct Overrides {
+    documents: Option<Value>,
+    add_generation_prompt: Option<bool>,
+}
+
+impl Overrides {
+    /// Takes them out of the variables.
+    fn take(kwargs: &mut Map<String, Value>) -> ApiResult<Self> {
+        for name in ["messages", "tools"] {
+            if kwargs.remove(name).is_some_and(|value| !value.is_null()) {
+                let message =
+                    format!("`chat_template_kwargs.{name}`: give `{name}` itself instead.");
+                return Err(ApiError::invalid(format!("chat_template_kwargs.{name}"), message));
+            }
+        }
+        let documents = kwargs.remove("documents").filter(|documents| !documents.is_null());
+        let is_list = |documents: &Value| {
+            documents.as_array().is_some_and(|list| list.iter().all(Value::is_object))
+        };
+        if documents.as_ref().is_some_and(|documents| !is_list(documents)) {
+            let message = "`chat_template_kwargs.documents` must be a list of objects.";
+            return Err(ApiError::invalid("chat_template_kwargs.documents", message));
+        }
+        let add_generation_prompt = match kwargs.remove("add_generation_prompt") {
+            None | Some(Value::Null) => None,
+            Some(Value::Bool(add)) => Some(add),
+            Some(_) => {
+                let message = "`chat_template_kwargs.add_generation_prompt` must be true or false.";
+                return Err(ApiError::invalid(
+                    "chat_template_kwargs.add_generation_prompt",
+                    message,
+                ));
+            }
+        };
+        Ok(Self { documents, add_generation_prompt })
+    }
+}
+
+fn given_twice(name: &str) -> ApiError {
+    let message = format!("`{name}` and `chat_template_kwargs.{name}` differ: give one of them.");
+    ApiError::invalid(format!("chat_template_kwargs.{name}"), message)
+}
+
+/// The error of a conversation. A template's error may quote the conversation at its end, so that is cut.
 fn invalid_messages(error: candlepower_tokenizer::Error) -> ApiError {
-    ApiError::invalid("messages", candlepower_api::clip(&error.to_string()))
+    const MAX_CHARS: usize = 190;
+    let message = error.to_string();
+    let cut = message.char_indices().nth(MAX_CHARS);
+    let message = cut.map_or(message.clone(), |(at, _)| format!("{}...", &message[..at]));
+    ApiError::invalid("messages", message)
 }
 
 /// The token ids of a text. A text that cannot fit the context is refused without looking at all of it.
@@ -213,10 +291,35 @@ pub(crate) fn check_prompt(
 /// The messages as templates know them; calls in the form that the template takes.
 fn template_messages(
     messages: &[ChatMessage],
+    model: &LoadedModel,
+    mended: &mut Vec<String>,
+) -> Value {
+    let form = TemplateForm {
+        knows_developer: model.knows_developer,
+        past_calls: model.past_calls,
+        turns: model.turns,
+    };
+    form.messages(messages, mended)
+}
+
+/// The form in which a template takes a conversation.
+#[derive(Clone, Copy, Default)]
+struct TemplateForm {
     knows_developer: bool,
     past_calls: PastCalls,
-) -> Value {
-    let message = |message: &ChatMessage| {
+    turns: Turns,
+}
+
+impl TemplateForm {
+    fn messages(self, messages: &[ChatMessage], mended: &mut Vec<String>) -> Value {
+        let form = |(index, message)| self.message(index, message, mended);
+        let mut turns: Vec<Value> = messages.iter().enumerate().map(form).collect();
+        self.past_calls.name_calls(&mut turns);
+        self.turns.arrange(turns).into()
+    }
+
+    fn message(self, index: usize, message: &ChatMessage, mended: &mut Vec<String>) -> Value {
+        let Self { knows_developer, past_calls, .. } = self;
         let mut object = Map::new();
         let role = match message.role {
             Role::Developer if knows_developer => "developer",
@@ -237,16 +340,21 @@ fn template_messages(
         optional("reasoning_content", message.reasoning_content.clone().map(Value::from));
         optional(
             "tool_calls",
-            message
-                .tool_calls
-                .as_ref()
-                .map(|calls| calls.iter().map(|call| tool_call(call, past_calls)).collect()),
+            message.tool_calls.as_ref().map(|calls| {
+                let call = |(place, call)| {
+                    let (call, is_whole) = tool_call(call, past_calls);
+                    if !is_whole {
+                        let path =
+                            format!("messages[{index}].tool_calls[{place}].function.arguments");
+                        mended.push(path);
+                    }
+                    call
+                };
+                calls.iter().enumerate().map(call).collect()
+            }),
         );
         Value::Object(object)
-    };
-    let mut messages: Vec<Value> = messages.iter().map(message).collect();
-    past_calls.name_calls(&mut messages);
-    messages.into()
+    }
 }
 
 /// What a message says, and in the form that the template takes where it says nothing beside its calls.
@@ -257,15 +365,15 @@ fn content(message: &ChatMessage, no_content: NoContent) -> Option<Value> {
     Some(if is_null { Value::Null } else { text.into() })
 }
 
-/// A call with its arguments as the template takes them; the protocol has them as a string of JSON.
-fn tool_call(PastToolCall(call): &PastToolCall, past_calls: PastCalls) -> Value {
+/// A call with its arguments as the template takes them, and whether these are the request's; the protocol has them as a string of
+/// JSON.
+fn tool_call(PastToolCall(call): &PastToolCall, past_calls: PastCalls) -> (Value, bool) {
     let mut call = call.clone();
-    if let Some(arguments) =
-        call.get_mut("function").and_then(|function| function.get_mut("arguments"))
-    {
-        past_calls.shape_arguments(arguments);
-    }
-    Value::Object(call)
+    let function = call.get_mut("function").and_then(Value::as_object_mut);
+    let is_whole = function.is_none_or(|function| {
+        past_calls.shape_arguments(function.entry("arguments").or_insert(Value::Null))
+    });
+    (Value::Object(call), is_whole)
 }
 
 /// The time, in UTC.
@@ -296,14 +404,13 @@ mod tests {
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         ]));
+        let form = TemplateForm::default();
         assert_eq!(
-            template_messages(&messages, false, PastCalls::default()),
+            form.messages(&messages, &mut Vec::new()),
             json!([{"role": "system", "content": "be brief"}, {"role": "user", "content": "a\nb"}])
         );
-        assert_eq!(
-            template_messages(&messages, true, PastCalls::default())[0]["role"],
-            "developer"
-        );
+        let form = TemplateForm { knows_developer: true, ..form };
+        assert_eq!(form.messages(&messages, &mut Vec::new())[0]["role"], "developer");
     }
 
     #[test]
@@ -312,9 +419,33 @@ mod tests {
             {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}},
             {"id": "d", "type": "function", "function": {"name": "g", "arguments": "not json"}},
         ]}]));
-        let rendered = template_messages(&messages, false, PastCalls::default());
+        let mut mended = Vec::new();
+        let rendered = TemplateForm::default().messages(&messages, &mut mended);
         assert_eq!(rendered[0]["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
         assert_eq!(rendered[0]["tool_calls"][1]["function"]["arguments"], "not json");
+        assert!(mended.is_empty());
+        let past_calls = PastCalls { needs_objects: true, ..PastCalls::default() };
+        let form = TemplateForm { past_calls, ..TemplateForm::default() };
+        let rendered = form.messages(&messages, &mut mended);
+        assert_eq!(rendered[0]["tool_calls"][1]["function"]["arguments"], json!({}));
+        assert_eq!(mended, ["messages[0].tool_calls[1].function.arguments"]);
+    }
+
+    #[test]
+    fn variables_of_the_template_that_are_fields_are_not_lost() {
+        let take = |kwargs: Value| Overrides::take(&mut kwargs.as_object().unwrap().clone());
+        let taken = take(json!({"documents": [{"a": 1}], "add_generation_prompt": false})).unwrap();
+        assert_eq!(taken.documents, Some(json!([{"a": 1}])));
+        assert_eq!(taken.add_generation_prompt, Some(false));
+        for (kwargs, param) in [
+            (json!({"tools": []}), "chat_template_kwargs.tools"),
+            (json!({"messages": []}), "chat_template_kwargs.messages"),
+            (json!({"documents": ["a"]}), "chat_template_kwargs.documents"),
+            (json!({"add_generation_prompt": 1}), "chat_template_kwargs.add_generation_prompt"),
+        ] {
+            let error = take(kwargs).err().unwrap().to_body().error;
+            assert_eq!(error.param.as_deref(), Some(param));
+        }
     }
 
     #[test]
@@ -330,7 +461,8 @@ mod tests {
         ] {
             let past_calls =
                 PastCalls { arguments_as_text: true, no_content, ..PastCalls::default() };
-            let rendered = template_messages(&messages, false, past_calls);
+            let form = TemplateForm { past_calls, ..TemplateForm::default() };
+            let rendered = form.messages(&messages, &mut Vec::new());
             for (turn, content) in rendered.as_array().unwrap().iter().zip(contents) {
                 assert_eq!(turn.get("content"), content.as_ref(), "{no_content:?}");
                 assert_eq!(turn["tool_calls"][0], call);
@@ -347,10 +479,11 @@ mod tests {
                 add_generation_prompt: add,
                 continue_final_message: go_on,
                 chat_template_kwargs: None,
-                reasoning_effort: None,
+                documents: None,
+                thinking: None,
                 add_special_tokens: false,
             }
-            .end()
+            .end(None)
         };
         assert_eq!(end(None, None), Ok(PromptEnd::GenerationPrompt));
         assert_eq!(end(Some(false), None), Ok(PromptEnd::LastMessage));

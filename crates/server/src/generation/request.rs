@@ -1,9 +1,10 @@
 //! A request that asks the model for something: what all such endpoints begin with.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use axum::extract::{FromRequest, Request};
+use candlepower_api::NotHeld;
 use candlepower_engine::Caller;
 
 use crate::generation::body::JsonBytes;
@@ -31,6 +32,18 @@ pub(crate) struct Incoming<M = LoadedModel> {
     /// Its tokens, for its line in the log.
     pub(crate) tokens: Arc<RequestTokens>,
     body: Arc<JsonBytes>,
+    told: Told,
+}
+
+/// Where a request's parts that are left out are noted for its answer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Told(Arc<OnceLock<NotHeld>>);
+
+impl Told {
+    /// The parts that were noted.
+    pub(crate) fn not_held(&self) -> Option<&NotHeld> {
+        self.0.get()
+    }
 }
 
 /// How a body becomes what is asked for: all that is refused with a 400 is refused here.
@@ -43,12 +56,22 @@ impl<M: Asked> FromRequest<AppState> for Incoming<M> {
         let model = M::of(served(request.extensions())?)?;
         let caller = request.extensions().get::<Caller>().copied().unwrap_or_default();
         let key = request.extensions().get::<Arc<ApiKey>>().cloned();
+        let told = request.extensions().get::<Told>().cloned().unwrap_or_default();
         if let Some(key) = &key {
             key.check()?;
         }
         let tokens = request.extensions().get::<Arc<RequestTokens>>().cloned().unwrap_or_default();
         let body = Arc::new(JsonBytes::of(request, state.body_memory()).await?);
-        Ok(Self { state: state.clone(), model, caller, key, arrived: Instant::now(), tokens, body })
+        Ok(Self {
+            state: state.clone(),
+            model,
+            caller,
+            key,
+            arrived: Instant::now(),
+            tokens,
+            body,
+            told,
+        })
     }
 }
 
@@ -60,19 +83,46 @@ impl<M: Asked> Incoming<M> {
                 Preparation::on_event_loop(&*self.model, self.state.config(), self.caller.id);
             let prepared = prepare(&self.body.bytes, &here);
             if !here.is_postponed() {
-                return prepared;
+                let prepared = prepared?;
+                self.tell(here.not_held())?;
+                return Ok(prepared);
             }
         }
         let prepared = tokio::time::timeout(DEADLINE, self.prepare_on_thread(prepare)).await;
-        prepared.unwrap_or_else(|_| {
+        let prepared = prepared.unwrap_or_else(|_| {
             let seconds = DEADLINE.as_secs();
             Err(ApiError::unavailable(format!(
                 "The request could not be prepared within {seconds} s: it is too large, or the server is too busy."
             )))
-        })
+        });
+        let (prepared, not_held) = prepared?;
+        self.tell(not_held)?;
+        Ok(prepared)
     }
 
-    async fn prepare_on_thread<T: Send + 'static>(&self, prepare: Prepare<M, T>) -> ApiResult<T> {
+    /// Notes, counts and logs what is left out of the request.
+    ///
+    /// # Errors
+    /// 400 where such requests are refused.
+    fn tell(&self, not_held: NotHeld) -> ApiResult<()> {
+        let Some(first) = not_held.parts().first() else { return Ok(()) };
+        if self.state.config().strict_requests {
+            let message = format!(
+                "`{first}` cannot be run or held here, and this server refuses such requests (--strict-requests): leave it out."
+            );
+            return Err(ApiError::invalid(first.path.clone(), message));
+        }
+        self.state.metrics().not_held.increment(1);
+        tracing::info!(parts = not_held.line(), "left out what this server does not run or hold");
+        // A request is prepared once.
+        let _ = self.told.0.set(not_held);
+        Ok(())
+    }
+
+    async fn prepare_on_thread<T: Send + 'static>(
+        &self,
+        prepare: Prepare<M, T>,
+    ) -> ApiResult<(T, NotHeld)> {
         let permit = self
             .state
             .preparation()
@@ -88,7 +138,9 @@ impl<M: Asked> Incoming<M> {
             let _permit = permit;
             lower_priority();
             let preparation = Preparation::on_thread(&*model, state.config(), caller, &cancelled);
-            cancellation::until(Arc::clone(&cancelled), || prepare(&body.bytes, &preparation))
+            let prepared =
+                cancellation::until(Arc::clone(&cancelled), || prepare(&body.bytes, &preparation));
+            prepared.map(|prepared| (prepared, preparation.not_held()))
         };
         match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::HeaderName;
@@ -16,6 +17,9 @@ use crate::generation::params::StreamShape;
 use crate::generation::stream::{Choice, ChoiceEvent, Delta};
 use crate::generation::submit::UsageCounter;
 use crate::model::api_error::{ApiError, ApiResult};
+
+/// Longest silence of a stream: proxies and clients take a longer one for the end of the connection.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// What differs between the chunks of the endpoints.
 pub(crate) trait ChunkFormat: Send + 'static {
@@ -35,6 +39,10 @@ pub(crate) trait ChunkFormat: Send + 'static {
     /// The chunk that says what went wrong.
     fn error(&mut self, error: &ApiError) -> Bytes {
         event(&error.to_body())
+    }
+    /// The sign of life of a stream that has nothing to send: a comment, which clients pass over.
+    fn keep_alive(&mut self) -> Bytes {
+        Bytes::from_static(b": keep-alive\n\n")
     }
     /// What says that nothing follows.
     fn close(&mut self) -> Option<Bytes> {
@@ -79,7 +87,7 @@ pub(crate) fn respond(
         sender.ready.extend(opening);
     }
     let body = stream::unfold(sender, |mut sender| async move {
-        let bytes = sender.next().await?;
+        let bytes = sender.next_in_time().await?;
         Some((Ok::<_, Infallible>(bytes), sender))
     });
     let headers = [
@@ -104,6 +112,15 @@ struct Sender<F> {
 }
 
 impl<F: ChunkFormat> Sender<F> {
+    /// The next chunk, or what says that it still comes.
+    async fn next_in_time(&mut self) -> Option<Bytes> {
+        // The events that wait are in here: nothing is lost when the wait is given up.
+        match tokio::time::timeout(SILENCE, self.next()).await {
+            Ok(bytes) => bytes,
+            Err(_) => Some(self.format.keep_alive()),
+        }
+    }
+
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(bytes) = self.ready.pop_front() {
@@ -162,6 +179,57 @@ impl<F: ChunkFormat> Sender<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Chunks that are the texts alone.
+    struct Texts;
+
+    impl ChunkFormat for Texts {
+        fn opening(&mut self, _: usize, _: Option<Usage>) -> Option<Bytes> {
+            None
+        }
+        fn prompt(
+            &mut self,
+            _: usize,
+            _: Option<Vec<Option<TokenLogprobs>>>,
+            _: Option<Usage>,
+        ) -> Option<Bytes> {
+            None
+        }
+        fn delta(&mut self, _: usize, delta: Delta, _: Option<Usage>) -> Bytes {
+            delta.text.into()
+        }
+        fn usage(&mut self, _: Usage) -> Bytes {
+            Bytes::new()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_stream_is_kept_alive() {
+        // The prompt takes 25 s, the first text another second, and text that is not told yet comes in between.
+        let pauses = [(25, None), (1, Some("a")), (6, Some("")), (6, Some("b"))];
+        let events = stream::iter(pauses).then(|(seconds, text)| async move {
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            let event = match text {
+                None => ChoiceEvent::Prompt { num_cached_tokens: 0, logprobs: None },
+                Some(text) => ChoiceEvent::Delta(Delta { text: text.into(), ..Delta::default() }),
+            };
+            (0, Ok(event))
+        });
+        let mut sender = Sender {
+            format: Texts,
+            ready: VecDeque::new(),
+            usage: UsageCounter::new(&[], 1),
+            shape: StreamShape::default(),
+            events: std::iter::once(events.boxed()).collect(),
+            ended: false,
+        };
+        let mut sent = Vec::new();
+        while let Some(bytes) = sender.next_in_time().await {
+            sent.push(String::from_utf8(bytes.to_vec()).unwrap());
+        }
+        let comment = ": keep-alive\n\n";
+        assert_eq!(sent, [comment, comment, "a", comment, "b", "data: [DONE]\n\n"]);
+    }
 
     #[test]
     fn an_event_is_one_line_whatever_the_text() {

@@ -5,12 +5,16 @@ use std::time::Instant;
 
 use candlepower_api::FinishReason;
 use candlepower_dialect::OutputEvent;
-use candlepower_engine::{EngineHandle, EngineHealth, TokenEvent, TokenLogprobs, TokenStream};
+use candlepower_engine::{
+    EngineHandle, EngineHealth, FinishReason as EngineFinish, TokenEvent, TokenLogprobs,
+    TokenStream,
+};
 use futures::future::{Either, join_all, select};
 use futures::stream::{self, BoxStream, StreamExt};
 use tokio::sync::watch;
 
 use crate::generation::detokenize::{Finish, Piece, TextAssembler};
+use crate::generation::thought_limit::ThoughtEnd;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::keys::KeyPlace;
 use crate::model::metrics::Metrics;
@@ -26,6 +30,8 @@ pub(crate) struct Choice {
     clock: TokenClock,
     /// Among the sequences of the key, where there are keys; given back with `tokens`.
     key_place: Option<KeyPlace>,
+    /// Present where reasoning has a budget.
+    thought_end: Option<ThoughtEnd>,
     engine: EngineHandle,
     /// Becomes true when the server stops, of its own or because the engine has.
     aborted: watch::Receiver<bool>,
@@ -88,11 +94,17 @@ impl Choice {
             assembler,
             clock,
             key_place,
+            thought_end: None,
             engine,
             aborted,
             delta: Delta::default(),
             num_generated: 0,
         }
+    }
+
+    /// The same, whose thought is ended where it is too long.
+    pub(crate) fn ending_thoughts(self, thought_end: Option<ThoughtEnd>) -> Self {
+        Self { thought_end, ..self }
     }
 
     /// What happens next; `None` after the end. Waits for a token and takes along what else is there, until there is
@@ -164,27 +176,72 @@ impl Choice {
                 self.tokens = None;
                 Err(ApiError::internal(message))
             }
+            // The choice goes on behind a thought that was ended.
+            TokenEvent::Prompt { .. }
+                if self.thought_end.as_ref().is_some_and(ThoughtEnd::is_used) =>
+            {
+                Ok(None)
+            }
             TokenEvent::Prompt { num_cached_tokens, logprobs, prefill_s, finish } => {
                 self.clock.prompt(prefill_s);
                 self.delta.finish = finish.map(Finish::from);
                 Ok(Some(ChoiceEvent::Prompt { num_cached_tokens, logprobs }))
             }
             TokenEvent::Token { token_id, logprobs, finish } => {
-                self.clock.token();
-                if let Some(place) = &self.key_place {
-                    place.count_token();
+                let written = self.add(token_id, logprobs, finish)?;
+                let ends_thought =
+                    self.thought_end.as_mut().is_some_and(|end| end.push(token_id, &written));
+                if ends_thought && self.delta.finish.is_none() {
+                    self.end_thought()?;
                 }
-                let piece = self.assembler.push(token_id, finish).map_err(|error| {
-                    self.tokens = None;
-                    ApiError::internal(error.to_string())
-                })?;
-                self.num_generated += 1;
-                self.delta.token_ids.push(token_id);
-                self.delta.logprobs.extend(logprobs);
-                self.delta.add(piece);
                 Ok(None)
             }
         }
+    }
+
+    /// Adds a token to what is collected; the text that the model wrote with it.
+    fn add(
+        &mut self,
+        token_id: u32,
+        logprobs: Option<TokenLogprobs>,
+        finish: Option<EngineFinish>,
+    ) -> ApiResult<String> {
+        self.clock.token();
+        if let Some(place) = &self.key_place {
+            place.count_token();
+        }
+        let mut piece = self.assembler.push(token_id, finish).map_err(|error| {
+            self.tokens = None;
+            ApiError::internal(error.to_string())
+        })?;
+        let written = std::mem::take(&mut piece.written);
+        self.num_generated += 1;
+        self.delta.token_ids.push(token_id);
+        self.delta.logprobs.extend(logprobs);
+        self.delta.add(piece);
+        Ok(written)
+    }
+
+    /// Writes the mark that closes the thought, and goes on behind it.
+    fn end_thought(&mut self) -> ApiResult<()> {
+        self.tokens = None;
+        let Some(ending) = self.thought_end.as_ref().map(ThoughtEnd::ending) else { return Ok(()) };
+        for token_id in ending.iter().copied() {
+            // Nothing else could be written here.
+            let certain = TokenLogprobs { token_id, logprob: 0.0, top: Vec::new() };
+            let reports = self.thought_end.as_ref().is_some_and(ThoughtEnd::reports_logprobs);
+            self.add(token_id, reports.then_some(certain), None)?;
+        }
+        let request = self.thought_end.as_mut().and_then(|end| end.go_on(self.num_generated));
+        match request {
+            Some(request) => self.tokens = self.engine.submit(request)?.pop(),
+            None => {
+                let rest = self.assembler.cut_short();
+                let rest = rest.map_err(|error| ApiError::internal(error.to_string()))?;
+                self.delta.add(Piece { finish: Some(Finish::new(FinishReason::Length)), ..rest });
+            }
+        }
+        Ok(())
     }
 
     /// The last event.
@@ -294,7 +351,7 @@ async fn finish(mut choice: Choice) -> ApiResult<FinishedChoice> {
                 finished.delta.token_ids.extend(delta.token_ids);
                 finished.delta.logprobs.extend(delta.logprobs);
                 let Delta { text, parts, finish, .. } = delta;
-                finished.delta.add(Piece { text, parts, finish });
+                finished.delta.add(Piece { text, parts, finish, ..Piece::default() });
             }
         }
     }

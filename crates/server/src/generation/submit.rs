@@ -11,6 +11,7 @@ use crate::generation::params::{Generation, Limits};
 use crate::generation::preparation::Preparation;
 use crate::generation::request::Incoming;
 use crate::generation::stream::{Choice, TokenClock};
+use crate::generation::thought_limit::ThoughtEnd;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::keys::ApiKey;
 use crate::model::served_model::LoadedModel;
@@ -22,7 +23,6 @@ pub(crate) fn limits<'a>(
     least_max_tokens: i64,
 ) -> Limits<'a> {
     Limits {
-        max_model_len: model.max_model_len,
         vocab_size: model.vocab_size,
         max_logprobs: config.max_logprobs.min(model.vocab_size),
         default_max_tokens: config.default_max_tokens,
@@ -71,7 +71,7 @@ pub(crate) fn submit(
     for prompt in prompts {
         let sampling = generation.sampling_for(prompt.len(), model.max_model_len);
         state.metrics().params_max_tokens.record(sampling.max_tokens as f64);
-        let streams = model.engine.submit(Request {
+        let submitted = Request {
             prompt: prompt.clone(),
             sampling,
             n: generation.n,
@@ -82,10 +82,16 @@ pub(crate) fn submit(
             prompt_logprobs: generation.prompt_logprobs,
             prompt_logprobs_from: generation.prompt_logprobs_from,
             grammar: generation.grammar.clone(),
-        })?;
+        };
+        let thought_end = |index| {
+            let limit = generation.thought_limit.clone()?;
+            Some(ThoughtEnd::new(limit, &submitted, index))
+        };
+        let thought_ends: Vec<_> = (0..generation.n).map(thought_end).collect();
+        let streams = model.engine.submit(submitted)?;
         state.metrics().prompt_tokens.record(prompt.len() as f64);
         request.tokens.add_prompt(prompt.len());
-        for tokens in streams {
+        for (tokens, thought_end) in streams.into_iter().zip(thought_ends) {
             let assembler =
                 TextAssembler::new(model.tokenizer.clone(), prompt, generation.text.clone())
                     .map_err(|error| ApiError::internal(error.to_string()))?;
@@ -94,7 +100,7 @@ pub(crate) fn submit(
                 request.arrived,
                 Arc::clone(&request.tokens),
             );
-            choices.push(Choice::new(
+            let choice = Choice::new(
                 choices.len(),
                 tokens,
                 assembler,
@@ -102,7 +108,8 @@ pub(crate) fn submit(
                 key_places.pop(),
                 model.engine.clone(),
                 state.aborted(),
-            ));
+            );
+            choices.push(choice.ending_thoughts(thought_end));
         }
     }
     Ok(choices)

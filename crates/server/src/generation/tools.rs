@@ -16,8 +16,8 @@ use crate::model::served_model::LoadedModel;
 pub(crate) struct ToolUse<'a> {
     calls: Calls,
     parallel: bool,
-    /// Those that may be called, with their places in the request.
-    callable: Vec<(usize, &'a Tool)>,
+    /// Those that may be called.
+    callable: Vec<&'a Tool>,
     /// Where a tool has the schema of its arguments.
     schema_field: &'static str,
     /// All of them, for the chat template.
@@ -62,7 +62,7 @@ impl<'a> ToolUse<'a> {
             calls,
             // A function that is named is called once.
             parallel: *parallel && !matches!(choice, ToolChoice::Function(_)),
-            callable: tools.iter().enumerate().filter(|(_, tool)| is_callable(tool)).collect(),
+            callable: tools.iter().filter(|tool| is_callable(tool)).collect(),
             schema_field,
             definitions: Some(tools.iter().map(|tool| tool.definition.clone()).collect()),
         })
@@ -84,7 +84,7 @@ impl<'a> ToolUse<'a> {
             let parameters = tool.parameters.clone().map(with_references_to_definitions);
             Callable { name: tool.name.clone(), parameters }
         };
-        let functions = || self.callable.iter().map(|(_, tool)| function(tool)).collect();
+        let functions = || self.callable.iter().map(|tool| function(tool)).collect();
         (self.calls != Calls::None).then(functions)
     }
 
@@ -103,8 +103,10 @@ impl<'a> ToolUse<'a> {
         let text = output.map(|output| constraint::of_output(model, output)).transpose()?;
         self.check_sizes(model)?;
         let parameters = self.held_parameters(model)?;
-        let functions = self.callable.iter().zip(&parameters).map(|((_, tool), parameters)| {
-            Function { name: &tool.name, parameters: parameters.as_ref(), strict: tool.strict }
+        let functions = self.callable.iter().zip(&parameters).map(|(tool, parameters)| Function {
+            name: &tool.name,
+            parameters: parameters.as_ref(),
+            strict: tool.strict,
         });
         let functions = functions.collect::<Vec<_>>();
         let shape = AnswerShape {
@@ -134,10 +136,10 @@ impl<'a> ToolUse<'a> {
 
     /// Looks at the size of each schema, before anything that takes longer is done with one.
     fn check_sizes(&self, model: &Preparation<'_, LoadedModel>) -> ApiResult<()> {
-        for (index, tool) in &self.callable {
+        for tool in &self.callable {
             let Some(parameters) = tool.parameters.clone() else { continue };
             let schema = Constraint::JsonSchema(Value::Object(parameters));
-            constraint::check_small(model, &self.schema_path(*index), &schema)?;
+            constraint::check_small(model, &self.schema_path(tool), &schema)?;
         }
         Ok(())
     }
@@ -148,7 +150,7 @@ impl<'a> ToolUse<'a> {
         &self,
         model: &Preparation<'_, LoadedModel>,
     ) -> ApiResult<Vec<Option<Map<String, Value>>>> {
-        let held = |(index, tool): &(usize, &Tool)| {
+        let held = |tool: &&Tool| {
             let is_held = tool.strict || self.calls == Calls::Required;
             let Some(parameters) = tool.parameters.clone().filter(|_| is_held) else {
                 return Ok(tool.parameters.clone());
@@ -159,7 +161,7 @@ impl<'a> ToolUse<'a> {
             match candlepower_grammar::closed(&Value::Object(parameters)) {
                 Ok(Value::Object(closed)) => Ok(Some(closed)),
                 Ok(_) => Ok(tool.parameters.clone()),
-                Err(error) => Err(constraint::refused(&self.schema_path(*index), &error)),
+                Err(error) => Err(constraint::refused(&self.schema_path(tool), &error)),
             }
         };
         self.callable.iter().map(held).collect()
@@ -171,10 +173,10 @@ impl<'a> ToolUse<'a> {
         model: &Preparation<'_, LoadedModel>,
         functions: &[Function<'_>],
     ) -> ApiResult<()> {
-        for ((index, _), function) in self.callable.iter().zip(functions) {
+        for (tool, function) in self.callable.iter().zip(functions) {
             if function.strict || self.calls == Calls::Required {
                 let schema = Constraint::JsonSchema(function.schema());
-                constraint::compile_as(model, &self.schema_path(*index), &schema)?;
+                constraint::compile_as(model, &self.schema_path(tool), &schema)?;
             }
         }
         Ok(())
@@ -185,7 +187,7 @@ impl<'a> ToolUse<'a> {
             Error::Parameters { function, .. } => self
                 .callable
                 .get(*function)
-                .map_or_else(|| "tools".to_owned(), |(index, _)| self.schema_path(*index)),
+                .map_or_else(|| "tools".to_owned(), |tool| self.schema_path(tool)),
             _ => "tools".to_owned(),
         };
         let message = format!("`{field}` cannot be held: {}.", clip(&error.to_string()));
@@ -197,7 +199,7 @@ impl<'a> ToolUse<'a> {
         self.definitions.as_ref().and_then(Value::as_array).map_or(0, Vec::len)
     }
 
-    fn schema_path(&self, index: usize) -> String {
-        format!("tools[{index}].{}", self.schema_field)
+    fn schema_path(&self, tool: &Tool) -> String {
+        format!("{}.{}", tool.path, self.schema_field)
     }
 }

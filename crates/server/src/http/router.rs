@@ -7,6 +7,7 @@ use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderName, HeaderValue, Method};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post};
 use axum::{Extension, Router};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any as AnyOrigin, CorsLayer};
@@ -17,6 +18,7 @@ use crate::endpoints::openapi::{self, Rendered};
 use crate::endpoints::{
     chat, completions, embeddings, generate, health, messages, models, rerank, responses, tokenize,
 };
+use crate::http::answer_head::{X_NOT_HELD, shape_errors, tell_not_held};
 use crate::http::auth::{OPEN_PATHS, authenticate};
 use crate::http::caller::identify;
 use crate::http::host::check_host;
@@ -32,6 +34,9 @@ pub(crate) fn router(state: AppState) -> Router {
         .routes(routes!(completions::completions))
         .routes(routes!(responses::create_response))
         .routes(routes!(responses::retrieve_response, responses::delete_response))
+        .routes(routes!(responses::list_input_items))
+        .routes(routes!(responses::cancel_response))
+        .routes(routes!(responses::count_input_tokens))
         .routes(routes!(messages::create_message))
         .routes(routes!(messages::count_tokens))
         .routes(routes!(generate::generate))
@@ -49,10 +54,11 @@ pub(crate) fn router(state: AppState) -> Router {
         .routes(routes!(openapi::docs))
         .split_for_parts();
     // The last layer is the outermost: it sees a request first and its answer last.
-    let router = router
+    let router = aliases(router)
         .fallback(path_not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(Extension(Rendered::new(document, state.config())))
+        .layer(middleware::from_fn(tell_not_held))
         .layer(middleware::from_fn_with_state(state.clone(), gate))
         .layer(middleware::from_fn_with_state(state.clone(), identify))
         .layer(middleware::from_fn_with_state(state.clone(), authenticate));
@@ -64,8 +70,25 @@ pub(crate) fn router(state: AppState) -> Router {
         .layer(middleware::from_fn_with_state(state.clone(), check_host))
         .layer(middleware::from_fn(linger))
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn(shape_errors))
         .layer(middleware::from_fn_with_state(state.clone(), track))
         .with_state(state)
+}
+
+/// Paths under which clients of other servers ask the same, and one that would be taken for the id of a response.
+///
+/// Sources: llama.cpp's server (paths without `/v1`), vLLM, Jina and Cohere (`/rerank`, `/v2/rerank`, `/score`).
+fn aliases(router: Router<AppState>) -> Router<AppState> {
+    router
+        .route("/chat/completions", post(chat::chat_completions))
+        .route("/completions", post(completions::completions))
+        .route("/embeddings", post(embeddings::embeddings))
+        .route("/models", get(models::list_models))
+        .route("/models/{*id}", get(models::retrieve_model))
+        .route("/rerank", post(rerank::rerank))
+        .route("/v2/rerank", post(rerank::rerank))
+        .route("/score", post(rerank::score))
+        .route("/v1/responses/compact", any(path_not_found))
 }
 
 /// Lets requests through only while the model can be asked, and hands it to their handlers.
@@ -104,7 +127,7 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // `*` would not cover `Authorization`. Source: the Fetch standard, on `Access-Control-Allow-Headers`.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([HeaderName::from_static("x-request-id"), RETRY_AFTER]);
+        .expose_headers([HeaderName::from_static("x-request-id"), RETRY_AFTER, X_NOT_HELD]);
     if origins.iter().any(|origin| origin == "*") {
         return Some(layer.allow_origin(AnyOrigin));
     }

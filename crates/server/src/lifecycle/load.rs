@@ -1,5 +1,6 @@
 //! From a model on this machine to one that can be asked.
 
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use candlepower_api::LoadProgress;
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Checkpoint, Description, SamplingDefaults, SentenceSettings,
 };
-use candlepower_dialect::{Dialect, PastCalls, ReasoningFormat, ToolFormat};
+use candlepower_dialect::{Dialect, PastCalls, ReasoningFormat, ThinkingSwitch, ToolFormat, Turns};
 use candlepower_engine::{
     ChosenDevice, Device, DeviceChoice, Embedder, EmbedderConfig, EngineConfig, EngineHandle,
     LoadOptions, PoolingSource, PrefixCacheScope, RankKind, SchedulingPolicy, StartProgress,
@@ -69,6 +70,7 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
     let card = |max_model_len, vocab_size| ModelCard {
         tokenizer,
         names,
+        shown_root: shown_root(&root),
         root,
         created: unix_seconds(),
         max_token_bytes,
@@ -93,6 +95,13 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
             pooling(source, checkpoint.sentence(), card, state, &mut report)
         }
     }
+}
+
+/// The name of the model that the server was started with, without the path on this machine.
+fn shown_root(root: &str) -> String {
+    let path = Path::new(root);
+    let last = path.file_name().filter(|_| path.exists()).and_then(|name| name.to_str());
+    last.unwrap_or(root).to_owned()
 }
 
 /// Most bytes of the texts of one prompt: four times what a full context of common text has, and room for short contexts.
@@ -122,10 +131,11 @@ fn generating(
     chat_template: Option<ChatTemplate>,
     card: ModelCard,
 ) -> Result<LoadedModel> {
-    let knows_developer = chat_template
-        .as_ref()
-        .and_then(|template| template.source(None).ok())
-        .is_some_and(|source| source.contains("developer"));
+    let names = |word: &str| {
+        let source = chat_template.as_ref().and_then(|template| template.source(None).ok());
+        source.is_some_and(|source| source.contains(word))
+    };
+    let (knows_developer, takes_documents) = (names("developer"), names("documents"));
     let probed = chat_template.as_ref().map(ChatTemplate::for_probes);
     let dialect = dialect(config, probed.as_ref())?;
     let sessions = Sessions::new(engine.clone(), config.session_ttl());
@@ -134,6 +144,9 @@ fn generating(
         engine,
         writes_tools: probed.as_ref().is_some_and(candlepower_dialect::writes_tools),
         past_calls: probed.as_ref().map(PastCalls::detect).unwrap_or_default(),
+        turns: probed.as_ref().map(Turns::detect).unwrap_or_default(),
+        thinking_switch: probed.as_ref().map(ThinkingSwitch::detect).unwrap_or_default(),
+        takes_documents,
         chat_template,
         knows_developer,
         dialect,

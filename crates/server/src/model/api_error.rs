@@ -4,6 +4,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{ErrorBody, ErrorResponse, FieldError, excerpt};
 use candlepower_engine::SubmitError;
+use serde_json::{Value, json};
 
 /// An error of a request: its status and its body.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -232,6 +233,31 @@ impl ApiError {
     }
 }
 
+impl ApiError {
+    /// The body as Anthropic's API has it, with the two fields that it has not.
+    ///
+    /// Source: the types of errors in Anthropic's reference. Its clients go on without `thread` where an error has these details.
+    pub(crate) fn to_anthropic(&self) -> Value {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            500.. => "api_error",
+            _ => INVALID_REQUEST,
+        };
+        let mut error =
+            json!({"type": kind, "message": self.message, "param": self.param, "code": self.code});
+        if self.param.as_deref() == Some("thread") {
+            error["details"] =
+                json!({"error_code": "thread_unsupported_request", "unsupported": ["thread"]});
+        }
+        json!({"type": "error", "error": error})
+    }
+}
+
 impl From<FieldError> for ApiError {
     fn from(error: FieldError) -> Self {
         let code = if error.param.is_some() { "invalid_value" } else { "invalid_body" };
@@ -261,6 +287,7 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let body = self.to_body();
         let mut response = (self.status, axum::Json(body)).into_response();
+        response.extensions_mut().insert(self.clone());
         let headers = response.headers_mut();
         match self.status {
             StatusCode::UNAUTHORIZED => {
@@ -296,6 +323,23 @@ mod tests {
             ApiError::body_too_large(32 << 20).into_response().headers()["connection"],
             "close"
         );
+    }
+
+    #[test]
+    fn errors_have_the_types_of_both_dialects() {
+        let shaped = |error: ApiError| {
+            let body = error.to_anthropic();
+            assert_eq!(body["type"], "error");
+            body["error"]["type"].as_str().unwrap().to_owned()
+        };
+        assert_eq!(shaped(ApiError::invalid("a", "b")), "invalid_request_error");
+        assert_eq!(shaped(ApiError::unauthorized()), "authentication_error");
+        assert_eq!(shaped(ApiError::model_not_found("m")), "not_found_error");
+        assert_eq!(shaped(ApiError::queue_full(1, 1)), "rate_limit_error");
+        assert_eq!(shaped(ApiError::internal("x")), "api_error");
+        assert_eq!(shaped(ApiError::unavailable("x")), "overloaded_error");
+        let thread = ApiError::invalid("thread", "no").to_anthropic();
+        assert_eq!(thread["error"]["details"]["error_code"], "thread_unsupported_request");
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub(crate) struct Metrics {
     pub(crate) time_per_output_token: Histogram,
     pub(crate) params_n: Histogram,
     pub(crate) params_max_tokens: Histogram,
+    pub(crate) not_held: Counter,
 }
 
 /// Counters of a key.
@@ -317,6 +318,12 @@ const DESCRIPTIONS: &[Description] = &[
         "Tokens generated for requests with an API key, by the key's name.",
     ),
     describe(
+        "requests_not_held_total",
+        None,
+        Kind::Counter,
+        "Requests of which a part was left out, because the server neither runs nor holds it.",
+    ),
+    describe(
         "log_lines_dropped_total",
         None,
         Kind::Counter,
@@ -407,6 +414,7 @@ impl Metrics {
             time_per_output_token: histogram("request_time_per_output_token_seconds"),
             params_n: histogram("request_params_n"),
             params_max_tokens: histogram("request_params_max_tokens"),
+            not_held: counter("requests_not_held_total"),
             handle: recorder.handle(),
             recorder: Arc::new(recorder),
             naming,

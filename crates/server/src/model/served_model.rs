@@ -7,7 +7,7 @@ use axum::extract::FromRequestParts;
 use axum::http::Extensions;
 use axum::http::request::Parts;
 use candlepower_checkpoint::{SamplingDefaults, SentenceSettings};
-use candlepower_dialect::{Dialect, PastCalls};
+use candlepower_dialect::{Dialect, PastCalls, ThinkingSwitch, Turns};
 use candlepower_engine::{Caller, Embedder, EngineHandle, EngineHealth};
 use candlepower_grammar::GrammarCompiler;
 use candlepower_tokenizer::{ChatTemplate, Tokenizer};
@@ -23,6 +23,8 @@ pub(crate) struct ModelCard {
     pub(crate) names: Vec<String>,
     /// What the server was started with.
     pub(crate) root: String,
+    /// The same as others may see it: of a path on this machine only the last part.
+    pub(crate) shown_root: String,
     /// Seconds since 1970.
     pub(crate) created: u64,
     /// Most bytes of text that one token stands for.
@@ -44,6 +46,15 @@ impl ModelCard {
         Err(ApiError::model_not_found(name))
     }
 
+    /// The name that an answer has: the one that the request has, or else the model's.
+    ///
+    /// # Errors
+    /// 404 unless it is one of the model's.
+    pub(crate) fn asked_name(&self, asked: Option<&str>) -> ApiResult<String> {
+        let name = asked.unwrap_or_else(|| self.name());
+        self.check_name(name).map(|()| name.to_owned())
+    }
+
     /// The name that it goes by where a request names none.
     pub(crate) fn name(&self) -> &str {
         self.names.first().unwrap_or(&self.root)
@@ -63,6 +74,12 @@ pub(crate) struct LoadedModel {
     pub(crate) writes_tools: bool,
     /// How the chat template takes the calls of earlier turns.
     pub(crate) past_calls: PastCalls,
+    /// Which rows of turns the chat template takes.
+    pub(crate) turns: Turns,
+    /// The variables by which the chat template switches thinking.
+    pub(crate) thinking_switch: ThinkingSwitch,
+    /// Whether the chat template takes documents.
+    pub(crate) takes_documents: bool,
     /// Sampling of requests that do not say.
     pub(crate) sampling_defaults: SamplingDefaults,
     /// The conversations of /generate.

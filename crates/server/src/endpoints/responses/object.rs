@@ -1,7 +1,10 @@
 //! The response as JSON, while it is generated and when it is done.
 
+use std::collections::BTreeMap;
+
 use candlepower_api::{
-    FinishReason, GenerationFields, ResponsesRequest, Tool, ToolChoice, ToolOptions, Usage,
+    ChatTokenLogprob, FinishReason, GenerationFields, ResponsesRequest, Tool, ToolChoice,
+    ToolOptions, Usage,
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -20,6 +23,10 @@ pub(super) struct ResponseObject {
     created_at: u64,
     temperature: f64,
     top_p: f64,
+    presence_penalty: f64,
+    frequency_penalty: f64,
+    /// The tokens of each block that is a text, by its index.
+    logprobs: BTreeMap<usize, Vec<ChatTokenLogprob>>,
 }
 
 impl ResponseObject {
@@ -31,7 +38,30 @@ impl ResponseObject {
             created_at: unix_seconds(),
             temperature: generation.temperature.unwrap_or(1.0),
             top_p: generation.top_p.unwrap_or(1.0),
+            presence_penalty: generation.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: generation.frequency_penalty.unwrap_or(0.0),
+            logprobs: BTreeMap::new(),
             request,
+        }
+    }
+
+    /// Adds the log-probabilities of more tokens of a text.
+    pub(super) fn add_logprobs(&mut self, index: usize, logprobs: Vec<ChatTokenLogprob>) {
+        self.logprobs.entry(index).or_default().extend(logprobs);
+    }
+
+    /// The log-probabilities of the tokens of a text so far.
+    pub(super) fn logprobs(&self, index: usize) -> &[ChatTokenLogprob] {
+        self.logprobs.get(&index).map_or(&[], Vec::as_slice)
+    }
+
+    /// The part that a message or a reasoning consists of.
+    pub(super) fn part(&self, index: usize, block: &Block) -> Value {
+        match block {
+            Block::Reasoning(text) => json!({"type": "reasoning_text", "text": text}),
+            Block::Text(text) | Block::Call { arguments: text, .. } => json!({
+                "type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs(index),
+            }),
         }
     }
 
@@ -77,7 +107,7 @@ impl ResponseObject {
     pub(super) fn item(&mut self, index: usize, block: &Block, status: Status) -> Value {
         let id = self.item_id(index, block);
         let is_begun = status == Status::InProgress;
-        let content = || if is_begun { json!([]) } else { json!([part(block)]) };
+        let content = || if is_begun { json!([]) } else { json!([self.part(index, block)]) };
         match block {
             Block::Reasoning(_) => json!({
                 "id": id, "type": "reasoning", "status": status.as_str(), "summary": [], "content": content(),
@@ -86,11 +116,24 @@ impl ResponseObject {
             Block::Text(_) => json!({
                 "id": id, "type": "message", "role": "assistant", "status": status.as_str(), "content": content(),
             }),
-            Block::Call { id: call_id, name, arguments } => json!({
-                "id": id, "type": "function_call", "status": status.as_str(), "call_id": call_id, "name": name,
-                "arguments": if is_begun { "" } else { arguments },
-            }),
+            Block::Call { id: call_id, name, arguments } => {
+                let (namespace, name) = self.given_name(name);
+                let mut item = json!({
+                    "id": id, "type": "function_call", "status": status.as_str(), "call_id": call_id, "name": name,
+                    "arguments": if is_begun { "" } else { arguments },
+                });
+                if let Some(namespace) = namespace {
+                    item["namespace"] = namespace.into();
+                }
+                item
+            }
         }
+    }
+
+    /// The name that the request has for a function, and its namespace.
+    pub(super) fn given_name<'a>(&'a self, name: &'a str) -> (Option<&'a str>, &'a str) {
+        let options = self.request.tool_options.as_ref();
+        options.map_or((None, name), |options| options.given_name(name))
     }
 
     /// The name of the item of a block; items are begun in order.
@@ -110,11 +153,15 @@ impl ResponseObject {
         let request = &self.request;
         let format = request.text.as_ref().and_then(|text| text.format.as_ref());
         let tools = request.tool_options.as_ref();
-        json!({
+        let effort = request.thinking.effort.as_ref().map(|effort| &effort.value);
+        let ended = matches!(status, "completed" | "incomplete" | "cancelled");
+        let mut object = json!({
             "id": self.id,
             "object": "response",
             "created_at": self.created_at,
+            "completed_at": ended.then(unix_seconds),
             "status": status,
+            "background": false,
             "error": null,
             "incomplete_details": incomplete_details,
             "instructions": request.instructions,
@@ -124,16 +171,26 @@ impl ResponseObject {
             "output": output,
             "parallel_tool_calls": tools.is_none_or(|options| options.parallel),
             "previous_response_id": request.previous_response_id,
-            "reasoning": {"effort": request.reasoning_effort, "summary": null},
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "top_logprobs": request.top_logprobs.unwrap_or(0),
+            "reasoning": {"effort": effort, "summary": null},
             "store": self.store,
             "temperature": self.temperature,
             "text": {"format": format.map_or(json!({"type": "text"}), |format| json!(format))},
             "tool_choice": tools.map_or(json!("auto"), chosen),
-            "tools": tools.map_or(Vec::new(), |options| options.tools.iter().map(described).collect()),
+            "tools": tools.map_or(Vec::new(), |options| described(&options.tools)),
             "top_p": self.top_p,
             "truncation": "disabled",
             "usage": usage,
-        })
+        });
+        if let Some(object) = object.as_object_mut() {
+            object.extend(request.echoed.clone());
+        }
+        if object["service_tier"].is_null() {
+            object["service_tier"] = "default".into();
+        }
+        object
     }
 }
 
@@ -155,27 +212,37 @@ impl Status {
     }
 }
 
-/// The part that a message or a reasoning consists of.
-pub(super) fn part(block: &Block) -> Value {
-    match block {
-        Block::Reasoning(text) => json!({"type": "reasoning_text", "text": text}),
-        Block::Text(text) | Block::Call { arguments: text, .. } => {
-            json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+/// Functions as this API has them; those of a namespace stand in it.
+fn described(tools: &[Tool]) -> Vec<Value> {
+    let mut all: Vec<Value> = Vec::new();
+    for tool in tools {
+        let mut described = tool.definition["function"].clone();
+        described["type"] = "function".into();
+        described["strict"] = tool.strict.into();
+        let Some(namespace) = &tool.namespace else {
+            all.push(described);
+            continue;
+        };
+        described["name"] = tool.given_name().into();
+        let last = all
+            .last_mut()
+            .filter(|last| last["type"] == "namespace" && last["name"] == **namespace);
+        match last.and_then(|last| last["tools"].as_array_mut()) {
+            Some(members) => members.push(described),
+            None => all.push(json!({"type": "namespace", "name": namespace, "tools": [described]})),
         }
     }
-}
-
-/// A function as this API has it.
-fn described(tool: &Tool) -> Value {
-    let mut described = tool.definition["function"].clone();
-    described["type"] = "function".into();
-    described["strict"] = tool.strict.into();
-    described
+    all
 }
 
 /// A choice as this API has it.
 fn chosen(options: &ToolOptions) -> Value {
-    let named = |name: &String| json!({"type": "function", "name": name});
+    let named = |name: &String| match options.given_name(name) {
+        (None, name) => json!({"type": "function", "name": name}),
+        (Some(namespace), name) => {
+            json!({"type": "function", "name": name, "namespace": namespace})
+        }
+    };
     match &options.choice {
         ToolChoice::None => "none".into(),
         ToolChoice::Auto => "auto".into(),

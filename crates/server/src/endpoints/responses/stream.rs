@@ -1,12 +1,12 @@
 //! The events of a streamed response.
 
 use axum::body::Bytes;
-use candlepower_api::{FinishReason, Usage};
+use candlepower_api::{ChatTokenLogprob, FinishReason, Usage};
 use candlepower_engine::TokenLogprobs;
 use serde_json::{Value, json};
 
 use super::Turn;
-use super::object::{Status, part};
+use super::object::Status;
 use crate::generation::content_blocks::{Block, BlockEvent, Blocks};
 use crate::generation::sse::{ChunkFormat, named_event};
 use crate::generation::stream::Delta;
@@ -52,7 +52,12 @@ impl ResponseStream {
         self.event(kind, json!({"output_index": index, "item": item}))
     }
 
-    fn block_event(&mut self, event: BlockEvent) -> Bytes {
+    /// The events of what happened to a block; `logprobs` are those of the first text that is added to their block.
+    fn block_event(
+        &mut self,
+        event: BlockEvent,
+        logprobs: &mut Option<(usize, Vec<ChatTokenLogprob>)>,
+    ) -> Bytes {
         match event {
             BlockEvent::Start(index) => self.start(index),
             BlockEvent::Delta(index, text) => {
@@ -61,7 +66,9 @@ impl ResponseStream {
                         ("response.reasoning_text.delta", json!({"delta": text}))
                     }
                     Block::Text(_) => {
-                        ("response.output_text.delta", json!({"delta": text, "logprobs": []}))
+                        let logprobs = logprobs.take().filter(|(of, _)| *of == index);
+                        let logprobs = logprobs.map_or_else(Vec::new, |(_, logprobs)| logprobs);
+                        ("response.output_text.delta", json!({"delta": text, "logprobs": logprobs}))
                     }
                     Block::Call { .. } => {
                         ("response.function_call_arguments.delta", json!({"delta": text}))
@@ -73,13 +80,17 @@ impl ResponseStream {
         }
     }
 
+    fn part(&self, index: usize, block: &Block) -> Value {
+        json!({"part": self.turn.as_ref().map(|turn| turn.object.part(index, block))})
+    }
+
     fn start(&mut self, index: usize) -> Bytes {
         let added = self.output_item("response.output_item.added", index, Status::InProgress);
         let begun = self.blocks.begun(index);
         if matches!(begun, Block::Call { .. }) {
             return added;
         }
-        let part = json!({"part": part(&begun)});
+        let part = self.part(index, &begun);
         [added, self.item_event("response.content_part.added", index, part)].concat().into()
     }
 
@@ -88,16 +99,21 @@ impl ResponseStream {
         let (kind, body) = match &block {
             Block::Reasoning(text) => ("response.reasoning_text.done", json!({"text": text})),
             Block::Text(text) => {
-                ("response.output_text.done", json!({"text": text, "logprobs": []}))
+                let logprobs =
+                    self.turn.as_ref().map_or(&[][..], |turn| turn.object.logprobs(index));
+                ("response.output_text.done", json!({"text": text, "logprobs": logprobs}))
             }
-            Block::Call { name, arguments, .. } => (
-                "response.function_call_arguments.done",
-                json!({"name": name, "arguments": arguments}),
-            ),
+            Block::Call { name, arguments, .. } => {
+                let given = self.turn.as_ref().map(|turn| turn.object.given_name(name).1);
+                (
+                    "response.function_call_arguments.done",
+                    json!({"name": given, "arguments": arguments}),
+                )
+            }
         };
         let mut events = vec![self.item_event(kind, index, body)];
         if !matches!(block, Block::Call { .. }) {
-            let part = json!({"part": part(&block)});
+            let part = self.part(index, &block);
             events.push(self.item_event("response.content_part.done", index, part));
         }
         let is_cut = self.blocks.is_cut_at(index, self.finish);
@@ -128,10 +144,13 @@ impl ChunkFormat for ResponseStream {
 
     fn delta(&mut self, _: usize, delta: Delta, _: Option<Usage>) -> Bytes {
         self.token_ids.extend(&delta.token_ids);
-        self.finish = delta.finish.map(|finish| finish.reason);
-        let events = self.blocks.push(delta.parts, self.finish);
-        let events: Vec<Bytes> = events.into_iter().map(|event| self.block_event(event)).collect();
-        events.concat().into()
+        self.finish = delta.finish.as_ref().map(|finish| finish.reason);
+        let (events, logprobs) = self.blocks.push_delta(delta);
+        let mut logprobs = logprobs
+            .zip(self.turn.as_mut())
+            .map(|((index, tokens), turn)| (index, turn.add_logprobs(index, &tokens)));
+        let event = |event| self.block_event(event, &mut logprobs);
+        events.into_iter().map(event).collect::<Vec<Bytes>>().concat().into()
     }
 
     fn usage(&mut self, usage: Usage) -> Bytes {

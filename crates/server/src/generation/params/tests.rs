@@ -22,7 +22,6 @@ fn generation(
     };
     let none = SamplingDefaults::default();
     let mut limits = Limits {
-        max_model_len: 100,
         vocab_size: 50,
         max_logprobs: 20,
         default_max_tokens: DefaultMaxTokens::Tokens(NonZeroUsize::new(16).unwrap()),
@@ -88,6 +87,7 @@ fn values_at_the_bounds_are_taken() {
         json!({"top_k": -1}),
         json!({"top_k": 1}),
         json!({"top_k": 9_000_000_000_u64}),
+        json!({"top_k": 0}),
         json!({"min_p": 0}),
         json!({"min_p": 1}),
         json!({"repetition_penalty": 0.01}),
@@ -96,6 +96,7 @@ fn values_at_the_bounds_are_taken() {
         json!({"n": 128}),
         json!({"max_tokens": 1}),
         json!({"max_tokens": 100}),
+        json!({"max_tokens": i64::MAX, "min_tokens": 5}),
         json!({"min_tokens": 16}),
         json!({"seed": i64::MIN}),
         json!({"logit_bias": {"49": 100, "0": -100}}),
@@ -113,7 +114,6 @@ fn values_beyond_the_bounds_are_refused_by_name() {
         ("temperature", json!(2.1)),
         ("top_p", json!(0)),
         ("top_p", json!(1.1)),
-        ("top_k", json!(0)),
         ("top_k", json!(-2)),
         ("min_p", json!(-0.1)),
         ("min_p", json!(1.1)),
@@ -126,7 +126,6 @@ fn values_beyond_the_bounds_are_refused_by_name() {
         ("n", json!(1_000_000_000_000_i64)),
         ("max_tokens", json!(0)),
         ("max_tokens", json!(-1)),
-        ("max_tokens", json!(101)),
         ("min_tokens", json!(-1)),
         ("min_tokens", json!(17)),
         ("priority", json!(5_000_000_000_i64)),
@@ -148,6 +147,7 @@ fn values_beyond_the_bounds_are_refused_by_name() {
 fn prompt_and_output_fit_the_context() {
     let sampling = taken(json!({"max_tokens": 100, "min_tokens": 90})).sampling_for(80, 100);
     assert_eq!((sampling.max_tokens, sampling.min_tokens), (20, 20));
+    assert_eq!(taken(json!({"max_tokens": 32_000})).sampling_for(80, 100).max_tokens, 20);
     let max =
         generation(json!({}), |limits| limits.default_max_tokens = DefaultMaxTokens::Max).unwrap();
     assert_eq!(max.sampling_for(30, 100).max_tokens, 70);

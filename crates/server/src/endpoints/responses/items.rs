@@ -1,0 +1,168 @@
+//! GET /v1/responses/{id}/input_items: the input of a response, a page at a time.
+
+use candlepower_api::{ChatMessage, Role};
+use serde_json::{Value, json};
+
+use crate::model::api_error::{ApiError, ApiResult};
+
+/// Items of a page that does not say, and most items of one.
+const DEFAULT_LIMIT: usize = 20;
+const MAX_LIMIT: usize = 100;
+
+/// Which items are asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Page {
+    limit: usize,
+    /// Whether the first item comes first.
+    ascending: bool,
+    /// The item before the page.
+    after: Option<String>,
+}
+
+impl Page {
+    /// Reads the query of a request.
+    ///
+    /// # Errors
+    /// 400 with the parameter that is wrong or unknown.
+    pub(super) fn of_query(query: &str) -> ApiResult<Self> {
+        let mut page = Self { limit: DEFAULT_LIMIT, ascending: false, after: None };
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+            match name {
+                "limit" => {
+                    let limit = value.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
+                    page.limit = limit.ok_or_else(|| {
+                        let message = format!("`limit` must be a number from 1 to {MAX_LIMIT}.");
+                        ApiError::invalid("limit", message)
+                    })?;
+                }
+                "order" => {
+                    page.ascending = match value {
+                        "asc" => true,
+                        "desc" => false,
+                        _ => {
+                            return Err(ApiError::invalid("order", "`order` must be asc or desc."));
+                        }
+                    };
+                }
+                "after" => page.after = Some(value.to_owned()),
+                // There is nothing to include.
+                _ if name.starts_with("include") => {}
+                _ => {
+                    let name = candlepower_api::excerpt(name);
+                    let message =
+                        format!("`{name}` is not a parameter here: limit, order and after are.");
+                    return Err(ApiError::invalid(name, message));
+                }
+            }
+        }
+        Ok(page)
+    }
+
+    /// The page of these items.
+    ///
+    /// # Errors
+    /// 404 where the item before the page is none of them.
+    pub(super) fn list(&self, mut items: Vec<Value>) -> ApiResult<Value> {
+        if !self.ascending {
+            items.reverse();
+        }
+        if let Some(after) = &self.after {
+            let at = items.iter().position(|item| item["id"] == **after).ok_or_else(|| {
+                let message = "`after` is none of the items of this response.";
+                ApiError::not_found(Some("after"), "not_found", message)
+            })?;
+            items.drain(..=at);
+        }
+        let has_more = items.len() > self.limit;
+        items.truncate(self.limit);
+        let id = |item: Option<&Value>| item.map_or(Value::Null, |item| item["id"].clone());
+        Ok(json!({
+            "object": "list", "first_id": id(items.first()), "last_id": id(items.last()),
+            "has_more": has_more, "data": items,
+        }))
+    }
+}
+
+/// The items of a conversation. Their ids are those of their places.
+pub(super) fn items(response_id: &str, messages: &[ChatMessage]) -> Vec<Value> {
+    let mut items: Vec<Value> = Vec::new();
+    let response = response_id.trim_start_matches("resp_");
+    for message in messages {
+        let text = message.content.as_ref().map(|content| content.to_text());
+        if let Some(thought) = &message.reasoning_content {
+            items.push(json!({
+                "type": "reasoning", "summary": [],
+                "content": [{"type": "reasoning_text", "text": thought}],
+            }));
+        }
+        match (message.role, text) {
+            (Role::Tool, text) => items.push(json!({
+                "type": "function_call_output", "call_id": message.tool_call_id, "output": text.unwrap_or_default(),
+            })),
+            (role, Some(text)) if !text.is_empty() || message.tool_calls.is_none() => {
+                let (role, kind) = match role {
+                    Role::Assistant => ("assistant", "output_text"),
+                    Role::System => ("system", "input_text"),
+                    Role::Developer => ("developer", "input_text"),
+                    Role::User | Role::Tool => ("user", "input_text"),
+                };
+                items.push(json!({"type": "message", "role": role, "content": [{"type": kind, "text": text}]}));
+            }
+            _ => {}
+        }
+        for call in message.tool_calls.iter().flatten() {
+            let function = &call.0["function"];
+            items.push(json!({
+                "type": "function_call", "call_id": call.0["id"], "name": function["name"],
+                "arguments": function["arguments"],
+            }));
+        }
+    }
+    for (index, item) in items.iter_mut().enumerate() {
+        item["id"] = format!("item_{response}_{index}").into();
+        item["status"] = "completed".into();
+    }
+    items
+}
+
+#[cfg(test)]
+mod tests {
+    use candlepower_api::PastToolCall;
+
+    use super::*;
+
+    fn conversation() -> Vec<ChatMessage> {
+        let call = PastToolCall::new("c", "f", "{}".into());
+        let turn = ChatMessage::text(Role::Assistant, String::new());
+        let turn = ChatMessage {
+            tool_calls: Some(vec![call]),
+            reasoning_content: Some("Hm.".into()),
+            ..turn
+        };
+        let answer = ChatMessage::text(Role::Tool, "1".into());
+        let answer = ChatMessage { tool_call_id: Some("c".into()), ..answer };
+        vec![ChatMessage::text(Role::User, "Hi".into()), turn, answer]
+    }
+
+    #[test]
+    fn items_come_in_pages() {
+        let list = |query: &str| {
+            Page::of_query(query).unwrap().list(items("resp_1", &conversation())).unwrap()
+        };
+        let all = list("order=asc");
+        let kinds: Vec<&str> =
+            all["data"].as_array().unwrap().iter().map(|i| i["type"].as_str().unwrap()).collect();
+        assert_eq!(kinds, ["message", "reasoning", "function_call", "function_call_output"]);
+        assert_eq!((&all["has_more"], &all["first_id"]), (&json!(false), &json!("item_1_0")));
+        let page = list("order=asc&limit=2&after=item_1_0");
+        assert_eq!((&page["has_more"], &page["last_id"]), (&json!(true), &json!("item_1_2")));
+        assert_eq!(list("")["first_id"], "item_1_3");
+        for query in ["limit=0", "limit=101", "limit=x", "order=up", "colour=red"] {
+            Page::of_query(query).unwrap_err();
+        }
+        assert!(
+            Page::of_query("after=no").unwrap().list(items("resp_1", &conversation())).is_err()
+        );
+    }
+}
