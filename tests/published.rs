@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder, TempFolder};
 
-/// Edits of JSON files of the demo, by their names.
-type Edits<'a> = &'a [(&'a str, &'a dyn Fn(&mut Value))];
+/// An edit of a JSON file of the demo, by its name.
+type Edit<'a> = (&'a str, &'a dyn Fn(&mut Value));
 
-fn demo_with(edits: Edits<'_>) -> TempFolder {
+fn demo_with(edits: &[Edit<'_>]) -> TempFolder {
     let edits: BTreeMap<&str, _> = edits.iter().copied().collect();
     TempFolder::of_demo(|name, bytes| match edits.get(name) {
         Some(edit) => {
@@ -38,20 +38,18 @@ fn turns_end_where_any_of_the_files_says_so() {
     let end_of_text = |json: &mut Value| json["eos_token_id"] = 1273.into();
     let none = |json: &mut Value| drop(json.as_object_mut().unwrap().remove("eos_token_id"));
     let below_zero = |json: &mut Value| json["eos_token_id"] = json!([-1]);
-    let both = |edit: &'static dyn Fn(&mut Value)| -> [(&str, &dyn Fn(&mut Value)); 2] {
+    fn both(edit: &dyn Fn(&mut Value)) -> [Edit<'_>; 2] {
         [("config.json", edit), ("generation_config.json", edit)]
-    };
+    }
     let nobody = |json: &mut Value| json["eos_token"] = Value::Null;
-    let cases: [Vec<(&str, &dyn Fn(&mut Value))>; 4] = [
-        both(Box::leak(Box::new(end_of_text))).to_vec(),
-        both(Box::leak(Box::new(none))).to_vec(),
+    let by_name: Edit<'_> = ("tokenizer_config.json", &nobody);
+    let [config, generation] = both(&end_of_text);
+    let cases: [Vec<Edit<'_>>; 4] = [
+        vec![config, generation],
+        both(&none).to_vec(),
         vec![("generation_config.json", &below_zero)],
         // Known by its name alone.
-        [
-            &both(Box::leak(Box::new(end_of_text)))[..],
-            &[("tokenizer_config.json", &nobody as &dyn Fn(&mut Value))],
-        ]
-        .concat(),
+        vec![config, generation, by_name],
     ];
     for edits in cases {
         let folder = demo_with(&edits);

@@ -28,7 +28,7 @@ pub struct HfConfig {
 
 /// A key that nobody reads and nobody knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnreadKey {
+pub(crate) struct UnreadKey {
     file: String,
     /// With the names of the objects around it.
     pub key: String,

@@ -76,10 +76,9 @@ enum Kind {
 
 fn read_merges(file: &[u8]) -> Result<Vec<Value>> {
     let text = std::str::from_utf8(file).map_err(|_| fault(MERGES, "it is not UTF-8"))?;
-    let lines = text
-        .lines()
-        .enumerate()
-        .filter(|(i, line)| !line.is_empty() && !(*i == 0 && line.starts_with("#version")));
+    let is_version = |i: usize, line: &str| i == 0 && line.starts_with("#version");
+    let lines = text.lines().enumerate();
+    let lines = lines.filter(|(i, line)| !line.is_empty() && !is_version(*i, line));
     let merge = |(i, line): (usize, &str)| match line.split_once(' ') {
         Some((left, right)) if !left.is_empty() && !right.is_empty() => Ok(json!([left, right])),
         _ => Err(fault(MERGES, format!("line {} is not two tokens with a space between", i + 1))),

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{fault, template};
+use super::{MOST_BYTES, fault, template};
 use crate::{
     config::HfConfig,
     error::{Error, Result},
@@ -126,7 +126,7 @@ impl Model {
                 _ => {}
             }
         }
-        self.tokens.push(token?);
+        self.tokens.push(token.filter(|token| token.len() <= MOST_BYTES)?);
         self.scores.push(score);
         self.kinds.push(kind);
         Some(())

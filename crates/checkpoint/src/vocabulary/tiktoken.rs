@@ -55,6 +55,10 @@ pub(super) fn spelled_and_merges(
     let spelled: Vec<String> = tokens.iter().map(|token| spell(token)).collect();
     let mut merges = Vec::new();
     for (rank, token) in tokens.iter().enumerate().filter(|(_, token)| token.len() > 1) {
+        if token.len() > super::MOST_BYTES {
+            let reason = format!("token {rank} has {} bytes", token.len());
+            return Err(super::fault(file, reason));
+        }
         let Some((left, right)) = halves(token, rank, &ids) else {
             return Err(super::fault(file, format!("token {rank} is not made of two others")));
         };
