@@ -23,8 +23,7 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(20);
 const MAX_BYTES: u64 = 4 << 20;
 
 /// What is asked.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Debug)]
 pub(crate) enum Wish {
     /// End the server and remove all of the deployment.
     Delete,
@@ -42,6 +41,29 @@ pub(crate) struct Update {
     pub(crate) in_place: bool,
     /// Seconds until the new server is ready.
     pub(crate) timeout: u64,
+}
+
+/// The words of wishes, which programs of other versions understand, too; an update follows its word as JSON.
+const DELETE: &str = "delete";
+const RESTART: &str = "restart";
+const UPDATE: &str = "update ";
+
+impl Wish {
+    fn to_line(&self) -> io::Result<String> {
+        Ok(match self {
+            Self::Delete => DELETE.to_owned(),
+            Self::Restart => RESTART.to_owned(),
+            Self::Update(update) => format!("{UPDATE}{}", serde_json::to_string(update)?),
+        } + "\n")
+    }
+
+    fn of_line(line: &str) -> Option<Self> {
+        match line.trim() {
+            DELETE => Some(Self::Delete),
+            RESTART => Some(Self::Restart),
+            other => serde_json::from_str(other.strip_prefix(UPDATE)?).ok().map(Self::Update),
+        }
+    }
 }
 
 /// The socket by a path of few characters: the system allows 107, and folders may be deep.
@@ -66,9 +88,7 @@ impl ShortPath {
 pub(crate) async fn ask(folder: &Path, wish: &Wish, server_seconds: u64) -> io::Result<()> {
     let path = ShortPath::open(folder)?;
     let mut stream = UnixStream::connect(path.socket()).await?;
-    let mut line = serde_json::to_vec(wish)?;
-    line.push(b'\n');
-    stream.write_all(&line).await?;
+    stream.write_all(wish.to_line()?.as_bytes()).await?;
     let mut answer = String::new();
     let patience = Duration::from_secs(server_seconds).saturating_add(ANSWER_PATIENCE);
     timeout(patience, BufReader::new(stream).read_line(&mut answer))
@@ -76,6 +96,10 @@ pub(crate) async fn ask(folder: &Path, wish: &Wish, server_seconds: u64) -> io::
         .map_err(|_| io::Error::other("the supervisor does not answer"))??;
     match answer.trim() {
         "ok" => Ok(()),
+        // A supervisor of an earlier version knows no updates.
+        "" if matches!(wish, Wish::Update(_)) => Err(io::Error::other(
+            "the supervisor gave no answer: if an earlier version has started it, delete the deployment and deploy it again",
+        )),
         "" => Err(io::Error::other("the supervisor ended without an answer")),
         trouble => Err(io::Error::other(trouble.to_owned())),
     }
@@ -96,7 +120,7 @@ pub(super) async fn read(stream: &mut UnixStream) -> Option<Wish> {
     let mut line = String::new();
     let mut reader = BufReader::new(stream.take(MAX_BYTES));
     timeout(PATIENCE, reader.read_line(&mut line)).await.ok()?.ok()?;
-    serde_json::from_str(&line).ok()
+    Wish::of_line(&line)
 }
 
 /// Tells the client what has become of it.
