@@ -43,7 +43,7 @@ class Client:
     ) -> "Deployment":
         """Deploys for conversations and branches that share prefixes, and waits until it is ready.
 
-        As `deploy_blaze`; `PrismParameters` lists the other keyword arguments.
+        It is like `deploy_blaze`; `PrismParameters` lists the other keyword arguments.
         """
         return _deploy(self._client, "prism", on_progress, {"name": name, "model": model, **parameters})
 
