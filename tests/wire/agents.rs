@@ -434,7 +434,7 @@ fn a_suffix_needs_a_model_with_tokens_for_it() {
         .error(400);
     assert_eq!(error["param"], "suffix");
     let folder = TempFolder::of_demo(|name, bytes| match name {
-        "tokenizer.json" => {
+        "tokenizer.json" | "tokenizer_config.json" => {
             let text = String::from_utf8(bytes).unwrap();
             text.replace("<tool_response>", "<fim_prefix>")
                 .replace("</tool_response>", "<fim_suffix>")

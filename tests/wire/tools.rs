@@ -438,7 +438,7 @@ fn references_of_arguments_lead_to_the_whole_schema_in_every_format() {
     let demo = Server::demo();
     let letter = demo
         .post("/tokenize", &json!({"model": "demo", "prompt": "n", "add_special_tokens": false}));
-    let bias = json!({"logit_bias": {letter.json()["tokens"][0].to_string(): 4}});
+    let bias = json!({"logit_bias": {letter.json()["tokens"][0].to_string(): 8}});
     for (format, arguments) in arguments_in_all_formats(&tree, &bias) {
         assert!(arguments.is_object(), "{format}");
         check(&arguments);

@@ -118,7 +118,14 @@ impl<'a> ToolUse<'a> {
             has_others: self.callable.len() < self.num_known(),
             text: text.as_ref(),
         };
-        let whole = shape.constraint(&model.tokenizer).map_err(|error| self.refused(&error))?;
+        let whole = match shape.constraint(&model.tokenizer) {
+            Ok(whole) => whole,
+            Err(error) => {
+                // A schema that is wrong by itself is named by its field.
+                self.check_schemas(model, &functions)?;
+                return Err(self.refused(&error));
+            }
+        };
         match whole {
             None => Ok(None),
             Some(whole) if Some(&whole) == text.as_ref() => Ok(alone),
