@@ -166,7 +166,10 @@ impl CheckpointFiles {
             Self::Folder(folder) => std::fs::read_dir(folder)
                 .into_iter()
                 .flatten()
-                .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+                .filter_map(|entry| entry.ok())
+                // Reading anything else, such as a pipe, might never end.
+                .filter(|entry| entry.path().is_file())
+                .filter_map(|entry| entry.file_name().into_string().ok())
                 .collect(),
         }
     }

@@ -61,7 +61,7 @@ pub struct ListedToken {
 /// The `tokenizer.json` with the added tokens of `config` that `tokenizer` has not, and those tokens; `None` where it has all.
 ///
 /// # Errors
-/// [`Error::AddedToken`], where one of them would take the id of another token, or has one already.
+/// [`Error::AddedToken`], where one of them would take the id of a token that was not added, or has one already.
 pub(crate) fn with_listed(
     tokenizer: &Tokenizer,
     tokenizer_json: &[u8],
@@ -82,6 +82,10 @@ pub(crate) fn with_listed(
         let conflict = |reason: String| Error::AddedToken { token: shown(content), reason };
         let number = id.parse::<u32>().ok().filter(|id| (*id as usize) < MOST_TOKENS);
         let number = number.ok_or_else(|| conflict(format!("its id is `{id:.20}`")))?;
+        if known.values().any(|id| *id == number) {
+            // It was renamed in tokenizer.json, whose names go with the chat template.
+            continue;
+        }
         let holder = tokenizer.id_to_token(number);
         if let Some(holder) = holder.filter(|holder| holder != content) {
             let reason = format!("its id {number} is that of {} in tokenizer.json", shown(&holder));
