@@ -195,7 +195,13 @@ mod tests {
         let tekken = tokenizer_of(folder("tekken", &[("tekken.json", file)]));
         assert_eq!((tekken.bos_token_id(), tekken.eos_token_id()), (Some(1), Some(2)));
         assert_eq!(tekken.added_token("[TOOL_CALLS]"), Some((9, true)));
-        for text in texts() {
+        // Special tokens of Mistral's are plain text in the other tokenizer.
+        let has_mark = |text: &str| {
+            ["<s>", "</s>", "<unk>", "<pad>", "[INST]", "[TOOL_CALLS]"]
+                .iter()
+                .any(|mark| text.contains(mark))
+        };
+        for text in texts().into_iter().filter(|text| !has_mark(text)) {
             let ids = original.encode(&text, AddSpecialTokens::No).unwrap();
             let moved: Vec<u32> = [1].into_iter().chain(ids.iter().map(|id| id + 30)).collect();
             assert_eq!(tekken.encode(&text, AddSpecialTokens::Yes).unwrap(), moved, "{text:?}");
