@@ -269,6 +269,10 @@ impl WeightFiles {
         if let [index] = indices[..] {
             return Some(NamedWeights::Index((*index).to_owned()));
         }
+        if names.iter().any(|name| name.starts_with(PICKLED)) {
+            // The weights are in another format, and a safetensors file of another name is something else.
+            return None;
+        }
         let mut files: Vec<&str> = names.into_iter().filter(|name| is_weights(name)).collect();
         files.sort_unstable();
         let parts = files.first().and_then(|first| Some(Part::of(first)?.parts));
@@ -297,6 +301,8 @@ pub enum NamedWeights {
 
 /// Where a name ends that is an index's.
 const INDEX_END: &str = ".safetensors.index.json";
+/// Weights as PyTorch pickles them, which are not read.
+const PICKLED: &str = "pytorch_model";
 /// Files in Mistral's own layout, which is not read.
 const CONSOLIDATED: &str = "consolidated";
 
@@ -356,12 +362,12 @@ fn no_weights(files: &CheckpointFiles) -> Error {
         format!(
             " (found {safetensors}, in Mistral's own layout: take the version in that of transformers)"
         )
+    } else if !others.is_empty() {
+        format!(" (found {others}; convert them to safetensors)")
     } else if !safetensors.is_empty() {
         format!(
             " (found {safetensors}: which of them are the weights? Leave one, or all parts NAME-00001-of-00002.safetensors of one)"
         )
-    } else if !others.is_empty() {
-        format!(" (found {others}; convert them to safetensors)")
     } else {
         String::new()
     };
