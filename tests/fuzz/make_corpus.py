@@ -27,7 +27,7 @@ RESPONSES = {"model": "demo", "input": [{"role": "user", "content": "Go on."}], 
 MESSAGES = {"model": "demo", "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 3, "system": "Be brief."}
 VALID = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/v1/responses": RESPONSES, "/v1/messages": MESSAGES,
          "/tokenize": TOKENIZE, "/detokenize": DETOKENIZE}
-# What cannot be left out.
+# Parts that cannot be left out.
 NEEDED = ("messages", "prompt", "tokens", "input")
 GENERATION = ("/v1/chat/completions", "/v1/completions")
 

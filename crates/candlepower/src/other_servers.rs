@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn what_cannot_be_says_what_to_do() {
         for (line, word) in [
-            ("c serve x --uds /tmp/a", "--host"),
+            ("c serve x --uds a.sock", "--host"),
             ("c serve x --pipeline-parallel-size 2", "--tensor-parallel-size"),
             ("c serve x -ngl 20", "--device cpu"),
             ("c serve x --kv-cache-dtype fp8_e5m2", "fp8"),

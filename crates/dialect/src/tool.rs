@@ -372,7 +372,7 @@ impl ToolParser {
         Step::Again
     }
 
-    /// What is damaged is content, and the call has no end. One without arguments has none.
+    /// Damaged text is content, and the call has no end. One without arguments has none.
     fn break_off(&mut self, events: &mut Events) -> State {
         if !self.has_arguments {
             events.call_arguments(self.num_calls, "{}");

@@ -17,7 +17,7 @@ const OPEN: &str = "<|tool_call>";
 const CLOSE: &str = "<tool_call|>";
 pub(crate) const QUOTE: &str = "<|\"|>";
 const MARKS: [&str; 3] = [OPEN, CLOSE, QUOTE];
-/// What a call begins with.
+/// The mark and the word that begin a call.
 const BEGIN: &str = "<|tool_call>call:";
 
 pub(super) const GEMMA4: Format = Format {
