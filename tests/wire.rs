@@ -4,6 +4,7 @@ mod agents;
 mod chat;
 mod completions;
 mod constraints;
+mod differential;
 mod documents;
 mod errors;
 mod model_output;

@@ -23,7 +23,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{TensorView, serialize_to_file};
 use serde_json::{Map, Value, json};
 
-use super::{Server, ServerBuilder, TempFolder};
+use super::{Response, Server, ServerBuilder, TempFolder};
 pub(crate) use answer::{Answer, Endpoint};
 
 /// Longest prompt without its padding, in bytes and marks.
@@ -82,6 +82,15 @@ impl Scripted {
     #[track_caller]
     pub(crate) fn ask(&self, endpoint: Endpoint, text: usize, form: Form, more: Value) -> Value {
         self.server.post(endpoint.path(), &self.body(endpoint, text, form, more)).ok()
+    }
+
+    /// A text byte by byte as a completion.
+    #[track_caller]
+    pub(crate) fn complete(&self, text: usize, more: Value) -> Response {
+        let prompt = "a".repeat(self.starts[text][0]);
+        let mut body = json!({"model": "demo", "prompt": prompt, "temperature": 0});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        self.server.post("/v1/completions", &body)
     }
 
     /// The request for a text; `more` is added to it.

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod differential;
+mod pairs;
 mod varied;
 
 use candlepower_grammar::{Constraint, Grammar, GrammarCompiler};
