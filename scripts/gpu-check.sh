@@ -43,7 +43,7 @@ build() {
   dir=$(cd "$1" && pwd)
   cd "$here/.."
   cargo build --release --features cuda --locked
-  messages=$(cargo test --release --locked --package candlepower --package candlepower-kernels --package candlepower-models \
+  messages=$(cargo test --release --locked --package candlepower --package candlepower-gpu --package candlepower-models \
     --package candlepower-engine --features candlepower/cuda --lib --test cuda_kernels --test all --no-run \
     --message-format json)
   python3 -c '

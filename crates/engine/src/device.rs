@@ -81,7 +81,7 @@ pub fn choose_device(choice: DeviceChoice) -> Result<ChosenDevice, NoGpu> {
 pub fn free_bytes(device: &Device) -> Option<u64> {
     #[cfg(feature = "cuda")]
     if device.is_cuda() {
-        return candlepower_kernels::cuda::memory(device).ok().map(|(free, _)| free);
+        return candlepower_gpu::cuda::memory(device).ok().map(|(free, _)| free);
     }
     debug_assert!(device.is_cpu());
     candlepower_machine::available_bytes()
@@ -155,12 +155,12 @@ mod gpu {
         let unusable = |error: &dyn std::fmt::Display| {
             NoGpu::Unusable(error.to_string().lines().next().unwrap_or_default().to_owned())
         };
-        let device = candlepower_kernels::cuda::open(ordinal).map_err(|error| unusable(&error))?;
+        let device = candlepower_gpu::cuda::open(ordinal).map_err(|error| unusable(&error))?;
         let cuda = device.as_cuda_device().map_err(|error| unusable(&error))?;
         let context = cuda.cuda_stream().context().clone();
         let found = context.compute_capability().map_err(|error| unusable(&error))?;
         check_capability(
-            candlepower_kernels::cuda::compiled_for(),
+            candlepower_gpu::cuda::compiled_for(),
             (found.0.unsigned_abs(), found.1.unsigned_abs()),
         )?;
         Ok(device)

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use candle_core::{Device, Tensor};
-use candlepower_kernels::device::Graph;
+use candlepower_gpu::Graph;
 use candlepower_models::WorkspaceSize;
 
 use crate::Result;

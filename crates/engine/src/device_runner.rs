@@ -3,12 +3,12 @@
 use std::{collections::VecDeque, time::Instant};
 
 use candle_core::{DType, Tensor};
+use candlepower_gpu::{
+    self as gpu, AttentionStep, HostBlocks, LaunchShape, Readback, SamplerRow, SamplingOutput,
+    SamplingScratch, Staging, StateTables, TokenCounts,
+};
 use candlepower_kernels::{
     AttentionMetadata,
-    device::{
-        self, AttentionStep, HostBlocks, LaunchShape, Readback, SamplerRow, SamplingOutput,
-        SamplingScratch, Staging, StateTables, TokenCounts,
-    },
     sampling::{RowLogprobs, SampledRow},
 };
 use candlepower_models::{
@@ -215,12 +215,12 @@ impl DeviceRunner {
             caches.try_for_each(|cache| cache.copy_blocks(&views.copies))?;
         }
         if let Some(states) = self.workspace.states().filter(|_| !step.state_copies.is_empty()) {
-            device::copy_states(states, &views.state_copies)?;
+            gpu::copy_states(states, &views.state_copies)?;
         }
         let launch = if bucket.is_some() { LaunchShape::Fixed } else { LaunchShape::Fitted };
         let inputs_on_device = self.prepare(&inputs, launch)?;
         if inputs.has_drawn {
-            device::resolve_tokens(&inputs_on_device.token_ids, &self.drawn)?;
+            gpu::resolve_tokens(&inputs_on_device.token_ids, &self.drawn)?;
         }
         let computed = match bucket {
             Some(bucket) => Computed::Logits(self.run_graph(bucket, &inputs_on_device)?),
@@ -442,7 +442,7 @@ impl DeviceRunner {
             };
             self.count(chunk, views_of)?;
             let draws = chunk.draws.len();
-            let batch = device::SamplingBatch {
+            let batch = gpu::SamplingBatch {
                 rows: &views_of.draws,
                 counts: self.counts.as_ref().filter(|_| chunk.counted > 0),
                 biases: views.biases.as_ref().map(|(ids, biases)| (ids, biases)),
@@ -455,7 +455,7 @@ impl DeviceRunner {
                     .narrow(0, first * width, draws * width)?
                     .reshape((draws, width))?,
             };
-            device::sample(&logits, &batch, &self.scratch, &output)?;
+            gpu::sample(&logits, &batch, &self.scratch, &output)?;
             first += draws;
         }
         Ok(())

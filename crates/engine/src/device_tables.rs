@@ -2,11 +2,8 @@
 
 use std::ops::Range;
 
-use candlepower_kernels::{
-    AttentionMetadata,
-    device::{NO_SLOT, SamplerRow},
-    sampling::SamplingRow,
-};
+use candlepower_gpu::{NO_SLOT, SamplerRow};
+use candlepower_kernels::{AttentionMetadata, sampling::SamplingRow};
 use candlepower_models::WantedTokens;
 use candlepower_scheduler::{Step, Swap, TokenSource};
 

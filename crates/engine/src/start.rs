@@ -13,7 +13,7 @@ use candlepower_checkpoint::{
     Checkpoint, Counted as MemoryCounted, DeviceKind, DeviceMemory, Dtype, KvDtype, MemoryPlan,
     MemoryRequest, device_logits_rows,
 };
-use candlepower_kernels::device::MOST_LOGPROBS;
+use candlepower_gpu::MOST_LOGPROBS;
 use candlepower_models::{
     CacheSize, LoadProgress, WorkspaceSize, load_on_device, load_shard, load_shard_on_device,
 };

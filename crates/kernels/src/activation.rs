@@ -79,14 +79,13 @@ pub fn activation_times(x: &Tensor, act: Activation, by: &Tensor, first: usize) 
 }
 
 /// The name in errors of what [`activation_times`] is on any device.
-pub(crate) const TIMES: &str = "activation_times";
+pub const TIMES: &str = "activation_times";
 
 /// Columns of `by`, if it has a row for each of `x` and the columns that meet those of `x`.
-pub(crate) fn times_width(
-    by: &Operand<'_>,
-    [tokens, inner]: [usize; 2],
-    first: usize,
-) -> Result<usize> {
+///
+/// # Errors
+/// `by` has other rows or too few columns.
+pub fn times_width(by: &Operand<'_>, [tokens, inner]: [usize; 2], first: usize) -> Result<usize> {
     let columns = first + inner;
     match by.dims2("[tokens, width]")? {
         (rows, width) if rows == tokens && width >= columns => Ok(width),

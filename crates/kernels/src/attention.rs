@@ -57,11 +57,10 @@ pub struct AttentionMetadata {
 impl AttentionMetadata {
     /// The queries and the cache of each sequence, after checking all of it against `tokens` queries
     /// and the cache's dimensions.
-    pub(crate) fn sequences(
-        &self,
-        tokens: usize,
-        cache: &KvCacheConfig,
-    ) -> Result<Vec<SequenceView<'_>>> {
+    ///
+    /// # Errors
+    /// The metadata contradicts itself, the tokens or the cache.
+    pub fn sequences(&self, tokens: usize, cache: &KvCacheConfig) -> Result<Vec<SequenceView<'_>>> {
         let error = |message: String| Err(Error::Metadata(message));
         let seqs = self.context_len.len();
         if self.query_start.len() != seqs + 1 || self.query_start[0] != 0 {
@@ -118,11 +117,15 @@ impl AttentionMetadata {
 
 /// One sequence of a step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SequenceView<'a> {
-    pub(crate) first_token: usize,
-    pub(crate) num_queries: usize,
-    pub(crate) first_position: usize,
-    pub(crate) block_table: &'a [u32],
+pub struct SequenceView<'a> {
+    /// Its first query among the tokens of the step.
+    pub first_token: usize,
+    /// Queries of this step.
+    pub num_queries: usize,
+    /// Position of its first query.
+    pub first_position: usize,
+    /// Blocks of its cache, in the order of its positions.
+    pub block_table: &'a [u32],
 }
 
 /// Attention of this step's queries over their sequences' caches.

@@ -25,12 +25,14 @@ pub struct VocabPart {
 
 impl VocabPart {
     /// All rows of a table, which has one for each token.
-    pub(crate) fn all_rows(rows: usize) -> Self {
+    #[must_use]
+    pub fn all_rows(rows: usize) -> Self {
         Self { first: 0, vocab_size: rows }
     }
 
     /// The row of a token in a table of `rows` rows; none where another part has it.
-    pub(crate) fn row(self, token: usize, rows: usize) -> Option<usize> {
+    #[must_use]
+    pub fn row(self, token: usize, rows: usize) -> Option<usize> {
         token.checked_sub(self.first).filter(|row| *row < rows)
     }
 }

@@ -76,7 +76,10 @@ const MOST_GROUPS: usize = 32;
 
 impl ExpertGroups {
     /// Fails unless `top_k` of `experts` experts can be chosen so.
-    pub(crate) fn check(&self, experts: usize, top_k: usize) -> Result<()> {
+    ///
+    /// # Errors
+    /// They cannot.
+    pub fn check(&self, experts: usize, top_k: usize) -> Result<()> {
         let Self { count, chosen, .. } = *self;
         let error =
             |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
@@ -110,9 +113,12 @@ impl ExpertGroups {
 
 /// What a gating has for each expert, read.
 #[derive(Debug, Default)]
-pub(crate) struct OfExperts {
-    pub(crate) bias: Option<Vec<f32>>,
-    pub(crate) scales: Option<Vec<f32>>,
+/// What a gating has for each expert, on the host.
+pub struct OfExperts {
+    /// Added to the shares by which experts are chosen.
+    pub bias: Option<Vec<f32>>,
+    /// Factors on the shares of the chosen experts.
+    pub scales: Option<Vec<f32>>,
 }
 
 impl Gating {
@@ -139,12 +145,8 @@ impl Gating {
 
     /// The experts that a token with these scores goes to, in their order, each with its share. Of equal ones the first is
     /// higher.
-    pub(crate) fn route(
-        &self,
-        scores: &[f32],
-        of_experts: &OfExperts,
-        top_k: usize,
-    ) -> Vec<(usize, f32)> {
+    #[must_use]
+    pub fn route(&self, scores: &[f32], of_experts: &OfExperts, top_k: usize) -> Vec<(usize, f32)> {
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let share = |score: &f32| match self.function {
             GatingFunction::Softmax => (score - max).exp(),
@@ -254,7 +256,10 @@ fn check(top_k: usize, experts: usize, matrices: [usize; 2]) -> Result<()> {
 }
 
 /// Fails unless a token can go to `top_k` of the experts.
-pub(crate) fn check_top_k(top_k: usize, experts: usize) -> Result<()> {
+///
+/// # Errors
+/// `top_k` is zero, or above the number of experts.
+pub fn check_top_k(top_k: usize, experts: usize) -> Result<()> {
     if top_k == 0 || top_k > experts {
         let expected = "at least 1 and at most the number of experts";
         return Err(Error::Parameter { parameter: "top_k", value: top_k, expected });

@@ -33,7 +33,11 @@ pub struct KvCacheConfig {
 }
 
 impl KvCacheConfig {
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Checks the dimensions.
+    ///
+    /// # Errors
+    /// One is zero or not the required multiple, or slot numbers would not fit 32 bits.
+    pub fn check(&self) -> Result<()> {
         let rules = [
             ("num_kv_heads", self.num_kv_heads, 1, "at least 1"),
             ("head_dim", self.head_dim, 8, "a positive multiple of 8"),
@@ -69,12 +73,14 @@ impl KvCacheConfig {
     }
 
     /// Elements of the keys of a block.
-    pub(crate) fn block_elements(&self) -> usize {
+    #[must_use]
+    pub fn block_elements(&self) -> usize {
         self.num_kv_heads * self.head_dim * self.block_size
     }
 
     /// Elements of the values of a block.
-    pub(crate) fn value_elements(&self) -> usize {
+    #[must_use]
+    pub fn value_elements(&self) -> usize {
         self.num_kv_heads * self.value_dim() * self.block_size
     }
 }
@@ -94,7 +100,10 @@ impl KvScales {
     pub const ONE: Self = Self { key: 1.0, value: 1.0 };
 
     /// Refuses scales for a cache that has other layers, or that needs none.
-    pub(crate) fn check(scales: &[Self], num_layers: usize, dtype: DType) -> Result<()> {
+    ///
+    /// # Errors
+    /// There are not as many as layers, or the dtype is another one.
+    pub fn check(scales: &[Self], num_layers: usize, dtype: DType) -> Result<()> {
         if dtype != DType::F8E4M3 {
             let (kernel, operand, expected) = ("kv_cache", "dtype", "f8e4m3, which has scales");
             return Err(Error::DType { kernel, operand, expected, found: dtype });

@@ -16,11 +16,6 @@
 mod activation;
 mod attention;
 mod cpu_features;
-#[cfg(feature = "cuda")]
-pub mod cuda;
-#[cfg(test)]
-mod cuda_arithmetic;
-pub mod device;
 mod embedding;
 mod error;
 mod experts;
@@ -30,6 +25,7 @@ mod kv_cache;
 mod layer_norm;
 mod linear;
 mod norm;
+pub mod operands;
 mod parallel;
 mod recurrence;
 mod rope;

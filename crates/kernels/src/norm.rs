@@ -153,7 +153,10 @@ fn sum_rows(a: &[f32], b: &[f32], scale: f32, dim: usize) -> Vec<f32> {
 }
 
 /// The last dimension of an operand that is normalised.
-pub(crate) fn last_dim(x: &Operand<'_>) -> Result<usize> {
+///
+/// # Errors
+/// There is none, or it is zero.
+pub fn last_dim(x: &Operand<'_>) -> Result<usize> {
     match x.tensor.dims().last() {
         Some(&dim) if dim > 0 => Ok(dim),
         _ => Err(x.shape_error("[.., dim] with dim > 0")),
@@ -161,7 +164,10 @@ pub(crate) fn last_dim(x: &Operand<'_>) -> Result<usize> {
 }
 
 /// How many rows a norm's weight has: one, or one for each of the groups of what is normalised, `[.., groups, dim]`.
-pub(crate) fn weight_rows(weight: &Operand<'_>, dims: &[usize]) -> Result<usize> {
+///
+/// # Errors
+/// The weight has neither shape.
+pub fn weight_rows(weight: &Operand<'_>, dims: &[usize]) -> Result<usize> {
     match (weight.tensor.dims(), dims) {
         ([_, _], &[.., groups, dim]) => {
             weight.expect_dims("[groups, dim]", &[groups, dim])?;

@@ -58,7 +58,8 @@ impl RecurrenceDims {
     }
 
     /// The head of keys that a head of values has.
-    pub(crate) fn key_head(&self, head: usize) -> usize {
+    #[must_use]
+    pub fn key_head(&self, head: usize) -> usize {
         match self.tiled {
             true => head % self.key_heads,
             false => head / (self.value_heads / self.key_heads),
@@ -66,17 +67,20 @@ impl RecurrenceDims {
     }
 
     /// Numbers of a token's keys.
-    pub(crate) fn keys(&self) -> usize {
+    #[must_use]
+    pub fn keys(&self) -> usize {
         self.key_heads * self.key_dim
     }
 
     /// Numbers of a sequence's inputs that are kept: `[kernel - 1, channels]`.
-    pub(crate) fn kept(&self) -> usize {
+    #[must_use]
+    pub fn kept(&self) -> usize {
         (self.kernel - 1) * self.channels()
     }
 
     /// Numbers of a sequence's matrices: `[value_heads, key_dim, value_dim]`.
-    pub(crate) fn matrices(&self) -> usize {
+    #[must_use]
+    pub fn matrices(&self) -> usize {
         self.values() * self.key_dim
     }
 

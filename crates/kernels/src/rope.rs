@@ -109,12 +109,14 @@ impl RopeTable {
     }
 
     /// Cosines, sines and style.
-    pub(crate) fn parts(&self) -> (&Tensor, &Tensor, RopeStyle) {
+    #[must_use]
+    pub fn parts(&self) -> (&Tensor, &Tensor, RopeStyle) {
         (&self.cos, &self.sin, self.style)
     }
 
     /// f32 `[max_len]`: the factors on queries, where there are.
-    pub(crate) fn query_scales(&self) -> Option<&Tensor> {
+    #[must_use]
+    pub fn query_scales(&self) -> Option<&Tensor> {
         self.query_scales.as_ref()
     }
 

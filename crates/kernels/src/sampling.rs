@@ -350,7 +350,9 @@ fn most_likely(logits: &[f32], count: usize, mut bound: f32) -> Vec<Token> {
     best
 }
 
-pub(crate) fn row_logprobs(logits: &[f32], token_id: u32, top: usize) -> RowLogprobs {
+/// The log-probability of a token, and the `top` most likely ones, of one row of logits.
+#[must_use]
+pub fn row_logprobs(logits: &[f32], token_id: u32, top: usize) -> RowLogprobs {
     let by = Weigher { max: maximum(logits), scale: 1.0 };
     let all = Kept { logits, least: Kept::ALL, by };
     let sum: f64 = all.sums().iter().sum();

@@ -6,7 +6,8 @@ use crate::state::{RecurrentState, SaveInputs, Sequence, StateRows};
 use crate::tensor::{Operand, from_vec};
 use crate::{Error, Result, parallel};
 
-pub(crate) const KERNEL: &str = "short_conv";
+/// The name of [`short_conv`] in errors, on any device.
+pub const KERNEL: &str = "short_conv";
 
 /// The channels of a layer, and how far it looks back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

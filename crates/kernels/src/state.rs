@@ -63,19 +63,25 @@ impl StateDims {
     }
 
     /// Numbers of a sequence's inputs that are kept: `[kernel - 1, channels]`.
-    pub(crate) fn kept(&self) -> usize {
+    #[must_use]
+    pub fn kept(&self) -> usize {
         let (kernel, channels) = self.conv();
         (kernel - 1) * channels
     }
 
     /// Numbers of a sequence's matrices.
-    pub(crate) fn matrices(&self) -> usize {
+    #[must_use]
+    pub fn matrices(&self) -> usize {
         self.heads().map_or(0, |heads| heads.iter().product())
     }
 }
 
 impl StateConfig {
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Checks the dimensions.
+    ///
+    /// # Errors
+    /// One is zero or not the required multiple, or there are too many slots.
+    pub fn check(&self) -> Result<()> {
         self.dims.check()?;
         if u32::try_from(self.num_slots).is_err() {
             let (parameter, value) = ("num_slots", self.num_slots);
@@ -85,7 +91,10 @@ impl StateConfig {
     }
 
     /// Fails unless the layers are these.
-    pub(crate) fn check_dims(&self, kernel: &'static str, dims: StateDims) -> Result<()> {
+    ///
+    /// # Errors
+    /// They are others.
+    pub fn check_dims(&self, kernel: &'static str, dims: StateDims) -> Result<()> {
         if self.dims == dims {
             return Ok(());
         }
@@ -103,7 +112,8 @@ impl StateConfig {
     }
 
     /// The dimensions of a layer's inputs, and of its matrices where it has them.
-    pub(crate) fn layer_dims(&self) -> ([usize; 3], Option<[usize; 4]>) {
+    #[must_use]
+    pub fn layer_dims(&self) -> ([usize; 3], Option<[usize; 4]>) {
         let (kernel, channels) = self.dims.conv();
         let matrices = self
             .dims
@@ -113,14 +123,20 @@ impl StateConfig {
     }
 
     /// Zeros of one layer: its inputs in `dtype`, and its matrices where it has them.
-    pub(crate) fn zeros(&self, dtype: DType, device: &Device) -> Result<(Tensor, Option<Tensor>)> {
+    ///
+    /// # Errors
+    /// Memory does not suffice.
+    pub fn zeros(&self, dtype: DType, device: &Device) -> Result<(Tensor, Option<Tensor>)> {
         let (inputs, matrices) = self.layer_dims();
         let matrices = matrices.map(|dims| Tensor::zeros(&dims, DType::F32, device)).transpose()?;
         Ok((Tensor::zeros(&inputs, dtype, device)?, matrices))
     }
 
     /// The layer `layer` of as many.
-    pub(crate) fn layer<'a, T>(
+    ///
+    /// # Errors
+    /// There is no such layer.
+    pub fn layer<'a, T>(
         &self,
         kernel: &'static str,
         layers: &'a [T],

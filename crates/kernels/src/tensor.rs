@@ -10,19 +10,27 @@ use crate::{Error, Result};
 
 /// A named operand of a kernel: what error messages call it, and the tensor.
 #[derive(Clone, Copy)]
-pub(crate) struct Operand<'a> {
-    pub(crate) kernel: &'static str,
-    pub(crate) name: &'static str,
-    pub(crate) tensor: &'a Tensor,
+pub struct Operand<'a> {
+    /// The operation.
+    pub kernel: &'static str,
+    /// The operand.
+    pub name: &'static str,
+    /// The operand itself.
+    pub tensor: &'a Tensor,
 }
 
 impl<'a> Operand<'a> {
-    pub(crate) fn new(kernel: &'static str, name: &'static str, tensor: &'a Tensor) -> Self {
+    /// An operand of `kernel` that errors call `name`.
+    #[must_use]
+    pub fn new(kernel: &'static str, name: &'static str, tensor: &'a Tensor) -> Self {
         Self { kernel, name, tensor }
     }
 
     /// The two dimensions of a matrix operand.
-    pub(crate) fn dims2(&self, expected: &str) -> Result<(usize, usize)> {
+    ///
+    /// # Errors
+    /// It has another number of dimensions, which are called `expected`.
+    pub fn dims2(&self, expected: &str) -> Result<(usize, usize)> {
         match *self.tensor.dims() {
             [a, b] => Ok((a, b)),
             _ => Err(self.shape_error(expected)),
@@ -30,7 +38,10 @@ impl<'a> Operand<'a> {
     }
 
     /// The three dimensions of an operand like `[tokens, heads, head_dim]`.
-    pub(crate) fn dims3(&self, expected: &str) -> Result<(usize, usize, usize)> {
+    ///
+    /// # Errors
+    /// It has another number of dimensions, which are called `expected`.
+    pub fn dims3(&self, expected: &str) -> Result<(usize, usize, usize)> {
         match *self.tensor.dims() {
             [a, b, c] => Ok((a, b, c)),
             _ => Err(self.shape_error(expected)),
@@ -38,14 +49,18 @@ impl<'a> Operand<'a> {
     }
 
     /// Fails unless the operand has exactly these dimensions; `axes` names them.
-    pub(crate) fn expect_dims(&self, axes: &str, dims: &[usize]) -> Result<()> {
+    ///
+    /// # Errors
+    /// It has others.
+    pub fn expect_dims(&self, axes: &str, dims: &[usize]) -> Result<()> {
         if self.tensor.dims() == dims {
             return Ok(());
         }
         Err(self.shape_error(format!("{axes} = {dims:?}")))
     }
 
-    pub(crate) fn shape_error(&self, expected: impl Into<String>) -> Error {
+    /// The error of a shape that is not `expected`.
+    pub fn shape_error(&self, expected: impl Into<String>) -> Error {
         Error::Shape {
             kernel: self.kernel,
             operand: self.name,
@@ -55,22 +70,34 @@ impl<'a> Operand<'a> {
     }
 
     /// The operand's elements, if it is a contiguous f32 tensor on the CPU.
-    pub(crate) fn f32s(&self) -> Result<CpuSlice<'a, f32>> {
+    ///
+    /// # Errors
+    /// It has another dtype, is on another device, or is not contiguous.
+    pub fn f32s(&self) -> Result<CpuSlice<'a, f32>> {
         self.read(DType::F32, "f32")
     }
 
     /// The operand's elements, if it is a contiguous bf16 tensor on the CPU.
-    pub(crate) fn bf16s(&self) -> Result<CpuSlice<'a, bf16>> {
+    ///
+    /// # Errors
+    /// It has another dtype, is on another device, or is not contiguous.
+    pub fn bf16s(&self) -> Result<CpuSlice<'a, bf16>> {
         self.read(DType::BF16, "bf16")
     }
 
     /// The operand's elements, if it is a contiguous FP8 (e4m3) tensor on the CPU.
-    pub(crate) fn fp8s(&self) -> Result<CpuSlice<'a, F8E4M3>> {
+    ///
+    /// # Errors
+    /// It has another dtype, is on another device, or is not contiguous.
+    pub fn fp8s(&self) -> Result<CpuSlice<'a, F8E4M3>> {
         self.read(DType::F8E4M3, "f8e4m3")
     }
 
     /// The operand's elements, if it is a contiguous u32 tensor on the CPU.
-    pub(crate) fn u32s(&self) -> Result<CpuSlice<'a, u32>> {
+    ///
+    /// # Errors
+    /// It has another dtype, is on another device, or is not contiguous.
+    pub fn u32s(&self) -> Result<CpuSlice<'a, u32>> {
         self.read(DType::U32, "u32")
     }
 
@@ -99,7 +126,7 @@ impl<'a> Operand<'a> {
 }
 
 /// The elements of a contiguous CPU tensor, readable while this guard lives.
-pub(crate) struct CpuSlice<'a, T> {
+pub struct CpuSlice<'a, T> {
     storage: StorageRef<'a>,
     range: (usize, usize),
     element: std::marker::PhantomData<T>,

@@ -5,17 +5,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::DType;
+pub use candlepower_packing::TABLE;
 pub use candlepower_packing::{Blocks, Codes, Dtype, MinForm, MultipleForm, ScaleForm};
-pub(crate) use candlepower_packing::{PANEL, TABLE, TABLE_STEPS};
+pub(crate) use candlepower_packing::{PANEL, TABLE_STEPS};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
 pub(crate) use self::layout::{ElementOrder, Layout, Multiple, TABLE_OUTPUTS};
 use self::memory::WeightMemory;
-pub(crate) use self::quantized::{E2M1, IQ4, IQ4_ZERO, counted_iq4, e4m3_part};
+pub(crate) use self::quantized::IQ4;
+pub use self::quantized::{E2M1, IQ4_ZERO, counted_iq4, e4m3_part};
 pub use self::quantized::{Mins, Multiples, QuantizedRows};
-pub(crate) use self::sparse::Sparse;
-pub use self::sparse::SparseRows;
+pub use self::sparse::{Entry, Sparse, SparseRows};
 use crate::{Error, Result};
 
 mod layout;
@@ -146,12 +147,14 @@ impl Weight {
     }
 
     /// Which input each step of `k` is, where they are not in order.
-    pub(crate) fn inputs(&self) -> Option<&[u32]> {
+    #[must_use]
+    pub fn inputs(&self) -> Option<&[u32]> {
         self.inputs.as_deref()
     }
 
     /// What is added to the numbers of the panels.
-    pub(crate) fn sparse(&self) -> Option<&Sparse> {
+    #[must_use]
+    pub fn sparse(&self) -> Option<&Sparse> {
         self.sparse.as_deref()
     }
 
@@ -161,7 +164,10 @@ impl Weight {
     }
 
     /// Widens row `row` into `out` (`k` elements).
-    pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) {
+    ///
+    /// # Panics
+    /// There is no such row, or `out` has another length.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
         let k = self.k();
         assert!(row < self.n && out.len() == k, "row {row} of a [{}, {k}] weight", self.n);
         let panel_bytes = self.layout.panel_bytes();

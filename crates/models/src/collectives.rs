@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use candlepower_comm::Comm;
 #[cfg(feature = "cuda")]
-use candlepower_kernels::cuda::{Nccl, NcclId};
+use candlepower_gpu::cuda::{Nccl, NcclId};
 
 use crate::error::Result;
 

@@ -5,13 +5,11 @@ use std::{f32::consts::FRAC_1_SQRT_2, sync::Arc};
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{ModelSpec, QkNormSpan};
 use candlepower_comm::Comm;
-use candlepower_kernels::{
-    Activation, AttentionMetadata, KvCacheConfig, VocabPart,
-    device::{
-        self, AttentionStep, LatentsToCache, LaunchShape, LayerNorm, Matrix, NormWeight, QkNorm,
-        QkvToCache, RmsNorm, Routing, StatePool, StateTables, ValueNorm,
-    },
+use candlepower_gpu::{
+    self as gpu, AttentionStep, LatentsToCache, LaunchShape, LayerNorm, Matrix, NormWeight, QkNorm,
+    QkvToCache, RmsNorm, Routing, StatePool, StateTables, ValueNorm,
 };
+use candlepower_kernels::{Activation, AttentionMetadata, KvCacheConfig, VocabPart};
 
 use crate::{
     collectives::DeviceRanks,
@@ -55,7 +53,7 @@ pub struct DeviceInput<'a> {
     pub token_ids: &'a Tensor,
     /// `[tokens]` u32: each token's position in its sequence.
     pub positions: &'a Tensor,
-    /// `[tokens]` u32: where each token's key and value go, or [`device::NO_SLOT`].
+    /// `[tokens]` u32: where each token's key and value go, or [`gpu::NO_SLOT`].
     pub slot_mapping: &'a Tensor,
     /// Which tokens are whose, and where each sequence's state is, where layers have such.
     pub states: Option<StateTables<'a>>,
@@ -113,7 +111,7 @@ impl DeviceDecoder {
         let count = rows.elem_count();
         let last = view(&workspace.last, &[count, self.spec.hidden_size])?;
         let logits = view(&workspace.logits, &[count, self.vocab_size()])?;
-        device::gather_rows(hidden, rows, &last)?;
+        gpu::gather_rows(hidden, rows, &last)?;
         let Some((ranks, gathered)) = self.ranks.as_ref().zip(workspace.gathered.as_ref()) else {
             self.part_of_logits(&last, &logits, workspace)?;
             return Ok(logits);
@@ -135,7 +133,7 @@ impl DeviceDecoder {
         workspace.matmul.run(last, weight, bias.as_ref(), out)?;
         let head = &self.spec.head;
         if head.scale != 1.0 || head.softcap.is_some() {
-            device::scale_and_cap(out, head.scale as f32, head.softcap.map(|cap| cap as f32))?;
+            gpu::scale_and_cap(out, head.scale as f32, head.softcap.map(|cap| cap as f32))?;
         }
         Ok(())
     }
@@ -210,7 +208,7 @@ impl DeviceOps<'_> {
     fn square_sums(&self, qkv: &Tensor, a: &Attention<Matrix>) -> Result<Tensor> {
         let sums = self.workspace.square_sums.as_ref();
         let sums = view(sums.expect("the workspace has room for sums"), &[self.tokens, 2])?;
-        device::square_sums(qkv, [a.heads, a.kv_heads], &sums)?;
+        gpu::square_sums(qkv, [a.heads, a.kv_heads], &sums)?;
         self.sum(&sums)?;
         Ok(sums)
     }
@@ -232,11 +230,11 @@ impl Norm {
         let Norm { weight, eps, .. } = self;
         match &self.form {
             NormForm::Rms(form) => {
-                device::rms_norm(x, &RmsNorm { weight, form: *form, eps: *eps }, out)?;
+                gpu::rms_norm(x, &RmsNorm { weight, form: *form, eps: *eps }, out)?;
             }
             NormForm::Layer(bias) => {
                 let norm = LayerNorm { weight, bias: bias.as_ref(), eps: *eps };
-                device::layer_norm(x, &norm, out)?;
+                gpu::layer_norm(x, &norm, out)?;
             }
         }
         Ok(())
@@ -251,13 +249,13 @@ impl Ops for DeviceOps<'_> {
         let (rank, ranks) = self.ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
         let rows = table.n();
         let part = VocabPart { first: rank * rows, vocab_size: ranks * rows };
-        device::embedding(self.input.token_ids, table, self.embed_scale, part, &out)?;
+        gpu::embedding(self.input.token_ids, table, self.embed_scale, part, &out)?;
         self.sum(&out)?;
         if let Some(table) = positions {
             let rows = self.rows(&self.workspace.branch, self.hidden)?;
             let whole = VocabPart { first: 0, vocab_size: table.n() };
-            device::embedding(self.input.positions, table, 1.0, whole, &rows)?;
-            device::add(&out, &rows, 1.0)?;
+            gpu::embedding(self.input.positions, table, 1.0, whole, &rows)?;
+            gpu::add(&out, &rows, 1.0)?;
         }
         Ok(out)
     }
@@ -273,8 +271,8 @@ impl Ops for DeviceOps<'_> {
         let rows = self.rows(wide, all)?;
         let whole = VocabPart { first: 0, vocab_size: of.table.n() };
         let scale = embed_scale(&of.embed, x.dtype());
-        device::embedding(self.input.token_ids, &of.table, scale, whole, &rows)?;
-        device::add(&out, &rows, FRAC_1_SQRT_2)?;
+        gpu::embedding(self.input.token_ids, &of.table, scale, whole, &rows)?;
+        gpu::add(&out, &rows, FRAC_1_SQRT_2)?;
         Ok(out)
     }
 
@@ -285,7 +283,7 @@ impl Ops for DeviceOps<'_> {
         per_layer: &Tensor,
         first: usize,
     ) -> Result<Tensor> {
-        device::activation_times(&x, act, per_layer, first, &x)?;
+        gpu::activation_times(&x, act, per_layer, first, &x)?;
         Ok(x)
     }
 
@@ -302,7 +300,7 @@ impl Ops for DeviceOps<'_> {
         let keep = |from: &Tensor, beside: &Tensor, to: &Tensor| -> Result<Tensor> {
             let dims = [count, from.dim(1)?];
             let (beside, to) = (view(beside, &dims)?, view(to, &dims)?);
-            device::gather_rows(from, rows, &beside)?;
+            gpu::gather_rows(from, rows, &beside)?;
             to.slice_set(&beside, 0, 0)?;
             Ok(to)
         };
@@ -337,7 +335,7 @@ impl Ops for DeviceOps<'_> {
     }
 
     fn add(&self, residual: Tensor, x: &Tensor, scale: f32) -> Result<Tensor> {
-        device::add(&residual, x, scale)?;
+        gpu::add(&residual, x, scale)?;
         Ok(residual)
     }
 
@@ -355,7 +353,7 @@ impl Ops for DeviceOps<'_> {
         };
         let out = self.rows(&self.workspace.normed, self.hidden)?;
         let norm = RmsNorm { weight: &norm.weight, form, eps: norm.eps };
-        device::add_rms_norm(&residual, x, scale, &norm, &out)?;
+        gpu::add_rms_norm(&residual, x, scale, &norm, &out)?;
         Ok((residual, out))
     }
 
@@ -383,12 +381,12 @@ impl Ops for DeviceOps<'_> {
             _ => None,
         };
         let span = match (&square_sums, a.norm_span) {
-            (Some(square_sums), _) => device::QkNormSpan::AllHeads {
+            (Some(square_sums), _) => gpu::QkNormSpan::AllHeads {
                 square_sums,
                 ranks: self.ranks.map_or(1, DeviceRanks::size),
             },
-            (None, QkNormSpan::EachHead) => device::QkNormSpan::EachHead { len: a.head_len },
-            (None, _) => device::QkNormSpan::Head,
+            (None, QkNormSpan::EachHead) => gpu::QkNormSpan::EachHead { len: a.head_len },
+            (None, _) => gpu::QkNormSpan::Head,
         };
         let k_norm = a.k_norm.as_ref();
         let qk_norm = a.q_norm.as_ref().map(|q| QkNorm {
@@ -410,7 +408,7 @@ impl Ops for DeviceOps<'_> {
             slot_mapping: self.input.slot_mapping,
             cache: a.has_keys.then_some((cache, a.place.layer)),
         };
-        device::qkv_to_cache(qkv, &operands, &q)?;
+        gpu::qkv_to_cache(qkv, &operands, &q)?;
         let layer = cache.layer(a.place.layer)?;
         let plans = self.workspace.plans.borrow();
         plan_of(&plans, a.place, a.params.window).attend(
@@ -444,15 +442,15 @@ impl Ops for DeviceOps<'_> {
         let Workspace { wide, inner, attended, plans, .. } = self.workspace;
         let q = q.reshape((tokens, heads, a.q_dim))?;
         let absorbed = view(attended, &[tokens, heads, head_dim])?;
-        device::head_product(&q, &a.key_up, &absorbed)?;
-        device::latents_to_cache(&q, latents, &operands, &absorbed)?;
+        gpu::head_product(&q, &a.key_up, &absorbed)?;
+        gpu::latents_to_cache(&q, latents, &operands, &absorbed)?;
         // Where the queries were.
         let out = view(wide, &[tokens, heads, latent])?;
         let (layer, plans) = (cache.layer(a.place.layer)?, plans.borrow());
         plan_of(&plans, a.place, None).attend(&absorbed, layer, &a.params, None, &out)?;
         // Where the latents were.
         let values = view(inner, &[tokens, heads, value_dim])?;
-        device::head_product(&out, &a.value_up, &values)?;
+        gpu::head_product(&out, &a.value_up, &values)?;
         Ok(values.reshape((tokens, heads * value_dim))?)
     }
 
@@ -464,14 +462,14 @@ impl Ops for DeviceOps<'_> {
     ) -> Result<Tensor> {
         let out = self.rows(&self.workspace.attended, net.net.dims.values())?;
         let (pool, tables) = self.states();
-        device::recurrence(rows, gates, &net.net, pool, net.layer, &tables, &out)?;
+        gpu::recurrence(rows, gates, &net.net, pool, net.layer, &tables, &out)?;
         Ok(out)
     }
 
     fn short_conv(&self, rows: &Tensor, conv: &ShortConv<Matrix>) -> Result<Tensor> {
         let out = self.rows(&self.workspace.attended, conv.conv.dims.channels)?;
         let (pool, tables) = self.states();
-        device::short_conv(rows, &conv.conv, pool, conv.layer, &tables, &out)?;
+        gpu::short_conv(rows, &conv.conv, pool, conv.layer, &tables, &out)?;
         Ok(out)
     }
 
@@ -482,20 +480,20 @@ impl Ops for DeviceOps<'_> {
     }
 
     fn gate(&self, x: Tensor, gate: &Tensor) -> Result<Tensor> {
-        device::sigmoid_gate(&x, gate)?;
+        gpu::sigmoid_gate(&x, gate)?;
         Ok(x)
     }
 
     fn gated(&self, x: &Tensor, linear: &Linear<Matrix>, act: Activation) -> Result<Tensor> {
         let gate_up = &self.linear(x, linear, Place::Wide)?;
         let out = self.rows(&self.workspace.inner, gate_up.dim(1)? / 2)?;
-        device::gated_activation(gate_up, act, &out)?;
+        gpu::gated_activation(gate_up, act, &out)?;
         Ok(out)
     }
 
     fn activate(&self, x: &Tensor, act: Activation) -> Result<Tensor> {
         let out = self.rows(&self.workspace.inner, x.dim(1)?)?;
-        device::activation(x, act, &out)?;
+        gpu::activation(x, act, &out)?;
         Ok(out)
     }
 
@@ -504,7 +502,7 @@ impl Ops for DeviceOps<'_> {
         let scores = self.rows(&self.workspace.inner, layer.router.n())?;
         let bias = layer.router_bias.as_ref();
         self.workspace.matmul.run(scored, &layer.router, bias, &scores)?;
-        device::route(&scores, &layer.gating, &self.routing()?)?;
+        gpu::route(&scores, &layer.gating, &self.routing()?)?;
         Ok(scores)
     }
 
@@ -520,14 +518,14 @@ impl Ops for DeviceOps<'_> {
         let routing = self.routing()?;
         let (pairs, width) = (routing.pairs(), layer.gate_up.n());
         let gate_up = view(wide, &[pairs, width])?;
-        device::expert_product(x, &layer.gate_up, layer.gate_up_bias.as_ref(), &routing, &gate_up)?;
+        gpu::expert_product(x, &layer.gate_up, layer.gate_up_bias.as_ref(), &routing, &gate_up)?;
         let activated = view(inner, &[pairs, if layer.gated { width / 2 } else { width }])?;
         match layer.gated {
-            true => device::gated_activation(&gate_up, layer.activation, &activated)?,
-            false => device::activation(&gate_up, layer.activation, &activated)?,
+            true => gpu::gated_activation(&gate_up, layer.activation, &activated)?,
+            false => gpu::activation(&gate_up, layer.activation, &activated)?,
         }
         let results = view(wide, &[pairs, self.hidden])?;
-        device::expert_product(
+        gpu::expert_product(
             &activated,
             &layer.down,
             layer.down_bias.as_ref(),
@@ -537,7 +535,7 @@ impl Ops for DeviceOps<'_> {
         // Where the shared one has left its rows, if there is one.
         let out = if place == Place::Aside { attended } else { branch };
         let out = self.rows(out, self.hidden)?;
-        device::combine_experts(&results, &routing, shared.is_some(), &out)?;
+        gpu::combine_experts(&results, &routing, shared.is_some(), &out)?;
         self.sum(&out)?;
         Ok(out)
     }

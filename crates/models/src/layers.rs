@@ -7,7 +7,8 @@ use candlepower_checkpoint::{
     AttentionSpec, EmbedSpec, KvPlace, LayerSpec, Mixer as MixerSpec, ModelSpec, NormSpec,
     PerLayerSpec, QkNormSpan, Residual, RopeSpec,
 };
-use candlepower_kernels::{Activation, Experts, PagedAttention, RopeTable, device::NormWeight};
+use candlepower_gpu::NormWeight;
+use candlepower_kernels::{Activation, Experts, PagedAttention, RopeTable};
 
 use crate::{
     error::Result,

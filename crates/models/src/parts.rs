@@ -8,10 +8,8 @@ use candlepower_checkpoint::{
     MatrixForm, ModelSpec, NormKind, NormSpec, QkNormSpan, QkNormSpec, Slot, SlotRows, TensorPlan,
     device_latent_dims,
 };
-use candlepower_kernels::{
-    QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows,
-    device::{HeadPadding, NormWeight},
-};
+use candlepower_gpu::{HeadPadding, NormWeight};
+use candlepower_kernels::{QuantizedRows, SparseRows, Weight, WeightBuilder, WeightRows};
 use half::{bf16, f16};
 
 use crate::{

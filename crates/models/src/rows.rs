@@ -4,10 +4,8 @@ use std::{borrow::Cow, collections::HashMap};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::MatrixForm;
-use candlepower_kernels::{
-    QuantizedRows, SparseRows, WeightBuilder, WeightRows,
-    device::{ExpertMatrices, Matrix, PackedMatrix},
-};
+use candlepower_gpu::{ExpertMatrices, Matrix, PackedMatrix};
+use candlepower_kernels::{QuantizedRows, SparseRows, WeightBuilder, WeightRows};
 use half::{bf16, f16};
 
 use crate::{

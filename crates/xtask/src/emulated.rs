@@ -1,5 +1,5 @@
 //! The CUDA build on an emulated GPU: the kernels compiled for the CPU, below the driver's functions that
-//! `crates/kernels/tests/emulator` has. They run as they stand, with their launches, copies and graphs.
+//! `crates/gpu/tests/emulator` has. They run as they stand, with their launches, copies and graphs.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,7 +14,7 @@ use crate::test::Totals;
 use crate::tools::tools_folder;
 use crate::watched;
 
-pub(crate) const EMULATOR: &str = "crates/kernels/tests/emulator";
+pub(crate) const EMULATOR: &str = "crates/gpu/tests/emulator";
 
 /// CI's: comparisons of the kernels, which are a program of their own, in two halves that take about as long; the goldens of the models; the
 /// server.
@@ -100,7 +100,7 @@ const OTHER_KERNELS: Tests = Tests {
     races: Races::Found,
 };
 
-const KERNELS: &str = "crates/kernels/tests/cuda_kernels/main.rs";
+const KERNELS: &str = "crates/gpu/tests/cuda_kernels/main.rs";
 const END_TO_END: &str = "tests/main.rs";
 
 /// Each is given all memory of the emulated GPUs.

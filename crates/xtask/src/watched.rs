@@ -10,16 +10,17 @@ use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
 /// The digests of the last time: a line for each kernel source, with its name.
-pub(crate) const FILE: &str = "crates/kernels/tests/watched.txt";
+pub(crate) const FILE: &str = "crates/gpu/tests/watched.txt";
 
-const KERNELS: &str = "crates/kernels/src/cuda/kernels";
+const KERNELS: &str = "crates/gpu/src/cuda/kernels";
 
 /// Callers of the kernels, and their references. Their digest is in the file under the name [`RUST`].
-const CALLERS: [&str; 4] = [
-    "crates/kernels/Cargo.toml",
-    "crates/kernels/build.rs",
+const CALLERS: [&str; 5] = [
+    "crates/gpu/Cargo.toml",
+    "crates/gpu/build.rs",
+    "crates/gpu/src",
+    "crates/gpu/tests/cuda_kernels",
     "crates/kernels/src",
-    "crates/kernels/tests/cuda_kernels",
 ];
 const RUST: &str = "rust";
 
@@ -214,17 +215,18 @@ mod tests {
             let root = std::env::temp_dir().join(format!("watched-{name}-{}", std::process::id()));
             let tree = Self(root);
             for (path, text) in [
-                ("crates/kernels/src/cuda/kernels/gemv.cu", "#include \"common.cuh\"\nrows\n"),
-                ("crates/kernels/src/cuda/kernels/qkv.cu", "  #include \"heads.cuh\"\n"),
-                ("crates/kernels/src/cuda/kernels/heads.cuh", "#include \"common.cuh\"\n"),
-                ("crates/kernels/src/cuda/kernels/common.cuh", "#pragma once\n"),
-                ("crates/kernels/tests/emulator/include/pipeline", ""),
-                ("crates/kernels/tests/emulator/nvcc", ""),
+                ("crates/gpu/src/cuda/kernels/gemv.cu", "#include \"common.cuh\"\nrows\n"),
+                ("crates/gpu/src/cuda/kernels/qkv.cu", "  #include \"heads.cuh\"\n"),
+                ("crates/gpu/src/cuda/kernels/heads.cuh", "#include \"common.cuh\"\n"),
+                ("crates/gpu/src/cuda/kernels/common.cuh", "#pragma once\n"),
+                ("crates/gpu/tests/emulator/include/pipeline", ""),
+                ("crates/gpu/tests/emulator/nvcc", ""),
                 ("scripts/cuda/toolkit.txt", "flashinfer\n"),
-                ("crates/kernels/Cargo.toml", ""),
-                ("crates/kernels/build.rs", ""),
-                ("crates/kernels/src/cuda.rs", ""),
-                ("crates/kernels/tests/cuda_kernels/main.rs", ""),
+                ("crates/gpu/Cargo.toml", ""),
+                ("crates/gpu/build.rs", ""),
+                ("crates/gpu/src/cuda.rs", ""),
+                ("crates/gpu/tests/cuda_kernels/main.rs", ""),
+                ("crates/kernels/src/lib.rs", ""),
                 ("crates/models/src/lib.rs", ""),
                 ("crates/checkpoint/src/lib.rs", ""),
                 ("crates/comm/src/lib.rs", ""),
@@ -277,32 +279,32 @@ mod tests {
         assert_eq!(tree.changed(), ["gemv", "qkv"], "nothing has been watched");
         tree.write();
         assert!(tree.changed().is_empty());
-        tree.put("crates/kernels/src/cuda/kernels/gemv.cu", "#include \"common.cuh\"\ncolumns\n");
+        tree.put("crates/gpu/src/cuda/kernels/gemv.cu", "#include \"common.cuh\"\ncolumns\n");
         assert_eq!(tree.changed(), ["gemv"]);
         tree.write();
         tree.put(
-            "crates/kernels/src/cuda/kernels/heads.cuh",
+            "crates/gpu/src/cuda/kernels/heads.cuh",
             "#include \"common.cuh\"\n// heads\n",
         );
         assert_eq!(tree.changed(), ["qkv"]);
         tree.write();
-        tree.put("crates/kernels/src/cuda/kernels/common.cuh", "#pragma once\n// all\n");
+        tree.put("crates/gpu/src/cuda/kernels/common.cuh", "#pragma once\n// all\n");
         assert_eq!(tree.changed(), ["gemv", "qkv"]);
         tree.write();
-        tree.put("crates/kernels/src/cuda/kernels/short_conv.cu", "");
+        tree.put("crates/gpu/src/cuda/kernels/short_conv.cu", "");
         assert_eq!(tree.changed(), ["short_conv"], "a new kernel");
     }
 
     #[test]
     fn the_emulator_and_the_toolkit_are_part_of_every_kernel() {
         let tree = Tree::new("emulator");
-        for path in ["crates/kernels/tests/emulator/include/pipeline", "scripts/cuda/toolkit.txt"] {
+        for path in ["crates/gpu/tests/emulator/include/pipeline", "scripts/cuda/toolkit.txt"] {
             tree.write();
             tree.put(path, "changed\n");
             assert_eq!(tree.changed(), ["gemv", "qkv"], "{path}");
         }
         tree.write();
-        tree.put("crates/kernels/tests/emulator/races.cpp", "");
+        tree.put("crates/gpu/tests/emulator/races.cpp", "");
         assert_eq!(tree.changed(), ["gemv", "qkv"], "a new file");
     }
 
@@ -311,7 +313,7 @@ mod tests {
         let tree = Tree::new("rust");
         tree.write();
         assert_eq!(tree.changes(), Changes::default());
-        for path in ["crates/kernels/src/cuda.rs", "crates/kernels/tests/cuda_kernels/rows.rs"] {
+        for path in ["crates/gpu/src/cuda.rs", "crates/gpu/tests/cuda_kernels/rows.rs"] {
             tree.put(path, "changed\n");
             assert_eq!(
                 tree.changes(),
@@ -320,7 +322,7 @@ mod tests {
             );
             tree.write();
         }
-        tree.put("crates/kernels/src/cuda/kernels/gemv.cu", "#include \"common.cuh\"\n");
+        tree.put("crates/gpu/src/cuda/kernels/gemv.cu", "#include \"common.cuh\"\n");
         let gemv =
             Changes { kernels: vec!["gemv".into()], kernel_crate: true, ..Changes::default() };
         assert_eq!(tree.changes(), gemv);
@@ -353,7 +355,7 @@ mod tests {
     #[test]
     fn a_header_that_is_not_there_is_an_error() {
         let tree = Tree::new("missing");
-        tree.put("crates/kernels/src/cuda/kernels/gemv.cu", "#include \"index.cuh\"\n");
+        tree.put("crates/gpu/src/cuda/kernels/gemv.cu", "#include \"index.cuh\"\n");
         let error = format!("{:#}", digests(&tree.0).unwrap_err());
         assert!(error.contains("index.cuh"), "{error}");
     }

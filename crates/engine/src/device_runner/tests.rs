@@ -122,7 +122,7 @@ fn decodes_take_no_memory_once_each_kind_of_draw_was_there() {
 #[test]
 #[ignore = "needs a GPU: scripts/gpu-check.sh and, with an emulated one, `cargo xtask emulated` run it"]
 fn a_gpu_takes_no_memory_in_decodes() {
-    use candlepower_kernels::cuda::{open, pool_use, watch_pool};
+    use candlepower_gpu::cuda::{open, pool_use, watch_pool};
 
     let gpu = open(0).unwrap();
     let mut runner = runner(&gpu, LoadDtype::Bf16, false);
@@ -141,7 +141,7 @@ fn a_gpu_takes_no_memory_in_decodes() {
 #[test]
 #[ignore = "needs a GPU: scripts/gpu-check.sh and, with an emulated one, `cargo xtask emulated` run it"]
 fn graphs_end_before_the_group_of_their_sums() {
-    let gpu = candlepower_kernels::cuda::open(0).unwrap();
+    let gpu = candlepower_gpu::cuda::open(0).unwrap();
     let mut runner = runner(&gpu, LoadDtype::Bf16, true);
     step(&mut runner, 0, PROMPT, 0);
     step(&mut runner, PROMPT, 1, 0);

@@ -340,7 +340,8 @@ fn part<'a, T>(all: &'a [T], each: usize, rows: &Range<usize>) -> &'a [T] {
 /// A quantized weight, part by part.
 impl Weight {
     /// What its codes mean and how many columns share a scale; `None` where it has no codes.
-    pub(crate) fn codes(&self) -> Option<(Codes, usize)> {
+    #[must_use]
+    pub fn codes(&self) -> Option<(Codes, usize)> {
         match self.layout.order {
             ElementOrder::Coded(codes) => Some((codes, self.layout.group)),
             _ => None,
@@ -348,18 +349,21 @@ impl Weight {
     }
 
     /// The code in row `row` and column `column`.
-    pub(crate) fn code(&self, row: usize, column: usize) -> u8 {
+    #[must_use]
+    pub fn code(&self, row: usize, column: usize) -> u8 {
         let (codes, _) = self.codes().expect("the weight is quantized");
         self.layout.code(codes, self.panel(row), column, row % PANEL)
     }
 
     /// The scale and the minimum of a group of columns in row `row`. What [`e4m3_part`] leaves out is in the scale.
-    pub(crate) fn scale(&self, row: usize, group: usize) -> [f32; 2] {
+    #[must_use]
+    pub fn scale(&self, row: usize, group: usize) -> [f32; 2] {
         self.layout.scale(self.panel(row), group * self.layout.group, row % PANEL)
     }
 
     /// The table of row `row`.
-    pub(crate) fn table(&self, row: usize) -> [f32; TABLE] {
+    #[must_use]
+    pub fn table(&self, row: usize) -> [f32; TABLE] {
         std::array::from_fn(|entry| f32::get(self.panel(row), row % PANEL * TABLE + entry))
     }
 
@@ -605,7 +609,7 @@ fn pack_pair(codes: Codes, pair: &mut [u8], two: &[[u8; PANEL]; 2]) {
 }
 
 /// The numbers of [`Codes::E2m1`].
-pub(crate) const E2M1: [f32; 16] =
+pub const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// The numbers of [`Codes::Iq4`].
@@ -615,10 +619,11 @@ pub(crate) const IQ4: [f32; 16] = [
 ];
 
 /// What is added to them where they are numbers from 0 on.
-pub(crate) const IQ4_ZERO: u8 = 128;
+pub const IQ4_ZERO: u8 = 128;
 
 /// A code of [`Codes::Iq4`] as a number from 0 on.
-pub(crate) fn counted_iq4(code: u8) -> u8 {
+#[must_use]
+pub fn counted_iq4(code: u8) -> u8 {
     (IQ4[usize::from(code)] + f32::from(IQ4_ZERO)) as u8
 }
 
@@ -626,7 +631,8 @@ pub(crate) fn counted_iq4(code: u8) -> u8 {
 const E4M3_FACTOR: f32 = 256.0;
 
 /// An [`Codes::E4m3`] divided by 256: as a half, whose exponent has a bit more.
-pub(crate) fn e4m3_part(code: u8) -> f32 {
+#[must_use]
+pub fn e4m3_part(code: u8) -> f32 {
     let code = u16::from(code);
     f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7).to_f32()
 }

@@ -38,14 +38,14 @@ impl<'a> SparseRows<'a> {
 
 /// The sparse part of a whole weight.
 #[derive(Debug)]
-pub(crate) struct Sparse {
+pub struct Sparse {
     /// `[n + 1]`.
     starts: Vec<u32>,
     entries: Vec<Entry>,
 }
 
 /// An input and the number that belongs to it.
-type Entry = (u32, f32);
+pub type Entry = (u32, f32);
 
 /// Outputs that one task adds to.
 const TASK_OUTPUTS: usize = 512;
@@ -70,7 +70,8 @@ impl Sparse {
     }
 
     /// The entries of an output.
-    pub(crate) fn row(&self, row: usize) -> &[Entry] {
+    #[must_use]
+    pub fn row(&self, row: usize) -> &[Entry] {
         &self.entries[self.starts[row] as usize..self.starts[row + 1] as usize]
     }
 

@@ -7,13 +7,11 @@ use candlepower_checkpoint::{
     ExpertsSpec, KvKind, KvPlace, LATENT_PARTIALS_BYTES, attention_partials_bytes,
     device_latent_tokens,
 };
-use candlepower_kernels::{
-    KvCacheConfig,
-    device::{
-        AttentionPlan, AttentionSpec, AttentionStep, Matmul, PagedCache, PlanCapacity, Routing,
-        StatePool,
-    },
+use candlepower_gpu::{
+    AttentionPlan, AttentionSpec, AttentionStep, Matmul, PagedCache, PlanCapacity, Routing,
+    StatePool,
 };
+use candlepower_kernels::KvCacheConfig;
 use serde::{Deserialize, Serialize};
 
 use super::DeviceDecoder;

@@ -8,10 +8,8 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{Dtype as Planned, KvDtype};
 use candlepower_comm::Comm;
-use candlepower_kernels::{
-    AttentionMetadata,
-    device::{AttentionStep, LaunchShape, NO_SLOT, StateTables},
-};
+use candlepower_gpu::{AttentionStep, LaunchShape, NO_SLOT, StateTables};
+use candlepower_kernels::AttentionMetadata;
 use candlepower_models::{
     DeviceDecoder, DeviceInput, DeviceWanted, LoadDtype, LoadOptions, WantedTokens, Workspace,
     WorkspaceSize, load_on_device, load_shard_on_device,
@@ -261,7 +259,7 @@ fn two_ranks_and_four_compute_what_transformers_does() {
 #[ignore = "needs GPUs: scripts/gpu-check.sh and, with emulated ones, `cargo xtask emulated` run it"]
 fn gpus_compute_what_one_does() {
     let gpus = std::env::var("CANDLEPOWER_TEST_GPUS").unwrap().parse().unwrap();
-    let first = candlepower_kernels::cuda::open(0).unwrap();
+    let first = candlepower_gpu::cuda::open(0).unwrap();
     let (mut worst, mut models) = (0f32, 0);
     let splits = |name: &&str| checkpoint(name).spec().check_tensor_parallel(gpus).is_ok();
     // How each model and format is split among ranks is tested on the CPU; here are some that are.
@@ -276,7 +274,7 @@ fn gpus_compute_what_one_does() {
         };
         let one = answer(Runner::on(&first, name, LoadDtype::Bf16));
         let found = on_ranks(gpus, |comm| {
-            let gpu = candlepower_kernels::cuda::open(comm.rank()).unwrap();
+            let gpu = candlepower_gpu::cuda::open(comm.rank()).unwrap();
             answer(Runner::of_rank(&gpu, name, LoadDtype::Bf16, comm))
         });
         for (rank, found) in found.into_iter().enumerate() {
@@ -308,7 +306,7 @@ fn sixteen_bits_move_the_logits_but_little() {
 #[test]
 #[ignore = "needs a GPU: scripts/gpu-check.sh and, with an emulated one, `cargo xtask emulated` run it"]
 fn a_gpu_computes_every_architecture() {
-    let gpu = candlepower_kernels::cuda::open(0).unwrap();
+    let gpu = candlepower_gpu::cuda::open(0).unwrap();
     compare_sixteen_bits(&gpu, |name, runner, prompt, whole| {
         // A decode in a bucket of three gives what a prefill of the same tokens gives, up to rounding. From one block into the next.
         let whole_blocks = prompt.len() / BLOCK_SIZE * BLOCK_SIZE;
@@ -342,7 +340,7 @@ fn a_gpu_computes_every_architecture() {
 #[ignore = "needs a GPU and what transformers computed on it: scripts/gpu-check.sh runs it"]
 fn a_gpu_rounds_as_transformers_does() {
     let folder = std::path::PathBuf::from(std::env::var_os("CANDLEPOWER_TRANSFORMERS").unwrap());
-    let gpu = candlepower_kernels::cuda::open(0).unwrap();
+    let gpu = candlepower_gpu::cuda::open(0).unwrap();
     let mut found = Vec::new();
     for name in GOLDENS {
         if let Ok(file) = std::fs::read(folder.join(format!("{name}.safetensors"))) {

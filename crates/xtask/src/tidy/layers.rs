@@ -25,26 +25,37 @@ const CRATES: &[Crate] = &[
     row("checkpoint", 1, &["packing"]),
     row("kernels", 1, &["packing"]),
     row("grammar", 1, &["tokenizer"]),
-    row("models", 2, &["checkpoint", "kernels", "comm"]),
+    row("gpu", 2, &["kernels", "packing"]),
     row("encoder", 2, &["checkpoint", "kernels"]),
     row("hub", 2, &["checkpoint"]),
     row("dialect", 2, &["grammar", "tokenizer"]),
+    row("models", 3, &["checkpoint", "comm", "gpu", "kernels"]),
     row("client", 3, &["api", "checkpoint", "hub", "machine"]),
     row(
         "engine",
-        3,
-        &["checkpoint", "comm", "encoder", "grammar", "kernels", "machine", "models", "scheduler"],
+        4,
+        &[
+            "checkpoint",
+            "comm",
+            "encoder",
+            "gpu",
+            "grammar",
+            "kernels",
+            "machine",
+            "models",
+            "scheduler",
+        ],
     ),
     row(
         "server",
-        4,
+        5,
         &["api", "checkpoint", "dialect", "engine", "grammar", "hub", "machine", "tokenizer"],
     ),
-    row("candlepower", 5, &["checkpoint", "client", "engine", "hub", "machine", "server"]),
-    row("python", 5, &["client"]),
+    row("candlepower", 6, &["checkpoint", "client", "engine", "hub", "machine", "server"]),
+    row("python", 6, &["client"]),
     row(
         "fuzz",
-        5,
+        6,
         &[
             "api",
             "checkpoint",
@@ -57,7 +68,7 @@ const CRATES: &[Crate] = &[
             "tokenizer",
         ],
     ),
-    row("xtask", 6, &["goldens"]),
+    row("xtask", 7, &["goldens"]),
 ];
 
 /// The tables of a manifest that name other crates.
@@ -148,7 +159,7 @@ mod tests {
         assert_eq!(
             messages("crates/models/Cargo.toml", text),
             [
-                "crates/models/Cargo.toml:2: `models` (layer 2) may import checkpoint, kernels, comm, not `engine`"
+                "crates/models/Cargo.toml:2: `models` (layer 3) may import checkpoint, comm, gpu, kernels, not `engine`"
             ]
         );
     }

@@ -4,8 +4,8 @@ use super::Finding;
 use super::code::{has_word, only_code};
 use super::files::SourceFile;
 
-/// Folders whose purpose needs `unsafe`: every device operation, and talk among ranks.
-const FOLDERS: [&str; 2] = ["crates/kernels/", "crates/comm/"];
+/// Folders whose purpose needs `unsafe`: the operations of each device, and talk among ranks.
+const FOLDERS: [&str; 3] = ["crates/gpu/", "crates/kernels/", "crates/comm/"];
 
 /// Files that may hold one unsafe block: the memory map of the weights.
 const FILES: [&str; 2] = ["crates/models/src/load.rs", "crates/models/src/shards.rs"];
@@ -27,7 +27,7 @@ fn file_findings(file: &SourceFile) -> Vec<Finding> {
         .iter()
         .skip(allowed)
         .map(|&line| {
-            Finding::new(file, line + 1, "`unsafe` lives in kernels, comm and one memory map")
+            Finding::new(file, line + 1, "`unsafe` lives in gpu, kernels, comm and one memory map")
         })
         .collect();
     findings.extend(

@@ -1,0 +1,207 @@
+//! Compiles the CUDA kernels, if the feature `cuda` is on, and links them.
+//!
+//! Reads `NVCC` or `CUDA_HOME`, `CUDA_COMPUTE_CAP` (one of [`CAPABILITIES`]) and `FLASHINFER_INCLUDE`;
+//! `scripts/cuda-toolkit.sh` assembles a toolkit and sets them. `CANDLEPOWER_NVCC` is a compiler for these kernels alone:
+//! `tests/emulator/nvcc` makes of them what runs on a CPU.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Mutex;
+use std::{env, fs, iter, thread};
+
+/// Where the kernels are.
+const KERNELS: &str = "src/cuda/kernels";
+
+/// Sources that are compiled once.
+const SOURCES: [&str; 14] = [
+    "attention_latent",
+    "expert_product",
+    "recurrence",
+    "packed_rows",
+    "packed",
+    "rows",
+    "qkv",
+    "latent",
+    "sampling",
+    "experts",
+    "token_counts",
+    "gemv",
+    "elements",
+    "short_conv",
+];
+
+/// Sources that are compiled once per head dimension, so that the compilers run side by side.
+const SOURCES_PER_HEAD_DIM: [&str; 2] = ["attention_prefill", "attention_decode"];
+/// The wider the head, the longer its compilation.
+const HEAD_DIMS: [u32; 4] = [512, 256, 128, 64];
+
+/// Compute capabilities without their point, and nvcc's names.
+const CAPABILITIES: [(&str, &str); 6] =
+    [("80", "80"), ("86", "86"), ("89", "89"), ("90", "90a"), ("100", "100"), ("120", "120")];
+
+fn main() -> ExitCode {
+    println!("cargo::rerun-if-changed=build.rs");
+    if env::var_os("CARGO_FEATURE_CUDA").is_none() {
+        return ExitCode::SUCCESS;
+    }
+    match Toolkit::find().and_then(|toolkit| compile(&toolkit)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            println!("cargo::error={message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The compiler and what it compiles for.
+struct Toolkit {
+    nvcc: PathBuf,
+    flags: Vec<String>,
+}
+
+impl Toolkit {
+    fn find() -> Result<Self, String> {
+        let home = variable("CUDA_HOME").map(PathBuf::from);
+        let own = variable("CANDLEPOWER_NVCC");
+        if let Some(folder) = own.as_deref().and_then(|nvcc| Path::new(nvcc).parent()) {
+            println!("cargo::rerun-if-changed={}", folder.display());
+            // Which kernels are watched for races: that compiler reads it.
+            println!("cargo::rerun-if-env-changed=CANDLEPOWER_WATCHED_KERNELS");
+        }
+        let nvcc = match (own.or(variable("NVCC")), &home) {
+            (Some(nvcc), _) => PathBuf::from(nvcc),
+            (None, Some(home)) => home.join("bin/nvcc"),
+            (None, None) => {
+                return Err("the feature `cuda` needs nvcc: run scripts/cuda-toolkit.sh DIR and `. DIR/env.sh`, or set CUDA_HOME".into());
+            }
+        };
+        let Some(flashinfer) = variable("FLASHINFER_INCLUDE") else {
+            return Err("the feature `cuda` needs FlashInfer's headers: run scripts/cuda-toolkit.sh DIR and `. DIR/env.sh`, or set FLASHINFER_INCLUDE".into());
+        };
+        if !Path::new(&flashinfer).join("flashinfer/attention/prefill.cuh").exists() {
+            return Err(format!("FLASHINFER_INCLUDE={flashinfer} holds no flashinfer/attention"));
+        }
+        let mut flags: Vec<String> = [
+            "-std=c++17",
+            "-O3",
+            "--expt-relaxed-constexpr",
+            "-Xcompiler=-fPIC",
+            "-diag-suppress=177",
+        ]
+        .map(String::from)
+        .into();
+        flags.extend(architecture(variable("CUDA_COMPUTE_CAP").as_deref().unwrap_or_default())?);
+        // The toolkit's own CCCL may be older than what FlashInfer needs; this folder holds a newer one.
+        if let Some(cccl) = home.map(|home| home.join("include/cccl")).filter(|dir| dir.is_dir()) {
+            flags.push(format!("-I{}", cccl.display()));
+        }
+        flags.extend(["-isystem".into(), flashinfer]);
+        Ok(Self { nvcc, flags })
+    }
+
+    fn compile(&self, job: &Job) -> Result<(), String> {
+        let status = Command::new(&self.nvcc)
+            .args(&self.flags)
+            .args(&job.defines)
+            .arg("-c")
+            .arg(&job.source)
+            .arg("-o")
+            .arg(&job.object)
+            .status()
+            .map_err(|error| format!("cannot start {}: {error}", self.nvcc.display()))?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(format!("nvcc could not compile {}; its messages are above", job.source.display()))
+    }
+}
+
+/// nvcc's flags for a compute capability, of which the sources and the library are told, too. Hopper's own instructions need the `a`.
+fn architecture(capability: &str) -> Result<[String; 2], String> {
+    let Some((capability, name)) = CAPABILITIES.iter().find(|(known, _)| *known == capability)
+    else {
+        let known = CAPABILITIES.map(|(known, _)| known).join(", ");
+        return Err(format!(
+            "CUDA_COMPUTE_CAP={capability}: it must say which GPUs to compile for, one of {known}"
+        ));
+    };
+    println!("cargo::rustc-env=CANDLEPOWER_COMPUTE_CAPABILITY={capability}");
+    Ok([
+        format!("-gencode=arch=compute_{name},code=sm_{name}"),
+        format!("-DCANDLEPOWER_COMPUTE_CAP={capability}"),
+    ])
+}
+
+/// One object file.
+struct Job {
+    source: PathBuf,
+    object: PathBuf,
+    defines: Vec<String>,
+}
+
+fn jobs(out: &Path) -> Vec<Job> {
+    let job = |name: &str, suffix: &str, defines: Vec<String>| Job {
+        source: Path::new(KERNELS).join(name).with_extension("cu"),
+        object: out.join(format!("{name}{suffix}.o")),
+        defines,
+    };
+    let per_head_dim = SOURCES_PER_HEAD_DIM.iter().flat_map(|name| {
+        HEAD_DIMS.iter().map(move |dim| {
+            job(name, &format!("_{dim}"), vec![format!("-DCANDLEPOWER_HEAD_DIM={dim}")])
+        })
+    });
+    // The longest first, so that no processor waits at the end.
+    per_head_dim.chain(SOURCES.iter().map(|name| job(name, "", Vec::new()))).collect()
+}
+
+fn compile(toolkit: &Toolkit) -> Result<(), String> {
+    println!("cargo::rerun-if-changed={KERNELS}");
+    let out = PathBuf::from(variable("OUT_DIR").ok_or("cargo sets OUT_DIR")?);
+    let parallel = variable("NUM_JOBS").and_then(|jobs| jobs.parse().ok()).unwrap_or(1usize);
+    let jobs = jobs(&out);
+    compile_all(toolkit, &jobs, parallel)?;
+    archive(&out, &jobs)?;
+    println!("cargo::rustc-link-search=native={}", out.display());
+    println!("cargo::rustc-link-lib=static=candlepower_cuda");
+    println!("cargo::rustc-link-lib=cudart");
+    println!("cargo::rustc-link-lib=stdc++");
+    Ok(())
+}
+
+/// So many at a time, in their order, up to the first that fails.
+fn compile_all(toolkit: &Toolkit, jobs: &[Job], parallel: usize) -> Result<(), String> {
+    let left = Mutex::new(jobs.iter());
+    let next = || left.lock().ok()?.next();
+    let work = || {
+        let outcome = iter::from_fn(next).try_for_each(|job| toolkit.compile(job));
+        if outcome.is_err() {
+            iter::from_fn(next).for_each(drop);
+        }
+        outcome
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..parallel.max(1)).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("compiling does not panic"))
+    })
+}
+
+fn archive(out: &Path, jobs: &[Job]) -> Result<(), String> {
+    let library = out.join("libcandlepower_cuda.a");
+    // `ar` adds to an archive that is there.
+    let _ = fs::remove_file(&library);
+    let status = Command::new("ar")
+        .arg("crs")
+        .arg(&library)
+        .args(jobs.iter().map(|job| &job.object))
+        .status()
+        .map_err(|error| format!("cannot start ar: {error}; install binutils"))?;
+    if status.success() { Ok(()) } else { Err("ar could not make the archive of kernels".into()) }
+}
+
+/// An environment variable, if it is set and not empty; cargo runs this again when it changes.
+fn variable(name: &str) -> Option<String> {
+    if !name.starts_with("NUM_JOBS") && name != "OUT_DIR" {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    env::var(name).ok().filter(|value| !value.is_empty())
+}

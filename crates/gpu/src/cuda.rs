@@ -1,0 +1,52 @@
+//! The kernels of NVIDIA GPUs, behind one checked wrapper each.
+//!
+//! Activations and weights are bf16 or f16, row-major and contiguous; sums are f32. Every kernel runs on
+//! candle's own stream of the device, allocates nothing, waits for nothing, and writes into a tensor that
+//! the caller keeps: a step can be captured as a CUDA graph. What changes from step to step lies in device
+//! tensors. Values in them cannot be checked on the host, so each kernel says what it makes of wrong ones.
+//!
+//! An operand named `out` is written although it is borrowed shared, as with any candle tensor: clones see
+//! the change. Use one stream per device (`Device::new_cuda_with_stream`).
+
+mod activation;
+mod attention;
+mod elements;
+mod experts;
+mod gather;
+mod gemv;
+mod graph;
+mod latent;
+mod launch;
+mod matmul;
+mod nccl;
+mod norm;
+mod open;
+mod packed;
+mod paged_cache;
+mod qkv;
+mod recurrence;
+mod sampling;
+mod short_conv;
+mod staging;
+
+pub use activation::{activation, activation_times, gated_activation};
+pub use attention::{AttentionPlan, DecodeKernel};
+pub use elements::{add, resolve_tokens, scale_and_cap, sigmoid_gate};
+pub(crate) use experts::expert_table;
+pub use experts::{combine_experts, expert_product, route};
+pub use gather::{embedding, gather_rows};
+pub use gemv::{GEMV_MAX_ROWS, gemv};
+pub(crate) use graph::Graph;
+pub use latent::{head_product, latents_to_cache};
+pub use matmul::Cublas;
+pub use nccl::{Nccl, NcclId};
+pub use norm::{add_rms_norm, layer_norm, rms_norm};
+pub use open::{PoolUse, compiled_for, memory, open, pool_use, watch_pool};
+pub use packed::{packed_embedding, packed_max_rows, packed_product, packed_product_rounds};
+pub(crate) use paged_cache::{PinnedBlocks, copy_blocks};
+pub use qkv::{qkv_to_cache, square_sums};
+pub use recurrence::{copy_states, recurrence};
+pub(crate) use sampling::count_tokens;
+pub use sampling::sample;
+pub use short_conv::short_conv;
+pub(crate) use staging::{PinnedReadback, PinnedUploads};

@@ -1,0 +1,458 @@
+//! The plan of a step's attention: who reads which part of the cache, made on the host, read on the device.
+
+use std::ffi::{CStr, c_char};
+
+use candle_core::cuda_backend::cudarc::driver::result::memcpy_htod_async;
+use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute;
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaEvent, CudaSlice, DevicePtr, DriverError, PinnedHostSlice,
+};
+use candle_core::{CudaDevice, DType, Device, Tensor};
+
+use super::super::elements::scale_and_cap;
+use super::super::launch::{Address, Launch, describe};
+use super::ffi::{
+    Buffers, Functions, Kernel, MESSAGE_BYTES, PLAN_WORDS, PlanArgs, REFUSED, RunArgs, Shape,
+    SinkArgs, candlepower_weigh_sinks,
+};
+use super::tables::TableLayout;
+use crate::operands::{
+    AttentionSpec, AttentionStep, LaunchShape, PagedCache, PagedLayer, PlanCapacity, check_cache,
+    check_spec, check_step, check_window,
+};
+use candlepower_kernels::{Error, KvCacheConfig, PagedAttention, Result};
+
+const KERNEL: &str = "paged_attention";
+
+/// Groups of query heads that FlashInfer's decode kernel has; the prefill kernel takes any.
+const DECODE_GROUPS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
+
+/// Elements of latents, and of rows of the cache, that FlashInfer's kernel for latents is made for here.
+const LATENT: (usize, usize) = (512, 576);
+/// Heads that read one row, at most.
+const MOST_LATENT_HEADS: usize = 128;
+/// Bytes of shared memory that FlashInfer's kernel takes for latents of FP8, which it widens there.
+const FP8_LATENT_BYTES: i32 = 184_832;
+
+/// Bytes of the device's schedule of one step, and of its pinned twin.
+const SCHEDULE_BYTES: usize = 8 << 20;
+
+/// Flags of pinned memory that the host reads as well: not write-combined, which is slow to read.
+const READ_BACK: u32 = 0;
+
+/// Which of FlashInfer's kernels computes decodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecodeKernel {
+    /// The one for decodes, where it has the group of heads and there is no window.
+    CudaCores,
+    /// That for prompts.
+    TensorCores,
+}
+
+/// Memory and schedule of the attention of one step: `prepare` once, then `attend` for each layer.
+///
+/// All of its memory is reserved in `new`, at addresses that stay. `prepare` runs on the host and queues one
+/// or two copies to the device; it waits only if its previous copies have not been made yet. `attend` only
+/// launches, so it can be captured, with [`LaunchShape::Fixed`], in a CUDA graph that later plans feed.
+#[derive(Debug)]
+pub struct AttentionPlan {
+    device: CudaDevice,
+    spec: AttentionSpec,
+    cache: KvCacheConfig,
+    capacity: PlanCapacity,
+    decode_kernel: DecodeKernel,
+    partials: CudaSlice<u8>,
+    /// `[tokens, heads]`, where there are sinks.
+    log_sums: Option<CudaSlice<f32>>,
+    schedule: CudaSlice<u8>,
+    /// `query_start`, `page_start`, `last_page_len` and page indices, one after the other.
+    tables: CudaSlice<u32>,
+    schedule_host: PinnedHostSlice<u8>,
+    tables_host: PinnedHostSlice<u32>,
+    /// Behind the last copy out of pinned memory.
+    copied: Option<CudaEvent>,
+    prepared: Option<Prepared>,
+}
+
+#[derive(Clone, Copy)]
+struct Prepared {
+    kernel: Kernel,
+    shape: Shape,
+    words: [i64; PLAN_WORDS],
+}
+
+impl std::fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Prepared").field("kernel", &self.kernel).finish_non_exhaustive()
+    }
+}
+
+impl AttentionPlan {
+    /// Reserves the memory of plans for a cache of these dimensions.
+    ///
+    /// # Errors
+    /// The device is no GPU, `spec` does not fit the cache, `head_dim` is not 64, 128, 256 or 512, the memory does not suffice, or
+    /// latents are kept and are not 512 elements of 576, have more than 128 heads, sinks, or are of FP8 where queries are not bf16 or
+    /// thread blocks have less than 181 KiB.
+    pub fn new(
+        device: &Device,
+        spec: AttentionSpec,
+        cache: &KvCacheConfig,
+        capacity: PlanCapacity,
+    ) -> Result<Self> {
+        let Device::Cuda(device) = device else {
+            let device = device.location();
+            return Err(Error::NotOnGpu { kernel: KERNEL, operand: "device", device });
+        };
+        check(&spec, cache)?;
+        let stream = device.cuda_stream();
+        let context = stream.context().clone();
+        if cache.latent.is_some() {
+            let bytes = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+            check_latent(&spec, &capacity, context.attribute(bytes).map_err(driver)?)?;
+        }
+        let tables = 3 * (capacity.max_seqs + 1) + capacity.max_pages;
+        let log_sums = capacity.sink_tokens * spec.heads;
+        // SAFETY: pinned memory begins undefined; `prepare` writes what is copied from it, and any bits are
+        // a valid number.
+        let (schedule_host, tables_host) = unsafe {
+            (
+                context.alloc_pinned_with_flags(SCHEDULE_BYTES, READ_BACK).map_err(driver)?,
+                context.alloc_pinned_with_flags(tables, READ_BACK).map_err(driver)?,
+            )
+        };
+        Ok(Self {
+            spec,
+            cache: *cache,
+            capacity,
+            decode_kernel: decode_kernel(&spec, cache),
+            partials: stream.alloc_zeros(capacity.partials_bytes).map_err(driver)?,
+            log_sums: (log_sums > 0)
+                .then(|| stream.alloc_zeros(log_sums))
+                .transpose()
+                .map_err(driver)?,
+            schedule: stream.alloc_zeros(SCHEDULE_BYTES).map_err(driver)?,
+            tables: stream.alloc_zeros(tables).map_err(driver)?,
+            schedule_host,
+            tables_host,
+            copied: None,
+            prepared: None,
+            device: device.clone(),
+        })
+    }
+
+    /// Has decodes computed by another kernel than is chosen by the heads and the cache.
+    #[must_use]
+    pub fn with_decode_kernel(mut self, decode_kernel: DecodeKernel) -> Self {
+        self.decode_kernel = decode_kernel;
+        self
+    }
+
+    /// Plans a step and queues its schedule on the stream.
+    ///
+    /// # Errors
+    /// The metadata contradicts itself or the cache, the step is larger than the capacity, or CUDA or
+    /// FlashInfer refused.
+    pub fn prepare(&mut self, step: &AttentionStep<'_>) -> Result<()> {
+        self.prepared = None;
+        let sequences = check_step(step, self.spec.heads, &self.cache, &self.capacity)?;
+        let pages: usize = sequences.iter().map(|seq| seq.block_table.len()).sum();
+        let seqs = sequences.len();
+        let uniform = sequences.iter().all(|seq| seq.num_queries == sequences[0].num_queries);
+        let decode = uniform && sequences[0].num_queries == 1;
+        let kernel = self.kernel_for(decode);
+        self.wait_for_copies()?;
+        let layout = TableLayout { seqs };
+        let tables = self.tables_host.as_mut_slice().map_err(driver)?;
+        let block_tables = sequences.iter().map(|seq| seq.block_table);
+        layout.fill(tables, step.meta, block_tables, self.cache.block_size);
+        let used = layout.page_indices() + pages;
+        let stream = self.device.cuda_stream();
+        let prepared = self.plan(kernel, step, &layout)?;
+        let (address, _guard) = self.tables.device_ptr(&stream);
+        let tables = &self.tables_host.as_slice().map_err(driver)?[..used];
+        // SAFETY: both sides hold `used` numbers; the pinned side is not written again before the event
+        // recorded below has passed, and neither side is freed before that.
+        unsafe { memcpy_htod_async(address, tables, stream.cu_stream()) }.map_err(driver)?;
+        self.copied = Some(stream.record_event(None).map_err(driver)?);
+        self.prepared = Some(prepared);
+        Ok(())
+    }
+
+    /// Attention of the planned step in one layer: `out` = softmax(q k^T * scale) v over each query's
+    /// sequence, causal, with the plan's window and `params.softcap`; with `sinks`, f32 `[heads]`, the softmax has a score of each
+    /// head beside the others, whose part goes to nothing. They are taken into account after the sum has been rounded, and so is
+    /// the scale of the values in a cache where heads of 512 elements are not decodes, or of latents.
+    ///
+    /// `q` is `[tokens, heads, head_dim]`, `out` `[tokens, heads, value_dim]`; head `h` reads key-value head `h / (heads /
+    /// kv_heads)`. This step's keys and values must be in the cache. The CPU's definition is
+    /// [`candlepower_kernels::paged_attention_reference`].
+    ///
+    /// # Errors
+    /// Nothing was prepared; `params.window` is not the plan's; it has no room for sinks; scores over latents are capped; an operand has the wrong dtype, shape,
+    /// layout or device; or CUDA or FlashInfer refused.
+    ///
+    /// Source: Ye et al., "FlashInfer: Efficient and Customizable Attention Engine for LLM Inference
+    /// Serving", 2025.
+    pub fn attend(
+        &self,
+        q: &Tensor,
+        layer: &PagedLayer,
+        params: &PagedAttention,
+        sinks: Option<&Tensor>,
+        out: &Tensor,
+    ) -> Result<()> {
+        let Some(prepared) = &self.prepared else {
+            return Err(Error::Metadata("prepare() comes before attend()".into()));
+        };
+        check_window(params, &self.spec)?;
+        check_cache(layer, &self.spec)?;
+        if self.cache.latent.is_some() && params.softcap.is_some() {
+            return Err(Error::Metadata("scores over latents have no soft cap on a GPU".into()));
+        }
+        let launch = Launch::new(KERNEL, "q", q)?;
+        let dims = [prepared.shape.tokens as usize, self.spec.heads, self.cache.head_dim];
+        let out_dims = [dims[0], dims[1], self.cache.value_dim()];
+        let (axes, cache_axes) =
+            ("[tokens, heads, head_dim]", "[num_blocks, kv_heads, block_size, head_dim]");
+        let out_axes = "[tokens, heads, value_dim]";
+        let value_scale = match self.cache.latent {
+            Some(_) => layer.scales.key,
+            None => layer.scales.value,
+        };
+        let cache_dims = PagedCache::dims(&self.cache);
+        let layout = TableLayout { seqs: prepared.shape.seqs as usize };
+        let (tables, _guard) = self.tables.device_ptr(self.tables.stream());
+        let table = |first: usize| (tables + (first * size_of::<u32>()) as u64) as Address;
+        let mut message: [c_char; MESSAGE_BYTES] = [0; MESSAGE_BYTES];
+        let (rows, heads) = (dims[0] * dims[1], self.spec.heads);
+        let weigh_sinks = match sinks {
+            Some(sinks) => Some(SinkArgs {
+                out: launch.elements(("out", out), out_axes, &out_dims)?,
+                log_sums: self.log_sums_of(rows)?,
+                sinks: launch.f32s(("sinks", sinks), "[heads]", &[heads])?,
+                rows: rows as i64,
+                heads: heads as i32,
+                head_dim: self.cache.head_dim as i32,
+                dtype: launch.dtype_code(),
+                padding: 0,
+            }),
+            None => None,
+        };
+        let args = RunArgs {
+            // The kernels read the device's buffers only.
+            buffers: self.buffers(std::ptr::null_mut()),
+            shape: prepared.shape,
+            q: launch.elements(("q", q), axes, &dims)?,
+            keys: launch.cached(("keys", &layer.keys), cache_axes, &cache_dims)?,
+            values: launch.cached(("values", &layer.values), cache_axes, &cache_dims)?,
+            out: launch.elements(("out", out), out_axes, &out_dims)?,
+            log_sums: weigh_sinks.as_ref().map_or(std::ptr::null_mut(), |args| args.log_sums),
+            query_start: table(layout.query_start()),
+            page_start: table(layout.page_start()),
+            page_indices: table(layout.page_indices()),
+            last_page_len: table(layout.last_page_len()),
+            plan: prepared.words.as_ptr(),
+            message: message.as_mut_ptr(),
+            scale: params.scale * layer.scales.key,
+            softcap: params.softcap.unwrap_or(0.0),
+            value_scale,
+            padding: 0,
+        };
+        if launch.dtype_code() != prepared.shape.dtype {
+            return Err(Error::DType {
+                kernel: KERNEL,
+                operand: "q",
+                expected: "the plan's dtype",
+                found: q.dtype(),
+            });
+        }
+        let functions = self.functions(prepared.kernel);
+        // SAFETY: the operands were checked above; the tables were checked by `prepare` to name blocks of
+        // the cache, and the plan's memory lives as long as `self`, whose drop waits for the stream.
+        let result = unsafe { launch.run(functions.run, &args) };
+        result.map_err(|error| with_message(error, &message))?;
+        if prepared.kernel.leaves_values_unscaled(self.cache.head_dim) && value_scale != 1.0 {
+            scale_and_cap(out, value_scale, None)?;
+        }
+        match weigh_sinks {
+            // SAFETY: as above; `log_sums_of` has checked that there is a number for each row.
+            Some(args) => unsafe { launch.run(candlepower_weigh_sinks, &args) },
+            None => Ok(()),
+        }
+    }
+
+    /// Room for a number of each of `rows` rows.
+    fn log_sums_of(&self, rows: usize) -> Result<Address> {
+        let room = self.log_sums.as_ref().filter(|log_sums| rows <= log_sums.len());
+        match room {
+            Some(log_sums) => Ok(log_sums.device_ptr(log_sums.stream()).0 as Address),
+            None => {
+                let bound = self.log_sums.as_ref().map_or(0, CudaSlice::len) + 1;
+                let index = "rows with sinks";
+                Err(Error::OutOfRange { kernel: KERNEL, index, value: rows, bound })
+            }
+        }
+    }
+
+    fn kernel_for(&self, decode: bool) -> Kernel {
+        if self.cache.latent.is_some() {
+            return Kernel::Latent;
+        }
+        let fits = self.spec.window.is_none() && DECODE_GROUPS.contains(&self.group());
+        let wanted = decode && self.decode_kernel == DecodeKernel::CudaCores;
+        if wanted && fits { Kernel::Decode } else { Kernel::Prefill }
+    }
+
+    /// Heads of queries that read one of keys.
+    fn group(&self) -> usize {
+        self.spec.heads / self.cache.num_kv_heads
+    }
+
+    fn functions(&self, kernel: Kernel) -> Functions {
+        Functions::of(kernel, self.cache.head_dim).expect("new() checked the head dimension")
+    }
+
+    fn buffers(&self, host: Address) -> Buffers {
+        let stream = self.device.cuda_stream();
+        let address = |slice: &CudaSlice<u8>| slice.device_ptr(&stream).0 as Address;
+        Buffers {
+            partials: address(&self.partials),
+            schedule: address(&self.schedule),
+            host,
+            partials_bytes: self.partials.len() as i64,
+            schedule_bytes: self.schedule.len() as i64,
+        }
+    }
+
+    /// Calls FlashInfer's planner, which queues the copy of its schedule.
+    fn plan(
+        &mut self,
+        kernel: Kernel,
+        step: &AttentionStep<'_>,
+        layout: &TableLayout,
+    ) -> Result<Prepared> {
+        let shape = Shape {
+            seqs: layout.seqs as i32,
+            tokens: step.tokens as i32,
+            heads: self.spec.heads as i32,
+            kv_heads: self.cache.num_kv_heads as i32,
+            block_size: self.cache.block_size as i32,
+            dtype: if self.spec.dtype == DType::BF16 { 0 } else { 1 },
+            window_left: self.spec.window.map_or(-1, |window| window as i32 - 1),
+            fixed_launch: i32::from(step.launch == LaunchShape::Fixed),
+            fp8_cache: i32::from(self.spec.cache_dtype == DType::F8E4M3),
+            padding: 0,
+        };
+        let mut words = [0i64; PLAN_WORDS];
+        let mut message: [c_char; MESSAGE_BYTES] = [0; MESSAGE_BYTES];
+        let host = self.schedule_host.as_mut_ptr().map_err(driver)?.cast();
+        let tables = self.tables_host.as_mut_slice().map_err(driver)?;
+        let args = PlanArgs {
+            query_start: tables[layout.query_start()..].as_mut_ptr(),
+            page_start: tables[layout.page_start()..].as_mut_ptr(),
+            context_len: step.meta.context_len.as_ptr(),
+            buffers: self.buffers(host),
+            shape,
+            plan: words.as_mut_ptr(),
+            message: message.as_mut_ptr(),
+        };
+        let stream = self.device.cuda_stream();
+        stream.context().bind_to_thread().map_err(driver)?;
+        let functions = self.functions(kernel);
+        // SAFETY: the tables hold `seqs + 1` numbers each from where they begin, `context_len` holds `seqs`, `words` and `message` what
+        // the header says, and host and device schedules are equally long.
+        let code = unsafe { (functions.plan)(&args, stream.cu_stream()) };
+        if code != 0 {
+            let message = if code == REFUSED { text(&message) } else { describe(code) };
+            return Err(Error::Cuda { kernel: KERNEL, message });
+        }
+        Ok(Prepared { kernel, shape, words })
+    }
+
+    /// Pinned memory may be written when the copies out of it have been made.
+    fn wait_for_copies(&mut self) -> Result<()> {
+        match self.copied.take() {
+            // sync: waits for a copy of the step before, which has long been made unless the device lags.
+            Some(event) => event.synchronize().map_err(driver),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for AttentionPlan {
+    fn drop(&mut self) {
+        // Nothing can be done about an error here, and the pinned memory must not go before its copies.
+        let _ = self.wait_for_copies();
+    }
+}
+
+/// Groups of four and more, and codes of FP8, take the CUDA cores longer than the memory; the widest heads have tiles of few queries on tensor
+/// cores. Source: the choice of SGLang and vLLM; not measured here yet.
+fn decode_kernel(spec: &AttentionSpec, cache: &KvCacheConfig) -> DecodeKernel {
+    let group = spec.heads / cache.num_kv_heads.max(1);
+    let small = group < 4 && spec.cache_dtype != DType::F8E4M3;
+    if small || cache.head_dim > 256 { DecodeKernel::CudaCores } else { DecodeKernel::TensorCores }
+}
+
+fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
+    check_spec(spec, cache)?;
+    if !matches!(spec.dtype, DType::BF16 | DType::F16) {
+        let (kernel, operand, expected) = (KERNEL, "dtype", "bf16 or f16");
+        return Err(Error::DType { kernel, operand, expected, found: spec.dtype });
+    }
+    if let Some(value) = cache.latent {
+        if (value, cache.head_dim) != LATENT {
+            let expected = "512, and head_dim 576, on a GPU";
+            return Err(Error::Parameter { parameter: "latent", value, expected });
+        }
+        return Ok(());
+    }
+    if Functions::of(Kernel::Prefill, cache.head_dim).is_none() {
+        let (parameter, value) = ("head_dim", cache.head_dim);
+        return Err(Error::Parameter {
+            parameter,
+            value,
+            expected: "64, 128, 256 or 512 on a GPU",
+        });
+    }
+    Ok(())
+}
+
+/// Refuses what FlashInfer's kernel for latents has not, on a device whose thread blocks have so many bytes of shared memory.
+fn check_latent(spec: &AttentionSpec, capacity: &PlanCapacity, block_bytes: i32) -> Result<()> {
+    let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
+    if spec.heads > MOST_LATENT_HEADS {
+        return error("heads", spec.heads, "at most 128 on a GPU where latents are kept");
+    }
+    if capacity.sink_tokens > 0 {
+        return error("sink_tokens", capacity.sink_tokens, "0 on a GPU where latents are kept");
+    }
+    let fits = spec.dtype == DType::BF16 && block_bytes >= FP8_LATENT_BYTES;
+    if spec.cache_dtype == DType::F8E4M3 && !fits {
+        let (operand, found) = ("cache_dtype", spec.cache_dtype);
+        let expected =
+            "that of q: latents of FP8 need queries of bf16, and the shared memory of an H100";
+        return Err(Error::DType { kernel: KERNEL, operand, expected, found });
+    }
+    Ok(())
+}
+
+fn driver(error: DriverError) -> Error {
+    super::super::launch::driver(KERNEL, error)
+}
+
+/// FlashInfer's own words where there are any.
+fn with_message(error: Error, message: &[c_char; MESSAGE_BYTES]) -> Error {
+    match error {
+        Error::Cuda { kernel, .. } if message[0] != 0 => {
+            Error::Cuda { kernel, message: text(message) }
+        }
+        error => error,
+    }
+}
+
+fn text(message: &[c_char; MESSAGE_BYTES]) -> String {
+    // SAFETY: the array was made of zeros, and the C side ends what it writes with one.
+    unsafe { CStr::from_ptr(message.as_ptr()) }.to_string_lossy().into_owned()
+}

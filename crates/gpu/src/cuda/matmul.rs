@@ -1,0 +1,253 @@
+//! Matrix products through cuBLAS, on candle's handle and in memory of our own.
+
+use std::ffi::c_void;
+
+use candle_core::cuda_backend::cudarc::cublas::result::gemm_ex;
+use candle_core::cuda_backend::cudarc::cublas::sys::{
+    cublasComputeType_t, cublasGemmAlgo_t, cublasMath_t, cublasOperation_t, cublasSetMathMode,
+    cublasSetStream_v2, cublasSetWorkspace_v2, cudaDataType,
+};
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
+use candle_core::{CudaDevice, DType, Device, Tensor};
+
+use super::launch::{Address, Launch, driver};
+use super::packed::packed_max_rows;
+use crate::operands::PackedMatrix;
+use candlepower_kernels::operands::Operand;
+use candlepower_kernels::{Error, Result};
+
+const KERNEL: &str = "matmul";
+
+/// What NVIDIA recommends for Hopper; older GPUs need less. Source: cuBLAS, `cublasSetWorkspace`.
+pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// Up to so many rows the product of [`super::gemv`] is taken: each row adds reads of x to a kernel that is bound by
+/// memory. With three cuBLAS was faster for most shapes (an H200; docs/measurements.md).
+const MOST_GEMV_ROWS: usize = 2;
+
+/// Outputs of a slice of a quantized matrix are a multiple of this, so that each begins at a multiple of 16 bytes.
+const SLICE_OUTPUTS: usize = 16;
+
+/// Elements of one vector access of the small product.
+const K_MULTIPLE: usize = 8;
+
+/// cuBLAS with its workspace, which makes its calls free of allocations, and so fit for a CUDA graph.
+#[derive(Debug)]
+pub struct Cublas {
+    device: CudaDevice,
+    /// Used by every product on the device's stream, one after the other; the handle forgets it when this is dropped.
+    _workspace: CudaSlice<u8>,
+    /// u32 zeros `[max_rows]`: the rows of a bias that lies under each row of a product.
+    zeros: Tensor,
+    /// Numbers that codes mean, some rows at a time; empty where no matrix has codes.
+    unpacked: Tensor,
+}
+
+impl Cublas {
+    /// Gives candle's handle of `device` a workspace, and reserves `unpacked_bytes` bytes for numbers of `dtype`.
+    ///
+    /// # Errors
+    /// The device is no GPU, or memory does not suffice.
+    pub fn new(
+        device: &Device,
+        max_rows: usize,
+        dtype: DType,
+        unpacked_bytes: usize,
+    ) -> Result<Self> {
+        // Finite from the beginning: what no column writes is multiplied by zeros.
+        let numbers = (unpacked_bytes / dtype.size_in_bytes()).max(1);
+        let unpacked = Tensor::zeros(numbers, dtype, device)?;
+        let zeros = Tensor::zeros(max_rows.max(1), DType::U32, device)?;
+        let Device::Cuda(device) = device else {
+            let device = device.location();
+            return Err(Error::NotOnGpu { kernel: KERNEL, operand: "device", device });
+        };
+        let stream = device.cuda_stream();
+        let workspace =
+            stream.alloc_zeros::<u8>(WORKSPACE_BYTES).map_err(|error| driver(KERNEL, error))?;
+        let address = workspace.device_ptr(&stream).0;
+        let handle = *device.cublas_handle().handle();
+        let refused = |what| {
+            move |error| {
+                let message = format!("cuBLAS takes no {what}: {error:?}");
+                Error::Cuda { kernel: KERNEL, message }
+            }
+        };
+        // SAFETY: the handle is alive with the device, and the memory with `self`, which every product goes through.
+        let status =
+            unsafe { cublasSetWorkspace_v2(handle, address as *mut c_void, WORKSPACE_BYTES) };
+        status.result().map_err(refused("workspace"))?;
+        // Otherwise products that are split along k may be added up in 16 bits.
+        let mode = cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+        // SAFETY: the handle is alive.
+        unsafe { cublasSetMathMode(handle, mode) }.result().map_err(refused("math mode"))?;
+        Ok(Self { device: device.clone(), _workspace: workspace, zeros, unpacked })
+    }
+
+    /// `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16,
+    /// summed in f32.
+    ///
+    /// # Errors
+    /// An operand has the wrong dtype, shape, layout or device, or CUDA refused.
+    pub fn matmul(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        bias: Option<&Tensor>,
+        out: &Tensor,
+    ) -> Result<()> {
+        let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
+        if rows <= MOST_GEMV_ROWS && rows > 0 && k > 0 && k.is_multiple_of(K_MULTIPLE) {
+            return super::gemv(x, w, bias, out);
+        }
+        self.gemm(x, w, bias, out)
+    }
+
+    /// As [`Cublas::matmul`], of a quantized matrix: the product with codes where there are few rows, else cuBLAS over
+    /// the numbers that codes mean, rounded, of as many outputs at a time as there is memory for.
+    ///
+    /// # Errors
+    /// As [`Cublas::matmul`]; or the memory for numbers holds no 16 outputs.
+    pub fn packed(
+        &self,
+        x: &Tensor,
+        w: &PackedMatrix,
+        bias: Option<&Tensor>,
+        out: &Tensor,
+    ) -> Result<()> {
+        let (rows, _) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
+        if (1..=packed_max_rows(w)).contains(&rows) {
+            return super::packed_product(x, w, bias, out);
+        }
+        let launch = Launch::new(KERNEL, "x", x)?;
+        let (n, k) = (w.n, w.width);
+        let slice = self.unpacked.elem_count() / k / SLICE_OUTPUTS * SLICE_OUTPUTS;
+        if slice == 0 {
+            let expected = "enough for 16 outputs of every matrix";
+            let value = self.unpacked.elem_count();
+            return Err(Error::Parameter { parameter: "room for numbers", value, expected });
+        }
+        let x_address = launch.elements(("x", x), "[rows, k]", &[rows, k])?;
+        let out_address = launch.elements(("out", out), "[rows, n]", &[rows, n])?;
+        let beta = self.lay_bias(bias, rows, n, out)?;
+        for first in (0..n).step_by(slice) {
+            let count = slice.min(n - first);
+            let numbers = self.unpacked.narrow(0, 0, count * k)?.reshape((count, k))?;
+            super::packed::unpack_rows(w, first..first + count, &numbers)?;
+            let product = Product {
+                x: x_address,
+                w: launch.elements(("w", &numbers), "[n, k]", &[count, k])?,
+                out: out_address.wrapping_byte_add(first * x.dtype().size_in_bytes()),
+                rows,
+                n: count,
+                k,
+                out_stride: n,
+                element: element(x.dtype()),
+            };
+            if rows > 0 {
+                product.run(&self.device, beta)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Cublas::matmul`], whatever the number of rows.
+    ///
+    /// # Errors
+    /// As [`Cublas::matmul`].
+    pub fn gemm(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) -> Result<()> {
+        let launch = Launch::new(KERNEL, "x", x)?;
+        let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
+        let (n, _) = Operand::new(KERNEL, "w", w).dims2("[n, k]")?;
+        let product = Product {
+            x: launch.elements(("x", x), "[rows, k]", &[rows, k])?,
+            w: launch.elements(("w", w), "[n, k]", &[n, k])?,
+            out: launch.elements(("out", out), "[rows, n]", &[rows, n])?,
+            rows,
+            n,
+            k,
+            out_stride: n,
+            element: element(x.dtype()),
+        };
+        if rows * n * k == 0 {
+            return Ok(());
+        }
+        product.run(&self.device, self.lay_bias(bias, rows, n, out)?)
+    }
+
+    /// Lays a bias into `out`, for the product to be added to it without a kernel of its own. What `out` is multiplied by then. cuBLAS
+    /// rounds the product before it adds the two (seen on an H200).
+    fn lay_bias(&self, bias: Option<&Tensor>, rows: usize, n: usize, out: &Tensor) -> Result<f32> {
+        let Some(bias) = bias else { return Ok(0.0) };
+        Operand::new(KERNEL, "bias", bias).expect_dims("[n]", &[n])?;
+        let under = self.zeros.narrow(0, 0, rows)?;
+        super::gather_rows(&bias.reshape((1, n))?, &under, out)?;
+        Ok(1.0)
+    }
+}
+
+impl Drop for Cublas {
+    fn drop(&mut self) {
+        let (handle, stream) = (self.device.cublas_handle(), self.device.cuda_stream());
+        // SAFETY: the handle and the stream are alive with the device. Setting the stream, the same as before, gives the handle
+        // the workspace of its own again. Source: NVIDIA, cuBLAS, cublasSetStream().
+        let _ = unsafe { cublasSetStream_v2(*handle.handle(), stream.cu_stream().cast()) };
+    }
+}
+
+/// What cuBLAS calls an element type.
+fn element(dtype: DType) -> cudaDataType {
+    match dtype {
+        DType::F16 => cudaDataType::CUDA_R_16F,
+        _ => cudaDataType::CUDA_R_16BF,
+    }
+}
+
+/// A checked product.
+struct Product {
+    x: Address,
+    w: Address,
+    out: Address,
+    rows: usize,
+    n: usize,
+    k: usize,
+    /// Elements from row to row of `out`.
+    out_stride: usize,
+    element: cudaDataType,
+}
+
+impl Product {
+    /// `out = x @ w^T + beta * out`. cuBLAS reads columns first: to it the rows of w, x and out are columns, and the
+    /// product is `out^T = w @ x^T`.
+    fn run(&self, device: &CudaDevice, beta: f32) -> Result<()> {
+        let alpha = 1f32;
+        let (n, rows, k) = (self.n as i32, self.rows as i32, self.k as i32);
+        device.cuda_stream().context().bind_to_thread().map_err(|error| driver(KERNEL, error))?;
+        // SAFETY: the addresses hold n * k, rows * k and rows of n elements, as their checks said; the factors live
+        // until the call returns, and cuBLAS reads them in it.
+        unsafe {
+            gemm_ex(
+                *device.cublas_handle().handle(),
+                cublasOperation_t::CUBLAS_OP_T,
+                cublasOperation_t::CUBLAS_OP_N,
+                n,
+                rows,
+                k,
+                (&raw const alpha).cast(),
+                self.w,
+                self.element,
+                k,
+                self.x,
+                self.element,
+                k,
+                (&raw const beta).cast(),
+                self.out,
+                self.element,
+                self.out_stride as i32,
+                cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP,
+            )
+        }
+        .map_err(|error| Error::Cuda { kernel: KERNEL, message: format!("cuBLAS: {error:?}") })
+    }
+}

@@ -1,0 +1,139 @@
+//! Sums and gathers over GPUs, a process for each, by NCCL on candle's own stream: they can be captured in CUDA graphs.
+
+use std::ffi::CStr;
+
+use candle_core::cuda_backend::cudarc::nccl::sys;
+use candle_core::{DType, Device, Tensor};
+
+use super::launch::Launch;
+use candlepower_kernels::{Error, Result};
+
+/// What the ranks of one group know it by; rank 0 makes it.
+pub type NcclId = [u8; 128];
+
+/// Of a decode of one sequence, and of a prefill.
+const WARM_UP_NUMBERS: [usize; 2] = [4096, 4 << 20];
+
+/// One rank's place in a group of GPUs.
+#[derive(Debug)]
+pub struct Nccl {
+    group: sys::ncclComm_t,
+    ranks: usize,
+}
+
+// SAFETY: NCCL lets any thread use a communicator as long as they take turns, and this one has a single owner.
+unsafe impl Send for Nccl {}
+
+impl Nccl {
+    /// A name for a new group.
+    ///
+    /// # Errors
+    /// NCCL is not there, or refuses.
+    pub fn new_id() -> Result<NcclId> {
+        let mut id = sys::ncclUniqueId { internal: [0; 128] };
+        // SAFETY: the struct is NCCL's own and is filled by it.
+        checked("ncclGetUniqueId", unsafe { sys::ncclGetUniqueId(&raw mut id) })?;
+        Ok(id.internal.map(|byte| byte as u8))
+    }
+
+    /// Joins the group `id` of `ranks` ranks with a GPU. Returns when all have, and have summed and gathered once.
+    ///
+    /// # Errors
+    /// The device is no GPU, NCCL is not there, or the GPUs do not find each other.
+    pub fn join(device: &Device, id: &NcclId, rank: usize, ranks: usize) -> Result<Self> {
+        let stream = device.as_cuda_device()?.cuda_stream();
+        // The group gets the GPU that is current on this thread.
+        stream.context().bind_to_thread().map_err(|error| super::launch::driver("nccl", error))?;
+        let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
+        let mut group = std::ptr::null_mut();
+        // SAFETY: the communicator is written before success is returned; numbers of ranks fit an int.
+        let joined =
+            unsafe { sys::ncclCommInitRank(&raw mut group, ranks as i32, id, rank as i32) };
+        checked("ncclCommInitRank", joined)?;
+        let group = Self { group, ranks };
+        group.warm_up(device)?;
+        Ok(group)
+    }
+
+    /// Sums and gathers little and much: NCCL takes memory for each way of doing it at its first use, and what is free is
+    /// divided before a model's first step.
+    fn warm_up(&self, device: &Device) -> Result<()> {
+        for count in WARM_UP_NUMBERS {
+            let part = Tensor::zeros(count, DType::BF16, device)?;
+            let all = Tensor::zeros((self.ranks, count), DType::BF16, device)?;
+            self.all_reduce(&part)?;
+            self.all_gather(&part, &all)?;
+        }
+        // sync: the memory is NCCL's own when this returns.
+        Ok(device.synchronize()?)
+    }
+
+    /// Replaces `x` by the sum of all ranks' `x`: bf16, f16 or f32 of one shape. Which order NCCL adds in is its own choice, the
+    /// same in every run of the same ranks.
+    ///
+    /// # Errors
+    /// The operand has the wrong dtype, layout or device, or NCCL refused.
+    ///
+    /// Source: NVIDIA, "NCCL User Guide", Collective Communication Functions.
+    pub fn all_reduce(&self, x: &Tensor) -> Result<()> {
+        let launch = Launch::new_any_float("all_reduce", "x", x)?;
+        let address = launch.elements(("x", x), "any shape", x.dims())?;
+        let (count, dtype) = (x.elem_count(), dtype(x.dtype()));
+        let (sum, stream) = (sys::ncclRedOp_t::ncclSum, launch.stream()?);
+        // SAFETY: the address was checked to hold so many elements, and NCCL may sum in place; the stream is the device's own.
+        let summed = unsafe {
+            sys::ncclAllReduce(address, address, count, dtype, sum, self.group, stream.cast())
+        };
+        checked("ncclAllReduce", summed)
+    }
+
+    /// Fills `all`, `[ranks, ..]`, with every rank's `part`, `[..]`, in the order of the ranks: bf16, f16 or f32.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    ///
+    /// Source: NVIDIA, "NCCL User Guide", Collective Communication Functions.
+    pub fn all_gather(&self, part: &Tensor, all: &Tensor) -> Result<()> {
+        let launch = Launch::new_any_float("all_gather", "part", part)?;
+        let dims = [&[self.ranks], part.dims()].concat();
+        let from = launch.elements(("part", part), "any shape", part.dims())?;
+        let to = launch.elements(("all", all), "[ranks, ..]", &dims)?;
+        let (count, dtype, stream) = (part.elem_count(), dtype(part.dtype()), launch.stream()?);
+        // SAFETY: the addresses were checked to hold the elements of one rank and of all; the stream is the device's own.
+        let gathered = unsafe {
+            sys::ncclAllGather(from.cast_const(), to, count, dtype, self.group, stream.cast())
+        };
+        checked("ncclAllGather", gathered)
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        // SAFETY: nobody has the communicator any more. Other ranks may be gone, so it is aborted: to destroy it would wait for them.
+        let _ = unsafe { sys::ncclCommAbort(self.group) };
+    }
+}
+
+fn dtype(dtype: DType) -> sys::ncclDataType_t {
+    match dtype {
+        DType::BF16 => sys::ncclDataType_t::ncclBfloat16,
+        DType::F16 => sys::ncclDataType_t::ncclFloat16,
+        DType::F32 => sys::ncclDataType_t::ncclFloat32,
+        other => unreachable!("{other:?} was refused when the launch was made"),
+    }
+}
+
+fn checked(kernel: &'static str, code: sys::ncclResult_t) -> Result<()> {
+    if code == sys::ncclResult_t::ncclSuccess {
+        return Ok(());
+    }
+    // SAFETY: takes any code and answers a string that lives as long as the program, also where there is no library.
+    let text = unsafe { CStr::from_ptr(sys::ncclGetErrorString(code)) }.to_string_lossy();
+    let message = match text.ends_with("is not found") {
+        true => format!(
+            "{text}; install NVIDIA's NCCL (PyPI: nvidia-nccl-cu13), or leave --tensor-parallel-size out"
+        ),
+        false => text.into_owned(),
+    };
+    Err(Error::Cuda { kernel, message })
+}

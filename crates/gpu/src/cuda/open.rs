@@ -1,0 +1,102 @@
+//! The GPU as the engine uses it: one stream, no bookkeeping of events, memory that stays with the process.
+
+use candle_core::Device;
+use candle_core::cuda_backend::cudarc::driver::{DriverError, result, sys};
+
+use super::launch::driver;
+use candlepower_kernels::Result;
+
+/// Opens GPU `ordinal`.
+///
+/// # Errors
+/// It cannot be used, or a library that it is used through is not there.
+pub fn open(ordinal: usize) -> Result<Device> {
+    // A stream of its own: the default one differs from thread to thread.
+    let device = Device::new_cuda_with_stream(ordinal)?;
+    let cuda = device.as_cuda_device()?;
+    // SAFETY: all work on this device goes through its one stream, so no tensor has to wait for another stream.
+    unsafe { cuda.disable_event_tracking() };
+    let context = cuda.cuda_stream().context().clone();
+    keep_freed_memory(context.cu_device()).map_err(|error| driver("open", error))?;
+    Ok(device)
+}
+
+/// The compute capability that the kernels are compiled for, major and minor.
+pub fn compiled_for() -> (u32, u32) {
+    let capability = env!("CANDLEPOWER_COMPUTE_CAPABILITY").parse().unwrap_or(0);
+    (capability / 10, capability % 10)
+}
+
+/// Free and total bytes of the device's memory. What the pool keeps of memory that was freed is given back before.
+///
+/// # Errors
+/// The device is no GPU, or CUDA refused.
+pub fn memory(device: &Device) -> Result<(u64, u64)> {
+    let stream = device.as_cuda_device()?.cuda_stream();
+    stream.synchronize().map_err(|error| driver("memory", error))?;
+    // SAFETY: the device is open.
+    unsafe { result::mem_pool::trim_to(pool_of(device)?, 0) }
+        .map_err(|error| driver("memory", error))?;
+    let context = stream.context().clone();
+    let (free, total) = context.mem_get_info().map_err(|error| driver("memory", error))?;
+    Ok((free as u64, total as u64))
+}
+
+/// Bytes that tensors on a device take, as its pool counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolUse {
+    /// Now.
+    pub now: u64,
+    /// At most, since the pool was there or [`watch_pool`] was called.
+    pub most: u64,
+}
+
+/// What tensors take, of which not even one that is freed at once is missed.
+///
+/// # Errors
+/// The device is no GPU, or CUDA refused.
+pub fn pool_use(device: &Device) -> Result<PoolUse> {
+    let pool = pool_of(device)?;
+    let read = |attribute| {
+        let mut bytes = 0u64;
+        // SAFETY: the pool lives as long as its device, which is open, and these attributes are a u64.
+        unsafe { result::mem_pool::get_attribute(pool, attribute, (&raw mut bytes).cast()) }
+            .map_err(|error| driver("pool_use", error))?;
+        Ok::<_, candlepower_kernels::Error>(bytes)
+    };
+    Ok(PoolUse {
+        now: read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
+        most: read(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
+    })
+}
+
+/// Begins [`PoolUse::most`] anew, at what is taken now.
+///
+/// # Errors
+/// As [`pool_use`].
+pub fn watch_pool(device: &Device) -> Result<()> {
+    let mut zero = 0u64;
+    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+    // SAFETY: as in `pool_use`; zero is the one value that this attribute can be set to.
+    unsafe { result::mem_pool::set_attribute(pool_of(device)?, attribute, (&raw mut zero).cast()) }
+        .map_err(|error| driver("watch_pool", error))
+}
+
+/// The pool of which a device's tensors are.
+fn pool_of(device: &Device) -> Result<sys::CUmemoryPool> {
+    let context = device.as_cuda_device()?.cuda_stream().context().clone();
+    // SAFETY: the device is open.
+    unsafe { result::device::get_default_mem_pool(context.cu_device()) }
+        .map_err(|error| driver("pool", error))
+}
+
+/// Lets the pool keep what is freed: by default each wait gives it back to the driver, to be asked for again.
+fn keep_freed_memory(device: sys::CUdevice) -> std::result::Result<(), DriverError> {
+    let mut most = u64::MAX;
+    // SAFETY: the device is open, its default pool lives as long as it, and the attribute is a u64.
+    unsafe {
+        let pool = result::device::get_default_mem_pool(device)?;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        result::mem_pool::set_attribute(pool, attribute, (&raw mut most).cast())
+    }
+}

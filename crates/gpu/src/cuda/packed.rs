@@ -1,0 +1,257 @@
+//! Quantized matrices: their product with few rows, and their numbers.
+
+use std::ops::Range;
+
+use candle_core::Tensor;
+use candlepower_kernels::operands::Operand;
+use candlepower_kernels::{Codes, Error, Result, VocabPart};
+use candlepower_packing::DEVICE_TILE;
+
+use super::launch::{Address, CUstream, Launch, Launcher};
+use crate::operands::PackedMatrix;
+
+/// The most rows of x that are multiplied with codes as they are.
+const TILE_ROWS: usize = 8;
+
+/// The most rows of x that [`packed_product`] takes: with more, cuBLAS over unpacked numbers is faster (an H200; docs/measurements.md).
+pub fn packed_max_rows(w: &PackedMatrix) -> usize {
+    if has_rows_kernel(w) { 128 } else { 32 }
+}
+
+/// Whether the numbers that codes mean are rounded before they are multiplied by so many rows of x.
+pub fn packed_product_rounds(w: &PackedMatrix, rows: usize) -> bool {
+    rows > TILE_ROWS && has_rows_kernel(w)
+}
+
+/// Whether packed_rows.cu takes the matrix.
+fn has_rows_kernel(w: &PackedMatrix) -> bool {
+    cut(w) != ANY_LAYOUT && w.codes != Codes::Table
+}
+
+/// `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to [`packed_max_rows`] rows, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16, summed
+/// in f32; `w` is `[n, k]`.
+///
+/// A row's result depends on its own values, the shape of `w`, and whether [`packed_product_rounds`] alone. The definition of one output is
+/// [`candlepower_kernels::linear_reference`] over the numbers that codes mean, whose order of additions is another; tables are
+/// rounded to the element type.
+///
+/// # Errors
+/// `x` has more rows; an operand has the wrong dtype, shape, layout or device; or CUDA refused the launch.
+pub fn packed_product(
+    x: &Tensor,
+    w: &PackedMatrix,
+    bias: Option<&Tensor>,
+    out: &Tensor,
+) -> Result<()> {
+    const KERNEL: &str = "packed product";
+    let launch = Launch::new(KERNEL, "x", x)?;
+    let (rows, _) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
+    if !(1..=packed_max_rows(w)).contains(&rows) {
+        let expected = match has_rows_kernel(w) {
+            true => "1 to 128; use a matmul for more",
+            false => "1 to 32; use a matmul for more",
+        };
+        return Err(Error::Parameter { parameter: "rows", value: rows, expected });
+    }
+    let args = PackedProductArgs {
+        w: PackedAddresses::of(w, &launch)?,
+        x: launch.elements(("x", x), "[rows, k]", &[rows, w.width])?,
+        bias: match bias {
+            Some(bias) => launch.elements(("bias", bias), "[n]", &[w.n])?,
+            None => std::ptr::null_mut(),
+        },
+        out: launch.elements(("out", out), "[rows, n]", &[rows, w.n])?,
+        rows: rows as i32,
+        dtype: launch.dtype_code(),
+    };
+    let kernel: Launcher<_> = match packed_product_rounds(w, rows) {
+        true => candlepower_packed_rows,
+        false => candlepower_packed_product,
+    };
+    // SAFETY: every address was checked above to hold the elements that the dimensions say; those of `w` hold what its
+    // maker computed from the same dimensions, and name no input beyond `width`.
+    unsafe { launch.run(kernel, &args) }
+}
+
+/// `out[t] = w[ids[t]] * scale`, where the numbers that codes mean are rounded, multiplied, and rounded again.
+///
+/// `out` is `[tokens, k]`, bf16 or f16; `ids` is u32 `[tokens]`. Where `w` has a `part` of the vocabulary, the rows of the other
+/// tokens are zeros. An id beyond the vocabulary gives a row of NaN.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+pub fn packed_embedding(
+    ids: &Tensor,
+    w: &PackedMatrix,
+    scale: f32,
+    part: VocabPart,
+    out: &Tensor,
+) -> Result<()> {
+    let launch = Launch::new("packed embedding", "out", out)?;
+    let count = ids.elem_count();
+    let rows = launch.u32s(("ids", ids), "[tokens]", &[count])?;
+    unpack(&launch, w, Rows { ids: rows, part, count }, scale, out)
+}
+
+/// The rows `rows` of `w`, rounded: `out` is `[rows, k]`, bf16 or f16. Inputs that no column of `w` has keep their numbers.
+pub(super) fn unpack_rows(w: &PackedMatrix, rows: Range<usize>, out: &Tensor) -> Result<()> {
+    let launch = Launch::new("unpack", "out", out)?;
+    let part = VocabPart { first: rows.start, vocab_size: rows.end };
+    let rows = Rows { ids: std::ptr::null_mut(), part, count: rows.len() };
+    unpack(&launch, w, rows, 1.0, out)
+}
+
+/// Which rows of a matrix.
+struct Rows {
+    /// Their numbers on the device, in all parts; null where they are those from `part.first` on.
+    ids: *mut u32,
+    part: VocabPart,
+    count: usize,
+}
+
+fn unpack(launch: &Launch, w: &PackedMatrix, rows: Rows, scale: f32, out: &Tensor) -> Result<()> {
+    let args = UnpackArgs {
+        w: PackedAddresses::of(w, launch)?,
+        rows: rows.ids,
+        out: launch.elements(("out", out), "[rows, k]", &[rows.count, w.width])?,
+        first: rows.part.first as i32,
+        all_rows: rows.part.vocab_size as i32,
+        count: rows.count as i32,
+        dtype: launch.dtype_code(),
+        scale,
+        padding: 0,
+    };
+    if rows.count == 0 {
+        return Ok(());
+    }
+    // SAFETY: as in `packed_product`; the kernel compares each row number with `n` before it reads.
+    unsafe { launch.run(candlepower_unpack, &args) }
+}
+
+/// What codes mean, as `Codes` in codes.cuh.
+pub(super) fn code_kind(codes: Codes) -> i32 {
+    match codes {
+        Codes::U2 | Codes::U3 | Codes::U4 => 0,
+        Codes::U5 | Codes::U6 | Codes::U8 | Codes::Iq4 => 1,
+        Codes::E4m3 => 2,
+        Codes::E2m1 => 4,
+        Codes::Table => 3,
+    }
+}
+
+/// As `PackedMatrix` in codes.cuh.
+#[repr(C)]
+pub(super) struct PackedAddresses {
+    codes: *mut u32,
+    scales: *mut f32,
+    inputs: *mut u32,
+    sparse_starts: *mut u32,
+    sparse_inputs: *mut u32,
+    sparse_numbers: *mut f32,
+    n: i32,
+    k: i32,
+    width: i32,
+    group: i32,
+    kind: i32,
+    pub(super) cut: i32,
+}
+const _: () = assert!(size_of::<PackedAddresses>() == 72);
+
+/// As `kAnyLayout` in codes.cuh.
+pub(super) const ANY_LAYOUT: i32 = -1;
+
+/// Into how many parts the groups of a matrix in whole tiles cut each, as `PackedMatrix::cut` in codes.cuh.
+fn cut(w: &PackedMatrix) -> i32 {
+    let inputs = DEVICE_TILE[1];
+    if w.inputs.is_some() || !w.k.is_multiple_of(inputs) || !w.width.is_multiple_of(8) {
+        return ANY_LAYOUT;
+    }
+    match w.group {
+        group if group >= w.k => 0,
+        16 => 2,
+        32 => 1,
+        group if group.is_multiple_of(inputs) && (group / inputs).is_power_of_two() => 0,
+        _ => ANY_LAYOUT,
+    }
+}
+
+impl PackedAddresses {
+    /// Where the tensors of `w` are, on the launch's device.
+    pub(super) fn of(w: &PackedMatrix, launch: &Launch) -> Result<Self> {
+        let integers =
+            |name, tensor: &Tensor| launch.u32s((name, tensor), "[length]", &[tensor.elem_count()]);
+        let floats =
+            |name, tensor: &Tensor| launch.f32s((name, tensor), "[length]", &[tensor.elem_count()]);
+        let null = std::ptr::null_mut();
+        let sparse = w.sparse.as_ref();
+        let optional = |name, tensor: Option<&Tensor>| {
+            tensor.map_or(Ok(null), |tensor| integers(name, tensor))
+        };
+        Ok(Self {
+            codes: integers("codes", &w.words)?,
+            scales: floats("scales", &w.scales)?,
+            inputs: optional("inputs", w.inputs.as_ref())?,
+            sparse_starts: optional("starts", sparse.map(|sparse| &sparse.starts))?,
+            sparse_inputs: optional("sparse inputs", sparse.map(|sparse| &sparse.inputs))?,
+            sparse_numbers: match sparse {
+                Some(sparse) => floats("sparse numbers", &sparse.numbers)?,
+                None => std::ptr::null_mut(),
+            },
+            n: w.n as i32,
+            k: w.k as i32,
+            width: w.width as i32,
+            group: w.group as i32,
+            kind: code_kind(w.codes),
+            cut: cut(w),
+        })
+    }
+
+    /// Its bytes, by fours.
+    pub(super) fn words(&self) -> impl Iterator<Item = u32> {
+        let floats = [self.scales, self.sparse_numbers].map(|address| address as u64);
+        let [codes, inputs, starts, sparse_inputs] =
+            [self.codes, self.inputs, self.sparse_starts, self.sparse_inputs]
+                .map(|address| address as u64);
+        let addresses = [codes, floats[0], inputs, starts, sparse_inputs, floats[1]];
+        let numbers = [self.n, self.k, self.width, self.group, self.kind, self.cut];
+        addresses.into_iter().flat_map(address_words).chain(numbers.map(|number| number as u32))
+    }
+}
+
+/// An address by fours of its bytes.
+pub(super) fn address_words(address: u64) -> [u32; 2] {
+    [address as u32, (address >> 32) as u32]
+}
+
+/// As `PackedProductArgs` in packed.cu.
+#[repr(C)]
+struct PackedProductArgs {
+    w: PackedAddresses,
+    x: Address,
+    bias: Address,
+    out: Address,
+    rows: i32,
+    dtype: i32,
+}
+const _: () = assert!(size_of::<PackedProductArgs>() == 104);
+
+/// As `UnpackArgs` in packed.cu.
+#[repr(C)]
+struct UnpackArgs {
+    w: PackedAddresses,
+    rows: *mut u32,
+    out: Address,
+    first: i32,
+    all_rows: i32,
+    count: i32,
+    dtype: i32,
+    scale: f32,
+    padding: i32,
+}
+const _: () = assert!(size_of::<UnpackArgs>() == 112);
+
+unsafe extern "C" {
+    fn candlepower_packed_product(args: *const PackedProductArgs, stream: CUstream) -> i32;
+    fn candlepower_packed_rows(args: *const PackedProductArgs, stream: CUstream) -> i32;
+    fn candlepower_unpack(args: *const UnpackArgs, stream: CUstream) -> i32;
+}

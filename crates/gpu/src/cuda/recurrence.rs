@@ -1,0 +1,169 @@
+//! Recurrences over matrices, and copies of their states.
+
+use candle_core::Tensor;
+
+use super::launch::{Address, CUstream, Launch};
+use crate::operands::{INPUTS_AXES, MATRICES_AXES, StatePool, StateTables};
+use candlepower_kernels::operands::Operand;
+use candlepower_kernels::{Recurrence, RecurrenceDims, Result, Rule};
+
+/// As [`crate::recurrence`].
+///
+/// # Errors
+/// As there.
+pub fn recurrence(
+    (input, gates): (&Tensor, &Tensor),
+    net: &Recurrence,
+    (pool, layer): (&StatePool, usize),
+    tables: &StateTables<'_>,
+    out: &Tensor,
+) -> Result<()> {
+    const KERNEL: &str = "recurrence";
+    let launch = Launch::new(KERNEL, "input", input)?;
+    let dims = net.dims;
+    let RecurrenceDims { key_heads, value_heads, tiled, key_dim, value_dim, kernel } = dims;
+    pool.config().check_dims(KERNEL, dims.into())?;
+    let layer = pool.layer(KERNEL, layer)?;
+    let (tokens, _) = Operand::new(KERNEL, "input", input).dims2("[tokens, width]")?;
+    let (seqs, channels) = (tables.slots.elem_count(), dims.channels());
+    let (kept_dims, states_dims) = pool.config().layer_dims();
+    let states_dims = states_dims.expect("recurrences have matrices");
+    let (result, eps) = match &net.rule {
+        Rule::Delta { norm, eps } => {
+            (launch.f32s(("norm", norm), "[value_dim]", &[value_dim])?, *eps)
+        }
+        Rule::Mamba2 { skip } => {
+            (launch.f32s(("skip", skip), "[value_heads]", &[value_heads])?, 0.0)
+        }
+    };
+    let starts = ("query_start", tables.query_start);
+    let args = RecurrenceArgs {
+        input: launch.elements(("input", input), "[tokens, width]", &[tokens, dims.width()])?,
+        gates: launch.elements(("gates", gates), "[tokens, gates]", &[tokens, net.gates()])?,
+        out: launch.elements(("out", out), "[tokens, values]", &[tokens, dims.values()])?,
+        kept: launch.elements(("inputs", &layer.inputs), INPUTS_AXES, &kept_dims)?,
+        states: launch.f32s(("matrices", layer.matrices()), MATRICES_AXES, &states_dims)?,
+        conv: launch.f32s(("conv", &net.conv), "[channels, kernel]", &[channels, kernel])?,
+        conv_bias: match &net.conv_bias {
+            Some(bias) => launch.f32s(("conv_bias", bias), "[channels]", &[channels])?,
+            None => std::ptr::null_mut(),
+        },
+        a_log: launch.f32s(("a_log", &net.a_log), "[value_heads]", &[value_heads])?,
+        dt_bias: launch.f32s(("dt_bias", &net.dt_bias), "[value_heads]", &[value_heads])?,
+        result,
+        query_start: launch.u32s(starts, "[seqs + 1]", &[seqs + 1])?,
+        slots: launch.u32s(("slots", tables.slots), "[seqs]", &[seqs])?,
+        positions: launch.u32s(("positions", tables.positions), "[tokens]", &[tokens])?,
+        tokens: tokens as i32,
+        seqs: seqs as i32,
+        key_heads: key_heads as i32,
+        value_heads: value_heads as i32,
+        key_dim: key_dim as i32,
+        value_dim: value_dim as i32,
+        kernel: kernel as i32,
+        num_slots: pool.config().num_slots as u32,
+        eps,
+        rule: rule_code(&net.rule),
+        dtype: launch.dtype_code(),
+        tiled: tiled.into(),
+    };
+    if tokens * seqs == 0 {
+        return Ok(());
+    }
+    // SAFETY: every address was checked above to hold the elements that the dimensions say, and the pool's maker has held these to
+    // what the kernel is compiled for; it compares the tables' numbers with `tokens` and `num_slots` before it uses them.
+    unsafe { launch.run(candlepower_recurrence, &args) }
+}
+
+/// As [`crate::copy_states`].
+///
+/// # Errors
+/// As there.
+pub fn copy_states(pool: &StatePool, pairs: &Tensor) -> Result<()> {
+    let launch = Launch::of_any("copy_states", "pairs", pairs)?;
+    let count = pairs.elem_count() / 2;
+    let pairs = launch.u32s(("pairs", pairs), "[count, 2]", &[count, 2])?;
+    let dims = pool.config().dims;
+    let (inputs_dims, matrices_dims) = pool.config().layer_dims();
+    if count == 0 {
+        return Ok(());
+    }
+    for layer in &pool.layers {
+        let inputs = launch.own(("inputs", &layer.inputs), INPUTS_AXES, &inputs_dims)?;
+        let matrices = match layer.matrices.as_ref().zip(matrices_dims) {
+            Some((of_all, dims)) => launch.own(("matrices", of_all), MATRICES_AXES, &dims)?,
+            None => std::ptr::null_mut(),
+        };
+        let args = CopyStatesArgs {
+            tensors: [inputs, matrices],
+            pairs,
+            slot_bytes: [
+                (dims.kept() * layer.inputs.dtype().size_in_bytes()) as i64,
+                (dims.matrices() * size_of::<f32>()) as i64,
+            ],
+            count: count as i64,
+            num_slots: pool.config().num_slots as u32,
+            padding: 0,
+        };
+        // SAFETY: the addresses were checked to hold whole slots, whose bytes are a multiple of 16 because heads are; the kernel
+        // compares slots with `num_slots` before it copies.
+        unsafe { launch.run(candlepower_copy_states, &args)? };
+    }
+    Ok(())
+}
+
+/// As `RecurrenceArgs` in recurrence.cu.
+#[repr(C)]
+struct RecurrenceArgs {
+    input: Address,
+    gates: Address,
+    out: Address,
+    kept: Address,
+    states: *mut f32,
+    conv: *mut f32,
+    conv_bias: *mut f32,
+    a_log: *mut f32,
+    dt_bias: *mut f32,
+    result: *mut f32,
+    query_start: *mut u32,
+    slots: *mut u32,
+    positions: *mut u32,
+    tokens: i32,
+    seqs: i32,
+    key_heads: i32,
+    value_heads: i32,
+    key_dim: i32,
+    value_dim: i32,
+    kernel: i32,
+    num_slots: u32,
+    eps: f32,
+    rule: i32,
+    dtype: i32,
+    tiled: i32,
+}
+const _: () = assert!(size_of::<RecurrenceArgs>() == 152);
+
+/// As `Rule` in recurrence.cu.
+fn rule_code(rule: &Rule) -> i32 {
+    match rule {
+        Rule::Delta { .. } => 0,
+        Rule::Mamba2 { .. } => 1,
+    }
+}
+
+/// As `CopyStatesArgs` in recurrence.cu.
+#[repr(C)]
+struct CopyStatesArgs {
+    tensors: [Address; 2],
+    pairs: *mut u32,
+    slot_bytes: [i64; 2],
+    count: i64,
+    num_slots: u32,
+    padding: u32,
+}
+const _: () = assert!(size_of::<CopyStatesArgs>() == 56);
+
+unsafe extern "C" {
+    fn candlepower_recurrence(args: *const RecurrenceArgs, stream: CUstream) -> i32;
+    fn candlepower_copy_states(args: *const CopyStatesArgs, stream: CUstream) -> i32;
+}

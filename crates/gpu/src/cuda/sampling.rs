@@ -1,0 +1,208 @@
+//! Draws a token per row of logits on the device, each row by its own parameters.
+
+use candle_core::Tensor;
+
+use super::launch::{Address, CUstream, Launch};
+use crate::operands::{SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch};
+use candlepower_kernels::operands::Operand;
+use candlepower_kernels::{Error, Result};
+
+/// Draws a token for each row of `batch.rows` from `logits` `[rows, vocab]`, bf16, f16 or f32.
+///
+/// The order of operations is [`candlepower_kernels::sampling`]'s: penalties, bias, mask, temperature, `min_p`, `top_k`,
+/// `top_p`, the draw; the definition is [`candlepower_kernels::sampling::sample_row_reference`], with the engine's number
+/// in [0, 1) made of seed and place. Weights are integers of 2^-40 of the largest, so the draw does not
+/// depend on how the device adds; tokens whose distance to the largest logit rounds to the same f32 are
+/// ordered by id. Log-probabilities are those of the logits as given. The drawn token is counted in its slot.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, the scratch is too small, or CUDA refused the
+/// launch.
+pub fn sample(
+    logits: &Tensor,
+    batch: &SamplingBatch<'_>,
+    scratch: &SamplingScratch,
+    out: &SamplingOutput,
+) -> Result<()> {
+    const KERNEL: &str = "sample";
+    let launch = Launch::new_any_float(KERNEL, "logits", logits)?;
+    let dims2 = |name, tensor, axes: &str| Operand::new(KERNEL, name, tensor).dims2(axes);
+    let (rows, vocab) = dims2("logits", logits, "[rows, vocab]")?;
+    let (draws, _) = dims2("rows", batch.rows, "[draws, 16]")?;
+    let (max_draws, _) = dims2("scratch", &scratch.scores, "[max_draws, vocab]")?;
+    let (_, width) = dims2("report", &out.report, "[draws, 2 + 2 * max_top]")?;
+    if draws > max_draws {
+        return Err(Error::OutOfRange {
+            kernel: KERNEL,
+            index: "draws",
+            value: draws,
+            bound: max_draws + 1,
+        });
+    }
+    if width < 2 || !width.is_multiple_of(2) {
+        return Err(
+            Operand::new(KERNEL, "report", &out.report).shape_error("[draws, 2 + 2 * max_top]")
+        );
+    }
+    let tables = Tables::check(&launch, batch, vocab)?;
+    let args = SampleArgs {
+        logits: launch.elements(("logits", logits), "[rows, vocab]", &[rows, vocab])?,
+        draws: launch.u32s(("rows", batch.rows), "[draws, 16]", &[draws, SamplerRow::WORDS])?,
+        counts: tables.counts,
+        bias_ids: tables.bias_ids,
+        biases: tables.biases,
+        masks: tables.masks,
+        scores: launch.f32s(
+            ("scratch", &scratch.scores),
+            "[max_draws, vocab]",
+            &[max_draws, vocab],
+        )?,
+        token_ids: launch.u32s(("token_ids", &out.token_ids), "[draws]", &[draws])?,
+        report: launch.u32s(
+            ("report", &out.report),
+            "[draws, 2 + 2 * max_top]",
+            &[draws, width],
+        )?,
+        num_draws: draws as i32,
+        rows: rows as i32,
+        vocab: vocab as i32,
+        slots: tables.slots,
+        num_biases: tables.num_biases,
+        mask_rows: tables.mask_rows,
+        mask_words: tables.mask_words,
+        max_top: (width / 2 - 1) as i32,
+        dtype: launch.dtype_code(),
+        padding: 0,
+    };
+    if draws == 0 || vocab == 0 {
+        return Ok(());
+    }
+    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel
+    // compares rows, slots, bias ranges and ids with those dimensions before it uses them.
+    unsafe { launch.run(candlepower_sample, &args) }
+}
+
+/// The checked optional tables of a batch.
+struct Tables {
+    counts: *mut u32,
+    slots: i32,
+    bias_ids: *mut u32,
+    biases: *mut f32,
+    num_biases: i32,
+    masks: *mut u32,
+    mask_rows: i32,
+    mask_words: i32,
+}
+
+impl Tables {
+    fn check(launch: &Launch, batch: &SamplingBatch<'_>, vocab: usize) -> Result<Self> {
+        let (counts, slots) = match batch.counts {
+            Some(counts) => {
+                let counts = &counts.counts;
+                let slots = counts.dims()[0];
+                (launch.u32s(("counts", counts), "[slots, vocab]", &[slots, vocab])?, slots)
+            }
+            None => (std::ptr::null_mut(), 0),
+        };
+        let (bias_ids, biases, num_biases) = match batch.biases {
+            Some((ids, values)) => {
+                let n = ids.elem_count();
+                let ids = launch.u32s(("bias ids", ids), "[n]", &[n])?;
+                (ids, launch.u32s(("biases", values), "[n]", &[n])?.cast(), n)
+            }
+            None => (std::ptr::null_mut(), std::ptr::null_mut(), 0),
+        };
+        let (masks, mask_rows, mask_words) = match batch.masks {
+            Some(masks) => {
+                let operand = Operand::new(launch.kernel(), "masks", masks);
+                let (rows, words) = operand.dims2("[mask_rows, words]")?;
+                let dims = [rows, words];
+                (launch.u32s(("masks", masks), "[mask_rows, words]", &dims)?, rows, words)
+            }
+            None => (std::ptr::null_mut(), 0, 0),
+        };
+        Ok(Self {
+            counts,
+            slots: slots as i32,
+            bias_ids,
+            biases,
+            num_biases: num_biases as i32,
+            masks,
+            mask_rows: mask_rows as i32,
+            mask_words: mask_words as i32,
+        })
+    }
+}
+
+/// Runs one of the operations on counts: 0 empties the slots, 1 notes tokens of a prompt, 2 counts generated ones.
+pub(crate) fn count_tokens(
+    counts: &Tensor,
+    operation: i32,
+    slots: &Tensor,
+    token_ids: Option<&Tensor>,
+) -> Result<()> {
+    let launch = Launch::of_any("token_counts", "counts", counts)?;
+    let dims = counts.dims().to_vec();
+    let count = slots.elem_count();
+    let args = CountArgs {
+        counts: launch.u32s(("counts", counts), "[slots, vocab]", &dims)?,
+        slot: launch.u32s(("slots", slots), "[count]", &[count])?,
+        token_ids: match token_ids {
+            Some(ids) => launch.u32s(("token_ids", ids), "[count]", &[count])?,
+            None => std::ptr::null_mut(),
+        },
+        count: count as i32,
+        slots: dims[0] as i32,
+        vocab: dims[1] as i32,
+        operation,
+    };
+    if count == 0 {
+        return Ok(());
+    }
+    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel
+    // compares slots and ids with those dimensions before it uses them.
+    unsafe { launch.run(candlepower_count_tokens, &args) }
+}
+
+/// As `SampleArgs` in sampling.cu.
+#[repr(C)]
+struct SampleArgs {
+    logits: Address,
+    draws: *mut u32,
+    counts: *mut u32,
+    bias_ids: *mut u32,
+    biases: *mut f32,
+    masks: *mut u32,
+    scores: *mut f32,
+    token_ids: *mut u32,
+    report: *mut u32,
+    num_draws: i32,
+    rows: i32,
+    vocab: i32,
+    slots: i32,
+    num_biases: i32,
+    mask_rows: i32,
+    mask_words: i32,
+    max_top: i32,
+    dtype: i32,
+    padding: i32,
+}
+const _: () = assert!(size_of::<SampleArgs>() == 112);
+
+/// As `CountArgs` in token_counts.cu.
+#[repr(C)]
+struct CountArgs {
+    counts: *mut u32,
+    slot: *mut u32,
+    token_ids: *mut u32,
+    count: i32,
+    slots: i32,
+    vocab: i32,
+    operation: i32,
+}
+const _: () = assert!(size_of::<CountArgs>() == 40);
+
+unsafe extern "C" {
+    fn candlepower_sample(args: *const SampleArgs, stream: CUstream) -> i32;
+    fn candlepower_count_tokens(args: *const CountArgs, stream: CUstream) -> i32;
+}

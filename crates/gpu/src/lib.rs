@@ -1,0 +1,32 @@
+//! The operations of a decoder whose tensors stay on a device: each writes into the caller's tensors.
+//!
+//! On a GPU an operation launches a kernel of the module `cuda`, which the feature of that name adds. On the CPU it runs the
+//! kernel's definition, element by element and slowly, with the same checks of dtypes, shapes and alignment. So the order of
+//! operations, the buffers and the tables of a model are tested on any machine.
+//!
+//! An operand named `out` is written although it is borrowed shared, as with any candle tensor: clones see the change.
+//!
+//! [`operands`] has what operations and kernels both read: no module there knows either. `ops` has one function an operation.
+
+#[cfg(feature = "cuda")]
+pub mod cuda;
+#[cfg(test)]
+mod cuda_arithmetic;
+mod operands;
+mod ops;
+#[cfg(test)]
+mod tests;
+
+pub use candlepower_kernels::{Error, Result};
+pub use operands::{
+    AttentionSpec, AttentionStep, ExpertMatrices, HeadPadding, LatentsToCache, LaunchShape,
+    LayerNorm, MOST_LOGPROBS, Matrix, NO_SLOT, NormWeight, PackedMatrix, PagedCache, PagedLayer,
+    PlanCapacity, QkNorm, QkNormSpan, QkvToCache, RECURRENT_KEY_DIMS, RmsNorm, Routing, SamplerRow,
+    SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables, TokenCounts, ValueNorm,
+};
+pub use ops::{
+    AttentionPlan, Graph, HostBlocks, Matmul, Readback, Staging, activation, activation_times, add,
+    add_rms_norm, combine_experts, copy_states, embedding, expert_product, gated_activation,
+    gather_rows, head_product, latents_to_cache, layer_norm, qkv_to_cache, recurrence,
+    resolve_tokens, rms_norm, route, sample, scale_and_cap, short_conv, sigmoid_gate, square_sums,
+};

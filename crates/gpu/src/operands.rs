@@ -1,0 +1,36 @@
+//! Operands of the operations: their types, shapes and checks, which operations and kernels share.
+
+mod attention;
+mod experts;
+mod latent;
+mod norm;
+mod packed;
+mod paged_cache;
+mod qkv;
+mod recurrence;
+mod sampling;
+mod state;
+
+pub use attention::{AttentionSpec, AttentionStep, LaunchShape, PlanCapacity};
+pub(crate) use attention::{
+    KERNEL as ATTENTION, check_cache, check_spec, check_step, check_window,
+};
+pub(crate) use experts::check_rows;
+pub use experts::{ExpertMatrices, Routing};
+#[cfg(feature = "cuda")]
+pub(crate) use experts::{ExpertTable, tile_rows};
+pub use latent::LatentsToCache;
+pub(crate) use latent::{HEAD_PRODUCT, HeadShape, LATENTS, LatentShape};
+pub use norm::{LayerNorm, NormWeight, RmsNorm};
+pub(crate) use packed::{E2M1_FACTOR, code_place};
+pub use packed::{HeadPadding, Matrix, PackedMatrix};
+pub use paged_cache::{PagedCache, PagedLayer};
+pub use qkv::{NO_SLOT, QkNorm, QkNormSpan, QkvToCache, ValueNorm};
+pub(crate) use qkv::{QKV_AXES, QkvShape, SQUARE_SUMS, head_dim_of};
+pub(crate) use recurrence::{GATE_AXES, SIGMOID_GATE, gate_dims};
+pub(crate) use sampling::{FROM_PROMPT, NONE};
+pub use sampling::{
+    MOST_LOGPROBS, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts,
+};
+pub(crate) use state::{INPUTS_AXES, MATRICES_AXES};
+pub use state::{RECURRENT_KEY_DIMS, StatePool, StateTables};

@@ -1,0 +1,131 @@
+//! Causal attention over the paged cache: planned once a step on the host, then run for each layer.
+
+use candle_core::DType;
+use candlepower_kernels::operands::SequenceView;
+use candlepower_kernels::{AttentionMetadata, Error, KvCacheConfig, PagedAttention, Result};
+
+use super::PagedLayer;
+
+pub(crate) const KERNEL: &str = "paged_attention";
+
+/// Room of an [`AttentionPlan`], reserved once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanCapacity {
+    /// Sequences of a step.
+    pub max_seqs: usize,
+    /// Blocks of all sequences of a step together, shared blocks counted each time.
+    pub max_pages: usize,
+    /// Bytes for partial results of sequences that are split. 64 MiB suffice for up to 132 multiprocessors, whatever the heads, but
+    /// for fixed launches that FlashInfer's prefill kernel serves (with a window, or groups of four heads and more):
+    /// each sequence takes `64 * kv_heads * head_dim` bytes there. A plan that needs more says so.
+    pub partials_bytes: usize,
+    /// Tokens of a step whose heads have sinks; zero where they have none.
+    pub sink_tokens: usize,
+}
+
+/// The attention of a model's layers that one plan serves: those with the same heads and the same window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// A query at position `p` sees the positions above `p - window` only.
+    pub window: Option<usize>,
+    /// Element type of q and output: bf16 or f16.
+    pub dtype: DType,
+    /// Element type of the cache: the same, or FP8 (e4m3).
+    pub cache_dtype: DType,
+}
+
+/// Whether the launch may depend on the lengths of the sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaunchShape {
+    /// As many blocks as the step needs.
+    Fitted,
+    /// Depends on the number of sequences and tokens alone, so that a CUDA graph can be replayed after
+    /// another `prepare`. Every sequence has the same number of queries.
+    Fixed,
+}
+
+/// A step as the planner sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionStep<'a> {
+    /// Queries and cache of each sequence.
+    pub meta: &'a AttentionMetadata,
+    /// Rows of q.
+    pub tokens: usize,
+    /// How it is launched.
+    pub launch: LaunchShape,
+}
+
+/// Refuses a step that a plan for so many heads cannot take; returns its sequences.
+pub(crate) fn check_step<'a>(
+    step: &AttentionStep<'a>,
+    heads: usize,
+    cache: &KvCacheConfig,
+    capacity: &PlanCapacity,
+) -> Result<Vec<SequenceView<'a>>> {
+    let sequences = step.meta.sequences(step.tokens, cache)?;
+    let pages: usize = sequences.iter().map(|seq| seq.block_table.len()).sum();
+    for (index, value, bound) in [
+        ("sequences of a step", sequences.len(), capacity.max_seqs),
+        ("blocks of a step", pages, capacity.max_pages),
+        // FlashInfer counts elements of all queries in 32 bits.
+        ("numbers of a step's queries", step.tokens * heads * cache.head_dim, u32::MAX as usize),
+    ] {
+        if value > bound {
+            return Err(Error::OutOfRange { kernel: KERNEL, index, value, bound: bound + 1 });
+        }
+    }
+    if sequences.is_empty() || step.tokens == 0 {
+        return Err(Error::Metadata("a step without queries has no plan".into()));
+    }
+    let uniform = sequences.iter().all(|seq| seq.num_queries == sequences[0].num_queries);
+    if step.launch == LaunchShape::Fixed && !uniform {
+        return Err(Error::Metadata(
+            "a fixed launch needs the same number of queries in every sequence".into(),
+        ));
+    }
+    Ok(sequences)
+}
+
+/// Refuses a layer whose window is not the plan's.
+pub(crate) fn check_window(params: &PagedAttention, spec: &AttentionSpec) -> Result<()> {
+    match params.window == spec.window {
+        true => Ok(()),
+        false => Err(Error::Metadata(format!(
+            "the plan is for window {:?}, the layer has {:?}",
+            spec.window, params.window
+        ))),
+    }
+}
+
+/// Refuses a layer whose elements are not the plan's.
+pub(crate) fn check_cache(layer: &PagedLayer, spec: &AttentionSpec) -> Result<()> {
+    for (operand, tensor) in [("keys", &layer.keys), ("values", &layer.values)] {
+        if tensor.dtype() != spec.cache_dtype {
+            let (expected, found) = ("the plan's cache_dtype", tensor.dtype());
+            return Err(Error::DType { kernel: KERNEL, operand, expected, found });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an attention that no cache of these dimensions serves.
+pub(crate) fn check_spec(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
+    cache.check()?;
+    let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
+    if spec.heads == 0 || !spec.heads.is_multiple_of(cache.num_kv_heads) {
+        return error("heads", spec.heads, "a positive multiple of the cache's kv_heads");
+    }
+    if spec.cache_dtype != spec.dtype && spec.cache_dtype != DType::F8E4M3 {
+        let (operand, expected) = ("cache_dtype", "the dtype of q, or f8e4m3");
+        return Err(Error::DType { kernel: KERNEL, operand, expected, found: spec.cache_dtype });
+    }
+    if cache.latent.is_some() && spec.window.is_some() {
+        return error("window", spec.window.unwrap_or(0), "absent where latents are kept");
+    }
+    match spec.window {
+        Some(0) => error("window", 0, "at least 1, or absent"),
+        _ => Ok(()),
+    }
+}

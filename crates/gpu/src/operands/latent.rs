@@ -1,0 +1,118 @@
+//! Multi-head latent attention beside the attention itself: what is kept of a token, and the products of each head with matrices of its
+//! own.
+
+use candle_core::Tensor;
+use candlepower_kernels::operands::Operand;
+use candlepower_kernels::{Error, KvCacheConfig, Result, RopeTable};
+
+use super::{ExpertMatrices, Matrix, PagedCache, RmsNorm};
+
+pub(crate) const LATENTS: &str = "latents_to_cache";
+
+pub(crate) const HEAD_PRODUCT: &str = "head_product";
+
+/// The operands of [`latents_to_cache`] beside the rows.
+#[derive(Clone, Copy, Debug)]
+pub struct LatentsToCache<'a> {
+    /// The norm of a token's latent.
+    pub norm: RmsNorm<'a>,
+    /// The table of positions, on the device ([`RopeTable::to_device`]).
+    pub rope: &'a RopeTable,
+    /// u32 `[tokens]`. A position beyond the table makes what is turned NaN.
+    pub positions: &'a Tensor,
+    /// u32 `[tokens]`, each `block * block_size + offset`, or [`super::NO_SLOT`].
+    pub slot_mapping: &'a Tensor,
+    /// Where latents go, and in which layer.
+    pub cache: (&'a PagedCache, usize),
+}
+
+/// The dimensions of latents, of what is turned, and of queries.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LatentShape {
+    pub(crate) tokens: usize,
+    pub(crate) heads: usize,
+    /// Elements of a head of q, of which the last [`Self::turned`] are rotated.
+    pub(crate) q_dim: usize,
+    /// Elements of a latent that are not padding.
+    pub(crate) rank: usize,
+    pub(crate) turned: usize,
+    /// Elements of a latent in the cache.
+    pub(crate) latent: usize,
+    /// Elements of a row of the cache, and of a head of what attention reads as q.
+    pub(crate) head_dim: usize,
+}
+
+impl LatentShape {
+    /// What the operands say of it, if they fit together.
+    pub(crate) fn of(q: &Tensor, operands: &LatentsToCache<'_>) -> Result<Self> {
+        let operand = Operand::new(LATENTS, "q", q);
+        let (tokens, heads, q_dim) = operand.dims3("[tokens, heads, q_dim]")?;
+        let KvCacheConfig { head_dim, latent, .. } = *operands.cache.0.config();
+        let error =
+            |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
+        let Some(latent) = latent else {
+            return error("latent", 0, "some: the cache is one of keys and values");
+        };
+        let (rank, turned) = (operands.norm.weight.elem_count(), operands.rope.rot_dim());
+        if rank == 0 || rank > latent {
+            return error("rank", rank, "at least 1, and at most the cache's latent");
+        }
+        if turned > head_dim - latent {
+            return error("rot_dim", turned, "at most the cache's head_dim without its latent");
+        }
+        if q_dim < turned {
+            return Err(operand.shape_error(format!("[tokens, heads, q_dim >= {turned}]")));
+        }
+        Ok(Self { tokens, heads, q_dim, rank, turned, latent, head_dim })
+    }
+}
+
+/// The dimensions of [`head_product`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadShape {
+    pub(crate) tokens: usize,
+    pub(crate) heads: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) x_width: usize,
+    pub(crate) out_width: usize,
+}
+
+impl HeadShape {
+    /// What the operands say of it, if they fit together.
+    pub(crate) fn of(x: &Tensor, weights: &ExpertMatrices, out: &Tensor) -> Result<Self> {
+        let operand = Operand::new(HEAD_PRODUCT, "x", x);
+        let (tokens, heads, x_width) = operand.dims3("[tokens, heads, at least k]")?;
+        let out_operand = Operand::new(HEAD_PRODUCT, "out", out);
+        let (_, _, out_width) = out_operand.dims3("[tokens, heads, at least n]")?;
+        let [n, k] = match weights.matrices.first() {
+            Some(Matrix::Rows(first)) if weights.matrices.len() == heads => {
+                let (n, k) = Operand::new(HEAD_PRODUCT, "weights", first).dims2("[n, k]")?;
+                [n, k]
+            }
+            _ => {
+                let (value, expected) = (weights.matrices.len(), "one of numbers for each head");
+                return Err(Error::Parameter { parameter: "matrices of heads", value, expected });
+            }
+        };
+        for matrix in &weights.matrices {
+            match matrix {
+                Matrix::Rows(rows) => {
+                    Operand::new(HEAD_PRODUCT, "weights", rows).expect_dims("[n, k]", &[n, k])?;
+                }
+                Matrix::Packed(_) => {
+                    let (parameter, expected) = ("matrices of heads", "numbers, not codes");
+                    return Err(Error::Parameter { parameter, value: 1, expected });
+                }
+            }
+        }
+        if x_width < k {
+            return Err(operand.shape_error(format!("[tokens, heads, at least {k}]")));
+        }
+        if out_width < n {
+            return Err(out_operand.shape_error(format!("[tokens, heads, at least {n}]")));
+        }
+        out_operand.expect_dims("[tokens, heads, at least n]", &[tokens, heads, out_width])?;
+        Ok(Self { tokens, heads, n, k, x_width, out_width })
+    }
+}

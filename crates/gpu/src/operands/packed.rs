@@ -1,0 +1,213 @@
+//! Quantized matrices on a device: codes in the order in which the lanes of a warp multiply them.
+
+use candle_core::{Device, Tensor};
+use candlepower_kernels::operands::{IQ4_ZERO, TABLE, counted_iq4};
+use candlepower_kernels::{Codes, Error, Result, Weight};
+use candlepower_packing::{DEVICE_STEP as STEP_INPUTS, DEVICE_TILE as TILE};
+use rayon::prelude::*;
+
+/// What a [`Codes::E2m1`] whose bits are those of a half lacks: the biases of the exponents, 15 and 1, differ by 14.
+pub(crate) const E2M1_FACTOR: f32 = 16_384.0;
+
+/// A matrix `[n, k]` on a device.
+#[derive(Clone, Debug)]
+pub enum Matrix {
+    /// Numbers row by row, bf16 or f16.
+    Rows(Tensor),
+    /// Codes of a quantization.
+    Packed(PackedMatrix),
+}
+
+impl Matrix {
+    /// Number of outputs (rows of the checkpoint's matrix).
+    #[must_use]
+    pub fn n(&self) -> usize {
+        match self {
+            Self::Rows(rows) => rows.dims().first().copied().unwrap_or(0),
+            Self::Packed(packed) => packed.n,
+        }
+    }
+
+    /// Bytes of memory held, padding included.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        match self {
+            Self::Rows(rows) => tensor_bytes(rows),
+            Self::Packed(packed) => packed.num_bytes(),
+        }
+    }
+}
+
+/// Activations whose inputs are those of heads, each padded with zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadPadding {
+    /// Elements of a head.
+    pub len: usize,
+    /// Elements of a head as activations have it.
+    pub padded: usize,
+}
+
+/// The codes of a matrix and what they count for, in tensors on a device.
+///
+/// Codes lie in tiles of 16 outputs and 64 columns, and within a tile as `code_place` in index.cuh says; outputs and
+/// columns that are missing there are zeros. Codes of two and three bits have four here, of five and six eight.
+/// A number is that of [`candlepower_kernels::QuantizedRows`]: `code * scale + min`, rounded once; scales of [`Codes::E2m1`] have a factor that
+/// these are without, as halves of their bits.
+#[derive(Clone, Debug)]
+pub struct PackedMatrix {
+    pub(crate) n: usize,
+    /// Columns.
+    pub(crate) k: usize,
+    /// Inputs of a row of activations, of which columns may leave some out.
+    pub(crate) width: usize,
+    pub(crate) group: usize,
+    pub(crate) codes: Codes,
+    /// u32, `[n / 16][k / 64][32 lanes]`, four or eight words for each lane.
+    pub(crate) words: Tensor,
+    /// f32, `[groups][n in whole tiles][scale, minimum]`; of tables `[n in whole tiles][16]`.
+    pub(crate) scales: Tensor,
+    /// u32 `[k]`: the input of each column, where they are not in order.
+    pub(crate) inputs: Option<Tensor>,
+    pub(crate) sparse: Option<PackedSparse>,
+}
+
+/// What is added to the numbers that codes mean, in compressed rows.
+#[derive(Clone, Debug)]
+pub(crate) struct PackedSparse {
+    /// u32 `[n + 1]`.
+    pub(crate) starts: Tensor,
+    /// u32.
+    pub(crate) inputs: Tensor,
+    /// f32.
+    pub(crate) numbers: Tensor,
+}
+
+impl PackedMatrix {
+    /// Brings a quantized weight to `device`. With `padding` it takes activations of padded heads.
+    ///
+    /// # Errors
+    /// The weight is not quantized, its groups are neither whole steps of 16 columns nor one, or memory does not suffice.
+    pub fn new(weight: &Weight, padding: Option<HeadPadding>, device: &Device) -> Result<Self> {
+        let (n, k) = (weight.n(), weight.k());
+        let Some((codes, group)) = weight.codes() else {
+            return Err(Error::QuantizedRows("the weight has no codes"));
+        };
+        if group < k && !group.is_multiple_of(STEP_INPUTS) {
+            return Err(Error::Parameter {
+                parameter: "weight group",
+                value: group,
+                expected: "a multiple of 16, or all inputs",
+            });
+        }
+        let bits = codes.device_bits();
+        let outputs = n.next_multiple_of(TILE[0]);
+        let tile_row_words = TILE[0] * k.next_multiple_of(TILE[1]) * bits / 32;
+        let mut words = vec![0u32; outputs / TILE[0] * tile_row_words];
+        words.par_chunks_exact_mut(tile_row_words).enumerate().for_each(|(tile_row, words)| {
+            let first = tile_row * TILE[0];
+            for row in first..n.min(first + TILE[0]) {
+                for column in 0..k {
+                    let (word, shift) = code_place(row - first, column, k, bits);
+                    let code = weight.code(row, column);
+                    let code = if codes == Codes::Iq4 { counted_iq4(code) } else { code };
+                    words[word] |= u32::from(code) << shift;
+                }
+            }
+        });
+        let groups = k.div_ceil(group);
+        let scales = match codes {
+            Codes::Table => {
+                let mut tables = vec![0f32; outputs * TABLE];
+                for (row, table) in tables.chunks_exact_mut(TABLE).enumerate().take(n) {
+                    table.copy_from_slice(&weight.table(row));
+                }
+                tables
+            }
+            _ => {
+                let mut scales = vec![0f32; groups * outputs * 2];
+                for (at, scale) in scales.chunks_exact_mut(2).enumerate() {
+                    let (in_group, row) = (at / outputs, at % outputs);
+                    if row < n {
+                        scale.copy_from_slice(&weight.scale(row, in_group));
+                        match codes {
+                            Codes::E2m1 => scale[0] *= E2M1_FACTOR,
+                            Codes::Iq4 => scale[1] -= f32::from(IQ4_ZERO) * scale[0],
+                            _ => {}
+                        }
+                    }
+                }
+                scales
+            }
+        };
+        let padded = |input: u32| match padding {
+            Some(HeadPadding { len, padded }) => {
+                let input = input as usize;
+                (input / len * padded + input % len) as u32
+            }
+            None => input,
+        };
+        let inputs: Option<Vec<u32>> = match (weight.inputs(), padding) {
+            (None, None) => None,
+            (Some(inputs), _) => Some(inputs.iter().map(|input| padded(*input)).collect()),
+            (None, Some(_)) => Some((0..k as u32).map(padded).collect()),
+        };
+        let on_device = |numbers: Vec<u32>| {
+            let len = numbers.len();
+            Tensor::from_vec(numbers, len, device)
+        };
+        let sparse = weight.sparse().map(|sparse| -> Result<_> {
+            let (mut starts, mut inputs, mut numbers) = (vec![0u32], Vec::new(), Vec::new());
+            for row in 0..n {
+                inputs.extend(sparse.row(row).iter().map(|(input, _)| padded(*input)));
+                numbers.extend(sparse.row(row).iter().map(|(_, number)| *number));
+                starts.push(inputs.len() as u32);
+            }
+            let count = numbers.len();
+            Ok(PackedSparse {
+                starts: on_device(starts)?,
+                inputs: on_device(inputs)?,
+                numbers: Tensor::from_vec(numbers, count, device)?,
+            })
+        });
+        let count = scales.len();
+        Ok(Self {
+            n,
+            k,
+            width: padding.map_or(k, |heads| k / heads.len * heads.padded),
+            group,
+            codes: if codes == Codes::Iq4 { Codes::U8 } else { codes },
+            words: on_device(words)?,
+            scales: Tensor::from_vec(scales, count, device)?,
+            inputs: inputs.map(on_device).transpose()?,
+            sparse: sparse.transpose()?,
+        })
+    }
+
+    fn num_bytes(&self) -> usize {
+        let sparse = self.sparse.iter().flat_map(|s| [&s.starts, &s.inputs, &s.numbers]);
+        let all = [&self.words, &self.scales].into_iter().chain(&self.inputs).chain(sparse);
+        all.map(tensor_bytes).sum()
+    }
+}
+
+/// The word and the shift of the code of an output and a column. As `code_place` in index.cuh.
+pub(crate) fn code_place(
+    output: usize,
+    column: usize,
+    columns: usize,
+    bits: usize,
+) -> (usize, usize) {
+    let tile = output / TILE[0] * columns.div_ceil(TILE[1]) + column / TILE[1];
+    let lane = output % 8 * 4 + column % STEP_INPUTS / 4;
+    let step = column % TILE[1] / STEP_INPUTS;
+    let part = output % TILE[0] / 8 + column % 4 / 2 * 2;
+    let (word, shift) = match bits {
+        4 => (step, 4 * part),
+        _ => (2 * step + part / 2, 8 * (part % 2)),
+    };
+    (tile * 32 * bits + (word / 4 * 32 + lane) * 4 + word % 4, column % 2 * 16 + shift)
+}
+
+fn tensor_bytes(tensor: &Tensor) -> usize {
+    tensor.elem_count() * tensor.dtype().size_in_bytes()
+}

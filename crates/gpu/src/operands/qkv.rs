@@ -1,0 +1,151 @@
+//! What happens between the qkv product and attention, in one operation.
+
+use candle_core::Tensor;
+use candlepower_kernels::operands::Operand;
+use candlepower_kernels::{Error, Result, RopeTable};
+
+use super::{NormWeight, PagedCache};
+
+/// A slot that is no place in the cache: such a token's key and value are not written. The padding tokens
+/// of a CUDA graph have it.
+pub const NO_SLOT: u32 = u32::MAX;
+
+/// The norms of q and k.
+#[derive(Clone, Copy, Debug)]
+pub struct QkNorm<'a> {
+    /// Of q, bf16 or f16: `[head_dim]`, or what `span` says.
+    pub q_weight: &'a Tensor,
+    /// Of k; absent only where the rows are q alone.
+    pub k_weight: Option<&'a Tensor>,
+    /// What is normalised together.
+    pub span: QkNormSpan<'a>,
+    /// How both weights enter.
+    pub form: NormWeight,
+    /// Added to the mean square, or to the variance.
+    pub eps: f32,
+}
+
+/// What the norms of q and k normalise together.
+#[derive(Clone, Copy, Debug)]
+pub enum QkNormSpan<'a> {
+    /// Each head: RMSNorm with one weight for all of them.
+    Head,
+    /// All heads of a token, those of other ranks too: RMSNorm with a weight `[heads * head_dim]`.
+    AllHeads {
+        /// f32 `[tokens, 2]`: the sums over all ranks of what [`square_sums`] gives.
+        square_sums: &'a Tensor,
+        /// How many ranks there are, each of which has as many heads.
+        ranks: usize,
+    },
+    /// The first `len` elements of each head, of which the others are zeros: LayerNorm with a weight for each,
+    /// `[heads * head_dim]`.
+    EachHead {
+        /// Elements of a head that are not padding.
+        len: usize,
+    },
+}
+
+/// The norm of v: RMSNorm without a weight over each head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ValueNorm {
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Elements of a head that are not padding; the others become zeros.
+    pub len: usize,
+}
+
+/// The operands of [`qkv_to_cache`] beside the qkv rows.
+#[derive(Clone, Copy, Debug)]
+pub struct QkvToCache<'a> {
+    /// The norms of the heads of q and k, if the model has them.
+    pub qk_norm: Option<QkNorm<'a>>,
+    /// The norm of the heads of v, if the model has it.
+    pub v_norm: Option<ValueNorm>,
+    /// The table of positions, on the device ([`RopeTable::to_device`]).
+    pub rope: &'a RopeTable,
+    /// u32 `[tokens]`. A position beyond the table makes its token's q and k NaN.
+    pub positions: &'a Tensor,
+    /// u32 `[tokens]`, each `block * block_size + offset`, or [`NO_SLOT`]. Without a cache nobody looks at it.
+    pub slot_mapping: &'a Tensor,
+    /// Where keys and values go, and in which layer. Without it the rows are q alone, of a layer that reads what another one
+    /// has written.
+    pub cache: Option<(&'a PagedCache, usize)>,
+}
+
+/// What a row of q, k and v consists of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QkvShape {
+    pub(crate) tokens: usize,
+    pub(crate) heads: usize,
+    /// Zero where rows are q alone.
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+}
+
+impl QkvShape {
+    /// What `q_out` and the operands say of it, if their norms fit.
+    pub(crate) fn of(
+        kernel: &'static str,
+        operands: &QkvToCache<'_>,
+        q_out: &Tensor,
+    ) -> Result<Self> {
+        let error =
+            |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
+        let q_out = Operand::new(kernel, "q_out", q_out);
+        let (tokens, heads, last) = q_out.dims3("[tokens, heads, head_dim]")?;
+        let (kv_heads, head_dim) = match operands.cache {
+            Some((cache, _)) => (cache.config().num_kv_heads, cache.config().head_dim),
+            // As the heads of caches are.
+            None if last > 0 && last.is_multiple_of(8) => (0, last),
+            None => return error("head_dim", last, "a positive multiple of 8"),
+        };
+        match operands.qk_norm {
+            Some(QkNorm { k_weight: None, .. }) if kv_heads > 0 => {
+                return error("the number of weights for k", 0, "1 where keys are written");
+            }
+            Some(QkNorm { span: QkNormSpan::AllHeads { .. }, .. }) if kv_heads == 0 => {
+                return error(
+                    "the number of heads of k",
+                    0,
+                    "at least 1 for a norm over all heads",
+                );
+            }
+            Some(QkNorm { span: QkNormSpan::EachHead { len }, .. })
+                if len == 0 || len > head_dim =>
+            {
+                return error("len", len, "at least one, and at most head_dim");
+            }
+            _ => {}
+        }
+        match operands.v_norm {
+            Some(ValueNorm { len, .. }) if len == 0 || len > head_dim => {
+                error("len", len, "at least one, and at most head_dim")
+            }
+            _ => Ok(Self { tokens, heads, kv_heads, head_dim }),
+        }
+    }
+
+    /// Elements of a row.
+    pub(crate) fn width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+}
+
+pub(crate) const QKV_AXES: &str = "[tokens, (heads + 2 kv_heads) * head_dim]";
+
+pub(crate) const SQUARE_SUMS: &str = "square_sums";
+
+/// Elements of a head in rows of q, k and v with so many heads of q and of k.
+pub(crate) fn head_dim_of(
+    kernel: &'static str,
+    qkv: &Tensor,
+    [heads, kv_heads]: [usize; 2],
+) -> Result<usize> {
+    let operand = Operand::new(kernel, "qkv", qkv);
+    let (_, row) = operand.dims2(QKV_AXES)?;
+    let all = heads + 2 * kv_heads;
+    match row.is_multiple_of(2 * all.max(1)) && heads > 0 {
+        true => Ok(row / all),
+        false => Err(operand.shape_error(format!("[tokens, a multiple of {}]", 2 * all))),
+    }
+}

@@ -1,0 +1,196 @@
+//! Draws a token per row of logits on the device, each row by its own parameters.
+
+use candle_core::{DType, Device, Tensor};
+use candlepower_kernels::Result;
+
+/// Most log-probabilities that one draw reports beside its own.
+pub const MOST_LOGPROBS: usize = 32;
+
+/// "No row", "no slot" and "no token" in tables and results.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// How one token is drawn: the device's form of [`candlepower_kernels::sampling::SamplingRow`], [`SamplerRow::WORDS`]
+/// numbers of a table on the device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SamplerRow {
+    /// The row of logits; `None` is the padding of a CUDA graph and draws nothing.
+    pub logits_row: Option<u32>,
+    /// 0 is greedy: the most likely token, the lowest id among equals.
+    pub temperature: f32,
+    /// Keep the k most likely tokens.
+    pub top_k: Option<u32>,
+    /// Keep the most likely tokens whose probabilities sum to at least this.
+    pub top_p: f32,
+    /// Keep tokens at least this times as likely as the most likely one.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens of prompt and output.
+    pub repetition: f32,
+    /// Subtracted once from tokens that were generated.
+    pub presence: f32,
+    /// Subtracted per time that the token was generated.
+    pub frequency: f32,
+    /// The slot of [`TokenCounts`] that penalties look at, and that counts the drawn token. No two draws of
+    /// a call share one.
+    pub counts_slot: Option<u32>,
+    /// The range of the batch's biases that hold for this draw; a token is banned by a bias of minus
+    /// infinity.
+    pub biases: (u32, u32),
+    /// The row of the batch's masks.
+    pub mask_row: Option<u32>,
+    /// Report the drawn token's log-probability, and so many most likely tokens.
+    pub top_logprobs: Option<u32>,
+    /// Decides, with `place`, the draw.
+    pub seed: u64,
+    /// The token's place in the output.
+    pub place: u32,
+}
+
+impl SamplerRow {
+    /// Numbers of one row of the table.
+    pub const WORDS: usize = 16;
+
+    /// The most likely token of a row of logits as they are, without a report.
+    #[must_use]
+    pub fn greedy(logits_row: u32) -> Self {
+        Self {
+            logits_row: Some(logits_row),
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition: 1.0,
+            presence: 0.0,
+            frequency: 0.0,
+            counts_slot: None,
+            biases: (0, 0),
+            mask_row: None,
+            top_logprobs: None,
+            seed: 0,
+            place: 0,
+        }
+    }
+
+    /// The row as it lies in the table.
+    #[must_use]
+    pub fn words(&self) -> [u32; Self::WORDS] {
+        [
+            self.logits_row.unwrap_or(NONE),
+            self.temperature.to_bits(),
+            self.top_k.unwrap_or(0),
+            self.top_p.to_bits(),
+            self.min_p.to_bits(),
+            self.repetition.to_bits(),
+            self.presence.to_bits(),
+            self.frequency.to_bits(),
+            self.counts_slot.unwrap_or(NONE),
+            self.biases.0,
+            self.biases.1,
+            self.mask_row.unwrap_or(NONE),
+            self.top_logprobs.unwrap_or(NONE),
+            self.place,
+            self.seed as u32,
+            (self.seed >> 32) as u32,
+        ]
+    }
+
+    /// The row that lies in the table as `words`.
+    pub(crate) fn from_words(words: &[u32]) -> Self {
+        let some = |word: u32| (word != NONE).then_some(word);
+        Self {
+            logits_row: some(words[0]),
+            temperature: f32::from_bits(words[1]),
+            top_k: (words[2] > 0).then_some(words[2]),
+            top_p: f32::from_bits(words[3]),
+            min_p: f32::from_bits(words[4]),
+            repetition: f32::from_bits(words[5]),
+            presence: f32::from_bits(words[6]),
+            frequency: f32::from_bits(words[7]),
+            counts_slot: some(words[8]),
+            biases: (words[9], words[10]),
+            mask_row: some(words[11]),
+            top_logprobs: some(words[12]),
+            place: words[13],
+            seed: u64::from(words[14]) | u64::from(words[15]) << 32,
+        }
+    }
+}
+
+/// The tables of a step's draws, all on the device. Each may be longer than what its rows use.
+#[derive(Clone, Copy, Debug)]
+pub struct SamplingBatch<'a> {
+    /// u32 `[draws, 16]`: [`SamplerRow::words`] of each draw.
+    pub rows: &'a Tensor,
+    /// The counts that penalties look at.
+    pub counts: Option<&'a TokenCounts>,
+    /// Token ids, and the bits of the f32 that is added to each one's logit; both u32 `[n]`.
+    pub biases: Option<(&'a Tensor, &'a Tensor)>,
+    /// u32 `[mask_rows, words]`: bit `id % 32` of word `id / 32` allows the token; shorter masks allow
+    /// nothing beyond.
+    pub masks: Option<&'a Tensor>,
+}
+
+/// Memory that [`sample`] overwrites.
+#[derive(Clone, Debug)]
+pub struct SamplingScratch {
+    pub(crate) scores: Tensor,
+}
+
+impl SamplingScratch {
+    /// Memory for up to `max_draws` draws: four bytes per draw and token of the vocabulary.
+    ///
+    /// # Errors
+    /// The device's memory does not suffice.
+    pub fn new(max_draws: usize, vocab: usize, device: &Device) -> Result<Self> {
+        Ok(Self { scores: Tensor::zeros((max_draws, vocab), DType::F32, device)? })
+    }
+}
+
+/// What a step drew, on the device.
+#[derive(Clone, Debug)]
+pub struct SamplingOutput {
+    /// u32 `[draws]`: the tokens, for the next step's embedding; `u32::MAX` if none is allowed and finite.
+    pub token_ids: Tensor,
+    /// u32 `[draws, 2 + 2 * max_top]`, the one copy to the host: the token, the bits of its f32
+    /// log-probability, then the most likely tokens alike, most likely first; `u32::MAX` where there is none.
+    pub report: Tensor,
+}
+
+impl SamplingOutput {
+    /// Room for `draws` draws with up to `max_top` (at most 32) most likely tokens each.
+    ///
+    /// # Errors
+    /// The device's memory does not suffice.
+    pub fn new(draws: usize, max_top: usize, device: &Device) -> Result<Self> {
+        Ok(Self {
+            token_ids: Tensor::zeros(draws, DType::U32, device)?,
+            report: Tensor::zeros((draws, 2 + 2 * max_top), DType::U32, device)?,
+        })
+    }
+}
+
+/// Marks a token of the prompt among counts.
+pub(crate) const FROM_PROMPT: u32 = 1 << 31;
+
+/// How often each token stands in the sequences that have penalties, kept on the device: a slot per
+/// sequence, four bytes per token of the vocabulary.
+#[derive(Clone, Debug)]
+pub struct TokenCounts {
+    /// u32 `[slots, vocab]`: times generated, and the highest bit for tokens of the prompt.
+    pub(crate) counts: Tensor,
+}
+
+impl TokenCounts {
+    /// Empty counts for `slots` sequences.
+    ///
+    /// # Errors
+    /// The device's memory does not suffice.
+    pub fn new(slots: usize, vocab: usize, device: &Device) -> Result<Self> {
+        Ok(Self { counts: Tensor::zeros((slots, vocab), DType::U32, device)? })
+    }
+
+    /// Slots that there are.
+    #[must_use]
+    pub fn num_slots(&self) -> usize {
+        self.counts.dims()[0]
+    }
+}

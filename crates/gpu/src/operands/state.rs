@@ -1,0 +1,95 @@
+//! What layers keep of each sequence between steps, on a device.
+
+use candle_core::{DType, Device, Tensor};
+use candlepower_kernels::{Error, RecurrenceDims, Result, StateConfig, StateDims};
+
+/// The elements of a key that the kernel is compiled for: a thread keeps a column of a state, as many numbers.
+pub const RECURRENT_KEY_DIMS: &[usize] = &[32, 64, 128];
+
+/// A block has a thread for each element of a value, at most so many.
+const MOST_VALUE_DIM: usize = 256;
+
+/// The states of all layers for `num_slots` sequences, as [`candlepower_kernels::RecurrentState`] has them, but that inputs are in the dtype of
+/// activations. Cloning shares the memory.
+#[derive(Clone, Debug)]
+pub struct StatePool {
+    pub(crate) config: StateConfig,
+    pub(crate) layers: Vec<PoolLayer>,
+}
+
+/// The states of one layer.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolLayer {
+    /// `[num_slots, kernel - 1, channels]`: what the convolution is over of the newest tokens, the oldest first.
+    pub(crate) inputs: Tensor,
+    /// f32 `[num_slots, value_heads, key_dim, value_dim]`.
+    pub(crate) matrices: Option<Tensor>,
+}
+
+impl PoolLayer {
+    /// Those of a recurrence.
+    pub(crate) fn matrices(&self) -> &Tensor {
+        self.matrices.as_ref().expect("recurrences have matrices")
+    }
+}
+
+pub(crate) const INPUTS_AXES: &str = "[num_slots, kernel - 1, channels]";
+
+pub(crate) const MATRICES_AXES: &str = "[num_slots, value_heads, key_dim, value_dim]";
+
+impl StatePool {
+    /// Zeros for every slot, beside activations of `dtype`: bf16 or f16 on a GPU, and f32 too on the CPU.
+    ///
+    /// # Errors
+    /// A dimension is zero or not the required multiple; `key_dim` is none of [`RECURRENT_KEY_DIMS`]; `value_dim` is above
+    /// 256; the dtype is another one; memory does not suffice.
+    pub fn new(config: StateConfig, dtype: DType, device: &Device) -> Result<Self> {
+        config.check()?;
+        if let StateDims::Recurrence(RecurrenceDims { key_dim, value_dim, .. }) = config.dims {
+            if !RECURRENT_KEY_DIMS.contains(&key_dim) {
+                let (parameter, expected) = ("key_dim", "32, 64 or 128 on a GPU");
+                return Err(Error::Parameter { parameter, value: key_dim, expected });
+            }
+            if value_dim > MOST_VALUE_DIM {
+                let (parameter, expected) = ("value_dim", "at most 256 on a GPU");
+                return Err(Error::Parameter { parameter, value: value_dim, expected });
+            }
+        }
+        let definitions_only = dtype == DType::F32 && device.is_cpu();
+        if !matches!(dtype, DType::BF16 | DType::F16) && !definitions_only {
+            return Err(Error::DType {
+                kernel: "state_pool",
+                operand: "dtype",
+                expected: "bf16 or f16",
+                found: dtype,
+            });
+        }
+        let layer = || -> Result<PoolLayer> {
+            let (inputs, matrices) = config.zeros(dtype, device)?;
+            Ok(PoolLayer { inputs, matrices })
+        };
+        let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
+        Ok(Self { config, layers })
+    }
+
+    /// The dimensions it was made with.
+    #[must_use]
+    pub fn config(&self) -> &StateConfig {
+        &self.config
+    }
+
+    pub(crate) fn layer(&self, kernel: &'static str, layer: usize) -> Result<&PoolLayer> {
+        self.config.layer(kernel, &self.layers, layer)
+    }
+}
+
+/// Which tokens of a step belong to which sequence, and where its state is, on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct StateTables<'a> {
+    /// u32 `[seqs + 1]`: sequence `i` has the tokens `query_start[i]..query_start[i + 1]`.
+    pub query_start: &'a Tensor,
+    /// u32 `[seqs]`: where its state is; no two have the same, but [`NO_SLOT`](super::NO_SLOT).
+    pub slots: &'a Tensor,
+    /// u32 `[tokens]`. A sequence whose first token here is at position 0 begins, and what its slot held does not count.
+    pub positions: &'a Tensor,
+}

@@ -1,0 +1,51 @@
+//! The operations: one function each, which launches a kernel or runs its definition.
+
+mod attention;
+mod experts;
+mod graph;
+mod latent;
+mod matmul;
+mod packed;
+mod paged_cache;
+mod qkv;
+mod recurrence;
+mod reference;
+mod rows;
+mod sampling;
+mod short_conv;
+mod staging;
+mod state;
+
+pub use attention::AttentionPlan;
+pub use experts::{combine_experts, expert_product, route};
+pub use graph::Graph;
+pub use latent::{head_product, latents_to_cache};
+pub use matmul::Matmul;
+pub use paged_cache::HostBlocks;
+pub use qkv::{qkv_to_cache, square_sums};
+pub use recurrence::{recurrence, sigmoid_gate};
+pub use rows::{
+    activation, activation_times, add, add_rms_norm, embedding, gated_activation, gather_rows,
+    layer_norm, resolve_tokens, rms_norm, scale_and_cap,
+};
+pub use sampling::sample;
+pub use short_conv::short_conv;
+pub use staging::{Readback, Staging};
+pub use state::copy_states;
+
+/// Launches on a GPU, and goes on to the definition elsewhere.
+#[cfg(feature = "cuda")]
+macro_rules! launch_on_gpu {
+    ($first:expr, $launch:expr) => {
+        if $first.device().is_cuda() {
+            return $launch;
+        }
+    };
+}
+
+/// Without CUDA nothing lies on a GPU.
+#[cfg(not(feature = "cuda"))]
+macro_rules! launch_on_gpu {
+    ($first:expr, $launch:expr) => {};
+}
+use launch_on_gpu;

@@ -1,0 +1,84 @@
+//! Quantized matrices on a device: codes in the order in which the lanes of a warp multiply them.
+
+use candle_core::{DType, Tensor};
+use candlepower_kernels::operands::{E2M1, TABLE, e4m3_part};
+use candlepower_kernels::{Codes, Result};
+use candlepower_packing::DEVICE_TILE as TILE;
+use half::{bf16, f16};
+
+use super::reference::Reference;
+use crate::operands::{E2M1_FACTOR, Matrix, PackedMatrix, code_place};
+
+impl Matrix {
+    /// Its numbers `[n, k]` for a definition, and `k`.
+    pub(super) fn elements(
+        &self,
+        reference: &Reference,
+        name: &'static str,
+    ) -> Result<(Vec<f32>, usize)> {
+        match self {
+            Self::Rows(rows) => {
+                let (n, k) = reference.operand(name, rows).dims2("[n, k]")?;
+                Ok((reference.elements((name, rows), "[n, k]", &[n, k])?, k))
+            }
+            Self::Packed(packed) => Ok((packed.numbers()?, packed.width)),
+        }
+    }
+}
+
+impl PackedMatrix {
+    /// Its numbers `[n, width]`, where it is on the CPU: the definition of the kernels.
+    ///
+    /// # Errors
+    /// It is on another device.
+    pub fn numbers(&self) -> Result<Vec<f32>> {
+        const KERNEL: &str = "packed";
+        let reference = Reference::integers(KERNEL);
+        let integers = |name, tensor: &Tensor| {
+            reference.u32s((name, tensor), "any length", &[tensor.elem_count()])
+        };
+        let floats = |name, tensor: &Tensor| {
+            reference.f32s((name, tensor), "any length", &[tensor.elem_count()])
+        };
+        let (words, scales) = (integers("codes", &self.words)?, floats("scales", &self.scales)?);
+        let inputs = self.inputs.as_ref().map(|inputs| integers("inputs", inputs)).transpose()?;
+        let (bits, outputs) = (self.codes.device_bits(), self.n.next_multiple_of(TILE[0]));
+        let mut numbers = vec![0f32; self.n * self.width];
+        for (row, numbers) in numbers.chunks_exact_mut(self.width).enumerate() {
+            for column in 0..self.k {
+                let (word, shift) = code_place(row, column, self.k, bits);
+                let code = (words[word] >> shift & ((1 << bits) - 1)) as u8;
+                let at = (column / self.group * outputs + row) * 2;
+                let input = inputs.as_ref().map_or(column, |inputs| inputs[column] as usize);
+                numbers[input] = match self.codes {
+                    Codes::E4m3 => e4m3_part(code).mul_add(scales[at], scales[at + 1]),
+                    Codes::E2m1 => {
+                        let part = E2M1[usize::from(code)] / E2M1_FACTOR;
+                        part.mul_add(scales[at], scales[at + 1])
+                    }
+                    Codes::Table => scales[row * TABLE + usize::from(code)],
+                    _ => f32::from(code).mul_add(scales[at], scales[at + 1]),
+                };
+            }
+        }
+        let Some(sparse) = &self.sparse else { return Ok(numbers) };
+        let starts = integers("starts", &sparse.starts)?;
+        let inputs = integers("sparse inputs", &sparse.inputs)?;
+        let added = floats("sparse numbers", &sparse.numbers)?;
+        for (row, bounds) in starts.windows(2).enumerate() {
+            for at in bounds[0] as usize..bounds[1] as usize {
+                numbers[row * self.width + inputs[at] as usize] += added[at];
+            }
+        }
+        Ok(numbers)
+    }
+}
+
+/// What a number becomes as an element of `dtype`.
+pub(super) fn rounded(number: f32, dtype: DType) -> f32 {
+    match dtype {
+        DType::BF16 => bf16::from_f32(number).to_f32(),
+        DType::F16 => f16::from_f32(number).to_f32(),
+        _ => number,
+    }
+}

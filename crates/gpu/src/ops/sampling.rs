@@ -1,0 +1,215 @@
+//! Draws a token per row of logits on the device, each row by its own parameters.
+
+use std::collections::HashMap;
+
+use candle_core::Tensor;
+use candlepower_kernels::operands::Operand;
+use candlepower_kernels::sampling::{
+    Penalties, SamplingRow, row_logprobs, sample_row_reference, uniform,
+};
+use candlepower_kernels::{Error, Result};
+
+use super::launch_on_gpu;
+use super::reference::Reference;
+use crate::operands::{
+    FROM_PROMPT, NONE, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts,
+};
+
+impl SamplerRow {
+    /// Writes what the draw reports of the token that it drew.
+    fn report(&self, logits: &[f32], token: u32, report: &mut [u32]) {
+        report[0] = token;
+        let Some(top) = self.top_logprobs else { return };
+        let most = report.len() / 2 - 1;
+        let row = row_logprobs(logits, token, most.min(top as usize));
+        report[1] = row.logprob.to_bits();
+        for (place, (id, logprob)) in report[2..].chunks_mut(2).zip(row.top) {
+            place.copy_from_slice(&[id, logprob.to_bits()]);
+        }
+    }
+}
+
+/// Draws a token for each row of `batch.rows` from `logits` `[rows, vocab]`, bf16, f16 or f32.
+///
+/// The order of operations is [`candlepower_kernels::sampling`]'s: penalties, bias, mask, temperature, `min_p`, `top_k`,
+/// `top_p`, the draw; the definition is [`candlepower_kernels::sampling::sample_row_reference`], with the number in [0, 1)
+/// that [`candlepower_kernels::sampling::uniform`] makes of seed and place. Log-probabilities are those of the logits as given.
+/// The drawn token is counted in its slot.
+///
+/// # Errors
+/// An operand has the wrong dtype, shape, layout or device, the scratch is too small, or CUDA refused the
+/// launch.
+pub fn sample(
+    logits: &Tensor,
+    batch: &SamplingBatch<'_>,
+    scratch: &SamplingScratch,
+    out: &SamplingOutput,
+) -> Result<()> {
+    launch_on_gpu!(logits, crate::cuda::sample(logits, batch, scratch, out));
+    const KERNEL: &str = "sample";
+    let reference = Reference::new(KERNEL, "logits", logits)?;
+    let (rows, vocab) = Operand::new(KERNEL, "logits", logits).dims2("[rows, vocab]")?;
+    let (draws, _) = Operand::new(KERNEL, "rows", batch.rows).dims2("[draws, 16]")?;
+    let (max_draws, _) =
+        Operand::new(KERNEL, "scratch", &scratch.scores).dims2("[draws, vocab]")?;
+    let (_, width) = Operand::new(KERNEL, "report", &out.report).dims2("[draws, width]")?;
+    if draws > max_draws {
+        let (index, value, bound) = ("draws", draws, max_draws + 1);
+        return Err(Error::OutOfRange { kernel: KERNEL, index, value, bound });
+    }
+    let values = reference.elements(("logits", logits), "[rows, vocab]", &[rows, vocab])?;
+    let words = reference.u32s(("rows", batch.rows), "[draws, 16]", &[draws, SamplerRow::WORDS])?;
+    let tables = Tables::read(&reference, batch, vocab)?;
+    let mut counts = tables.counts.clone();
+    let (mut token_ids, mut report) = (Vec::with_capacity(draws), vec![NONE; draws * width]);
+    for (words, report) in words.chunks(SamplerRow::WORDS).zip(report.chunks_mut(width)) {
+        let draw = SamplerRow::from_words(words);
+        let row = draw.logits_row.map(|row| row as usize).filter(|row| *row < rows);
+        let drawn = row.and_then(|row| {
+            let logits = &values[row * vocab..][..vocab];
+            let token = tables.draw(&draw, logits)?;
+            draw.report(logits, token, report);
+            Some(token)
+        });
+        if let (Some(token), Some(slot)) = (drawn, draw.counts_slot)
+            && let Some(count) = counts.get_mut(slot as usize * vocab + token as usize)
+        {
+            *count += 1;
+        }
+        token_ids.push(drawn.unwrap_or(NONE));
+    }
+    if let Some(TokenCounts { counts: tensor }) = batch.counts {
+        reference.write_u32s(("counts", tensor), "[slots, vocab]", tensor.dims(), &counts)?;
+    }
+    reference.write_u32s(("token_ids", &out.token_ids), "[draws]", &[draws], &token_ids)?;
+    reference.write_u32s(("report", &out.report), "[draws, width]", &[draws, width], &report)
+}
+
+/// The optional tables of a batch, on the host.
+struct Tables {
+    vocab: usize,
+    counts: Vec<u32>,
+    biases: Vec<(u32, f32)>,
+    masks: Vec<Vec<u32>>,
+}
+
+impl Tables {
+    fn read(reference: &Reference, batch: &SamplingBatch<'_>, vocab: usize) -> Result<Self> {
+        let counts = match batch.counts {
+            Some(TokenCounts { counts }) => {
+                let dims = [counts.dims()[0], vocab];
+                reference.u32s(("counts", counts), "[slots, vocab]", &dims)?
+            }
+            None => Vec::new(),
+        };
+        let biases = match batch.biases {
+            Some((ids, bits)) => {
+                let n = [ids.elem_count()];
+                let ids = reference.u32s(("bias ids", ids), "[n]", &n)?;
+                let bits = reference.u32s(("biases", bits), "[n]", &n)?;
+                ids.into_iter().zip(bits.into_iter().map(f32::from_bits)).collect()
+            }
+            None => Vec::new(),
+        };
+        let masks = match batch.masks {
+            Some(masks) => {
+                let (rows, words) =
+                    Operand::new("sample", "masks", masks).dims2("[mask_rows, words]")?;
+                let all = reference.u32s(("masks", masks), "[mask_rows, words]", &[rows, words])?;
+                all.chunks(words.max(1)).map(<[u32]>::to_vec).collect()
+            }
+            None => Vec::new(),
+        };
+        Ok(Self { vocab, counts, biases, masks })
+    }
+
+    /// The token of one draw.
+    fn draw(&self, draw: &SamplerRow, logits: &[f32]) -> Option<u32> {
+        let seen = draw.counts_slot.map(|slot| self.seen(slot as usize));
+        let biases = self.biases.get(draw.biases.0 as usize..draw.biases.1 as usize);
+        let params = SamplingRow {
+            temperature: draw.temperature,
+            top_k: draw.top_k.map(|k| k as usize),
+            top_p: draw.top_p,
+            min_p: draw.min_p,
+            uniform: uniform(draw.seed, u64::from(draw.place)),
+            penalties: seen.as_ref().map(|seen| Penalties {
+                repetition: draw.repetition,
+                presence: draw.presence,
+                frequency: draw.frequency,
+                seen,
+            }),
+            logit_bias: biases.unwrap_or(&[]),
+            banned: Vec::new(),
+            mask: draw.mask_row.and_then(|row| self.masks.get(row as usize)).map(Vec::as_slice),
+            logprobs: None,
+        };
+        sample_row_reference(logits, &params)
+    }
+
+    /// The tokens of a slot with how often each was generated.
+    fn seen(&self, slot: usize) -> HashMap<u32, u32> {
+        let counts = self.counts.get(slot * self.vocab..(slot + 1) * self.vocab).unwrap_or(&[]);
+        let present = (0..).zip(counts).filter(|(_, count)| **count > 0);
+        present.map(|(id, count)| (id, count & !FROM_PROMPT)).collect()
+    }
+}
+
+impl TokenCounts {
+    /// Empties the slots in `slots`, u32 `[count]`.
+    ///
+    /// # Errors
+    /// The operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+    pub fn reset(&self, slots: &Tensor) -> Result<()> {
+        launch_on_gpu!(slots, crate::cuda::count_tokens(&self.counts, 0, slots, None));
+        self.edit(slots, None, |_| 0)
+    }
+
+    /// Notes `token_ids[i]` as a token of the prompt in slot `slots[i]`; both are u32 `[count]`.
+    ///
+    /// # Errors
+    /// As [`TokenCounts::reset`].
+    pub fn add_prompt(&self, slots: &Tensor, token_ids: &Tensor) -> Result<()> {
+        launch_on_gpu!(slots, crate::cuda::count_tokens(&self.counts, 1, slots, Some(token_ids)));
+        self.edit(slots, Some(token_ids), |count| count | FROM_PROMPT)
+    }
+
+    /// Counts `token_ids[i]` as generated in slot `slots[i]`, for a sequence that comes back; both are u32
+    /// `[count]`. [`sample`] counts what it draws.
+    ///
+    /// # Errors
+    /// As [`TokenCounts::reset`].
+    pub fn add_generated(&self, slots: &Tensor, token_ids: &Tensor) -> Result<()> {
+        launch_on_gpu!(slots, crate::cuda::count_tokens(&self.counts, 2, slots, Some(token_ids)));
+        self.edit(slots, Some(token_ids), |count| count + 1)
+    }
+
+    /// Edits the counts of tokens in slots, or whole slots; what is not there is left out.
+    fn edit(
+        &self,
+        slots: &Tensor,
+        token_ids: Option<&Tensor>,
+        edit: impl Fn(u32) -> u32,
+    ) -> Result<()> {
+        let reference = Reference::integers("token_counts");
+        let n = [slots.elem_count()];
+        let dims = self.counts.dims();
+        let vocab = dims[1];
+        let mut counts = reference.u32s(("counts", &self.counts), "[slots, vocab]", dims)?;
+        let slots = reference.u32s(("slots", slots), "[count]", &n)?;
+        let ids = token_ids.map(|ids| reference.u32s(("token_ids", ids), "[count]", &n));
+        let ids = ids.transpose()?;
+        for (i, slot) in
+            slots.into_iter().enumerate().filter(|(_, slot)| (*slot as usize) < dims[0])
+        {
+            let row = &mut counts[slot as usize * vocab..][..vocab];
+            match &ids {
+                None => row.iter_mut().for_each(|count| *count = edit(*count)),
+                Some(ids) => {
+                    row.get_mut(ids[i] as usize).into_iter().for_each(|count| *count = edit(*count))
+                }
+            }
+        }
+        reference.write_u32s(("counts", &self.counts), "[slots, vocab]", dims, &counts)
+    }
+}

@@ -1,0 +1,203 @@
+//! Gated delta nets and Mamba-2, copies of their states, and gates of sigmoids.
+
+use std::fmt::Debug;
+
+use candle_core::{DType, Device, Tensor};
+use candlepower_gpu::{self as gpu, StatePool, StateTables};
+use candlepower_kernels::{Recurrence, RecurrenceDims, Rule, StateConfig, sigmoid_gate_reference};
+
+use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
+use crate::steps::{self, Mixer, Part, SLOTS};
+
+/// Heads of values of which those with the same keys are not neighbours.
+const TILED: usize = 6;
+
+/// Whether of Mamba-2; key heads, value heads, elements of a key and of a value, and taps.
+const DIMS: [(bool, [usize; 5]); 12] = [
+    (false, [2, 4, 128, 128, 4]),
+    (false, [1, 2, 128, 64, 4]),
+    (false, [2, 2, 64, 128, 4]),
+    (false, [1, 3, 64, 64, 2]),
+    (false, [1, 2, 32, 64, 8]),
+    (false, [2, 2, 32, 128, 3]),
+    (false, [1, 1, 32, 256, 4]),
+    (false, [2, TILED, 64, 32, 4]),
+    (true, [1, 4, 128, 64, 4]),
+    (true, [2, 4, 128, 80, 4]),
+    (true, [1, 3, 64, 64, 2]),
+    (true, [2, 2, 32, 16, 8]),
+];
+
+const LAYERS: usize = 2;
+
+/// The same pool and weights on the GPU and on the CPU, where the definition computes.
+struct Pair {
+    nets: [Recurrence; 2],
+    pools: [StatePool; 2],
+    dims: RecurrenceDims,
+    dtype: DType,
+}
+
+impl Pair {
+    fn new(
+        gpu: &Gpu,
+        (is_mamba, [key_heads, value_heads, key_dim, value_dim, kernel]): (bool, [usize; 5]),
+        dtype: DType,
+        random: &mut Random,
+    ) -> Self {
+        let tiled = value_heads == TILED;
+        let dims = RecurrenceDims { key_heads, value_heads, tiled, key_dim, value_dim, kernel };
+        let mut weight = |dims: &[usize]| {
+            let numbers = random.floats(dims.iter().product(), 0.8, DType::F32);
+            Tensor::from_vec(numbers, dims, &Device::Cpu).unwrap()
+        };
+        let conv = weight(&[dims.channels(), kernel]);
+        let (a_log, dt_bias) = (weight(&[value_heads]), weight(&[value_heads]));
+        let conv_bias = is_mamba.then(|| weight(&[dims.channels()]));
+        let result = weight(&[if is_mamba { value_heads } else { value_dim }]);
+        let config = StateConfig { num_layers: LAYERS, num_slots: SLOTS, dims: dims.into() };
+        let devices = [gpu.device(), &Device::Cpu];
+        let nets = devices.map(|device| {
+            let on = |tensor: &Tensor| tensor.to_device(device).unwrap();
+            let (conv, a_log, dt_bias) = (on(&conv), on(&a_log), on(&dt_bias));
+            let rule = match is_mamba {
+                false => Rule::Delta { norm: on(&result), eps: 1e-6 },
+                true => Rule::Mamba2 { skip: on(&result) },
+            };
+            Recurrence { dims, conv, conv_bias: conv_bias.as_ref().map(on), a_log, dt_bias, rule }
+        });
+        let pools = devices.map(|device| StatePool::new(config, dtype, device).unwrap());
+        Self { nets, pools, dims, dtype }
+    }
+}
+
+impl Mixer<6> for Pair {
+    /// Both are rounded once, of sums in another order.
+    const TOLERANCE: Tolerance = Tolerance { own: 1.1, largest: 0.02 };
+
+    fn dims(&self) -> impl Debug {
+        let is_mamba = matches!(self.nets[1].rule, Rule::Mamba2 { .. });
+        (if is_mamba { "Mamba-2" } else { "delta net" }, self.dims)
+    }
+
+    /// Of tokens: input, gates, query_start, slots, positions and out.
+    fn operands(&self, gpu: &Gpu, parts: &[Part], random: &mut Random) -> [[Tensor; 6]; 2] {
+        let [query_start, slots, positions] = steps::tables(parts);
+        let tokens = positions.len();
+        let (dims, dtype) = (self.dims, self.dtype);
+        let input = random.floats(tokens * dims.width(), 2.0, dtype);
+        let mut gates = random.floats(tokens * self.nets[0].gates(), 3.0, dtype);
+        // Where a softplus is its argument, and where e^x is infinite.
+        gates[1] = 30.0;
+        gates.iter_mut().rev().step_by(37).for_each(|gate| *gate = 96.0);
+        let on_gpu = [
+            gpu.floats(&input, &[tokens, dims.width()], dtype),
+            gpu.floats(&gates, &[tokens, self.nets[0].gates()], dtype),
+            gpu.integers(&query_start, &[query_start.len()]),
+            gpu.integers(&slots, &[slots.len()]),
+            gpu.integers(&positions, &[tokens]),
+            gpu.unwritten(&[tokens, dims.values()], dtype),
+        ];
+        let on_cpu = on_gpu.each_ref().map(|tensor| tensor.to_device(&Device::Cpu).unwrap());
+        [on_gpu, on_cpu]
+    }
+
+    fn run(
+        &self,
+        on: usize,
+        layer: usize,
+        [input, gates, query_start, slots, positions, out]: &[Tensor; 6],
+    ) -> candlepower_kernels::Result<()> {
+        let tables = StateTables { query_start, slots, positions };
+        let (net, pool) = (&self.nets[on], &self.pools[on]);
+        gpu::recurrence(input, gates, net, pool, layer, &tables, out)
+    }
+}
+
+pub(crate) fn recurrence(gpu: &Gpu) {
+    let mut random = Random(81);
+    for dims in DIMS {
+        for dtype in HALVES {
+            let pair = Pair::new(gpu, dims, dtype, &mut random);
+            for parts in &steps::steps() {
+                pair.step(gpu, 1, parts, &mut random);
+            }
+            pair.step(gpu, 0, &[(1, 9, 3)], &mut random);
+        }
+    }
+    for dims in [DIMS[0], DIMS[7]] {
+        Pair::new(gpu, dims, DType::BF16, &mut random).replay(gpu, &mut random);
+    }
+    wrong_tables(gpu, &mut random);
+}
+
+/// A slot that is not there gives NaN, tokens that are not there nothing, and both leave the states of the others alone.
+fn wrong_tables(gpu: &Gpu, random: &mut Random) {
+    let pair = Pair::new(gpu, DIMS[3], DType::F16, random);
+    pair.step(gpu, 0, &[(0, 0, 5), (1, 0, 2), (SLOTS as u32 - 1, 0, 9)], random);
+    let parts = [(SLOTS as u32, 4, 2), (0, 5, 3), (1, 2, 2), (2, 9, 1)];
+    let [mut on_gpu, mut on_cpu] = pair.operands(gpu, &parts, random);
+    // The third ends before it begins, and the last one behind the last token.
+    let starts = [0, 2, 5, 4, 9];
+    for (on, operands) in [&mut on_gpu, &mut on_cpu].into_iter().enumerate() {
+        let values = pair.dims.values();
+        let sevens = gpu.floats(&vec![7.0; 8 * values], &[8, values], DType::F16);
+        operands[2] = gpu.integers(&starts, &[5]).to_device(operands[0].device()).unwrap();
+        operands[5] = sevens.to_device(operands[0].device()).unwrap();
+        pair.run(on, 0, operands).unwrap();
+    }
+    let rows = |operands: &[Tensor; 6], first, count| operands[5].narrow(0, first, count).unwrap();
+    for operands in [&on_gpu, &on_cpu] {
+        assert!(to_vec(&rows(operands, 0, 2)).iter().all(|x| x.is_nan()), "no such slot");
+        assert!(to_vec(&rows(operands, 5, 3)).iter().all(|x| *x == 7.0), "no such tokens");
+    }
+    let tolerance = Tolerance { own: 1.1, largest: 0.02 };
+    let (found, want) = (rows(&on_gpu, 2, 3), to_vec(&rows(&on_cpu, 2, 3)));
+    gpu.assert_close(&found, &want, tolerance, "beside wrong ones");
+    pair.step(gpu, 0, &[(0, 8, 1), (1, 2, 1), (SLOTS as u32 - 1, 9, 1)], random);
+}
+
+pub(crate) fn copy_states(gpu: &Gpu) {
+    let mut random = Random(82);
+    for dims in DIMS {
+        for dtype in HALVES {
+            let pair = Pair::new(gpu, dims, dtype, &mut random);
+            let parts = [(0, 0, 4), (1, 0, 3), (2, 0, 1), (3, 0, 2)];
+            for layer in 0..LAYERS {
+                pair.step(gpu, layer, &parts, &mut random);
+            }
+            // To slots that are new and that had others; and pairs with one that is not there.
+            let outside = SLOTS as u32;
+            let pairs = [1, 5, 0, 3, outside, 2, 2, outside, 1, 4];
+            for (pool, device) in pair.pools.iter().zip([gpu.device(), &Device::Cpu]) {
+                let pairs = Tensor::from_slice(&pairs, (5, 2), device).unwrap();
+                gpu::copy_states(pool, &pairs).unwrap();
+            }
+            let parts: Vec<Part> = (0..SLOTS as u32).map(|slot| (slot, 9, 1)).collect();
+            for layer in 0..LAYERS {
+                pair.step(gpu, layer, &parts, &mut random);
+            }
+        }
+    }
+}
+
+pub(crate) fn sigmoid_gate(gpu: &Gpu) {
+    let mut random = Random(83);
+    for (rows, width) in [(1, 1), (3, 33), (7, 64), (300, 2048)] {
+        for gates in [width, 1] {
+            for dtype in HALVES {
+                let values = random.floats(rows * width, 2.0, dtype);
+                let gate = random.floats(rows * gates, 20.0, dtype);
+                let x = gpu.floats(&values, &[rows, width], dtype);
+                gpu::sigmoid_gate(&x, &gpu.floats(&gate, &[rows, gates], dtype)).unwrap();
+                let want: Vec<f32> = values
+                    .chunks(width)
+                    .zip(gate.chunks(gates))
+                    .flat_map(|(x, gate)| sigmoid_gate_reference(x, gate))
+                    .collect();
+                let what = format!("{rows} x {width}, {gates} gates");
+                gpu.assert_close(&x, &want, ROUNDED_ONCE, &what);
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Draws and log-probabilities.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Tensor};
+use candlepower_gpu::cuda;
+use candlepower_gpu::{SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts};
+use candlepower_kernels::sampling::{
+    Penalties, RowLogprobs, SamplingRow, logprobs_of, sample_row_reference, uniform,
+};
+
+use crate::gpu::{Gpu, Random};
+
+/// The element types of logits.
+const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+const NONE: u32 = u32::MAX;
+
+pub(crate) fn sample(gpu: &Gpu) {
+    let mut random = Random(11);
+    for (draws, vocab) in [(1, 151_936), (7, 32_001), (64, 500), (5, 3), (256, 1024)] {
+        for dtype in DTYPES {
+            for spread in [1.0, 8.0] {
+                draw_batch(gpu, &mut random, (draws, vocab), (dtype, spread));
+            }
+        }
+    }
+}
+
+/// One row of a batch: what the kernel gets, and what the reference needs beside it.
+struct Case {
+    row: SamplerRow,
+    seen: HashMap<u32, u32>,
+    biases: Vec<(u32, f32)>,
+    mask: Option<Vec<u32>>,
+}
+
+fn draw_batch(
+    gpu: &Gpu,
+    random: &mut Random,
+    (draws, vocab): (usize, usize),
+    (dtype, spread): (DType, f32),
+) {
+    let rows = draws.div_ceil(2);
+    // Adding zero makes minus zero zero: the reference orders the two, the kernel does not.
+    let logits: Vec<f32> =
+        random.floats(rows * vocab, spread, dtype).iter().map(|logit| logit + 0.0).collect();
+    let words = vocab.div_ceil(32);
+    let mut masks = Vec::new();
+    let mut biases = Vec::new();
+    let mut cases: Vec<Case> = (0..draws).map(|draw| case(random, draw, (rows, vocab))).collect();
+    for case in &mut cases {
+        if let Some(mask) = &case.mask {
+            case.row.mask_row = Some((masks.len() / words) as u32);
+            masks.extend(mask);
+        }
+        let begin = biases.len() as u32;
+        biases.extend(&case.biases);
+        case.row.biases = (begin, biases.len() as u32);
+    }
+    // Empty tables would be no tensors.
+    masks.extend(vec![0; words]);
+    biases.push((0, 0.0f32));
+
+    let counts = TokenCounts::new(draws, vocab, gpu.device()).unwrap();
+    let all: Vec<(u32, u32, u32)> = cases
+        .iter()
+        .zip(0u32..)
+        .flat_map(|(case, slot)| case.seen.iter().map(move |(&id, &times)| (slot, id, times)))
+        .collect();
+    count(gpu, &counts, &all);
+    let table: Vec<u32> = cases.iter().flat_map(|case| case.row.words()).collect();
+    let (ids, values): (Vec<u32>, Vec<u32>) =
+        biases.into_iter().map(|(id, bias)| (id, bias.to_bits())).unzip();
+    let (ids, values) = (gpu.integers(&ids, &[ids.len()]), gpu.integers(&values, &[values.len()]));
+    let masks = gpu.integers(&masks, &[masks.len() / words, words]);
+    let batch = SamplingBatch {
+        rows: &gpu.integers(&table, &[draws, SamplerRow::WORDS]),
+        counts: Some(&counts),
+        biases: Some((&ids, &values)),
+        masks: Some(&masks),
+    };
+    let scratch = SamplingScratch::new(draws, vocab, gpu.device()).unwrap();
+    let out = SamplingOutput::new(draws, 0, gpu.device()).unwrap();
+    let on_gpu = gpu.floats(&logits, &[rows, vocab], dtype);
+    cuda::sample(&on_gpu, &batch, &scratch, &out).unwrap();
+    let want: Vec<u32> =
+        cases.iter().map(|case| expected(case, &logits, vocab).unwrap_or(NONE)).collect();
+    let got: Vec<u32> = out.token_ids.to_vec1().unwrap();
+    gpu.assert_equal(&got, &want, &format!("{draws} draws of {vocab}, {dtype:?}"));
+}
+
+fn case(random: &mut Random, draw: usize, (rows, vocab): (usize, usize)) -> Case {
+    let seen: HashMap<u32, u32> =
+        (0..40).map(|_| (random.below(vocab) as u32, random.below(4) as u32)).collect();
+    let biases = (0..random.below(4))
+        .map(|_| (random.below(vocab) as u32, random.pick(&[2.0, -3.0, f32::NEG_INFINITY])))
+        .collect::<HashMap<u32, f32>>();
+    let penalized = random.below(2) == 0;
+    let mask = (random.below(3) == 0)
+        .then(|| (0..vocab.div_ceil(32)).map(|_| random.next() as u32).collect());
+    let row = SamplerRow {
+        logits_row: Some((draw % rows) as u32),
+        temperature: random.pick(&[0.0, 0.5, 1.0, 1.5]),
+        top_k: random.pick(&[None, Some(1), Some(50), Some(100_000)]),
+        top_p: random.pick(&[1.0, 0.9, 0.3]),
+        min_p: random.pick(&[0.0, 0.0, 0.1]),
+        repetition: 1.2,
+        presence: 0.5,
+        frequency: 0.25,
+        counts_slot: penalized.then_some(draw as u32),
+        biases: (0, 0),
+        mask_row: None,
+        top_logprobs: None,
+        seed: random.next(),
+        place: random.below(1000) as u32,
+    };
+    let seen = if penalized { seen } else { HashMap::new() };
+    Case { row, seen, biases: biases.into_iter().collect(), mask }
+}
+
+/// Enters `(slot, token, times generated)`; tokens of no times are the prompt's.
+fn count(gpu: &Gpu, counts: &TokenCounts, entries: &[(u32, u32, u32)]) {
+    let tensors = |entries: &[(u32, u32)]| {
+        let (slots, ids): (Vec<u32>, Vec<u32>) = entries.iter().copied().unzip();
+        (gpu.integers(&slots, &[slots.len()]), gpu.integers(&ids, &[ids.len()]))
+    };
+    let prompt: Vec<(u32, u32)> =
+        entries.iter().filter(|entry| entry.2 == 0).map(|entry| (entry.0, entry.1)).collect();
+    let generated: Vec<(u32, u32)> =
+        entries.iter().flat_map(|&(slot, id, times)| vec![(slot, id); times as usize]).collect();
+    if !prompt.is_empty() {
+        let (slots, ids) = tensors(&prompt);
+        counts.reset(&slots).unwrap();
+        counts.add_prompt(&slots, &ids).unwrap();
+    }
+    if !generated.is_empty() {
+        let (slots, ids) = tensors(&generated);
+        counts.add_generated(&slots, &ids).unwrap();
+    }
+}
+
+fn expected(case: &Case, logits: &[f32], vocab: usize) -> Option<u32> {
+    let row = &case.row;
+    let start = row.logits_row.unwrap() as usize * vocab;
+    let params = SamplingRow {
+        temperature: row.temperature,
+        top_k: row.top_k.map(|k| k as usize),
+        top_p: row.top_p,
+        min_p: row.min_p,
+        uniform: uniform(row.seed, u64::from(row.place)),
+        penalties: row.counts_slot.map(|_| Penalties {
+            repetition: row.repetition,
+            presence: row.presence,
+            frequency: row.frequency,
+            seen: &case.seen,
+        }),
+        logit_bias: &case.biases,
+        banned: Vec::new(),
+        mask: case.mask.as_deref(),
+        logprobs: None,
+    };
+    sample_row_reference(&logits[start..start + vocab], &params)
+}
+
+pub(crate) fn logprobs(gpu: &Gpu) {
+    let mut random = Random(12);
+    for (vocab, max_top) in [(151_936, 20), (500, 5), (12, 20), (33, 0)] {
+        for dtype in DTYPES {
+            let rows = 3;
+            let logits: Vec<f32> =
+                random.floats(rows * vocab, 6.0, dtype).iter().map(|logit| logit + 0.0).collect();
+            let asked = [Some(max_top as u32), None, Some(max_top.min(2) as u32)];
+            let table: Vec<u32> = (0..rows)
+                .flat_map(|row| greedy(row as u32, asked[row]).words())
+                .chain(SamplerRow { logits_row: None, ..greedy(0, None) }.words())
+                .collect();
+            let batch = SamplingBatch {
+                rows: &gpu.integers(&table, &[rows + 1, SamplerRow::WORDS]),
+                counts: None,
+                biases: None,
+                masks: None,
+            };
+            let scratch = SamplingScratch::new(rows + 1, vocab, gpu.device()).unwrap();
+            let out = SamplingOutput::new(rows + 1, max_top, gpu.device()).unwrap();
+            let on_gpu = gpu.floats(&logits, &[rows, vocab], dtype);
+            cuda::sample(&on_gpu, &batch, &scratch, &out).unwrap();
+            let tokens: Vec<u32> = out.token_ids.to_vec1().unwrap();
+            let report: Vec<Vec<u32>> = out.report.to_vec2().unwrap();
+            assert_eq!(tokens[rows], NONE, "padding draws nothing");
+            let cpu = Tensor::from_slice(&logits, (rows, vocab), &Device::Cpu).unwrap();
+            let want = logprobs_of(&cpu, &tokens[..rows], max_top).unwrap();
+            for row in 0..rows {
+                assert_eq!(report[row][0], tokens[row]);
+                let what = format!("row {row} of {vocab}, {dtype:?}");
+                compare_report(&report[row], &want[row], asked[row], &what);
+            }
+            gpu.assert_equal(&report[rows], &vec![NONE; 2 + 2 * max_top], "padding");
+        }
+    }
+}
+
+fn compare_report(report: &[u32], want: &RowLogprobs, asked: Option<u32>, what: &str) {
+    let close = |bits: u32, want: f32| {
+        let got = f32::from_bits(bits);
+        assert!((got - want).abs() <= 1e-5 * want.abs().max(1.0), "{what}: {got} is not {want}");
+    };
+    let Some(asked) = asked else {
+        return assert!(report[1..].iter().all(|&word| word == NONE), "{what}: nothing was asked");
+    };
+    close(report[1], want.logprob);
+    for (place, pair) in report[2..].chunks(2).enumerate() {
+        match want.top.get(place).filter(|_| place < asked as usize) {
+            Some(&(id, logprob)) => {
+                assert_eq!(pair[0], id, "{what}: place {place}");
+                close(pair[1], logprob);
+            }
+            None => assert_eq!(pair, [NONE, NONE], "{what}: place {place}"),
+        }
+    }
+}
+
+fn greedy(logits_row: u32, top_logprobs: Option<u32>) -> SamplerRow {
+    SamplerRow { top_logprobs, ..SamplerRow::greedy(logits_row) }
+}

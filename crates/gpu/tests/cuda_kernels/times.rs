@@ -1,0 +1,454 @@
+//! How long the kernels take in the shapes of Llama-3.1-8B, of a layer of experts and of recurrences, for the choices
+//! between them that only a GPU can settle: `cuda_kernels --times`, or with words for some of them. `--small` divides every
+//! shape by 32, to try the program where nothing can be measured.
+//!
+//! An operation is launched many times by one CUDA graph, as decodes launch it, over as many copies of what it reads as no cache
+//! holds. Beside its bytes a second stand those of a copy within the device, counted both ways: the ceiling.
+
+use std::cell::{OnceCell, RefCell};
+use std::time::Instant;
+
+use candle_core::cuda_backend::cudarc::driver::DriverError;
+use candle_core::{DType, Tensor};
+use candlepower_gpu::cuda::{self, Cublas, DecodeKernel};
+use candlepower_gpu::{
+    self as gpu, AttentionSpec, AttentionStep, ExpertMatrices, Graph, LaunchShape, Matrix, NormWeight,
+    PackedMatrix, PagedCache, PlanCapacity, RmsNorm, Routing, SamplerRow, SamplingBatch,
+    SamplingOutput, SamplingScratch, StatePool, StateTables,
+};
+use candlepower_kernels::{
+    Activation, Codes, Error, Gating, KvCacheConfig, Mins, PagedAttention, QuantizedRows,
+    Recurrence, RecurrenceDims, Result, Rule, ScaleForm, StateConfig, Weight,
+};
+use half::bf16;
+
+use crate::attention;
+use crate::gpu::{Gpu, Random};
+
+/// More than any GPU's second-level cache holds.
+const BEYOND_CACHES: usize = 256 << 20;
+
+/// Outputs and inputs of the matrices of a layer: q, k and v; the output of attention; gate and up; down.
+const MATRICES: [(&str, usize, usize); 4] =
+    [("qkv", 6144, 4096), ("o", 4096, 4096), ("gate_up", 28672, 4096), ("down", 4096, 14336)];
+const HIDDEN: usize = 4096;
+const VOCAB: usize = 128_256;
+/// Heads of q, heads of k and v, and elements of a head.
+const HEADS: [usize; 3] = [32, 8, 128];
+/// The widest heads that attention is compiled for.
+const WIDE_HEADS: [usize; 3] = [32, 4, 512];
+
+/// A group of rows.
+type Part = fn(&Times<'_>) -> Result<()>;
+
+const PARTS: [(&str, Part); 9] = [
+    ("products", products),
+    ("codes", codes),
+    ("experts", experts),
+    ("decode", decode),
+    ("prefill", prefill),
+    ("wide", wide),
+    ("recurrence", recurrences),
+    ("rows", rows),
+    ("sample", sample),
+];
+
+/// Prints the parts that `choose` chooses.
+pub(crate) fn print(gpu: &Gpu, small: bool, choose: impl Fn(&str) -> bool) -> Result<()> {
+    let times = Times { gpu, small, copy: OnceCell::new() };
+    println!("{:<44} {:>9} {:>7} {:>6} {:>8}", "kernel", "us", "GB/s", "copy", "TFLOP/s");
+    let bytes = if small { 1 << 20 } else { 2 << 30 };
+    let seconds = copy(&times, bytes)?;
+    let _ = times.copy.set(2.0 * bytes as f64 / seconds);
+    for (_, part) in PARTS.iter().filter(|(name, _)| choose(name)) {
+        part(&times)?;
+    }
+    Ok(())
+}
+
+/// Seconds of the driver's own copy of so many bytes within the device, outside of a graph, in which it is slower.
+fn copy(times: &Times<'_>, bytes: usize) -> Result<f64> {
+    let failed = |error: DriverError| Error::Cuda { kernel: "copy", message: error.to_string() };
+    let stream = times.gpu.device().as_cuda_device()?.cuda_stream();
+    let from = stream.alloc_zeros::<u8>(bytes).map_err(failed)?;
+    let to = RefCell::new(stream.alloc_zeros::<u8>(bytes).map_err(failed)?);
+    let copy = || stream.memcpy_dtod(&from, &mut *to.borrow_mut()).map_err(failed);
+    let seconds = times.seconds(7, copy)?;
+    times.print("copy", seconds, (2 * bytes, 0));
+    Ok(seconds)
+}
+
+struct Times<'a> {
+    gpu: &'a Gpu,
+    small: bool,
+    /// Bytes a second of a copy, once they are known.
+    copy: OnceCell<f64>,
+}
+
+impl Times<'_> {
+    fn size(&self, full: usize) -> usize {
+        if self.small { (full / 32).max(1) } else { full }
+    }
+
+    /// How many operands of so many bytes no cache holds.
+    fn copies(&self, bytes: usize) -> usize {
+        if self.small { 2 } else { (BEYOND_CACHES / bytes + 1).min(64) }
+    }
+
+    /// Numbers around zero, a block of them over and over.
+    fn noise(&self, dims: &[usize]) -> Result<Tensor> {
+        let block = Random(7).floats(1 << 16, 0.1, DType::BF16);
+        let numbers = block.iter().map(|number| bf16::from_f32(*number)).cycle();
+        let numbers: Vec<bf16> = numbers.take(dims.iter().product()).collect();
+        Ok(Tensor::from_vec(numbers, dims, self.gpu.device())?)
+    }
+
+    fn zeros(&self, dims: &[usize]) -> Result<Tensor> {
+        Ok(Tensor::zeros(dims, DType::BF16, self.gpu.device())?)
+    }
+
+    /// Prints and returns the median of the seconds that a launch takes, which reads and writes so many bytes and computes so
+    /// many operations; `launch` is told the launch's number.
+    fn row(
+        &self,
+        what: &str,
+        (bytes, operations): (usize, usize),
+        launch: impl Fn(usize) -> Result<()>,
+    ) -> Result<f64> {
+        let (launches, replays) = if self.small { (2, 1) } else { (48, 7) };
+        // Once outside of the graph, so that everything is loaded.
+        launch(0)?;
+        let graph = Graph::capture(self.gpu.device(), || (0..launches).try_for_each(&launch))?;
+        let median = self.seconds(replays, || graph.launch())? / launches as f64;
+        self.print(what, median, (bytes, operations));
+        Ok(median)
+    }
+
+    /// The median of the seconds of a launch, after one that warms up where something can be measured.
+    fn seconds(&self, replays: usize, launch: impl Fn() -> Result<()>) -> Result<f64> {
+        let warm_up = usize::from(!self.small);
+        let mut seconds = Vec::new();
+        for _ in 0..warm_up + replays {
+            self.gpu.device().synchronize()?;
+            let start = Instant::now();
+            launch()?;
+            self.gpu.device().synchronize()?;
+            seconds.push(start.elapsed().as_secs_f64());
+        }
+        seconds.drain(..warm_up);
+        seconds.sort_by(f64::total_cmp);
+        Ok(seconds[replays / 2])
+    }
+
+    fn print(&self, what: &str, median: f64, (bytes, operations): (usize, usize)) {
+        let rate = bytes as f64 / median;
+        let part = self.copy.get().map_or(1.0, |copy| rate / copy);
+        let computed = operations as f64 / median / 1e12;
+        println!(
+            "{what:<44} {:>9.2} {:>7.0} {:>5.0}% {computed:>8.1}",
+            1e6 * median,
+            rate / 1e9,
+            100.0 * part
+        );
+    }
+}
+
+/// The small product beside cuBLAS: from how many rows on the latter is faster.
+fn products(times: &Times<'_>) -> Result<()> {
+    let cublas = Cublas::new(times.gpu.device(), 8192, DType::BF16, 0)?;
+    let head = ("lm_head", VOCAB, HIDDEN);
+    for (name, n, k) in MATRICES.into_iter().chain([head]) {
+        let (n, k) = (times.size(n), times.size(k));
+        let matrices = (0..times.copies(2 * n * k)).map(|_| times.noise(&[n, k]));
+        let matrices = matrices.collect::<Result<Vec<_>>>()?;
+        for rows in [1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 2048] {
+            let (x, out) = (times.noise(&[rows, k])?, times.zeros(&[rows, n])?);
+            let work = (2 * (n * k + rows * (n + k)), 2 * rows * n * k);
+            let w = |i: usize| &matrices[i % matrices.len()];
+            if rows <= cuda::GEMV_MAX_ROWS {
+                let what = format!("{name} [{n}, {k}], {rows} rows, gemv");
+                times.row(&what, work, |i| cuda::gemv(&x, w(i), None, &out))?;
+            }
+            let what = format!("{name} [{n}, {k}], {rows} rows, cuBLAS");
+            times.row(&what, work, |i| cublas.gemm(&x, w(i), None, &out))?;
+        }
+    }
+    Ok(())
+}
+
+/// A matrix of codes, all of which mean something.
+fn packed(times: &Times<'_>, codes: Codes, (n, k): (usize, usize)) -> Result<PackedMatrix> {
+    // Bit 3 of the largest E4M3 keeps NaN away.
+    let most = match codes {
+        Codes::U8 => 0xff,
+        Codes::E4m3 => 0xf7,
+        _ => 0x0f,
+    };
+    let mut random = Random(8);
+    let block: Vec<u8> = (0..1 << 16).map(|_| random.next() as u8 & most).collect();
+    let bytes: Vec<u8> = block.iter().copied().cycle().take(n * k).collect();
+    let group = 128.min(k);
+    let scales = vec![0.01; n * k.div_ceil(group)];
+    let mut builder = Weight::quantized_builder(n, k, codes, group, ScaleForm::F32)?;
+    let rows = QuantizedRows {
+        codes,
+        group,
+        bytes: &bytes,
+        scales: &scales,
+        mins: Mins::None,
+        multiples: None,
+        inputs: None,
+    };
+    builder.write_quantized(0, rows)?;
+    PackedMatrix::new(&builder.finish()?, None, times.gpu.device())
+}
+
+/// Products with codes, and with numbers that are unpacked before.
+fn codes(times: &Times<'_>) -> Result<()> {
+    let cublas = Cublas::new(times.gpu.device(), 8192, DType::BF16, 64 << 20)?;
+    for (kind, matrices) in
+        [(Codes::U4, &MATRICES[..]), (Codes::E4m3, &MATRICES[2..3]), (Codes::E2m1, &MATRICES[2..3])]
+    {
+        for &(name, n, k) in matrices {
+            let (n, k) = (times.size(n), times.size(k));
+            let first = packed(times, kind, (n, k))?;
+            let bytes = Matrix::Packed(first.clone()).num_bytes();
+            let others = (1..times.copies(bytes).min(16)).map(|_| packed(times, kind, (n, k)));
+            let matrices = std::iter::once(Ok(first)).chain(others).collect::<Result<Vec<_>>>()?;
+            for rows in [1, 8, 16, 32, 64, 128, 256, 512, 2048] {
+                let (x, out) = (times.noise(&[rows, k])?, times.zeros(&[rows, n])?);
+                let work = (bytes + 2 * rows * (n + k), 2 * rows * n * k);
+                let what = format!("{name} [{n}, {k}] {kind:?}, {rows} rows");
+                let w = |i: usize| &matrices[i % matrices.len()];
+                times.row(&what, work, |i| cublas.packed(&x, w(i), None, &out))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Experts with few rows each and with many, on both sides of the number of tokens from which tiles have many rows.
+fn experts(times: &Times<'_>) -> Result<()> {
+    let (experts, n, k) = (times.size(128), times.size(2 * 768), times.size(2048));
+    let top_k = 8.min(experts);
+    let numbers = (0..experts).map(|_| Ok(Matrix::Rows(times.noise(&[n, k])?)));
+    let codes = (0..experts).map(|_| Ok(Matrix::Packed(packed(times, Codes::U4, (n, k))?)));
+    let layers = [
+        ("numbers", 2 * n * k, ExpertMatrices::new(numbers.collect::<Result<_>>()?)?),
+        ("U4", n * k / 2, ExpertMatrices::new(codes.collect::<Result<_>>()?)?),
+    ];
+    let gating = Gating { renormalize: true, ..Gating::SOFTMAX };
+    for (kind, bytes, matrices) in &layers {
+        for tokens in [1, 8, 64, 256, 508, 512, 2048].map(|tokens| times.size(tokens)) {
+            let scores = Random(9).floats(tokens * experts, 6.0, DType::BF16);
+            let scores = times.gpu.floats(&scores, &[tokens, experts], DType::BF16);
+            let routing = Routing::new(tokens, experts, top_k, times.gpu.device())?;
+            gpu::route(&scores, &gating, &routing)?;
+            let starts = routing.starts.to_vec1::<u32>()?;
+            let active = starts.windows(2).filter(|pair| pair[0] < pair[1]).count();
+            let pairs = routing.pairs();
+            let (x, out) = (times.noise(&[tokens, k])?, times.zeros(&[pairs, n])?);
+            let what = format!("experts [{n}, {k}] {kind}, {tokens} tokens, {active} used");
+            let work = (active * bytes + 2 * pairs * (n + k), 2 * pairs * n * k);
+            times.row(&what, work, |_| cuda::expert_product(&x, matrices, None, &routing, &out))?;
+        }
+    }
+    Ok(())
+}
+
+/// Decodes by either kernel.
+fn decode(times: &Times<'_>) -> Result<()> {
+    for (seqs, context) in [(1, 1000), (1, 8000), (16, 1000), (64, 1000), (256, 1000)] {
+        let seqs = vec![(1, times.size(context)); if times.small { 2 } else { seqs }];
+        for cache_dtype in [DType::BF16, DType::F8E4M3] {
+            for kernel in [DecodeKernel::CudaCores, DecodeKernel::TensorCores] {
+                attend(times, HEADS, &seqs, cache_dtype, kernel)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A prompt alone, and a chunk behind a long context.
+fn prefill(times: &Times<'_>) -> Result<()> {
+    for (queries, context) in [(1024, 1024), (8192, 8192), (2048, 16384)] {
+        let seqs = [(times.size(queries), times.size(context))];
+        attend(times, HEADS, &seqs, DType::BF16, DecodeKernel::TensorCores)?;
+    }
+    Ok(())
+}
+
+/// Decodes and a prompt of wide heads.
+fn wide(times: &Times<'_>) -> Result<()> {
+    for cache_dtype in [DType::BF16, DType::F8E4M3] {
+        for (seqs, queries, context) in [(1, 1, 8000), (64, 1, 1000), (1, 2048, 2048)] {
+            let seq = (times.size(queries), times.size(context));
+            let seqs = vec![seq; times.size(seqs)];
+            attend(times, WIDE_HEADS, &seqs, cache_dtype, DecodeKernel::CudaCores)?;
+        }
+    }
+    Ok(())
+}
+
+fn attend(
+    times: &Times<'_>,
+    [heads, num_kv_heads, head_dim]: [usize; 3],
+    seqs: &[(usize, usize)],
+    cache_dtype: DType,
+    decode_kernel: DecodeKernel,
+) -> Result<()> {
+    let block_size = 16;
+    let (queries, context) = seqs[0];
+    let pages = seqs.len() * context.div_ceil(block_size);
+    let read = 2 * seqs.len() * context * num_kv_heads * head_dim * cache_dtype.size_in_bytes();
+    let config = KvCacheConfig {
+        num_layers: times.copies(read),
+        num_blocks: pages,
+        block_size,
+        num_kv_heads,
+        head_dim,
+        latent: None,
+    };
+    let cache = PagedCache::new(config, cache_dtype, times.gpu.device())?;
+    let tokens = seqs.len() * queries;
+    let q = times.noise(&[tokens, heads, head_dim])?;
+    let out = times.zeros(&[tokens, heads, head_dim])?;
+    let spec = AttentionSpec { heads, window: None, dtype: DType::BF16, cache_dtype };
+    let capacity = PlanCapacity {
+        max_seqs: seqs.len(),
+        max_pages: pages,
+        partials_bytes: 128 << 20,
+        sink_tokens: 0,
+    };
+    let plan = cuda::AttentionPlan::new(times.gpu.device(), spec, &config, capacity)?;
+    let mut plan = plan.with_decode_kernel(decode_kernel);
+    let meta = attention::metadata(&mut Random(10), &config, seqs);
+    let launch = if queries == 1 { LaunchShape::Fixed } else { LaunchShape::Fitted };
+    plan.prepare(&AttentionStep { meta: &meta, tokens, launch })?;
+    let params = PagedAttention { scale: 0.09, window: None, softcap: None };
+    let kernel = if queries == 1 { decode_kernel } else { DecodeKernel::TensorCores };
+    let what =
+        format!("{} seqs, {queries} of {context} in {cache_dtype:?}, {kernel:?}", seqs.len());
+    let what = if head_dim > 128 { format!("{what}, heads of {head_dim}") } else { what };
+    // A query sees on average what is before the middle of the queries.
+    let pairs = tokens * (context - (queries - 1) / 2);
+    let work = (read + 4 * tokens * heads * head_dim, 4 * pairs * heads * head_dim);
+    times.row(&what, work, |i| {
+        plan.attend(&q, cache.layer(i % config.num_layers)?, &params, None, &out)
+    })?;
+    Ok(())
+}
+
+/// What lies between the products.
+fn rows(times: &Times<'_>) -> Result<()> {
+    let (hidden, inner) = (times.size(HIDDEN), times.size(14336));
+    let weight = times.noise(&[hidden])?;
+    let norm = RmsNorm { weight: &weight, form: NormWeight::Plain, eps: 1e-5 };
+    for rows in [1, 64, 256].map(|rows| times.size(rows)) {
+        let [x, residual, out] = [(); 3].map(|()| times.noise(&[rows, hidden]));
+        let (x, residual, out) = (x?, residual?, out?);
+        let work = (2 * rows * hidden * 4, 0);
+        times.row(&format!("add_rms_norm [{rows}, {hidden}]"), work, |_| {
+            cuda::add_rms_norm(&residual, &x, 1.0, &norm, &out)
+        })?;
+        let (gate_up, out) = (times.noise(&[rows, 2 * inner])?, times.zeros(&[rows, inner])?);
+        let work = (2 * rows * inner * 3, 0);
+        times.row(&format!("silu_mul [{rows}, {inner}]"), work, |_| {
+            cuda::gated_activation(&gate_up, Activation::Silu, &out)
+        })?;
+    }
+    Ok(())
+}
+
+/// Decodes and prompts through a gated delta net of Qwen3-Next-80B-A3B, and through Mamba-2 of Granite-4.0-H-Small.
+fn recurrences(times: &Times<'_>) -> Result<()> {
+    let heads = times.size(32).max(2);
+    let of_delta = RecurrenceDims {
+        key_heads: heads / 2,
+        value_heads: heads,
+        tiled: false,
+        key_dim: 128,
+        value_dim: 128,
+        kernel: 4,
+    };
+    let weight = |dims: &[usize]| {
+        let numbers = Random(7).floats(dims.iter().product(), 0.1, DType::F32);
+        times.gpu.floats(&numbers, dims, DType::F32)
+    };
+    let rule = Rule::Delta { norm: weight(&[of_delta.value_dim]), eps: 1e-6 };
+    let value_heads = times.size(128);
+    let of_mamba = RecurrenceDims { key_heads: 1, value_heads, value_dim: 64, ..of_delta };
+    let skip = weight(&[value_heads]);
+    for (name, dims, rule) in
+        [("delta", of_delta, rule), ("Mamba-2", of_mamba, Rule::Mamba2 { skip })]
+    {
+        let net = Recurrence {
+            dims,
+            conv: weight(&[dims.channels(), dims.kernel]),
+            conv_bias: None,
+            a_log: weight(&[dims.value_heads]),
+            dt_bias: weight(&[dims.value_heads]),
+            rule,
+        };
+        recurrence(times, name, &net)?;
+    }
+    Ok(())
+}
+
+fn recurrence(times: &Times<'_>, name: &str, net: &Recurrence) -> Result<()> {
+    let (device, dims) = (times.gpu.device(), net.dims);
+    for (seqs, tokens) in [(1, 1), (8, 1), (64, 1), (256, 1), (1, 512), (1, 2048), (16, 512)] {
+        let (seqs, tokens) = (times.size(seqs), times.size(tokens));
+        let state = 4 * seqs * dims.values() * dims.key_dim;
+        let num_layers = times.copies(state);
+        let config = StateConfig { num_layers, num_slots: seqs, dims: dims.into() };
+        let pool = StatePool::new(config, DType::BF16, device)?;
+        let rows = seqs * tokens;
+        let (input, gates) =
+            (times.noise(&[rows, dims.width()])?, times.noise(&[rows, net.gates()])?);
+        let out = times.zeros(&[rows, dims.values()])?;
+        let integers = |numbers: Vec<u32>| Tensor::new(numbers, device);
+        let tables = StateTables {
+            query_start: &integers((0..=seqs).map(|seq| (seq * tokens) as u32).collect())?,
+            slots: &integers((0..seqs as u32).collect())?,
+            // They go on from other tokens.
+            positions: &integers(vec![9; rows])?,
+        };
+        let rows_read = 2 * rows * (dims.width() + dims.values());
+        // Three multiply-adds of each number, and its decay.
+        let work = (2 * state + rows_read, 7 * state / 4 * tokens);
+        let heads = dims.value_heads;
+        times.row(&format!("{name} {seqs} x {tokens}, {heads} heads"), work, |i| {
+            gpu::recurrence(&input, &gates, net, &pool, i % num_layers, &tables, &out)
+        })?;
+    }
+    Ok(())
+}
+
+/// Draws from the logits of Llama's vocabulary.
+fn sample(times: &Times<'_>) -> Result<()> {
+    let vocab = times.size(VOCAB);
+    for draws in [1, 64, 256].map(|draws| times.size(draws)) {
+        let logits = times.noise(&[draws, vocab])?;
+        let scratch = SamplingScratch::new(draws, vocab, times.gpu.device())?;
+        let out = SamplingOutput::new(draws, 0, times.gpu.device())?;
+        let plain = SamplerRow::greedy(0);
+        let kinds = [
+            ("greedy", plain),
+            ("temperature", SamplerRow { temperature: 0.8, ..plain }),
+            ("top_p 0.9", SamplerRow { temperature: 0.8, top_p: 0.9, ..plain }),
+            ("top_k 50", SamplerRow { temperature: 0.8, top_k: Some(50), ..plain }),
+        ];
+        for (kind, row) in kinds {
+            let of_draw = |draw| SamplerRow { logits_row: Some(draw), ..row }.words();
+            let table: Vec<u32> = (0..draws as u32).flat_map(of_draw).collect();
+            let rows = times.gpu.integers(&table, &[draws, SamplerRow::WORDS]);
+            let batch = SamplingBatch { rows: &rows, counts: None, biases: None, masks: None };
+            let what = format!("sample {draws} of {vocab}, {kind}");
+            times.row(&what, (2 * draws * vocab, 0), |_| {
+                cuda::sample(&logits, &batch, &scratch, &out)
+            })?;
+        }
+    }
+    Ok(())
+}
