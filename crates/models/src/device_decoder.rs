@@ -525,13 +525,7 @@ impl Ops for DeviceOps<'_> {
             false => gpu::activation(&gate_up, layer.activation, &activated)?,
         }
         let results = view(wide, &[pairs, self.hidden])?;
-        gpu::expert_product(
-            &activated,
-            &layer.down,
-            layer.down_bias.as_ref(),
-            &routing,
-            &results,
-        )?;
+        gpu::expert_product(&activated, &layer.down, layer.down_bias.as_ref(), &routing, &results)?;
         // Where the shared one has left its rows, if there is one.
         let out = if place == Place::Aside { attended } else { branch };
         let out = self.rows(out, self.hidden)?;

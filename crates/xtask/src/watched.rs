@@ -282,10 +282,7 @@ mod tests {
         tree.put("crates/gpu/src/cuda/kernels/gemv.cu", "#include \"common.cuh\"\ncolumns\n");
         assert_eq!(tree.changed(), ["gemv"]);
         tree.write();
-        tree.put(
-            "crates/gpu/src/cuda/kernels/heads.cuh",
-            "#include \"common.cuh\"\n// heads\n",
-        );
+        tree.put("crates/gpu/src/cuda/kernels/heads.cuh", "#include \"common.cuh\"\n// heads\n");
         assert_eq!(tree.changed(), ["qkv"]);
         tree.write();
         tree.put("crates/gpu/src/cuda/kernels/common.cuh", "#pragma once\n// all\n");

@@ -12,7 +12,6 @@ use candlepower_kernels::{Error, Result};
 use float8::F8E4M3;
 use half::{bf16, f16};
 
-
 /// A C function that starts a kernel: its arguments, the stream, and CUDA's error number as the answer.
 pub(super) type Launcher<A> = unsafe extern "C" fn(args: *const A, stream: CUstream) -> i32;
 

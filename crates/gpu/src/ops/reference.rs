@@ -6,7 +6,6 @@ use candlepower_kernels::{Error, Result};
 use float8::F8E4M3;
 use half::{bf16, f16};
 
-
 /// Operands of numbers begin at a multiple of so many bytes of what a GPU has there: 16 bits each, or 8 in a cache of FP8.
 const ALIGNMENT: usize = 16;
 

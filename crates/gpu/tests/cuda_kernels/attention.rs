@@ -6,8 +6,8 @@ use candle_core::cuda_backend::cudarc::driver::sys::{
 use candle_core::{DType, Device, Tensor};
 use candlepower_gpu::cuda::{self, AttentionPlan};
 use candlepower_gpu::{
-    self as gpu, AttentionSpec, AttentionStep, HostBlocks, LaunchShape, NO_SLOT, NormWeight, PagedCache,
-    PagedLayer, PlanCapacity, QkNorm, QkNormSpan, QkvToCache, ValueNorm,
+    self as gpu, AttentionSpec, AttentionStep, HostBlocks, LaunchShape, NO_SLOT, NormWeight,
+    PagedCache, PagedLayer, PlanCapacity, QkNorm, QkNormSpan, QkvToCache, ValueNorm,
 };
 use candlepower_kernels::{
     AttentionMetadata, CacheOrder, CacheView, KvCacheConfig, KvScales, PagedAttention, RopeStyle,

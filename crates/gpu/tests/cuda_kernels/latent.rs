@@ -3,8 +3,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_gpu::{
-    self as gpu, AttentionPlan, AttentionSpec, AttentionStep, ExpertMatrices, Graph, LatentsToCache,
-    LaunchShape, Matrix, NO_SLOT, NormWeight, PagedCache, PagedLayer, PlanCapacity, RmsNorm,
+    self as gpu, AttentionPlan, AttentionSpec, AttentionStep, ExpertMatrices, Graph,
+    LatentsToCache, LaunchShape, Matrix, NO_SLOT, NormWeight, PagedCache, PagedLayer, PlanCapacity,
+    RmsNorm,
 };
 use candlepower_kernels::{
     AttentionMetadata, KvCacheConfig, KvScales, PagedAttention, RopeStyle, RopeTable,

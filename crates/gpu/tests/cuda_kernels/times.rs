@@ -12,9 +12,9 @@ use candle_core::cuda_backend::cudarc::driver::DriverError;
 use candle_core::{DType, Tensor};
 use candlepower_gpu::cuda::{self, Cublas, DecodeKernel};
 use candlepower_gpu::{
-    self as gpu, AttentionSpec, AttentionStep, ExpertMatrices, Graph, LaunchShape, Matrix, NormWeight,
-    PackedMatrix, PagedCache, PlanCapacity, RmsNorm, Routing, SamplerRow, SamplingBatch,
-    SamplingOutput, SamplingScratch, StatePool, StateTables,
+    self as gpu, AttentionSpec, AttentionStep, ExpertMatrices, Graph, LaunchShape, Matrix,
+    NormWeight, PackedMatrix, PagedCache, PlanCapacity, RmsNorm, Routing, SamplerRow,
+    SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables,
 };
 use candlepower_kernels::{
     Activation, Codes, Error, Gating, KvCacheConfig, Mins, PagedAttention, QuantizedRows,

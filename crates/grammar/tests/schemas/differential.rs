@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 
 use candlepower_grammar::{Constraint, Grammar, GrammarCompiler};
-use candlepower_tokenizer::{AddSpecialTokens, Tokenizer};
+use candlepower_tokenizer::{AddSpecialTokens, SkipSpecialTokens, Tokenizer};
+use fastrand::Rng;
 use serde_json::Value;
 
 use crate::pairs::Pairs;
@@ -16,6 +17,10 @@ const USUAL_PAIRS: usize = 20_000;
 /// Valid texts that are not taken, shown for each kind.
 const SHOWN: usize = 8;
 const INSTANCES: usize = 12;
+/// Most tokens of an output that is drawn at random from the allowed ones.
+const DRAWN_TOKENS: usize = 60;
+/// Digits of numbers that the other implementation, which reads them in double precision, can judge.
+const EXACT_DIGITS: usize = 15;
 
 /// Whether the grammar takes a text as a whole. It must not lead to a place where nothing may follow.
 fn takes(tokenizer: &Tokenizer, mut grammar: Grammar, schema: &Value, text: &str) -> bool {
@@ -30,6 +35,13 @@ fn takes(tokenizer: &Tokenizer, mut grammar: Grammar, schema: &Value, text: &str
         grammar.accept(id).unwrap();
     }
     grammar.is_finished() || allows(&mut grammar, EOS)
+}
+
+/// Whether a text has a number that the other implementation would round.
+fn is_rounded(text: &str) -> bool {
+    let digits = |number: &str| number.bytes().filter(u8::is_ascii_digit).count();
+    text.split(|c: char| !c.is_ascii_digit() && c != '.')
+        .any(|number| digits(number) > EXACT_DIGITS)
 }
 
 /// Names of an object that come twice, which other implementations see the last of only.
@@ -54,7 +66,9 @@ fn what_the_grammar_takes_is_valid() {
     let tokenizer = Tokenizer::from_bytes(TOKENIZER, None).unwrap();
     let compiler = GrammarCompiler::new(&tokenizer, &[EOS], NUM_LOGITS).unwrap();
     let mut source = Pairs::new(38);
+    let mut random = Rng::with_seed(38);
     let (mut tried, mut valid, mut refused, mut not_compiled) = (0, 0, BTreeMap::new(), 0);
+    let mut drawn = 0;
     while tried < pairs {
         let schema = source.schema(3);
         let Ok(validator) = jsonschema::options().should_validate_formats(true).build(&schema)
@@ -65,6 +79,12 @@ fn what_the_grammar_takes_is_valid() {
             not_compiled += 1;
             continue;
         };
+        if let Some(ids) = crate::draw(grammar.clone(), &mut random, DRAWN_TOKENS) {
+            let text = tokenizer.decode(&ids, SkipSpecialTokens::No).unwrap();
+            let value: Value = serde_json::from_str(&text).unwrap();
+            drawn += 1;
+            assert!(is_rounded(&text) || validator.is_valid(&value), "{text} of {schema}");
+        }
         for _ in 0..INSTANCES {
             let text = source.instance(&schema, &schema, 4);
             let value: Value = serde_json::from_str(&text).unwrap();
@@ -85,11 +105,12 @@ fn what_the_grammar_takes_is_valid() {
         }
     }
     println!(
-        "{tried} pairs, {valid} valid and taken; {not_compiled} schemas refused; valid and not taken:"
+        "{tried} pairs, {valid} valid and taken, {drawn} outputs drawn; {not_compiled} schemas refused; valid and not taken:"
     );
     for (kind, (count, shown)) in &refused {
         println!("- {count} with {kind}:\n    {}", shown.join("\n    "));
     }
+    assert!(drawn * 20 > tried / INSTANCES, "{drawn} outputs have ended");
     assert!(valid * 5 > tried, "{valid} of {tried} are valid and taken");
 }
 

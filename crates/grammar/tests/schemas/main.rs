@@ -21,9 +21,9 @@ const MAX_TOKENS: usize = 400;
 const MIN_FINISHED: usize = 900;
 
 /// Draws tokens, each allowed one as likely as another; `None` if the output does not end in time.
-fn draw(mut grammar: Grammar, random: &mut Rng) -> Option<Vec<u32>> {
+fn draw(mut grammar: Grammar, random: &mut Rng, max_tokens: usize) -> Option<Vec<u32>> {
     let mut ids = Vec::new();
-    while ids.len() < MAX_TOKENS {
+    while ids.len() < max_tokens {
         let mask = grammar.allowed().unwrap();
         let allowed: Vec<u32> = (0..NUM_LOGITS as u32).filter(|id| mask.allows(*id)).collect();
         assert!(!allowed.is_empty(), "nothing is allowed after {ids:?}");
@@ -52,7 +52,7 @@ fn outputs_drawn_at_random_are_valid() {
         let grammar = grammar.unwrap_or_else(|error| panic!("{error}: {schema}"));
         let validator = jsonschema::options().should_validate_formats(true).build(schema).unwrap();
         for _ in 0..OUTPUTS_PER_SCHEMA {
-            let Some(ids) = draw(grammar.clone(), &mut random) else { continue };
+            let Some(ids) = draw(grammar.clone(), &mut random, MAX_TOKENS) else { continue };
             let text = tokenizer.decode(&ids, SkipSpecialTokens::No).unwrap();
             let value: Value =
                 serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text:?}"));
