@@ -1,4 +1,4 @@
-//! What a newcomer meets: the README's conversation, as the README shows it.
+//! The first conversations of a newcomer, as the README and the quick start show them.
 
 use std::io::Write;
 use std::time::Instant;
@@ -7,36 +7,37 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder};
 
-/// The contents of the README's fenced blocks of one language.
-fn blocks<'a>(readme: &'a str, language: &str) -> Vec<&'a str> {
+/// The contents of a page's fenced blocks of one language.
+fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
     let fence = format!("```{language}\n");
-    readme.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
+    page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// The path and the body of the README's curl command.
-fn curl(readme: &str) -> (&str, Value) {
-    let commands = blocks(readme, "console");
+/// The path and the body of a page's curl command.
+fn curl(page: &str) -> (&str, Value) {
+    let commands = blocks(page, "console");
     let command =
         commands.into_iter().find(|block| block.contains("curl ") && block.contains("-d"));
-    let command = command.expect("the README shows a curl command");
+    let command = command.expect("the page shows a curl command");
     let url = command.split_whitespace().find(|word| word.contains("://")).unwrap();
     let path = url.trim_matches(['"', '\'']).splitn(4, '/').nth(3).unwrap();
     let body = command.split_once("-d").unwrap().1.split('\'').nth(1).unwrap();
     (path, serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}")))
 }
 
-fn readme() -> String {
-    std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap()
+fn page(name: &str) -> String {
+    std::fs::read_to_string(format!("{}/../{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
+const QUICK_START: &str = "docs/quickstart.md";
+
 #[test]
-fn the_demo_answers_as_the_conversation_in_the_readme_does() {
-    let readme = readme();
-    let conversation =
-        blocks(&readme, "text").into_iter().find(|block| block.contains("assistant:"));
+fn the_demo_answers_as_the_conversation_in_the_quick_start_does() {
+    let page = page(QUICK_START);
+    let conversation = blocks(&page, "text").into_iter().find(|block| block.contains("assistant:"));
     let server = Server::demo();
     let mut messages: Vec<Value> = Vec::new();
-    for line in conversation.expect("the README shows a conversation").lines() {
+    for line in conversation.expect("the page shows a conversation").lines() {
         let (role, content) = line.split_once(':').unwrap();
         let content = content.trim();
         if role == "assistant" {
@@ -50,17 +51,16 @@ fn the_demo_answers_as_the_conversation_in_the_readme_does() {
 }
 
 #[test]
-fn the_curl_command_in_the_readme_is_answered_as_it_shows() {
-    let readme = readme();
-    let shown: Vec<Value> = blocks(&readme, "json")
+fn the_curl_command_is_answered_as_the_quick_start_shows() {
+    let quick_start = page(QUICK_START);
+    let shown: Vec<Value> = blocks(&quick_start, "json")
         .iter()
         .filter_map(|block| serde_json::from_str(block).ok())
         .collect();
-    let shown = shown
-        .iter()
-        .find(|answer| answer["choices"].is_array())
-        .expect("the README shows an answer");
-    let (path, body) = curl(&readme);
+    let shown =
+        shown.iter().find(|answer| answer["choices"].is_array()).expect("the page shows an answer");
+    let (path, body) = curl(&quick_start);
+    assert_eq!(curl(&page("README.md")), (path, body.clone()), "the README has another command");
     let answer = Server::demo().post(&format!("/{path}"), &body).ok();
     assert_eq!(
         answer["choices"][0]["message"]["content"],

@@ -44,7 +44,7 @@ cargo xtask <command>
   schema-suite FOLDER..  holds JSON schemas against test suites: docs/schema-suite.md
   advisories DATABASE  writes the snapshot of known vulnerabilities from a checkout of RustSec's database
   goldens  writes the weights of tests/golden that are generated from a seed, which the tests do by themselves
-  models-table  writes the README's tables of models, which tidy holds to the goldens
+  docs    writes what is generated in docs: the tables of models, and the settings of configs/default.toml
   prose [PATH|KIND..]  figures of the project's English, or what is wrong with some of it
   prose --tighten  removes from .prose.txt the sentences that are mended or gone
   tidy    the project's own rules: layers, file sizes, where `unsafe` lives, forbidden words, prose
@@ -101,7 +101,7 @@ fn run() -> Result<ExitCode> {
             _ => bail!("`advisories` takes the folder of a checkout of RustSec's database"),
         },
         "goldens" => steps.run("goldens", goldens),
-        "models-table" => steps.run("table", |_| tidy::write_models_table(&root)),
+        "docs" => steps.run("docs", |_| tidy::write_docs(&root)),
         "prose" => steps.run("prose", |_| prose::run(&root, more)),
         "tidy" => steps.run("tidy", |_| tidy::run(&root)),
         "help" | "--help" | "-h" => {

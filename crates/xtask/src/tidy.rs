@@ -2,6 +2,7 @@
 
 mod budget;
 pub(crate) mod code;
+mod configuration;
 pub(crate) mod files;
 mod folders;
 mod ignored;
@@ -45,7 +46,7 @@ impl fmt::Display for Finding {
 /// A rule: from every file of the project to what breaks it.
 type Rule = fn(&[SourceFile]) -> Vec<Finding>;
 
-const RULES: [Rule; 10] = [
+const RULES: [Rule; 11] = [
     layers::findings,
     folders::findings,
     sizes::findings,
@@ -54,17 +55,19 @@ const RULES: [Rule; 10] = [
     paths::findings,
     targets::findings,
     models_table::findings,
+    configuration::findings,
     ignored::findings,
     ratchet::findings,
 ];
 
-/// Writes the README's tables of models.
-pub(crate) fn write_models_table(root: &Path) -> Result<String> {
+/// Writes what is generated in the documentation: the tables of models, and the page of settings.
+pub(crate) fn write_docs(root: &Path) -> Result<String> {
     let files = files::read(root)?;
-    let readme = root.join("README.md");
-    let text = std::fs::read_to_string(&readme)?;
-    let text = models_table::written(&files, &text).map_err(anyhow::Error::msg)?;
-    std::fs::write(readme, text)?;
+    let page = root.join(models_table::PAGE);
+    let text = std::fs::read_to_string(&page)?;
+    std::fs::write(page, models_table::written(&files, &text).map_err(anyhow::Error::msg)?)?;
+    let settings = std::fs::read_to_string(root.join(configuration::SETTINGS))?;
+    std::fs::write(root.join(configuration::PAGE), configuration::written(&settings))?;
     Ok(String::new())
 }
 

@@ -22,7 +22,7 @@ const KERNEL: &str = "matmul";
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// Up to so many rows the product of [`super::gemv`] is taken: each row adds reads of x to a kernel that is bound by
-/// memory. With three cuBLAS was faster for most shapes (an H200; docs/measurements.md).
+/// memory. With three cuBLAS was faster for most shapes (an H200; docs/log/2026-11.md).
 const MOST_GEMV_ROWS: usize = 2;
 
 /// Outputs of a slice of a quantized matrix are a multiple of this, so that each begins at a multiple of 16 bytes.

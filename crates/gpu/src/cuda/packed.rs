@@ -13,7 +13,7 @@ use crate::operands::PackedMatrix;
 /// The most rows of x that are multiplied with codes as they are.
 const TILE_ROWS: usize = 8;
 
-/// The most rows of x that [`packed_product`] takes: with more, cuBLAS over unpacked numbers is faster (an H200; docs/measurements.md).
+/// The most rows of x that [`packed_product`] takes: with more, cuBLAS over unpacked numbers is faster (an H200; docs/log/2026-11.md).
 pub fn packed_max_rows(w: &PackedMatrix) -> usize {
     if has_rows_kernel(w) { 128 } else { 32 }
 }

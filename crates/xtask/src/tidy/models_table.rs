@@ -1,11 +1,11 @@
-//! The README's tables of architectures and formats: written from the rows here and the goldens that the tests run, so
+//! The tables of architectures and formats in `docs/models.md`: written from the rows here and the goldens that the tests run, so
 //! that they claim nothing else.
 
 use super::Finding;
 use super::files::SourceFile;
 
-const README: &str = "README.md";
-const BEGIN: &str = "<!-- models: written by `cargo xtask models-table` -->\n";
+pub(super) const PAGE: &str = "docs/models.md";
+const BEGIN: &str = "<!-- models: written by `cargo xtask docs` -->\n";
 const END: &str = "<!-- models: end -->\n";
 
 /// The tests that name the goldens that they run.
@@ -441,31 +441,29 @@ const FORMATS: [(&str, &str, &str, &str); 9] = [
     ),
 ];
 
-/// What is wrong with the README, the rows or the goldens.
+/// What is wrong with the page, the rows or the goldens.
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
-    let Some(readme) = files.iter().find(|file| file.path == README) else { return Vec::new() };
-    let at_readme = |message: String| vec![Finding::new(readme, 0, message)];
+    let Some(page) = files.iter().find(|file| file.path == PAGE) else { return Vec::new() };
+    let at_page = |message: String| vec![Finding::new(page, 0, message)];
     let unlisted =
         classes(files).into_iter().find(|class| !ARCHITECTURES.iter().any(|a| a.class == class));
     if let Some(class) = unlisted {
-        return at_readme(format!("{class} has no row in crates/xtask/src/tidy/models_table.rs"));
+        return at_page(format!("{class} has no row in crates/xtask/src/tidy/models_table.rs"));
     }
     if let Some(message) = other_methods(files) {
-        return at_readme(message);
+        return at_page(message);
     }
-    match written(files, &readme.text) {
-        Ok(text) if text == readme.text => Vec::new(),
-        Ok(_) => {
-            at_readme("its tables of models are not those of `cargo xtask models-table`".to_owned())
-        }
-        Err(message) => at_readme(message),
+    match written(files, &page.text) {
+        Ok(text) if text == page.text => Vec::new(),
+        Ok(_) => at_page("its tables of models are not those of `cargo xtask docs`".to_owned()),
+        Err(message) => at_page(message),
     }
 }
 
-/// The README with the tables as they should be.
-pub(super) fn written(files: &[SourceFile], readme: &str) -> Result<String, String> {
+/// The page with the tables as they should be.
+pub(super) fn written(files: &[SourceFile], page: &str) -> Result<String, String> {
     let parts =
-        readme.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
+        page.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
     let Some((before, behind)) = parts else {
         return Err(format!("it has no tables between `{}` and `{}`", BEGIN.trim(), END.trim()));
     };
@@ -634,14 +632,14 @@ mod tests {
 
     #[test]
     fn a_table_that_differs_and_an_architecture_without_a_row_are_found() {
-        let readme = format!("a\n{BEGIN}| old |\n{END}b\n");
-        let mut files = sample(README, &readme);
+        let page = format!("a\n{BEGIN}| old |\n{END}b\n");
+        let mut files = sample(PAGE, &page);
         let message = |files: &[SourceFile]| {
             findings(files).iter().map(Finding::to_string).collect::<Vec<_>>()
         };
         assert_eq!(
             message(&files),
-            ["README.md:0: LlamaForCausalLM has no golden in tests/golden/ that a test runs"]
+            ["docs/models.md:0: LlamaForCausalLM has no golden in tests/golden/ that a test runs"]
         );
         files.extend(sample("crates/checkpoint/src/arch/x.rs", "    name: \"NewForCausalLM\",\n"));
         let found = message(&files);
