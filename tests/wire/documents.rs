@@ -77,7 +77,7 @@ fn the_metrics_can_have_another_servers_names() {
     let server = ServerBuilder::new("demo").flags("--metrics-compat vllm").start();
     server.complete(json!({"prompt": "a", "max_tokens": 2}));
     let text = server.get("/metrics").text();
-    assert!(text.contains("vllm:num_requests_running{model_name=\"demo\"}"), "{text}");
+    assert!(text.contains("vllm:num_requests_running{model_name=\"demo\",engine=\"0\"}"), "{text}");
     // All that another server's dashboard asks for is measured, and nothing under its prefix is made up.
     let names = |prefix: &str| -> Vec<String> {
         let types =
@@ -100,6 +100,7 @@ fn the_metrics_can_have_another_servers_names() {
         "request_decode_time_seconds",
         "request_generation_tokens",
         "request_inference_time_seconds",
+        "request_max_num_generation_tokens",
         "request_params_max_tokens",
         "request_params_n",
         "request_prefill_time_seconds",
@@ -113,13 +114,18 @@ fn the_metrics_can_have_another_servers_names() {
     found.sort();
     assert_eq!(found, expected);
     assert!(names("candlepower_").contains(&"kv_blocks_total".to_owned()), "{text}");
-    for name in ["prefill", "decode", "inference"] {
-        let line = format!("vllm:request_{name}_time_seconds_count{{model_name=\"demo\"}} 1");
+    for name in [
+        "prefill_time_seconds",
+        "decode_time_seconds",
+        "inference_time_seconds",
+        "max_num_generation_tokens",
+    ] {
+        let line = format!("vllm:request_{name}_count{{model_name=\"demo\",engine=\"0\"}} 1");
         assert!(text.lines().any(|found| found == line), "{line}: {text}");
     }
     assert!(
         text.contains(
-            "vllm:cache_config_info{model_name=\"demo\",block_size=\"16\",num_gpu_blocks=\""
+            "vllm:cache_config_info{model_name=\"demo\",engine=\"0\",block_size=\"16\",num_gpu_blocks=\""
         ),
         "{text}"
     );

@@ -1,6 +1,7 @@
 //! From the engine's tokens to text: the one place that streaming, whole answers, chat and completion share.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use candlepower_api::FinishReason;
@@ -284,9 +285,38 @@ pub(crate) struct TokenClock {
     tokens: Arc<RequestTokens>,
 }
 
+    longest: Arc<LongestChoice>,
+}
+
+/// The most tokens of any choice of a prompt.
+#[derive(Debug)]
+pub(crate) struct LongestChoice {
+    num_tokens: AtomicUsize,
+    /// Choices that have not ended.
+    num_left: AtomicUsize,
+}
+
+impl LongestChoice {
+    /// The longest of so many choices.
+    pub(crate) fn of(n: usize) -> Arc<Self> {
+        Arc::new(Self { num_tokens: AtomicUsize::new(0), num_left: AtomicUsize::new(n) })
+    }
+
+    /// Takes the tokens of a choice that has ended; those of the longest one, where it was the last to end.
+    fn end(&self, num_tokens: usize) -> Option<usize> {
+        self.num_tokens.fetch_max(num_tokens, Ordering::Relaxed);
+        let was_last = self.num_left.fetch_sub(1, Ordering::AcqRel) == 1;
+        was_last.then(|| self.num_tokens.load(Ordering::Relaxed))
+    }
 impl TokenClock {
-    pub(crate) fn new(metrics: Metrics, arrived: Instant, tokens: Arc<RequestTokens>) -> Self {
-        Self { metrics, arrived, first_token: None, last_token: None, prefill_s: 0.0, tokens }
+    pub(crate) fn new(
+        metrics: Metrics,
+        arrived: Instant,
+        tokens: Arc<RequestTokens>,
+        longest: Arc<LongestChoice>,
+    ) -> Self {
+        let (first_token, last_token, prefill_s) = (None, None, 0.0);
+        Self { metrics, arrived, first_token, last_token, prefill_s, tokens, longest }
     }
 
     fn prompt(&mut self, prefill_s: f64) {
@@ -318,6 +348,9 @@ impl TokenClock {
         }
         self.metrics.count_success(reason.as_str());
     }
+        if let Some(num_tokens) = self.longest.end(num_generated) {
+            self.metrics.max_generation_tokens.record(num_tokens as f64);
+        }
 }
 
 /// A choice from beginning to end.
@@ -356,4 +389,16 @@ async fn finish(mut choice: Choice) -> ApiResult<FinishedChoice> {
         }
     }
     Ok(finished)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_choice_is_known_when_all_have_ended() {
+        let longest = LongestChoice::of(3);
+        assert_eq!([4, 9, 2].map(|num_tokens| longest.end(num_tokens)), [None, None, Some(9)]);
+        assert_eq!(LongestChoice::of(1).end(0), Some(0));
+    }
 }

@@ -10,7 +10,7 @@ use crate::generation::detokenize::TextAssembler;
 use crate::generation::params::{Generation, Limits};
 use crate::generation::preparation::Preparation;
 use crate::generation::request::Incoming;
-use crate::generation::stream::{Choice, TokenClock};
+use crate::generation::stream::{Choice, LongestChoice, TokenClock};
 use crate::generation::thought_limit::ThoughtEnd;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::keys::ApiKey;
@@ -93,6 +93,7 @@ pub(crate) fn submit(
         request.tokens.add_prompt(prompt.len());
         for (tokens, thought_end) in streams.into_iter().zip(thought_ends) {
             let assembler =
+        let longest = LongestChoice::of(generation.n);
                 TextAssembler::new(model.tokenizer.clone(), prompt, generation.text.clone())
                     .map_err(|error| ApiError::internal(error.to_string()))?;
             let clock = TokenClock::new(
@@ -101,6 +102,7 @@ pub(crate) fn submit(
                 Arc::clone(&request.tokens),
             );
             let choice = Choice::new(
+                Arc::clone(&longest),
                 choices.len(),
                 tokens,
                 assembler,

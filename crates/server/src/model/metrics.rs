@@ -31,6 +31,7 @@ pub(crate) struct Metrics {
     pub(crate) time_per_output_token: Histogram,
     pub(crate) params_n: Histogram,
     pub(crate) params_max_tokens: Histogram,
+    pub(crate) max_generation_tokens: Histogram,
     pub(crate) not_held: Counter,
 }
 
@@ -258,6 +259,12 @@ const DESCRIPTIONS: &[Description] = &[
         "Most tokens of a choice that a request allows.",
     ),
     describe(
+        "request_max_num_generation_tokens",
+        Some("vllm:request_max_num_generation_tokens"),
+        Kind::Histogram(TOKENS),
+        "Tokens generated for the longest choice of a prompt, when all of its choices have ended.",
+    ),
+    describe(
         "cache_config_info",
         Some("vllm:cache_config_info"),
         Kind::Gauge,
@@ -348,7 +355,9 @@ impl Metrics {
         };
         let mut builder = PrometheusBuilder::new();
         if naming == Naming::Vllm {
+            // That server numbers its engines; here there is one.
             builder = builder.add_global_label("model_name", model_name);
+            builder = builder.add_global_label("engine", "0");
         }
         for description in DESCRIPTIONS {
             if let Kind::Histogram(buckets) = description.kind {
@@ -414,6 +423,7 @@ impl Metrics {
             time_per_output_token: histogram("request_time_per_output_token_seconds"),
             params_n: histogram("request_params_n"),
             params_max_tokens: histogram("request_params_max_tokens"),
+            max_generation_tokens: histogram("request_max_num_generation_tokens"),
             not_held: counter("requests_not_held_total"),
             handle: recorder.handle(),
             recorder: Arc::new(recorder),
@@ -550,19 +560,24 @@ mod tests {
         metrics.engine.kv_cache_usage_ratio.set(0.5);
         metrics.count_success("length");
         let text = metrics.render();
-        assert!(text.contains("vllm:kv_cache_usage_perc{model_name=\"m\"} 0.5"), "{text}");
+        assert!(
+            text.contains("vllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0.5"),
+            "{text}"
+        );
         assert!(
             text.contains(
-                "vllm:request_success_total{model_name=\"m\",finished_reason=\"length\"} 1"
+                "vllm:request_success_total{model_name=\"m\",engine=\"0\",finished_reason=\"length\"} 1"
             ),
             "{text}"
         );
         metrics.set_cache_config(16, 300);
-        let config =
-            "vllm:cache_config_info{model_name=\"m\",block_size=\"16\",num_gpu_blocks=\"300\"} 1";
+        let config = "vllm:cache_config_info{model_name=\"m\",engine=\"0\",block_size=\"16\",num_gpu_blocks=\"300\"} 1";
         assert!(metrics.render().contains(config), "{}", metrics.render());
         // Measurements that vLLM does not have keep their own names.
-        assert!(text.contains("candlepower_kv_blocks_total{model_name=\"m\"}"), "{text}");
+        assert!(
+            text.contains("candlepower_kv_blocks_total{model_name=\"m\",engine=\"0\"}"),
+            "{text}"
+        );
         for invented in [
             "kv_blocks",
             "jump_forward",
