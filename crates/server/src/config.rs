@@ -99,6 +99,12 @@ pub struct ServeConfig {
     /// TOML file with named keys and their limits; SIGHUP reads it again
     #[arg(long, help_heading = "Server", value_name = "FILE")]
     pub api_keys_file: Option<PathBuf>,
+    /// Ask for a key at /docs and /openapi.json too, where keys are needed
+    #[arg(
+        long, help_heading = "Server", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
+    )]
+    pub private_docs: bool,
     /// PEM file with the server's certificate, and the authorities between it and the root; the server then speaks TLS
     #[arg(long, help_heading = "Server", value_name = "FILE")]
     pub ssl_certfile: Option<PathBuf>,

@@ -8,8 +8,10 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{Html, IntoResponse};
 use serde_json::{Value, json};
 use utoipa::OpenApi;
-use utoipa::openapi::RefOr;
-use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::security::{
+    ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
+};
+use utoipa::openapi::{RefOr, Server};
 
 use crate::config::{DefaultMaxTokens, ServeConfig};
 
@@ -28,11 +30,18 @@ use crate::config::{DefaultMaxTokens, ServeConfig};
 )]
 struct Document;
 
+/// The schemes of keys, by their names in the document.
+const BEARER: &str = "bearer";
+const HEADER: &str = "header";
+
 /// The document without its routes.
 pub(crate) fn document() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
     let bearer = SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build());
-    document.components.get_or_insert_default().add_security_scheme("bearer", bearer);
+    let header = SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("x-api-key")));
+    let components = document.components.get_or_insert_default();
+    components.add_security_scheme(BEARER, bearer);
+    components.add_security_scheme(HEADER, header);
     document
 }
 
@@ -44,7 +53,12 @@ pub(crate) struct Rendered {
 }
 
 impl Rendered {
-    pub(crate) fn new(mut document: utoipa::openapi::OpenApi, config: &ServeConfig) -> Self {
+    /// The document with its routes, of which those at `keyless` paths need no key.
+    pub(crate) fn new(
+        mut document: utoipa::openapi::OpenApi,
+        config: &ServeConfig,
+        keyless: impl Iterator<Item = &'static str>,
+    ) -> Self {
         // The router's way to say that a parameter may hold slashes is not OpenAPI's.
         let paths = std::mem::take(&mut document.paths.paths);
         document.paths.paths =
@@ -58,6 +72,7 @@ impl Rendered {
                 content.example = Some(example);
             }
         }
+        say_who_may_ask(&mut document, config.needs_key(), keyless);
         let about = document.info.description.get_or_insert_default();
         about.push_str(&match config.default_max_tokens {
             DefaultMaxTokens::Tokens(tokens) => format!(
@@ -68,6 +83,25 @@ impl Rendered {
         let json = serde_json::to_string(&document).expect("an OpenAPI document is plain data");
         let html = include_str!("docs.html").replace("__DOCUMENT__", &json.replace('<', "\\u003c"));
         Self { json: json.into(), html: html.into() }
+    }
+}
+
+/// Says which keys are taken, where none is needed, and that the paths are this server's own.
+fn say_who_may_ask(
+    document: &mut utoipa::openapi::OpenApi,
+    needs_key: bool,
+    keyless: impl Iterator<Item = &'static str>,
+) {
+    document.servers = Some(vec![Server::new("/")]);
+    let schemes = [BEARER, HEADER].map(|scheme| SecurityRequirement::new(scheme, [""; 0]));
+    // Without keys in the settings, whatever a client sends is ignored.
+    let none = (!needs_key).then(SecurityRequirement::default);
+    document.security = Some(none.into_iter().chain(schemes).collect());
+    for path in keyless {
+        let item = document.paths.paths.get_mut(path);
+        if let Some(operation) = item.and_then(|item| item.get.as_mut()) {
+            operation.security = Some(Vec::new());
+        }
     }
 }
 

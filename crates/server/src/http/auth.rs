@@ -7,12 +7,21 @@ use axum::http::header::AUTHORIZATION;
 use axum::middleware::Next;
 use axum::response::Response;
 
+use crate::config::ServeConfig;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::keys::ApiKey;
 use crate::model::state::AppState;
 
 /// Paths that probes and scrapers ask: no key is needed, and they answer in every phase.
 pub(crate) const OPEN_PATHS: [&str; 3] = ["/health", "/version", "/metrics"];
+
+/// Pages that say nothing of what is asked here. A browser cannot send a key for them.
+const DOCS: [&str; 2] = ["/docs", "/openapi.json"];
+
+/// The paths that need no key, whatever the settings say of keys.
+pub(crate) fn keyless_paths(config: &ServeConfig) -> impl Iterator<Item = &'static str> {
+    OPEN_PATHS.into_iter().chain(DOCS.into_iter().filter(|_| !config.private_docs))
+}
 
 /// Refuses requests without a known key; to others it adds the [`ApiKey`], and to their answers. Without keys in the settings,
 /// anything that a client sends is ignored.
@@ -21,7 +30,8 @@ pub(crate) async fn authenticate(
     mut request: Request,
     next: Next,
 ) -> ApiResult<Response> {
-    if !state.config().needs_key() || OPEN_PATHS.contains(&request.uri().path()) {
+    let path = request.uri().path();
+    if !state.config().needs_key() || keyless_paths(state.config()).any(|open| open == path) {
         return Ok(next.run(request).await);
     }
     let key = sent_key(&request).and_then(|sent| state.keys().find(sent));

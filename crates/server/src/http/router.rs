@@ -19,7 +19,7 @@ use crate::endpoints::{
     chat, completions, embeddings, generate, health, messages, models, rerank, responses, tokenize,
 };
 use crate::http::answer_head::{X_NOT_HELD, shape_errors, tell_not_held};
-use crate::http::auth::{OPEN_PATHS, authenticate};
+use crate::http::auth::{OPEN_PATHS, authenticate, keyless_paths};
 use crate::http::caller::identify;
 use crate::http::host::check_host;
 use crate::http::linger::linger;
@@ -57,7 +57,7 @@ pub(crate) fn router(state: AppState) -> Router {
     let router = aliases(router)
         .fallback(path_not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(Extension(Rendered::new(document, state.config())))
+        .layer(Extension(Rendered::new(document, state.config(), keyless_paths(state.config()))))
         .layer(middleware::from_fn(tell_not_held))
         .layer(middleware::from_fn_with_state(state.clone(), gate))
         .layer(middleware::from_fn_with_state(state.clone(), identify))

@@ -358,9 +358,22 @@ async fn a_key_guards_all_but_the_open_paths() {
     for path in ["/health", "/version", "/metrics"] {
         assert_eq!(call(&state, get(path)).await.status(), 200, "{path}");
     }
-    for path in ["/v1/models", "/docs", "/nope"] {
+    for path in ["/v1/models", "/docs/", "/nope"] {
         assert_eq!(error(call(&state, get(path)).await).await, (401, None), "{path}");
     }
+    let private = ready(&["--api-key=secret", "--private-docs"]);
+    for path in ["/docs", "/openapi.json"] {
+        assert_eq!(call(&state, get(path)).await.status(), 200, "{path}");
+        assert_eq!(error(call(&private, get(path)).await).await, (401, None), "{path}");
+        let keyed = Request::get(path).header("x-api-key", "secret").body(Body::empty()).unwrap();
+        assert_eq!(call(&private, keyed).await.status(), 200, "{path}");
+    }
+    let document = text(call(&state, get("/openapi.json")).await).await;
+    let document: Value = serde_json::from_str(&document).unwrap();
+    assert_eq!(document["security"], json!([{"bearer": []}, {"header": []}]));
+    assert_eq!(document["components"]["securitySchemes"]["header"]["name"], "x-api-key");
+    assert_eq!(document["paths"]["/docs"]["get"]["security"], json!([]));
+    assert_eq!(document["paths"]["/v1/models"]["get"]["security"], Value::Null);
     let keyed = |key: &str| {
         Request::get("/v1/models").header("authorization", key).body(Body::empty()).unwrap()
     };
@@ -450,6 +463,8 @@ async fn models_tokens_and_documents_are_described() {
     ] {
         assert!(document["paths"][path].is_object(), "{path}");
     }
+    assert_eq!(document["servers"], json!([{"url": "/"}]));
+    assert_eq!(document["security"][0], json!({}), "no key is needed");
     let page = text(call(&state, get("/docs")).await).await;
     assert!(
         !page.contains("src=\"http") && !page.contains("href=\"http"),
