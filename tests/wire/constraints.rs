@@ -306,3 +306,25 @@ fn schemas_that_no_text_satisfies_are_refused_before_anything_is_generated() {
         assert!(answer.text().contains(part), "{schema}: {}", answer.text());
     }
 }
+
+#[test]
+fn what_a_constraint_says_and_has_no_effect_is_refused_by_name() {
+    let server = Server::demo();
+    let schema = |pattern: &str| json!({"json": {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}});
+    for (constraint, named) in [
+        (schema(r"^[[:alpha:]]+$"), "[:"),
+        (schema(r"^a\z"), r"\z"),
+        (schema(r"\Aa"), r"\A"),
+        (schema("(?i)yes"), "(?i"),
+        (json!({"json": {"type": "object", "patternProperties": {r"^\h$": {}}}}), r"\h"),
+        (json!({"grammar": "start: a\na[temperature=0.5]: /x+/"}), "`temperature`"),
+        (json!({"grammar": "start: a\na[capture]: /x+/"}), "`capture`"),
+        (json!({"grammar": "root ::= <[5]> \"a\""}), "<[1]>"),
+        (json!({"grammar": "root ::= \"a\" !<think>"}), "<name>"),
+    ] {
+        let body = json!({"prompt": "x", "max_tokens": 8, "structured_outputs": constraint});
+        let error = server.complete_refused(body);
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains(named), "{constraint}: {message}");
+    }
+}

@@ -101,10 +101,15 @@ impl Constraint {
                 Notation::Lark(format!("start: CHOICE\nCHOICE: {}\n", literals.join(" | ")))
             }
             Self::Lark(grammar) | Self::Composed(grammar) => {
+                lark::check_attributes(grammar)?;
                 lark::check_depth(grammar)?;
                 Notation::Lark(grammar.clone())
             }
-            Self::StructuralTag(tag) => Notation::Lark(structural_tag::to_lark(tag, special)?),
+            Self::StructuralTag(tag) => {
+                let grammar = structural_tag::to_lark(tag, special)?;
+                lark::check_attributes(&grammar)?;
+                Notation::Lark(grammar)
+            }
             Self::Gbnf(grammar) => Notation::Lark(gbnf::to_lark(grammar)?),
         })
     }
@@ -123,6 +128,7 @@ pub(crate) enum Notation {
 /// # Errors
 /// [`Error::Constraint`] with the keyword that cannot be held.
 pub(crate) fn with_white_space(schema: &Value) -> Result<Value> {
+    schema::check_patterns(schema)?;
     let prepared = schema::prepared(schema);
     schema::check(&prepared)?;
     let mut schema = match prepared {

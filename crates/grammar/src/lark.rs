@@ -11,6 +11,9 @@ const START: &str = "start";
 /// Rules within rules, each counted with the brackets around it.
 const MAX_DEPTH: usize = 400;
 
+/// Attributes of a rule that change nothing here: tokens are sampled at the request's temperature, and captured parts are not reported.
+const IDLE_ATTRIBUTES: [&str; 4] = ["temperature", "capture", "stop_capture", "stop_capture_name"];
+
 /// Names that a definition refers to, each with the number of brackets around it.
 type References<'a> = Vec<(&'a str, usize)>;
 
@@ -39,6 +42,42 @@ pub(crate) fn check_depth(grammar: &str) -> Result<()> {
         }
         if definitions.contains_key(reference) && seen.insert(reference) {
             way.push((reference, deeper, 0));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses attributes of rules that would be taken and have no effect.
+///
+/// # Errors
+/// [`Error::Constraint`] with the rule and the attribute.
+pub(crate) fn check_attributes(grammar: &str) -> Result<()> {
+    // The state: a rule's name at the beginning of a line, a bracket behind it, and an attribute's name at its beginning.
+    let (mut rule, mut in_brackets, mut is_line_start, mut is_key) = (None, false, true, false);
+    let mut rest = grammar;
+    while let Some((first, token)) = next_token(rest) {
+        rest = &rest[token.len()..];
+        match first {
+            ' ' | '\t' | '\r' => continue,
+            '!' | '?' if is_line_start => continue,
+            '\n' => (rule, in_brackets, is_line_start) = (None, false, true),
+            '[' if rule.is_some() => (in_brackets, is_key) = (true, true),
+            ',' if in_brackets => is_key = true,
+            _ if is_name(first) && is_line_start => (rule, is_line_start) = (Some(token), false),
+            _ if in_brackets && is_key => {
+                if IDLE_ATTRIBUTES.contains(&token) {
+                    let name = rule.unwrap_or(START);
+                    return Err(Error::Constraint(format!(
+                        "rule `{name}`: the attribute `{token}` has no effect here: leave it out"
+                    )));
+                }
+                is_key = false;
+            }
+            // A priority may stand between a rule's name and its attributes.
+            '.' => {}
+            _ if is_name(first) && rule.is_some() && !in_brackets => {}
+            ']' | ':' if !in_brackets || first == ']' => (rule, in_brackets) = (None, false),
+            _ => is_line_start = false,
         }
     }
     Ok(())
@@ -173,6 +212,33 @@ mod tests {
         assert!(error.to_string().contains("within more than"), "{error}");
         assert!(check_depth(&chain(150, "((", "))")).is_err());
         check_depth(&chain(100, "((", "))")).unwrap();
+    }
+
+    #[test]
+    fn attributes_without_effect_are_refused_by_name() {
+        for (grammar, named) in [
+            ("start: a\na[temperature=0.5]: /x/", "rule `a`: the attribute `temperature`"),
+            (
+                "start: a\n?a [max_tokens=3, temperature=0.5]: /x/",
+                "rule `a`: the attribute `temperature`",
+            ),
+            ("start: gen\ngen[capture]: /x+/", "rule `gen`: the attribute `capture`"),
+            ("gen.2[lazy, capture=\"x\"]: /x+/\nstart: gen", "rule `gen`: the attribute `capture`"),
+            (
+                "start[stop=\"]\", stop_capture=\"x\"]: /x+/",
+                "rule `start`: the attribute `stop_capture`",
+            ),
+        ] {
+            let error = check_attributes(grammar).unwrap_err().to_string();
+            assert!(error.contains(named), "{grammar}: {error}");
+        }
+        for grammar in [
+            "start: a[1]\na[max_tokens=3, stop=\"temperature\"]: /[temperature]/",
+            "start: \"[temperature\" temperature\ntemperature: /x/ // a[temperature=1]",
+            "start: a\n# b[capture]: x\na: \"x\"",
+        ] {
+            check_attributes(grammar).unwrap();
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! by others are. What is left and not supported the library refuses by name.
 
 mod closed;
+mod ecma;
 mod formats;
 mod limits;
 mod negation;
@@ -19,6 +20,7 @@ use std::cell::Cell;
 use serde_json::{Map, Number, Value, json};
 
 pub use closed::closed;
+pub(crate) use ecma::check_patterns;
 pub(crate) use limits::check;
 pub use references::without_unused_definitions;
 pub use text::{TEXT_KEYWORDS, expressions};
@@ -203,12 +205,12 @@ impl Preparation<'_> {
             Value::Object(named) if NAMED.contains(&keyword) => {
                 let is_pattern = keyword == "patternProperties";
                 let name =
-                    |name: &String| if is_pattern { formats::ecma(name) } else { name.clone() };
+                    |name: &String| if is_pattern { ecma::translated(name) } else { name.clone() };
                 Value::Object(
                     named.iter().map(|(key, value)| (name(key), self.schema(value))).collect(),
                 )
             }
-            Value::String(pattern) if keyword == "pattern" => formats::ecma(pattern).into(),
+            Value::String(pattern) if keyword == "pattern" => ecma::translated(pattern).into(),
             Value::Number(number) if COUNTS.contains(&keyword) => Value::Number(whole(number)),
             Value::Object(_) | Value::Array(_) if !LITERAL.contains(&keyword) => self.schema(value),
             other => other.clone(),

@@ -14,6 +14,9 @@ const MAX_RULES: usize = 500;
 /// Repetitions that are counted.
 const MAX_COUNT: u32 = 10_000;
 
+/// Why tokens are refused.
+const TOKENS: &str = "tokens (`<[1]>`, `<name>`, `!<[1]>`) are not supported, as this notation is held character by character here: write the token's text as a string";
+
 /// What a text, or a part of it, is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Node {
@@ -163,6 +166,7 @@ impl Parser {
                 Some('"') => self.string()?,
                 Some('[') => self.class()?,
                 Some('(') => self.group()?,
+                Some('<' | '!') => return Err(self.wrong(TOKENS)),
                 Some('.') => {
                     self.at += 1;
                     Node::Chars(CharSet::all())

@@ -222,14 +222,14 @@ fn gaps(mut numbers: Vec<f64>) -> Vec<Value> {
 
 /// A regular expression of every text but these.
 fn other_than(texts: &[&[char]]) -> String {
-    const ANY: &str = r"[\x{0}-\x{10ffff}]";
+    const ANY: &str = r"[\u{0}-\u{10ffff}]";
     if texts.is_empty() {
         return format!("{ANY}*");
     }
     let mut firsts: Vec<char> = texts.iter().filter_map(|text| text.first().copied()).collect();
     firsts.sort_unstable();
     firsts.dedup();
-    let escaped = |character: &char| format!("\\x{{{:x}}}", u32::from(*character));
+    let escaped = |character: &char| format!("\\u{{{:x}}}", u32::from(*character));
     let mut any = Vec::new();
     if texts.iter().all(|text| !text.is_empty()) {
         any.push(String::new());
@@ -301,11 +301,11 @@ mod tests {
     fn other_texts_are_all_but_those() {
         let texts = ["ab", "a", "b"].map(|text| text.chars().collect::<Vec<_>>());
         let texts: Vec<&[char]> = texts.iter().map(Vec::as_slice).collect();
-        let any = r"[\x{0}-\x{10ffff}]";
+        let any = r"[\u{0}-\u{10ffff}]";
         let after_ab = format!("({any}+)");
-        let after_a = format!(r"([^\x{{62}}]{any}*|\x{{62}}{after_ab})");
+        let after_a = format!(r"([^\u{{62}}]{any}*|\u{{62}}{after_ab})");
         let expected =
-            format!(r"(|[^\x{{61}}\x{{62}}]{any}*|\x{{61}}{after_a}|\x{{62}}{after_ab})");
+            format!(r"(|[^\u{{61}}\u{{62}}]{any}*|\u{{61}}{after_a}|\u{{62}}{after_ab})");
         assert_eq!(other_than(&texts), expected);
     }
 }

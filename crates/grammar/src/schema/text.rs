@@ -4,7 +4,7 @@ use llguidance::regex_to_lark;
 use regex_syntax::hir::{Hir, HirKind, Look};
 use serde_json::{Map, Value};
 
-use super::formats;
+use super::{ecma, formats};
 
 /// Keywords of strings that [`expressions`] knows.
 pub const TEXT_KEYWORDS: [&str; 4] = ["pattern", "format", "minLength", "maxLength"];
@@ -50,7 +50,7 @@ fn whole(pattern: &str) -> Option<String> {
     if pattern.len() > MAX_PATTERN_BYTES {
         return None;
     }
-    let pattern = regex_to_lark(&formats::ecma(pattern), "dw");
+    let pattern = regex_to_lark(&ecma::translate(pattern).ok()?, "dw");
     let parsed = regex_syntax::Parser::new().parse(&pattern).ok()?;
     Some(at_ends(&parsed, true, true)?.to_string())
 }

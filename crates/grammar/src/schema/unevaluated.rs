@@ -52,7 +52,7 @@ pub(super) fn replaced(
             names.into_iter().map(|name| (name, json!(true))).collect::<Map<_, _>>()
         };
         let patterns =
-            evaluated.patterns.iter().map(|pattern| super::formats::ecma(pattern)).collect();
+            evaluated.patterns.iter().map(|pattern| super::ecma::translated(pattern)).collect();
         found.push(json!({
             "properties": all(evaluated.names), "patternProperties": all(patterns), "additionalProperties": rest,
         }));
