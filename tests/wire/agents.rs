@@ -222,6 +222,33 @@ fn strict_servers_refuse_what_others_leave_out() {
 }
 
 #[test]
+fn strict_servers_take_efforts_on_models_that_do_not_think() {
+    let server = ServerBuilder::new("demo").flags("--strict-requests").start();
+    let functions_of = |mut body: Value, kind: &str| {
+        body["tools"].as_array_mut().unwrap().retain(|tool| match kind {
+            "" => tool.get("type").is_none(),
+            kind => tool["type"] == kind,
+        });
+        body
+    };
+    let of_codex = functions_of(codex(), "function");
+    let response = server.post("/v1/responses", &of_codex);
+    assert_eq!((response.status, told(&response)), (200, "reasoning.effort"));
+    let response = server.post("/v1/messages", &functions_of(claude_code(), ""));
+    assert_eq!((response.status, told(&response)), (200, "output_config.effort"));
+    let chat = |field: &str, value: Value| {
+        let messages = json!([{"role": "user", "content": "Hi"}]);
+        json!({"model": "demo", "messages": messages, "max_tokens": 1, field: value})
+    };
+    let response = server.post("/v1/chat/completions", &chat("reasoning_effort", json!("xhigh")));
+    assert_eq!((response.status, told(&response)), (200, "reasoning_effort"));
+    // Whether a model thinks is no wish.
+    let asked = chat("enable_thinking", json!(true));
+    let error = server.post("/v1/chat/completions", &asked).error(400);
+    assert_eq!(error["param"], "enable_thinking");
+}
+
+#[test]
 fn errors_of_messages_have_the_shape_of_their_clients() {
     let server = ServerBuilder::new("demo").flags("--api-key k").start();
     let key = |request: Request| request.header("x-api-key", "k");

@@ -25,12 +25,23 @@ pub struct NotHeldPart {
     pub path: String,
     /// Its kind, such as `web_search`, where the path does not say it.
     pub kind: Option<String>,
+    /// A wish, by which no answer can be judged.
+    pub is_wish: bool,
 }
 
 impl NotHeld {
     /// Adds the part at `path`, once.
     pub fn push(&mut self, path: impl AsRef<str>, kind: Option<&str>) {
-        let part = NotHeldPart { path: excerpt(path.as_ref()), kind: kind.map(excerpt) };
+        let (path, kind) = (excerpt(path.as_ref()), kind.map(excerpt));
+        self.add(NotHeldPart { path, kind, is_wish: false });
+    }
+
+    /// Adds a wish at `path`, once. The answer lists it, and no request is refused for it.
+    pub fn push_wish(&mut self, path: &str) {
+        self.add(NotHeldPart { path: excerpt(path), kind: None, is_wish: true });
+    }
+
+    fn add(&mut self, part: NotHeldPart) {
         if self.parts.contains(&part) {
             return;
         }
@@ -42,9 +53,7 @@ impl NotHeld {
 
     /// Adds the parts of `other`.
     pub fn extend(&mut self, other: &Self) {
-        for NotHeldPart { path, kind } in &other.parts {
-            self.push(path, kind.as_deref());
-        }
+        other.parts.iter().for_each(|part| self.add(part.clone()));
         self.num_more += other.num_more;
     }
 
@@ -107,6 +116,9 @@ mod tests {
         all.push("include", None);
         all.extend(&not_held);
         assert_eq!(all.parts().len(), 3);
+        all.push_wish("reasoning.effort");
+        assert!(all.line().ends_with("pattern, reasoning.effort"), "{}", all.line());
+        assert_eq!(all.parts().iter().filter(|part| part.is_wish).count(), 1);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::generation::chat_output::AnswerFormat;
 use crate::generation::params::Generation;
 use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{ChatPrompt, Rendered};
-use crate::generation::thinking::unheard;
+use crate::generation::thinking::{Unheard, unheard};
 use crate::generation::thought_limit::ThoughtLimit;
 use crate::generation::tools::ToolUse;
 use crate::model::api_error::ApiResult;
@@ -40,8 +40,10 @@ impl Conversation<'_> {
         for path in mended {
             model.leave_out(&path, Some("no JSON object"));
         }
-        if let Some(field) = prompt.thinking.and_then(|options| unheard(options, model)) {
-            model.leave_out(field, None);
+        match prompt.thinking.and_then(|options| unheard(options, model)) {
+            None => {}
+            Some(Unheard::Switch(field)) => model.leave_out(field, None),
+            Some(Unheard::Effort(field)) => model.leave_out_wish(field),
         }
         let token_ids = prompt.tokenize(model, &rendered)?;
         let answers = answer_format(&prompt, model, &rendered, &tools);

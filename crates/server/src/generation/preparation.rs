@@ -56,6 +56,11 @@ impl<'a, M> Preparation<'a, M> {
         self.not_held.borrow_mut().push(path, kind);
     }
 
+    /// Leaves out the wish at `path`, which the answer will say.
+    pub(crate) fn leave_out_wish(&self, path: &str) {
+        self.not_held.borrow_mut().push_wish(path);
+    }
+
     /// Has the answer say what was left out when the request was read.
     pub(crate) fn leave_out_all(&self, not_held: &NotHeld) {
         self.not_held.borrow_mut().extend(not_held);

@@ -105,8 +105,11 @@ impl<M: Asked> Incoming<M> {
     /// # Errors
     /// 400 where such requests are refused.
     fn tell(&self, not_held: NotHeld) -> ApiResult<()> {
-        let Some(first) = not_held.parts().first() else { return Ok(()) };
-        if self.state.config().strict_requests {
+        if not_held.is_empty() {
+            return Ok(());
+        }
+        let refused = not_held.parts().iter().find(|part| !part.is_wish);
+        if let Some(first) = refused.filter(|_| self.state.config().strict_requests) {
             let message = format!(
                 "`{first}` cannot be run or held here, and this server refuses such requests (--strict-requests): leave it out."
             );

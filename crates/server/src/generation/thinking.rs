@@ -38,17 +38,28 @@ fn is_on(options: &ThinkingOptions, knows_effort: bool) -> Option<bool> {
     enabled.or(by_effort).or(options.adaptive.then_some(true))
 }
 
-/// The field of which the template takes no notice, where the answer could be another one with it.
-pub(crate) fn unheard(options: &ThinkingOptions, model: &LoadedModel) -> Option<&'static str> {
+/// A field of which the template takes no notice, where the answer could be another one with it.
+pub(crate) enum Unheard {
+    /// Whether to think.
+    Switch(&'static str),
+    /// How hard to think. No answer shows it, and coding agents send it to every model.
+    Effort(&'static str),
+}
+
+/// The field that the template does not hear of, if there is one.
+pub(crate) fn unheard(options: &ThinkingOptions, model: &LoadedModel) -> Option<Unheard> {
     let (switch, thinks) = (model.thinking_switch, model.dialect.reasoning.is_some());
     if switch.is_there() {
         return None;
     }
     match (&options.enabled, &options.effort) {
         // It thinks in any case, or in none.
-        (Some(Said { field, value }), _) if *value != thinks => Some(field),
-        (_, Some(Said { field, value })) if !switch.effort && (thinks || value != "none") => {
-            Some(field)
+        (Some(Said { field, value }), _) if *value != thinks => Some(Unheard::Switch(field)),
+        (_, Some(Said { field, value })) if !switch.effort && thinks && value == "none" => {
+            Some(Unheard::Switch(field))
+        }
+        (_, Some(Said { field, value })) if !switch.effort && value != "none" => {
+            Some(Unheard::Effort(field))
         }
         _ => None,
     }
