@@ -192,3 +192,45 @@ fn a_template_that_multiplies_a_message_is_a_400() {
         server.post("/v1/chat/completions", &chat("a")).ok();
     }
 }
+
+#[test]
+fn a_template_may_write_values_into_texts_as_python_does() {
+    let folder = TempFolder::new();
+    let source = "{% for m in messages %}{{ '<%s>' % m.role }}{{ \"%s: %d%%\" % (m['content'] | trim, loop.index) }}{% endfor %}";
+    let file = folder.write("percent.jinja", source);
+    let server = ServerBuilder::new("demo").flag("--chat-template", file).start();
+    let messages =
+        json!([{"role": "user", "content": " %s A "}, {"role": "assistant", "content": "B"}]);
+    let (text, _) = prompt(&server, &json!({"messages": messages}));
+    assert_eq!(text, "<user>%s A: 1%<assistant>B: 2%");
+    // A text that is not written out cannot be told from a number.
+    let file = folder.write("variable.jinja", "{% set form = '%s' %}{{ form % messages[0].role }}");
+    let server = ServerBuilder::new("demo").flag("--chat-template", file).start();
+    let error = server.post("/tokenize", &json!({"messages": messages})).error(400);
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("`%` formats only texts that the template writes out"), "{message}");
+}
+
+#[test]
+fn documents_reach_templates_that_take_them() {
+    let folder = TempFolder::new();
+    let source = "{% for d in documents or [] %}[{{ d.title }}: {{ d.text }}]{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}";
+    let file = folder.write("documents.jinja", source);
+    let server = ServerBuilder::new("demo").flag("--chat-template", file).start();
+    let messages = json!([{"role": "user", "content": "Q"}]);
+    let documents = json!([{"title": "A", "text": "a"}, {"title": "B", "text": "b"}]);
+    for given in [
+        json!({"messages": messages, "documents": documents}),
+        json!({"messages": messages, "chat_template_kwargs": {"documents": documents}}),
+    ] {
+        let mut body = given.clone();
+        body["max_tokens"] = json!(1);
+        body["return_token_ids"] = json!(true);
+        let ids = server.chat(body)["prompt_token_ids"].clone();
+        let text = server.post("/detokenize", &json!({"tokens": ids})).ok();
+        assert_eq!(text["prompt"], "[A: a][B: b]Q", "{given}");
+    }
+    let plain = Server::demo();
+    let body = json!({"model": "demo", "messages": messages, "documents": documents});
+    assert_eq!(plain.post("/v1/chat/completions", &body).error(400)["param"], "documents");
+}

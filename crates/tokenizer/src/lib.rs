@@ -16,6 +16,7 @@ mod jinja;
 mod json;
 mod metered;
 mod methods;
+mod percent;
 mod piece;
 mod prompt;
 mod stop;

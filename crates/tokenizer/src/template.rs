@@ -12,6 +12,7 @@ use crate::clock::LocalTime;
 use crate::depth::too_deep;
 use crate::jinja::{RaisedException, environment, without_generation_tags};
 use crate::metered::{Limits, TooMuchText, bounded};
+use crate::percent::with_format_filters;
 use crate::prompt::{Conversation, text_bytes};
 use crate::tokenizer::{parse_config, special_tokens};
 use crate::{Error, Prompt, Result, Tokenizer};
@@ -98,9 +99,10 @@ impl ChatTemplate {
             if let Some((line, message)) = too_deep(source) {
                 return Err(Error::TemplateSyntax { message, line: Some(line) });
             }
-            environment.add_template_owned(name.clone(), without_generation_tags(source)).map_err(
-                |error| Error::TemplateSyntax { message: message(&error), line: error.line() },
-            )?;
+            let source = with_format_filters(&without_generation_tags(source));
+            environment.add_template_owned(name.clone(), source).map_err(|error| {
+                Error::TemplateSyntax { message: message(&error), line: error.line() }
+            })?;
         }
         Ok(Some(Self { environment, templates, special_tokens }))
     }
@@ -396,6 +398,13 @@ fn render_error(error: &minijinja::Error) -> Error {
 
 fn message(error: &minijinja::Error) -> String {
     match error.detail() {
+        // Python writes values into a text with it.
+        Some(detail) if detail.contains("use % operator") => {
+            format!(
+                "{}: {detail}; `%` formats only texts that the template writes out",
+                error.kind()
+            )
+        }
         Some(detail) => format!("{}: {detail}", error.kind()),
         None => error.kind().to_string(),
     }
