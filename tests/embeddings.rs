@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, ServerBuilder, python, run_to_end};
+use crate::support::{Server, ServerBuilder, TempFolder, python, run_to_end};
 
 const MODEL: &str = "all-minilm";
 
@@ -320,6 +320,38 @@ fn a_decoder_gives_the_vectors_of_sentence_transformers() {
 }
 
 #[test]
+fn an_empty_name_of_a_prompt_is_none_whatever_the_default() {
+    let folder = TempFolder::new();
+    let golden = golden("qwen3-embedding");
+    std::fs::create_dir(folder.path().join("1_Pooling")).unwrap();
+    for name in [
+        "config.json",
+        "1_Pooling/config.json",
+        "model.safetensors",
+        "modules.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ] {
+        folder.write(name, std::fs::read(golden.join(name)).unwrap());
+    }
+    let settings =
+        json!({"prompts": {"query": "Instruct: find\nQuery:"}, "default_prompt_name": "query"});
+    folder.write("config_sentence_transformers.json", settings.to_string());
+    let with_default = ServerBuilder::new(folder.path()).flags("--served-model-name words").start();
+    let without = ServerBuilder::new(&golden).flags("--served-model-name words").start();
+    let first = |server: &Server, prompt: Value| {
+        let body = json!({"model": "words", "input": "rain", "prompt_name": prompt});
+        embed(server, &body)["data"][0]["embedding"].clone()
+    };
+    let plain = first(&without, Value::Null);
+    assert_eq!(first(&without, json!("")), plain);
+    assert_eq!(first(&with_default, json!("")), plain);
+    assert_ne!(first(&with_default, Value::Null), plain);
+    let ids = json!({"model": "words", "input": [1, 2], "prompt_name": ""});
+    embed(&with_default, &ids);
+}
+
+#[test]
 fn any_decoder_gives_vectors_where_a_pooling_is_named() {
     let vectors = |pooling: &str| {
         let server = ServerBuilder::new("demo").flags(&format!("--pooling {pooling}")).start();
@@ -379,6 +411,28 @@ fn pairs_have_the_scores_of_transformers() {
     let body = json!({"model": "pairs", "query": query, "documents": [{"text": "no"}], "return_documents": false});
     let ranked = server.post("/v1/rerank", &body).ok();
     assert!(ranked["results"][0].get("document").is_none(), "{ranked}");
+}
+
+#[test]
+fn clients_of_text_embeddings_inference_get_its_list() {
+    let server = cross_encoder();
+    let documents = json!(["rain over the harbour", "no", "the harbour"]);
+    let own = json!({"query": "harbour", "documents": documents});
+    let own = server.post("/v1/rerank", &own).ok()["results"].clone();
+    for path in ["/rerank", "/v1/rerank"] {
+        let body = json!({"query": "harbour", "texts": documents, "raw_scores": false, "return_text": true, "truncate": true,
+            "truncation_direction": "Right"});
+        let ranked = server.post(path, &body).ok();
+        let same = own.as_array().unwrap().iter().map(|result| {
+            json!({"index": result["index"], "score": result["relevance_score"], "text": result["document"]["text"]})
+        });
+        assert_eq!(ranked, same.collect::<Value>());
+    }
+    let long = json!({"query": "a", "texts": ["b", "a ".repeat(80)]});
+    assert_eq!(server.post("/rerank", &long).error(400)["param"], "texts[1]");
+    let cut = json!({"query": "a", "texts": ["b", "a ".repeat(80)], "truncate": true, "top_n": 1});
+    let ranked = server.post("/rerank", &cut).ok();
+    assert!(ranked.as_array().unwrap().len() == 1 && ranked[0].get("text").is_none(), "{ranked}");
 }
 
 #[test]

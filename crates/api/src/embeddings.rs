@@ -21,7 +21,7 @@ pub struct EmbeddingsRequest {
     pub dimensions: Option<i64>,
     /// Cut inputs to so many tokens; -1 to as many as the model takes. Without it an input that is too long is refused.
     pub truncate_prompt_tokens: Option<i64>,
-    /// The name of one of the model's prompts, which is put before each text.
+    /// The name of one of the model's prompts, which is put before each text; an empty name is none.
     pub prompt_name: Option<String>,
 }
 

@@ -55,8 +55,8 @@ pub use messages::{MessagesPrompt, MessagesRequest, OutputConfig, OutputFormat};
 pub use models::{HealthResponse, LoadProgress, Model, ModelList, VersionResponse};
 pub use not_held::{NotHeld, NotHeldPart};
 pub use rerank::{
-    Document, RerankRequest, RerankResponse, RerankResult, ResultDocument, Score, ScoreRequest,
-    ScoreResponse, Texts,
+    Document, RankedText, RerankRequest, RerankResponse, RerankResult, ResultDocument, Score,
+    ScoreRequest, ScoreResponse, Texts,
 };
 pub use responses::{ResponsesRequest, TextFormat, TextSettings};
 pub use thinking::{Said, ThinkingOptions};

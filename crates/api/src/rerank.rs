@@ -20,6 +20,15 @@ pub struct RerankRequest {
     pub query: String,
     /// The documents: strings, or objects with a `text`.
     pub documents: Vec<Document>,
+    /// The same as `documents`, as clients of text-embeddings-inference name them. The answer is then a list of `index`, `score` and,
+    /// with `return_text`, `text`.
+    pub texts: Option<Vec<String>>,
+    /// Only with `texts`: whether the answer holds them.
+    #[schema(default = false)]
+    pub return_text: Option<bool>,
+    /// Only with `texts`: cut pairs to as many tokens as the model takes.
+    #[schema(default = false)]
+    pub truncate: Option<bool>,
     /// Only so many best documents are in the answer.
     pub top_n: Option<i64>,
     /// Whether the answer holds the documents' texts.
@@ -34,17 +43,65 @@ impl RerankRequest {
     /// Reads a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
-        let request = Self {
+        let texts: Option<Vec<String>> = fields.take("texts")?;
+        let mut request = Self {
             model: fields.take("model")?,
             query: fields.require("query")?,
-            documents: fields.require("documents")?,
+            documents: match texts {
+                Some(_) => fields.take("documents")?.unwrap_or_default(),
+                None => fields.require("documents")?,
+            },
+            return_text: None,
+            truncate: None,
             top_n: fields.take_integer("top_n")?,
             return_documents: fields.take("return_documents")?,
             truncate_prompt_tokens: fields.take_integer("truncate_prompt_tokens")?,
+            texts,
         };
+        if request.texts.is_some() {
+            request.take_for_texts(&mut fields)?;
+        }
         fields.finish()?;
-        check_count("documents", request.documents.len())?;
+        let (name, count) = match &request.texts {
+            Some(texts) => ("texts", texts.len()),
+            None => ("documents", request.documents.len()),
+        };
+        check_count(name, count)?;
         Ok(request)
+    }
+
+    /// The texts that are to be sorted.
+    pub fn candidates(&self) -> Vec<&str> {
+        match &self.texts {
+            Some(texts) => texts.iter().map(String::as_str).collect(),
+            None => self.documents.iter().map(|document| document.text.as_str()).collect(),
+        }
+    }
+
+    /// Takes what clients of text-embeddings-inference send beside `texts`.
+    ///
+    /// Source: `RerankRequest` in its API.
+    fn take_for_texts(&mut self, fields: &mut Fields<'_>) -> Result<(), FieldError> {
+        if !self.documents.is_empty() {
+            let message = "`texts` and `documents` are the same: give one of them.";
+            return Err(FieldError::new("texts", message));
+        }
+        if fields.take::<bool>("raw_scores")? == Some(true) {
+            let message =
+                "Scores are given as the model's configuration says: leave `raw_scores` out.";
+            return Err(FieldError::new("raw_scores", message));
+        }
+        let direction: Option<String> = fields.take("truncation_direction")?;
+        if direction.is_some_and(|direction| !direction.eq_ignore_ascii_case("right")) {
+            let message = "Texts are cut at their end: leave `truncation_direction` out.";
+            return Err(FieldError::new("truncation_direction", message));
+        }
+        self.return_text = fields.take("return_text")?;
+        self.truncate = fields.take("truncate")?;
+        if self.truncate == Some(true) && self.truncate_prompt_tokens.is_none() {
+            self.truncate_prompt_tokens = Some(-1);
+        }
+        Ok(())
     }
 }
 
@@ -116,6 +173,18 @@ pub struct RerankResult {
 pub struct ResultDocument {
     /// Its text.
     pub text: String,
+}
+
+/// One of the `texts` with its score.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct RankedText {
+    /// Which of the request's texts.
+    pub index: usize,
+    /// How well it answers the query: 0 to 1, unless the model's configuration takes its scores as they are.
+    pub score: f32,
+    /// The text, if the request wants it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
 }
 
 /// Pairs of texts of which scores are wanted.
@@ -264,6 +333,27 @@ mod tests {
             (r#""text_2": "b""#, "text_1"),
         ] {
             assert_eq!(score(more).unwrap_err().param.as_deref(), Some(param), "{more}");
+        }
+    }
+
+    #[test]
+    fn documents_may_be_texts() {
+        let request = rerank(
+            r#""texts": ["a", "b"], "return_text": true, "truncate": true, "raw_scores": false"#,
+        )
+        .unwrap();
+        assert_eq!(request.candidates(), ["a", "b"]);
+        assert_eq!((request.return_text, request.truncate_prompt_tokens), (Some(true), Some(-1)));
+        for (more, param) in [
+            (r#""texts": []"#, "texts"),
+            (r#""texts": ["a"], "documents": ["a"]"#, "texts"),
+            (r#""texts": [{"text": "a"}]"#, "texts[0]"),
+            (r#""texts": ["a"], "raw_scores": true"#, "raw_scores"),
+            (r#""texts": ["a"], "truncation_direction": "Left""#, "truncation_direction"),
+            (r#""documents": ["a"], "return_text": true"#, "return_text"),
+            (r#""top_n": 1"#, "documents"),
+        ] {
+            assert_eq!(rerank(more).unwrap_err().param.as_deref(), Some(param), "{more}");
         }
     }
 

@@ -119,6 +119,8 @@ fn prompt<'a>(
             let default = model.sentence.default_prompt.as_ref().filter(|_| is_text);
             Ok(default.map(|name| prompts[name].as_str()))
         }
+        // It is none, whatever the default is, as in sentence-transformers.
+        Some("") => Ok(None),
         Some(_) if !is_text => {
             let message = "`prompt_name` is for texts, and the input is token ids: leave it out.";
             Err(ApiError::invalid("prompt_name", message))

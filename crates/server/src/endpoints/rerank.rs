@@ -1,8 +1,9 @@
 //! POST /v1/rerank and /v1/score: scores of pairs of texts, from a cross-encoder.
 
 use axum::Json;
+use axum::response::{IntoResponse, Response};
 use candlepower_api::{
-    ErrorResponse, RerankRequest, RerankResponse, RerankResult, ResultDocument, Score,
+    ErrorResponse, RankedText, RerankRequest, RerankResponse, RerankResult, ResultDocument, Score,
     ScoreRequest, ScoreResponse,
 };
 use candlepower_engine::EncoderInput;
@@ -22,21 +23,22 @@ use crate::model::served_model::PoolingModel;
     tag = "Embeddings",
     request_body = RerankRequest,
     responses(
-        (status = 200, description = "The documents, the best first", body = RerankResponse),
+        (status = 200, description = "The documents, the best first; a list of texts and scores where the request has `texts`", body = RerankResponse),
         (status = 400, description = "A field cannot be taken as it is, or the model gives no scores; `param` names it", body = ErrorResponse),
         (status = 404, description = "No such model", body = ErrorResponse),
         (status = 429, description = "The queue is full", body = ErrorResponse),
     )
 )]
-pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Json<RerankResponse>> {
+pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Response> {
     incoming.model.embedder.check_place(incoming.caller.id)?;
     let prepare = |body: &[u8], model: &Preparation<'_, PoolingModel>| {
         let request = RerankRequest::parse(body)?;
         let model_name = model.asked_name(request.model.as_deref())?;
         check_top_n(request.top_n)?;
-        let pairs = request.documents.iter().enumerate().map(|(i, document)| {
-            (format!("documents[{i}]"), request.query.as_str(), document.text.as_str())
-        });
+        let name = if request.texts.is_some() { "texts" } else { "documents" };
+        let candidates = request.candidates().into_iter().enumerate();
+        let pairs =
+            candidates.map(|(i, text)| (format!("{name}[{i}]"), request.query.as_str(), text));
         let inputs = pair_inputs(model, pairs, request.truncate_prompt_tokens)?;
         Ok((model_name, request, inputs))
     };
@@ -49,10 +51,20 @@ pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Json<R
     if let Some(top_n) = request.top_n {
         order.truncate(usize::try_from(top_n).unwrap_or(usize::MAX));
     }
+    let candidates = request.candidates();
+    if request.texts.is_some() {
+        let with_text = request.return_text.unwrap_or(false);
+        let ranked = |index: usize| RankedText {
+            index,
+            score: scores[index],
+            text: with_text.then(|| candidates[index].to_owned()),
+        };
+        return Ok(Json(order.into_iter().map(ranked).collect::<Vec<_>>()).into_response());
+    }
     let with_text = request.return_documents.unwrap_or(true);
     let result = |index: usize| RerankResult {
         index,
-        document: with_text.then(|| ResultDocument { text: request.documents[index].text.clone() }),
+        document: with_text.then(|| ResultDocument { text: candidates[index].to_owned() }),
         relevance_score: scores[index],
     };
     Ok(Json(RerankResponse {
@@ -60,7 +72,8 @@ pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Json<R
         results: order.into_iter().map(result).collect(),
         model: model_name,
         usage,
-    }))
+    })
+    .into_response())
 }
 
 /// Says how well texts go together.
