@@ -235,10 +235,12 @@ impl Lark<'_> {
     fn free(&mut self, name: &str, text: &str) -> Result<String> {
         let layout = &self.format()?.layout;
         let Some(trigger) = layout.trigger else {
-            let first: String =
-                [layout.open, layout.before_name].concat().chars().take(1).collect();
+            let first = [layout.open, layout.before_name].concat().chars().next();
             let terminal = format!("{}_OTHER", name.to_uppercase());
-            let other = format!(r"/[ \t\r\n]*[^\{first} \t\r\n](.|\n)*/ & {text}");
+            let other = match first {
+                Some(first) => format!(r"/[ \t\r\n]*[^\{first} \t\r\n](.|\n)*/ & {text}"),
+                None => format!(r"/(.|\n)+/ & ~/{}(.|\n)*/ & {text}", self.bare_heads(layout)),
+            };
             self.rule(&terminal, &other);
             return Ok(format!("calls | {terminal}?"));
         };
@@ -248,6 +250,13 @@ impl Lark<'_> {
             return Ok(format!("{lead} {rest} | {text}?"));
         }
         Ok(format!("{lead} {rest} (lead {rest})* UNCALLED? | {text}?"))
+    }
+
+    /// A regular expression of the beginnings of calls that no mark is before.
+    fn bare_heads(&self, layout: &Layout) -> String {
+        let names = self.shape.functions.iter().map(|function| escaped(function.name));
+        let names = names.collect::<Vec<_>>().join("|");
+        format!(r"[ \t\r\n]*({names}){}[ \t\r\n]*\{{", escaped(layout.before_arguments))
     }
 
     /// What keeps a terminal from holding what the parser takes for a call besides the format's trigger.

@@ -208,6 +208,35 @@ mod tests {
                 Some(ToolFormat::Lfm2),
             ),
             (
+                r#"<tool_calls>[{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}]</tool_calls>"#,
+                Some(ToolFormat::Apriel),
+            ),
+            (
+                "<tool_calls>\n{\"name\": \"{{ f.name }}\", \"arguments\": {{ f.arguments | tojson }}}\n</tool_calls>",
+                Some(ToolFormat::MinimaxM1),
+            ),
+            (
+                r#"[{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}]"#,
+                Some(ToolFormat::Xlam),
+            ),
+            (
+                r#"<|tools_prefix|>[{"{{ f.name }}": {{ f.arguments | tojson }}}]<|tools_suffix|>"#,
+                Some(ToolFormat::Apertus),
+            ),
+            (
+                "<|tool_calls|><|tool_call:begin|>{{ c.id }}<|tool_call:name|>{{ f.name }}<|tool_call:args|>{{ f.arguments | tojson }}<|tool_call:end|>",
+                Some(ToolFormat::SolarOpen),
+            ),
+            (
+                "<function={{ f.name }}>{{ f.arguments | tojson }}</function>",
+                Some(ToolFormat::FunctionaryV31),
+            ),
+            (
+                "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"{{ f.name }}\">\n{% for k, v in f.arguments.items() %}\
+                 <｜DSML｜parameter name=\"{{ k }}\" string=\"true\">{{ v }}</｜DSML｜parameter>\n{% endfor %}</｜DSML｜invoke>",
+                Some(ToolFormat::DeepseekV4),
+            ),
+            (
                 "<calls><invoke name=\"{{ f.name }}\"><parameter name=\"probe_key\">x</parameter></invoke></calls>",
                 None,
             ),
@@ -229,6 +258,10 @@ mod tests {
         let source = "{% if tools %}List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}\
             {% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}";
         assert_eq!(detect(source).tools, Some(ToolFormat::Lfm2));
+        // As in GLM-4-0414's.
+        let source = "{% for tool in tools %}## {{ tool.function.name }}\n{{ tool.function | tojson }}\n\
+            在调用上述函数时，请使用 Json 格式表示调用的参数。{% endfor %}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}";
+        assert_eq!(detect(source).tools, Some(ToolFormat::Glm4));
     }
 
     #[test]

@@ -34,7 +34,9 @@ macro_rules! formats {
 
 mod deepseek;
 mod deepseek_v32;
+mod functionary;
 pub(crate) mod gemma4;
+mod glm4;
 mod glm45;
 mod gpt_oss;
 mod hermes;
@@ -50,6 +52,7 @@ pub(crate) mod pythonic;
 mod qwen3_coder;
 mod reasoning;
 mod seed_oss;
+mod solar_open;
 pub(crate) mod xml;
 
 use crate::callable::Callable;
@@ -70,14 +73,22 @@ formats! {
         DeepseekV3 = deepseek::DEEPSEEK_V3,
         DeepseekV31 = deepseek::DEEPSEEK_V31,
         DeepseekV32 = deepseek_v32::DEEPSEEK_V32,
+        DeepseekV4 = deepseek_v32::DEEPSEEK_V4,
         Qwen3Coder = qwen3_coder::QWEN3_CODER,
         SeedOss = seed_oss::SEED_OSS,
+        Glm4 = glm4::GLM4,
         Glm45 = glm45::GLM45,
+        MinimaxM1 = list::MINIMAX_M1,
         MinimaxM2 = minimax_m2::MINIMAX_M2,
         KimiK2 = kimi::KIMI_K2,
         Granite = list::GRANITE,
         Phi4Mini = list::PHI4_MINI,
         Nemotron = list::NEMOTRON,
+        Apriel = list::APRIEL,
+        Apertus = list::APERTUS,
+        Xlam = list::XLAM,
+        SolarOpen = solar_open::SOLAR_OPEN,
+        FunctionaryV31 = functionary::FUNCTIONARY_V31,
         CohereCommand = list::COHERE_COMMAND,
         Gemma4 = gemma4::GEMMA4,
         GptOss = gpt_oss::GPT_OSS,
@@ -98,6 +109,11 @@ impl ToolFormat {
     /// The marks that calls begin with, anywhere in the text.
     pub(crate) fn openers(self) -> &'static [&'static str] {
         self.format().openers
+    }
+
+    /// Whether it writes strings without the quotes of JSON.
+    pub fn has_raw_texts(self) -> bool {
+        matches!(self.format().arguments, Arguments::Elements(_) | Arguments::Gemma4)
     }
 
     /// The ids of calls that its templates take.
@@ -237,8 +253,9 @@ mod tests {
         for format in ToolFormat::ALL {
             let Format { models, openers, layout, .. } = format.format();
             assert!(!models.is_empty(), "{format:?}");
-            // Grammars of free text tell a call by its beginning.
-            assert!(![layout.open, layout.before_name].concat().is_empty(), "{format:?}");
+            // Grammars of free text tell a call by its beginning, or by its function's name and what follows it.
+            let begins = ![layout.open, layout.before_name].concat().is_empty();
+            assert!(begins || !layout.before_arguments.is_empty(), "{format:?}");
             let is_opener = |trigger| openers.contains(&trigger);
             assert!(layout.trigger.is_none_or(is_opener), "{format:?}");
         }

@@ -187,7 +187,7 @@ fn required_calls_are_written_and_read_in_every_format() {
             case.parallel = parallel;
             let (grammar, mut random) = (case.grammar(), Rng::with_seed(format as u64));
             let mut most = 0;
-            for _ in 0..12 {
+            for _ in 0..24 {
                 // Reasoning need not end, as nothing but a token does that.
                 let Some(text) = draw(&case.tokenizer, grammar.clone(), &mut random) else {
                     assert_eq!(format, ToolFormat::GptOss);
@@ -198,7 +198,8 @@ fn required_calls_are_written_and_read_in_every_format() {
                 calls.iter().for_each(check_call);
                 most = most.max(calls.len());
             }
-            let repeats = !matches!(format, ToolFormat::Llama3Json | ToolFormat::GptOss);
+            let repeats =
+                !matches!(format, ToolFormat::Llama3Json | ToolFormat::Glm4 | ToolFormat::GptOss);
             assert_eq!(most > 1, parallel && repeats, "{format:?}");
         }
     }

@@ -1,7 +1,7 @@
-//! DeepSeek V3.2: elements that are marked `｜DSML｜`, and say of each value whether it is a string.
+//! DeepSeek V3.2 and V4: elements that are marked `｜DSML｜`, and say of each value whether it is a string.
 //!
-//! Its repository has no chat template that writes calls, so users ask for it by its name. Sources: the model's file
-//! `encoding/encoding_dsv32.py`, and vLLM's parser `deepseek_v32`.
+//! Their repositories have no chat template that writes calls, so users ask for them by name. Sources: the models' files
+//! `encoding/encoding_dsv32.py` and `encoding/encoding_dsv4.py`, and vLLM's parsers `deepseek_v32` and `deepseek_v4`.
 
 use super::xml::Marks;
 use super::{Arguments, Format, Layout, LineBreaks};
@@ -42,4 +42,25 @@ pub(super) const DEEPSEEK_V32: Format = Format {
     },
     wrote: |call| MARKS.are_around(call),
     ..Format::PLAIN
+};
+
+const MARKS_V4: Marks =
+    Marks { open_all: "<｜DSML｜tool_calls>", close_all: "</｜DSML｜tool_calls>", ..MARKS };
+
+pub(super) const DEEPSEEK_V4: Format = Format {
+    name: "deepseek_v4",
+    models: "DeepSeek V4",
+    openers: &["<｜DSML｜tool_calls>", "<｜DSML｜invoke name=\""],
+    ends_reasoning: Some("<｜DSML｜(tool_calls|invoke)"),
+    head: |text, _, _| MARKS_V4.head(text),
+    arguments: Arguments::Elements(&MARKS_V4),
+    tail: |text, _| MARKS_V4.tail(text),
+    layout: Layout {
+        open: "<｜DSML｜tool_calls>\n",
+        close: "</｜DSML｜tool_calls>",
+        trigger: Some("<｜DSML｜tool_calls>"),
+        ..DEEPSEEK_V32.layout
+    },
+    wrote: |call| MARKS_V4.are_around(call),
+    ..DEEPSEEK_V32
 };

@@ -1,9 +1,10 @@
 //! Calls as JSON objects in a list behind a mark, `MARK[{"name": .., "arguments": {..}}]`, as several models have them.
 //!
-//! Sources: the published templates of Granite 3.3, Nemotron Nano v2 and Command R7B, llama.cpp's of Phi-4-mini, and vLLM's
-//! parsers `granite`, `phi4_mini_json` and `nemotron_json`.
+//! Sources: the published templates of Granite 3.3, Nemotron Nano v2 and Command R7B, llama.cpp's of Phi-4-mini, Apertus and
+//! Apriel 1.5, and vLLM's parsers `granite`, `phi4_mini_json`, `nemotron_json`, `minimax` and `xlam`.
 
 use super::{Arguments, Format, Head, Layout, Position, Tail, object};
+use crate::callable::Callable;
 use crate::scan::{Cursor, Scan, Stop};
 use crate::written_call::WrittenCall;
 
@@ -109,6 +110,112 @@ pub(super) const COHERE_COMMAND: Format = Format {
     },
     ..LIST
 };
+
+const CALLS: &str = "<tool_calls>";
+const CLOSE_CALLS: &str = "</tool_calls>";
+
+/// `<tool_calls>` and a line for each call.
+pub(super) const MINIMAX_M1: Format = Format {
+    name: "minimax_m1",
+    models: "MiniMax M1",
+    marks: &[CALLS, CLOSE_CALLS],
+    openers: &[CALLS],
+    ends_reasoning: Some(r"<tool_calls>[ \t\r\n]*[\[{]"),
+    head: |text, position, _| head(text, position, &[CALLS]),
+    tail: |text, _| tail(text, Some(CLOSE_CALLS)),
+    layout: Layout {
+        open: "<tool_calls>\n",
+        separator: "\n",
+        close: "\n</tool_calls>",
+        trigger: Some(CALLS),
+        ..LIST.layout
+    },
+    wrote: |call| call.before_object().is_some_and(|before| before.ends_with(CALLS)),
+    ..LIST
+};
+
+/// `<tool_calls>[{..}, {..}]</tool_calls>`.
+pub(super) const APRIEL: Format = Format {
+    name: "apriel",
+    models: "Apriel 1.5",
+    layout: Layout {
+        open: "<tool_calls>[",
+        close: "]</tool_calls>",
+        trigger: Some(CALLS),
+        ..LIST.layout
+    },
+    wrote: |call| is_behind(call, CALLS),
+    ..MINIMAX_M1
+};
+
+/// `[{..}, {..}]` as the whole answer.
+pub(super) const XLAM: Format = Format {
+    name: "xlam",
+    models: "xLAM",
+    head: |text, position, functions| bare(text, position, functions),
+    tail: |text, _| tail(text, None),
+    layout: Layout { open: "[", ..LIST.layout },
+    wrote: |call| {
+        let before = call.before_object().and_then(|before| before.strip_suffix('['));
+        before.is_some_and(|before| call.begins_answer(before))
+    },
+    ..LIST
+};
+
+const TOOLS: &str = "<|tools_prefix|>";
+const CLOSE_TOOLS: &str = "<|tools_suffix|>";
+
+/// `<|tools_prefix|>[{"name": {..}}]<|tools_suffix|>`, with the arguments under the function's name.
+pub(super) const APERTUS: Format = Format {
+    name: "apertus",
+    models: "Apertus",
+    marks: &[TOOLS, CLOSE_TOOLS],
+    openers: &[TOOLS],
+    ends_reasoning: Some(r"<\|tools_prefix\|>"),
+    head: |text, position, _| named(text, position),
+    tail: |text, _| tail(text, Some(CLOSE_TOOLS)),
+    layout: Layout {
+        open: "<|tools_prefix|>[",
+        before_name: "{\"",
+        before_arguments: "\": ",
+        close: "]<|tools_suffix|>",
+        trigger: Some(TOOLS),
+        ..LIST.layout
+    },
+    wrote: |call| call.is_between("<|tools_prefix|>[{\"", "\":"),
+    ..LIST
+};
+
+/// An object whose only key is the function's name.
+fn named(text: &str, position: Position) -> Scan<Head> {
+    let mut cursor = Cursor::new(text);
+    if position == Position::First {
+        cursor.expect(TOOLS)?;
+        cursor.white_space();
+        cursor.expect("[")?;
+        cursor.white_space();
+    }
+    cursor.expect("{")?;
+    cursor.white_space();
+    let name = cursor.json_string()?;
+    cursor.white_space();
+    cursor.expect(":")?;
+    cursor.white_space();
+    match cursor.peek()? {
+        b'{' => Ok(Head { name, at: cursor.at(), arguments: None, in_object: true }),
+        _ => Err(Stop::No),
+    }
+}
+
+/// An object of a list that no mark is before. Another list may be an answer in JSON.
+fn bare(text: &str, position: Position, functions: &[Callable]) -> Scan<Head> {
+    let mut cursor = Cursor::new(text);
+    if position == Position::First {
+        cursor.expect("[")?;
+        cursor.white_space();
+    }
+    object::head(&mut cursor, Some(functions))
+}
 
 /// Whether the call is an object behind a mark, perhaps in a list.
 fn is_behind(call: &WrittenCall<'_>, mark: &str) -> bool {

@@ -3,7 +3,8 @@
 use super::xml::Marks;
 use super::{Arguments, Format, Layout, LineBreaks};
 
-const MARKS: Marks = Marks {
+/// The marks of calls, of which Seed-OSS has its own around them.
+pub(super) const MARKS: Marks = Marks {
     open_all: "<tool_call>",
     open: "<function=",
     after_name: ">",

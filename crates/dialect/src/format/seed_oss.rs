@@ -3,21 +3,14 @@
 //! Sources: its published template, and vLLM's parser `seed_oss`.
 
 use super::xml::Marks;
-use super::{Arguments, Format, Layout, LineBreaks};
+use super::{Arguments, Format, Layout, LineBreaks, qwen3_coder};
 
 const MARKS: Marks = Marks {
     open_all: "<seed:tool_call>",
-    open: "<function=",
-    after_name: ">",
-    before_key: "<parameter=",
-    after_key: ">",
-    before_value: "",
-    after_value: "</parameter>",
-    close: "</function>",
     close_all: "</seed:tool_call>",
     on_lines: false,
-    says_strings: false,
     instead: &[],
+    ..qwen3_coder::MARKS
 };
 
 pub(super) const SEED_OSS: Format = Format {

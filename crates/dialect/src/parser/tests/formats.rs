@@ -169,3 +169,86 @@ fn ministral_3() {
     let read = read_all(ToolFormat::Mistral, ReasoningFormat::Mistral, Thinking::Possible, text);
     assert_eq!(read, seen("", "Hm.", &[WEATHER, "f {}."]));
 }
+
+/// Sources: vLLM's parser `deepseek_v4`, and the model's file `encoding/encoding_dsv4.py`.
+#[test]
+fn deepseek_v4() {
+    let read =
+        |text: &str| read_all(ToolFormat::DeepseekV4, ReasoningFormat::Qwen3, Thinking::Open, text);
+    let city = "<｜DSML｜parameter name=\"city\" string=\"true\">Paris</｜DSML｜parameter>\n";
+    let invoke = format!("<｜DSML｜invoke name=\"get_weather\">\n{city}</｜DSML｜invoke>\n");
+    let text =
+        format!("Hm.</think>So.\n\n<｜DSML｜tool_calls>\n{invoke}{invoke}</｜DSML｜tool_calls>");
+    assert_eq!(read(&text), seen("So.", "Hm.", &[WEATHER; 2]));
+}
+
+/// Sources: the published template of GLM-4-0414, and `function_call` of the publisher's examples.
+#[test]
+fn glm_4() {
+    let read =
+        |text: &str| read_all(ToolFormat::Glm4, ReasoningFormat::Qwen3, Thinking::Possible, text);
+    let call = "get_weather\n{\"city\": \"Paris\"}";
+    assert_eq!(read(call), seen("", "", &[WEATHER]));
+    assert_eq!(read(&format!("\n{call}\n")), seen("", "", &[WEATHER]));
+    for text in ["get_weather is a function.", "get_weather", "other\n{}", "It is\nwarm."] {
+        assert_eq!(read(text), seen(text, "", &[]));
+    }
+}
+
+/// Source: the publisher's parser for vLLM, `solar_open_tool_parser.py`.
+#[test]
+fn solar_open() {
+    let read = |text: &str| {
+        read_all(ToolFormat::SolarOpen, ReasoningFormat::Qwen3, Thinking::Possible, text)
+    };
+    let call = |name: &str, arguments: &str| {
+        format!(
+            "<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>{name}<|tool_call:args|>{arguments}<|tool_call:end|>"
+        )
+    };
+    let calls = [call("get_weather", "{\"city\": \"Paris\"}"), call("f", "{}")].concat();
+    let text = format!("I look.<|tool_calls|>{calls}<|calls|>");
+    assert_eq!(read(&text), seen("I look.", "", &[WEATHER, "f {}."]));
+}
+
+/// Source: `Apertus-8B-Instruct.jinja` of llama.cpp, which the publisher's template is.
+#[test]
+fn apertus() {
+    let read = |text: &str| {
+        read_all(ToolFormat::Apertus, ReasoningFormat::Qwen3, Thinking::Possible, text)
+    };
+    let text =
+        r#"I look.<|tools_prefix|>[{"get_weather": {"city": "Paris"}}, {"f": {}}]<|tools_suffix|>"#;
+    assert_eq!(read(text), seen("I look.", "", &[WEATHER, "f {}."]));
+}
+
+/// Sources: vLLM's parsers `minimax` and `xlam`, and `unsloth-Apriel-1.5.jinja` of llama.cpp.
+#[test]
+fn lists_of_objects() {
+    let read =
+        |format, text: &str| read_all(format, ReasoningFormat::Qwen3, Thinking::Possible, text);
+    let (one, two) = (
+        r#"{"name": "get_weather", "arguments": {"city": "Paris"}}"#,
+        r#"{"name": "f", "arguments": {}}"#,
+    );
+    let calls = &[WEATHER, "f {}."];
+    let text = format!("I look.\n<tool_calls>\n{one}\n{two}\n</tool_calls>");
+    assert_eq!(read(ToolFormat::MinimaxM1, &text), seen("I look.", "", calls));
+    let text = format!("I look.\n<tool_calls>[{one}, {two}]</tool_calls>");
+    assert_eq!(read(ToolFormat::Apriel, &text), seen("I look.", "", calls));
+    assert_eq!(read(ToolFormat::Xlam, &format!("[{one}, {two}]")), seen("", "", calls));
+    for text in [r#"[{"name": "x", "arguments": {}}]"#, "[1, 2]", "[x]", "An answer."] {
+        assert_eq!(read(ToolFormat::Xlam, text), seen(text, "", &[]));
+    }
+}
+
+/// Source: `meetkai-functionary-medium-v3.1.jinja` of llama.cpp.
+#[test]
+fn functionary() {
+    let read = |text: &str| {
+        read_all(ToolFormat::FunctionaryV31, ReasoningFormat::Qwen3, Thinking::Possible, text)
+    };
+    let text =
+        r#"I look.<function=get_weather>{"city": "Paris"}</function><function=f>{}</function>"#;
+    assert_eq!(read(text), seen("I look.", "", &[WEATHER, "f {}."]));
+}

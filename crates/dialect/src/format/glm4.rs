@@ -1,0 +1,31 @@
+//! GLM-4, the 0414 models among them: the function's name on a line of its own, then its arguments, as the whole answer.
+//!
+//! Its template offers functions and writes no calls. Sources: the published template of GLM-4-0414, and the examples of the
+//! publisher's repository, which split an answer at its first line break.
+
+use super::{Format, Head, Layout, Tail};
+use crate::callable::Callable;
+use crate::scan::{Cursor, Scan, Stop};
+
+pub(super) const GLM4: Format = Format {
+    name: "glm4",
+    models: "GLM-4 and GLM-4-0414",
+    head: |text, _, functions| head(text, functions),
+    tail: |_, _| Ok(Tail::end(0)),
+    layout: Layout { before_arguments: "\n", repeats: false, ..Layout::PLAIN },
+    offered: Some("在调用上述函数时，请使用 Json 格式表示调用的参数。"),
+    ..Format::PLAIN
+};
+
+/// Only a name that there is tells a call from an answer.
+fn head(text: &str, functions: &[Callable]) -> Scan<Head> {
+    let mut cursor = Cursor::new(text);
+    let name = cursor.word(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'))?;
+    cursor.expect("\n")?;
+    cursor.white_space();
+    let is_known = functions.iter().any(|function| function.name == name);
+    if !is_known || cursor.peek()? != b'{' {
+        return Err(Stop::No);
+    }
+    Ok(Head { name: name.to_owned(), at: cursor.at(), arguments: None, in_object: false })
+}
