@@ -1,4 +1,4 @@
-//! Requests of coding agents as they send them, their texts replaced: what the server does not run is left out and told.
+//! Small requests with what coding agents send: what the server does not run is left out and told. Their own are in `agents`.
 
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ fn function(name: &str) -> Value {
     })
 }
 
-/// The first request of Codex CLI.
+/// The parts of Codex CLI's requests, of several versions.
 fn codex() -> Value {
     let message = |role: &str, text: &str| json!({"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]});
     json!({
@@ -37,7 +37,7 @@ fn codex() -> Value {
     })
 }
 
-/// The first request of Claude Code.
+/// The parts of Claude Code's requests, of several versions.
 fn claude_code() -> Value {
     let ephemeral = json!({"type": "ephemeral"});
     let text = |text: &str| json!({"type": "text", "text": text, "cache_control": ephemeral});
@@ -208,6 +208,80 @@ fn a_choice_of_what_is_left_out_is_refused() {
             );
         }
     }
+}
+
+/// Patterns of tools that no constraint holds are left out where the request does not choose the tool, in every dialect and format.
+#[test]
+fn patterns_of_tools_that_cannot_be_held_are_told() {
+    let parameters = |pattern: &str| json!({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern, "maxLength": 3}}, "required": ["a"], "additionalProperties": false});
+    let question = json!([{"role": "user", "content": "Hi"}]);
+    let chat = |pattern: &str, name: &str| json!({"type": "function", "function": {"name": name, "strict": true, "parameters": parameters(pattern)}});
+    let response = |pattern: &str, name: &str| json!({"type": "function", "name": name, "parameters": parameters(pattern)});
+    for format in ["hermes", "qwen3_coder", "gemma4"] {
+        let server = ServerBuilder::new("demo").flag("--tool-call-parser", format).start();
+        let (bad, good) = ("^(?!b)a+$", "^a+$");
+        let chat_body = |tools: Value, more: Value| {
+            with(json!({"messages": question, "max_tokens": 60, "tools": tools}), more)
+        };
+        let responses_body = |tools: Value, more: Value| {
+            with(
+                json!({"input": "Hi", "max_output_tokens": 5, "store": false, "tools": tools}),
+                more,
+            )
+        };
+        let path = "tools[0].function.parameters.properties.a.pattern";
+        let answer =
+            server.post("/v1/chat/completions", &chat_body(json!([chat(bad, "f")]), json!({})));
+        assert_eq!((told(&answer), answer.status), (path, 200), "{format}");
+        let answer =
+            server.post("/v1/responses", &responses_body(json!([response(bad, "f")]), json!({})));
+        assert_eq!(
+            (told(&answer), answer.status),
+            ("tools[0].parameters.properties.a.pattern", 200)
+        );
+        // One of two has to be called.
+        let two = json!([chat(bad, "f"), chat(good, "g")]);
+        let answer = server.post(
+            "/v1/chat/completions",
+            &chat_body(two.clone(), json!({"tool_choice": "required"})),
+        );
+        assert_eq!((told(&answer), answer.status), (path, 200), "{format}");
+        let call = &answer.ok()["choices"][0]["message"]["tool_calls"][0]["function"];
+        let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+        assert!(arguments["a"].as_str().unwrap().chars().count() <= 3, "{call}");
+        assert_eq!(server.metrics().value("requests_not_held_total"), 3.0);
+        // A chosen one is held, or refused.
+        let named = json!({"tool_choice": {"type": "function", "function": {"name": "f"}}});
+        let error = server.post("/v1/chat/completions", &chat_body(two, named)).error(400);
+        assert_eq!(error["param"], "tools[0].function.parameters", "{error}");
+        let only = chat_body(json!([chat(bad, "f")]), json!({"tool_choice": "required"}));
+        let error = server.post("/v1/chat/completions", &only).error(400);
+        assert_eq!(error["param"], "tools[0].function.parameters", "{error}");
+        // What is no pattern is refused, and so is one of the answer itself.
+        let error = server
+            .post("/v1/chat/completions", &chat_body(json!([chat("(a", "f")]), json!({})))
+            .error(400);
+        assert_eq!(error["param"], "tools[0].function.parameters", "{error}");
+        let schema = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": parameters(bad)}}});
+        server
+            .post(
+                "/v1/chat/completions",
+                &with(json!({"messages": question, "max_tokens": 5}), schema),
+            )
+            .error(400);
+    }
+    let server = ServerBuilder::new("demo").flags("--strict-requests").start();
+    let tools = json!([response("a(?=b)", "f")]);
+    let error = server
+        .post("/v1/responses", &json!({"input": "Hi", "max_output_tokens": 5, "tools": tools}))
+        .error(400);
+    assert_eq!(error["param"], "tools[0].parameters.properties.a.pattern");
+    // Tools of messages are strict where they say so.
+    let server = Server::demo();
+    let tool = json!({"name": "f", "strict": true, "input_schema": parameters("a(?=b)")});
+    let answer = server
+        .post("/v1/messages", &json!({"messages": question, "max_tokens": 5, "tools": [tool]}));
+    assert_eq!((told(&answer), answer.status), ("tools[0].input_schema.properties.a.pattern", 200));
 }
 
 #[test]

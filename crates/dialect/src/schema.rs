@@ -65,10 +65,6 @@ impl Types {
         self.have(type_of(value))
     }
 
-    pub(crate) fn or(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
     pub(crate) fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }

@@ -29,6 +29,7 @@ pub use constraint::{Constraint, escape_slashes};
 pub use error::{Error, Result};
 pub use grammar::{Grammar, Mask};
 pub use schema::{
-    TEXT_KEYWORDS, closed, expressions, with_references_to_definitions, without_unused_definitions,
+    Exclusions, TEXT_KEYWORDS, closed, expressions, take_unheld_patterns,
+    with_references_to_definitions, without_unused_definitions,
 };
 pub use trial::{TRIAL_COMMAND, run_trials};

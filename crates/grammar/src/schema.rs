@@ -13,6 +13,7 @@ mod productive;
 mod references;
 mod text;
 mod unevaluated;
+mod unheld;
 mod unique;
 
 use std::cell::Cell;
@@ -24,6 +25,7 @@ pub(crate) use ecma::check_patterns;
 pub(crate) use limits::check;
 pub use references::without_unused_definitions;
 pub use text::{TEXT_KEYWORDS, expressions};
+pub use unheld::take_unheld_patterns;
 
 /// Keywords whose values are named schemas.
 pub(crate) const NAMED: [&str; 5] =
@@ -56,6 +58,31 @@ pub fn with_references_to_definitions(schema: Map<String, Value>) -> Map<String,
     match references::to_definitions(&schema, is_old(draft(&schema))) {
         Value::Object(schema) => schema,
         _ => Map::new(),
+    }
+}
+
+/// Sees which schemas of one root exclude each other, with a budget for all of them.
+#[derive(Debug)]
+pub struct Exclusions {
+    root: Value,
+    budget: Cell<usize>,
+}
+
+impl Exclusions {
+    /// For schemas that stand in `root`, whose references are plain.
+    pub fn new(root: Map<String, Value>) -> Self {
+        Self { root: Value::Object(root), budget: Cell::new(BUDGET) }
+    }
+
+    /// Whether no value is of two of these schemas; `false` where that is not seen.
+    pub fn are_disjoint(&self, schemas: &[Value]) -> bool {
+        let draft = draft(&self.root);
+        let budget = Cell::new(self.budget.get());
+        let preparation =
+            Preparation { root: &self.root, is_old: is_old(draft), is_2020: false, budget };
+        let are_disjoint = preparation.are_all_disjoint(schemas);
+        self.budget.set(preparation.budget.get());
+        are_disjoint
     }
 }
 

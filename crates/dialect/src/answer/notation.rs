@@ -1,7 +1,7 @@
 //! The arguments of a call in Gemma's notation, from a JSON schema: keys are bare, in the order in which the template writes
 //! them, strings stand between marks, and other values are those of JSON.
 
-use candlepower_grammar::{Constraint, TEXT_KEYWORDS, escape_slashes, expressions};
+use candlepower_grammar::{Constraint, Exclusions, TEXT_KEYWORDS, escape_slashes, expressions};
 use serde_json::{Map, Value, json};
 
 use super::elements::ANNOTATIONS;
@@ -16,7 +16,7 @@ const NUMERIC: [&str; 5] =
 
 /// Keywords that say something of values of one type, and are held.
 const HELD: [(Types, &[&str]); 4] = [
-    (Types::OBJECT, &["properties", "required", "additionalProperties"]),
+    (Types::OBJECT, &["properties", "required", "additionalProperties", "propertyNames"]),
     (Types::ARRAY, &["items", "minItems", "maxItems"]),
     (Types::STRING, &TEXT_KEYWORDS),
     (Types::NUMBER, &NUMERIC),
@@ -37,6 +37,7 @@ type Rule = Result<String, String>;
 struct Schema<'a> {
     function: usize,
     root: &'a Map<String, Value>,
+    exclusions: Exclusions,
     /// The rules of definitions.
     definitions: Vec<Definition>,
     /// Schemas around the one that is being written.
@@ -104,8 +105,14 @@ impl Lark<'_> {
             None => return Ok(r#""{}""#.to_owned()),
             Some(parameters) => parameters,
         };
-        let mut schema =
-            Schema { function: index, root, definitions: Vec::new(), depth: 0, num_names: 0 };
+        let mut schema = Schema {
+            function: index,
+            root,
+            exclusions: Exclusions::new(root.clone()),
+            definitions: Vec::new(),
+            depth: 0,
+            num_names: 0,
+        };
         self.object_schema(&mut schema, root, Types::OBJECT).map_err(|what| {
             let reason = format!("{what} cannot be held in calls that are written as Gemma's");
             Error::Parameters { function: index, reason }
@@ -141,7 +148,11 @@ impl Lark<'_> {
         types: Types,
     ) -> Rule {
         let types = types.within(of, schema.root);
-        let said = of.iter().filter(|(keyword, _)| !ANNOTATIONS.contains(&keyword.as_str()));
+        let says = |(keyword, value): &(&String, &Value)| match keyword.as_str() {
+            "propertyNames" => !allows_all_texts(value),
+            keyword => !ANNOTATIONS.contains(&keyword),
+        };
+        let said = of.iter().filter(says);
         let said = said.map(|(keyword, value)| (keyword.as_str(), value)).collect::<Vec<_>>();
         // A number may be of this type and not of that of an inner schema.
         let is_integer = of.get("type").is_some_and(|names| {
@@ -159,8 +170,8 @@ impl Lark<'_> {
             }
             [("anyOf", Value::Array(schemas))] => self.any_of(schema, schemas, types),
             [("oneOf", Value::Array(schemas))] => {
-                if !are_disjoint(schemas, schema.root) {
-                    return Err("`oneOf` of schemas that share a type".to_owned());
+                if !schema.exclusions.are_disjoint(schemas) {
+                    return Err("`oneOf` of schemas that share values".to_owned());
                 }
                 self.any_of(schema, schemas, types)
             }
@@ -260,15 +271,28 @@ impl Lark<'_> {
 
     fn object(&mut self, schema: &mut Schema<'_>, of: &Map<String, Value>) -> Rule {
         let mut properties = Property::named_by(of);
+        let mut key = "KEY".to_owned();
+        if let Some(names) = of.get("propertyNames").filter(|names| !allows_all_texts(names)) {
+            if !properties.is_empty() {
+                return Err("`propertyNames` beside `properties`".to_owned());
+            }
+            match literals(names) {
+                Some(names) if names.is_empty() => return Ok(r#""{}""#.to_owned()),
+                Some(names) => properties = among(names, of.get("additionalProperties")),
+                None => key = self.key(schema, names)?,
+            }
+        }
         properties.retain(|property| property.is_required || property.schema != json!(false));
         if properties.is_empty() {
+            let is_any = key == "KEY";
             return match of.get("additionalProperties") {
                 None if of.contains_key("properties") => Ok(r#""{}""#.to_owned()),
                 Some(Value::Bool(false)) => Ok(r#""{}""#.to_owned()),
-                None | Some(Value::Bool(true)) => Ok("object".to_owned()),
-                Some(others) => {
+                None | Some(Value::Bool(true)) if is_any => Ok("object".to_owned()),
+                others => {
+                    let others = others.unwrap_or(&Value::Bool(true));
                     let value = self.schema(schema, others, Types::ALL)?;
-                    let member = format!("KEY \":\" {value}");
+                    let member = format!("{key} \":\" {value}");
                     Ok(self.named(schema, &format!(r#""{{" ({member} ("," {member})*)? "}}""#)))
                 }
             };
@@ -288,6 +312,23 @@ impl Lark<'_> {
         let are_required = properties.iter().map(|property| property.is_required);
         let members = self.members(&name, ",", are_required);
         Ok(self.named(schema, &format!(r#""{{" {members} "}}""#)))
+    }
+
+    /// The terminal of keys that are texts of this schema.
+    fn key(&mut self, schema: &mut Schema<'_>, names: &Value) -> Rule {
+        let refused = || "`propertyNames`".to_owned();
+        let object = names.as_object().ok_or_else(refused)?;
+        let is_known = |keyword: &String| {
+            [&ANNOTATIONS[..], &TEXT_KEYWORDS].iter().any(|known| known.contains(&keyword.as_str()))
+        };
+        if !object.keys().all(is_known) || !Types::of(names, schema.root).have_string() {
+            return Err(refused());
+        }
+        let name = format!("KEY{}", schema.name());
+        let said = expressions(object)?.into_iter();
+        let said = said.map(|said| format!(" & /{}/", escape_slashes(&said)));
+        self.rule(&name, &format!("KEY{}", said.collect::<String>()));
+        Ok(name)
     }
 
     fn array(&mut self, schema: &mut Schema<'_>, of: &Map<String, Value>) -> Rule {
@@ -371,15 +412,35 @@ fn raw(times: &str) -> String {
     format!(r#"/(.|\n){times}/ & ~/(.|\n)*<\|"\|>(.|\n)*/"#)
 }
 
-/// Whether no two of the schemas allow values of one type.
-fn are_disjoint(schemas: &[Value], root: &Map<String, Value>) -> bool {
-    let mut before = Types::NONE;
-    schemas.iter().all(|schema| {
-        let types = Types::not_ruled_out(schema, root);
-        let is_new = !before.have(types);
-        before = before.or(types);
-        is_new
-    })
+/// Whether any text is of this schema, as far as its own keywords say.
+fn allows_all_texts(schema: &Value) -> bool {
+    match schema {
+        Value::Bool(all) => *all,
+        Value::Object(schema) => {
+            let is_text = schema.get("type").is_none_or(|names| *names == "string");
+            is_text && schema.keys().all(|keyword| ANNOTATIONS.contains(&keyword.as_str()))
+        }
+        _ => false,
+    }
+}
+
+/// The texts that `const` or `enum` lists, where a schema says nothing else.
+fn literals(schema: &Value) -> Option<Vec<&str>> {
+    let said = |(keyword, _): &(&String, &Value)| !ANNOTATIONS.contains(&keyword.as_str());
+    let mut said = schema.as_object()?.iter().filter(said);
+    let values = match (said.next()?, said.next()) {
+        ((keyword, value), None) if keyword == "const" => std::slice::from_ref(value),
+        ((keyword, Value::Array(values)), None) if keyword == "enum" => values.as_slice(),
+        _ => return None,
+    };
+    Some(values.iter().filter_map(Value::as_str).collect())
+}
+
+/// Properties of these names, each of which may be there.
+fn among<'a>(names: Vec<&'a str>, schema: Option<&Value>) -> Vec<Property<'a>> {
+    let schema = schema.unwrap_or(&Value::Bool(true));
+    let property = |name| Property { name, schema: schema.clone(), is_required: false };
+    names.into_iter().map(property).collect()
 }
 
 /// A count that a keyword says, which may be spelled `2.0`.

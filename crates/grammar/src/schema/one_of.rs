@@ -28,12 +28,46 @@ impl Preparation<'_> {
         let exclusive = arms.iter().enumerate().map(|(index, arm)| {
             let others = arms.iter().enumerate().filter(|(other, _)| *other != index);
             let overlapping = others.filter(|(_, other)| !self.are_disjoint(arm, other, 0));
-            let nots = overlapping.map(|(_, other)| self.negated(other, 0));
+            let nots = overlapping
+                .map(|(_, other)| self.negated(other, 0).or_else(|| self.lacking(arm, other)));
             let mut all = nots.collect::<Option<Vec<Value>>>()?;
             all.insert(0, arm.clone());
             Some(if all.len() == 1 { all.remove(0) } else { json!({"allOf": all}) })
         });
         Some(json!({"anyOf": exclusive.collect::<Option<Vec<Value>>>()?}))
+    }
+
+    /// Objects that are not of `other`, as they lack a key that it requires and `arm` does not. There are more that are not of it.
+    fn lacking(&self, arm: &Value, other: &Value) -> Option<Value> {
+        let of_arm = self.required(arm, 0);
+        let lacked = self.required(other, 0).into_iter().find(|name| !of_arm.contains(name))?;
+        Some(json!({"type": "object", "properties": {lacked: false}}))
+    }
+
+    /// The keys that a schema requires by itself, by what it refers to, and by all of its parts.
+    fn required<'b>(&'b self, schema: &'b Value, depth: usize) -> Vec<&'b str> {
+        let Some(object) = schema.as_object().filter(|_| depth <= MAX_DEPTH && self.spend(1))
+        else {
+            return Vec::new();
+        };
+        let target = object.get("$ref").and_then(|reference| self.target(reference));
+        let mut names = target.map(|target| self.required(target, depth + 1)).unwrap_or_default();
+        if !self.is_reference(object) {
+            let own = object.get("required").and_then(Value::as_array);
+            names.extend(own.into_iter().flatten().filter_map(Value::as_str));
+            let parts = object.get("allOf").and_then(Value::as_array);
+            names.extend(
+                parts.into_iter().flatten().flat_map(|part| self.required(part, depth + 1)),
+            );
+        }
+        names
+    }
+
+    /// Whether no instance satisfies two of them; `false` where that is not seen.
+    pub(super) fn are_all_disjoint(&self, arms: &[Value]) -> bool {
+        arms.iter()
+            .enumerate()
+            .all(|(index, arm)| arms[..index].iter().all(|other| self.are_disjoint(arm, other, 0)))
     }
 
     /// Whether no instance satisfies both; `false` where that is not seen.
@@ -193,6 +227,22 @@ mod tests {
         // Both take what is no object, and the second one cannot be negated.
         let kept = json!({"oneOf": [{"properties": {"a": {"const": 1}}, "required": ["a"]}, {"pattern": "x"}]});
         assert_eq!(prepared(&kept), kept);
+    }
+
+    #[test]
+    fn open_objects_that_overlap_lack_what_the_others_require() {
+        let arm = |name: &str, format: &str| json!({"type": "object", "properties": {name: {"type": "string", "format": format}}, "required": [name], "additionalProperties": true});
+        let arms = [arm("page", "uuid"), arm("database", "uuid")];
+        let lacks = |name: &str| json!({"type": "object", "properties": {name: false}});
+        let found = prepared(&json!({"oneOf": arms}));
+        let exclusive = &found["allOf"][0]["anyOf"];
+        assert_eq!(exclusive[0]["allOf"][1], lacks("database"), "{found}");
+        assert_eq!(exclusive[1]["allOf"][1], lacks("page"), "{found}");
+        // The first one requires all that the second one does.
+        let mut both = arms[0].clone();
+        both["required"] = json!(["page", "database"]);
+        let kept = json!({"oneOf": [both, arms[1]]});
+        assert_eq!(prepared(&kept).get("allOf"), None);
     }
 
     #[test]

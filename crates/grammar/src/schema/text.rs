@@ -45,6 +45,11 @@ pub fn expressions(schema: &Map<String, Value>) -> Result<Vec<String>, String> {
     Ok(all)
 }
 
+/// Whether a pattern is known as one of whole texts.
+pub(super) fn is_held(pattern: &str) -> bool {
+    whole(pattern).is_some()
+}
+
 /// The expression of the whole texts in which a pattern is found; `None` for a pattern with other anchors than those of a text.
 fn whole(pattern: &str) -> Option<String> {
     if pattern.len() > MAX_PATTERN_BYTES {

@@ -3,8 +3,12 @@
 use std::sync::Arc;
 
 use candlepower_api::{AllowedMode, OutputConstraint, Tool, ToolChoice, ToolOptions, clip};
-use candlepower_dialect::{AnswerShape, Callable, Calls, Dialect, Error, Function, Thinking};
-use candlepower_grammar::{Constraint, Grammar, with_references_to_definitions};
+use candlepower_dialect::{
+    AnswerShape, Callable, Calls, Dialect, Error, Function, Thinking, ToolFormat,
+};
+use candlepower_grammar::{
+    Constraint, Grammar, take_unheld_patterns, with_references_to_definitions,
+};
 use serde_json::{Map, Value};
 
 use crate::generation::constraint;
@@ -16,6 +20,8 @@ use crate::model::served_model::LoadedModel;
 pub(crate) struct ToolUse<'a> {
     calls: Calls,
     parallel: bool,
+    /// Whether the request names the one to call.
+    is_named: bool,
     /// Those that may be called.
     callable: Vec<&'a Tool>,
     /// Where a tool has the schema of its arguments.
@@ -33,6 +39,7 @@ impl<'a> ToolUse<'a> {
             return Ok(Self {
                 calls: Calls::None,
                 parallel: true,
+                is_named: false,
                 callable: Vec::new(),
                 schema_field: "",
                 definitions: None,
@@ -62,6 +69,7 @@ impl<'a> ToolUse<'a> {
             calls,
             // A function that is named is called once.
             parallel: *parallel && !matches!(choice, ToolChoice::Function(_)),
+            is_named: matches!(choice, ToolChoice::Function(_)),
             callable: tools.iter().filter(|tool| is_callable(tool)).collect(),
             schema_field,
             definitions: Some(tools.iter().map(|tool| tool.definition.clone()).collect()),
@@ -157,11 +165,9 @@ impl<'a> ToolUse<'a> {
         &self,
         model: &Preparation<'_, LoadedModel>,
     ) -> ApiResult<Vec<Option<Map<String, Value>>>> {
-        let held = |tool: &&Tool| {
-            let is_held = tool.strict || self.calls == Calls::Required;
-            let Some(parameters) = tool.parameters.clone().filter(|_| is_held) else {
-                return Ok(tool.parameters.clone());
-            };
+        let loosened = self.loosened(model);
+        let held = |(tool, loosened): (&&Tool, Option<Map<String, Value>>)| {
+            let Some(parameters) = loosened else { return Ok(tool.parameters.clone()) };
             if model.config.additional_properties {
                 return Ok(Some(with_references_to_definitions(parameters)));
             }
@@ -171,7 +177,38 @@ impl<'a> ToolUse<'a> {
                 Err(error) => Err(constraint::refused(&self.schema_path(tool), &error)),
             }
         };
-        self.callable.iter().map(held).collect()
+        self.callable.iter().zip(loosened).map(held).collect()
+    }
+
+    /// The schemas that are held, without the patterns that cannot be, which the answer will list. A function that the request
+    /// names keeps its patterns, and so do all where a call is required and each of them has such a pattern: these are refused.
+    fn loosened(&self, model: &Preparation<'_, LoadedModel>) -> Vec<Option<Map<String, Value>>> {
+        let is_held = |tool: &&Tool| tool.strict || self.calls == Calls::Required;
+        let is_raw = model.dialect.tools.is_some_and(ToolFormat::has_raw_texts);
+        let given = self.callable.iter().map(|tool| {
+            let parameters = tool.parameters.clone().filter(|_| is_held(tool))?;
+            let mut rest = parameters.clone();
+            let taken = match self.is_named {
+                true => Vec::new(),
+                false => take_unheld_patterns(&mut rest, is_raw),
+            };
+            Some((parameters, rest, taken))
+        });
+        let given: Vec<_> = given.collect();
+        let is_whole =
+            |one: &Option<(_, _, Vec<String>)>| one.as_ref().is_none_or(|of| of.2.is_empty());
+        let keeps_all = self.calls == Calls::Required && !given.iter().any(is_whole);
+        let each = self.callable.iter().zip(given).map(|(tool, given)| {
+            let (parameters, rest, taken) = given?;
+            if keeps_all {
+                return Some(parameters);
+            }
+            for path in taken {
+                model.leave_out(&format!("{}.{path}", self.schema_path(tool)), None);
+            }
+            Some(rest)
+        });
+        each.collect()
     }
 
     /// Compiles each schema that is held on its own, so that what is wrong with it is named after its field.

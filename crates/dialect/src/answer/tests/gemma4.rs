@@ -287,6 +287,38 @@ fn what_the_notation_cannot_hold_is_refused() {
     assert_eq!(held.rest_of_call(&json!({})), "");
 }
 
+#[test]
+fn names_and_exclusive_arms_are_held() {
+    let tagged = |tag: &str, more: Value| json!({"type": "object", "properties": {"kind": {"const": tag}, "x": more}, "required": ["kind", "x"]});
+    let arms = json!({"oneOf": [tagged("a", json!({"type": "integer"})), tagged("b", json!({"type": "string"}))]});
+    let of_names = |names: Value| json!({"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}});
+    for (schema, value, is_allowed) in [
+        (arms.clone(), json!({"kind": "a", "x": 1}), true),
+        (arms.clone(), json!({"kind": "b", "x": "s"}), true),
+        (arms, json!({"kind": "b", "x": 1}), false),
+        (of_names(json!({"type": "string"})), json!({"any": 1}), true),
+        (of_names(json!(true)), json!({"any": 1}), true),
+        (of_names(json!({"pattern": "^a+$"})), json!({"aa": 1}), true),
+        (of_names(json!({"pattern": "^a+$"})), json!({"ab": 1}), false),
+        (of_names(json!({"pattern": "^a+$"})), json!({"aa": "s"}), false),
+        (of_names(json!({"enum": ["b", "a"]})), json!({"a": 1, "b": 2}), true),
+        (of_names(json!({"enum": ["b", "a"]})), json!({"c": 1}), false),
+        (of_names(json!({"const": 1})), json!({}), true),
+        (of_names(json!({"const": 1})), json!({"a": 1}), false),
+    ] {
+        let held = Held::new(&[], &json!({"properties": {"v": schema}}));
+        assert_eq!(
+            held.rest_of_call(&json!({"v": value})).is_empty(),
+            is_allowed,
+            "{schema} {value}"
+        );
+    }
+    let both =
+        json!({"type": "object", "properties": {"a": {}}, "propertyNames": {"pattern": "a"}});
+    let error = Held::new(&[], &json!({"properties": {"v": both}})).constraint().unwrap_err();
+    assert!(error.to_string().contains("`propertyNames`"), "{error}");
+}
+
 /// Schemas may refer to themselves and to each other without end, or to a great many.
 #[test]
 fn references_come_to_an_end() {
