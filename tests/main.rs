@@ -3,6 +3,7 @@
 #![expect(clippy::print_stderr, reason = "a test that fails shows the logs of its servers")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod agents;
 mod bench;
 mod clients;
 mod cuda;

@@ -11,6 +11,7 @@ mod metrics;
 mod port_forward;
 pub(crate) mod process;
 mod programs;
+mod recorder;
 mod scripted;
 mod server;
 mod socket;
@@ -25,6 +26,7 @@ pub(crate) use hub::{
 };
 pub(crate) use metrics::Metrics;
 pub(crate) use programs::{framework_python, node, python, run_to_end};
+pub(crate) use recorder::Recorder;
 pub(crate) use scripted::{Answer, Endpoint, Form, Scripted};
 pub(crate) use server::{Server, ServerBuilder, TempFolder, binary, program, without_settings};
 pub(crate) use socket::Socket;

@@ -32,12 +32,16 @@ const PROMPT: usize = 3072;
 const GAP: usize = 16;
 const HIDDEN: usize = 64;
 const END: &str = "<|scripted_end|>";
+/// With it, a token's logit is far above those of others at any temperature.
+const LOUD: f32 = 8.0;
 
 /// A server whose model writes some texts.
 pub(crate) struct Scripted {
     pub(crate) server: Server,
     /// The prompt's tokens behind which each text comes, byte by byte and in one piece.
     starts: Vec<[usize; 2]>,
+    /// All tokens by their ids, bytes as the letters that stand for them.
+    tokens: Vec<String>,
     _folder: TempFolder,
 }
 
@@ -52,14 +56,64 @@ impl Scripted {
     /// Serves a model with this chat template that writes `texts`, in which `marks` are special tokens.
     #[track_caller]
     pub(crate) fn start(template: &str, marks: &[&str], texts: &[&str], flags: &str) -> Self {
+        Self::steered(|_| template.to_owned(), marks, texts, flags)
+    }
+
+    /// The same with a template that is made from the lengths of prompts behind which each text comes, byte by byte. So the
+    /// template can choose the text: by a prompt of that length.
+    #[track_caller]
+    pub(crate) fn steered(
+        template: impl FnOnce(&[usize]) -> String,
+        marks: &[&str],
+        texts: &[&str],
+        flags: &str,
+    ) -> Self {
+        Self::of_loudness(LOUD, template, marks, texts, flags)
+    }
+
+    /// Serves a model to which all tokens are alike, `pieces` and `marks` among them.
+    #[track_caller]
+    pub(crate) fn indifferent(
+        template: &str,
+        marks: &[&str],
+        pieces: &[&str],
+        flags: &str,
+    ) -> Self {
+        Self::of_loudness(0.0, |_| template.to_owned(), marks, pieces, flags)
+    }
+
+    #[track_caller]
+    fn of_loudness(
+        loudness: f32,
+        template: impl FnOnce(&[usize]) -> String,
+        marks: &[&str],
+        texts: &[&str],
+        flags: &str,
+    ) -> Self {
         let folder = TempFolder::new();
-        let starts = write_checkpoint(&folder, marks, texts);
-        folder.write("chat_template.jinja", template);
+        let vocabulary = Vocabulary::new(marks, texts);
+        let starts = write_checkpoint(&folder, &vocabulary, texts, loudness);
+        let lengths: Vec<usize> = starts.iter().map(|[bytes, _]| *bytes).collect();
+        folder.write("chat_template.jinja", template(&lengths));
         let server = ServerBuilder::new(folder.path())
             .flags("--served-model-name demo")
             .flags(flags)
             .start();
-        Self { server, starts, _folder: folder }
+        Self { server, starts, tokens: vocabulary.tokens, _folder: folder }
+    }
+
+    /// The id of a token: an ASCII character, a mark, or a text as a whole.
+    #[track_caller]
+    pub(crate) fn token(&self, token: &str) -> usize {
+        match token.as_bytes() {
+            [byte @ 0..=127] => usize::from(*byte),
+            _ => self.tokens.iter().position(|known| known == token).unwrap(),
+        }
+    }
+
+    /// How many tokens the prompt has behind which a text comes.
+    pub(crate) fn start_of(&self, text: usize, form: Form) -> usize {
+        self.starts[text][usize::from(form == Form::OnePiece)]
     }
 
     /// The answer that a text is, however it comes.
@@ -96,7 +150,7 @@ impl Scripted {
     /// The request for a text; `more` is added to it.
     #[track_caller]
     pub(crate) fn body(&self, endpoint: Endpoint, text: usize, form: Form, more: Value) -> Value {
-        let start = self.starts[text][usize::from(form == Form::OnePiece)];
+        let start = self.start_of(text, form);
         let mut probe = endpoint.request("a", 1, &more);
         for field in ["stream", "n", "stop", "stop_sequences", "min_tokens"] {
             probe.as_object_mut().unwrap().remove(field);
@@ -112,8 +166,12 @@ impl Scripted {
 }
 
 /// Writes the files of a model that writes `texts`; where each of them begins.
-fn write_checkpoint(folder: &TempFolder, marks: &[&str], texts: &[&str]) -> Vec<[usize; 2]> {
-    let vocabulary = Vocabulary::new(marks, texts);
+fn write_checkpoint(
+    folder: &TempFolder,
+    vocabulary: &Vocabulary<'_>,
+    texts: &[&str],
+    loudness: f32,
+) -> Vec<[usize; 2]> {
     let (mut next, mut starts) = (HashMap::new(), Vec::new());
     let mut position = PROMPT;
     for text in texts {
@@ -128,7 +186,8 @@ fn write_checkpoint(folder: &TempFolder, marks: &[&str], texts: &[&str]) -> Vec<
         }));
     }
     let context = position + 2048;
-    write_weights(&folder.path().join("model.safetensors"), context, &vocabulary, &next);
+    let file = folder.path().join("model.safetensors");
+    write_weights(&file, context, vocabulary, &next, loudness);
     let end = vocabulary.id(END);
     let config = json!({
         "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "activation_function": "gelu_new", "n_embd": HIDDEN,
@@ -222,6 +281,7 @@ fn write_weights(
     context: usize,
     vocabulary: &Vocabulary<'_>,
     next: &HashMap<usize, usize>,
+    loudness: f32,
 ) {
     let mut random = fastrand::Rng::with_seed(7);
     let codes =
@@ -249,8 +309,7 @@ fn write_weights(
         tensors.push((format!("{layer}.{name}.bias"), vec![outputs], filled(0.0, outputs)));
     }
     for norm in ["transformer.h.0.ln_1", "transformer.h.0.ln_2", "transformer.ln_f"] {
-        // A token's logit is then far above those of others at any temperature.
-        let scale = if norm == "transformer.ln_f" { 8.0 } else { 1.0 };
+        let scale = if norm == "transformer.ln_f" { loudness } else { 1.0 };
         tensors.push((format!("{norm}.weight"), vec![HIDDEN], filled(scale, HIDDEN)));
         tensors.push((format!("{norm}.bias"), vec![HIDDEN], filled(0.0, HIDDEN)));
     }

@@ -257,7 +257,7 @@ fn patterns_of_tools_that_cannot_be_held_are_told() {
         let only = chat_body(json!([chat(bad, "f")]), json!({"tool_choice": "required"}));
         let error = server.post("/v1/chat/completions", &only).error(400);
         assert_eq!(error["param"], "tools[0].function.parameters", "{error}");
-        // What is no pattern is refused, and so is one of the answer itself.
+        // A text that is no pattern is refused, and so is a pattern of the answer itself.
         let error = server
             .post("/v1/chat/completions", &chat_body(json!([chat("(a", "f")]), json!({})))
             .error(400);

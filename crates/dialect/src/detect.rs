@@ -258,7 +258,7 @@ mod tests {
         let source = "{% if tools %}List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}\
             {% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}";
         assert_eq!(detect(source).tools, Some(ToolFormat::Lfm2));
-        // As in GLM-4-0414's.
+        // GLM-4-0414's is another one.
         let source = "{% for tool in tools %}## {{ tool.function.name }}\n{{ tool.function | tojson }}\n\
             在调用上述函数时，请使用 Json 格式表示调用的参数。{% endfor %}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}";
         assert_eq!(detect(source).tools, Some(ToolFormat::Glm4));

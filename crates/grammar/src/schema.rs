@@ -24,7 +24,7 @@ pub use closed::closed;
 pub(crate) use ecma::check_patterns;
 pub(crate) use limits::check;
 pub use references::without_unused_definitions;
-pub use text::{TEXT_KEYWORDS, expressions};
+pub use text::{TEXT_KEYWORDS, expressions, match_empty};
 pub use unheld::take_unheld_patterns;
 
 /// Keywords whose values are named schemas.

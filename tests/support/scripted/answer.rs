@@ -73,7 +73,7 @@ impl Endpoint {
 
     /// A streamed answer as a client reads it.
     #[track_caller]
-    pub(super) fn streamed(self, events: &str) -> Answer {
+    pub(crate) fn streamed(self, events: &str) -> Answer {
         let bodies = events.lines().filter_map(|line| line.strip_prefix("data: "));
         let bodies = bodies.filter(|body| *body != "[DONE]");
         let events: Vec<Value> = bodies.map(|body| serde_json::from_str(body).unwrap()).collect();

@@ -1,7 +1,9 @@
 //! The arguments of a call in Gemma's notation, from a JSON schema: keys are bare, in the order in which the template writes
 //! them, strings stand between marks, and other values are those of JSON.
 
-use candlepower_grammar::{Constraint, Exclusions, TEXT_KEYWORDS, escape_slashes, expressions};
+use candlepower_grammar::{
+    Constraint, Exclusions, TEXT_KEYWORDS, escape_slashes, expressions, match_empty,
+};
 use serde_json::{Map, Value, json};
 
 use super::elements::ANNOTATIONS;
@@ -370,7 +372,10 @@ impl Lark<'_> {
         self.rule(&terminal, &format!("{}{}", said.collect::<String>(), raw("*")));
         let rest = format!("r{name}");
         match self.special(QUOTE) {
-            Some(id) if least > 0 => self.rule(&rest, &format!("{terminal} <[{id}]>")),
+            // No terminal is empty, so it is left away where the text may be.
+            Some(id) if !match_empty(&expressions) => {
+                self.rule(&rest, &format!("{terminal} <[{id}]>"))
+            }
             _ => drop(self.until(&rest, QUOTE, &terminal)),
         }
         Ok(self.named(schema, &format!("{} {rest}", self.literal(QUOTE))))

@@ -45,6 +45,14 @@ pub fn expressions(schema: &Map<String, Value>) -> Result<Vec<String>, String> {
     Ok(all)
 }
 
+/// Whether the empty text is one that all of these expressions match as a whole, as far as is seen.
+pub fn match_empty(expressions: &[String]) -> bool {
+    expressions.iter().all(|expression| {
+        let parsed = regex_syntax::Parser::new().parse(expression);
+        parsed.is_ok_and(|parsed| parsed.properties().minimum_len() == Some(0))
+    })
+}
+
 /// Whether a pattern is known as one of whole texts.
 pub(super) fn is_held(pattern: &str) -> bool {
     whole(pattern).is_some()

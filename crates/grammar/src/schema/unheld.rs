@@ -130,7 +130,7 @@ mod tests {
         expected["properties"]["b"]["items"][1] = json!({});
         expected["patternProperties"] = json!({"^x": true});
         expected["$defs"]["d"]["anyOf"][0] = json!({});
-        // What is no pattern is an error of the request's.
+        // A text that is no pattern is an error of the request's.
         assert_eq!(expected["$defs"]["d"]["anyOf"][1], json!({"pattern": "(a"}));
         assert_eq!(Value::Object(rest), expected);
     }

@@ -278,6 +278,21 @@ fn what_the_notation_cannot_hold_is_refused() {
         let held = Held::new(&[], &json!({"properties": {"a": schema}}));
         assert_eq!(held.rest_of_call(&json!({"a": value})).is_empty(), is_allowed, "{value}");
     }
+    // With marks that are special tokens, no terminal stands for an empty text.
+    for special in [&[][..], &DIALECT.marks()] {
+        for (schema, is_allowed) in [
+            (json!({"type": "string"}), true),
+            (json!({"type": "string", "pattern": "^a*$"}), true),
+            (json!({"type": "string", "pattern": "^a+$"}), false),
+            (json!({"type": "string", "format": "date"}), false),
+            (json!({"type": "string", "maxLength": 2}), true),
+            (json!({"type": "string", "minLength": 1}), false),
+        ] {
+            let held = Held::new(special, &json!({"properties": {"a": schema}}));
+            let rest = held.rest_of_call(&json!({"a": ""}));
+            assert_eq!(rest.is_empty(), is_allowed, "{schema} {special:?}");
+        }
+    }
     // What no value is needed of is left out.
     let held = Held::new(
         &[],
