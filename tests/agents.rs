@@ -12,7 +12,7 @@ use crate::support::Scripted;
 
 /// The task of an agent, which is the only text of its own in a skeleton.
 const QUESTION: &str = "Print a word with the shell";
-/// What the shell prints, which no request says before it did.
+/// The word that the shell prints, which no request has before it did.
 const RESULT: &str = "candle-42";
 const COMMAND: &str = "echo candle-$((6*7))";
 const ANSWER: &str = "The shell printed it.";

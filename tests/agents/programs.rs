@@ -24,7 +24,7 @@ fn complete_a_turn() {
         let (home, work) = (TempFolder::new(), TempFolder::new());
         let url = format!("http://{}", recorder.address);
         let mut command = command(agent.name, &modules, &home, &url);
-        // What an agent's own environment says is another task's.
+        // The settings of an agent around this test are another task's.
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap());
         command.env("HOME", home.path()).env("NO_PROXY", "*");
         command.envs([

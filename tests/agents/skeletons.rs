@@ -1,5 +1,5 @@
-//! The agents' own requests, recorded by `programs` and with their texts replaced (`scripts/agent_requests.py`): each is answered,
-//! and what the server does not run is told.
+//! The agents' own requests, recorded by `programs`, with other texts (`scripts/agent_requests.py`): each is answered, and the
+//! answer says what the server does not run.
 
 use serde_json::Value;
 

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail};
 use crate::emulated::{self, COMPARISONS, MODELS, Tests, Watched};
 use crate::steps::Steps;
 use crate::watched::{self, Passed};
-use crate::{cuda, soak, test};
+use crate::{agents, cuda, soak, test};
 
-const PARTS: [Part; 4] = [
+const PARTS: [Part; 5] = [
     Part {
         name: "races",
         covers: "all comparisons of kernels on the emulated GPU, each kernel watched for races; then the digests by which CI finds changed kernels are written",
@@ -31,6 +31,11 @@ const PARTS: [Part; 4] = [
         covers: "ten minutes of mixed traffic against servers of both frameworks, other requests each time: nothing fails, nothing leaks",
         work: Work::Soak { minutes: 10 },
     },
+    Part {
+        name: "agents",
+        covers: "coding agents of npm, which complete a turn without a network; the tools of MCP servers of npm in the formats of calls; hundreds of forced calls a format",
+        work: Work::Agents,
+    },
 ];
 
 struct Part {
@@ -48,6 +53,7 @@ enum Work {
     Soak {
         minutes: u32,
     },
+    Agents,
 }
 
 /// Whether a part succeeded, and the time that it took; nothing of one that was not asked for.
@@ -105,6 +111,7 @@ impl Part {
             Work::Soak { minutes } => {
                 steps.succeeds(self.name, |shell| soak::soak(shell, &[minutes.to_string()]))
             }
+            Work::Agents => steps.succeeds(self.name, agents::all),
         }
     }
 
@@ -133,7 +140,7 @@ impl Part {
 pub(crate) fn emulated_tests() -> impl Iterator<Item = &'static Tests> {
     PARTS.iter().flat_map(|part| match part.work {
         Work::Emulated(tests) => tests,
-        Work::Fuzz { .. } | Work::Soak { .. } => &[],
+        Work::Fuzz { .. } | Work::Soak { .. } | Work::Agents => &[],
     })
 }
 
@@ -147,8 +154,8 @@ mod tests {
 
     #[test]
     fn parts_are_chosen_by_name_and_all_without_one() {
-        assert_eq!(choose(&[]).unwrap(), [true; 4]);
-        assert_eq!(choose(&names(&["fuzz", "races"])).unwrap(), [true, false, true, false]);
+        assert_eq!(choose(&[]).unwrap(), [true; 5]);
+        assert_eq!(choose(&names(&["fuzz", "races"])).unwrap(), [true, false, true, false, false]);
         let error = choose(&names(&["races", "golden"])).unwrap_err().to_string();
         assert!(error.starts_with("`golden` is not a part"), "{error}");
         assert!(PARTS.iter().all(|part| error.contains(part.name)), "{error}");
@@ -156,8 +163,13 @@ mod tests {
 
     #[test]
     fn the_report_names_what_was_not_run() {
-        let outcomes =
-            [Some((true, Duration::from_secs(90))), Some((false, Duration::ZERO)), None, None];
+        let outcomes = [
+            Some((true, Duration::from_secs(90))),
+            Some((false, Duration::ZERO)),
+            None,
+            None,
+            None,
+        ];
         let report = report(&outcomes);
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         let lines: Vec<_> = report.lines().map(words).collect();

@@ -3,6 +3,7 @@
 #![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
 
 mod advisories;
+mod agents;
 mod ahead;
 mod check;
 mod ci;

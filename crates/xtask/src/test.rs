@@ -40,15 +40,15 @@ pub(crate) fn install(shell: &Shell) -> Result<()> {
     Clients::install(shell).map(drop)
 }
 
-struct Clients {
-    venv: Venv,
+pub(crate) struct Clients {
+    pub(crate) venv: Venv,
     frameworks: Venv,
     node: Node,
     mini_lm: PathBuf,
 }
 
 impl Clients {
-    fn install(shell: &Shell) -> Result<Self> {
+    pub(crate) fn install(shell: &Shell) -> Result<Self> {
         let venv = Venv::new(shell, "test", REQUIREMENTS)?;
         let frameworks = Venv::new(shell, "frameworks", FRAMEWORK_REQUIREMENTS)?;
         let node = Node::new(shell, &venv)?;

@@ -1,11 +1,12 @@
 //! Tests that are ignored run somewhere: `cargo xtask emulated` starts each by its name, and fails if one was not run; what it cannot run,
-//! scripts/gpu-check.sh or `cargo xtask soak` does.
+//! scripts/gpu-check.sh, `cargo xtask soak` or `cargo xtask deep agents` does.
 
 use super::Finding;
 use super::files::SourceFile;
 
 /// Where the names are, and what is behind each.
-const RUNNERS: [(&str, &str); 3] = [
+const RUNNERS: [(&str, &str); 4] = [
+    ("crates/xtask/src/agents.rs", "\""),
     ("crates/xtask/src/emulated.rs", "\""),
     ("scripts/gpu-check.sh", " "),
     ("crates/xtask/src/soak.rs", "\""),
@@ -51,13 +52,13 @@ mod tests {
         let mut files = sample("crates/models/tests/all/device.rs", test);
         let found = findings(&files);
         assert_eq!((found.len(), found[0].line), (1, 2));
-        files.extend(sample(RUNNERS[0].0, "names: &[\"device::all_sums\"],"));
+        files.extend(sample(RUNNERS[1].0, "names: &[\"device::all_sums\"],"));
         assert_eq!(findings(&files).len(), 1);
         files.extend(sample("crates/models/src/lib.rs", "#[test]\nfn runs_always() {}\n"));
         files[1].text = "names: &[\"device::sums\"],".to_owned();
         assert!(findings(&files).is_empty());
         files[1].text.clear();
-        files.extend(sample(RUNNERS[1].0, "goldens --exact device::sums --nocapture"));
+        files.extend(sample(RUNNERS[2].0, "goldens --exact device::sums --nocapture"));
         assert!(findings(&files).is_empty());
     }
 }

@@ -1,0 +1,47 @@
+//! `cargo xtask deep agents`: coding agents and MCP servers of npm against this build. The tests of `tests/agents` do it.
+
+use anyhow::{Context, Result};
+
+use crate::steps::{Shell, run};
+use crate::test::{self, Clients};
+use crate::tools::tools_folder;
+
+const TURNS: &str = "agents::programs::complete_a_turn";
+const TOOLS: &str = "agents::mcp::tools_are_held_in_every_format";
+const CALLS: &str = "agents::calls::no_model_writes_an_invalid_call";
+
+/// The programs, of versions whose requests are those of `tests/agents`.
+const PROGRAMS: [&str; 3] =
+    ["@openai/codex@0.171.0", "@anthropic-ai/claude-code@2.1.197", "opencode-ai@1.18.33"];
+
+/// Finished calls of each kind for each format.
+const NUM_CALLS: &str = "500";
+
+/// Starts a program with no network but the machine itself.
+const ALONE: [&str; 5] = ["-rn", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"];
+
+pub(crate) fn all(shell: &Shell) -> Result<String> {
+    test::build(shell)?;
+    let clients = Clients::install(shell)?;
+    let (programs, servers) = (tools_folder(shell).join("agents"), tools_folder(shell).join("mcp"));
+    std::fs::create_dir_all(&programs)?;
+    // The packages bring their programs; no script of one is run.
+    let mut npm = shell.command("npm");
+    npm.args(["install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix"]);
+    run(npm.arg(&programs).args(PROGRAMS)).context("Node with npm is needed")?;
+    let mut tools = shell.command(clients.venv.program("python"));
+    run(tools.arg("scripts/mcp_tools.py").arg(&servers))?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut tests = shell.command("unshare");
+    tests.args(ALONE).arg(cargo);
+    tests.args(["test", "--workspace", "--test", "main", "--locked", "--offline"]);
+    tests.args(test::FEATURES).args(["--", "--ignored", "--exact", "--nocapture"]);
+    tests
+        .args([TURNS, TOOLS, CALLS])
+        .env("CANDLEPOWER_TEST_PYTHON", clients.venv.program("python"))
+        .env("CANDLEPOWER_TEST_AGENTS", programs.join("node_modules"))
+        .env("CANDLEPOWER_TEST_MCP_TOOLS", servers.join("tools.json"))
+        .env("CANDLEPOWER_TEST_CALLS", NUM_CALLS);
+    run(&mut tests)?;
+    Ok(format!("{} programs", PROGRAMS.len()))
+}

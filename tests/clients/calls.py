@@ -1,0 +1,41 @@
+"""Holds the arguments of calls to their schemas: `calls.py FILE`, a line of JSON for each call, with its schema and its arguments as text."""
+
+import json
+import sys
+from collections import Counter
+
+from jsonschema import Draft202012Validator
+
+
+def once(pairs):
+    keys = [key for key, _ in pairs]
+    assert len(keys) == len(set(keys)), f"a key twice: {keys}"
+    return dict(pairs)
+
+
+def judge(call):
+    """Why a call is invalid, or nothing."""
+    try:
+        arguments = json.loads(call["arguments"], object_pairs_hook=once)
+    except (ValueError, AssertionError) as error:
+        return str(error)
+    validator = Draft202012Validator(call["schema"], format_checker=Draft202012Validator.FORMAT_CHECKER)
+    return next((error.message for error in validator.iter_errors(arguments)), None)
+
+
+def main():
+    counts, num_invalid = Counter(), 0
+    with open(sys.argv[1], encoding="utf-8") as lines:
+        for line in lines:
+            call = json.loads(line)
+            counts[call["kind"]] += 1
+            if reason := judge(call):
+                num_invalid += 1
+                print(f"INVALID {reason}: {line}")
+    for kind, count in sorted(counts.items()):
+        print(f"{count:6} {kind}")
+    assert counts, "there are no calls"
+    assert not num_invalid, f"{num_invalid} calls are invalid"
+
+
+main()
