@@ -1,7 +1,7 @@
 //! The operations of a decoder whose tensors stay on a device: each writes into the caller's tensors.
 //!
 //! On a GPU an operation launches a kernel of the module `cuda`, which the feature of that name adds. On the CPU it runs the
-//! kernel's definition, element by element and slowly, with the same checks of dtypes, shapes and alignment. So the order of
+//! kernel's reference implementation, element by element and slowly, with the same checks of dtypes, shapes and alignment. So the order of
 //! operations, the buffers and the tables of a model are tested on any machine.
 //!
 //! An operand named `out` is written although it is borrowed shared, as with any candle tensor: clones see the change.

@@ -564,7 +564,7 @@ fn sums_have_factors_and_activations_too() {
     assert!(matches!(error, Error::Shape { operand: "by", .. }));
 }
 
-/// Codes of [`Codes::Iq4`] and numbers from 0 on, of which 128 means zero, are the same bits on a device.
+/// Weights of [`Codes::Iq4`] dequantize on a device as unsigned 8-bit weights with a zero point of 128 do.
 #[test]
 fn iq4_codes_are_those_of_eight_bits() {
     let bytes: Vec<u8> = (0..64).map(|i| i * 7 % 16).collect();

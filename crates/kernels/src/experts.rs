@@ -113,7 +113,7 @@ impl ExpertGroups {
 
 /// What a gating has for each expert, read.
 #[derive(Debug, Default)]
-/// What a gating has for each expert, on the host.
+/// The bias and the scale of each expert, on the host.
 pub struct OfExperts {
     /// Added to the shares by which experts are chosen.
     pub bias: Option<Vec<f32>>,

@@ -36,7 +36,7 @@ impl KvCacheConfig {
     /// Checks the dimensions.
     ///
     /// # Errors
-    /// One is zero or not the required multiple, or slot numbers would not fit 32 bits.
+    /// One is zero or not the required multiple, or slots would not fit 32 bits.
     pub fn check(&self) -> Result<()> {
         let rules = [
             ("num_kv_heads", self.num_kv_heads, 1, "at least 1"),

@@ -1,5 +1,5 @@
-//! Checks and arithmetic that the operations of other devices share with these kernels: operands by name, shapes, and how
-//! numbers of few bits are read.
+//! Checks and arithmetic that the operations of other devices share with these kernels: operands by name, shapes, and reading
+//! weights of few bits.
 
 pub use crate::activation::{TIMES as ACTIVATION_TIMES, times_width};
 pub use crate::attention::SequenceView;

@@ -80,7 +80,7 @@ pub struct ServeConfig {
     /// Sampling of requests that do not say: none takes the protocol's defaults, auto the model's generation_config.json
     #[arg(long, help_heading = "Model", value_enum, default_value_t)]
     pub generation_config: GenerationConfigSource,
-    /// Seeds the draws of requests that bring no seed
+    /// Seed of requests that bring none
     #[arg(long, help_heading = "Model", value_name = "N", default_value_t = 0)]
     pub seed: u64,
 
@@ -188,7 +188,7 @@ pub struct ServeConfig {
     /// Threads that compute [default: one per physical core that it may use]
     #[arg(long, help_heading = "Engine", value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
-    /// Most sequences running at once
+    /// Most sequences in a batch
     #[arg(long, help_heading = "Engine", value_name = "N", default_value = "256", value_parser = at_least_one)]
     pub max_num_seqs: usize,
     /// Token budget of one step [default: 512, on a GPU 8192, or what its memory has room for]

@@ -95,7 +95,7 @@ pub(crate) fn tile_rows(pairs: usize, experts: usize) -> usize {
     larger.map_or(FEW_ROWS, |(_, rows)| *rows)
 }
 
-/// What a product knows the matrices of experts by, on a GPU.
+/// Addresses of the matrices of experts, on a GPU.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertTable {

@@ -1,4 +1,4 @@
-//! Layers of experts: which of them each token goes to, the products of each with its tokens, and their sum.
+//! MoE layers: the choice of experts for each token, the products of each expert with its tokens, and their sum.
 
 use candle_core::Tensor;
 use candlepower_kernels::operands::OfExperts;

@@ -1,4 +1,4 @@
-//! Quantized matrices on a device: codes in the order in which the lanes of a warp multiply them.
+//! The dequantized values of matrices on a device: the reference implementation of the kernels that multiply them.
 
 use candle_core::{DType, Tensor};
 use candlepower_kernels::operands::{E2M1, TABLE, e4m3_part};

@@ -1,4 +1,4 @@
-//! What happens between the qkv product and attention, in one operation.
+//! The operation between the qkv product and attention: norms, rotation, and the write into the cache.
 
 use candle_core::Tensor;
 use candlepower_kernels::operands::Operand;

@@ -1,4 +1,4 @@
-//! Recurrences over matrices, over the states of their sequences on a device; and gates of sigmoids.
+//! Linear attention and SSM layers, over the states of their sequences on a device; and the gates that follow some layers.
 
 use candle_core::Tensor;
 use candlepower_kernels::{

@@ -1,4 +1,4 @@
-//! Draws a token per row of logits on the device, each row by its own parameters.
+//! Samples a token per row of logits on the device, each row by its own parameters.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What layers keep of each sequence between steps, on a device.
+//! Copies of the states that layers keep of each sequence.
 
 use candle_core::Tensor;
 use candlepower_kernels::Result;

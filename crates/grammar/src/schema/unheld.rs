@@ -5,7 +5,7 @@ use llguidance::regex_to_lark;
 use regex_syntax::ast::ErrorKind;
 use serde_json::{Map, Value};
 
-use super::{LITERAL, NAMED, formats, text};
+use super::{LITERAL, NAMED, ecma, text};
 
 /// Schemas within each other that are looked at.
 const MAX_DEPTH: usize = 64;
@@ -81,8 +81,10 @@ fn take_within(schema: &mut Value, is_raw: bool, path: &mut Vec<String>, taken: 
 
 /// Whether a pattern is held, or is none at all, which is an error of the request's.
 fn stays(pattern: &str, is_raw: bool) -> bool {
-    let expression = regex_to_lark(&formats::ecma(pattern), "dw");
-    let is_wrong = match regex_syntax::Parser::new().parse(&expression) {
+    let translated = ecma::translate(pattern).ok();
+    let expression = translated.as_ref().map(|pattern| regex_to_lark(pattern, "dw"));
+    let is_wrong = match regex_syntax::Parser::new().parse(expression.as_deref().unwrap_or(pattern))
+    {
         Err(regex_syntax::Error::Parse(error)) => !matches!(
             error.kind(),
             // Other engines know `\Z` and its like.
@@ -92,7 +94,10 @@ fn stays(pattern: &str, is_raw: bool) -> bool {
         ),
         _ => false,
     };
-    let is_held = || RegexBuilder::new().mk(&RegexAst::SearchRegex(expression)).is_ok();
+    let is_held = || {
+        expression
+            .is_some_and(|regex| RegexBuilder::new().mk(&RegexAst::SearchRegex(regex)).is_ok())
+    };
     is_wrong || is_held() && (!is_raw || text::is_held(pattern))
 }
 

@@ -17,7 +17,7 @@ const USUAL_PAIRS: usize = 20_000;
 /// Valid texts that are not taken, shown for each kind.
 const SHOWN: usize = 8;
 const INSTANCES: usize = 12;
-/// Most tokens of an output that is drawn at random from the allowed ones.
+/// Most tokens of an output that is sampled from the allowed ones.
 const DRAWN_TOKENS: usize = 60;
 /// Digits of numbers that the other implementation, which reads them in double precision, can judge.
 const EXACT_DIGITS: usize = 15;

@@ -441,7 +441,7 @@ const FORMATS: [(&str, &str, &str, &str); 9] = [
     ),
 ];
 
-/// What is wrong with the page, the rows or the goldens.
+/// Faults of the page, the rows or the goldens.
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
     let Some(page) = files.iter().find(|file| file.path == PAGE) else { return Vec::new() };
     let at_page = |message: String| vec![Finding::new(page, 0, message)];
