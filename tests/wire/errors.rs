@@ -113,14 +113,18 @@ fn a_key_is_asked_for_only_where_one_is_set() {
     let with_key = Request::get("/v1/models").header("Authorization", "Bearer anything");
     assert_eq!(open.send(&with_key).status, 200);
 
-    let server = ServerBuilder::new("demo").flags("--api-key s3cret").start();
-    for path in GET_PATHS.into_iter().chain(["/v1/models/demo", "/nothing"]) {
-        let response = server.get(path);
-        if ["/health", "/version", "/metrics"].contains(&path) {
-            assert_eq!(response.status, 200, "{path}");
-        } else {
-            response.error(401);
-            assert_eq!(response.header("www-authenticate"), Some("Bearer"));
+    let keyless = ["/health", "/version", "/metrics", "/docs", "/openapi.json"];
+    let start = |flags| ServerBuilder::new("demo").flags(flags).start();
+    let (server, private) = (start("--api-key s3cret"), start("--api-key s3cret --private-docs"));
+    for (server, keyless) in [(&server, &keyless[..]), (&private, &keyless[..3])] {
+        for path in GET_PATHS.into_iter().chain(["/v1/models/demo", "/nothing"]) {
+            let response = server.get(path);
+            if keyless.contains(&path) {
+                assert_eq!(response.status, 200, "{path}");
+            } else {
+                response.error(401);
+                assert_eq!(response.header("www-authenticate"), Some("Bearer"));
+            }
         }
     }
     for path in POST_PATHS {
