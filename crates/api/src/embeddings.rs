@@ -34,11 +34,24 @@ impl EmbeddingsRequest {
             input: fields.require("input")?,
             encoding_format: fields.take("encoding_format")?.unwrap_or_default(),
             dimensions: fields.take_integer("dimensions")?,
-            truncate_prompt_tokens: fields.take_integer("truncate_prompt_tokens")?,
+            truncate_prompt_tokens: take_truncation(&mut fields)?,
             prompt_name: fields.take("prompt_name")?,
         };
         fields.finish()?;
         Ok(request)
+    }
+}
+
+/// The length that inputs are cut to, at their end.
+pub(crate) fn take_truncation(fields: &mut Fields<'_>) -> Result<Option<i64>, FieldError> {
+    let length = fields.take_integer("truncate_prompt_tokens")?;
+    let side: Option<String> = fields.take("truncation_side")?;
+    match side.as_deref() {
+        Some(side) if length.is_some() && side != "right" => {
+            let message = "Inputs are cut at their end: `truncation_side` must be right.";
+            Err(FieldError::new("truncation_side", message))
+        }
+        _ => Ok(length),
     }
 }
 
@@ -113,6 +126,15 @@ mod tests {
 
     fn parse(more: &str) -> Result<EmbeddingsRequest, FieldError> {
         EmbeddingsRequest::parse(format!(r#"{{"model": "m", {more}}}"#).as_bytes())
+    }
+
+    #[test]
+    fn inputs_are_cut_at_their_end() {
+        parse(r#""input": "a", "truncation_side": "left""#).unwrap();
+        let cut = r#""input": "a", "truncate_prompt_tokens": 2, "truncation_side""#;
+        parse(&format!("{cut}: \"right\"")).unwrap();
+        let refused = parse(&format!("{cut}: \"left\"")).unwrap_err();
+        assert_eq!(refused.param.as_deref(), Some("truncation_side"));
     }
 
     #[test]

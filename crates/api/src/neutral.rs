@@ -110,6 +110,8 @@ const TABLE: &[(&str, Neutral)] = &[
     ("top_logprobs_num", OFF),
     ("top_n_sigma", These(&["-1", "0"])),
     ("trace_id", Any),
+    // Without a length to cut to, nothing is cut.
+    ("truncation_side", Any),
     ("typical", ONE),
     ("typical_p", ONE),
     ("use_beam_search", NO),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::completion::MAX_PROMPTS;
-use crate::embeddings::PoolingUsage;
+use crate::embeddings::{PoolingUsage, take_truncation};
 use crate::error::FieldError;
 use crate::fields::Fields;
 
@@ -55,7 +55,7 @@ impl RerankRequest {
             truncate: None,
             top_n: fields.take_integer("top_n")?,
             return_documents: fields.take("return_documents")?,
-            truncate_prompt_tokens: fields.take_integer("truncate_prompt_tokens")?,
+            truncate_prompt_tokens: take_truncation(&mut fields)?,
             texts,
         };
         if request.texts.is_some() {
@@ -208,7 +208,7 @@ impl ScoreRequest {
             model: fields.take("model")?,
             text_1: fields.require("text_1")?,
             text_2: fields.require("text_2")?,
-            truncate_prompt_tokens: fields.take_integer("truncate_prompt_tokens")?,
+            truncate_prompt_tokens: take_truncation(&mut fields)?,
         };
         fields.finish()?;
         let (ones, twos) = (request.text_1.0.len(), request.text_2.0.len());
