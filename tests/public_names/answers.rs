@@ -103,7 +103,12 @@ fn reasoning() -> Vec<(&'static str, Value)> {
             "/v1/chat/completions",
             with(greedy.clone(), json!({"messages": question(), "max_tokens": 8})),
         ),
-        ("/v1/responses", json!({"model": "demo", "input": "a", "max_output_tokens": 8})),
+        ("/v1/responses", with(greedy.clone(), json!({"input": "a", "max_output_tokens": 8}))),
+        // The end of the turn, from the fourth token on.
+        (
+            "/v1/responses",
+            json!({"model": "demo", "input": "a", "max_output_tokens": 8, "min_tokens": 3, "logit_bias": {"1275": 100}}),
+        ),
         (
             "/v1/messages",
             json!({"model": "demo", "messages": question(), "max_tokens": 8, "thinking": thinking}),

@@ -125,7 +125,7 @@ fn fields_that_would_change_the_output_are_refused_by_name_and_others_ignored() 
     let server = Server::demo();
     for (name, value) in [
         ("tool_choice", json!("required")),
-        ("bad_words", json!(["a"])),
+        ("bad_words_ids", json!([[1]])),
         ("no_such_field", json!(1)),
         ("best_of", json!(3)),
         ("stream_options", json!({"include_usage": true})),
@@ -185,4 +185,41 @@ fn log_probabilities_are_given_where_asked_for() {
         json!({"messages": user("Hello"), "temperature": 0, "max_tokens": 2, "logprobs": true}),
     );
     assert_eq!(bare["choices"][0]["logprobs"]["content"][0]["top_logprobs"], json!([]));
+}
+
+#[test]
+fn the_last_message_is_echoed_where_the_answer_has_its_role() {
+    let server = Server::demo();
+    let answers = |options: Value, last: Value| {
+        let mut body = json!({
+            "model": "demo", "messages": [{"role": "user", "content": "Hello"}, last],
+            "max_tokens": 5, "temperature": 0, "ignore_eos": true,
+        });
+        body.as_object_mut().unwrap().extend(options.as_object().unwrap().clone());
+        let whole = content(&server.chat(body.clone())).to_owned();
+        body["stream"] = json!(true);
+        let chunks = server.open("/v1/chat/completions", &body).chunks();
+        let pieces =
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str());
+        assert_eq!(pieces.collect::<String>(), whole, "{body}");
+        whole
+    };
+    let assistant = json!({"role": "assistant", "content": "The capital is"});
+    let parts =
+        json!({"role": "assistant", "content": [{"type": "text", "text": "The capital is"}]});
+    let goes_on = json!({"continue_final_message": true, "add_generation_prompt": false});
+    let echoed =
+        json!({"continue_final_message": true, "add_generation_prompt": false, "echo": true});
+    let without = answers(goes_on, assistant.clone());
+    assert!(!without.starts_with("The capital is"), "{without}");
+    for last in [assistant.clone(), parts] {
+        assert_eq!(answers(echoed.clone(), last), format!("The capital is{without}"));
+    }
+    let last = json!({"role": "user", "content": "And now?"});
+    let answer = answers(json!({"echo": true}), last.clone());
+    assert_eq!(answer, answers(json!({}), last.clone()));
+    let same_role = json!({"echo": true, "add_generation_prompt": false});
+    assert!(answers(same_role, last).starts_with("And now?"));
+    let error = json!({"model": "demo", "messages": user("Hello"), "echo": "yes"});
+    assert_eq!(server.post("/v1/chat/completions", &error).error(400)["param"], "echo");
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::Server;
+use crate::support::{Server, ServerBuilder};
 
 const PROMPT: &str = "The capital of France is";
 
@@ -174,4 +174,52 @@ fn prompt_tokens_can_be_scored_beside_the_text() {
     assert_eq!(entries.len() as u64, answer["usage"]["prompt_tokens"].as_u64().unwrap());
     assert!(entries[0].is_null());
     assert!(entries[1].as_object().unwrap().len() >= 2, "{answer}");
+}
+
+#[test]
+fn prompt_tokens_have_their_true_rank() {
+    let settings = "--max-logprobs 1000000 --max-num-batched-tokens 16 --max-num-seqs 4";
+    let server = ServerBuilder::new("demo").flags(settings).start();
+    let texts = ["Once upon a time there was a small dog.", "zq Xw 17 kitten"];
+    let ids = texts.map(|text| token_ids(&server, text));
+    let asked =
+        |num_top: usize| json!({"prompt": ids, "max_tokens": 1, "prompt_logprobs": num_top});
+    // The refusal of too many says how many tokens there are.
+    let refused =
+        server.complete_refused(asked(10_000_000))["message"].as_str().unwrap().to_owned();
+    let num_tokens = refused.rsplit(' ').next().unwrap().trim_end_matches('.').parse().unwrap();
+    let all = server.complete(asked(num_tokens));
+    for num_top in [0, 1, 3] {
+        let some = server.complete(asked(num_top));
+        let chat = json!({
+            "messages": [{"role": "user", "content": texts[1]}],
+            "max_tokens": 1, "prompt_logprobs": num_top, "return_token_ids": true,
+        });
+        for (prompt, ids) in ids.iter().enumerate() {
+            let scores = |answer: &Value| answer["choices"][prompt]["prompt_logprobs"].clone();
+            assert_ranks(ids, &scores(&some), &scores(&all));
+        }
+        let chat = server.chat(chat);
+        let ids = &chat["prompt_token_ids"];
+        let asked = json!({"prompt": ids, "max_tokens": 1, "prompt_logprobs": num_tokens});
+        let all = server.complete(asked)["choices"][0]["prompt_logprobs"].clone();
+        assert_ranks(ids, &chat["prompt_logprobs"], &all);
+    }
+}
+
+/// Compares the rank of each token of a prompt with the number of likelier ones among all.
+fn assert_ranks(ids: &Value, scores: &Value, all: &Value) {
+    let (ids, scores) = (ids.as_array().unwrap(), scores.as_array().unwrap());
+    assert_eq!(ids.len(), scores.len());
+    let mut beyond_the_first = 0;
+    for (index, id) in ids.iter().enumerate().skip(1) {
+        let own = &scores[index][id.to_string()];
+        let logprob = all[index][id.to_string()]["logprob"].as_f64().unwrap();
+        assert!((own["logprob"].as_f64().unwrap() - logprob).abs() < 1e-4);
+        let others = all[index].as_object().unwrap().values();
+        let likelier = others.filter(|other| other["logprob"].as_f64().unwrap() > logprob).count();
+        assert_eq!(own["rank"], 1 + likelier, "token {index}");
+        beyond_the_first += usize::from(likelier > 3);
+    }
+    assert!(beyond_the_first > 0, "every token was among the likeliest");
 }

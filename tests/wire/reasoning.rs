@@ -239,6 +239,48 @@ fn a_thought_ends_with_its_budget() {
     }
 }
 
+/// The whole of two streams that run beside each other.
+fn beside(server: &Server, bodies: [Value; 2]) -> Vec<String> {
+    std::thread::scope(|scope| {
+        let streams = bodies.map(|body| {
+            scope.spawn(move || {
+                let chunks = server.open("/v1/chat/completions", &body).chunks();
+                assert!(chunks.iter().all(|chunk| chunk.get("error").is_none()), "{chunks:?}");
+                let pieces = chunks.iter().flat_map(|chunk| {
+                    let delta = &chunk["choices"][0]["delta"];
+                    ["reasoning_content", "content"]
+                        .map(|name| delta[name].as_str().unwrap_or_default().to_owned())
+                });
+                pieces.collect::<String>()
+            })
+        });
+        streams.map(|stream| stream.join().unwrap()).into()
+    })
+}
+
+#[test]
+fn a_thought_that_is_ended_keeps_its_place_and_its_seed() {
+    let (folder, close) = thinking_folder();
+    let server = ServerBuilder::new(folder.path())
+        .flags("--served-model-name demo --max-num-seqs 1 --max-queued-requests 1")
+        .start();
+    let body = |seed: u64| {
+        with(
+            question(),
+            json!({"model": "demo", "seed": seed, "temperature": 1.2, "max_tokens": 40, "ignore_eos": true, "stream": true,
+                "thinking_token_budget": 6, "logit_bias": {close.to_string(): -100}}),
+        )
+    };
+    let alone: Vec<String> =
+        [3, 4].map(|seed| beside(&server, [body(seed), body(9)])[0].clone()).into();
+    assert_ne!(alone[0], alone[1]);
+    // The queue is full with two, and each gives up a sequence for another one.
+    for _ in 0..8 {
+        assert_eq!(beside(&server, [body(3), body(4)]), alone);
+    }
+    server.wait_until_all_blocks_are_free();
+}
+
 #[test]
 fn budgets_hold_with_constraints_and_calls_on_every_endpoint() {
     let (folder, close) = thinking_folder();

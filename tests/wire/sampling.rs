@@ -186,3 +186,129 @@ fn the_server_limits_log_probabilities() {
     server.complete(json!({"prompt": "a", "max_tokens": 1, "logprobs": 2}));
     assert_eq!(server.complete_refused(json!({"prompt": "a", "logprobs": 3}))["param"], "logprobs");
 }
+
+/// The ids of some texts' tokens, split as they are.
+fn ids(server: &Server, text: &str) -> Vec<u64> {
+    let tokens =
+        server.post("/tokenize", &json!({"prompt": text, "add_special_tokens": false})).ok();
+    tokens["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
+}
+
+#[test]
+fn only_allowed_tokens_are_drawn() {
+    let server = Server::demo();
+    let allowed = ids(&server, "abc de");
+    let fields = json!({"allowed_token_ids": allowed, "return_token_ids": true, "n": 3, "seed": 1});
+    let mut messages = drawn(fields.clone());
+    messages["messages"] = json!([{"role": "user", "content": "Hi"}]);
+    messages.as_object_mut().unwrap().remove("prompt");
+    for answer in [server.complete(drawn(fields.clone())), server.chat(messages)] {
+        for choice in answer["choices"].as_array().unwrap() {
+            let drawn = choice["token_ids"].as_array().unwrap();
+            assert_eq!(drawn.len(), 20);
+            assert!(drawn.iter().all(|id| allowed.contains(&id.as_u64().unwrap())), "{answer}");
+        }
+    }
+    // A bias makes none of the others possible.
+    let mut biased = drawn(fields);
+    biased["logit_bias"] = json!({ids(&server, "z")[0].to_string(): 100});
+    let texts = texts(&server.complete(biased));
+    assert!(texts.iter().all(|text| !text.contains('z')), "{texts:?}");
+    for (value, param) in [
+        (json!([]), "allowed_token_ids"),
+        (json!([1, 1_000_000]), "allowed_token_ids[1]"),
+        (json!([-1]), "allowed_token_ids[0]"),
+        (json!("a"), "allowed_token_ids"),
+    ] {
+        let error = server.complete_refused(drawn(json!({"allowed_token_ids": value})));
+        assert_eq!(error["param"], param, "{error}");
+    }
+    let constrained = json!({"allowed_token_ids": ids(&server, "q"), "structured_outputs": {"choice": ["yes", "no"]}});
+    let error = server.complete_refused(drawn(constrained));
+    assert!(error["message"].as_str().unwrap().contains("among the allowed ones"), "{error}");
+}
+
+#[test]
+fn bad_words_are_not_written() {
+    let server = Server::demo();
+    let greedy = |bad_words: &[&str]| {
+        let fields = json!({"temperature": 0, "max_tokens": 40, "bad_words": bad_words});
+        texts(&server.complete(drawn(fields))).remove(0)
+    };
+    let free = greedy(&[]);
+    let words: Vec<&str> = free.split_whitespace().filter(|word| word.len() > 2).collect();
+    assert!(words.len() > 3, "{free}");
+    for word in &words {
+        let word = word.trim_matches(|letter: char| !letter.is_alphanumeric());
+        let got = greedy(&[word]);
+        let has_it =
+            |text: &str| text.split(|c: char| !c.is_alphanumeric()).any(|found| found == word);
+        assert!(has_it(&free) && !has_it(&got), "{word}: {got}");
+        let streamed = server.open("/v1/completions", &json!({
+            "model": "demo", "prompt": "Once", "temperature": 0, "max_tokens": 40, "ignore_eos": true,
+            "stream": true, "bad_words": [word],
+        }));
+        let pieces = streamed.chunks();
+        let pieces = pieces.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str());
+        assert_eq!(pieces.collect::<String>(), got);
+    }
+    for (value, param) in [
+        (json!([""]), "bad_words[0]"),
+        (json!(["a", 1]), "bad_words[1]"),
+        (json!("a"), "bad_words"),
+        (json!(vec!["a"; 1025]), "bad_words"),
+        (json!(["a".repeat(70_000)]), "bad_words"),
+    ] {
+        let error = server.complete_refused(drawn(json!({"bad_words": value})));
+        assert_eq!(error["param"], param, "{error}");
+    }
+}
+
+#[test]
+fn tokens_are_named_by_their_ids_where_that_is_asked_for() {
+    let server = Server::demo();
+    let mut body = drawn(
+        json!({"logprobs": 2, "echo": true, "return_token_ids": true, "return_tokens_as_token_ids": true}),
+    );
+    let answer = server.complete(body.clone());
+    let choice = &answer["choices"][0];
+    let all = [&choice["prompt_token_ids"], &choice["token_ids"]];
+    let all = all.iter().flat_map(|ids| ids.as_array().unwrap());
+    let names: Vec<Value> = all.map(|id| json!(format!("token_id:{id}"))).collect();
+    assert_eq!(choice["logprobs"]["tokens"], json!(names));
+    let top = choice["logprobs"]["top_logprobs"].as_array().unwrap();
+    let keys = top.iter().skip(1).flat_map(|top| top.as_object().unwrap().keys());
+    assert!(keys.clone().count() >= 2 * 20 && keys.clone().all(|key| key.starts_with("token_id:")));
+    body.as_object_mut().unwrap().retain(|name, _| name != "prompt" && name != "echo");
+    body["messages"] = json!([{"role": "user", "content": "Hi"}]);
+    (body["logprobs"], body["top_logprobs"]) = (json!(true), json!(2));
+    let choice = &server.chat(body)["choices"][0];
+    for (entry, id) in choice["logprobs"]["content"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(choice["token_ids"].as_array().unwrap())
+    {
+        assert_eq!(entry["token"], format!("token_id:{id}"));
+        let top = entry["top_logprobs"].as_array().unwrap();
+        assert!(
+            top.len() == 2
+                && top.iter().all(|top| top["token"].as_str().unwrap().starts_with("token_id:"))
+        );
+    }
+}
+
+#[test]
+fn minus_one_asks_for_the_log_probabilities_of_all_tokens() {
+    let body = json!({"prompt": "Once", "max_tokens": 1, "logprobs": -1});
+    let refused = Server::demo().complete_refused(body.clone());
+    assert_eq!(refused["param"], "logprobs");
+    assert!(refused["message"].as_str().unwrap().contains("--max-logprobs"), "{refused}");
+    let server = ServerBuilder::new("demo").flags("--max-logprobs 1000000").start();
+    let all = server.complete(body)["choices"][0]["logprobs"]["top_logprobs"][0].clone();
+    // Several tokens have the text of one that is no text.
+    assert!(all.as_object().unwrap().len() > 300, "{}", all.as_object().unwrap().len());
+    let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "logprobs": true, "top_logprobs": -1});
+    let top = server.chat(chat)["choices"][0]["logprobs"]["content"][0]["top_logprobs"].clone();
+    assert!(top.as_array().unwrap().len() > 300);
+}

@@ -44,6 +44,9 @@ pub struct ChatCompletionRequest {
     /// Whether the last message is left open for the model to go on with.
     #[schema(default = false)]
     pub continue_final_message: Option<bool>,
+    /// Whether the content begins with the last message, where that is the assistant's.
+    #[schema(default = false)]
+    pub echo: Option<bool>,
     /// Whether the tokenizer adds its own special tokens around what the template wrote.
     #[schema(default = false)]
     pub add_special_tokens: Option<bool>,
@@ -98,6 +101,7 @@ impl ChatCompletionRequest {
             chat_template_kwargs: fields.take("chat_template_kwargs")?,
             add_generation_prompt: fields.take("add_generation_prompt")?,
             continue_final_message: fields.take("continue_final_message")?,
+            echo: fields.take("echo")?,
             add_special_tokens: fields.take("add_special_tokens")?,
             documents: take_documents(&mut fields)?,
             reasoning_effort: thinking.effort.as_ref().map(|effort| effort.value.clone()),

@@ -48,6 +48,12 @@ pub struct GenerationFields {
     /// Added to the logits of these token ids, -100 to 100 each.
     #[schema(value_type = Option<BTreeMap<String, f64>>)]
     pub logit_bias: Option<BTreeMap<u32, f64>>,
+    /// Only these tokens can be sampled; with a constraint, those of them that it allows.
+    #[schema(min_items = 1)]
+    pub allowed_token_ids: Option<Vec<u32>>,
+    /// Words that are not written, as the tokens that they are split into, alone and behind a space: up to 1024 of together
+    /// 64 KiB.
+    pub bad_words: Option<Vec<String>>,
     /// Most tokens to generate; no more than the prompt leaves of the context. `max_completion_tokens` is another name for it.
     pub max_tokens: Option<i64>,
     /// Under which name it was given.
@@ -82,6 +88,9 @@ pub struct GenerationFields {
     /// Whether the answer holds token ids beside the text.
     #[schema(default = false)]
     pub return_token_ids: Option<bool>,
+    /// Whether log-probabilities name tokens `token_id:` and their ids instead of by their text.
+    #[schema(default = false)]
+    pub return_tokens_as_token_ids: Option<bool>,
     /// Report the log-probability of every prompt token, and so many alternatives.
     pub prompt_logprobs: Option<i64>,
     /// The form of the answer.
@@ -115,20 +124,21 @@ impl GenerationFields {
             frequency_penalty: fields.take("frequency_penalty")?,
             seed: fields.take_integer("seed")?,
             logit_bias: fields.take("logit_bias")?,
+            allowed_token_ids: fields.take("allowed_token_ids")?.map(ids),
+            bad_words: fields.take("bad_words")?,
             max_tokens,
             max_tokens_name,
             min_tokens: fields.take_integer("min_tokens")?,
             n: fields.take_integer("n")?,
             stop: fields.take("stop")?,
-            stop_token_ids: fields
-                .take::<Vec<TokenId>>("stop_token_ids")?
-                .map(|ids| ids.into_iter().map(|id| id.0).collect()),
+            stop_token_ids: fields.take("stop_token_ids")?.map(ids),
             include_stop_str_in_output: fields.take("include_stop_str_in_output")?,
             skip_special_tokens: fields.take("skip_special_tokens")?,
             ignore_eos: fields.take("ignore_eos")?,
             priority: fields.take_integer("priority")?,
             cache_salt: fields.take("cache_salt")?,
             return_token_ids: fields.take("return_token_ids")?,
+            return_tokens_as_token_ids: fields.take("return_tokens_as_token_ids")?,
             prompt_logprobs: fields.take_integer("prompt_logprobs")?,
             constraint: OutputConstraint::new(
                 response_format.as_ref(),
@@ -181,6 +191,10 @@ impl Default for MaxTokensName {
     fn default() -> Self {
         Self("max_tokens")
     }
+}
+
+fn ids(token_ids: Vec<TokenId>) -> Vec<u32> {
+    token_ids.into_iter().map(|id| id.0).collect()
 }
 
 /// `max_tokens` under either of its names.

@@ -92,8 +92,8 @@ pub type PromptLogprobs = Vec<Option<BTreeMap<String, PromptLogprob>>>;
 pub struct PromptLogprob {
     /// Its log-probability.
     pub logprob: f32,
-    /// Its rank, 1 for the most likely; absent where it is not among the reported ones.
-    pub rank: Option<usize>,
+    /// One more than there are likelier tokens.
+    pub rank: usize,
     /// Its text.
     pub decoded_token: String,
 }

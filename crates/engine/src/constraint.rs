@@ -15,10 +15,15 @@ use rayon::ThreadPool;
 /// How long a step waits for work, from the work's beginning.
 const PATIENCE: Duration = Duration::from_millis(50);
 
+/// Why a grammar ends where the request takes none of the tokens that it allows.
+const NONE_AMONG: &str = "none of the tokens that may follow here is among the allowed ones; text that must follow is split into tokens one way";
+
 /// The demands on a sequence's output, and the tokens that they allow next.
 #[derive(Clone)]
 pub(crate) struct Constraint {
     grammar: Grammar,
+    /// The only tokens that the request takes at all.
+    among: Option<Mask>,
     /// The tokens that may be sampled next; `None` where nothing is.
     pub(crate) mask: Option<Mask>,
 }
@@ -66,9 +71,10 @@ pub(crate) struct ConstraintWork {
 }
 
 impl Constraint {
-    /// The constraint of a request. Its first mask is known since its grammar was compiled.
-    pub(crate) fn new(grammar: Grammar) -> Result<Self> {
-        Self { grammar, mask: None }.with_mask()
+    /// The constraint of a request that takes no other tokens than those `among`. The grammar's first mask is known since it was
+    /// compiled.
+    pub(crate) fn new(grammar: Grammar, among: Option<Mask>) -> Result<Self> {
+        Self { grammar, among, mask: None }.with_mask()
     }
 
     /// Takes the sampled token, and those that must follow it, as far as there is room. They are the ones that would
@@ -88,7 +94,13 @@ impl Constraint {
 
     /// Finds what may follow. Takes some milliseconds where a constraint is complex.
     fn with_mask(mut self) -> Result<Self> {
-        self.mask = Some(self.grammar.allowed()?);
+        let allowed = self.grammar.allowed()?;
+        self.mask = Some(match &self.among {
+            None => allowed,
+            Some(among) => Some(allowed.and(among))
+                .filter(|mask| !mask.is_empty())
+                .ok_or(Error::Limit(NONE_AMONG))?,
+        });
         Ok(self)
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, time::Instant};
 
 use candle_core::{DType, Tensor};
 use candlepower_gpu::{
-    self as gpu, AttentionStep, HostBlocks, LaunchShape, Readback, SamplerRow, SamplingOutput,
+    self as gpu, AttentionStep, HostBlocks, LaunchShape, REPORT_HEAD, Readback, SamplerRow, SamplingOutput,
     SamplingScratch, Staging, StateTables, TokenCounts,
 };
 use candlepower_kernels::{
@@ -72,6 +72,7 @@ struct Launched {
     prompts: Vec<(Vec<u32>, usize)>,
     /// Numbers per draw.
     width: usize,
+    vocab: usize,
     /// Its report, on its way to the host.
     readback: Readback,
 }
@@ -167,6 +168,7 @@ impl DeviceRunner {
             samples: batch.samples.iter().map(|sample| sample.logprobs).collect(),
             prompts: batch.prompts.iter().map(|p| (p.next_token_ids.clone(), p.top)).collect(),
             width,
+            vocab: self.model.vocab_size(),
             readback,
         });
         Ok(())
@@ -571,7 +573,11 @@ impl Launched {
             rows.map(|(&token, row)| match row[0] == token {
                 true => logprobs(row, top),
                 // Its logit was minus infinity, which no bias lifts.
-                false => RowLogprobs { logprob: f32::NEG_INFINITY, top: top_of(row, top) },
+                false => RowLogprobs {
+                    logprob: f32::NEG_INFINITY,
+                    rank: self.vocab,
+                    top: top_of(row, top),
+                },
             })
             .collect()
         };
@@ -581,11 +587,12 @@ impl Launched {
 }
 
 fn logprobs(row: &[u32], top: usize) -> RowLogprobs {
-    RowLogprobs { logprob: f32::from_bits(row[1]), top: top_of(row, top) }
+    let (logprob, rank) = (f32::from_bits(row[1]), row[2] as usize);
+    RowLogprobs { logprob, rank, top: top_of(row, top) }
 }
 
 fn top_of(row: &[u32], top: usize) -> Vec<(u32, f32)> {
-    let pairs = row[2..].chunks(2).take(top).take_while(|pair| pair[0] != NONE);
+    let pairs = row[REPORT_HEAD..].chunks(2).take(top).take_while(|pair| pair[0] != NONE);
     pairs.map(|pair| (pair[0], f32::from_bits(pair[1]))).collect()
 }
 

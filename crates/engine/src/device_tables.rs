@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use candlepower_gpu::{NO_SLOT, SamplerRow};
+use candlepower_gpu::{NO_SLOT, REPORT_HEAD, SamplerRow};
 use candlepower_kernels::{AttentionMetadata, sampling::SamplingRow};
 use candlepower_models::WantedTokens;
 use candlepower_scheduler::{Step, Swap, TokenSource};
@@ -155,9 +155,9 @@ impl DrawTables {
         self.chunks.iter().map(|chunk| chunk.draws.len()).sum()
     }
 
-    /// Numbers that each draw reports: the token, its log-probability, and these of the most likely ones.
+    /// Words that each sample reports: of its own token, and of the most likely ones.
     pub(crate) fn width(&self) -> usize {
-        2 + 2 * self.max_top
+        REPORT_HEAD + 2 * self.max_top
     }
 
     /// The last chunk, or a new one where it is full.

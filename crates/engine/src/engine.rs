@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use candlepower_grammar::Mask;
 use candlepower_kernels::sampling::SampledRow;
 use candlepower_scheduler::{
     CallerId, LogitsFor, NewSequence, PinId, Sampled, Scheduler, SeqId, Step,
@@ -161,14 +162,22 @@ impl Engine {
 
     fn admit(&mut self, submission: Submission) {
         let Submission { mut request, streams, seed, submitted_at } = submission;
-        self.metrics.prompt_tokens.increment(request.prompt.len() as u64);
+        // A request that goes on was counted when it came.
+        if request.num_generated == 0 {
+            self.metrics.prompt_tokens.increment(request.prompt.len() as u64);
+        }
         let max_model_len = self.shared.info.max_model_len;
-        let constraint = match request.grammar.take().map(Constraint::new).transpose() {
+        let vocab_size = self.shared.info.vocab_size;
+        let allowed = request.sampling.allowed_token_ids.as_deref();
+        let allowed = allowed.map(|ids| Mask::of(ids, vocab_size));
+        let constraint = request.grammar.take();
+        let constraint = constraint.map(|grammar| Constraint::new(grammar, allowed.clone()));
+        let constraint = match constraint.transpose() {
             Ok(constraint) => constraint,
             Err(error) => {
                 return Sequence::choices(
                     request,
-                    None,
+                    (None, allowed),
                     streams,
                     seed,
                     max_model_len,
@@ -188,13 +197,14 @@ impl Engine {
             prompt_logits_from: request
                 .prompt_logprobs
                 .map(|_| request.prompt_logprobs_from.saturating_sub(1)),
-            max_tokens: request.sampling.max_tokens,
+            max_tokens: request.sampling.max_tokens.saturating_sub(request.num_generated),
             // What may follow, and which tokens are appended, is known when the newest token is; so is what a penalty
-            // falls on.
-            runs_ahead: constraint.is_none() && !request.sampling.has_penalties(),
+            // falls on, and what a bad word begins with.
+            runs_ahead: constraint.is_none() && !request.sampling.looks_back(),
         };
+        let tokens = (constraint, allowed);
         let choices =
-            Sequence::choices(request, constraint, streams, seed, max_model_len, submitted_at);
+            Sequence::choices(request, tokens, streams, seed, max_model_len, submitted_at);
         match self.scheduler.add(new) {
             Ok(ids) => self.sequences.extend(ids.into_iter().zip(choices)),
             Err(error) => choices.for_each(|choice| choice.fail(error.to_string())),
@@ -329,8 +339,8 @@ impl Engine {
             let places = &mut scores.borrow_mut().tokens[row.first_position as usize + 1..];
             for ((place, &token_id), row) in places.iter_mut().zip(&prompt.next_token_ids).zip(rows)
             {
-                *place =
-                    Some(TokenLogprobs { token_id, logprob: row.logprob, top: row.top.clone() });
+                let (logprob, rank, top) = (row.logprob, row.rank, row.top.clone());
+                *place = Some(TokenLogprobs { token_id, logprob, rank, top });
             }
         }
     }

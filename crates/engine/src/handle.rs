@@ -17,7 +17,7 @@ use crate::{
     EngineMetrics, Pin, RankKind, Request, Result, TokenStream,
     engine::{Message, StepClock, Submission},
     pin::PinIds,
-    places::Places,
+    places::{Places, TakenPlace},
     rank_process::Death,
     sequence::StreamSender,
     start::start,
@@ -226,6 +226,29 @@ impl EngineHandle {
     pub fn submit(&self, request: Request) -> Result<Vec<TokenStream>, SubmitError> {
         self.check(&request)?;
         let places = self.shared.places.take(request.caller.id, request.n)?;
+        self.enter(request, places)
+    }
+
+    /// Hands in what goes on from a sequence that is given up for it, and takes over its place in the queue.
+    ///
+    /// # Errors
+    /// If the request cannot run on this engine, or the engine has ended.
+    pub fn go_on(
+        &self,
+        given_up: TokenStream,
+        request: Request,
+    ) -> Result<Vec<TokenStream>, SubmitError> {
+        self.check(&request)?;
+        let places = self.shared.places.take_over(request.caller.id, request.n);
+        drop(given_up);
+        self.enter(request, places)
+    }
+
+    fn enter(
+        &self,
+        request: Request,
+        places: Vec<TakenPlace>,
+    ) -> Result<Vec<TokenStream>, SubmitError> {
         let seed = request
             .sampling
             .seed
@@ -309,6 +332,12 @@ impl EngineHandle {
             format!("at most {most} alternatives can have log-probabilities on a GPU")
         } else if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= info.vocab_size) {
             format!("token id {id} is outside the vocabulary of {}", info.vocab_size)
+        } else if request.sampling.allowed_token_ids.as_ref().is_some_and(|ids| ids.is_empty()) {
+            "no token is allowed".to_owned()
+        } else if request.num_generated > 0
+            && request.num_generated >= request.prompt.len().min(request.sampling.max_tokens)
+        {
+            format!("{} tokens of the prompt cannot have been generated", request.num_generated)
         } else {
             return Ok(());
         };

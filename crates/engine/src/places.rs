@@ -67,12 +67,26 @@ impl Places {
         caller: CallerId,
         n: usize,
     ) -> Result<Vec<TakenPlace>, SubmitError> {
-        let mut taken = self.taken();
+        let taken = self.taken();
         self.check_taken(&taken, caller, n)?;
+        Ok(self.add(taken, caller, n))
+    }
+
+    /// Takes `n` places for a caller that gives up as many in a moment.
+    pub(crate) fn take_over(self: &Arc<Self>, caller: CallerId, n: usize) -> Vec<TakenPlace> {
+        self.add(self.taken(), caller, n)
+    }
+
+    fn add(
+        self: &Arc<Self>,
+        mut taken: MutexGuard<'_, Taken>,
+        caller: CallerId,
+        n: usize,
+    ) -> Vec<TakenPlace> {
         taken.of_all += n;
         *taken.of_callers.entry(caller).or_default() += n;
         drop(taken);
-        Ok((0..n).map(|_| TakenPlace { places: Arc::clone(self), caller }).collect())
+        (0..n).map(|_| TakenPlace { places: Arc::clone(self), caller }).collect()
     }
 
     fn check_taken(&self, taken: &Taken, caller: CallerId, n: usize) -> Result<(), SubmitError> {
@@ -123,6 +137,19 @@ mod tests {
         drop(taken);
         assert_eq!(places.num_taken(), 0);
         assert!(places.taken().of_callers.is_empty());
+    }
+
+    #[test]
+    fn a_place_is_taken_over_where_none_is_free() {
+        let places = Places::new(1);
+        let given_up = places.take(CallerId(1), 1).unwrap();
+        assert!(places.take(CallerId(1), 1).is_err());
+        let taken_over = places.take_over(CallerId(1), 1);
+        drop(given_up);
+        assert_eq!((taken_over.len(), places.num_taken()), (1, 1));
+        assert!(places.take(CallerId(1), 1).is_err());
+        drop(taken_over);
+        places.take(CallerId(1), 1).unwrap();
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub struct Request {
     pub prompt_logprobs_from: usize,
     /// What the output must be; each choice goes its own way from this state.
     pub grammar: Option<Grammar>,
+    /// So many of the prompt's last tokens were generated for the same request, by a sequence that was given up. Samples,
+    /// penalties and all that counts generated tokens go on from there.
+    pub num_generated: usize,
 }
 
 /// How the next token of one sequence is drawn. Every field is this sequence's own: a batch shares none.
@@ -58,6 +61,10 @@ pub struct SamplingParams {
     pub logit_bias: Vec<(u32, f32)>,
     /// The same seed gives the same tokens whatever else is in the batch; `None` draws one.
     pub seed: Option<u64>,
+    /// Only these tokens can be sampled. Where the request has a grammar, it is to allow them as well.
+    pub allowed_token_ids: Option<Arc<[u32]>>,
+    /// Tokens that are never generated in this order, each list on its own: the last one cannot be sampled behind the others.
+    pub bad_words: Arc<[Vec<u32>]>,
     /// Tokens that end the sequence besides the model's own end-of-sequence tokens.
     pub stop_token_ids: Vec<u32>,
     /// The model's end-of-sequence tokens do not end the sequence.
@@ -68,10 +75,37 @@ pub struct SamplingParams {
 
 impl SamplingParams {
     /// Whether a draw depends on the tokens before it.
+    pub(crate) fn looks_back(&self) -> bool {
+        self.has_penalties() || self.has_long_bad_words()
+    }
+
+    /// Whether tokens are less likely for having been seen.
     pub(crate) fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0
             || self.presence_penalty != 0.0
             || self.frequency_penalty != 0.0
+    }
+
+    /// Whether a token is ruled out behind others.
+    pub(crate) fn has_long_bad_words(&self) -> bool {
+        self.bad_words.iter().any(|word| word.len() > 1)
+    }
+
+    /// Whether some tokens are never sampled at some place.
+    pub(crate) fn rules_out_tokens(&self) -> bool {
+        self.allowed_token_ids.is_some() || !self.bad_words.is_empty()
+    }
+
+    /// The tokens that would end a bad word behind these.
+    pub(crate) fn ends_of_bad_words<'a>(
+        &'a self,
+        output: &'a [u32],
+    ) -> impl Iterator<Item = u32> + 'a {
+        let end = |word: &Vec<u32>| {
+            let (last, before) = word.split_last()?;
+            output.ends_with(before).then_some(*last)
+        };
+        self.bad_words.iter().filter_map(end)
     }
 }
 
@@ -88,6 +122,8 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             logit_bias: Vec::new(),
+            allowed_token_ids: None,
+            bad_words: Arc::default(),
             seed: None,
             stop_token_ids: Vec::new(),
             ignore_eos: false,
@@ -116,6 +152,8 @@ pub struct TokenLogprobs {
     pub token_id: u32,
     /// Its log-probability.
     pub logprob: f32,
+    /// One more than there are likelier tokens.
+    pub rank: usize,
     /// The most likely tokens with their log-probabilities, most likely first.
     pub top: Vec<(u32, f32)>,
 }

@@ -24,6 +24,10 @@ pub(crate) struct Sequence {
     num_expected_tokens: usize,
     /// How often each token of prompt and output was generated; kept only where a penalty needs it.
     seen: Option<HashMap<u32, u32>>,
+    /// The output so far; kept only where a bad word may begin with it.
+    output: Option<Vec<u32>>,
+    /// The only tokens that can be sampled, where there is no constraint, which would know them.
+    allowed: Option<Mask>,
     /// Most output tokens, by `max_tokens` and by the context's length.
     output_limit: usize,
     prompt_sent: bool,
@@ -78,20 +82,29 @@ impl StreamSender {
 }
 
 impl Sequence {
-    /// The choices of a request, one per stream; choice `i` draws with `seed + i`. All begin with the same constraint.
+    /// The choices of a request, one per stream; choice `i` draws with `seed + i`. All begin with the same constraint and the same
+    /// allowed tokens.
     pub(crate) fn choices(
         request: Request,
-        constraint: Option<Constraint>,
+        (constraint, allowed): (Option<Constraint>, Option<Mask>),
         streams: Vec<StreamSender>,
         seed: u64,
         max_model_len: usize,
         submitted_at: Instant,
     ) -> impl Iterator<Item = Self> {
         let params = Rc::new(request.sampling);
-        let seen = params
-            .has_penalties()
-            .then(|| request.prompt.iter().map(|&id| (id, 0)).collect::<HashMap<u32, u32>>());
         let prompt_len = request.prompt.len();
+        let asked_len = prompt_len.saturating_sub(request.num_generated);
+        let (asked, generated) = request.prompt.split_at(asked_len);
+        let num_generated = generated.len();
+        let seen = params.has_penalties().then(|| {
+            let mut seen: HashMap<u32, u32> = asked.iter().map(|&id| (id, 0)).collect();
+            generated.iter().for_each(|&id| *seen.entry(id).or_default() += 1);
+            seen
+        });
+        let output = params.has_long_bad_words().then(|| generated.to_vec());
+        // A constraint knows its own.
+        let allowed = allowed.filter(|_| constraint.is_none());
         let scores = request
             .prompt_logprobs
             .map(|top| Rc::new(RefCell::new(PromptScores { top, tokens: vec![None; prompt_len] })));
@@ -103,10 +116,12 @@ impl Sequence {
             stream,
             seed: seed.wrapping_add(choice as u64),
             prompt_len,
-            num_output_tokens: 0,
+            num_output_tokens: num_generated,
             num_expected_tokens: 0,
             seen: seen.clone(),
-            output_limit: params.max_tokens.min(max_model_len - prompt_len),
+            output: output.clone(),
+            allowed: allowed.clone(),
+            output_limit: params.max_tokens.min(max_model_len - asked_len),
             prompt_sent: false,
             scores: scores.clone(),
             submitted_at: Some(submitted_at),
@@ -183,18 +198,18 @@ impl Sequence {
     pub(crate) fn sampling_row<'a>(&'a self, eos_token_ids: &[u32]) -> SamplingRow<'a> {
         let params = &*self.params;
         let mask = match &self.constraint {
-            Constrained::No => None,
+            Constrained::No => self.allowed.as_ref(),
             Constrained::By(constraint) => constraint.mask.as_ref(),
             Constrained::Working => unreachable!("a sequence that sits out gets no token"),
         };
-        let mut banned = Vec::new();
+        let output = self.output.as_deref().unwrap_or_default();
+        let mut banned: Vec<u32> = params.ends_of_bad_words(output).collect();
         if self.next_place() < params.min_tokens {
-            banned.extend_from_slice(eos_token_ids);
-            banned.extend_from_slice(&params.stop_token_ids);
-        }
-        // A text that can only end does so, however short it is.
-        if mask.is_some_and(|mask| mask.allows_only(&banned)) {
-            banned.clear();
+            let with_ends = [&banned, eos_token_ids, &params.stop_token_ids].concat();
+            // A text that can only end does so, however short it is.
+            if !mask.is_some_and(|mask| mask.allows_only(&with_ends)) {
+                banned = with_ends;
+            }
         }
         SamplingRow {
             temperature: params.temperature,
@@ -233,8 +248,9 @@ impl Sequence {
             return None;
         }
         let all = self.output_limit.saturating_sub(self.num_output_tokens + 1);
-        // The log-probability of a token that is not drawn is not computed.
-        let forced = if self.params.logprobs.is_some() { 0 } else { all };
+        // A token that is not sampled gets no log-probability, and is not compared with what the request rules out.
+        let is_drawn = self.params.logprobs.is_some() || self.params.rules_out_tokens();
+        let forced = if is_drawn { 0 } else { all };
         Some(Room { forced, all })
     }
 
@@ -248,13 +264,13 @@ impl Sequence {
     ) -> (bool, Vec<u32>) {
         self.num_expected_tokens -= 1;
         let Some(token_id) = sampled.token_id else {
-            let message = "the model gave no finite probability to any allowed token".to_owned();
-            return (self.stream.send(TokenEvent::Failed { message }), Vec::new());
+            return (self.stream.send(self.no_token()), Vec::new());
         };
         let Taken { mut forced, is_finished } = taken;
         let logprobs = sampled.logprobs.map(|row| TokenLogprobs {
             token_id,
             logprob: row.logprob,
+            rank: row.rank,
             top: row.top,
         });
         let finish = self.count(token_id, eos_token_ids, is_finished && forced.is_empty());
@@ -271,6 +287,18 @@ impl Sequence {
         (goes_on, forced)
     }
 
+    /// Why no token was sampled.
+    fn no_token(&self) -> TokenEvent {
+        match self.params.rules_out_tokens() {
+            true => TokenEvent::TooComplex {
+                message: "`bad_words`, `allowed_token_ids` and what else was asked for leave no token that could follow".to_owned(),
+            },
+            false => TokenEvent::Failed {
+                message: "the model gave no finite probability to any allowed token".to_owned(),
+            },
+        }
+    }
+
     /// Counts a token of the output; returns whether the sequence ends with it. `is_grammar_end` says that the grammar
     /// allows nothing behind it.
     fn count(
@@ -282,6 +310,9 @@ impl Sequence {
         self.num_output_tokens += 1;
         if let Some(seen) = &mut self.seen {
             *seen.entry(token_id).or_default() += 1;
+        }
+        if let Some(output) = &mut self.output {
+            output.push(token_id);
         }
         let is_full = self.num_output_tokens >= self.output_limit;
         self.ends_with(token_id, eos_token_ids)

@@ -10,6 +10,8 @@ mod device;
 mod prism;
 #[path = "engine/ranks.rs"]
 mod ranks;
+#[path = "engine/ruled_out.rs"]
+mod ruled_out;
 #[path = "engine/states.rs"]
 mod states;
 
@@ -75,6 +77,7 @@ fn request(prompt: Vec<u32>, sampling: SamplingParams) -> Request {
         prompt_logprobs: None,
         prompt_logprobs_from: 0,
         grammar: None,
+        num_generated: 0,
     }
 }
 

@@ -84,12 +84,12 @@ fn a_draw_reads_its_own_tables_and_is_counted() {
     };
     let (tokens, report) = draw();
     assert_eq!(tokens, [wanted(&seen), u32::MAX]);
-    assert_eq!(report[1], [u32::MAX; 8]);
+    assert_eq!(report[1], [u32::MAX; 9]);
     let own = Tensor::from_slice(&logits[vocab..], (1, vocab), &Device::Cpu).unwrap();
     let logprobs = &logprobs_of(&own, &tokens[..1], 2).unwrap()[0];
-    assert_eq!(report[0][..2], [tokens[0], logprobs.logprob.to_bits()]);
-    assert_eq!(report[0][2..4], [logprobs.top[0].0, logprobs.top[0].1.to_bits()]);
-    assert_eq!(report[0][6..], [u32::MAX; 2]);
+    assert_eq!(report[0][..3], [tokens[0], logprobs.logprob.to_bits(), logprobs.rank as u32]);
+    assert_eq!(report[0][3..5], [logprobs.top[0].0, logprobs.top[0].1.to_bits()]);
+    assert_eq!(report[0][7..], [u32::MAX; 2]);
     let mut seen = seen;
     *seen.entry(tokens[0]).or_default() += 1;
     assert_eq!(draw().0[0], wanted(&seen), "the first draw counts");

@@ -42,6 +42,30 @@ impl Mask {
         word.is_some_and(|word| word >> (token_id % 32) & 1 == 1)
     }
 
+    /// The mask for so many logits that allows these tokens.
+    #[must_use]
+    pub fn of(token_ids: &[u32], num_logits: usize) -> Self {
+        let mut words = vec![0; num_logits.div_ceil(32)];
+        for token_id in token_ids {
+            if let Some(word) = words.get_mut(*token_id as usize / 32) {
+                *word |= 1 << (token_id % 32);
+            }
+        }
+        Self(words.into())
+    }
+
+    /// The mask that allows what both allow.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&*other.0).map(|(own, other)| own & other).collect())
+    }
+
+    /// Whether no token is allowed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
+
     /// The mask of `num_words` words that allows one token.
     fn only(token_id: u32, num_words: usize) -> Self {
         let mut words = vec![0; num_words];

@@ -85,6 +85,8 @@ pub struct SampledRow {
 pub struct RowLogprobs {
     /// Of the token in question.
     pub logprob: f32,
+    /// One more than there are likelier tokens; the vocabulary's size where the token cannot be sampled at all.
+    pub rank: usize,
     /// The most likely tokens, most likely first.
     pub top: Vec<(u32, f32)>,
 }
@@ -359,8 +361,14 @@ pub fn row_logprobs(logits: &[f32], token_id: u32, top: usize) -> RowLogprobs {
     let normalizer = by.max + sum.ln() as f32;
     let mut best = most_likely(logits, top, all.least.0);
     best.sort_unstable_by(descending);
+    let own = logits[token_id as usize];
+    let rank = match own > f32::NEG_INFINITY {
+        true => 1 + logits.iter().filter(|logit| **logit > own).count(),
+        false => logits.len(),
+    };
     RowLogprobs {
-        logprob: logits[token_id as usize] - normalizer,
+        logprob: own - normalizer,
+        rank,
         top: best.into_iter().map(|(logit, id)| (id, logit - normalizer)).collect(),
     }
 }
@@ -501,5 +509,15 @@ mod tests {
         let tensor = Tensor::from_slice(&logits, (1, 3), &Device::Cpu).unwrap();
         assert_eq!(logprobs_of(&tensor, &[2], 2).unwrap()[0], logprobs);
         assert!(logprobs_of(&tensor, &[3], 2).is_err());
+    }
+
+    #[test]
+    fn ranks_count_likelier_tokens() {
+        let (least, none) = (f32::NEG_INFINITY, f32::NAN);
+        let logits = [1.0, 3.0, 3.0, least, 0.5, none, 7.0];
+        let tensor = Tensor::from_slice(&logits, (1, logits.len()), &Device::Cpu).unwrap();
+        let rank = |id| logprobs_of(&tensor, &[id], 0).unwrap()[0].rank;
+        assert_eq!([0, 1, 2, 4, 6].map(rank), [4, 2, 2, 5, 1], "equals share a rank");
+        assert_eq!([3, 5].map(rank), [7, 7], "what cannot be drawn comes last");
     }
 }

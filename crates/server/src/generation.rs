@@ -17,6 +17,7 @@ pub(crate) mod params;
 pub(crate) mod preparation;
 pub(crate) mod prompt;
 pub(crate) mod request;
+pub(crate) mod ruled_out;
 pub(crate) mod sse;
 pub(crate) mod stream;
 pub(crate) mod submit;

@@ -101,7 +101,7 @@ fn what_cannot_change_the_output_is_accepted() {
 fn what_would_change_the_output_is_refused_by_name() {
     for (name, value) in [
         ("tool_choice", r#""auto""#),
-        ("bad_words", r#"["a"]"#),
+        ("bad_words_ids", r#"[[1]]"#),
         ("functions", "[]"),
         ("modalities", r#"["text", "audio"]"#),
         ("audio", "{}"),

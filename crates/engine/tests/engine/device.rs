@@ -40,6 +40,10 @@ fn requests() -> Vec<Request> {
         .collect();
     requests.push(Request { n: 3, ..request(prompt(1, 20), sampled(8)) });
     requests.push(Request { prompt_logprobs: Some(2), ..request(prompt(2, 33), greedy(4)) });
+    let bad_words = (0..200).map(|id| vec![id, id + 1]).chain([vec![7], vec![8]]).collect();
+    let ruled_out =
+        SamplingParams { allowed_token_ids: Some((0..90).collect()), bad_words, ..sampled(9) };
+    requests.push(Request { n: 2, ..request(prompt(4, 21), ruled_out) });
     requests
 }
 
@@ -50,7 +54,7 @@ pub(super) fn run_together(engine: &EngineHandle) -> Vec<Collected> {
 }
 
 fn assert_close(a: &TokenLogprobs, b: &TokenLogprobs) {
-    assert_eq!(a.token_id, b.token_id);
+    assert_eq!((a.token_id, a.rank), (b.token_id, b.rank));
     assert!((a.logprob - b.logprob).abs() < 1e-3, "{a:?} {b:?}");
     let ids = |row: &TokenLogprobs| row.top.iter().map(|top| top.0).collect::<Vec<_>>();
     assert_eq!(ids(a), ids(b));

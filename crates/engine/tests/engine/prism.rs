@@ -11,7 +11,7 @@ use std::{
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
 use candlepower_engine::{
     CallerId, EngineConfig, EngineHandle, EngineMetrics, FinishReason, LoadOptions, Request,
-    SamplingParams, SchedulingPolicy,
+    SamplingParams, SchedulingPolicy, TokenStream,
 };
 use candlepower_grammar::{Constraint, GrammarCompiler, Tokenizer};
 use metrics::Counter;
@@ -20,7 +20,7 @@ use serde_json::json;
 use super::{Collected, collect, config, prompt, request};
 
 /// The demo model with its tokenizer, and what it counts.
-struct Demo {
+pub(super) struct Demo {
     engine: EngineHandle,
     tokenizer: Tokenizer,
     compiler: GrammarCompiler,
@@ -28,7 +28,7 @@ struct Demo {
 }
 
 impl Demo {
-    fn new(jump_forward: bool) -> Self {
+    pub(super) fn new(jump_forward: bool) -> Self {
         Self::with(|config| EngineConfig { jump_forward, ..config })
     }
 
@@ -59,27 +59,38 @@ impl Demo {
     }
 
     /// The token that stands for a text.
-    fn token(&self, text: &str) -> u32 {
+    pub(super) fn token(&self, text: &str) -> u32 {
         let mut ids = 0..self.tokenizer.vocab_size() as u32;
         ids.find(|id| self.tokenizer.token_bytes(*id) == text.as_bytes()).unwrap()
     }
 
-    fn constrained(&self, constraint: &Constraint, sampling: SamplingParams) -> Request {
+    /// The tokens whose texts begin so.
+    pub(super) fn tokens_beginning_with(&self, start: &str) -> Vec<u32> {
+        let begins = |id: &u32| self.tokenizer.token_bytes(*id).starts_with(start.as_bytes());
+        (0..self.tokenizer.vocab_size() as u32).filter(begins).collect()
+    }
+
+    /// The stream of a request of one choice.
+    pub(super) fn submit(&self, request: Request) -> TokenStream {
+        self.engine.submit(request).unwrap().remove(0)
+    }
+
+    pub(super) fn constrained(&self, constraint: &Constraint, sampling: SamplingParams) -> Request {
         let grammar = Some(self.compiler.compile(constraint).unwrap());
         Request { grammar, ..request(prompt(1, 9), sampling) }
     }
 
-    fn run(&self, request: Request) -> Vec<Collected> {
+    pub(super) fn run(&self, request: Request) -> Vec<Collected> {
         self.engine.submit(request).unwrap().into_iter().map(collect).collect()
     }
 
-    fn text(&self, output: &Collected) -> String {
+    pub(super) fn text(&self, output: &Collected) -> String {
         let bytes = output.tokens.iter().flat_map(|id| self.tokenizer.token_bytes(*id).to_vec());
         String::from_utf8(bytes.collect()).unwrap()
     }
 }
 
-fn greedy(max_tokens: usize) -> SamplingParams {
+pub(super) fn greedy(max_tokens: usize) -> SamplingParams {
     SamplingParams { max_tokens, temperature: 0.0, ..SamplingParams::default() }
 }
 

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch};
-use crate::operands::{SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch};
+use crate::operands::{REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch};
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, Result};
 
@@ -30,7 +30,7 @@ pub fn sample(
     let (rows, vocab) = dims2("logits", logits, "[rows, vocab]")?;
     let (draws, _) = dims2("rows", batch.rows, "[draws, 16]")?;
     let (max_draws, _) = dims2("scratch", &scratch.scores, "[max_draws, vocab]")?;
-    let (_, width) = dims2("report", &out.report, "[draws, 2 + 2 * max_top]")?;
+    let (_, width) = dims2("report", &out.report, "[draws, 3 + 2 * max_top]")?;
     if draws > max_draws {
         return Err(Error::OutOfRange {
             kernel: KERNEL,
@@ -39,9 +39,9 @@ pub fn sample(
             bound: max_draws + 1,
         });
     }
-    if width < 2 || !width.is_multiple_of(2) {
+    if width < REPORT_HEAD || !(width - REPORT_HEAD).is_multiple_of(2) {
         return Err(
-            Operand::new(KERNEL, "report", &out.report).shape_error("[draws, 2 + 2 * max_top]")
+            Operand::new(KERNEL, "report", &out.report).shape_error("[draws, 3 + 2 * max_top]")
         );
     }
     let tables = Tables::check(&launch, batch, vocab)?;
@@ -60,7 +60,7 @@ pub fn sample(
         token_ids: launch.u32s(("token_ids", &out.token_ids), "[draws]", &[draws])?,
         report: launch.u32s(
             ("report", &out.report),
-            "[draws, 2 + 2 * max_top]",
+            "[draws, 3 + 2 * max_top]",
             &[draws, width],
         )?,
         num_draws: draws as i32,
@@ -70,7 +70,7 @@ pub fn sample(
         num_biases: tables.num_biases,
         mask_rows: tables.mask_rows,
         mask_words: tables.mask_words,
-        max_top: (width / 2 - 1) as i32,
+        max_top: ((width - REPORT_HEAD) / 2) as i32,
         dtype: launch.dtype_code(),
         padding: 0,
     };

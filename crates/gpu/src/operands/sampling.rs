@@ -6,6 +6,9 @@ use candlepower_kernels::Result;
 /// Most log-probabilities that one draw reports beside its own.
 pub const MOST_LOGPROBS: usize = 32;
 
+/// Words that each sample reports of its own token: see [`SamplingOutput::report`].
+pub const REPORT_HEAD: usize = 3;
+
 /// "No row", "no slot" and "no token" in tables and results.
 pub(crate) const NONE: u32 = u32::MAX;
 
@@ -150,8 +153,9 @@ impl SamplingScratch {
 pub struct SamplingOutput {
     /// u32 `[draws]`: the tokens, for the next step's embedding; `u32::MAX` if none is allowed and finite.
     pub token_ids: Tensor,
-    /// u32 `[draws, 2 + 2 * max_top]`, the one copy to the host: the token, the bits of its f32
-    /// log-probability, then the most likely tokens alike, most likely first; `u32::MAX` where there is none.
+    /// u32 `[draws, 3 + 2 * max_top]`, the one copy to the host: the token, the bits of its f32
+    /// log-probability, its rank, then the most likely tokens and their log-probabilities, most likely first;
+    /// `u32::MAX` where there is none.
     pub report: Tensor,
 }
 
@@ -163,7 +167,7 @@ impl SamplingOutput {
     pub fn new(draws: usize, max_top: usize, device: &Device) -> Result<Self> {
         Ok(Self {
             token_ids: Tensor::zeros(draws, DType::U32, device)?,
-            report: Tensor::zeros((draws, 2 + 2 * max_top), DType::U32, device)?,
+            report: Tensor::zeros((draws, REPORT_HEAD + 2 * max_top), DType::U32, device)?,
         })
     }
 }

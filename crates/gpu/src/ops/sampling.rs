@@ -12,7 +12,7 @@ use candlepower_kernels::{Error, Result};
 use super::launch_on_gpu;
 use super::reference::Reference;
 use crate::operands::{
-    FROM_PROMPT, NONE, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts,
+    FROM_PROMPT, NONE, REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts,
 };
 
 impl SamplerRow {
@@ -20,10 +20,11 @@ impl SamplerRow {
     fn report(&self, logits: &[f32], token: u32, report: &mut [u32]) {
         report[0] = token;
         let Some(top) = self.top_logprobs else { return };
-        let most = report.len() / 2 - 1;
+        let most = (report.len() - REPORT_HEAD) / 2;
         let row = row_logprobs(logits, token, most.min(top as usize));
         report[1] = row.logprob.to_bits();
-        for (place, (id, logprob)) in report[2..].chunks_mut(2).zip(row.top) {
+        report[2] = row.rank as u32;
+        for (place, (id, logprob)) in report[REPORT_HEAD..].chunks_mut(2).zip(row.top) {
             place.copy_from_slice(&[id, logprob.to_bits()]);
         }
     }

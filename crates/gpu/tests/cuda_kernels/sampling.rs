@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_gpu::cuda;
-use candlepower_gpu::{SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts};
+use candlepower_gpu::{REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts};
 use candlepower_kernels::sampling::{
     Penalties, RowLogprobs, SamplingRow, logprobs_of, sample_row_reference, uniform,
 };
@@ -194,7 +194,7 @@ pub(crate) fn logprobs(gpu: &Gpu) {
                 let what = format!("row {row} of {vocab}, {dtype:?}");
                 compare_report(&report[row], &want[row], asked[row], &what);
             }
-            gpu.assert_equal(&report[rows], &vec![NONE; 2 + 2 * max_top], "padding");
+            gpu.assert_equal(&report[rows], &vec![NONE; REPORT_HEAD + 2 * max_top], "padding");
         }
     }
 }
@@ -208,7 +208,8 @@ fn compare_report(report: &[u32], want: &RowLogprobs, asked: Option<u32>, what: 
         return assert!(report[1..].iter().all(|&word| word == NONE), "{what}: nothing was asked");
     };
     close(report[1], want.logprob);
-    for (place, pair) in report[2..].chunks(2).enumerate() {
+    assert_eq!(report[2], want.rank as u32, "{what}: rank");
+    for (place, pair) in report[REPORT_HEAD..].chunks(2).enumerate() {
         match want.top.get(place).filter(|_| place < asked as usize) {
             Some(&(id, logprob)) => {
                 assert_eq!(pair[0], id, "{what}: place {place}");

@@ -4,16 +4,16 @@ use axum::body::Bytes;
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{
     ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest,
-    ChatDelta, ChatLogprobs, CompletionTokensDetails, ErrorResponse, Usage,
+    ChatDelta, ChatLogprobs, CompletionTokensDetails, Content, ErrorResponse, Role, Usage,
 };
 use candlepower_engine::TokenLogprobs;
-use candlepower_tokenizer::{AddSpecialTokens, Tokenizer};
+use candlepower_tokenizer::AddSpecialTokens;
 use uuid::Uuid;
 
 use crate::generation::chat_output::{Answer, AnswerFormat, AnswerPart};
 use crate::generation::conversation::Conversation;
 use crate::generation::detokenize::Finish;
-use crate::generation::logprobs::{chat_logprobs, prompt_logprobs};
+use crate::generation::logprobs::{TokenNames, chat_logprobs, prompt_logprobs};
 use crate::generation::params::{Generation, Limits, num_logprobs};
 use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{ChatPrompt, check_prompt, unix_seconds};
@@ -38,7 +38,7 @@ use crate::model::served_model::LoadedModel;
     )
 )]
 pub(crate) async fn chat_completions(request: Incoming) -> ApiResult<Response> {
-    let Prepared { model_name, generation, prompt, answers } =
+    let Prepared { model_name, generation, prompt, answers, echo } =
         request.prepare(Prepared::new).await?;
     let prompts = [prompt];
     let choices = submit(&request, &prompts, &generation)?;
@@ -48,7 +48,8 @@ pub(crate) async fn chat_completions(request: Incoming) -> ApiResult<Response> {
         id: format!("chatcmpl-{}", Uuid::new_v4().simple()),
         created: unix_seconds(),
         model_name,
-        tokenizer: request.model.tokenizer.clone(),
+        names: generation.token_names(&request.model.tokenizer),
+        echo,
         logprobs: generation.logprobs().is_some(),
         token_ids: generation.return_token_ids,
         reasons: answers.dialect.reasoning.is_some(),
@@ -70,6 +71,8 @@ struct Prepared {
     generation: Generation,
     prompt: Vec<u32>,
     answers: AnswerFormat,
+    /// The beginning of the content.
+    echo: String,
 }
 
 impl Prepared {
@@ -96,8 +99,21 @@ impl Prepared {
         };
         let (prompt, answers) = conversation.prepare(model, &mut generation)?;
         check_prompt(model, "messages", &prompt, false)?;
-        Ok(Self { model_name, generation, prompt, answers })
+        let echo = if request.echo == Some(true) { echo(&request) } else { String::new() };
+        Ok(Self { model_name, generation, prompt, answers, echo })
     }
+}
+
+/// The last message, where the answer is of the same role.
+///
+/// Source: `echo` in vLLM's chat completions.
+fn echo(request: &ChatCompletionRequest) -> String {
+    let by_kwargs =
+        || request.chat_template_kwargs.as_ref()?.get("add_generation_prompt")?.as_bool();
+    let opens_a_turn = request.add_generation_prompt.or_else(by_kwargs).unwrap_or(true);
+    let last = request.messages.last();
+    let last = last.filter(|message| message.role == Role::Assistant || !opens_a_turn);
+    last.and_then(|message| message.content.as_ref()).map(Content::to_text).unwrap_or_default()
 }
 
 fn logprobs(request: &ChatCompletionRequest, limits: &Limits<'_>) -> ApiResult<Option<usize>> {
@@ -115,7 +131,9 @@ struct ChatFormat {
     id: String,
     created: u64,
     model_name: String,
-    tokenizer: Tokenizer,
+    names: TokenNames,
+    /// The beginning of each choice's content.
+    echo: String,
     /// Whether log-probabilities are reported.
     logprobs: bool,
     /// Whether token ids are reported.
@@ -152,7 +170,7 @@ impl ChatFormat {
     ) -> ChatCompletion {
         let prompt_logprobs = num_prompt_logprobs.and_then(|num_top| {
             let tokens = choices.first()?.prompt_logprobs.as_ref()?;
-            Some(prompt_logprobs(&self.tokenizer, tokens, num_top))
+            Some(prompt_logprobs(&self.names.tokenizer, tokens, num_top))
         });
         let choices = choices
             .into_iter()
@@ -180,7 +198,10 @@ impl ChatFormat {
         let logprobs = self.logprobs_of(&delta);
         let finish = delta.finish.expect("a finished choice says how it ended");
         let ChoiceAnswer { answer, thought, .. } = &mut self.answers[index];
-        let message = answer.message(delta.parts);
+        let mut message = answer.message(delta.parts);
+        if !self.echo.is_empty() {
+            message.content.get_or_insert_default().insert_str(0, &self.echo);
+        }
         thought.push_str(message.reasoning_content.as_deref().unwrap_or_default());
         ChatChoice {
             index,
@@ -195,7 +216,7 @@ impl ChatFormat {
     /// The usage with the tokens of the reasoning, which is split again for that.
     fn with_thoughts(&self, usage: Usage) -> Usage {
         let num_tokens = |answer: &ChoiceAnswer| {
-            let ids = self.tokenizer.encode(&answer.thought, AddSpecialTokens::No);
+            let ids = self.names.tokenizer.encode(&answer.thought, AddSpecialTokens::No);
             ids.map_or(0, |ids| ids.len())
         };
         let details = self.reasons.then(|| {
@@ -206,7 +227,7 @@ impl ChatFormat {
     }
 
     fn logprobs_of(&self, delta: &Delta) -> Option<ChatLogprobs> {
-        self.logprobs.then(|| chat_logprobs(&self.tokenizer, &delta.logprobs))
+        self.logprobs.then(|| chat_logprobs(&self.names, &delta.logprobs))
     }
 
     fn chunk_choice(
@@ -250,7 +271,7 @@ impl ChunkFormat for ChatFormat {
     fn opening(&mut self, index: usize, usage: Option<Usage>) -> Option<Bytes> {
         let delta = ChatDelta {
             role: Some("assistant"),
-            content: Some(String::new()),
+            content: Some(self.echo.clone()),
             ..ChatDelta::default()
         };
         let choice = ChatChunkChoice {

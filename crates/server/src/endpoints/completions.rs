@@ -7,10 +7,12 @@ use candlepower_api::{
     Usage,
 };
 use candlepower_engine::TokenLogprobs;
-use candlepower_tokenizer::{SkipSpecialTokens, Tokenizer};
+use candlepower_tokenizer::SkipSpecialTokens;
 use uuid::Uuid;
 
-use crate::generation::logprobs::{CompletionLogprobsBuilder, SpecialTokens, prompt_logprobs};
+use crate::generation::logprobs::{
+    CompletionLogprobsBuilder, SpecialTokens, TokenNames, prompt_logprobs,
+};
 use crate::generation::params::{Generation, num_logprobs};
 use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{check_prompt, encode, unix_seconds};
@@ -44,7 +46,7 @@ pub(crate) async fn completions(request: Incoming) -> ApiResult<Response> {
         id: format!("cmpl-{}", Uuid::new_v4().simple()),
         created: unix_seconds(),
         model_name,
-        tokenizer: request.model.tokenizer.clone(),
+        names: generation.token_names(&request.model.tokenizer),
         n: generation.n,
         prompts,
         echo,
@@ -177,7 +179,7 @@ struct CompletionFormat {
     id: String,
     created: u64,
     model_name: String,
-    tokenizer: Tokenizer,
+    names: TokenNames,
     n: usize,
     prompts: Vec<Vec<u32>>,
     echo: Option<Vec<Echo>>,
@@ -202,7 +204,7 @@ impl CompletionFormat {
         let builder = &mut self.builders[index];
         let logprobs = tokens.filter(|_| self.echo_logprobs).map(|tokens| {
             let prompt = &self.prompts[index / self.n];
-            builder.prompt(&self.tokenizer, prompt, tokens, echo.specials)
+            builder.prompt(&self.names, prompt, tokens, echo.specials)
         });
         if logprobs.is_none() {
             builder.skip(&echo.text);
@@ -213,7 +215,7 @@ impl CompletionFormat {
     /// What `delta` adds to choice `index`.
     fn addition(&mut self, index: usize, delta: Delta) -> CompletionChoice {
         let logprobs = self.logprobs.then(|| {
-            self.builders[index].output(&self.tokenizer, &delta.logprobs, self.output_specials)
+            self.builders[index].output(&self.names, &delta.logprobs, self.output_specials)
         });
         let (finish_reason, stop_reason) = match delta.finish {
             Some(finish) => (Some(finish.reason), finish.stop_reason),
@@ -257,7 +259,7 @@ impl CompletionFormat {
             };
         }
         if let (Some(num_top), Some(tokens)) = (self.num_prompt_logprobs, &tokens) {
-            choice.prompt_logprobs = Some(prompt_logprobs(&self.tokenizer, tokens, num_top));
+            choice.prompt_logprobs = Some(prompt_logprobs(&self.names.tokenizer, tokens, num_top));
         }
         choice.prompt_token_ids = self.token_ids.then(|| self.prompts[index / self.n].clone());
         choice

@@ -9,12 +9,11 @@ use candlepower_api::{
     Usage,
 };
 use candlepower_engine::TokenLogprobs;
-use candlepower_tokenizer::Tokenizer;
 use uuid::Uuid;
 
 use crate::config::Framework;
 use crate::generation::constraint;
-use crate::generation::logprobs::chat_logprobs;
+use crate::generation::logprobs::{TokenNames, chat_logprobs};
 use crate::generation::params::{Generation, num_logprobs};
 use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{check_prompt, encode, unix_seconds};
@@ -171,7 +170,7 @@ async fn respond(prepared: Prepared, request: &Incoming) -> ApiResult<Response> 
     let [prompt] = prompts;
     let format = GenerateFormat {
         header,
-        tokenizer: request.model.tokenizer.clone(),
+        names: generation.token_names(&request.model.tokenizer),
         logprobs: generation.logprobs().is_some(),
         branches: Branch::of(turn, &prompt, generation.n),
     };
@@ -231,7 +230,7 @@ impl Branch {
 /// How answers are written.
 struct GenerateFormat {
     header: Header,
-    tokenizer: Tokenizer,
+    names: TokenNames,
     /// Whether log-probabilities are reported.
     logprobs: bool,
     /// One per choice, in a session.
@@ -257,9 +256,7 @@ impl GenerateFormat {
         GenerateChoice {
             index,
             text: delta.text,
-            logprobs: self
-                .logprobs
-                .then(|| chat_logprobs(&self.tokenizer, &delta.logprobs).content),
+            logprobs: self.logprobs.then(|| chat_logprobs(&self.names, &delta.logprobs).content),
             token_ids: delta.token_ids,
             score: None,
             finish_reason,

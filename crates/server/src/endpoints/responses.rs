@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::generation::chat_output::AnswerFormat;
 use crate::generation::content_blocks::{Block, Blocks, turn};
 use crate::generation::conversation::Conversation;
-use crate::generation::logprobs::chat_logprobs;
+use crate::generation::logprobs::{TokenNames, chat_logprobs};
 use crate::generation::params::{Generation, StreamShape, num_logprobs};
 use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{ChatPrompt, check_prompt};
@@ -58,7 +58,9 @@ pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
     let [prompt] = prompts;
     let mut blocks = Blocks::new(answers.answer());
     let caller = request.caller.id;
-    let mut turn = Turn { object, messages, token_ids: prompt, caller, model: request.model };
+    let names = generation.token_names(&request.model.tokenizer);
+    let mut turn =
+        Turn { object, messages, token_ids: prompt, caller, model: request.model, names };
     if generation.stream.is_some() {
         // The usage is in the last event.
         let shape = StreamShape { include_usage: true, continuous_usage: false };
@@ -280,6 +282,7 @@ struct Turn {
     token_ids: Vec<u32>,
     caller: CallerId,
     model: Arc<LoadedModel>,
+    names: TokenNames,
 }
 
 impl Turn {
@@ -289,7 +292,7 @@ impl Turn {
         let ends = &self.model.engine.info().eos_token_ids;
         let tokens = tokens.iter().filter(|token| !ends.contains(&token.token_id)).cloned();
         let tokens = tokens.collect::<Vec<_>>();
-        let logprobs = chat_logprobs(&self.model.tokenizer, &tokens).content;
+        let logprobs = chat_logprobs(&self.names, &tokens).content;
         self.object.add_logprobs(index, logprobs.clone());
         logprobs
     }

@@ -12,22 +12,39 @@ use candlepower_tokenizer::Tokenizer;
 /// Stands for minus infinity, which JSON does not have. Source: the OpenAI API reference, `logprob`.
 const LEAST_LOGPROB: f32 = -9999.0;
 
+/// How tokens are named beside their log-probabilities.
+#[derive(Clone)]
+pub(crate) struct TokenNames {
+    pub(crate) tokenizer: Tokenizer,
+    /// By their ids, as not every token is a text of its own.
+    pub(crate) by_id: bool,
+}
+
+impl TokenNames {
+    fn name(&self, id: u32) -> String {
+        match self.by_id {
+            true => format!("token_id:{id}"),
+            false => self.tokenizer.token_text(id),
+        }
+    }
+}
+
 fn finite(logprob: f32) -> f32 {
     // Also true of NaN, which a model with broken weights gives.
     if logprob > LEAST_LOGPROB { logprob } else { LEAST_LOGPROB }
 }
 
 /// Chat's form.
-pub(crate) fn chat_logprobs(tokenizer: &Tokenizer, tokens: &[TokenLogprobs]) -> ChatLogprobs {
+pub(crate) fn chat_logprobs(names: &TokenNames, tokens: &[TokenLogprobs]) -> ChatLogprobs {
     let top = |&(id, logprob): &(u32, f32)| ChatTopLogprob {
-        token: tokenizer.token_text(id),
+        token: names.name(id),
         logprob: finite(logprob),
-        bytes: tokenizer.token_bytes(id).to_vec(),
+        bytes: names.tokenizer.token_bytes(id).to_vec(),
     };
     let token = |token: &TokenLogprobs| ChatTokenLogprob {
-        token: tokenizer.token_text(token.token_id),
+        token: names.name(token.token_id),
         logprob: finite(token.logprob),
-        bytes: tokenizer.token_bytes(token.token_id).to_vec(),
+        bytes: names.tokenizer.token_bytes(token.token_id).to_vec(),
         top_logprobs: token.top.iter().map(top).collect(),
     };
     ChatLogprobs { content: tokens.iter().map(token).collect() }
@@ -50,13 +67,13 @@ impl CompletionLogprobsBuilder {
     /// The log-probabilities of generated tokens.
     pub(crate) fn output(
         &mut self,
-        tokenizer: &Tokenizer,
+        names: &TokenNames,
         tokens: &[TokenLogprobs],
         special: SpecialTokens,
     ) -> CompletionLogprobs {
         let mut logprobs = CompletionLogprobs::default();
         for token in tokens {
-            self.push(&mut logprobs, tokenizer, token.token_id, Some(token), special);
+            self.push(&mut logprobs, names, token.token_id, Some(token), special);
         }
         logprobs
     }
@@ -64,14 +81,14 @@ impl CompletionLogprobsBuilder {
     /// The log-probabilities of a prompt's tokens; the first has none.
     pub(crate) fn prompt(
         &mut self,
-        tokenizer: &Tokenizer,
+        names: &TokenNames,
         token_ids: &[u32],
         tokens: &[Option<TokenLogprobs>],
         special: SpecialTokens,
     ) -> CompletionLogprobs {
         let mut logprobs = CompletionLogprobs::default();
         for (id, token) in token_ids.iter().zip(tokens) {
-            self.push(&mut logprobs, tokenizer, *id, token.as_ref(), special);
+            self.push(&mut logprobs, names, *id, token.as_ref(), special);
         }
         logprobs
     }
@@ -84,24 +101,25 @@ impl CompletionLogprobsBuilder {
     fn push(
         &mut self,
         logprobs: &mut CompletionLogprobs,
-        tokenizer: &Tokenizer,
+        names: &TokenNames,
         token_id: u32,
         token: Option<&TokenLogprobs>,
         special: SpecialTokens,
     ) {
         logprobs.text_offset.push(self.text_offset);
-        logprobs.tokens.push(tokenizer.token_text(token_id));
+        logprobs.tokens.push(names.name(token_id));
         logprobs.token_logprobs.push(token.map(|token| finite(token.logprob)));
         logprobs.top_logprobs.push(token.map(|token| {
             let candidates = token.top.iter().copied().chain([(token.token_id, token.logprob)]);
             // Where two tokens have one text, the likelier one is meant.
             let mut map = BTreeMap::new();
             for (id, logprob) in candidates {
-                let entry = map.entry(tokenizer.token_text(id)).or_insert(LEAST_LOGPROB);
+                let entry = map.entry(names.name(id)).or_insert(LEAST_LOGPROB);
                 *entry = entry.max(finite(logprob));
             }
             map
         }));
+        let tokenizer = &names.tokenizer;
         if special == SpecialTokens::InText || !tokenizer.is_special(token_id) {
             self.text_offset += tokenizer
                 .token_bytes(token_id)
@@ -123,7 +141,7 @@ pub(crate) fn prompt_logprobs(
     tokens: &[Option<TokenLogprobs>],
     num_top: usize,
 ) -> PromptLogprobs {
-    let candidate = |id: u32, logprob: f32, rank: Option<usize>| {
+    let candidate = |id: u32, logprob: f32, rank: usize| {
         let entry = PromptLogprob {
             logprob: finite(logprob),
             rank,
@@ -132,13 +150,12 @@ pub(crate) fn prompt_logprobs(
         (id.to_string(), entry)
     };
     let position = |token: &TokenLogprobs| {
-        let rank =
-            token.top.iter().position(|(id, _)| *id == token.token_id).map(|place| place + 1);
-        let top = token.top.iter().take(num_top).enumerate();
-        let mut map: BTreeMap<_, _> =
-            top.map(|(place, (id, logprob))| candidate(*id, *logprob, Some(place + 1))).collect();
-        map.extend([candidate(token.token_id, token.logprob, rank)]);
-        map
+        // Equally likely tokens share a rank.
+        let rank = |logprob| 1 + token.top.partition_point(|(_, other)| *other > logprob);
+        let top = token.top.iter().take(num_top);
+        let top = top.map(|(id, logprob)| candidate(*id, *logprob, rank(*logprob)));
+        let own = candidate(token.token_id, token.logprob, token.rank);
+        top.chain([own]).collect::<BTreeMap<_, _>>()
     };
     tokens.iter().map(|token| token.as_ref().map(position)).collect()
 }
@@ -148,8 +165,12 @@ mod tests {
     use super::*;
     use crate::lifecycle::demo;
 
+    fn names(by_id: bool) -> TokenNames {
+        TokenNames { tokenizer: demo::tokenizer(), by_id }
+    }
+
     fn token(token_id: u32, logprob: f32, top: &[(u32, f32)]) -> TokenLogprobs {
-        TokenLogprobs { token_id, logprob, top: top.to_vec() }
+        TokenLogprobs { token_id, logprob, rank: 7, top: top.to_vec() }
     }
 
     #[test]
@@ -157,8 +178,10 @@ mod tests {
         let tokenizer = demo::tokenizer();
         let a = tokenizer.token_to_id("a").unwrap();
         let b = tokenizer.token_to_id("b").unwrap();
-        let logprobs =
-            chat_logprobs(&tokenizer, &[token(a, f32::NEG_INFINITY, &[(b, -0.5), (a, f32::NAN)])]);
+        let logprobs = chat_logprobs(
+            &names(false),
+            &[token(a, f32::NEG_INFINITY, &[(b, -0.5), (a, f32::NAN)])],
+        );
         let entry = &logprobs.content[0];
         assert_eq!(
             (entry.token.as_str(), entry.logprob, entry.bytes.as_slice()),
@@ -166,6 +189,25 @@ mod tests {
         );
         assert_eq!(entry.top_logprobs.len(), 2);
         assert_eq!(entry.top_logprobs[1].logprob, -9999.0);
+    }
+
+    #[test]
+    fn tokens_are_named_by_their_ids_where_that_is_asked_for() {
+        let tokenizer = demo::tokenizer();
+        let [a, b] = ["a", "b"].map(|text| tokenizer.token_to_id(text).unwrap());
+        let entries = [token(a, -1.0, &[(b, -0.5)])];
+        let chat = chat_logprobs(&names(true), &entries).content.remove(0);
+        assert_eq!((chat.token, chat.bytes), (format!("token_id:{a}"), b"a".to_vec()));
+        assert_eq!(chat.top_logprobs[0].token, format!("token_id:{b}"));
+        let completion = CompletionLogprobsBuilder::default().output(
+            &names(true),
+            &entries,
+            SpecialTokens::NotInText,
+        );
+        assert_eq!(completion.tokens, [format!("token_id:{a}")]);
+        let top = completion.top_logprobs[0].as_ref().unwrap();
+        assert!(top.contains_key(&format!("token_id:{a}")), "{top:?}");
+        assert!(top.contains_key(&format!("token_id:{b}")), "{top:?}");
     }
 
     #[test]
@@ -178,8 +220,8 @@ mod tests {
         let (first, second) = (encode("日本"), encode("xy"));
         let mut builder = CompletionLogprobsBuilder::default();
         builder.skip("é");
-        let a = builder.output(&tokenizer, &entries(&first), SpecialTokens::NotInText);
-        let b = builder.output(&tokenizer, &entries(&second), SpecialTokens::NotInText);
+        let a = builder.output(&names(false), &entries(&first), SpecialTokens::NotInText);
+        let b = builder.output(&names(false), &entries(&second), SpecialTokens::NotInText);
         assert_eq!(a.text_offset[0], 1);
         assert_eq!(b.text_offset[0], 3);
         assert_eq!(a.tokens.len(), first.len());
@@ -192,7 +234,7 @@ mod tests {
         let entries = [token(special, -1.0, &[]), token(special, -1.0, &[])];
         let offsets = |special| {
             CompletionLogprobsBuilder::default()
-                .output(&demo::tokenizer(), &entries, special)
+                .output(&names(false), &entries, special)
                 .text_offset
         };
         assert_eq!(offsets(SpecialTokens::NotInText), [0, 0]);
@@ -208,7 +250,7 @@ mod tests {
         let id = |text: &str| tokenizer.token_to_id(text).unwrap();
         let entry = token(id("a"), -3.0, &[(id("b"), -0.5)]);
         let logprobs = CompletionLogprobsBuilder::default().prompt(
-            &tokenizer,
+            &names(false),
             &[id("c"), id("a")],
             &[None, Some(entry)],
             SpecialTokens::InText,
@@ -224,12 +266,16 @@ mod tests {
     fn prompt_logprobs_are_keyed_by_id() {
         let tokenizer = demo::tokenizer();
         let id = |text: &str| tokenizer.token_to_id(text).unwrap();
-        let entry = token(id("a"), -3.0, &[(id("b"), -0.5), (id("c"), -0.7)]);
-        let logprobs = prompt_logprobs(&tokenizer, &[None, Some(entry)], 1);
-        assert_eq!(logprobs[0], None);
-        let map = logprobs[1].as_ref().unwrap();
-        assert_eq!(map.len(), 2);
-        assert_eq!(map[&id("b").to_string()].rank, Some(1));
-        assert_eq!(map[&id("a").to_string()].rank, None);
+        let top = [(id("b"), -0.5), (id("c"), -0.7), (id("d"), -0.7)];
+        let entry = token(id("a"), -3.0, &top);
+        let ranks = |num_top| {
+            let logprobs = prompt_logprobs(&tokenizer, &[None, Some(entry.clone())], num_top);
+            assert_eq!(logprobs[0], None);
+            let map = logprobs[1].as_ref().unwrap();
+            let rank = |text: &str| map.get(&id(text).to_string()).map(|entry| entry.rank);
+            ["a", "b", "c", "d"].map(rank)
+        };
+        assert_eq!(ranks(1), [Some(7), Some(1), None, None]);
+        assert_eq!(ranks(3), [Some(7), Some(1), Some(2), Some(2)], "equals share a rank");
     }
 }

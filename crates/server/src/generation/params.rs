@@ -6,16 +6,19 @@ use candlepower_api::GenerationFields;
 use candlepower_checkpoint::SamplingDefaults;
 use candlepower_engine::SamplingParams;
 use candlepower_grammar::Grammar;
+use candlepower_tokenizer::Tokenizer;
 
 use crate::config::DefaultMaxTokens;
 use crate::generation::chat_output::AnswerFormat;
+use crate::generation::logprobs::TokenNames;
+use crate::generation::ruled_out::{allowed_token_ids, bad_words};
 use crate::generation::thought_limit::ThoughtLimit;
 use crate::model::api_error::{ApiError, ApiResult};
 
 /// Most choices of one request.
 const MAX_N: i64 = 128;
 /// Most entries of `logit_bias` and of `stop_token_ids`.
-const MAX_TOKEN_LIST: usize = 1024;
+pub(crate) const MAX_TOKEN_LIST: usize = 1024;
 /// Longest `cache_salt`, in bytes.
 const MAX_SALT_BYTES: usize = 1024;
 /// Temperatures below this are greedy: dividing logits by them would overflow. Source: `_SAMPLING_EPS` in vLLM.
@@ -27,6 +30,7 @@ const LEAST_BIAS: f32 = -100.0;
 #[derive(Clone, Copy)]
 pub(crate) struct Limits<'a> {
     pub(crate) vocab_size: usize,
+    pub(crate) tokenizer: &'a Tokenizer,
     pub(crate) max_logprobs: usize,
     pub(crate) default_max_tokens: DefaultMaxTokens,
     /// Sampling of requests that do not say.
@@ -54,6 +58,8 @@ pub(crate) struct Generation {
     pub(crate) thought_limit: Option<ThoughtLimit>,
     pub(crate) text: TextOptions,
     pub(crate) return_token_ids: bool,
+    /// Whether log-probabilities name tokens by their ids.
+    tokens_by_id: bool,
     /// `Some` if the answer is a stream.
     pub(crate) stream: Option<StreamShape>,
 }
@@ -121,6 +127,8 @@ impl Generation {
                 "-2 to 2",
             )?,
             logit_bias: logit_bias(fields, limits)?,
+            allowed_token_ids: allowed_token_ids(fields.allowed_token_ids.as_deref(), limits)?,
+            bad_words: bad_words(fields.bad_words.as_deref().unwrap_or_default(), limits)?,
             // Negative seeds are as good as others: their bits are taken.
             seed: fields.seed.map(|seed| seed as u64),
             stop_token_ids: stop_token_ids(fields, limits)?,
@@ -146,6 +154,7 @@ impl Generation {
                 answers: None,
             },
             return_token_ids: fields.return_token_ids.unwrap_or(false),
+            tokens_by_id: fields.return_tokens_as_token_ids.unwrap_or(false),
             stream: fields.stream().then(|| {
                 let options = fields.stream_options.unwrap_or_default();
                 StreamShape {
@@ -163,6 +172,11 @@ impl Generation {
 
     pub(crate) fn logprobs(&self) -> Option<usize> {
         self.sampling.logprobs
+    }
+
+    /// How log-probabilities name tokens.
+    pub(crate) fn token_names(&self, tokenizer: &Tokenizer) -> TokenNames {
+        TokenNames { tokenizer: tokenizer.clone(), by_id: self.tokens_by_id }
     }
 
     /// The sampling parameters for a prompt of so many tokens: prompt and output together fit the context.
@@ -190,12 +204,19 @@ impl Generation {
     }
 }
 
-/// The number of alternatives that `name` asks for.
+/// The number of alternatives that `name` asks for; -1 asks for all tokens.
 pub(crate) fn num_logprobs(name: &str, asked: i64, limits: &Limits<'_>) -> ApiResult<usize> {
+    if asked == -1 {
+        let (all, most) = (limits.vocab_size, limits.max_logprobs);
+        let message = format!(
+            "`{name}` is -1, which asks for all {all} tokens; this server reports at most {most} (`--max-logprobs`)."
+        );
+        return if most >= all { Ok(all) } else { Err(ApiError::invalid(name, message)) };
+    }
     Ok(integer(name, asked, 0, limits.max_logprobs as i64)? as usize)
 }
 
-fn out_of_range(name: &str, value: impl std::fmt::Display, bounds: &str) -> ApiError {
+pub(crate) fn out_of_range(name: &str, value: impl std::fmt::Display, bounds: &str) -> ApiError {
     ApiError::invalid(name, format!("`{name}` is {value}; it must be {bounds}."))
 }
 
@@ -308,7 +329,7 @@ fn stop_token_ids(fields: &GenerationFields, limits: &Limits<'_>) -> ApiResult<V
     Ok(ids.to_vec())
 }
 
-fn check_token_id(name: &str, id: u32, limits: &Limits<'_>) -> ApiResult<()> {
+pub(crate) fn check_token_id(name: &str, id: u32, limits: &Limits<'_>) -> ApiResult<()> {
     if (id as usize) < limits.vocab_size {
         return Ok(());
     }

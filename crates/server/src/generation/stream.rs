@@ -225,18 +225,20 @@ impl Choice {
 
     /// Writes the mark that closes the thought, and goes on behind it.
     fn end_thought(&mut self) -> ApiResult<()> {
-        self.tokens = None;
+        let given_up = self.tokens.take();
         let Some(ending) = self.thought_end.as_ref().map(ThoughtEnd::ending) else { return Ok(()) };
         for token_id in ending.iter().copied() {
             // Nothing else could be written here.
-            let certain = TokenLogprobs { token_id, logprob: 0.0, top: Vec::new() };
+            let certain = TokenLogprobs { token_id, logprob: 0.0, rank: 1, top: Vec::new() };
             let reports = self.thought_end.as_ref().is_some_and(ThoughtEnd::reports_logprobs);
             self.add(token_id, reports.then_some(certain), None)?;
         }
         let request = self.thought_end.as_mut().and_then(|end| end.go_on(self.num_generated));
-        match request {
-            Some(request) => self.tokens = self.engine.submit(request)?.pop(),
-            None => {
+        match (request, given_up) {
+            (Some(request), Some(given_up)) => {
+                self.tokens = self.engine.go_on(given_up, request)?.pop();
+            }
+            _ => {
                 let rest = self.assembler.cut_short();
                 let rest = rest.map_err(|error| ApiError::internal(error.to_string()))?;
                 self.delta.add(Piece { finish: Some(Finish::new(FinishReason::Length)), ..rest });
@@ -283,8 +285,6 @@ pub(crate) struct TokenClock {
     last_token: Option<Instant>,
     prefill_s: f64,
     tokens: Arc<RequestTokens>,
-}
-
     longest: Arc<LongestChoice>,
 }
 
@@ -308,6 +308,8 @@ impl LongestChoice {
         let was_last = self.num_left.fetch_sub(1, Ordering::AcqRel) == 1;
         was_last.then(|| self.num_tokens.load(Ordering::Relaxed))
     }
+}
+
 impl TokenClock {
     pub(crate) fn new(
         metrics: Metrics,
@@ -346,11 +348,11 @@ impl TokenClock {
                 self.metrics.time_per_output_token.record(decode_s / (num_generated - 1) as f64);
             }
         }
-        self.metrics.count_success(reason.as_str());
-    }
         if let Some(num_tokens) = self.longest.end(num_generated) {
             self.metrics.max_generation_tokens.record(num_tokens as f64);
         }
+        self.metrics.count_success(reason.as_str());
+    }
 }
 
 /// A choice from beginning to end.

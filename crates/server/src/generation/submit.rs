@@ -24,6 +24,7 @@ pub(crate) fn limits<'a>(
 ) -> Limits<'a> {
     Limits {
         vocab_size: model.vocab_size,
+        tokenizer: &model.tokenizer,
         max_logprobs: config.max_logprobs.min(model.vocab_size),
         default_max_tokens: config.default_max_tokens,
         sampling_defaults: &model.sampling_defaults,
@@ -82,6 +83,7 @@ pub(crate) fn submit(
             prompt_logprobs: generation.prompt_logprobs,
             prompt_logprobs_from: generation.prompt_logprobs_from,
             grammar: generation.grammar.clone(),
+            num_generated: 0,
         };
         let thought_end = |index| {
             let limit = generation.thought_limit.clone()?;
@@ -91,18 +93,18 @@ pub(crate) fn submit(
         let streams = model.engine.submit(submitted)?;
         state.metrics().prompt_tokens.record(prompt.len() as f64);
         request.tokens.add_prompt(prompt.len());
+        let longest = LongestChoice::of(generation.n);
         for (tokens, thought_end) in streams.into_iter().zip(thought_ends) {
             let assembler =
-        let longest = LongestChoice::of(generation.n);
                 TextAssembler::new(model.tokenizer.clone(), prompt, generation.text.clone())
                     .map_err(|error| ApiError::internal(error.to_string()))?;
             let clock = TokenClock::new(
                 state.metrics().clone(),
                 request.arrived,
                 Arc::clone(&request.tokens),
+                Arc::clone(&longest),
             );
             let choice = Choice::new(
-                Arc::clone(&longest),
                 choices.len(),
                 tokens,
                 assembler,

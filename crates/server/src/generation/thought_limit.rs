@@ -95,9 +95,7 @@ impl ThoughtEnd {
         let mut request = self.request.clone();
         request.prompt.extend_from_slice(&self.limit.ending);
         request.grammar = self.limit.grammar.clone();
-        let sampling = &mut request.sampling;
-        sampling.max_tokens = sampling.max_tokens.saturating_sub(num_generated);
-        sampling.min_tokens = sampling.min_tokens.saturating_sub(num_generated);
-        (sampling.max_tokens > 0).then_some(request)
+        request.num_generated = num_generated;
+        (num_generated < request.sampling.max_tokens).then_some(request)
     }
 }

@@ -142,6 +142,7 @@ impl ShapeRunner {
             prompt_logprobs: None,
             prompt_logprobs_from: 0,
             grammar: None,
+            num_generated: 0,
         };
         let requests: Vec<Request> = prompts.iter().map(request).collect();
         let mut streams: Vec<TokenStream> = Vec::new();

@@ -31,6 +31,8 @@ struct SampleArgs {
 static_assert(sizeof(SampleArgs) == 112, "as in src/cuda/sampling.rs");
 
 constexpr int32_t kMaxTop = 32;
+// Words that each sample reports of its own token.
+constexpr int32_t kReportHead = 3;
 
 struct Shared {
   uint64_t bins[kBins];
@@ -277,7 +279,7 @@ __device__ Best adjust(const SampleArgs& args, const SamplerRow& draw, const T* 
   return best_value(scores, args.vocab);
 }
 
-// The log-probabilities of `token` and of the most likely tokens, by the model's own distribution.
+// The log-probabilities of `token` and of the most likely tokens, and the rank of `token`, by the model's own distribution.
 template <typename T>
 __device__ void report_logprobs(const SampleArgs& args, const SamplerRow& draw, const T* logits,
                                 uint32_t token, uint32_t* report, Shared& shared) {
@@ -290,7 +292,15 @@ __device__ void report_logprobs(const SampleArgs& args, const SamplerRow& draw, 
   const auto logprob = [&](uint32_t id) {
     return __float_as_uint(static_cast<float>(logits[id]) - normalizer);
   };
-  if (threadIdx.x == 0) report[1] = logprob(token);
+  const float own = static_cast<float>(logits[token]);
+  uint64_t likelier = 0;
+  each_value(logits, {0, args.vocab}, threadIdx.x, kThreads,
+             [&](int32_t, float logit) { likelier += logit > own; });
+  likelier = block_sum(likelier);
+  if (threadIdx.x == 0) {
+    report[1] = logprob(token);
+    report[2] = own > -INFINITY ? static_cast<uint32_t>(likelier) + 1 : static_cast<uint32_t>(args.vocab);
+  }
   const uint32_t most = args.max_top < kMaxTop ? args.max_top : kMaxTop;
   const uint32_t wanted = draw.top_logprobs < most ? draw.top_logprobs : most;
   if (wanted == 0) return;
@@ -325,8 +335,8 @@ __device__ void report_logprobs(const SampleArgs& args, const SamplerRow& draw, 
       const uint32_t other = shared.top_keys[i];
       rank += other < key || (other == key && shared.top_ids[i] < id);
     }
-    report[2 + 2 * rank] = id;
-    report[3 + 2 * rank] = logprob(id);
+    report[kReportHead + 2 * rank] = id;
+    report[kReportHead + 1 + 2 * rank] = logprob(id);
   }
 }
 
@@ -345,7 +355,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) sample_kernel(SampleArgs args) {
   __shared__ Shared shared;
   const SamplerRow draw = args.draws[blockIdx.x];
-  const int32_t width = 2 + 2 * args.max_top;
+  const int32_t width = kReportHead + 2 * args.max_top;
   uint32_t* report = args.report + int64_t(blockIdx.x) * width;
   for (int32_t i = threadIdx.x; i < width; i += kThreads) report[i] = kNone;
   if (threadIdx.x == 0) args.token_ids[blockIdx.x] = kNone;

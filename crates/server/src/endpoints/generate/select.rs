@@ -58,6 +58,7 @@ pub(super) async fn respond(selection: Selection, request: &Incoming) -> ApiResu
     let Selection { header, generation, turn, prompt_len, mut prompts, texts, logprobs } =
         selection;
     let finished = finish_all(submit(request, &prompts, &generation)?).await?;
+    let names = generation.token_names(&request.model.tokenizer);
     let num_cached_tokens = finished.first().map_or(0, |choice| choice.num_cached_tokens);
     let mut choices = Vec::with_capacity(texts.len());
     for (FinishedChoice { index, prompt_logprobs, .. }, text) in finished.into_iter().zip(texts) {
@@ -73,7 +74,7 @@ pub(super) async fn respond(selection: Selection, request: &Incoming) -> ApiResu
             text,
             token_ids: prompts[index][prompt_len..].to_vec(),
             score: Some(mean(&scores)),
-            logprobs: logprobs.then(|| chat_logprobs(&request.model.tokenizer, &scores).content),
+            logprobs: logprobs.then(|| chat_logprobs(&names, &scores).content),
             ..GenerateChoice::default()
         });
     }
@@ -110,7 +111,7 @@ mod tests {
     #[test]
     fn the_highest_mean_wins_and_nothing_is_infinite() {
         let scores = |values: &[f32]| {
-            let score = |&logprob| TokenLogprobs { token_id: 0, logprob, top: Vec::new() };
+            let score = |&logprob| TokenLogprobs { token_id: 0, logprob, rank: 1, top: Vec::new() };
             mean(&values.iter().map(score).collect::<Vec<_>>())
         };
         assert_eq!(scores(&[-1.0, -3.0]), -2.0);

@@ -6,6 +6,7 @@ use candlepower_api::Fields;
 use serde_json::json;
 
 use super::*;
+use crate::lifecycle::demo;
 
 fn generation(
     body: serde_json::Value,
@@ -23,6 +24,7 @@ fn generation(
     let none = SamplingDefaults::default();
     let mut limits = Limits {
         vocab_size: 50,
+        tokenizer: &demo::tokenizer(),
         max_logprobs: 20,
         default_max_tokens: DefaultMaxTokens::Tokens(NonZeroUsize::new(16).unwrap()),
         sampling_defaults: &none,
