@@ -127,20 +127,20 @@ fn no_model_writes_an_invalid_call() {
     let wanted = std::env::var(NUM_CALLS).map(|count| count.parse().unwrap());
     let formats = if wanted.is_ok() { FORMATS.len() } else { NUM_FORMATS_OF_FEW };
     let wanted = wanted.unwrap_or(FEW);
-    let mut lines = String::new();
     for format in &FORMATS[..formats] {
         let random = random_calls(format, wanted);
         let leaving = leaving_calls(format, wanted, &random);
+        let mut lines = String::new();
         for (kind, calls) in [("random", &random), ("leaving", &leaving)] {
             eprintln!("{format}, {kind}: {} calls", calls.len());
-            for call in calls {
-                let line = json!({"kind": format!("{format}, {kind}"), "schema": call.schema, "arguments": call.arguments, "written": call.written});
-                lines += &format!("{line}\n");
+            for Call { schema, arguments, written } in calls {
+                let call = json!({"schema": schema, "arguments": arguments, "written": written});
+                lines += &format!("{call}\n");
             }
         }
+        let folder = TempFolder::new();
+        run_to_end(python("clients/calls.py").arg(folder.write("calls.jsonl", lines)));
     }
-    let folder = TempFolder::new();
-    run_to_end(python("clients/calls.py").arg(folder.write("calls.jsonl", lines)));
 }
 
 /// A request that needs a call; the model ends values sooner by `bias`.

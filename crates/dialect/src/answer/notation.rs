@@ -442,7 +442,9 @@ fn literals(schema: &Value) -> Option<Vec<&str>> {
 }
 
 /// Properties of these names, each of which may be there.
-fn among<'a>(names: Vec<&'a str>, schema: Option<&Value>) -> Vec<Property<'a>> {
+fn among<'a>(mut names: Vec<&'a str>, schema: Option<&Value>) -> Vec<Property<'a>> {
+    names.sort_unstable();
+    names.dedup();
     let schema = schema.unwrap_or(&Value::Bool(true));
     let property = |name| Property { name, schema: schema.clone(), is_required: false };
     names.into_iter().map(property).collect()

@@ -245,6 +245,16 @@ fn calls_are_held_to_their_schemas_in_free_text() {
         case.takes(text);
     }
     case.stops("[get_weather(days=3)]", "[get_weather(");
+    let case = Case::new(Some(ToolFormat::Glm4), Calls::Allowed);
+    for text in [
+        "",
+        "get_weather is a function.",
+        "Say get_weather\n{",
+        "get_weather\n{\"city\": \"Bern\"}",
+    ] {
+        case.takes(text);
+    }
+    case.stops("get_weather\n{\"town\": 1}", "get_weather\n{\"");
 }
 
 #[test]

@@ -318,6 +318,7 @@ fn names_and_exclusive_arms_are_held() {
         (of_names(json!({"pattern": "^a+$"})), json!({"aa": "s"}), false),
         (of_names(json!({"enum": ["b", "a"]})), json!({"a": 1, "b": 2}), true),
         (of_names(json!({"enum": ["b", "a"]})), json!({"c": 1}), false),
+        (of_names(json!({"enum": ["a", "a"]})), json!({"a": 1}), true),
         (of_names(json!({"const": 1})), json!({}), true),
         (of_names(json!({"const": 1})), json!({"a": 1}), false),
     ] {
