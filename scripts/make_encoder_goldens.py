@@ -13,7 +13,10 @@ f32 (eager attention), one text at a time, so without padding:
     score                [inputs] f32          of a classifier: the sigmoid of its one logit
 
 qwen3-embedding is a decoder as it is stored for its vectors: without a head, with the files of sentence-transformers, and
-texts.json with what that library makes of some texts, with and without a prompt.
+texts.json with what that library makes of some texts, with and without a prompt. embedding-gemma is one whose tokens see both
+ways, with dense layers behind the mean.
+
+mpnet is stored as all-mpnet-base-v2 is: with the head that it was trained with, beside sentence-transformers' files.
 
 bert-dense has dense layers behind its pooling, and of its texts `vector`, what sentence-transformers' modules make of the
 hidden states.
@@ -43,6 +46,8 @@ DISTIL = dict(vocab_size=96, dim=32, n_layers=3, n_heads=4, hidden_dim=48, max_p
 BERT = dict(**COMMON, max_position_embeddings=64, type_vocab_size=2)
 # The first token stands at position 2, behind that of padding.
 ROBERTA = dict(**COMMON, max_position_embeddings=66, type_vocab_size=1, pad_token_id=1)
+# Positions as RoBERTa's; distances up to 63 are of most of its classes.
+MPNET = dict(**COMMON, max_position_embeddings=66)
 MODERN = dict(
     **{**COMMON, "num_hidden_layers": 4},
     max_position_embeddings=64,
@@ -72,6 +77,8 @@ MODELS = {
         {**MODERN, **ONE_LABEL, "classifier_pooling": "mean"},
     ),
     "nomic-bert": ("NomicBertModel", NOMIC),
+    "mpnet": ("MPNetForMaskedLM", MPNET),
+    "mpnet-score": ("MPNetForSequenceClassification", {**MPNET, **ONE_LABEL}),
 }
 LENGTHS = [1, 2, 5, 11, 17, 23, 40, 64]
 
@@ -156,7 +163,7 @@ def make(name: str, cls: str, config: dict, out: Path, seed: int) -> None:
 
     def arguments(ids, type_ids):
         arguments = dict(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None])
-        if "Roberta" in cls:
+        if "Roberta" in cls or "MPNet" in cls:
             # Positions count every token: RoBERTa's own code would leave out those that look like padding.
             first = config.pad_token_id + 1
             arguments["position_ids"] = torch.arange(first, first + len(ids))[None]
@@ -169,8 +176,11 @@ def make(name: str, cls: str, config: dict, out: Path, seed: int) -> None:
     hidden = (
         (lambda ids, t: torch.zeros(1, 1))
         if is_score
-        else (lambda ids, t: model(**arguments(ids, t)).last_hidden_state[0])
+        else (lambda ids, t: model.base_model(**arguments(ids, t)).last_hidden_state[0])
     )
+    if cls == "MPNetForMaskedLM":
+        write_modules(folder, [("", "Transformer"), ("1_Pooling", "Pooling")])
+        write_pooling(folder, pooling_mode_mean_tokens=True)
     if name == "bert-score":
         write_pairs(model, folder)
     golden = golden_values(hidden, score, config.vocab_size, types, seed + 1)
@@ -207,6 +217,11 @@ def write_modules(folder: Path, modules: list[tuple[str, str]]) -> None:
     goldens.write_json(folder / "modules.json", rows)
 
 
+def write_pooling(folder: Path, width: int = 32, **modes) -> None:
+    (folder / "1_Pooling").mkdir()
+    goldens.write_json(folder / "1_Pooling" / "config.json", dict(word_embedding_dimension=width, **modes))
+
+
 def make_dense(out: Path, seed: int) -> None:
     """BERT, the mean of its hidden states, two dense layers, and the length."""
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
@@ -217,14 +232,9 @@ def make_dense(out: Path, seed: int) -> None:
         folder,
         [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"), ("3_Dense", "Dense"), ("4_Normalize", "Normalize")],
     )
-    (folder / "1_Pooling").mkdir()
-    pooling = dict(word_embedding_dimension=32, pooling_mode_mean_tokens=True)
-    goldens.write_json(folder / "1_Pooling" / "config.json", pooling)
+    write_pooling(folder, pooling_mode_mean_tokens=True)
     layers = [Dense(32, 24), Dense(24, 16, bias=False, activation_function=torch.nn.Identity())]
-    for i, layer in enumerate(layers):
-        goldens.randomise(layer, seed + 10 + i)
-        (folder / f"{i + 2}_Dense").mkdir()
-        layer.save(str(folder / f"{i + 2}_Dense"))
+    write_dense(folder, layers, seed)
     layers = [Dense.load(str(folder / f"{i + 2}_Dense")) for i in range(2)]
     modules = torch.nn.Sequential(Pooling(32, pooling_mode="mean"), *layers, Normalize())
     vectors = []
@@ -240,13 +250,16 @@ def make_dense(out: Path, seed: int) -> None:
     goldens.save(folder, {**kept, "vector": torch.stack(vectors).contiguous()}, f"{len(vectors)} vectors")
 
 
+def write_dense(folder: Path, layers: list, seed: int) -> None:
+    for i, layer in enumerate(layers):
+        goldens.randomise(layer, seed + 10 + i)
+        (folder / f"{i + 2}_Dense").mkdir()
+        layer.save(str(folder / f"{i + 2}_Dense"))
+
+
 def make_decoder(out: Path, seed: int) -> None:
     """A decoder whose last token's state is a text's vector. Its tokenizer ends each text with a token, as the model wants."""
-    import sentence_transformers
-    import tokenizers
-
     folder = goldens.empty(out / "qwen3-embedding")
-    (folder / "1_Pooling").mkdir()
     config = dict(
         vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         head_dim=16, max_position_embeddings=128, tie_word_embeddings=True, eos_token_id=256, pad_token_id=256,
@@ -255,24 +268,62 @@ def make_decoder(out: Path, seed: int) -> None:
     # The hub's names the class that has a head, which is tied.
     goldens.rewrite_json(folder / "config.json", lambda c: c.update(architectures=["Qwen3ForCausalLM"]))
 
+    write_byte_tokenizer(folder, "<|endoftext|>", first="")
+    write_modules(folder, [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")])
+    write_pooling(folder, pooling_mode_lasttoken=True, pooling_mode_mean_tokens=False, include_prompt=True)
+    write_texts(folder, dict(query="Instruct: find\nQuery:", document=""))
+
+
+def make_both_ways(out: Path, seed: int) -> None:
+    """Gemma 3's layers as EmbeddingGemma has them: no causal mask, windows to both sides, the mean, and two dense layers."""
+    from sentence_transformers.sentence_transformer.modules import Dense
+
+    folder = goldens.empty(out / "embedding-gemma")
+    config = dict(
+        vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, max_position_embeddings=256, query_pre_attn_scalar=16, use_bidirectional_attention=True, sliding_window=12,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"], bos_token_id=257, eos_token_id=256,
+        pad_token_id=256,
+    )
+    write_model(folder, "Gemma3TextModel", config, seed)
+    write_byte_tokenizer(folder, "<eos>", first="<bos>")
+    kinds = ["Transformer", "Pooling", "Dense", "Dense", "Normalize"]
+    write_modules(folder, [(f"{i}_{kind}" if i else "", kind) for i, kind in enumerate(kinds)])
+    write_pooling(folder, pooling_mode_mean_tokens=True, include_prompt=True)
+    identity = torch.nn.Identity()
+    layers = [Dense(32, 48, bias=False, activation_function=identity), Dense(48, 24, bias=False, activation_function=identity)]
+    write_dense(folder, layers, seed)
+    write_texts(folder, dict(query="task: search result | query: ", document="title: none | text: "))
+
+
+def write_byte_tokenizer(folder: Path, end: str, first: str) -> None:
+    """Bytes as tokens, and `end` behind each text, with `first` before it where it has a name."""
+    import tokenizers
+
     bytes_of = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     vocab = {letter: id for id, letter in enumerate(sorted(bytes_of))}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>"])
-    end = ("<|endoftext|>", tokenizer.token_to_id("<|endoftext|>"))
+    marks = [mark for mark in (end, first) if mark]
+    tokenizer.add_special_tokens(marks)
+    before = f"{first} " if first else ""
     template = tokenizers.processors.TemplateProcessing(
-        single="$A <|endoftext|>", pair="$A $B <|endoftext|>", special_tokens=[end]
+        single=f"{before}$A {end}",
+        pair=f"{before}$A $B {end}",
+        special_tokens=[(mark, tokenizer.token_to_id(mark)) for mark in marks],
     )
     tokenizer.post_processor = template
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=end[0], pad_token=end[0], padding_side="left"
+        tokenizer_object=tokenizer, eos_token=end, pad_token=end, padding_side="left"
     ).save_pretrained(folder)
-    write_modules(folder, [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")])
-    pooling = dict(word_embedding_dimension=32, pooling_mode_lasttoken=True, pooling_mode_mean_tokens=False, include_prompt=True)
-    goldens.write_json(folder / "1_Pooling" / "config.json", pooling)
-    prompts = dict(prompts=dict(query="Instruct: find\nQuery:", document=""), default_prompt_name=None)
+
+
+def write_texts(folder: Path, prompts: dict[str, str]) -> None:
+    """The vectors that sentence-transformers makes of some texts, without a prompt and with that of queries."""
+    import sentence_transformers
+
+    prompts = dict(prompts=prompts, default_prompt_name=None)
     goldens.write_json(folder / "config_sentence_transformers.json", prompts)
 
     library = sentence_transformers.SentenceTransformer(str(folder), device="cpu", model_kwargs=dict(attn_implementation="eager"))
@@ -286,7 +337,7 @@ def make_decoder(out: Path, seed: int) -> None:
             rows.append(dict(text=text, prompt=prompt, tokens=tokens, vector=[float(value) for value in vector]))
     (folder / "texts.json").write_text(json.dumps(rows, indent=0, ensure_ascii=False) + "\n")
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not goldens.is_generated(f))
-    print(f"qwen3-embedding: {size / 1e3:.0f} kB, {len(rows)} vectors")
+    print(f"{folder.name}: {size / 1e3:.0f} kB, {len(rows)} vectors")
 
 
 def texts_of_mixed_length() -> list[str]:
@@ -339,9 +390,11 @@ def main() -> None:
     for name, (cls, config), seed in goldens.wanted(MODELS, args.only, 0):
         make(name, cls, config, args.out, seed)
     if args.only in (None, "qwen3-embedding"):
-        make_decoder(args.out, len(MODELS) * 100)
+        make_decoder(args.out, 1000)
     if args.only in (None, "bert-dense"):
-        make_dense(args.out, len(MODELS) * 100 + 50)
+        make_dense(args.out, 1050)
+    if args.only in (None, "embedding-gemma"):
+        make_both_ways(args.out, 1400)
 
 
 if __name__ == "__main__":

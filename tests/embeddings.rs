@@ -287,7 +287,17 @@ fn settings_that_are_for_other_models_stop_the_start() {
 
 #[test]
 fn a_decoder_gives_the_vectors_of_sentence_transformers() {
-    let folder = golden("qwen3-embedding");
+    for (name, line) in [
+        ("qwen3-embedding", "vectors of 32 numbers (last pooling, of length one)"),
+        ("embedding-gemma", "vectors of 24 numbers (mean pooling, of length one)"),
+    ] {
+        vectors_are_those_of_sentence_transformers(name, line);
+    }
+}
+
+/// Holds the server's vectors to those that are stored beside the model, with and without a prompt, alone and in a batch.
+fn vectors_are_those_of_sentence_transformers(name: &str, line: &str) {
+    let folder = golden(name);
     let server = ServerBuilder::new(&folder).flags("--served-model-name words").start();
     let texts = std::fs::read_to_string(folder.join("texts.json")).unwrap();
     let texts: Vec<Value> = serde_json::from_str(&texts).unwrap();
@@ -312,7 +322,7 @@ fn a_decoder_gives_the_vectors_of_sentence_transformers() {
             assert_eq!(floats(&embed(&server, &body)["data"][0]["embedding"]), got);
         }
     }
-    server.log_with("vectors of 32 numbers (last pooling, of length one)");
+    server.log_with(line);
     let body = json!({"model": "words", "messages": [{"role": "user", "content": "a"}]});
     let error = server.post("/v1/chat/completions", &body).error(400);
     let message = "This model gives vectors and generates no text: ask POST /v1/embeddings.";

@@ -50,10 +50,12 @@ pub struct EncoderSpec {
 /// What is special about an encoder's layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EncoderKind {
-    /// Learned positions, norms after attention and feed-forward: BERT, RoBERTa, XLM-RoBERTa, DistilBERT.
+    /// Learned positions, norms after attention and feed-forward: BERT, RoBERTa, XLM-RoBERTa, DistilBERT, MPNet.
     Bert {
         /// The row of the table of positions that the first token gets.
         first_position: usize,
+        /// Classes of distances, each of which has a bias of each head; 0 where there are none.
+        distance_classes: usize,
     },
     /// Rotary positions, norms before, a gated feed-forward, windows in most layers.
     ModernBert {
@@ -141,6 +143,8 @@ const ALL: &[EncoderArch] = &[
     bert::XLM_ROBERTA_SCORE,
     bert::DISTIL_BERT,
     bert::DISTIL_BERT_SCORE,
+    bert::MPNET,
+    bert::MPNET_SCORE,
     modern_bert::ARCH,
     modern_bert::SCORE,
     nomic_bert::ARCH,

@@ -128,6 +128,8 @@ pub struct Checkpoint {
     on_load: Option<OnLoad>,
     generation: GenerationConfig,
     sentence: SentenceSettings,
+    /// The class has no head.
+    headless: bool,
     unread: Vec<UnreadKey>,
 }
 
@@ -158,12 +160,17 @@ impl Checkpoint {
             on_load: None,
             generation: GenerationConfig::read(&files, &[config, &text])?,
             sentence: SentenceSettings::read(&files)?,
+            headless: arch::is_without_head(config)?,
             unread: Vec::new(),
             files,
         };
         if let Some(gguf) = checkpoint.files.gguf() {
             gguf.adjust(&mut checkpoint.spec);
             checkpoint.sentence.read_gguf(gguf)?;
+        }
+        if checkpoint.headless {
+            // No weight of its own is looked for, whatever the configuration says.
+            (checkpoint.spec.head.tied, checkpoint.spec.head.bias) = (true, false);
         }
         let known = checkpoint.spec.vocab_size;
         checkpoint.generation.eos_token_ids.retain(|id| (*id as usize) < known);
@@ -270,6 +277,12 @@ impl Checkpoint {
     /// What the sentence-transformers files say; nothing where there are none.
     pub fn sentence(&self) -> &SentenceSettings {
         &self.sentence
+    }
+
+    /// Whether the model gives vectors without being asked to: its files name a pooling, it has no head, or its tokens see what
+    /// is behind them.
+    pub fn gives_vectors(&self) -> bool {
+        self.sentence.pooling.is_some() || self.headless || self.spec.sees_both_ways()
     }
 
     /// The longest text that becomes a vector, in tokens: what is asked for, else what the sentence-transformers files say,

@@ -193,7 +193,7 @@ impl NormKind {
     }
 }
 
-/// Causal self-attention with grouped key and value heads.
+/// Self-attention with grouped key and value heads, causal unless it is both ways.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {
     /// Query heads; a multiple of `kv_heads`.
@@ -214,6 +214,8 @@ pub struct AttentionSpec {
     pub rope: Option<RopeSpec>,
     /// A token sees itself and this many less one before it.
     pub window: Option<usize>,
+    /// A token sees what is behind it, too, as far as what is before it: the model gives vectors and continues no text.
+    pub both_ways: bool,
     /// `softcap * tanh(scores / softcap)`.
     pub softcap: Option<f64>,
     /// Each head has a score of its own beside those of the tokens, which takes a part of the weights to nothing.
@@ -473,6 +475,7 @@ impl ModelSpec {
                 qk_norm: None,
                 rope: Some(rope),
                 window: None,
+                both_ways: false,
                 softcap: None,
                 sinks: false,
                 gated: false,
@@ -533,6 +536,11 @@ impl ModelSpec {
             }
             asked => Ok(asked.unwrap_or(self.max_model_len)),
         }
+    }
+
+    /// Whether tokens see what is behind them, so that the model gives vectors and continues no text.
+    pub fn sees_both_ways(&self) -> bool {
+        self.attentions().any(|attention| attention.both_ways)
     }
 
     /// The layers' attentions, in order.

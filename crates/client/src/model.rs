@@ -61,7 +61,7 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
             return check_encoder(params, plan, compute, checkpoint).map_err(wrong);
         }
     };
-    if setting(plan, "POOLING").is_some() || checkpoint.sentence().pooling.is_some() {
+    if setting(plan, "POOLING").is_some() || checkpoint.gives_vectors() {
         return check_pooled(params, plan, compute, checkpoint).map_err(wrong);
     }
     let spec = checkpoint.spec();

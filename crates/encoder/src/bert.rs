@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{Act, EncoderKind, EncoderSpec};
 use candlepower_kernels::{
-    Activation, Weight, WeightRows, activation, add_layer_norm, full_attention, layer_norm, linear,
+    Activation, DistanceBias, FullAttention, Weight, WeightRows, activation, add_layer_norm,
+    full_attention, layer_norm, linear,
 };
 
 use crate::{EncoderInput, error::Result};
@@ -25,6 +26,8 @@ pub(crate) struct Bert {
     layers: Vec<Layer>,
     hidden: usize,
     heads: usize,
+    /// The biases for distances, where the model has such.
+    bias: Option<DistanceBias>,
     act: Activation,
 }
 
@@ -51,11 +54,20 @@ struct Norm {
 impl Bert {
     /// Takes the tensors of the layers, by their slots.
     pub(crate) fn new(spec: &EncoderSpec, tensors: &mut HashMap<String, Tensor>) -> Result<Self> {
-        let EncoderKind::Bert { first_position } = spec.kind else {
+        let EncoderKind::Bert { first_position, distance_classes } = spec.kind else {
             unreachable!("only BERT is asked for its layers here")
         };
         let mut take = Take { tensors, eps: spec.norm_eps as f32 };
         let positions = take.table("embeddings.position_embeddings")?;
+        let bias = match distance_classes {
+            0 => None,
+            classes => {
+                let table = take.table("encoder.relative_attention_bias")?;
+                let of =
+                    |head, distance| table[distance_class(distance, classes) * spec.heads + head];
+                Some(DistanceBias::new(spec.heads, MOST_DISTANCE, of))
+            }
+        };
         let layers = (0..spec.num_layers).map(|i| {
             let name = |name: &str| format!("encoder.layer.{i}.{name}");
             let part = |which: &str| name(&format!("attention.self.{which}"));
@@ -79,6 +91,7 @@ impl Bert {
             norm: take.norm("embeddings.LayerNorm"),
             hidden: spec.hidden_size,
             heads: spec.heads,
+            bias,
             act: match spec.act {
                 Act::Gelu => Activation::Gelu,
                 Act::GeluTanh => Activation::GeluTanh,
@@ -96,9 +109,16 @@ impl Bert {
         for input in inputs {
             starts.push(starts[starts.len() - 1] + input.token_ids.len() as u32);
         }
+        let attention = FullAttention {
+            heads: self.heads,
+            kv_heads: self.heads,
+            scale: ((self.hidden / self.heads) as f32).powf(-0.5),
+            window: None,
+            bias: self.bias.as_ref(),
+        };
         let mut x = self.norm.forward(&self.embed(inputs)?)?;
         for layer in &self.layers {
-            let attended = full_attention(&layer.qkv.forward(&x)?, self.heads, &starts)?;
+            let attended = full_attention(&layer.qkv.forward(&x)?, &attention, &starts)?;
             x = layer.attention_norm.add(&x, &layer.attention_out.forward(&attended)?)?;
             let up = activation(&layer.up.forward(&x)?, self.act)?;
             x = layer.output_norm.add(&x, &layer.down.forward(&up)?)?;
@@ -125,6 +145,28 @@ impl Bert {
         let tokens = sums.len() / self.hidden;
         Ok(Tensor::from_vec(sums, (tokens, self.hidden), &Device::Cpu)?)
     }
+}
+
+/// From this distance on, all have the same class.
+const MOST_DISTANCE: usize = 128;
+
+/// The class of a distance from a query to a key: half of them are for keys behind the query; of each half, half are for one
+/// distance each, and the others grow by a factor.
+///
+/// Source: transformers `models/mpnet`, `relative_position_bucket`; Raffel et al., "Exploring the Limits of Transfer Learning
+/// with a Unified Text-to-Text Transformer", 2019.
+fn distance_class(distance: isize, classes: usize) -> usize {
+    let half = classes / 2;
+    let exact = half / 2;
+    let (first, length) = (if distance > 0 { half } else { 0 }, distance.unsigned_abs());
+    if length < exact {
+        return first + length;
+    }
+    // In single precision, as the models were trained.
+    let grown = (length as f32 / exact as f32).ln()
+        / (MOST_DISTANCE as f64 / exact as f64).ln() as f32
+        * (half - exact) as f32;
+    first + (exact + grown as usize).min(half - 1)
 }
 
 fn add(sum: &mut [f32], row: &[f32]) {
@@ -187,5 +229,21 @@ impl Take<'_> {
             first_row += tensor.dims()[0];
         }
         Ok(Affine { weight: weight.finish()?, bias: Tensor::cat(&biases, 0)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The expected classes are those of transformers' function.
+    #[test]
+    fn classes_of_distances_are_exact_at_first_and_grow_then() {
+        let class = |distance| distance_class(distance, 32);
+        assert_eq!([0, 1, 7, 8, 128, 100_000].map(class), [0, 17, 23, 24, 31, 31]);
+        let mut firsts = vec![0];
+        firsts.extend((1..200).filter(|length| class(-*length) != class(1 - *length)));
+        assert_eq!(firsts, [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]);
+        assert!((1..200).all(|length| class(length) == class(-length) + 16));
     }
 }

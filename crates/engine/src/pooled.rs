@@ -8,8 +8,13 @@ use rayon::{ThreadPool, prelude::*};
 
 use crate::{EmbedderConfig, Result, StartProgress};
 
-/// The pooling of a decoder for which nobody names one: the token that has seen all others.
-const DEFAULT_POOLING: Pooling = Pooling::Last;
+/// The pooling of a decoder for which nobody names one: the token that has seen all others, or the mean where all have.
+fn default_pooling(checkpoint: &Checkpoint) -> Pooling {
+    match checkpoint.spec().sees_both_ways() {
+        true => Pooling::Mean,
+        false => Pooling::Last,
+    }
+}
 
 /// The model of an [`Embedder`](crate::Embedder).
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +84,8 @@ impl PoolingRunner {
                 let model =
                     pool.install(|| load(checkpoint, &options, &mut |done| progress(done.into())))?;
                 let sentence = checkpoint.sentence();
-                let pooling = config.pooling.or(sentence.pooling).unwrap_or(DEFAULT_POOLING);
+                let pooling = config.pooling.or(sentence.pooling);
+                let pooling = pooling.unwrap_or_else(|| default_pooling(checkpoint));
                 let width = model.spec().hidden_size;
                 let pooler = Pooler::load(checkpoint.files(), sentence, pooling, width)?;
                 Ok(Self::Decoder { model: Box::new(model), pooler })

@@ -47,6 +47,13 @@ pub(crate) fn start(
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<Arc<Shared>> {
     check(&config)?;
+    if checkpoint.spec().sees_both_ways() {
+        return Err(Error::Config {
+            name: "pooling",
+            value: "none".to_owned(),
+            reason: "tokens of this model see what is behind them, so it gives vectors alone",
+        });
+    }
     let num_threads = config.num_threads.unwrap_or_else(candlepower_machine::compute_threads);
     let threads = Threads::of_ranks(num_threads, config.tensor_parallel_size);
     let own_threads = threads[0].clone();

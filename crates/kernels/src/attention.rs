@@ -7,7 +7,7 @@ mod paged;
 mod tests;
 mod tile;
 
-pub use full::{full_attention, full_attention_reference};
+pub use full::{DistanceBias, FullAttention, full_attention, full_attention_reference};
 
 use std::ops::Range;
 

@@ -43,8 +43,8 @@ pub use activation::{
     gated_activation, gated_activation_reference,
 };
 pub use attention::{
-    AttentionMetadata, CacheView, PagedAttention, full_attention, full_attention_reference,
-    paged_attention, paged_attention_reference,
+    AttentionMetadata, CacheView, DistanceBias, FullAttention, PagedAttention, full_attention,
+    full_attention_reference, paged_attention, paged_attention_reference,
 };
 pub use cpu_features::{CpuFeatures, cpu_features};
 pub use embedding::{VocabPart, embedding, embedding_part, embedding_reference};

@@ -6,11 +6,11 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{EmbedSpec, KvKind, LatentSpec, ModelSpec, QkNormSpan};
 use candlepower_comm::Comm;
 use candlepower_kernels::{
-    Activation, AttentionMetadata, KvCache, KvCacheConfig, RecurrentState, StateRows, VocabPart,
-    Weight, activation, activation_times, add, add_rms_norm, add_scaled, embedding, embedding_part,
-    experts, gated_linear, gather_rows, layer_norm, linear, linear_heads, paged_attention,
-    recurrence, reshape_and_cache, rms_norm, rms_norm_part, rope, rope_queries, scale_queries,
-    short_conv, sigmoid_gate, square_sums,
+    Activation, AttentionMetadata, FullAttention, KvCache, KvCacheConfig, RecurrentState,
+    StateRows, VocabPart, Weight, activation, activation_times, add, add_rms_norm, add_scaled,
+    embedding, embedding_part, experts, full_attention, gated_linear, gather_rows, layer_norm,
+    linear, linear_heads, paged_attention, recurrence, reshape_and_cache, rms_norm, rms_norm_part,
+    rope, rope_queries, scale_queries, short_conv, sigmoid_gate, square_sums,
 };
 use half::{bf16, f16};
 
@@ -402,6 +402,10 @@ impl Ops for CpuOps<'_> {
             }
             let (normed, k) = self.norm_heads(q, heads_of(a.heads, a.kv_heads)?, a)?;
             let k = rope(&k, &a.rope, &self.positions)?;
+            if a.both_ways {
+                let q = rope_queries(&normed, &a.rope, &self.positions)?;
+                return self.attend_both_ways(a, [q, k, v]);
+            }
             reshape_and_cache(&k, &v, kv, layer, &self.input.slot_mapping)?;
             q = normed;
         } else if let Some(norm) = &a.q_norm {
@@ -495,6 +499,20 @@ impl Ops for CpuOps<'_> {
 }
 
 impl CpuOps<'_> {
+    /// Attention of whole texts, of which nothing is kept.
+    fn attend_both_ways(&self, a: &Attention<Weight>, qkv: [Tensor; 3]) -> Result<Tensor> {
+        let [q, k, v] = qkv.map(|part| part.flatten_from(1));
+        let attention = FullAttention {
+            heads: a.heads,
+            kv_heads: a.kv_heads,
+            scale: a.params.scale,
+            window: a.params.window,
+            bias: None,
+        };
+        let qkv = Tensor::cat(&[q?, k?, v?], 1)?;
+        Ok(full_attention(&qkv, &attention, &self.attention.query_start)?)
+    }
+
     /// The states of layers without attention, and whose they are in this step.
     fn states(&self) -> (&RecurrentState, StateRows<'_>) {
         let states = self.cache.states.as_ref().expect("the cache has the states of the model");

@@ -210,6 +210,8 @@ pub(crate) struct Attention<M> {
     pub(crate) norm_span: QkNormSpan,
     pub(crate) rope: RopeTable,
     pub(crate) params: PagedAttention,
+    /// Tokens see what is behind them, too.
+    pub(crate) both_ways: bool,
     /// What is added to the mean square of each head of v, where those are normed.
     pub(crate) v_norm: Option<f32>,
     /// f32 `[heads]`: scores of the heads' sinks.
@@ -536,6 +538,7 @@ impl<M: Matrix> Attention<M> {
                 window: spec.window,
                 softcap: spec.softcap.map(|cap| cap as f32),
             },
+            both_ways: spec.both_ways,
             v_norm: spec.v_norm.map(|eps| eps as f32),
             sinks: parts.exact(layer, Part::Sinks)?,
             out: Linear::take(parts, layer, Part::Out, Part::OutBias)?,

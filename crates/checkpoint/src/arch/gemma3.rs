@@ -1,5 +1,5 @@
 //! Gemma 3 (text): Gemma 2 with norms of each head of q and k in place of soft caps, and five windowed layers, with a rope of their
-//! own, to each global one. Source: transformers `models/gemma3`.
+//! own, to each global one. EmbeddingGemma is its layers, where tokens see both ways. Source: transformers `models/gemma3`.
 
 use super::{Arch, Around, gemma2};
 use crate::{
@@ -20,6 +20,7 @@ pub(super) const ARCH: Arch = Arch {
         "final_logit_softcapping",
         "query_pre_attn_scalar",
         "rope_local_base_freq",
+        "use_bidirectional_attention",
     ],
     spec,
     weights: gemma2::WEIGHTS,
@@ -57,7 +58,17 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let norm = m.final_norm;
     m.set_qk_norm(norm, QkNormSpan::Head);
     let pattern = c.count_opt("sliding_window_pattern")?.unwrap_or(6);
-    m.set_windows(c, c.count("sliding_window")?, |i| (i + 1) % pattern != 0)?;
+    let both_ways = c.flag_or("use_bidirectional_attention", false)?;
+    // A window of both ways is half before a token and half behind it.
+    let window = match (both_ways, c.count("sliding_window")?) {
+        (true, whole) => whole / 2 + 1,
+        (false, window) => window,
+    };
+    m.set_windows(c, window, |i| (i + 1) % pattern != 0)?;
+    if both_ways {
+        c.refuse("attn_logit_softcapping")?;
+        m.each_attention(|_, a| a.both_ways = true);
+    }
     m.set_ropes_of_windowed_layers(&rope_of(c, "sliding_attention")?)?;
     Ok(m)
 }

@@ -281,6 +281,19 @@ pub fn supported_architectures() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|a| a.name)
 }
 
+/// The decoder without a head whose class is `name`: `MistralModel` is `MistralForCausalLM` without one.
+fn without_head(name: &str) -> Option<&'static Arch> {
+    let base = name.strip_suffix("Model")?;
+    let base = base.strip_suffix("Text").unwrap_or(base);
+    ALL.iter().find(|arch| arch.name.strip_suffix("ForCausalLM") == Some(base))
+}
+
+/// Whether the class that `architectures` names has no head, so that it gives vectors alone.
+pub(crate) fn is_without_head(config: &HfConfig) -> Result<bool> {
+    let name = config.texts_opt("architectures")?.and_then(|list| list.first().copied());
+    Ok(name.and_then(without_head).is_some())
+}
+
 /// The architecture that `architectures` names, or `model_type` where there is no such list.
 pub(crate) fn find(config: &HfConfig) -> Result<&'static Arch> {
     let by_class = config.texts_opt("architectures")?.and_then(|list| list.first().copied());
@@ -291,7 +304,8 @@ pub(crate) fn find(config: &HfConfig) -> Result<&'static Arch> {
             .ok_or_else(|| config.missing("architectures", "a list with the model's class name"))?,
     };
     let same = |a: &&Arch| if by_class.is_some() { a.name == name } else { a.model_type == name };
-    ALL.iter().find(same).ok_or_else(|| unknown(name))
+    let found = ALL.iter().find(same).or_else(|| by_class.and_then(without_head));
+    found.ok_or_else(|| unknown(name))
 }
 
 fn unknown(name: &str) -> Error {

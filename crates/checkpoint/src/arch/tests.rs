@@ -12,6 +12,7 @@ mod derived;
 mod gemma4;
 mod gpts;
 mod hybrid;
+mod vectors;
 
 fn config(text: &str) -> HfConfig {
     HfConfig::parse("config.json", text.as_bytes()).unwrap()
@@ -363,8 +364,6 @@ fn gemma3() {
     assert_eq!(spec(&with(&four, nested)), stretched);
     let half = r#"{"rope_parameters": {"full_attention": {"rope_type": "default"}}}"#;
     assert!(error(&with(&four, half)).contains("`rope_parameters.sliding_attention` is missing"));
-    let both = with(&four, r#"{"use_bidirectional_attention": true}"#);
-    assert!(error(&both).contains("`use_bidirectional_attention` = true is not supported"));
 }
 
 /// zai-org/GLM-4-9B-0414.
@@ -640,8 +639,8 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
          Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForCausalLM, \
          Qwen3_5MoeForConditionalGeneration, Lfm2ForCausalLM, Lfm2MoeForCausalLM, Glm4MoeForCausalLM, SolarOpenForCausalLM, Dots1ForCausalLM, AfmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM, Mistral4ForCausalLM, YoutuForCausalLM, MiniCPM3ForCausalLM, MiniMaxM2ForCausalLM, GptOssForCausalLM, \
          BertModel, BertForSequenceClassification, RobertaModel, RobertaForSequenceClassification, XLMRobertaModel, \
-         XLMRobertaForSequenceClassification, DistilBertModel, DistilBertForSequenceClassification, ModernBertModel, \
-         ModernBertForSequenceClassification, NomicBertModel"
+         XLMRobertaForSequenceClassification, DistilBertModel, DistilBertForSequenceClassification, MPNetModel, \
+         MPNetForSequenceClassification, ModernBertModel, ModernBertForSequenceClassification, NomicBertModel"
     );
     let far = with(LLAMA_3_1_8B, r#"{"architectures": ["T5EncoderModel"]}"#);
     assert!(

@@ -1,4 +1,4 @@
-//! BERT and what is built like it: RoBERTa, XLM-RoBERTa, DistilBERT.
+//! BERT and what is built like it: RoBERTa, XLM-RoBERTa, DistilBERT, MPNet.
 
 use super::{
     EncoderArch, EncoderKind, EncoderSpec, HeadAct, Pooling, ScoreHead, TensorList, expect,
@@ -68,6 +68,24 @@ pub(super) const DISTIL_BERT_SCORE: EncoderArch = EncoderArch {
     ..DISTIL_BERT
 };
 
+pub(super) const MPNET: EncoderArch = EncoderArch {
+    name: "MPNetModel",
+    prefix: "mpnet.",
+    spec: mpnet,
+    head: None,
+    tensors: mpnet_tensors,
+};
+
+pub(super) const MPNET_SCORE: EncoderArch = EncoderArch {
+    name: "MPNetForSequenceClassification",
+    head: Some(|_| Ok(head(HeadAct::Tanh))),
+    tensors: |spec, list| {
+        mpnet_tensors(spec, list);
+        score_tensors(spec, list, "classifier.dense", "classifier.out_proj");
+    },
+    ..MPNET
+};
+
 fn head(act: HeadAct) -> ScoreHead {
     ScoreHead { pooling: Pooling::Cls, act, dense_bias: true, norm: false, sigmoid: true }
 }
@@ -82,7 +100,7 @@ fn bert(config: &HfConfig, first_position: usize) -> Result<EncoderSpec> {
         return Err(config.unsupported("max_position_embeddings", &positions.into(), &hint));
     }
     Ok(EncoderSpec {
-        kind: EncoderKind::Bert { first_position },
+        kind: EncoderKind::Bert { first_position, distance_classes: 0 },
         vocab_size: config.count("vocab_size")?,
         hidden_size: config.count("hidden_size")?,
         num_layers: config.count("num_hidden_layers")?,
@@ -99,7 +117,7 @@ fn bert(config: &HfConfig, first_position: usize) -> Result<EncoderSpec> {
 fn distil_bert(config: &HfConfig) -> Result<EncoderSpec> {
     expect(config, "activation", "gelu".into())?;
     Ok(EncoderSpec {
-        kind: EncoderKind::Bert { first_position: 0 },
+        kind: EncoderKind::Bert { first_position: 0, distance_classes: 0 },
         vocab_size: config.count("vocab_size")?,
         hidden_size: config.count("dim")?,
         num_layers: config.count("n_layers")?,
@@ -112,6 +130,49 @@ fn distil_bert(config: &HfConfig) -> Result<EncoderSpec> {
         act: Act::Gelu,
         head: None,
     })
+}
+
+/// RoBERTa without types of tokens, whose attention has biases for distances beside the learned positions.
+/// Source: transformers `models/mpnet`, which counts positions from behind row 1, whatever the padding token is.
+fn mpnet(config: &HfConfig) -> Result<EncoderSpec> {
+    expect(config, "relative_attention_num_buckets", DISTANCE_CLASSES.into())?;
+    // There is no table of types, whatever a configuration says of it.
+    let config = &config.without(&["type_vocab_size"]).with_default("type_vocab_size", 1);
+    let spec = bert(&config.with_default("layer_norm_eps", 1e-12), 2)?;
+    let kind = EncoderKind::Bert { first_position: 2, distance_classes: DISTANCE_CLASSES };
+    Ok(EncoderSpec { kind, token_types: 0, ..spec })
+}
+
+/// Transformers looks up the classes of as many, whatever the configuration says.
+const DISTANCE_CLASSES: usize = 32;
+
+fn mpnet_tensors(spec: &EncoderSpec, list: &mut TensorList) {
+    let EncoderKind::Bert { distance_classes, .. } = spec.kind else {
+        unreachable!("only the descriptions of this file are asked for these tensors")
+    };
+    let (hidden, inner) = (spec.hidden_size, spec.intermediate_size);
+    embedding_tensors(spec, list);
+    let table = "encoder.relative_attention_bias.weight";
+    list.own(table, table, &[distance_classes, spec.heads]);
+    for i in 0..spec.num_layers {
+        let name = |name: &str| format!("encoder.layer.{i}.{name}");
+        for (ours, theirs, shape) in [
+            ("attention.self.query", "attention.attn.q", [hidden, hidden]),
+            ("attention.self.key", "attention.attn.k", [hidden, hidden]),
+            ("attention.self.value", "attention.attn.v", [hidden, hidden]),
+            ("attention.output.dense", "attention.attn.o", [hidden, hidden]),
+            ("intermediate.dense", "intermediate.dense", [inner, hidden]),
+            ("output.dense", "output.dense", [hidden, inner]),
+        ] {
+            list.affine(&name(ours), &name(theirs), shape);
+        }
+        for (ours, theirs) in [
+            ("attention.output.LayerNorm", "attention.LayerNorm"),
+            ("output.LayerNorm", "output.LayerNorm"),
+        ] {
+            list.norm(&name(ours), &name(theirs), hidden);
+        }
+    }
 }
 
 fn bert_tensors(spec: &EncoderSpec, list: &mut TensorList) {
@@ -157,7 +218,7 @@ fn distil_bert_tensors(spec: &EncoderSpec, list: &mut TensorList) {
 }
 
 fn embedding_tensors(spec: &EncoderSpec, list: &mut TensorList) {
-    let EncoderKind::Bert { first_position } = spec.kind else {
+    let EncoderKind::Bert { first_position, .. } = spec.kind else {
         unreachable!("only the descriptions of this file are asked for these tensors")
     };
     let mut table = |name: &str, rows: usize| {

@@ -95,7 +95,7 @@ fn all_mini_lm_is_described_with_its_pooling() {
 fn positions_of_roberta_begin_behind_the_padding() {
     let checkpoint = open(&[("config.json", RERANKER)]).unwrap();
     let spec = checkpoint.spec();
-    assert_eq!(spec.kind, EncoderKind::Bert { first_position: 2 });
+    assert_eq!(spec.kind, EncoderKind::Bert { first_position: 2, distance_classes: 0 });
     assert_eq!(spec.max_positions, 512);
     assert_eq!(spec.head.unwrap().act, HeadAct::Tanh);
     let tensors = checkpoint.tensors();
@@ -116,6 +116,30 @@ fn positions_of_roberta_begin_behind_the_padding() {
     assert!(error(&[("config.json", &other)]).contains("`sentence_transformers.activation_fn`"));
     let out = tensors.iter().find(|t| t.slot == "score.out.weight").unwrap();
     assert_eq!(out.names, ["classifier.out_proj.weight"]);
+}
+
+/// sentence-transformers/all-mpnet-base-v2, whose class names the head that it was trained with.
+const MPNET: &str = r#"{
+    "architectures": ["MPNetForMaskedLM"], "hidden_act": "gelu", "hidden_size": 768,
+    "intermediate_size": 3072, "layer_norm_eps": 1e-05, "max_position_embeddings": 514,
+    "model_type": "mpnet", "num_attention_heads": 12, "num_hidden_layers": 12,
+    "pad_token_id": 1, "relative_attention_num_buckets": 32, "vocab_size": 30527}"#;
+
+#[test]
+fn mpnet_has_numbers_for_distances_and_no_types() {
+    let beside = [("modules.json", MODULES), ("1_Pooling/config.json", MEAN)];
+    let checkpoint = open(&[&[("config.json", MPNET)], &beside[..]].concat()).unwrap();
+    assert_eq!(checkpoint.architecture(), "MPNetModel");
+    let spec = checkpoint.spec();
+    assert_eq!(spec.kind, EncoderKind::Bert { first_position: 2, distance_classes: 32 });
+    assert_eq!((spec.max_positions, spec.token_types), (512, 0));
+    // The published file has as many, and the pooler.
+    assert_eq!(checkpoint.num_parameters(), 109_486_464 - 768 * 768 - 768);
+    let few = MPNET.replace(r#"buckets": 32"#, r#"buckets": 16"#);
+    let few = few.replace("ForMaskedLM", "Model");
+    assert!(error(&[("config.json", &few)]).contains("`relative_attention_num_buckets` = 16"));
+    let alone = error(&[("config.json", MPNET)]);
+    assert!(alone.contains("`MPNetForMaskedLM` is not supported"), "{alone}");
 }
 
 #[test]

@@ -6,9 +6,16 @@ use candlepower_checkpoint::{CheckpointFiles, Description, EncoderCheckpoint, Po
 use candlepower_encoder::{Encoder, EncoderInput};
 use safetensors::SafeTensors;
 
-const VECTORS: [&str; 5] = ["bert", "xlm-roberta", "distilbert", "modernbert", "nomic-bert"];
-const SCORES: [&str; 5] =
-    ["bert-score", "roberta-score", "xlm-roberta-score", "distilbert-score", "modernbert-score"];
+const VECTORS: [&str; 6] =
+    ["bert", "xlm-roberta", "distilbert", "modernbert", "nomic-bert", "mpnet"];
+const SCORES: [&str; 6] = [
+    "bert-score",
+    "roberta-score",
+    "xlm-roberta-score",
+    "distilbert-score",
+    "modernbert-score",
+    "mpnet-score",
+];
 const TOLERANCE: f32 = 1e-4;
 
 fn folder(name: &str) -> PathBuf {
@@ -105,7 +112,7 @@ fn dense_layers_are_those_of_sentence_transformers() {
 
 #[test]
 fn vectors_of_bert_have_the_same_bits_in_any_batch() {
-    for name in ["bert", "xlm-roberta", "distilbert"] {
+    for name in ["bert", "xlm-roberta", "distilbert", "mpnet"] {
         let (golden, encoder) = (Golden::read(name), encoder(name, None));
         let together = encoder.run(&golden.inputs).unwrap();
         for (input, together) in golden.inputs.iter().zip(together) {

@@ -14,21 +14,77 @@ const STEP: usize = 2 * LANES;
 /// Heads of texts that one thread takes at least.
 const LEAST_TASKS: usize = 4;
 
-/// `softmax(q k^T / sqrt(head_dim)) v` for each head of each text.
+/// How the tokens of a text attend to each other.
+#[derive(Clone, Copy, Debug)]
+pub struct FullAttention<'a> {
+    /// Query heads; a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// A token sees itself and this many less one on each side; all of its text where that is `None`.
+    pub window: Option<usize>,
+    /// A bias for the distance of two tokens, which is added to their score.
+    pub bias: Option<&'a DistanceBias>,
+}
+
+/// A bias for each head and each distance from a query to a key.
+#[derive(Clone, Debug)]
+pub struct DistanceBias {
+    /// `[heads, 2 * most + 1]`, from `-most` (the key stands before the query) to `most`.
+    values: Vec<f32>,
+    /// Greater distances have the bias of this one.
+    most: usize,
+}
+
+impl DistanceBias {
+    /// The biases that `of` gives for a head and a distance, for `heads` heads and distances up to `most`.
+    #[must_use]
+    pub fn new(heads: usize, most: usize, of: impl Fn(usize, isize) -> f32) -> Self {
+        let most_signed = most as isize;
+        let of = &of;
+        let values = (0..heads)
+            .flat_map(|head| (-most_signed..=most_signed).map(move |distance| of(head, distance)));
+        Self { values: values.collect(), most }
+    }
+
+    /// The bias of a head and a distance.
+    #[inline(always)]
+    fn of(&self, head: usize, query: usize, key: usize) -> f32 {
+        let shifted = (key + self.most).saturating_sub(query).min(2 * self.most);
+        self.values[head * (2 * self.most + 1) + shifted]
+    }
+}
+
+/// `softmax(scale * q k^T + bias) v` for each head of each text, over the tokens that a token sees.
 ///
-/// `qkv` is f32 `[tokens, 3 * heads * head_dim]`: queries, keys and values of all heads. `starts` has where each text begins
-/// and, at last, the number of tokens. The result is f32 `[tokens, heads * head_dim]`. A text's result does not depend on the
-/// others.
+/// `qkv` is f32 `[tokens, (heads + 2 * kv_heads) * head_dim]`: queries, keys and values of all heads. `starts` has where each
+/// text begins and, at last, the number of tokens. The result is f32 `[tokens, heads * head_dim]`. A text's result does not
+/// depend on the others.
 ///
 /// # Errors
-/// `qkv` is not a contiguous f32 CPU matrix of such a width, or `starts` does not go up from 0 to its rows.
+/// `qkv` is not a contiguous f32 CPU matrix of such a width, heads or biases do not fit, or `starts` does not go up from 0 to
+/// its rows.
 ///
 /// Source: Vaswani et al., "Attention Is All You Need", 2017.
-pub fn full_attention(qkv: &Tensor, heads: usize, starts: &[u32]) -> Result<Tensor> {
+pub fn full_attention(
+    qkv: &Tensor,
+    attention: &FullAttention<'_>,
+    starts: &[u32],
+) -> Result<Tensor> {
+    let FullAttention { heads, kv_heads, .. } = *attention;
     let qkv = Operand::new("full_attention", "qkv", qkv);
-    let (tokens, width) = qkv.dims2("[tokens, 3 * heads * head_dim]")?;
-    if heads == 0 || width == 0 || !width.is_multiple_of(3 * heads) {
-        return Err(qkv.shape_error(format!("[tokens, 3 * {heads} * head_dim]")));
+    let (tokens, width) = qkv.dims2("[tokens, (heads + 2 * kv_heads) * head_dim]")?;
+    let parts = heads + 2 * kv_heads;
+    let is_grouped = kv_heads > 0 && heads > 0 && heads.is_multiple_of(kv_heads);
+    let has_bias_of_all =
+        attention.bias.is_none_or(|bias| bias.values.len() == heads * (2 * bias.most + 1));
+    if !is_grouped || !has_bias_of_all || width == 0 || !width.is_multiple_of(parts) {
+        return Err(qkv.shape_error(format!("[tokens, ({heads} + 2 * {kv_heads}) * head_dim]")));
+    }
+    if attention.window == Some(0) {
+        return Err(Error::Metadata("a window has one token at least".to_owned()));
     }
     let goes_up = starts.windows(2).all(|pair| pair[0] <= pair[1]);
     if starts.first() != Some(&0)
@@ -39,7 +95,8 @@ pub fn full_attention(qkv: &Tensor, heads: usize, starts: &[u32]) -> Result<Tens
     }
     let data = qkv.f32s()?;
     let data: &[f32] = &data;
-    let hidden = width / 3;
+    let head_dim = width / parts;
+    let hidden = heads * head_dim;
     let mut out = Vec::with_capacity(tokens * hidden);
     let shared = SharedMut::new(&mut out.spare_capacity_mut()[..tokens * hidden]);
     let isa = Isa::detect();
@@ -47,16 +104,8 @@ pub fn full_attention(qkv: &Tensor, heads: usize, starts: &[u32]) -> Result<Tens
         for task in tasks {
             let (text, head) = (task / heads, task % heads);
             let (first, end) = (starts[text] as usize, starts[text + 1] as usize);
-            let head_dim = hidden / heads;
-            isa.run(Head {
-                qkv: data,
-                first,
-                len: end - first,
-                hidden,
-                head_dim,
-                head,
-                out: shared,
-            });
+            let len = end - first;
+            isa.run(Head { qkv: data, attention, first, len, head_dim, head, out: shared });
         }
     });
     // SAFETY: the tasks have written every head of every token.
@@ -64,15 +113,30 @@ pub fn full_attention(qkv: &Tensor, heads: usize, starts: &[u32]) -> Result<Tens
     from_vec(out, &[tokens, hidden])
 }
 
-/// The definition of [`full_attention`] for one head of one text, computed in f64: `q`, `k` and `v` are `[len, head_dim]`.
+/// The reference implementation of [`full_attention`] for the query head `head` of one text, computed in f64: `q`, `k` and `v` are
+/// `[len, head_dim]`.
 #[must_use]
-pub fn full_attention_reference(q: &[f32], k: &[f32], v: &[f32], head_dim: usize) -> Vec<f32> {
+pub fn full_attention_reference(
+    [q, k, v]: [&[f32]; 3],
+    head_dim: usize,
+    attention: &FullAttention<'_>,
+    head: usize,
+) -> Vec<f32> {
     let dot = |a: &[f32], b: &[f32]| -> f64 {
         a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
     };
     let mut out = Vec::with_capacity(q.len());
-    for q in q.chunks_exact(head_dim) {
-        let scores = k.chunks_exact(head_dim).map(|k| dot(q, k) / (head_dim as f64).sqrt());
+    for (query, q) in q.chunks_exact(head_dim).enumerate() {
+        let scores = k.chunks_exact(head_dim).enumerate().map(|(key, k)| {
+            let is_seen = attention.window.is_none_or(|window| key.abs_diff(query) < window);
+            let bias = attention.bias.map_or(0.0, |bias| {
+                let most = bias.most as isize;
+                let distance = (key as isize - query as isize).clamp(-most, most);
+                bias.values[head * (2 * bias.most + 1) + (distance + most) as usize]
+            });
+            let score = dot(q, k) * f64::from(attention.scale) + f64::from(bias);
+            if is_seen { score } else { f64::NEG_INFINITY }
+        });
         let scores: Vec<f64> = scores.collect();
         let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
@@ -89,13 +153,13 @@ pub fn full_attention_reference(q: &[f32], k: &[f32], v: &[f32], head_dim: usize
 /// One head of one text.
 struct Head<'a> {
     qkv: &'a [f32],
+    attention: &'a FullAttention<'a>,
     /// The text's first token.
     first: usize,
     /// Its tokens.
     len: usize,
-    /// Elements of all heads.
-    hidden: usize,
     head_dim: usize,
+    /// The query head.
     head: usize,
     out: SharedMut<'a>,
 }
@@ -116,7 +180,8 @@ impl WithSimd for Head<'_> {
             }
             v[token * elements..][..dim].copy_from_slice(self.part(2, token));
         }
-        let scale = 1.0 / (dim as f32).sqrt();
+        let scale = self.attention.scale;
+        let hidden = self.attention.heads * dim;
         let mut q = vec![0f32; QUERIES * dim];
         let mut weights = vec![0f32; QUERIES * keys];
         let mut mixed = vec![0f32; QUERIES * elements];
@@ -128,13 +193,14 @@ impl WithSimd for Head<'_> {
                 }
             }
             dots(s, &q, &k, keys, &mut weights);
+            self.place(&mut weights, keys, tile, queries);
             let mut factors = [0f32; QUERIES];
             for (factor, row) in factors.iter_mut().zip(weights.chunks_exact_mut(keys)) {
                 *factor = 1.0 / softmax(s, row, len);
             }
             mix(s, &weights, keys, &v, elements, len, &mut mixed);
             for (query, row) in mixed.chunks_exact(elements).take(queries).enumerate() {
-                let index = (self.first + tile + query) * self.hidden + self.head * dim;
+                let index = (self.first + tile + query) * hidden + self.head * dim;
                 // SAFETY: this task alone writes this head of this text, and nobody reads it before all is written.
                 let out = unsafe { self.out.at(index, dim) };
                 for (element, value) in row[..dim].iter().enumerate() {
@@ -150,8 +216,32 @@ impl<'a> Head<'a> {
     /// Query (0), key (1) or value (2) of a token of the text.
     #[inline(always)]
     fn part(&self, which: usize, token: usize) -> &'a [f32] {
-        let row = (self.first + token) * 3 * self.hidden;
-        &self.qkv[row + which * self.hidden + self.head * self.head_dim..][..self.head_dim]
+        let FullAttention { heads, kv_heads, .. } = *self.attention;
+        let kv_head = self.head / (heads / kv_heads);
+        let head = match which {
+            0 => self.head,
+            1 => heads + kv_head,
+            _ => heads + kv_heads + kv_head,
+        };
+        let row = (self.first + token) * (heads + 2 * kv_heads);
+        &self.qkv[(row + head) * self.head_dim..][..self.head_dim]
+    }
+
+    /// Adds to the scores of `queries` queries from `tile` on what the places of the two tokens say.
+    #[inline(always)]
+    fn place(&self, scores: &mut [f32], keys: usize, tile: usize, queries: usize) {
+        let FullAttention { window, bias, .. } = *self.attention;
+        for (query, row) in (tile..tile + queries).zip(scores.chunks_exact_mut(keys)) {
+            if let Some(bias) = bias {
+                for (key, score) in row[..self.len].iter_mut().enumerate() {
+                    *score += bias.of(self.head, query, key);
+                }
+            }
+            if let Some(window) = window {
+                row[..(query + 1).saturating_sub(window)].fill(f32::NEG_INFINITY);
+                row[query.saturating_add(window).min(self.len)..self.len].fill(f32::NEG_INFINITY);
+            }
+        }
     }
 }
 
@@ -266,6 +356,50 @@ mod tests {
         tensor.flatten_all().unwrap().to_vec1().unwrap()
     }
 
+    fn plain(heads: usize, head_dim: usize) -> FullAttention<'static> {
+        let scale = (head_dim as f32).powf(-0.5);
+        FullAttention { heads, kv_heads: heads, scale, window: None, bias: None }
+    }
+
+    /// Compares the result with the reference, and that of each text alone bit for bit.
+    fn check(attention: &FullAttention<'_>, dim: usize, lengths: &[usize]) {
+        let FullAttention { heads, kv_heads, .. } = *attention;
+        let (parts, hidden) = (heads + 2 * kv_heads, heads * dim);
+        let tokens: usize = lengths.iter().sum();
+        let data = numbers(tokens * parts * dim);
+        let mut starts = vec![0u32];
+        starts.extend(lengths.iter().scan(0, |end, len| {
+            *end += *len as u32;
+            Some(*end)
+        }));
+        let qkv = Tensor::from_slice(&data, (tokens, parts * dim), &Device::Cpu).unwrap();
+        let out = flat(&full_attention(&qkv, attention, &starts).unwrap());
+        for (text, len) in lengths.iter().enumerate() {
+            let first = starts[text] as usize;
+            for head in 0..heads {
+                let kv_head = head / (heads / kv_heads);
+                let part = |which: usize| -> Vec<f32> {
+                    (first..first + len)
+                        .flat_map(|t| &data[(t * parts + which) * dim..][..dim])
+                        .copied()
+                        .collect()
+                };
+                let (q, k) = (part(head), part(heads + kv_head));
+                let v = part(heads + kv_heads + kv_head);
+                let want = full_attention_reference([&q, &k, &v], dim, attention, head);
+                for (i, want) in want.iter().enumerate() {
+                    let got = out[(first + i / dim) * hidden + head * dim + i % dim];
+                    assert!((got - want).abs() <= 2e-5, "{got} is not {want}");
+                }
+            }
+            if *len > 0 {
+                let alone = qkv.narrow(0, first, *len).unwrap();
+                let alone = flat(&full_attention(&alone, attention, &[0, *len as u32]).unwrap());
+                assert_eq!(alone, out[first * hidden..][..len * hidden], "a text alone");
+            }
+        }
+    }
+
     #[test]
     fn matches_the_definition_for_texts_and_heads_of_any_size() {
         for (heads, dim, lengths) in [
@@ -276,37 +410,20 @@ mod tests {
             (2, 256, vec![19, 6]),
             (1, 512, vec![35]),
         ] {
-            let hidden = heads * dim;
-            let tokens: usize = lengths.iter().sum();
-            let data = numbers(tokens * 3 * hidden);
-            let mut starts = vec![0u32];
-            starts.extend(lengths.iter().scan(0, |end, len| {
-                *end += *len as u32;
-                Some(*end)
-            }));
-            let qkv = Tensor::from_slice(&data, (tokens, 3 * hidden), &Device::Cpu).unwrap();
-            let out = flat(&full_attention(&qkv, heads, &starts).unwrap());
-            for (text, len) in lengths.iter().enumerate() {
-                let first = starts[text] as usize;
-                for head in 0..heads {
-                    let part = |which: usize| -> Vec<f32> {
-                        (first..first + len)
-                            .flat_map(|t| {
-                                &data[t * 3 * hidden + which * hidden + head * dim..][..dim]
-                            })
-                            .copied()
-                            .collect()
-                    };
-                    let want = full_attention_reference(&part(0), &part(1), &part(2), dim);
-                    for (i, want) in want.iter().enumerate() {
-                        let got = out[(first + i / dim) * hidden + head * dim + i % dim];
-                        assert!((got - want).abs() <= 2e-5, "{got} is not {want}");
-                    }
-                }
-                if *len > 0 {
-                    let alone = qkv.narrow(0, first, *len).unwrap();
-                    let alone = flat(&full_attention(&alone, heads, &[0, *len as u32]).unwrap());
-                    assert_eq!(alone, out[first * hidden..][..len * hidden], "a text alone");
+            check(&plain(heads, dim), dim, &lengths);
+        }
+    }
+
+    #[test]
+    fn matches_the_definition_with_windows_groups_and_biases() {
+        let bias = DistanceBias::new(4, 3, |head, distance| {
+            (head as f32 - 1.5) * 0.7 + distance as f32 * 0.3 - if distance > 0 { 1.0 } else { 0.0 }
+        });
+        for window in [None, Some(1), Some(2), Some(17), Some(1000)] {
+            for bias in [None, Some(&bias)] {
+                for kv_heads in [1, 2, 4] {
+                    let attention = FullAttention { heads: 4, kv_heads, scale: 0.2, window, bias };
+                    check(&attention, 24, &[37, 1, 5, 64]);
                 }
             }
         }
@@ -316,11 +433,12 @@ mod tests {
     fn every_instruction_set_gives_the_same_bits() {
         for (head_dim, len) in [(20, 9), (256, 19), (512, 35)] {
             let qkv = numbers(len * 3 * head_dim);
+            let attention = &plain(1, head_dim);
             let attended = |isa: Isa| {
                 let mut out = vec![std::mem::MaybeUninit::new(f32::NAN); len * head_dim];
                 let shared = SharedMut::new(&mut out);
-                let (first, hidden, head) = (0, head_dim, 0);
-                isa.run(Head { qkv: &qkv, first, len, hidden, head_dim, head, out: shared });
+                let (first, head) = (0, 0);
+                isa.run(Head { qkv: &qkv, attention, first, len, head_dim, head, out: shared });
                 // SAFETY: all elements were initialised with NaN.
                 out.into_iter().map(|v| unsafe { v.assume_init() }).collect::<Vec<f32>>()
             };
@@ -332,14 +450,19 @@ mod tests {
     #[test]
     fn refuses_bad_operands() {
         let qkv = Tensor::zeros((4, 24), candle_core::DType::F32, &Device::Cpu).unwrap();
-        for (heads, starts) in [(5, vec![0, 4]), (0, vec![0, 4])] {
-            assert!(matches!(full_attention(&qkv, heads, &starts), Err(Error::Shape { .. })));
+        for (heads, kv_heads) in [(5, 5), (0, 0), (2, 0), (3, 2)] {
+            let attention = FullAttention { kv_heads, ..plain(heads, 4) };
+            let refused = full_attention(&qkv, &attention, &[0, 4]);
+            assert!(matches!(refused, Err(Error::Shape { .. })), "{heads} over {kv_heads}");
         }
+        let bias = DistanceBias::new(1, 2, |_, _| 0.0);
+        let of_others = FullAttention { bias: Some(&bias), ..plain(2, 4) };
+        assert!(matches!(full_attention(&qkv, &of_others, &[0, 4]), Err(Error::Shape { .. })));
+        let blind = FullAttention { window: Some(0), ..plain(2, 4) };
+        assert!(matches!(full_attention(&qkv, &blind, &[0, 4]), Err(Error::Metadata(_))));
         for starts in [vec![], vec![0], vec![0, 3], vec![1, 4], vec![0, 3, 2, 4]] {
-            assert!(
-                matches!(full_attention(&qkv, 2, &starts), Err(Error::Metadata(_))),
-                "{starts:?}"
-            );
+            let refused = full_attention(&qkv, &plain(2, 4), &starts);
+            assert!(matches!(refused, Err(Error::Metadata(_))), "{starts:?}");
         }
     }
 }

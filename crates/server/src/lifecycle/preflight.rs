@@ -27,9 +27,9 @@ pub(crate) fn check(
     }
 }
 
-/// Whether a decoder is served for its vectors: where the settings name a pooling, or sentence-transformers' files do.
+/// Whether a decoder is served for its vectors: where the settings name a pooling, or its files say so.
 pub(crate) fn gives_vectors(config: &ServeConfig, checkpoint: &Checkpoint) -> bool {
-    config.pooling.is_some() || checkpoint.sentence().pooling.is_some()
+    config.pooling.is_some() || checkpoint.gives_vectors()
 }
 
 fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device) -> Result<()> {
