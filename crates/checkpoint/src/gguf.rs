@@ -32,7 +32,7 @@ pub(crate) use splitting::{
     GPT2 as GPT2_SPLITTING, KIMI as KIMI_SPLITTING, QWEN2_COMPOSED as QWEN2_SPLITTING, byte_level,
     byte_level_steps,
 };
-pub(crate) use tokenizer::{Pieces as Vocabulary, sentence_pieces};
+pub(crate) use tokenizer::{PieceModel, Pieces as Vocabulary, sentence_pieces};
 
 use arch::GgufArch;
 use header::{Header, Place};

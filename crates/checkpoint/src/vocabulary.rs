@@ -36,10 +36,12 @@ pub(crate) fn tokenizer(read: &ReadFile<'_>) -> Result<Option<Value>> {
         let model = read("config.json")?.unwrap_or_else(|| b"{}".to_vec());
         return byte_pairs::tokenizer(&file, &merges, &config()?, &model).map(Some);
     }
-    match read(sentence_piece::FILE)? {
-        Some(file) => sentence_piece::tokenizer(&file, &config()?).map(Some),
-        None => Ok(None),
+    for name in sentence_piece::FILES {
+        if let Some(file) = read(name)? {
+            return sentence_piece::tokenizer(name, &file, &config()?).map(Some);
+        }
     }
+    Ok(None)
 }
 
 /// The `tokenizer_config.json` of a folder that has none, where its vocabulary says what such files do.

@@ -52,8 +52,14 @@ const MODELOPT: &str = "hf_quant_config.json";
 const MODULES: &str = "modules.json";
 const TOKENIZER: &str = "tokenizer.json";
 /// Vocabularies of models that lack it.
-const VOCABULARIES: [&str; 5] =
-    ["tiktoken.model", "tekken.json", "tokenizer.model", "vocab.json", "merges.txt"];
+const VOCABULARIES: [&str; 6] = [
+    "tiktoken.model",
+    "tekken.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "merges.txt",
+];
 const INDEX: &str = "model.safetensors.index.json";
 /// Folders whose small files describe a model, too.
 const DESCRIPTION_FOLDERS: [(&str, &str); 2] =

@@ -627,10 +627,18 @@ fn a_model_of_sentencepiece_is_the_tokenizer_of_its_gguf_file() {
             file[..file.len() - 1].to_vec(),
             "tokenizer.model cannot be read as a tokenizer: it is no model",
         ),
-        (file.clone(), "rules of its own by which texts are normalized"),
         (
-            [file, message(2, &number(3, 1))].concat(),
-            "its model type is 1, and 2, byte pairs, is read",
+            [file.clone(), message(2, &number(3, 4))].concat(),
+            "its model type is 4; 1, unigram, and 2, byte pairs, are read",
+        ),
+        (
+            [file.clone(), message(2, &number(24, 1))].concat(),
+            "it has spaces behind words, which is not supported",
+        ),
+        ([file.clone(), message(3, &number(5, 0))].concat(), "it keeps spaces as they are"),
+        (
+            [file, message(5, &message(2, b"x"))].concat(),
+            "it has rules by which texts are changed back",
         ),
     ] {
         let line = read(file).unwrap_err().to_string();

@@ -3,7 +3,7 @@
 
 use std::{
     borrow::Cow,
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
 };
 
 use serde_json::{Map, Value, json};
@@ -252,7 +252,12 @@ impl Gguf {
         let added = added_tokens(vocabulary, self.arch.is("phi3"));
         let vocab = vocab(vocabulary);
         let post_processor = self.post_processor(vocabulary, true)?;
-        Ok(of_pieces((vocab, merges), unknown, added, space, post_processor))
+        Ok(of_pieces(
+            byte_pairs(vocab, merges, unknown),
+            added,
+            (Vec::new(), space),
+            post_processor,
+        ))
     }
 
     /// The merges that the file has, the first ones first.
@@ -301,13 +306,24 @@ pub(crate) struct Pieces<'a> {
     pub(crate) scores: &'a [f64],
 }
 
-/// The tokenizer of such a vocabulary, whose texts begin with a space where `space`.
+/// How texts are split into the pieces of such a vocabulary.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PieceModel {
+    /// Pairs are merged, the best first.
+    BytePairs,
+    /// The pieces of the likeliest whole; what has no piece is spelled in bytes where `byte_fallback`.
+    Unigram { byte_fallback: bool },
+}
+
+/// The tokenizer of such a vocabulary; to its texts are applied what the list has, and a space is put before them where the
+/// flag says so.
 ///
 /// # Errors
-/// Two tokens are the same.
+/// Two tokens are the same, or none stands for what is unknown.
 pub(crate) fn sentence_pieces(
     pieces: &Pieces<'_>,
-    space: bool,
+    model: PieceModel,
+    normalized: (Vec<Value>, bool),
     post_processor: Value,
 ) -> std::result::Result<Value, String> {
     let tokens: Vec<Cow<'_, str>> = pieces.tokens.iter().map(Cow::from).collect();
@@ -318,30 +334,90 @@ pub(crate) fn sentence_pieces(
         }
     }
     let vocabulary = Vocabulary { tokens, kinds: pieces.kinds.to_vec(), ids };
-    let merges = merges(&vocabulary, pieces.scores);
     let unknown = vocabulary.kinds.iter().position(|kind| *kind == UNKNOWN);
-    let unknown = unknown.map(|id| vocabulary.tokens[id].as_ref());
     let added = added_tokens(&vocabulary, false);
-    Ok(of_pieces((vocab(&vocabulary), merges), unknown, added, space, post_processor))
+    let (model, pre_tokenizer) = match model {
+        PieceModel::BytePairs => {
+            let merges = merges(&vocabulary, pieces.scores);
+            let unknown = unknown.map(|id| vocabulary.tokens[id].as_ref());
+            (byte_pairs(vocab(&vocabulary), merges, unknown), Value::Null)
+        }
+        PieceModel::Unigram { byte_fallback } => {
+            let unknown = unknown.ok_or("no token stands for what is unknown")?;
+            let vocab = scored(&vocabulary, pieces.scores);
+            let model = json!({
+                "type": "Unigram", "unk_id": unknown, "byte_fallback": byte_fallback, "vocab": vocab,
+            });
+            (model, apart(&vocabulary))
+        }
+    };
+    let mut tokenizer = of_pieces(model, added, normalized, post_processor);
+    tokenizer["pre_tokenizer"] = pre_tokenizer;
+    Ok(tokenizer)
 }
 
-/// A tokenizer that merges pieces of whole texts, in which spaces are characters like others.
+/// Splits texts behind the first character of whatever is spelled like a token that is no piece: a unigram model would find it.
+fn apart(vocabulary: &Vocabulary<'_>) -> Value {
+    let mut by_first: BTreeMap<char, Vec<String>> = BTreeMap::new();
+    for (token, kind) in vocabulary.tokens.iter().zip(&vocabulary.kinds) {
+        let mut rest = token.chars();
+        if let (Some(first), true) = (rest.next(), [UNKNOWN, CONTROL, BYTE].contains(kind))
+            && !rest.as_str().is_empty()
+        {
+            by_first.entry(first).or_default().push(regex::escape(rest.as_str()));
+        }
+    }
+    let split = |(first, rests): (char, Vec<String>)| {
+        format!("(?<={})(?={})", regex::escape(&first.to_string()), rests.join("|"))
+    };
+    let pattern = by_first.into_iter().map(split).collect::<Vec<_>>().join("|");
+    match pattern.is_empty() {
+        true => Value::Null,
+        false => {
+            json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false})
+        }
+    }
+}
+
+/// The vocabulary of a unigram model, of which only pieces are found in texts.
+fn scored(vocabulary: &Vocabulary<'_>, scores: &[f64]) -> Vec<Value> {
+    let all = || vocabulary.tokens.iter().zip(&vocabulary.kinds).zip(scores);
+    let of_pieces = all().filter(|((_, kind), _)| **kind == 1).map(|(_, score)| *score);
+    // Unknown characters cost more than the least likely piece, so others must not be less likely.
+    let least = of_pieces.fold(0.0, f64::min);
+    let entry = |((token, kind), score): ((&Cow<'_, str>, &u32), &f64)| match *kind {
+        1 => json!([token, score]),
+        // With a space, which no text has any more.
+        UNUSED => json!([format!("{token} "), least]),
+        _ => json!([token, least]),
+    };
+    all().map(entry).collect()
+}
+
+fn byte_pairs(vocab: Map<String, Value>, merges: Vec<Value>, unknown: Option<&str>) -> Value {
+    json!({
+        "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
+        "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
+        "ignore_merges": false, "vocab": vocab, "merges": merges,
+    })
+}
+
+/// A tokenizer that finds pieces of whole texts, in which spaces are characters like others.
 fn of_pieces(
-    (vocab, merges): (Map<String, Value>, Vec<Value>),
-    unknown: Option<&str>,
+    model: Value,
     added: Vec<Value>,
-    space: bool,
+    (mut normalizers, space): (Vec<Value>, bool),
     post_processor: Value,
 ) -> Value {
     let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
     let separator = "\u{2581}";
-    let mut normalizers = vec![replace(" ", separator)];
     let mut decoders =
         vec![replace(separator, " "), json!({"type": "ByteFallback"}), json!({"type": "Fuse"})];
     if space {
-        normalizers.insert(0, json!({"type": "Prepend", "prepend": separator}));
+        normalizers.push(json!({"type": "Prepend", "prepend": separator}));
         decoders.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
     }
+    normalizers.push(replace(" ", separator));
     json!({
         "version": "1.0",
         "truncation": null,
@@ -351,11 +427,7 @@ fn of_pieces(
         "pre_tokenizer": null,
         "post_processor": post_processor,
         "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": {
-            "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
-            "ignore_merges": false, "vocab": vocab, "merges": merges,
-        },
+        "model": model,
     })
 }
 

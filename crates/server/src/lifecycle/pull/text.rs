@@ -98,7 +98,9 @@ fn read_text(path: &Path) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use candlepower_tokenizer::{AddSpecialTokens, SkipSpecialTokens};
+    use candlepower_tokenizer::{
+        AddSpecialTokens, LocalTime, PromptEnd, RenderInput, SkipSpecialTokens,
+    };
     use clap::{Args, Command, FromArgMatches};
     use serde_json::Value;
 
@@ -138,15 +140,57 @@ mod tests {
         assert_eq!((texts.len(), expected.len(), tokenizer.vocab_size()), (1000, 1000, 604 + 256));
         for (text, expected) in texts.iter().zip(expected) {
             let ids = tokenizer.encode(text, AddSpecialTokens::No).unwrap();
-            // FNV-1a.
-            let bytes = ids.iter().flat_map(|id| id.to_le_bytes());
-            let digest = bytes.fold(0x811c_9dc5_u32, |state, byte| {
-                (state ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-            });
-            assert_eq!(format!("{digest:08x}").as_bytes(), expected, "{text:?}");
+            assert_eq!(digest(&ids).as_bytes(), expected, "{text:?}");
             let back = tokenizer.decode(&ids, SkipSpecialTokens::No).unwrap();
             assert_eq!(&back, text);
         }
+    }
+
+    /// Vocabularies of sentencepiece cut a thousand texts as its package does (scripts/make_sentencepiece_fixture.py). Texts are
+    /// messages of a conversation: the package finds no special tokens in them.
+    #[test]
+    fn sentencepiece_vocabularies_cut_texts_as_their_package_does() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tokenizer/tests/data");
+        let sources = TemplateSources {
+            chosen: Some("{{ messages[0].content }}"),
+            ..TemplateSources::default()
+        };
+        let template = ChatTemplate::from_sources(&sources).unwrap().unwrap();
+        for (name, size) in [("unigram", 168), ("unigram-bytes", 425), ("byte-pairs", 400)] {
+            let files = CheckpointFiles::Folder(data.join("sentencepiece").join(name));
+            let expected = files.read("ids.json").unwrap().unwrap();
+            let expected: Value = serde_json::from_slice(&expected).unwrap();
+            let expected = expected["digests"].as_str().unwrap().as_bytes().chunks(8);
+            let json = files.read("tokenizer.json").unwrap().unwrap();
+            let tokenizer = Tokenizer::from_bytes(&json, None).unwrap();
+            assert_eq!((expected.len(), tokenizer.vocab_size()), (1000, size));
+            let mut compared = 0;
+            for (text, expected) in texts().iter().zip(expected).filter(|(_, e)| *e != b"--------")
+            {
+                let prompt = RenderInput {
+                    messages: &serde_json::json!([{"role": "user", "content": text}]),
+                    tools: None,
+                    documents: None,
+                    end: PromptEnd::LastMessage,
+                    chat_template_kwargs: &serde_json::Map::new(),
+                    now: LocalTime { unix_s: 0, utc_offset_s: 0 },
+                };
+                let prompt = template.prompt(&prompt, &tokenizer).unwrap();
+                let ids = tokenizer.encode_prompt(&prompt, AddSpecialTokens::No).unwrap();
+                assert_eq!(digest(&ids).as_bytes(), expected, "{name}: {text:?}");
+                compared += 1;
+            }
+            assert!(compared > 950, "{compared}");
+        }
+    }
+
+    /// FNV-1a.
+    fn digest(ids: &[u32]) -> String {
+        let bytes = ids.iter().flat_map(|id| id.to_le_bytes());
+        let digest = bytes.fold(0x811c_9dc5_u32, |state, byte| {
+            (state ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        });
+        format!("{digest:08x}")
     }
 
     fn folder(name: &str, files: &[(&str, String)]) -> PathBuf {
