@@ -83,6 +83,7 @@ const ALL: &[GgufArch] = &[
     gemma::GEMMA,
     gemma::GEMMA2,
     gemma::GEMMA3,
+    gemma::GEMMA_EMBEDDING,
     gemma::GEMMA4,
     experts::QWEN2_MOE,
     experts::QWEN3_MOE,
@@ -121,6 +122,12 @@ pub(super) fn find(metadata: &HfConfig) -> Result<&'static GgufArch> {
         deepseek::NAME if deepseek::has_sigmoids(metadata)? => &deepseek::V3,
         _ => arch,
     })
+}
+
+/// The names of all architectures.
+#[cfg(test)]
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    ALL.iter().map(|arch| arch.name)
 }
 
 fn set(config: &mut Config, entries: impl IntoIterator<Item = (&'static str, Value)>) {

@@ -1,5 +1,7 @@
 //! Names and splits, and what the metadata becomes; whole files are tested with the goldens.
 
+mod names;
+
 use std::sync::Arc;
 
 use candlepower_goldens::folder as golden;

@@ -24,6 +24,20 @@ pub(super) const GEMMA2: GgufArch =
 pub(super) const GEMMA3: GgufArch =
     GgufArch { name: "gemma3", class: "Gemma3ForCausalLM", own: gemma3, ..GgufArch::BASE };
 
+/// EmbeddingGemma: Gemma 3's layers, whose tokens see both ways.
+pub(super) const GEMMA_EMBEDDING: GgufArch = GgufArch {
+    name: "gemma-embedding",
+    class: "Gemma3TextModel",
+    own: |keys, config| {
+        gemma3(keys, config)?;
+        // Its files say that it is not causal, which goes without saying.
+        keys.key("attention.causal");
+        set(config, [("use_bidirectional_attention", true.into())]);
+        Ok(())
+    },
+    ..GgufArch::BASE
+};
+
 pub(super) const GEMMA4: GgufArch = GgufArch {
     name: "gemma4",
     class: "Gemma4ForCausalLM",
