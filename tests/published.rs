@@ -96,6 +96,16 @@ fn added_tokens_that_cannot_be_are_refused_by_name() {
 }
 
 #[test]
+fn renamed_tokens_are_told() {
+    let rename =
+        |json: &mut Value| json["added_tokens_decoder"]["1276"]["content"] = "<call>".into();
+    let folder = demo_with(&[("tokenizer_config.json", &rename)]);
+    let server = ServerBuilder::new(folder.path()).start();
+    server.log_with("tokenizer_config.json calls the token 1276 \"<call>\", and tokenizer.json \"<tool_call>\": the latter is used");
+    check_capital(&server);
+}
+
+#[test]
 fn keys_that_nobody_knows_are_refused_and_may_be_ignored() {
     let edit = |json: &mut Value| {
         json["warp_factor"] = 9.into();
@@ -220,6 +230,20 @@ fn a_broken_template_stops_conversations_alone() {
     server.log_with("syntax error");
     let name = server.get("/v1/models").ok()["data"][0]["id"].clone();
     let body = json!({"model": name, "prompt": "The capital", "max_tokens": 2});
+    assert_eq!(server.post("/v1/completions", &body).ok()["usage"]["completion_tokens"], 2);
+    let chat = json!({"model": name, "messages": [{"role": "user", "content": "Hi"}]});
+    assert_eq!(server.post("/v1/chat/completions", &chat).status, 400);
+    drop(server);
+    // A GGUF file has its template in its metadata.
+    let mut file = std::fs::read(golden("gguf-qwen2").join("model.gguf")).unwrap();
+    let begin = file.windows(6).position(|bytes| bytes == b"{% for").unwrap();
+    file[begin..begin + 6].copy_from_slice(b"{% fox");
+    let blob = TempFolder::new();
+    blob.write("model.gguf", file);
+    let server = ServerBuilder::new(blob.path()).start();
+    server.log_with("syntax error");
+    let name = server.get("/v1/models").ok()["data"][0]["id"].clone();
+    let body = json!({"model": name, "prompt": "to be", "max_tokens": 2});
     assert_eq!(server.post("/v1/completions", &body).ok()["usage"]["completion_tokens"], 2);
     let chat = json!({"model": name, "messages": [{"role": "user", "content": "Hi"}]});
     assert_eq!(server.post("/v1/chat/completions", &chat).status, 400);

@@ -58,7 +58,29 @@ pub struct ListedToken {
     pub content: String,
 }
 
-/// The `tokenizer.json` with the added tokens of `config` that `tokenizer` has not, and those tokens; `None` where it has all.
+/// A token that a file beside `tokenizer.json` calls otherwise, which is passed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RenamedToken {
+    /// Its id.
+    pub id: u32,
+    /// Its text in that file.
+    pub listed: String,
+    /// Its text in `tokenizer.json`.
+    pub content: String,
+}
+
+/// The added tokens that a configuration lists otherwise than `tokenizer.json`.
+#[derive(Debug, Default)]
+pub(crate) struct Listed {
+    /// The `tokenizer.json` with those that are missing; `None` where none is.
+    pub(crate) json: Option<Vec<u8>>,
+    /// Those.
+    pub(crate) missing: Vec<ListedToken>,
+    /// Those that have another name.
+    pub(crate) renamed: Vec<RenamedToken>,
+}
+
+/// The added tokens of `config` that `tokenizer` has not, or has under other names.
 ///
 /// # Errors
 /// [`Error::AddedToken`], where one of them would take the id of a token that was not added, or has one already.
@@ -66,12 +88,13 @@ pub(crate) fn with_listed(
     tokenizer: &Tokenizer,
     tokenizer_json: &[u8],
     config: &Map<String, Value>,
-) -> Result<Option<(Vec<u8>, Vec<ListedToken>)>> {
-    let Some(Value::Object(listed)) = config.get(DECODER) else { return Ok(None) };
+) -> Result<Listed> {
+    let Some(Value::Object(listed)) = config.get(DECODER) else { return Ok(Listed::default()) };
     let known = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
     let known: HashMap<&str, u32> =
         known.iter().map(|(id, token)| (token.content.as_str(), *id)).collect();
     let mut missing: Vec<(ListedToken, &Value)> = Vec::new();
+    let mut renamed = Vec::new();
     for (id, token) in listed {
         let content = token.as_str().or_else(|| token["content"].as_str());
         let Some(content) = content.filter(|content| !content.is_empty()) else { continue };
@@ -82,8 +105,10 @@ pub(crate) fn with_listed(
         let conflict = |reason: String| Error::AddedToken { token: shown(content), reason };
         let number = id.parse::<u32>().ok().filter(|id| (*id as usize) < MOST_TOKENS);
         let number = number.ok_or_else(|| conflict(format!("its id is `{id:.20}`")))?;
-        if known.values().any(|id| *id == number) {
-            // It was renamed in tokenizer.json, whose names go with the chat template.
+        if let Some((name, _)) = known.iter().find(|(_, id)| **id == number) {
+            // The names of tokenizer.json go with the chat template.
+            let (listed, content) = (content.to_owned(), (*name).to_owned());
+            renamed.push(RenamedToken { id: number, listed, content });
             continue;
         }
         let holder = tokenizer.id_to_token(number);
@@ -99,12 +124,13 @@ pub(crate) fn with_listed(
         }
         missing.push((ListedToken { id: number, content: content.to_owned() }, token));
     }
-    if missing.is_empty() {
-        return Ok(None);
-    }
+    renamed.sort_by_key(|token| token.id);
     missing.sort_by_key(|(token, _)| token.id);
-    let json = add(tokenizer_json, &missing)?;
-    Ok(Some((json, missing.into_iter().map(|(token, _)| token).collect())))
+    let json = match missing.is_empty() {
+        true => None,
+        false => Some(add(tokenizer_json, &missing)?),
+    };
+    Ok(Listed { json, missing: missing.into_iter().map(|(token, _)| token).collect(), renamed })
 }
 
 /// Writes tokens into a `tokenizer.json`, which is known to be one.

@@ -23,7 +23,7 @@ mod stop;
 mod template;
 mod tokenizer;
 
-pub use added::{ListedToken, whole_config};
+pub use added::{ListedToken, RenamedToken, whole_config};
 pub use clock::LocalTime;
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
-use crate::added::{ListedToken, with_listed};
+use crate::added::{ListedToken, RenamedToken, with_listed};
 use crate::cuts::Cuts;
 use crate::decoder::{DecoderKind, TokenClass, TokenTable};
 use crate::prompt::SpellingFinder;
@@ -56,6 +56,7 @@ struct Inner {
     table: TokenTable,
     named: NamedSpecialTokens,
     listed: Vec<ListedToken>,
+    renamed: Vec<RenamedToken>,
     special_ids: Vec<u32>,
     spellings: SpellingFinder,
     cuts: Option<Cuts>,
@@ -74,17 +75,17 @@ impl Tokenizer {
             serde_json::from_slice(tokenizer_json).map_err(|error| bad(&error))?;
         let mut tokenizer = read(&linear_splits(tokenizer_json)).map_err(|error| bad(&error))?;
         let whole = tokenizer_config_json.map(parse_config).transpose()?.unwrap_or_default();
-        let mut listed = Vec::new();
-        if let Some((json, tokens)) = with_listed(&tokenizer, tokenizer_json, &whole)? {
+        let found = with_listed(&tokenizer, tokenizer_json, &whole)?;
+        let (listed, renamed) = (found.missing, found.renamed);
+        if let Some(json) = found.json {
             tokenizer = read(&linear_splits(&json)).map_err(|error| bad(&error))?;
             let is_there =
                 |token: &&ListedToken| tokenizer.token_to_id(&token.content) == Some(token.id);
-            if let Some(token) = tokens.iter().find(|token| !is_there(token)) {
+            if let Some(token) = listed.iter().find(|token| !is_there(token)) {
                 let (token, reason) =
                     (format!("{:?}", token.content), "tokenizer.json takes none".to_owned());
                 return Err(Error::AddedToken { token, reason });
             }
-            listed = tokens;
         }
         tokenizer.with_truncation(None).map_err(|error| bad(&error))?.with_padding(None);
 
@@ -104,8 +105,19 @@ impl Tokenizer {
         let special_ids = ids.filter(|&id| table.class(id) == TokenClass::Special).collect();
         let spellings = SpellingFinder::new(&special_spellings(&tokenizer))?;
         let cuts = Cuts::new(&tokenizer);
-        let inner = Inner { tokenizer, kind, table, named, listed, special_ids, spellings, cuts };
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                tokenizer,
+                kind,
+                table,
+                named,
+                listed,
+                renamed,
+                special_ids,
+                spellings,
+                cuts,
+            }),
+        })
     }
 
     /// The text of token ids, as the `tokenizers` library decodes them; ids without a token are left out.
@@ -181,6 +193,11 @@ impl Tokenizer {
     /// The tokens that `tokenizer_config.json` lists and `tokenizer.json` does not.
     pub fn listed_tokens(&self) -> &[ListedToken] {
         &self.inner.listed
+    }
+
+    /// The added tokens that `tokenizer_config.json` calls otherwise than `tokenizer.json` does, whose name counts.
+    pub fn renamed_tokens(&self) -> &[RenamedToken] {
+        &self.inner.renamed
     }
 
     /// The id of an added token, and whether it is a special one; `None` for what is not added to the model's own vocabulary.

@@ -130,6 +130,14 @@ impl LocalModel {
         if let Description::Decoder(checkpoint) = &mut description {
             checkpoint.add_ends(text::ends(&tokenizer));
         }
+        for token in tokenizer.renamed_tokens() {
+            tracing::warn!(
+                "tokenizer_config.json calls the token {} {:?}, and tokenizer.json {:?}: the latter is used",
+                token.id,
+                token.listed,
+                token.content
+            );
+        }
         for remark in description.remarks().into_iter().chain(text_files.remarks()) {
             tracing::warn!("{remark}");
         }
