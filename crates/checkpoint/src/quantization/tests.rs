@@ -413,6 +413,66 @@ fn other_formats_take_little_more_than_their_files() {
     assert_eq!((bits(OnLoad::Int8.packed()), bits(OnLoad::Int4.packed())), (8.5, 5.0));
 }
 
+/// AutoAWQ's first releases, AutoGPTQ and AutoRound say the same elsewhere or by other names; the weights are read alike.
+#[test]
+fn other_tools_say_the_same_in_other_files_and_by_other_names() {
+    let read = |golden: &str, edit: &dyn Fn(&mut Value) -> Vec<(&'static str, String)>| {
+        let folder = candlepower_goldens::folder(golden);
+        let config = std::fs::read(folder.join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_slice(&config).unwrap();
+        let mut files = edit(&mut config);
+        files.push(("config.json", config.to_string()));
+        let leaked = files.into_iter().map(|(name, text)| (name, text.leak().as_bytes()));
+        let files = CheckpointFiles::Embedded(leaked.collect::<Vec<_>>().leak());
+        let checkpoint = Checkpoint::open(files).unwrap();
+        checkpoint.check_keys(&[]).unwrap();
+        let plan = checkpoint.tensor_plan().into_iter();
+        let schemes = plan.map(|tensor| (tensor.name, tensor.scheme)).collect::<Vec<_>>();
+        (checkpoint.quantization().unwrap().method.clone(), schemes)
+    };
+    let taken = |config: &mut Value| config["quantization_config"].take();
+    let moved = |file: &'static str| {
+        move |config: &mut Value| {
+            let mut own = taken(config);
+            let own = own.as_object_mut().unwrap();
+            own.remove("quant_method");
+            if file == "quant_config.json" {
+                for (new, old) in [("bits", "w_bit"), ("group_size", "q_group_size")] {
+                    let value = own.remove(new).unwrap();
+                    own.insert(old.to_owned(), value);
+                }
+                own.insert("version".to_owned(), "GEMM".into());
+            }
+            vec![(file, Value::Object(own.clone()).to_string())]
+        }
+    };
+    let by_auto_round = |name: &'static str, packing: &'static str| {
+        move |config: &mut Value| {
+            let own = &mut config["quantization_config"];
+            own["quant_method"] = name.into();
+            own["packing_format"] = packing.into();
+            own["autoround_version"] = "0.4.6".into();
+            own["iters"] = 200.into();
+            own["data_type"] = "int".into();
+            Vec::new()
+        }
+    };
+    let plain = |golden| read(golden, &|_| Vec::new());
+    let (awq, gptq) = (plain("awq"), plain("gptq"));
+    assert!(awq.1.iter().any(|(_, scheme)| scheme.is_some()));
+    assert_eq!(read("awq", &moved("quant_config.json")), awq);
+    assert_eq!(read("gptq", &moved("quantize_config.json")), gptq);
+    let sym = plain("gptq-sym");
+    for (name, packing) in [
+        ("auto-round", "auto_round:auto_gptq"),
+        ("intel/auto-round", "auto_round:gptq"),
+        ("auto-round", "auto_round:exllamav2"),
+    ] {
+        assert_eq!(read("gptq-sym", &by_auto_round(name, packing)), sym, "{name} {packing}");
+    }
+    assert_eq!(read("awq", &by_auto_round("auto-round", "auto_round:auto_awq")), awq);
+}
+
 #[test]
 fn keys_and_values_are_rounded_beside_codes_as_activations_are() {
     let kept = |name: &str, dtype: Option<Dtype>| {
