@@ -105,7 +105,7 @@ fn what_would_change_the_output_is_refused_by_name() {
         ("functions", "[]"),
         ("modalities", r#"["text", "audio"]"#),
         ("audio", "{}"),
-        ("echo", "true"),
+        ("num_beams", "2"),
         ("suffix", r#""x""#),
         ("banana", "1"),
     ] {

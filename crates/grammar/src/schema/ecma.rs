@@ -452,7 +452,7 @@ mod tests {
             (r"[\w-.]", r"[\w\-.]"),
             (r"[.-\w]", r"[.\-\w]"),
             (r"[\b\-\]]", r"[\u{8}\-\]]"),
-            (r"[\x20-\u007e]", "[ -~]"),
+            (r"[\x20-\u007e]", r"[ -\~]"),
         ] {
             let got = translate(pattern).unwrap();
             assert_eq!(got, want, "{pattern}");
