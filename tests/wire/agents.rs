@@ -221,7 +221,10 @@ fn patterns_of_tools_that_cannot_be_held_are_told() {
         let server = ServerBuilder::new("demo").flag("--tool-call-parser", format).start();
         let (bad, good) = ("^(?!b)a+$", "^a+$");
         let chat_body = |tools: Value, more: Value| {
-            with(json!({"messages": question, "max_tokens": 60, "tools": tools}), more)
+            with(
+                json!({"messages": question, "max_tokens": 200, "temperature": 0, "parallel_tool_calls": false, "tools": tools}),
+                more,
+            )
         };
         let responses_body = |tools: Value, more: Value| {
             with(
