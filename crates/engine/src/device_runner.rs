@@ -4,8 +4,8 @@ use std::{collections::VecDeque, time::Instant};
 
 use candle_core::{DType, Tensor};
 use candlepower_gpu::{
-    self as gpu, AttentionStep, HostBlocks, LaunchShape, REPORT_HEAD, Readback, SamplerRow, SamplingOutput,
-    SamplingScratch, Staging, StateTables, TokenCounts,
+    self as gpu, AttentionStep, HostBlocks, LaunchShape, REPORT_HEAD, Readback, SamplerRow,
+    SamplingOutput, SamplingScratch, Staging, StateTables, TokenCounts,
 };
 use candlepower_kernels::{
     AttentionMetadata,

@@ -30,7 +30,8 @@ pub(crate) use qkv::{QKV_AXES, QkvShape, SQUARE_SUMS, head_dim_of};
 pub(crate) use recurrence::{GATE_AXES, SIGMOID_GATE, gate_dims};
 pub(crate) use sampling::{FROM_PROMPT, NONE};
 pub use sampling::{
-    MOST_LOGPROBS, REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts,
+    MOST_LOGPROBS, REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch,
+    TokenCounts,
 };
 pub(crate) use state::{INPUTS_AXES, MATRICES_AXES};
 pub use state::{RECURRENT_KEY_DIMS, StatePool, StateTables};

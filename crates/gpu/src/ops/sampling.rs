@@ -12,7 +12,8 @@ use candlepower_kernels::{Error, Result};
 use super::launch_on_gpu;
 use super::reference::Reference;
 use crate::operands::{
-    FROM_PROMPT, NONE, REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts,
+    FROM_PROMPT, NONE, REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch,
+    TokenCounts,
 };
 
 impl SamplerRow {

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_gpu::cuda;
-use candlepower_gpu::{REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts};
+use candlepower_gpu::{
+    REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, TokenCounts,
+};
 use candlepower_kernels::sampling::{
     Penalties, RowLogprobs, SamplingRow, logprobs_of, sample_row_reference, uniform,
 };
