@@ -336,16 +336,21 @@ fn words_of(path: PathBuf) -> String {
 }
 
 #[test]
-fn the_default_file_and_the_readme_list_every_format() {
-    let (default, readme) = (configs().join("default.toml"), configs().join("../README.md"));
+fn the_default_file_and_the_documentation_list_every_format() {
+    let default = configs().join("default.toml");
+    let page = std::fs::read_to_string(configs().join("../docs/structured-output.md")).unwrap();
+    for format in ToolFormat::ALL {
+        let row = format!("| `{}` | {} |\n", format.name(), format.models());
+        assert!(page.contains(&row), "docs/structured-output.md has no {row}");
+    }
     let tools =
         ToolFormat::ALL.iter().map(|format| format!("{} ({})", format.name(), format.models()));
     let tools = Vec::from_iter(tools).join("; ");
     let reasoning =
         Vec::from_iter(ReasoningFormat::ALL.iter().map(|format| format.name())).join(", ");
-    for (path, list) in [(&default, &tools), (&readme, &tools), (&default, &reasoning)] {
-        let is_listed = words_of(path.clone()).contains(&format!(" {list}."));
-        assert!(is_listed, "{} has to list the formats as they are: {list}.", path.display());
+    for list in [&tools, &reasoning] {
+        let is_listed = words_of(default.clone()).contains(&format!(" {list}."));
+        assert!(is_listed, "{} has to list the formats as they are: {list}.", default.display());
     }
 }
 
