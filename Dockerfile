@@ -22,6 +22,7 @@ RUN set -e; features=full; \
     cargo build --release --locked --features "$features"; \
     install -D target/release/candlepower /image/candlepower; \
     install -D --mode=644 /etc/ssl/certs/ca-certificates.crt /image/certs/ca-certificates.crt; \
+    install -D --mode=644 --target-directory=/image/doc LICENSE THIRD-PARTY.txt; \
     install -d /image/data /cuda-libraries/lib
 
 FROM ${BASE}
@@ -32,6 +33,7 @@ LABEL org.opencontainers.image.title="candlepower" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=builder /image/candlepower /usr/local/bin/candlepower
 COPY --from=builder /image/certs /etc/ssl/certs
+COPY --from=builder /image/doc /usr/share/doc/candlepower
 COPY --from=builder --chown=10001:10001 /image/data /data
 # Nothing in an image for the CPU. What a cluster mounts of the driver may lie in the other folders.
 COPY --from=builder /cuda-libraries/lib /usr/local/lib/cuda

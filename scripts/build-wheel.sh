@@ -37,6 +37,7 @@ mkdir -p "$(dirname $CARRIED)"
 trap 'rm -rf "$(dirname $CARRIED)"' EXIT
 cp "$program" $CARRIED
 chmod 755 $CARRIED
+cp LICENSE THIRD-PARTY.txt "$(dirname $CARRIED)"
 
 # The wheel may be installed where the C library is at least the one that the program needs.
 glibc=$(objdump --dynamic-syms $CARRIED | grep -o 'GLIBC_2\.[0-9]*' | sort --version-sort | tail -n 1)

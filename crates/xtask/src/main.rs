@@ -11,6 +11,7 @@ mod cuda;
 mod deep;
 mod emulated;
 mod inlined;
+mod notices;
 mod prose;
 mod soak;
 mod steps;
@@ -33,7 +34,7 @@ cargo xtask <command>
 
   ci      check, test, a minute of fuzz, cuda
   deep [PART..]  what is long and rarely fails, all or some of it; `deep --list` says what each part covers
-  check   fmt, tidy, typos, deny, advisories, clippy, doc
+  check   fmt, tidy, typos, deny, notices, advisories, clippy, doc
   test    builds the binary and runs every test; needs only Rust and Python
   cuda    a CUDA build for no GPU, and its tests; then emulated; shares what test has built; needs g++, x86-64
   emulated  a CUDA build for a GPU that the CPU emulates: the kernels' comparisons, the goldens and the server on it
@@ -45,6 +46,7 @@ cargo xtask <command>
   schema-suite FOLDER..  holds JSON schemas against test suites: docs/schema-suite.md
   advisories DATABASE  writes the snapshot of known vulnerabilities from a checkout of RustSec's database
   goldens  writes the weights of tests/golden that are generated from a seed, which the tests do by themselves
+  notices  writes THIRD-PARTY.txt, the licences of what is linked, which `check` holds to the crates
   docs    writes what is generated in docs: the tables of models, and the settings of configs/default.toml
   prose [PATH|KIND..]  figures of the project's English, or what is wrong with some of it
   prose --tighten  removes from .prose.txt the sentences that are mended or gone
@@ -102,6 +104,7 @@ fn run() -> Result<ExitCode> {
             _ => bail!("`advisories` takes the folder of a checkout of RustSec's database"),
         },
         "goldens" => steps.run("goldens", goldens),
+        "notices" => steps.run("notices", notices::write),
         "docs" => steps.run("docs", |_| tidy::write_docs(&root)),
         "prose" => steps.run("prose", |_| prose::run(&root, more)),
         "tidy" => steps.run("tidy", |_| tidy::run(&root)),
