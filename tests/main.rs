@@ -22,6 +22,7 @@ mod public_names;
 mod published;
 mod pull;
 mod ranks;
+mod real_model;
 mod robustness;
 mod soak;
 mod support;

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 
 use crate::steps::{Shell, run};
-use crate::test::{self, Clients};
+use crate::test::{self, Clients, RealModel};
 use crate::tools::tools_folder;
 
 const TURNS: &str = "agents::programs::complete_a_turn";
@@ -22,7 +22,7 @@ const ALONE: [&str; 5] = ["-rn", "sh", "-c", "ip link set lo up && exec \"$@\"",
 
 pub(crate) fn all(shell: &Shell) -> Result<String> {
     test::build(shell)?;
-    let clients = Clients::install(shell)?;
+    let clients = Clients::install(shell, RealModel::IfItCanBeHad)?;
     let (programs, servers) = (tools_folder(shell).join("agents"), tools_folder(shell).join("mcp"));
     std::fs::create_dir_all(&programs)?;
     // The packages bring their programs; no script of one is run.

@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use crate::ahead::Ahead;
 use crate::emulated::Scope;
 use crate::steps::Steps;
+use crate::test::RealModel;
 use crate::{check, cuda, inlined, test, wheel};
 
 /// The same rounds each time; `cargo xtask deep fuzz` makes others.
@@ -50,7 +51,7 @@ pub(crate) fn run_steps(steps: &mut Steps) {
                 let linted = both(check::clippy(&nice), check::doc(&nice));
                 (scope.map(|_| Ahead::compile(&nice)), linted)
             });
-            let tested = test::test(shell);
+            let tested = test::test(shell, RealModel::Needed);
             let (compiled, linted) = beside.join().expect("compiling does not panic");
             // Without it cargo compiles the kernels in their own step.
             ahead = compiled.and_then(|compiled| {

@@ -10,7 +10,7 @@ use crate::steps::Steps;
 use crate::watched::{self, Passed};
 use crate::{agents, cuda, soak, test};
 
-const PARTS: [Part; 5] = [
+const PARTS: [Part; 6] = [
     Part {
         name: "races",
         covers: "all comparisons of kernels on the emulated GPU, each kernel watched for races; then the digests by which CI finds changed kernels are written",
@@ -20,6 +20,11 @@ const PARTS: [Part; 5] = [
         name: "goldens",
         covers: "the goldens of all models on the emulated GPU: in bf16 every token of their prompts, in f16 a block; the runner of steps; the models over two GPUs; attention with little shared memory; the measurements; then the digests by which CI finds changed models and a changed engine are written",
         work: Work::Emulated(&MODELS),
+    },
+    Part {
+        name: "real",
+        covers: "SmolLM2-135M against what transformers computes: all eighteen texts, twenty chats and twenty schemas, of which the tests have some",
+        work: Work::RealModel,
     },
     Part {
         name: "fuzz",
@@ -47,6 +52,7 @@ struct Part {
 enum Work {
     /// With all kernels watched, where these tests look for races.
     Emulated(&'static [Tests]),
+    RealModel,
     Fuzz {
         seconds: u32,
     },
@@ -105,6 +111,7 @@ impl Part {
     fn run(&self, steps: &mut Steps) -> bool {
         match self.work {
             Work::Emulated(tests) => self.on_emulated_gpu(steps, tests),
+            Work::RealModel => steps.succeeds(self.name, test::whole_real_model),
             Work::Fuzz { seconds } => {
                 steps.succeeds(self.name, |shell| test::fuzz(shell, &[seconds.to_string()]))
             }
@@ -140,7 +147,7 @@ impl Part {
 pub(crate) fn emulated_tests() -> impl Iterator<Item = &'static Tests> {
     PARTS.iter().flat_map(|part| match part.work {
         Work::Emulated(tests) => tests,
-        Work::Fuzz { .. } | Work::Soak { .. } | Work::Agents => &[],
+        Work::RealModel | Work::Fuzz { .. } | Work::Soak { .. } | Work::Agents => &[],
     })
 }
 
@@ -154,8 +161,9 @@ mod tests {
 
     #[test]
     fn parts_are_chosen_by_name_and_all_without_one() {
-        assert_eq!(choose(&[]).unwrap(), [true; 5]);
-        assert_eq!(choose(&names(&["fuzz", "races"])).unwrap(), [true, false, true, false, false]);
+        assert_eq!(choose(&[]).unwrap(), [true; 6]);
+        let chosen = [true, false, false, true, false, false];
+        assert_eq!(choose(&names(&["fuzz", "races"])).unwrap(), chosen);
         let error = choose(&names(&["races", "golden"])).unwrap_err().to_string();
         assert!(error.starts_with("`golden` is not a part"), "{error}");
         assert!(PARTS.iter().all(|part| error.contains(part.name)), "{error}");
@@ -175,7 +183,7 @@ mod tests {
         let lines: Vec<_> = report.lines().map(words).collect();
         assert!(lines[0].starts_with("covered races 90 s all comparisons"), "{report}");
         assert!(lines[1].starts_with("FAILED goldens 0 s the goldens"), "{report}");
-        assert!(lines[2].starts_with("not run fuzz ten minutes"), "{report}");
+        assert!(lines[3].starts_with("not run fuzz ten minutes"), "{report}");
     }
 
     #[test]

