@@ -108,7 +108,9 @@ pub enum StoredKind {
 impl Quantization {
     pub(crate) fn read(files: &CheckpointFiles, config: &HfConfig) -> Result<Option<Self>> {
         if let Some(section) = config.section("quantization_config")? {
-            return Self::parse(&section, None).map(Some);
+            // ModelOpt's first releases name the algorithm alone.
+            let of_modelopt = section.raw("quant_algo").map(|_| QuantizationMethod::ModelOpt);
+            return Self::parse(&section, of_modelopt).map(Some);
         }
         for (file, method) in
             [(GPTQ_FILE, QuantizationMethod::Gptq), (AWQ_FILE, QuantizationMethod::Awq)]

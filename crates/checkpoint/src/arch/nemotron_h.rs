@@ -70,6 +70,8 @@ enum Kind {
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     c.refuse("moe_latent_size")?;
+    // Published files have these beside the name that is read.
+    let c = c.without(&["norm_eps", "rms_norm_eps"]);
     let c = &c.renamed(NAMES).with_default("hidden_act", "relu2").with_default("rope_theta", 1e4);
     let (kinds, key) = stored_kinds(c)?;
     let (layers, apart) = pairs(c, &kinds, key)?;

@@ -18,7 +18,7 @@ pub struct Fp8 {
 impl Fp8 {
     pub(super) fn read(c: &HfConfig) -> Result<Self> {
         if let Some(format) = c.text_opt("fmt")?
-            && format != "e4m3"
+            && !["e4m3", "float8_e4m3fn"].contains(&format)
         {
             return Err(c.unsupported("fmt", &format.into(), "; e4m3 is"));
         }

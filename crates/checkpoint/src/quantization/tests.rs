@@ -471,6 +471,18 @@ fn other_tools_say_the_same_in_other_files_and_by_other_names() {
         assert_eq!(read("gptq-sym", &by_auto_round(name, packing)), sym, "{name} {packing}");
     }
     assert_eq!(read("awq", &by_auto_round("auto-round", "auto_round:auto_awq")), awq);
+    // Published by MiniMax and NVIDIA.
+    let spelled = |config: &mut Value| {
+        config["quantization_config"]["fmt"] = "float8_e4m3fn".into();
+        Vec::new()
+    };
+    assert_eq!(read("fp8", &spelled), plain("fp8"));
+    let by_algorithm = |config: &mut Value| {
+        config["quantization_config"] = serde_json::json!({"quant_algo": "FP8", "ignore": ["lm_head"],
+            "producer": {"name": "modelopt", "version": "0.31.0"}});
+        Vec::new()
+    };
+    assert_eq!(read("llama", &by_algorithm).0, "fp8");
 }
 
 #[test]
