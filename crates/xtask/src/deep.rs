@@ -177,6 +177,7 @@ mod tests {
             None,
             None,
             None,
+            None,
         ];
         let report = report(&outcomes);
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
