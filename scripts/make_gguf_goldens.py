@@ -9,7 +9,7 @@ make_goldens.py writes for the other models, computed by transformers in f32 fro
 and the first rows of some, as `dequantized.NAME`; and tokenizer.json, the tokenizer that the file's vocabulary was taken from.
 
 The folders in on-load hold golden.safetensors alone: what the model of another folder computes with its matrices rounded as
---quantize-on-load rounds them, to GGUF's Q8_0 and Q4_1, and the first rows of some of these.
+--quantize-on-load int8 rounds them, to GGUF's Q8_0, with first rows of these; or as int4 has them, which cargo is asked for.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 import gguf
 import gguf_formats
 import golden_experts
+import golden_int4
 import goldens
 import numpy as np
 import torch
@@ -320,10 +321,10 @@ MODELS = {
 # folder: the folder of the model, and the type that its matrices get; the head and its like get eight bits.
 ON_LOAD = {
     "on-load/llama-int8": ("llama", Type.Q8_0),
-    "on-load/llama-int4": ("llama", Type.Q4_1),
+    "on-load/llama-int4": ("llama", "int4"),
     # Transposed, and a head that is the embedding.
     "on-load/gpt2-int8": ("gpt2", Type.Q8_0),
-    "on-load/experts-int4": ("qwen3-moe", Type.Q4_1),
+    "on-load/experts-int4": ("qwen3-moe", "int4"),
 }
 KEPT = ("wpe.weight", "embed_tokens.weight", "mlp.gate.weight")
 HEADS = ("wte.weight", "lm_head.weight")
@@ -686,7 +687,7 @@ def main() -> None:
     for name, recipe, seed in goldens.wanted(MODELS, args.only, 9000):
         make(name, recipe, args.out, seed)
     for name, (source, kind), seed in goldens.wanted(ON_LOAD, args.only, 10000):
-        make_on_load(name, source, kind, args.out, seed)
+        golden_int4.make(name, source, args.out, seed) if kind == "int4" else make_on_load(name, source, kind, args.out, seed)
 
 
 if __name__ == "__main__":

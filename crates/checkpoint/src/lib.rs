@@ -45,8 +45,8 @@ pub use memory::{
     device_logits_rows,
 };
 pub use quantization::{
-    Awq, CompressedInt, Fp8, Gptq, Mxfp4, Nvfp4, OnLoad, Quantization, QuantizationMethod, Scheme,
-    SqueezeLlm, StoredKind, StoredTensor,
+    Awq, CompressedInt, Fp8, Gptq, Mxfp4, Nvfp4, OnLoad, Quantization, QuantizationMethod, Recoded,
+    Scheme, SqueezeLlm, StoredKind, StoredTensor,
 };
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::Shard;
@@ -324,6 +324,7 @@ impl Checkpoint {
             ),
             None => weights::plan(&self.spec, self.arch.weights, is_stored),
         };
+        let recoded = self.on_load.map(|kind| kind.of(&self.spec)).unwrap_or_default();
         for tensor in &mut plan {
             tensor.scheme = match (self.files.gguf(), &self.quantization) {
                 (Some(gguf), _) => gguf.scheme_of(&tensor.name),
@@ -333,7 +334,9 @@ impl Checkpoint {
             if let Some(gguf) = self.files.gguf() {
                 gguf.set_stored_shape(tensor);
             }
-            tensor.on_load = self.on_load.and_then(|kind| kind.of(tensor, self.spec.head.tied));
+            let first = tensor.slots.first().filter(|_| tensor.columns().is_some());
+            tensor.on_load =
+                first.and_then(|first| recoded.get(&(first.layer, first.slot))).copied();
         }
         plan
     }

@@ -31,7 +31,7 @@ pub use method::QuantizationMethod;
 use modules::Modules;
 pub use mxfp4::Mxfp4;
 pub use nvfp4::Nvfp4;
-pub use on_load::OnLoad;
+pub use on_load::{OnLoad, Recoded};
 pub use squeezellm::SqueezeLlm;
 
 /// A file that older checkpoints of GPTQ have beside a `config.json` that says nothing.

@@ -6,7 +6,7 @@ use candlepower_packing::MatrixForm;
 
 use crate::{
     error::Result,
-    quantization::{OnLoad, Scheme, StoredTensor},
+    quantization::{Recoded, Scheme, StoredTensor},
     spec::{
         AttentionSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, PerLayerSpec,
         QkNormSpan, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
@@ -136,7 +136,7 @@ pub struct TensorPlan {
     /// How it is stored, where it is quantized.
     pub scheme: Option<Scheme>,
     /// What it becomes while it is loaded, where it is not quantized.
-    pub on_load: Option<OnLoad>,
+    pub on_load: Option<Recoded>,
 }
 
 impl TensorPlan {
@@ -156,9 +156,9 @@ impl TensorPlan {
         match (&self.scheme, self.columns()) {
             (Some(_), Some(_)) if self.is_of_heads() => MatrixForm::Widened,
             (Some(scheme), Some(columns)) => MatrixForm::Quantized(scheme.packed(columns.len())),
-            _ => {
-                self.on_load.map_or(MatrixForm::Plain, |kind| MatrixForm::Quantized(kind.packed()))
-            }
+            _ => self
+                .on_load
+                .map_or(MatrixForm::Plain, |recoded| MatrixForm::Quantized(recoded.packed())),
         }
     }
 

@@ -373,6 +373,15 @@ fn read_numbers<M: Matrix>(
                     &mapped
                 }
             };
+            let first = first - slot.rows.start;
+            if let Some((recoded, columns)) = tensor.on_load.zip(tensor.columns()) {
+                let rows = WeightRows { dtype, bytes: whole };
+                let (k, width) = (columns.len(), tensor.shape[1]);
+                let coded = quantized::quantized(recoded, &tensor.name, width, rows, columns)?;
+                parts.write_quantized(slot, first, k, coded.view())?;
+                copied((rows.bytes.len() / width * k) as u64)?;
+                continue;
+            }
             let bytes = match &tensor.columns {
                 None => Cow::Borrowed(whole),
                 Some(columns) => {
@@ -381,15 +390,7 @@ fn read_numbers<M: Matrix>(
                     Cow::Owned(rows.flat_map(|row| &row[columns.clone()]).copied().collect())
                 }
             };
-            let (first, rows) = (first - slot.rows.start, WeightRows { dtype, bytes: &bytes });
-            match tensor.on_load.zip(tensor.columns()) {
-                None => parts.write(slot, first, rows)?,
-                Some((kind, columns)) => {
-                    let k = columns.len();
-                    let coded = quantized::quantized(kind, &tensor.name, k, rows)?;
-                    parts.write_quantized(slot, first, k, coded.view())?;
-                }
-            }
+            parts.write(slot, first, WeightRows { dtype, bytes: &bytes })?;
             copied(bytes.len() as u64)?;
         }
     }

@@ -10,6 +10,7 @@ use candlepower_kernels::{
 use rayon::prelude::*;
 
 pub(crate) use self::on_load::quantized;
+pub use self::on_load::recoded_numbers;
 use self::{
     awq::AwqMatrix, compressed_int::CompressedIntMatrix, e2m1::E2m1Matrix, fp8::Fp8Matrix,
     gguf::GgufMatrix, gptq::GptqMatrix, squeezellm::SqueezeLlmMatrix,

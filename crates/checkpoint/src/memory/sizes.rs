@@ -109,7 +109,7 @@ impl ModelSpec {
                 [rows, columns] => {
                     let quantized = self.quantized.get(&(layer, slot));
                     let form = quantized.map_or(MatrixForm::Plain, |p| MatrixForm::Quantized(*p));
-                    let fused = (layer, fused(slot));
+                    let fused = (layer, slot.fused());
                     let matrix = matrices.entry(fused).or_insert(Matrix { rows: 0, columns, form });
                     matrix.rows += rows;
                     matrix.form = matrix.form.join(form, columns);
@@ -313,19 +313,5 @@ impl ModelSpec {
             (!whole)
                 .then(|| format!("{} groups of quantized inputs", columns.div_ceil(packed.group)))
         })
-    }
-}
-
-/// The slot under which the matrix that this one is loaded into is known: q, k and v are one, gate and up are one.
-fn fused(slot: Slot) -> Slot {
-    match slot {
-        Slot::K | Slot::V => Slot::Q,
-        Slot::RecurrentK | Slot::RecurrentV | Slot::RecurrentGate => Slot::RecurrentQ,
-        Slot::RecurrentDecay => Slot::RecurrentBeta,
-        Slot::ConvC | Slot::ConvX => Slot::ConvB,
-        Slot::Up => Slot::Gate,
-        Slot::SharedUp => Slot::SharedGate,
-        Slot::ExpertUp(expert) => Slot::ExpertGate(expert),
-        other => other,
     }
 }

@@ -1,13 +1,22 @@
 //! Matrices that are stored as numbers and kept as codes.
 
-use candlepower_packing::{Codes, Dtype, MinForm, Packed, ScaleForm};
+use std::collections::{BTreeMap, BTreeSet};
+
+use candlepower_packing::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, ScaleForm};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::Choice;
-use crate::weights::{Slot, TensorPlan};
+use crate::spec::ModelSpec;
+use crate::weights::Slot;
 
 /// Columns that share a scale, as in GGUF's blocks.
 const GROUP: usize = 32;
+
+/// The most columns of a super-block, as in GGUF's K-quants.
+const BLOCK: usize = 256;
+
+/// Bits of a weight that [`OnLoad::Int4`] takes on average, with scales, at most.
+const MOST_BITS: f64 = 5.0;
 
 /// What the matrices of a checkpoint that is not quantized become while they are loaded: of each output, groups of 32 inputs. The
 /// embedding, the routers of experts and what steers the states of delta nets, a matrix of its own, stay as they are stored, but for an embedding that is the head, too, and for
@@ -16,8 +25,18 @@ const GROUP: usize = 32;
 pub enum OnLoad {
     /// Codes of eight bits with a scale, the numbers of GGUF's Q8_0.
     Int8,
-    /// Codes of four bits with a scale and a minimum, the numbers of GGUF's Q4_1; of head and embeddings as [`Self::Int8`].
+    /// Four bits with a scale and an offset, and five where they help most, in the form of GGUF's Q4_K and Q5_K: at most five
+    /// bits a weight on average.
     Int4,
+}
+
+/// How a matrix is kept that is stored unquantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recoded {
+    /// The kind of its quantized values.
+    pub codes: Codes,
+    /// The columns of a super-block.
+    block: Option<usize>,
 }
 
 impl OnLoad {
@@ -26,7 +45,7 @@ impl OnLoad {
     /// The values of `--quantize-on-load`.
     pub const CHOICES: [Choice<Self>; 2] = [
         Choice::new(Self::Int8, Self::Int8.as_str(), "Codes of eight bits"),
-        Choice::new(Self::Int4, Self::Int4.as_str(), "Codes of four bits, of the head eight"),
+        Choice::new(Self::Int4, Self::Int4.as_str(), "Four bits, and five where they help most"),
     ];
 
     /// Its name, as settings have it.
@@ -37,29 +56,125 @@ impl OnLoad {
         }
     }
 
-    /// What becomes of a planned tensor; `None` where it stays as it is. `tied` says that the head is the embedding.
-    pub(crate) fn of(self, tensor: &TensorPlan, tied: bool) -> Option<Self> {
-        // Vectors have none.
-        tensor.columns()?;
-        match tensor.slots.first()?.slot {
-            Slot::Positions | Slot::Router | Slot::SharedScore => None,
-            // A number for each head: hardly any memory, and what is kept of a sequence hangs on them.
-            Slot::RecurrentBeta | Slot::RecurrentDecay => None,
-            slot if slot.is_of_heads() => None,
-            Slot::PerLayerEmbed => Some(Self::Int8),
-            Slot::Embed => tied.then_some(Self::Int8),
-            Slot::Head => Some(Self::Int8),
-            _ => Some(self),
+    /// The form of each matrix of a model, by its layer and slot. Those that are not named stay as they are.
+    pub(crate) fn of(self, spec: &ModelSpec) -> BTreeMap<(Option<usize>, Slot), Recoded> {
+        let matrices = spec.slots().filter_map(|(layer, slot, shape)| match *shape.as_slice() {
+            [rows, columns] if is_recoded(slot, spec.head.tied) => {
+                Some(((layer, slot), Matrix { rows, columns }))
+            }
+            _ => None,
+        });
+        let matrices: BTreeMap<_, _> = matrices.collect();
+        let finer = match self {
+            Self::Int8 => BTreeSet::new(),
+            Self::Int4 => finer(&matrices),
+        };
+        let recoded = |(&(layer, slot), matrix): (&Key, &Matrix)| {
+            let codes = match self {
+                Self::Int8 => Codes::U8,
+                Self::Int4 if finer.contains(&(layer, slot.fused())) => Codes::U5,
+                Self::Int4 => Codes::U4,
+            };
+            ((layer, slot), Recoded::new(codes, matrix.columns))
+        };
+        matrices.iter().map(recoded).collect()
+    }
+}
+
+type Key = (Option<usize>, Slot);
+
+#[derive(Clone, Copy)]
+struct Matrix {
+    rows: usize,
+    columns: usize,
+}
+
+fn is_recoded(slot: Slot, tied: bool) -> bool {
+    match slot {
+        Slot::Positions | Slot::Router | Slot::SharedScore => false,
+        // A number for each head: hardly any memory, and what is kept of a sequence hangs on them.
+        Slot::RecurrentBeta | Slot::RecurrentDecay => false,
+        Slot::Embed => tied,
+        slot => !slot.is_of_heads(),
+    }
+}
+
+/// The matrices that get five bits, by the slot under which they are loaded: those that help most first, as long as all take
+/// no more than [`MOST_BITS`] on average. Within a part of the model the first and the last layers come first.
+fn finer(matrices: &BTreeMap<Key, Matrix>) -> BTreeSet<Key> {
+    let mut units: BTreeMap<Key, [f64; 3]> = BTreeMap::new();
+    for (&(layer, slot), matrix) in matrices {
+        let numbers = (matrix.rows * matrix.columns) as f64;
+        let bits = |codes| numbers * Recoded::new(codes, matrix.columns).bits(matrix.columns);
+        let [all, four, five] = units.entry((layer, slot.fused())).or_default();
+        *all += numbers;
+        *four += bits(Codes::U4);
+        *five += bits(Codes::U5);
+    }
+    let last = matrices.keys().filter_map(|(layer, _)| *layer).max().unwrap_or(0);
+    let mut order: Vec<Key> = units.keys().copied().collect();
+    order.sort_by_key(|&(layer, slot)| {
+        let from_end = layer.map_or(0, |layer| layer.min(last - layer));
+        (part(slot), from_end, layer)
+    });
+    let mut left: f64 = units.values().map(|[all, four, _]| all * MOST_BITS - four).sum();
+    order.retain(|unit| {
+        let [_, four, five] = units[unit];
+        let fits = five - four <= left;
+        if fits {
+            left -= five - four;
         }
+        fits
+    });
+    order.into_iter().collect()
+}
+
+/// The order in which parts of a model get a bit more: first attention, then what is added to the residual, which is wrong in
+/// all layers behind it. Gates and what they multiply are most of a model, and come last.
+fn part(slot: Slot) -> usize {
+    match slot.of_any_expert() {
+        Slot::O | Slot::RecurrentOut | Slot::ConvOut => 1,
+        Slot::Down | Slot::SharedDown | Slot::ExpertDown(_) => 2,
+        Slot::Embed | Slot::Head | Slot::PerLayerEmbed => 3,
+        Slot::Gate | Slot::SharedGate | Slot::ExpertGate(_) => 4,
+        _ => 0,
+    }
+}
+
+impl Recoded {
+    /// A matrix with so many columns.
+    pub fn new(codes: Codes, columns: usize) -> Self {
+        // A super-block of one group would only have more scales.
+        let fits = |block: &usize| columns.is_multiple_of(*block);
+        let block = (2..=BLOCK / GROUP).rev().map(|groups| groups * GROUP).find(fits);
+        Self { codes, block: block.filter(|_| codes != Codes::U8) }
     }
 
     /// How such a matrix is kept.
     pub fn packed(self) -> Packed {
-        let (codes, mins) = match self {
-            Self::Int8 => (Codes::U8, MinForm::ZeroPoint(Self::ZERO_POINT)),
-            Self::Int4 => (Codes::U4, MinForm::Own),
+        let scales = match self.codes {
+            Codes::U8 => ScaleForm {
+                dtype: Dtype::F16,
+                mins: MinForm::ZeroPoint(OnLoad::ZERO_POINT),
+                blocks: None,
+            },
+            _ => {
+                let of = |columns| Blocks { columns, multiples: MultipleForm::U6 };
+                // Multiples of a scale are found for it as it is rounded, so that only its range counts.
+                ScaleForm { dtype: Dtype::Bf16, mins: MinForm::Own, blocks: self.block.map(of) }
+            }
         };
-        let scales = ScaleForm { dtype: Dtype::F16, mins, blocks: None };
-        Packed { scales, ..Packed::by_group(codes, GROUP) }
+        Packed { scales, ..Packed::by_group(self.codes, GROUP) }
+    }
+
+    /// Bits of a weight of so many columns, with scales.
+    fn bits(self, columns: usize) -> f64 {
+        let groups = columns.div_ceil(GROUP) as f64 / columns as f64;
+        let scales = match (self.codes, self.block) {
+            (Codes::U8, _) => 16.0 * groups,
+            (_, None) => 32.0 * groups,
+            (_, Some(block)) => 12.0 * groups + 32.0 / block as f64,
+        };
+        self.codes.bits() as f64 + scales
     }
 }

@@ -3,7 +3,7 @@
 use candlepower_packing::MatrixForm;
 
 use super::*;
-use crate::{Checkpoint, DeviceKind, GgufType};
+use crate::{Checkpoint, CheckpointFiles, DeviceKind, GgufType};
 
 fn parse(text: &str) -> Result<Quantization> {
     let config = HfConfig::parse("config.json", format!("{{\"q\": {text}}}").as_bytes()).unwrap();
@@ -399,7 +399,7 @@ fn scales_stay_as_stored_where_all_parts_have_them_so() {
     }
 }
 
-/// The same of other formats: of AWQ by 128, FP8 with a scale per output, and what is quantized on load.
+/// The same of other formats: of AWQ by 128, and FP8 with a scale per output.
 #[test]
 fn other_formats_take_little_more_than_their_files() {
     let bits = |packed: Packed| {
@@ -410,7 +410,80 @@ fn other_formats_take_little_more_than_their_files() {
     assert_eq!(bits(gptq.packed(512)), 4.0 + 24.0 / 128.0);
     let fp8 = scheme(r#"{"quant_method": "fp8", "activation_scheme": "static"}"#);
     assert_eq!(bits(fp8.packed(512)), 8.0 + 32.0 / 512.0);
-    assert_eq!((bits(OnLoad::Int8.packed()), bits(OnLoad::Int4.packed())), (8.5, 5.0));
+}
+
+/// SmolLM2-135M, Gemma 3 270M and Llama 3.1 8B, whose heads are a fifth, three fifths and a fifteenth of all weights, and a
+/// model of experts.
+const ON_LOAD: [&str; 4] = [
+    r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true}"#,
+    r#"{"architectures": ["Qwen3ForCausalLM"], "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
+        "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": true}"#,
+    r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": false}"#,
+    r#"{"architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 4,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "num_experts": 16,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 768, "max_position_embeddings": 8192, "rms_norm_eps": 1e-6,
+        "norm_topk_prob": true, "hidden_act": "silu", "tie_word_embeddings": false}"#,
+];
+
+/// Bits of a quantized weight on average, as it is kept in memory, and the kind of each part.
+fn on_load(config: &str, kind: OnLoad) -> (f64, Vec<(Slot, Option<usize>, Codes)>) {
+    let config = config.to_owned().leak().as_bytes();
+    let files = CheckpointFiles::Embedded(vec![("config.json", &*config)].leak());
+    let mut checkpoint = Checkpoint::open(files).unwrap();
+    checkpoint.quantize_on_load(kind).unwrap();
+    let (mut bytes, mut numbers, mut parts) = (0, 0, Vec::new());
+    for tensor in checkpoint.tensor_plan() {
+        let MatrixForm::Quantized(packed) = tensor.form() else { continue };
+        let &[rows, columns] = tensor.shape.as_slice() else { panic!("{tensor:?}") };
+        bytes += tensor.form().bytes(rows, columns, Dtype::F32);
+        numbers += rows * columns;
+        parts.extend(tensor.slots.iter().map(|slot| (slot.slot, slot.layer, packed.codes)));
+    }
+    (8.0 * bytes as f64 / numbers as f64, parts)
+}
+
+#[test]
+fn four_bits_on_load_are_five_where_they_help_and_at_most_five_on_average() {
+    for config in ON_LOAD {
+        assert_eq!(on_load(config, OnLoad::Int8).0, 8.5, "{config}");
+        let (bits, parts) = on_load(config, OnLoad::Int4);
+        // The rest would not be enough for another matrix.
+        assert!((4.85..=5.0).contains(&bits), "{bits}: {config}");
+        assert!(parts.iter().all(|(.., codes)| [Codes::U4, Codes::U5].contains(codes)));
+        let of = |slot: Slot| parts.iter().filter(move |part| part.0 == slot).map(|part| part.2);
+        for slot in [Slot::Q, Slot::K, Slot::V, Slot::O] {
+            assert!(of(slot).all(|codes| codes == Codes::U5), "{slot:?}: {config}");
+        }
+        assert!(of(Slot::Down).all(|codes| codes == Codes::U5), "{config}");
+        assert_eq!(on_load(config, OnLoad::Int4).1, parts);
+    }
+    // The first and the last layers before those between.
+    let (_, parts) = on_load(ON_LOAD[0], OnLoad::Int4);
+    let gates = parts.iter().filter(|part| part.0 == Slot::Gate && part.2 == Codes::U5);
+    let layers: Vec<usize> = gates.filter_map(|part| part.1).collect();
+    assert!(!layers.is_empty() && layers.iter().all(|&i| i < 4 || i > 25), "{layers:?}");
+}
+
+#[test]
+fn columns_that_are_no_whole_blocks_have_scales_of_their_own() {
+    let config = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 40, "intermediate_size": 96,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 64,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true}"#;
+    let files = CheckpointFiles::Embedded(vec![("config.json", config.as_bytes())].leak());
+    let mut checkpoint = Checkpoint::open(files).unwrap();
+    checkpoint.quantize_on_load(OnLoad::Int4).unwrap();
+    let blocks = |slot: Slot| {
+        let plan = checkpoint.tensor_plan();
+        let tensor = plan.iter().find(|tensor| tensor.slots[0].slot == slot).unwrap();
+        let MatrixForm::Quantized(packed) = tensor.form() else { panic!("{tensor:?}") };
+        packed.scales.blocks.map(|blocks| blocks.columns)
+    };
+    assert_eq!((blocks(Slot::Q), blocks(Slot::Down)), (None, Some(96)));
 }
 
 /// AutoAWQ's first releases, AutoGPTQ and AutoRound say the same elsewhere or by other names; the weights are read alike.

@@ -220,8 +220,22 @@ impl Slot {
         }
     }
 
+    /// The slot under which the matrix that this one is loaded into is known: q, k and v are one, gate and up are one.
+    pub(crate) fn fused(self) -> Self {
+        match self {
+            Self::K | Self::V => Self::Q,
+            Self::RecurrentK | Self::RecurrentV | Self::RecurrentGate => Self::RecurrentQ,
+            Self::RecurrentDecay => Self::RecurrentBeta,
+            Self::ConvC | Self::ConvX => Self::ConvB,
+            Self::Up => Self::Gate,
+            Self::SharedUp => Self::SharedGate,
+            Self::ExpertUp(expert) => Self::ExpertGate(expert),
+            other => other,
+        }
+    }
+
     /// The slot as rules name it, which are the same for all experts.
-    pub(super) fn of_any_expert(self) -> Self {
+    pub(crate) fn of_any_expert(self) -> Self {
         match self {
             Self::ExpertGate(_) => Self::ExpertGate(0),
             Self::ExpertUp(_) => Self::ExpertUp(0),

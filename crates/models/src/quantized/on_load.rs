@@ -1,8 +1,10 @@
-//! Numbers that become codes while they are loaded. Source: `quantize_row_q8_0_ref` and `quantize_row_q4_1_ref` of ggml's
-//! `ggml-quants.c`, for groups that may be shorter at the end of a row.
+//! Weights that are quantized while they are loaded. Eight bits are GGUF's Q8_0, for groups that may be shorter at the end of a
+//! row. Scales and offsets of fewer bits are searched for: `search`.
 
-use candlepower_checkpoint::OnLoad;
-use candlepower_kernels::WeightRows;
+use std::ops::Range;
+
+use candlepower_checkpoint::{OnLoad, Recoded};
+use candlepower_kernels::{Codes, WeightRows};
 use half::f16;
 use rayon::prelude::*;
 
@@ -12,82 +14,151 @@ use crate::{
     parts::numbers,
 };
 
-/// Rows of `k` numbers as codes; `name` is the tensor's.
+mod search;
+
+/// Rows that one task quantizes.
+const TASK_ROWS: usize = 16;
+
+/// The columns `columns` of rows of `k` weights, quantized; `name` is the tensor's. They are what they would be among all
+/// columns, whatever part of them a rank takes.
 ///
 /// # Errors
 /// A number is not finite, or too large for the scales.
 pub(crate) fn quantized(
-    kind: OnLoad,
+    recoded: Recoded,
     name: &str,
     k: usize,
     rows: WeightRows<'_>,
+    columns: Range<usize>,
 ) -> Result<CodedRows> {
-    let packed = kind.packed();
-    let row_bytes = k * rows.dtype.size_in_bytes();
-    let (count, groups) = (rows.bytes.len() / row_bytes, k.div_ceil(packed.group));
-    let mut bytes = vec![0; count * k];
-    let (mut scales, mut mins) = (vec![0.0; count * groups], vec![0.0; count * groups]);
-    let all_finite = rows
-        .bytes
-        .par_chunks_exact(row_bytes)
-        .zip(bytes.par_chunks_exact_mut(k))
-        .zip(scales.par_chunks_exact_mut(groups).zip(mins.par_chunks_exact_mut(groups)))
-        .map(|((row, bytes), (scales, mins))| {
-            let row = numbers(WeightRows { dtype: rows.dtype, bytes: row });
-            let factors = scales.iter_mut().zip(mins);
-            let groups = row.chunks(packed.group).zip(bytes.chunks_mut(packed.group));
-            groups.zip(factors).all(|((numbers, bytes), (scale, min))| {
-                match kind {
-                    OnLoad::Int8 => *scale = eight_bits(numbers, bytes),
-                    OnLoad::Int4 => (*scale, *min) = four_bits(numbers, bytes),
-                }
-                // The largest of numbers is none of those that are not numbers.
-                scale.is_finite() && min.is_finite() && numbers.iter().all(|v| v.is_finite())
-            })
+    let row = Row::new(recoded, k, columns);
+    let tasks = rows.bytes.par_chunks(TASK_ROWS * k * rows.dtype.size_in_bytes());
+    let coded: Option<Vec<Coded>> = tasks
+        .map(|bytes| {
+            let mut coded = Coded::default();
+            let numbers = numbers(WeightRows { dtype: rows.dtype, bytes });
+            numbers.chunks_exact(k).all(|numbers| row.write(numbers, &mut coded)).then_some(coded)
         })
-        .reduce(|| true, |a, b| a && b);
-    if !all_finite {
+        .collect();
+    let Some(coded) = coded else {
+        let kind = if recoded.codes == Codes::U8 { OnLoad::Int8 } else { OnLoad::Int4 };
         return Err(Error::NotQuantizable { name: name.to_owned(), kind: kind.as_str() });
-    }
-    let mins = match kind {
-        OnLoad::Int8 => RowMins::ZeroPoint(OnLoad::ZERO_POINT),
-        OnLoad::Int4 => RowMins::Own(mins),
     };
-    let scales = Scales { scales, mins, multiples: None };
-    let (codes, group) = (packed.codes, packed.group.min(k));
-    Ok(CodedRows { codes, group, bytes, scales, inputs: None })
+    Ok(row.rows(coded))
 }
 
-/// Writes a group's codes; returns its scale. A number is `scale * (code - 128)`.
+/// The dequantized values of rows of `k` weights; `name` is the tensor's.
+///
+/// # Errors
+/// A number is not finite, or too large for the scales.
+pub fn recoded_numbers(
+    recoded: Recoded,
+    name: &str,
+    k: usize,
+    rows: WeightRows<'_>,
+) -> Result<Vec<f32>> {
+    Ok(quantized(recoded, name, k, rows, 0..k)?.view().numbers(k)?)
+}
+
+/// Quantized rows.
+#[derive(Default)]
+struct Coded {
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    mins: Vec<f32>,
+    multiples: [Vec<i8>; 2],
+}
+
+/// How each row is quantized.
+struct Row {
+    codes: Codes,
+    group: usize,
+    /// The columns of a block, where there are blocks.
+    block: Option<usize>,
+    /// The columns that are taken.
+    columns: Range<usize>,
+    /// Those of all groups, or blocks, that have some of them.
+    whole: Range<usize>,
+    /// How many of those that are taken share a scale: a block may be cut.
+    run: usize,
+}
+
+impl Row {
+    fn new(recoded: Recoded, k: usize, columns: Range<usize>) -> Self {
+        let packed = recoded.packed();
+        let (group, block) = (packed.group.min(k), packed.scales.blocks.map(|b| b.columns));
+        let whole_run = block.unwrap_or(group);
+        let end = columns.end.next_multiple_of(whole_run).min(k);
+        let whole = columns.start / whole_run * whole_run..end;
+        let run = packed.scales.block_within(columns.len()).unwrap_or(group);
+        Self { codes: recoded.codes, group, block, columns, whole, run }
+    }
+
+    /// Adds a row; `false` where a number cannot be kept.
+    fn write(&self, numbers: &[f32], coded: &mut Coded) -> bool {
+        let numbers = &numbers[self.whole.clone()];
+        let mut codes = vec![0; numbers.len()];
+        let mut runs = Vec::new();
+        let mut multiples = Vec::new();
+        let run = self.block.unwrap_or(self.group);
+        for (numbers, codes) in numbers.chunks(run).zip(codes.chunks_mut(run)) {
+            runs.push(match (self.codes, self.block) {
+                (Codes::U8, _) => [eight_bits(numbers, codes), 0.0],
+                (_, None) => search::group(numbers, self.codes.most(), codes),
+                (_, Some(_)) => {
+                    search::block(numbers, self.group, self.codes.most(), codes, &mut multiples)
+                }
+            });
+        }
+        let before = self.columns.start - self.whole.start;
+        let taken = before..before + self.columns.len();
+        coded.codes.extend(&codes[taken.clone()]);
+        for first in taken.clone().step_by(self.run) {
+            let [scale, min] = runs[first / run];
+            coded.scales.push(scale);
+            coded.mins.push(min);
+        }
+        if self.block.is_some() {
+            let groups = &multiples[taken.start / self.group..taken.end / self.group];
+            coded.multiples[0].extend(groups.iter().map(|[scale, _]| *scale));
+            coded.multiples[1].extend(groups.iter().map(|[_, min]| *min));
+        }
+        // The largest of numbers is none of those that are not numbers.
+        runs.iter().flatten().chain(numbers).all(|number| number.is_finite())
+    }
+
+    fn rows(&self, parts: Vec<Coded>) -> CodedRows {
+        let mut all = Coded::default();
+        for part in parts {
+            all.codes.extend(part.codes);
+            all.scales.extend(part.scales);
+            all.mins.extend(part.mins);
+            for (all, part) in all.multiples.iter_mut().zip(part.multiples) {
+                all.extend(part);
+            }
+        }
+        let mins = match self.codes {
+            Codes::U8 => RowMins::ZeroPoint(OnLoad::ZERO_POINT),
+            _ => RowMins::Own(all.mins),
+        };
+        let multiples = self.block.map(|_| (self.run, all.multiples));
+        let scales = Scales { scales: all.scales, mins, multiples };
+        let group = self.group.min(self.columns.len());
+        CodedRows { codes: self.codes, group, bytes: all.codes, scales, inputs: None }
+    }
+}
+
+/// Writes a group's codes; returns its scale. A number is `scale * (code - 128)`. Source: `quantize_row_q8_0_ref` of ggml's
+/// `ggml-quants.c`.
 fn eight_bits(numbers: &[f32], bytes: &mut [u8]) -> f32 {
     let largest = numbers.iter().fold(0f32, |largest, number| largest.max(number.abs()));
     let scale = largest / 127.0;
-    let inverse = inverse(scale);
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     for (number, byte) in numbers.iter().zip(bytes) {
         *byte = ((number * inverse).round() as i8 as u8).wrapping_add(OnLoad::ZERO_POINT);
     }
-    rounded(scale)
-}
-
-/// As [`eight_bits`], and the minimum. A number is `scale * code + min`.
-fn four_bits(numbers: &[f32], bytes: &mut [u8]) -> (f32, f32) {
-    let max = numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let min = numbers.iter().copied().fold(f32::INFINITY, f32::min);
-    let scale = (max - min) / 15.0;
-    let inverse = inverse(scale);
-    for (number, byte) in numbers.iter().zip(bytes) {
-        *byte = (((number - min) * inverse + 0.5) as u8).min(15);
-    }
-    (rounded(scale), rounded(min))
-}
-
-fn inverse(scale: f32) -> f32 {
-    if scale == 0.0 { 0.0 } else { 1.0 / scale }
-}
-
-/// To the sixteen bits that GGUF has for it.
-fn rounded(number: f32) -> f32 {
-    f16::from_f32(number).to_f32()
+    // The sixteen bits that GGUF has for it.
+    f16::from_f32(scale).to_f32()
 }
 
 #[cfg(test)]
@@ -96,60 +167,156 @@ mod tests {
     use candlepower_goldens::folder;
     use safetensors::SafeTensors;
 
-    use super::*;
+    use super::{super::builder, *};
+
+    fn coded(
+        recoded: Recoded,
+        k: usize,
+        numbers: &[f32],
+        columns: Range<usize>,
+    ) -> Result<CodedRows> {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let rows = WeightRows { dtype: DType::F32, bytes: &bytes };
+        quantized(recoded, "a.weight", k, rows, columns)
+    }
+
+    fn numbers_of(recoded: Recoded, k: usize, numbers: &[f32]) -> Vec<f32> {
+        coded(recoded, k, numbers, 0..k).unwrap().view().numbers(k).unwrap()
+    }
 
     /// The first rows of matrices of a checkpoint against those that the PyPI package `gguf` makes of them.
     #[test]
-    fn numbers_are_those_of_ggufs_types_to_the_bit() {
+    fn eight_bits_are_those_of_ggufs_type_to_the_bit() {
         let stored = std::fs::read(folder("llama").join("model.safetensors")).unwrap();
         let stored = SafeTensors::deserialize(&stored).unwrap();
-        for (kind, golden) in [(OnLoad::Int8, "llama-int8"), (OnLoad::Int4, "llama-int4")] {
-            let golden = folder(&format!("on-load/{golden}")).join("golden.safetensors");
-            let golden = std::fs::read(golden).unwrap();
-            let golden = SafeTensors::deserialize(&golden).unwrap();
-            let mut seen = 0;
-            for (key, expected) in golden.tensors() {
-                let Some(name) = key.strip_prefix("dequantized.") else { continue };
-                let (rows, k) = (expected.shape()[0], expected.shape()[1]);
-                let tensor = stored.tensor(name).unwrap();
-                assert_eq!(tensor.dtype(), safetensors::Dtype::F32);
-                let rows = WeightRows { dtype: DType::F32, bytes: &tensor.data()[..rows * k * 4] };
-                let kind = if name == "lm_head.weight" { OnLoad::Int8 } else { kind };
-                let found = quantized(kind, name, k, rows).unwrap().view().numbers(k).unwrap();
-                let found: Vec<u8> = found.into_iter().flat_map(f32::to_le_bytes).collect();
-                assert!(found == expected.data(), "{name} as {}", kind.as_str());
-                seen += 1;
+        let golden =
+            std::fs::read(folder("on-load/llama-int8").join("golden.safetensors")).unwrap();
+        let golden = SafeTensors::deserialize(&golden).unwrap();
+        let mut seen = 0;
+        for (key, expected) in golden.tensors() {
+            let Some(name) = key.strip_prefix("dequantized.") else { continue };
+            let (rows, k) = (expected.shape()[0], expected.shape()[1]);
+            let tensor = stored.tensor(name).unwrap();
+            assert_eq!(tensor.dtype(), safetensors::Dtype::F32);
+            let rows = WeightRows { dtype: DType::F32, bytes: &tensor.data()[..rows * k * 4] };
+            let recoded = Recoded::new(Codes::U8, k);
+            let found = quantized(recoded, name, k, rows, 0..k).unwrap().view().numbers(k).unwrap();
+            let found: Vec<u8> = found.into_iter().flat_map(f32::to_le_bytes).collect();
+            assert!(found == expected.data(), "{name}");
+            seen += 1;
+        }
+        assert_eq!(seen, 8);
+    }
+
+    /// Values of a normal distribution, about.
+    fn normal(count: usize) -> Vec<f32> {
+        let mut state = 7u64;
+        let mut uniform = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 24) as f32
+        };
+        (0..count).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect()
+    }
+
+    /// The mean square of what GGUF's Q4_1 loses: the range in fifteen steps.
+    fn lost_by_rounding(numbers: &[f32]) -> f32 {
+        let of_group = |numbers: &[f32]| {
+            let max = numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let min = numbers.iter().copied().fold(f32::INFINITY, f32::min);
+            let step = (max - min) / 15.0;
+            let lost = |x: &f32| (((x - min) / step).round() * step + min - x).powi(2);
+            numbers.iter().map(lost).sum::<f32>()
+        };
+        numbers.chunks(32).map(of_group).sum()
+    }
+
+    #[test]
+    fn less_is_lost_than_by_rounding_whatever_the_distribution() {
+        let normal = normal(64 * 512);
+        let map = |of: &dyn Fn(f32) -> f32| normal.iter().map(|x| of(*x)).collect::<Vec<f32>>();
+        // Offsets are zero or less, which is nothing for weights of one sign.
+        for (name, numbers, of_four) in [
+            ("normal", normal.clone(), 0.9),
+            ("small", map(&|x| x * 1e-7), 0.9),
+            ("large", map(&|x| x * 1e6), 0.9),
+            ("heavy tails", map(&|x| x * x * x), 0.9),
+            ("heavier tails", map(&|x| x.powi(5)), 0.9),
+            ("one sign", map(&|x| x.abs()), 1.0),
+        ] {
+            let rounded = lost_by_rounding(&numbers);
+            for (codes, part) in [(Codes::U4, of_four), (Codes::U5, 0.25)] {
+                for k in [512, 64, 32] {
+                    let recoded = Recoded::new(codes, k);
+                    let found = numbers_of(recoded, k, &numbers);
+                    let lost: f32 = found.iter().zip(&numbers).map(|(a, b)| (a - b).powi(2)).sum();
+                    assert!(lost < part * rounded, "{name}, {codes:?}, {k}: {}", lost / rounded);
+                    assert_eq!(found, numbers_of(recoded, k, &numbers));
+                }
             }
-            assert_eq!(seen, 8);
+        }
+    }
+
+    /// A rank has what the whole matrix has in its columns, where blocks are cut, too.
+    #[test]
+    fn parts_of_the_columns_are_those_of_the_whole() {
+        let k = 768;
+        let numbers = normal(8 * k);
+        for codes in [Codes::U4, Codes::U5] {
+            let recoded = Recoded::new(codes, k);
+            let whole = numbers_of(recoded, k, &numbers);
+            for ranks in [2, 3, 4, 8, 24] {
+                let width = k / ranks;
+                for rank in 0..ranks {
+                    let columns = rank * width..(rank + 1) * width;
+                    let part = coded(recoded, k, &numbers, columns.clone()).unwrap();
+                    let expected = whole.chunks(k).flat_map(|row| row[columns.clone()].to_vec());
+                    let expected: Vec<f32> = expected.collect();
+                    assert_eq!(part.view().numbers(width).unwrap(), expected, "{ranks}, {rank}");
+                    let mut builder = builder(8, width, recoded.packed()).unwrap();
+                    builder.write_quantized(0, part.view()).unwrap();
+                }
+            }
         }
     }
 
     #[test]
     fn groups_end_with_the_row_and_what_no_scale_reaches_is_refused() {
-        let quantized = |kind, k, numbers: &[f32]| {
-            let bytes: Vec<u8> = numbers.iter().flat_map(|v| v.to_le_bytes()).collect();
-            let rows = WeightRows { dtype: DType::F32, bytes: &bytes };
-            quantized(kind, "a.weight", k, rows).map(|coded| coded.view().numbers(k).unwrap())
-        };
         let numbers: Vec<f32> = (0..80).map(|i| i as f32 - 20.0).collect();
-        for kind in [OnLoad::Int8, OnLoad::Int4] {
-            let found = quantized(kind, 40, &numbers).unwrap();
-            // Of the second group, of eight numbers, the step is small.
-            let step = if kind == OnLoad::Int8 { 60.0 / 127.0 } else { 31.0 / 15.0 };
-            for (found, number) in found.iter().zip(&numbers) {
-                assert!((found - number).abs() <= step * 0.51, "{found} for {number}");
+        // Of the second group, of eight numbers, the step is small.
+        for (kind, codes, step) in [
+            (OnLoad::Int8, Codes::U8, 60.0 / 127.0 * 0.51),
+            (OnLoad::Int4, Codes::U4, 31.0 / 15.0 * 0.75),
+        ] {
+            let wide = Recoded::new(codes, 40);
+            for (found, number) in numbers_of(wide, 40, &numbers).iter().zip(&numbers) {
+                assert!((found - number).abs() <= step, "{found} for {number}");
             }
-            assert_eq!(quantized(kind, 3, &[0.0, -0.0, 0.0]).unwrap(), [0.0; 3]);
-            for beyond in [f32::NAN, f32::INFINITY, 1e9, -1e9] {
-                let error = quantized(kind, 2, &[1.0, beyond]).err().unwrap().to_string();
-                let expected = format!(
-                    "tensor a.weight holds infinity, NaN or numbers too large for {}; leave --quantize-on-load out",
-                    kind.as_str()
-                );
-                assert_eq!(error, expected);
+            for k in [3, 64] {
+                let zeros: Vec<f32> = (0..k).map(|i| [0.0, -0.0][i % 2]).collect();
+                assert_eq!(numbers_of(Recoded::new(codes, k), k, &zeros), vec![0.0; k]);
+            }
+            for k in [2, 64] {
+                let of_kind = Recoded::new(codes, k);
+                let mut beyond = vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+                // Eight bits have scales in half precision, as GGUF has.
+                beyond.extend([1e9, -1e9].iter().filter(|_| kind == OnLoad::Int8));
+                for beyond in beyond {
+                    let mut numbers = vec![1.0; k];
+                    numbers[k - 1] = beyond;
+                    let error = coded(of_kind, k, &numbers, 0..k).err().unwrap().to_string();
+                    let expected = format!(
+                        "tensor a.weight holds infinity, NaN or numbers too large for {}; leave --quantize-on-load out",
+                        kind.as_str()
+                    );
+                    assert_eq!(error, expected);
+                }
             }
         }
-        // A half, as the minimum is.
-        assert_eq!(quantized(OnLoad::Int4, 32, &[0.3; 32]).unwrap(), [0.300_048_83; 32]);
+        // In the sixteen bits of the offset, and by a sub-scale.
+        assert_eq!(numbers_of(Recoded::new(Codes::U4, 32), 32, &[0.3; 32]), [0.300_781_25; 32]);
+        let found = numbers_of(Recoded::new(Codes::U4, 64), 64, &[0.3; 64]);
+        assert!(found.iter().all(|number| (number - 0.3).abs() < 0.002), "{found:?}");
     }
 }

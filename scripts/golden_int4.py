@@ -1,0 +1,20 @@
+"""Goldens of `--quantize-on-load int4`: transformers computes with the matrices that candlepower makes."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+import goldens
+import torch
+import transformers
+
+
+def make(name: str, source: str, out: Path, seed: int) -> None:
+    """The method is not GGUF's, so its own numbers are asked for."""
+    with tempfile.TemporaryDirectory() as folder:
+        example = ["cargo", "run", "--quiet", "--package", "candlepower-models", "--example", "on_load", "--"]
+        subprocess.run([*example, out / source, "int4", folder], check=True, cwd=goldens.ROOT)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        goldens.write_golden(goldens.empty(out / name), model.eval(), seed + 1)
