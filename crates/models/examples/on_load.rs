@@ -26,10 +26,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     for tensor in checkpoint.tensor_plan() {
         let Some((recoded, columns)) = tensor.on_load.zip(tensor.columns()) else { continue };
         let view = stored.tensor(&tensor.name)?;
-        if view.dtype() != Dtype::F32 || view.shape() != tensor.shape {
-            return Err(format!("{} is stored otherwise than in rows of f32", tensor.name).into());
+        let dtype = match view.dtype() {
+            Dtype::F32 => DType::F32,
+            Dtype::BF16 => DType::BF16,
+            Dtype::F16 => DType::F16,
+            other => return Err(format!("{} is stored as {other}", tensor.name).into()),
+        };
+        if view.shape() != tensor.shape {
+            return Err(format!("{} is not stored in rows", tensor.name).into());
         }
-        let rows = WeightRows { dtype: DType::F32, bytes: view.data() };
+        let rows = WeightRows { dtype, bytes: view.data() };
         let rows = recoded_numbers(recoded, &tensor.name, columns.len(), rows)?;
         numbers
             .push((tensor.name, rows.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>()));
