@@ -74,7 +74,7 @@ impl Reference {
         assert_eq!(found.len(), expected.len());
         let perplexity = |scores: &[f64]| (-scores.iter().sum::<f64>() / scores.len() as f64).exp();
         let change = perplexity(&found) / perplexity(&expected) - 1.0;
-        println!("{what}: perplexity {:.3}, {:+.3} %", perplexity(&found), change * 100.0);
+        eprintln!("{what}: perplexity {:.3}, {:+.3} %", perplexity(&found), change * 100.0);
         assert!(change.abs() < PERPLEXITY, "{what}: perplexity changes by {change}");
     }
 }
@@ -116,7 +116,7 @@ fn float32_is_what_transformers_computes() {
             largest = largest.max(difference);
         }
     }
-    println!("largest difference of a log probability: {largest:.1e}");
+    eprintln!("largest difference of a log probability: {largest:.1e}");
     for (i, question) in reference.inputs("chats", 5).iter().enumerate() {
         let answer = server.chat(json!({
             "messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": CHAT_TOKENS,

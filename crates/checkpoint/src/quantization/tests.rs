@@ -433,7 +433,7 @@ const ON_LOAD: [&str; 4] = [
 /// Bits of a quantized weight on average, as it is kept in memory, and the kind of each part.
 fn on_load(config: &str, kind: OnLoad) -> (f64, Vec<(Slot, Option<usize>, Codes)>) {
     let config = config.to_owned().leak().as_bytes();
-    let files = CheckpointFiles::Embedded(vec![("config.json", &*config)].leak());
+    let files = CheckpointFiles::Embedded(vec![("config.json", config)].leak());
     let mut checkpoint = Checkpoint::open(files).unwrap();
     checkpoint.quantize_on_load(kind).unwrap();
     let (mut bytes, mut numbers, mut parts) = (0, 0, Vec::new());
@@ -466,7 +466,7 @@ fn four_bits_on_load_are_five_where_they_help_and_at_most_five_on_average() {
     let (_, parts) = on_load(ON_LOAD[0], OnLoad::Int4);
     let gates = parts.iter().filter(|part| part.0 == Slot::Gate && part.2 == Codes::U5);
     let layers: Vec<usize> = gates.filter_map(|part| part.1).collect();
-    assert!(!layers.is_empty() && layers.iter().all(|&i| i < 4 || i > 25), "{layers:?}");
+    assert!(!layers.is_empty() && layers.iter().all(|i| !(4..=25).contains(i)), "{layers:?}");
 }
 
 #[test]
