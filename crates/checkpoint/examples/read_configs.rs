@@ -1,6 +1,8 @@
 //! Reads every model folder below a folder, and prints what is refused of each `config.json`: folders of published
 //! configurations show which of their keys nobody knows.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the report is the purpose")]
+
 use std::path::{Path, PathBuf};
 
 use candlepower_checkpoint::{CheckpointFiles, Description, Error};

@@ -6,7 +6,7 @@
 //!
 //! An operand named `out` is written although it is borrowed shared, as with any candle tensor: clones see the change.
 //!
-//! [`operands`] has what operations and kernels both read: no module there knows either. `ops` has one function an operation.
+//! `operands` has what operations and kernels both read: no module there knows either. `ops` has one function an operation.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;

@@ -1,12 +1,11 @@
-//! Every device operation: a readable CPU reference, a fast CPU path, and kernels for NVIDIA GPUs.
+//! Every operation on the CPU: a readable reference and a fast path.
 //!
 //! Each kernel is one function over [`candle_core::Tensor`] that checks dtype, shape, contiguity and
 //! device before it touches memory, and works on plain slices inside. Activations are `f32`; weights
 //! keep the checkpoint's dtype, or the codes of its quantization, inside a packed [`Weight`]. Kernels use the threads of
 //! [`WarmThreads::run`], and outside of it rayon's current pool.
 //!
-//! The module [`device`] has the operations of a decoder whose tensors stay on a device and are written in place:
-//! kernels of NVIDIA GPUs, which the feature `cuda` adds in the module `cuda`, and their definitions on the CPU.
+//! The crate `gpu` has the operations of a decoder whose tensors stay on a device. It shares the checks in [`operands`].
 //!
 //! Two promises hold for all CPU kernels:
 //! - a row's result does not depend on the other rows of the batch, nor on the number of threads;

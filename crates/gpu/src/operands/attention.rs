@@ -8,7 +8,7 @@ use super::PagedLayer;
 
 pub(crate) const KERNEL: &str = "paged_attention";
 
-/// Room of an [`AttentionPlan`], reserved once.
+/// Room of an [`AttentionPlan`](crate::AttentionPlan), reserved once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanCapacity {
     /// Sequences of a step.

@@ -16,7 +16,7 @@ const MOST_EXPERTS: usize = 8192;
 const FEW_ROWS: usize = 16;
 const TILE_ROWS: [(usize, usize); 2] = [(96, 128), (20, 64)];
 
-/// Which experts the tokens of a step go to: tables on the device that [`route`] writes and the products read. A pair is a
+/// Which experts the tokens of a step go to: tables on the device that [`route`](crate::route) writes and the products read. A pair is a
 /// token and one of its experts, in the order of the tokens and then of the experts.
 #[derive(Clone, Debug)]
 pub struct Routing {

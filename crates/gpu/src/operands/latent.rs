@@ -11,7 +11,7 @@ pub(crate) const LATENTS: &str = "latents_to_cache";
 
 pub(crate) const HEAD_PRODUCT: &str = "head_product";
 
-/// The operands of [`latents_to_cache`] beside the rows.
+/// The operands of [`latents_to_cache`](crate::latents_to_cache) beside the rows.
 #[derive(Clone, Copy, Debug)]
 pub struct LatentsToCache<'a> {
     /// The norm of a token's latent.
@@ -67,7 +67,7 @@ impl LatentShape {
     }
 }
 
-/// The dimensions of [`head_product`].
+/// The dimensions of [`head_product`](crate::head_product).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadShape {
     pub(crate) tokens: usize,

@@ -24,7 +24,7 @@ impl NormWeight {
 /// The parameters of one norm.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNorm<'a> {
-    /// `[dim]`, bf16 or f16; of [`rms_norm`] also `[groups, dim]`.
+    /// `[dim]`, bf16 or f16; of [`rms_norm`](crate::rms_norm) also `[groups, dim]`.
     pub weight: &'a Tensor,
     /// How it enters.
     pub form: NormWeight,

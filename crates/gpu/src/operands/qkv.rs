@@ -32,7 +32,7 @@ pub enum QkNormSpan<'a> {
     Head,
     /// All heads of a token, those of other ranks too: RMSNorm with a weight `[heads * head_dim]`.
     AllHeads {
-        /// f32 `[tokens, 2]`: the sums over all ranks of what [`square_sums`] gives.
+        /// f32 `[tokens, 2]`: the sums over all ranks of what [`square_sums`](crate::square_sums) gives.
         square_sums: &'a Tensor,
         /// How many ranks there are, each of which has as many heads.
         ranks: usize,
@@ -54,7 +54,7 @@ pub struct ValueNorm {
     pub len: usize,
 }
 
-/// The operands of [`qkv_to_cache`] beside the qkv rows.
+/// The operands of [`qkv_to_cache`](crate::qkv_to_cache) beside the qkv rows.
 #[derive(Clone, Copy, Debug)]
 pub struct QkvToCache<'a> {
     /// The norms of the heads of q and k, if the model has them.

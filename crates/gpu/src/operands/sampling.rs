@@ -132,7 +132,7 @@ pub struct SamplingBatch<'a> {
     pub masks: Option<&'a Tensor>,
 }
 
-/// Memory that [`sample`] overwrites.
+/// Memory that [`sample`](crate::sample) overwrites.
 #[derive(Clone, Debug)]
 pub struct SamplingScratch {
     pub(crate) scores: Tensor,
