@@ -8,6 +8,7 @@ Texts are compared as messages, in which no special token is found. Two kinds ar
 of a text first by other tokenizers. A combining character behind one that has a rule is taken away with it by the package `tokenizers`.
 """
 
+import contextlib
 import json
 import pathlib
 import re
@@ -41,10 +42,12 @@ def main() -> None:
             place = pathlib.Path(place)
             rules = [" ".join(f"{ord(c):X}" for c in a) + "\t" + " ".join(f"{ord(c):X}" for c in b) for a, b in RULES]
             (place / "rules.tsv").write_text("\n".join(rules) + "\n")
-            normalized = {} if name == "unigram-bytes" else dict(normalization_rule_tsv=str(place / "rules.tsv"))
+            normalized = {} if name == "unigram-bytes" else dict(normalization_rule_tsv="rules.tsv")
             identity = dict(normalization_rule_name="identity")
-            trained = dict(sentence_iterator=iter(CORPUS), model_prefix=str(place / "m"))
-            sentencepiece.SentencePieceTrainer.train(**trained, **COMMON, **identity, **settings, **normalized)
+            trained = dict(sentence_iterator=iter(CORPUS), model_prefix="m")
+            # The paths are written into the model, so they name no folder of a machine.
+            with contextlib.chdir(place):
+                sentencepiece.SentencePieceTrainer.train(**trained, **COMMON, **identity, **settings, **normalized)
             (folder / "tokenizer.model").write_bytes((place / "m.model").read_bytes())
         processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
         digests = ["-" * 8 if LEFT_OUT.search(text) else digest(processor.encode(text)) for text in strings()]

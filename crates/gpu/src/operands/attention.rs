@@ -39,7 +39,7 @@ pub struct AttentionSpec {
 /// Whether the launch may depend on the lengths of the sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaunchShape {
-    /// As many blocks as the step needs.
+    /// Takes the blocks that the step needs.
     Fitted,
     /// Depends on the number of sequences and tokens alone, so that a CUDA graph can be replayed after
     /// another `prepare`. Every sequence has the same number of queries.

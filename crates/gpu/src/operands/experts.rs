@@ -11,8 +11,8 @@ const MOST_CHOICES: usize = 32;
 /// A block of the sorting kernel counts the tokens of all experts in its own memory.
 const MOST_EXPERTS: usize = 8192;
 
-/// Rows of a tile of a product, where each expert has few of them, and how many an expert has on average from where tiles have more. As in
-/// expert_product.cu.
+/// Rows of a tile of a product, where each expert has few of them, and how many an expert has on average from where tiles have more.
+/// expert_product.cu has the same values.
 const FEW_ROWS: usize = 16;
 const TILE_ROWS: [(usize, usize); 2] = [(96, 128), (20, 64)];
 

@@ -43,7 +43,7 @@ pub(crate) struct LatentShape {
 }
 
 impl LatentShape {
-    /// What the operands say of it, if they fit together.
+    /// Derives the dimensions from the operands, if they fit together.
     pub(crate) fn of(q: &Tensor, operands: &LatentsToCache<'_>) -> Result<Self> {
         let operand = Operand::new(LATENTS, "q", q);
         let (tokens, heads, q_dim) = operand.dims3("[tokens, heads, q_dim]")?;
@@ -79,7 +79,7 @@ pub(crate) struct HeadShape {
 }
 
 impl HeadShape {
-    /// What the operands say of it, if they fit together.
+    /// Derives the dimensions from the operands, if they fit together.
     pub(crate) fn of(x: &Tensor, weights: &ExpertMatrices, out: &Tensor) -> Result<Self> {
         let operand = Operand::new(HEAD_PRODUCT, "x", x);
         let (tokens, heads, x_width) = operand.dims3("[tokens, heads, at least k]")?;

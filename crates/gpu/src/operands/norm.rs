@@ -12,7 +12,7 @@ pub enum NormWeight {
 }
 
 impl NormWeight {
-    /// What is added to the weight.
+    /// The offset that is added to the weight.
     pub(crate) fn offset(self) -> f32 {
         match self {
             Self::Plain => 0.0,

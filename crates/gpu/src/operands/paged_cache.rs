@@ -23,7 +23,7 @@ pub struct PagedLayer {
     pub keys: Tensor,
     /// The values; where they are a part of the keys, the same memory.
     pub values: Tensor,
-    /// What both were divided by.
+    /// The scales that both were divided by.
     pub scales: KvScales,
 }
 

@@ -1,4 +1,4 @@
-//! What happens between the qkv product and attention, in one operation.
+//! The operands between the qkv product and attention: norms, rotation, and the write into the cache.
 
 use candle_core::Tensor;
 use candlepower_kernels::operands::Operand;
@@ -17,7 +17,7 @@ pub struct QkNorm<'a> {
     pub q_weight: &'a Tensor,
     /// Of k; absent only where the rows are q alone.
     pub k_weight: Option<&'a Tensor>,
-    /// What is normalised together.
+    /// The elements that are normalised together.
     pub span: QkNormSpan<'a>,
     /// How both weights enter.
     pub form: NormWeight,
@@ -25,7 +25,7 @@ pub struct QkNorm<'a> {
     pub eps: f32,
 }
 
-/// What the norms of q and k normalise together.
+/// The elements that the norms of q and k normalise together.
 #[derive(Clone, Copy, Debug)]
 pub enum QkNormSpan<'a> {
     /// Each head: RMSNorm with one weight for all of them.
@@ -72,7 +72,7 @@ pub struct QkvToCache<'a> {
     pub cache: Option<(&'a PagedCache, usize)>,
 }
 
-/// What a row of q, k and v consists of.
+/// The dimensions of a row of q, k and v.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QkvShape {
     pub(crate) tokens: usize,
@@ -83,7 +83,7 @@ pub(crate) struct QkvShape {
 }
 
 impl QkvShape {
-    /// What `q_out` and the operands say of it, if their norms fit.
+    /// Derives the dimensions from `q_out` and the operands, if their norms fit.
     pub(crate) fn of(
         kernel: &'static str,
         operands: &QkvToCache<'_>,

@@ -148,7 +148,7 @@ impl SamplingScratch {
     }
 }
 
-/// What a step drew, on the device.
+/// The tokens that a step sampled, on the device.
 #[derive(Clone, Debug)]
 pub struct SamplingOutput {
     /// u32 `[draws]`: the tokens, for the next step's embedding; `u32::MAX` if none is allowed and finite.

@@ -1,4 +1,4 @@
-//! What layers keep of each sequence between steps, on a device.
+//! The states that layers without attention keep of each sequence between steps, on a device.
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{Error, RecurrenceDims, Result, StateConfig, StateDims};
