@@ -2,7 +2,7 @@
 //!
 //! Each list stands beside the type of its values. The command line, the checks of deployments and their errors read it from there.
 
-use candlepower_packing::Dtype;
+use candlepower_layout::Dtype;
 
 /// A value of a setting, and how people write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,7 +25,7 @@ use std::borrow::Cow;
 
 pub use arch::{Arch, supported_architectures};
 pub use bytes::Bytes;
-pub use candlepower_packing::{Dtype, MatrixForm, Packed};
+pub use candlepower_layout::{Dtype, MatrixForm, Packed};
 pub use choice::{Choice, DTYPES};
 pub use config::HfConfig;
 use config::UnreadKey;
@@ -404,7 +404,7 @@ impl Checkpoint {
             .spec
             .quantized
             .values()
-            .any(|packed| packed.codes != candlepower_packing::Codes::Table);
+            .any(|packed| packed.codes != candlepower_layout::Codes::Table);
         let rounded = scaled && matches!(dtype, None | Some(Dtype::Bf16));
         match device {
             DeviceKind::Cpu if rounded => device.kv_dtype(asked, Dtype::Bf16),

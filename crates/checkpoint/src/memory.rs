@@ -5,7 +5,7 @@ pub use device::{
     device_head_dim, device_latent_dims, device_latent_tokens, device_logits_rows,
 };
 
-use candlepower_packing::Dtype;
+use candlepower_layout::Dtype;
 use serde::{Deserialize, Serialize};
 
 use crate::{

@@ -1,7 +1,7 @@
 //! Which quantization a checkpoint's weights have, as its configuration says: the method, the matrices that it leaves
 //! alone, and how the others are stored and kept.
 
-use candlepower_packing::{Codes, Dtype, MinForm, Packed, ScaleForm};
+use candlepower_layout::{Codes, Dtype, MinForm, Packed, ScaleForm};
 use serde_json::Value;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use candlepower_packing::{Dtype, Packed};
+use candlepower_layout::{Dtype, Packed};
 
 use crate::{
     config::HfConfig,

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, ops::Range};
 
-use candlepower_packing::MatrixForm;
+use candlepower_layout::MatrixForm;
 
 use crate::{
     error::Result,

@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::DType;
-pub use candlepower_packing::TABLE;
-pub use candlepower_packing::{Blocks, Codes, Dtype, MinForm, MultipleForm, ScaleForm};
-pub(crate) use candlepower_packing::{PANEL, TABLE_STEPS};
+pub use candlepower_layout::TABLE;
+pub use candlepower_layout::{Blocks, Codes, Dtype, MinForm, MultipleForm, ScaleForm};
+pub(crate) use candlepower_layout::{PANEL, TABLE_STEPS};
 use half::{bf16, f16};
 use rayon::prelude::*;
 

@@ -202,7 +202,7 @@ const PROGRAMS: (&str, &str) = (
 /// without their `syn` every crate below a derive macro would be built again.
 const UNIT_TESTS: (&str, &str) = (
     "test --no-run --lib --test main",
-    "api checkpoint comm dialect encoder fuzz hub kernels machine models packing scheduler server tokenizer xtask",
+    "api checkpoint comm dialect encoder fuzz hub kernels layout machine models scheduler server tokenizer xtask",
 );
 
 /// The built programs, and the kernels that they watch.

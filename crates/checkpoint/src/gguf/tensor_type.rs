@@ -1,7 +1,7 @@
 //! How GGUF stores numbers: blocks of so many, in so many bytes.
 //! Source: ggml's `ggml-common.h`, from which the names and the layouts are.
 
-use candlepower_packing::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, ScaleForm};
+use candlepower_layout::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, ScaleForm};
 
 use crate::quantization::Mxfp4;
 

@@ -1,6 +1,6 @@
 //! Bytes on a GPU: row-major matrices in one dtype or codes, buffers that are reserved once, heads padded to what attention has.
 
-use candlepower_packing::{Dtype, MatrixForm};
+use candlepower_layout::{Dtype, MatrixForm};
 
 use super::{KvDtype, MemoryRequest};
 use crate::spec::{FfnSpec, GatingSpec, KvKind, LayerSpec, Mixer, MlpSpec, ModelSpec};

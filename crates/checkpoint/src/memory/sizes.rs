@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use candlepower_packing::{Dtype, MatrixForm};
+use candlepower_layout::{Dtype, MatrixForm};
 
 use super::{KvDtype, MemoryRequest};
 use crate::{

@@ -1,7 +1,7 @@
 //! AWQ: codes of four bits with a scale and a zero point per group of inputs, packed along the outputs.
 //! Source: AutoAWQ's `WQLinear_GEMM`; transformers `AwqConfig`.
 
-use candlepower_packing::{Codes, Dtype, Packed};
+use candlepower_layout::{Codes, Dtype, Packed};
 
 use super::{StoredKind, StoredTensor, check_multiple, group_size, with_zero_points};
 use crate::{config::HfConfig, error::Result};

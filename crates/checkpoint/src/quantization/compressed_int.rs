@@ -2,7 +2,7 @@
 //! bits of neighbouring inputs in words (`pack-quantized`), or a byte each (`int-quantized`).
 //! Source: compressed-tensors, `compressors/pack_quantized`, `compressors/naive_quantized` and `quantization/quant_args.py`.
 
-use candlepower_packing::{Codes, Dtype, MinForm, Packed, ScaleForm};
+use candlepower_layout::{Codes, Dtype, MinForm, Packed, ScaleForm};
 use serde_json::Value;
 
 use super::{StoredKind, StoredTensor, check_multiple, with_zero_points};

@@ -1,7 +1,7 @@
 //! FP8: weights of eight bits, of which four are the exponent and three the mantissa, with a scale per tensor, per output
 //! or per block. Source: transformers `FineGrainedFP8Config`; compressed-tensors' format `float-quantized`.
 
-use candlepower_packing::{Codes, Packed};
+use candlepower_layout::{Codes, Packed};
 
 use super::{StoredKind, StoredTensor, check_weights};
 use crate::{config::HfConfig, error::Result};

@@ -1,7 +1,7 @@
 //! GPTQ: codes of four or eight bits with a scale and a zero point per group of inputs, packed along the inputs, which
 //! act-order assigns to groups one by one. Source: AutoGPTQ's `QuantLinear`; transformers `GPTQConfig`.
 
-use candlepower_packing::{Codes, Dtype, Packed};
+use candlepower_layout::{Codes, Dtype, Packed};
 
 use super::{StoredKind, StoredTensor, check_multiple, group_size, with_zero_points};
 use crate::{config::HfConfig, error::Result};

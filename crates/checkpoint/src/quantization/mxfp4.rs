@@ -2,7 +2,7 @@
 //! experts' matrices alone. Source: transformers `Mxfp4Config` and `convert_moe_packed_tensors`; Open Compute Project,
 //! "OCP Microscaling Formats (MX) Specification", 2023.
 
-use candlepower_packing::{Codes, Dtype, MinForm, Packed, ScaleForm};
+use candlepower_layout::{Codes, Dtype, MinForm, Packed, ScaleForm};
 
 use super::{StoredKind, StoredTensor, check_multiple};
 use crate::error::Result;

@@ -2,7 +2,7 @@
 //! output, all of which a number of the matrix scales. Activations are not rounded.
 //! Source: compressed-tensors' format `nvfp4-pack-quantized`; NVIDIA ModelOpt's `quant_algo` NVFP4.
 
-use candlepower_packing::{Codes, Packed};
+use candlepower_layout::{Codes, Packed};
 
 use super::{StoredKind, StoredTensor, check_multiple, check_weights};
 use crate::{config::HfConfig, error::Result};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use candlepower_packing::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, ScaleForm};
+use candlepower_layout::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, ScaleForm};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::Choice;

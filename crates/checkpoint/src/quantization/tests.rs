@@ -1,6 +1,6 @@
 //! Configurations as the hub has them, what each means, and what is refused.
 
-use candlepower_packing::MatrixForm;
+use candlepower_layout::MatrixForm;
 
 use super::*;
 use crate::{Checkpoint, CheckpointFiles, DeviceKind, GgufType};

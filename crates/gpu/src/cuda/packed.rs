@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::Tensor;
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Codes, Error, Result, VocabPart};
-use candlepower_packing::DEVICE_TILE;
+use candlepower_layout::DEVICE_TILE;
 
 use super::launch::{Address, CUstream, Launch, Launcher};
 use crate::operands::PackedMatrix;

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use candlepower_kernels::operands::{IQ4_ZERO, TABLE, counted_iq4};
 use candlepower_kernels::{Codes, Error, Result, Weight};
-use candlepower_packing::{DEVICE_STEP as STEP_INPUTS, DEVICE_TILE as TILE};
+use candlepower_layout::{DEVICE_STEP as STEP_INPUTS, DEVICE_TILE as TILE};
 use rayon::prelude::*;
 
 /// What a [`Codes::E2m1`] whose bits are those of a half lacks: the biases of the exponents, 15 and 1, differ by 14.

@@ -3,7 +3,7 @@
 use candle_core::{DType, Tensor};
 use candlepower_kernels::operands::{E2M1, TABLE, e4m3_part};
 use candlepower_kernels::{Codes, Result};
-use candlepower_packing::DEVICE_TILE as TILE;
+use candlepower_layout::DEVICE_TILE as TILE;
 use half::{bf16, f16};
 
 use super::reference::Reference;

@@ -1,7 +1,7 @@
 //! Where an element of a weight lies in its panel.
 
 use candle_core::DType;
-use candlepower_packing::{
+use candlepower_layout::{
     Blocks, Codes, MinForm, MultipleForm, PANEL, ScaleForm, TABLE_STEPS, header_bytes, panel_bytes,
     scale_bytes,
 };

@@ -42,7 +42,6 @@ const TENSORS: &[&str] = &[
     "crates/kernels/",
     "crates/layout/",
     "crates/models/",
-    "crates/packing/",
 ];
 
 /// Where sequences, their cache and their states are written about.
