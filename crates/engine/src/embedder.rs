@@ -276,7 +276,7 @@ struct Job {
     results: Vec<Option<Vec<f32>>>,
     reply: oneshot::Sender<Result<Vec<Vec<f32>>, String>>,
     submitted_at: Instant,
-    _place: Vec<TakenPlace>,
+    _place: Vec<Arc<TakenPlace>>,
 }
 
 /// One input of one job.

@@ -229,7 +229,7 @@ impl EngineHandle {
         self.enter(request, places)
     }
 
-    /// Hands in what goes on from a sequence that is given up for it, and takes over its place in the queue.
+    /// Gives up a sequence for a request of one choice that continues it. The request takes over its place in the queue.
     ///
     /// # Errors
     /// If the request cannot run on this engine, or the engine has ended.
@@ -239,15 +239,15 @@ impl EngineHandle {
         request: Request,
     ) -> Result<Vec<TokenStream>, SubmitError> {
         self.check(&request)?;
-        let places = self.shared.places.take_over(request.caller.id, request.n);
+        let place = self.shared.places.take_over(request.caller.id, given_up.place());
         drop(given_up);
-        self.enter(request, places)
+        self.enter(request, vec![place])
     }
 
     fn enter(
         &self,
         request: Request,
-        places: Vec<TakenPlace>,
+        places: Vec<Arc<TakenPlace>>,
     ) -> Result<Vec<TokenStream>, SubmitError> {
         let seed = request
             .sampling
@@ -256,7 +256,7 @@ impl EngineHandle {
         let (streams, readers) = places
             .into_iter()
             .map(|place| {
-                let (events, reader) = TokenStream::channel();
+                let (events, reader) = TokenStream::channel(Arc::downgrade(&place));
                 (StreamSender::new(events, place), reader)
             })
             .unzip();

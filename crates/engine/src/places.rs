@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use candlepower_scheduler::CallerId;
@@ -66,27 +66,26 @@ impl Places {
         self: &Arc<Self>,
         caller: CallerId,
         n: usize,
-    ) -> Result<Vec<TakenPlace>, SubmitError> {
-        let taken = self.taken();
+    ) -> Result<Vec<Arc<TakenPlace>>, SubmitError> {
+        let mut taken = self.taken();
         self.check_taken(&taken, caller, n)?;
-        Ok(self.add(taken, caller, n))
+        Ok((0..n).map(|_| self.add(&mut taken, caller)).collect())
     }
 
-    /// Takes `n` places for a caller that gives up as many in a moment.
-    pub(crate) fn take_over(self: &Arc<Self>, caller: CallerId, n: usize) -> Vec<TakenPlace> {
-        self.add(self.taken(), caller, n)
-    }
-
-    fn add(
+    /// Takes the place of a sequence that is given up. If that sequence has ended meanwhile, a free place is taken, or one above the
+    /// limit: a request that was accepted is not refused later.
+    pub(crate) fn take_over(
         self: &Arc<Self>,
-        mut taken: MutexGuard<'_, Taken>,
         caller: CallerId,
-        n: usize,
-    ) -> Vec<TakenPlace> {
-        taken.of_all += n;
-        *taken.of_callers.entry(caller).or_default() += n;
-        drop(taken);
-        (0..n).map(|_| TakenPlace { places: Arc::clone(self), caller }).collect()
+        given_up: &Weak<TakenPlace>,
+    ) -> Arc<TakenPlace> {
+        given_up.upgrade().unwrap_or_else(|| self.add(&mut self.taken(), caller))
+    }
+
+    fn add(self: &Arc<Self>, taken: &mut Taken, caller: CallerId) -> Arc<TakenPlace> {
+        taken.of_all += 1;
+        *taken.of_callers.entry(caller).or_default() += 1;
+        Arc::new(TakenPlace { places: Arc::clone(self), caller })
     }
 
     fn check_taken(&self, taken: &Taken, caller: CallerId, n: usize) -> Result<(), SubmitError> {
@@ -122,7 +121,7 @@ mod tests {
     use super::*;
 
     /// Takes places one by one until the next one is refused.
-    fn fill(places: &Arc<Places>, caller: u64) -> Vec<TakenPlace> {
+    fn fill(places: &Arc<Places>, caller: u64) -> Vec<Arc<TakenPlace>> {
         let take = || places.take(CallerId(caller), 1).ok();
         std::iter::from_fn(take).flatten().collect()
     }
@@ -140,16 +139,32 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_taken_over_where_none_is_free() {
-        let places = Places::new(1);
-        let given_up = places.take(CallerId(1), 1).unwrap();
-        assert!(places.take(CallerId(1), 1).is_err());
-        let taken_over = places.take_over(CallerId(1), 1);
+    fn a_place_is_taken_over_and_counted_once() {
+        let places = Places::new(2);
+        let given_up = places.take(CallerId(1), 1).unwrap().remove(0);
+        let taken_over = places.take_over(CallerId(1), &Arc::downgrade(&given_up));
+        assert_eq!(places.num_taken(), 1);
+        let other = places.take(CallerId(1), 1).unwrap();
         drop(given_up);
-        assert_eq!((taken_over.len(), places.num_taken()), (1, 1));
+        assert_eq!(places.num_taken(), 2);
         assert!(places.take(CallerId(1), 1).is_err());
         drop(taken_over);
-        places.take(CallerId(1), 1).unwrap();
+        assert_eq!(places.num_taken(), 1);
+        drop(other);
+        assert_eq!(places.num_taken(), 0);
+    }
+
+    #[test]
+    fn a_place_of_a_sequence_that_has_ended_is_taken_anew() {
+        let places = Places::new(1);
+        let given_up = places.take(CallerId(1), 1).unwrap().remove(0);
+        let weak = Arc::downgrade(&given_up);
+        drop(given_up);
+        let other = places.take(CallerId(2), 1).unwrap();
+        let taken_over = places.take_over(CallerId(1), &weak);
+        assert_eq!(places.num_taken(), 2);
+        drop((other, taken_over));
+        assert!(places.taken().of_callers.is_empty());
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! What goes into the engine and what comes out of it: requests, sampling parameters, token streams.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use candlepower_grammar::Grammar;
 use candlepower_scheduler::Caller;
 use tokio::sync::mpsc;
+
+use crate::places::TakenPlace;
 
 /// One generation request, immutable once submitted.
 #[derive(Clone, Debug)]
@@ -198,12 +200,18 @@ pub enum TokenEvent {
 #[derive(Debug)]
 pub struct TokenStream {
     events: mpsc::UnboundedReceiver<TokenEvent>,
+    /// The sequence's place in the queue, until it ends.
+    place: Weak<TakenPlace>,
 }
 
 impl TokenStream {
-    pub(crate) fn channel() -> (mpsc::UnboundedSender<TokenEvent>, Self) {
+    pub(crate) fn channel(place: Weak<TakenPlace>) -> (mpsc::UnboundedSender<TokenEvent>, Self) {
         let (sender, events) = mpsc::unbounded_channel();
-        (sender, Self { events })
+        (sender, Self { events, place })
+    }
+
+    pub(crate) fn place(&self) -> &Weak<TakenPlace> {
+        &self.place
     }
 
     /// The next event; `None` after the last one, or before it if the engine died

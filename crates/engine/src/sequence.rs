@@ -1,6 +1,6 @@
 //! What the engine keeps of a sequence beside its tokens and blocks, which are the scheduler's.
 
-use std::{cell::RefCell, collections::HashMap, rc::Rc, time::Instant};
+use std::{cell::RefCell, collections::HashMap, rc::Rc, sync::Arc, time::Instant};
 
 use candlepower_grammar::Mask;
 use candlepower_kernels::sampling::{Penalties, SampledRow, SamplingRow, uniform};
@@ -57,11 +57,11 @@ pub(crate) struct PromptScores {
 /// The engine thread's end of a [`TokenStream`](crate::TokenStream).
 pub(crate) struct StreamSender {
     events: UnboundedSender<TokenEvent>,
-    place: Option<TakenPlace>,
+    place: Option<Arc<TakenPlace>>,
 }
 
 impl StreamSender {
-    pub(crate) fn new(events: UnboundedSender<TokenEvent>, place: TakenPlace) -> Self {
+    pub(crate) fn new(events: UnboundedSender<TokenEvent>, place: Arc<TakenPlace>) -> Self {
         Self { events, place: Some(place) }
     }
 
