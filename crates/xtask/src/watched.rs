@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
+use crate::tidy::code::without_comments;
+
 /// The digests of the last time: a line for each kernel source, with its name.
 pub(crate) const FILE: &str = "crates/gpu/tests/watched.txt";
 
@@ -27,7 +29,7 @@ const RUST: &str = "rust";
 /// The goldens on the emulated GPU depend on `models` beside the kernels, and the server there on `engine`, too. Other crates
 /// have no code of their own for GPUs.
 const ABOVE: [(&str, &[&str]); 2] = [
-    (MODELS, &["crates/models", "crates/checkpoint", "crates/comm", "crates/packing"]),
+    (MODELS, &["crates/models", "crates/checkpoint", "crates/comm", "crates/layout"]),
     (ENGINE, &["crates/engine"]),
 ];
 const MODELS: &str = "models";
@@ -46,6 +48,7 @@ const HEADER: &str = "\
 # Sources that passed: the kernels all comparisons, watched for races (`cargo xtask deep races`); `models` and `engine` the goldens on
 # the emulated GPU (`cargo xtask deep goldens`). These commands write the lines.
 # A kernel's digest is of the source, the headers that it includes, the emulator, and the versions of the toolkit; `rust` is the crate's Rust.
+# Comments do not count.
 ";
 
 /// The digest of each kernel source, by its name without `.cu`, and of [`NO_KERNELS`].
@@ -165,11 +168,11 @@ fn add_with_headers(source: &Path, sources: &mut BTreeSet<PathBuf>) -> Result<()
     Ok(())
 }
 
-/// Covers names and contents, so that a moved file counts, too.
+/// Covers names and contents, so that a moved file counts, too. The words of comments do not count.
 fn digest<'a>(root: &Path, files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
     let mut digest = Sha256::new();
     for file in files {
-        let (name, content) = (file.strip_prefix(root).unwrap_or(file), read(file)?);
+        let (name, content) = (file.strip_prefix(root).unwrap_or(file), compiled(file)?);
         digest.update(format!("{} {}\n", name.display(), content.len()));
         digest.update(content);
     }
@@ -178,6 +181,16 @@ fn digest<'a>(root: &Path, files: impl Iterator<Item = &'a PathBuf>) -> Result<S
         write!(text, "{byte:02x}")?;
     }
     Ok(text)
+}
+
+/// The file's bytes, but without comments where these can be told from code.
+fn compiled(file: &Path) -> Result<Vec<u8>> {
+    let bytes = read(file)?;
+    let extension = file.extension().unwrap_or_default();
+    match ["rs", "cu", "cuh", "cpp", "h"].into_iter().any(|known| extension == known) {
+        true => Ok(without_comments(&String::from_utf8_lossy(&bytes)).into_bytes()),
+        false => Ok(bytes),
+    }
 }
 
 fn files_below(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
@@ -230,7 +243,7 @@ mod tests {
                 ("crates/models/src/lib.rs", ""),
                 ("crates/checkpoint/src/lib.rs", ""),
                 ("crates/comm/src/lib.rs", ""),
-                ("crates/packing/src/lib.rs", ""),
+                ("crates/layout/src/lib.rs", ""),
                 ("crates/engine/src/lib.rs", ""),
                 (
                     "Cargo.lock",
@@ -282,14 +295,27 @@ mod tests {
         tree.put("crates/gpu/src/cuda/kernels/gemv.cu", "#include \"common.cuh\"\ncolumns\n");
         assert_eq!(tree.changed(), ["gemv"]);
         tree.write();
-        tree.put("crates/gpu/src/cuda/kernels/heads.cuh", "#include \"common.cuh\"\n// heads\n");
+        tree.put("crates/gpu/src/cuda/kernels/heads.cuh", "#include \"common.cuh\"\nheads\n");
         assert_eq!(tree.changed(), ["qkv"]);
         tree.write();
-        tree.put("crates/gpu/src/cuda/kernels/common.cuh", "#pragma once\n// all\n");
+        tree.put("crates/gpu/src/cuda/kernels/common.cuh", "#pragma once\nall\n");
         assert_eq!(tree.changed(), ["gemv", "qkv"]);
         tree.write();
         tree.put("crates/gpu/src/cuda/kernels/short_conv.cu", "");
         assert_eq!(tree.changed(), ["short_conv"], "a new kernel");
+    }
+
+    #[test]
+    fn comments_change_nothing() {
+        let tree = Tree::new("comments");
+        tree.write();
+        tree.put("crates/gpu/src/cuda/kernels/common.cuh", "// all\n\n#pragma once  // once\n");
+        tree.put("crates/models/src/lib.rs", "//! Models.\n/* all */\n");
+        assert_eq!(tree.changes(), Changes::default());
+        tree.put("crates/gpu/src/cuda/kernels/common.cuh", "#pragma once\nf(\"// all\");\n");
+        tree.write();
+        tree.put("crates/gpu/src/cuda/kernels/common.cuh", "#pragma once\nf(\"// one\");\n");
+        assert_eq!(tree.changed(), ["gemv", "qkv"], "a literal is code");
     }
 
     #[test]

@@ -21,6 +21,24 @@ pub(super) fn only_code(source: &str) -> String {
     scan(source).code
 }
 
+/// The source without comments, blank lines and spaces at the ends of lines: what is compiled.
+pub(crate) fn without_comments(source: &str) -> String {
+    let scan = scan(source);
+    let mut text = String::with_capacity(source.len());
+    let mut at = 0;
+    for blank in &scan.blanks {
+        text.push_str(&scan.code[at..blank.at]);
+        let is_comment = blank.text.starts_with("//") || blank.text.starts_with("/*");
+        // A comment separates the words around it.
+        text.push_str(if is_comment { " " } else { &blank.text });
+        // Blanks have one space a character.
+        at = blank.at + blank.text.chars().count();
+    }
+    text.push_str(&scan.code[at..]);
+    let lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty());
+    lines.fold(String::new(), |code, line| code + line + "\n")
+}
+
 /// Takes Rust source apart, or source of a language that writes its comments likewise.
 pub(crate) fn scan(source: &str) -> Scan {
     let chars: Vec<char> = source.chars().collect();
@@ -135,6 +153,18 @@ mod tests {
         let blanks: Vec<(usize, usize, &str)> =
             scan.blanks.iter().map(|blank| (blank.at, blank.line, blank.text.as_str())).collect();
         assert_eq!(blanks, [(2, 1, "// é"), (9, 2, "\"x\ny\""), (16, 3, "// z")]);
+    }
+
+    #[test]
+    fn code_without_comments_keeps_its_literals() {
+        for (source, code) in [
+            ("a // b\n\n  // c\nd  \n", "a\nd\n"),
+            ("f(/* é */\"// é\", x)", "f( \"// é\", x)\n"),
+            ("a/* x\ny */b", "a b\n"),
+            ("'\"' // \"", "'\"'\n"),
+        ] {
+            assert_eq!(without_comments(source), code, "{source}");
+        }
     }
 
     #[test]
