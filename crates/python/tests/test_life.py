@@ -15,7 +15,7 @@ from openai import OpenAI
 
 from candlepower import Client, DeploymentFailedError, DeploymentStatus, NameInUseError, NotFoundError
 
-README = Path(__file__).parents[3] / "README.md"
+ROOT = Path(__file__).parents[3]
 
 
 def answers(url: str, model: str = "demo", api_key: str = "unused") -> None:
@@ -137,13 +137,20 @@ def test_a_log_is_followed_until_the_deployment_is_deleted(home: Home) -> None:
     assert all(isinstance(line, str) for line in lines)
 
 
-def test_the_example_of_the_readme_runs(home: Home) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+@pytest.mark.parametrize(
+    ("page", "printed"),
+    [
+        ("README.md", "The capital of France is Paris.\n"),
+        ("docs/deploy.md", "The capital of France is Paris.\nTrue\n"),
+        ("crates/python/README.md", "/v1 True\n"),
+    ],
+)
+def test_the_examples_of_the_pages_run(home: Home, page: str, printed: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     (example,) = [block for block in blocks if "deploy_blaze" in block]
     output = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=120, env=environment())
     assert output.returncode == 0, output.stderr
-    lines = output.stdout.splitlines()
-    assert "The capital of France is Paris." in lines and "True" in lines
+    assert printed in output.stdout, output.stdout
     assert Client().list() == []
 
 
