@@ -216,7 +216,7 @@ fn a_gpu_that_the_engine_drops_is_missed() {
     let error = home.error(&boxed("x", "--gpu-count 1"), 6);
     assert_eq!(error["code"], "RESOURCE_UNAVAILABLE");
     assert!(
-        error["available"].as_str().unwrap().starts_with("Podman 4.3.1 drops the wish for GPUs"),
+        error["available"].as_str().unwrap().starts_with("Podman 4.3.1 drops the GPU request"),
         "{error}"
     );
     assert_eq!(engine.bodies(), Vec::<Value>::new());

@@ -22,25 +22,25 @@ fn parameters_that_cannot_be_used_are_named_with_their_value() {
             "deploy demo --name Bad_Name",
             "name",
             "Bad_Name",
-            "name `Bad_Name`: a name has at most 63 small letters, digits and hyphens, and no hyphen at its ends",
+            "name `Bad_Name`: a name has at most 63 lowercase letters, digits and hyphens, and no hyphen at either end",
         ),
         (
             "deploy demo --name x --memory 16GB",
             "memory",
             "16GB",
-            "memory `16GB`: a Kubernetes quantity such as 16Gi, 512Mi or 2G is needed",
+            "memory `16GB`: write a Kubernetes quantity such as 16Gi, 512Mi or 2G",
         ),
         (
             "deploy demo --name x --quantization int3",
             "quantization",
             "int3",
-            "quantization `int3`: possible are awq, gptq, squeezellm, fp8",
+            "quantization `int3`: choose one of awq, gptq, squeezellm, fp8",
         ),
         (
             "deploy demo --name x --backend slurm",
             "backend",
             "slurm",
-            "backend `slurm`: possible are process, docker, kubernetes",
+            "backend `slurm`: choose one of process, docker, kubernetes",
         ),
         (
             "deploy nowhere --name x",
@@ -64,7 +64,7 @@ fn parameters_that_cannot_be_used_are_named_with_their_value() {
             "deploy demo --name x --dry-run --namespace a_b",
             "namespace",
             "a_b",
-            "namespace `a_b`: a namespace has at most 63 small letters, digits and hyphens, and no hyphen at its ends",
+            "namespace `a_b`: a namespace has at most 63 lowercase letters, digits and hyphens, and no hyphen at either end",
         ),
         (
             "deploy demo --name x --tensor-parallel-size 2",

@@ -1,7 +1,7 @@
-//! Where servers run, and what can be done with a deployment wherever it runs.
+//! Backends: where servers run, and what can be done with a deployment there.
 //!
-//! A backend deploys a [`Plan`](crate::check::Plan), finds what it has deployed by name, and lists it. What it finds is a
-//! [`Handle`]; each arm has the same few operations.
+//! A backend deploys a [`Plan`](crate::check::Plan), finds deployments by name and lists them. A deployment
+//! that was found is a [`Handle`], which has the same operations for every backend.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -23,19 +23,21 @@ use crate::kubernetes::{self, Cluster};
 /// Where servers run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Backend {
-    /// A process of this machine, with a supervisor of its own.
+    /// A process on this machine, with its own supervisor.
     #[default]
     Process,
-    /// A container of Docker or Podman on this machine; in builds with the feature `docker`.
+    /// A container of Docker or Podman on this machine. Needs a build with the feature `docker`.
     Docker {
-        /// The engine's socket, `unix:///path` [default: as `DOCKER_HOST` says, or the first that answers].
+        /// Socket of the engine, `unix:///path` [default: `DOCKER_HOST`, or else the first socket that
+        /// answers].
         host: Option<String>,
     },
-    /// Pods of a cluster; in builds with the feature `kubernetes`.
+    /// Pods of a cluster. Needs a build with the feature `kubernetes`.
     Kubernetes {
-        /// The context of the kubeconfig [default: the current one, or the cluster that this process runs in].
+        /// Context of the kubeconfig [default: the current context, or the cluster that this process runs
+        /// in].
         context: Option<String>,
-        /// The namespace [default: the context's].
+        /// Namespace [default: the context's].
         namespace: Option<String>,
     },
 }
@@ -47,7 +49,7 @@ pub(crate) const DOCKER: &str = "docker";
 pub(crate) const KUBERNETES: &str = "kubernetes";
 
 impl Backend {
-    /// Its name.
+    /// The backend's name: `process`, `docker` or `kubernetes`.
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Process => PROCESS,
@@ -56,10 +58,11 @@ impl Backend {
         }
     }
 
-    /// The backend that words name; none where they name none. A namespace or a context is a cluster's.
+    /// The backend that these words name, or `None` if they name none. A namespace or a context implies
+    /// `kubernetes`.
     ///
     /// # Errors
-    /// There is no such backend, or it has no namespaces and contexts.
+    /// There is no such backend, or the backend has no namespaces and contexts.
     pub fn from_words(
         name: Option<&str>,
         namespace: Option<&str>,
@@ -78,13 +81,13 @@ impl Backend {
             (Some(other), Some((field, value))) => Err(Error::validation(
                 field,
                 value,
-                format!("the {} backend knows none", other.as_str()),
+                format!("the {} backend has none", other.as_str()),
             )),
             (backend, None) => Ok(backend),
         }
     }
 
-    /// A deployment of this name.
+    /// The deployment of this name.
     pub(crate) async fn find(&self, name: &str) -> Result<Handle> {
         match self {
             Self::Process => Ok(Handle::Process(process::find(name)?)),
@@ -102,7 +105,7 @@ impl Backend {
         }
     }
 
-    /// All deployments here.
+    /// All deployments of this backend.
     pub(crate) async fn list(&self) -> Result<Vec<Handle>> {
         match self {
             Self::Process => Ok(process::list()?.into_iter().map(Handle::Process).collect()),
@@ -122,7 +125,7 @@ impl Backend {
     }
 
     /// # Errors
-    /// This build does not have it, or its namespace can be none.
+    /// This build does not include the backend, or the namespace is not valid.
     pub(crate) fn check(&self) -> Result<()> {
         if let Self::Kubernetes { namespace, .. } = self {
             check_namespace(namespace.as_deref())?;
@@ -143,7 +146,7 @@ impl Backend {
         Error::validation(
             "backend",
             self.as_str(),
-            "this build does not have it: the container image does, and what is built with \
+            "this build does not include it: use the container image, or build with \
              `cargo build --release --features full`",
         )
     }
@@ -154,7 +157,7 @@ fn check_namespace(namespace: Option<&str>) -> Result<()> {
         Some(namespace) if !is_label(namespace) => Err(Error::validation(
             "namespace",
             namespace,
-            "a namespace has at most 63 small letters, digits and hyphens, and no hyphen at its ends",
+            "a namespace has at most 63 lowercase letters, digits and hyphens, and no hyphen at either end",
         )),
         _ => Ok(()),
     }
@@ -171,13 +174,13 @@ impl FromStr for Backend {
             _ => Err(Error::validation(
                 "backend",
                 name,
-                format!("possible are {}", BACKENDS.join(", ")),
+                format!("choose one of {}", BACKENDS.join(", ")),
             )),
         }
     }
 }
 
-/// A deployment, where it is.
+/// A deployment in its backend.
 #[derive(Clone, Debug)]
 pub(crate) enum Handle {
     Process(process::Supervised),
@@ -187,7 +190,7 @@ pub(crate) enum Handle {
     Kubernetes(kubernetes::Workload),
 }
 
-/// The same for each arm.
+/// Calls the same method on each variant.
 macro_rules! of_each {
     ($handle:expr, $it:ident => $result:expr) => {
         match $handle {
@@ -201,7 +204,7 @@ macro_rules! of_each {
 }
 
 impl Handle {
-    /// A process is started again with this program.
+    /// Makes restarts of a process use this program.
     pub(crate) fn with_binary(self, binary: Option<PathBuf>) -> Self {
         match self {
             Self::Process(it) => Self::Process(it.with_binary(binary)),
@@ -210,7 +213,7 @@ impl Handle {
         }
     }
 
-    /// Where it is, with the client's own settings if they are of that kind.
+    /// The backend of the deployment. The client's own settings are used if they are for the same backend.
     pub(crate) fn backend(&self, own: Option<&Backend>) -> Backend {
         let here = match self {
             Self::Process(_) => Backend::Process,
@@ -222,12 +225,13 @@ impl Handle {
         own.filter(|own| own.as_str() == here.as_str()).cloned().unwrap_or(here)
     }
 
-    /// The spec that it was made with.
+    /// The spec that the deployment was made with.
     pub(crate) fn spec(&self) -> Result<Spec> {
         of_each!(self, it => it.spec())
     }
 
-    /// How often a deployment that starts is looked at: a cluster is asked over the network, for everybody in it.
+    /// Interval between two looks at a deployment that starts. It is longer for a cluster, whose API server
+    /// is reached over the network and serves everybody.
     pub(crate) fn pace(&self) -> Duration {
         Duration::from_millis(match self {
             Self::Process(_) => 50,
@@ -238,47 +242,47 @@ impl Handle {
         })
     }
 
-    /// Looks at it.
+    /// Reads the deployment's current description.
     pub(crate) async fn read(&self) -> Result<Deployment> {
         of_each!(self, it => it.read().await)
     }
 
-    /// How it is just now.
+    /// The current status.
     pub(crate) async fn status(&self) -> Result<DeploymentStatus> {
         of_each!(self, it => it.status().await)
     }
 
-    /// The newest `tail` lines of its log, or all, the oldest first.
+    /// The newest `tail` lines of the log, or all of them, oldest first.
     pub(crate) async fn logs(&self, tail: Option<usize>) -> Result<Vec<String>> {
         of_each!(self, it => it.logs(tail).await)
     }
 
-    /// The newest `tail` lines of its log, or all, and those to come.
+    /// The newest `tail` lines of the log, or all of them, followed by new lines as they come.
     pub(crate) async fn follow(&self, tail: Option<usize>) -> Result<LogStream> {
         of_each!(self, it => it.follow(tail).await)
     }
 
-    /// What has happened to it, the oldest first.
+    /// Events of the deployment, oldest first.
     pub(crate) async fn events(&self) -> Result<Vec<Event>> {
         of_each!(self, it => it.events().await)
     }
 
-    /// Ends it and removes all of it.
+    /// Stops the deployment and removes all of it.
     pub(crate) async fn delete(&self) -> Result<()> {
         of_each!(self, it => it.delete().await)
     }
 
-    /// Ends its server and starts it again.
+    /// Stops the server and starts it again.
     pub(crate) async fn restart(&self) -> Result<()> {
         of_each!(self, it => it.restart().await)
     }
 }
 
-/// A deployment that is there now.
+/// A deployment that exists now.
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) handle: Handle,
-    /// Whether this call has made it; another client's is left alone if it fails.
+    /// Whether this call has made it. After a failure another client's deployment is left alone.
     pub(crate) is_own: bool,
 }
 
@@ -292,7 +296,7 @@ mod tests {
             assert_eq!(name.parse::<Backend>().unwrap().as_str(), name);
         }
         let error = "slurm".parse::<Backend>().unwrap_err();
-        assert_eq!(error.to_string(), "backend `slurm`: possible are process, docker, kubernetes");
+        assert_eq!(error.to_string(), "backend `slurm`: choose one of process, docker, kubernetes");
     }
 
     #[test]
@@ -313,6 +317,6 @@ mod tests {
             );
         }
         let error = of(Some("docker"), None, Some("home")).unwrap_err();
-        assert_eq!(error.to_string(), "context `home`: the docker backend knows none");
+        assert_eq!(error.to_string(), "context `home`: the docker backend has none");
     }
 }

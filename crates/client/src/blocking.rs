@@ -1,4 +1,4 @@
-//! The client for programs that are not async: the same operations, each of which returns when it is done.
+//! The blocking client, for programs that are not async. Each operation returns when it is done.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use crate::error::{Error, Result};
 use crate::params::{BlazeParams, Params, PrismParams};
 use crate::status::{DeploymentStatus, Event};
 
-/// As [`crate::Client`]. Not to be used from within an async runtime.
+/// Blocking form of [`crate::Client`]. It must not be used within an async runtime.
 #[derive(Clone, Debug)]
 pub struct Client {
     client: crate::Client,
     runtime: Arc<Runtime>,
 }
 
-/// As [`crate::Deployment`], whose fields it has.
+/// Blocking form of [`crate::Deployment`], with the same fields.
 #[derive(Clone, Debug)]
 pub struct Deployment {
     deployment: crate::Deployment,
@@ -29,40 +29,40 @@ impl Client {
     /// A client.
     ///
     /// # Errors
-    /// The system gives no resources to wait with.
+    /// The async runtime that the client waits with cannot be started.
     pub fn new() -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| Error::backend("the client cannot wait", error))?;
+        let runtime = runtime.map_err(|error| Error::backend("the client's async runtime cannot be started", error))?;
         Ok(Self { client: crate::Client::new(), runtime: Arc::new(runtime) })
     }
 
-    /// As [`crate::Client::backend`].
+    /// Blocking form of [`crate::Client::backend`].
     #[must_use]
     pub fn backend(mut self, backend: Backend) -> Self {
         self.client = self.client.backend(backend);
         self
     }
 
-    /// As [`crate::Client::deploy_blaze`].
+    /// Blocking form of [`crate::Client::deploy_blaze`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Client::deploy_blaze`].
     pub fn deploy_blaze(&self, params: BlazeParams) -> Result<Deployment> {
         self.deploy(params, |_| {})
     }
 
-    /// As [`crate::Client::deploy_prism`].
+    /// Blocking form of [`crate::Client::deploy_prism`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Client::deploy_prism`].
     pub fn deploy_prism(&self, params: PrismParams) -> Result<Deployment> {
         self.deploy(params, |_| {})
     }
 
-    /// As [`crate::Client::deploy`].
+    /// Blocking form of [`crate::Client::deploy`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Client::deploy`].
     pub fn deploy(
         &self,
         params: impl Into<Params>,
@@ -72,7 +72,7 @@ impl Client {
         Ok(self.own(deployed))
     }
 
-    /// The blocking form of [`crate::Client::update`].
+    /// Blocking form of [`crate::Client::update`].
     ///
     /// # Errors
     /// See [`crate::Client::update`].
@@ -86,51 +86,51 @@ impl Client {
         Ok(self.own(updated))
     }
 
-    /// As [`crate::Client::get`].
+    /// Blocking form of [`crate::Client::get`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Client::get`].
     pub fn get(&self, name: &str) -> Result<Deployment> {
         Ok(self.own(self.runtime.block_on(self.client.get(name))?))
     }
 
-    /// As [`crate::Client::list`].
+    /// Blocking form of [`crate::Client::list`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Client::list`].
     pub fn list(&self) -> Result<Vec<Deployment>> {
         let found = self.runtime.block_on(self.client.list())?;
         Ok(found.into_iter().map(|deployment| self.own(deployment)).collect())
     }
 
-    /// As [`crate::Client::delete`].
+    /// Blocking form of [`crate::Client::delete`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Client::delete`].
     pub fn delete(&self, name: &str) -> Result<()> {
         self.runtime.block_on(self.client.delete(name))
     }
 
-    /// As [`crate::Client::restart`].
+    /// Blocking form of [`crate::Client::restart`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Client::restart`].
     pub fn restart(&self, name: &str) -> Result<Deployment> {
         Ok(self.own(self.runtime.block_on(self.client.restart(name))?))
     }
 
-    /// As [`crate::Client::logs`].
+    /// Blocking form of [`crate::Client::logs`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Client::logs`].
     pub fn logs(&self, name: &str, tail: Option<usize>) -> Result<Vec<String>> {
         self.runtime.block_on(self.client.logs(name, tail))
     }
 
-    /// As [`crate::Client::events`].
+    /// Blocking form of [`crate::Client::events`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Client::events`].
     pub fn events(&self, name: &str) -> Result<Vec<Event>> {
         self.runtime.block_on(self.client.events(name))
     }
@@ -149,42 +149,42 @@ impl Deref for Deployment {
 }
 
 impl Deployment {
-    /// As [`crate::Deployment::status`].
+    /// Blocking form of [`crate::Deployment::status`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Deployment::status`].
     pub fn status(&self) -> Result<DeploymentStatus> {
         self.runtime.block_on(self.deployment.status())
     }
 
-    /// As [`crate::Deployment::refresh`].
+    /// Blocking form of [`crate::Deployment::refresh`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Deployment::refresh`].
     pub fn refresh(&mut self) -> Result<()> {
         self.runtime.block_on(self.deployment.refresh())
     }
 
-    /// As [`crate::Deployment::logs`].
+    /// Blocking form of [`crate::Deployment::logs`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Deployment::logs`].
     pub fn logs(&self, tail: Option<usize>) -> Result<Vec<String>> {
         self.runtime.block_on(self.deployment.logs(tail))
     }
 
-    /// As [`crate::Deployment::events`].
+    /// Blocking form of [`crate::Deployment::events`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Deployment::events`].
     pub fn events(&self) -> Result<Vec<Event>> {
         self.runtime.block_on(self.deployment.events())
     }
 
-    /// As [`crate::Deployment::wait_until_ready`].
+    /// Blocking form of [`crate::Deployment::wait_until_ready`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Deployment::wait_until_ready`].
     pub fn wait_until_ready(
         &mut self,
         timeout: Duration,
@@ -193,18 +193,18 @@ impl Deployment {
         self.runtime.block_on(self.deployment.wait_until_ready(timeout, on_progress))
     }
 
-    /// As [`crate::Deployment::delete`].
+    /// Blocking form of [`crate::Deployment::delete`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Deployment::delete`].
     pub fn delete(&mut self) -> Result<()> {
         self.runtime.block_on(self.deployment.delete())
     }
 
-    /// As [`crate::Deployment::restart`].
+    /// Blocking form of [`crate::Deployment::restart`].
     ///
     /// # Errors
-    /// As there.
+    /// See [`crate::Deployment::restart`].
     pub fn restart(&mut self) -> Result<()> {
         self.runtime.block_on(self.deployment.restart())
     }

@@ -1,4 +1,4 @@
-//! Every parameter is checked here, before anything starts; what needs the model itself is in `model`.
+//! Checks of every parameter before anything starts. Checks that need the model itself are in `model`.
 
 mod backend;
 mod numbers;
@@ -19,37 +19,37 @@ use crate::secret::{Secrets, is_secret};
 use crate::spec::{Device, Spec, TLS_FILES};
 use crate::status::Framework;
 
-/// Longest name: a label of DNS.
+/// Longest name: that of a DNS label.
 const MAX_NAME: usize = 63;
-/// The variable with the hub's token.
+/// The environment variable with the hub's token.
 pub(crate) const HUB_TOKEN: &str = "HF_TOKEN";
-/// The variables in which users have that token. The second one is its old name.
+/// The environment variables in which users keep that token. The second is the hub's old name for it.
 pub(crate) const HUB_TOKENS: [&str; 2] = [HUB_TOKEN, "HUGGING_FACE_HUB_TOKEN"];
-/// The variable with the hub's address.
+/// The environment variable with the hub's address.
 const HUB_ENDPOINT: &str = "HF_ENDPOINT";
-/// The variable with the image that is run unless another is asked for.
+/// The environment variable with the default container image.
 const IMAGE_VARIABLE: &str = "CANDLEPOWER_IMAGE";
 
-/// A deployment whose parameters make sense.
+/// A deployment whose parameters passed the checks.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) spec: Spec,
     pub(crate) secrets: Secrets,
     pub(crate) warnings: Vec<String>,
-    /// Until when what comes before the start may be waited for.
+    /// Time limit for everything before the start.
     pub(crate) deadline: Deadline,
 }
 
-/// Where a server computes.
+/// The device on which a server computes.
 #[derive(Clone, Debug)]
 pub(crate) struct Compute {
     pub(crate) device: Device,
-    /// Which GPUs, of those that are here.
+    /// The chosen GPUs of this machine.
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) place: Place,
 }
 
-/// Whether the memory of this machine is that of the server.
+/// Whether the server uses this machine's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Here,
@@ -61,7 +61,8 @@ impl Compute {
         Self { device: Device::Cpu, gpus: Vec::new(), place }
     }
 
-    /// The same, of which this machine's free memory says nothing: what runs there now will have ended.
+    /// The same, but without a check against this machine's free memory: the server that runs now will have
+    /// ended by then.
     pub(crate) fn without_this_machine(self) -> Self {
         Self { place: Place::Elsewhere, ..self }
     }
@@ -72,10 +73,10 @@ impl Compute {
 }
 
 impl Plan {
-    /// Checks what can be checked without looking at the machine or the model.
+    /// Checks everything that needs neither the machine nor the model.
     ///
     /// # Errors
-    /// The first parameter that cannot be used, by its name.
+    /// The first parameter that cannot be used, by name.
     pub(crate) fn new(params: &Params, backend: &Backend) -> Result<Self> {
         check_name(&params.name)?;
         check_choice(
@@ -91,7 +92,7 @@ impl Plan {
             Error::validation(
                 "memory",
                 &params.memory,
-                "a Kubernetes quantity such as 16Gi, 512Mi or 2G is needed",
+                "write a Kubernetes quantity such as 16Gi, 512Mi or 2G",
             )
         })?;
         let cpu_millis = params.cpu.as_deref().map(parse_cpu).transpose()?;
@@ -112,7 +113,8 @@ impl Plan {
             }
             make_absolute(params.framework, &mut env);
         } else {
-            // What a process has from its parent a container is told: the same hub, the image of this machine's user.
+            // A process inherits these variables from its parent. A container does not, so they are passed
+            // on: the same hub, and the image that this machine's user has chosen.
             let variable = |name| std::env::var(name).ok().filter(|text| !text.trim().is_empty());
             image = image.or_else(|| variable(IMAGE_VARIABLE));
             if let Some(endpoint) = variable(HUB_ENDPOINT) {
@@ -142,11 +144,11 @@ impl Plan {
 }
 
 impl Spec {
-    /// Where to compute. Of the GPUs that do, those with the most free memory are taken; what the user should know of it
-    /// is added to `warnings`.
+    /// Chooses the device. Among the GPUs that qualify, those with the most free memory are taken. Remarks
+    /// for the user are added to `warnings`.
     ///
     /// # Errors
-    /// GPUs were asked for that are not there.
+    /// The machine does not have the GPUs that were asked for.
     pub(crate) fn choose_gpus(&self, found: &Gpus, warnings: &mut Vec<String>) -> Result<Compute> {
         let filters = !self.gpu_models.is_empty() || self.min_gpu_memory_gb.is_some();
         match self.gpu_count {
@@ -157,14 +159,14 @@ impl Spec {
             }
             _ => {}
         }
-        // Where nothing was said a server that is not built for GPUs will do, too.
+        // Without a GPU request a server that is not built for GPUs is acceptable, too.
         let device = if self.gpu_count.is_none() && !filters { Device::Auto } else { Device::Cuda };
         let count = self.gpu_count.unwrap_or(1).max(1) as usize;
         let is_named = |gpu: &Gpu| {
             let is = |model: &String| gpu.name.to_lowercase().contains(&model.to_lowercase());
             self.gpu_models.is_empty() || self.gpu_models.iter().any(is)
         };
-        // Drivers keep some of a card's nominal memory for themselves.
+        // Drivers reserve a part of a card's nominal memory.
         let least = self.min_gpu_memory_gb.map_or(0, |gb| gb.saturating_mul(930_000_000));
         let does = |gpu: &&Gpu| is_named(gpu) && gpu.memory_total_bytes >= least;
         let mut gpus: Vec<Gpu> = found.devices.iter().filter(does).cloned().collect();
@@ -200,7 +202,7 @@ fn describe_gpus(found: &Gpus) -> String {
     format!("this machine has {}", names.join("; "))
 }
 
-/// Whether this is a label as RFC 1123 has it.
+/// Whether this is a label as defined by RFC 1123.
 pub(crate) fn is_label(text: &str) -> bool {
     let is_end = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     text.starts_with(is_end)
@@ -216,18 +218,18 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     Err(Error::validation(
         "name",
         name,
-        "a name has at most 63 small letters, digits and hyphens, and no hyphen at its ends",
+        "a name has at most 63 lowercase letters, digits and hyphens, and no hyphen at either end",
     ))
 }
 
-/// As the server reads them: several are separated by commas.
+/// Several names are separated by commas, as the server reads them.
 fn check_served_names(names: Option<&str>) -> Result<()> {
     match names {
         Some(names) if names.split(',').any(|name| name.trim().is_empty()) => {
             Err(Error::validation(
                 "served_model_name",
                 names,
-                "a name is needed, or several with a comma between two; leave it out for the model's own",
+                "write one name, or several separated by commas; leave it out for the model's own",
             ))
         }
         _ => Ok(()),
@@ -236,11 +238,11 @@ fn check_served_names(names: Option<&str>) -> Result<()> {
 
 fn parse_cpu(text: &str) -> Result<u64> {
     cpu_millis(text).ok_or_else(|| {
-        Error::validation("cpu", text, "a Kubernetes quantity such as 4, 0.5 or 500m is needed")
+        Error::validation("cpu", text, "write a Kubernetes quantity such as 4, 0.5 or 500m")
     })
 }
 
-/// What to say of GPUs that are allocated and belong to no rank.
+/// The warning for GPUs that are allocated but belong to no rank.
 fn idle_gpus(params: &Params) -> Option<String> {
     let (gpus, ranks) = (params.gpu_count?, params.tensor_parallel_size?);
     let idle = gpus.checked_sub(ranks).filter(|idle| *idle > 0)?;
@@ -257,20 +259,20 @@ fn check_choice<T: Copy>(
     let choices = Choice::names(choices);
     match value {
         Some(value) if !choices.contains(&value) => {
-            Err(Error::validation(field, value, format!("possible are {}", choices.join(", "))))
+            Err(Error::validation(field, value, format!("choose one of {}", choices.join(", "))))
         }
         _ => Ok(()),
     }
 }
 
-/// The variables that may be seen, and those that may not.
+/// Splits the environment into variables that may be shown and secrets.
 fn split_env(params: &Params) -> Result<(BTreeMap<String, String>, Secrets)> {
     let mut secrets = Secrets::default();
     let mut env = BTreeMap::new();
     for (name, value) in &params.env {
         let is_name = !name.is_empty() && !name.contains(['=', '\0']) && !value.contains('\0');
         if !is_name {
-            return Err(Error::validation("env", name, "a variable has a name without `=`"));
+            return Err(Error::validation("env", name, "the name of a variable has no `=`"));
         }
         match is_secret(name) {
             true => secrets.0.insert(name.clone(), value.clone()),
@@ -286,7 +288,8 @@ fn split_env(params: &Params) -> Result<(BTreeMap<String, String>, Secrets)> {
     Ok((env, secrets))
 }
 
-/// Names the files of certificates by their full paths: others than the server, which are elsewhere, read them too.
+/// Makes the paths of certificate files absolute: the supervisor and other clients read the files too, from
+/// other folders.
 fn make_absolute(framework: Framework, env: &mut BTreeMap<String, String>) {
     for file in TLS_FILES {
         let path = env.get_mut(&framework.variable(file)).filter(|path| !path.is_empty());
@@ -303,7 +306,7 @@ pub(crate) fn hub_token() -> Option<String> {
     HUB_TOKENS.iter().find_map(|name| std::env::var(name).ok())
 }
 
-/// The model as the server is to find it: a folder or a GGUF file by its full path.
+/// The model as the server finds it: a folder or a GGUF file by its absolute path, any other name unchanged.
 fn model_name(model: &str) -> Result<String> {
     let path = Path::new(model);
     if model != "demo"
@@ -324,10 +327,10 @@ fn model_name(model: &str) -> Result<String> {
     ))
 }
 
-/// The server's command line, from `serve` on.
+/// The server's command line, beginning with `serve`.
 fn argv(params: &Params, model: &str, cpu_millis: Option<u64>) -> Vec<String> {
     let ranks = params.tensor_parallel_size.unwrap_or(params.gpu_count.unwrap_or(1).max(1));
-    // A number of threads in the environment is more than a guess.
+    // An explicit number of threads in the environment wins over the number derived from `cpu`.
     let has_threads = params.env.contains_key(&params.framework.variable("THREADS"));
     let threads = cpu_millis.filter(|_| !has_threads).map(|millis| millis.div_ceil(1000));
     let flags = [

@@ -1,4 +1,4 @@
-//! The client: deploys, finds, lists, ends.
+//! The client: deploys, updates, finds, lists, restarts and deletes deployments.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -19,39 +19,42 @@ use crate::kubernetes::{self, Cluster};
 
 /// Starts deployments and finds them again.
 ///
-/// Nothing is kept but where deployments run: of processes in the folder `candlepower/deployments` in `XDG_STATE_HOME`
-/// (`~/.local/state`), of containers in the engine, of pods in the cluster. Clients that look there see the same ones.
+/// The client itself keeps no state. Deployments are recorded where they run: processes in the folder
+/// `candlepower/deployments` of `XDG_STATE_HOME` (`~/.local/state`), containers in the engine, pods in the
+/// cluster. So all clients see the same deployments.
 ///
-/// A client without a [`backend`](Self::backend) deploys processes, and looks for names among processes and then among the
-/// containers of an engine that answers on this machine. A cluster is asked only where it is named.
+/// A client without a [`backend`](Self::backend) deploys processes. It looks for names among processes first,
+/// then among the containers of an engine that answers on this machine. A cluster is asked only if it is
+/// named.
 #[derive(Clone, Debug, Default)]
 pub struct Client {
     backend: Option<Backend>,
-    /// The program that supervises processes, where it is not looked for.
+    /// The program that supervises processes; `None` searches for it.
     binary: Option<PathBuf>,
 }
 
 impl Client {
-    /// A client; asks for nothing and looks at nothing yet.
+    /// A new client. This makes no request and reads nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Deploys and looks here alone.
+    /// Restricts the client to this backend.
     #[must_use]
     pub fn backend(mut self, backend: Backend) -> Self {
         self.backend = Some(backend);
         self
     }
 
-    /// Starts this `candlepower` program where it deploys or restarts processes, wherever else there is one.
+    /// Uses this `candlepower` program to deploy and restart processes, instead of the one that a search
+    /// would find.
     #[must_use]
     pub fn binary(mut self, path: impl Into<PathBuf>) -> Self {
         self.binary = Some(path.into());
         self
     }
 
-    /// Deploys for requests and responses at the highest throughput, and waits until it is ready.
+    /// Deploys a server for independent requests at the highest throughput, and waits until it is ready.
     ///
     /// # Errors
     /// See [`deploy`](Self::deploy).
@@ -59,7 +62,7 @@ impl Client {
         self.deploy(params, |_| {}).await
     }
 
-    /// Deploys for conversations and branches that share prefixes, and waits until it is ready.
+    /// Deploys a server for conversations and branches that share prefixes, and waits until it is ready.
     ///
     /// # Errors
     /// See [`deploy`](Self::deploy).
@@ -67,12 +70,15 @@ impl Client {
         self.deploy(params, |_| {}).await
     }
 
-    /// Deploys, telling `on_progress` how far it is, and waits until it is ready. A deployment that has the name and the
-    /// same parameters is taken as it is; secrets are not compared.
+    /// Deploys a server, reports progress to `on_progress`, and waits until it is ready. An existing
+    /// deployment with this name and the same parameters is returned as it is; secrets are not compared.
     ///
     /// # Errors
-    /// A parameter cannot be used, the machine or the model does not allow it, the name is in use with other
-    /// parameters, or the server failed or was not ready in time: then nothing is left of what this call has started,
+    /// - A parameter cannot be used.
+    /// - The machine or the model does not allow it.
+    /// - The name is in use with other parameters.
+    /// - The server failed or was not ready in time. Everything that this call has started is removed, unless
+    ///   `keep_on_failure` is set.
     /// unless `keep_on_failure` is set.
     pub async fn deploy(
         &self,
@@ -88,7 +94,7 @@ impl Client {
         match deployment.wait(left, params.timeout, on_progress).await {
             Ok(()) => Ok(deployment),
             Err(error) if is_own && !params.keep_on_failure => {
-                // What went wrong first is what there is to tell.
+                // The first error is reported, and a failed clean-up is not: the first one has the cause.
                 match deployment.delete().await {
                     Ok(()) | Err(Error::NotFound { .. }) => Err(error.leaving(Leftover::Nothing)),
                     Err(_) => Err(error),
@@ -98,14 +104,17 @@ impl Client {
         }
     }
 
-    /// Changes a deployment: `change` is given the parameters that it was made with, and what is not said of them stays, the
-    /// values of secrets included. It waits until the new server is ready, which then takes over.
+    /// Changes a deployment. `change` receives the parameters that the deployment was made with. Parameters
+    /// that it leaves alone stay as they are, values of secrets included. The call waits until the new server
+    /// is ready and takes over.
     ///
-    /// A process gets a new address, unless its port was asked for. It and a container are ready before the old one ends,
-    /// where there is room for both; pods are replaced as the cluster does, all but one at a time staying.
+    /// A process gets a new address, unless a port was asked for. Processes and containers are ready before
+    /// the old server ends, if there is room for both. Pods are replaced by the cluster's rolling update,
+    /// with all but one staying at any time.
     ///
     /// # Errors
-    /// There is none of this name, a parameter cannot be used, or the new server failed or was not ready in time: then what
+    /// There is no deployment of this name, a parameter cannot be used, or the new server failed or was not
+    /// ready in time. The old server then goes on.
     /// ran before runs on.
     pub async fn update(
         &self,
@@ -120,11 +129,12 @@ impl Client {
         client.deploy(params, on_progress).await
     }
 
-    /// The manifests with which the kubernetes backend would deploy this, as YAML for `kubectl apply -f`. No cluster, hub
-    /// or model is asked. The values of secrets are in it, in the Secret.
+    /// The manifests that the kubernetes backend would apply, as YAML for `kubectl apply -f`. No cluster, hub
+    /// or model is asked. The Secret in it holds the values of secrets.
     ///
     /// # Errors
-    /// A parameter cannot be used, or this build does not have the backend.
+    /// A parameter cannot be used, or this build does not include the backend.
+    /// A parameter cannot be used, or this build does not include the backend.
     pub fn manifests(&self, params: impl Into<Params>) -> Result<String> {
         let params = params.into();
         let backend = self.backend_for(&params)?;
@@ -135,7 +145,7 @@ impl Client {
                 kubernetes::manifests(&params, &plan, namespace.as_deref())
             }
             other => {
-                let reason = "the kubernetes backend alone has manifests";
+                let reason = "only the kubernetes backend has manifests";
                 Err(Error::validation(
                     "backend",
                     other.as_str(),
@@ -148,15 +158,15 @@ impl Client {
     /// The deployment of this name.
     ///
     /// # Errors
-    /// There is none, or where it would be cannot be asked.
+    /// There is none, or the backend cannot be asked.
     pub async fn get(&self, name: &str) -> Result<Deployment> {
         self.find(name).await?.read().await
     }
 
-    /// All deployments, by their names.
+    /// All deployments, sorted by name.
     ///
     /// # Errors
-    /// There is no home to look in, or a backend that was named cannot be asked.
+    /// The user has no home folder, or a backend that was named cannot be asked.
     pub async fn list(&self) -> Result<Vec<Deployment>> {
         let handles = match &self.backend {
             Some(backend) => backend.list().await?,
@@ -170,7 +180,7 @@ impl Client {
         let mut found = Vec::new();
         for handle in handles {
             match handle.read().await {
-                // It was deleted meanwhile.
+                // It was deleted since it was listed.
                 Err(Error::NotFound { .. }) => {}
                 read => found.push(read?),
             }
@@ -179,21 +189,22 @@ impl Client {
         Ok(found)
     }
 
-    /// Ends a deployment and removes all of it; running requests have half a minute to finish.
+    /// Stops a deployment and removes all of it. Running requests have half a minute to finish.
     ///
     /// # Errors
-    /// There is none of this name, or it cannot be ended.
+    /// There is no deployment of this name, or it cannot be stopped.
     pub async fn delete(&self, name: &str) -> Result<()> {
         self.find(name).await?.delete().await
     }
 
-    /// Ends a deployment's server and starts it again, with the same address.
+    /// Stops a deployment's server and starts it again at the same address.
     ///
-    /// The supervisor of a process keeps the secrets (HF_TOKEN, the API key) in memory alone. Where the supervisor is gone,
-    /// after a reboot for example, variables with secrets are taken from the environment of this process, and a
-    /// deployment whose secrets are not there is not started. Containers and pods keep theirs.
+    /// The supervisor of a process keeps secrets (HF_TOKEN, the API key) in memory only. If the supervisor is
+    /// gone, after a reboot for example, secrets are taken from the environment of this process. A deployment
+    /// whose secrets are not there is not started. Containers and pods keep their secrets.
     ///
     /// # Errors
+    /// There is no deployment of this name, it cannot be started, or a secret is missing.
     /// There is none of this name, it cannot be started, or a secret is missing.
     pub async fn restart(&self, name: &str) -> Result<Deployment> {
         let handle = self.find(name).await?;
@@ -202,26 +213,26 @@ impl Client {
         handle.read().await.or(Ok(before))
     }
 
-    /// The newest `tail` lines of a deployment's log, or all, the oldest first.
+    /// The newest `tail` lines of a deployment's log, or all of them, oldest first.
     ///
     /// # Errors
-    /// There is none of this name, or its log cannot be read.
+    /// There is no deployment of this name, or its log cannot be read.
     pub async fn logs(&self, name: &str, tail: Option<usize>) -> Result<Vec<String>> {
         self.get(name).await?.logs(tail).await
     }
 
-    /// The newest `tail` lines of a deployment's log, or all, and those to come.
+    /// The newest `tail` lines of a deployment's log, or all of them, followed by new lines as they come.
     ///
     /// # Errors
-    /// There is none of this name, or its log cannot be read.
+    /// There is no deployment of this name, or its log cannot be read.
     pub async fn follow(&self, name: &str, tail: Option<usize>) -> Result<LogStream> {
         self.get(name).await?.follow(tail).await
     }
 
-    /// What has happened to a deployment, the oldest first.
+    /// Events of a deployment, oldest first.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// There is no deployment of this name.
     pub async fn events(&self, name: &str) -> Result<Vec<Event>> {
         self.get(name).await?.events().await
     }
@@ -254,7 +265,7 @@ impl Client {
         }
     }
 
-    /// Where this is to run: what the parameters name, with this client's settings if they are of the same kind.
+    /// The backend for these parameters. This client's settings are used if they are for the same backend.
     fn backend_for(&self, params: &Params) -> Result<Backend> {
         let own = self.backend.clone();
         let named = params.backend.as_deref().map(str::parse::<Backend>).transpose()?;
@@ -284,7 +295,7 @@ impl Client {
     }
 }
 
-/// Adds the containers of the engine of this machine, if one answers.
+/// Adds the containers of this machine's engine, if one answers.
 #[cfg(feature = "docker")]
 async fn with_containers(mut handles: Vec<Handle>) -> Result<Vec<Handle>> {
     if let Some(engine) = Engine::here().await {

@@ -1,4 +1,4 @@
-//! Until when a deployment may be waited for before anything of it is there.
+//! Time limit for the preparations of a deployment, before any part of it exists.
 
 use std::time::Duration;
 
@@ -17,17 +17,17 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// The time begins now.
+    /// Starts the clock.
     pub(crate) fn new(params: &Params) -> Self {
         let seconds = params.timeout;
         let at = Instant::now() + Duration::from_secs(seconds);
         Self { name: params.name.clone(), seconds, at }
     }
 
-    /// Does something that leaves nothing behind where it is given up; `what` is said of it then.
+    /// Runs a future that leaves nothing behind when it is dropped. On a timeout the error says `what`.
     ///
     /// # Errors
-    /// It failed, or was not done in time.
+    /// The future failed, or did not finish in time.
     pub(crate) async fn hold<T>(
         &self,
         what: &str,

@@ -1,4 +1,4 @@
-//! A deployment: what it is, how it is, and what can be done with it.
+//! A deployment as clients use it: its description, its status and its operations.
 
 use std::time::{Duration, Instant};
 
@@ -10,57 +10,57 @@ use crate::forward::Forward;
 use crate::logs::LogStream;
 use crate::status::{DeploymentStatus, Event, Framework, Phase, State};
 
-/// Lines of the log that belong to an error.
+/// Log lines that are shown with an error.
 pub(crate) const ERROR_LINES: usize = 20;
 
-/// A deployment as it was when it was last looked at: see [`refresh`](Self::refresh).
+/// A deployment as it was when it was last read. See [`refresh`](Self::refresh).
 #[derive(Clone, Debug, Serialize)]
 pub struct Deployment {
-    /// Its name.
+    /// Name of the deployment.
     pub name: String,
-    /// Where its server answers, without `/v1`; empty until it listens.
+    /// Base URL of the server, without `/v1`. It is empty until the server listens.
     pub url: String,
-    /// What has become of it.
+    /// State of the deployment.
     pub state: State,
-    /// What is being done.
+    /// Current activity.
     pub phase: Phase,
-    /// What there is to say.
+    /// Remark for the user: the reason of a failure, or warnings.
     pub message: String,
-    /// Where it runs: process, docker or kubernetes.
+    /// Backend: process, docker or kubernetes.
     pub backend: &'static str,
-    /// For what it is set up.
+    /// Framework that the server is set up for.
     pub framework: Framework,
-    /// The model that it serves.
+    /// Model that the server serves.
     pub model: String,
-    /// The container image; absent where there is none.
+    /// Container image, or `None` for a process.
     pub image: Option<String>,
-    /// When it was deployed, in seconds since 1970.
+    /// Time of deployment, in seconds since 1970.
     pub created_at: f64,
-    /// When it last changed, in seconds since 1970.
+    /// Time of the last change, in seconds since 1970.
     pub updated_at: f64,
     #[serde(skip)]
     pub(crate) handle: Handle,
 }
 
 impl Deployment {
-    /// How it is just now; its server is asked.
+    /// The current status. The server itself is asked.
     ///
     /// # Errors
-    /// It has been deleted, or where it runs cannot be asked.
+    /// The deployment has been deleted, or its backend cannot be asked.
     pub async fn status(&self) -> Result<DeploymentStatus> {
         self.handle.status().await
     }
 
-    /// Looks again.
+    /// Reads the fields again.
     ///
     /// # Errors
-    /// It has been deleted, or where it runs cannot be asked.
+    /// The deployment has been deleted, or its backend cannot be asked.
     pub async fn refresh(&mut self) -> Result<()> {
         *self = self.handle.read().await?;
         Ok(())
     }
 
-    /// The newest `tail` lines of its log, or all, the oldest first.
+    /// The newest `tail` lines of the log, or all of them, oldest first.
     ///
     /// # Errors
     /// The log cannot be read.
@@ -68,7 +68,7 @@ impl Deployment {
         self.handle.logs(tail).await
     }
 
-    /// The newest `tail` lines of its log, or all, and those to come.
+    /// The newest `tail` lines of the log, or all of them, followed by new lines as they come.
     ///
     /// # Errors
     /// The log cannot be read.
@@ -76,18 +76,18 @@ impl Deployment {
         self.handle.follow(tail).await
     }
 
-    /// What has happened to it, the oldest first.
+    /// Events of the deployment, oldest first.
     ///
     /// # Errors
-    /// Where it runs cannot be asked.
+    /// The backend cannot be asked.
     pub async fn events(&self) -> Result<Vec<Event>> {
         self.handle.events().await
     }
 
-    /// Waits until it is ready, telling `on_progress` how far it is.
+    /// Waits until the deployment is ready, and reports progress to `on_progress`.
     ///
     /// # Errors
-    /// It failed, was deleted, or is not ready in time. It stays as it is.
+    /// The deployment failed, was deleted, or was not ready in time. It stays as it is.
     pub async fn wait_until_ready(
         &mut self,
         timeout: Duration,
@@ -96,7 +96,7 @@ impl Deployment {
         self.wait(timeout, timeout.as_secs(), on_progress).await
     }
 
-    /// As [`wait_until_ready`](Self::wait_until_ready), for what is `left` of `seconds`.
+    /// [`wait_until_ready`](Self::wait_until_ready) for the time that is `left` of `seconds`.
     pub(crate) async fn wait(
         &mut self,
         left: Duration,
@@ -118,9 +118,9 @@ impl Deployment {
         }
     }
 
-    /// Why it is waited for no longer.
+    /// The error that ends the wait.
     async fn gave_up(&self, status: DeploymentStatus, seconds: u64) -> Error {
-        // What the log would say is the less important part.
+        // A log that cannot be read must not hide the reason of the failure.
         let log = self.logs(Some(ERROR_LINES)).await.unwrap_or_default();
         let (name, left) = (self.name.clone(), Leftover::Kept);
         if status.state == State::Failed {
@@ -133,8 +133,8 @@ impl Deployment {
         Error::Timeout { name, seconds, phase: status.phase, message, log, left }
     }
 
-    /// Opens a port of this machine (a free one, unless it is named) that leads to a deployment in a cluster, for as long as
-    /// what is returned is kept.
+    /// Opens a port of this machine that leads to a deployment in a cluster: this port, or a free one. It is
+    /// closed when the result is dropped.
     ///
     /// # Errors
     /// The port cannot be opened, or the deployment is not in a cluster.
@@ -146,14 +146,14 @@ impl Deployment {
                 "name",
                 &self.name,
                 format!(
-                    "it is on this machine and needs no other port{}",
+                    "the deployment is on this machine and needs no forwarded port{}",
                     port.map_or(String::new(), |port| format!(" such as {port}"))
                 ),
             )),
         }
     }
 
-    /// Ends it and removes all of it.
+    /// Stops the deployment and removes all of it.
     ///
     /// # Errors
     /// See [`Client::delete`](crate::Client::delete).
@@ -163,7 +163,7 @@ impl Deployment {
         Ok(())
     }
 
-    /// Ends its server and starts it again.
+    /// Stops the server and starts it again.
     ///
     /// # Errors
     /// See [`Client::restart`](crate::Client::restart).

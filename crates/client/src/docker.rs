@@ -1,12 +1,17 @@
 //! The docker backend: containers of Docker or Podman on this machine, through the engine's API.
 //!
-//! `engine` speaks HTTP over the engine's socket; `create` makes a container of a plan; `container` is what clients see of
-//! it, by what `seen` makes of the engine's words; `logs` takes the engine's streams apart; `update`
-//! has another container take over.
+//! - `engine` speaks HTTP over the engine's socket.
+//! - `create` makes a container from a plan.
+//! - `container` is a container as clients see it; `seen` translates the engine's answers for it.
+//! - `logs` parses the engine's log streams.
+//! - `update` lets another container take over.
 //!
-//! The API is spoken with reqwest, which the client has anyway and which knows such sockets, rather than with bollard:
-//! it is a dozen calls, whose paths both engines serve without a version, and bollard's types of the whole API would
-//! be the larger part of this crate. What a deployment is stands in a label; there is no other record of it.
+//! The API is called with reqwest, which the client needs anyway and which supports Unix sockets, rather than
+//! with bollard. The backend needs a dozen calls, and both engines serve their paths without a version.
+//! Bollard's types of the whole API would be larger than the rest of this crate.
+//!
+//! The description of a deployment is a label of its container. No other record exists that could disagree
+//! with the engine.
 
 mod container;
 mod create;

@@ -1,4 +1,4 @@
-//! Why a deployment cannot be, or did not become, what was asked for.
+//! Errors of deployments, each with its reason.
 
 use candlepower_checkpoint::Error as CheckpointError;
 use candlepower_hub::Error as HubError;
@@ -9,119 +9,119 @@ use crate::status::Phase;
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong with a deployment.
+/// An error of a deployment.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A parameter cannot be used.
     #[error("{field} `{value}`: {reason}")]
     Validation {
-        /// The parameter.
+        /// Name of the parameter.
         field: &'static str,
-        /// What was given.
+        /// The value that was given.
         value: String,
-        /// What is wrong with it, and what would do.
+        /// The reason, and the values that are possible.
         reason: String,
     },
-    /// There is a deployment of this name with other parameters.
+    /// A deployment of this name exists with other parameters.
     #[error(
         "there is a deployment `{name}` with other parameters ({difference}): update changes it, or choose another name"
     )]
     NameInUse {
-        /// The name.
+        /// Name of the deployment.
         name: String,
-        /// The parameters that differ, in words.
+        /// The parameters that differ, as text.
         difference: String,
     },
-    /// There is no such deployment.
+    /// There is no deployment of this name.
     #[error("there is no deployment `{name}`: `candlepower ls` shows those that there are")]
     NotFound {
-        /// The name.
+        /// The name that was asked for.
         name: String,
     },
-    /// It was not ready in time.
+    /// The deployment was not ready in time.
     #[error(
         "`{name}` was not ready after {seconds} s, its last phase was {phase}{message}; {left}"
     )]
     Timeout {
-        /// The deployment.
+        /// Name of the deployment.
         name: String,
-        /// How long was waited.
+        /// Seconds of waiting.
         seconds: u64,
-        /// Where it was last.
+        /// The last phase before the timeout.
         phase: Phase,
-        /// What was said of that, after a colon.
+        /// Message of that phase, after a colon; may be empty.
         message: String,
-        /// The last lines of its log.
+        /// The last lines of the server's log.
         log: Vec<String>,
-        /// What is left of it.
+        /// What remains of the deployment.
         left: Leftover,
     },
-    /// Its server ended, or could not start.
+    /// The server ended or could not start.
     #[error("`{name}` failed: {reason}; {left}")]
     Failed {
-        /// The deployment.
+        /// Name of the deployment.
         name: String,
-        /// The server's own words.
+        /// The server's own error message.
         reason: String,
-        /// The last lines of its log.
+        /// The last lines of the server's log.
         log: Vec<String>,
-        /// What is left of it.
+        /// What remains of the deployment.
         left: Leftover,
     },
-    /// This machine does not have what was asked for.
+    /// This machine does not have the resources that were asked for.
     #[error("{asked} asked for, but {available}")]
     ResourceUnavailable {
-        /// What was asked for.
+        /// The resource that was asked for.
         asked: String,
-        /// What there is.
+        /// The resources that exist.
         available: String,
     },
-    /// The model needs a token, or another one.
+    /// The model needs a token, or a different one.
     #[error("{0}")]
     GatedModel(#[source] Box<HubError>),
-    /// The weights are quantized in another way.
+    /// The weights have another quantization than the one asked for.
     #[error(
         "quantization `{asked}` does not match the weights: {file} says {found}; leave quantization out"
     )]
     QuantizationMismatch {
-        /// What was asked for.
+        /// The quantization that was asked for.
         asked: String,
         /// The file with the configuration.
         file: String,
-        /// What the model says, in words.
+        /// The quantization in that file, as text.
         found: String,
     },
-    /// The model does not fit the memory.
+    /// The model does not fit into memory.
     #[error("{source}")]
     OutOfMemory {
         /// Bytes that are needed.
         needed: u64,
         /// Bytes that are free.
         free: u64,
-        /// The longest context that would fit, in tokens; 0 where none would.
+        /// The longest context that would fit, in tokens; 0 if none would.
         max_model_len: usize,
-        /// The arithmetic's own words.
+        /// The error of the memory calculation.
         source: Box<CheckpointError>,
     },
-    /// The hub cannot be reached or does not do as it should.
+    /// The hub cannot be reached, or its answer is wrong.
     #[error("{0}")]
     Network(#[source] Box<HubError>),
     /// The backend itself failed.
     #[error("{doing}: {cause}")]
     Backend {
-        /// What was being done.
+        /// The operation that failed.
         doing: String,
-        /// What the system said.
+        /// The system's error message.
         cause: String,
     },
 }
 
-/// What remains of a deployment that did not become ready.
+/// The remains of a deployment that did not become ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftover {
     /// Nothing: no process, port or file.
     Nothing,
-    /// The deployment, to be looked at.
+    /// The deployment, for inspection.
     Kept,
     /// The deployment as it was before the update.
     Before,
@@ -131,14 +131,14 @@ impl std::fmt::Display for Leftover {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Nothing => "nothing is left running",
-            Self::Kept => "it is kept until it is deleted",
+            Self::Kept => "the deployment is kept until it is deleted",
             Self::Before => "the server before the update runs on",
         })
     }
 }
 
 impl Error {
-    /// The kind, for programs.
+    /// The error code, for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Validation { .. } => "VALIDATION_ERROR",
@@ -168,7 +168,7 @@ impl Error {
         }
     }
 
-    /// The last lines of the server's log, where there is one.
+    /// The last lines of the server's log; empty for errors without one.
     pub fn log(&self) -> &[String] {
         match self {
             Self::Timeout { log, .. } | Self::Failed { log, .. } => log,
@@ -176,7 +176,7 @@ impl Error {
         }
     }
 
-    /// Code, message, whether to retry, and what belongs to the kind, as one object.
+    /// The error as a JSON object: code, message, whether a retry may help, and the fields of its kind.
     pub fn to_json(&self) -> Value {
         let mut object = json!({
             "code": self.code(), "message": self.to_string(), "retryable": self.retryable(),
@@ -205,7 +205,7 @@ impl Error {
         object
     }
 
-    /// The same, where this is left of the deployment.
+    /// The same error with another note on what remains of the deployment.
     pub(crate) fn leaving(mut self, remains: Leftover) -> Self {
         if let Self::Timeout { left, .. } | Self::Failed { left, .. } = &mut self {
             *left = remains;
@@ -213,7 +213,7 @@ impl Error {
         self
     }
 
-    /// A parameter that cannot be used.
+    /// The error for a parameter that cannot be used.
     pub(crate) fn validation(
         field: &'static str,
         value: impl ToString,
@@ -222,7 +222,7 @@ impl Error {
         Self::Validation { field, value: value.to_string(), reason: reason.into() }
     }
 
-    /// What the hub says of a model.
+    /// The error for a failed request to the hub.
     pub(crate) fn from_hub(model: &str, error: HubError) -> Self {
         use HubError as E;
         match error {
@@ -239,7 +239,7 @@ impl Error {
             | E::NoGguf { .. }
             | E::NoFile { .. } => Self::validation("model", model, error.to_string()),
             E::BadEndpoint(value) | E::BadTimeout(value) => {
-                Self::validation("env", value, "it is not what the hub's tools understand")
+                Self::validation("env", value, "the hub's tools do not accept this value")
             }
             E::UnusableToken { .. } => Self::validation("env", "HF_TOKEN", error.to_string()),
             E::DiskTooSmall { .. } => Self::ResourceUnavailable {
@@ -254,7 +254,7 @@ impl Error {
         }
     }
 
-    /// What a model's description says.
+    /// The error for a model's configuration.
     pub(crate) fn from_checkpoint(model: &str, error: CheckpointError) -> Self {
         match error {
             CheckpointError::OutOfMemory { needed, free, max_model_len, .. } => {
@@ -276,7 +276,7 @@ impl Error {
         }
     }
 
-    /// The system refused something.
+    /// The error for an operation that the system has refused.
     pub(crate) fn backend(doing: impl Into<String>, cause: impl ToString) -> Self {
         Self::Backend { doing: doing.into(), cause: cause.to_string() }
     }

@@ -1,4 +1,4 @@
-//! A port of this machine that leads to a server elsewhere.
+//! Port forwarding: a port of this machine that leads to a server elsewhere.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -7,16 +7,16 @@ use tokio::task::JoinHandle;
 
 use crate::error::{Error, Result};
 
-/// A port of this machine that leads to a server in a cluster; it is closed when this is dropped.
+/// A port of this machine that leads to a server in a cluster. It is closed when this is dropped.
 #[derive(Debug)]
 pub struct Forward {
-    /// Where the server answers here, without `/v1`.
+    /// URL of the server on this machine, without `/v1`.
     pub url: String,
     task: JoinHandle<()>,
 }
 
 impl Forward {
-    /// Opens it, and hands each connection to `connect`; port 0 takes a free one.
+    /// Opens the port and passes each connection to `connect`. Port 0 chooses a free one.
     #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "all servers are here"))]
     pub(crate) async fn open<C>(
         scheme: &str,

@@ -1,4 +1,4 @@
-//! Asks a server for its health.
+//! Health checks of a server.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use serde::Deserialize;
 use crate::spec::Spec;
 use crate::tls::{Identity, Trust, client_config};
 
-/// Longest wait for the answer.
+/// Time limit of the request.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Asks a server of this machine, which it reaches at a loopback address.
+/// Checks a server of this machine at a loopback address.
 #[derive(Clone, Debug)]
 pub(crate) struct HealthClient {
     client: reqwest::Client,
-    /// Certificate and key that the server wants to see.
+    /// Client certificate and key, if the server requires them.
     identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Health {
     pub(crate) progress: Option<Bytes>,
 }
 
-/// How far the server's loading is.
+/// Progress of the server's loading.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(crate) struct Bytes {
     pub(crate) bytes_done: u64,
@@ -38,16 +38,16 @@ pub(crate) struct Bytes {
 
 impl HealthClient {
     /// # Errors
-    /// The library cannot be set up.
+    /// The HTTP or TLS library cannot be set up.
     pub(crate) fn new(spec: &Spec) -> io::Result<Self> {
         let owned = |(certificate, key): (&Path, &Path)| (certificate.into(), key.into());
         Ok(Self { client: client(None)?, identity: spec.identity().map(owned) })
     }
 
-    /// What the server at this address says; `None` if it says nothing that can be understood.
+    /// The answer of the server at this URL; `None` without an answer that can be parsed.
     pub(crate) async fn ask(&self, url: &str) -> Option<Health> {
         let client = match &self.identity {
-            // The files may have been replaced.
+            // The certificate files may have been replaced since the start, so they are read again.
             Some((certificate, key)) => &client(Some(Identity { certificate, key })).ok()?,
             None => &self.client,
         };
@@ -57,9 +57,10 @@ impl HealthClient {
 }
 
 fn client(identity: Option<Identity<'_>>) -> io::Result<reqwest::Client> {
-    // A server at a loopback address is of this machine, whatever its certificate.
+    // A server at a loopback address is on this machine. Its certificate, made for public names, need not
+    // match.
     let tls = client_config(Trust::Anything, identity).map_err(io::Error::other)?;
-    // A proxy is not for servers of this machine.
+    // Requests to this machine must not go through a proxy from the environment.
     let client = reqwest::Client::builder()
         .no_proxy()
         .use_preconfigured_tls(tls)
@@ -69,8 +70,8 @@ fn client(identity: Option<Identity<'_>>) -> io::Result<reqwest::Client> {
 }
 
 impl Health {
-    /// An answer of `/health`; `None` for that of another server, or of a proxy that did not reach it. Whoever is not healthy
-    /// names a phase.
+    /// Parses an answer of `/health`; `None` for the answer of another server, or of a proxy that did not
+    /// reach the server. A server that is not healthy reports its phase.
     pub(crate) fn read(answer: &[u8]) -> Option<Self> {
         let health: Self = serde_json::from_slice(answer).ok()?;
         (health.is_healthy() || health.phase.is_some()).then_some(health)
@@ -90,7 +91,7 @@ mod tests {
         let loading = r#"{"status": "starting", "phase": "initializing"}"#;
         assert!(Health::read(loading.as_bytes()).is_some());
         assert!(Health::read(br#"{"status": "healthy"}"#).is_some());
-        // What the API server of a cluster says when it cannot reach the pod.
+        // The answer of a cluster's API server if it cannot reach the pod.
         let proxy = r#"{"kind": "Status", "status": "Failure", "message": "address not allowed", "code": 403}"#;
         assert!(Health::read(proxy.as_bytes()).is_none());
         assert!(Health::read(b"<html>").is_none());

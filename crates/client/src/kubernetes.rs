@@ -1,8 +1,10 @@
 //! The kubernetes backend: a Deployment, a Service and, for secrets, a Secret.
 //!
-//! `manifest` makes them of a plan, by what `nodes` says of the cluster's GPUs; `deploy` applies them; `workload` is what
-//! clients see of them, by what `seen` makes of the cluster's words; `cluster` speaks with the API server; `update`
-//! changes the objects of a deployment.
+//! - `manifest` makes these objects from a plan; `nodes` chooses among the cluster's GPUs for it.
+//! - `deploy` applies them.
+//! - `workload` is a deployment as clients see it; `seen` translates the cluster's objects for it.
+//! - `cluster` calls the API server.
+//! - `update` changes the objects of a deployment.
 
 mod cluster;
 mod deploy;

@@ -1,10 +1,13 @@
-//! Deployments: a server from nothing to ready in one call, supervised, found again by any later client, and a reason in
-//! words where it cannot be.
+//! Deployments: starts a server with one call, supervises it, and lets any later client find it again.
 //!
-//! [`Client::deploy_blaze`] checks every parameter (`check`, `model`) before anything starts, then hands a `Spec` to a
-//! [`Backend`]: a supervisor (`process`), the same binary in a session of its own, which outlives the client; a container
-//! engine (`docker`, with the feature of that name); a cluster (`kubernetes`, likewise). What a client knows of a
-//! deployment it asks there.
+//! [`Client::deploy_blaze`] checks every parameter (`check`, `model`) before anything starts. It then passes
+//! a `Spec` to a [`Backend`]:
+//!
+//! - `process`: a supervisor, which is the same binary in a session of its own and outlives the client.
+//! - `docker`: a container engine, in builds with this feature.
+//! - `kubernetes`: a cluster, in builds with this feature.
+//!
+//! The client itself keeps no records: it asks the backend for the state of a deployment.
 
 mod backend;
 pub mod blocking;

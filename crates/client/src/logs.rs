@@ -1,16 +1,16 @@
-//! Lines of a log as they are written, wherever it is.
+//! Streams of log lines, for all backends.
 
 use std::fmt;
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, unfold};
 
-/// Lines as they are written, until the deployment is deleted.
+/// Log lines as they are written, until the deployment is deleted.
 pub struct LogStream(BoxStream<'static, String>);
 
-/// Where lines come from.
+/// A source of log lines.
 pub(crate) trait Lines: Send + 'static {
-    /// The next line; `None` once there are no more.
+    /// The next line; `None` after the last one.
     fn next(&mut self) -> impl Future<Output = Option<String>> + Send;
 }
 
@@ -32,7 +32,7 @@ impl fmt::Debug for LogStream {
     }
 }
 
-/// What a server that ended said last: of the last line that is not empty what follows its time and level.
+/// The last words of a server that ended: its last line that is not empty, without time and level.
 #[cfg(any(feature = "docker", feature = "kubernetes"))]
 pub(crate) fn last_words(lines: &[String]) -> Option<String> {
     let line = lines.iter().rev().map(|line| line.trim()).find(|line| !line.is_empty())?;

@@ -1,4 +1,4 @@
-//! What the model itself allows, from its `config.json` alone.
+//! Checks against the model itself, from its `config.json` alone.
 
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Bytes, Checkpoint, CheckpointFiles, Choice, Counted, DTYPES, Description,
@@ -12,22 +12,22 @@ use crate::error::{Error, Result};
 use crate::params::Params;
 use crate::spec::Device;
 
-/// The revision that is served unless the environment says otherwise.
+/// The default revision.
 const REVISION: &str = "main";
-/// What is being done while the model's description is not there.
+/// The operation that a timeout names while the model's description is awaited.
 const ASKING: &str = "the hub has not yet said what the model is";
-/// The server's own defaults, with which the arithmetic is done.
+/// The server's own defaults, which the memory calculation uses.
 const BLOCK_SIZE: usize = 16;
 const MAX_NUM_SEQS: usize = 256;
 
-/// The description of the model that is part of the server.
+/// The description of the demo model, which is part of the server.
 static DEMO: [(&str, &[u8]); 1] =
     [("config.json", include_bytes!("../../server/demo/config.json"))];
 
 /// Checks a plan against the model: ranks, quantization, context, memory.
 ///
 /// # Errors
-/// The model cannot be had, or does not allow what was asked for, or does not fit.
+/// The model cannot be fetched, does not support the parameters, or does not fit.
 pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Result<()> {
     let model = &plan.spec.model;
     let wrong = |error| Error::from_checkpoint(model, error);
@@ -70,7 +70,7 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
     let max_model_len = spec.max_model_len(max_model_len(params, plan)).map_err(wrong)?;
     let packed = checkpoint.quantization().is_some_and(|found| found.scheme.is_some());
     if found.is_some() && !packed {
-        // What is not computed with has no arithmetic: the server has the last word.
+        // Memory is calculated for known types only. The server reports any other.
         return Ok(());
     }
     let asked_dtype = asked_dtype(params, plan);
@@ -80,7 +80,7 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
     };
     let asked_kv = setting(plan, "KV_CACHE_DTYPE").and_then(|text| {
         let found = Choice::find(&KvDtype::CHOICES, text);
-        // A type that no cache has is still checked against the device.
+        // A type that no cache supports is still checked against the device.
         found.unwrap_or_else(|| dtype(Some(text)).map(Into::into))
     });
     let request = |memory: DeviceMemory, weights, kv| MemoryRequest {
@@ -103,7 +103,7 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
     Ok(())
 }
 
-/// An encoder is computed on the CPU: weights and activations must fit what the deployment may take.
+/// An encoder runs on the CPU. Weights and activations must fit into the deployment's memory.
 fn check_encoder(
     params: &Params,
     plan: &Plan,
@@ -118,7 +118,7 @@ fn check_encoder(
     Ok(())
 }
 
-/// A decoder that gives vectors is computed on the CPU, too, one batch at a time.
+/// A decoder that gives embeddings runs on the CPU, too, one batch at a time.
 fn check_pooled(
     params: &Params,
     plan: &Plan,
@@ -134,7 +134,7 @@ fn check_pooled(
     Ok(())
 }
 
-/// What a model takes that gives vectors or scores.
+/// Memory of a model that gives embeddings or scores.
 fn without_cache(
     plan: &Plan,
     max_model_len: usize,
@@ -149,8 +149,8 @@ fn without_cache(
     }
 }
 
-/// What a rank may take: of the machine's free memory what `memory` allows, or a GPU's. Nothing is said where the server
-/// itself decides between the two.
+/// The memory of each rank: the part of the machine's free memory that `memory` allows, or a GPU's. The list
+/// is empty if the server itself chooses between the two.
 fn memories(params: &Params, plan: &Plan, compute: &Compute) -> Vec<DeviceMemory> {
     let memory = |device, bytes| DeviceMemory {
         device,
@@ -176,7 +176,8 @@ fn memories(params: &Params, plan: &Plan, compute: &Compute) -> Vec<DeviceMemory
     }
 }
 
-/// The files that describe the model; of a model on the hub `config.json` is fetched, or the header of a GGUF file.
+/// The files that describe the model. For a model on the hub, `config.json` or the header of a GGUF file is
+/// fetched.
 async fn files(plan: &Plan) -> Result<CheckpointFiles> {
     let model = plan.spec.model.as_str();
     if model == "demo" {
@@ -211,13 +212,14 @@ async fn files(plan: &Plan) -> Result<CheckpointFiles> {
     Ok(found.files())
 }
 
-/// A setting that the deployment's environment gives the server.
+/// A setting of the server in the deployment's environment.
 fn setting<'a>(plan: &'a Plan, name: &str) -> Option<&'a str> {
     let prefix = plan.spec.framework.as_str().to_ascii_uppercase();
     plan.spec.env.get(&format!("{prefix}_{name}")).map(String::as_str)
 }
 
-/// The longest sequence that was asked for: the parameter becomes a flag, which counts before the environment.
+/// The longest sequence that was asked for. The parameter becomes a flag, which has priority over the
+/// environment.
 fn max_model_len(params: &Params, plan: &Plan) -> Option<usize> {
     let asked = params.max_model_len.map(|len| usize::try_from(len).unwrap_or(usize::MAX));
     asked.or_else(|| count(plan, "MAX_MODEL_LEN"))
@@ -227,7 +229,7 @@ fn asked_dtype(params: &Params, plan: &Plan) -> Option<Dtype> {
     dtype(params.dtype.as_deref().or(setting(plan, "DTYPE")))
 }
 
-/// Over how many ranks each layer is split; of one nothing is said on the command line.
+/// Number of ranks that each layer is split over. The command line names it only above one.
 fn ranks(params: &Params, plan: &Plan) -> usize {
     match params.tensor_parallel_size.or(params.gpu_count) {
         Some(ranks @ 2..) => ranks as usize,
@@ -235,7 +237,7 @@ fn ranks(params: &Params, plan: &Plan) -> usize {
     }
 }
 
-/// A size, as the server reads it.
+/// A setting that is a size in bytes, parsed as the server does.
 fn bytes(plan: &Plan, name: &str) -> Option<u64> {
     setting(plan, name)?.parse().ok().map(|Bytes(bytes)| bytes)
 }
@@ -258,7 +260,7 @@ mod tests {
     use crate::BlazeParams;
     use crate::backend::Backend;
 
-    /// What is said of these parameters on the CPU.
+    /// The result of the checks for these parameters on the CPU.
     async fn checked(params: BlazeParams) -> Result<()> {
         let params = params.gpu_count(0).into();
         let plan = Plan::new(&params, &Backend::Process)?;
@@ -273,7 +275,7 @@ mod tests {
         assert_eq!(error.code(), "OUT_OF_MEMORY");
         checked(small().max_model_len(64)).await.unwrap();
         checked(small().env("BLAZE_MAX_MODEL_LEN", "64")).await.unwrap();
-        // The flag counts first.
+        // The flag has priority.
         let both = small().env("BLAZE_MAX_MODEL_LEN", "64").max_model_len(2048);
         assert_eq!(checked(both).await.unwrap_err().code(), "OUT_OF_MEMORY");
         for size in ["64Mi", "64MiB", "64MB", "65000K"] {

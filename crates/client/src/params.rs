@@ -1,4 +1,4 @@
-//! What can be said of a deployment, with the defaults of everything that is not.
+//! Parameters of a deployment, with their defaults.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -7,7 +7,7 @@ use crate::secret::Secret;
 use crate::spec::Spec;
 use crate::status::Framework;
 
-/// The parameters of a deployment; [`BlazeParams`] and [`PrismParams`] make them.
+/// Parameters of a deployment. Build them with [`BlazeParams`] or [`PrismParams`].
 #[derive(Clone)]
 pub struct Params {
     pub(crate) framework: Framework,
@@ -36,7 +36,7 @@ pub struct Params {
     pub(crate) keep_on_failure: bool,
     pub(crate) hub_cache: Option<String>,
     pub(crate) update: bool,
-    /// Names of secrets whose values the deployment that is updated has.
+    /// Names of the secrets whose values stay as they are in an update.
     pub(crate) kept_secrets: BTreeSet<String>,
 }
 
@@ -75,13 +75,13 @@ impl Params {
 }
 
 impl Params {
-    /// For what the deployment is set up.
+    /// The framework that the deployment is set up for.
     pub fn framework(&self) -> Framework {
         self.framework
     }
 
-    /// The parameters that a deployment was made with, so that some of them can be changed; the values of its secrets stay
-    /// where they are.
+    /// The parameters that a deployment was made with, as the basis of an update. The values of secrets are
+    /// not among them.
     pub(crate) fn of(spec: &Spec) -> Self {
         let flag = |name: &str| {
             let value =
@@ -92,7 +92,7 @@ impl Params {
         let gpus = spec.gpu_count.unwrap_or(1).max(1);
         Self {
             gpu_count: spec.gpu_count,
-            // The number of GPUs is the default.
+            // The default is the number of GPUs.
             tensor_parallel_size: Some(ranks.unwrap_or(1)).filter(|ranks| *ranks != gpus),
             max_model_len: flag("--max-model-len").and_then(|len| len.parse().ok()),
             quantization: flag("--quantization"),
@@ -125,12 +125,12 @@ impl fmt::Debug for Params {
             .field("framework", &self.framework)
             .field("name", &self.name)
             .field("model", &self.model);
-        // Of the environment the names: a value may be a secret.
+        // Names only: a value of the environment may be a secret.
         shown.field("env", &self.env.keys()).finish_non_exhaustive()
     }
 }
 
-/// Makes the parameters of a framework.
+/// Defines the parameters of a framework.
 macro_rules! params {
     ($(#[$doc:meta])* $name:ident, $framework:ident, $memory:ident) => {
         $(#[$doc])*
@@ -138,14 +138,15 @@ macro_rules! params {
         pub struct $name(Params);
 
         impl $name {
-            /// A deployment called `name` (letters, digits and hyphens, at most 63) of `model`: a hub id `owner/name`, a
-            /// folder, or `demo`. All else has its default.
+            /// Parameters of a deployment called `name` (lowercase letters, digits and hyphens, at most 63)
+            /// of `model`: a hub id `owner/name`, a folder, or `demo`. All other parameters have their
+            /// defaults.
             pub fn new(name: impl Into<String>, model: impl Into<String>) -> Self {
                 Self(Params::new(Framework::$framework, name, model))
             }
 
             params! { @set
-                /// GPUs to allocate; 0 computes on the CPU. Not said: one, or the CPU where there is none.
+                /// GPUs to allocate; 0 computes on the CPU [default: one, or the CPU if there is none].
                 gpu_count: u32 => Some;
                 /// GPUs over which each layer is split [default: `gpu_count`].
                 tensor_parallel_size: u32 => Some;
@@ -155,73 +156,77 @@ macro_rules! params {
                 min_gpu_memory_gb: u64 => Some;
                 /// Seconds until a deployment that is not ready counts as failed [default: 600].
                 timeout: u64 => std::convert::identity;
-                /// No CUDA graphs.
+                /// Disables CUDA graphs.
                 enforce_eager: bool => std::convert::identity;
-                /// Servers that answer side by side; more than one needs the kubernetes backend [default: 1].
+                /// Number of servers. More than one needs the kubernetes backend [default: 1].
                 replicas: u32 => std::convert::identity;
                 /// Seconds after which the deployment deletes itself [default: never].
                 ttl_seconds: u64 => Some;
                 /// Port of the server [default: a free one].
                 port: u16 => Some;
-                /// Change the deployment that has the name, where it has other parameters: the new server is ready before the old
-                /// one ends, where there is room for both. Where the new one fails, the old one is kept.
+                /// Changes an existing deployment of this name that has other parameters. The new server is
+                /// ready before the old one ends, if there is room for both. If the new server fails, the old
+                /// one is kept.
                 update: bool => std::convert::identity;
-                /// Leave a deployment that failed to be looked at, until it is deleted.
+                /// Keeps a deployment that failed, for inspection, until it is deleted.
                 keep_on_failure: bool => std::convert::identity;
             }
             params! { @text
-                /// Quantization that the weights must have, by a name that `candlepower deploy --help` lists [default: as
-                /// config.json says].
+                /// Quantization that the weights must have, by a name that `candlepower deploy --help` lists
+                /// [default: the one in config.json].
                 quantization => Some;
                 /// Main memory, a Kubernetes quantity [default: 16Gi].
                 memory => std::convert::identity;
-                /// CPUs that are set aside for it, a Kubernetes quantity such as 4 or 500m; the server computes on as many threads
-                /// [default: none, and a thread for each core].
+                /// CPUs that are reserved, a Kubernetes quantity such as 4 or 500m. The server uses as many
+                /// threads [default: no reservation, and a thread for each core].
                 cpu => Some;
-                /// `auto`, `float32`, `float16` or `bfloat16` [default: auto, as stored].
+                /// `auto`, `float32`, `float16` or `bfloat16` [default: auto, the type of the checkpoint].
                 dtype => Some;
-                /// Name under which requests ask for the model [default: the model's own].
+                /// Name of the model in requests [default: the model's own].
                 served_model_name => Some;
-                /// Container image, for backends that run one [default: as `CANDLEPOWER_IMAGE` says, or this version's].
+                /// Container image, for backends that run containers [default: `CANDLEPOWER_IMAGE`, or this
+                /// version's image].
                 image => Some;
-                /// Where to run: `process`, `docker` or `kubernetes` [default: the client's].
+                /// Backend: `process`, `docker` or `kubernetes` [default: the client's].
                 backend => Some;
-                /// Where containers keep what they download: a folder by its full path, or the name of a volume (docker,
-                /// by default `candlepower`) or of a persistent volume claim (kubernetes, by default nothing is kept). A folder is
-                /// there already, and user 10001 may write it.
+                /// Storage for downloads of containers: a folder by its absolute path, or the name of a
+                /// volume (docker [default: `candlepower`]) or of a persistent volume claim (kubernetes
+                /// [default: nothing is kept]). A folder must exist, and user 10001 must be able to write to
+                /// it.
                 hub_cache => Some;
             }
 
-            /// Part of a GPU's memory that the server may take, above 0 and at most 1.
+            /// Part of a GPU's memory that the server may use, above 0 and at most 1.
             #[must_use]
             pub fn $memory(mut self, part: f64) -> Self {
                 self.0.gpu_memory_utilization = Some(part);
                 self
             }
 
-            /// Key that clients must send. It is never written to a file: see [`Client::restart`](crate::Client::restart).
+            /// Key that clients must send. It is never written to a file: see
+            /// [`Client::restart`](crate::Client::restart).
             #[must_use]
             pub fn api_key(mut self, key: impl Into<String>) -> Self {
                 self.0.api_key = Some(Secret(key.into()));
                 self
             }
 
-            /// Names of GPUs that will do, or parts of them such as `H100`.
+            /// Names of acceptable GPUs, or parts of names such as `H100`.
             #[must_use]
             pub fn gpu_models(mut self, models: impl IntoIterator<Item = impl Into<String>>) -> Self {
                 self.0.gpu_models = models.into_iter().map(Into::into).collect();
                 self
             }
 
-            /// Another model.
+            /// Replaces the model.
             #[must_use]
             pub fn model(mut self, model: impl Into<String>) -> Self {
                 self.0.model = model.into();
                 self
             }
 
-            /// One more variable of the server's environment. Its value is stored in clear, unless its name has
-            /// TOKEN, KEY, SECRET, PASSWORD, PASSWD or CREDENTIAL in it.
+            /// Adds a variable to the server's environment. Its value is stored in clear text, unless its
+            /// name contains TOKEN, KEY, SECRET, PASSWORD, PASSWD or CREDENTIAL.
             #[must_use]
             pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
                 self.0.env.insert(name.into(), value.into());
@@ -261,17 +266,17 @@ macro_rules! params {
 }
 
 params! {
-    /// A deployment for requests and responses at the highest throughput.
+    /// Parameters of a server for independent requests at the highest throughput.
     BlazeParams, Blaze, gpu_memory_utilization
 }
 
 params! {
-    /// A deployment for conversations and branches that share prefixes.
+    /// Parameters of a server for conversations and branches that share prefixes.
     PrismParams, Prism, mem_fraction_static
 }
 
 impl PrismParams {
-    /// Another name of [`max_model_len`](Self::max_model_len).
+    /// Alias of [`max_model_len`](Self::max_model_len).
     #[must_use]
     pub fn context_length(self, tokens: u64) -> Self {
         self.max_model_len(tokens)

@@ -1,7 +1,10 @@
 //! The process backend: a supervisor for each deployment, which outlives the client that started it.
 //!
-//! `launch` starts a supervisor and tells it what to run; `supervisor` runs the `server` and keeps `folder` true; `control`
-//! is how clients ask it for something; `deployment` is what they see; `logs` reads what `log` has written.
+//! - `launch` starts a supervisor and passes it the deployment.
+//! - `supervisor` runs the `server` and keeps `folder` up to date.
+//! - `control` carries requests from clients to the supervisor.
+//! - `deployment` is a deployment as clients see it.
+//! - `logs` reads the files that `log` has written.
 
 mod budget;
 mod cgroup;

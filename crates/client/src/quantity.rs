@@ -1,8 +1,8 @@
-//! Quantities as Kubernetes writes them.
+//! Parses Kubernetes quantities.
 
 /// Bytes of a memory quantity: `16Gi`, `512M`, `1.5G`, `1e9`, `1073741824`.
 ///
-/// Source: "Quantity" in Kubernetes' API reference. Millibytes (`m`) are refused, since nobody means them.
+/// Source: "Quantity" in Kubernetes' API reference. Millibytes (`m`) are refused, since they are always a mistake.
 pub(crate) fn memory_bytes(text: &str) -> Option<u64> {
     const UNITS: [(&str, f64); 12] = [
         ("Ki", 1024.0),
@@ -35,7 +35,7 @@ pub(crate) fn memory_bytes(text: &str) -> Option<u64> {
 /// Most CPUs of one server.
 const MAX_CPUS: f64 = 1e6;
 
-/// Thousandths of CPUs of a quantity: `4`, `0.5`, `500m`. A finer one than a thousandth is refused, as Kubernetes does.
+/// Thousandths of CPUs of a quantity: `4`, `0.5`, `500m`. A finer quantity is refused, as Kubernetes does.
 pub(crate) fn cpu_millis(text: &str) -> Option<u64> {
     let (number, factor) = match text.strip_suffix('m') {
         Some(number) => (number, 1.0),

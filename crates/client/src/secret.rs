@@ -1,17 +1,18 @@
-//! Values that are never written anywhere: tokens and keys.
+//! Secrets: tokens and keys, whose values are never logged or stored in clear text.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Environment variables with values that nobody may see; serialized for the pipe to the supervisor alone.
+/// Environment variables with secret values. They are serialized only for the pipe to the supervisor.
 #[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Secrets(pub(crate) BTreeMap<String, String>);
 
 impl Secrets {
-    /// A line of the log without the values; those too short to be secrets are left.
+    /// A log line with its secret values masked. Values too short to be secrets are left, since they would mask plain
+    /// words.
     pub(crate) fn redact(&self, line: String) -> String {
         const SHORTEST: usize = 6;
         let values = self.0.values().filter(|value| value.len() >= SHORTEST);
@@ -27,7 +28,7 @@ impl fmt::Debug for Secrets {
     }
 }
 
-/// One value that nobody may see.
+/// One secret value.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(pub(crate) String);
 
@@ -37,10 +38,10 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Whether the value of a variable with this name is to be kept from view.
+/// Whether a variable of this name has a secret value.
 pub(crate) fn is_secret(name: &str) -> bool {
     const PARTS: [&str; 6] = ["TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL"];
-    // A number of tokens, a tokenizer, and the place of a file are none.
+    // A number of tokens, a tokenizer and a file's path are no secrets.
     let name = name.to_ascii_uppercase().replace("TOKENS", "").replace("TOKENIZER", "");
     let is_place = ["_PATH", "_FILE", "KEYFILE"].iter().any(|end| name.ends_with(end));
     PARTS.iter().any(|part| name.contains(part)) && !is_place

@@ -1,8 +1,8 @@
 //! Secrets of a server in a container: a file within it, which becomes the server's environment.
 //!
-//! An engine shows a container's environment to whoever may ask it, and a file of this machine would have to be readable
-//! by the container's user, who is nobody here. So the file is unpacked in the container before it starts; it goes with
-//! the container, and a restart finds it.
+//! An engine shows a container's environment to anyone who may call its API. A bind-mounted file would have to be
+//! readable for the container's user, who is unknown on this machine. So the file is unpacked within the container
+//! before it starts. It goes with the container, and a restart finds it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,22 +12,22 @@ use std::process::{Command, ExitCode};
 
 use candlepower_machine::print_error;
 
-/// The hidden command of the binary that runs with the secrets of a file.
+/// The hidden command of the binary that runs another command with the secrets of a file.
 #[cfg(feature = "docker")]
 pub(crate) const RUN_WITH_SECRETS: &str = "__secrets";
-/// The file.
+/// The file's path in the container.
 #[cfg(feature = "docker")]
 pub(crate) const SECRETS_FILE: &str = "/candlepower.secrets";
 
-/// Becomes the command whose words follow the name of a file with variables, with these in its environment.
+/// Becomes the command that follows the file's path in `args`, with the variables of the file in its environment.
 pub fn run_with_secrets(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut args = args.into_iter();
     let file = args.next().unwrap_or_default();
     let read =
         std::fs::read(Path::new(&file)).map_err(|error| error.to_string()).and_then(|bytes| {
-            // An error of the parser would show a part of the file.
+            // The parser's error would show a part of the file.
             let variables = serde_json::from_slice::<BTreeMap<String, String>>(&bytes);
-            variables.map_err(|_| "it is not what was written".to_owned())
+            variables.map_err(|_| "the file is damaged".to_owned())
         });
     match read {
         Ok(variables) => {
@@ -51,11 +51,11 @@ pub fn run_with_secrets(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 pub(crate) fn unpacked(archive: &[u8]) -> std::io::Result<crate::secret::Secrets> {
     let mut archive = tar::Archive::new(archive);
     let file = archive.entries()?.next().ok_or(std::io::ErrorKind::NotFound)??;
-    // An error of the parser would show a part of the file.
-    serde_json::from_reader(file).map_err(|_| std::io::Error::other("it is not what was written"))
+    // The parser's error would show a part of the file.
+    serde_json::from_reader(file).map_err(|_| std::io::Error::other("the file is damaged"))
 }
 
-/// An archive with the file, for the user of this number alone; for everybody in the container where that is not known.
+/// An archive with the file, readable for this user only, or for all users of the container if the user is not known.
 #[cfg(feature = "docker")]
 pub(crate) fn archive(
     secrets: &crate::secret::Secrets,

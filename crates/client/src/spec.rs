@@ -1,4 +1,4 @@
-//! What a supervisor is to run: everything of a deployment but its secrets.
+//! The spec of a deployment: everything but its secrets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,53 +10,53 @@ use serde_json::Value;
 use crate::secret::Secrets;
 use crate::status::Framework;
 
-/// The server's settings of TLS, each the path of a file.
+/// The server's TLS settings, each the path of a file.
 pub(crate) const TLS_FILES: [&str; 3] = [CERTIFICATE, KEY, CLIENT_AUTHORITIES];
 const CERTIFICATE: &str = "SSL_CERTFILE";
 const KEY: &str = "SSL_KEYFILE";
 pub(crate) const CLIENT_AUTHORITIES: &str = "SSL_CA_CERTS";
-/// The server's settings of its end, in seconds.
+/// The server's shutdown settings, in seconds.
 const DRAIN_DELAY: &str = "DRAIN_DELAY";
 const SHUTDOWN_TIMEOUT: &str = "SHUTDOWN_TIMEOUT";
-/// Seconds that the server gives its requests by default, and that it may take besides.
+/// Seconds that the server gives its requests by default, and extra seconds for the rest of its shutdown.
 const SHUTDOWN_SECONDS: u64 = 30;
 const LAST_SECONDS: u64 = 10;
-/// Longest time that a server has to end by itself: a day.
+/// Longest time for a server to end by itself: a day.
 const MAX_STOP_SECONDS: u64 = 86_400;
 
-/// What is run. Two deployments with equal specs are the same one.
+/// The spec. Two deployments with equal specs are the same.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Spec {
     pub(crate) name: String,
     pub(crate) framework: Framework,
-    /// As the user named it; a folder by its full path.
+    /// The model as the user named it; a folder by its absolute path.
     pub(crate) model: String,
-    /// The command line of the server, from `serve` on, without its address.
+    /// The server's command line, beginning with `serve`, without its address.
     pub(crate) argv: Vec<String>,
     /// The port that was asked for; `None` takes a free one.
     pub(crate) port: Option<u16>,
-    /// Variables that may be seen.
+    /// Variables that may be shown.
     #[serde(default)]
     pub(crate) env: BTreeMap<String, String>,
-    /// Names of the variables that were given and may not be seen.
+    /// Names of the secret variables.
     #[serde(default)]
     pub(crate) secret_names: BTreeSet<String>,
-    /// GPUs that were asked for; `None` if nothing was said.
+    /// GPUs that were asked for; `None` without a GPU request.
     pub(crate) gpu_count: Option<u32>,
     #[serde(default)]
     pub(crate) gpu_models: Vec<String>,
     pub(crate) min_gpu_memory_gb: Option<u64>,
-    /// Bytes of main memory that the server may take.
+    /// Bytes of main memory that the server may use.
     pub(crate) memory_bytes: u64,
-    /// Thousandths of CPUs that are set aside.
+    /// Thousandths of CPUs that are reserved.
     pub(crate) cpu_millis: Option<u64>,
     pub(crate) ttl_seconds: Option<u64>,
-    /// The container image that was asked for, where the backend runs one.
+    /// The container image that was asked for, for backends that run containers.
     pub(crate) image: Option<String>,
-    /// Servers side by side.
+    /// Number of servers.
     #[serde(default = "one")]
     pub(crate) replicas: u32,
-    /// Where containers keep what they download: a folder by its full path, or the name of a volume.
+    /// Storage for downloads of containers: a folder by its absolute path, or the name of a volume.
     pub(crate) hub_cache: Option<String>,
 }
 
@@ -65,7 +65,7 @@ fn one() -> u32 {
 }
 
 impl Spec {
-    /// How another one differs that is asked for, in words.
+    /// The differences to another spec, as text.
     pub(crate) fn difference(&self, asked: &Self) -> String {
         const MOST: usize = 6;
         let values = |spec: &Self| serde_json::to_value(spec).unwrap_or_default();
@@ -78,7 +78,7 @@ impl Spec {
                 "argv" => {
                     words.extend(flags_that_differ(&self.argv, &self.model, asked, &here["model"]))
                 }
-                // Values may be long, or nobody's business.
+                // Values may be long, or private.
                 "env" | "secret_names" => {
                     let names = names_that_differ(asked, has).join(", ");
                     words.push(format!("{name}: {names}"));
@@ -98,29 +98,29 @@ impl Spec {
         words.join("; ")
     }
 
-    /// The scheme of the server's addresses.
+    /// The scheme of the server's URLs.
     pub(crate) fn scheme(&self) -> &'static str {
         if self.setting(CERTIFICATE).is_some() { "https" } else { "http" }
     }
 
-    /// The files with which the server's own probe passes for a client, where it takes none without a certificate.
+    /// The client certificate and key for health checks, if the server requires one. They are the server's own.
     pub(crate) fn identity(&self) -> Option<(&Path, &Path)> {
         self.setting(CLIENT_AUTHORITIES)?;
         let file = |name| self.setting(name).map(Path::new);
         Some((file(CERTIFICATE)?, file(KEY)?))
     }
 
-    /// A setting that the server has from its environment.
+    /// A setting in the server's environment.
     fn setting(&self, name: &str) -> Option<&str> {
         self.env.get(&self.framework.variable(name)).map(String::as_str)
     }
 
-    /// Seconds that the server answers on when it is asked to end, if its environment says.
+    /// Seconds for which the server still answers after it was asked to stop, if its environment sets them.
     pub(crate) fn drain_delay(&self) -> Option<u64> {
         self.setting(DRAIN_DELAY)?.parse().ok()
     }
 
-    /// Seconds that the server has to end by itself: more than it gives its requests.
+    /// Seconds for the server to end by itself. This is more than it gives its requests.
     pub(crate) fn stop_seconds(&self, drain_seconds: u64) -> u64 {
         let timeout = self.setting(SHUTDOWN_TIMEOUT).and_then(|text| text.parse().ok());
         let requests: u64 = timeout.unwrap_or(SHUTDOWN_SECONDS);
@@ -128,14 +128,14 @@ impl Spec {
         requests.saturating_add(drain).saturating_add(LAST_SECONDS).min(MAX_STOP_SECONDS)
     }
 
-    /// Bytes of shared memory, which ranks exchange tensors through. It counts as part of the main memory, and is taken only
-    /// as it is written.
+    /// Bytes of shared memory, through which ranks exchange tensors. They count towards the main memory, and are used
+    /// only when written.
     #[cfg(any(feature = "docker", feature = "kubernetes"))]
     pub(crate) fn shm_bytes(&self) -> u64 {
         self.memory_bytes / 4
     }
 
-    /// The image to run: what was asked for, or this version's for the CPU or for GPUs of a compute capability.
+    /// The image: the one that was asked for, or this version's for the CPU or for GPUs of a compute capability.
     #[cfg(any(feature = "docker", feature = "kubernetes"))]
     pub(crate) fn image_for(&self, gpus: Option<(u32, u32)>) -> String {
         const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -146,10 +146,10 @@ impl Spec {
         self.image.clone().unwrap_or_else(default)
     }
 
-    /// The model, if it is a folder or a file of this machine.
+    /// The model, if it is a folder or file of this machine.
     #[cfg(any(feature = "docker", feature = "kubernetes"))]
     pub(crate) fn model_path(&self) -> Option<&Path> {
-        // They have their full path here.
+        // Local models have absolute paths here.
         Some(Path::new(&self.model)).filter(|path| path.is_absolute())
     }
 
@@ -163,7 +163,7 @@ impl Spec {
     }
 }
 
-/// A value as an error shows it.
+/// A value as errors show it.
 fn said(value: &Value) -> String {
     match value {
         Value::Null => "none".to_owned(),
@@ -172,7 +172,7 @@ fn said(value: &Value) -> String {
     }
 }
 
-/// The flags of two command lines that differ; `asked` is the list of the other one.
+/// The flags that differ between two command lines; `asked` belongs to the other spec.
 fn flags_that_differ(
     has: &[String],
     has_model: &str,
@@ -202,7 +202,7 @@ fn flags_that_differ(
         .collect()
 }
 
-/// The names of variables that differ, of objects or of lists.
+/// The names of variables that differ between two objects or lists.
 fn names_that_differ(a: &Value, b: &Value) -> Vec<String> {
     let pairs = |value: &Value| -> BTreeMap<String, Value> {
         match value {
@@ -219,14 +219,14 @@ fn names_that_differ(a: &Value, b: &Value) -> Vec<String> {
     names.into_iter().filter(|name| a.get(*name) != b.get(*name)).map(|name| clip(name)).collect()
 }
 
-/// On what the server computes: its flag `--device`.
+/// The server's device: its flag `--device`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Device {
     /// A GPU if the server is built for it, else the CPU.
     Auto,
     Cpu,
-    /// A GPU: whoever asked for one does not get the CPU instead.
+    /// A GPU. The CPU is no substitute if one was asked for.
     Cuda,
 }
 
@@ -240,19 +240,19 @@ impl Device {
     }
 }
 
-/// What a supervisor is told through its standard input.
+/// The message that a supervisor gets through its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Launch {
     /// The folder of all deployments.
     pub(crate) root: PathBuf,
-    /// The folder that relative paths begin at: where the client is.
+    /// The client's folder, which relative paths start from.
     pub(crate) folder: PathBuf,
     pub(crate) spec: Spec,
     pub(crate) secrets: Secrets,
     pub(crate) device: Device,
-    /// The GPUs to use, by UUID.
+    /// UUIDs of the GPUs to use.
     pub(crate) gpus: Vec<String>,
-    /// What the user should know of the start.
+    /// Warnings for the user.
     pub(crate) warnings: Vec<String>,
 }
 

@@ -1,10 +1,10 @@
-//! Where a deployment is: states, phases, progress, events.
+//! Status of a deployment: states, phases, progress, events.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Makes an enum whose variants have names in words.
+/// Defines an enum whose variants have names as text.
 macro_rules! named {
     ($(#[$doc:meta])* $name:ident, $($(#[$variant_doc:meta])* $variant:ident = $text:literal,)+) => {
         $(#[$doc])*
@@ -14,7 +14,7 @@ macro_rules! named {
         }
 
         impl $name {
-            /// Its name.
+            /// The name.
             pub fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)+
@@ -31,9 +31,9 @@ macro_rules! named {
 }
 
 named! {
-    /// For what a server is set up.
+    /// Framework that a server is set up for.
     Framework,
-    /// Requests and responses at the highest throughput.
+    /// Independent requests at the highest throughput.
     Blaze = "blaze",
     /// Conversations and branches that share prefixes.
     Prism = "prism",
@@ -47,46 +47,46 @@ impl Framework {
 }
 
 named! {
-    /// What has become of a deployment.
+    /// State of a deployment.
     State,
     /// Accepted; nothing runs yet.
     Pending = "Pending",
-    /// Its server starts, or starts again.
+    /// The server starts, or restarts.
     Provisioning = "Provisioning",
-    /// Its server has been ready.
+    /// The server has been ready.
     Running = "Running",
-    /// It cannot go on; the message says why.
+    /// The deployment cannot go on; the message has the reason.
     Failed = "Failed",
-    /// It is being deleted.
+    /// The deployment is being deleted.
     Terminating = "Terminating",
-    /// It is gone.
+    /// The deployment is gone.
     Deleted = "Deleted",
-    /// Its state cannot be read.
+    /// The state cannot be read.
     Unknown = "Unknown",
 }
 
 named! {
-    /// What is being done.
+    /// Current activity of a deployment.
     Phase,
     /// Nothing yet.
     Pending = "pending",
-    /// A place to run is looked for.
+    /// Searching for a place to run.
     Scheduling = "scheduling",
-    /// Weights are downloaded.
+    /// Downloading weights.
     Pulling = "pulling",
-    /// Weights are loaded.
+    /// Loading weights.
     Initializing = "initializing",
-    /// The first forward runs.
+    /// Running the first forward pass.
     Starting = "starting",
-    /// The server is asked whether it is healthy.
+    /// Checking the server's health.
     HealthCheck = "health_check",
-    /// Requests are answered.
+    /// Answering requests.
     Ready = "ready",
-    /// It was ready, and does not answer now.
+    /// Not answering now, after having been ready.
     Degraded = "degraded",
-    /// It cannot go on.
+    /// Failed.
     Failed = "failed",
-    /// It is being ended.
+    /// Ending.
     Terminating = "terminating",
 }
 
@@ -97,54 +97,54 @@ impl Phase {
     }
 }
 
-/// How far a start is.
+/// Progress of a start.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// What is being done.
+    /// The current step.
     pub step: Phase,
-    /// Bytes downloaded or loaded in this step; 0 where bytes do not tell.
+    /// Bytes downloaded or loaded in this step; 0 if the step is not measured in bytes.
     pub bytes_done: u64,
-    /// Bytes of this step in all; 0 where bytes do not tell.
+    /// Bytes of this step in all; 0 if the step is not measured in bytes.
     pub bytes_total: u64,
-    /// Seconds since the deployment was asked for.
+    /// Seconds since the call to deploy.
     pub elapsed_s: f64,
 }
 
-/// A deployment at one moment.
+/// Status of a deployment at one moment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeploymentStatus {
-    /// What has become of it.
+    /// State of the deployment.
     pub state: State,
-    /// What is being done.
+    /// Current activity.
     pub phase: Phase,
-    /// Whether its state is Running and every replica answers `/health` with 200.
+    /// Whether the state is Running and every replica answers `/health` with 200.
     pub is_ready: bool,
-    /// What there is to say: the reason of a failure, warnings.
+    /// Remark for the user: the reason of a failure, or warnings.
     pub message: String,
-    /// How far the start is.
+    /// Progress of the start.
     pub progress: Progress,
     /// Replicas that answer `/health` with 200.
     pub replicas_ready: u32,
-    /// Replicas asked for.
+    /// Replicas that were asked for.
     pub replicas_desired: u32,
-    /// How often the server was started again after it ended by itself.
+    /// Number of restarts after the server ended by itself.
     pub restarts: u32,
-    /// With which status the server ended last; absent if it did not, or by a signal.
+    /// Exit status of the server's last end; absent if it has not ended, or was ended by a signal.
     pub exit_code: Option<i32>,
-    /// GPUs allocated, times seconds since they were.
+    /// Allocated GPUs, multiplied by the seconds since their allocation.
     pub gpu_seconds: f64,
 }
 
-/// Something that has happened to a deployment.
+/// An event in the life of a deployment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Seconds since 1970.
     pub time: u64,
-    /// The state from then on.
+    /// State after the event.
     pub state: State,
-    /// The phase from then on.
+    /// Phase after the event.
     pub phase: Phase,
-    /// What there is to say.
+    /// Description of the event.
     pub message: String,
 }
 

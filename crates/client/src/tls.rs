@@ -1,4 +1,4 @@
-//! TLS as clients speak it: which certificates of servers they take, and which they show.
+//! TLS for clients: the server certificates that they accept, and the certificates that they present.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,30 +10,30 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-/// The servers that a client takes for the ones they say they are.
+/// The servers that a client trusts.
 #[derive(Clone, Copy, Debug)]
 pub enum Trust<'a> {
-    /// Any: for a server at a loopback address that is asked for its health, which is no secret.
+    /// Any server. This is for health checks at a loopback address, whose answer is no secret.
     Anything,
-    /// Those with a certificate of an authority of this system.
+    /// Servers whose certificate was issued by an authority of this system.
     System,
-    /// Those, and servers whose certificate is in this PEM file, or of an authority that is.
+    /// Those, and servers whose certificate, or its authority's, is in this PEM file.
     SystemAnd(&'a Path),
 }
 
-/// The PEM files with a client's certificate and its key.
+/// The PEM files with a client's certificate and key.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity<'a> {
-    /// The certificate, and the authorities between it and the root.
+    /// The certificate and the intermediate authorities.
     pub certificate: &'a Path,
-    /// Its private key.
+    /// The private key.
     pub key: &'a Path,
 }
 
-/// Settings for TLS with a server.
+/// TLS settings for connections to a server.
 ///
 /// # Errors
-/// A file cannot be used, in one line that names it.
+/// A file cannot be used. The error is one line that names it.
 pub fn client_config(
     trust: Trust<'_>,
     identity: Option<Identity<'_>>,
@@ -75,13 +75,13 @@ fn unusable(path: &Path, reason: &str) -> String {
     format!("{} cannot be used: {reason}", path.display())
 }
 
-/// Judges certificates of servers.
+/// Verifies certificates of servers.
 #[derive(Debug)]
 struct Verifier {
     provider: Arc<CryptoProvider>,
-    /// Certificates that are taken as they are, whatever names and dates they have: a server that shows one has its key.
+    /// Certificates that are accepted whatever their names and dates: a server that presents one has its key.
     known: Vec<CertificateDer<'static>>,
-    /// Judges all others; `None` takes them, too.
+    /// Verifies all others; `None` accepts them, too.
     authorities: Option<Arc<WebPkiServerVerifier>>,
 }
 
@@ -95,7 +95,7 @@ impl Verifier {
             Trust::SystemAnd(path) => certificates(path)?,
         };
         let mut roots = RootCertStore::empty();
-        // A file of the system that cannot be read is no reason to trust nobody.
+        // A damaged file among the system's certificates must not make the others useless.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         roots.add_parsable_certificates(known.iter().cloned());
         let authorities = if roots.is_empty() {

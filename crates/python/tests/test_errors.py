@@ -27,7 +27,7 @@ from candlepower import (
 @pytest.mark.parametrize(
     ("parameters", "field", "value", "reason"),
     [
-        ({"name": "Bad_Name"}, "name", "Bad_Name", "at most 63 small letters"),
+        ({"name": "Bad_Name"}, "name", "Bad_Name", "at most 63 lowercase letters"),
         ({"name": 7}, "name", "7", "a string is needed"),
         ({"model": "nowhere"}, "model", "nowhere", "there is no such folder"),
         ({"gpu_count": "two"}, "gpu_count", "two", "a whole number is needed"),
@@ -37,7 +37,7 @@ from candlepower import (
         ({"max_model_len": 0}, "max_model_len", "0", "at least 1 is needed"),
         ({"max_model_len": 1_000_000}, "max_model_len", "1000000", "at most 2048"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size", "2", "it may not exceed gpu_count"),
-        ({"quantization": "int3"}, "quantization", "int3", "possible are awq, gptq, squeezellm, fp8"),
+        ({"quantization": "int3"}, "quantization", "int3", "choose one of awq, gptq, squeezellm, fp8"),
         ({"memory": "16GB"}, "memory", "16GB", "a Kubernetes quantity"),
         ({"port": 70_000}, "port", "70000", "a port, 1 to 65535, is needed"),
         ({"gpu_models": "H100"}, "gpu_models", "H100", "a list of strings is needed"),
@@ -45,7 +45,7 @@ from candlepower import (
         ({"enforce_eager": 1}, "enforce_eager", "1", "a bool is needed"),
         ({"timeout": 0}, "timeout", "0", "at least 1 is needed"),
         ({"replicas": 2}, "replicas", "2", "the process backend runs one"),
-        ({"backend": "slurm"}, "backend", "slurm", "possible are process, docker, kubernetes"),
+        ({"backend": "slurm"}, "backend", "slurm", "choose one of process, docker, kubernetes"),
         ({"hub_cache": "models"}, "hub_cache", "models", "HF_HOME"),
     ],
 )
@@ -63,9 +63,9 @@ def test_a_parameter_that_cannot_be_used_is_named(
 def test_places_that_do_not_exist_are_named(home: Home) -> None:
     place: Any
     for place, field, reason in [
-        ({"backend": "slurm"}, "backend", "possible are process, docker, kubernetes"),
-        ({"backend": "docker", "namespace": "models"}, "namespace", "the docker backend knows none"),
-        ({"backend": "process", "context": "home"}, "context", "the process backend knows none"),
+        ({"backend": "slurm"}, "backend", "choose one of process, docker, kubernetes"),
+        ({"backend": "docker", "namespace": "models"}, "namespace", "the docker backend has none"),
+        ({"backend": "process", "context": "home"}, "context", "the process backend has none"),
     ]:
         with pytest.raises(ValidationError, match=reason) as caught:
             Client(**place)

@@ -73,6 +73,6 @@ def test_a_literal_has_the_values_that_the_native_part_takes(home: Home, paramet
     wrong: dict[str, Any] = {parameter: "none of them"}
     with pytest.raises(ValidationError) as caught:
         Client().deploy_blaze(name="x", model="demo", **wrong)
-    taken = caught.value.message.split("possible are ")[1].split(", ")
+    taken = caught.value.message.split("choose one of ")[1].split(", ")
     literal, _none = get_args(get_type_hints(BlazeParameters)[parameter])
     assert list(get_args(literal)) == taken

@@ -1,4 +1,4 @@
-//! What only some backends can do, and what only some can be told.
+//! Checks of parameters that only some backends support.
 
 use super::is_label;
 use crate::backend::Backend;
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::params::Params;
 use crate::spec::CLIENT_AUTHORITIES;
 
-/// Longest key of a Secret.
+/// Longest key of a Kubernetes Secret.
 const MAX_KEY: usize = 253;
 
 pub(super) fn check(params: &Params, backend: &Backend) -> Result<()> {
@@ -18,7 +18,7 @@ pub(super) fn check(params: &Params, backend: &Backend) -> Result<()> {
         return refused(
             "replicas",
             params.replicas.to_string(),
-            format!("the {name} backend runs one"),
+            format!("the {name} backend runs one replica"),
         );
     }
     match backend {
@@ -26,7 +26,7 @@ pub(super) fn check(params: &Params, backend: &Backend) -> Result<()> {
             Some(cache) => refused(
                 "hub_cache",
                 cache.clone(),
-                "a process uses the hub's own cache: set HF_HOME in its environment".into(),
+                "a process uses the hub client's cache: set HF_HOME in its environment".into(),
             ),
             None => Ok(()),
         },
@@ -35,7 +35,7 @@ pub(super) fn check(params: &Params, backend: &Backend) -> Result<()> {
                 "ttl_seconds",
                 seconds.to_string(),
                 format!(
-                    "nothing would delete it: the {name} backend has no supervisor of ours; leave it out"
+                    "the {name} backend has no supervisor that would delete the deployment; leave it out"
                 ),
             ),
             None => check_container(params, backend),
@@ -43,18 +43,18 @@ pub(super) fn check(params: &Params, backend: &Backend) -> Result<()> {
     }
 }
 
-/// What containers need, wherever they run.
+/// Checks that apply to containers in every backend.
 fn check_container(params: &Params, backend: &Backend) -> Result<()> {
     check_hub_cache(params.hub_cache.as_deref(), backend)?;
     if let Some(image) = &params.image
         && (image.is_empty() || image.contains(char::is_whitespace))
     {
         let reason =
-            "the name of an image is needed, without spaces; leave it out for this version's";
+            "write the name of an image, without spaces; leave it out for this version's image";
         return Err(Error::validation("image", image, reason));
     }
     if params.port == Some(0) {
-        let reason = "a port from 1 to 65535 is needed; leave it out for the backend's own choice";
+        let reason = "write a port from 1 to 65535; leave it out for the backend's own choice";
         return Err(Error::validation("port", 0, reason));
     }
     match backend {
@@ -63,7 +63,8 @@ fn check_container(params: &Params, backend: &Backend) -> Result<()> {
     }
 }
 
-/// The certificate that a server's clients need is in its container, and the health of that server is asked from outside.
+/// Refuses client certificates. The certificate that clients need lies in the container, but the server's
+/// health is asked from outside.
 fn check_clients(params: &Params) -> Result<()> {
     let variable = params.framework.variable(CLIENT_AUTHORITIES);
     if params.env.contains_key(&variable) {
@@ -73,13 +74,14 @@ fn check_clients(params: &Params) -> Result<()> {
     Ok(())
 }
 
-/// Names as Kubernetes has them: those of Services are labels as RFC 1035 has it, and those of variables are keys of Secrets, too.
+/// Checks names by Kubernetes' rules. Names of Services are labels as defined by RFC 1035. Names of variables
+/// are also keys of Secrets.
 fn check_cluster(params: &Params) -> Result<()> {
     if !params.name.starts_with(|c: char| c.is_ascii_lowercase()) {
         return Err(Error::validation(
             "name",
             &params.name,
-            "the kubernetes backend needs a name that begins with a letter, as those of its Services do",
+            "begin the name with a letter: the kubernetes backend names a Service after it",
         ));
     }
     // Source: IsEnvVarName and IsConfigMapKey in Kubernetes' apimachinery/pkg/util/validation.
@@ -101,12 +103,12 @@ fn check_cluster(params: &Params) -> Result<()> {
     }
 }
 
-/// A folder by its full path, or the name of a volume.
+/// Accepts a folder by its absolute path, or the name of a volume.
 fn check_hub_cache(cache: Option<&str>, backend: &Backend) -> Result<()> {
     let Some(cache) = cache else { return Ok(()) };
     let is_volume = match backend {
         Backend::Kubernetes { .. } => cache.split('.').all(is_label),
-        // Source: the names of volumes that Docker's engine takes.
+        // Source: the names of volumes that Docker's engine accepts.
         _ => {
             let is_inner = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
             cache.len() > 1
@@ -121,6 +123,6 @@ fn check_hub_cache(cache: Option<&str>, backend: &Backend) -> Result<()> {
     Err(Error::validation(
         "hub_cache",
         cache,
-        "a folder by its full path is needed, or the name of a volume (docker) or of a persistent volume claim (kubernetes)",
+        "write a folder by its absolute path, or the name of a volume (docker) or of a persistent volume claim (kubernetes)",
     ))
 }

@@ -1,10 +1,10 @@
-//! Numbers that cannot be, or that no clock or cluster could hold.
+//! Limits of numbers, so that clocks and clusters can represent them.
 
 use crate::error::{Error, Result};
 use crate::params::Params;
 use crate::status::Framework;
 
-/// Most seconds of anything: some thirty years, far below what clocks and clusters can add up.
+/// Most seconds of any duration: some thirty years, far below the range of clocks and clusters.
 const MAX_SECONDS: u64 = 1_000_000_000;
 /// Most replicas: a cluster counts them in 32 bits.
 const MAX_REPLICAS: u64 = i32::MAX as u64;

@@ -1,11 +1,11 @@
-//! Parameters that are refused, and plans that are made.
+//! Tests of refused parameters and of the plans made from accepted ones.
 
 use candlepower_machine::ComputeCapability;
 
 use super::*;
 use crate::{BlazeParams, PrismParams};
 
-/// The plan of these parameters on this machine.
+/// The plan for these parameters on this machine.
 fn plan(params: impl Into<Params>) -> Plan {
     Plan::new(&params.into(), &Backend::Process).unwrap()
 }
@@ -124,7 +124,7 @@ fn a_backend_that_is_not_built_says_which_build_has_it() {
     let docker: Backend = "docker".parse().unwrap();
     let params = BlazeParams::new("a", "demo");
     let error = Plan::new(&params.into(), &docker).unwrap_err().to_string();
-    assert!(error.starts_with("backend `docker`: this build does not have it"), "{error}");
+    assert!(error.starts_with("backend `docker`: this build does not include it"), "{error}");
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn a_server_with_a_certificate_is_reached_over_tls() {
         .env("BLAZE_SSL_KEYFILE", "/keys/key.pem");
     let spec = plan(tls.clone()).spec;
     assert_eq!((spec.scheme(), spec.identity()), ("https", None));
-    // The supervisor is elsewhere, and reads these files, too.
+    // The supervisor runs in another folder and reads these files, too.
     let here = std::env::current_dir().unwrap();
     assert_eq!(spec.env["BLAZE_SSL_CERTFILE"], here.join("cert.pem").to_string_lossy());
     assert_eq!(spec.env["BLAZE_SSL_KEYFILE"], "/keys/key.pem");
@@ -220,7 +220,8 @@ fn a_server_with_a_certificate_is_reached_over_tls() {
     let (certificate, key) = spec.identity().unwrap();
     assert_eq!(certificate, here.join("cert.pem"));
     assert_eq!(key, Path::new("/keys/key.pem"));
-    // In a container the files are its own, and nobody outside can show its certificate.
+    // In a container the files are the container's own, and the client outside cannot present its
+    // certificate.
     let docker: Backend = "docker".parse().unwrap();
     if docker.check().is_ok() {
         let error = Plan::new(&guarded.into(), &docker).unwrap_err();

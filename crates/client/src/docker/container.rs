@@ -1,4 +1,4 @@
-//! A container as a deployment: what clients see of it and do with it.
+//! A container as a deployment: its state for clients, and its operations.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use crate::logs::{LogStream, last_words};
 use crate::spec::Spec;
 use crate::status::{DeploymentStatus, Event, Phase, Progress, State, now};
 
-/// How much longer the engine may take to do so.
+/// Extra time for the engine, on top of the server's own time to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
-/// Lines of the log in which the reason of a failure is looked for.
+/// Log lines that are searched for the reason of a failure.
 const LAST_LINES: usize = 5;
 
-/// A container of ours.
+/// A container made by this backend.
 #[derive(Clone, Debug)]
 pub(crate) struct Container {
     pub(super) engine: Engine,
@@ -28,7 +28,7 @@ pub(crate) struct Container {
     pub(super) description: Description,
 }
 
-/// Everything that is known of it at one moment.
+/// All known facts about a container at one moment.
 struct Look {
     inspect: Inspect,
     state: State,
@@ -103,7 +103,7 @@ impl Container {
 
     pub(crate) async fn events(&self) -> Result<Vec<Event>> {
         let since = format!("{:.0}", self.description.created_at.floor());
-        // An end makes the engine tell what has been, and no more.
+        // With an end time the engine reports past events only, instead of waiting for new ones.
         let until = format!("{:.0}", now().ceil());
         let filters = serde_json::json!({ "container": [self.id] }).to_string();
         let query = [("since", since.as_str()), ("until", &until), ("filters", &filters)];
@@ -118,21 +118,22 @@ impl Container {
     }
 
     pub(crate) async fn delete(&self) -> Result<()> {
-        // What does not end is removed by force; what never ran has nothing to stop.
+        // The result does not matter: a container that does not stop is removed by force, and one that never
+        // ran has nothing to stop.
         let _ = self.stop_or_restart("stop").await;
         let path = format!("containers/{}", self.id);
         let deleted = self.engine.delete(&path, &[("force", "true"), ("v", "true")]).await;
         remove_leftovers(&self.engine, &self.description.spec.name).await;
         match deleted {
             Err(refused) if refused.is_not_found() => Ok(()),
-            // Another client is just removing it.
+            // Another client is removing it at this moment.
             Err(Refused { status: Some(409), .. }) => Ok(()),
             Err(refused) => Err(self.wrong("cannot be deleted", refused)),
             Ok(()) => Ok(()),
         }
     }
 
-    /// Ends its server, and leaves the container.
+    /// Stops the server and leaves the container.
     pub(super) async fn stop(&self) -> Result<()> {
         let stopped = self.stop_or_restart("stop").await;
         stopped.map_err(|refused| self.wrong("cannot be stopped", refused))
@@ -152,7 +153,7 @@ impl Container {
 
     pub(super) async fn inspect(&self) -> Result<Inspect> {
         let inspect = self.engine.inspect(&self.id).await;
-        inspect.map_err(|refused| self.wrong("cannot be looked at", refused))
+        inspect.map_err(|refused| self.wrong("cannot be inspected", refused))
     }
 
     async fn look(&self) -> Result<Look> {
@@ -180,7 +181,7 @@ impl Container {
         format!("{}://127.0.0.1:{port}", spec.scheme())
     }
 
-    /// What the engine has refused; a container that is gone is no deployment.
+    /// The error for a refusal of the engine. A container that is gone is reported as a missing deployment.
     fn wrong(&self, what: &str, refused: Refused) -> Error {
         let name = self.description.spec.name.clone();
         match refused.is_not_found() {

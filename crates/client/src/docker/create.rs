@@ -1,4 +1,4 @@
-//! From a plan to a container that runs.
+//! Makes a container from a plan and runs it.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
@@ -21,56 +21,57 @@ use crate::secret_file::{RUN_WITH_SECRETS, SECRETS_FILE, archive};
 use crate::spec::Spec;
 use crate::status::{DeploymentStatus, now};
 
-/// The label with all that is known of a deployment but its secrets.
+/// The label with the description of a deployment: everything but its secrets.
 const DESCRIPTION_LABEL: &str = "candlepower.description";
-/// Where a model folder is within the container, and the hub's cache.
+/// Folders within the container, of the model and of the hub's cache.
 const MODEL_FOLDER: &str = "/model";
 const CACHE_FOLDER: &str = "/data";
-/// The volume with the hub's cache unless another is asked for, which all deployments share.
+/// The default volume with the hub's cache, shared by all deployments.
 const CACHE_VOLUME: &str = "candlepower";
-/// How often the engine starts a server again that ended by itself.
+/// Number of times that the engine restarts a server that ended by itself.
 const MAX_RESTARTS: u32 = 5;
-/// How many free ports are tried: between choosing one and the engine's opening it another process may take it.
+/// Number of free ports that are tried. Another process may take a port between its choice and the engine's
+/// bind.
 const PORT_ATTEMPTS: u32 = 5;
-/// A container that was made so long ago and never started was left by a client that is gone.
+/// Age at which a container that was made but never started counts as left over by a client that is gone.
 const START_PATIENCE_S: f64 = 30.0;
 
-/// What a container is, in a label of its own.
+/// The description of a container, stored in a label of its own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Description {
     pub(super) spec: Spec,
-    /// Seconds since 1970.
+    /// Time of creation, in seconds since 1970.
     pub(super) created_at: f64,
-    /// The port of this machine on which it answers.
+    /// The host port of the server.
     pub(super) port: u16,
-    /// The GPUs that it has, by UUID.
+    /// UUIDs of the container's GPUs.
     pub(super) gpus: Vec<String>,
-    /// What the user was told at the start.
+    /// Warnings that the user has seen at the start.
     pub(super) warnings: Vec<String>,
 }
 
 impl Description {
-    /// What the labels of a container say; `None` if it is none of ours.
+    /// Reads the labels of a container; `None` if another program has made it.
     pub(super) fn of(labels: &BTreeMap<String, String>) -> Option<Self> {
         serde_json::from_str(labels.get(DESCRIPTION_LABEL)?).ok()
     }
 }
 
-/// Why no container was made.
+/// The reason that no container was made.
 enum NotMade {
     NameTaken,
     Refused(Refused),
 }
 
-/// Why a container that was made does not run.
+/// The reason that a new container does not run.
 enum NotStarted {
-    /// The engine has dropped the wish for GPUs, which old ones do without a word.
+    /// The engine has dropped the GPU request. Old engines do so silently.
     GpusLost,
     PortTaken(Refused),
     Refused(Refused),
 }
 
-/// Makes a container and starts it, or finds the deployment that is the same.
+/// Makes a container and starts it, or finds the deployment with the same spec.
 pub(crate) async fn deploy(
     engine: &Engine,
     params: &Params,
@@ -98,7 +99,7 @@ pub(crate) async fn deploy(
     let made = make(engine, params, &plan, &compute, &image, &container_name(&name)).await?;
     match made {
         Some(container) => Ok(Begun { handle: Handle::Docker(container), is_own: true }),
-        // Another client was faster.
+        // Another client has taken the name first.
         None => same(engine, &plan.spec).await?.ok_or_else(|| foreign(&name)),
     }
 }
@@ -141,10 +142,10 @@ pub(super) async fn make(
     }
 }
 
-/// Why a container was not started; it is removed, unless it is to be kept.
+/// The error of a container that was not started. The container is removed, unless it is to be kept.
 ///
 /// # Errors
-/// It cannot be removed.
+/// The container cannot be removed.
 async fn given_up(container: Container, why: NotStarted, params: &Params) -> Result<Error> {
     let Description { spec, port, gpus, .. } = &container.description;
     let reason = match why {
@@ -153,7 +154,7 @@ async fn given_up(container: Container, why: NotStarted, params: &Params) -> Res
             return Ok(Error::ResourceUnavailable {
                 asked: spec.asked_gpus(gpus.len()),
                 available: format!(
-                    "{} drops the wish for GPUs: it takes Docker with the NVIDIA Container Toolkit, or Podman 5 with a CDI \
+                    "{} drops the GPU request: install Docker with the NVIDIA Container Toolkit, or Podman 5 with a CDI \
                      specification; set gpu_count to 0 to compute on the CPU",
                     container.engine
                 ),
@@ -171,10 +172,10 @@ async fn given_up(container: Container, why: NotStarted, params: &Params) -> Res
     Ok(Error::Failed { name: spec.name.clone(), reason, log: Vec::new(), left })
 }
 
-/// A deployment of this name: one that is the same, started again if it has ended.
+/// The existing deployment of this name with the same spec. It is started again if it has ended.
 ///
 /// # Errors
-/// It is another one.
+/// The deployment has another spec.
 async fn same(engine: &Engine, spec: &Spec) -> Result<Option<Begun>> {
     let container = match engine.find(&spec.name).await {
         Err(Error::NotFound { .. }) => return Ok(None),
@@ -196,13 +197,13 @@ async fn same(engine: &Engine, spec: &Spec) -> Result<Option<Begun>> {
     Ok(Some(Begun { handle: Handle::Docker(container), is_own: false }))
 }
 
-/// The GPUs of this machine that neither a supervisor nor another container holds.
+/// The GPUs of this machine that are held by no supervisor and no container.
 pub(super) async fn choose_gpus(engine: &Engine, plan: &mut Plan) -> Result<Compute> {
     let free = free_gpus(engine, None).await?;
     plan.spec.choose_gpus(&free, &mut plan.warnings)
 }
 
-/// The same, those of one container among them, whose memory counts as free.
+/// The same, plus the GPUs of one container, whose memory counts as free.
 pub(super) async fn free_gpus(engine: &Engine, own: Option<&Container>) -> Result<Gpus> {
     let mut free = process::free_gpus()?;
     let others = if free.devices.is_empty() { Vec::new() } else { engine.list().await? };
@@ -222,7 +223,7 @@ pub(super) async fn free_gpus(engine: &Engine, own: Option<&Container>) -> Resul
 /// The image to run.
 pub(super) struct Image {
     name: String,
-    /// The user that its program runs as, by number; `None` where the image has a name for it.
+    /// Numeric id of the image's user; `None` if the image gives a name instead.
     uid: Option<u64>,
 }
 
@@ -238,14 +239,14 @@ impl Image {
                     "image",
                     name.clone(),
                     format!(
-                        "{engine} does not have it: get it with `{program} pull {name}`, or build it (README, \"Run in a \
+                        "{engine} does not have it: fetch it with `{program} pull {name}`, or build it (README, \"Run in a \
                          container\"), or name another one (image, CANDLEPOWER_IMAGE)"
                     ),
                 ));
             }
             Err(refused) => {
                 return Err(Error::backend(
-                    format!("the image {name} cannot be looked at"),
+                    format!("the image {name} cannot be inspected"),
                     refused,
                 ));
             }
@@ -257,7 +258,7 @@ impl Image {
     }
 }
 
-/// A container to be.
+/// A container that is to be made.
 struct Creation<'a> {
     engine: &'a Engine,
     description: Description,
@@ -274,17 +275,17 @@ impl Creation<'_> {
         let query = [("name", name)];
         let made = self.engine.post("containers/create", &query, Some(&body), PATIENCE).await;
         let answer = made.map_err(|refused| {
-            // Docker says 409, Podman 500.
+            // The status of a name conflict: Docker answers 409, Podman 500.
             let is_taken = refused.status == Some(409) || refused.words.contains("already in use");
             if is_taken { NotMade::NameTaken } else { NotMade::Refused(refused) }
         })?;
         let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
-        // The name would do as well.
+        // Podman's answer may lack the id. The engines accept the name instead.
         let id = answer["Id"].as_str().unwrap_or(name).to_owned();
         Ok(Container { engine: self.engine.clone(), id, description: self.description.clone() })
     }
 
-    /// Sees that it has its GPUs, gives it its secrets, and starts it.
+    /// Checks that the container has its GPUs, copies its secrets into it, and starts it.
     async fn start(&self, container: &Container) -> Result<(), NotStarted> {
         self.try_start(container).await.map_err(|refused| match refused {
             None => NotStarted::GpusLost,
@@ -293,7 +294,7 @@ impl Creation<'_> {
         })
     }
 
-    /// As [`start`](Self::start); `None` says that the GPUs are lost.
+    /// [`start`](Self::start) with an error of its own for lost GPUs, `None`.
     async fn try_start(&self, container: &Container) -> Result<(), Option<Refused>> {
         let (engine, id) = (self.engine, &container.id);
         if !self.compute.gpus.is_empty() && !engine.inspect(id).await?.has_gpus() {
@@ -308,7 +309,7 @@ impl Creation<'_> {
         Ok(())
     }
 
-    /// The request for it. Source: Docker Engine API, `POST /containers/create`.
+    /// The body of the creation request. Source: Docker Engine API, `POST /containers/create`.
     fn body(&self) -> Value {
         let Description { spec, port, .. } = &self.description;
         let inner = format!("{}/tcp", spec.container_port());
@@ -329,11 +330,12 @@ impl Creation<'_> {
                 "Binds": self.binds(),
                 "PortBindings": { &inner: [{ "HostIp": "127.0.0.1", "HostPort": port.to_string() }] },
                 "Memory": spec.memory_bytes,
-                // A weight, as a cluster makes of a request.
+                // CPU shares are a relative weight. This is the formula by which the kubelet converts a CPU
+                // request.
                 "CpuShares": spec.cpu_millis.map_or(0, |millis| (millis * 1024 / 1000).max(2)),
                 "ShmSize": spec.shm_bytes(),
                 "RestartPolicy": { "Name": "on-failure", "MaximumRetryCount": MAX_RESTARTS },
-                // Podman takes this name for its own form of such files.
+                // Podman maps this driver name to its own format of log files.
                 "LogConfig": { "Type": "json-file", "Config": { "max-size": "10m", "max-file": "5" } },
                 "CapDrop": ["ALL"],
                 "SecurityOpt": ["no-new-privileges"],
@@ -359,7 +361,7 @@ impl Creation<'_> {
                     _ => MODEL_FOLDER.into(),
                 };
             }
-            // Requests name the model as they would without a container.
+            // Requests name the model by the same name as without a container.
             let flag = "--served-model-name=";
             if let Some(name) = if path.is_file() { path.file_stem() } else { path.file_name() }
                 && !spec.argv.iter().any(|word| word.starts_with(flag))
@@ -376,7 +378,7 @@ impl Creation<'_> {
         let spec = &self.description.spec;
         let cache = spec.hub_cache.as_deref().unwrap_or(CACHE_VOLUME);
         let mut binds = vec![format!("{cache}:{CACHE_FOLDER}")];
-        // A file comes with its folder, in which the others of a split model are.
+        // A GGUF file is mounted with its folder, which holds the other files of a split model.
         if let Some(path) = spec.model_path() {
             let folder = path.parent().filter(|_| path.is_file()).unwrap_or(path);
             binds.push(format!("{}:{MODEL_FOLDER}:ro", folder.display()));
@@ -400,7 +402,7 @@ impl Creation<'_> {
     }
 }
 
-/// A port that nobody has just now; the container keeps it over restarts.
+/// A port that is free now. The container keeps it over restarts.
 fn free_port() -> Result<u16> {
     let bound =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
@@ -414,7 +416,7 @@ fn is_port_taken(refused: &Refused) -> bool {
     WORDS.iter().any(|taken| words.contains(taken))
 }
 
-/// The name of the container is somebody else's.
+/// The error for a container that has this deployment's name but was made by another program.
 fn foreign(name: &str) -> Error {
     Error::backend(
         format!("`{name}` cannot be deployed"),

@@ -1,4 +1,4 @@
-//! A container engine: its calls over its socket, and its refusals in words.
+//! A container engine: calls over its socket, and readable errors.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -15,13 +15,13 @@ use super::create::Description;
 use super::seen::Inspect;
 use crate::error::{Error, Result};
 
-/// The label of all containers of this backend, with the deployment's name.
+/// The label of all containers of this backend. Its value is the deployment's name.
 pub(super) const NAME_LABEL: &str = "candlepower.deployment";
-/// Names the engine's socket, as Docker's own tools have it.
+/// The environment variable with the engine's socket, as Docker's own tools read it.
 const HOST_VARIABLE: &str = "DOCKER_HOST";
-/// How long a call may take that only looks or makes.
+/// Time limit of a call that only reads or creates something.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// More of a refusal is not shown.
+/// Characters of a refusal that are shown.
 const MAX_WORDS: usize = 500;
 
 /// An engine that has answered.
@@ -32,17 +32,17 @@ pub(crate) struct Engine {
     version: String,
 }
 
-/// The engines, which differ in how they are asked for GPUs.
+/// The kinds of engine. They differ in the form of a GPU request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Docker,
     Podman,
 }
 
-/// Why an engine did not do what it was asked for.
+/// The error of a call to the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
-    /// The HTTP status; `None` where there was no answer.
+    /// HTTP status; `None` if there was no answer.
     pub(super) status: Option<u16>,
     pub(super) words: String,
 }
@@ -59,7 +59,7 @@ impl Refused {
     }
 }
 
-/// `GET /version`, of which this is enough.
+/// The fields that are read of `GET /version`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Version {
@@ -86,10 +86,11 @@ struct Listed {
 }
 
 impl Engine {
-    /// The engine at `host` (`unix:///path`), or the first that answers where Docker and Podman have their sockets.
+    /// The engine at `host` (`unix:///path`), or else the first that answers at the usual sockets of Docker
+    /// and Podman.
     ///
     /// # Errors
-    /// There is none, or it does not answer.
+    /// There is no engine, or it does not answer.
     pub(crate) async fn connect(host: Option<&str>) -> Result<Self> {
         let socket = find_socket(host)?;
         let doing = || format!("the container engine at {} cannot be used", socket.display());
@@ -115,7 +116,7 @@ impl Engine {
         Ok(Self { kind, version: version.version, ..unknown })
     }
 
-    /// A deployment of this name.
+    /// The deployment of this name.
     ///
     /// # Errors
     /// There is none.
@@ -137,7 +138,7 @@ impl Engine {
             .map_err(|refused| Error::backend("the containers cannot be listed", refused))?;
         let ours = |listed: Listed| {
             let description = Description::of(&listed.labels)?;
-            // During an update there are two, of which one has the deployment's name.
+            // During an update there are two containers. Only one of them has the deployment's name.
             let name = format!("/{}", container_name(&description.spec.name));
             let has_name = listed.names.is_empty() || listed.names.contains(&name);
             has_name.then(|| Container { engine: self.clone(), id: listed.id, description })
@@ -158,11 +159,11 @@ impl Engine {
         let bytes = answered(request).await?.bytes().await.map_err(|error| transport(&error))?;
         serde_json::from_slice(&bytes).map_err(|error| Refused {
             status: None,
-            words: format!("its answer to {path} is not understood: {error}"),
+            words: format!("the answer to {path} cannot be parsed: {error}"),
         })
     }
 
-    /// An answer whose body comes as it is written, for as long as that takes.
+    /// Opens a streaming answer, without a time limit for its body.
     pub(super) async fn open(
         &self,
         path: &str,
@@ -186,7 +187,7 @@ impl Engine {
         Ok(bytes.to_vec())
     }
 
-    /// Unpacks an archive in a container.
+    /// Unpacks a tar archive in a container.
     pub(super) async fn put_archive(
         &self,
         container: &str,
@@ -202,7 +203,7 @@ impl Engine {
         answered(request).await.map(|_| ())
     }
 
-    /// An archive with a file of a container.
+    /// A tar archive with one file of a container.
     pub(super) async fn get_archive(
         &self,
         container: &str,
@@ -216,7 +217,7 @@ impl Engine {
         Ok(bytes.to_vec())
     }
 
-    /// Gives a container another name.
+    /// Renames a container.
     pub(super) async fn rename(&self, container: &str, name: &str) -> Result<(), Refused> {
         let path = format!("containers/{container}/rename");
         self.post(&path, &[("name", name)], None, PATIENCE).await.map(|_| ())
@@ -228,7 +229,7 @@ impl Engine {
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        // The host is the socket; a name is needed all the same.
+        // The socket decides the connection. The host name has no effect, but a URL needs one.
         self.http.request(method, format!("http://engine/{path}"))
     }
 }
@@ -247,7 +248,7 @@ impl fmt::Display for Engine {
 async fn answered(request: RequestBuilder) -> Result<Response, Refused> {
     let response = request.send().await.map_err(|error| transport(&error))?;
     let status = response.status();
-    // 304 says that there was nothing to do.
+    // 304: the container was in the requested state already.
     if status.is_success() || status.as_u16() == 304 {
         return Ok(response);
     }
@@ -261,7 +262,7 @@ async fn answered(request: RequestBuilder) -> Result<Response, Refused> {
     Err(Refused { status: Some(status.as_u16()), words })
 }
 
-/// What went wrong on the way, in the words of what is below HTTP.
+/// The error of a failed transfer, in the words of the layer below HTTP.
 fn transport(error: &reqwest::Error) -> Refused {
     let mut cause: &dyn std::error::Error = error;
     while let Some(source) = cause.source() {
@@ -286,7 +287,7 @@ fn socket_of(host: &str) -> Result<PathBuf> {
         false => Err(Error::validation(
             "docker_host",
             host,
-            "an engine of this machine is needed, as unix:///path: the deployment's port is opened there",
+            "write unix:///path: the engine must run on this machine, where it opens the deployment's port",
         )),
     }
 }

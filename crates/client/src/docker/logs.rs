@@ -1,4 +1,4 @@
-//! What a container has written, as the engine keeps it: frames of either output, taken apart into lines.
+//! Logs of a container. The engine sends frames of both outputs, which are parsed into lines.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,18 +9,18 @@ use super::engine::{Engine, Refused};
 use crate::logs::Lines;
 use crate::status::now;
 
-/// How often it is looked whether a container that ended runs again.
+/// Interval at which a container that ended is checked for a restart.
 const LOOK: Duration = Duration::from_millis(500);
-/// How far before the last line a stream begins that goes on after it.
+/// Seconds of overlap between an ended stream and the one that continues it.
 const OVERLAP_S: f64 = 2.0;
-/// Bytes before each frame: the output's number, three zeros, the length, highest byte first.
+/// Header of a frame, in bytes: the number of the output, three zeros, and the big-endian length.
 const HEADER: usize = 8;
 
-/// Takes an engine's stream apart. Source: Docker Engine API, "Stream format".
+/// Parser of an engine's log stream. Source: Docker Engine API, "Stream format".
 #[derive(Debug, Default)]
 pub(super) struct Demultiplexer {
     bytes: Vec<u8>,
-    /// Of each output the line whose end is not there yet.
+    /// The unfinished line of each output.
     partial: [Vec<u8>; 3],
     pub(super) lines: VecDeque<String>,
 }
@@ -46,7 +46,7 @@ impl Demultiplexer {
         }
     }
 
-    /// There is nothing more: what is left is a line, too.
+    /// Ends the stream: unfinished lines become lines.
     pub(super) fn end(&mut self) {
         for partial in &mut self.partial {
             if !partial.is_empty() {
@@ -61,7 +61,7 @@ fn line(bytes: Vec<u8>) -> String {
     String::from_utf8_lossy(&bytes).trim_end_matches('\r').to_owned()
 }
 
-/// The newest `tail` lines, or all, the oldest first.
+/// The newest `tail` lines, or all of them, oldest first.
 pub(super) async fn tail(
     engine: &Engine,
     container: &str,
@@ -92,16 +92,16 @@ async fn follow(engine: &Engine, container: &str, from: (&str, &str)) -> Result<
     engine.open(&format!("containers/{container}/logs"), &query).await
 }
 
-/// Lines as they are written, over restarts, until the container is removed.
+/// Log lines as they are written, across restarts, until the container is removed.
 #[derive(Debug)]
 pub(super) struct Followed {
     engine: Engine,
     container: String,
     response: Option<Response>,
     found: Demultiplexer,
-    /// The last line that was told, and when, in seconds since 1970.
+    /// The last line that was returned, and its time in seconds since 1970.
     told: (String, f64),
-    /// Lines of the stream that were told already.
+    /// Number of lines in the new stream that were returned already.
     skip: usize,
 }
 
@@ -131,7 +131,7 @@ impl Followed {
         tokio::time::sleep(LOOK).await;
         match self.engine.inspect(&self.container).await {
             Ok(inspect) if inspect.is_running() => {
-                // A stream that fails is opened the next time.
+                // A stream that fails is opened again in the next round.
                 let _ = self.go_on().await;
                 true
             }
@@ -140,8 +140,8 @@ impl Followed {
         }
     }
 
-    /// Opens a stream from a little before the last line that was told, which ends what is skipped. The times that engines
-    /// give with lines would not do: Podman's are whole seconds.
+    /// Opens a stream from a little before the last returned line, and skips up to that line. Timestamps
+    /// alone would not suffice, since Podman's are whole seconds.
     async fn go_on(&mut self) -> Result<(), Refused> {
         let since = format!("{:.0}", (self.told.1 - OVERLAP_S).floor());
         let before = read(&self.engine, &self.container, ("since", &since)).await?;

@@ -1,4 +1,4 @@
-//! What an engine says of a container, as a deployment's state.
+//! Translates an engine's description of a container into a deployment's state.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::health::Health;
 use crate::status::{Event, Phase, State};
 
-/// `GET /containers/ID/json`, of which this is enough.
+/// The fields that are read of `GET /containers/ID/json`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct Inspect {
@@ -20,7 +20,7 @@ pub(super) struct Inspect {
     pub(super) host_config: HostConfig,
 }
 
-/// How a container runs.
+/// State of the container's process.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct Run {
@@ -48,9 +48,9 @@ pub(super) struct HostConfig {
     devices: Option<Vec<Value>>,
 }
 
-/// How long a server that was just started may be silent before that is worth a word.
+/// Seconds that a server that was just started may be silent before a message says so.
 const QUIET_START_S: f64 = 10.0;
-/// The exit status of a process that SIGKILL ended, and that of one that SIGTERM did.
+/// Exit statuses of a process that was ended by SIGKILL or by SIGTERM.
 const KILLED: i32 = 137;
 const TERMINATED: i32 = 143;
 
@@ -59,26 +59,26 @@ impl Inspect {
         self.state.status == "running"
     }
 
-    /// Seconds since 1970 of its last start; `None` if it never was.
+    /// Time of the last start, in seconds since 1970; `None` if it never started.
     pub(super) fn started_at(&self) -> Option<f64> {
         seconds(&self.state.started_at)
     }
 
-    /// When it was last started or ended.
+    /// Time of the last start or end.
     pub(super) fn changed_at(&self) -> Option<f64> {
         let times = [self.started_at(), seconds(&self.state.finished_at)];
         times.into_iter().flatten().reduce(f64::max)
     }
 
-    /// Whether the engine has kept the wish for GPUs.
+    /// Whether the engine has kept the GPU request.
     pub(super) fn has_gpus(&self) -> bool {
         let is_some =
             |list: &Option<Vec<Value>>| list.as_ref().is_some_and(|list| !list.is_empty());
         is_some(&self.host_config.device_requests) || is_some(&self.host_config.devices)
     }
 
-    /// State, phase and what there is to say; `health` is the server's answer just now, `last_words` the end of its log,
-    /// `hint` what the user was told at the start.
+    /// State, phase and message. `health` is the server's current answer, `last_words` is the end of its log,
+    /// and `hint` is the message of a deployment that is well.
     pub(super) fn seen(
         &self,
         health: Option<&Health>,
@@ -118,7 +118,7 @@ impl Inspect {
                         (State::Provisioning, Phase::Initializing, message)
                     }
                     Some(phase) => (State::Provisioning, phase, message),
-                    // Draining, or stuck: it has been ready.
+                    // The server was ready before, so it is either draining or stuck.
                     None => (State::Running, Phase::Degraded, message),
                 }
             }
@@ -137,7 +137,7 @@ impl Inspect {
         };
         let how = match code {
             _ if self.state.oom_killed => "it ran out of the memory that it was given".to_owned(),
-            // Podman does not tell a lack of memory from any other kill.
+            // Podman does not distinguish the out-of-memory killer from any other SIGKILL.
             KILLED => "the server was killed (SIGKILL), for a lack of memory perhaps".to_owned(),
             0 | TERMINATED => "the server was stopped".to_owned(),
             code => match last_words {
@@ -167,7 +167,7 @@ pub(super) struct Actor {
 }
 
 impl Told {
-    /// What it means for the deployment; `None` if nothing.
+    /// The meaning of an event for the deployment; `None` if it has none.
     pub(super) fn event(&self) -> Option<Event> {
         let code = ["exitCode", "containerExitCode"]
             .iter()
@@ -190,7 +190,7 @@ impl Told {
     }
 }
 
-/// Seconds since 1970 of a time as engines write it; `None` for the year 1, which is theirs for never.
+/// Seconds since 1970 of an engine's timestamp; `None` for the year 1, which means never.
 fn seconds(text: &str) -> Option<f64> {
     let time: jiff::Timestamp = text.parse().ok()?;
     (time.as_second() > 0).then(|| time.as_duration().as_secs_f64())

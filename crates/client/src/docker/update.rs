@@ -1,4 +1,5 @@
-//! Another container takes over from the one that runs: it is ready first, where there is room for both.
+//! Updates: another container takes over from the one that runs. It is ready first, if there is room for
+//! both.
 
 use std::time::Duration;
 
@@ -14,11 +15,12 @@ use crate::secret::Secrets;
 use crate::secret_file::{SECRETS_FILE, unpacked};
 use crate::status::DeploymentStatus;
 
-/// Ends of the names of containers that take over, and of those that give way. No deployment's name has a dot.
+/// Suffixes of the names of containers that take over, and of those that are replaced. Names of deployments
+/// have no dots, so a suffix cannot be part of another deployment's name.
 const NEXT: &str = ".next";
 const OLD: &str = ".old";
 
-/// Runs the plan in place of the old container, which is left where that fails.
+/// Runs the plan in place of the old container. The old one goes on if the update fails.
 pub(super) async fn update(
     engine: &Engine,
     params: &Params,
@@ -33,7 +35,7 @@ pub(super) async fn update(
     if in_place {
         old.stop().await?;
     }
-    // A container that does not become ready is removed here.
+    // A container that does not become ready is removed here, so nothing is kept on failure.
     let once = Params { keep_on_failure: false, ..params.clone() };
     let begun = begin(engine, &once, &plan, &compute, &image, on_progress).await;
     let new = match begun {
@@ -47,13 +49,13 @@ pub(super) async fn update(
     };
     let wrong = |refused: Refused| {
         Error::backend(
-            format!("the containers of `{}` cannot change their names", plan.spec.name),
+            format!("the containers of `{}` cannot be renamed", plan.spec.name),
             refused,
         )
     };
     engine.rename(&old.id, &format!("{name}{OLD}")).await.map_err(wrong)?;
     if let Err(refused) = engine.rename(&new.id, &name).await {
-        // Without its name the new one would not be found.
+        // Clients find a deployment by its container's name. So the old one gets its name back.
         let _ = engine.rename(&old.id, &name).await;
         let _ = new.delete().await;
         return Err(wrong(refused));
@@ -62,7 +64,7 @@ pub(super) async fn update(
     Ok(Begun { handle: Handle::Docker(new), is_own: false })
 }
 
-/// Starts the new container and waits until it is ready; one that is not is removed.
+/// Starts the new container and waits until it is ready. A container that fails is removed.
 async fn begin(
     engine: &Engine,
     params: &Params,
@@ -77,7 +79,7 @@ async fn begin(
         let doing = format!("`{}` cannot be updated", plan.spec.name);
         return Err(Error::backend(
             doing,
-            format!("another client is just updating it; if none is, remove the container {name}"),
+            format!("another client is updating it; if none is, remove the container {name}"),
         ));
     };
     let timeout = Duration::from_secs(params.timeout);
@@ -85,14 +87,14 @@ async fn begin(
     match waited.await {
         Ok(()) => Ok(new),
         Err(error) => {
-            // The first error says more than one of cleaning up.
+            // The first error is reported: a failed clean-up says less about the cause.
             let _ = new.delete().await;
             Err(error)
         }
     }
 }
 
-/// Where the new server is to compute, and whether the old one has to end first.
+/// Chooses the new server's device, and whether the old server has to end first.
 async fn room(
     engine: &Engine,
     params: &Params,
@@ -108,7 +110,7 @@ async fn room(
     let why = match beside {
         Ok(compute) if !keeps_port => return Ok((compute, false)),
         Ok(_) => "the port stays the same".to_owned(),
-        // With what the old one holds there may be room.
+        // There may be room once the old server has freed its memory and GPUs.
         Err(error @ (Error::ResourceUnavailable { .. } | Error::OutOfMemory { .. })) => {
             error.to_string()
         }
@@ -122,7 +124,7 @@ async fn room(
     Ok((compute, true))
 }
 
-/// Takes over the values of secrets that are not given again.
+/// Copies the values of secrets that were not given again from the old container.
 async fn keep_secrets(engine: &Engine, old: &Container, plan: &mut Plan) -> Result<()> {
     let has = |plan: &Plan, name: &String| plan.secrets.0.contains_key(name);
     let is_whole = plan.spec.secret_names.iter().all(|name| has(plan, name));
@@ -144,20 +146,20 @@ async fn keep_secrets(engine: &Engine, old: &Container, plan: &mut Plan) -> Resu
     }
 }
 
-/// The secrets of a container; none where it has no such file.
+/// The secrets of a container; empty if it has no such file.
 async fn secrets_of(engine: &Engine, container: &Container) -> Secrets {
     let archive = engine.get_archive(&container.id, SECRETS_FILE).await;
     archive.ok().and_then(|archive| unpacked(&archive).ok()).unwrap_or_default()
 }
 
-/// Whether a secret is given that the container has another value of.
+/// Whether a given secret differs from the container's value.
 pub(super) async fn has_other_secrets(engine: &Engine, old: &Container, plan: &Plan) -> bool {
     let has = secrets_of(engine, old).await;
     plan.secrets.0.iter().any(|(name, value)| has.0.get(name) != Some(value))
 }
 
-/// Removes what an update has left whose client is gone; where the old container has given its name up and the new one does
-/// not have it, the new one gets it.
+/// Removes what an interrupted update has left. If the old container has lost its name and the new one does
+/// not have it yet, the new one gets it.
 pub(super) async fn without_leftovers(engine: &Engine, name: &str) -> Result<()> {
     let name = container_name(name);
     let [next, old] = [NEXT, OLD].map(|end| format!("{name}{end}"));
@@ -170,10 +172,10 @@ pub(super) async fn without_leftovers(engine: &Engine, name: &str) -> Result<()>
     Ok(())
 }
 
-/// Removes what an update has left, whatever it is.
+/// Removes all containers that an interrupted update may have left.
 pub(super) async fn remove_leftovers(engine: &Engine, name: &str) {
     for end in [NEXT, OLD] {
-        // Mostly there is none.
+        // Usually there is none.
         let _ = remove(engine, &format!("{}{end}", container_name(name))).await;
     }
 }

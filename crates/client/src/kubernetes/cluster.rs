@@ -1,4 +1,4 @@
-//! A cluster: the connection to its API server, and its refusals in words.
+//! A cluster: the connection to its API server, and readable errors.
 
 use std::time::Duration;
 
@@ -13,16 +13,17 @@ use super::workload::Workload;
 use crate::error::{Error, Result};
 use crate::health::Health;
 
-/// How long a connection to the API server may take.
+/// Time limit for a connection to the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Where clients of services are told that they are in a cluster.
+/// The environment variable by which a pod knows that it runs in a cluster.
 const IN_CLUSTER: &str = "KUBERNETES_SERVICE_HOST";
 
 /// A namespace of a cluster.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     client: Client,
-    /// Takes each answer as it is: that of a server that starts is 503, which is no reason to ask again.
+    /// A client without retries. A server that starts answers 503 to health checks, which must not be
+    /// retried.
     direct: Client,
     pub(super) namespace: String,
 }
@@ -34,10 +35,11 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// The cluster of a context, else of the current one, else the one that this process runs in. Nothing is asked yet.
+    /// The cluster of a context, else of the current context, else the one that this process runs in. No
+    /// request is made yet.
     ///
     /// # Errors
-    /// None is configured, or what is configured cannot be used.
+    /// No cluster is configured, or its configuration cannot be used.
     pub(crate) async fn connect(context: Option<&str>, namespace: Option<&str>) -> Result<Self> {
         let wrong = |cause: &dyn std::fmt::Display| {
             Error::backend(
@@ -82,10 +84,10 @@ impl Cluster {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// A deployment of this name.
+    /// The deployment of this name.
     ///
     /// # Errors
-    /// There is none of ours.
+    /// There is none that this backend has made.
     pub(crate) async fn find(&self, name: &str) -> Result<Workload> {
         let found = self.deployments().get_opt(name).await;
         let found = found.map_err(|error| self.wrong("be asked", error))?;
@@ -107,7 +109,7 @@ impl Cluster {
             .collect())
     }
 
-    /// The pods of a deployment, the oldest first.
+    /// The pods of a deployment, oldest first.
     pub(super) async fn pods_of(&self, name: &str) -> Result<Vec<Pod>> {
         let theirs = ListParams::default().labels(&selector(Some(name)));
         let found = self.pods().list(&theirs).await;
@@ -116,7 +118,7 @@ impl Cluster {
         Ok(pods)
     }
 
-    /// The cluster's nodes; `None` where this user may not see them.
+    /// The cluster's nodes; `None` if this user has no permission to list them.
     pub(super) async fn nodes(&self) -> Result<Option<Vec<Node>>> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         match nodes.list(&ListParams::default()).await {
@@ -126,7 +128,7 @@ impl Cluster {
         }
     }
 
-    /// What the server in a pod says of itself, through the API server; `None` where that cannot be asked.
+    /// The health of the server in a pod, through the API server; `None` if it cannot be asked.
     pub(super) async fn health(&self, pod: &str, scheme: &str, port: u16) -> Option<Health> {
         let pods = format!("/api/v1/namespaces/{}/pods", self.namespace);
         let request = kube::core::Request::new(pods);
@@ -139,12 +141,12 @@ impl Cluster {
         Health::read(&answer.await.ok()??)
     }
 
-    /// The address of a service: a name that the cluster's pods know.
+    /// The address of a service. Its name can be resolved by the cluster's pods only.
     pub(super) fn url(&self, scheme: &str, service: &str, port: u16) -> String {
         format!("{scheme}://{service}.{}.svc:{port}", self.namespace)
     }
 
-    /// What helps to reach that address from here; empty within the cluster.
+    /// The hint for reaching that address from here; empty within the cluster.
     pub(super) fn hint(&self, name: &str) -> String {
         if std::env::var_os(IN_CLUSTER).is_some() {
             return String::new();
@@ -155,7 +157,7 @@ impl Cluster {
         )
     }
 
-    /// The API server did not do what it was asked for.
+    /// The error for a request that the API server did not fulfil.
     pub(super) fn wrong(&self, what: &str, error: kube::Error) -> Error {
         let doing = format!("the cluster cannot {what}, in the namespace {}", self.namespace);
         match error {
@@ -178,7 +180,7 @@ impl Cluster {
     }
 }
 
-/// The words of what is below all wrapping.
+/// The message of the innermost error, without those of the layers around it.
 fn innermost(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {

@@ -20,7 +20,7 @@ use crate::params::Params;
 use crate::spec::{Device, Spec};
 use crate::status::DeploymentStatus;
 
-/// How often it is looked whether a deployment that is being deleted is gone, and for how long.
+/// Interval and time limit of the checks whether a deployment that is being deleted is gone.
 const LOOK: Duration = Duration::from_millis(500);
 const GOING_PATIENCE: Duration = Duration::from_secs(90);
 
@@ -40,7 +40,7 @@ pub(crate) fn manifests(params: &Params, plan: &Plan, namespace: Option<&str>) -
     manifests.to_yaml()
 }
 
-/// Applies a plan, or finds the deployment that is the same.
+/// Applies a plan, or finds the deployment with the same spec.
 pub(crate) async fn deploy(
     cluster: &Cluster,
     params: &Params,
@@ -51,7 +51,7 @@ pub(crate) async fn deploy(
     let deadline = plan.deadline.clone();
     let nodes = async {
         match find(cluster, &plan.spec).await? {
-            // Whether secrets are the same an update sees.
+            // Specs do not contain the values of secrets. An update compares those, too.
             Some((_, found)) if found.spec == plan.spec && !params.update => {
                 Ok(Err(begun(cluster, found)))
             }
@@ -91,7 +91,7 @@ pub(crate) async fn deploy(
             None => Err(error),
         },
         Err(Trouble::Halfway(error)) => {
-            // The first error says more than one of cleaning up.
+            // The first error is reported: a failed clean-up says less about the cause.
             let _ = workload.delete().await;
             Err(error)
         }
@@ -99,18 +99,19 @@ pub(crate) async fn deploy(
     }
 }
 
-/// How far applying came.
+/// The progress of an apply that failed.
 enum Trouble {
-    /// The Deployment is another client's.
+    /// The Deployment belongs to another client.
     Conflict(Error),
-    /// The Deployment is there, the rest is not.
+    /// The Deployment exists, the other objects may not.
     Halfway(Error),
-    /// Nothing is there.
+    /// Nothing exists.
     Nothing(Error),
 }
 
-/// Applies the Deployment first: whoever has it has the name, and all else belongs to it. Values are never taken over
-/// from another manager, and each spec has a manager of its own, so of two clients one wins.
+/// Applies the Deployment first: its owner has the name, and the other objects belong to it. Conflicts with
+/// another manager's fields are never forced, and each spec has its own manager. So exactly one of two
+/// concurrent clients wins.
 async fn apply(cluster: &Cluster, manifests: &Manifests<'_>) -> Result<(), Trouble> {
     let name = &manifests.description.spec.name;
     let parameters = PatchParams::apply(&manager(&manifests.description.spec));
@@ -139,14 +140,14 @@ async fn apply(cluster: &Cluster, manifests: &Manifests<'_>) -> Result<(), Troub
     Ok(())
 }
 
-/// The manager of the fields of a spec.
+/// The field manager of a spec.
 fn manager(spec: &Spec) -> String {
     let mut hasher = DefaultHasher::new();
     serde_json::to_string(spec).unwrap_or_default().hash(&mut hasher);
     format!("candlepower-{:016x}", hasher.finish())
 }
 
-/// A deployment that is there already.
+/// A deployment that exists already.
 fn begun(cluster: &Cluster, description: Description) -> Begun {
     let workload = Workload { cluster: cluster.clone(), description };
     Begun { handle: Handle::Kubernetes(workload), is_own: false }
@@ -156,10 +157,10 @@ fn in_use(has: &Spec, asked: &Spec) -> Error {
     Error::NameInUse { name: has.name.clone(), difference: has.difference(asked) }
 }
 
-/// The deployment of this name; one that is being deleted is waited for.
+/// The deployment of this name. If it is being deleted, this waits until it is gone.
 ///
 /// # Errors
-/// It is not ours.
+/// Another program has made it.
 async fn find(cluster: &Cluster, spec: &Spec) -> Result<Option<(Deployment, Description)>> {
     let begin = Instant::now();
     loop {
@@ -175,7 +176,7 @@ async fn find(cluster: &Cluster, spec: &Spec) -> Result<Option<(Deployment, Desc
             return Err(Error::backend(
                 format!("`{}` cannot be deployed", spec.name),
                 format!(
-                    "the namespace {} has a Deployment of this name that candlepower has not made: choose another name",
+                    "the namespace {} has a Deployment of this name that candlepower has not made; choose another name",
                     cluster.namespace
                 ),
             ));
@@ -189,7 +190,7 @@ fn refuse_folder(spec: &Spec) -> Result<()> {
         Some(_) => Err(Error::validation(
             "model",
             &spec.model,
-            "a folder or a file of this machine is not there in a cluster: name a model of the hub as owner/name",
+            "a cluster cannot read folders and files of this machine: name a model of the hub as owner/name",
         )),
         None => Ok(()),
     }

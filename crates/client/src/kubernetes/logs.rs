@@ -1,4 +1,4 @@
-//! What the pods of a deployment have written.
+//! Logs of a deployment's pods.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use super::cluster::Cluster;
 use crate::error::{Error, Result};
 use crate::logs::Lines;
 
-/// How often it is looked for new pods once those that were followed have ended.
+/// Interval of the search for new pods, after the followed ones have ended.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The newest `tail` lines, or all, the oldest first; with several pods, each line after its pod's name. Of a server that
-/// waits to be started again it is what it said before it ended.
+/// The newest `tail` lines, or all of them, oldest first. With several pods, each line begins with its pod's
+/// name. For a server that waits for a restart, the log of its previous run is read.
 pub(super) async fn tail(
     cluster: &Cluster,
     name: &str,
@@ -35,7 +35,7 @@ pub(super) async fn tail(
         };
         let text = match cluster.pods().logs(pod_name, &asked).await {
             Ok(text) => text,
-            // It is just being started, or is gone.
+            // The pod is being started, or is gone.
             Err(kube::Error::Api(status)) if matches!(status.code, 400 | 404) => continue,
             Err(error) => return Err(cluster.wrong("read the log", error)),
         };
@@ -62,7 +62,7 @@ fn has_run(pod: &Pod) -> bool {
     })
 }
 
-/// Whether its server has ended and waits.
+/// Whether the server has ended and waits for a restart.
 fn waits_again(pod: &Pod) -> bool {
     statuses(pod).any(|server| {
         let waits = server.state.as_ref().is_some_and(|state| state.waiting.is_some());
@@ -70,12 +70,12 @@ fn waits_again(pod: &Pod) -> bool {
     })
 }
 
-/// Lines as they are written, over restarts, until the deployment is deleted.
+/// Lines as they are written, across restarts, until the deployment is deleted.
 pub(super) struct Followed {
     cluster: Cluster,
     name: String,
     lines: BoxStream<'static, String>,
-    /// When the last stream ended.
+    /// Time at which the last stream ended.
     ended_at: Option<Timestamp>,
 }
 
@@ -87,13 +87,13 @@ impl Followed {
         Ok(Self { cluster, name, lines, ended_at: None })
     }
 
-    /// Waits for pods that run; false if the deployment is gone.
+    /// Waits for running pods; false if the deployment is gone.
     async fn reopen(&mut self) -> bool {
         let since_time = *self.ended_at.get_or_insert_with(Timestamp::now);
         tokio::time::sleep(LOOK).await;
         match self.cluster.find(&self.name).await {
             Err(Error::NotFound { .. }) => return false,
-            // It may answer the next time.
+            // A failed request is repeated in the next round.
             Err(_) => return true,
             Ok(_) => {}
         }

@@ -1,4 +1,4 @@
-//! The objects of a deployment: what is applied, and what `--dry-run` prints.
+//! The objects of a deployment, as they are applied and as `--dry-run` prints them.
 
 use std::collections::BTreeMap;
 
@@ -14,34 +14,35 @@ use crate::error::{Error, Result};
 use crate::secret::Secrets;
 use crate::spec::{Device, Spec};
 
-/// Who manages our objects: the value of the label that Kubernetes recommends for that.
+/// The value of the label `app.kubernetes.io/managed-by`, which Kubernetes recommends.
 const MANAGER: &str = "candlepower";
 const MANAGER_LABEL: &str = "app.kubernetes.io/managed-by";
 const NAME_LABEL: &str = "app.kubernetes.io/name";
 const INSTANCE_LABEL: &str = "app.kubernetes.io/instance";
-/// The annotation with all that is known of a deployment but its secrets.
+/// The annotation with the description of a deployment: everything but its secrets.
 const DESCRIPTION_ANNOTATION: &str = "candlepower/description";
-/// Its former name, which deployments of earlier versions have.
+/// The annotation's former name. Deployments of earlier versions have it.
 const FORMER_ANNOTATION: &str = "candlepower-description";
-/// The user and group of the image.
+/// User and group of the image.
 const USER: i64 = 10001;
-/// Seconds that a server answers on after it was asked to end: the cluster takes it from its Services meanwhile.
+/// Seconds for which a server still answers after it was asked to stop. Meanwhile the cluster removes it from
+/// its Services.
 const DRAIN_SECONDS: u64 = 5;
 /// Seconds between two probes of a server that starts.
 const STARTUP_PERIOD: u64 = 5;
 
-/// What a deployment is, in an annotation of its own.
+/// The description of a deployment, stored in an annotation of its own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Description {
     pub(super) spec: Spec,
     /// GPUs of each pod.
     pub(super) gpus: u32,
-    /// What the user was told at the start.
+    /// Warnings that the user has seen at the start.
     pub(super) warnings: Vec<String>,
 }
 
 impl Description {
-    /// What a Deployment says; `None` if it is none of ours.
+    /// Reads the description of a Deployment; `None` if another program has made it.
     pub(super) fn of(deployment: &Deployment) -> Option<Self> {
         let metadata = &deployment.metadata;
         let is_ours = metadata.labels.as_ref()?.get(MANAGER_LABEL)? == MANAGER;
@@ -56,13 +57,13 @@ impl Description {
     }
 }
 
-/// Selects our objects: all, or those of one deployment.
+/// Label selector of all objects of this backend, or of one deployment's objects.
 pub(super) fn selector(name: Option<&str>) -> String {
     let ours = format!("{MANAGER_LABEL}={MANAGER}");
     name.map_or(ours.clone(), |name| format!("{ours},{INSTANCE_LABEL}={name}"))
 }
 
-/// What objects are made of.
+/// The input for the objects.
 pub(super) struct Manifests<'a> {
     pub(super) description: &'a Description,
     pub(super) placement: &'a Placement,
@@ -73,7 +74,7 @@ pub(super) struct Manifests<'a> {
 }
 
 impl Manifests<'_> {
-    /// All of them as YAML, in the order in which `kubectl apply` is to make them.
+    /// All objects as YAML, in the order in which `kubectl apply` must create them.
     ///
     /// # Errors
     /// See [`deployment`](Self::deployment).
@@ -90,7 +91,7 @@ impl Manifests<'_> {
         Ok(documents.join("\n---\n") + "\n")
     }
 
-    /// The values that nobody else may see; `None` where there are none.
+    /// The Secret with the values that must not be shown; `None` if there are none.
     pub(super) fn secret(&self, owner: Option<OwnerReference>) -> Option<Secret> {
         if self.secrets.0.is_empty() {
             return None;
@@ -120,7 +121,7 @@ impl Manifests<'_> {
     }
 
     /// # Errors
-    /// Which image to run is not known.
+    /// The image cannot be chosen.
     pub(super) fn deployment(&self) -> Result<Deployment> {
         let spec = &self.description.spec;
         let mut metadata = self.metadata(None);
@@ -129,7 +130,7 @@ impl Manifests<'_> {
         let body = json!({
             "replicas": spec.replicas,
             "strategy": self.strategy(),
-            // The probes decide first.
+            // The probes decide first: their limit is the user's timeout.
             "progressDeadlineSeconds": self.timeout + 60,
             "revisionHistoryLimit": 1,
             "selector": { "matchLabels": self.selector_labels() },
@@ -142,7 +143,8 @@ impl Manifests<'_> {
         })
     }
 
-    /// How an old pod gives way to a new one, which would wait for the old one's GPUs if it came first.
+    /// Update strategy. With GPUs the old pod goes first, since a new pod would wait for the old one's GPUs
+    /// for ever.
     fn strategy(&self) -> Value {
         let rolling = |surge: u32, unavailable: u32| {
             let rolling = json!({ "maxSurge": surge, "maxUnavailable": unavailable });
@@ -158,7 +160,8 @@ impl Manifests<'_> {
     fn pod(&self) -> Result<Value> {
         let mut pod = json!({
             "automountServiceAccountToken": false,
-            // Variables of other services would be taken for settings.
+            // The cluster sets variables for other services. The server would read some of them as its
+            // settings.
             "enableServiceLinks": false,
             "terminationGracePeriodSeconds": self.description.spec.stop_seconds(DRAIN_SECONDS),
             "securityContext": {
@@ -168,7 +171,7 @@ impl Manifests<'_> {
             "containers": [self.container()?],
             "volumes": [
                 { "name": "hub-cache" },
-                // It counts as part of the memory that the container may take.
+                // Shared memory counts towards the container's memory limit.
                 { "name": "shm", "emptyDir": {
                     "medium": "Memory", "sizeLimit": quantity(self.description.spec.shm_bytes()),
                 } },
@@ -195,7 +198,7 @@ impl Manifests<'_> {
         if self.placement.gpus > 0 {
             resources.insert(GPU_RESOURCE, self.placement.gpus.to_string());
         }
-        // CPUs that nobody else needs may be used, so that there is no limit of them.
+        // CPUs have no limit, so that the server may use idle ones.
         let mut requests = resources.clone();
         if let Some(millis) = spec.cpu_millis {
             requests.insert("cpu", cpus(millis));
@@ -212,7 +215,7 @@ impl Manifests<'_> {
                 "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
                 "capabilities": { "drop": ["ALL"] },
             },
-            // The end of the log is the reason of a failure.
+            // The end of the log becomes the reason of a failure.
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "startupProbe": self.probe(STARTUP_PERIOD, 3, self.timeout.div_ceil(STARTUP_PERIOD)),
             "readinessProbe": self.probe(5, 5, 2),
@@ -224,19 +227,20 @@ impl Manifests<'_> {
         }))
     }
 
-    /// Asks for the server's health, all in seconds but the failures that it takes.
+    /// A health probe. Times are in seconds; `failures` is the number of failures in a row that it takes.
     fn probe(&self, period: u64, timeout: u64, failures: u64) -> Value {
         let spec = &self.description.spec;
         let mut probe = json!({
             "periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures,
         });
         if spec.identity().is_some() {
-            // The kubelet has no certificate to show; the server's own is in the pod.
+            // The kubelet cannot present a certificate. So the probe runs in the pod, with the server's own
+            // certificate.
             probe["exec"] = json!({ "command": ["candlepower", "health"] });
         } else {
             probe["httpGet"] = json!({ "path": "/health", "port": "http" });
             if spec.scheme() == "https" {
-                // The kubelet takes any certificate.
+                // The kubelet does not verify certificates, so the server's own will do.
                 probe["httpGet"]["scheme"] = json!("HTTPS");
             }
         }
@@ -271,18 +275,19 @@ impl Manifests<'_> {
             return Err(Error::validation(
                 "image",
                 "",
-                "which GPUs the cluster has is not known here: name the image that is built for them, or set gpu_count to 0",
+                "the cluster's GPUs are not known here: name the image that is built for them, or set gpu_count to 0",
             ));
         }
         Ok(spec.image_for(self.placement.capability.filter(|_| self.placement.gpus > 0)))
     }
 
-    /// Where downloads are kept: a folder of the node, a claim, or as long as the pod lives.
+    /// Storage for downloads: a folder of the node, a persistent volume claim, or a volume that lives as long
+    /// as the pod.
     fn hub_cache(&self) -> (&'static str, Value) {
         match self.description.spec.hub_cache.as_deref() {
             None => ("emptyDir", json!({})),
             Some(path) if path.starts_with('/') => {
-                // One that the kubelet makes would be root's, and the server could not write it.
+                // A folder created by the kubelet would belong to root, and the server could not write to it.
                 ("hostPath", json!({ "path": path, "type": "Directory" }))
             }
             Some(claim) => ("persistentVolumeClaim", json!({ "claimName": claim })),
@@ -319,19 +324,19 @@ impl Manifests<'_> {
         labels
     }
 
-    /// The labels that never change, since a Deployment's selector cannot.
+    /// The labels that never change, because a Deployment's selector is immutable.
     fn selector_labels(&self) -> BTreeMap<String, String> {
         let name = self.description.spec.name.clone();
         BTreeMap::from([(NAME_LABEL.into(), "candlepower".into()), (INSTANCE_LABEL.into(), name)])
     }
 }
 
-/// A text in which the kubelet is to find no variable: it reads `$(A)` as one, and `$$` as a dollar.
+/// Escapes dollars. The kubelet reads `$(A)` as a variable and `$$` as a dollar.
 fn literal(text: &str) -> String {
     text.replace('$', "$$")
 }
 
-/// Thousandths of CPUs as Kubernetes writes them.
+/// Formats thousandths of CPUs as a Kubernetes quantity.
 fn cpus(millis: u64) -> String {
     match millis % 1000 {
         0 => (millis / 1000).to_string(),
@@ -339,7 +344,7 @@ fn cpus(millis: u64) -> String {
     }
 }
 
-/// Bytes as Kubernetes writes them.
+/// Formats bytes as a Kubernetes quantity.
 fn quantity(bytes: u64) -> String {
     const UNITS: [(&str, u32); 3] = [("Gi", 30), ("Mi", 20), ("Ki", 10)];
     let unit = UNITS.iter().find(|(_, shift)| bytes.trailing_zeros() >= *shift);

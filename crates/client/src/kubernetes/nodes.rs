@@ -1,4 +1,4 @@
-//! On which of a cluster's GPUs a deployment may run.
+//! Chooses among the GPUs of a cluster's nodes.
 
 use std::collections::BTreeSet;
 
@@ -9,22 +9,22 @@ use crate::spec::Spec;
 
 /// The resource of NVIDIA's device plugin.
 pub(super) const GPU_RESOURCE: &str = "nvidia.com/gpu";
-/// Labels of NVIDIA's GPU feature discovery; memory is in MiB.
+/// Labels of NVIDIA's GPU feature discovery. Memory is in MiB.
 pub(super) const PRODUCT_LABEL: &str = "nvidia.com/gpu.product";
 pub(super) const MEMORY_LABEL: &str = "nvidia.com/gpu.memory";
 const MAJOR_LABEL: &str = "nvidia.com/gpu.compute.major";
 const MINOR_LABEL: &str = "nvidia.com/gpu.compute.minor";
 
-/// What a pod asks of its node.
+/// The requirements of a pod for its node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Placement {
     /// GPUs of each pod; 0 computes on the CPU.
     pub(super) gpus: u32,
-    /// Products that will do, as nodes are labelled; empty if any will.
+    /// Products that qualify, by the nodes' labels; empty if any GPU does.
     pub(super) products: BTreeSet<String>,
-    /// Memory of a GPU has to exceed so many MiB.
+    /// Exclusive lower limit of a GPU's memory, in MiB.
     pub(super) above_mib: Option<u64>,
-    /// The compute capability of these GPUs, where it is known.
+    /// Compute capability of the GPUs, if it is known.
     pub(super) capability: Option<(u32, u32)>,
 }
 
@@ -53,10 +53,11 @@ impl NodeGpus {
 }
 
 impl Placement {
-    /// Where this may run; `nodes` is `None` where they are not known, and what was asked for is taken as it stands.
+    /// Chooses the node's GPUs. `nodes` is `None` if they are not known; the parameters are then used
+    /// unchecked.
     ///
     /// # Errors
-    /// No node has what was asked for.
+    /// No node has the GPUs that were asked for.
     pub(super) fn new(
         spec: &Spec,
         nodes: Option<&[Node]>,
@@ -67,7 +68,7 @@ impl Placement {
             return Ok(Self::default());
         }
         let gpus = spec.gpu_count.unwrap_or(1).max(1);
-        // 10^9 bytes in MiB, less what drivers keep for themselves.
+        // Converts units of 10^9 bytes to MiB, less the part that drivers reserve.
         let above_mib = spec.min_gpu_memory_gb.map(|gb| gb.saturating_mul(930_000_000) >> 20);
         let Some(nodes) = nodes else {
             let products =
@@ -92,7 +93,7 @@ impl Placement {
                 available: describe(&found),
             });
         };
-        // An image is built for one kind of GPU.
+        // An image is built for one compute capability, so all pods must get GPUs of one kind.
         let before = fit.len();
         fit.retain(|node| node.capability == capability);
         let mut products = BTreeSet::new();
@@ -105,10 +106,11 @@ impl Placement {
     }
 }
 
-/// A GPU's name as nodes are labelled, where no node can be asked: NVIDIA's discovery writes hyphens for spaces.
+/// The node label of a GPU's name, for a cluster whose nodes cannot be listed. NVIDIA's discovery writes
+/// hyphens for spaces.
 ///
 /// # Errors
-/// It can be no label.
+/// The name is no valid label.
 fn label(model: &str) -> Result<String> {
     let label = model.replace(' ', "-");
     let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -128,7 +130,7 @@ fn label(model: &str) -> Result<String> {
     ))
 }
 
-/// A name without what people write differently.
+/// A name reduced to the characters that all spellings share.
 fn plain(name: &str) -> String {
     name.to_lowercase().replace([' ', '_'], "-")
 }
@@ -188,10 +190,10 @@ mod tests {
         assert_eq!(found.products, BTreeSet::from(["NVIDIA-H100-80GB-HBM3".to_owned()]));
         assert_eq!((found.gpus, found.capability), (1, Some((9, 0))));
         let (found, _) = place(demo().min_gpu_memory_gb(80).gpu_count(2), Some(&nodes)).unwrap();
-        // A card of 80 GB has fewer MiB than that.
+        // The limit is 93 % of 80 * 10^9 bytes, since drivers reserve a part.
         assert_eq!((found.gpus, found.above_mib), (2, Some(70953)));
         assert!(found.products.is_empty());
-        // An image runs on one kind: any GPU will do, so the first kind is taken.
+        // An image runs on one kind of GPU. Any GPU will do here, so the first kind is taken.
         let (found, _) = place(demo(), Some(&nodes)).unwrap();
         assert_eq!(found.products.len(), 1);
     }

@@ -1,4 +1,5 @@
-//! What a cluster says of a deployment's objects, as its state: a pure function, which tests hold against such objects.
+//! Translates a cluster's objects into a deployment's state. This is a pure function, so that tests can pass
+//! recorded objects.
 
 use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition};
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
@@ -7,7 +8,7 @@ use crate::health::Health;
 use crate::logs::last_words;
 use crate::status::{Phase, State};
 
-/// A deployment's state at one moment.
+/// State of a deployment at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Seen {
     pub(super) state: State,
@@ -19,7 +20,7 @@ pub(super) struct Seen {
     pub(super) exit_code: Option<i32>,
 }
 
-/// How one pod is, when it is not ready.
+/// State of one pod that is not ready.
 #[derive(Clone, Debug, PartialEq)]
 struct PodState {
     state: State,
@@ -37,8 +38,8 @@ impl PodState {
     }
 }
 
-/// What is seen of a deployment and its pods, the oldest first. `health` is what the server of the newest pod says, where it
-/// was asked; `hint` is what the user is to know when all is well.
+/// The state of a deployment. Its pods come oldest first. `health` is the answer of the newest pod's server,
+/// if it was asked. `hint` is the message of a deployment that is well.
 pub(super) fn seen(
     deployment: &Deployment,
     pods: &[Pod],
@@ -63,7 +64,7 @@ pub(super) fn seen(
     if ready >= desired {
         return of(PodState::new(State::Running, Phase::Ready, hint));
     }
-    // Of several pods the one that has come least far says what is wrong.
+    // Among several pods, the one with the least progress names the problem.
     let states = pods.iter().map(|pod| pod_state(pod, health));
     let worst = states.max_by_key(|pod| badness(pod.state));
     if ready > 0 {
@@ -77,7 +78,7 @@ pub(super) fn seen(
         (Some(pod), Some(trouble)) if pod.state != State::Failed && pod.message.is_empty() => {
             trouble
         }
-        // It has been tried for as long as was asked for: what the pod says is the reason.
+        // The cluster's own time limit has passed. The pod's message is the reason.
         (Some(pod), Some(trouble)) => PodState { message: pod.message, ..trouble },
         (Some(pod), None) => pod,
         (None, Some(trouble)) => trouble,
@@ -85,7 +86,7 @@ pub(super) fn seen(
     })
 }
 
-/// Replicas that are of the newest description and ready.
+/// Number of ready replicas that run the newest description.
 fn ready_replicas(deployment: &Deployment) -> i32 {
     let Some(status) = &deployment.status else { return 0 };
     if status.observed_generation < deployment.metadata.generation {
@@ -93,7 +94,7 @@ fn ready_replicas(deployment: &Deployment) -> i32 {
     }
     let (ready, updated) = (status.ready_replicas, status.updated_replicas);
     let old = status.replicas.unwrap_or(0) - updated.unwrap_or(0);
-    // An old pod that still answers is ready, too.
+    // The count of ready replicas includes old pods that still answer.
     (ready.unwrap_or(0) - old).clamp(0, updated.unwrap_or(0).max(0))
 }
 
@@ -156,7 +157,8 @@ fn pod_state(pod: &Pod, health: Option<&Health>) -> PodState {
     running_state(server, health)
 }
 
-/// Why a container does not run. Source: the reasons that the kubelet gives, kubernetes/pkg/kubelet.
+/// The reason that a container does not run. Source: the reasons that the kubelet gives,
+/// kubernetes/pkg/kubelet.
 fn waiting_state(server: &ContainerStatus, reason: &str, message: &str) -> PodState {
     let said = if message.is_empty() { reason.to_owned() } else { format!("{reason}: {message}") };
     match reason {
@@ -171,7 +173,7 @@ fn waiting_state(server: &ContainerStatus, reason: &str, message: &str) -> PodSt
         "CreateContainerError" | "RunContainerError" => {
             PodState::failed(format!("the container cannot be started: {said}"))
         }
-        // The image is being fetched, or the Secret is on its way.
+        // The image is being fetched, or the Secret does not exist yet.
         "ContainerCreating" | "PodInitializing" => {
             PodState::new(State::Provisioning, Phase::Scheduling, "")
         }
@@ -188,7 +190,7 @@ fn running_state(server: &ContainerStatus, health: Option<&Health>) -> PodState 
         return PodState::new(State::Running, Phase::Degraded, message);
     }
     let phase = match health.and_then(|health| health.phase.as_deref()).and_then(Phase::named) {
-        // The end of its process, which comes next, says more.
+        // The end of the process comes next and has the better reason.
         None | Some(Phase::Failed | Phase::Pending) => Phase::Initializing,
         Some(phase) => phase,
     };
@@ -209,7 +211,7 @@ fn server(pod: &Pod) -> Option<&ContainerStatus> {
     pod.status.as_ref()?.container_statuses.as_ref()?.iter().find(|found| found.name == "server")
 }
 
-/// How the server of a pod ended last.
+/// The last end of a pod's server.
 fn last_end(pod: &Pod) -> Option<&ContainerStateTerminated> {
     let server = server(pod)?;
     let now = server.state.as_ref().and_then(|state| state.terminated.as_ref());

@@ -1,7 +1,7 @@
-//! Changes the objects of a deployment; the cluster then replaces its pods as the Deployment's strategy says.
+//! Changes the objects of a deployment. The cluster then replaces its pods by the Deployment's strategy.
 //!
-//! Objects are replaced whole, at the version that was read, so that of two clients one is refused. Where the new pods do not
-//! become ready, the old objects are put back.
+//! Objects are replaced whole, at the version that was read. So of two concurrent clients one is refused,
+//! instead of both being applied in part. If the new pods do not become ready, the old objects are put back.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::error::{Error, Leftover, Result};
 use crate::params::Params;
 use crate::status::DeploymentStatus;
 
-/// Replaces what is there, and waits until the new pods are ready.
+/// Replaces the objects and waits until the new pods are ready.
 pub(super) async fn update(
     cluster: &Cluster,
     manifests: &Manifests<'_>,
@@ -57,10 +57,11 @@ struct Objects {
 }
 
 impl Objects {
-    /// The same objects as the manifests have them; what others have added to their metadata stays, as do the values of
-    /// secrets that are not given again.
+    /// The same objects with the manifests' content. Metadata that others have added stays, as do the values
+    /// of secrets that are not given again.
     ///
     /// # Errors
+    /// The image cannot be chosen, or the value of a secret is not known.
     /// Which image to run is not known, or the value of a secret.
     fn changed(&self, manifests: &Manifests<'_>) -> Result<Self> {
         let made = manifests.deployment()?;
@@ -83,7 +84,8 @@ impl Objects {
         if data(&secret) != data(&self.secret)
             && let Some(spec) = deployment.spec.as_mut()
         {
-            // Pods read a Secret when they start, and a new one is no reason to the cluster to start others.
+            // Pods read a Secret only when they start, and a changed Secret does not make the cluster restart
+            // them. So the change is made visible in the pod's template.
             let metadata = spec.template.metadata.get_or_insert_default();
             let time = jiff::Timestamp::now().to_string();
             metadata.annotations.get_or_insert_default().insert(RESTARTED.to_owned(), time);
@@ -107,7 +109,7 @@ impl Objects {
         })
     }
 
-    /// Puts them in place of what is there. The secret comes first: new pods read it.
+    /// Replaces the cluster's objects. The Secret comes first, since new pods read it.
     async fn put(&self, cluster: &Cluster, name: &str) -> Result<()> {
         let wrong = |error| cluster.wrong("update the deployment", error);
         if let Some(secret) = &self.secret {
@@ -124,7 +126,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Puts them back, whichever versions are there by now; those that another client has made since stay.
+    /// Puts the objects back, at their current versions. Objects that another client has created since are
+    /// kept.
     async fn put_back(&self, cluster: &Cluster, name: &str) -> Result<()> {
         let mut back = self.clone();
         let wrong = |error| cluster.wrong("go back to what ran before", error);
@@ -145,7 +148,7 @@ impl Objects {
     }
 }
 
-/// Replaces an object, or makes it.
+/// Replaces an object, or creates it.
 async fn put<K>(api: &Api<K>, name: &str, object: &K, is_there: bool) -> Result<(), kube::Error>
 where
     K: Clone + serde::Serialize + serde::de::DeserializeOwned + std::fmt::Debug,
@@ -159,7 +162,7 @@ where
     .map(|_| ())
 }
 
-/// The manager of fields that an update sets.
+/// The field manager of an update.
 const MANAGER: &str = "candlepower-update";
 
 #[cfg(test)]
@@ -174,7 +177,7 @@ mod tests {
     use crate::kubernetes::manifest::Description;
     use crate::kubernetes::nodes::Placement;
 
-    /// The objects that these parameters make, as an update of those that are there, if some are.
+    /// The objects for these parameters: an update of existing objects, or new ones.
     fn objects(params: BlazeParams, before: Option<&Objects>) -> Result<Objects> {
         let params = params.gpu_count(0).into();
         let backend = Backend::Kubernetes { context: None, namespace: None };

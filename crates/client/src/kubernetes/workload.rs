@@ -1,4 +1,4 @@
-//! A Deployment of ours: what clients see of it and do with it.
+//! A deployment in a cluster: its state for clients, and its operations.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ use crate::logs::LogStream;
 use crate::spec::Spec;
 use crate::status::{DeploymentStatus, Event, Phase, Progress, State, now};
 
-/// How often it is looked whether a deployment is gone, and for how long.
+/// Interval and time limit of the checks whether a deployment is gone.
 const LOOK: Duration = Duration::from_millis(200);
 const GONE_PATIENCE: Duration = Duration::from_secs(90);
 /// The annotation that `kubectl rollout restart` sets.
@@ -36,7 +36,7 @@ pub(crate) struct Workload {
     pub(super) description: Description,
 }
 
-/// Everything that is known of it at one moment.
+/// All known facts about a deployment at one moment.
 struct Look {
     deployment: KubeDeployment,
     pods: Vec<Pod>,
@@ -129,7 +129,8 @@ impl Workload {
         let cascade = DeleteParams { propagation_policy, ..DeleteParams::default() };
         gone(cluster.deployments().delete(name, &cascade).await)
             .map_err(|error| cluster.wrong("delete the Deployment", error))?;
-        // What `kubectl apply` made has no owner with which it would go.
+        // Objects made by `kubectl apply` have no owner reference, so the cluster does not delete them with
+        // the Deployment.
         let plain = DeleteParams::default();
         gone(cluster.services().delete(name, &plain).await)
             .map_err(|error| cluster.wrong("delete the Service", error))?;
@@ -161,17 +162,17 @@ impl Workload {
         patched.map(|_| ()).map_err(|error| cluster.wrong("restart the Deployment", error))
     }
 
-    /// Opens a port of this machine that leads to its server, for as long as what is returned is kept.
+    /// Opens a port of this machine that leads to the server, until the result is dropped.
     pub(crate) async fn forward(&self, port: u16) -> Result<Forward> {
         let this = self.clone();
         let scheme = self.description.spec.scheme();
         Forward::open(scheme, port, move |stream| this.clone().lead(stream)).await
     }
 
-    /// Leads a connection to a pod that is ready; where that fails it is closed, as it would be by the server.
+    /// Connects a stream to a ready pod. On failure the stream is closed, as the server would close it.
     async fn lead(self, mut stream: TcpStream) {
         let Ok(pods) = self.cluster.pods_of(self.name()).await else { return };
-        // Before any is ready, the newest one says why.
+        // Before any pod is ready, the newest one gives the reason.
         let Some(pod) = pods.iter().find(|pod| is_ready(pod)).or(pods.last()) else { return };
         let (name, port) =
             (pod.metadata.name.as_deref().unwrap_or_default(), self.description.port());
@@ -183,7 +184,8 @@ impl Workload {
         }
     }
 
-    /// Whether the cluster has a Secret for it: the hub's token comes from the environment, not from the parameters.
+    /// Whether the cluster has a Secret for it. The parameters do not say so: the hub's token comes from the
+    /// environment.
     async fn has_secret(&self) -> bool {
         let found = self.cluster.deployments().get_opt(self.name()).await.ok().flatten();
         let pod = found.and_then(|found| found.spec?.template.spec);
@@ -205,7 +207,7 @@ impl Workload {
         let hint: Vec<String> = warnings.chain(hint).collect();
         let hint = hint.join("; ");
         let first = seen(&deployment, &pods, None, &hint);
-        // Of a server that starts its own words say more than the cluster's.
+        // While a server starts, its own words say more than the cluster's.
         let starts = matches!(first.phase, Phase::Initializing | Phase::Degraded);
         let pod = pods.last().and_then(|pod| pod.metadata.name.as_deref());
         let health = match pod {
@@ -222,7 +224,7 @@ impl Workload {
         Ok(Look { deployment, pods, health, seen })
     }
 
-    /// Whether this is the deployment that was found or made, and not another one that has its name by now.
+    /// Whether this is still the deployment that was found or made, and not a newer one of the same name.
     fn is_meant(&self, deployment: &KubeDeployment) -> bool {
         Description::of(deployment).is_some_and(|found| found.spec == self.description.spec)
     }
@@ -237,7 +239,7 @@ fn is_ready(pod: &Pod) -> bool {
     conditions.into_iter().any(|found| found.type_ == "Ready" && found.status == "True")
 }
 
-/// What is gone already need not be deleted.
+/// Treats an object that is gone already as deleted.
 fn gone<T>(deleted: Result<T, kube::Error>) -> Result<(), kube::Error> {
     match deleted {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
@@ -249,8 +251,8 @@ fn seconds(time: Option<&Time>) -> Option<f64> {
     time.map(|time| time.0.as_duration().as_secs_f64())
 }
 
-/// Whether an event is about a deployment, one of its ReplicaSets or one of its pods: their names are its own, a hash, and
-/// five letters.
+/// Whether an event is about a deployment, one of its ReplicaSets or one of its pods. Their names consist of
+/// the deployment's name, a hash and five letters.
 fn is_about(event: &KubeEvent, name: &str) -> bool {
     let about = &event.involved_object;
     let found = about.name.as_deref().unwrap_or_default();

@@ -1,13 +1,13 @@
-//! How often, and after which pause, a server that ended by itself is started again.
+//! The restart budget: number of restarts of a server that ended by itself, and the pause before each.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Restarts within [`WINDOW`]; one more end is a failure.
+/// Restarts within [`WINDOW`]. One more end is a failure.
 pub(super) const MAX_RESTARTS: usize = 5;
-/// How long a restart counts.
+/// Time for which a restart counts.
 pub(super) const WINDOW: Duration = Duration::from_secs(600);
-/// The first pause; each is twice the one before.
+/// The first pause. Each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 
 /// The restarts that count.
@@ -15,7 +15,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 pub(super) struct RestartBudget(VecDeque<Instant>);
 
 impl RestartBudget {
-    /// The pause before the next restart; `None` if there were too many.
+    /// The pause before the next restart; `None` after too many restarts.
     pub(super) fn next_pause(&mut self, now: Instant) -> Option<Duration> {
         while self.0.front().is_some_and(|restart| now.duration_since(*restart) > WINDOW) {
             self.0.pop_front();
@@ -28,7 +28,7 @@ impl RestartBudget {
         Some(FIRST_PAUSE * (1 << spent))
     }
 
-    /// How many restarts count now.
+    /// Number of restarts that count now.
     pub(super) fn spent(&self) -> usize {
         self.0.len()
     }

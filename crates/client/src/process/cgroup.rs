@@ -1,28 +1,28 @@
-//! A limit of the server's memory, by a control group of version 2, where this user may make one.
+//! A memory limit for the server, by a control group of version 2, if this user may create one.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where control groups of version 2 are, if they alone are used.
+/// Mount point of control groups, if only version 2 is in use.
 const MOUNT: &str = "/sys/fs/cgroup";
 
-/// The control group of a server; removed with the deployment.
+/// The control group of a server. It is removed with the deployment.
 #[derive(Debug)]
 pub(super) struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Makes a group beside that of this process, or below it.
+    /// Creates a group beside the group of this process, or below it.
     ///
     /// # Errors
-    /// There are no groups of version 2, or this user may not make one with a limit of memory.
+    /// The system has no control groups of version 2, or this user may not create one with a memory limit.
     pub(super) fn new(name: &str, memory_bytes: u64) -> io::Result<Self> {
         let text = fs::read_to_string("/proc/self/cgroup")?;
         let own = text.lines().find_map(|line| line.strip_prefix("0::/"));
         let own = own.ok_or(io::ErrorKind::Unsupported)?;
         let mount = Path::new(MOUNT);
         if !mount.join("cgroup.controllers").exists() {
-            return Err(io::Error::other("there are no control groups of version 2"));
+            return Err(io::Error::other("the system has no control groups of version 2"));
         }
         let below = mount.join(own);
         let beside = below.parent().filter(|parent| parent.starts_with(mount));
@@ -53,12 +53,12 @@ impl Cgroup {
         }
     }
 
-    /// The file that takes the numbers of processes.
+    /// The file that takes the ids of processes.
     pub(super) fn processes(&self) -> PathBuf {
         self.0.join("cgroup.procs")
     }
 
-    /// Whether the kernel has killed a process of the group for want of memory.
+    /// Whether the kernel's out-of-memory killer has ended a process of the group.
     pub(super) fn ran_out_of_memory(&self) -> bool {
         let events = fs::read_to_string(self.0.join("memory.events")).unwrap_or_default();
         events.lines().any(|line| line.strip_prefix("oom_kill ").is_some_and(|count| count != "0"))
@@ -66,7 +66,7 @@ impl Cgroup {
 
     /// Removes the group, which must be empty.
     pub(super) fn remove(&self) {
-        // An empty group that stays does nothing.
+        // An empty group that remains does no harm.
         let _ = fs::remove_dir(&self.0);
     }
 }

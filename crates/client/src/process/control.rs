@@ -1,4 +1,4 @@
-//! What clients ask of a supervisor, over a socket in the deployment's folder.
+//! Requests of clients to a supervisor, over a socket in the deployment's folder.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -15,21 +15,21 @@ use tokio::time::timeout;
 use crate::spec::Launch;
 
 pub(super) const SOCKET: &str = "control.sock";
-/// How long a client may take to say what it wants.
+/// Time limit for a client to send its request.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How much longer than its server a supervisor may take to end it or to start it again.
+/// Extra time of a supervisor to stop or restart its server, on top of the server's own time.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(20);
-/// Most bytes of what is asked.
+/// Most bytes of a request.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// What is asked.
+/// A client's request.
 #[derive(Clone, Debug)]
 pub(crate) enum Wish {
-    /// End the server and remove all of the deployment.
+    /// Stop the server and remove all of the deployment.
     Delete,
-    /// End the server and start it again.
+    /// Stop the server and start it again.
     Restart,
-    /// Run something else.
+    /// Run another spec.
     Update(Box<Update>),
 }
 
@@ -37,13 +37,14 @@ pub(crate) enum Wish {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Update {
     pub(crate) launch: Launch,
-    /// Whether the old server ends first, because there is no room for both or they have one port.
+    /// Whether the old server ends first, because there is no room for both or they share a port.
     pub(crate) in_place: bool,
-    /// Seconds until the new server is ready.
+    /// Seconds until the new server must be ready.
     pub(crate) timeout: u64,
 }
 
-/// The words of wishes, which programs of other versions understand, too; an update follows its word as JSON.
+/// The request words. Supervisors and clients of other versions use them too, so they never change. An update is
+/// followed by its description as JSON.
 const DELETE: &str = "delete";
 const RESTART: &str = "restart";
 const UPDATE: &str = "update ";
@@ -66,7 +67,7 @@ impl Wish {
     }
 }
 
-/// The socket by a path of few characters: the system allows 107, and folders may be deep.
+/// A short path of the socket. The system limits socket paths to 107 characters, but folders may be deep.
 struct ShortPath {
     folder: File,
 }
@@ -81,10 +82,11 @@ impl ShortPath {
     }
 }
 
-/// Asks the supervisor of this folder, and waits until it is done; its servers may take so many seconds.
+/// Sends a request to the supervisor of this folder and waits for its result. Its servers may take `server_seconds`
+/// to end.
 ///
 /// # Errors
-/// Nobody listens, or what was asked failed; the supervisor's own words.
+/// No supervisor listens, or the request failed; the error has the supervisor's own words.
 pub(crate) async fn ask(folder: &Path, wish: &Wish, server_seconds: u64) -> io::Result<()> {
     let path = ShortPath::open(folder)?;
     let mut stream = UnixStream::connect(path.socket()).await?;
@@ -96,7 +98,7 @@ pub(crate) async fn ask(folder: &Path, wish: &Wish, server_seconds: u64) -> io::
         .map_err(|_| io::Error::other("the supervisor does not answer"))??;
     match answer.trim() {
         "ok" => Ok(()),
-        // A supervisor of an earlier version knows no updates.
+        // A supervisor of an earlier version does not know updates.
         "" if matches!(wish, Wish::Update(_)) => Err(io::Error::other(
             "the supervisor gave no answer: if an earlier version has started it, delete the deployment and deploy it again",
         )),
@@ -108,14 +110,14 @@ pub(crate) async fn ask(folder: &Path, wish: &Wish, server_seconds: u64) -> io::
 /// Listens for clients.
 pub(super) fn listen(folder: &Path) -> io::Result<UnixListener> {
     let path = ShortPath::open(folder)?;
-    // A supervisor that was killed leaves its socket.
+    // A supervisor that was killed has left its socket behind.
     let _ = std::fs::remove_file(folder.join(SOCKET));
     let listener = UnixListener::bind(path.socket())?;
     std::fs::set_permissions(folder.join(SOCKET), Permissions::from_mode(0o600))?;
     Ok(listener)
 }
 
-/// What a client wants; `None` if it says nothing that is known.
+/// Reads a client's request; `None` if it is not known.
 pub(super) async fn read(stream: &mut UnixStream) -> Option<Wish> {
     let mut line = String::new();
     let mut reader = BufReader::new(stream.take(MAX_BYTES));
@@ -123,12 +125,12 @@ pub(super) async fn read(stream: &mut UnixStream) -> Option<Wish> {
     Wish::of_line(&line)
 }
 
-/// Tells the client what has become of it.
+/// Sends the result to the client.
 pub(super) async fn answer(mut stream: UnixStream, result: &io::Result<()>) {
     let text = match result {
         Ok(()) => "ok\n".to_owned(),
         Err(error) => format!("{error}\n"),
     };
-    // A client that has gone does not wait for it.
+    // A client that has disconnected does not wait for the result.
     let _ = stream.write_all(text.as_bytes()).await;
 }

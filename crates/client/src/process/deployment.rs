@@ -1,4 +1,4 @@
-//! A deployment of this backend, as clients see it: its folder, in the light of whether its supervisor lives.
+//! A deployment of this backend as clients see it: its folder, interpreted by whether its supervisor is alive.
 
 mod update;
 
@@ -25,37 +25,38 @@ use crate::secret::Secrets;
 use crate::spec::{Launch, Spec};
 use crate::status::{DeploymentStatus, Event, Phase, Progress, State, now};
 
-/// How often it is looked whether another client's deployment has got on.
+/// Interval of the checks on another client's deployment.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long a supervisor may take from having the name to saying what it runs.
+/// Time limit for a supervisor between locking the name and writing its description.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Two times of one deployment differ by less than this: they were written and read as decimals.
+/// Two times of one deployment may differ by less than this, since they were written and read as decimal numbers.
 const SAME_S: f64 = 0.001;
 
-/// A deployment that a supervisor has or had.
+/// A deployment that has or had a supervisor.
 #[derive(Clone, Debug)]
 pub(crate) struct Supervised {
     folder: Folder,
-    /// Since when there is the one that is meant; `None` means whichever has the name.
+    /// Creation time of the deployment that is meant; `None` means any of this name.
     created_at: Option<f64>,
-    /// The program that supervises, where it is not looked for.
+    /// The supervisor's program; `None` searches for it.
     binary: Option<PathBuf>,
 }
 
-/// How a name stands to what is to be deployed.
+/// State of a name before a deployment.
 enum Found {
     /// Nothing runs under it.
     Free,
-    /// A deployment that is the same, since then.
+    /// A deployment with the same spec, with its creation time.
     Same(f64),
     /// A deployment that is being deleted.
     Going,
-    /// A deployment that is another one, which is to be changed.
+    /// A deployment with another spec, to be updated.
     Other(Box<Record>),
 }
 
-/// Starts a supervisor, of this `binary` or the one that is found, or finds the deployment that is the same.
+/// Starts a supervisor, with this `binary` or the one that a search finds. If a deployment with the same spec exists,
+/// it is returned instead.
 pub(crate) async fn deploy(
     params: &Params,
     mut plan: Plan,
@@ -80,7 +81,7 @@ pub(crate) async fn deploy(
                 update::update(&found, params, plan, &record, &mut on_progress).await?;
                 return Ok(Begun { handle: Handle::Process(found), is_own: false });
             }
-            // Nobody runs it any more: nothing is lost.
+            // Its supervisor is gone, so replacing it loses nothing.
             Found::Other(record) => {
                 let created_at = Some(record.created_at);
                 let found = Supervised { folder: folder.clone(), created_at, binary: None };
@@ -115,7 +116,7 @@ pub(crate) async fn deploy(
 }
 
 /// # Errors
-/// There is nothing of this name, or it cannot be told.
+/// There is no deployment of this name, or the folder cannot be read.
 pub(crate) fn find(name: &str) -> Result<Supervised> {
     let folder = Folder::new(&folder::root()?, name);
     match folder.path().try_exists() {
@@ -130,7 +131,7 @@ pub(crate) fn free_gpus() -> Result<Gpus> {
     Ok(lease::free_gpus(&folder::root()?))
 }
 
-/// All of them, by their names.
+/// All deployments, sorted by name.
 pub(crate) fn list() -> Result<Vec<Supervised>> {
     let root = folder::root()?;
     let names = Folder::names(&root).map_err(|error| unreadable(&root, error))?;
@@ -142,15 +143,15 @@ pub(crate) fn list() -> Result<Vec<Supervised>> {
     Ok(names.into_iter().map(found).collect())
 }
 
-/// What a folder says of its deployment.
+/// The content of a deployment's folder.
 enum Read {
     Whole(Box<(Spec, Record)>),
-    /// Not all, or not what this version understands: why, and what can be done.
+    /// Incomplete, or unknown to this version: the reason, with a hint.
     Damaged(String),
 }
 
 impl Supervised {
-    /// Is started again with this program.
+    /// Restarts the deployment with this program.
     pub(crate) fn with_binary(mut self, binary: Option<PathBuf>) -> Self {
         self.binary = binary;
         self
@@ -180,7 +181,7 @@ impl Supervised {
         })
     }
 
-    /// One whose folder is damaged.
+    /// A deployment whose folder is damaged.
     fn unknown(&self, message: String) -> Deployment {
         let (framework, model) = self.folder.outline();
         Deployment {
@@ -229,10 +230,10 @@ impl Supervised {
         })
     }
 
-    /// Reads its folder.
+    /// Reads the folder.
     ///
     /// # Errors
-    /// It is gone; what has its name by now is another one.
+    /// The deployment is gone, or its name belongs to another deployment by now.
     fn look(&self) -> Result<Read> {
         let damaged = |reason: String| {
             let (folder, name) = (self.folder.path().display(), self.name());
@@ -250,7 +251,7 @@ impl Supervised {
             (Ok(Some(spec)), Some(record)) => Ok(Read::Whole(Box::new((spec, record)))),
             (Err(error), _) => damaged(error.to_string()),
             (Ok(Some(_)), None) => damaged("state.json is missing".to_owned()),
-            // It is just being started or removed.
+            // It is being started or removed.
             (Ok(None), _) => Err(self.not_found()),
         }
     }
@@ -279,7 +280,7 @@ impl Supervised {
         if !folder.path().try_exists().map_err(wrong)? {
             return Err(self.not_found());
         }
-        // Of a folder that cannot be read, whoever listens there is the supervisor.
+        // If the record cannot be read, the process that listens at the socket is the supervisor.
         let record = folder.record().ok().flatten();
         if record.as_ref().is_some_and(|record| !self.is_meant(record)) {
             return Err(self.not_found());
@@ -298,9 +299,9 @@ impl Supervised {
                 Err(_) => {}
             }
         }
-        // Nobody supervises it: what is left is removed here.
+        // No supervisor is left, so this client removes the remains.
         let Some(_lock) = folder.claim().map_err(wrong)? else {
-            return Err(wrong(std::io::Error::other("it is just being started")));
+            return Err(wrong(std::io::Error::other("it is being started")));
         };
         if let Some(server) = folder.record().ok().flatten().and_then(|record| record.server) {
             server.end().await;
@@ -341,15 +342,15 @@ impl Supervised {
         start(folder, told, self.binary.clone()).await.map(|_| ())
     }
 
-    /// The spec of what runs.
+    /// The spec of the running server.
     pub(crate) fn spec(&self) -> Result<Spec> {
         let spec = self.folder.spec().map_err(|error| unreadable(self.folder.path(), error))?;
         spec.ok_or_else(|| self.not_found())
     }
 
-    /// How long its server may take to end.
+    /// Time limit for the server to end, in seconds.
     fn stop_seconds(&self) -> u64 {
-        // Where nobody can tell, the usual time has to do.
+        // Without a readable spec the default time is used.
         self.folder.spec().ok().flatten().map_or(60, |spec| spec.stop_seconds(0))
     }
 
@@ -362,7 +363,7 @@ impl Supervised {
     }
 }
 
-/// The folder that the user's relative paths begin at.
+/// The current folder, which the user's relative paths start from.
 fn here() -> PathBuf {
     std::env::current_dir().unwrap_or_else(|_| "/".into())
 }
@@ -371,7 +372,7 @@ fn unreadable(folder: &Path, error: std::io::Error) -> Error {
     Error::backend(format!("{} cannot be read", folder.display()), error)
 }
 
-/// Looks whether a name is free; one that failed and is the same is started again.
+/// Examines a name before a deployment. A failed deployment with the same spec is started again.
 async fn look(folder: &Folder, asked: &Spec, is_update: bool) -> Result<Found> {
     let name = &asked.name;
     let wrong = |error: std::io::Error| {
@@ -386,7 +387,7 @@ async fn look(folder: &Folder, asked: &Spec, is_update: bool) -> Result<Found> {
         return Ok(Found::Going);
     }
     match folder.spec().map_err(wrong)? {
-        // Whether its secrets are the same its supervisor knows.
+        // The specs are equal, but secrets may differ. The supervisor compares those.
         Some(spec) if is_update && (spec != *asked || record.supervisor.is_alive()) => {
             Ok(Found::Other(Box::new(record)))
         }
@@ -395,7 +396,8 @@ async fn look(folder: &Folder, asked: &Spec, is_update: bool) -> Result<Found> {
         }
         Some(_) if record.supervisor.is_alive() => {
             if record.state == State::Failed {
-                // Another client may be faster, with the same wish or another.
+                // An error does not matter: another client may have been faster, with the same request or another
+                // one.
                 let _ = control::ask(folder.path(), &Wish::Restart, asked.stop_seconds(0)).await;
             }
             Ok(Found::Same(record.created_at))
@@ -404,14 +406,14 @@ async fn look(folder: &Folder, asked: &Spec, is_update: bool) -> Result<Found> {
     }
 }
 
-/// Starts a supervisor, and says since when there is its deployment; `None` if another one has the name.
+/// Starts a supervisor and returns the creation time of its deployment; `None` if another supervisor has the name.
 async fn start(folder: &Folder, told: Launch, binary: Option<PathBuf>) -> Result<Option<f64>> {
     match launch(told, binary).await? {
         Answer::Started(created_at) => Ok(Some(created_at)),
         Answer::Failed(reason) => Err(Error::backend("the supervisor cannot begin", reason)),
         Answer::NoGpu(uuid) => Err(Error::ResourceUnavailable {
             asked: format!("{uuid} was"),
-            available: "another deployment has just taken it: ask again".into(),
+            available: "another deployment has just taken it; try again".into(),
         }),
         Answer::Taken => {
             let begin = Instant::now();
@@ -446,7 +448,7 @@ fn secrets_again(spec: &Spec) -> Result<Secrets> {
     Ok(secrets)
 }
 
-/// What a record says, seen in the light of whether its supervisor still lives.
+/// State, phase and message of a record, with regard to whether its supervisor is alive.
 fn seen(name: &str, record: &Record) -> (State, Phase, String) {
     if record.supervisor.is_alive() || record.state == State::Failed {
         return (record.state, record.phase, record.message.clone());
@@ -458,7 +460,7 @@ fn seen(name: &str, record: &Record) -> (State, Phase, String) {
     (State::Failed, Phase::Failed, format!("{reason}; {}", restart_hint(name)))
 }
 
-/// The time that its GPUs were held: as long as the supervisor was last seen, where it is gone.
+/// Time for which the GPUs were held. Without a supervisor it ends when the supervisor was last seen.
 fn gpu_seconds(record: &Record, now: f64) -> f64 {
     let until = match record.supervisor.is_alive() {
         true => now,
@@ -467,7 +469,7 @@ fn gpu_seconds(record: &Record, now: f64) -> f64 {
     record.gpu_seconds_before + f64::from(record.num_gpus) * (until - record.started_at).max(0.0)
 }
 
-/// How one is whose folder is damaged.
+/// Status of a deployment whose folder is damaged.
 fn unknown_status(message: String) -> DeploymentStatus {
     let phase = Phase::Degraded;
     DeploymentStatus {

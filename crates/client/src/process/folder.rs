@@ -1,4 +1,4 @@
-//! The folder of a deployment: what its supervisor writes and every client reads.
+//! The folder of a deployment, written by its supervisor and read by every client.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -16,14 +16,14 @@ use crate::error::{Error, Result};
 use crate::spec::Spec;
 use crate::status::{Event, Framework, Phase, State};
 
-/// The files with what is run, and how it is.
+/// The files with the spec, the record and the events.
 const SPEC: &str = "spec.json";
 const RECORD: &str = "state.json";
 const EVENTS: &str = "events";
 const REPORT: &str = "report.json";
 const NEXT_REPORT: &str = "report.next.json";
 const LOCK: &str = "lock";
-/// Newest events that are kept.
+/// Number of events that are kept, the newest ones.
 const MAX_EVENTS: usize = 200;
 
 /// The folder of one deployment.
@@ -33,7 +33,7 @@ pub(crate) struct Folder {
     path: PathBuf,
 }
 
-/// What a supervisor says of its deployment: `state.json`.
+/// The supervisor's record of its deployment: `state.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) state: State,
@@ -46,10 +46,10 @@ pub(crate) struct Record {
     pub(crate) created_at: f64,
     #[serde(default)]
     pub(crate) updated_at: f64,
-    /// When the supervisor began, which is when GPUs are taken.
+    /// Start time of the supervisor, from which GPU seconds count.
     #[serde(default)]
     pub(crate) started_at: f64,
-    /// When the supervisor last wrote this.
+    /// Time at which the supervisor last wrote the record.
     #[serde(default)]
     pub(crate) written_at: f64,
     #[serde(default)]
@@ -61,10 +61,10 @@ pub(crate) struct Record {
     pub(crate) exit_code: Option<i32>,
     #[serde(default)]
     pub(crate) num_gpus: u32,
-    /// The GPUs, by UUID.
+    /// UUIDs of the GPUs.
     #[serde(default)]
     pub(crate) gpus: Vec<String>,
-    /// Seconds of GPUs before the last update.
+    /// GPU seconds before the last update.
     #[serde(default)]
     pub(crate) gpu_seconds_before: f64,
     pub(crate) supervisor: Identity,
@@ -74,7 +74,7 @@ pub(crate) struct Record {
 /// `$XDG_STATE_HOME/candlepower/deployments`.
 ///
 /// # Errors
-/// There is no home.
+/// The user has no home folder.
 pub(crate) fn root() -> Result<PathBuf> {
     let variable =
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -91,7 +91,7 @@ impl Folder {
         Self { root: root.to_owned(), path: root.join(name) }
     }
 
-    /// The names of all deployments, sorted; none where there is no such folder.
+    /// The names of all deployments, sorted; empty if the folder does not exist.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -120,28 +120,28 @@ impl Folder {
         self.path.join(REPORT)
     }
 
-    /// The report of the server that takes over, or of the one that did.
+    /// The report file of the server that takes over, or of the one that has.
     pub(crate) fn next_report(&self) -> PathBuf {
         self.path.join(NEXT_REPORT)
     }
 
-    /// What is run here; `None` where there is no deployment, or not yet.
+    /// The spec; `None` if there is no deployment, or none yet.
     ///
     /// # Errors
-    /// It cannot be read, or says what this version does not know.
+    /// The file cannot be read, or this version does not understand it.
     pub(crate) fn spec(&self) -> io::Result<Option<Spec>> {
         self.read(SPEC)
     }
 
-    /// What its supervisor says; `None` where there is none, or not yet.
+    /// The supervisor's record; `None` if there is none, or none yet.
     ///
     /// # Errors
-    /// It cannot be read, or says what this version does not know.
+    /// The file cannot be read, or this version does not understand it.
     pub(crate) fn record(&self) -> io::Result<Option<Record>> {
         self.read(RECORD)
     }
 
-    /// What can be understood of a description that this version does not know as a whole: framework and model.
+    /// Framework and model of a spec that this version does not understand as a whole.
     pub(crate) fn outline(&self) -> (Framework, String) {
         let found = self.read::<serde_json::Value>(SPEC).ok().flatten().unwrap_or_default();
         let framework = serde_json::from_value(found["framework"].clone());
@@ -157,7 +157,7 @@ impl Folder {
         self.write(RECORD, &serde_json::to_vec_pretty(record)?)
     }
 
-    /// What has happened, the oldest first.
+    /// The events, oldest first.
     pub(crate) fn events(&self) -> Vec<Event> {
         let text = fs::read_to_string(self.path.join(EVENTS)).unwrap_or_default();
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
@@ -172,10 +172,10 @@ impl Folder {
         self.write(EVENTS, (lines?.join("\n") + "\n").as_bytes())
     }
 
-    /// Takes the deployment's lock, which is held as long as the file is open; `None` if another process has it.
+    /// Takes the deployment's lock, which is held while the file is open; `None` if another process holds it.
     ///
     /// # Errors
-    /// The folder cannot be made or read.
+    /// The folder cannot be created or read.
     pub(crate) fn claim(&self) -> io::Result<Option<File>> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.root)?;
         loop {
@@ -186,7 +186,7 @@ impl Folder {
             let lock = self.path.join(LOCK);
             let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(&lock);
             let file = match opened {
-                // Deleted since.
+                // It was deleted in between.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 opened => opened?,
             };
@@ -195,7 +195,8 @@ impl Folder {
                 Err(fs::TryLockError::WouldBlock) => return Ok(None),
                 Err(fs::TryLockError::Error(error)) => return Err(error),
             }
-            // Whoever had the lock may have deleted the file before letting go of it.
+            // The previous holder may have deleted the file before it released the lock. A lock on a deleted file
+            // excludes nobody.
             let is_same = fs::metadata(&lock).is_ok_and(|named| {
                 file.metadata()
                     .is_ok_and(|own| (own.dev(), own.ino()) == (named.dev(), named.ino()))
@@ -206,8 +207,8 @@ impl Folder {
         }
     }
 
-    /// Removes everything; whoever does holds the lock. The description goes first, so that no reader takes the rest for a
-    /// deployment that is damaged.
+    /// Removes everything; the caller must hold the lock. The spec goes first, so that no reader takes the rest for a
+    /// damaged deployment.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let _ = fs::remove_file(self.path.join(SPEC));
         if fs::symlink_metadata(&self.path).is_ok_and(|folder| folder.is_symlink()) {
@@ -219,7 +220,8 @@ impl Folder {
         }
     }
 
-    /// Removes what deployments write into the folder that a link of the user's leads to, and the folder if nothing is left.
+    /// Removes the deployment's files from the target of a symbolic link of the user's, and the target if it is empty
+    /// then.
     fn remove_linked(&self) -> io::Result<()> {
         let log = self.log();
         let logs = (0..NUM_FILES).map(|age| file_name(&log, age));
@@ -233,7 +235,7 @@ impl Folder {
                 }
             }
         }
-        // Files of somebody else's may be there, and stay.
+        // Other files of the user may be there. They stay, and so does the folder.
         let _ = fs::canonicalize(&self.path).and_then(fs::remove_dir);
         Ok(())
     }
@@ -244,7 +246,7 @@ impl Folder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(wrong(error)),
             Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| {
-                // It quotes what it has found, which may be of any length and have line breaks.
+                // The error quotes the text it has found, which may be long and have line breaks.
                 let reason = error.to_string().replace(char::is_control, " ");
                 wrong(io::Error::other(clip(&reason)))
             }),
@@ -256,7 +258,7 @@ impl Folder {
     }
 }
 
-/// Writes a file for its owner alone. Readers see the old text or the new, never a part.
+/// Writes a file that only its owner can read. Readers see the old text or the new one, never a part.
 pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = new_name(path);
     let mut file =
@@ -265,7 +267,7 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::rename(new, path)
 }
 
-/// The name under which a file is written, before it replaces the old one.
+/// The name under which a file is written before it replaces the old one.
 fn new_name(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
@@ -283,7 +285,7 @@ mod tests {
         let first = folder.claim().unwrap().unwrap();
         assert!(folder.claim().unwrap().is_none());
         folder.remove().unwrap();
-        // The lock of a folder that is gone locks nobody out.
+        // A lock on the deleted folder excludes nobody.
         let second = folder.claim().unwrap().unwrap();
         drop((first, second));
         assert!(folder.claim().unwrap().is_some());
@@ -342,7 +344,7 @@ mod tests {
             let error = folder.record().unwrap_err().to_string();
             assert!(error.starts_with("state.json: "), "{error}");
         }
-        // A field that another version does not have.
+        // Another version may lack a field, or have more.
         let supervisor = serde_json::to_value(Identity::of(std::process::id())).unwrap();
         let least = serde_json::json!({
             "state": "Running", "phase": "ready", "created_at": 1.5, "supervisor": supervisor,

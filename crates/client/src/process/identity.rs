@@ -1,4 +1,4 @@
-//! Which process is meant: a number alone may have passed to another one, or to another boot.
+//! Identifies a process. A pid alone may belong to another process by now, or be from another boot.
 
 use std::io;
 use std::time::Duration;
@@ -6,39 +6,39 @@ use std::time::Duration;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
-/// How often it is looked whether a process has ended.
+/// Interval of the checks whether a process has ended.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long a process that was killed may take to end.
+/// Time limit for a killed process to end.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
 
 /// One process of one boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     pub(crate) pid: u32,
-    /// Clock ticks from boot to its start.
+    /// Clock ticks from boot to the start of the process.
     start_time: u64,
     boot_id: String,
 }
 
 impl Identity {
-    /// The process that has this number now.
+    /// The process that has this pid now.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         let (_, start_time) = stat(pid)?;
         Some(Self { pid, start_time, boot_id: boot_id() })
     }
 
-    /// Whether it still runs; one that has ended and is not yet fetched by its parent does not.
+    /// Whether the process still runs. A zombie does not.
     pub(crate) fn is_alive(&self) -> bool {
         self.boot_id == boot_id()
             && stat(self.pid).is_some_and(|(state, start)| state != 'Z' && start == self.start_time)
     }
 
-    /// Whether the machine was started again since.
+    /// Whether the machine was rebooted since.
     pub(crate) fn is_of_another_boot(&self) -> bool {
         self.boot_id != boot_id()
     }
 
-    /// Sends a signal to this process, and to no other that may have its number.
+    /// Sends a signal to this process, and to no other that may have its pid by now.
     pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
         let pid = Pid::from_raw(self.pid.cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
         let fd = pidfd_open(pid, PidfdFlags::empty())?;
@@ -48,17 +48,17 @@ impl Identity {
         Ok(pidfd_send_signal(fd, signal)?)
     }
 
-    /// Kills it if it runs, and waits until it does not.
+    /// Kills the process if it runs, and waits until it has ended.
     pub(crate) async fn end(&self) {
         let begin = std::time::Instant::now();
         while self.is_alive() && begin.elapsed() < KILL_PATIENCE {
-            // It may end by itself between the two.
+            // It may have ended by itself between the two.
             let _ = self.signal(Signal::KILL);
             tokio::time::sleep(LOOK).await;
         }
     }
 
-    /// Waits until it has ended, for so long.
+    /// Waits until the process has ended, at most for `patience`.
     pub(crate) async fn wait(&self, patience: Duration) -> bool {
         let begin = std::time::Instant::now();
         while self.is_alive() {
@@ -73,7 +73,7 @@ impl Identity {
 
 /// State and start time of a process.
 ///
-/// Source: proc_pid_stat(5); the name, in parentheses, may hold anything.
+/// Source: proc_pid_stat(5). The name, in parentheses, may contain any character.
 fn stat(pid: u32) -> Option<(char, u64)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();

@@ -15,25 +15,25 @@ use crate::spec::Launch;
 
 /// The hidden command of the binary that supervises.
 pub(crate) const SUPERVISE: &str = "__supervise";
-/// Names the binary, where it is not beside the program.
+/// The environment variable with the binary's path, if it is not beside the program.
 const BINARY_VARIABLE: &str = "CANDLEPOWER_BIN";
 const BINARY: &str = "candlepower";
 
-/// What a supervisor says when it has begun.
+/// The first message of a supervisor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
-    /// It runs, and its folder says what; since when there is this deployment, in seconds since 1970.
+    /// It runs, and its folder is complete. The value is the deployment's creation time in seconds since 1970.
     Started(f64),
     /// Another supervisor has the name.
     Taken,
     /// Another deployment has just taken this GPU.
     NoGpu(String),
-    /// It cannot.
+    /// It cannot start.
     Failed(String),
 }
 
-/// Starts a supervisor, of this `binary` or the one that is found, and waits for its first words.
+/// Starts a supervisor, with this `binary` or the one that a search finds, and waits for its first message.
 ///
 /// # Errors
 /// There is no binary, or it cannot supervise.
@@ -47,7 +47,8 @@ pub(crate) async fn launch(launch: Launch, binary: Option<PathBuf>) -> Result<An
 
 fn start(binary: &Path, launch: &Launch) -> io::Result<Answer> {
     let mut command = Command::new(binary);
-    // The secrets come through the pipe, which nobody else reads.
+    // Other users could read secrets in the environment or the arguments under `/proc`. So secrets go through the
+    // pipe.
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_kept_back(name, launch)) {
         command.env_remove(name);
     }
@@ -65,21 +66,21 @@ fn start(binary: &Path, launch: &Launch) -> io::Result<Answer> {
     drop(stdin);
     let mut line = String::new();
     let heard = BufReader::new(stdout).read_line(&mut line);
-    // Whenever it ends it is fetched, so that a client that lives long has no dead children.
+    // The thread reaps the child whenever it ends. Otherwise a client that lives long would collect zombies.
     std::thread::Builder::new().name("supervisor".into()).spawn(move || child.wait())?;
     told?;
     heard?;
-    serde_json::from_str(&line).map_err(|_| io::Error::other("it ended without a word"))
+    serde_json::from_str(&line).map_err(|_| io::Error::other("it ended without an answer"))
 }
 
-/// Whether a variable of this process is a secret of some deployment, which no supervisor's environment is to show.
+/// Whether a variable of this process is a secret of some deployment, which no supervisor's environment may contain.
 fn is_kept_back(name: &OsStr, launch: &Launch) -> bool {
     let Some(name) = name.to_str() else { return false };
     let is_own = FOREIGN.iter().any(|prefix| name.starts_with(prefix)) && is_secret(name);
     is_own || HUB_TOKENS.contains(&name) || launch.secrets.0.contains_key(name)
 }
 
-/// The binary: what `CANDLEPOWER_BIN` names, or beside this program, or in `PATH`.
+/// The binary: the one named by `CANDLEPOWER_BIN`, or one beside this program, or one in `PATH`.
 fn find_binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os(BINARY_VARIABLE).filter(|path| !path.is_empty()) {
         return Ok(path.into());

@@ -1,4 +1,5 @@
-//! GPUs that deployments hold: a lock for each, which the kernel gives back when its supervisor ends.
+//! Locks of GPUs. Each deployment holds a lock for each of its GPUs, which the kernel releases when its supervisor
+//! ends.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
@@ -8,16 +9,16 @@ use std::time::Duration;
 
 use candlepower_machine::Gpus;
 
-/// Pause between two attempts: a client that looks holds a lock for a moment.
+/// Pause between two attempts, because a client that lists free GPUs holds each lock for a moment.
 const AGAIN: Duration = Duration::from_millis(20);
 const ATTEMPTS: u32 = 25;
 
-/// The GPUs of this machine that no deployment holds; `root` is the folder of all deployments.
+/// The GPUs of this machine that no deployment holds. `root` is the folder of all deployments.
 pub(crate) fn free_gpus(root: &Path) -> Gpus {
     free_gpus_with(root, &[])
 }
 
-/// The same, with these, which the deployment that asks holds itself; all of their memory counts as free.
+/// The same, plus the caller's own GPUs, all of whose memory counts as free.
 pub(crate) fn free_gpus_with(root: &Path, own: &[String]) -> Gpus {
     let is_held = |uuid: &str| matches!(try_take(root, uuid), Ok(None));
     let mut found =
@@ -38,10 +39,10 @@ fn without_held(mut found: Gpus, is_held: impl Fn(&str) -> bool) -> Gpus {
     found
 }
 
-/// Takes a GPU for as long as the file is open; `None` if another deployment has it.
+/// Locks a GPU while the file is open; `None` if another deployment holds it.
 ///
 /// # Errors
-/// The lock cannot be made.
+/// The lock file cannot be created.
 pub(super) async fn take(root: &Path, uuid: &str) -> io::Result<Option<File>> {
     for _ in 0..ATTEMPTS {
         if let Some(lease) = try_take(root, uuid)? {

@@ -1,4 +1,4 @@
-//! Writes what a server says into files of bounded size.
+//! Writes a server's output into log files of bounded size.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, PipeReader, Write};
@@ -10,12 +10,12 @@ use tokio::sync::oneshot;
 
 use crate::secret::Secrets;
 
-/// Bytes of one file.
+/// Most bytes of one file.
 const MAX_BYTES: u64 = 10 << 20;
-/// Files: the one that is written, and older ones.
+/// Number of files: the current one and older ones.
 pub(super) const NUM_FILES: usize = 5;
 
-/// The file that is written, and its size.
+/// The current file, and its size.
 struct RotatingLog {
     path: PathBuf,
     file: File,
@@ -23,16 +23,16 @@ struct RotatingLog {
     max_bytes: u64,
 }
 
-/// What was said last, and whether it could be written.
+/// The end of a server's output, and whether it could be written.
 #[derive(Debug, Default)]
 pub(super) struct Last {
     line: String,
-    /// The last line that says of itself that it is an error; of several lines it is the first.
+    /// The last line that is marked as an error; the first line of an error with several.
     error: Option<String>,
     pub(super) trouble: Option<String>,
 }
 
-/// How a program begins to say why it ends.
+/// The prefix by which a program marks the reason of its end.
 const ERROR: &str = "error: ";
 
 impl Last {
@@ -45,13 +45,13 @@ impl Last {
         }
     }
 
-    /// Why it ended, in its own words: the error, or what was said last.
+    /// The reason of the end in the server's own words: the error, or else the last line.
     pub(super) fn words(&self) -> &str {
         self.error.as_deref().unwrap_or(&self.line)
     }
 }
 
-/// The name of an older file; 0 is the one that is written.
+/// The name of an older file; age 0 is the current one.
 pub(super) fn file_name(log: &Path, age: usize) -> PathBuf {
     match age {
         0 => log.to_owned(),
@@ -59,8 +59,8 @@ pub(super) fn file_name(log: &Path, age: usize) -> PathBuf {
     }
 }
 
-/// Writes the lines of a pipe into `log` in a thread of its own, until nobody can write to the pipe any more. What
-/// cannot be written, for want of room on the disk, is dropped: the server does not wait for it.
+/// Writes the lines of a pipe into `log`, in a thread of its own, until no process can write to the pipe any more.
+/// Lines that cannot be written, on a full disk for example, are dropped: the server must not block on its log.
 pub(super) fn capture(
     pipe: PipeReader,
     log: PathBuf,
@@ -101,7 +101,7 @@ impl RotatingLog {
     fn write(&mut self, line: &str) -> io::Result<()> {
         if self.bytes > 0 && self.bytes + line.len() as u64 >= self.max_bytes {
             for age in (0..NUM_FILES - 1).rev() {
-                // Not all of them are there at first.
+                // At first not all of the files exist.
                 let _ = std::fs::rename(file_name(&self.path, age), file_name(&self.path, age + 1));
             }
             *self = Self::open(self.path.clone(), self.max_bytes)?;

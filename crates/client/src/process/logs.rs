@@ -1,4 +1,4 @@
-//! Reads what a server has said: the end of it, or all to come.
+//! Reads a server's log files: their end, or all lines as they come.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -10,15 +10,15 @@ use std::time::Duration;
 use super::log::{NUM_FILES, file_name};
 use crate::logs::Lines;
 
-/// How often it is looked for new lines.
+/// Interval of the checks for new lines.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The newest `tail` lines, or all, the oldest first.
+/// The newest `tail` lines, or all of them, oldest first.
 pub(crate) fn tail(log: &Path, tail: Option<usize>) -> Vec<String> {
     let wanted = tail.unwrap_or(usize::MAX);
     let mut lines = VecDeque::new();
     for age in 0..NUM_FILES {
-        // The newest file comes first; older ones are read only as far as they are needed.
+        // The newest file comes first. Older ones are read only as far as needed.
         let bytes = std::fs::read(file_name(log, age)).unwrap_or_default();
         for line in String::from_utf8_lossy(&bytes).lines().rev() {
             if lines.len() == wanted {
@@ -30,34 +30,35 @@ pub(crate) fn tail(log: &Path, tail: Option<usize>) -> Vec<String> {
     lines.into()
 }
 
-/// Lines of the file as they are written, until the deployment is deleted.
+/// Lines of the log as they are written, until the deployment is deleted.
 #[derive(Debug)]
 pub(crate) struct FileLines {
     log: PathBuf,
     file: Option<File>,
     lines: VecDeque<String>,
-    /// The beginning of a line whose end is not there yet.
+    /// The unfinished last line.
     partial: Vec<u8>,
 }
 
 impl FileLines {
-    /// The newest `tail` lines (all, where that is `None`), and all to come.
+    /// Starts with the newest `tail` lines (all if `None`), and goes on with new ones.
     pub(crate) fn new(log: PathBuf, wanted: Option<usize>) -> io::Result<Self> {
         let mut file = File::open(&log).ok();
-        // A line that is written between the two is told twice rather than never.
+        // The end is taken before the tail is read. So a line that is written in between is returned twice rather
+        // than never.
         let end = file.as_mut().map(|file| file.seek(SeekFrom::End(0))).transpose()?;
         let lines = if end.is_some() { tail(&log, wanted).into() } else { VecDeque::new() };
         Ok(Self { log, file, lines, partial: Vec::new() })
     }
 
-    /// Reads what is new; whether there was something, or a new file.
+    /// Reads new bytes. Returns whether there were any, or a new file.
     fn read_more(&mut self) -> bool {
         let Some(file) = &mut self.file else {
             self.file = File::open(&self.log).ok();
             return self.file.is_some();
         };
         let mut bytes = Vec::new();
-        // A file that cannot be read any more has no more lines.
+        // A file that can no longer be read has no more lines.
         let _ = file.read_to_end(&mut bytes);
         if bytes.is_empty() {
             let inode = |path: io::Result<std::fs::Metadata>| path.ok().map(|found| found.ino());

@@ -1,4 +1,4 @@
-//! What a server tells its supervisor: where it listens, and why it failed.
+//! A server's report to its supervisor: its address, and the reason of a failure.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::replace;
 
-/// Names the file that a supervised server reports to.
+/// The environment variable with the report's path. A supervisor sets it.
 pub const REPORT_VARIABLE: &str = "CANDLEPOWER_REPORT";
 
-/// A server's report: JSON, written whole or not at all.
+/// A server's report: JSON, which readers see complete or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Where it listens.
+    /// The address on which the server listens.
     pub address: Option<SocketAddr>,
-    /// Why it failed, in one line.
+    /// The reason of a failure, in one line.
     pub error: Option<String>,
 }
 

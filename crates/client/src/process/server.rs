@@ -1,4 +1,4 @@
-//! A server as the child of its supervisor.
+//! A server as the child process of its supervisor.
 
 use std::ffi::OsString;
 use std::io;
@@ -22,42 +22,44 @@ use super::report::{REPORT_VARIABLE, Report};
 use crate::check::HUB_TOKEN;
 use crate::spec::Launch;
 
-/// The hidden command of the binary that becomes a server which ends with its supervisor.
+/// The hidden command of the binary that runs a server which ends with its supervisor.
 const RUN_BOUND: &str = "__run";
-/// This binary, also after it was replaced by a newer one.
+/// This binary, even after a newer one has replaced it.
 const OWN_BINARY: &str = "/proc/self/exe";
-/// How long its last words may take.
+/// Time limit for the last lines of the log.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// Prefixes of the settings in the environment of whoever started the supervisor, which are none of the deployment's.
+/// Prefixes of settings in the environment of the user who started the supervisor. They do not belong to the
+/// deployment.
 pub(super) const FOREIGN: [&str; 3] = ["BLAZE_", "PRISM_", "CANDLEPOWER_"];
 
-/// A server that was started and whose end has not been seen.
+/// A server that was started and whose end has not been noticed.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) identity: Identity,
     /// Whether it has been healthy.
     pub(super) was_ready: bool,
     exit: oneshot::Receiver<io::Result<ExitStatus>>,
-    /// What came through `exit`; within, `None` where nobody knows the status.
+    /// The status that came through `exit`; the inner `None` is an unknown status.
     status: Option<Option<ExitStatus>>,
     last: Arc<Mutex<Last>>,
-    /// Says that the log is written to its end; `None` once it has.
+    /// Signals that the log is complete; `None` after the signal.
     log_end: Option<oneshot::Receiver<()>>,
     report: PathBuf,
-    /// How long it has to end by itself.
+    /// Time limit to end by itself.
     patience: Duration,
 }
 
-/// How a server ended.
+/// The end of a server.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) exit_code: Option<i32>,
-    /// In the server's own words, or else in those of the system.
+    /// In the server's own words, or else in the system's.
     pub(super) reason: String,
 }
 
 impl Server {
-    /// Starts it; to be called from the thread with whose end the server is to end.
+    /// Starts the server. The kernel ends it when the calling thread ends, so the caller must be the supervisor's
+    /// main thread.
     pub(super) fn start(
         launch: &Launch,
         folder: &Folder,
@@ -65,7 +67,7 @@ impl Server {
         port: u16,
         cgroup: Option<&Cgroup>,
     ) -> io::Result<Self> {
-        // What the server before has said is not said by this one.
+        // A report of the previous server must not be taken for this one's.
         let _ = std::fs::remove_file(&report);
         let (reader, writer) = io::pipe()?;
         let mut command = Command::new(OWN_BINARY);
@@ -86,18 +88,18 @@ impl Server {
         if !launch.gpus.is_empty() {
             command.env("CUDA_VISIBLE_DEVICES", launch.gpus.join(","));
         }
-        // The supervisor is elsewhere; a folder that is gone is no reason not to start.
+        // The supervisor itself runs elsewhere. The server starts even if the client's folder is gone.
         let is_there = launch.folder.is_dir();
         command.current_dir(if is_there { launch.folder.as_path() } else { Path::new("/") });
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
         let mut child = command.spawn()?;
-        // It holds the ends of the pipe that are the server's.
+        // The command holds the server's ends of the pipe. Without this the log would never end.
         drop(command);
         let identity = Identity::of(child.id()).ok_or(io::ErrorKind::NotFound)?;
         let (last, log_end) = capture(reader, folder.log(), launch.secrets.clone())?;
         let (ended, exit) = oneshot::channel();
         let wait = move || {
-            // The supervisor may have ended, and nobody waits.
+            // The supervisor may have ended, so that no receiver is left.
             let _ = ended.send(child.wait());
         };
         std::thread::Builder::new().name("server".into()).spawn(wait)?;
@@ -113,7 +115,7 @@ impl Server {
         })
     }
 
-    /// Waits until it has ended, and says why; may be cancelled.
+    /// Waits for the end and returns its reason. May be cancelled.
     pub(super) async fn ended(&mut self) -> Ended {
         let status = self.exit_status().await;
         self.hear_last_words().await;
@@ -122,7 +124,7 @@ impl Server {
         Ended { exit_code: status.and_then(|status| status.code()), reason }
     }
 
-    /// Waits for its status, which is kept: the channel gives it once.
+    /// Waits for the exit status, which is kept, since the channel delivers it once.
     async fn exit_status(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             self.status = Some((&mut self.exit).await.ok().and_then(Result::ok));
@@ -130,7 +132,7 @@ impl Server {
         self.status.flatten()
     }
 
-    /// Asks it to end, and makes it where it does not.
+    /// Asks the server to end, and kills it after its time limit.
     pub(super) async fn stop(mut self) {
         // It may have ended by itself.
         let _ = self.identity.signal(Signal::TERM);
@@ -143,7 +145,7 @@ impl Server {
         self.hear_last_words().await;
     }
 
-    /// Waits until its log is written, which says so once.
+    /// Waits until the log is complete, which is signalled once.
     async fn hear_last_words(&mut self) {
         if let Some(end) = &mut self.log_end
             && timeout(LAST_WORDS, end).await.is_ok()
@@ -152,17 +154,17 @@ impl Server {
         }
     }
 
-    /// The file that it reports to.
+    /// The file of the server's report.
     pub(super) fn report(&self) -> &Path {
         &self.report
     }
 
-    /// Where it listens, once it does.
+    /// The server's address, once it listens.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         Report::read(&self.report).address
     }
 
-    /// Why its log is not whole, if it is not.
+    /// The reason that the log is incomplete, if it is.
     pub(super) fn log_trouble(&self) -> Option<String> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).trouble.clone()
     }
@@ -181,14 +183,14 @@ fn describe(status: Option<ExitStatus>, last_line: &str) -> String {
     }
 }
 
-/// Becomes a server that the kernel kills when its supervisor ends: what follows the hidden command is the supervisor's
-/// number, the control group's file or nothing, and the server's command line.
+/// Becomes a server that the kernel kills when its supervisor ends. The hidden command is followed by the
+/// supervisor's pid, the control group's file or an empty word, and the server's command line.
 pub fn run_bound(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut args = args.into_iter();
     let supervisor = args.next().and_then(|pid| pid.to_str()?.parse::<u32>().ok());
     let cgroup = args.next().unwrap_or_default();
     let bound = set_parent_process_death_signal(Some(Signal::KILL));
-    // It may have ended before the kernel was told.
+    // The supervisor may have ended before the kernel was asked. Then no signal would ever come.
     if bound.is_err() || supervisor != Some(std::os::unix::process::parent_id()) {
         return ExitCode::FAILURE;
     }

@@ -1,4 +1,5 @@
-//! The supervisor of one deployment: runs its server, starts it again, keeps its folder true, does what clients ask.
+//! The supervisor of one deployment. It runs and restarts the server, keeps the folder up to date, and serves
+//! clients.
 
 mod update;
 
@@ -27,21 +28,22 @@ use crate::status::{Event, Phase, State, now};
 use update::Candidate;
 pub(super) use update::TIMEOUT;
 
-/// How often a server that starts is looked at.
+/// Interval of health checks while a server starts.
 const LOOK_STARTING: Duration = Duration::from_millis(50);
-/// How often the record is written though nothing has changed, so that it says until when the supervisor lived.
+/// Interval at which an unchanged record is written again. The time in it shows how long the supervisor was alive.
 const WRITE_AGAIN_S: f64 = 60.0;
-/// How often a server that is ready is looked at.
+/// Interval of health checks of a ready server.
 const LOOK_READY: Duration = Duration::from_secs(2);
 
 /// Supervises the deployment that standard input describes, until it is deleted.
 pub fn supervise() -> ExitCode {
-    // It has a session of its own, so that no terminal's end is its end; one that leads a group already has one.
+    // A session of its own, so that the end of a terminal does not end it. This fails for a group leader, which has a
+    // session.
     let _ = rustix::process::setsid();
     let result = std::env::set_current_dir("/")
         .and_then(|()| Ok(serde_json::from_reader::<_, Launch>(io::stdin().lock())?))
         .and_then(|launch| {
-            // One thread: the server ends with the thread that started it.
+            // One thread only: the kernel ends the server when the thread that started it ends.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(begin(launch))
         });
@@ -54,7 +56,7 @@ pub fn supervise() -> ExitCode {
     }
 }
 
-/// Tells the client that waits, if there still is one.
+/// Sends the first message to the client, if it still waits.
 fn say(answer: &Answer) {
     let mut line = serde_json::to_vec(answer).unwrap_or_default();
     line.push(b'\n');
@@ -79,7 +81,7 @@ async fn begin(launch: Launch) -> io::Result<()> {
             }
             None => {
                 say(&Answer::NoGpu(uuid.clone()));
-                // Of a deployment that was there before, its description stays.
+                // The spec of an older deployment stays.
                 return if folder.spec()?.is_none() { folder.remove() } else { Ok(()) };
             }
         }
@@ -88,7 +90,7 @@ async fn begin(launch: Launch) -> io::Result<()> {
     let mut supervisor = match Supervisor::new(launch, folder.clone(), held).await {
         Ok(supervisor) => supervisor,
         Err(error) => {
-            // Of one that was not there before nothing is of use to anybody.
+            // Nothing of a new deployment that failed is of use.
             if matches!(folder.spec(), Ok(None)) {
                 let _ = folder.remove();
             }
@@ -99,9 +101,9 @@ async fn begin(launch: Launch) -> io::Result<()> {
     supervisor.run().await
 }
 
-/// Locks, held as long as this process lives: the kernel lets go of them.
+/// Locks that are held while this process lives. The kernel releases them at its end.
 struct Held {
-    /// Of the name.
+    /// The lock of the name.
     _lock: File,
     /// Locks of GPUs, by UUID.
     gpus: BTreeMap<String, File>,
@@ -112,24 +114,24 @@ struct Supervisor {
     folder: Folder,
     held: Held,
     record: Record,
-    /// Why the record was not written when it last changed.
+    /// The reason that the record could not be written at its last change.
     unwritten: Option<String>,
     listener: UnixListener,
     health: HealthClient,
     server: Option<Server>,
-    /// When the server is to be started again.
+    /// Time of the next restart.
     restart_at: Option<Instant>,
-    /// When the deployment is to delete itself.
+    /// Time at which the deployment deletes itself.
     expires: Option<Instant>,
     /// The server that is to take over.
     candidate: Option<Candidate>,
-    /// How often another server took over.
+    /// Number of updates that succeeded.
     num_updates: u32,
     budget: RestartBudget,
     cgroup: Option<Cgroup>,
 }
 
-/// What there is to do.
+/// The next task.
 enum Task {
     Ended(Ended),
     CandidateEnded(Ended),
@@ -243,7 +245,7 @@ impl Supervisor {
             }
             Task::Answer(stream) => return self.answer(stream).await,
             Task::Expire => {
-                // Whoever asked for it has gone: there is nobody to tell.
+                // The client that asked has gone, so an error cannot be reported.
                 let _ = self.delete().await;
                 return Next::End;
             }
@@ -264,7 +266,7 @@ impl Supervisor {
 
     fn start(&mut self) {
         self.restart_at = None;
-        // A deployment that starts again keeps its address.
+        // A deployment that starts again keeps its address, since clients have it.
         let port = port_of(&self.record.url).or(self.launch.spec.port).unwrap_or(0);
         self.set(State::Provisioning, Phase::Scheduling, String::new());
         match Server::start(
@@ -283,7 +285,7 @@ impl Supervisor {
         }
     }
 
-    /// Asks the server how it is, if there is one.
+    /// Checks the server's health, if it runs.
     async fn look(&mut self) {
         if self.server.is_none() {
             return;
@@ -308,17 +310,17 @@ impl Supervisor {
             None if server.was_ready => {
                 self.set(State::Running, Phase::Degraded, "the server does not answer".into());
             }
-            // It listens in a moment.
+            // It will listen in a moment.
             None => {}
         }
     }
 
-    /// Takes over what a server says that is not ready.
+    /// Records the answer of a server that is not ready.
     fn see(&mut self, health: Health) {
         let was_ready = self.server.as_ref().is_some_and(|server| server.was_ready);
         let named = health.phase.as_deref().and_then(Phase::named).unwrap_or(Phase::HealthCheck);
         let phase = match named {
-            // Its end, which comes next, says more; its supervisor knows better what it is.
+            // The end of the process comes next and has the better reason.
             Phase::Failed | Phase::Pending => Phase::Initializing,
             phase => phase,
         };
@@ -345,7 +347,7 @@ impl Supervisor {
         if self.cgroup.as_ref().is_some_and(Cgroup::ran_out_of_memory) {
             reason += "; it ran out of the memory that it was given";
         }
-        // What could never start will not start the next time either.
+        // A server that has never been ready would fail the same way again.
         if !was_ready && self.record.restarts == 0 {
             self.fail(reason);
             return;
@@ -372,7 +374,7 @@ impl Supervisor {
                 Next::GoOn
             }
             Some(Wish::Restart) if self.candidate.is_some() => {
-                control::answer(stream, &Err(io::Error::other("it is just being updated"))).await;
+                control::answer(stream, &Err(io::Error::other("it is being updated"))).await;
                 Next::GoOn
             }
             Some(Wish::Restart) => {
@@ -418,7 +420,7 @@ impl Supervisor {
         self.set(State::Failed, Phase::Failed, reason);
     }
 
-    /// Changes where the deployment is, and tells it, if there is a change.
+    /// Changes state, phase and message, and records an event if there is a change.
     fn set(&mut self, state: State, phase: Phase, message: String) {
         let record = &mut self.record;
         if (record.state, record.phase, &record.message) == (state, phase, &message) {
@@ -428,7 +430,7 @@ impl Supervisor {
             (record.bytes_done, record.bytes_total) = (0, 0);
         }
         (record.state, record.phase, record.message) = (state, phase, message.clone());
-        // On a full disk the deployment goes on; what can be read is older until there is room.
+        // The deployment goes on if the disk is full. Its files are out of date until there is room.
         let _ = self.folder.add_event(Event { time: now() as u64, state, phase, message });
         self.save();
     }
@@ -438,7 +440,7 @@ impl Supervisor {
         self.write();
     }
 
-    /// Writes the record; where it cannot be written, each look tries again.
+    /// Writes the record. After a failure each health check tries again.
     fn write(&mut self) {
         self.record.written_at = now();
         if let Err(error) = self.folder.write_record(&self.record) {
@@ -451,7 +453,7 @@ impl Supervisor {
     }
 }
 
-/// What helps where a supervisor is gone.
+/// The hint for a deployment whose supervisor is gone.
 pub(crate) fn restart_hint(name: &str) -> String {
     format!("`candlepower restart {name}` starts it again, `candlepower delete {name}` removes it")
 }
@@ -470,7 +472,7 @@ async fn at(time: Option<Instant>) {
     }
 }
 
-/// Whether a deployment can have its address again: another program may have taken it meanwhile.
+/// Whether the address is still free. Another program may have taken it.
 fn is_free(url: &str) -> bool {
     port_of(url).is_some_and(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok())
 }

@@ -1,4 +1,4 @@
-//! The manifests in `configs/k8s` are held equal by the end-to-end tests, which also validate them.
+//! Tests of the manifests. The end-to-end tests compare them with `configs/k8s` and validate those.
 
 use super::*;
 use crate::BlazeParams;
@@ -6,7 +6,7 @@ use crate::backend::Backend;
 use crate::check::Plan;
 use crate::params::Params;
 
-/// The plan of these parameters, where they are placed, and what describes that.
+/// The plan of some parameters, its placement, and the description.
 struct Made {
     plan: Plan,
     placement: Placement,
@@ -36,7 +36,7 @@ impl Made {
     }
 }
 
-/// A Deployment on GPUs with everything that there is.
+/// A Deployment on GPUs with every parameter set.
 fn full() -> Made {
     made(
         BlazeParams::new("chat", "Qwen/Qwen3-8B")
@@ -57,7 +57,7 @@ fn no_field_is_lost_for_being_misspelt() {
     let made = full();
     let manifests = made.manifests();
     let deployment = serde_json::to_value(manifests.deployment().unwrap()).unwrap();
-    // What the typed object knows is all that was said.
+    // The round trip through the typed object loses no field.
     assert_eq!(deployment["spec"]["template"]["spec"], manifests.pod().unwrap());
     let service = serde_json::to_value(manifests.service(None)).unwrap();
     assert_eq!(service["spec"]["ports"][0]["protocol"], "TCP");
@@ -129,7 +129,7 @@ fn secrets_are_in_the_secret_alone() {
         serde_json::to_string(&manifests.service(None)).unwrap(),
         format!("{:?}", made.description),
     ];
-    // In base64, too: `Y2FuYXJ5LTE=`.
+    // The value must not occur in base64 either: `Y2FuYXJ5LTE=`.
     assert!(
         rest.iter().all(|text| !text.contains("canary") && !text.contains("Y2FuYXJ5")),
         "{rest:?}"
@@ -154,7 +154,7 @@ fn the_image_is_asked_for_where_the_gpu_is_not_known() {
     assert!(
         image(demo())
             .unwrap_err()
-            .starts_with("image ``: which GPUs the cluster has is not known here")
+            .starts_with("image ``: the cluster's GPUs are not known here")
     );
     assert_eq!(image(demo().image("a:1")).unwrap(), "a:1");
 }

@@ -1,5 +1,6 @@
-//! States of objects as a cluster has them: `recorded` has one file for each case, with fields and words as the API server
-//! and the kubelet of Kubernetes 1.33 give them. They are written by hand after the API's reference, not captured.
+//! Tests with objects of a cluster: `recorded` has one file for each case. Fields and words are those of the
+//! API server and the kubelet of Kubernetes 1.33. The files are written by hand from the API's reference, not
+//! captured.
 
 use serde::Deserialize;
 
@@ -23,7 +24,7 @@ fn see(recorded: &Recorded, health: Option<&str>) -> Seen {
     seen(&recorded.deployment, &recorded.pods, health.as_ref(), "all is well")
 }
 
-/// Checks state and phase, and gives the message.
+/// Checks state and phase, and returns the message.
 #[track_caller]
 fn message(recorded: &Recorded, state: State, phase: Phase) -> String {
     let seen = see(recorded, None);

@@ -1,4 +1,4 @@
-//! Asks a supervisor to run something else, and says how far it is.
+//! Asks a supervisor to update its deployment, and reports progress.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::params::Params;
 use crate::spec::Launch;
 use crate::status::{DeploymentStatus, Phase};
 
-/// How often it is looked how far it is.
+/// Interval of the progress checks.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Has another server take over; what runs is left where that fails.
+/// Lets another server take over. The running server goes on if that fails.
 pub(super) async fn update(
     found: &Supervised,
     params: &Params,
@@ -30,7 +30,7 @@ pub(super) async fn update(
     let mut warnings = plan.warnings.clone();
     let (compute, in_place) = room(found, params, &plan, record, &mut warnings).await?;
     let spec = plan.spec.clone();
-    // The old server has its time to end, and after a failure the new one, too.
+    // The old server has its time to end, and after a failure the new one has, too.
     let ends = found.stop_seconds().saturating_add(spec.stop_seconds(0));
     let launch = Launch {
         root: folder::root()?,
@@ -71,7 +71,7 @@ pub(super) async fn update(
     })
 }
 
-/// Where the new server is to compute, and whether the old one has to end first.
+/// Chooses the new server's device, and whether the old server has to end first.
 async fn room(
     found: &Supervised,
     params: &Params,
@@ -92,7 +92,7 @@ async fn room(
             return Ok((compute, false));
         }
         Ok(_) => "the port stays the same".to_owned(),
-        // With what the old one holds there may be room.
+        // There may be room once the old server has freed its memory and GPUs.
         Err(error @ (Error::ResourceUnavailable { .. } | Error::OutOfMemory { .. })) => {
             error.to_string()
         }
@@ -100,7 +100,8 @@ async fn room(
     };
     let with_own = free_gpus_with(&folder::root()?, &record.gpus);
     let compute = plan.spec.choose_gpus(&with_own, warnings)?;
-    // How much memory the old server gives back is not known: the new one has the last word.
+    // The amount of memory that the old server will free is not known, so this machine's free memory is not checked.
+    // The new server reports a lack of memory itself.
     model::check(params, plan, &compute.clone().without_this_machine()).await?;
     warnings.push(format!("`{}` was ended before its update: {why}", found.name()));
     Ok((compute, true))

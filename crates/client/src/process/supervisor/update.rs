@@ -1,7 +1,7 @@
-//! Another server takes over from the one that runs: it is ready first, where there is room for both.
+//! Updates: another server takes over from the one that runs. It is ready first, if there is room for both.
 //!
-//! Until then the supervisor answers nobody's wish but to delete. Where the new server fails, the old one runs on; where
-//! that had to end first, it is started again.
+//! Until then the supervisor accepts only requests to delete. If the new server fails, the old one goes on, or is
+//! started again if it had to end first.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -47,7 +47,7 @@ impl Candidate {
 }
 
 impl Supervisor {
-    /// Starts what is to take over; whoever asks is answered when it has, or has failed.
+    /// Starts the new server. The client gets its answer when that has taken over or failed.
     pub(super) async fn update(&mut self, stream: UnixStream, update: Update) {
         match self.prepare(update).await {
             Ok(Some((update, gpus))) => self.begin_update(stream, update, gpus).await,
@@ -56,13 +56,13 @@ impl Supervisor {
         }
     }
 
-    /// Adds the secrets that stay, and takes the GPUs; `None` if all is as it should be.
+    /// Adds the secrets that stay and locks the GPUs; `None` on success.
     async fn prepare(
         &self,
         mut update: Update,
     ) -> io::Result<Option<(Update, BTreeMap<String, File>)>> {
         if self.candidate.is_some() {
-            return Err(io::Error::other("it is just being updated"));
+            return Err(io::Error::other("it is being updated"));
         }
         let launch = &mut update.launch;
         for (name, value) in &self.launch.secrets.0 {
@@ -75,7 +75,7 @@ impl Supervisor {
             launch.spec.secret_names.iter().find(|name| !secrets.contains_key(*name))
         {
             return Err(io::Error::other(format!(
-                "the value of {name} is not known: give it again"
+                "the value of {name} is not known; give it again"
             )));
         }
         let is_same = launch.spec == self.launch.spec && launch.secrets == self.launch.secrets;
@@ -86,7 +86,7 @@ impl Supervisor {
         for uuid in launch.gpus.iter().filter(|uuid| !self.held.gpus.contains_key(*uuid)) {
             let lease = lease::take(&launch.root, uuid).await?;
             let lease = lease.ok_or_else(|| {
-                io::Error::other(format!("another deployment has just taken {uuid}: ask again"))
+                io::Error::other(format!("another deployment has just taken {uuid}; try again"))
             })?;
             gpus.insert(uuid.clone(), lease);
         }
@@ -145,7 +145,7 @@ impl Supervisor {
         }
     }
 
-    /// Asks the server that is to take over how it is, and lets it where it is ready.
+    /// Checks the health of the new server, and lets it take over once it is ready.
     pub(super) async fn look_at_candidate(&mut self) {
         let Some(candidate) = &mut self.candidate else { return };
         let url = candidate.server.address();
@@ -155,7 +155,7 @@ impl Supervisor {
             None => None,
         };
         let found = health.as_ref().and_then(|health| Phase::named(health.phase.as_deref()?));
-        // Its end, which comes next, says more than that it has failed.
+        // The end of the process comes next and has the better reason.
         candidate.phase = found.filter(|found| *found != Phase::Failed).unwrap_or(candidate.phase);
         let (phase, is_late) = (candidate.phase, Instant::now() >= candidate.until);
         let is_ready = health.as_ref().is_some_and(Health::is_healthy);
@@ -170,12 +170,12 @@ impl Supervisor {
         }
     }
 
-    /// The old server ends when its requests have.
+    /// Replaces the old server, which ends after its running requests.
     async fn take_over(&mut self, url: String) {
         let Some(candidate) = self.candidate.take() else { return };
         if let Err(error) = self.folder.write_spec(&candidate.launch.spec) {
             self.candidate = Some(candidate);
-            self.give_up(&format!("it cannot be written down: {error}")).await;
+            self.give_up(&format!("the record cannot be written: {error}")).await;
             return;
         }
         let Candidate { launch, mut server, health, cgroup, gpus, stream, .. } = candidate;
@@ -215,13 +215,13 @@ impl Supervisor {
         });
     }
 
-    /// Ends the server that was to take over, and tells whoever asked why.
+    /// Stops the new server and reports the reason to the client that asked.
     pub(super) async fn give_up(&mut self, reason: &str) {
         self.drop_candidate(reason).await;
         self.run_on();
     }
 
-    /// Ends the server that was to take over, if there is one.
+    /// Stops the new server, if there is one.
     pub(super) async fn drop_candidate(&mut self, reason: &str) {
         let Some(Candidate { server, cgroup, stream, .. }) = self.candidate.take() else { return };
         server.stop().await;
@@ -239,5 +239,5 @@ impl Supervisor {
     }
 }
 
-/// Begins the answer that the new server was not ready in time; seconds and phase follow.
+/// The prefix of an answer after a timeout; seconds and phase follow. Clients of other versions parse it.
 pub(crate) const TIMEOUT: &str = "timeout: ";
