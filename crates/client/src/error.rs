@@ -53,7 +53,7 @@ pub enum Error {
         message: String,
         /// The last lines of the server's log.
         log: Vec<String>,
-        /// What remains of the deployment.
+        /// Remains of the deployment.
         left: Leftover,
     },
     /// The server ended or could not start.
@@ -65,7 +65,7 @@ pub enum Error {
         reason: String,
         /// The last lines of the server's log.
         log: Vec<String>,
-        /// What remains of the deployment.
+        /// Remains of the deployment.
         left: Leftover,
     },
     /// This machine does not have the resources that were asked for.

@@ -48,10 +48,7 @@ pub(super) async fn update(
         }
     };
     let wrong = |refused: Refused| {
-        Error::backend(
-            format!("the containers of `{}` cannot be renamed", plan.spec.name),
-            refused,
-        )
+        Error::backend(format!("the containers of `{}` cannot be renamed", plan.spec.name), refused)
     };
     engine.rename(&old.id, &format!("{name}{OLD}")).await.map_err(wrong)?;
     if let Err(refused) = engine.rename(&new.id, &name).await {

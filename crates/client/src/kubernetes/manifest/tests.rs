@@ -152,9 +152,7 @@ fn the_image_is_asked_for_where_the_gpu_is_not_known() {
         concat!("candlepower:", env!("CARGO_PKG_VERSION"), "-cpu")
     );
     assert!(
-        image(demo())
-            .unwrap_err()
-            .starts_with("image ``: the cluster's GPUs are not known here")
+        image(demo()).unwrap_err().starts_with("image ``: the cluster's GPUs are not known here")
     );
     assert_eq!(image(demo().image("a:1")).unwrap(), "a:1");
 }
