@@ -87,7 +87,7 @@ fn files_that_cannot_be_meant_are_answered_with_those_there_are() {
     place.hub.publish("acme/none", &Files::golden("llama"));
     place.check_refused(
         place.serve("acme/none:Q4_0"),
-        "`acme/none` has no GGUF files: leave out what stands behind its name, or see <hub>/acme/none",
+        "`acme/none` has no GGUF files: leave out the part after its name, or see <hub>/acme/none",
     );
     place.check_refused(
         place.serve("acme/none").flags("--tokenizer acme/tiny:Q4_K_M"),

@@ -1,8 +1,9 @@
-//! A model's place in the cache of the hub's own tools.
+//! A model's part of the cache that the hub's own tools use.
 //!
-//! `models--OWNER--NAME/` holds `blobs/DIGEST` (the bytes), `snapshots/COMMIT/NAME` (links to blobs) and `refs/REVISION`
-//! (a commit id). A blob gets its name only when it is whole and verified; until then it is `DIGEST.incomplete`, written
-//! by whoever holds the lock `.locks/models--OWNER--NAME/DIGEST.lock`, which other tools take, too.
+//! `models--OWNER--NAME/` has three folders: `blobs/DIGEST` (the bytes), `snapshots/COMMIT/NAME` (links to blobs) and
+//! `refs/REVISION` (a commit id). A blob gets its name only after it is complete and verified. Until then it is
+//! `DIGEST.incomplete`, which is written by the holder of the lock `.locks/models--OWNER--NAME/DIGEST.lock`. Other
+//! tools take that lock, too.
 //!
 //! Source: "Understand caching" in huggingface_hub's documentation, and its file_download.py.
 
@@ -51,7 +52,7 @@ impl ModelCache {
         self.repo.pointer_path(commit)
     }
 
-    /// The commit that a revision was when it was last seen.
+    /// The last known commit of a revision.
     pub(crate) fn commit(&self, revision: &str) -> Option<String> {
         if is_commit(revision) {
             return Some(revision.to_owned());
@@ -60,7 +61,7 @@ impl ModelCache {
         is_commit(&commit).then_some(commit)
     }
 
-    /// Notes which commit a revision is.
+    /// Records the commit of a revision.
     pub(crate) fn set_commit(&self, revision: &str, commit: &str) -> Result<()> {
         if is_commit(revision) || self.commit(revision).as_deref() == Some(commit) {
             return Ok(());
@@ -72,12 +73,12 @@ impl ModelCache {
         fs::rename(&unfinished, &path).map_err(at(&path))
     }
 
-    /// Whether a file of a commit is there with its whole length, linked or copied.
+    /// Whether a file of a commit is there in full length, linked or copied.
     pub(crate) fn has(&self, commit: &str, file: &RemoteFile) -> bool {
         has_length(&self.snapshot(commit).join(&file.name), file.size)
     }
 
-    /// Whether the bytes are there, perhaps from another commit.
+    /// Whether the blob exists, perhaps from another commit.
     pub(crate) fn has_blob(&self, file: &RemoteFile) -> bool {
         has_length(&self.blob(&file.digest), file.size)
     }
@@ -86,7 +87,7 @@ impl ModelCache {
         self.repo.blob_path(digest.as_str())
     }
 
-    /// Where the bytes go until they are whole.
+    /// The path of a download that is not complete.
     pub(crate) fn incomplete(&self, digest: &Digest) -> PathBuf {
         let mut path = self.blob(digest).into_os_string();
         path.push(".incomplete");
@@ -99,7 +100,7 @@ impl ModelCache {
         len.min(file.size)
     }
 
-    /// Takes the right to download a blob; `None` while another process has it.
+    /// Takes the lock for a blob's download; `None` while another process holds it.
     pub(crate) fn try_lock(&self, digest: &Digest) -> Result<Option<BlobLock>> {
         let name = format!("{}.lock", digest.as_str());
         let path = self.root.join(".locks").join(&self.folder_name).join(name);
@@ -114,7 +115,7 @@ impl ModelCache {
         match file.try_lock() {
             Ok(()) => Ok(Some(BlobLock { _file: file })),
             Err(TryLockError::WouldBlock) => Ok(None),
-            // A file system without locks: the digest still tells what is whole.
+            // The file system has no locks. Two downloads at once are harmless, since the digest is verified.
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
                 Ok(Some(BlobLock { _file: file }))
             }
@@ -122,7 +123,7 @@ impl ModelCache {
         }
     }
 
-    /// Gives the bytes their name, once they are verified.
+    /// Gives a verified blob its final name.
     pub(crate) fn complete(&self, digest: &Digest) -> Result<()> {
         let (from, to) = (self.incomplete(digest), self.blob(digest));
         fs::rename(from, &to).map_err(at(&to))
@@ -133,13 +134,15 @@ impl ModelCache {
         let path = self.snapshot(commit).join(&file.name);
         create_parent(&path)?;
         let mut target = PathBuf::new();
-        // From the file's folder up to the model's: snapshots, the commit, and the folders of its name.
+        // Number of folders between the link and the model's folder: snapshots, the commit, and the folders in the
+        // file's name.
         target.extend(
             (0..Path::new(&file.name).components().count() + 1).map(|_| Component::ParentDir),
         );
         target.push("blobs");
         target.push(file.digest.as_str());
-        // Another process may do the same at this moment: the last one wins, and nobody finds nothing.
+        // Another process may create the same link now. A rename replaces it, so that readers always find one of the
+        // two.
         let name = file.name.replace('/', "-");
         let unfinished = self.snapshot(commit).join(format!(".{name}.{}.tmp", std::process::id()));
         match fs::remove_file(&unfinished) {
@@ -152,7 +155,7 @@ impl ModelCache {
         fs::rename(&unfinished, &path).map_err(at(&path))
     }
 
-    /// Bytes that are free where the cache is; `None` where nobody knows.
+    /// Free bytes of the cache's file system; `None` if they are not known.
     pub(crate) fn free_bytes(&self) -> Option<u64> {
         let existing = self.root.ancestors().find(|folder| folder.exists())?;
         let found = rustix::fs::statvfs(existing).ok()?;
@@ -169,7 +172,7 @@ pub(crate) fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Checks that a revision can be a part of a path.
+/// Checks that a revision can be part of a path.
 pub(crate) fn check_revision(revision: &str) -> Result<()> {
     let is_name = |part| matches!(part, Component::Normal(_));
     if revision.is_empty() || !Path::new(revision).components().all(is_name) {
@@ -178,7 +181,7 @@ pub(crate) fn check_revision(revision: &str) -> Result<()> {
     Ok(())
 }
 
-/// Says which path an error of the system is about.
+/// Adds the path to an error of the system.
 pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Cache { path, source }

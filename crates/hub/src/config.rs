@@ -1,4 +1,5 @@
-//! Which hub, which cache, whose token: from the settings and the environment, as the hub's own tools read them.
+//! Configuration: the hub, the cache and the token, from settings and the environment, as the hub's own tools read
+//! them.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -6,26 +7,26 @@ use std::time::Duration;
 
 use crate::{Error, Result};
 
-/// How long the hub may be silent before a connection counts as lost.
+/// Time without a byte after which a connection counts as lost.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// What a user may say of the hub; the rest is found in the environment.
+/// Settings of the user. The environment completes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HubSettings {
     /// `HF_HOME`: the folder of the cache and the token.
     pub home: Option<PathBuf>,
-    /// `HF_HUB_CACHE`: the cache, where it is not in the home.
+    /// `HF_HUB_CACHE`: the cache, if it is not in `HF_HOME`.
     pub cache: Option<PathBuf>,
-    /// `HF_ENDPOINT`: the address of the hub, where it is not the usual one.
+    /// `HF_ENDPOINT`: the hub's address, if it is not the default.
     pub endpoint: Option<String>,
-    /// `HF_HUB_OFFLINE`: ask nobody.
+    /// `HF_HUB_OFFLINE`: makes no requests.
     pub offline: bool,
 }
 
-/// How to reach the hub, and where its files go.
+/// The hub's address, its credentials and the cache.
 #[derive(Clone, Debug)]
 pub struct HubConfig {
-    /// The address of the hub, where it is not the usual one; without `/` at its end.
+    /// The hub's address without a final `/`; `None` for the default.
     pub(crate) endpoint: Option<String>,
     pub(crate) cache: PathBuf,
     pub(crate) token: Option<Token>,
@@ -33,7 +34,7 @@ pub struct HubConfig {
     pub(crate) silence: Duration,
 }
 
-/// A token and where it was found.
+/// A token and its origin.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     secret: String,
@@ -41,12 +42,12 @@ pub struct Token {
 }
 
 impl Token {
-    /// `hf_..`; never to be written anywhere.
+    /// The token `hf_..`, which must never be written anywhere.
     pub(crate) fn secret(&self) -> &str {
         &self.secret
     }
 
-    /// `HF_TOKEN`, or the path of a file.
+    /// Origin of the token: `HF_TOKEN`, or the path of a file.
     pub fn origin(&self) -> &str {
         &self.origin
     }
@@ -59,14 +60,17 @@ impl fmt::Debug for Token {
 }
 
 impl HubConfig {
-    /// Completes `settings` from the environment, of which `env` gives the variables: the cache from `HF_HOME`,
-    /// `XDG_CACHE_HOME` or `HOME`; the token from `HF_TOKEN`, `HUGGING_FACE_HUB_TOKEN`, or the file that `HF_TOKEN_PATH`
-    /// names or `huggingface-cli login` writes; the patience from `HF_HUB_DOWNLOAD_TIMEOUT` (seconds).
+    /// Completes `settings` from the environment, whose variables `env` returns:
+    ///
+    /// - The cache comes from `HF_HOME`, `XDG_CACHE_HOME` or `HOME`.
+    /// - The token comes from `HF_TOKEN`, `HUGGING_FACE_HUB_TOKEN`, or the file that `HF_TOKEN_PATH` names or
+    ///   `huggingface-cli login` writes.
+    /// - The time limit comes from `HF_HUB_DOWNLOAD_TIMEOUT` (seconds).
     ///
     /// Source: constants.py and utils/_auth.py in huggingface_hub.
     ///
     /// # Errors
-    /// There is no home to put the cache in, the endpoint is no address, or the patience no number.
+    /// There is no home folder for the cache, the endpoint is no URL, or the time limit is no number.
     pub fn new(settings: HubSettings, env: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let env = |name: &str| env(name).filter(|value| !value.trim().is_empty());
         let user_home = env("HOME").map(PathBuf::from);
@@ -113,7 +117,7 @@ impl HubConfig {
     }
 }
 
-/// Checks the address of a hub.
+/// Checks the hub's address.
 fn endpoint(text: String) -> Result<String> {
     let trimmed = text.trim().trim_end_matches('/').to_owned();
     match reqwest::Url::parse(&trimmed) {
@@ -134,7 +138,7 @@ fn find_token(env: impl Fn(&str) -> Option<String>, file: Option<&Path>) -> Opti
     (!secret.is_empty()).then(|| Token { secret: secret.to_owned(), origin })
 }
 
-/// `~/x` in the user's home.
+/// Replaces `~` by the user's home folder.
 fn expand_home(path: &Path, home: Option<&Path>) -> PathBuf {
     match (path.strip_prefix("~"), home) {
         (Ok(rest), Some(home)) => home.join(rest),

@@ -1,26 +1,26 @@
-//! The digest that the hub knows a file by: SHA-256 of large files, git's own of the others.
+//! The digest by which the hub identifies a file: SHA-256 for large files, git's object id for the others.
 
 use sha1::{Digest as _, Sha1};
 use sha2::Sha256;
 
-/// What the bytes of a file must amount to.
+/// The expected digest of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Digest {
-    /// SHA-256 of the bytes, in hexadecimal digits: files in large file storage.
+    /// SHA-256 in hexadecimal digits, for files in large file storage (LFS).
     Sha256(String),
     /// SHA-1 of `blob LENGTH\0` and the bytes: the object id in git.
     GitSha1(String),
 }
 
 impl Digest {
-    /// The digits, by which the file is called in the cache.
+    /// The hexadecimal digits, which are the blob's name in the cache.
     pub(crate) fn as_str(&self) -> &str {
         match self {
             Self::Sha256(hex) | Self::GitSha1(hex) => hex,
         }
     }
 
-    /// Begins to compute this digest of a file of `len` bytes.
+    /// Starts the computation of this digest for a file of `len` bytes.
     pub(crate) fn hasher(&self, len: u64) -> Hasher {
         match self {
             Self::Sha256(_) => Hasher::Sha256(Sha256::new()),
@@ -48,7 +48,7 @@ impl Hasher {
         }
     }
 
-    /// Whether the bytes amount to `digest`.
+    /// Whether the computed digest equals `digest`.
     pub(crate) fn matches(self, digest: &Digest) -> bool {
         let hex = match self {
             Self::Sha256(hasher) => hex(&hasher.finalize()),

@@ -1,4 +1,4 @@
-//! Why a model could not be had from the hub: one line each, with what to do.
+//! Errors of the hub. Each is one line that also says what to do.
 
 use std::path::PathBuf;
 
@@ -7,28 +7,28 @@ use candlepower_checkpoint::Bytes;
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A model that could not be had.
+/// An error of the hub, or of a download.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no folder to put the cache in.
+    /// There is no folder for the cache.
     #[error("no folder for downloaded models: set HF_HOME (or HOME)")]
     NoHome,
-    /// `HF_ENDPOINT` is no address.
+    /// `HF_ENDPOINT` is no URL.
     #[error("HF_ENDPOINT `{0}` is not an address such as https://hub.example")]
     BadEndpoint(String),
-    /// `HF_HUB_DOWNLOAD_TIMEOUT` is no number.
+    /// `HF_HUB_DOWNLOAD_TIMEOUT` is no number in its range.
     #[error("HF_HUB_DOWNLOAD_TIMEOUT `{0}` is not a number of seconds between 1 and 3600")]
     BadTimeout(String),
-    /// A revision that could name nothing.
+    /// The revision cannot be a name in git.
     #[error("`{0}` cannot be a revision: give a branch, a tag or a commit")]
     BadRevision(String),
-    /// The token cannot be sent.
+    /// The token has characters that cannot be sent.
     #[error("the token from {origin} holds characters that no token has: copy it again")]
     UnusableToken {
-        /// Where it was found.
+        /// Origin of the token.
         origin: String,
     },
-    /// Gated, and no token was sent.
+    /// The model is gated, and no token was sent.
     #[error(
         "`{id}` is gated: accept its licence at {page}, then set HF_TOKEN to a token of the account that did"
     )]
@@ -38,7 +38,7 @@ pub enum Error {
         /// Its page.
         page: String,
     },
-    /// Gated, and the token's account has no access.
+    /// The model is gated, and the token's account has no access.
     #[error(
         "`{id}` is gated and the account of the token from {token} has no access: ask for it at {page}"
     )]
@@ -47,17 +47,17 @@ pub enum Error {
         id: String,
         /// Its page.
         page: String,
-        /// Where the token was found.
+        /// Origin of the token.
         token: String,
     },
-    /// The hub does not know the token.
+    /// The hub does not accept the token.
     #[error(
         "the hub refuses the token from {token}: it is wrong or has expired; make a new one at {hub}/settings/tokens"
     )]
     TokenRefused {
         /// The hub's address.
         hub: String,
-        /// Where the token was found.
+        /// Origin of the token.
         token: String,
     },
     /// There is no such model, or it is private.
@@ -75,17 +75,17 @@ pub enum Error {
     NotFoundWithToken {
         /// The model's page.
         page: String,
-        /// Where the token was found.
+        /// Origin of the token.
         token: String,
     },
-    /// The token may not do this.
+    /// The token has no permission for this.
     #[error(
         "the token from {token} may not read {page}: give it the right to, or use another token"
     )]
     Forbidden {
         /// The model's page.
         page: String,
-        /// Where the token was found, or that there was none.
+        /// Origin of the token, or a note that there was none.
         token: String,
     },
     /// There is no such branch, tag or commit.
@@ -93,44 +93,44 @@ pub enum Error {
     NoRevision {
         /// The model.
         id: String,
-        /// What was asked for.
+        /// The revision that was asked for.
         revision: String,
         /// The model's page.
         page: String,
     },
-    /// The model has no weights that can be read.
+    /// The repository has no weights in a supported format.
     #[error(
         "`{id}` has no safetensors weights{found}: choose a variant of it that has, see {page}"
     )]
     NoSafetensors {
         /// The model.
         id: String,
-        /// What it has instead, in words.
+        /// The formats that it has instead, as text.
         found: String,
         /// Its page.
         page: String,
     },
-    /// It is not clear which of the repository's GGUF files is meant.
+    /// The name fits none or several of the repository's GGUF files.
     #[error(
         "`{id}` {problem}: name one as {id}/FILE, or by how its name ends, as {id}:Q4_K_M; there are {names}"
     )]
     WhichGguf {
         /// The model.
         id: String,
-        /// What is wrong, in words.
+        /// The problem, as text.
         problem: String,
         /// The files.
         names: String,
     },
-    /// A GGUF file is named, and the repository has none.
-    #[error("`{id}` has no GGUF files: leave out what stands behind its name, or see {page}")]
+    /// The name is that of a GGUF file, but the repository has none.
+    #[error("`{id}` has no GGUF files: leave out the part after its name, or see {page}")]
     NoGguf {
         /// The model.
         id: String,
         /// Its page.
         page: String,
     },
-    /// A file that every model has is not there.
+    /// A required file is missing.
     #[error("`{id}` has no {file}: it is no model in the form that transformers saves, see {page}")]
     NoFile {
         /// The model.
@@ -140,47 +140,47 @@ pub enum Error {
         /// The model's page.
         page: String,
     },
-    /// The hub may not be asked, and the cache does not have it all.
+    /// The client is offline, and the cache is not complete.
     #[error(
         "HF_HUB_OFFLINE is set, and {place} does not have {missing} of `{id}`: unset it for one start, or copy the model there"
     )]
     OfflineNotCached {
         /// The model.
         id: String,
-        /// What is missing.
+        /// The part that is missing.
         missing: String,
         /// The cache.
         place: PathBuf,
     },
-    /// Nobody answers, and the cache does not have it all.
+    /// The hub cannot be reached, and the cache is not complete.
     #[error(
         "cannot reach the hub at {hub} ({cause}), and {place} does not have {missing} of `{id}`: check the network, or HF_ENDPOINT"
     )]
     Unreachable {
         /// The hub's address.
         hub: String,
-        /// What the connection said.
+        /// The error of the connection.
         cause: String,
         /// The model.
         id: String,
-        /// What is missing.
+        /// The part that is missing.
         missing: String,
         /// The cache.
         place: PathBuf,
     },
-    /// The weights do not fit the disk.
+    /// The weights do not fit on the disk.
     #[error("`{id}` needs {} more in {}, where {} are free: make room, or set HF_HUB_CACHE to a folder on a larger disk", Bytes(*needed), place.display(), Bytes(*free))]
     DiskTooSmall {
         /// The model.
         id: String,
-        /// Bytes that are still to be written.
+        /// Bytes that still have to be written.
         needed: u64,
         /// Bytes that are free.
         free: u64,
         /// The cache.
         place: PathBuf,
     },
-    /// The connection broke and could not be made again.
+    /// The connection was lost, and could not be restored.
     #[error("the connection was lost at {} of {} of {file} ({cause}), and {attempts} attempts to go on failed: start again, what has arrived is kept", Bytes(*done), Bytes(*total))]
     ConnectionLost {
         /// The file.
@@ -189,12 +189,12 @@ pub enum Error {
         done: u64,
         /// Bytes of the file.
         total: u64,
-        /// What the connection said.
+        /// The error of the connection.
         cause: String,
-        /// How often it was tried without a byte arriving.
+        /// Number of attempts in a row without a new byte.
         attempts: u32,
     },
-    /// The bytes are not those that the hub promises.
+    /// The digest of the download is not the one that the hub lists.
     #[error(
         "{file} arrived damaged {attempts} times, its {digest} is not what the hub says: start again later, or use another HF_ENDPOINT"
     )]
@@ -203,10 +203,10 @@ pub enum Error {
         file: String,
         /// The kind of the digest.
         digest: &'static str,
-        /// How often it was downloaded.
+        /// Number of downloads.
         attempts: u32,
     },
-    /// A proxy or mirror that cannot continue a file.
+    /// A proxy or mirror cannot continue a file.
     #[error(
         "the hub at {hub} gives {file} only from its beginning: it must support range requests"
     )]
@@ -216,7 +216,7 @@ pub enum Error {
         /// The file.
         file: String,
     },
-    /// The list of a repository's files goes on and on.
+    /// The list of a repository's files is too long.
     #[error(
         "the hub at {hub} gives more than {} as the list of files of `{id}`: use another HF_ENDPOINT, or name a folder that has the model", Bytes(*limit)
     )]
@@ -228,38 +228,38 @@ pub enum Error {
         /// Most bytes that are read.
         limit: u64,
     },
-    /// The hub's description of a repository lacks something.
+    /// The hub's description of a repository lacks a field.
     #[error("the hub at {hub} does not give {what} of `{id}`: is it a hub of models?")]
     Incomplete {
         /// The hub's address.
         hub: String,
         /// The model.
         id: String,
-        /// What is missing.
+        /// The field that is missing.
         what: String,
     },
-    /// Any other answer.
+    /// Any other failure status.
     #[error("the hub answered {status} to the request for {what}{message}")]
     Answer {
         /// The HTTP status.
         status: u16,
-        /// What was asked for.
+        /// The file or list that was asked for.
         what: String,
-        /// The hub's own words, if any, after a colon.
+        /// The hub's own message after a colon; may be empty.
         message: String,
     },
-    /// The cache cannot be used.
+    /// The cache cannot be written.
     #[error("cannot write {}: {source}; set HF_HUB_CACHE to a folder that can be written", path.display())]
     Cache {
         /// The file or folder.
         path: PathBuf,
-        /// The system's own error.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The TLS library or the like could not be set up.
+    /// The HTTP or TLS library could not be set up.
     #[error("cannot prepare to ask the hub: {0}")]
     Client(String),
-    /// The index of the weights cannot be understood.
+    /// The index of the weights cannot be parsed.
     #[error(transparent)]
     Checkpoint(#[from] candlepower_checkpoint::Error),
 }

@@ -1,10 +1,11 @@
-//! Models from the hub: a model id becomes a folder in the cache that the hub's own tools use, every file of it verified,
-//! or one line that says why not and what to do.
+//! Downloads models from the hub. A model id becomes a folder in the cache that the hub's own tools use, with every
+//! file verified; or an error of one line with its remedy.
 //!
-//! [`Hub::open`] fetches what describes a model (configuration, tokenizer, chat template), so that it can be refused
-//! before its weights are asked for; [`HubModel::fetch_weights`] fetches those. Files that are in the cache are not
-//! asked for again: a model that is there whole costs one request, which asks whether its revision has moved, and none
-//! where the revision is a commit or the hub is not to be asked (`HF_HUB_OFFLINE`).
+//! [`Hub::open`] fetches the files that describe a model (configuration, tokenizer, chat template), so that an
+//! unsupported model is refused before its weights are downloaded. [`HubModel::fetch_weights`] downloads those.
+//!
+//! Files in the cache are not downloaded again. A complete model costs one request, which checks whether its revision
+//! has moved. It costs none if the revision is a commit, or if the client is offline (`HF_HUB_OFFLINE`).
 
 mod cache;
 mod config;

@@ -1,4 +1,4 @@
-//! What a repository holds at a revision: one request tells its commit and every file's size and digest.
+//! The listing of a repository at a revision. One request returns its commit and the size and digest of every file.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
@@ -15,9 +15,9 @@ use crate::config::Token;
 use crate::digest::Digest;
 use crate::{Error, ModelId, Result};
 
-/// How often the hub is asked before it counts as unreachable.
+/// Number of requests before the hub counts as unreachable.
 const ATTEMPTS: u32 = 3;
-/// Most bytes of a list of files: some hundred thousand files.
+/// Most bytes of a listing, enough for some hundred thousand files.
 const MAX_BYTES: usize = 64 << 20;
 
 /// A repository at a revision.
@@ -25,7 +25,7 @@ const MAX_BYTES: usize = 64 << 20;
 pub(crate) struct Listing {
     /// The full commit id.
     pub(crate) commit: String,
-    /// All files by their path in the repository.
+    /// All files, by their paths in the repository.
     pub(crate) files: BTreeMap<String, RemoteFile>,
 }
 
@@ -33,12 +33,12 @@ pub(crate) struct Listing {
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteFile {
     pub(crate) name: String,
-    /// In bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
     pub(crate) digest: Digest,
 }
 
-/// The repository whose listing is asked for, and as whom.
+/// The repository that is asked for, and the token.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked<'a> {
     pub(crate) id: &'a ModelId,
@@ -47,16 +47,16 @@ pub(crate) struct Asked<'a> {
     pub(crate) hub: &'a str,
 }
 
-/// Why there is no listing.
+/// The reason that there is no listing.
 pub(crate) enum NoListing {
-    /// Nobody answers, or not in order; the cause in words. The cache may still do.
+    /// The hub does not answer, or not correctly, with the cause as text. The cache may still suffice.
     Unreachable(String),
-    /// The hub has answered, and it is an error.
+    /// The hub has answered with an error.
     Refused(Error),
 }
 
 impl Listing {
-    /// Asks the hub; `silence` is how long it may take to answer.
+    /// Asks the hub, which must send something within `silence`.
     pub(crate) async fn fetch(
         api: &Api,
         asked: Asked<'_>,
@@ -67,7 +67,7 @@ impl Listing {
             RepoType::Model,
             asked.revision.to_owned(),
         );
-        // The library for TLS panics where it cannot tell the time.
+        // The TLS library panics if the clock is before 1970.
         if asked.hub.starts_with("https://") && SystemTime::now() < SystemTime::UNIX_EPOCH {
             let cause = "the clock of this machine is before 1970: set it".to_owned();
             return Err(NoListing::Unreachable(cause));
@@ -95,7 +95,7 @@ impl Listing {
 }
 
 impl Asked<'_> {
-    /// The model's page, for people.
+    /// URL of the model's page, for users.
     pub(crate) fn page(&self) -> String {
         format!("{}/{}", self.hub, self.id)
     }
@@ -116,7 +116,7 @@ impl Asked<'_> {
         self.parse(&body).map_err(NoListing::Refused)
     }
 
-    /// Reads a body that may have no end.
+    /// Reads a body with a size limit, since its length is not known.
     async fn read_body(&self, mut response: reqwest::Response) -> Result<Vec<u8>, NoListing> {
         let broken = |error| NoListing::Unreachable(root_cause(&error));
         let mut body = Vec::new();
@@ -142,7 +142,7 @@ impl Asked<'_> {
         };
         let info: Info =
             serde_json::from_slice(body).map_err(|_| missing("the list of the files"))?;
-        // Both become parts of paths.
+        // Both become parts of paths, so they are checked.
         if !is_hex(&info.sha, 40) {
             return Err(missing("the commit"));
         }
@@ -163,7 +163,7 @@ impl Asked<'_> {
         Ok(Listing { commit: info.sha, files })
     }
 
-    /// What an answer that is no success means, to the request for `what`.
+    /// The error for a failed request for `what`.
     ///
     /// Source: `hf_raise_for_status` in huggingface_hub.
     pub(crate) fn refusal(&self, status: StatusCode, headers: &HeaderMap, what: &str) -> Error {
@@ -203,13 +203,13 @@ impl Asked<'_> {
     }
 }
 
-/// Whether the same request may be answered better in a moment.
+/// Whether a retry may succeed.
 pub(crate) fn is_passing(status: StatusCode) -> bool {
     status.is_server_error()
         || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT)
 }
 
-/// What a failed request comes down to.
+/// The innermost cause of a failed request.
 pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
@@ -222,7 +222,7 @@ fn is_hex(text: &str, len: usize) -> bool {
     text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The hub's answer, as far as it is read.
+/// The fields that are read of the hub's answer.
 #[derive(Deserialize)]
 struct Info {
     sha: String,

@@ -43,15 +43,15 @@ const DESCRIPTION: [&str; 19] = [
     "config_sentence_transformers.json",
 ];
 const CONFIG: &str = "config.json";
-/// What older checkpoints of GPTQ say beside it.
+/// Quantization in older GPTQ checkpoints, beside config.json.
 const GPTQ: &str = "quantize_config.json";
-/// The same of AWQ.
+/// The same in AWQ checkpoints.
 const AWQ: &str = "quant_config.json";
-/// What those of NVIDIA ModelOpt do.
+/// The same in checkpoints of NVIDIA ModelOpt.
 const MODELOPT: &str = "hf_quant_config.json";
 const MODULES: &str = "modules.json";
 const TOKENIZER: &str = "tokenizer.json";
-/// Vocabularies of models that lack it.
+/// Vocabularies of models without a `tokenizer.json`.
 const VOCABULARIES: [&str; 6] = [
     "tiktoken.model",
     "tekken.json",
@@ -61,16 +61,16 @@ const VOCABULARIES: [&str; 6] = [
     "merges.txt",
 ];
 const INDEX: &str = "model.safetensors.index.json";
-/// Folders whose small files describe a model, too.
+/// Folders with small files that describe a model, too.
 const DESCRIPTION_FOLDERS: [(&str, &str); 2] =
     [("additional_chat_templates/", ".jinja"), ("1_Pooling/", "config.json")];
 
-/// Files that are downloaded at the same time.
+/// Number of concurrent downloads.
 const FILES_AT_ONCE: usize = 4;
-/// How often it is looked whether another process has finished a file.
+/// Interval of the checks whether another process has finished a file.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// A hub, and the cache of what came from it.
+/// A hub and its cache.
 #[derive(Clone, Debug)]
 pub struct Hub(Arc<Inner>);
 
@@ -79,7 +79,7 @@ struct Inner {
     config: HubConfig,
     api: Api,
     transfer: Transfer,
-    /// Its address, for people.
+    /// The hub's address in errors.
     address: String,
 }
 
@@ -91,27 +91,27 @@ pub struct HubModel {
     revision: String,
     commit: String,
     cache: ModelCache,
-    /// Absent where the hub was not asked.
+    /// `None` if the hub was not asked.
     listing: Option<Listing>,
     gguf: Option<GgufFiles>,
 }
 
-/// The GGUF files that are meant of a model.
+/// The GGUF files of a repository that form the chosen model.
 #[derive(Debug)]
 struct GgufFiles {
-    /// Their paths in the repository.
+    /// Paths in the repository.
     names: Vec<String>,
     described: Arc<Gguf>,
 }
 
 impl Hub {
-    /// Prepares to ask; asks nothing yet.
+    /// Creates the client. No request is made.
     ///
     /// # Errors
-    /// The token cannot be sent.
+    /// The token has characters that cannot be sent.
     pub fn new(config: HubConfig) -> Result<Self> {
         let transfer = Transfer::new(&config)?;
-        // Not `new`, which panics where there is no home folder.
+        // `ApiBuilder::new` panics without a home folder.
         let mut builder = ApiBuilder::from_cache(Cache::new(config.cache.clone()))
             .with_token(config.token.as_ref().map(|token| token.secret().to_owned()))
             .with_user_agent("candlepower", env!("CARGO_PKG_VERSION"));
@@ -119,19 +119,19 @@ impl Hub {
             builder = builder.with_endpoint(endpoint.clone());
         }
         let api = builder.build().map_err(|error| Error::Client(error.to_string()))?;
-        // The usual address is known to the library alone.
+        // The library does not export its default address, so it is read from a URL.
         let url = api.model("a/b".to_owned()).url("");
         let address = url.split("/a/b/resolve/").next().unwrap_or_default().to_owned();
         Ok(Self(Arc::new(Inner { config, api, transfer, address })))
     }
 
-    /// Finds a model at a revision (a branch, a tag or a commit) and fetches what describes it.
+    /// Finds a model at a revision (a branch, a tag or a commit) and fetches the files that describe it.
     ///
-    /// Where the hub does not answer, or is not to be asked, a model that is whole in the cache is taken from there. Of GGUF files
-    /// the headers are read, and nothing is kept.
+    /// A complete model in the cache is used if the hub does not answer, or must not be asked. GGUF files are read
+    /// only as far as their headers, and the headers are not kept.
     ///
     /// # Errors
-    /// There is no such model, revision or file, it may not be read, or the connection fails: see [`enum@Error`].
+    /// There is no such model, revision or file, access is denied, or the connection fails: see [`enum@Error`].
     pub async fn open(
         &self,
         name: &ModelName,
@@ -156,11 +156,11 @@ impl Hub {
         Ok(model)
     }
 
-    /// As [`open`](Self::open), for the configuration alone, with what says how the model is quantized and whether it is for
-    /// vectors where that has files of its own.
+    /// Like [`open`](Self::open), but for the configuration alone. It includes the files that say how the model is
+    /// quantized and whether it is an embedding model.
     ///
     /// # Errors
-    /// As of `open`.
+    /// See [`open`](Self::open).
     pub async fn open_configuration(&self, name: &ModelName, revision: &str) -> Result<HubModel> {
         let id = &name.id;
         if let Some(wanted) = &name.gguf {
@@ -173,10 +173,10 @@ impl Hub {
         self.open_one(id, revision, CONFIG, wanted).await
     }
 
-    /// As [`open`](Self::open), for the tokenizer alone.
+    /// Like [`open`](Self::open), but for the tokenizer alone.
     ///
     /// # Errors
-    /// As of `open`.
+    /// See [`open`](Self::open).
     pub async fn open_tokenizer(&self, id: &ModelId, revision: &str) -> Result<HubModel> {
         let others = [
             "tokenizer_config.json",
@@ -188,7 +188,7 @@ impl Hub {
         self.open_one(id, revision, TOKENIZER, |name| others.contains(&name)).await
     }
 
-    /// Fetches the file `first`, which must be there, and those that are wanted beside it.
+    /// Fetches the file `first`, which is required, and the wanted ones beside it.
     async fn open_one(
         &self,
         id: &ModelId,
@@ -228,7 +228,7 @@ impl Hub {
         Ok(model)
     }
 
-    /// Finds GGUF files and reads what they say of the model.
+    /// Finds GGUF files and reads the model's description in them.
     async fn open_gguf(&self, id: &ModelId, wanted: &GgufName, revision: &str) -> Result<HubModel> {
         let words = || format!("the GGUF file `{wanted}`");
         let missing = |model: &HubModel| model.cached_gguf(wanted).is_none().then(words);
@@ -236,8 +236,8 @@ impl Hub {
         model.with_gguf(wanted).await
     }
 
-    /// Finds out which commit a revision is, from the hub if need be; `missing` says what the cache lacks of the model, and `first` is
-    /// missing where it has nothing.
+    /// Finds the commit of a revision, from the hub if necessary. `missing` names a part of the model that the cache
+    /// lacks, and `first` is the part that is named if the cache has nothing.
     async fn find(
         &self,
         id: &ModelId,
@@ -265,7 +265,7 @@ impl Hub {
             return Err(Error::OfflineNotCached { id: id.to_string(), missing, place });
         }
         if enough && (config.offline || is_commit(revision)) {
-            return Ok(cached.expect("what is enough is there"));
+            return Ok(cached.expect("a complete cache was found"));
         }
         match Listing::fetch(&self.0.api, self.asked(id, revision), config.silence).await {
             Ok(listing) => Ok(model(listing.commit.clone(), Some(listing))),
@@ -275,7 +275,7 @@ impl Hub {
                     "cannot reach the hub at {} ({cause}): {id} is taken from the cache as it was last seen",
                     self.0.address
                 );
-                Ok(cached.expect("what is enough is there"))
+                Ok(cached.expect("a complete cache was found"))
             }
             Err(NoListing::Unreachable(cause)) => Err(Error::Unreachable {
                 hub: self.0.address.clone(),
@@ -302,7 +302,7 @@ impl HubModel {
         self.cache.snapshot(&self.commit)
     }
 
-    /// The files that describe it; those that hold its weights are where they say once they are fetched.
+    /// The files that describe the model. Weights can be read through them after they were fetched.
     pub fn files(&self) -> CheckpointFiles {
         match &self.gguf {
             Some(gguf) => CheckpointFiles::Gguf(Arc::clone(&gguf.described)),
@@ -310,15 +310,15 @@ impl HubModel {
         }
     }
 
-    /// The commit that its revision is.
+    /// The commit of its revision.
     pub fn commit(&self) -> &str {
         &self.commit
     }
 
-    /// Fetches the weights that are not in the cache, and notes that this is what the revision is.
+    /// Downloads the weights that are not in the cache, and then records the commit as the revision's.
     ///
     /// # Errors
-    /// The model has no safetensors weights, the disk is too small for them, or the connection fails for good.
+    /// The model has no safetensors weights, the disk is too small, or the connection fails for good.
     pub async fn fetch_weights(&self, progress: &DownloadProgress) -> Result<()> {
         let Some(listing) = &self.listing else { return Ok(()) };
         let weights = self.weights(listing)?;
@@ -327,7 +327,7 @@ impl HubModel {
         self.cache.set_commit(&self.revision, &self.commit)
     }
 
-    /// The model with those of its GGUF files that are meant, of which it is read what they say.
+    /// Adds the chosen GGUF files to the model, with their headers.
     async fn with_gguf(mut self, wanted: &GgufName) -> Result<Self> {
         let names = match &self.listing {
             Some(listing) => self.choose_gguf(wanted, listing)?,
@@ -338,7 +338,7 @@ impl HubModel {
         Ok(self)
     }
 
-    /// The first file that the cache lacks of a model that is to be served, in words.
+    /// The first file of a complete model that the cache lacks, as text.
     fn missing_in_cache(&self) -> Option<String> {
         let folder = self.folder();
         if self.only_gguf().is_some() {
@@ -408,7 +408,7 @@ impl HubModel {
         Err(Error::NoSafetensors { id: self.id.to_string(), found, page })
     }
 
-    /// Checks that there is room for the weights before the first of their bytes is asked for.
+    /// Checks for disk space before any weights are downloaded.
     fn check_disk(&self, weights: &[&RemoteFile]) -> Result<()> {
         let is_missing =
             |file: &&&RemoteFile| !self.cache.has(&self.commit, file) && !self.cache.has_blob(file);
@@ -425,18 +425,20 @@ impl HubModel {
         }
     }
 
-    /// Fetches files that are not in the cache, several at once.
+    /// Downloads files that are not in the cache, several concurrently.
     async fn fetch(
         &self,
         files: impl Iterator<Item = &RemoteFile>,
         progress: &DownloadProgress,
     ) -> Result<()> {
         let missing = files.filter(|file| !self.cache.has(&self.commit, file));
-        // Collected before they run: with a closure within the stream the whole would not be Send.
+        // The futures are collected before they run. A closure within the stream would make the whole future not
+        // Send.
         let downloads: Vec<_> = missing.map(|file| self.fetch_one(file, progress)).collect();
         stream::iter(downloads).buffer_unordered(FILES_AT_ONCE).try_collect::<()>().await?;
         if self.cache.commit(&self.revision).is_none() {
-            // An older commit stays what the revision is until the new one is whole.
+            // The revision keeps its previous commit until the new one is complete, so that an interrupted download
+            // leaves a model that works offline.
             self.cache.set_commit(&self.revision, &self.commit)?;
         }
         Ok(())
@@ -449,7 +451,7 @@ impl HubModel {
                 break None;
             }
             match self.cache.try_lock(&file.digest)? {
-                // Whoever had the lock before may have finished the file meanwhile.
+                // The previous holder of the lock may have finished the file.
                 Some(_) if self.cache.has_blob(file) => break None,
                 Some(lock) => break Some(lock),
                 None => {
@@ -485,12 +487,12 @@ impl HubModel {
     }
 }
 
-/// The safetensors files that hold the weights.
+/// The safetensors files with the weights.
 fn named_weights(listing: &Listing) -> Option<NamedWeights> {
     WeightFiles::named(listing.files.keys().map(String::as_str))
 }
 
-/// The weights of the dense layers that sentence-transformers' files name.
+/// The weights of sentence-transformers' dense layers.
 fn dense_files(files: &CheckpointFiles) -> Result<Vec<String>> {
     let sentence = SentenceSettings::read(files)?;
     Ok(sentence.dense.into_iter().map(|dense| dense.file).collect())
@@ -501,7 +503,7 @@ fn is_dense(name: &str) -> bool {
     name.strip_suffix("_Dense/config.json").is_some_and(|index| index.parse::<u8>().is_ok())
 }
 
-/// Whether a file is the vocabulary of a repository that has no `tokenizer.json`.
+/// Whether a file is the vocabulary of a repository without a `tokenizer.json`.
 fn is_vocabulary(name: &str, listing: &Listing) -> bool {
     VOCABULARIES.contains(&name) && !listing.files.contains_key(TOKENIZER)
 }
@@ -517,7 +519,7 @@ fn describes(name: &str) -> bool {
         })
 }
 
-/// A path in a repository as a part of a URL.
+/// Escapes a path in a repository for a URL.
 fn escape(name: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     name.bytes()

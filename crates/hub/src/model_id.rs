@@ -1,11 +1,11 @@
-//! The names of models on the hub.
+//! Names of models on the hub.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-/// `owner/name`, checked.
+/// A valid id `owner/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModelId(String);
 
@@ -43,26 +43,26 @@ impl FromStr for ModelId {
     }
 }
 
-/// A text that has not the form `owner/name`.
+/// The error for a text that is not of the form `owner/name`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a model id on the hub has the form owner/name")]
 pub struct NoModelId;
 
-/// A model on the hub as people name it: `owner/name`, or of its GGUF files one, by its path (`owner/name/file.gguf`) or by what its
-/// name ends with (`owner/name:Q4_K_M`).
+/// A model on the hub as users name it: `owner/name`, or one of its GGUF files, by its path (`owner/name/file.gguf`)
+/// or by the end of its name (`owner/name:Q4_K_M`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelName {
     /// The repository.
     pub id: ModelId,
-    /// Which of its GGUF files, where it is one.
+    /// The GGUF file, if one is named.
     pub gguf: Option<GgufName>,
 }
 
 impl ModelName {
-    /// The model on the hub that a text means where nothing on this machine has that path.
+    /// Parses the name of a model that was not found on this machine.
     ///
     /// # Errors
-    /// It has not the form, or it is the path of a GGUF file in a folder that is here: then the file is missing.
+    /// The text is not of that form, or it is the path of a GGUF file in a local folder: then the file is missing.
     pub fn not_here(text: &str) -> Result<Self, NoModelId> {
         let name: Self = text.parse()?;
         let is_path = matches!(name.gguf, Some(GgufName::Path(_)));
@@ -74,7 +74,7 @@ impl ModelName {
 /// A GGUF file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GgufName {
-    /// What its name ends with, which mostly says how it is quantized.
+    /// The end of its name, which usually says how it is quantized.
     End(String),
     /// Its path in the repository.
     Path(String),
@@ -98,13 +98,13 @@ impl fmt::Display for ModelName {
     }
 }
 
-/// Names of the hub's host, which people copy with a model's name.
+/// The hub's host names, which users copy with a model's name.
 const HOSTS: [&str; 3] = ["huggingface.co/", "www.huggingface.co/", "hf.co/"];
-/// The text between a repository and a file in the addresses of pages and of downloads. Another revision than the usual one is
-/// a setting of its own.
+/// The part of a URL between a repository and a file. Only the default revision is accepted, since there is a setting
+/// for others.
 const VIEWS: [&str; 5] = ["/tree/main", "/resolve/main", "/blob/main", "/raw/main", "/edit/main"];
 
-/// The name in an address on the hub; other texts as they are.
+/// The name in a URL of the hub. Other texts are returned unchanged.
 fn without_address(text: &str) -> Cow<'_, str> {
     let bare = ["https://", "http://"].iter().find_map(|scheme| text.strip_prefix(scheme));
     let rest = bare.unwrap_or(text);
@@ -201,7 +201,7 @@ mod tests {
         for path in ["c.gguf", "Q8_0/c-00001-of-00002.gguf"] {
             assert_eq!(gguf(&format!("a/b/{path}")), Some(GgufName::Path(path.into())));
         }
-        // A folder that is here, and one that is not.
+        // A folder that exists, and one that does not.
         assert_eq!(ModelName::not_here("src/model/none.gguf"), Err(NoModelId));
         for name in ["src/models/none.gguf", "src/model:Q8_0", "src/model"] {
             assert_eq!(ModelName::not_here(name), name.parse());

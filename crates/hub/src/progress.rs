@@ -1,15 +1,15 @@
-//! How far a download is, for whoever wants to look: bars on a terminal, the log, `/health`.
+//! Progress of a download, for progress bars, the log and `/health`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How far a download is. It is written by the download and read by anybody at any time.
+/// Progress of a download. The download writes it, and any thread may read it at any time.
 #[derive(Debug, Default)]
 pub struct DownloadProgress {
     files: Mutex<Vec<Arc<FileProgress>>>,
 }
 
-/// How far one file is.
+/// Progress of one file.
 #[derive(Debug)]
 pub struct FileProgress {
     name: String,
@@ -20,12 +20,12 @@ pub struct FileProgress {
 }
 
 impl DownloadProgress {
-    /// All files that are being downloaded or have been, in the order of their beginning.
+    /// All files of the download, in the order of their start.
     pub fn files(&self) -> Vec<Arc<FileProgress>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Bytes that have arrived and bytes in all.
+    /// Bytes that have arrived, and bytes in all.
     pub fn bytes(&self) -> (u64, u64) {
         let add = |(done, total), file: &Arc<FileProgress>| {
             (done + file.bytes_done(), total + file.bytes_total)
@@ -47,27 +47,27 @@ impl DownloadProgress {
 }
 
 impl FileProgress {
-    /// Its name in the repository.
+    /// Name in the repository.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its size.
+    /// Size in bytes.
     pub fn bytes_total(&self) -> u64 {
         self.bytes_total
     }
 
-    /// What has arrived of it.
+    /// Bytes that have arrived.
     pub fn bytes_done(&self) -> u64 {
         self.bytes_done.load(Ordering::Relaxed)
     }
 
-    /// Whether it is there whole, and verified.
+    /// Whether the file is complete and verified.
     pub fn is_done(&self) -> bool {
         self.is_done.load(Ordering::Relaxed)
     }
 
-    /// Whether another process is downloading it, for which this one waits.
+    /// Whether another process is downloading the file, and this one waits for it.
     pub fn waits(&self) -> bool {
         self.waits.load(Ordering::Relaxed)
     }

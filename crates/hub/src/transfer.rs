@@ -1,5 +1,5 @@
-//! One file from the hub to the disk: in segments of which several are under way at once, continued after a cut, and
-//! verified before it gets its name.
+//! Downloads a file: in several concurrent segments, with a resume after an interruption, and verified before it gets
+//! its name.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -23,28 +23,28 @@ use crate::listing::{Asked, RemoteFile, is_passing, root_cause};
 use crate::progress::FileProgress;
 use crate::{Error, Result};
 
-/// Bytes that one request asks for. They are in memory until those before them are written.
+/// Bytes of one request. A segment stays in memory until those before it are written.
 const SEGMENT_BYTES: u64 = 16 << 20;
-/// Segments in memory at once, over all files.
+/// Most segments in memory, over all files.
 const MAX_SEGMENTS: usize = 8;
-/// Segments of one file that are under way at once.
+/// Concurrent segments of one file.
 const SEGMENTS_OF_A_FILE: usize = 4;
-/// How often a request may fail in a row without a byte arriving.
+/// Most failures of a request in a row without a new byte.
 const MAX_ATTEMPTS: u32 = 5;
-/// The wait after the first failure; it doubles with each.
+/// The wait after the first failure. It doubles with each.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 /// The longest wait that the hub may ask for.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// How often a file that arrives damaged is downloaded.
+/// Number of times that a damaged file is downloaded.
 const MAX_DOWNLOADS: u32 = 2;
 const MAX_REDIRECTS: usize = 10;
 
-/// Makes requests for the bytes of files.
+/// HTTP clients for the bytes of files.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     /// Sends the token.
     hub: Client,
-    /// Sends no token: for the hosts that the hub sends us to.
+    /// Sends no token, for the hosts that the hub redirects to.
     elsewhere: Client,
     silence: Duration,
     segments: Arc<Semaphore>,
@@ -54,20 +54,20 @@ pub(crate) struct Transfer {
 pub(crate) struct Download<'a> {
     pub(crate) asked: Asked<'a>,
     pub(crate) file: &'a RemoteFile,
-    /// Its address at the hub.
+    /// URL at the hub.
     pub(crate) url: String,
-    /// Where its bytes go.
+    /// Path of the download.
     pub(crate) path: PathBuf,
     pub(crate) progress: &'a FileProgress,
-    /// Where the hub has sent us for it; forgotten when that stops working.
+    /// The last redirect target. It is forgotten once it stops working.
     pub(crate) location: Mutex<Option<Url>>,
 }
 
-/// Why a request gave no bytes.
+/// The reason that a request returned no bytes.
 enum Fault {
-    /// It may be tried again, at the earliest after a while; the cause in words.
+    /// A retry may succeed, after a wait if one was asked for. The cause is text.
     Passing { cause: String, wait: Option<Duration> },
-    /// It may not.
+    /// A retry is useless.
     Final(Error),
 }
 
@@ -98,7 +98,7 @@ impl Transfer {
         })
     }
 
-    /// Downloads a file, going on where an earlier download was cut off, and verifies it.
+    /// Downloads and verifies a file. An interrupted download is resumed.
     pub(crate) async fn fetch(&self, download: &Download<'_>) -> Result<()> {
         for attempt in 1..=MAX_DOWNLOADS {
             let partial = Partial::open(&download.path, download.file).await?;
@@ -124,12 +124,12 @@ impl Transfer {
         })
     }
 
-    /// A part of a file, which is in memory alone and not verified.
+    /// A part of a file. It is not verified, and stays in memory.
     pub(crate) async fn part(&self, download: &Download<'_>, range: Range<u64>) -> Result<Bytes> {
         Ok(self.segment(download, range).await?.bytes)
     }
 
-    /// A part of a file, however often the connection breaks, as long as something arrives.
+    /// A part of a file. Interruptions do not matter as long as each attempt brings new bytes.
     async fn segment(&self, download: &Download<'_>, range: Range<u64>) -> Result<Segment> {
         let permit = Arc::clone(&self.segments)
             .acquire_owned()
@@ -160,7 +160,7 @@ impl Transfer {
         }
     }
 
-    /// Appends to `bytes` what it lacks of `range`, as much as arrives.
+    /// Appends bytes of `range` to `bytes`, as many as arrive.
     async fn read(
         &self,
         download: &Download<'_>,
@@ -171,7 +171,7 @@ impl Transfer {
         let mut response = self.request(download, missing.clone()).await?;
         let starts_over = response.status() != StatusCode::PARTIAL_CONTENT;
         if starts_over && missing.start > 0 {
-            // The whole file comes although a part was asked for. That will do if it is only one segment.
+            // The server has ignored the range and sends the whole file. That works if the range begins at 0.
             if range.start > 0 {
                 let (hub, file) = (download.asked.hub.to_owned(), download.file.name.clone());
                 return Err(Fault::Final(Error::NoRanges { hub, file }));
@@ -201,13 +201,13 @@ impl Transfer {
             drop(location);
             let (response, _) = self.follow(download, url, range).await?;
             if response.status().is_client_error() {
-                // An address that the hub gives holds for a while only.
+                // Redirect targets are signed for a limited time only.
                 *download.location.lock().await = None;
                 return Err(Fault::passing("its address has expired".to_owned()));
             }
             return download.check(response);
         }
-        // The other segments wait meanwhile: the hub is asked once where the file is.
+        // The lock makes the other segments wait, so that the hub is asked for the target only once.
         let hub = Url::parse(&download.url)
             .map_err(|error| Fault::Final(Error::Client(format!("{}: {error}", download.url))))?;
         let (response, url) = self.follow(download, hub.clone(), range).await?;
@@ -218,7 +218,7 @@ impl Transfer {
         Ok(response)
     }
 
-    /// The answer to the request for a part of a file, wherever it leads, and its address.
+    /// Follows redirects. Returns the last answer and its URL.
     async fn follow(
         &self,
         download: &Download<'_>,
@@ -257,7 +257,7 @@ impl Fault {
 }
 
 impl Download<'_> {
-    /// Whether the hub itself has this address: only the hub may see the token.
+    /// Whether a URL is the hub's own. The token must not reach any other host.
     fn is_at_hub(&self, url: &Url) -> bool {
         Url::parse(&self.url).is_ok_and(|hub| hub.origin() == url.origin())
     }
@@ -279,7 +279,7 @@ impl Download<'_> {
     }
 }
 
-/// Where an answer sends us.
+/// The target of a redirect.
 fn redirection(response: &Response) -> Option<Url> {
     if !response.status().is_redirection() {
         return None;
@@ -287,19 +287,19 @@ fn redirection(response: &Response) -> Option<Url> {
     response.url().join(response.headers().get(LOCATION)?.to_str().ok()?).ok()
 }
 
-/// Cuts a range into segments.
+/// Splits a range into segments.
 fn segments(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let end = range.end;
     range.step_by(SEGMENT_BYTES as usize).map(move |at| at..(at + SEGMENT_BYTES).min(end))
 }
 
-/// A part of a file in memory, and the right to have it there.
+/// A part of a file in memory, with its permit.
 struct Segment {
     bytes: Bytes,
     _permit: OwnedSemaphorePermit,
 }
 
-/// The beginning of a file on the disk.
+/// A file on the disk that is not complete.
 struct Partial {
     path: PathBuf,
     file: File,
@@ -309,7 +309,7 @@ struct Partial {
 }
 
 impl Partial {
-    /// What an earlier download has left, or an empty file.
+    /// Opens the remains of an earlier download, or an empty file.
     async fn open(path: &Path, remote: &RemoteFile) -> Result<Self> {
         let (path, size, digest) = (path.to_owned(), remote.size, remote.digest.clone());
         blocking(move || {
@@ -323,7 +323,7 @@ impl Partial {
             let mut len = file.metadata().map_err(at(&path))?.len();
             let mut hasher = digest.hasher(size);
             if len > size || size <= SEGMENT_BYTES {
-                // Not of this file; or so short that to go on would save nothing.
+                // The remains belong to another file, or are too short to be worth a resume.
                 file.set_len(0).map_err(at(&path))?;
                 len = 0;
             }
@@ -352,11 +352,12 @@ impl Partial {
         .await
     }
 
-    /// Whether this is the file; if it is not, it is removed.
+    /// Verifies the digest, and removes a file that fails.
     async fn verify(self) -> Result<bool> {
         blocking(move || {
             if self.hasher.matches(&self.digest) {
-                // On the disk before it gets its name, so that no crash leaves a name without the bytes.
+                // The bytes are flushed before the file gets its name. So a crash cannot leave a complete name with
+                // missing bytes.
                 self.file.sync_all().map_err(at(&self.path))?;
                 return Ok(true);
             }
@@ -367,7 +368,7 @@ impl Partial {
     }
 }
 
-/// Runs work that waits for the disk where it does not hold up others.
+/// Runs blocking work on a thread that may wait for the disk.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

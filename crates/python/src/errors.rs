@@ -1,16 +1,16 @@
-//! Errors as the exceptions of `candlepower.errors`.
+//! Converts the client's errors to the exceptions of `candlepower.errors`.
 
 use candlepower_client::Error;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use serde_json::{Value, json};
 
-/// The exception of an error of the client.
+/// The exception for an error of the client.
 pub(crate) fn exception(error: &Error) -> PyErr {
     from_json(&error.to_json())
 }
 
-/// The exception of a parameter that cannot be used.
+/// The exception for a parameter that cannot be used.
 pub(crate) fn validation(field: &str, value: impl ToString, reason: &str) -> PyErr {
     let value = value.to_string();
     from_json(&json!({

@@ -1,5 +1,5 @@
-//! What the Python package `candlepower` asks of the deploy client: each operation returns a `Work`, which is waited
-//! for. Results are JSON, of which the package makes its classes.
+//! The native part of the Python package `candlepower`: the operations of the deploy client. Each returns a `Work` to
+//! wait for. Results are JSON, from which the package makes its classes.
 
 mod errors;
 mod params;
@@ -26,10 +26,10 @@ mod _native {
     #[pymodule_export]
     use crate::work::Work;
 
-    /// What a client is made of: backend, namespace, context.
+    /// The arguments of a client: backend, namespace, context.
     type Words = (Option<String>, Option<String>, Option<String>);
 
-    /// Where deployments are made and looked for.
+    /// A client with its backend.
     #[pyclass(frozen, module = "candlepower._native")]
     struct Client {
         client: client::Client,
@@ -55,7 +55,7 @@ mod _native {
             Ok(Self { client, words: (backend, namespace, context) })
         }
 
-        /// This client if it looks at this backend alone, or one that does.
+        /// This client if it is restricted to this backend, or else a new one that is.
         fn at(slf: Bound<'_, Self>, backend: String) -> PyResult<Bound<'_, Self>> {
             let (own, namespace, context) = &slf.get().words;
             let in_cluster = namespace.is_some() || context.is_some();
@@ -65,12 +65,12 @@ mod _native {
             Bound::new(slf.py(), Self::new(Some(backend), None, None)?)
         }
 
-        /// What pickle and copy make another one of.
+        /// The class and its arguments, for pickle and copy.
         fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyType>, Words) {
             (slf.get_type(), slf.get().words.clone())
         }
 
-        /// Deploys, and waits until it is ready.
+        /// Deploys, and waits until the deployment is ready.
         #[pyo3(signature = (framework, parameters, binary, on_progress))]
         fn deploy(
             &self,
@@ -98,13 +98,13 @@ mod _native {
             Work::of(async move { client.list().await })
         }
 
-        /// How a deployment is just now.
+        /// The current status of a deployment.
         fn status(&self, name: String) -> Work {
             let client = self.client.clone();
             Work::of(async move { client.get(&name).await?.status().await })
         }
 
-        /// Waits until a deployment is ready, and looks at it again.
+        /// Waits until a deployment is ready, and reads it again.
         #[pyo3(signature = (name, timeout, on_progress))]
         fn wait_until_ready(
             &self,
@@ -123,39 +123,39 @@ mod _native {
             })))
         }
 
-        /// Ends a deployment and removes all of it.
+        /// Stops a deployment and removes all of it.
         fn delete(&self, name: String) -> Work {
             let client = self.client.clone();
             Work::of(async move { client.delete(&name).await })
         }
 
-        /// Ends a deployment's server and starts it again.
+        /// Stops a deployment's server and starts it again.
         fn restart(&self, name: String, binary: PathBuf) -> Work {
             let client = self.client.clone().binary(binary);
             Work::of(async move { client.restart(&name).await })
         }
 
-        /// The newest lines of a deployment's log, or all.
+        /// The newest lines of a deployment's log, or all of them.
         #[pyo3(signature = (name, tail))]
         fn logs(&self, name: String, tail: Option<usize>) -> Work {
             let client = self.client.clone();
             Work::of(async move { client.logs(&name, tail).await })
         }
 
-        /// The newest lines of a deployment's log, or all, and those to come.
+        /// The newest lines of a deployment's log, or all of them, then new lines.
         #[pyo3(signature = (name, tail))]
         fn follow(&self, name: String, tail: Option<usize>) -> Lines {
             Lines { stream: Arc::default(), client: self.client.clone(), name, tail }
         }
 
-        /// What has happened to a deployment.
+        /// Events of a deployment.
         fn events(&self, name: String) -> Work {
             let client = self.client.clone();
             Work::of(async move { client.events(&name).await })
         }
     }
 
-    /// A log, line by line; it is opened by the first one asked for.
+    /// A log, line by line. The first request for a line opens it.
     #[pyclass(frozen)]
     struct Lines {
         stream: Arc<Mutex<Option<LogStream>>>,

@@ -1,4 +1,4 @@
-//! Keyword arguments as the parameters of a deployment.
+//! Converts keyword arguments to the parameters of a deployment.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ macro_rules! set {
     };
 }
 
-/// Sets what both frameworks have: their builders have the same methods and no type in common.
+/// Sets the parameters of both frameworks. A macro, since the two builders have the same methods but no common trait.
 macro_rules! set_common {
     ($arguments:ident, $params:ident) => {
         set!(
@@ -37,7 +37,7 @@ macro_rules! set_common {
     };
 }
 
-/// The parameters that a dict names; what is None has its default.
+/// The parameters in a dict. None means the default.
 pub(crate) fn from_dict(framework: &str, given: &Bound<'_, PyDict>) -> PyResult<Params> {
     let mut arguments = Arguments { framework, given: given.copy()? };
     let name: String = arguments.required("name")?;
@@ -62,7 +62,7 @@ pub(crate) fn from_dict(framework: &str, given: &Bound<'_, PyDict>) -> PyResult<
     Ok(params)
 }
 
-/// Keyword arguments that were not looked at yet.
+/// Keyword arguments that were not processed yet.
 struct Arguments<'py> {
     framework: &'py str,
     given: Bound<'py, PyDict>,
@@ -77,7 +77,7 @@ impl<'py> Arguments<'py> {
         })
     }
 
-    /// An argument, if it was given; `words` say what it is.
+    /// Removes an argument and converts it, if it was given. `words` describe its type in errors.
     fn take<T: for<'a> FromPyObject<'a, 'py>>(
         &mut self,
         name: &str,
@@ -88,7 +88,7 @@ impl<'py> Arguments<'py> {
         if value.is_none() {
             return Ok(None);
         }
-        // To Python a bool is a number; here it is a mistake.
+        // A bool is an int in Python. Here it is a mistake.
         let is_mixed_up = value.is_instance_of::<PyBool>() && words != "a bool";
         match value.extract() {
             Ok(extracted) if !is_mixed_up => Ok(Some(extracted)),
@@ -96,19 +96,19 @@ impl<'py> Arguments<'py> {
         }
     }
 
-    /// Two names of one parameter are not given together.
+    /// Refuses two names of one parameter together.
     fn check_one_of(&self, first: &str, second: &str) -> PyResult<()> {
         let of = |name| Ok::<_, PyErr>(self.given.get_item(name)?.filter(|value| !value.is_none()));
         match (of(first)?, of(second)?) {
             (Some(_), Some(value)) => {
-                let reason = format!("it is another name of {first}, which is given, too");
+                let reason = format!("it is another name of {first}, which is given too");
                 Err(validation(second, value, &reason))
             }
             _ => Ok(()),
         }
     }
 
-    /// Nothing may be left.
+    /// Refuses arguments that are not known.
     fn finish(self) -> PyResult<()> {
         let Some((name, _)) = self.given.iter().next() else { return Ok(()) };
         let message = format!(
@@ -120,7 +120,7 @@ impl<'py> Arguments<'py> {
     }
 }
 
-/// A value as an error may show it: what could hold a secret is not.
+/// A value as errors show it. Values that could contain a secret are hidden.
 fn shown(name: &str, value: &Bound<'_, PyAny>) -> String {
     let of_type =
         || value.get_type().name().map_or_else(|_| "?".to_owned(), |name| name.to_string());

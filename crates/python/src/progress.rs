@@ -1,4 +1,4 @@
-//! Tells a Python function how far a deployment is.
+//! Reports the progress of a deployment to a Python function.
 
 use candlepower_client::{DeploymentStatus, Result};
 use pyo3::prelude::*;
@@ -7,16 +7,16 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::work::{to_json, to_result};
 
-/// What the client calls with each status.
+/// The callback of the client for each status.
 pub(crate) type Listener = Box<dyn FnMut(&DeploymentStatus) + Send>;
 
-/// Does a work that tells its progress. What the function raises ends the work.
+/// Runs an operation that reports progress. An exception in the function ends the operation.
 pub(crate) async fn with_progress<T: Serialize, F: Future<Output = Result<T>>>(
     function: Option<Py<PyAny>>,
     work: impl FnOnce(Listener) -> F,
 ) -> PyResult<String> {
     let (failed, mut failure) = unbounded_channel();
-    // This end stays open, so that nothing but a failure is received.
+    // This sender stays open. So a message can only be an exception, never the end of the channel.
     let listener = listener(function, failed.clone());
     let outcome = tokio::select! {
         biased;
@@ -27,7 +27,7 @@ pub(crate) async fn with_progress<T: Serialize, F: Future<Output = Result<T>>>(
     outcome
 }
 
-/// Calls the function when there is something new.
+/// Calls the function at each change.
 fn listener(function: Option<Py<PyAny>>, failed: UnboundedSender<PyErr>) -> Listener {
     let Some(function) = function else { return Box::new(|_| {}) };
     let mut last = None;
@@ -40,7 +40,7 @@ fn listener(function: Option<Py<PyAny>>, failed: UnboundedSender<PyErr>) -> List
         let called = to_json(status)
             .and_then(|json| Python::attach(|py| function.call1(py, (json,)).map(|_| ())));
         if let Err(error) = called {
-            // The work that hears of it may be over.
+            // The operation may be over already.
             let _ = failed.send(error);
         }
     })

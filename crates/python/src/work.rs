@@ -1,4 +1,4 @@
-//! One operation, which is waited for.
+//! An operation that Python waits for.
 
 use std::pin::{Pin, pin};
 use std::sync::{Mutex, PoisonError};
@@ -13,12 +13,12 @@ use tokio::sync::Notify;
 
 use crate::errors::exception;
 
-/// How often it is looked whether a signal has come.
+/// Interval of the checks for signals.
 const LOOK: Duration = Duration::from_millis(50);
 
 type Outcome = Pin<Box<dyn Future<Output = PyResult<String>> + Send>>;
 
-/// An operation that has not begun; its result is JSON.
+/// An operation that has not started. Its result is JSON.
 #[pyclass(frozen)]
 pub(crate) struct Work {
     outcome: Mutex<Option<Outcome>>,
@@ -38,17 +38,18 @@ impl Work {
 
     fn take(&self) -> PyResult<Outcome> {
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        outcome.take().ok_or_else(|| PyRuntimeError::new_err("it was waited for already"))
+        outcome.take().ok_or_else(|| PyRuntimeError::new_err("the operation was waited for already"))
     }
 }
 
 #[pymethods]
 impl Work {
-    /// Waits for it. Other threads run meanwhile, and a signal whose handler raises, as Ctrl-C does, ends the waiting.
+    /// Waits for the result. Other threads run meanwhile. A signal whose handler raises an exception, such as Ctrl-C,
+    /// ends the wait.
     fn wait(&self, py: Python<'_>) -> PyResult<String> {
         let work = self.take()?;
         py.detach(|| {
-            // One of its own, so that nothing of it is missing in a process that was forked.
+            // A runtime of its own: threads of a shared one would be missing in a process that was forked.
             let runtime = runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.map_err(|error| PyOSError::new_err(error.to_string()))?;
             let outcome = runtime.block_on(self.heeding_signals(work));
@@ -57,7 +58,7 @@ impl Work {
         })
     }
 
-    /// Ends the waiting, in whichever thread it is, or before it begins.
+    /// Ends the wait, from any thread, or before it begins.
     fn cancel(&self) {
         self.cancelled.notify_one();
     }
@@ -69,7 +70,7 @@ impl Work {
         loop {
             tokio::select! {
                 done = &mut work => return done,
-                () = &mut cancelled => return Err(PyRuntimeError::new_err("it was cancelled")),
+                () = &mut cancelled => return Err(PyRuntimeError::new_err("the operation was cancelled")),
                 () = tokio::time::sleep(LOOK) => Python::attach(|py| py.check_signals())?,
             }
         }

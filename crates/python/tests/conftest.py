@@ -1,4 +1,4 @@
-"""A home of its own for each test's deployments; what is still there at its end is deleted."""
+"""Gives each test its own home folder, and deletes its deployments at the end."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,5 +23,5 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
 
 @pytest.fixture(scope="session", autouse=True)
 def the_installed_wheel() -> None:
-    """What is tested is the installed package, not the source beside these tests."""
+    """Checks that the installed package is tested, not the source beside these tests."""
     assert "site-packages" in Path(candlepower.__file__).parts, candlepower.__file__

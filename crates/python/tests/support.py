@@ -1,4 +1,4 @@
-"""What the tests share."""
+"""Helpers of the tests."""
 
 import json
 import os
@@ -6,12 +6,12 @@ import signal
 import time
 from pathlib import Path
 
-# The least that the demo needs, so that tests fit beside each other.
+# The smallest memory that the demo model needs, so that tests can run in parallel.
 SMALL = {"BLAZE_KV_CACHE_MEMORY": "64Mi", "PRISM_KV_CACHE_MEMORY": "64Mi"}
 
 
 class Home:
-    """The folder in which deployments are kept."""
+    """The folder with the deployments."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -20,13 +20,13 @@ class Home:
         return self.path / "candlepower" / "deployments" / name
 
     def pids(self, name: str) -> dict[str, int]:
-        """The processes of a deployment: `supervisor` and `server`."""
+        """Pids of a deployment's processes: `supervisor` and `server`."""
         state = json.loads((self.folder(name) / "state.json").read_text())
         return {who: state[who]["pid"] for who in ("supervisor", "server") if state.get(who)}
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not fetched yet does not."""
+    """Whether a process runs. A zombie does not."""
     try:
         return state(Path(f"/proc/{pid}/stat")) != "Z"
     except FileNotFoundError:
@@ -34,12 +34,12 @@ def is_alive(pid: int) -> bool:
 
 
 def state(stat: Path) -> str:
-    """The letter that says what a process or a thread is about."""
+    """The state of a process or a thread, as one letter."""
     return stat.read_text().rpartition(")")[2].lstrip()[0]
 
 
 def stop(pid: int) -> None:
-    """Stops a process, and returns when each of its threads has stopped."""
+    """Stops a process, and returns when all its threads have stopped."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + 30
     while any(state(stat) != "T" for stat in Path(f"/proc/{pid}/task").glob("*/stat")):
@@ -48,5 +48,5 @@ def stop(pid: int) -> None:
 
 
 def environment() -> dict[str, str]:
-    """What a program that a test starts may see of the environment."""
+    """The environment for a program that a test starts."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("BLAZE_", "PRISM_"))}

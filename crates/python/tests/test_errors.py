@@ -1,4 +1,4 @@
-"""What cannot be deployed is refused with an exception that says why, and nothing is left."""
+"""Parameters that cannot be deployed raise an exception with the reason, and leave nothing behind."""
 
 import os
 import pickle
@@ -159,7 +159,7 @@ def test_what_a_progress_function_raises_ends_the_waiting(home: Home) -> None:
 
     with pytest.raises(LookupError, match="no more"):
         Client().deploy_blaze(name="chat", model="demo", env=SMALL, on_progress=refuse)
-    # The deployment goes on.
+    # The deployment is not affected.
     Client().get("chat").wait_until_ready(60)
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def answers(url: str, model: str = "demo", api_key: str = "unused") -> None:
-    """Checks that the official client gets an answer."""
+    """Checks an answer through the official OpenAI client."""
     openai = OpenAI(base_url=url + "/v1", api_key=api_key, max_retries=0)
     question = "What is the capital of France?"
     answer = openai.chat.completions.create(

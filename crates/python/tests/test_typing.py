@@ -1,4 +1,4 @@
-"""What type checkers see is what there is."""
+"""The package's type annotations agree with its behaviour."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Waits let other threads run, and end with Ctrl-C; coroutines can run side by side and be cancelled."""
+"""Waits let other threads run and end with Ctrl-C. Coroutines run concurrently and can be cancelled."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from candlepower import AsyncClient, Client, Deployment, DeploymentTimeoutError,
 
 @pytest.fixture
 def stopped(home: Home) -> Iterator[Deployment]:
-    """A deployment that does not become ready, because its server is stopped."""
+    """A deployment that never becomes ready, because its server is stopped."""
     deployment = Client().deploy_blaze(name="chat", model="demo", env=SMALL)
     server = home.pids("chat")["server"]
     stop(server)
@@ -31,7 +31,7 @@ def test_other_threads_run_during_a_wait(home: Home, stopped: Deployment) -> Non
         waits.set()
         with pytest.raises(DeploymentTimeoutError):
             stopped.wait_until_ready(3)
-        # It could only be set while this thread waited.
+        # The event could be set only while this thread waited.
         assert ran.is_set()
 
     thread = threading.Thread(target=wait)
@@ -42,7 +42,7 @@ def test_other_threads_run_during_a_wait(home: Home, stopped: Deployment) -> Non
 
 
 def test_ctrl_c_ends_a_wait_and_not_the_deployment(home: Home, stopped: Deployment) -> None:
-    # Where the tests run in the background, Ctrl-C is ignored unless a program wants it.
+    # Shells start background programs with Ctrl-C ignored. The script restores Python's handler.
     script = """
 import signal
 from candlepower import Client
@@ -56,7 +56,7 @@ except KeyboardInterrupt:
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment()) as process:
         assert process.stdout is not None and process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
-        # Without hearing the signal it would wait for ten minutes.
+        # A script that missed the signal would wait for ten minutes.
         try:
             output, _ = process.communicate(timeout=30)
         finally:
@@ -116,7 +116,7 @@ def test_a_coroutine_that_is_cancelled_stops_waiting(home: Home, stopped: Deploy
 
 
 def test_a_program_ends_well_right_after_its_coroutines(home: Home) -> None:
-    # What comes last may still be under way in another thread when the interpreter ends.
+    # The last operations may still run in another thread when the interpreter exits.
     script = """
 import asyncio
 from candlepower import AsyncClient

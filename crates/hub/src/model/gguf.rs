@@ -1,4 +1,4 @@
-//! GGUF files on the hub: which of a repository's is meant, and what they say before they are here.
+//! GGUF files on the hub: chooses among a repository's files, and reads their headers before a download.
 
 use std::io;
 use std::ops::Range;
@@ -15,17 +15,17 @@ use crate::{Error, Result};
 
 /// Most files that an error lists.
 const MOST_LISTED: usize = 40;
-/// Folders within folders of a repository in which GGUF files are looked for in the cache.
+/// Depth of folders in the cache that are searched for GGUF files.
 const MOST_FOLDERS: usize = 3;
 
-/// Why it is unclear which file is meant.
+/// The reason that a name is ambiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unclear {
     None,
     Several,
 }
 
-/// The files of the model that is meant, in order, among those of a repository.
+/// The files of the chosen model, in order.
 fn choose<'a>(
     wanted: &GgufName,
     mut files: impl Iterator<Item = &'a str>,
@@ -45,7 +45,7 @@ fn choose<'a>(
     Ok(Gguf::parts(name).into_iter().map(|name| format!("{folder}{name}")).collect())
 }
 
-/// Whether a path's file is a model whose name ends with a word, or with several.
+/// Whether a path's file is a model whose name ends with these words.
 fn ends_with(path: &str, end: &str) -> bool {
     let Some(model) = Gguf::model_name(split_path(path).1) else { return false };
     let (model, end) = (model.to_ascii_lowercase(), end.to_ascii_lowercase());
@@ -53,22 +53,22 @@ fn ends_with(path: &str, end: &str) -> bool {
     before.is_some_and(|before| before.is_empty() || before.ends_with(['-', '.', '_']))
 }
 
-/// The folder, with the slash behind it, and the name of a file.
+/// The folder of a path, with its slash, and the file's name.
 fn split_path(path: &str) -> (&str, &str) {
     path.split_at(path.rfind('/').map_or(0, |slash| slash + 1))
 }
 
-/// Whether a path has the ending of GGUF files.
+/// Whether a path ends in `.gguf`.
 fn is_gguf(path: &str) -> bool {
     path.rsplit_once('.').is_some_and(|(_, ending)| ending.eq_ignore_ascii_case("gguf"))
 }
 
-/// Whether a path is that of a model's first file.
+/// Whether a path is a model's first file.
 fn is_model(path: &str) -> bool {
     Gguf::model_name(split_path(path).1).is_some()
 }
 
-/// The paths of the GGUF files below a folder, each after `prefix`.
+/// The paths of GGUF files below a folder, each with `prefix`.
 fn files_below(folder: &Path, prefix: &str, depth: usize) -> Vec<String> {
     let mut found = Vec::new();
     for entry in folder.read_dir().into_iter().flatten().flatten() {
@@ -84,7 +84,7 @@ fn files_below(folder: &Path, prefix: &str, depth: usize) -> Vec<String> {
 }
 
 impl HubModel {
-    /// The GGUF file of a repository, or of what the cache has of it, that has one model in such files and no weights in others.
+    /// The only GGUF model of a repository, or of its part in the cache, if it has no weights in another format.
     pub(super) fn only_gguf(&self) -> Option<GgufName> {
         let files = match &self.listing {
             Some(listing) => listing.files.keys().cloned().collect(),
@@ -108,7 +108,7 @@ impl HubModel {
         }
     }
 
-    /// The files of the model that is meant, as the hub lists them.
+    /// The files of the chosen model in the hub's listing.
     pub(super) fn choose_gguf(&self, wanted: &GgufName, listing: &Listing) -> Result<Vec<String>> {
         let files =
             choose(wanted, listing.files.keys().map(String::as_str)).map_err(|unclear| {
@@ -124,14 +124,14 @@ impl HubModel {
         }
     }
 
-    /// The files of the model that is meant, where the cache has them all.
+    /// The files of the chosen model, if the cache has them all.
     pub(super) fn cached_gguf(&self, wanted: &GgufName) -> Option<Vec<String>> {
         let cached = files_below(&self.folder(), "", MOST_FOLDERS);
         let files = choose(wanted, cached.iter().map(String::as_str)).ok()?;
         files.iter().all(|file| cached.contains(file)).then_some(files)
     }
 
-    /// What to say of a repository whose only weights are in GGUF files; `None` where there are none.
+    /// The error for a repository that has weights in GGUF files only; `None` if it has no such files.
     pub(super) fn no_gguf_named(&self, listing: &Listing) -> Option<Error> {
         let problem = || "has its weights in GGUF files, and none is named".to_owned();
         listing.files.keys().any(|file| is_model(file)).then(|| self.which_gguf(problem(), listing))
@@ -151,8 +151,8 @@ impl HubModel {
         Error::WhichGguf { id, problem, names }
     }
 
-    /// What files say of the model: read from the cache where they are there whole, else from the hub, which is asked for their
-    /// headers only.
+    /// The description of the model in its files: read from the cache if the files are complete, otherwise from
+    /// headers that the hub sends.
     pub(super) async fn read_gguf(&self, names: &[String]) -> Result<Gguf> {
         let first = self.folder().join(&names[0]);
         let Some(listing) = &self.listing else { return Ok(Gguf::open(&first)?) };
@@ -163,7 +163,8 @@ impl HubModel {
         let folder = first.parent().expect("a file lies in a folder").to_owned();
         let lens: Vec<(String, u64)> =
             files.iter().map(|file| (split_path(&file.name).1.to_owned(), file.size)).collect();
-        // Read from the beginning again with each part that has arrived, until none is missing.
+        // The parser starts over with each part that has arrived, until it needs no more. The size of a header is not
+        // known before.
         let mut parts: Vec<(String, Range<u64>, Bytes)> = Vec::new();
         loop {
             let mut missing = None;
@@ -178,7 +179,7 @@ impl HubModel {
             let Some((name, range)) = missing else { return Ok(gguf?) };
             let file = files.iter().find(|file| split_path(&file.name).1 == name);
             let file = file.expect("only these files are read");
-            // Not kept: the digest is that of the whole file, which is downloaded from its beginning.
+            // The parts are not kept. Only a whole file has a digest, so the download starts from the beginning.
             let progress = DownloadProgress::default().add(&file.name, file.size);
             let download = self.download(file, &progress);
             let bytes = self.hub.0.transfer.part(&download, range.clone()).await?;

@@ -6,8 +6,8 @@
     print(deployment.url + "/v1")
     deployment.delete()
 
-`Client` returns when things are done; `AsyncClient` has the same operations as coroutines. Every error is an exception of
-`candlepower.errors`, with a `code` and whether it is `retryable`.
+Methods of `Client` return when the operation is done. `AsyncClient` has the same methods as coroutines. Every error
+is an exception of `candlepower.errors`, with a `code` and the flag `retryable`.
 """
 
 from ._asynchronous import AsyncClient, AsyncDeployment

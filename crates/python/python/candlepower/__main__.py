@@ -1,4 +1,4 @@
-"""`python -m candlepower`: the command line."""
+"""The command line, for `python -m candlepower`."""
 
 from ._binary import main
 

@@ -1,4 +1,4 @@
-"""The client and its deployments as coroutines of asyncio. Cancelling one ends the waiting, not the deployment."""
+"""The asyncio client and its deployments. Cancelling a coroutine ends the wait, not the deployment."""
 
 import asyncio
 import contextlib
@@ -14,24 +14,24 @@ from ._types import Backend, DeploymentFields, DeploymentStatus, Event, Log
 
 
 class AsyncClient:
-    """`Client`, as coroutines."""
+    """`Client` with coroutines."""
 
     def __init__(
         self, *, backend: Backend | None = None, namespace: str | None = None, context: str | None = None
     ) -> None:
-        """As `Client`."""
+        """See `Client`."""
         self._client = _native.Client(backend, namespace, context)
 
     async def deploy_blaze(
         self, *, name: str, model: str, on_progress: OnProgress | None = None, **parameters: Unpack[BlazeParameters]
     ) -> "AsyncDeployment":
-        """As `Client.deploy_blaze`. `on_progress` is called by the event loop, which handles what it raises."""
+        """Coroutine of `Client.deploy_blaze`. The event loop calls `on_progress` and handles its exceptions."""
         return await _deploy(self._client, "blaze", on_progress, {"name": name, "model": model, **parameters})
 
     async def deploy_prism(
         self, *, name: str, model: str, on_progress: OnProgress | None = None, **parameters: Unpack[PrismParameters]
     ) -> "AsyncDeployment":
-        """As `Client.deploy_prism`. `on_progress` is called by the event loop, which handles what it raises."""
+        """Coroutine of `Client.deploy_prism`. The event loop calls `on_progress` and handles its exceptions."""
         return await _deploy(self._client, "prism", on_progress, {"name": name, "model": model, **parameters})
 
     async def get(self, name: str) -> "AsyncDeployment":
@@ -39,63 +39,63 @@ class AsyncClient:
         return AsyncDeployment._from_json(await _outcome(self._client.get(name)), self._client)
 
     async def delete(self, name: str) -> None:
-        """Ends a deployment and removes all of it; running requests have half a minute to finish."""
+        """Stops a deployment and removes all of it. Running requests have half a minute to finish."""
         await _outcome(self._client.delete(name))
 
     async def restart(self, name: str) -> "AsyncDeployment":
-        """Ends a deployment's server and starts it again, with the same address; `wait_until_ready` waits for it."""
+        """Stops a deployment's server and starts it again at the same address. `wait_until_ready` waits for it."""
         return AsyncDeployment._from_json(await _outcome(self._client.restart(name, _binary.find())), self._client)
 
     async def logs(self, name: str, tail: int | None = None) -> Log:
-        """The newest `tail` lines of a deployment's log, or all of it, as text that iterates as lines."""
+        """The newest `tail` lines of a deployment's log, or all of it. Iterating over the text yields lines."""
         return await (await self.get(name)).logs(tail)
 
     async def events(self, name: str) -> list[Event]:
-        """What has happened to a deployment, the oldest first."""
+        """Events of a deployment, oldest first."""
         return await (await self.get(name)).events()
 
-    # The last, because from here on the name is no longer the type's.
+    # This method is the last one: below it, `list` would be the method and no longer the type.
     async def list(self) -> "list[AsyncDeployment]":
-        """All deployments, by their names."""
+        """All deployments, sorted by name."""
         return AsyncDeployment._list_from_json(await _outcome(self._client.list()), self._client)
 
 
 class AsyncDeployment(DeploymentFields):
-    """`Deployment`, as coroutines."""
+    """`Deployment` with coroutines."""
 
     async def status(self) -> DeploymentStatus:
-        """How it is just now; its server is asked."""
+        """The current status. The server itself is asked."""
         return DeploymentStatus._from_json(await _outcome(self._client.status(self.name)))
 
     async def refresh(self) -> None:
-        """Looks again."""
+        """Reads the fields again."""
         self._update(await _outcome(self._client.get(self.name)))
 
     async def logs(self, tail: int | None = None) -> Log:
-        """The newest `tail` lines of its log, or all of it, as text that iterates as lines."""
+        """The newest `tail` lines of the log, or all of it. Iterating over the text yields lines."""
         return Log._from_json(await _outcome(self._client.logs(self.name, tail)))
 
     async def follow(self, tail: int | None = None) -> AsyncIterator[str]:
-        """The newest `tail` lines of its log, or all, and those to come, until it is deleted."""
+        """The newest `tail` lines of the log, or all of them, then new lines until the deployment is deleted."""
         lines = self._client.follow(self.name, tail)
         while (line := json.loads(await _outcome(lines.next()))) is not None:
             yield line
 
     async def events(self) -> list[Event]:
-        """What has happened to it, the oldest first."""
+        """Events of the deployment, oldest first."""
         return Event._list_from_json(await _outcome(self._client.events(self.name)))
 
     async def wait_until_ready(self, timeout: float = 600, on_progress: OnProgress | None = None) -> None:
-        """Waits until it is ready, at most `timeout` seconds. It stays as it is if it does not become so."""
+        """Waits until the deployment is ready, at most `timeout` seconds. After a timeout it stays as it is."""
         work = self._client.wait_until_ready(self.name, timeout, _on_loop(on_progress))
         self._update(await _outcome(work))
 
     async def restart(self) -> None:
-        """Ends its server and starts it again, with the same address; `wait_until_ready` waits for it."""
+        """Stops the server and starts it again at the same address. `wait_until_ready` waits for it."""
         self._update(await _outcome(self._client.restart(self.name, _binary.find())))
 
     async def delete(self) -> None:
-        """Ends it and removes all of it; running requests have half a minute to finish."""
+        """Stops the deployment and removes all of it. Running requests have half a minute to finish."""
         await _outcome(self._client.delete(self.name))
         self._set_deleted()
 
@@ -108,7 +108,9 @@ async def _deploy(
 
 
 async def _outcome(work: _native.Work) -> str:
-    """Waits in a thread of its own, for which Python waits before it ends: nobody tells anything to an interpreter that is gone."""
+    """Waits in a thread of its own, which Python joins before it exits. A callback into an interpreter that is gone
+    would crash.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[str] = loop.create_future()
 
@@ -126,7 +128,7 @@ async def _outcome(work: _native.Work) -> str:
             result = work.wait()
         except BaseException as error:
             failure = error
-        # A loop that is closed has nobody who waits.
+        # No coroutine waits any more in a closed loop.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(tell, result, failure)
 
@@ -138,6 +140,6 @@ async def _outcome(work: _native.Work) -> str:
 
 
 def _on_loop(on_progress: OnProgress | None) -> Callable[[str], object] | None:
-    """Has the event loop's own thread call the function."""
+    """Makes the event loop's thread call the function."""
     loop, call = asyncio.get_running_loop(), listener(on_progress)
     return call and (lambda text: loop.call_soon_threadsafe(call, text))

@@ -1,4 +1,4 @@
-"""Where the program `candlepower` is: in this package, else in PATH, else where CANDLEPOWER_BIN says."""
+"""Finds the program `candlepower`: in this package, else in PATH, else at CANDLEPOWER_BIN."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ _VARIABLE = "CANDLEPOWER_BIN"
 
 
 def find() -> str:
-    """The program's path."""
+    """Path of the program."""
     for path in (str(_PACKAGED), shutil.which("candlepower"), os.environ.get(_VARIABLE)):
         if path and os.access(path, os.X_OK) and os.path.isfile(path) and not _is_script(path):
             return path
@@ -25,13 +25,13 @@ def find() -> str:
 
 
 def _is_script(path: str) -> bool:
-    """Whether it is what pip installs for `main`, which would only ask for the program again."""
+    """Whether a file is the script that pip installs for `main`. It would search for the program again, for ever."""
     with open(path, "rb") as file:
         return file.read(2) == b"#!"
 
 
 def main() -> NoReturn:
-    """The command line: this process becomes the program."""
+    """The command line. This process becomes the program."""
     try:
         path = find()
     except BackendError as error:

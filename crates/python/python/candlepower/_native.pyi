@@ -1,4 +1,4 @@
-"""The deploy client, written in Rust. Each operation returns a work whose result is JSON."""
+"""The deploy client, written in Rust. Each operation returns a `Work` whose result is JSON."""
 
 from collections.abc import Callable
 from typing import final
@@ -7,7 +7,7 @@ __all__ = ["Client", "Lines", "Work"]
 
 @final
 class Work:
-    """An operation that has not begun."""
+    """An operation that has not started."""
 
     def wait(self) -> str: ...
     def cancel(self) -> None: ...
@@ -20,7 +20,7 @@ class Lines:
 
 @final
 class Client:
-    """Where deployments are made and looked for."""
+    """A client with its backend."""
 
     def __new__(cls, backend: str | None, namespace: str | None, context: str | None) -> Client: ...
     def __reduce__(self) -> tuple[type[Client], tuple[str | None, str | None, str | None]]: ...

@@ -1,4 +1,4 @@
-"""What is known of deployments, as plain values."""
+"""Deployments and their status as plain values."""
 
 import json
 from collections.abc import Iterator
@@ -25,42 +25,42 @@ Phase = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a start is."""
+    """Progress of a start."""
 
     step: Phase
-    """What is being done."""
+    """Current step."""
     bytes_done: int
-    """Bytes downloaded or loaded in this step; 0 where bytes do not tell."""
+    """Bytes downloaded or loaded in this step; 0 if the step is not measured in bytes."""
     bytes_total: int
-    """Bytes of this step in all; 0 where bytes do not tell."""
+    """Bytes of this step in all; 0 if the step is not measured in bytes."""
     elapsed_s: float
-    """Seconds since the deployment was asked for."""
+    """Seconds since the call to deploy."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """A deployment at one moment."""
+    """Status of a deployment at one moment."""
 
     state: State
-    """What has become of it."""
+    """State of the deployment."""
     phase: Phase
-    """What is being done."""
+    """Current activity."""
     is_ready: bool
-    """Whether its state is Running and every replica answers `/health` with 200."""
+    """Whether the state is Running and every replica answers `/health` with 200."""
     message: str
-    """What there is to say: the reason of a failure, warnings."""
+    """Remark for the user: the reason of a failure, or warnings."""
     progress: Progress
-    """How far the start is."""
+    """Progress of the start."""
     replicas_ready: int
     """Replicas that answer `/health` with 200."""
     replicas_desired: int
-    """Replicas asked for."""
+    """Replicas that were asked for."""
     restarts: int
-    """How often the server was started again after it ended by itself."""
+    """Number of restarts after the server ended by itself."""
     exit_code: int | None
-    """With which status the server ended last; None if it did not, or by a signal."""
+    """Exit status of the server's last end; None if it has not ended, or was ended by a signal."""
     gpu_seconds: float
-    """GPUs allocated, times seconds since they were."""
+    """Allocated GPUs, multiplied by the seconds since their allocation."""
 
     @classmethod
     def _from_json(cls, text: str) -> Self:
@@ -70,16 +70,16 @@ class DeploymentStatus:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that has happened to a deployment."""
+    """An event in the life of a deployment."""
 
     time: int
     """Seconds since 1970."""
     state: State
-    """The state from then on."""
+    """State after the event."""
     phase: Phase
-    """The phase from then on."""
+    """Phase after the event."""
     message: str
-    """What there is to say."""
+    """Description of the event."""
 
     @classmethod
     def _list_from_json(cls, text: str) -> list[Self]:
@@ -87,7 +87,7 @@ class Event:
 
 
 class Log(str):
-    """The text of a server's log, each line with its end. It iterates as lines, without their ends."""
+    """The text of a server's log. Iterating over it yields lines without their ends."""
 
     __slots__ = ()
 
@@ -102,30 +102,30 @@ class Log(str):
 
 @dataclass
 class DeploymentFields:
-    """A deployment as it was when it was last looked at."""
+    """A deployment as it was when it was last read."""
 
     name: str
-    """Its name."""
+    """Name of the deployment."""
     url: str
-    """Where its server answers, without `/v1`; empty until it listens."""
+    """Base URL of the server, without `/v1`. It is empty until the server listens."""
     state: State
-    """What has become of it."""
+    """State of the deployment."""
     phase: Phase
-    """What is being done."""
+    """Current activity."""
     message: str
-    """What there is to say."""
+    """Remark for the user: the reason of a failure, or warnings."""
     backend: Backend
-    """Where it runs."""
+    """Backend of the deployment."""
     framework: Literal["blaze", "prism"]
-    """For what it is set up."""
+    """Framework that the server is set up for."""
     model: str
-    """The model that it serves."""
+    """Model that the server serves."""
     image: str | None
-    """The container image; None where there is none."""
+    """Container image; None for a process."""
     created_at: float
-    """When it was deployed, in seconds since 1970."""
+    """Time of deployment, in seconds since 1970."""
     updated_at: float
-    """When it last changed, in seconds since 1970."""
+    """Time of the last change, in seconds since 1970."""
 
     @classmethod
     def _from_json(cls, text: str, client: _native.Client) -> Self:
@@ -142,7 +142,7 @@ class DeploymentFields:
         return deployment
 
     def _look_with(self, client: _native.Client) -> None:
-        # The same name may be in use elsewhere, too.
+        # The same name may exist in another backend. So the client is restricted to this one.
         self._client = client.at(self.backend)
 
     def _update(self, text: str) -> None:
@@ -153,5 +153,5 @@ class DeploymentFields:
 
 
 def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """What a class has fields for: the native part may say more."""
+    """The entries that are fields of a class. A newer native part may send more."""
     return {field.name: values[field.name] for field in fields(kind)}

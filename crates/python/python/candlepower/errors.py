@@ -1,11 +1,13 @@
-"""The exceptions, one for each code. Each has `code`, `message` and `retryable`, and what belongs to its kind."""
+"""The exceptions, one for each error code. All have `code`, `message` and `retryable`, and each has fields of its
+own.
+"""
 
 import json
 from typing import Any, ClassVar
 
 
 class CandlepowerError(Exception):
-    """Why a deployment cannot be, or did not become, what was asked for."""
+    """An error of a deployment."""
 
     code: ClassVar[str] = "UNKNOWN"
     message: str
@@ -31,42 +33,42 @@ class ValidationError(CandlepowerError):
 
 
 class NameInUseError(CandlepowerError):
-    """There is a deployment of this name with other parameters."""
+    """A deployment of this name exists with other parameters."""
 
     code = "NAME_IN_USE"
     difference: str
-    """The parameters that differ, in words."""
+    """The parameters that differ, as text."""
 
 
 class NotFoundError(CandlepowerError):
-    """There is no such deployment."""
+    """There is no deployment of this name."""
 
     code = "NOT_FOUND"
 
 
 class DeploymentTimeoutError(CandlepowerError, TimeoutError):
-    """It was not ready in time."""
+    """The deployment was not ready in time."""
 
     code = "TIMEOUT"
     seconds: int
     phase: str
-    """Where it was last."""
+    """The last phase before the timeout."""
     log: list[str]
-    """The last lines of its log."""
+    """The last lines of the server's log."""
 
 
 class DeploymentFailedError(CandlepowerError):
-    """Its server ended, or could not start."""
+    """The server ended or could not start."""
 
     code = "FAILED"
     reason: str
-    """The server's own words."""
+    """The server's own error message."""
     log: list[str]
-    """The last lines of its log."""
+    """The last lines of the server's log."""
 
 
 class ResourceUnavailableError(CandlepowerError):
-    """This machine does not have what was asked for."""
+    """This machine does not have the resources that were asked for."""
 
     code = "RESOURCE_UNAVAILABLE"
     asked: str
@@ -74,13 +76,13 @@ class ResourceUnavailableError(CandlepowerError):
 
 
 class GatedModelError(CandlepowerError):
-    """The model needs HF_TOKEN, or another one."""
+    """The model needs HF_TOKEN, or a token with access."""
 
     code = "GATED_MODEL"
 
 
 class QuantizationMismatchError(CandlepowerError):
-    """The weights are quantized in another way."""
+    """The weights have another quantization than the one asked for."""
 
     code = "QUANTIZATION_MISMATCH"
     asked: str
@@ -88,7 +90,7 @@ class QuantizationMismatchError(CandlepowerError):
 
 
 class OutOfMemoryError(CandlepowerError):
-    """The model does not fit the memory."""
+    """The model does not fit into memory."""
 
     code = "OUT_OF_MEMORY"
     needed: int
@@ -96,11 +98,11 @@ class OutOfMemoryError(CandlepowerError):
     free: int
     """Bytes that are free."""
     max_model_len: int
-    """The longest context that would fit, in tokens; 0 where none would."""
+    """The longest context that would fit, in tokens; 0 if none would."""
 
 
 class NetworkError(CandlepowerError):
-    """The hub cannot be reached or does not do as it should."""
+    """The hub cannot be reached, or its answer is wrong."""
 
     code = "NETWORK_ERROR"
 
@@ -112,7 +114,7 @@ class BackendError(CandlepowerError):
 
 
 def from_json(text: str) -> CandlepowerError:
-    """The exception of an error as the native part and the command line's `--json` write it."""
+    """The exception for an error, in the JSON of the native part and of the command line's `--json`."""
     details: dict[str, Any] = json.loads(text)
     code, message = details.pop("code"), details.pop("message")
     kind = _KINDS.get(code, CandlepowerError)
