@@ -38,7 +38,9 @@ impl Work {
 
     fn take(&self) -> PyResult<Outcome> {
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        outcome.take().ok_or_else(|| PyRuntimeError::new_err("the operation was waited for already"))
+        outcome
+            .take()
+            .ok_or_else(|| PyRuntimeError::new_err("the operation was waited for already"))
     }
 }
 
