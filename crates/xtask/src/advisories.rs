@@ -1,5 +1,5 @@
-//! Known vulnerabilities of the packages in `Cargo.lock`: by RustSec's database where it can be fetched, else by a
-//! snapshot of it.
+//! Known vulnerabilities of the packages in `Cargo.lock`, from RustSec's database, or from a snapshot of it if the
+//! database cannot be fetched.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,12 +13,12 @@ use toml::{Table, Value};
 
 use crate::steps::{Shell, output, run};
 
-/// The snapshot: the advisories on all names in `Cargo.lock`.
+/// The snapshot. It has the advisories on all names in `Cargo.lock`.
 const SNAPSHOT: &str = "crates/xtask/advisories.toml";
-/// The longest wait for the database.
+/// Time limit for fetching the database.
 const FETCH: Duration = Duration::from_secs(10);
 
-/// An advisory on a package. A version is safe if any of its ranges contains it.
+/// An advisory on a package. A version is safe if one of its ranges contains it.
 struct Advisory {
     id: String,
     package: String,
@@ -26,7 +26,7 @@ struct Advisory {
     unaffected: Vec<String>,
 }
 
-/// Checks by the database with cargo-deny, else by the snapshot.
+/// Checks with cargo-deny and the database, or else with the snapshot.
 pub(crate) fn check(shell: &Shell, cargo_deny: &Path) -> Result<String> {
     if fetches(shell.command(cargo_deny).args(["fetch", "db"])) {
         let mut deny = shell.command(cargo_deny);
@@ -49,7 +49,7 @@ pub(crate) fn check(shell: &Shell, cargo_deny: &Path) -> Result<String> {
     }
 }
 
-/// Whether a command that fetches succeeds in time. Its errors are those of the network.
+/// Whether a command that fetches succeeds in time. Any failure counts as one of the network.
 fn fetches(command: &mut Command) -> bool {
     let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let Ok(mut child) = quiet.spawn() else { return false };
@@ -61,7 +61,7 @@ fn fetches(command: &mut Command) -> bool {
             Err(_) => break,
         }
     }
-    // It may have ended just now.
+    // It may have ended by itself.
     let _ = child.kill();
     let _ = child.wait();
     false
@@ -74,7 +74,7 @@ pub(crate) fn write_snapshot(shell: &Shell, database: &Path) -> Result<String> {
     let mut date = shell.command("git");
     date.arg("-C").arg(database).args(["log", "-1", "--format=%cs"]);
     let mut text = format!(
-        "# RustSec's advisories on the names in Cargo.lock, but for those on packages that are unmaintained.\n\
+        "# RustSec's advisories on the names in Cargo.lock, without those on unmaintained packages.\n\
          # `cargo xtask advisories DATABASE` writes this file from a checkout of RustSec's database.\n\
          date = \"{}\"\nadvisories = [\n",
         output(&mut date)?.trim()
@@ -113,8 +113,8 @@ impl Advisory {
         })
     }
 
-    /// A file of the database: TOML between two fences, then prose. `None` if it was withdrawn, or says that nobody maintains
-    /// the package.
+    /// Parses a file of the database: TOML between two fences, then prose. `None` if the advisory was withdrawn, or
+    /// only says that the package is unmaintained.
     fn of_database(file: &str) -> Result<Option<Self>> {
         let parts = file.strip_prefix("```toml").and_then(|rest| rest.split_once("```"));
         let (head, _) = parts.context("it does not begin with TOML")?;
@@ -146,7 +146,7 @@ impl Advisory {
     }
 }
 
-/// The packages that an advisory affects, each with it.
+/// The affected packages, each with its advisory.
 fn affected(
     packages: &BTreeMap<String, Vec<Version>>,
     advisories: &[Advisory],

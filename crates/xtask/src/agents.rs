@@ -1,4 +1,5 @@
-//! `cargo xtask deep agents`: coding agents and MCP servers of npm against this build. The tests of `tests/agents` do it.
+//! `cargo xtask deep agents`: runs coding agents and MCP servers from npm against this build, with the tests of
+//! `tests/agents`.
 
 use anyhow::{Context, Result};
 
@@ -10,14 +11,15 @@ const TURNS: &str = "agents::programs::complete_a_turn";
 const TOOLS: &str = "agents::mcp::tools_are_held_in_every_format";
 const CALLS: &str = "agents::calls::no_model_writes_an_invalid_call";
 
-/// The programs, of versions whose requests are those of `tests/agents`.
+/// The programs. The versions are those whose requests `tests/agents` contains.
 const PROGRAMS: [&str; 3] =
     ["@openai/codex@0.171.0", "@anthropic-ai/claude-code@2.1.197", "opencode-ai@1.18.33"];
 
-/// Finished calls of each kind for each format.
+/// Number of finished calls of each kind for each format.
 const NUM_CALLS: &str = "500";
 
-/// Starts a program with no network but the machine itself.
+/// Starts a program without a network, apart from the loopback interface. No answer can come from a real provider
+/// then.
 const ALONE: [&str; 5] = ["-rn", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"];
 
 pub(crate) fn all(shell: &Shell) -> Result<String> {
@@ -25,7 +27,7 @@ pub(crate) fn all(shell: &Shell) -> Result<String> {
     let clients = Clients::install(shell, RealModel::IfItCanBeHad)?;
     let (programs, servers) = (tools_folder(shell).join("agents"), tools_folder(shell).join("mcp"));
     std::fs::create_dir_all(&programs)?;
-    // The packages bring their programs; no script of one is run.
+    // The packages bring complete programs. Their install scripts are not run.
     let mut npm = shell.command("npm");
     npm.args(["install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix"]);
     run(npm.arg(&programs).args(PROGRAMS)).context("Node with npm is needed")?;

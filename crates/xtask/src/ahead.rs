@@ -1,4 +1,5 @@
-//! Compiles the kernels for the emulated GPU before cargo asks for them: minutes of g++ that fill what tests leave idle.
+//! Compiles the kernels for the emulated GPU before cargo needs them. These minutes of g++ use processors that the
+//! tests leave idle.
 
 use std::path::{Path, PathBuf};
 
@@ -9,15 +10,15 @@ use crate::emulated::{Watched, libraries, with_stand_in};
 use crate::steps::{Shell, output};
 use crate::watched::{self, Digests};
 
-/// The object files.
+/// The compiled object files.
 pub(crate) struct Ahead {
     objects: PathBuf,
-    /// The digests of the compiled sources.
+    /// Digests of the compiled sources.
     digests: Digests,
 }
 
 impl Ahead {
-    /// By the kernels' own build script.
+    /// Runs the kernels' own build script.
     pub(crate) fn compile(shell: &Shell) -> Result<Self> {
         let objects = libraries(shell).join("objects");
         let _ = std::fs::remove_dir_all(&objects);
@@ -37,7 +38,7 @@ impl Ahead {
         Ok(Self { objects, digests })
     }
 
-    /// Whether it was made from sources with these digests.
+    /// Whether the objects were compiled from sources with these digests.
     pub(crate) fn is_of(&self, digests: &Digests) -> bool {
         self.digests == *digests
     }

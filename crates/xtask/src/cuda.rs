@@ -1,5 +1,5 @@
-//! `cargo xtask cuda`: the CUDA build with what CI has built already, and what can be tested of it without a GPU: that it starts
-//! anywhere, and by `emulated` what its kernels compute.
+//! `cargo xtask cuda`: the CUDA build, on top of what CI has built already, and the tests that need no GPU. It checks
+//! that the binary starts on any machine; `emulated` checks the results of its kernels.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,15 +12,16 @@ use crate::steps::{Shell, Steps, output, run};
 use crate::tools::{target_folder, tools_folder};
 use crate::watched::{self, Changes};
 
-/// The end-to-end tests that a binary with CUDA must pass on any machine: those that need no other program.
+/// The end-to-end tests that a CUDA binary must pass on any machine. They need no other program.
 pub(crate) const TESTS: [&str; 6] =
     ["cuda::", "doctor::", "first_run::", "wire::", "--skip", "wire::documents::"];
 
-/// With tests, the features of dependencies are those of `cargo xtask test`, which builds all tests.
+/// Features of the build. With the tests included, the dependencies have the features that `cargo xtask test` has
+/// built.
 pub(crate) const FEATURES: &str =
     "--workspace --locked --features candlepower/full,candlepower/cuda";
 
-/// Parts of the names of libraries that the binary must not need.
+/// Parts of names of libraries that the binary must not link.
 const CUDA_LIBRARIES: [&str; 4] = ["libcu", "libnv", "libnccl", "not found"];
 
 pub(crate) fn run_steps(steps: &mut Steps) {
@@ -29,8 +30,8 @@ pub(crate) fn run_steps(steps: &mut Steps) {
     emulated::run_steps(steps, None, Scope::All);
 }
 
-/// How much of the CUDA build CI looks at, by what has changed since `cargo xtask deep` passed. Without a change nothing below
-/// the server has other code for GPUs than then, and the CPU's build compiles all the rest.
+/// The extent of CI's CUDA build, by the changes since `cargo xtask deep` passed. Without a change below the server
+/// there is no new code for GPUs, and the CPU build compiles all the rest.
 pub(crate) fn scope(shell: &Shell) -> Result<Option<Scope>> {
     let changes = watched::changes(shell.root(), &watched::digests(shell.root())?);
     Ok(match changes {
@@ -41,8 +42,8 @@ pub(crate) fn scope(shell: &Shell) -> Result<Option<Scope>> {
     })
 }
 
-/// In CI nvcc compiles the kernels, and the kernels are compared, if anything that they depend on has changed. The tests without a
-/// GPU have the build for the emulated GPU otherwise, whose Rust is the same.
+/// In CI, nvcc runs only if the kernels or their dependencies have changed, and so do the comparisons. Otherwise the
+/// tests without a GPU use the build for the emulated GPU, whose Rust code is the same.
 pub(crate) fn run_changed(steps: &mut Steps, scope: Scope, ahead: Option<Ahead>) {
     steps.run("toolkit", toolkit);
     if scope == Scope::All {
@@ -70,9 +71,9 @@ pub(crate) fn toolkit(shell: &Shell) -> Result<String> {
     Ok(String::new())
 }
 
-/// What the README says in the dev profile, whose dependencies `cargo xtask test` has built: the selection and the features
-/// are the same but for CUDA. Our kernels are compiled, candle's are left empty: they are minutes of nvcc, always the same,
-/// and nothing computes with them here.
+/// The build command of docs/gpu.md in the dev profile. Packages and features are those of `cargo xtask test` apart
+/// from CUDA, so that its dependencies are reused. Our kernels are compiled. candle's are left empty, because nothing
+/// here runs them and nvcc would take minutes for them.
 fn build(shell: &Shell) -> Result<String> {
     let arguments = format!("build {FEATURES} --test main --bin candlepower");
     run(&mut with_toolkit(shell, &shell.cargo(&arguments)))?;
@@ -80,7 +81,7 @@ fn build(shell: &Shell) -> Result<String> {
     Ok(format!("{:.1} MB", bytes as f64 / 1e6))
 }
 
-/// The binary starts on a machine without CUDA: it looks for the libraries itself.
+/// Checks that the binary starts on a machine without CUDA. It loads CUDA's libraries at run time.
 fn needs_no_cuda(shell: &Shell) -> Result<String> {
     let libraries = output(shell.command("ldd").arg(binary(shell)))?;
     let unwanted = unwanted(&libraries);
@@ -90,7 +91,7 @@ fn needs_no_cuda(shell: &Shell) -> Result<String> {
     Ok(format!("{} libraries, none of them CUDA's", libraries.lines().count()))
 }
 
-/// The lines of ldd that name a library of CUDA, or one that is missing.
+/// The lines of ldd that name a CUDA library, or a missing library.
 fn unwanted(ldd: &str) -> Vec<&str> {
     let is_unwanted = |line: &&str| CUDA_LIBRARIES.iter().any(|part| line.contains(part));
     ldd.lines().map(str::trim).filter(is_unwanted).collect()
@@ -112,7 +113,7 @@ pub(crate) fn with_toolkit(shell: &Shell, command: &Command) -> Command {
     sh.args(["-c", ". \"$0\" && NVCC=$1 && shift && exec \"$@\""]);
     sh.arg(toolkit.join("env.sh")).arg(toolkit.join("fast/link/nvcc"));
     sh.arg(command.get_program()).args(command.get_args());
-    // The tests of the CPU have all its instruction sets; compiling those takes minutes here.
+    // The CPU build's tests cover all instruction sets, and compiling those takes minutes here.
     sh.env("CANDLEPOWER_WITHOUT_AVX512", "1");
     sh
 }

@@ -1,4 +1,5 @@
-//! `cargo xtask deep`: what is long and rarely fails, in parts that run alone, too. CI leaves it out; a release does not.
+//! `cargo xtask deep`: long checks that rarely fail, in parts that can run alone. CI omits them, a release must pass
+//! them.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -13,32 +14,32 @@ use crate::{agents, cuda, soak, test};
 const PARTS: [Part; 6] = [
     Part {
         name: "races",
-        covers: "all comparisons of kernels on the emulated GPU, each kernel watched for races; then the digests by which CI finds changed kernels are written",
+        covers: "all comparisons of kernels on the emulated GPU, with race detection in every kernel; then writes the digests by which CI finds changed kernels",
         work: Work::Emulated(&COMPARISONS),
     },
     Part {
         name: "goldens",
-        covers: "the goldens of all models on the emulated GPU: in bf16 every token of their prompts, in f16 a block; the runner of steps; the models over two GPUs; attention with little shared memory; the measurements; then the digests by which CI finds changed models and a changed engine are written",
+        covers: "the goldens of all models on the emulated GPU: in bf16 every token of their prompts, in f16 a block; the step runner; the models on two GPUs; attention with little shared memory; the measurements; then writes the digests by which CI finds changed models and a changed engine",
         work: Work::Emulated(&MODELS),
     },
     Part {
         name: "real",
-        covers: "SmolLM2-135M against what transformers computes: all eighteen texts, twenty chats and twenty schemas, of which the tests have some",
+        covers: "SmolLM2-135M compared with transformers: all eighteen texts, twenty chats and twenty schemas; the tests run some of them",
         work: Work::RealModel,
     },
     Part {
         name: "fuzz",
-        covers: "ten minutes of changed files and texts for every parser, other ones each time",
+        covers: "ten minutes of mutated files and texts for every parser, with a new seed each time",
         work: Work::Fuzz { seconds: 600 },
     },
     Part {
         name: "soak",
-        covers: "ten minutes of mixed traffic against servers of both frameworks, other requests each time: nothing fails, nothing leaks",
+        covers: "ten minutes of mixed traffic against servers of both frameworks, with a new seed each time: nothing fails, nothing leaks",
         work: Work::Soak { minutes: 10 },
     },
     Part {
         name: "agents",
-        covers: "coding agents of npm, which complete a turn without a network; the tools of MCP servers of npm in the formats of calls; hundreds of forced calls a format",
+        covers: "coding agents from npm complete a turn without a network; tools of MCP servers from npm in all tool formats; hundreds of forced calls for each format",
         work: Work::Agents,
     },
 ];
@@ -50,7 +51,7 @@ struct Part {
 }
 
 enum Work {
-    /// With all kernels watched, where these tests look for races.
+    /// With race detection in all kernels, if these tests look for races.
     Emulated(&'static [Tests]),
     RealModel,
     Fuzz {
@@ -62,15 +63,15 @@ enum Work {
     Agents,
 }
 
-/// Whether a part succeeded, and the time that it took; nothing of one that was not asked for.
+/// Whether a part succeeded, and its duration; `None` if it was not asked for.
 type Outcome = Option<(bool, Duration)>;
 
-/// The parts and what each covers, a line for each.
+/// The parts, one line each, with the checks that they cover.
 pub(crate) fn list() -> String {
     PARTS.iter().map(|part| format!("{:<8} {}\n", part.name, part.covers)).collect()
 }
 
-/// Runs the parts that are named, or all, and says what was covered and what was not.
+/// Runs the named parts, or all, and reports the parts that ran and those that did not.
 pub(crate) fn run(mut steps: Steps, names: &[String]) -> Result<ExitCode> {
     let chosen = choose(names)?;
     let outcomes = std::array::from_fn(|index| {
@@ -84,7 +85,7 @@ pub(crate) fn run(mut steps: Steps, names: &[String]) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// Which of the parts are named; all where none is.
+/// Selects the named parts, or all if none is named.
 fn choose(names: &[String]) -> Result<[bool; PARTS.len()]> {
     if let Some(unknown) = names.iter().find(|name| PARTS.iter().all(|part| part.name != *name)) {
         bail!("`{unknown}` is not a part of `cargo xtask deep`; its parts are\n{}", list());
@@ -122,16 +123,16 @@ impl Part {
         }
     }
 
-    /// The digests are those of the sources that are built, whatever becomes of them meanwhile.
+    /// The digests are taken before the build, so that they belong to the sources that were built.
     fn on_emulated_gpu(&self, steps: &mut Steps, tests: &'static [Tests]) -> bool {
         let (mut digests, mut built) = (None, None);
-        // The comparisons are among the programs. Only the other tests need the build of unit tests.
+        // The comparisons are programs of their own. Only the other tests need the build of unit tests.
         let commands = if tests == COMPARISONS { &emulated::ALL[..1] } else { &emulated::ALL };
         steps.succeeds("toolkit", cuda::toolkit)
             && steps.succeeds("emulate", |shell| {
                 digests = Some(watched::digests(shell.root())?);
                 built = Some(emulated::build(shell, commands, Watched::All, None)?);
-                Ok("every kernel watched".to_owned())
+                Ok("race detection in every kernel".to_owned())
             })
             && steps.succeeds(self.name, |shell| {
                 let fact = built.context("it was not built")?.test(shell, tests)?;

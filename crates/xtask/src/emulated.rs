@@ -1,5 +1,5 @@
-//! The CUDA build on an emulated GPU: the kernels compiled for the CPU, below the driver's functions that
-//! `crates/gpu/tests/emulator` has. They run as they stand, with their launches, copies and graphs.
+//! The CUDA build on an emulated GPU. The kernels are compiled for the CPU, and `crates/gpu/tests/emulator` provides
+//! the driver's functions. Launches, copies and graphs run as on a GPU.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,8 +16,8 @@ use crate::watched;
 
 pub(crate) const EMULATOR: &str = "crates/gpu/tests/emulator";
 
-/// CI's: comparisons of the kernels, which are a program of their own, in two halves that take about as long; the goldens of the models; the
-/// server.
+/// CI's tests: comparisons of the kernels, which are one program, in two halves of about equal length; the goldens of
+/// the models; the server.
 const TESTS: [Tests; 4] = [EXPERTS_AND_PACKED, OTHER_KERNELS, SOME_TOKENS, SERVER];
 
 const SOME_TOKENS: Tests = Tests {
@@ -36,11 +36,12 @@ const SERVER: Tests = Tests {
     races: Races::Ignored,
 };
 
-/// All comparisons, which `cargo xtask deep races` watches in all kernels.
+/// All comparisons of kernels. `cargo xtask deep races` runs them with race detection in all kernels.
 pub(crate) const COMPARISONS: [Tests; 2] = [EXPERTS_AND_PACKED, OTHER_KERNELS];
 
-/// The tests of `cargo xtask deep goldens`: every token of the prompts in bf16 and a block of them in f16; the
-/// runner of steps; the models over two GPUs; attention with the least shared memory. The measurements of kernels only have to end.
+/// The tests of `cargo xtask deep goldens`: every token of the prompts in bf16 and a block of them in f16; the step
+/// runner; the models on two GPUs; attention with the least shared memory. The measurements of kernels only have to
+/// end.
 pub(crate) const MODELS: [Tests; 5] = [
     GOLDENS,
     Tests {
@@ -103,13 +104,13 @@ const OTHER_KERNELS: Tests = Tests {
 const KERNELS: &str = "crates/gpu/tests/cuda_kernels/main.rs";
 const END_TO_END: &str = "tests/main.rs";
 
-/// Each is given all memory of the emulated GPUs.
+/// One test at a time, because each takes all memory of the emulated GPUs.
 const ONE_BY_ONE: &str = "--ignored --nocapture --test-threads 1 --exact";
 
-/// Tests of one program, by name those that are ignored where there is no GPU.
+/// Tests of one program. Tests that are ignored without a GPU are listed by name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Tests {
-    /// The file that it is built from. The name of a target does not tell which: several packages have one that is called `all`.
+    /// The source file of the program. The target's name is ambiguous, since several packages have a target `all`.
     source: &'static str,
     arguments: &'static str,
     names: &'static [&'static str],
@@ -119,16 +120,16 @@ pub(crate) struct Tests {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Races {
-    /// In the kernels that are watched.
+    /// Race detection in the kernels that are watched.
     Found,
     Ignored,
 }
 
-/// The kernels whose accesses are recorded, so that races are found in them. Their comparisons take up to four times as long.
+/// The kernels whose memory accesses are recorded to detect races. Their comparisons take up to four times as long.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
     All,
-    /// By their sources' names.
+    /// Names of the kernels' sources.
     Some(Vec<String>),
 }
 
@@ -138,13 +139,13 @@ impl Watched {
     }
 }
 
-/// How much of [`TESTS`] runs: as much as the changes concern.
+/// The extent of [`TESTS`] that runs, by what has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
     All,
-    /// All but the comparisons of kernels.
+    /// All tests but the comparisons of kernels.
     Models,
-    /// The server alone.
+    /// The server's tests only.
     Engine,
 }
 
@@ -158,15 +159,15 @@ impl Scope {
     }
 }
 
-/// The kernels that have changed are watched.
+/// Runs the tests, with race detection in the kernels that have changed.
 pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>, scope: Scope) {
     let mut built = None;
     steps.run("emulate", |shell| {
         let digests = watched::digests(shell.root())?;
         let changed = watched::changes(shell.root(), &digests).kernels;
         let fact = match changed.as_slice() {
-            [] => "no kernel has changed since all were watched for races".to_owned(),
-            changed => format!("watched for races: {}", changed.join(", ")),
+            [] => "no kernel has changed since the last race detection in all".to_owned(),
+            changed => format!("race detection in {}", changed.join(", ")),
         };
         let ahead = ahead.filter(|ahead| ahead.is_of(&digests));
         built = Some(build(shell, &[PROGRAMS], Watched::Some(changed), ahead.as_ref())?);
@@ -184,22 +185,22 @@ pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>, scope: Scope) {
     });
 }
 
-/// Where the emulated driver and its fellows are.
+/// The folder of the emulated driver and the other stand-in libraries.
 pub(crate) fn libraries(shell: &Shell) -> PathBuf {
     tools_folder(shell).join("emulator")
 }
 
-/// The commands that build all that deep checks run.
+/// The build commands for all deep checks.
 pub(crate) const ALL: [(&str, &str); 2] = [PROGRAMS, UNIT_TESTS];
 
-/// The two build commands, and the packages that each leaves out. Without more of them dependencies would have other
-/// features, and would be built again; `cargo build --unit-graph` shows that.
+/// The two build commands, with the packages that each excludes. Excluding more would give dependencies other
+/// features, and they would be built again; `cargo build --unit-graph` shows that.
 const PROGRAMS: (&str, &str) = (
     "build --bin candlepower --test main --test cuda_kernels --test all",
     "encoder fuzz tokenizer",
 );
-/// The engine's alone run there: a library's unit tests are all of it once more. The end-to-end tests are named again, because
-/// without their `syn` every crate below a derive macro would be built again.
+/// Only the engine's unit tests run here, since a library's unit tests are a second copy of the whole library. The
+/// end-to-end tests are named again: without their `syn`, every crate below a derive macro would be built again.
 const UNIT_TESTS: (&str, &str) = (
     "test --no-run --lib --test main",
     "api checkpoint comm dialect encoder fuzz hub kernels layout machine models scheduler server tokenizer xtask",
@@ -207,7 +208,7 @@ const UNIT_TESTS: (&str, &str) = (
 
 /// The built programs, and the kernels that they watch.
 pub(crate) struct Built {
-    /// Cargo's messages.
+    /// Cargo's messages, a line of JSON each.
     messages: String,
     watched: Watched,
 }
@@ -233,7 +234,7 @@ pub(crate) fn build(
     Ok(Built { messages, watched })
 }
 
-/// Cargo with the stand-in for nvcc, for our kernels alone: what it builds computes on the emulated GPU only.
+/// Cargo with a stand-in for nvcc, for our kernels only. The result runs on the emulated GPU only.
 fn cargo(shell: &Shell, (what, left_out): (&str, &str), watched: &Watched) -> Command {
     let mut cargo = shell.cargo(what);
     cargo.args(FEATURES.split_whitespace()).arg("--message-format=json-render-diagnostics");
@@ -259,8 +260,8 @@ pub(crate) fn with_stand_in<'a>(
 }
 
 impl Built {
-    /// All at once: none of them has work for more than one processor. Cargo does not start them: for one target alone it would build
-    /// dependencies again, with the features that this target asks for.
+    /// Runs all programs in parallel, since each uses one processor. They are started directly: cargo would build
+    /// dependencies again for a single target, with the features of that target.
     pub(crate) fn test(&self, shell: &Shell, tests: &[Tests]) -> Result<String> {
         let outcomes: Vec<Result<String>> = std::thread::scope(|scope| {
             let runs: Vec<_> =
@@ -271,7 +272,7 @@ impl Built {
         Ok(facts?.concat())
     }
 
-    /// The end-to-end tests that need no GPU, where none is to be found.
+    /// The end-to-end tests that need no GPU, with no GPU visible.
     fn test_without_gpu(&self, shell: &Shell) -> Result<String> {
         let program = executable(&self.messages, &shell.root().join(END_TO_END))?;
         let mut command = shell.command(program);
@@ -280,7 +281,7 @@ impl Built {
         Ok(String::new())
     }
 
-    /// The facts that a run prints of its results.
+    /// The results that a run prints.
     fn compare(&self, shell: &Shell, tests: &Tests) -> Result<String> {
         let source = tests.source;
         let program = executable(&self.messages, &shell.root().join(source))?;
@@ -294,7 +295,7 @@ impl Built {
         let (mut fact, mut totals, began) = (String::new(), Totals::default(), Instant::now());
         let succeeded = run_lines(&mut command, |line| {
             totals.add(line);
-            // The name of the test may stand before it.
+            // The test's name may come before the result.
             let said = line.split_once("= ").map(|(_, said)| said);
             let said = said.filter(|said| said.contains("logits within"));
             if let Some(said) = said.or(line.contains("comparisons passed").then_some(line)) {
@@ -307,13 +308,13 @@ impl Built {
         println!("{source} {}: {:.0} s", tests.arguments, began.elapsed().as_secs_f64());
         let asked = tests.names.len();
         if totals.passed != asked {
-            bail!("of the {asked} tests that were asked for, {source} ran {}", totals.passed);
+            bail!("{source} was asked for {asked} tests and ran {}", totals.passed);
         }
         Ok(fact)
     }
 }
 
-/// The program that is built from a file, among cargo's messages, a line of JSON each.
+/// The program built from a source file, according to cargo's messages.
 fn executable<'a>(messages: &'a str, source: &Path) -> Result<&'a Path> {
     let of_source = format!("\"src_path\":\"{}\"", source.display());
     let of_source = messages.lines().filter(|message| message.contains(&of_source));
@@ -332,7 +333,7 @@ mod tests {
     /// Arguments, names, environment.
     type Run = (&'static str, &'static [&'static str], &'static [(&'static str, &'static str)]);
 
-    /// The runs of CI on the emulated GPU before there was `cargo xtask deep`.
+    /// CI's runs on the emulated GPU before `cargo xtask deep` existed. Together the two must still do all of them.
     const BEFORE: [Run; 8] = [
         ("expert packed", &[], &[("CANDLEPOWER_EMULATED_RACES", "1")]),
         ("--skip expert --skip packed", &[], &[("CANDLEPOWER_EMULATED_RACES", "1")]),
@@ -370,10 +371,10 @@ mod tests {
         ),
     ];
 
-    /// The variables that leave something out of a run.
+    /// The variables that shorten a run.
     const LIMITS: [&str; 2] = ["CANDLEPOWER_TEST_TOKENS", "CANDLEPOWER_TEST_DTYPE"];
 
-    /// Whether a run does all of what was run before, with no limit that was not there.
+    /// Whether a run covers a former run in full, without a new limit.
     fn does(tests: &Tests, watched: &Watched, (arguments, names, env): Run) -> bool {
         let mut has = tests.env.to_vec();
         if tests.races == Races::Found && !watched.is_none() {
@@ -415,7 +416,7 @@ mod tests {
                 (ONE_BY_ONE, &over_gpus),
                 (ONE_BY_ONE, &runner),
             ],
-            "what CI leaves to deep"
+            "the runs that CI leaves to deep"
         );
     }
 

@@ -1,6 +1,8 @@
-//! Holds the kernels to one rule of `crates/kernels/src/simd.rs`: what is compiled for an instruction set is inlined into
-//! code of that set. A closure that stays a function of its own is compiled without the set, calls each intrinsic as a
-//! function, and costs a product a factor of forty; its results are right, so no test sees it.
+//! Checks one rule of `crates/kernels/src/simd.rs`: code for an instruction set must be inlined into a function of
+//! that set.
+//!
+//! A closure that remains a function of its own is compiled without the set. It then calls each intrinsic as a
+//! function, which makes a matrix product forty times slower. The results stay right, so no other test notices.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,10 +13,10 @@ use anyhow::{Context, Result, bail};
 use crate::steps::{Shell, output};
 use crate::tools::target_folder;
 
-/// The module of the standard library that holds x86's intrinsics, in a mangled name.
+/// The standard library's module of x86 intrinsics, in mangled names.
 const INTRINSICS: &str = "9core_arch3x86";
 
-/// Fails where the built kernels have an intrinsic that is a function.
+/// Fails if the compiled kernels contain an intrinsic as a function.
 pub(crate) fn check(shell: &Shell) -> Result<String> {
     let library = newest_kernels(shell)?;
     let names = output(shell.command("nm").arg(&library))?;
@@ -30,7 +32,7 @@ pub(crate) fn check(shell: &Shell) -> Result<String> {
     Ok(String::new())
 }
 
-/// What the last build made of the kernels.
+/// The newest library of the kernels' crate.
 fn newest_kernels(shell: &Shell) -> Result<PathBuf> {
     let folder = target_folder(shell).join("debug/deps");
     let mut newest = None;

@@ -1,4 +1,4 @@
-//! The project's chores: `cargo xtask ci` is all of CI, the other commands are its parts.
+//! The project's tasks. `cargo xtask ci` is all of CI, the other commands are parts of it.
 
 #![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
 
@@ -33,23 +33,23 @@ const USAGE: &str = "\
 cargo xtask <command>
 
   ci      check, test, a minute of fuzz, cuda
-  deep [PART..]  what is long and rarely fails, all or some of it; `deep --list` says what each part covers
+  deep [PART..]  long checks that rarely fail, all or some parts; `deep --list` describes the parts
   check   fmt, tidy, typos, deny, notices, advisories, clippy, doc
   test    builds the binary and runs every test; needs only Rust and Python
-  cuda    a CUDA build for no GPU, and its tests; then emulated; shares what test has built; needs g++, x86-64
-  emulated  a CUDA build for a GPU that the CPU emulates: the kernels' comparisons, the goldens and the server on it
+  cuda    a CUDA build and its tests without a GPU, then emulated; reuses the build of test; needs g++ and x86-64
+  emulated  a CUDA build for an emulated GPU: comparisons of kernels, the goldens and the server
   wheel   builds the Python wheel around the debug binary and tests it; part of test
-  fuzz SECONDS [--seed N] [TARGET..]  changed files and texts for every parser, or for some
+  fuzz SECONDS [--seed N] [TARGET..]  mutated files and texts for all parsers, or for some
   soak MINUTES [--seed N]  mixed traffic against both frameworks: nothing fails, nothing leaks
-  soak --attacks [SECONDS] [NAME..] [--seed N]  hostile clients, and how long others wait beside them
-  soak --fairness  how long a caller waits for its first token while another floods the server
-  schema-suite FOLDER..  holds JSON schemas against test suites: docs/schema-suite.md
+  soak --attacks [SECONDS] [NAME..] [--seed N]  hostile clients, and the latency of other clients beside them
+  soak --fairness  a caller's time to first token while another floods the server
+  schema-suite FOLDER..  runs test suites of JSON schemas: docs/schema-suite.md
   advisories DATABASE  writes the snapshot of known vulnerabilities from a checkout of RustSec's database
-  goldens  writes the weights of tests/golden that are generated from a seed, which the tests do by themselves
-  notices  writes THIRD-PARTY.txt, the licences of what is linked, which `check` holds to the crates
-  docs    writes what is generated in docs: the tables of models, and the settings of configs/default.toml
-  prose [PATH|KIND..]  figures of the project's English, or what is wrong with some of it
-  prose --tighten  removes from .prose.txt the sentences that are mended or gone
+  goldens  writes the weights of tests/golden that are generated from a seed, which the tests also do
+  notices  writes THIRD-PARTY.txt, the licences of all linked code; `check` compares it with the crates
+  docs    writes the generated parts of docs: the tables of models, and the settings of configs/default.toml
+  prose [PATH|KIND..]  measures the project's English, or lists its faults by path or kind
+  prose --tighten  removes sentences from .prose.txt that were corrected or deleted
   tidy    the project's own rules: layers, file sizes, where `unsafe` lives, forbidden words, prose
 ";
 
@@ -117,7 +117,7 @@ fn run() -> Result<ExitCode> {
     Ok(steps.finish())
 }
 
-/// Writes what is generated of the goldens, for scripts and for other machines.
+/// Writes the generated weights of the goldens, for scripts and other machines.
 fn goldens(_: &Shell) -> Result<String> {
     let folders = candlepower_goldens::seeded_folders(&candlepower_goldens::root())?;
     for folder in &folders {
@@ -126,7 +126,7 @@ fn goldens(_: &Shell) -> Result<String> {
     Ok(format!("{} folders", folders.len()))
 }
 
-/// The folder of the workspace's `Cargo.toml`, whatever folder the command was started in.
+/// The folder of the workspace's `Cargo.toml`, independent of the current folder.
 fn workspace_root() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     package.ancestors().nth(2).expect("this package lies two folders below the root").to_path_buf()

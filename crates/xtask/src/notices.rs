@@ -1,4 +1,4 @@
-//! THIRD-PARTY.txt: the licences of everything that is linked into the program, which `candlepower licenses` prints.
+//! THIRD-PARTY.txt: the licences of all code that is linked into the program. `candlepower licenses` prints it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -8,21 +8,21 @@ use serde_json::Value;
 
 use crate::steps::{Shell, output};
 
-/// The program has it compiled in.
+/// The file is compiled into the program.
 pub(crate) const FILE: &str = "THIRD-PARTY.txt";
-/// The text of the licence that crates without a file of their own have, but for MIT.
+/// The licence text for crates without a licence file, unless they are under MIT.
 const APACHE: &str = "LICENSE";
-/// The targets, for which different crates may be linked.
+/// The supported targets. Linked crates may differ between them.
 const PLATFORMS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
 /// The program and the Python module.
 const ROOTS: [&str; 2] = ["candlepower", "candlepower-python"];
-/// Other parts of the program than crates, each with its licence.
+/// Linked parts that are not crates, each with its licence.
 const BESIDE_CRATES: [(&str, &str); 3] = [
     ("Rust's standard library", "MIT OR Apache-2.0"),
     ("FlashInfer's headers, in builds for GPUs", "Apache-2.0"),
     ("CCCL's headers, in builds for GPUs", "Apache-2.0 WITH LLVM-exception"),
 ];
-/// How names of files with licences begin, in lower case.
+/// Prefixes of licence files, in lower case.
 const NAMES: [&str; 6] = ["license", "licence", "copying", "notice", "unlicense", "copyright"];
 const HEAD: &str = "\
 Licences of third parties
@@ -39,7 +39,7 @@ struct Linked {
     version: String,
     license: String,
     authors: Vec<String>,
-    /// Names and contents of its files with licences.
+    /// Names and contents of its licence files.
     files: Vec<(String, String)>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn write(shell: &Shell) -> Result<String> {
     Ok(format!("{FILE}: {} kB", text.len() / 1000))
 }
 
-/// Compares the file with what it is to be.
+/// Compares the file with the text that would be written.
 pub(crate) fn check(shell: &Shell) -> Result<String> {
     let found = std::fs::read_to_string(shell.root().join(FILE)).unwrap_or_default();
     if found != generate(shell)? {
@@ -74,7 +74,7 @@ fn generate(shell: &Shell) -> Result<String> {
     compose(&linked.into_values().collect::<Vec<_>>(), &apache)
 }
 
-/// The packages that are linked, workspace members left out.
+/// The packages that are linked, without the workspace's own.
 fn manifests(metadata: &Value) -> Result<Vec<&Value>> {
     let of = |value: &'_ Value, key: &str| value[key].as_array().cloned().unwrap_or_default();
     let packages = metadata["packages"].as_array().context("cargo lists no packages")?;
@@ -99,7 +99,7 @@ fn manifests(metadata: &Value) -> Result<Vec<&Value>> {
         }
     }
     let linked = seen.iter().filter_map(|id| by_id.get(id.as_str()).copied());
-    // Proc macros are no part of the program.
+    // Proc macros run during the build and are not part of the program.
     let is_macro = |package: &Value| {
         let targets = of(package, "targets");
         targets.iter().any(|target| of(target, "kind").iter().any(|kind| kind == "proc-macro"))
@@ -134,7 +134,7 @@ fn read(package: &Value) -> Result<Linked> {
     })
 }
 
-/// The whole file: each text once, below the names of those that have it.
+/// The whole file. Each text occurs once, below the names of all crates that have it.
 fn compose(linked: &[Linked], apache: &str) -> Result<String> {
     let mut texts: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
     for crate_of in linked {
@@ -165,7 +165,7 @@ fn compose(linked: &[Linked], apache: &str) -> Result<String> {
 }
 
 impl Linked {
-    /// The texts that go with it.
+    /// The licence texts of a crate.
     fn texts(&self, apache: &str) -> Result<Vec<String>> {
         let is_choice = |name: &str| {
             let all = self.license.replace('/', " OR ");

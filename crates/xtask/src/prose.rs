@@ -1,4 +1,4 @@
-//! The project's English, measured and held to rules: `cargo xtask prose`.
+//! `cargo xtask prose`: measures the project's English and checks it by rules.
 
 mod blocks;
 mod context;
@@ -21,7 +21,7 @@ use passage::Kind;
 use rules::{Breach, Rules};
 use sentences::Sentence;
 
-/// A sentence of the project, where it stands, and which rules it breaks.
+/// A sentence of the project, its place, and the rules that it breaks.
 pub(crate) struct Judged {
     kind: Kind,
     path: String,
@@ -29,18 +29,18 @@ pub(crate) struct Judged {
     breaches: Vec<Breach>,
 }
 
-/// How much of a sentence is shown.
+/// Characters of a sentence that are shown.
 const SHOWN_CHARS: usize = 70;
 
 impl Judged {
-    /// The broken rule, the better way, and the beginning of the sentence.
+    /// The broken rule, the remedy, and the start of the sentence.
     fn message(&self, breach: &Breach) -> String {
         let shown: String = self.sentence.text.chars().take(SHOWN_CHARS).collect();
         format!("{}: \"{shown}\"", breach.message)
     }
 }
 
-/// Prints the table, or the breaches of some paths and kinds; or tightens the ratchet's list.
+/// Prints the table, or the breaches of some paths and kinds, or tightens the list.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> Result<String> {
     let judged = judge(&files::read(root)?);
     match arguments {

@@ -1,4 +1,5 @@
-//! `cargo xtask soak`: minutes of mixed traffic, attacks, or a flood, against servers of this build. The tests of `tests/soak` do it.
+//! `cargo xtask soak`: minutes of mixed traffic, attacks, or a flood, against servers of this build, with the tests
+//! of `tests/soak`.
 
 use anyhow::{Context, Result, bail};
 
@@ -9,18 +10,18 @@ const MIXED_TRAFFIC: &str = "soak::mixed_traffic";
 const ATTACKS: &str = "soak::attacks";
 const FAIRNESS: &str = "soak::fairness";
 
-/// Seconds of one attack, where nothing else is said.
+/// Default duration of one attack, in seconds.
 const ATTACK_SECONDS: f64 = 60.0;
 
 /// One run.
 #[derive(Debug, PartialEq)]
 struct Soak {
-    /// One of the ignored tests.
+    /// Name of the ignored test.
     test: &'static str,
     seconds: f64,
-    /// Other requests each time where none is given.
+    /// Seed of the requests; a random one if `None`.
     seed: Option<u64>,
-    /// Attacks; all where none is named.
+    /// Names of the attacks; all if empty.
     attacks: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Runs named steps one after the other, lets none hide the next, and sums them up at the end.
+//! Runs named steps in sequence. A failed step does not stop the others, and a summary ends the run.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// The steps run so far, and where they run.
+/// The steps so far, and the folder that they run in.
 pub(crate) struct Steps {
     shell: Shell,
     done: Vec<Done>,
@@ -18,7 +18,7 @@ struct Done {
     name: &'static str,
     outcome: Result<String>,
     took: Duration,
-    /// Seconds of processors that its programs took, which other work on the machine changes less.
+    /// CPU seconds of its programs. Other work on the machine affects them less than the elapsed time.
     cpu: f64,
 }
 
@@ -27,7 +27,7 @@ impl Steps {
         Self { shell: Shell { root, is_nice: false }, done: Vec::new() }
     }
 
-    /// Runs one step and keeps its outcome: a line for the summary, or why it failed.
+    /// Runs one step and keeps its outcome: a line for the summary, or the reason of its failure.
     pub(crate) fn run(&mut self, name: &'static str, step: impl FnOnce(&Shell) -> Result<String>) {
         self.succeeds(name, step);
     }
@@ -50,9 +50,9 @@ impl Steps {
         succeeded
     }
 
-    /// Prints the summary; the exit code is a failure if any step failed.
+    /// Prints the summary. The exit code is a failure if any step has failed.
     pub(crate) fn finish(self) -> ExitCode {
-        println!("\n=== summary: seconds, and seconds of processors");
+        println!("\n=== summary: elapsed seconds, and CPU seconds");
         for step in &self.done {
             let (word, note) = match &step.outcome {
                 Ok(note) => ("ok", note.clone()),
@@ -71,13 +71,13 @@ impl Steps {
     }
 }
 
-/// CPU seconds of this process and of those that it has waited for; 0 where the system does not say as Linux does.
+/// CPU seconds of this process and of the children that it has waited for; 0 if the system is not Linux.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     parse_cpu_seconds(&stat).unwrap_or_default()
 }
 
-/// The sum of user and system time, its own and that of its children, in hundredths, behind the program's name.
+/// Sum of user and system time, of the process and its children, in clock ticks of 10 ms, after the program's name.
 fn parse_cpu_seconds(stat: &str) -> Option<f64> {
     let (_, fields) = stat.rsplit_once(')')?;
     let times: Vec<f64> =
@@ -100,13 +100,14 @@ impl Shell {
         &self.root
     }
 
-    /// Starts programs with the lowest priority: they take what others leave idle.
+    /// Starts programs with the lowest priority, so that they use idle processors only.
     pub(crate) fn nice(&self) -> Self {
         Self { root: self.root.clone(), is_nice: true }
     }
 
-    /// A command in the root, not yet started, without what `cargo run` says of this tool: a build script that looks at it would
-    /// run again, and with it half of the build, after every cargo that was started by hand.
+    /// A command in the root, not yet started. The variables that `cargo run` sets for this tool are removed.
+    /// Otherwise a build script that watches one of them would run again after every cargo that was started by hand,
+    /// and half of the build with it.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = match self.is_nice {
             true => Command::new("nice"),
@@ -126,7 +127,7 @@ impl Shell {
         command
     }
 
-    /// Cargo with these arguments, separated by spaces: the cargo that started this tool.
+    /// The cargo that started this tool, with these arguments, separated by spaces.
     pub(crate) fn cargo(&self, arguments: &str) -> Command {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = self.command(cargo);
@@ -135,7 +136,7 @@ impl Shell {
     }
 }
 
-/// Runs a command to its end with its output shown.
+/// Runs a command to its end and shows its output.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     println!("$ {}", shown(command));
     let status = command.status().with_context(|| format!("could not start {}", shown(command)))?;
@@ -145,8 +146,8 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command to its end, shows each line of its standard output and hands it to `on_line`.
-/// `Ok(false)` says that the command ran and failed.
+/// Runs a command to its end, shows each line of its standard output and passes it to `on_line`. `Ok(false)` means
+/// that the command ran and failed.
 pub(crate) fn run_lines(command: &mut Command, mut on_line: impl FnMut(&str)) -> Result<bool> {
     println!("$ {}", shown(command));
     let mut child = command
@@ -163,7 +164,7 @@ pub(crate) fn run_lines(command: &mut Command, mut on_line: impl FnMut(&str)) ->
     Ok(child.wait()?.success())
 }
 
-/// Runs a command quietly and returns what it wrote to its standard output.
+/// Runs a command without showing its output, and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("could not start {}", shown(command)))?;
     if !output.status.success() {

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: builds the binary and runs every test, from nothing but Rust and Python.
+//! `cargo xtask test`: builds the binary and runs every test. It needs only Rust and Python.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,16 +10,16 @@ use crate::steps::{Shell, Steps, run, run_lines};
 use crate::tools::{Node, Venv, target_folder};
 use crate::wheel;
 
-/// Pins the Python clients and validators of the end-to-end tests.
+/// Pinned versions of the Python clients and validators of the end-to-end tests.
 const REQUIREMENTS: &str = "tests/requirements.txt";
 
-/// Pins the frameworks on top of the Python client, which want an older one of it.
+/// Pinned versions of frameworks on top of the Python client, which need an older version of it.
 const FRAMEWORK_REQUIREMENTS: &str = "tests/requirements-frameworks.txt";
 
-/// The npm package that pins the Node client of the end-to-end tests.
+/// The npm package with the pinned Node client of the end-to-end tests.
 const NODE_PACKAGE: &str = "tests/node";
 
-/// All backends of deployments: the tests deploy with each.
+/// All backends of deployments, since the tests deploy with each.
 pub(crate) const FEATURES: [&str; 2] = ["--features", "candlepower/full"];
 
 pub(crate) fn run_steps(steps: &mut Steps) {
@@ -29,22 +29,22 @@ pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("wheel", wheel::test);
 }
 
-/// Builds all that the tests need in one go, so that the binary and the tests share one set of
-/// features: `cargo build -p candlepower` alone would build many dependencies a second time.
+/// Builds everything that the tests need in one command, so that binary and tests share one set of features. `cargo
+/// build -p candlepower` alone would build many dependencies a second time.
 pub(crate) fn build(shell: &Shell) -> Result<String> {
     run(shell.cargo("build --workspace --lib --bins --tests --locked").args(FEATURES))?;
     Ok(String::new())
 }
 
-/// Whether tests fail that want a real model, where the package that has it cannot be installed.
+/// Whether tests with a real model fail if the model's package cannot be installed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RealModel {
-    /// They are skipped, and the output says so: not every registry has the package.
+    /// They are skipped, and the output says so. Not every registry has the package.
     IfItCanBeHad,
     Needed,
 }
 
-/// Installs what the end-to-end tests talk to the server with, if it is not there.
+/// Installs the clients of the end-to-end tests, unless they are installed.
 pub(crate) fn install(shell: &Shell) -> Result<()> {
     Clients::install(shell, RealModel::Needed).map(drop)
 }
@@ -74,7 +74,7 @@ impl Clients {
         Ok(Self { venv, frameworks, node, mini_lm, smollm2 })
     }
 
-    /// Has tests find them.
+    /// Passes the locations to the tests.
     fn name_to(&self, tests: &mut Command) {
         tests
             .env("CANDLEPOWER_TEST_PYTHON", self.venv.program("python"))
@@ -95,7 +95,7 @@ pub(crate) fn test(shell: &Shell, real_model: RealModel) -> Result<String> {
     run_tests(&mut cargo)
 }
 
-/// All texts, chats and schemas of the real model; `test` has some of them.
+/// Runs all texts, chats and schemas of the real model; `test` runs some of them.
 pub(crate) fn whole_real_model(shell: &Shell) -> Result<String> {
     build(shell)?;
     let clients = Clients::install(shell, RealModel::Needed)?;
@@ -114,7 +114,7 @@ fn run_tests(cargo: &mut Command) -> Result<String> {
     Ok(totals.to_string())
 }
 
-/// Judges the instances of test suites; it fails if an invalid one is accepted.
+/// Runs the instances of JSON schema test suites. It fails if an invalid instance is accepted.
 pub(crate) fn schema_suite(shell: &Shell, folders: &[String]) -> Result<String> {
     let mut cargo =
         shell.cargo("run --quiet --package candlepower-grammar --example schema_suite --locked --");
@@ -122,17 +122,18 @@ pub(crate) fn schema_suite(shell: &Shell, folders: &[String]) -> Result<String> 
     Ok(String::new())
 }
 
-/// Changed files and texts for the parsers, for so many seconds. The program is one of those that the tests are built
-/// with: alone it would be built with fewer features of its dependencies, and most of them a second time.
+/// Runs the fuzzer for some seconds. Its program was built together with the tests. Built alone it would have other
+/// features of its dependencies, and most of them would be built a second time.
 pub(crate) fn fuzz(shell: &Shell, arguments: &[String]) -> Result<String> {
     build(shell)?;
     let program = target_folder(shell).join("debug/candlepower-fuzz");
-    // A parser below ours may panic and be caught, which says so; with a backtrace each, nothing else of the output could be read.
+    // A library below our parsers may panic and be caught, with a message. With a backtrace for each, the rest of the
+    // output would be lost.
     run(shell.command(program).args(arguments).env("RUST_BACKTRACE", "0"))?;
     Ok(String::new())
 }
 
-/// Sums of the runner's result lines over all test binaries.
+/// Sums of the test runner's result lines over all test binaries.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     pub(crate) passed: usize,

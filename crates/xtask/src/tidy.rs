@@ -1,4 +1,4 @@
-//! The project's own rules that no ordinary linter knows; each is a function from sources to findings.
+//! The project's own rules, which no ordinary linter has. Each is a function from sources to findings.
 
 mod budget;
 pub(crate) mod code;
@@ -26,7 +26,7 @@ use files::SourceFile;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(crate) path: String,
-    /// Counted from 1; 0 when the finding is about the whole file.
+    /// Counted from 1; 0 if the finding concerns the whole file.
     pub(crate) line: usize,
     pub(crate) message: String,
 }
@@ -43,7 +43,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A rule: from every file of the project to what breaks it.
+/// A rule takes every file of the project and returns its breaches.
 type Rule = fn(&[SourceFile]) -> Vec<Finding>;
 
 const RULES: [Rule; 11] = [
@@ -60,7 +60,7 @@ const RULES: [Rule; 11] = [
     ratchet::findings,
 ];
 
-/// Writes what is generated in the documentation: the tables of models, and the page of settings.
+/// Writes the generated parts of the documentation: the tables of models, and the page of settings.
 pub(crate) fn write_docs(root: &Path) -> Result<String> {
     let files = files::read(root)?;
     let page = root.join(models_table::PAGE);
@@ -71,7 +71,7 @@ pub(crate) fn write_docs(root: &Path) -> Result<String> {
     Ok(String::new())
 }
 
-/// Checks every file that git tracks or would track; an error lists what is broken.
+/// Checks every file that git tracks or would track. The error lists all findings.
 pub(crate) fn run(root: &Path) -> Result<String> {
     let files = files::read(root)?;
     let mut findings: Vec<Finding> = RULES.iter().flat_map(|rule| rule(&files)).collect();

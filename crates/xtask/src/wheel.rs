@@ -1,15 +1,15 @@
-//! The Python wheel, built and tested as a user has it: installed into an environment with no other `candlepower` in reach.
+//! The Python wheel, built and tested like a user's: in an environment with no other `candlepower` in reach.
 
 use anyhow::{Context, Result};
 
 use crate::steps::{Shell, output, run};
 use crate::tools::{Venv, target_folder, tools_folder};
 
-/// Pins what the tests of the wheel need.
+/// Pinned versions for the tests of the wheel.
 const REQUIREMENTS: &str = "crates/python/requirements-test.txt";
 const TESTS: &str = "crates/python/tests";
 
-/// Builds the wheel around the debug binary, which must be there, and runs its tests.
+/// Builds the wheel with the debug binary, which must exist, and runs its tests.
 pub(crate) fn test(shell: &Shell) -> Result<String> {
     let folder = tools_folder(shell).join("wheels");
     if folder.exists() {
@@ -26,7 +26,7 @@ pub(crate) fn test(shell: &Shell) -> Result<String> {
     run(pip.arg(&wheel))?;
     let mut pytest = shell.command(&python);
     pytest.args(["-m", "pytest", "--quiet", TESTS]).env_remove("CANDLEPOWER_BIN");
-    // The system's own programs alone: no candlepower that somebody has installed.
+    // Only the system's own programs are in reach, and no installed candlepower.
     pytest.env("PATH", "/usr/bin:/bin");
     run(&mut pytest)?;
     let version = output(shell.command(venv.program("candlepower")).arg("--version"))?;

@@ -1,29 +1,30 @@
-//! Markdown to blocks: paragraphs, list items, table cells and headings, without code and markup.
+//! Splits Markdown into blocks: paragraphs, list items, table cells and headings, without code and markup.
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use super::passage::Passage;
 
-/// Stands for a piece of inline code, a placeholder or an address. It counts as one word, so a renamed identifier changes nothing.
+/// Replaces inline code, placeholders and addresses. It counts as one word, and renaming an identifier changes no
+/// digest.
 pub(crate) const CODE: char = '`';
 
-/// Which rules hold for a block.
+/// The kind of a block, which decides the rules for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// A paragraph or a list item.
     Running,
-    /// A cell of a table: all rules hold, but it is not counted, since most cells are no sentence.
+    /// A cell of a table. All rules apply, but it is not counted, since most cells are no sentences.
     Cell,
-    /// A heading: only its words are looked at.
+    /// A heading. Only its words are checked.
     Heading,
 }
 
-/// A block of text on one line, and where that text came from.
+/// A block of text on one line, with the lines that it came from.
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) place: Place,
     pub(crate) text: String,
-    /// Positions in `text` and the lines of the file that begin there.
+    /// Positions in `text`, with the file's lines that begin there.
     lines: Vec<(usize, usize)>,
 }
 
@@ -37,7 +38,7 @@ impl Block {
         self.text.push_str(text);
     }
 
-    /// The line of the file in which a byte of `text` stands.
+    /// The file's line of a byte of `text`.
     pub(crate) fn line_at(&self, offset: usize) -> usize {
         let after = self.lines.partition_point(|&(start, _)| start <= offset);
         after.checked_sub(1).map_or(1, |i| self.lines[i].1)
@@ -91,7 +92,7 @@ fn ends_block(end: TagEnd) -> bool {
     !matches!(end, TagEnd::Emphasis | TagEnd::Strong | TagEnd::Strikethrough | TagEnd::Link)
 }
 
-/// One block a line; what stands between backticks or braces is code.
+/// One block for each line. Text between backticks or braces is code.
 fn plain_blocks(passage: &Passage) -> Vec<Block> {
     let mut blocks = Vec::new();
     let mut offset = 0;

@@ -1,8 +1,8 @@
-//! The kind of a literal's text, from the calls and attributes around it.
+//! Determines the kind of a literal's text, from the calls and attributes around it.
 
 use super::passage::Kind;
 
-/// Limits of the search: brackets outwards, and bytes of code.
+/// Limits of the search: enclosing brackets, and bytes of code.
 const MAX_DEPTH: usize = 5;
 const MAX_BYTES: usize = 3000;
 
@@ -19,7 +19,7 @@ const CALLS: [(&[&str], Kind); 6] = [
     (&["error", "bail!", "anyhow!", "ensure!", ".context", ".with_context", "Err"], Kind::Errors),
 ];
 
-/// The kind of a literal that follows this code, whose comments and literals are blank.
+/// The kind of a literal after this code, in which comments and literals are blank.
 pub(crate) fn of_literal(code: &str, of_crate: &str) -> Kind {
     let before = code.trim_end();
     if before.ends_with("HELP: &str =") || before.ends_with("USAGE: &str =") {
@@ -44,7 +44,7 @@ pub(crate) fn of_literal(code: &str, of_crate: &str) -> Kind {
     })
 }
 
-/// The name before each bracket that is still open at the end of the code, the innermost first.
+/// The names before all brackets that are open at the end of the code, innermost first.
 fn enclosing(code: &str) -> Vec<String> {
     let (mut names, mut depth) = (Vec::new(), 0_usize);
     let bytes = code.as_bytes();
@@ -62,7 +62,7 @@ fn enclosing(code: &str) -> Vec<String> {
     names
 }
 
-/// The path or name that ends before a bracket. A `format!` has the name that its result is bound to.
+/// The path or name before a bracket. For `format!` it is the name that its result is bound to.
 fn name_before(bytes: &[u8], bracket: usize) -> String {
     let of_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"_:!.".contains(byte);
     let len = bytes[..bracket].iter().rev().take_while(|byte| of_name(byte)).count();
@@ -73,7 +73,7 @@ fn name_before(bytes: &[u8], bracket: usize) -> String {
             return "message =".to_owned();
         }
     }
-    // A method keeps its point but not its receiver; a macro loses its path.
+    // A method keeps its point but not its receiver. A macro loses its path.
     match (name.rfind('.'), name.rfind("::")) {
         (Some(at), _) => name[at..].to_owned(),
         (None, Some(at)) if name.ends_with('!') => name[at + 2..].to_owned(),

@@ -1,10 +1,10 @@
-//! The project's files to its English: which texts are read, and of which kind they are.
+//! Extracts the project's English from its files, by kind of text.
 
 use super::passage::{Kind, Passage};
 use super::{rust, scripts};
 use crate::tidy::files::SourceFile;
 
-/// Texts that are data, or that nobody will mend: logs of experiments, answers to compare with, words for the demo model.
+/// Texts that are data: logs of experiments, expected answers, words for the demo model.
 const LEFT_OUT: [&str; 5] =
     ["docs/log/", "tests/golden/", "tests/fuzz/", "scripts/demo_model/", "LICENSE"];
 
@@ -37,7 +37,7 @@ fn of_file(file: &SourceFile) -> Vec<Passage> {
     }
 }
 
-/// The crate that a file is of: the folder below `crates/`, or the first folder.
+/// The crate of a file: the folder below `crates/`, or the first folder.
 fn crate_of(path: &str) -> &str {
     let path = path.strip_prefix("crates/").unwrap_or(path);
     path.split('/').next().unwrap_or(path)

@@ -1,8 +1,8 @@
-//! A passage is one run of text as its file holds it, such as a document or a comment of several lines.
+//! A passage is one run of text in a file, such as a document or a comment of several lines.
 
 use std::fmt;
 
-/// The trade of a text. The figures are taken for each kind apart.
+/// The kind of a text. The figures are computed for each kind separately.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// A Markdown file, by its path.
@@ -13,7 +13,7 @@ pub(crate) enum Kind {
     Comments(String),
     /// Texts of `--help`: doc comments of clap's items, and their attributes.
     Help,
-    /// The help of `/metrics`.
+    /// The help texts of `/metrics`.
     Metrics,
     /// Descriptions that `/openapi.json` shows.
     OpenApi,
@@ -60,14 +60,14 @@ pub(crate) struct Passage {
     pub(crate) kind: Kind,
     pub(crate) path: String,
     pub(crate) text: String,
-    /// Where each line begins in `text`, and its number in the file.
+    /// The start of each line in `text`, with its number in the file.
     lines: Vec<(usize, usize)>,
-    /// Whether each line is a block of its own, as in a message; otherwise the text is Markdown.
+    /// Whether each line is a block of its own, as in a message. Otherwise the text is Markdown.
     pub(crate) is_plain: bool,
 }
 
 impl Passage {
-    /// A passage of Markdown without a line yet.
+    /// A passage of Markdown without any line.
     pub(crate) fn new(kind: Kind, path: &str) -> Self {
         let (text, lines) = (String::new(), Vec::new());
         Self { kind, path: path.to_owned(), text, lines, is_plain: false }
@@ -88,12 +88,12 @@ impl Passage {
         self.text.push('\n');
     }
 
-    /// The line of the file that the last pushed line has.
+    /// The file's line of the line that was pushed last.
     pub(crate) fn last_line(&self) -> Option<usize> {
         self.lines.last().map(|&(_, line)| line)
     }
 
-    /// The line of the file in which a byte of `text` stands.
+    /// The file's line of a byte of `text`.
     pub(crate) fn line_at(&self, offset: usize) -> usize {
         let after = self.lines.partition_point(|&(start, _)| start <= offset);
         after.checked_sub(1).map_or(1, |i| self.lines[i].1)

@@ -1,4 +1,4 @@
-//! The list of sentences that break a rule today: it may only get shorter.
+//! The list of sentences that break a rule today. It may only get shorter.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use super::{Judged, judge};
 use crate::tidy::Finding;
 use crate::tidy::files::SourceFile;
 
-/// A line for each breach: the rule, and the sentence's digest.
+/// The list has a line for each breach: the rule, and the sentence's digest.
 const LIST: &str = ".prose.txt";
 
 const HEAD: &str = "\
@@ -22,7 +22,7 @@ const HEAD: &str = "\
 /// The lines of a list, each with its number of occurrences.
 type Entries = BTreeMap<String, usize>;
 
-/// Breaches that are not in the list, and entries of the list that are no breach.
+/// Breaches that are not in the list, and entries that are no longer breaches.
 pub(crate) fn findings(files: &[SourceFile]) -> Vec<Finding> {
     let list = files.iter().find(|file| file.path == LIST);
     let judged = judge(files);
@@ -53,7 +53,7 @@ fn stale(list: &SourceFile, left: &Entries) -> Option<Finding> {
     Some(Finding { path: list.path.clone(), line, message })
 }
 
-/// Removes what no longer occurs; adds nothing.
+/// Removes entries that no longer occur. It adds nothing.
 pub(super) fn tighten(root: &Path, judged: &[Judged]) -> Result<String> {
     let path = root.join(LIST);
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {LIST}"))?;
@@ -118,7 +118,7 @@ mod tests {
 
     const OPENING: &str = "Of all rows the `first` is read.";
 
-    /// A document beside a list.
+    /// A document, and a list beside it.
     fn project(text: &str, list: &str) -> Vec<SourceFile> {
         let mut files = files::sample("docs/a.md", text);
         files.extend(files::sample(LIST, list));

@@ -8,21 +8,21 @@ use super::Judged;
 use super::blocks::Place;
 use super::rules::{MAX_WORDS, OPENER, OPENERS, WORD, opener};
 
-/// First words that are counted beside the forbidden ones, but allowed.
+/// First words that are counted with the forbidden ones, but allowed.
 const WATCHED: [&str; 4] = ["how", "whether", "where", "its"];
 
 /// The figures of one kind of text.
 #[derive(Default)]
 struct Figures {
     sentences: Lengths,
-    /// Sentences that only points end, as most tools count them.
+    /// Sentences that end only at points, as most tools count them.
     whole: Lengths,
     openers: usize,
     watched: usize,
     words: usize,
 }
 
-/// Words of each sentence, without cells of tables and headings.
+/// Words of each sentence, without table cells and headings.
 #[derive(Default)]
 struct Lengths(Vec<usize>);
 
@@ -54,7 +54,7 @@ impl Figures {
 }
 
 impl Lengths {
-    /// Their number, mean, 90th percentile and share above the limit.
+    /// Count, mean, 90th percentile and share above the limit.
     fn figures(&mut self) -> String {
         self.0.sort_unstable();
         let count = self.0.len();
@@ -90,7 +90,7 @@ pub(super) fn table(judged: &[Judged]) {
     );
 }
 
-/// Prints each breach in files whose path begins with one of the words, or in texts of that kind.
+/// Prints the breaches in files whose path begins with one of the words, or in texts of that kind.
 pub(super) fn breaches(judged: &[Judged], wanted: &[String]) -> Result<()> {
     let is_wanted = |judged: &&Judged| {
         let kind = judged.kind.to_string();
@@ -122,7 +122,7 @@ mod tests {
         let mut figures = Figures::default();
         sample("docs/a.md", &text).iter().for_each(|judged| figures.add(judged));
         let row: Vec<String> = figures.row("x").split_whitespace().map(str::to_owned).collect();
-        // Five sentences, of 2, 2, 2, 1 and 36 words, or four where a semicolon ends none.
+        // Five sentences, of 2, 2, 2, 1 and 36 words. They are four if a semicolon ends none.
         assert_eq!(
             row,
             ["x", "5", "8.6", "36", "20", "%", "4", "10.8", "36", "25", "%", "3", "1", "0"]

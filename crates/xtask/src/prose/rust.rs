@@ -1,4 +1,4 @@
-//! Comments and sentences in literals of Rust source, each with the kind of text that it is.
+//! Extracts comments and sentences in literals from Rust source, each with its kind.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::tidy::files::SourceFile;
 /// Literals with fewer words are names and fragments.
 const MIN_WORDS: usize = 4;
 
-/// Every comment and every literal outside tests that reads like a sentence.
+/// Every comment, and every literal outside tests that reads like a sentence.
 pub(crate) fn passages(file: &SourceFile, of_crate: &str) -> Vec<Passage> {
     let scan = scan(&file.text);
     let mut found = comments(file, &scan, of_crate);
@@ -20,7 +20,7 @@ pub(crate) fn passages(file: &SourceFile, of_crate: &str) -> Vec<Passage> {
     found
 }
 
-/// Comments of a language that writes them as Rust does, such as CUDA C++.
+/// Comments of a language with Rust's comment syntax, such as CUDA C++.
 pub(crate) fn only_comments(file: &SourceFile, of_crate: &str) -> Vec<Passage> {
     comments(file, &scan(&file.text), of_crate)
 }
@@ -29,7 +29,7 @@ fn is_test(path: &str) -> bool {
     path.starts_with("tests/") || path.contains("/tests/") || path.ends_with("/tests.rs")
 }
 
-/// The trade of a comment, as its mark says.
+/// The kind of a comment, by its mark.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
     /// `//!`
@@ -39,7 +39,7 @@ enum Mark {
     Plain,
 }
 
-/// Comments with the same mark on lines that follow each other are one passage.
+/// Comments with the same mark on consecutive lines are one passage.
 fn comments(file: &SourceFile, scan: &Scan, of_crate: &str) -> Vec<Passage> {
     let shown = ShownItems::of(&scan.code);
     let mut passages: Vec<Passage> = Vec::new();
@@ -113,7 +113,7 @@ impl ShownItems {
     }
 }
 
-/// Where the doc comments above an item begin: after the code before it. Comments are blank here.
+/// The start of the doc comments above an item, just after the code before it. Comments are blank here.
 fn docs_start(code: &str, attribute: usize) -> usize {
     let mut start = attribute;
     for line in code[..attribute].split_inclusive('\n').rev() {
@@ -126,7 +126,7 @@ fn docs_start(code: &str, attribute: usize) -> usize {
     start
 }
 
-/// A derive reaches over the fields of its item; the attribute of an endpoint over nothing but itself.
+/// A derive covers the fields of its item. The attribute of an endpoint covers only itself.
 fn item_end(code: &str, at: usize, kind: &Kind, attribute: &str) -> usize {
     let is_endpoint = *kind == Kind::OpenApi && !attribute.starts_with("#[derive(");
     match is_endpoint {
@@ -135,7 +135,7 @@ fn item_end(code: &str, at: usize, kind: &Kind, attribute: &str) -> usize {
     }
 }
 
-/// Where the next block in braces ends, or the item without one.
+/// The end of the next block in braces, or of an item without one.
 fn block_end(code: &str, from: usize) -> usize {
     let mut depth = 0;
     for (i, byte) in code.bytes().enumerate().skip(from) {
@@ -170,7 +170,7 @@ fn literals(file: &SourceFile, scan: &Scan, of_crate: &str) -> Vec<Passage> {
     passages
 }
 
-/// The text of a string literal; only the line breaks that it spells out are kept.
+/// The text of a string literal. Only line breaks that it spells out are kept.
 fn content(literal: &str) -> Option<String> {
     if literal.starts_with(['r', 'b', 'c']) {
         let (_, inner) = literal.split_once('"')?;
@@ -193,7 +193,7 @@ fn content(literal: &str) -> Option<String> {
     Some(text)
 }
 
-/// Whether a literal reads like English rather than like a format or code.
+/// Whether a literal reads like English, not like a format or code.
 fn is_prose(text: &str) -> bool {
     let is_word = |word: &&str| {
         let word = word.trim_matches(|c: char| c.is_ascii_punctuation());

@@ -1,9 +1,9 @@
-//! Comments of languages that mark them with a hash, and the docstrings of Python.
+//! Extracts comments of languages that mark them with a hash, and docstrings of Python.
 
 use super::passage::{Kind, Passage};
 use crate::tidy::files::SourceFile;
 
-/// The comments of Python and its docstrings.
+/// The comments and docstrings of a Python file.
 pub(crate) fn python(file: &SourceFile, kind: &Kind) -> Vec<Passage> {
     let chars: Vec<char> = file.text.chars().collect();
     let mut comments = Comments::new(file, kind);
@@ -29,7 +29,7 @@ pub(crate) fn python(file: &SourceFile, kind: &Kind) -> Vec<Passage> {
     comments.passages
 }
 
-/// The comments that have lines of their own, of shells and files of settings.
+/// The comments on lines of their own, in shell scripts and settings.
 pub(crate) fn hashed(file: &SourceFile, kind: &Kind) -> Vec<Passage> {
     let mut comments = Comments::new(file, kind);
     for (i, line) in file.text.lines().enumerate() {
@@ -42,7 +42,7 @@ pub(crate) fn hashed(file: &SourceFile, kind: &Kind) -> Vec<Passage> {
     comments.passages
 }
 
-/// Whether a comment is a setting or a table that somebody may switch on.
+/// Whether a comment is a setting or a table that is switched off.
 fn is_setting(comment: &str) -> bool {
     let of_key = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_.-".contains(c);
     let comment = comment.trim();
@@ -52,7 +52,7 @@ fn is_setting(comment: &str) -> bool {
     is_assignment || comment.starts_with('[') && comment.ends_with(']')
 }
 
-/// The length of a string of Python, with its quotes.
+/// The length of a Python string, with its quotes.
 fn string_len(rest: &[char]) -> usize {
     let quote = rest[0];
     let width = if rest.len() > 2 && rest[1] == quote && rest[2] == quote { 3 } else { 1 };
@@ -69,7 +69,7 @@ fn string_len(rest: &[char]) -> usize {
     rest.len()
 }
 
-/// Comments so far; those on lines that follow each other are one passage.
+/// The comments so far. Consecutive lines are one passage.
 struct Comments<'a> {
     file: &'a SourceFile,
     kind: &'a Kind,
@@ -87,7 +87,7 @@ impl<'a> Comments<'a> {
 
     fn push(&mut self, comment: &str, line: usize, is_alone: bool) {
         let comment = comment.strip_prefix(' ').unwrap_or(comment);
-        // After an empty line, what is indented is an example of a command.
+        // After an empty line, indented text is an example of a command.
         self.in_example = comment.starts_with("  ") && (self.in_example || self.after_empty);
         self.after_empty = comment.trim().is_empty();
         let comment = if self.in_example { "" } else { comment };
@@ -106,7 +106,7 @@ impl<'a> Comments<'a> {
         self.follows = is_alone;
     }
 
-    /// A docstring is indented as the code is; what is indented further is an example.
+    /// A docstring is indented like the code. Text with a deeper indent is an example.
     fn push_docstring(&mut self, text: &str, line: usize) {
         let indent = |line: &str| line.len() - line.trim_start().len();
         let lines = text.lines().skip(1).filter(|line| !line.trim().is_empty());

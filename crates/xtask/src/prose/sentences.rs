@@ -1,27 +1,29 @@
-//! Blocks to sentences, and the digest by which a sentence is known wherever it stands and however it is wrapped.
+//! Splits blocks into sentences, and computes the digest of a sentence, which does not depend on its file or line
+//! breaks.
 
 use sha2::{Digest, Sha256};
 
 use super::blocks::{Block, CODE, Place};
 
-/// Points after these end no sentence.
+/// A point after these words ends no sentence.
 const ABBREVIATIONS: [&str; 9] = ["e.g", "i.e", "etc", "vs", "cf", "resp", "approx", "fig", "no"];
 
-/// One sentence, in words.
+/// One sentence, as words.
 #[derive(Debug)]
 pub(crate) struct Sentence {
     pub(crate) place: Place,
-    /// The line of the file where it begins.
+    /// The file's line at which it begins.
     pub(crate) line: usize,
     /// The text with single spaces.
     pub(crate) text: String,
     pub(crate) words: Vec<String>,
-    /// Whether a reader sees a beginning here; after a semicolon or a dash none is seen.
+    /// Whether a reader sees a beginning here. After a semicolon or a dash none is seen.
     pub(crate) is_opening: bool,
 }
 
 impl Sentence {
-    /// Ten hexadecimal digits of the words in lower case. Wrapping, marks and the file change nothing.
+    /// Ten hexadecimal digits of a digest of the lower-case words. Line breaks, punctuation and the file do not
+    /// matter.
     pub(crate) fn digest(&self) -> String {
         let words = self.words.join(" ").to_lowercase();
         Sha256::digest(words)[..5].iter().map(|byte| format!("{byte:02x}")).collect()
@@ -63,11 +65,11 @@ fn push(sentences: &mut Vec<Sentence>, block: &Block, range: (usize, usize), is_
 enum End {
     /// A new sentence begins after it.
     Full,
-    /// The sentence goes on for its writer, and ends for the count.
+    /// The sentence goes on in English, but ends for the count.
     Half,
 }
 
-/// How the character ends a sentence, if it does, and which character comes after.
+/// How the character ends a sentence, if it does, with the index after it.
 fn end(chars: &[(usize, char)], i: usize) -> Option<(End, usize)> {
     let at = |i: usize| chars.get(i).map_or(' ', |&(_, c)| c);
     let is_spaced = i > 0 && at(i - 1).is_whitespace() && at(i + 1).is_whitespace();
@@ -101,7 +103,8 @@ fn is_abbreviation(before: &[(usize, char)]) -> bool {
     ABBREVIATIONS.contains(&word.to_lowercase().as_str())
 }
 
-/// Letters, digits, hyphens and apostrophes make words; a number with its points, code and an address are one.
+/// The words of a text: letters, digits, hyphens and apostrophes. A number with its points, code and an address are
+/// one word.
 fn words(text: &str) -> Vec<String> {
     let mut words = Vec::new();
     for chunk in text.split_whitespace() {

@@ -1,20 +1,20 @@
-//! The size of the repository: a checkout and what was built of it should fit into what can be carried to another machine.
+//! Limits the size of the repository. A checkout and its build should fit into what can be copied to another machine.
 
 use std::collections::BTreeMap;
 
 use super::Finding;
 
-/// All files together.
+/// Limit for all files together.
 const MAX_BYTES: u64 = 40 << 20;
 
-/// One golden.
+/// Limit for one golden.
 const MAX_GOLDEN_BYTES: u64 = 3 << 19;
 
-/// The folder with the goldens, and those in it that hold folders of goldens.
+/// The folder with the goldens, and the folders in it that contain goldens in turn.
 const GOLDENS: &str = "tests/golden/";
 const GROUPS: [&str; 2] = ["encoders", "on-load"];
 
-/// From every file's path and size.
+/// Checks the path and size of every file.
 pub(super) fn findings(sizes: &[(String, u64)]) -> Vec<Finding> {
     let over = |path: &str, bytes: u64, most: u64, what: &str| {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -37,7 +37,7 @@ pub(super) fn findings(sizes: &[(String, u64)]) -> Vec<Finding> {
     findings
 }
 
-/// The folder of the golden that a file belongs to, if it does.
+/// The folder of the golden that a file belongs to, if any.
 fn golden(path: &str) -> Option<&str> {
     let (first, rest) = path.strip_prefix(GOLDENS)?.split_once('/')?;
     let second = GROUPS.contains(&first).then(|| rest.split_once('/').map(|(name, _)| name));

@@ -1,6 +1,6 @@
 //! Blanks out comments and literals of Rust source, so that rules about code see only code.
 
-/// A source taken apart: its code, and the comments and literals that were blanked out of it.
+/// A scanned source: its code, and the comments and literals that were blanked out.
 pub(crate) struct Scan {
     /// The source with every comment and literal replaced by spaces; lines stay where they are.
     pub(crate) code: String,
@@ -9,19 +9,19 @@ pub(crate) struct Scan {
 
 /// One comment or literal, as it is written.
 pub(crate) struct Blank {
-    /// Where it begins in `code`, in bytes.
+    /// Its start in `code`, in bytes.
     pub(crate) at: usize,
     /// Counted from 1.
     pub(crate) line: usize,
     pub(crate) text: String,
 }
 
-/// The source with every comment and string replaced by spaces; lines stay where they are.
+/// The source with every comment and string replaced by spaces. Lines keep their numbers.
 pub(super) fn only_code(source: &str) -> String {
     scan(source).code
 }
 
-/// The source without comments, blank lines and spaces at the ends of lines: what is compiled.
+/// The source without comments, blank lines and trailing spaces: only what is compiled.
 pub(crate) fn without_comments(source: &str) -> String {
     let scan = scan(source);
     let mut text = String::with_capacity(source.len());
@@ -31,7 +31,7 @@ pub(crate) fn without_comments(source: &str) -> String {
         let is_comment = blank.text.starts_with("//") || blank.text.starts_with("/*");
         // A comment separates the words around it.
         text.push_str(if is_comment { " " } else { &blank.text });
-        // Blanks have one space a character.
+        // Blanks have one space for each character.
         at = blank.at + blank.text.chars().count();
     }
     text.push_str(&scan.code[at..]);
@@ -39,7 +39,7 @@ pub(crate) fn without_comments(source: &str) -> String {
     lines.fold(String::new(), |code, line| code + line + "\n")
 }
 
-/// Takes Rust source apart, or source of a language that writes its comments likewise.
+/// Scans Rust source, or source of a language with the same comment syntax.
 pub(crate) fn scan(source: &str) -> Scan {
     let chars: Vec<char> = source.chars().collect();
     let mut scan = Scan { code: String::with_capacity(source.len()), blanks: Vec::new() };
@@ -117,7 +117,7 @@ fn raw_string_len(rest: &[char], prefix: usize) -> usize {
     (body..rest.len()).find(|&at| closes(at)).map_or(rest.len(), |at| at + 1 + hashes)
 }
 
-/// Whether `word` stands in `line` as a word of its own.
+/// Whether `word` is in `line` as a word of its own.
 pub(super) fn has_word(line: &str, word: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {

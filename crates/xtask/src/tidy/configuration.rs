@@ -1,4 +1,5 @@
-//! The page of settings, `docs/configuration.md`: written from the comments of `configs/default.toml`, so that it says the same.
+//! The page of settings, `docs/configuration.md`. It is written from the comments of `configs/default.toml`, so that
+//! they agree.
 
 use super::Finding;
 use super::files::SourceFile;
@@ -15,7 +16,7 @@ Each setting of `candlepower serve` is a flag (with `-` for `_`), an environment
 key of the file that `--config` names. A flag wins over the environment, the environment over the file, and the file over the default.
 ";
 
-/// A page that is not what would be written.
+/// Reports a page that differs from what would be written.
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
     let find = |path: &str| files.iter().find(|file| file.path == path);
     let (Some(page), Some(settings)) = (find(PAGE), find(SETTINGS)) else { return Vec::new() };
@@ -28,11 +29,11 @@ pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
     }
 }
 
-/// The page: a table for each section of the settings.
+/// The page, with a table for each section of the settings.
 pub(super) fn written(settings: &str) -> String {
     let mut page = HEAD.to_owned();
     let mut comment: Vec<&str> = Vec::new();
-    // The comment at the top is about the file.
+    // The comment at the top describes the file.
     let (_, settings) = settings.split_once("\n\n").unwrap_or_default();
     for line in settings.lines() {
         if let Some((key, value, is_set)) = setting(line) {
@@ -51,7 +52,7 @@ pub(super) fn written(settings: &str) -> String {
     page
 }
 
-/// The key and the value of a line, and whether the line is in force.
+/// Key and value of a line, and whether the line is active or commented out.
 fn setting(line: &str) -> Option<(&str, &str, bool)> {
     let text = line.strip_prefix("# ");
     let (key, value) = text.unwrap_or(line).split_once(" = ")?;
@@ -60,7 +61,7 @@ fn setting(line: &str) -> Option<(&str, &str, bool)> {
     is_key.then_some((key, value, text.is_none()))
 }
 
-/// A text as a table takes it.
+/// Escapes a text for a table cell.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }

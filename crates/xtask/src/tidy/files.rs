@@ -1,4 +1,4 @@
-//! The files that the rules look at: every text file that git tracks or would track.
+//! The files that the rules check: every text file that git tracks or would track.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::steps::output;
 
 /// A text file of the project.
 pub(crate) struct SourceFile {
-    /// Relative to the workspace's root, with forward slashes.
+    /// Path relative to the workspace's root, with forward slashes.
     pub(crate) path: String,
     pub(crate) text: String,
 }
@@ -25,7 +25,7 @@ impl SourceFile {
     }
 }
 
-/// Reads the project's files; what is not UTF-8 (weights) is left out.
+/// Reads the project's files. Files that are not UTF-8, such as weights, are left out.
 pub(crate) fn read(root: &Path) -> Result<Vec<SourceFile>> {
     let mut files = Vec::new();
     for path in paths(root)? {
@@ -42,7 +42,7 @@ pub(crate) fn read(root: &Path) -> Result<Vec<SourceFile>> {
     Ok(files)
 }
 
-/// Every file's path and its size in bytes, weights as well.
+/// Path and size in bytes of every file, weights included.
 pub(super) fn sizes(root: &Path) -> Result<Vec<(String, u64)>> {
     let mut sizes = Vec::new();
     for path in paths(root)? {

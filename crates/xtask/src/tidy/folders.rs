@@ -1,4 +1,4 @@
-//! Folder order: in a crate that is cut into folders, code imports only from its own folder and those below it.
+//! Order of folders. In a crate that has folders, code imports only from its own folder and those below it.
 
 use super::Finding;
 use super::code::only_code;
@@ -18,7 +18,7 @@ fn file_findings(file: &SourceFile) -> Vec<Finding> {
         Some((*folders, folders.iter().position(|known| *known == folder)?))
     });
     let Some((folders, own)) = placed else { return Vec::new() };
-    // Tests may start at the top: they load a model, which the code below it is given.
+    // Tests may import from the top: they load a model to pass it to the code below.
     if file.path.contains("/tests/") || file.path.ends_with("/tests.rs") {
         return Vec::new();
     }

@@ -1,10 +1,10 @@
-//! Tests that are ignored run somewhere: `cargo xtask emulated` starts each by its name, and fails if one was not run; what it cannot run,
-//! scripts/gpu-check.sh, `cargo xtask soak` or `cargo xtask deep agents` does.
+//! Checks that ignored tests run somewhere. `cargo xtask emulated` runs each by name, and fails if one did not run.
+//! Tests that it cannot run belong to scripts/gpu-check.sh, `cargo xtask soak` or `cargo xtask deep agents`.
 
 use super::Finding;
 use super::files::SourceFile;
 
-/// Where the names are, and what is behind each.
+/// The files with the names, and the text after each name.
 const RUNNERS: [(&str, &str); 4] = [
     ("crates/xtask/src/agents.rs", "\""),
     ("crates/xtask/src/emulated.rs", "\""),

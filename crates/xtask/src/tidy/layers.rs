@@ -1,4 +1,4 @@
-//! Layer edges: a crate imports only the crates that the table grants it, all of them in lower layers.
+//! Layers of crates. A crate imports only the crates that the table allows, all of them in lower layers.
 
 use super::Finding;
 use super::files::SourceFile;
@@ -13,7 +13,7 @@ const fn row(name: &'static str, layer: usize, may_import: &'static [&'static st
     Crate { name, layer, may_import }
 }
 
-/// The crates of ARCHITECTURE.md, by the name of their folder.
+/// The crates of ARCHITECTURE.md, by the names of their folders.
 const CRATES: &[Crate] = &[
     row("api", 0, &[]),
     row("tokenizer", 0, &[]),
@@ -74,7 +74,7 @@ const CRATES: &[Crate] = &[
 /// The tables of a manifest that name other crates.
 const DEPENDENCIES: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
 
-/// The crate with data for tests, which every crate's tests may import.
+/// The crate with data for tests, which the tests of every crate may import.
 const FOR_TESTS: (&str, &str) = ("dev-dependencies", "candlepower-goldens");
 
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {

@@ -1,5 +1,5 @@
-//! The tables of architectures and formats in `docs/models.md`: written from the rows here and the goldens that the tests run, so
-//! that they claim nothing else.
+//! The tables of architectures and formats in `docs/models.md`. They are written from the rows here and from the
+//! goldens that the tests run, so that every claim in them is tested.
 
 use super::Finding;
 use super::files::SourceFile;
@@ -8,7 +8,7 @@ pub(super) const PAGE: &str = "docs/models.md";
 const BEGIN: &str = "<!-- models: written by `cargo xtask docs` -->\n";
 const END: &str = "<!-- models: end -->\n";
 
-/// The tests that name the goldens that they run.
+/// The tests that name the goldens they run.
 const TESTS: [&str; 3] = [
     "crates/models/tests/all/decoders.rs",
     "crates/models/tests/all/quantized.rs",
@@ -16,24 +16,25 @@ const TESTS: [&str; 3] = [
 ];
 const GOLDENS: &str = "tests/golden/";
 
-/// The list of GGUF's types, and that of quantization methods.
+/// The list of GGUF's types, and the list of quantization methods.
 const GGUF_TYPES: &str = "crates/checkpoint/src/gguf/tensor_type.rs";
 const METHODS: &str = "crates/checkpoint/src/quantization/method.rs";
 
-/// On which GPU what is listed has been compared with its goldens.
+/// The GPU on which all listed models and formats were compared with their goldens.
 const ON_GPU: &str = "H200";
 
 /// One architecture.
 struct Architecture {
     class: &'static str,
     models: &'static str,
-    /// What its goldens have switched on.
+    /// Features that its goldens enable.
     checked: &'static str,
-    /// As GGUF files call it, where they are read.
+    /// The architecture's name in GGUF files, if those are supported.
     gguf: &'static str,
 }
 
-/// What Mamba-2 makes of one group is normed as one, on one rank: published models of these have no more.
+/// Conditions of tensor parallelism. The norm of a Mamba-2 group needs all its channels on one rank, and the published
+/// models of these classes have a single group.
 const OF_ONE_RANK: [(&str, &str); 2] = [
     ("GraniteMoeHybridForCausalLM", "without Mamba-2"),
     ("BambaForCausalLM", "with groups of Mamba-2"),
@@ -52,71 +53,71 @@ const fn row(
 const ARCHITECTURES: &[Architecture] = &[
     row(
         "LlamaForCausalLM",
-        "Llama 2, 3, 3.1, 3.2, 3.3 and what is built like them",
-        "llama3, linear and yarn rope scaling, biases",
+        "Llama 2, 3, 3.1, 3.2, 3.3 and models built like them",
+        "llama3, linear and yarn RoPE scaling, biases",
         "llama",
     ),
-    row("MistralForCausalLM", "Mistral 7B and what is built like it", "sliding window", ""),
-    row(
-        "Ministral3ForCausalLM",
-        "Ministral 3",
-        "queries that grow with their positions",
-        "mistral3",
-    ),
+    row("MistralForCausalLM", "Mistral 7B and models built like it", "sliding window", ""),
+    row("Ministral3ForCausalLM", "Ministral 3", "query scaling by position", "mistral3"),
     row(
         "Mistral3ForConditionalGeneration",
-        "Mistral Small 3.1 and 3.2, Ministral 3; texts only",
-        "both spellings of tensors, a head of its own",
+        "Mistral Small 3.1 and 3.2, Ministral 3; text only",
+        "both spellings of tensor names, an output head of its own",
         "mistral3",
     ),
-    row("Qwen2ForCausalLM", "Qwen2, Qwen2.5", "qkv biases, windows in some layers", "qwen2"),
-    row("Qwen3ForCausalLM", "Qwen3 (dense)", "norms on heads of q and k", "qwen3"),
+    row(
+        "Qwen2ForCausalLM",
+        "Qwen2, Qwen2.5",
+        "qkv biases, sliding windows in some layers",
+        "qwen2",
+    ),
+    row("Qwen3ForCausalLM", "Qwen3 (dense)", "QK norm", "qwen3"),
     row(
         "GemmaForCausalLM",
         "Gemma",
-        "norms around one, scaled embeddings, GELU by another name",
+        "norm weights stored minus one, scaled embeddings, GELU by another name",
         "gemma",
     ),
     row(
         "Gemma2ForCausalLM",
         "Gemma 2",
-        "soft caps, alternating windows, norms before and after",
+        "softcaps, alternating sliding windows, norms before and after each block",
         "gemma2",
     ),
     row(
         "Gemma3ForCausalLM",
         "Gemma 3 (text: 270M, 1B)",
-        "windowed layers with a rope of their own, norms on heads of q and k",
+        "sliding-window layers with their own RoPE, QK norm",
         "gemma3",
     ),
     row(
         "Gemma3ForConditionalGeneration",
-        "Gemma 3 (4B, 12B, 27B); texts only",
-        "settings that are left out, stretched global layers",
+        "Gemma 3 (4B, 12B, 27B); text only",
+        "missing settings, linear RoPE scaling of global layers",
         "",
     ),
     row(
         "Gemma4ForCausalLM",
-        "Gemma 4 without parts for images and sounds; all sizes in GGUF",
-        "experts with norms of their own beside a feed-forward, values that are keys",
+        "Gemma 4 without image and audio encoders; all sizes in GGUF",
+        "experts with their own norms in parallel with a feed-forward, keys that serve as values",
         "gemma4",
     ),
     row(
         "Gemma4ForConditionalGeneration",
-        "Gemma 4 (E2B, E4B, 26B-A4B, 31B); texts only",
-        "layers that read the keys of others, vectors of tokens for each layer, wider global heads, part of whose pairs turn",
+        "Gemma 4 (E2B, E4B, 26B-A4B, 31B); text only",
+        "KV sharing between layers, per-layer embeddings, wider global heads with partial rotary",
         "",
     ),
     row(
         "Gemma4UnifiedForConditionalGeneration",
-        "Gemma 4 12B; texts only",
-        "heads as wide as published, settings by default",
+        "Gemma 4 12B; text only",
+        "head widths as published, default settings",
         "",
     ),
     row(
         "PhiForCausalLM",
         "Phi-1, Phi-1.5, Phi-2",
-        "attention and feed-forward side by side, partial rotary, a head with a bias",
+        "parallel attention and feed-forward, partial rotary, an output head with a bias",
         "",
     ),
     row(
@@ -126,247 +127,257 @@ const ARCHITECTURES: &[Architecture] = &[
         "phi3",
     ),
     row("GlmForCausalLM", "GLM-4-9B", "interleaved partial rotary, fused tensors, qkv biases", ""),
-    row("Glm4ForCausalLM", "GLM-4-0414", "interleaved rope, norms before and after", "glm4"),
+    row(
+        "Glm4ForCausalLM",
+        "GLM-4-0414",
+        "interleaved RoPE, norms before and after each block",
+        "glm4",
+    ),
     row(
         "GraniteForCausalLM",
         "Granite 3",
-        "factors on embeddings, scores, residuals and logits",
+        "scaling factors on embeddings, scores, residuals and logits",
         "granite",
     ),
     row(
         "GraniteMoeForCausalLM",
         "Granite 3 (1B-A400M, 3B-A800M), PowerMoE",
-        "experts in one tensor, factors",
+        "experts in one tensor, scaling factors",
         "granitemoe",
     ),
     row(
         "GraniteMoeSharedForCausalLM",
         "Granite with shared experts",
-        "experts beside a shared one, factors",
+        "routed and shared experts, scaling factors",
         "granitemoe",
     ),
     row(
         "GraniteMoeHybridForCausalLM",
         "Granite 4, with Mamba-2 (H Small, H Tiny, H Micro, ..) or attention alone (Micro, ..)",
-        "Mamba-2 in most layers, four fixed factors, experts beside a shared one",
+        "Mamba-2 in most layers, four fixed scaling factors, routed and shared experts",
         "granitehybrid",
     ),
-    row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads", "olmo2"),
+    row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, QK norm over all heads", "olmo2"),
     row(
         "Olmo3ForCausalLM",
         "OLMo 3",
-        "windowed layers with a rope of their own, both spellings of ropes",
+        "sliding-window layers with their own RoPE, both spellings of RoPE settings",
         "olmo2",
     ),
-    row("SmolLM3ForCausalLM", "SmolLM3", "layers without rope, which have windows", "smollm3"),
+    row(
+        "SmolLM3ForCausalLM",
+        "SmolLM3",
+        "layers without RoPE, which have sliding windows",
+        "smollm3",
+    ),
     row("SeedOssForCausalLM", "Seed-OSS", "qkv biases", "seed_oss"),
     row(
         "Ernie4_5ForCausalLM",
         "ERNIE 4.5 (dense)",
-        "interleaved rope, biases everywhere",
+        "interleaved RoPE, biases everywhere",
         "ernie4_5",
     ),
     row(
         "Ernie4_5_MoeForCausalLM",
         "ERNIE 4.5 (21B-A3B, 300B-A47B)",
-        "experts chosen by a softmax and biases beside shared ones, in some layers",
+        "softmax router with biases, shared experts, MoE in some layers",
         "ernie4_5-moe",
     ),
     row(
         "Exaone4ForCausalLM",
         "EXAONE 4.0",
-        "windowed layers with rope, others without; full layers alone; norms after each block",
+        "sliding-window layers with RoPE, full layers without; full layers alone; norms after each block",
         "exaone4",
     ),
     row(
         "StableLmForCausalLM",
         "StableLM 2 (1.6B), StableLM 3B",
-        "LayerNorm, partial rotary, attention and feed-forward one after the other and side by side",
+        "LayerNorm, partial rotary, attention and feed-forward in sequence and in parallel",
         "",
     ),
     row(
         "Starcoder2ForCausalLM",
         "StarCoder2",
-        "LayerNorm, biases, a feed-forward without a gate, sliding window",
+        "LayerNorm, biases, feed-forward without a gate, sliding window",
         "starcoder2",
     ),
     row(
         "GPT2LMHeadModel",
-        "GPT-2 and what is built like it",
+        "GPT-2 and models built like it",
         "learned positions, transposed tensors, old and new names",
         "",
     ),
     row(
         "GPTBigCodeForCausalLM",
-        "StarCoder, SantaCoder and what is built like them",
-        "one head of keys for all, and as many as of queries; rows that lie head by head",
+        "StarCoder, SantaCoder and models built like them",
+        "MQA and MHA, fused qkv rows grouped by head",
         "",
     ),
     row(
         "GPTJForCausalLM",
         "GPT-J 6B",
-        "attention and feed-forward side by side, partial rotary of neighbours, a head with a bias",
+        "parallel attention and feed-forward, interleaved partial rotary, an output head with a bias",
         "",
     ),
     row(
         "GPTNeoForCausalLM",
         "GPT-Neo (125M to 2.7B), TinyStories",
-        "learned positions, windows in some layers, scores that are not scaled",
+        "learned positions, sliding windows in some layers, unscaled attention scores",
         "",
     ),
     row(
         "GPTNeoXForCausalLM",
-        "GPT-NeoX 20B, Pythia and what is built like them",
-        "attention and feed-forward side by side with a norm each, partial rotary, rows that lie head by head",
+        "GPT-NeoX 20B, Pythia and models built like them",
+        "parallel attention and feed-forward with a norm each, partial rotary, fused qkv rows grouped by head",
         "",
     ),
     row(
         "OPTForCausalLM",
         "OPT (125M, 1.3B to 66B)",
-        "learned positions behind two others, ReLU",
+        "learned positions with an offset of two, ReLU",
         "",
     ),
     row(
         "FalconForCausalLM",
         "Falcon 7B, 40B, 180B, Falcon 2 11B",
-        "both architectures: one head of keys for all, and several; biases; one norm and two",
+        "both architectures: MQA and GQA; biases; one norm and two",
         "",
     ),
     row(
         "NemotronForCausalLM",
         "Nemotron-Mini, Minitron, Nemotron-4",
-        "LayerNorm stored as the difference from one, squared ReLU, partial rotary",
+        "LayerNorm weights stored minus one, squared ReLU, partial rotary",
         "",
     ),
     row("ArceeForCausalLM", "AFM-4.5B", "squared ReLU, biases", "arcee"),
     row("Jais2ForCausalLM", "Jais 2", "squared ReLU, LayerNorm, biases everywhere", ""),
-    row("HeliumForCausalLM", "Helium 1", "interleaved rope, qkv biases", ""),
+    row("HeliumForCausalLM", "Helium 1", "interleaved RoPE, qkv biases", ""),
     row(
         "CohereForCausalLM",
         "Command R, Command R+, Aya",
-        "attention and feed-forward side by side, norms of each head, scaled logits",
+        "parallel attention and feed-forward, QK norm with weights for each head, scaled logits",
         "command-r",
     ),
     row(
         "Cohere2ForCausalLM",
         "Command R7B, Command A",
-        "windowed layers with rope, others without",
+        "sliding-window layers with RoPE, full layers without",
         "cohere2",
     ),
-    row("MixtralForCausalLM", "Mixtral", "experts, sliding window", "llama"),
-    row("OlmoeForCausalLM", "OLMoE", "experts, norms over all heads", "olmoe"),
+    row("MixtralForCausalLM", "Mixtral", "MoE, sliding window", "llama"),
+    row("OlmoeForCausalLM", "OLMoE", "MoE, QK norm over all heads", "olmoe"),
     row(
         "Qwen2MoeForCausalLM",
         "Qwen1.5-MoE, Qwen2-57B-A14B",
-        "experts in some layers, beside one with a score of its own",
+        "MoE in some layers, a shared expert with its own gate",
         "qwen2moe",
     ),
     row(
         "Qwen3MoeForCausalLM",
-        "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder and their like",
-        "experts in some layers, shares renormalised or not",
+        "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder and similar models",
+        "MoE in some layers, router weights renormalised or not",
         "qwen3moe",
     ),
     row(
         "Qwen3NextForCausalLM",
         "Qwen3-Next-80B-A3B, Qwen3-Coder-Next",
-        "gated delta nets, gated attention, rows that lie head by head, experts in some layers",
+        "gated delta nets, gated attention, fused rows grouped by head, MoE in some layers",
         "qwen3next",
     ),
     row(
         "Qwen3_5ForConditionalGeneration",
-        "Qwen3.5, dense (0.8B to 27B); texts only",
-        "gated delta nets, heads of keys and values of different widths",
+        "Qwen3.5, dense (0.8B to 27B); text only",
+        "gated delta nets, keys and values of different head widths",
         "qwen35",
     ),
     row(
         "Qwen3_5ForCausalLM",
-        "Qwen3.5, dense, without the part for images",
-        "settings by default",
+        "Qwen3.5, dense, without the image encoder",
+        "default settings",
         "qwen35",
     ),
     row(
         "Qwen3_5MoeForConditionalGeneration",
-        "Qwen3.5 with experts (35B-A3B, 122B-A10B, 397B-A17B); texts only",
+        "Qwen3.5 with experts (35B-A3B, 122B-A10B, 397B-A17B); text only",
         "one tensor for all experts of a layer",
         "qwen35moe",
     ),
     row(
         "Qwen3_5MoeForCausalLM",
-        "Qwen3.5 with experts, without the part for images",
+        "Qwen3.5 with experts, without the image encoder",
         "a tensor for each expert, a shorter convolution",
         "qwen35moe",
     ),
     row(
         "Glm4MoeForCausalLM",
         "GLM-4.5, GLM-4.5-Air, GLM-4.6",
-        "experts chosen by sigmoids and biases beside shared ones, dense layers before them",
+        "sigmoid router with biases, shared experts, dense layers at the start",
         "glm4moe",
     ),
     row(
         "BambaForCausalLM",
         "Bamba 9B",
-        "Mamba-2 in most layers, half of each head of the others rotated",
+        "Mamba-2 in most layers, partial rotary in the others",
         "granitehybrid",
     ),
     row(
         "NemotronHForCausalLM",
         "Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano",
-        "Mamba-2 in most layers, feed-forwards and experts of squared ReLUs without gates",
+        "Mamba-2 in most layers, feed-forwards and experts without gates, squared ReLU",
         "nemotron_h",
     ),
     row(
         "Lfm2ForCausalLM",
         "LFM2 and LFM2.5 (350M to 2.6B)",
-        "gated short convolutions, norms on heads of q and k",
+        "gated short convolutions, QK norm",
         "lfm2",
     ),
     row(
         "Lfm2MoeForCausalLM",
         "LFM2-8B-A1B, LFM2-24B-A2B",
-        "gated short convolutions, experts chosen by sigmoids and biases",
+        "gated short convolutions, sigmoid router with biases",
         "lfm2moe",
     ),
     row(
         "SolarOpenForCausalLM",
         "Solar Open 100B",
-        "experts chosen by sigmoids and biases beside a shared one, qkv biases",
+        "sigmoid router with biases, a shared expert, qkv biases",
         "",
     ),
     row(
         "Dots1ForCausalLM",
         "dots.llm1",
-        "experts chosen by sigmoids and biases beside shared ones, a dense layer, windows in some layers, biases",
+        "sigmoid router with biases, shared experts, a dense layer, sliding windows in some layers, biases",
         "dots1",
     ),
     row(
         "AfmoeForCausalLM",
         "Trinity Nano, Mini, Large",
-        "gated attention, layers without rope, norms before and after, experts chosen by sigmoids and biases",
+        "gated attention, layers without RoPE, norms before and after each block, sigmoid router with biases",
         "afmoe",
     ),
     row(
         "DeepseekV2ForCausalLM",
         "DeepSeek-V2, V2-Lite, V2.5, DeepSeek-Coder-V2",
-        "multi-head latent attention, experts of some groups, yarn rope scaling",
+        "multi-head latent attention, group-limited routing, yarn RoPE scaling",
         "deepseek2",
     ),
     row(
         "DeepseekV3ForCausalLM",
         "DeepSeek-V3, V3.1, R1; Kimi K2, Moonlight",
-        "multi-head latent attention, experts chosen by sigmoids and biases among those of some groups",
+        "multi-head latent attention, sigmoid router with biases, group-limited routing",
         "deepseek2",
     ),
     row(
         "Glm4MoeLiteForCausalLM",
         "GLM-4.7-Flash",
-        "multi-head latent attention, experts chosen by sigmoids and biases",
+        "multi-head latent attention, sigmoid router with biases",
         "",
     ),
     row(
         "Mistral4ForCausalLM",
-        "Mistral Small 4, without the part for images",
-        "multi-head latent attention, experts beside a shared one, queries that grow with their positions",
+        "Mistral Small 4, without the image encoder",
+        "multi-head latent attention, routed and shared experts, query scaling by position",
         "",
     ),
     row("YoutuForCausalLM", "Youtu-LLM", "multi-head latent attention, tied embeddings", ""),
@@ -379,65 +390,65 @@ const ARCHITECTURES: &[Architecture] = &[
     row(
         "MiniMaxM2ForCausalLM",
         "MiniMax-M2",
-        "experts chosen by sigmoids and biases, norms over all heads, partial rotary",
+        "sigmoid router with biases, QK norm over all heads, partial rotary",
         "minimax-m2",
     ),
     row(
         "GptOssForCausalLM",
         "gpt-oss-20b, gpt-oss-120b",
-        "sinks, windows in every second layer, bounded gates, biases of experts and routers, yarn rope scaling",
+        "attention sinks, sliding windows in every second layer, clamped gates, biases of experts and routers, yarn RoPE scaling",
         "gpt-oss",
     ),
 ];
 
-/// A format of weights: its name, the beginning of its goldens' names, the checkpoints that have it, and what is in memory.
-/// `{types}` stands for the names of [`GGUF_TYPES`].
+/// A format of weights: its name, the prefix of its goldens' names, its checkpoints, and its representation in
+/// memory. `{types}` is replaced by the names of [`GGUF_TYPES`].
 const FORMATS: [(&str, &str, &str, &str); 9] = [
     ("safetensors", "", "F32, F16, BF16; single and sharded", "as stored"),
-    ("`awq`", "awq", "AutoAWQ: 4 bits, GEMM layout, zero points", "4-bit codes"),
+    ("`awq`", "awq", "AutoAWQ: 4 bits, GEMM layout, zero-points", "4-bit values"),
     (
         "`gptq`",
         "gptq",
         "AutoGPTQ, GPTQModel: 4 and 8 bits, any even group size or -1, with and without act-order, symmetric or not, formats v1 and v2",
-        "codes of 4 or 8 bits",
+        "4-bit or 8-bit values",
     ),
     (
         "`fp8`",
         "fp8",
         "`quant_method` fp8 (scales per tensor, output or block), compressed-tensors' `float-quantized` and ModelOpt's FP8: e4m3 weights; activations are not rounded",
-        "8-bit codes",
+        "8-bit values",
     ),
     (
         "compressed-tensors",
         "compressed-tensors",
         "`pack-quantized` (integers of 4 and 8 bits, per group or output, symmetric or not, with and without act-order) and `int-quantized` (8 bits per \
          output); activations are not rounded",
-        "codes of 4 or 8 bits",
+        "4-bit or 8-bit values",
     ),
     (
         "`squeezellm`",
         "squeezellm",
         "4 bits, with and without the sparse part",
-        "4-bit codes and tables, sparse numbers apart",
+        "4-bit indices and their tables, sparse values apart",
     ),
     (
         "MXFP4",
         "mxfp4",
-        "`quant_method` mxfp4 (gpt-oss): the experts' matrices in e2m1, with a power of two for each 32 of a row",
-        "4-bit codes, with scales in bfloat16 (in single precision on a GPU)",
+        "`quant_method` mxfp4 (gpt-oss): the experts' matrices in e2m1, with a power-of-two scale for each 32 inputs of a row",
+        "4-bit values with bfloat16 scales (float32 on a GPU)",
     ),
     (
         "NVFP4",
         "nvfp4",
-        "compressed-tensors' `nvfp4-pack-quantized` and ModelOpt's NVFP4: e2m1 weights with an e4m3 scale for each 16 of a row and one number for all; \
+        "compressed-tensors' `nvfp4-pack-quantized` and ModelOpt's NVFP4: e2m1 weights with an e4m3 scale for each 16 inputs of a row and one scale for the tensor; \
          activations are not rounded",
-        "4-bit codes, with scales in single precision: 6 bits a weight, on a GPU 8",
+        "4-bit values with float32 scales: 6 bits a weight, on a GPU 8",
     ),
     (
         "GGUF",
         "gguf",
         "{types}; single and split files",
-        "codes of 2 to 6 or 8 bits, as the type has them (on a GPU of 4 or 8), with their scales in half or single precision, of K-quants in two levels",
+        "values of the type's 2 to 6 or 8 bits (on a GPU 4 or 8), with float16 or float32 scales; K-quants with sub-scales",
     ),
 ];
 
@@ -460,7 +471,7 @@ pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
     }
 }
 
-/// The page with the tables as they should be.
+/// The page with the tables that it should have.
 pub(super) fn written(files: &[SourceFile], page: &str) -> Result<String, String> {
     let parts =
         page.split_once(BEGIN).and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
@@ -470,7 +481,7 @@ pub(super) fn written(files: &[SourceFile], page: &str) -> Result<String, String
     Ok(format!("{before}{BEGIN}{}{END}{behind}", tables(files)?))
 }
 
-/// Class names of the decoders that are described.
+/// Class names of the decoders that `checkpoint` describes.
 fn classes(files: &[SourceFile]) -> Vec<String> {
     let described = files.iter().filter(|file| {
         file.path.starts_with("crates/checkpoint/src/arch/") && !file.path.ends_with("tests.rs")
@@ -499,7 +510,7 @@ fn goldens(files: &[SourceFile]) -> Vec<Golden> {
                 let holds = |a: &&Architecture| file.text.contains(&format!("\"{}\"", a.class));
                 ARCHITECTURES.iter().find(holds).map(|a| (name, a))
             }
-            // The file itself is no text; the script says which architecture it has.
+            // GGUF files are not text. The script that writes them names the architecture.
             Some((name, "tokenizer.json")) => {
                 let class = gguf_class(files, name).map(|class| format!("{class}For"));
                 let is = |a: &&Architecture| class.as_ref().is_some_and(|c| a.class.starts_with(c));
@@ -520,7 +531,7 @@ fn goldens(files: &[SourceFile]) -> Vec<Golden> {
     goldens
 }
 
-/// Goldens that a converter has written, and the golden of which each is a recipe's other form.
+/// Goldens that a converter has written, each with the golden whose recipe it varies.
 fn converted(files: &[SourceFile]) -> impl Iterator<Item = (&str, &str)> {
     let script = files.iter().find(|file| file.path == "scripts/convert_gguf_goldens.py");
     let recipes = script.into_iter().flat_map(|script| script.text.split("\n    \"").skip(1));
@@ -537,7 +548,7 @@ fn gguf_class<'a>(files: &'a [SourceFile], golden: &str) -> Option<&'a str> {
     recipe.split_once("cls=\"")?.1.split('"').next()
 }
 
-/// The names of the types of GGUF's tensors that are computed with.
+/// The names of the supported types of GGUF tensors.
 fn gguf_types(files: &[SourceFile]) -> Vec<&str> {
     let rows = lines_of(files, GGUF_TYPES);
     rows.filter_map(|row| row.split_once(" = (")?.1.split('"').nth(1)).collect()
@@ -550,7 +561,7 @@ fn other_methods(files: &[SourceFile]) -> Option<String> {
     }
     let parts = lines_of(files, METHODS).flat_map(|line| line.split(", "));
     let supported = parts.filter_map(|part| part.trim().strip_prefix("supported: \""));
-    // The first word is the method's name, as its goldens have it.
+    // The first word is the method's name, as in the names of its goldens.
     let names = supported.filter_map(|words| words.split(['"', '\'']).next());
     let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
     let rows = FORMATS.map(|format| format.1);
@@ -568,7 +579,7 @@ fn lines_of<'a>(files: &'a [SourceFile], path: &'a str) -> impl Iterator<Item = 
     files.iter().filter(move |file| file.path == path).flat_map(|file| file.text.lines())
 }
 
-/// Whether a golden is of the format whose goldens begin with `prefix`; of plain safetensors where that is empty.
+/// Whether a golden has the format whose goldens begin with `prefix`. An empty prefix means plain safetensors.
 fn is_of(name: &str, prefix: &str) -> bool {
     let begins = |prefix: &str| name == prefix || name.starts_with(&format!("{prefix}-"));
     match prefix {
@@ -593,7 +604,7 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
             .filter(|format| own.iter().any(|golden| is_of(&golden.name, format.1)))
             .map(|format| format.1)
             .collect();
-        // Several classes may have one name in GGUF files.
+        // Several classes may share one name in GGUF files.
         let of_name = ARCHITECTURES.iter().filter(|other| other.gguf == row.gguf);
         let has_file = |class| {
             goldens.iter().any(|golden| golden.class == class && is_of(&golden.name, "gguf"))

@@ -1,13 +1,13 @@
-//! No path of one machine and no host of a package registry is written into the project.
+//! Checks that no path of one machine and no host of a package registry is in the project.
 
 use super::Finding;
 use super::files::SourceFile;
 
-/// Beginnings of paths that exist on one machine only. Put together here so that this file holds none.
+/// Prefixes of paths that exist on one machine only. They are composed here, so that this file contains none.
 const MACHINE_PATHS: [&str; 4] =
     [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/wo", "rk/")];
 
-/// Hosts that package managers know by themselves, and options that would name another.
+/// Hosts that package managers know by default, and options that would name another.
 const REGISTRIES: [&str; 8] = [
     concat!("py", "pi.org"),
     concat!("files.python", "hosted.org"),
@@ -41,7 +41,7 @@ fn file_findings(file: &SourceFile) -> Vec<Finding> {
     findings
 }
 
-/// Whether an absolute path begins so in this line: `a/root/b` and `https://x/home/` do not.
+/// Whether an absolute path with this prefix is in the line. `a/root/b` and `https://x/home/` do not count.
 fn holds_path(line: &str, path: &str) -> bool {
     line.match_indices(path).any(|(at, _)| {
         !line[..at].ends_with(|c: char| c.is_alphanumeric() || "_-./}*~".contains(c))

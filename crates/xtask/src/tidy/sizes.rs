@@ -1,12 +1,12 @@
-//! File sizes: what is longer than a reader holds in mind is split.
+//! Limits the length of files, so that a reader can keep a file in mind.
 
 use super::Finding;
 use super::files::SourceFile;
 
-/// Files are about 400 lines; beyond this they are refused.
+/// Files should have about 400 lines. Longer ones than this are refused.
 const MAX_LINES: usize = 700;
 
-/// Extensions of what people write by hand.
+/// Extensions of hand-written files.
 const EXTENSIONS: [&str; 7] = ["rs", "py", "mjs", "cu", "cuh", "cpp", "sh"];
 
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {

@@ -1,11 +1,12 @@
-//! One test binary per package: each links everything again, so a second one is paid at every build.
+//! Checks for one test binary per package. Each binary links everything again, so a second one costs time in every
+//! build.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Finding;
 use super::files::SourceFile;
 
-/// The manifest of the end-to-end tests, which names its one binary.
+/// The manifest of the end-to-end tests, which names their one binary.
 const TESTS: &str = "tests/Cargo.toml";
 
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
@@ -25,7 +26,7 @@ pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
     findings
 }
 
-/// The end-to-end tests turn discovery off, so that a module beside `main.rs` is no binary.
+/// The end-to-end tests switch discovery off, so that a module beside `main.rs` is no binary.
 fn unnamed(file: &SourceFile) -> Option<Finding> {
     let manifest: toml::Table = file.text.parse().ok()?;
     let autotests = manifest.get("package")?.get("autotests");
@@ -33,7 +34,7 @@ fn unnamed(file: &SourceFile) -> Option<Finding> {
     (autotests != Some(&toml::Value::Boolean(false))).then(|| Finding::new(file, 0, message))
 }
 
-/// The package and name of the test binary that cargo discovers at this path, if it does.
+/// Package and name of the test binary that cargo discovers at this path, if it does.
 fn discovered(path: &str) -> Option<(&str, &str)> {
     let (package, file) = path.strip_prefix("crates/")?.split_once("/tests/")?;
     let binary = file.strip_suffix("/main.rs").or_else(|| file.strip_suffix(".rs"))?;

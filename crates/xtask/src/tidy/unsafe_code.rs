@@ -1,13 +1,13 @@
-//! Where `unsafe` lives, and that each use of it says why it is sound.
+//! Limits `unsafe` to some folders, and checks that each use of it says why it is sound.
 
 use super::Finding;
 use super::code::{has_word, only_code};
 use super::files::SourceFile;
 
-/// Folders whose purpose needs `unsafe`: the operations of each device, and talk among ranks.
+/// Folders that need `unsafe` for their purpose: the operations of each device, and communication among ranks.
 const FOLDERS: [&str; 3] = ["crates/gpu/", "crates/kernels/", "crates/comm/"];
 
-/// Files that may hold one unsafe block: the memory map of the weights.
+/// Files that may contain one unsafe block: the memory map of the weights.
 const FILES: [&str; 2] = ["crates/models/src/load.rs", "crates/models/src/shards.rs"];
 
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
@@ -38,7 +38,7 @@ fn file_findings(file: &SourceFile) -> Vec<Finding> {
     findings
 }
 
-/// Blocks and impls say why they are sound; an `unsafe fn` says in its `# Safety` what it asks for.
+/// Blocks and impls say why they are sound. An `unsafe fn` states its requirements in `# Safety`.
 fn needs_reason(line: &str) -> bool {
     line.match_indices("unsafe").any(|(at, word)| {
         let after = line[at + word.len()..].trim_start();
@@ -46,7 +46,7 @@ fn needs_reason(line: &str) -> bool {
     })
 }
 
-/// Whether the comment above the statement that holds this line has a `SAFETY:`.
+/// Whether the comment above the statement of this line has a `SAFETY:`.
 fn has_reason(source: &[&str], code: &[&str], line: usize) -> bool {
     if source[line].contains("// SAFETY:") || has_common_reason(source, line) {
         return true;
@@ -56,7 +56,7 @@ fn has_reason(source: &[&str], code: &[&str], line: usize) -> bool {
             return true;
         }
         let above_code = code[above].trim_end();
-        // The head of a closure is in the midst of a statement.
+        // The head of a closure is in the middle of a statement.
         let statement_ends = above_code.ends_with([';', '{', '}']) && !above_code.ends_with("| {");
         if source[above].trim().is_empty() || statement_ends {
             return false;
@@ -65,7 +65,7 @@ fn has_reason(source: &[&str], code: &[&str], line: usize) -> bool {
     false
 }
 
-/// A file of nothing but such blocks may give their one reason at its top.
+/// A file that has only such blocks may state their common reason at its top.
 fn has_common_reason(source: &[&str], line: usize) -> bool {
     source[..line].iter().any(|above| above.starts_with("// SAFETY of every block below:"))
 }

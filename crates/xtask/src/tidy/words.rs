@@ -1,10 +1,10 @@
-//! Words that do not stay in the code, and the sentence with which each file opens.
+//! Words that must not stay in the code, and the opening sentence of each file.
 
 use super::Finding;
 use super::code::{has_word, only_code};
 use super::files::SourceFile;
 
-/// Code that is refused, and what to do instead.
+/// Code that is refused, and the alternative.
 const FORBIDDEN: [(&str, &str); 5] = [
     ("todo!", "write it, or leave it out"),
     ("unimplemented!", "write it, or return an error"),
@@ -16,10 +16,10 @@ const FORBIDDEN: [(&str, &str); 5] = [
     ("clippy::too_many_arguments", "past four parameters take a struct"),
 ];
 
-/// Put together here so that this file does not hold it.
+/// Composed here, so that this file does not contain it.
 const IGNORED: &str = concat!("#[", "ignore");
 
-/// Notes to oneself, in comments. Put together here so that this file does not hold them.
+/// Notes to oneself in comments. They are composed here, so that this file does not contain them.
 const NOTES: [&str; 2] = [concat!("TO", "DO"), concat!("FIX", "ME")];
 
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
@@ -55,7 +55,7 @@ fn file_findings(file: &SourceFile) -> Vec<Finding> {
     findings
 }
 
-/// Whether the word begins in the line where no longer word does.
+/// Whether the word is in the line and is not part of a longer word.
 fn holds(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| {
         !line[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_')
