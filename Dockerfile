@@ -1,13 +1,13 @@
 # A server on the CPU: docker build -t candlepower . (podman build --format docker -t candlepower .)
-# On NVIDIA GPUs of a compute capability, here 9.0: docker build --build-arg CUDA_COMPUTE_CAP=90 -t candlepower .
+# A server on NVIDIA GPUs of one compute capability, here 9.0: docker build --build-arg CUDA_COMPUTE_CAP=90 -t candlepower .
 
 # Rust 1.95 or later with a C and C++ compiler, on a system whose C library is not newer than that of BASE.
 ARG BUILDER=docker.io/library/rust:1.95-bookworm
-# Whatever has glibc and libgcc; nothing else of it is needed. The authorities whose certificates count come from the builder.
+# Any image with glibc and libgcc. Certificate authorities are copied from the builder, because slim images have none.
 ARG BASE=docker.io/library/debian:bookworm-slim
 
 FROM ${BUILDER} AS builder
-# Of the GPUs, as for scripts/cuda-toolkit.sh; empty for the CPU.
+# Compute capability of the GPUs, as for scripts/cuda-toolkit.sh. Empty for the CPU.
 ARG CUDA_COMPUTE_CAP=
 WORKDIR /src
 COPY . .
@@ -35,11 +35,11 @@ COPY --from=builder /image/candlepower /usr/local/bin/candlepower
 COPY --from=builder /image/certs /etc/ssl/certs
 COPY --from=builder /image/doc /usr/share/doc/candlepower
 COPY --from=builder --chown=10001:10001 /image/data /data
-# Nothing in an image for the CPU. What a cluster mounts of the driver may lie in the other folders.
+# The first folder is empty in an image for the CPU. A cluster may mount the driver's libraries in the other two.
 COPY --from=builder /cuda-libraries/lib /usr/local/lib/cuda
 ENV LD_LIBRARY_PATH=/usr/local/lib/cuda:/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
-# Within a container every address is the engine's to publish or not.
+# Inside a container the server listens on all addresses. The engine decides which ports it publishes.
 ENV BLAZE_HOST=0.0.0.0 \
     PRISM_HOST=0.0.0.0 \
     HF_HOME=/data

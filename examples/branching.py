@@ -1,11 +1,12 @@
 """Branching programs over plain HTTP: `gen`, `select`, `fork`, `join` and `regex`, on one session of POST /generate.
 
-A `Branch` is a text that grows: `branch += "text"` adds to it, `branch += gen("name", ..)` has the model continue it, and
-`branch["name"]` is what came of that. All that was computed stays in the server's cache: a fork computes only what is new.
+A `Branch` is a text that grows. `branch += "text"` appends to it, and `branch += gen("name", ..)` lets the model
+continue it. `branch["name"]` is the text that the model has generated under this name. The server's cache keeps
+everything that was computed, so a fork computes only its new tokens.
 
     python examples/branching.py http://127.0.0.1:30000
 
-runs the program below against `candlepower serve demo --framework prism`. It needs nothing but Python.
+runs the program below against `candlepower serve demo --framework prism`. It needs only Python.
 """
 
 import json
@@ -17,12 +18,12 @@ from dataclasses import dataclass, field
 
 
 class ServerError(Exception):
-    """What the server answered instead."""
+    """The server's error message."""
 
 
 @dataclass
 class Gen:
-    """Text from the model: to be kept as `name`."""
+    """Generated text, stored as `name`."""
 
     name: str
     options: dict = field(default_factory=dict)
@@ -37,22 +38,22 @@ class Select:
 
 
 def gen(name, max_tokens=64, **options):
-    """Free text, or one that `structured_outputs`, `stop` and the other fields of /generate describe."""
+    """Free text, or text constrained by `structured_outputs`, `stop` and the other fields of /generate."""
     return Gen(name, {"max_tokens": max_tokens, **options})
 
 
 def regex(name, pattern, max_tokens=64, **options):
-    """Text that a regular expression matches as a whole."""
+    """Text that matches a regular expression as a whole."""
     return gen(name, max_tokens, structured_outputs={"regex": pattern}, **options)
 
 
 def select(name, choices):
-    """One of some texts, by the mean log-probability of its tokens."""
+    """One of some texts, chosen by the mean log-probability of its tokens."""
     return Select(name, list(choices))
 
 
 class Branch:
-    """A text on a server, and the session that holds it."""
+    """A text on a server, with the session that keeps it."""
 
     def __init__(self, url, text="", *, ttl=600):
         self.url, self.text, self.values, self.cached_tokens = url, "", {}, 0
@@ -78,9 +79,9 @@ class Branch:
         return self.values[name]
 
     def fork(self, n):
-        """`n` branches that go on from here; this one stays as it is."""
+        """`n` branches that continue from here. This one stays as it is."""
         if self._pending or "open" in self._session:
-            # What all of them begin with is computed once.
+            # The common prefix is computed once, before the forks continue it.
             self._advance({"max_tokens": 0})
         forks = []
         for _ in range(n):
@@ -92,11 +93,11 @@ class Branch:
         return forks
 
     def join(self, forks, separator=""):
-        """Adds what each of some forks added to the text that they have in common with this one."""
+        """Appends the text that each fork has added to the text of this branch."""
         self += separator.join(fork.text.removeprefix(self.text) for fork in forks)
 
     def close(self):
-        """Ends the session; its memory is free."""
+        """Ends the session and frees its memory."""
         if "id" in self._session:
             self._post({"session": {**self._session, "close": True}})
             self._session = {"open": True}
@@ -131,13 +132,13 @@ class Branch:
 
 
 def each(branches, step):
-    """Runs `step` on all branches at once; the server computes them together."""
+    """Runs `step` on all branches in parallel. The server batches them."""
     with ThreadPoolExecutor(max(1, len(branches))) as pool:
         return list(pool.map(step, branches))
 
 
 def program(url):
-    """Three answers to one question from three points of view, one of them selected, all of it summed up."""
+    """Three answers to one question from three points of view. One is selected, and all of it is summed up."""
     views = ["a cook", "a painter", "a child"]
     with Branch(url, "Paris is the capital of France. Many people visit it each year.") as root:
         forks = root.fork(len(views))

@@ -1,11 +1,11 @@
-//! The ways in which files and texts are found changed, or are changed on purpose.
+//! Random changes of files and texts, accidental or malicious ones alike.
 
 use std::ops::Range;
 
 use fastrand::Rng;
 use serde_json::Value;
 
-/// Changes one value somewhere inside to one of `strange`, or takes it out.
+/// Replaces one inner value by one of `strange`, or removes it.
 pub(crate) fn json(value: &mut Value, strange: &[Value], random: &mut Rng) {
     let inside = match value {
         Value::Object(entries) if !entries.is_empty() => {
@@ -31,7 +31,7 @@ pub(crate) fn json(value: &mut Value, strange: &[Value], random: &mut Rng) {
     }
 }
 
-/// Changes a file whose header lies at `header`.
+/// Changes a file whose header is at `header`.
 pub(crate) fn file(bytes: &mut Vec<u8>, header: Range<usize>, random: &mut Rng) {
     let flip = |bytes: &mut Vec<u8>, at: usize, random: &mut Rng| {
         bytes[at] ^= 1 << random.usize(..8);
@@ -45,10 +45,10 @@ pub(crate) fn file(bytes: &mut Vec<u8>, header: Range<usize>, random: &mut Rng) 
             let at = random.usize(..bytes.len());
             flip(bytes, at, random);
         }
-        // The end is missing, or there is more.
+        // The end is missing, or extra bytes follow.
         2 => bytes.truncate(random.usize(..bytes.len())),
         3 => bytes.extend((0..random.usize(..100)).map(|i| i as u8)),
-        // Another number where one may stand.
+        // Another number at a place that may hold one.
         4 => {
             let numbers =
                 [0, 1, u64::MAX, 1 << 40, 1 << 63, bytes.len() as u64, u64::from(u32::MAX)];
@@ -69,7 +69,7 @@ pub(crate) fn file(bytes: &mut Vec<u8>, header: Range<usize>, random: &mut Rng) 
     }
 }
 
-/// Changes a text: some of its characters are taken out, doubled, moved, or others put in their places.
+/// Changes a text: some characters are removed, doubled, moved, or replaced.
 pub(crate) fn text(text: &str, pieces: &[&str], random: &mut Rng) -> String {
     let mut chars: Vec<char> = text.chars().collect();
     for _ in 0..=random.usize(..3) {

@@ -1,4 +1,4 @@
-//! The rounds of one target in a process of its own, and the process that waits for it.
+//! Runs the rounds of one target in a process of its own, so that its crash is reported with the seed of the round.
 
 use std::io::{BufReader, Read, Write};
 use std::path::Path;
@@ -12,22 +12,23 @@ use crate::{Budget, Report, TARGETS, Target};
 
 /// The hidden command of `candlepower-fuzz` that runs the rounds of one target.
 pub const ROUNDS_COMMAND: &str = "__rounds";
-/// How often it is looked what the running round has taken.
+/// Interval of the checks on the resources of the running round.
 const WATCH: Duration = Duration::from_millis(20);
-/// Stands before the report, in place of a seed.
+/// Precedes the report, in place of a seed.
 const REPORT: u64 = u64::MAX;
 
-/// Runs rounds of a target from `first_seed` on, in a child that is `program`.
+/// Runs rounds of a target, starting with `first_seed`, in a child process that runs `program`.
 ///
 /// # Errors
-/// The target and the seed of the round that failed, and how the child ended. It has written the rest to standard error.
+/// The target and the seed of the failed round, and the child's exit status. The child has written the details to
+/// standard error.
 pub fn run(
     target: &Target,
     program: &Path,
     first_seed: u64,
     budget: Budget,
 ) -> Result<Report, String> {
-    // The child may be killed: what it leaves is removed here.
+    // The child may be killed, so its files are removed here.
     let folder = Folder::new();
     let (unit, amount) = match budget {
         Budget::Rounds(rounds) => ("rounds", rounds),
@@ -60,7 +61,7 @@ pub fn run(
     }
 }
 
-/// The child: arguments are the target's name, the first seed, and how long to go on.
+/// The child process. Its arguments are the target's name, the first seed, and the budget.
 pub fn run_rounds(arguments: &[String]) -> ExitCode {
     let [name, seed, unit, amount] = arguments else { return ExitCode::FAILURE };
     let target = TARGETS.iter().find(|target| target.name == name);
@@ -74,7 +75,7 @@ pub fn run_rounds(arguments: &[String]) -> ExitCode {
     let watch = Arc::new(Watch::new(write));
     let rounds = {
         let watch = Arc::clone(&watch);
-        // With the stack of most threads of a server.
+        // The stack has the size that most threads of a server have. Deep recursion must overflow here, too.
         std::thread::spawn(move || target.rounds(seed, budget, &watch))
     };
     while !rounds.is_finished() {
@@ -92,9 +93,9 @@ pub fn run_rounds(arguments: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Writes a number at once: the process may end with the next instruction.
+/// Writes a number without a buffer, since the process may crash in the next instruction.
 fn write(number: u64) {
     let mut stdout = std::io::stdout().lock();
-    // Nobody listens if the parent has gone.
+    // Nobody reads it if the parent has ended.
     let _ = stdout.write_all(&number.to_le_bytes()).and_then(|()| stdout.flush());
 }

@@ -1,10 +1,10 @@
-//! Every parser against files and texts with anything in them. It accepts its input, or refuses it in one line.
-//! Nothing panics, hangs, overflows the stack, or takes memory and time out of proportion.
+//! Fuzzes every parser with mutated files and texts. A parser must accept its input, or refuse it with an error of
+//! one line. It must not panic, hang, overflow the stack, or use memory and time out of proportion to its input.
 //!
-//! Each target runs in a process of its own, so that one that ends is found, with the seed of the round that ended it.
+//! Each target runs in a process of its own. So a crash is noticed, and the seed of its round is known.
 //!
-//! `cargo test` gives each target some rounds, the same ones in every run; `cargo xtask fuzz SECONDS [TARGET..]` goes on
-//! with others for as long as it is told.
+//! `cargo test` runs a fixed set of rounds for each target. `cargo xtask fuzz SECONDS [TARGET..]` runs random ones
+//! for the given time.
 
 #![expect(clippy::print_stderr, clippy::unwrap_used, reason = "all of this is a test")]
 
@@ -21,50 +21,50 @@ use fastrand::Rng;
 pub use targets::TARGETS;
 use watch::Watch;
 
-/// What a parser has said.
+/// The result of a parser.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It has understood.
+    /// The input was accepted.
     Accepted,
-    /// It has refused, in these words.
+    /// The input was refused with this error.
     Refused(String),
 }
 
-/// One round against a parser, with the numbers that decide what it is given.
+/// One round against a parser. The random numbers decide its input.
 pub(crate) type Round = Box<dyn FnMut(&mut Rng) -> Verdict>;
 
-/// A parser.
+/// A parser that is fuzzed.
 #[derive(Clone, Copy)]
 pub struct Target {
     /// Its name.
     pub name: &'static str,
-    /// Reads what is to be changed.
+    /// Reads the originals of the inputs.
     open: fn() -> Round,
 }
 
-/// How long to go on.
+/// The extent of a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Budget {
-    /// So many rounds.
+    /// A number of rounds.
     Rounds(u64),
-    /// So long.
+    /// A duration.
     Time(Duration),
 }
 
-/// How often a parser has said what.
+/// Counts of the results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Rounds in which it has understood.
+    /// Rounds whose input was accepted.
     pub accepted: u64,
-    /// Rounds in which it has refused.
+    /// Rounds whose input was refused.
     pub refused: u64,
 }
 
 impl Target {
-    /// Runs rounds from `first_seed` on, in this process.
+    /// Runs rounds in this process, starting with `first_seed`.
     ///
     /// # Panics
-    /// The parser panics, takes too much, or says more than a line.
+    /// The parser panics, exceeds a limit, or returns an error of more than one line.
     fn rounds(&self, first_seed: u64, budget: Budget, watch: &Watch) -> Report {
         let mut round = (self.open)();
         watch.forget_peak();
@@ -79,7 +79,7 @@ impl Target {
                 break;
             }
             watch.begin(seed);
-            // The first numbers of neighbouring seeds are alike, those of their forks are not.
+            // The first numbers of consecutive seeds are alike. Those of their forks are not.
             let mut random = Rng::with_seed(seed).fork();
             let verdict = catch_unwind(AssertUnwindSafe(|| round(&mut random)));
             let verdict = verdict.unwrap_or_else(|panic| {

@@ -1,4 +1,5 @@
-//! `candlepower-fuzz SECONDS [--seed N] [TARGET..]`: rounds of changed inputs, for so long per target, all targets at once.
+//! `candlepower-fuzz SECONDS [--seed N] [TARGET..]` runs rounds of mutated inputs for the given time, all targets in
+//! parallel.
 
 #![expect(
     clippy::print_stderr,
@@ -16,7 +17,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.split_first() {
         Some((first, more)) if first == ROUNDS_COMMAND => run_rounds(more),
-        // The server of a target starts its own program for these.
+        // Constraints are tried out in child processes that run this program with these commands.
         Some((first, _)) if first == CONSTRAINT_COMMAND => run_trials(),
         Some((first, _)) if first == TEMPLATE_COMMAND => run_template_trial(),
         _ => run_targets(arguments),
@@ -35,7 +36,8 @@ fn run_targets(arguments: Vec<String>) -> ExitCode {
         return ExitCode::FAILURE;
     };
     let mut asked: Vec<String> = arguments.collect();
-    // Of each second other rounds; the seed of one that fails is printed. With a seed the same rounds each time.
+    // Without `--seed` each second has other rounds, and the seed of a failed one is printed. With it the rounds are
+    // the same.
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mut seed = since.as_secs() << 24;
     if asked.first().is_some_and(|first| first == "--seed") {

@@ -1,4 +1,4 @@
-//! The parsers.
+//! The targets: every parser of the project.
 
 mod config;
 mod constraint;
@@ -55,7 +55,7 @@ fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// A folder of its own for changed files, which is removed with it.
+/// A temporary folder for mutated files. It is removed when this is dropped.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -72,7 +72,7 @@ impl Folder {
         &self.0
     }
 
-    /// A folder with what a golden folder holds.
+    /// A folder with a copy of a golden's files.
     fn copy_of(golden_folder: &str) -> Self {
         let folder = Self::new();
         for entry in std::fs::read_dir(golden(golden_folder)).unwrap() {
@@ -89,12 +89,12 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What is left over in a temporary folder is no reason to fail.
+        // Files left in a temporary folder are no reason to fail.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Loads what a path holds.
+/// Loads the model at a path.
 fn load_model(path: &Path) -> Verdict {
     let files = match CheckpointFiles::find(path) {
         Ok(files) => files.unwrap(),

@@ -1,4 +1,4 @@
-//! The limits of one round: the time of processors, all time, and memory.
+//! Limits of one round: CPU time, elapsed time and memory.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 
 const MOST_CPU: Duration = Duration::from_secs(2);
-/// A round that takes longer waits for what never comes, whatever else the machine does.
+/// Limit of elapsed time. A longer round waits for an event that never comes, however busy the machine is.
 const MOST_WALL: Duration = Duration::from_secs(60);
-/// Memory in use beyond that of the process before the first round.
+/// Limit of memory in use beyond that before the first round.
 const MOST_BYTES: u64 = 512 << 20;
-/// Memory that is reserved, used or not: more is for what is not there.
+/// Limit of reserved memory, used or not. More means that the parser has believed a size in its input.
 const MOST_RESERVED_BYTES: u64 = 8 << 30;
 /// A shorter round cannot have filled so much memory.
 const TOO_SHORT_TO_FILL: Duration = Duration::from_millis(1);
 
-/// Watches a process that does nothing but the rounds of one target.
+/// Watches a process that only runs the rounds of one target.
 pub(crate) struct Watch {
     round: Mutex<Option<Began>>,
     before: Mutex<Memory>,
@@ -28,7 +28,7 @@ struct Began {
     cpu: Duration,
 }
 
-/// The most that this process has had, in bytes.
+/// The peaks of this process, in bytes.
 #[derive(Clone, Copy, Default)]
 struct Memory {
     used: u64,
@@ -41,9 +41,9 @@ impl Watch {
         Self { round: Mutex::default(), before: Mutex::default(), on_begin }
     }
 
-    /// The target is open: what that took does not count.
+    /// Resets the peaks after the target was opened, so that its setup does not count.
     pub(crate) fn forget_peak(&self) {
-        // Where the system cannot forget it, a round may take more unseen.
+        // If the system cannot reset them, a round may use more without being noticed.
         let _ = std::fs::write("/proc/self/clear_refs", "5");
         *self.before.lock().unwrap_or_else(PoisonError::into_inner) = Memory::peak();
     }
@@ -54,19 +54,19 @@ impl Watch {
         *self.round.lock().unwrap_or_else(PoisonError::into_inner) = Some(began);
     }
 
-    /// Ends the round; says of what it took too much.
+    /// Ends the round. Returns the limit that it exceeded, if any.
     pub(crate) fn end(&self) -> Option<String> {
         let excess = self.excess(TOO_SHORT_TO_FILL);
         *self.round.lock().unwrap_or_else(PoisonError::into_inner) = None;
         excess
     }
 
-    /// Says of what the running round takes too much.
+    /// Returns the limit that the running round exceeds, if any.
     pub(crate) fn running_excess(&self) -> Option<String> {
         self.excess(Duration::ZERO)
     }
 
-    /// Memory is looked at in rounds of a certain length.
+    /// Checks the limits. Memory is checked only for rounds of at least `least`, since reading it costs time.
     fn excess(&self, least: Duration) -> Option<String> {
         let began = (*self.round.lock().unwrap_or_else(PoisonError::into_inner))?;
         let (wall, cpu) = (began.at.elapsed(), cpu_time().saturating_sub(began.cpu));
@@ -92,7 +92,7 @@ impl Watch {
 }
 
 impl Memory {
-    /// Nothing where the system does not say.
+    /// All zero if the system does not report them.
     fn peak() -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let bytes = |name: &str| {
@@ -104,7 +104,7 @@ impl Memory {
     }
 }
 
-/// The time that processors have worked for this process.
+/// CPU time of this process.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)

@@ -1,10 +1,10 @@
-//! Some rounds of each target, the same ones in every run.
+//! Runs some rounds of each target, the same ones in every run.
 
 use std::path::Path;
 
 use candlepower_fuzz::{Budget, TARGETS, run};
 
-/// Runs a target and checks that its changes are neither all harmless nor all fatal.
+/// Runs a target, and checks that some of its inputs are accepted and some refused.
 fn check(name: &str, rounds: u64) {
     let target = TARGETS.iter().find(|target| target.name == name);
     let target = target.unwrap_or_else(|| panic!("there is no target {name}"));

@@ -1,7 +1,7 @@
-//! The golden checkpoints of `tests/golden`, for tests: each keeps a seed, from which its large matrices are generated.
+//! Weights of the golden checkpoints in `tests/golden`, for tests. Large matrices are generated from a seed.
 //!
-//! A folder's `model.seeded` is tracked by git, its `model.safetensors` is not: [`folder`] writes it where it is missing
-//! or old. `scripts/seeded_weights.py` makes the same bits, and describes how.
+//! Git tracks a folder's `model.seeded` but not its `model.safetensors`, which [`folder`] writes if it is missing or
+//! outdated. `scripts/seeded_weights.py` generates the same bits, and describes the method.
 
 mod random;
 mod seeded;
@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 
 use seeded::Seeded;
 
-/// The file that is kept of a golden's weights.
+/// The tracked file of a golden's weights.
 const SEEDED: &str = "model.seeded";
 
 /// The generated file beside it.
 const WEIGHTS: &str = "model.safetensors";
 
-/// Why the weights of a golden are not there.
+/// The reason that a golden's weights are not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file cannot be read or written.
@@ -26,10 +26,10 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's own error.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file of seeds is not as a script wrote it.
+    /// The file of seeds differs from the one that a script wrote.
     #[error("{} is damaged, {reason}: check it out again, or make the golden again", path.display())]
     Damaged {
         /// The file.
@@ -39,7 +39,8 @@ pub enum Error {
     },
 }
 
-/// The folder with all goldens: that of the repository, or `CANDLEPOWER_GOLDENS`, as a GPU machine has them elsewhere.
+/// The folder with all goldens: the repository's, or `CANDLEPOWER_GOLDENS`, since a GPU machine may have them
+/// elsewhere.
 pub fn root() -> PathBuf {
     let elsewhere = std::env::var_os("CANDLEPOWER_GOLDENS").map(PathBuf::from);
     let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
@@ -49,7 +50,7 @@ pub fn root() -> PathBuf {
 /// The folder of a golden such as `llama` or `encoders/bert`, with its weights.
 ///
 /// # Panics
-/// If the weights cannot be generated: a test cannot go on.
+/// The weights cannot be generated. A test cannot go on without them.
 pub fn folder(name: &str) -> PathBuf {
     let folder = root().join(name);
     match write_weights(&folder) {
@@ -58,10 +59,10 @@ pub fn folder(name: &str) -> PathBuf {
     }
 }
 
-/// Every folder in `root` whose weights are generated, in order.
+/// Every folder in `root` whose weights are generated, sorted.
 ///
 /// # Errors
-/// If a folder cannot be read.
+/// A folder cannot be read.
 pub fn seeded_folders(root: &Path) -> Result<Vec<PathBuf>, Error> {
     let (mut found, mut left) = (Vec::new(), vec![root.to_owned()]);
     while let Some(folder) = left.pop() {
@@ -78,10 +79,10 @@ pub fn seeded_folders(root: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// Writes the weights of a folder that has a file of seeds, unless they are there.
+/// Writes the weights of a folder with a file of seeds, unless they are there.
 ///
 /// # Errors
-/// If the file of seeds is damaged, or a file cannot be read or written.
+/// The file of seeds is damaged, or a file cannot be read or written.
 pub fn write_weights(folder: &Path) -> Result<(), Error> {
     let (path, weights) = (folder.join(SEEDED), folder.join(WEIGHTS));
     let mut file = match File::open(&path) {
@@ -89,7 +90,8 @@ pub fn write_weights(folder: &Path) -> Result<(), Error> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(of(&path)(error)),
     };
-    // Others may want the same weights now. Who has waited finds them, and nobody writes while they are read.
+    // Another test process may need the same weights now. The lock makes it wait, so that nobody reads a file that is
+    // being written.
     file.lock().map_err(of(&path))?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(of(&path))?;
@@ -99,7 +101,7 @@ pub fn write_weights(folder: &Path) -> Result<(), Error> {
         return Ok(());
     }
     let generated = seeded.weights().map_err(damaged)?;
-    // A run that is cut off leaves this file, which nobody takes for weights.
+    // An interrupted run leaves this file, whose name keeps it from being used as weights.
     let part = folder.join(format!("{WEIGHTS}.part"));
     fs::write(&part, generated).map_err(of(&part))?;
     fs::rename(&part, &weights).map_err(of(&weights))

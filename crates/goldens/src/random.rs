@@ -1,4 +1,4 @@
-//! Noise from a seed: the same bits as `scripts/seeded_weights.py` makes, on every machine.
+//! Noise from a seed. `scripts/seeded_weights.py` makes the same bits, and so does every machine.
 
 /// The noise of one matrix.
 #[derive(Debug, Clone, Copy)]
@@ -11,7 +11,7 @@ impl Noise {
         Self { key: fnv1a(format!("{seed}/{name}").as_bytes()) }
     }
 
-    /// Element `i`, about normally distributed around zero, with a standard deviation of sqrt((2^32 - 1) / 3).
+    /// Element `i`: roughly normally distributed around zero, with a standard deviation of sqrt((2^32 - 1) / 3).
     ///
     /// Source: Hall, "The distribution of means for samples of size N", 1927: the sum of four uniform numbers.
     pub(crate) fn at(self, i: u64) -> i32 {
@@ -29,7 +29,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
     })
 }
 
-/// Output `i`, counted from zero, of the generator that begins with `state`.
+/// Output `i`, counted from zero, of the generator that starts with `state`.
 ///
 /// Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
 fn splitmix64(state: u64, i: u64) -> u64 {
@@ -43,7 +43,7 @@ fn splitmix64(state: u64, i: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The first values are those of RFC 9923, the others those of the splitmix64.c that goes with the paper.
+    /// The first values are from RFC 9923, the others from the splitmix64.c that belongs to the paper.
     #[test]
     fn hashes_are_those_of_their_definitions() {
         assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);

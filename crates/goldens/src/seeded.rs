@@ -1,4 +1,4 @@
-//! A file of seeds: small tensors as they are, and of the large matrices what they are generated from.
+//! A file of seeds: small tensors as they are, and the seeds and scales of the large matrices.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -11,17 +11,17 @@ use sha2::{Digest, Sha256};
 
 use crate::random::Noise;
 
-/// More than any golden has, so that a damaged shape takes no memory.
+/// More elements than any golden has. The limit keeps a damaged shape from allocating memory.
 const MAX_ELEMENTS: usize = 1 << 24;
 
 const DIGEST: &str = "sha256";
 
-/// The content of model.seeded, whose form scripts/seeded_weights.py describes.
+/// The content of model.seeded. scripts/seeded_weights.py describes its format.
 pub(crate) struct Seeded<'a> {
     kept: SafeTensors<'a>,
     seed: u64,
     generated: BTreeMap<String, Matrix>,
-    /// That of the generated file, with the digest of its tensors.
+    /// The metadata of the generated file, with the digest of its tensors.
     metadata: HashMap<String, String>,
 }
 
@@ -40,7 +40,7 @@ struct Tensor<'a> {
 }
 
 impl<'a> Seeded<'a> {
-    /// Reads the file; an error says what is wrong with it.
+    /// Parses the file. The error describes the fault.
     pub(crate) fn read(file: &'a [u8]) -> Result<Self, String> {
         let kept = SafeTensors::deserialize(file).map_err(|error| error.to_string())?;
         let (_, header) = SafeTensors::read_metadata(file).map_err(|error| error.to_string())?;
@@ -55,7 +55,7 @@ impl<'a> Seeded<'a> {
         }
     }
 
-    /// Whether a file was generated from this one, and is whole.
+    /// Whether a weight file was generated from this one, and is complete.
     pub(crate) fn has_made(&self, weights: &[u8]) -> bool {
         let Ok((_, header)) = SafeTensors::read_metadata(weights) else { return false };
         header.metadata().as_ref() == Some(&self.metadata)
@@ -94,7 +94,7 @@ impl Matrix {
         let Some(count) = count.filter(|count| *count <= MAX_ELEMENTS) else {
             return Err(format!("`{name}` has more than {MAX_ELEMENTS} elements"));
         };
-        // Exact: noise has 18 bits.
+        // Exact, since noise has 18 bits.
         let elements = (0..count as u64).map(|i| noise.at(i) as f32 * self.factor);
         match self.dtype {
             Dtype::F32 => Ok(elements.flat_map(f32::to_le_bytes).collect()),
@@ -105,7 +105,7 @@ impl Matrix {
     }
 }
 
-/// SHA-256 of the tensors in the order of their names: of each a line with name, dtype and shape, then its bytes.
+/// SHA-256 of the tensors, sorted by name. Each contributes a line with name, dtype and shape, then its bytes.
 fn digest(tensors: &BTreeMap<String, Tensor<'_>>) -> String {
     let mut whole = Sha256::new();
     for (name, tensor) in tensors {

@@ -1,4 +1,5 @@
-//! Every golden of the repository has the weights that the scripts gave it, and a file of seeds is believed only if it is whole.
+//! Every golden of the repository has the weights that the scripts gave it. A file of seeds is accepted only if it is
+//! complete.
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -9,18 +10,18 @@ use candlepower_goldens::{folder, root, seeded_folders, write_weights};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-/// A folder of its own, removed with the test.
+/// A temporary folder, which is removed with the test.
 struct Folder(PathBuf);
 
 impl Folder {
     fn new(test: &str) -> Self {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("goldens-{test}"));
-        let _ = fs::remove_dir_all(&path); // left by a run that was ended
+        let _ = fs::remove_dir_all(&path); // left by an interrupted run
         fs::create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    /// With the seeds of a golden.
+    /// A folder with the seeds of a golden.
     fn with_seeds_of(golden: &str, test: &str) -> Self {
         let folder = Self::new(test);
         folder.write(&fs::read(root().join(golden).join("model.seeded")).unwrap());
@@ -57,7 +58,7 @@ fn replace(bytes: &mut [u8], from: &str, to: &str) {
     bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
 }
 
-/// The digests are those of the scripts, which make the same in Python.
+/// The scripts, which generate the same weights in Python, have computed these digests.
 #[test]
 fn weights_of_every_golden_are_those_of_the_scripts_to_the_bit() {
     let seeded = seeded_folders(&root()).unwrap();
@@ -113,7 +114,7 @@ fn weights_are_written_where_they_are_missing_old_or_cut_off() {
         fs::write(&path, old).unwrap();
         assert!(folder.weights().len() == whole.len());
     }
-    // A file that is there is not written again.
+    // An existing file is not written again.
     let written = fs::metadata(&path).unwrap().modified().unwrap();
     folder.weights();
     assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), written);

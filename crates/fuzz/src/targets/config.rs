@@ -1,4 +1,5 @@
-//! Configurations of the golden checkpoints changed somewhere. What is described is computed with: nothing overflows.
+//! Mutates configurations of the golden checkpoints. All sizes are computed for those that are accepted: nothing may
+//! overflow.
 
 use candlepower_checkpoint::{
     Checkpoint, CheckpointFiles, Counted, DeviceKind, DeviceMemory, MemoryPlan, MemoryRequest,
@@ -15,7 +16,7 @@ pub(super) fn open() -> Round {
         .map(|entry| entry.unwrap().path())
         .collect();
     folders.sort();
-    // Encoders lie in a folder of their own, and GGUF files have no configuration apart.
+    // Encoders are in a folder of their own, and GGUF files have no separate configuration.
     let configs = folders.iter().filter_map(|folder| {
         serde_json::from_slice(&std::fs::read(folder.join("config.json")).ok()?).ok()
     });
@@ -29,7 +30,7 @@ pub(super) fn open() -> Round {
     })
 }
 
-/// Opens a configuration and, where it can be, does all the arithmetic about it.
+/// Opens a configuration and computes all sizes that depend on it.
 fn arithmetic(files: CheckpointFiles) -> Result<()> {
     let checkpoint = Checkpoint::open(files)?;
     let spec = checkpoint.spec();

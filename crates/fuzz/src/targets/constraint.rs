@@ -1,4 +1,4 @@
-//! Schemas that are deep by references, wide, or both, in every place where a constraint holds one.
+//! Schemas that are deep through references, wide, or both, in every kind of constraint that contains one.
 
 use candlepower_grammar::Constraint;
 use fastrand::Rng;
@@ -46,20 +46,20 @@ fn schema(random: &mut Rng) -> Value {
     }
 }
 
-/// Definitions, each of which names the next one so many times.
+/// Definitions, each of which refers to the next one `times` times.
 fn references(num: usize, times: usize, random: &mut Rng) -> Value {
     let mut definition = |index: usize| {
         let next = json!({"$ref": format!("#/$defs/d{}", index + 1)});
         (format!("d{index}"), within(&vec![next; times], random))
     };
     let mut definitions: Map<String, Value> = (0..num).map(&mut definition).collect();
-    // The last one ends the chain, or closes it to a circle.
+    // The last definition ends the chain, or closes a cycle.
     let last = if random.bool() { leaf(random) } else { json!({"$ref": "#/$defs/d0"}) };
     definitions.insert(format!("d{num}"), last);
     json!({"$ref": "#/$defs/d0", "$defs": definitions})
 }
 
-/// Schemas within a keyword.
+/// Puts schemas into a keyword.
 fn within(schemas: &[Value], random: &mut Rng) -> Value {
     let first = &schemas[0];
     match random.usize(..12) {

@@ -1,4 +1,4 @@
-//! The files in which a deployment's supervisor keeps its state, changed somewhere.
+//! Mutates the state files of a deployment's supervisor.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ const NAME: &str = "one";
 const LOG: &str = "2026-01-01T00:00:00Z INFO listening on 127.0.0.1:8000\nready\n";
 
 pub(super) fn open() -> Round {
-    // The folder belongs to this target alone: the process that started this one has set it.
+    // The parent process has set the variable to a folder for this target alone.
     let state = PathBuf::from(std::env::var_os("XDG_STATE_HOME").unwrap());
     let folder = state.join("candlepower/deployments").join(NAME);
     std::fs::create_dir_all(&folder).unwrap();
@@ -49,13 +49,13 @@ fn write(path: &Path, content: &[Value], strange: &[Value], random: &mut Rng) {
     }
     match random.usize(..40) {
         0 => {
-            let _ = std::fs::remove_file(path); // it may have been missing before
+            let _ = std::fs::remove_file(path); // it may not exist
         }
         _ => std::fs::write(path, bytes).unwrap(),
     }
 }
 
-/// Asks for all that can be read of the deployment. Nothing is started, and no process gets a signal.
+/// Reads everything about the deployment. Nothing is started, and no process gets a signal.
 fn read(client: &Client) -> Result<DeploymentStatus> {
     client.list()?;
     let deployment = client.get(NAME)?;
@@ -66,7 +66,7 @@ fn read(client: &Client) -> Result<DeploymentStatus> {
 
 /// The files, each with its lines.
 fn files() -> Vec<(&'static str, Vec<Value>)> {
-    // No process has this number.
+    // The pid is above Linux's limit, so no process has it.
     let identity = json!({"pid": 4_194_305, "start_time": 1, "boot_id": "1c8bdebd-6b43-4127-ba9e-658eea856b17"});
     let event = |state: &str, phase: &str| json!({"time": 1_795_750_883.5, "state": state, "phase": phase, "message": "m"});
     vec![

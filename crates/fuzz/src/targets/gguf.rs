@@ -1,4 +1,4 @@
-//! GGUF files changed somewhere: metadata, tensors, vocabulary. What opens is loaded, and its tokenizer is made.
+//! Mutates GGUF files: metadata, tensors, vocabulary. A file that opens is loaded, and its tokenizer is built.
 
 use candlepower_checkpoint::CheckpointFiles;
 use candlepower_tokenizer::Tokenizer;
@@ -12,7 +12,7 @@ pub(super) fn open() -> Round {
     let folder = Folder::new();
     Box::new(move |random| {
         let original = random.choice(&originals).unwrap();
-        // Behind the vocabulary lie the names and places of tensors; in front of it the other values.
+        // The tensors' names and offsets come after the vocabulary, the other values before it.
         let vocabulary = find(original, b"tokenizer.ggml.tokens");
         let tensors =
             find(original, b"output_norm.weight").min(find(original, b"token_embd.weight"));

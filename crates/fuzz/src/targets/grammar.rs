@@ -1,4 +1,4 @@
-//! Schemas, regular expressions and grammars changed somewhere. What compiles allows a first token.
+//! Mutates schemas, regular expressions and grammars. A constraint that compiles must allow a first token.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::repository;
 use crate::{Round, Verdict, change};
 
-/// What stands in the vocabulary of the demo for the end of a text, and the width of its logits.
+/// The demo model's end-of-sequence token, and the width of its logits.
 const EOS: u32 = 1275;
 pub(super) const NUM_LOGITS: usize = 1280;
 
@@ -41,7 +41,7 @@ pub(super) fn open() -> Round {
     })
 }
 
-/// A compiler for the vocabulary of the demo. It tries constraints in children, as the server does.
+/// A compiler for the demo model's vocabulary. It tries constraints in child processes, as the server does.
 pub(super) fn compiler() -> GrammarCompiler {
     let tokenizer = std::fs::read(repository("crates/server/demo/tokenizer.json")).unwrap();
     let tokenizer = Tokenizer::from_bytes(&tokenizer, None).unwrap();
@@ -54,7 +54,7 @@ pub(super) fn compiler() -> GrammarCompiler {
     compiler.with_trials(child, CompileLimits::default())
 }
 
-/// Constraints of every kind, and what they are changed to.
+/// Constraints of every kind, with values to replace parts of them.
 pub(super) struct Constraints {
     schemas: Vec<Value>,
     strange: Vec<Value>,
@@ -65,7 +65,7 @@ impl Constraints {
         Self { schemas: schemas(), strange: strange() }
     }
 
-    /// One that is changed somewhere.
+    /// A mutated constraint.
     pub(super) fn changed(&self, random: &mut Rng) -> Constraint {
         match random.usize(..6) {
             0 => Constraint::Regex(changed(&REGEXES, random)),
@@ -86,7 +86,7 @@ impl Constraints {
         }
     }
 
-    /// One as it stands.
+    /// An unchanged constraint.
     pub(super) fn unchanged(&self, random: &mut Rng) -> Constraint {
         match random.usize(..4) {
             0 => Constraint::Regex((*random.choice(&REGEXES).unwrap()).to_owned()),

@@ -1,4 +1,4 @@
-//! Requests of HTTP/1.1 and frames of HTTP/2, changed somewhere, against a server in this process.
+//! Mutates HTTP/1.1 requests and HTTP/2 frames, and sends them to a server in this process.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -51,9 +51,9 @@ const REQUESTS: [&str; 6] = [
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// GET /health in HPACK: method, scheme, `:path` and `:authority` as literals.
 const HEADERS: &[u8] = b"\x82\x86\x04\x07/health\x01\x09localhost";
-/// How long the server may think about a request that is whole.
+/// Time limit of the server for a complete request.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long nothing comes where the server waits for the rest.
+/// Silence after which the server counts as waiting for the rest of a request.
 const SILENCE: Duration = Duration::from_millis(60);
 
 pub(super) fn open() -> Round {
@@ -71,7 +71,7 @@ pub(super) fn open() -> Round {
     })
 }
 
-/// Starts a server with the demo, and waits until it is ready.
+/// Starts a server with the demo model, and waits until it is ready.
 fn start() -> SocketAddr {
     try_in_children();
     let arguments = "serve demo --port 0 --http2 --kv-cache-memory 16Mi --max-num-seqs 4";
@@ -110,7 +110,7 @@ fn request(address: SocketAddr, random: &mut Rng) -> Verdict {
     let line = String::from_utf8_lossy(line).into_owned();
     let status = line.strip_prefix("HTTP/1.1 ").or(line.strip_prefix("HTTP/1.0 "));
     match status.and_then(|rest| rest.get(..3)?.parse::<u16>().ok()) {
-        // It waits for the rest, or what came was the preface of HTTP/2.
+        // The server waits for the rest, or has received HTTP/2's preface.
         None if answer.is_empty() || !answer.starts_with(b"HTTP") => Verdict::Accepted,
         None => panic!("{line:?} is no line of a status, after {text:.300?}"),
         Some(100..400) => Verdict::Accepted,
@@ -119,7 +119,7 @@ fn request(address: SocketAddr, random: &mut Rng) -> Verdict {
     }
 }
 
-/// Frames of a connection with prior knowledge.
+/// Frames of an HTTP/2 connection with prior knowledge.
 fn frames(address: SocketAddr, random: &mut Rng) -> Verdict {
     let mut bytes = PREFACE.to_vec();
     push_frame(&mut bytes, 4, 0, 0, &[]);
@@ -132,7 +132,7 @@ fn frames(address: SocketAddr, random: &mut Rng) -> Verdict {
             2 => push_frame(&mut bytes, 8, 0, stream, &[0x7f, 0xff, 0xff, 0xff]),
             3 => push_frame(&mut bytes, 3, 0, stream, &[0, 0, 0, 8]),
             4 => push_frame(&mut bytes, random.u8(..), random.u8(..), random.u32(..4), &[0; 5]),
-            // Headers without their end, which another frame continues.
+            // Headers without their end. A continuation frame must follow.
             5 => {
                 push_frame(&mut bytes, 1, 1, stream, &HEADERS[..9]);
                 push_frame(&mut bytes, 9, 4, stream, &HEADERS[9..]);
@@ -149,7 +149,7 @@ fn frames(address: SocketAddr, random: &mut Rng) -> Verdict {
         change::file(&mut bytes, before..len, random);
     }
     let answer = send(address, &bytes, SILENCE);
-    // A changed preface is a request of HTTP/1.1 to the server.
+    // A mutated preface is an HTTP/1.1 request to the server.
     let mut rest = if answer.starts_with(b"HTTP/1") { &[] } else { answer.as_slice() };
     let mut has_ended = false;
     while let [a, b, c, kind, _, _, _, _, _, more @ ..] = rest {
@@ -168,13 +168,13 @@ fn push_frame(bytes: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[
     bytes.extend(payload);
 }
 
-/// The answer, until nothing more comes for some while, or the connection ends.
+/// The answer, until nothing comes for `silence`, or the connection ends.
 fn send(address: SocketAddr, bytes: &[u8], silence: Duration) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(silence)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
-    // The server may have refused it before its end.
+    // The server may have refused the input before its end.
     let _ = stream.write_all(bytes);
     let (mut answer, mut buffer) = (Vec::new(), [0; 4096]);
     loop {

@@ -1,4 +1,4 @@
-//! A hub's list of the files in a repository, changed somewhere. Nothing is written outside of the cache.
+//! Mutates a hub's listing of a repository. No file may be written outside the cache.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use tokio::runtime::Builder;
 use super::Folder;
 use crate::{Round, Verdict, change};
 
-/// The content of each file in the repository, and its digest in git.
+/// The content of each file in the repository, and its object id in git.
 const FILE: &[u8] = b"{}";
 const FILE_SHA1: &str = "9e26dfeeb6e641a33dae4961196235bdb965b21b";
 
@@ -35,7 +35,7 @@ pub(super) fn open() -> Round {
     Box::new(move |random| {
         *listing.lock().unwrap() = changed(&strange, random);
         let opened = runtime.block_on(hub.open_configuration(&name, "main"));
-        let _ = std::fs::remove_dir_all(&cache); // there is none where the listing was refused
+        let _ = std::fs::remove_dir_all(&cache); // there is none if the listing was refused
         let outside = std::fs::read_dir(folder.path()).unwrap().count();
         assert_eq!(outside, 0, "something was written beside the cache");
         Verdict::of(opened)
@@ -66,13 +66,13 @@ fn changed(strange: &[Value], random: &mut Rng) -> Vec<u8> {
     bytes
 }
 
-/// A hub on this machine, which answers with the listing and with files that all hold the same. Its address.
+/// A hub on this machine, which serves the listing and files of equal content. Returns its address.
 fn serve(listing: Arc<Mutex<Vec<u8>>>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            // A client that has gone wants no answer.
+            // A client that has disconnected needs no answer.
             let _ = stream.and_then(|stream| answer(stream, &listing));
         }
     });
@@ -99,7 +99,7 @@ fn answer(mut stream: TcpStream, listing: &Mutex<Vec<u8>>) -> std::io::Result<()
     stream.write_all(&body)
 }
 
-/// Values that names, sizes and digests are changed to; some names lead out of the cache, which is in `folder`.
+/// Replacements for names, sizes and digests. Some names lead out of the cache, which is in `folder`.
 fn strange(folder: &Path) -> Vec<Value> {
     vec![
         json!(null),

@@ -1,4 +1,4 @@
-//! Bodies of requests, of every endpoint, changed somewhere.
+//! Mutates request bodies of every endpoint.
 
 use candlepower_api::{
     ChatCompletionRequest, CompletionRequest, DetokenizeRequest, EmbeddingsRequest, FieldError,
@@ -21,14 +21,14 @@ pub(super) fn open() -> Round {
             let len = bytes.len();
             change::file(&mut bytes, 0..len, random);
         }
-        // Now and then a body is sent to another endpoint than its own.
+        // Some bodies go to another endpoint than their own.
         let other = (random.usize(..8) == 0).then(|| random.choice(&bodies).unwrap().0);
         let endpoint = other.unwrap_or(*endpoint);
         endpoint(&bytes)
     })
 }
 
-/// What an endpoint says of a body.
+/// An endpoint's parser of a body.
 type Endpoint = fn(&[u8]) -> Verdict;
 
 fn said<T>(parsed: Result<T, FieldError>) -> Verdict {

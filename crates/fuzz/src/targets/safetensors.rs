@@ -1,4 +1,4 @@
-//! Weight files of a golden checkpoint, plain and quantized, changed somewhere.
+//! Mutates weight files of a golden checkpoint, plain and quantized.
 
 use super::{Folder, load_model};
 use crate::{Round, change};

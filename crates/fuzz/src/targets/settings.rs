@@ -1,4 +1,4 @@
-//! Config files, environments and files of API keys, changed somewhere.
+//! Mutates config files, environments and files of API keys.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -114,7 +114,7 @@ fn variable(lines: &[String], random: &mut Rng) -> (OsString, OsString) {
     (format!("{prefix}{}", name.to_uppercase()).into(), value.into())
 }
 
-/// The lines of the default file that are settings, those in comments too.
+/// The lines of the default file that are settings, including those that are commented out.
 fn settings(defaults: &str) -> Vec<String> {
     let lines = defaults.lines().map(|line| line.trim_start_matches("# "));
     let is_setting = |line: &&str| {

@@ -1,4 +1,4 @@
-//! Chat templates changed somewhere, deep ones, and conversations that make a template build much text.
+//! Mutated chat templates, deeply nested ones, and conversations with which a template builds much text.
 
 use candlepower_tokenizer::{ChatTemplate, LocalTime, PromptEnd, RenderInput, TemplateSources};
 use fastrand::Rng;
@@ -31,7 +31,7 @@ const PIECES: [&str; 22] = [
     "{% for m in messages %}",
     "{% endfor %}",
 ];
-/// Texts that are repeated before a value and behind it.
+/// Texts that are repeated before and after a value.
 const DEEP: [(&str, &str); 14] = [
     ("-", ""),
     ("not ", ""),
@@ -54,7 +54,7 @@ const DEEP_BLOCKS: [(&str, &str); 4] = [
     ("{% set a %}", "{% endset %}"),
     ("{% macro a() %}", "{% endmacro %}"),
 ];
-/// Expressions that build text or look at lists; `x` is a text of the conversation.
+/// Expressions that build text or examine lists; `x` is a text of the conversation.
 const EXPRESSIONS: [&str; 24] = [
     "x|replace('a', x)",
     "x.replace('', x)",
@@ -103,7 +103,7 @@ pub(super) fn open() -> Round {
             Ok(template) => template.unwrap(),
             Err(error) => return Verdict::Refused(line(&error.to_string())),
         };
-        // The number of steps that a template takes is the choice of whoever wrote it.
+        // The number of steps in a model's own template is its author's choice, so it has no such limit.
         let template = if is_own { template.for_probes() } else { template };
         let messages: Vec<Value> = (0..random.usize(1..5)).map(|_| message(random)).collect();
         let rendered = template.render(&RenderInput {
@@ -127,7 +127,7 @@ pub(super) fn open() -> Round {
     })
 }
 
-/// A template may have a refusal of its own, of any length and with line breaks.
+/// A template may raise an error of any length, with line breaks.
 fn line(reason: &str) -> String {
     reason.chars().take(1_000).map(|c| if c == '\n' { ' ' } else { c }).collect()
 }
@@ -143,7 +143,7 @@ fn deep(random: &mut Rng) -> String {
     }
 }
 
-/// Expressions on the texts of a conversation, one after the other or each on what the last has built.
+/// Expressions on the texts of a conversation, in sequence or each on the result of the last.
 fn built(random: &mut Rng) -> String {
     let mut source = "{% for message in messages %}{% set x = message.content %}".to_owned();
     for _ in 0..random.usize(1..4) {
@@ -165,7 +165,7 @@ fn message(random: &mut Rng) -> Value {
     json!({ "role": role, "content": text(random) })
 }
 
-/// Runs of what templates look for.
+/// Repetitions of texts that templates search for.
 fn text(random: &mut Rng) -> String {
     let piece = *random.choice(&["a", " ", "\n", "aé", "<think>", "%s", "{}", "日", "a,"]).unwrap();
     piece.repeat(1 << random.u32(0..16))

@@ -1,4 +1,4 @@
-//! tokenizer.json and tokenizer_config.json changed somewhere. What is accepted encodes and decodes a text.
+//! Mutates tokenizer.json and tokenizer_config.json. A tokenizer that is accepted encodes and decodes a text.
 
 use candlepower_tokenizer::{AddSpecialTokens, SkipSpecialTokens, Tokenizer};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Long walks through grammars: each token is one of those that are allowed.
+//! Long walks through grammars. Each token is one of the allowed ones.
 
 use candlepower_grammar::{Constraint, Error, Grammar};
 use fastrand::Rng;
@@ -24,7 +24,7 @@ pub(super) fn open() -> Round {
     })
 }
 
-/// Walks until the text is complete, or for some while.
+/// Walks until the text is complete, or up to a limit.
 fn walk(mut grammar: Grammar, random: &mut Rng) -> Result<(), Error> {
     for _ in 0..random.usize(1..MOST_TOKENS) {
         if grammar.is_finished() {
