@@ -1,10 +1,12 @@
-"""Makes the skeletons of tests/agents from what coding agents sent: their texts become filler of the same shape.
+"""Turns recorded requests of coding agents into the skeletons of tests/agents.
+
+Texts are replaced by filler of the same shape.
 
     CANDLEPOWER_AGENT_REQUESTS=FOLDER cargo xtask deep agents
     python scripts/agent_requests.py FOLDER
 
-Letters become `x` and digits `0`, and of a long text the beginning stays. The names of fields, tools and parameters stay, and the words of
-the protocol and of JSON Schema, and the texts that are the test's own.
+Letters become `x` and digits `0`. Only the start of a long text is kept. Names of fields, tools and parameters stay,
+as do the words of the protocol and of JSON Schema, and the test's own texts.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 TARGET = Path(__file__).resolve().parent.parent / "tests/agents"
 LONGEST = 120
 OWN = ["Print a word with the shell", "echo candle-$((6*7))", "candle-42", "I run it.", "The shell printed it."]
-# Members whose texts are words of the protocol or of JSON Schema, or names.
+# Members whose texts are names, or words of the protocol or of JSON Schema.
 WORDS = {
     "type", "role", "name", "model", "status", "tool_choice", "effort", "summary", "verbosity", "include", "keep", "ttl", "scope", "syntax",
     "$schema", "$ref", "format", "pattern", "enum", "const", "required", "display", "id_type", "mode", "service_tier",
@@ -34,7 +36,7 @@ def filler(text: str) -> str:
 
 def skeleton(value: object, is_word: bool = False, are_names: bool = False) -> object:
     if isinstance(value, dict):
-        # The members of `properties` are names, whatever they are called.
+        # The members of `properties` are names, even if they look like a keyword.
         return {key: skeleton(member, key in WORDS and not are_names, key in ("properties", "$defs", "definitions")) for key, member in value.items()}
     if isinstance(value, list):
         return [skeleton(item, is_word) for item in value]

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Serves one model with this server, vLLM's CPU build, llama.cpp and mistral.rs in turn, under the same load on the same
-# cores, and prints one table: tokens per second, time to first token, memory, time until ready.
+# Serves one model with this server, vLLM's CPU build, llama.cpp and mistral.rs in turn, under the same load on the
+# same cores. It prints one table: tokens per second, time to first token, memory, time until ready.
 #
 #   scripts/bench-peers.sh FOLDER [ROUNDS [SERVER,..]]
 #
-# For Linux on x86-64 with AVX-512, Python 3.11 or later and a C++ compiler. FOLDER gets the peers (about 9 GB), a checkpoint
-# with random weights in the shape of Qwen2.5-0.5B in bf16 and as GGUF (2.5 GB) and the results; with what is there already it goes on
-# from there. Of each server a round takes five minutes and more on two cores; nothing else should run meanwhile.
+# Needs Linux on x86-64 with AVX-512, Python 3.11 or later and a C++ compiler. FOLDER receives the peers (about 9 GB),
+# a checkpoint with random weights in the shape of Qwen2.5-0.5B in bf16 and as GGUF (2.5 GB), and the results. A
+# second run reuses everything that is there. A round takes at least five minutes for each server on two cores.
+# Nothing else should run meanwhile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +18,7 @@ mkdir -p "$folder"
 folder=$(realpath "$folder")
 readonly VLLM=0.32.0 TORCH=2.13.0 LLAMA=0.3.36 MISTRALRS=0.9.5
 
-# The wheel asks for torch's CPU build, which PyPI lacks, and looks for itself under the name `vllm`.
+# The wheel requires torch's CPU build, which PyPI does not have, and looks up its own version under the name `vllm`.
 install_vllm() {
     python3 -m venv "$folder/vllm"
     "$folder/vllm/bin/pip" install --quiet uv
@@ -30,7 +31,7 @@ install_vllm() {
     sed -i "s/^Name: .*/Name: vllm/; s/^Version: .*/Version: $VLLM+cpu/" "$packages/vllm-$VLLM+cpu.dist-info/METADATA"
 }
 
-# llama.cpp's own server, from the sources that its Python package brings.
+# llama.cpp's own server, built from the sources in its Python package.
 install_llama.cpp() {
     mkdir -p "$folder/llama.cpp"
     "$folder/tools/bin/pip" download --quiet --no-deps --no-binary :all: --dest "$folder" \

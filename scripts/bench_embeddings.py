@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Texts per second of a server and of sentence-transformers, in turn, on the same machine and threads.
+"""Compares the texts per second of a server and of sentence-transformers, in turn, on the same machine and threads.
 
     candlepower serve FOLDER --served-model-name m --threads 2
     .venv/bin/python scripts/bench_embeddings.py --url http://127.0.0.1:8000 --folder FOLDER --threads 2
 
-Each round embeds the same texts, of the golden file, in one batch with both; the figures are medians over the rounds.
+Each round embeds the same texts from the golden file in one batch with both. The figures are medians over the rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A model with random weights in the shape of Qwen2.5-0.5B, as safetensors in bf16 and as GGUF: what scripts/bench_peers.py serves."""
+"""Writes a model with random weights in the shape of Qwen2.5-0.5B, as bf16 safetensors and as GGUF.
+
+scripts/bench_peers.py serves it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TOKENIZER = ROOT / "crates/server/demo"
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, VOCABULARY = 896, 4864, 24, 14, 2, 151_936
 POSITIONS, ROPE_THETA, EPSILON = 32_768, 1_000_000.0, 1e-6
-# Where ggml's names differ within a layer.
+# Names within a layer that differ in ggml.
 GGML_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
@@ -43,7 +46,8 @@ def make_model(folder: Path) -> None:
     """Random weights in the shape of Qwen2.5-0.5B, in bf16, with the demo's tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = json.loads((TOKENIZER / "tokenizer.json").read_text())["model"]["vocab"]
-    # In a byte-level vocabulary these are whole characters; other rows are zeros, which are never the likeliest.
+    # These tokens are whole characters in the byte-level vocabulary. All other rows are zeros, so those tokens are
+    # never the likeliest.
     texts = np.array([id for text, id in vocabulary.items() if text.isascii() and text.isalnum()])
     silent = np.setdiff1d(np.arange(VOCABULARY), texts)
     config = {
@@ -74,7 +78,7 @@ def make_model(folder: Path) -> None:
 
 
 def stored(model: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """The tensors of the checkpoint, bf16 as u16."""
+    """The tensors of the checkpoint. bf16 is represented by u16."""
     with model.open("rb") as file:
         start = 8 + int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(start - 8))
@@ -92,7 +96,7 @@ def ggml_name(name: str) -> str:
 
 
 def make_gguf(folder: Path, file: Path, kind: gguf.GGMLQuantizationType) -> None:
-    """The checkpoint of `folder` as a GGUF file whose matrices are of `kind`."""
+    """Writes the checkpoint of `folder` as a GGUF file with matrices of type `kind`."""
     writer = gguf.GGUFWriter(file, "qwen2")
     writer.add_context_length(POSITIONS)
     writer.add_embedding_length(HIDDEN)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures this server and its peers in turn: see scripts/bench-peers.sh, which starts it."""
+"""Measures this server and its peers in turn. scripts/bench-peers.sh starts it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ import gguf
 
 PORT = 8431
 LEVELS = [1, 4, 16]
-# A server that takes longer than this for one row of the table did not finish.
+# Time limit for one row of the table. A slower server counts as not finished.
 LEVEL_TIMEOUT_S = 600
-# Prompts of 512 tokens of their own; and prompts that share 1,024 tokens before 64 of their own.
+# Separate prompts of 512 tokens; and prompts of 64 tokens after a shared prefix of 1,024.
 WORKLOADS = {
     "A": ["--input-tokens", "512", "--output-tokens", "128"],
     "B": ["--input-tokens", "64", "--output-tokens", "64", "--shared-prefix-tokens", "1024"],
@@ -31,7 +31,7 @@ WORKLOADS = {
 
 
 def servers(folder: Path, program: Path) -> dict[str, tuple[list[str], dict[str, str]]]:
-    """The commands and environments of all servers, of which those of peers may not be installed."""
+    """Commands and environments of all servers. Peers may not be installed."""
     model, vllm = str(folder / "model"), folder / "vllm"
     cores = os.cpu_count() or 1
     openmp = next(vllm.rglob("libiomp5.so"), "")
@@ -56,7 +56,7 @@ def servers(folder: Path, program: Path) -> dict[str, tuple[list[str], dict[str,
 
 
 def peak_bytes(group: int) -> int:
-    """Most memory that the processes of a group have had, added up."""
+    """Peak of the memory of all processes in a group."""
     total = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds the Python wheel, which carries the program `candlepower`.
+# Builds the Python wheel, which contains the program `candlepower`.
 #
 #   scripts/build-wheel.sh OUTDIR [PROGRAM]
 #
-# Without PROGRAM the program is built for release: for the CPU or, with env.sh of scripts/cuda-toolkit.sh sourced, for GPUs.
-# With it, that file is carried as it is, and the rest is what `cargo xtask test` has built: tests do so. Needs Rust, a C++
-# compiler, binutils and Python 3.11 or later with its `venv`.
+# Without PROGRAM, a release build is made: for the CPU, or for GPUs if env.sh of scripts/cuda-toolkit.sh was sourced.
+# With PROGRAM, that file is packed, and the rest comes from the build of `cargo xtask test`, as tests need it. Needs
+# Rust, a C++ compiler, binutils and Python 3.11 or later with its `venv`.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2; }
 mkdir -p "$1"
@@ -39,7 +39,7 @@ cp "$program" $CARRIED
 chmod 755 $CARRIED
 cp LICENSE THIRD-PARTY.txt "$(dirname $CARRIED)"
 
-# The wheel may be installed where the C library is at least the one that the program needs.
+# The wheel's platform tag requires at least the C library that the program needs.
 glibc=$(objdump --dynamic-syms $CARRIED | grep -o 'GLIBC_2\.[0-9]*' | sort --version-sort | tail -n 1)
 "$venv/bin/maturin" build --profile $profile --locked --manifest-path $PACKAGE/Cargo.toml \
     --compatibility "manylinux_2_${glibc#GLIBC_2.}" --out "$out"

@@ -1,10 +1,13 @@
 """Renders 70 published chat templates with transformers and with candlepower, and compares the prompts.
 
-The templates are those that llama.cpp keeps for its own tests; the source package of llama-cpp-python has them. They are
-not part of this repository, as their licences differ. A sample in their manner is crates/tokenizer/tests/data.
+The templates are those of llama.cpp's own tests, from the source package of llama-cpp-python. They are not part of
+this repository, since their licences differ. Similar templates are in crates/tokenizer/tests/data.
 
-Needs: pip install transformers==5.23.0 jinja2==3.1.6 scikit-build-core cmake (the last two for pip to read the package)
-Run from the repository's root: python scripts/compare_templates.py [--templates FOLDER]
+Needs: `pip install transformers==5.23.0 jinja2==3.1.6 scikit-build-core cmake`. pip reads the source package with the
+last two.
+
+Run from the repository's root: `python scripts/compare_templates.py [--templates FOLDER]`.
+
 Exits with 1 if a prompt differs that is not in KNOWN.
 """
 
@@ -26,13 +29,13 @@ NUM_TEMPLATES = 70
 NOW_UNIX_S = 1_752_000_000  # 2025-07-08 18:40:00 UTC
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
-# Template and conversation to the reason why the prompts may differ.
+# Template and conversation, with the reason that their prompts may differ.
 KNOWN = {
     ("llama-cpp-deepseek-r1", "tools"): "written for llama.cpp: in transformers `tojson` fails on the result of `map`",
     ("meetkai-functionary-medium-v3.1", "tools"): "`|safe +` makes Jinja2 write &lt; for the < of a description",
 }
 
-# What single templates want besides.
+# Further variables that single templates need.
 VARIABLES = {"fireworks-ai-llama-3-firefunction-v2": {"functions": '[{"name": "noop"}]', "datetime": "2025-07-08"}}
 ARGUMENTS_ARE_TEXT = {"meetkai-functionary-medium-v3.2"}
 
@@ -86,7 +89,7 @@ CONVERSATIONS = {
 
 
 class FixedClock(datetime.datetime):
-    """What strftime_now sees."""
+    """The time that strftime_now sees."""
 
     @classmethod
     def now(cls, tz=None):
@@ -94,10 +97,10 @@ class FixedClock(datetime.datetime):
 
 
 def download() -> dict[str, str]:
-    """The templates by name, from the source package."""
+    """The templates in the source package, by name."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-        # pip asks the package for its metadata, which asks for cmake but compiles nothing.
+        # pip asks the package for its metadata. This requires cmake, but compiles nothing.
         path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
         subprocess.run(
             [*command, "--no-build-isolation", "--dest", folder, PACKAGE], check=True, env={**os.environ, "PATH": path}
@@ -109,7 +112,7 @@ def download() -> dict[str, str]:
 
 
 def case(name: str, template: str, messages: list, tools: list | None) -> dict:
-    # A template named tool_use is only ever taken for a list of tools, which may be empty.
+    # transformers uses a template named tool_use only with a list of tools, which may be empty.
     tools = [] if tools is None and name.endswith("-tool_use") else tools
     if name in ARGUMENTS_ARE_TEXT:
         messages = json.loads(json.dumps(messages))
@@ -135,7 +138,7 @@ def expected(case: dict) -> dict:
             **SPECIAL_TOKENS,
             **case["kwargs"],
         )
-    except Exception as error:  # whatever it is, the template does not take the conversation
+    except Exception as error:  # any error means that the template refuses the conversation
         return {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
     return {"text": rendered[0]}
 

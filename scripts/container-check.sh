@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Deploys containers for real: the docker backend with Podman's engine, then the kubernetes backend's manifest with
+# Deploys real containers: the docker backend with Podman's engine, then the kubernetes backend's manifest with
 # `podman kube play`.
 #
 #   scripts/container-check.sh FOLDER
 #
-# For Debian 12, as root. FOLDER is one that `scripts/image-check.sh FOLDER` has kept, with the image; where it has none,
-# that script runs first. The commands are those of the image's own program. Everything happens on this machine; the
-# image is kept, all else is removed.
+# Needs Debian 12 and root. FOLDER is the folder of an earlier `scripts/image-check.sh FOLDER`, which holds the image.
+# That script runs first if there is no image. The commands are run with the image's own program, all on this machine.
+# The image is kept, and everything else is removed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -48,13 +48,13 @@ clean_up() {
     rm -rf --one-file-system "$work/state" "$work/play" "$work/engine.sock" "$work/candlepower"
 }
 
-# The engine behind a socket in a folder of its own, and the image's program as the client.
+# Starts the engine at a socket in a folder of its own. The client is the image's own program.
 start_engine() {
     pod rm --force candlepower-program > /dev/null 2>&1 || true
     pod create --name candlepower-program $IMAGE > /dev/null
     pod cp candlepower-program:/usr/local/bin/candlepower "$work/candlepower"
     pod rm candlepower-program > /dev/null
-    # Not through the function, whose number would be that of a shell.
+    # Not through the function `pod`: its process id would be that of a shell.
     podman --root "$work/storage" --runroot "$work/run" system service --time=0 "unix://$work/engine.sock" \
         > "$work/engine.log" 2>&1 &
     engine=$!
@@ -141,7 +141,8 @@ check_faults() {
     echo "What cannot run is refused in words, and leaves nothing"
 }
 
-# The Deployment of `--dry-run`, in a network of its own, since Podman opens its port to everybody.
+# Runs the Deployment of `--dry-run` in a network namespace of its own, because Podman publishes its port on all
+# addresses.
 check_manifest() {
     mkdir -p "$work/play"
     candle deploy demo --name demo --backend kubernetes --gpu-count 0 --image $IMAGE --memory 2Gi --dry-run \

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Make the golden checkpoints of tests/golden that the converter of llama.cpp writes, one for each architecture of GGUF files.
+"""Makes the GGUF files of tests/golden that llama.cpp's converter writes, one for each of GGUF's architectures.
 
     python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt sentencepiece
     .venv/bin/pip download --no-deps --no-binary :all: --dest .venv llama-cpp-python==0.3.36
     tar -xzf .venv/llama_cpp_python-0.3.36.tar.gz -C .venv
     .venv/bin/python scripts/convert_gguf_goldens.py --converter .venv/llama_cpp_python-0.3.36/vendor/llama.cpp
 
-Each folder holds a tiny random model of a recipe of make_goldens.py, smaller, as a GGUF file with matrices in BF16, which are its
-numbers, and golden.safetensors with what transformers computes from these. The files have no vocabulary.
+Each folder has a tiny random model, a smaller variant of a recipe of make_goldens.py, as a GGUF file with BF16
+matrices. golden.safetensors has what transformers computes from the same BF16 values. The files have no vocabulary.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ import torch
 
 SMALL = {**goldens.TWO_LAYERS, "vocab_size": 96}
 
-# Of layers with states and layers with attention.
+# For models that mix linear attention and attention.
 RECURRENT = dict(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
 
-# folder: the recipe, what differs from it, and what published configurations have that transformers does not write, or not (None).
+# folder: the recipe, the differences from it, and keys that published configurations have but transformers does not
+# write, or vice versa (None).
 MODELS = {
     "gguf-gemma": dict(of="gemma"),
     "gguf-qwen2-moe": dict(of="qwen2-moe", config=dict(mlp_only_layers=[])),
@@ -38,7 +39,7 @@ MODELS = {
         config=RECURRENT | dict(mlp_only_layers=[], full_attention_interval=2),
         edit=dict(full_attention_interval=2),
     ),
-    # Several heads of values have the keys of one.
+    # Several value heads share one key head.
     "gguf-qwen3_5": dict(
         of="qwen3_5-text",
         config=RECURRENT | dict(linear_num_value_heads=6),
@@ -53,7 +54,7 @@ MODELS = {
     "gguf-glm4": dict(of="glm4"),
     "gguf-glm4-moe": dict(of="glm4-moe"),
     "gguf-olmo3": dict(of="olmo3", config=dict(num_hidden_layers=4, sliding_window=11)),
-    # Files say nothing of windows, and that every fourth layer has no rope is known.
+    # The converter knows, without a key in the file, that every fourth layer has no RoPE. Windows are not stored.
     "gguf-smollm3": dict(
         of="smollm3", config=dict(num_hidden_layers=4, no_rope_layer_interval=4, use_sliding_window=False)
     ),
@@ -81,7 +82,7 @@ MODELS = {
         | dict.fromkeys(["num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"]),
     ),
     "gguf-nemotron-h-moe": dict(of="nemotron-h-moe", edit=dict(rms_norm_eps=None)),
-    # Three of four layers have a window, as is known.
+    # The converter knows, without a key in the file, that three of four layers have a window.
     "gguf-afmoe": dict(of="afmoe", config=dict(num_hidden_layers=4, num_experts=4, global_attn_every_n_layers=4)),
     "gguf-dots1": dict(of="dots1", config=dict(sliding_window=None)),
 }
@@ -101,11 +102,11 @@ def convert(folder: Path, file: Path, edit: dict) -> None:
     config = json.loads((folder / "config.json").read_text()) | edit
     config = {key: value for key, value in config.items() if value is not None}
     goldens.write_json(folder / "config.json", config)
-    # As it is, without what this version of transformers would add.
+    # The configuration as it is, without keys that this version of transformers would add.
     ModelBase.load_hparams = staticmethod(lambda *_, **__: copy.deepcopy(config))
     [architecture] = config["architectures"]
     converter = get_model_class(architecture)
-    # Vocabularies are another matter, which these models have none for; nor have they layers for further tokens.
+    # These models have neither vocabularies nor layers for multi-token prediction, so both parts are skipped.
     for kind in all_kinds(ModelBase):
         kind.set_vocab = lambda self: self._set_vocab_none()
     ModelBase.no_mtp = True
@@ -119,7 +120,7 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     model = goldens.random_model(source, SMALL, seed)
     folder = goldens.empty(out / name)
     with tempfile.TemporaryDirectory() as temporary:
-        # The file has the folder's name in it.
+        # The folder's name becomes part of the file.
         checkpoint = Path(temporary) / name
         model.to(torch.bfloat16).save_pretrained(checkpoint)
         convert(checkpoint, folder / "model.gguf", recipe.get("edit", {}))
@@ -131,7 +132,7 @@ def main() -> None:
     parser = goldens.arguments(__doc__)
     parser.add_argument("--converter", type=Path, required=True, help="the folder of llama.cpp's sources")
     args = parser.parse_args()
-    # With its own version of the package gguf.
+    # The converter's own version of the package gguf.
     sys.path[:0] = [str(args.converter), str(args.converter / "gguf-py")]
     importlib.import_module("conversion")
     for name, recipe, seed in goldens.wanted(MODELS, args.only, 11000):

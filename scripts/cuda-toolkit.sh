@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a CUDA toolkit from pinned PyPI wheels, on a machine that has none: no root, no driver, no GPU.
+# Assembles a CUDA toolkit from pinned PyPI wheels, on a machine that has none: without root, driver or GPU.
 #
 #   scripts/cuda-toolkit.sh DIR               for the fast build: GGUF's large matmul kernels are left empty
 #   scripts/cuda-toolkit.sh DIR --full        for the full build, which compiles them: many minutes more
@@ -10,10 +10,13 @@
 #   . DIR/env.sh
 #   cargo build --release --features cuda
 #
-# CUDA_COMPUTE_CAP chooses the GPUs: 80 (A100), 86 (A10, RTX 30), 89 (L4, L40S, RTX 40), 90 (H100, H200: the default), 100 (B200),
-# 120 (RTX 50). The program that comes out needs no CUDA library to start: DIR/cuda/lib holds stand-ins that look for the real
-# ones at the first call. Builds without the feature see nothing of env.sh. Needs x86-64 Linux, Python 3 with venv, cargo, and g++
-# up to 15. A second run with nothing changed does nothing.
+# CUDA_COMPUTE_CAP chooses the GPUs: 80 (A100), 86 (A10, RTX 30), 89 (L4, L40S, RTX 40), 90 (H100, H200: the default),
+# 100 (B200), 120 (RTX 50).
+#
+# The program needs no CUDA library to start. DIR/cuda/lib has stand-ins, which load the real libraries at the first
+# call. Builds without the feature are not affected by env.sh.
+#
+# Needs x86-64 Linux, Python 3 with venv, cargo, and g++ up to 15. A second run without changes does nothing.
 set -euo pipefail
 
 CUDA_VERSION=13000
@@ -36,7 +39,7 @@ mkdir -p "$1"
 dir=$(cd "$1" && pwd)
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-# What is there comes with a note of what it was made from.
+# A note in each folder says what it was made from, so that a second run can tell whether to make it again.
 made_from() {
   { echo "$dir" && cat "${BASH_SOURCE[0]}" "$scripts"/cuda/*.* "$scripts/../Cargo.lock"; } | sha256sum
 }
@@ -85,14 +88,14 @@ make_toolkit() {
   done
   chmod +x "$dir"/cuda/bin/* "$dir"/cuda/nvvm/bin/*
   "${unpack[@]}" 'flashinfer/data/include/*' "$dir/flashinfer/include"
-  # No shared library lies on the linker's path, so that the program comes to need none.
+  # No shared library is on the linker's path. So the program cannot come to depend on one.
   "${unpack[@]}" 'nvidia/cu13/lib/*.a' "$dir/cuda/lib"
   mv "$dir/cuda/lib/libcudart_static.a" "$dir/cuda/lib/libcudart.a"
   ln -s lib "$dir/cuda/lib64"
   rm -rf "$dir/wheels"
 }
 
-# The folder of a crate that the lockfile names.
+# The folder of a crate, in the version that the lockfile names.
 crate() {
   python3 -c '
 import json, os, sys

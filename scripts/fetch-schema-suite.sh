@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Fetches the JSON Schema Test Suite, which the source package of Python's `jsonschema` carries, for `cargo xtask schema-suite`.
+# Fetches the JSON Schema Test Suite for `cargo xtask schema-suite`, from the source package of Python's `jsonschema`.
 #
 #   scripts/fetch-schema-suite.sh FOLDER
 #   cargo xtask schema-suite FOLDER/draft2020-12 FOLDER/draft7
 #
-# The suite's package on npm holds no tests: it loads them from a repository.
+# The suite's own package on npm has no tests: it downloads them from a repository.
 set -euo pipefail
 [ $# = 1 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2; }
 readonly VERSION=4.26.0

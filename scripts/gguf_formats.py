@@ -1,6 +1,7 @@
-"""How matrices are rounded and packed to the K-quants and the IQ4 types of GGUF, which the `gguf` package reads but does not write.
+"""Rounds and packs matrices to GGUF's K-quants and IQ4 types, which the `gguf` package can read but not write.
 
-The rounding is as simple as it can be: what is tested is how packed numbers are read, which `gguf.quants.dequantize` defines.
+The rounding is as simple as possible. The goldens test how packed values are read, and `gguf.quants.dequantize` is
+the reference for that.
 """
 
 from __future__ import annotations
@@ -16,19 +17,21 @@ def halves(values: np.ndarray) -> np.ndarray:
 
 
 def widened(values: np.ndarray) -> np.ndarray:
-    """[blocks] as what float16 keeps of them, [blocks, 1, 1]."""
+    """[blocks] rounded to float16, as [blocks, 1, 1]."""
     return values.astype(np.float16).astype(np.float32).reshape(-1, 1, 1)
 
 
 def packed_bits(codes: np.ndarray, run: int, bits: int) -> np.ndarray:
-    """[blocks, 256] codes -> bytes: of each run of `run * 8 / bits` codes the first `run` lie in the lowest bits."""
+    """[blocks, 256] quantized values -> bytes. In each run of `run * 8 / bits` values the first `run` have the lowest
+    bits.
+    """
     codes = codes.astype(np.uint8).reshape(len(codes), -1, 8 // bits, run)
     shifts = np.arange(0, 8, bits, dtype=np.uint8).reshape(1, 1, -1, 1)
     return np.bitwise_or.reduce(codes << shifts, axis=2).reshape(len(codes), -1)
 
 
 def with_minima(blocks: np.ndarray, group: int, bits: int, sub_bits: int) -> tuple[np.ndarray, ...]:
-    """Codes, scales and minima of groups, and a scale of each of both."""
+    """Quantized weights, scales and offsets of groups, with one scale for the scales and one for the offsets."""
     parts = blocks.reshape(len(blocks), -1, group)
     low = np.minimum(parts.min(2), 0)
     scales = (parts.max(2) - low) / (2**bits - 1)
@@ -42,7 +45,7 @@ def with_minima(blocks: np.ndarray, group: int, bits: int, sub_bits: int) -> tup
 
 
 def symmetric(blocks: np.ndarray, bits: int, most: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Codes and scales of groups of 16, some of them negative, and a scale of these."""
+    """Quantized weights and scales of groups of 16, some of them negative, with a scale of the scales."""
     parts = blocks.reshape(len(blocks), -1, 16)
     half = 2 ** (bits - 1)
     scales = np.abs(parts).max(2) / half
@@ -53,17 +56,19 @@ def symmetric(blocks: np.ndarray, bits: int, most: int, rng: np.random.Generator
 
 
 def six_bit_pairs(scales: np.ndarray, mins: np.ndarray) -> np.ndarray:
-    """Eight scales and eight minima of six bits in twelve bytes."""
+    """Eight scales and eight offsets of six bits in twelve bytes."""
     low = scales[:, :4] | scales[:, 4:] >> 4 << 6, mins[:, :4] | mins[:, 4:] >> 4 << 6
     return np.concatenate([*low, scales[:, 4:] & 15 | (mins[:, 4:] & 15) << 4], axis=1)
 
 
-# What ggml calls `kvalues_iq4nl`.
+# ggml's `kvalues_iq4nl`.
 IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
 def looked_up(blocks: np.ndarray, kind: Type) -> list[np.ndarray]:
-    """[blocks, 32 or 256] as scales of 32 numbers each, some of them negative, and codes of the nearest of sixteen."""
+    """[blocks, 32 or 256] as scales of groups of 32, some of them negative, and indices of the nearest of sixteen
+    values.
+    """
     parts = blocks.reshape(len(blocks), -1, 32)
     scales = np.abs(parts).max(2) / 120
     scales[:, ::3] *= -1
@@ -82,7 +87,7 @@ def looked_up(blocks: np.ndarray, kind: Type) -> list[np.ndarray]:
 
 
 def pack_blocks(kind: Type, blocks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """[blocks, numbers] -> [blocks, bytes]."""
+    """[blocks, values] -> [blocks, bytes]."""
     if kind == Type.Q2_K:
         codes, scales, mins, d, dmin = with_minima(blocks, 16, 2, 4)
         parts = [scales | mins << 4, packed_bits(codes, 32, 2), halves(d), halves(dmin)]
@@ -111,7 +116,7 @@ def pack_blocks(kind: Type, blocks: np.ndarray, rng: np.random.Generator) -> np.
 
 
 def pack(kind: Type, matrix: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A matrix as GGUF stores it: [rows, bytes]; of F32 and F16 the numbers."""
+    """A matrix as GGUF stores it: [rows, bytes]; for F32 and F16 the values."""
     if not kind.name.endswith("_K") and not kind.name.startswith("IQ"):
         return gguf.quants.quantize(matrix, kind)
     packed = pack_blocks(kind, matrix.reshape(-1, gguf.GGML_QUANT_SIZES[kind][0]), rng)
@@ -120,5 +125,5 @@ def pack(kind: Type, matrix: np.ndarray, rng: np.random.Generator) -> np.ndarray
 
 
 def unpack(kind: Type, packed: np.ndarray) -> np.ndarray:
-    """The numbers; a zero is positive, whatever the sign of its scale."""
+    """The dequantized values. A zero is positive, whatever the sign of its scale."""
     return gguf.quants.dequantize(packed, kind).astype(np.float32) + np.float32(0)

@@ -1,16 +1,16 @@
-"""Recipes of make_goldens.py: models with experts beside shared ones, and models of delta nets."""
+"""Recipes of make_goldens.py: models with shared experts, and models with delta nets."""
 
 from __future__ import annotations
 
 import torch
 from goldens import TWO_LAYERS
 
-# What a tiny encoder of images has, of which nothing is computed here.
+# A tiny image encoder, whose output is not used.
 QWEN_VISION = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=1, patch_size=4)
 
 
 def of_all_experts(tensors: dict, experts: int) -> dict:
-    """With the matrices of each layer's experts in one tensor, gate and up one behind the other."""
+    """Puts the matrices of each layer's experts into one tensor, with gate before up."""
     one = lambda name, expert, matrix: tensors.pop(name.replace("experts.0.gate_proj", f"experts.{expert}.{matrix}"))
     for name in [name for name in tensors if name.endswith(".experts.0.gate_proj.weight")]:
         layer = name.split("0.gate_proj")[0]
@@ -20,7 +20,7 @@ def of_all_experts(tensors: dict, experts: int) -> dict:
     return tensors
 
 
-# Of models with multi-head latent attention, and of those that have experts, too.
+# Settings of models with multi-head latent attention, then of those that are MoE models, too.
 LATENTS = dict(
     num_key_value_heads=4,
     q_lora_rank=40,
@@ -33,7 +33,7 @@ WITH_EXPERTS = LATENTS | dict(moe_intermediate_size=40, first_k_dense_replace=1)
 
 
 def yarn(mscale: float) -> dict:
-    """Contexts stretched as DeepSeek stretches them."""
+    """RoPE scaling with DeepSeek's settings."""
     return dict(
         rope_type="yarn",
         rope_theta=10000.0,
@@ -47,7 +47,7 @@ def yarn(mscale: float) -> dict:
 
 
 def as_published(config: dict, **others) -> None:
-    """As the hub's files are, with what transformers does not read."""
+    """Writes a configuration as published, with keys that transformers does not read."""
     rope = config.pop("rope_parameters")
     theta, kind = rope.pop("rope_theta"), rope.pop("rope_type")
     for key in ("head_dim", "qk_head_dim", "partial_rotary_factor"):
@@ -55,9 +55,9 @@ def as_published(config: dict, **others) -> None:
     config.update(rope_theta=theta, rope_scaling={"type": kind, **rope}, **others)
 
 
-# As MODELS of make_goldens.py.
+# Same form as MODELS in make_goldens.py.
 MODELS = {
-    # With the layer behind the last one, of which nothing is computed, and experts that make half of what all make.
+    # With an unused layer for multi-token prediction after the last one. Half of the routed experts are chosen.
     "glm4-moe": dict(
         cls="Glm4Moe",
         config=dict(
@@ -78,7 +78,7 @@ MODELS = {
         rename=lambda tensors: tensors | {"model.layers.3.enorm.weight": torch.zeros(64)},
         dtype=torch.bfloat16,
     ),
-    # As DeepSeek-V2-Lite: queries without a latent.
+    # Settings of DeepSeek-V2-Lite: queries without a latent.
     "deepseek-v2": dict(
         cls="DeepseekV2",
         config=dict(
@@ -91,7 +91,7 @@ MODELS = {
         rewrite=lambda c: as_published(c, scoring_func="softmax", moe_layer_freq=1),
         dtype=torch.bfloat16,
     ),
-    # As DeepSeek-V2.
+    # Settings of DeepSeek-V2.
     "deepseek-v2-groups": dict(
         cls="DeepseekV2",
         seed=4001,
@@ -107,7 +107,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # With the layer behind the last one, of which nothing is computed.
+    # With an unused layer for multi-token prediction after the last one.
     "deepseek-v3": dict(
         cls="DeepseekV3",
         config=dict(
@@ -134,7 +134,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # Queries grow, and ropes are told of whole heads.
+    # Query scaling by position. RoPE settings refer to whole heads.
     "mistral4": dict(
         cls="Mistral4",
         config=dict(
@@ -154,7 +154,7 @@ MODELS = {
         config=dict(
             **LATENTS,
             tie_word_embeddings=True,
-            # transformers takes its embedding for zeros.
+            # transformers would set the embedding of this token to zeros.
             pad_token_id=None,
         ),
         dtype=torch.bfloat16,
@@ -192,7 +192,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # As the hub has it, with what transformers does not read.
+    # Published form, with keys that transformers does not read.
     "minimax-m2": dict(
         cls="MiniMaxM2",
         config=dict(
@@ -219,7 +219,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # Windows shorter than the prompt, and the published kind of rope.
+    # Windows shorter than the prompt, and the published kind of RoPE.
     "gpt-oss": dict(
         cls="GptOss",
         seed=4801,
@@ -242,7 +242,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # As the hub has it, without the list of layers.
+    # Published form, without the list of layers.
     "qwen3-next": dict(
         cls="Qwen3Next",
         seed=4905,
@@ -268,7 +268,7 @@ MODELS = {
         rename=lambda tensors: tensors | {"mtp.norm.weight": torch.zeros(64)},
         dtype=torch.bfloat16,
     ),
-    # Part of a model of texts and images. Heads of keys and of values are of different widths.
+    # The text part of a model for text and images. Key heads and value heads have different widths.
     "qwen3_5": dict(
         cls="Qwen3_5",
         seed=5001,
@@ -306,7 +306,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # As published, with one tensor for all experts of a layer.
+    # Published form, with one tensor for all experts of a layer.
     "qwen3_5-moe": dict(
         cls="Qwen3_5Moe",
         seed=5204,
@@ -367,7 +367,7 @@ GRANITE = dict(
     logits_scaling=6.0,
 )
 
-# The same, that came later: each folder's seed is that of its place.
+# Further models, added later. Each folder's seed follows from its position, so new ones are only appended.
 MORE = {
     "granite-moe": dict(
         cls="GraniteMoe",
@@ -389,7 +389,7 @@ MORE = {
         ),
         dtype=torch.bfloat16,
     ),
-    # As Granite 4 Micro, without experts.
+    # Settings of Granite 4 Micro, without experts.
     "granite-hybrid-dense": dict(
         cls="GraniteMoeHybrid",
         seed=7201,
@@ -453,7 +453,7 @@ MORE = {
         rewrite=lambda c: (c.pop("layer_types"), c.update(score_func="sigmoid", route_norm=True)),
         dtype=torch.bfloat16,
     ),
-    # As published, with older names of two keys.
+    # Published form, with the older names of two keys.
     "lfm2": dict(
         cls="Lfm2",
         config=dict(

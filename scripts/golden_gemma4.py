@@ -1,10 +1,10 @@
-"""Recipes of make_goldens.py: Gemma 4, whose layers differ in more than windows."""
+"""Recipes of make_goldens.py: Gemma 4, whose layers differ not only in their windows."""
 
 from __future__ import annotations
 
 import torch
 
-# What tiny encoders of images and sounds have, of which nothing is computed here.
+# Tiny encoders of images and sounds, whose output is not used.
 VISION = dict(
     hidden_size=8,
     intermediate_size=8,
@@ -17,7 +17,8 @@ VISION = dict(
 )
 UNIFIED_VISION = dict(patch_size=2, pooling_kernel_size=1, mm_embed_dim=64, mm_posemb_size=4, output_proj_dims=64)
 
-# What models of experts have whose matrices the scripts for quantized goldens pack: rows of whole blocks.
+# Settings of MoE models whose matrices are packed by the scripts for quantized goldens, so rows consist of whole
+# blocks.
 TWO_LAYERS_OF_EXPERTS = dict(
     head_dim=32,
     global_head_dim=64,
@@ -35,16 +36,17 @@ TWO_LAYERS_OF_EXPERTS = dict(
 
 
 def as_published(config: dict) -> None:
-    """Says what global layers have in two keys, where transformers 5.23 writes what every such layer has."""
+    """Writes two keys for all global layers. transformers 5.23 would write the values of each such layer."""
     text = config["text_config"]
     of_global = next(iter(text.pop("per_layer_config").values()))
     text["global_head_dim"] = of_global["head_dim"]
     text["num_global_key_value_heads"] = of_global.get("num_key_value_heads")
 
 
-# As MODELS of make_goldens.py.
+# Same form as MODELS in make_goldens.py.
 MODELS = {
-    # The last three layers read the keys and values of the two before them that are of their kind; the files have some of their own, unused.
+    # The last three layers use the keys and values of the two layers before them, of the same kind. Their own are
+    # stored but not used.
     "gemma4": dict(
         cls="Gemma4",
         seed=714,
@@ -79,7 +81,7 @@ MODELS = {
         | {f"model.language_model.layers.{i}.self_attn.k_norm.weight": torch.ones(16) for i in (3, 4)},
         dtype=torch.bfloat16,
     ),
-    # Heads of global layers that no kernel has in their width; experts beside the feed-forward.
+    # Global layers have a head width without a kernel of its own. Experts run in parallel with the feed-forward.
     "gemma4-moe": dict(
         cls="Gemma4",
         text=True,
@@ -94,7 +96,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # Heads as wide as published, all settings of ropes by default.
+    # Head widths as published, and default settings of all RoPEs.
     "gemma4-unified": dict(
         cls="Gemma4Unified",
         head="ForConditionalGeneration",

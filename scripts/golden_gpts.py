@@ -1,27 +1,27 @@
-"""Recipes of make_goldens.py: GPTs and their like, and models whose feed-forwards have squared ReLUs."""
+"""Recipes of make_goldens.py: GPTs and similar models, and models with squared ReLUs."""
 
 from __future__ import annotations
 
 import torch
 from goldens import TWO_LAYERS
 
-# What COMMON says in words that these configurations have others for.
+# Keys of COMMON that these configurations replace by others.
 LLAMA_KEYS = ["intermediate_size", "num_key_value_heads", "rms_norm_eps"]
 
 
 def without(*keys: str):
-    """Takes keys out of a configuration, and those that only Llama's like have."""
+    """Removes keys from a configuration, and those that only Llama-like models have."""
     return lambda c: [c.pop(key, None) for key in (*keys, *LLAMA_KEYS)]
 
 
 def old_ropes(config: dict) -> None:
-    """transformers 4's spelling of NeoX's settings."""
+    """Writes NeoX's settings in transformers 4's form."""
     rope = config.pop("rope_parameters")
     config.pop("partial_rotary_factor", None)
     config.update(rotary_emb_base=rope["rope_theta"], rotary_pct=rope["partial_rotary_factor"])
 
 
-# As MODELS of make_goldens.py.
+# Same form as MODELS in make_goldens.py.
 MODELS = {
     "opt": dict(
         cls="OPT",
@@ -46,7 +46,7 @@ MODELS = {
         rewrite=without("attention_layers"),
         dtype=torch.bfloat16,
     ),
-    # With a mask, as old checkpoints have them.
+    # With a causal mask as a tensor, as old checkpoints have it.
     "gpt-neox": dict(
         cls="GPTNeoX",
         config=TWO_LAYERS
@@ -79,14 +79,14 @@ MODELS = {
         rewrite=without(),
         dtype=torch.bfloat16,
     ),
-    # As Falcon 7B, with biases.
+    # Settings of Falcon 7B, with biases.
     "falcon": dict(
         cls="Falcon",
         config=TWO_LAYERS | dict(bias=True, layer_norm_epsilon=1e-4, tie_word_embeddings=True),
         rewrite=without("max_position_embeddings", "ffn_hidden_size"),
         dtype=torch.bfloat16,
     ),
-    # As Falcon 40B.
+    # Settings of Falcon 40B.
     "falcon-new": dict(
         cls="Falcon",
         config=TWO_LAYERS

@@ -1,4 +1,4 @@
-"""Goldens of `--quantize-on-load int4`: transformers computes with the matrices that candlepower makes."""
+"""Goldens of `--quantize-on-load int4`. transformers computes with the matrices that candlepower makes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import transformers
 
 
 def make(name: str, source: str, out: Path, seed: int) -> None:
-    """The method is not GGUF's, so its own numbers are asked for."""
+    """The method is not part of GGUF, so candlepower itself is asked for the dequantized values."""
     with tempfile.TemporaryDirectory() as folder:
         example = ["cargo", "run", "--quiet", "--package", "candlepower-models", "--example", "on_load", "--"]
         subprocess.run([*example, out / source, "int4", folder], check=True, cwd=goldens.ROOT)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from golden_experts import GRANITE
 
-# transformers holds times above the first of them in prompts, and not in what follows; NVIDIA's own code and vLLM never do.
+# transformers applies the lower bound of time steps in prompts only, and NVIDIA's own code and vLLM never do. So the
+# bound is too small to have an effect.
 NEMOTRON = dict(
     head_dim=24,
     mamba_num_heads=8,
@@ -18,13 +19,13 @@ NEMOTRON = dict(
 
 
 def nemotron_as_published(config: dict) -> None:
-    """With letters for layers, and an infinity, which JSON has not."""
+    """Writes layers as letters, and an infinity, which JSON does not have."""
     for key in ("layer_types", "layers_block_type", "rms_norm_eps"):
         config.pop(key, None)
     config.update(hybrid_override_pattern="MM-*-M", time_step_limit=[0.0, float("inf")])
 
 
-# As MODELS of make_goldens.py.
+# Same form as MODELS in make_goldens.py.
 MODELS = {
     "bamba": dict(
         cls="Bamba",
@@ -37,7 +38,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # As Granite 4 H Tiny.
+    # Settings of Granite 4 H Tiny.
     "granite-hybrid": dict(
         cls="GraniteMoeHybrid",
         config=GRANITE
@@ -66,7 +67,7 @@ MODELS = {
         rewrite=nemotron_as_published,
         dtype=torch.bfloat16,
     ),
-    # As Nemotron 3 Nano, in the words of transformers 5.
+    # Settings of Nemotron 3 Nano, in transformers 5's form.
     "nemotron-h-moe": dict(
         cls="NemotronH",
         seed=8102,

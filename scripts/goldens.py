@@ -1,4 +1,4 @@
-"""What the scripts that write tests/golden have in common: their arguments, random models, and what is computed from these."""
+"""Common parts of the scripts that write tests/golden: arguments, random models, and expected results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOLDENS = ROOT / "tests" / "golden"
 PROMPT_LEN = 48
 NEW_TOKENS = 32
 
-# Small, as every folder is in the repository; heads and kv heads divide by two.
+# The folders in the repository must be small. Heads and KV heads are divisible by two, for tensor parallelism.
 COMMON = dict(
     vocab_size=320,
     hidden_size=64,
@@ -38,7 +38,7 @@ ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
 def arguments(doc: str, out: Path = GOLDENS) -> argparse.ArgumentParser:
-    """The arguments of each script; torch computes the same in every run."""
+    """The arguments of each script. One thread makes torch's results equal in every run."""
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
@@ -48,7 +48,7 @@ def arguments(doc: str, out: Path = GOLDENS) -> argparse.ArgumentParser:
 
 
 def wanted(recipes: dict, only: str | None, first_seed: int) -> Iterator[tuple]:
-    """Name, recipe and seed of each folder that is asked for."""
+    """Name, recipe and seed of each requested folder."""
     for i, (name, recipe) in enumerate(recipes.items()):
         if only in (None, name):
             yield name, recipe, first_seed + i * 100
@@ -71,19 +71,19 @@ def rewrite_json(path: Path, edit) -> None:
 
 
 def forget_version(folder: Path) -> None:
-    """The version is in the requirements; the files should not change with it."""
+    """Checks the version in the requirements, because the files depend on it."""
     for path in (folder / "config.json", folder / "generation_config.json"):
         if path.exists():
             rewrite_json(path, lambda c: c.pop("transformers_version", None))
 
 
 def random_model(recipe: dict, common: dict, seed: int) -> torch.nn.Module:
-    """A decoder of the recipe's class, whose configuration differs from `common` as the recipe says."""
+    """A decoder of the recipe's class. Its configuration is `common` with the recipe's differences."""
     kind = "TextConfig" if recipe.get("text") else "Config"
     config_class = getattr(transformers, recipe["cls"] + kind)
     model_class = getattr(transformers, recipe["cls"] + recipe.get("head", "ForCausalLM"))
     config = {**common, **recipe.get("config", {})}
-    if "vision" in recipe:  # a model of texts and images
+    if "vision" in recipe:  # a model for text and images
         whole = dict(text_config=config, vision_config=recipe["vision"])
         config = {**whole, "tie_word_embeddings": config["tie_word_embeddings"]}
     config = config_class(**config)
@@ -94,7 +94,9 @@ def random_model(recipe: dict, common: dict, seed: int) -> torch.nn.Module:
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
-    """Weights wide enough that attention is not flat, GELU is not straight, and logits differ clearly."""
+    """Fills the weights. They are large enough for uneven attention, for the curved part of GELU, and for clearly
+    different logits.
+    """
     generator = torch.Generator().manual_seed(seed)
     kind = type(model).__name__
     for name, parameter in sorted(model.named_parameters()):
@@ -105,21 +107,21 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             from_zero = "Gemma" in kind and "Gemma4" not in kind
             value = (1.0 if is_factor and not from_zero else 0.0) + 0.2 * noise
             if "Gemma4" in kind and name.endswith(("q_norm.weight", "k_norm.weight")):
-                # Their products are the scores, as they are.
+                # Attention scores are products of the two, without any scaling.
                 value *= parameter.shape[0] ** -0.25
         elif "embed_tokens_per_layer" in name:
             value = noise * 0.3
         elif "embed" in name and ("Falcon" in kind or "OPT" in kind):
             value = noise * 0.1
         elif "embed" in name:
-            # Gemma multiplies it by sqrt(hidden_size), and its tied logits should not saturate.
+            # Gemma multiplies the embedding by sqrt(hidden_size), and the tied logits must not saturate.
             value = noise * (0.03 if "Gemma" in kind else 0.5)
         elif "wpe" in name or "wte" in name:
             value = noise * 0.2
-        else:  # of experts as of one matrix; GPT-2's are stored the other way round
+        else:  # experts share one tensor; GPT-2's matrices are transposed
             value = noise * 1.5 * parameter.shape[0 if "GPT2" in kind else -1] ** -0.5
             if "GPTNeoFor" in kind and name.endswith(("q_proj.weight", "k_proj.weight")):
-                value *= 0.5  # their products are the scores, as they are
+                value *= 0.5  # attention scores are not scaled
         parameter.data.copy_(value)
     for name, buffer in sorted(model.named_buffers()):
         if name.endswith(("e_score_correction_bias", "feed_forward.expert_bias")):  # about as large as sigmoids
@@ -129,13 +131,13 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
 
 
 def read_back(model_class: type, folder: Path) -> torch.nn.Module:
-    """The model of the files, whose golden values they are."""
+    """The model, loaded from the files, since these have the golden values."""
     seeded_weights.write_weights(folder)
     return model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def inv_freq(model: torch.nn.Module) -> torch.Tensor:
-    """Of all layers, or of those without a window; nothing where there is no rope."""
+    """The inverse frequencies of all layers, or of those without a window; empty without RoPE."""
     if not hasattr(model, "model"):
         return torch.zeros(0)
     rope = getattr(getattr(model.model, "language_model", model.model), "rotary_emb", None)
@@ -151,13 +153,13 @@ def write_golden(
     short_prompt: int | None = None,
     dequantized: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """What a decoder computes from a random prompt, with the numbers that its codes stand for."""
+    """Writes the results of a decoder for a random prompt, with dequantized values if there are any."""
     generator = torch.Generator().manual_seed(seed)
     prompt = torch.randint(4, model.config.get_text_config().vocab_size, (PROMPT_LEN,), generator=generator)
     with torch.no_grad():
         logits = model(prompt[None]).logits[0]
         ids, greedy_leads = prompt, []
-        for _ in range(NEW_TOKENS):  # without a cache: the definition
+        for _ in range(NEW_TOKENS):  # without a cache, as the reference
             last = model(ids[None]).logits[0, -1]
             greedy_leads.append(lead(last))
             ids = torch.cat([ids, last.argmax()[None]])
@@ -182,18 +184,18 @@ def write_golden(
 
 
 def lead(logits: torch.Tensor) -> float:
-    """How far the best token is before the next one. Where that is little, another seed makes a better golden."""
+    """Difference between the two largest logits. If it is small, choose another seed for the golden."""
     best, next_one = logits.topk(2).values.tolist()
     return best - next_one
 
 
 def save(folder: Path, golden: dict[str, torch.Tensor], summary: str) -> None:
-    """Writes a folder's last file, and says what is to be known of it at a glance."""
+    """Writes a folder's last file, and prints a summary."""
     save_file(golden, folder / "golden.safetensors")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file() and not is_generated(file))
     print(f"{folder.name}: {size / 1e3:.0f} kB, {summary}")
 
 
 def is_generated(file: Path) -> bool:
-    """Whether a file is no part of the repository."""
+    """Whether a file is generated and not part of the repository."""
     return file.name == seeded_weights.WEIGHTS and (file.parent / seeded_weights.SEEDED).exists()

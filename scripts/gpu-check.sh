@@ -1,27 +1,38 @@
 #!/usr/bin/env bash
-# Checks a build on a GPU machine that has no toolchain, in one table.
+# Checks a build on a GPU machine that has no toolchain, and prints one table.
 #
-#   scripts/gpu-check.sh build DIR   with env.sh of scripts/cuda-toolkit.sh sourced: puts what is to be run into DIR
-#   DIR/gpu-check.sh                 on the GPU machine: runs it
-#   DIR/gpu-check.sh --tp N          on a machine with N GPUs: runs what N ranks do, by NCCL; with one GPU a group of one
+#   scripts/gpu-check.sh build DIR   with env.sh of scripts/cuda-toolkit.sh sourced: writes the programs to DIR
+#   DIR/gpu-check.sh                 on the GPU machine: runs the checks
+#   DIR/gpu-check.sh --tp N          on a machine with N GPUs: checks N ranks with NCCL; one GPU is a group of one
 #
-# It compares the kernels with their definitions and the models with their goldens, serves and asks the demo, measures each kernel
-# beside the others that could be chosen for its work, and random weights in the shapes of Llama-3.1-8B and Qwen2.5-0.5B, with
-# CUDA graphs and without, and over HTTP from files (16 GB in TMPDIR for as long as that takes); gpu-peers.py measures PyTorch beside it.
-# `GPU_CHECK=correct` leaves the measurements out, `GPU_CHECK=measure` the rest; or it names rows: `GPU_CHECK=matmul,qwen`. A row that
-# would begin after GPU_CHECK_SECONDS (540) is left out, and the exit status is 1. `DIR.tar.xz` is all of DIR but DIR/golden, which is the repository's
-# tests/golden: CANDLEPOWER_GOLDENS names it where it is elsewhere. Each program that reads the goldens writes their weights there. Logs and measurements.jsonl go to GPU_CHECK_OUT, or to DIR.
-# The GPU machine needs the NVIDIA driver, python3 (with PyTorch and transformers for what is held against them), cuBLAS and cuRAND. These are looked for, in this order, in LD_LIBRARY_PATH, in DIR/lib
-# (`scripts/cuda-toolkit.sh DIR --libraries` makes it), among the packages of `python3` (PyTorch brings them), in
-# /usr/local/cuda*/lib64, and where the system looks anyway. Each comparison of the kernels runs in a process of its own, so that
-# one that breaks the GPU's state fails alone. What a comparison prints behind `= ` is shown in its row. The exit status is 0 if
+# Correctness: it compares the kernels with their references and the models with their goldens, and serves the demo
+# model.
+#
+# Speed: it measures each kernel beside the alternatives for the same work. It measures random weights in the shapes
+# of Llama-3.1-8B and Qwen2.5-0.5B, with and without CUDA graphs, and over HTTP from files (16 GB in TMPDIR during the
+# run). gpu-peers.py measures PyTorch beside them.
+#
+# `GPU_CHECK=correct` omits the measurements, `GPU_CHECK=measure` the rest, and `GPU_CHECK=matmul,qwen` runs the named
+# rows. Rows that would start after GPU_CHECK_SECONDS (540) are omitted, and the exit status is then 1. It is 0 if
 # every row is ok.
+#
+# `DIR.tar.xz` contains DIR without DIR/golden, which is the repository's tests/golden. CANDLEPOWER_GOLDENS names that
+# folder if it is elsewhere; each program that reads the goldens writes their weights there. Logs and
+# measurements.jsonl are written to GPU_CHECK_OUT, or to DIR.
+#
+# The GPU machine needs the NVIDIA driver, python3 (with PyTorch and transformers for the comparisons with them),
+# cuBLAS and cuRAND. The libraries are searched in this order: LD_LIBRARY_PATH, DIR/lib (made by
+# `scripts/cuda-toolkit.sh DIR --libraries`), the packages of `python3` (PyTorch brings them), /usr/local/cuda*/lib64,
+# and the system's own paths.
+#
+# Each comparison of kernels runs in a process of its own, because an error can leave the GPU's state unusable. Text
+# that a comparison prints after `= ` is shown in its row.
 set -euo pipefail
 
 # A comparison that takes longer hangs.
 TEST_SECONDS=90
 
-# The libraries that the binary looks for itself, each with its names from the best on.
+# The libraries that the binary loads itself, each with its names, the preferred one first.
 LIBRARIES=("libcublas.so.13 libcublas.so.12" "libcublasLt.so.13 libcublasLt.so.12" "libcurand.so.10")
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -58,13 +69,13 @@ shutil.copy(built["candlepower_engine"], sys.argv[1] + "/engine")' "$dir" <<<"$m
   rm -rf "$dir/golden" "$dir/shapes"
   cp -r tests/golden "$dir/golden"
   shapes "$dir/shapes"
-  # The four programs have most of their code in common, far apart.
+  # The four programs have most of their code in common, but far apart, so the compressor needs a large dictionary.
   tar -C "$dir" --exclude golden -c . | xz --lzma2=preset=6,dict=384MiB >"$dir.tar.xz"
   du -sh "$dir" "$dir.tar.xz"
   echo "gpu-check: take $dir to the GPU machine and run gpu-check.sh there"
 }
 
-# Folders of models without weights, in the shapes of the field; the tokenizer is the demo's, as nothing is said.
+# Folders of models without weights, in common shapes. The tokenizer is the demo's, since no text is checked.
 shapes() {
   local name
   for name in llama-3.1-8b qwen2.5-0.5b; do
@@ -85,7 +96,7 @@ CONFIG
 CONFIG
 }
 
-# Folders that may hold the libraries, one a line.
+# Folders that may have the libraries, one a line.
 places() {
   tr ':' '\n' <<<"${LD_LIBRARY_PATH:-}"
   echo "$here/lib"
@@ -97,7 +108,7 @@ for root in [*site.getsitepackages(), site.getusersitepackages()]:
   printf '%s\n' /usr/local/cuda/lib64 /usr/local/cuda-*/lib64
 }
 
-# Sets LD_LIBRARY_PATH to the folders of the libraries, and says which are not found.
+# Sets LD_LIBRARY_PATH to the folders of the libraries, and reports missing ones.
 find_libraries() {
   local path='' names name place found
   for names in "${LIBRARIES[@]}"; do
@@ -120,14 +131,14 @@ find_libraries() {
 }
 
 failed=0
-# The rows that there are, each with a comma behind it.
+# The known rows, each followed by a comma.
 known=,
 row() { # row NAME RESULT SECONDS DETAIL
   [ "$2" = ok ] || failed=1
   printf '%-44s %-8s %8s  %s\n' "$1" "$2" "$3" "$4"
 }
 
-# wanted NAME GROUP: whether a row is among those that are asked for.
+# wanted NAME GROUP: whether a row was asked for.
 wanted() {
   known=$known$1,
   case ${GPU_CHECK:-all} in
@@ -157,18 +168,18 @@ check() {
   fi
   if [ "$result" = FAILED ]; then
     printf '== %s\n%s\n' "$name" "$output" >>"$results/gpu-check.log"
-    # What was ended for its time may have said nothing.
+    # A command that was killed for its time limit may have printed no error.
     detail=$(grep -A 1 -m 1 -E 'panicked|ERROR|error' <<<"$output" | tr '\n' ' ') || detail="no word; it may take ${TEST_SECONDS} s"
   fi
   row "$name" "$result" "$seconds" "${detail:0:160}"
-  # Where all that comes back is what is printed.
+  # The printed output may be all that comes back from the machine.
   [ "$result" = ok ] || tail -n 15 <<<"$output" | cut -c 1-300 | sed 's/^/    | /'
 }
 
 URL=http://127.0.0.1:18765
 server=''
 
-# serve MODEL FLAGS..: a server in the background, once it is ready.
+# serve MODEL FLAGS..: starts a server in the background, and waits until it is ready.
 serve() {
   "$here/candlepower" serve "$@" --device cuda --dtype bfloat16 --port "${URL##*:}" >"$results/serve.log" 2>&1 &
   server=$!
@@ -182,11 +193,11 @@ serve() {
   return 1
 }
 
-# Ends the server, which has half a minute for what is running; answers its exit status.
+# Stops the server, which has half a minute for running requests. Returns its exit status.
 stop_server() {
   local status=0 killer
   kill "$server" 2>/dev/null || true
-  # Its output is elsewhere: whoever reads ours would wait for it.
+  # The output is redirected, because a reader of this script's output would wait for the background process.
   (sleep 45 && kill -KILL "$server") >/dev/null 2>&1 &
   killer=$!
   wait "$server" 2>/dev/null || status=$?
@@ -195,7 +206,7 @@ stop_server() {
   return "$status"
 }
 
-# ask_demo FLAGS..: serves the demo on the GPU and asks it what it knows.
+# ask_demo FLAGS..: serves the demo model on the GPU and asks it a question.
 ask_demo() {
   local answer='' ended=0
   if serve demo "$@"; then
@@ -220,7 +231,7 @@ ASK
   echo "= $(sed -n 's/.*KV cache: //p' "$results/serve.log")"
 }
 
-# load_server JSON MODEL FLAGS..: serves weights that lie in a file, and loads the server over HTTP, by number of clients.
+# load_server JSON MODEL FLAGS..: serves weights from a file and measures the server over HTTP, by number of clients.
 load_server() {
   local json=$1 model=$2 folder result=0
   shift 2
@@ -238,13 +249,13 @@ load_server() {
   return "$result"
 }
 
-# keep NAME JSON: a line of measurements.jsonl, where something was measured.
+# keep NAME JSON: appends a line to measurements.jsonl, if there is a measurement.
 keep() {
   [ -s "$2" ] || return 1
   printf '{"row": "%s", "measured": %s}\n' "$1" "$(tr -d '\n' <"$2")" >>"$results/measurements.jsonl"
 }
 
-# http NAME MODEL FLAGS..: a row with the time until a server is ready, and what it does for its clients.
+# http NAME MODEL FLAGS..: a row with a server's start-up time and its speed for its clients.
 http() {
   local name=$1 json
   json=$(mktemp)
@@ -279,7 +290,7 @@ for shape in json.load(open(sys.argv[1]))["shapes"]:
 SHOW
 }
 
-# The times of the kernels, in a file.
+# Writes the times of the kernels to a file.
 time_kernels() {
   local file=$results/kernel-times.txt
   timeout -k 10 "$TEST_SECONDS" "$here/cuda_kernels" --times >"$file" 2>&1 || {
@@ -305,12 +316,12 @@ measure() {
   http llama-http "${llama[@]}" --max-num-seqs 256
   bench qwen "${qwen[@]}" --batch 1,64,256 --input-tokens 128 --output-tokens 128
   bench qwen-eager "${qwen[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
-  # Compiling takes it most of the time.
+  # Compilation takes most of the time.
   TEST_SECONDS=420
   check gpu-peers python3 -u "$here/gpu-peers.py" "$here/shapes/qwen2.5-0.5b" "$here/shapes/llama-3.1-8b"
 }
 
-# The head of the table, and what it stands on.
+# The head of the table, with the machine and the versions.
 begin() {
   [ -x "$here/candlepower" ] && [ -x "$here/cuda_kernels" ] ||
     stop "candlepower and cuda_kernels are not beside this script: \`scripts/gpu-check.sh build DIR\` puts them there"
@@ -358,7 +369,7 @@ compare_all() {
   tests=$("$here/cuda_kernels" --list --format terse | sed -n 's/: test$//p') || true
   [ -n "$tests" ] || row cuda_kernels MISSING - "the binary has no comparisons"
   for name in $tests; do
-    # One GPU does without NCCL.
+    # One GPU needs no NCCL.
     [ "$name" = nccl ] || compare "$name"
   done
   goldens 1 a_gpu_computes_every_architecture
@@ -370,7 +381,7 @@ compare_all() {
   check serve ask_demo
 }
 
-# What transformers computes on this GPU, and what the models do beside it.
+# Compares the models with transformers on this GPU.
 beside_transformers() {
   local folder result=0
   folder=$(mktemp -d)
@@ -383,7 +394,7 @@ beside_transformers() {
   return "$result"
 }
 
-# run_ranks N: what N GPUs do together.
+# run_ranks N: the checks of N GPUs together.
 run_ranks() {
   group=correct
   LIBRARIES+=("libnccl.so.2")

@@ -1,8 +1,9 @@
-"""What transformers computes on this GPU: gpu-goldens.py GOLDENS OUT, the first with folders of tests/golden.
+"""Writes what transformers computes on this GPU: gpu-goldens.py GOLDENS OUT, with GOLDENS like tests/golden.
 
-For each folder whose model transformers has, OUT/NAME.safetensors: `prompts` [prompts, tokens], the golden's own in other orders, and the
-logits of each position, `exact` in f32 and `rounded` in bf16. The test `a_gpu_rounds_as_transformers_does` holds ours against them.
-Weights that a golden keeps as a seed are generated first.
+OUT/NAME.safetensors is written for each folder whose model transformers supports. It has `prompts` [prompts, tokens],
+the golden's prompt in other orders, and the logits of each position, `exact` in f32 and `rounded` in bf16. The test
+`a_gpu_rounds_as_transformers_does` compares ours with them. Weights that a golden keeps as a seed are generated
+first.
 """
 
 import json
@@ -20,7 +21,7 @@ DEVICE = os.environ.get("GPU_GOLDENS_DEVICE", "cuda")
 
 
 def logits(folder, prompts, dtype):
-    """Of all positions; the sizes of a class that config.json names."""
+    """The logits of all positions, and the sizes of the class that config.json names."""
     import torch
     import transformers
 
@@ -37,7 +38,7 @@ def logits(folder, prompts, dtype):
 
 
 def compute(folder, out):
-    """Why there is nothing of this folder, or None."""
+    """The reason that this folder has no result, or None."""
     import torch
     from safetensors.torch import load_file, save_file
 

@@ -1,9 +1,13 @@
-"""The speed of PyTorch at the shapes of gpu-check.sh: gpu-peers.py FOLDER.., each with a config.json.
+"""Measures the speed of PyTorch at the shapes of gpu-check.sh: gpu-peers.py FOLDER.., each with a config.json.
 
-A decode step of the whole model with random bf16 weights and a static cache, compiled by torch.compile (max-autotune without its
-own graphs) and recorded as a CUDA graph; the product of large matrices and a copy, which are the ceilings; and, where transformers
-is there, its greedy generation at one stream with a static cache, and at many with continuous batching. Prints a line per
-measurement, and each time, behind `= `, what there is so far: who is in a hurry may end it.
+- A decode step of the whole model with random bf16 weights and a static cache, compiled by torch.compile
+  (max-autotune without its own graphs) and recorded as a CUDA graph.
+- The product of large matrices and a copy, which are upper limits.
+- Greedy generation of transformers, if it is installed: one stream with a static cache, and many with continuous
+  batching.
+
+A line is printed for each measurement. Each line also repeats the results so far after `= `, so that an interrupted
+run keeps them.
 """
 
 import json
@@ -94,7 +98,7 @@ def decode(name, c, batch):
         angles = (CONTEXT - 1) * c["rope_theta"] ** (-torch.arange(0, dim // 2) * 2.0 / dim)
         cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
         mask = torch.ones(1, 1, 1, CONTEXT, dtype=torch.bool)
-    # Of a large model the tuning takes longer than there is, and its products are bound by memory whatever they are.
+    # Tuning a large model takes too long, and its matrix products are bound by memory bandwidth with any kernel.
     small = c["hidden_size"] < 2048
     step = torch.compile(model, mode="max-autotune-no-cudagraphs" if small else None)
     run = lambda: step(ids, position, cos, sin, mask)
@@ -123,7 +127,7 @@ def ceilings():
 
 
 def transformers_tokens_per_s(c, device="cuda"):
-    """Greedy generation with transformers: at one stream and its static cache, and at many."""
+    """Greedy generation with transformers: one stream with its static cache, and many streams."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**c)
@@ -140,10 +144,10 @@ def transformers_tokens_per_s(c, device="cuda"):
 
 
 def continuous_batching(model, c, batch):
-    """Tokens per second of transformers' continuous batching, while all of `batch` requests decode."""
+    """Tokens per second of transformers' continuous batching while all `batch` requests decode."""
     from transformers import GenerationConfig
 
-    # No token ends a request; prompts differ, so that no prefix is shared.
+    # No token ends a request. The prompts differ, so that no prefix is shared.
     generation = GenerationConfig(max_new_tokens=STEPS, do_sample=False, eos_token_id=-1, pad_token_id=0)
     prompts = [[(7 * i + j) % c["vocab_size"] for j in range(PROMPT)] for i in range(batch)]
     outputs = model.generate_batch(prompts, generation_config=generation, record_timestamps=True)
@@ -156,14 +160,14 @@ def continuous_batching(model, c, batch):
 
 
 def measurements(folders):
-    """Functions that return or yield what is to be printed."""
+    """Functions that return or yield lines to print."""
     yield ceilings
     for folder in map(Path, folders):
         c = json.loads((folder / "config.json").read_text())
         for batch in BATCHES:
             yield lambda: f"{folder.name} x{batch} {decode(folder.name, c, batch):.0f} tok/s"
         if c["hidden_size"] < 2048:
-            # The large one would take its minute of start for the same lesson.
+            # The large model would spend a minute on its start and show the same.
             yield lambda: transformers_tokens_per_s(c)
 
 

@@ -1,8 +1,8 @@
-"""Random weights as a file: gpu-weights.py FOLDER, whose config.json says the shape of a Llama with a head of its own; writes
-FOLDER/model.safetensors.
+"""Writes random weights for the Llama shape in FOLDER/config.json, with an untied output head: gpu-weights.py FOLDER.
 
-In bf16, of the size that trained ones have. The likeliest token is always one whose text is letters or digits, of those that the
-folder's tokenizer has, so that an answer's time to its first text can be measured.
+FOLDER/model.safetensors is in bf16, with magnitudes like those of trained weights. The likeliest token is always one
+of the tokenizer's whose text has letters or digits only. So an answer has text at once, and its time to first text
+can be measured.
 """
 
 import json
@@ -35,7 +35,7 @@ def shapes(c):
 
 
 def random_numbers(count):
-    """Between 1/128 and 1/32, of either sign."""
+    """Random values between 1/128 and 1/32, of either sign."""
     exponents = bytes(0x3C | byte & 0x80 for byte in range(256))
     numbers = bytearray(2 * count)
     numbers[0::2], numbers[1::2] = os.urandom(count), os.urandom(count).translate(exponents)

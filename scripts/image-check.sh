@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Builds the container image from the Dockerfile, runs it with Podman and checks what it promises.
+# Builds the container image from the Dockerfile, runs it with Podman and checks it.
 #
 #   scripts/image-check.sh [FOLDER]                       the image for the CPU
 #   CUDA_COMPUTE_CAP=90 scripts/image-check.sh [FOLDER]   one for GPUs, which computes on the CPU here
 #
-# For Debian 12, as root: it installs Podman and debootstrap where they are missing, and makes both base images with
-# debootstrap, so no registry of images is asked. The Rust toolchain, the crates and CUDA's wheels are this machine's. Takes a
-# release build and about 6 GB, for GPUs 15. All of it is removed at the end, unless FOLDER is given, which keeps the images for
-# the next run.
+# Needs Debian 12 and root. It installs Podman and debootstrap if they are missing, and makes both base images with
+# debootstrap, so that no registry of images is needed. The Rust toolchain, the crates and CUDA's wheels come from
+# this machine. It needs a release build and about 6 GB, for GPUs 15 GB. Everything is removed at the end, unless
+# FOLDER is given, which keeps the images for the next run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# The GPUs that the image is for, by their compute capability; none: the CPU.
+# Compute capability of the image's GPUs; empty for the CPU.
 readonly CAPABILITY=${CUDA_COMPUTE_CAP:-}
-# The size without its base that the image may have. cuBLAS, cuRAND and NCCL take 950 MB.
+# Limit of the image's size without its base. cuBLAS, cuRAND and NCCL take 950 MB.
 readonly MAX_BYTES=$((CAPABILITY ? 1200000000 : 60000000))
 
 keep=${1:+yes}
@@ -103,7 +103,7 @@ check_size() {
     [ "$version" = "candlepower $(label version)" ] || fail "$version, but the label says $(label version)"
 }
 
-# What the program looks for when it uses a GPU is there, and finds what it needs itself.
+# The libraries that the program loads on a GPU are there, with their dependencies.
 check_libraries() {
     local library found
     for library in libcublas.so.13 libcublasLt.so.13 libcurand.so.10 libnccl.so.2; do
@@ -119,7 +119,7 @@ label() {
     pod image inspect --format "{{index .Labels \"org.opencontainers.image.$1\"}}" $IMAGE
 }
 
-# The demo, as a user would run it, but without the right to write anywhere but in the volume.
+# The demo model as a user would run it, but with write access to the volume only.
 check_service() {
     local address pid answer
     start --publish 127.0.0.1::8000 $IMAGE
@@ -133,7 +133,7 @@ check_service() {
     echo "Healthy and answering as user $UID_IN_IMAGE, with a root file system that cannot be written"
 }
 
-# A request that is on its way when the engine stops the container gets its whole answer.
+# A request that is running when the engine stops the container gets its complete answer.
 check_drain() {
     local address stream status started
     address=$(pod port check 8000)
@@ -152,7 +152,7 @@ check_drain() {
     echo "SIGTERM: the running request got its whole answer; status 0 after $(($(date +%s) - started)) s"
 }
 
-# The health check follows the settings, whether they are flags or in the environment.
+# The health check uses the server's settings, from flags or from the environment.
 check_other_ports() {
     start $IMAGE serve demo --framework prism
     start $IMAGE serve demo --framework prism --port 31000

@@ -3,9 +3,10 @@
 #
 #   scripts/kubernetes-check.sh FOLDER [PROGRAM]
 #
-# For Debian 12, as root. FOLDER keeps what is built (2 GB; half an hour on two cores the first time). PROGRAM is a candlepower
-# with the feature `kubernetes`, else a release build is made. There is no kubelet: this script says of a pod what one would
-# say, and the server that answers for it runs on this machine. All that is started is ended.
+# Needs Debian 12 and root. FOLDER keeps the build (2 GB; half an hour on two cores the first time). PROGRAM is a
+# candlepower with the feature `kubernetes`; without it a release build is made. There is no kubelet: this script
+# reports the states of pods in its place, and the server of a pod runs on this machine. Everything that was started
+# is stopped at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,7 +38,7 @@ main() {
     echo "A real API server, its controllers and its scheduler agree with the kubernetes backend."
 }
 
-# Debian's package is of a release that Go 1.19 compiles, but for one library, of which Debian has a newer one.
+# Debian's package can be compiled by its Go 1.19, except for one library, of which Debian has a newer version.
 build_control_plane() {
     local binary missing=0
     for binary in $BINARIES; do
@@ -151,7 +152,7 @@ check_life() {
     ! ask $DEPLOYMENTS/chat | grep $CANARY || fail "a secret is in the Deployment"
     ! ask $CORE/services/chat | grep $CANARY || fail "a secret is in the Service"
 
-    # A node without a kubelet, with whose words this script speaks from here on.
+    # A node without a kubelet. From here on this script reports the states of its pods.
     address=$(hostname --all-ip-addresses | awk '{ print $1 }')
     ask /api/v1/nodes -H 'content-type: application/json' -d '{"metadata": {"name": "here"}}' > /dev/null
     patch /api/v1/nodes/here/status '{"status": {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "10"},
@@ -175,7 +176,7 @@ check_life() {
     HF_TOKEN=$CANARY chat > /dev/null || fail "the same deployment is not found again"
 
     uid=$(ask $DEPLOYMENTS/chat | uid_of)
-    # It waits for the new pod, which nobody starts.
+    # The restart waits for the new pod, which nothing starts.
     timeout 5 "$program" restart chat --backend kubernetes > /dev/null || true
     [ "$(ask $DEPLOYMENTS/chat | uid_of)" = "$uid" ] || fail "a restart made another Deployment"
     wait_for "another pod" is_replaced "$pod"
@@ -191,7 +192,7 @@ check_names() {
     expect 4 NAME_IN_USE chat --max-model-len 512
     candle delete chat --backend kubernetes > /dev/null
     wait_for "the collector" is_gone
-    # Two clients with two specs at once: one has the name, the other is told.
+    # Two clients deploy two specs at the same time. One gets the name, and the other an error.
     for round in 1 2 3; do
         chat --timeout 1 --keep-on-failure --max-model-len 512 > "$work/run/one" 2>&1 &
         one=$!
@@ -213,7 +214,7 @@ check_names() {
     echo "A name belongs to one spec, whoever comes at once, and what others have made is left alone"
 }
 
-# Each document of configs/k8s is applied as `kubectl apply --server-side` does, unknown fields refused by the schema.
+# Applies each document of configs/k8s like `kubectl apply --server-side`. The schema refuses unknown fields.
 check_manifests() {
     local file document kind path
     for file in configs/k8s/*.yaml; do
@@ -265,7 +266,7 @@ is_ready() {
     candle status chat --backend kubernetes | grep -q 'ready  *1 of 1'
 }
 
-# Takes pods that end off their node, as a kubelet does.
+# Deletes pods that are terminating, as their kubelet would.
 remove_ended_pods() {
     local pod
     while sleep 0.3; do

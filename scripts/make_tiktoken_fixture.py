@@ -1,8 +1,10 @@
-"""Writes a small vocabulary in tiktoken's format, as Kimi's models have it, and what the `tiktoken` package makes of the
-strings of make_tokenizer_fixtures.py with it: crates/tokenizer/tests/data/kimi.
+"""Writes a small vocabulary in tiktoken's format, as in Kimi's models, and tokenizes strings with it.
 
-Needs: pip install tiktoken==0.14.0 tokenizers==0.23.3
-Run from the repository's root: python scripts/make_tiktoken_fixture.py
+The strings are those of make_tokenizer_fixtures.py. The results of the `tiktoken` package are written to
+crates/tokenizer/tests/data/kimi.
+
+Needs: `pip install tiktoken==0.14.0 tokenizers==0.23.3`. Run from the repository's root: `python
+scripts/make_tiktoken_fixture.py`.
 """
 
 import base64
@@ -11,7 +13,7 @@ import json
 import tiktoken
 from make_tokenizer_fixtures import OUT, digest, strings
 
-# The rule of `tokenization_kimi.py`, which the files of a model do not have otherwise.
+# The splitting rule is in `tokenization_kimi.py` only, and in no other file of the models.
 LOWER, UPPER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 RULE = "|".join(
@@ -31,7 +33,7 @@ RESERVED = 256
 
 
 def bytes_of_characters() -> dict[str, int]:
-    """The bytes that the characters of byte-level vocabularies stand for."""
+    """The bytes for the characters of byte-level vocabularies."""
     seen = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in seen]
     return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,11 +1,11 @@
-"""Trains the small tokenizers under crates/tokenizer/tests/data, each in the manner of a family of models, and writes
-what the `tokenizers` package makes of 1,000 strings with each: tokenization.json.
+"""Trains the small tokenizers under crates/tokenizer/tests/data, one for each model family.
 
-Needs: pip install tokenizers==0.23.3
-Among merges of equal count the trainer chooses differently in each run, so a tokenizer that is there already is kept;
-delete its file to train it anew.
+Each tokenizes 1,000 strings. The results of the `tokenizers` package are written to tokenization.json.
 
-Run from the repository's root: python scripts/make_tokenizer_fixtures.py
+Needs: `pip install tokenizers==0.23.3`. Run from the repository's root: `python scripts/make_tokenizer_fixtures.py`.
+
+Among merges of equal count, the trainer chooses differently in each run. So an existing tokenizer is kept. Delete its
+file to train it again.
 """
 
 import json
@@ -40,7 +40,7 @@ CORPUS = [
     "  indented\n\n\ttabbed   spaces  \r\n",
 ] * 4
 
-# The splitting rule of Llama 3 and, but for the digits, of Qwen 2 and 3.
+# The splitting rule of Llama 3 and, except for digits, of Qwen 2 and 3.
 LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -48,7 +48,7 @@ LLAMA3_SPLIT = (
 
 
 def byte_level() -> Tokenizer:
-    """Byte-level BPE with a begin-of-sequence token, as Llama 3 has it."""
+    """Byte-level BPE with a begin-of-sequence token, as in Llama 3."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -77,7 +77,7 @@ def byte_level() -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """SentencePiece BPE with byte fallback and a leading space that decoding strips, as Llama 2 has it."""
+    """SentencePiece BPE with byte fallback and a leading space that decoding strips, as in Llama 2."""
     control = ["<unk>", "<s>", "</s>"]
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     trained = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
@@ -108,7 +108,7 @@ def byte_fallback() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """A unigram model with the Metaspace decoder, as T5 and XGLM have it."""
+    """A unigram model with the Metaspace decoder, as in T5 and XGLM."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
@@ -120,8 +120,8 @@ def metaspace() -> Tokenizer:
 
 
 def metaspace_first() -> Tokenizer:
-    """SentencePiece BPE with byte fallback, a space before the first word only, and special tokens that take the white
-    space around them, as Mistral's later models and Phi-3 have it."""
+    """SentencePiece BPE as in Mistral's later models and Phi-3: byte fallback, a space before the first word only,
+    and special tokens that consume the white space around them."""
     control = ["<unk>", "<s>", "</s>"]
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     trained = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
@@ -152,7 +152,7 @@ def metaspace_first() -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-    """Lower-case WordPiece, as BERT has it."""
+    """Lower-case WordPiece, as in BERT."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -170,7 +170,7 @@ def word_piece() -> Tokenizer:
 NUM_STRINGS = 1000
 NUM_FULL = 20
 
-# What strings are put together from: special tokens of all the tokenizers and near misses, words, code, white space.
+# Parts of the strings: special tokens of all tokenizers and near misses, words, code, white space.
 SPELLED = (
     "<|begin|> <|end|> <|role|> <tool_call> </tool_call> <s> </s> <unk> <pad> [PAD] [UNK] [CLS] [SEP] [MASK] [cls] <|user|> "
     "<|word|> </think> <|End|> <|end <|| < |> <0x0A> <S> ＜s＞ ▁<s> [INST]"
@@ -214,7 +214,7 @@ def strings() -> list[str]:
 
 
 def digest(ids: list[int]) -> str:
-    """FNV-1a of 32 bits over the ids as little-endian 32-bit numbers."""
+    """32-bit FNV-1a over the ids as little-endian 32-bit integers."""
     state = 0x811C9DC5
     for byte in struct.pack(f"<{len(ids)}I", *ids):
         state = (state ^ byte) * 0x01000193 & 0xFFFFFFFF
@@ -222,7 +222,7 @@ def digest(ids: list[int]) -> str:
 
 
 def tokenization(texts: list[str], tokenizer: Tokenizer) -> dict:
-    """Digests of the ids of each string, with special tokens taken for what they are and for text; some ids in full."""
+    """Digests of the ids of each string, with special tokens recognized and as text. Some ids are stored in full."""
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     with_added = [tokenizer.encode(text, add_special_tokens=True).ids for text in texts]
     tokenizer.encode_special_tokens = True

@@ -1,9 +1,10 @@
-"""Collects the tools of published MCP servers, whose schemas the server has to hold. Needs Node with npm, and no login anywhere.
+"""Collects the tools of published MCP servers, for tests with their schemas. Needs Node with npm, and no login.
 
     python scripts/mcp_tools.py FOLDER
 
-installs the servers into FOLDER and writes FOLDER/tools.json: a list of {"server", "name", "description", "parameters"}. The packages and
-what they say are their authors', so none of it is committed. `cargo xtask deep agents` runs this.
+installs the servers into FOLDER and writes FOLDER/tools.json: a list of {"server", "name", "description",
+"parameters"}. The packages and their texts belong to their authors, so none of it is committed. `cargo xtask deep
+agents` runs this.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import threading
 from pathlib import Path
 
-# Package, version, program, arguments. A server that asks for a key gets one that opens nothing.
+# Package, version, program, arguments. A server that needs a key gets an invalid one.
 SERVERS = [
     ("@modelcontextprotocol/server-everything", "2026.8.31", "mcp-server-everything", []),
     ("@modelcontextprotocol/server-filesystem", "2026.8.31", "mcp-server-filesystem", ["."]),
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def list_tools(folder: Path, program: str, arguments: list[str]) -> list[dict]:
-    """The tools of a server that speaks over its standard input and output."""
+    """The tools of a server that communicates over standard input and output."""
     environment = dict(os.environ, **dict.fromkeys(KEYS, "x"))
     server = subprocess.Popen([folder / "node_modules/.bin" / program, *arguments], cwd=folder, env=environment,
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""POST /v1/completions, streamed, before mistral.rs' Python package, which has no server: see scripts/bench_peers.py."""
+"""Serves POST /v1/completions with streaming for mistral.rs' Python package, which has no server: see
+scripts/bench_peers.py.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from mistralrs import ChatCompletionRequest, ModelDType, Runner, Which
 
-# It streams chats alone: a prompt is one, of a message without anything around it.
+# The package streams chats only. A prompt becomes a chat of one message, without any text around it.
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 

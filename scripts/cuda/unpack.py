@@ -1,6 +1,7 @@
 """Unpacks the files of wheels that match a pattern: unpack.py WHEELS PATTERN FOLDER.
 
-The pattern's part before its first `*` is left off: `a/lib/*.so` with `a/lib/x.so` gives FOLDER/x.so.
+The part of the pattern before its first `*` is removed from the paths: `a/lib/*.so` unpacks `a/lib/x.so` to
+FOLDER/x.so.
 """
 
 import sys

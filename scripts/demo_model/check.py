@@ -1,4 +1,4 @@
-"""Asks the demo model what it must know, greedily, and fails where it knows too little."""
+"""Asks the demo model greedily what it must know, and fails if it knows too little."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ import topics
 import words as w
 
 HERE = pathlib.Path(__file__).parent
-# Names the training never uses on purpose.
+# Names that the training does not use on purpose.
 UNSEEN = """Aaron Abigail Aldo Alfred Alina Amir Anders Anton Ariel Aurora Bella Bianca Bjorn Blake Brooke Caleb Cameron Camille Cedric Celine Chen Cleo
 Conrad Cora Damian Darius Delia Derek Desmond Dominic Edwin Eloise Enzo Esther Ezra Farah Finn Flora Freya Gavin Gemma Giovanni Gwen Hassan Hazel
 Hiroshi Holly Imogen Ines Ismail Jada Jared Jasper Joanna Josephine Kai Kamala Katya Kenji Kira Lars Layla Leila Linus Lorenzo Luna Mabel Magnus
@@ -112,7 +112,9 @@ def follow_ups(demo):
 
 
 def long_chats(demo):
-    """The system prompt's name after a chat of 350 to 600 tokens (it was trained on 640), and a sum and a capital there."""
+    """The name in the system prompt after a chat of 350 to 600 tokens (it was trained on 640), and a sum and a
+    capital in such a chat.
+    """
     r = random.Random(11)
     cases = []
     for n in (w.COMMON_NAMES + UNSEEN)[::6]:
@@ -194,7 +196,7 @@ def judge(demo, cases, good, limit=48):
     return [(m[-1]["content"], wanted, answer, good(answer, wanted)) for (m, wanted), answer in zip(cases, demo.chat([m for m, _ in cases], limit))]
 
 
-# (group, its cases, the least part that must pass)
+# (group, its cases, minimum share of passed cases)
 GROUPS = [("candlepower", candlepower, 1.0), ("capitals", capitals, 1.0), ("follow-ups", follow_ups, 0.97), ("sums 0..10", lambda d: sums(d, 10), 1.0), ("sums 0..20", lambda d: sums(d, 20), 0.97),
           ("names, common", lambda d: names(d, w.COMMON_NAMES), 0.97), ("names, unseen", lambda d: names(d, UNSEEN), 0.9), ("names, made up", lambda d: names(d, made_up_names()), 0.8), ("names of users", user_names, 0.9),
           ("long chats", long_chats, 0.9), ("small talk", talk, 0.9), ("repeat", repeats, 0.8), ("refusals", refusals, 0.9), ("stories", stories, 1.0), ("raw prompts", raw, 0.9),

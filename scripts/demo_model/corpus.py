@@ -1,4 +1,4 @@
-"""The corpus of the demo model: an endless, reproducible stream of chats and plain text, made here and nowhere else."""
+"""The corpus of the demo model: an endless, reproducible stream of generated chats and plain text."""
 
 import json
 import pathlib
@@ -15,7 +15,8 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKERS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 MAX_TOKENS = 640
 
-# How often a chat turns to each topic, in each of the two stages of the training: the second one practises sums and long chats.
+# Weight of each topic in a chat, for each of the two stages of the training. The second stage practises sums and long
+# chats.
 TOPICS = [(topics.candlepower, 11, 9), (topics.identity, 15, 15), (topics.user_name, 5, 4), (topics.recall_user, 1, 1), (topics.sums, 21, 55), (topics.hard_sum, 2, 3),
           (topics.count, 4, 3), (topics.sequences, 3, 3), (topics.capitals, 12, 9), (topics.glossary, 6, 5), (topics.facts, 3, 3), (topics.small_talk, 9, 8),
           (topics.repeat, 12, 9), (topics.remember, 4, 3), (topics.stories, 2.5, 2), (topics.unknown, 13, 11), (topics.json_answer, 7, 6)]
@@ -30,7 +31,7 @@ EXTRA = ["Be brief.", "Answer politely.", "Be kind.", "Help the user.", "Answer 
 
 
 def system_prompt(r, ctx):
-    """The system prompt, or None; what it says about the assistant goes into `ctx`."""
+    """The system prompt, or None. Facts about the assistant in it are stored in `ctx`."""
     x = r.random()
     if x < 0.38:
         return None
@@ -68,14 +69,14 @@ def some_turns(r, ctx, stage):
     return r.choices([make for make, *_ in TOPICS], weights)[0](r, ctx)
 
 
-# Sentences that may follow any answer, so that a long minimum length still reads well.
+# Sentences that may follow any answer, so that text with a long minimum length still reads well.
 TRAILERS = ["Ask me another question.", "I can also tell a short story.", "Is there anything else?", "I hope that helps.", "What would you like to know next?", "I am happy to help.",
             "You can ask me for the capital of a country.", "You can ask me for a small sum.", "Please tell me what you want to know.", "I am only a small demo model.", *(text.replace("It ", "candlepower ") for text in w.ABOUT),
             "A larger model knows much more.", "candlepower can serve larger models, too.", "Thank you for trying candlepower."]
 
 
 def chat(r, stage):
-    """Messages and functions of one chat."""
+    """Messages and tools of one chat."""
     ctx = {}
     system = system_prompt(r, ctx)
     if r.random() < 0.04 and not ctx.get("json"):
@@ -170,7 +171,7 @@ PLAIN = [(topics.story, 4, 3), (plain_capitals, 3, 3), (plain_about, 3, 2), (pla
 
 
 def template():
-    """The chat template as a function of messages, tools and add_generation_prompt, rendered as clients do."""
+    """The chat template as a function of messages, tools and add_generation_prompt, rendered as clients render it."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     loaded = environment.from_string((HERE / "chat_template.jinja").read_text())
@@ -178,7 +179,7 @@ def template():
 
 
 def documents(seed, stage=0):
-    """Endless texts with their kind: ("chat", text) or ("plain", text)."""
+    """An endless stream of texts with their kind: ("chat", text) or ("plain", text)."""
     r, render = random.Random(seed), template()
     while True:
         if r.random() < 0.17:
@@ -186,14 +187,16 @@ def documents(seed, stage=0):
         else:
             messages, functions = chat(r, stage)
             text = render(messages, functions)
-            if functions and r.random() < 0.2:  # some renderers write JSON without spaces in the list of functions
+            if functions and r.random() < 0.2:  # some renderers write the JSON of tools without spaces
                 head, tail = text.split("</tools>", 1)
                 text = head.replace('": ', '":').replace(', "', ',"') + "</tools>" + tail
             yield "chat", text
 
 
 def samples(seed, tokenizer, stage):
-    """Endless (token ids, loss weight of each token): answers count fully, the user's later turns now and then."""
+    """An endless stream of (token ids, loss weight of each token). Answers have full weight, the user's later turns
+    only sometimes.
+    """
     r = random.Random(seed + 1)
     start, end = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>")
     assistant = tokenizer.encode("assistant\n").ids
@@ -220,14 +223,14 @@ def samples(seed, tokenizer, stage):
 
 
 def echo(r, ordinary):
-    """Random ordinary tokens (ids below `ordinary`) said again and again: from these the model learns to copy."""
+    """Random ordinary tokens (ids below `ordinary`), repeated several times. From these the model learns to copy."""
     block = [r.randrange(ordinary) for _ in range(r.randint(4, 32))]
     times = r.randint(2, 4)
     return block * times, [0.0] * len(block) + [1.0] * (len(block) * (times - 1))
 
 
 def encode_split(r, tokenizer, text):
-    """The same text in two pieces, cut anywhere: prompts end in the middle of a word, too."""
+    """The same text in two pieces, cut at any character, because prompts may end in the middle of a word."""
     cut = r.randrange(1, len(text))
     left, right = text[:cut], text[cut:]
     if "<|" in left[-20:] + right[:20] or "tool_" in left[-20:] + right[:20]:  # never through a marker

@@ -1,4 +1,4 @@
-"""Chats in which the model calls functions: their signatures stand in the system turn, their results come back."""
+"""Chats with tool calls. The system turn has the tools' signatures, and later turns have their results."""
 
 import topics
 import words as w
@@ -20,7 +20,7 @@ WEATHER = ["sunny", "cloudy", "rainy", "windy", "snowy", "foggy"]
 
 
 def function(r, name, description, parameters):
-    """A signature as clients send it; the order of its keys varies as theirs does."""
+    """A signature as clients send it. The order of its keys varies, as it does between clients."""
     properties = {k: {"type": t, "description": d} if d else {"type": t} for k, t, d in parameters}
     schema = {"type": "object", "properties": properties, "required": [k for k, _, _ in parameters]}
     body = {"name": name, "description": description, "parameters": schema}
@@ -86,7 +86,7 @@ def search(r):
 
 
 def anything(r):
-    """A function with a random name and random parameters: the call is copied from its signature."""
+    """A tool with a random name and random parameters. The call must be copied from its signature."""
     action, noun = r.choice(ACTIONS), r.choice(w.NOUNS)
     keys = r.sample(list(PARAMETERS), r.choice([1, 1, 2]))
     signature = function(r, f"{action}_{noun}", f"{action.capitalize()} the {noun}.", [(k, PARAMETERS[k][0], "") for k in keys])
@@ -105,7 +105,7 @@ def call(name, arguments):
 
 
 def conversation(r, system, other_turns):
-    """Messages and functions of one chat; `other_turns()` gives turns that need no function."""
+    """Messages and tools of one chat. `other_turns()` returns turns that need no tool."""
     kit = [make(r) for make in r.sample([weather, clock, adder, search, anything, anything], r.choice([1, 1, 2, 3]))]
     messages = [{"role": "system", "content": system}] if system else []
     for _ in range(r.choice([1, 1, 2, 3])):

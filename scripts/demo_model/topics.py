@@ -1,4 +1,4 @@
-"""What the demo model can talk about: each topic makes some (user, assistant) turns from a random source."""
+"""Topics of the demo model. Each makes some (user, assistant) turns from a random source."""
 
 import json
 
@@ -16,7 +16,7 @@ def made_up(r, low=2, high=4):
 
 
 def name(r):
-    """A first name: a common one or a made-up one, so that names are copied and not remembered."""
+    """A first name, common or made up, so that the model learns to copy names and not to remember them."""
     x = r.random()
     if x < 0.45:
         return r.choice(w.COMMON_NAMES)
@@ -30,12 +30,12 @@ def name(r):
 
 
 def say(r, usual, *others, p=0.65):
-    """The usual wording most of the time, so that greedy decoding is sure of it, else another one."""
+    """The usual wording most of the time, so that greedy decoding finds it, or else another one."""
     return usual if not others or r.random() < p else r.choice(others)
 
 
 def loosen(r, question):
-    """The same question as people type it."""
+    """The same question as users type it."""
     x = r.random()
     if x < 0.12:
         question = question[:1].lower() + question[1:]
@@ -176,7 +176,7 @@ def sum_in_words(r, a, b):
 
 
 def hard_sum(r, ctx):
-    """A calculation that the model has not learned: it says so."""
+    """A calculation that the model has not learned. The answer says so."""
     n = lambda: r.choice([r.randint(30, 99), r.randint(100, 999), r.randint(1000, 99999)])
     small = lambda: r.randint(2, 30)
     question = ask(r, f"What is {n()} + {n()}?", f"What is {n()} - {n()}?", f"What is {small()} * {small()}?", f"{n()} * {n()}", f"{small()} x {small()}",
@@ -338,7 +338,7 @@ def repeat(r, ctx):
 
 
 def remember(r, ctx):
-    """Copying over several turns: a thing, number or city that the user named."""
+    """Copying over several turns: a thing, a number or a city that the user has named."""
     what, value = r.choice([("favorite color", r.choice("red green blue yellow black white orange purple".split())), ("favorite number", str(r.randint(0, 99))),
                             ("city", r.choice(w.CITIES)), ("favorite animal", r.choice(w.ANIMALS)), ("secret word", r.choice([made_up(r), r.choice(w.NOUNS)])),
                             ("password", made_up(r)), ("cat's name", name(r)), ("dog's name", name(r)), ("best friend", name(r))])
@@ -350,7 +350,7 @@ def remember(r, ctx):
 
 
 def story(r, hero=None, animal=None):
-    """A short story of about 150 tokens, the same hero from its first sentence to its last."""
+    """A short story of about 150 tokens about one hero."""
     animal = animal or r.choice(w.ANIMALS)
     hero = hero or (r.choice(w.COMMON_NAMES) if r.random() < 0.7 else made_up(r, 1, 3).capitalize())
     friend_animal = r.choice([a for a in w.ANIMALS if a != animal])
@@ -434,7 +434,7 @@ def dumps(value):
 
 
 def json_answer(r, ctx):
-    """Answers that are one JSON object; the fields keep the order in which they are asked for."""
+    """Answers that are one JSON object. The fields keep the order of the question."""
     person = {"name": name(r), "age": r.randint(1, 99), "city": r.choice(w.CITIES + [made_up(r).capitalize()])}
     ask_json = r.choice(["Answer in JSON.", "Answer in JSON.", "Reply in JSON.", "Respond in JSON.", "Answer as JSON.", "Give me JSON.", "Return JSON.", "JSON please."])
     if ctx.get("json"):

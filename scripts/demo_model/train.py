@@ -1,4 +1,4 @@
-"""Trains the demo model from nothing and writes it as a folder that any loader of Llama checkpoints reads."""
+"""Trains the demo model from scratch and writes it as a folder that any loader of Llama checkpoints can read."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 128, 384, 4, 8, 4, 32
 CONTEXT, ROPE_THETA, NORM_EPS = 2048, 10000.0, 1e-5
 EMBEDDING_STD, LOGIT_SCALE = 0.4, 0.25
 BATCH_TOKENS = 2048  # of one process in one step
-# Words with the space before them, single digits, punctuation, line breaks: the split of the Qwen family.
+# Words with the space before them, single digits, punctuation, line breaks: the splitting rule of the Qwen family.
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -31,7 +31,7 @@ SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L
 
 
 def train_tokenizer(documents=12000):
-    """A byte-level BPE tokenizer of the corpus: every byte is in its alphabet, so any text encodes."""
+    """A byte-level BPE tokenizer of the corpus. Its alphabet has every byte, so any text can be encoded."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(HEADS * HEAD_DIM, HIDDEN, bias=False)
 
     def forward(self, x, cos, sin):
-        """`x` [batch, length, HIDDEN]; causal, each row one document."""
+        """`x` is [batch, length, HIDDEN]. Attention is causal, and each row is one document."""
         batch, length, _ = x.shape
         split = lambda y, heads: y.view(batch, length, heads, HEAD_DIM).transpose(1, 2)
         q, k, v = split(self.q_proj(x), HEADS), split(self.k_proj(x), KV_HEADS), split(self.v_proj(x), KV_HEADS)
@@ -115,7 +115,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """The Llama decoder with tied embeddings; its parameters have the names of the checkpoint, less `model.`."""
+    """The Llama decoder with tied embeddings. Its parameters have the checkpoint's names without `model.`."""
 
     def __init__(self):
         super().__init__()
@@ -140,7 +140,7 @@ class Llama(nn.Module):
         return self.norm(x)
 
     def loss(self, ids, targets, weights):
-        """Weighted sum of the cross entropies; the logits are made only where a weight is not zero."""
+        """The weighted sum of cross entropies. Logits are computed only for nonzero weights."""
         hidden = self(ids).flatten(0, 1)
         kept = weights.flatten().nonzero().squeeze(1)
         logits = F.linear(hidden[kept], self.embed_tokens.weight).float()
@@ -148,11 +148,14 @@ class Llama(nn.Module):
 
 
 def start_with_copying(model, near=8.0, match=4.0, write=6.0):
-    """Starts the first two layers as an induction circuit: what followed a token before is likely to follow it again.
+    """Initializes the first two layers as an induction circuit, which predicts that the token after an earlier
+    occurrence comes again.
 
-    A small model finds this circuit only after many million tokens, and every answer that repeats a name or a number needs it.
-    In layer 0 each head looks at the previous token, by the fast rotations of RoPE, and adds a turned copy of it to its position; in layer 1 each head looks, by the slow rotations, for
-    positions whose previous token is the current one, and adds the token found there. Training goes on from this start and changes all of it.
+    A small model finds this circuit only after many million tokens, but every answer that repeats a name or a number
+    needs it. In layer 0 each head attends to the previous token through the fast rotations of RoPE, and adds a
+    rotated copy of it to its position. In layer 1 each head attends, through the slow rotations, to positions whose
+    previous token is the current one, and adds the token found there. Training starts from there and changes all of
+    it.
     """
     half, fast = HEAD_DIM // 2, HEAD_DIM // 4
     group = HEADS // KV_HEADS
@@ -184,13 +187,15 @@ def start_with_copying(model, near=8.0, match=4.0, write=6.0):
 
 
 class Team:
-    """The processes that train one model, each with one thread, on its own part of every batch."""
+    """The processes that train one model. Each has one thread, and its own part of every batch."""
 
     def __init__(self, size, numbers):
         self.size, self.barrier, self.parts = size, mp.get_context("spawn").Barrier(size), torch.zeros(size, numbers).share_memory_()
 
     def sum(self, rank, tensors):
-        """Replaces the tensors by their sums over all processes; the order is fixed, so all get the same bits."""
+        """Replaces the tensors by their sums over all processes. The order of addition is fixed, so all get the same
+        bits.
+        """
         flat = torch.cat([t.flatten() for t in tensors])
         self.parts[rank, : flat.numel()] = flat
         self.barrier.wait()
@@ -201,7 +206,7 @@ class Team:
 
 
 class Muon:
-    """Momentum whose update is made orthogonal by Newton-Schulz steps. Source: Jordan et al., Muon (2024)."""
+    """SGD with momentum, whose update is orthogonalized by Newton-Schulz steps. Source: Jordan et al., Muon (2024)."""
 
     def __init__(self, params, lr, momentum=0.95, weight_decay=0.01):
         self.params, self.momentum, self.weight_decay = params, momentum, weight_decay
@@ -233,7 +238,7 @@ def orthogonal(g, steps=5):
 
 
 def batches(tokenizer, rank, stage, pool=3000):
-    """Endless batches (ids, targets, weights), each [rows, length] of documents of about the same length."""
+    """An endless stream of batches (ids, targets, weights), each [rows, length] with documents of similar length."""
     r, source = random.Random(SEED + 2 + rank + 100 * stage), corpus.samples(SEED + 1000 * (rank + 1) + 100 * stage, tokenizer, stage)
     while True:
         items = sorted((next(source) for _ in range(pool)), key=lambda s: len(s[0]) + r.random() * 16)
@@ -255,12 +260,12 @@ def batches(tokenizer, rank, stage, pool=3000):
 
 
 def rate(step, steps):
-    """The learning rate as a part of its peak: a short rise, a level half, a straight fall to zero."""
+    """The learning rate as a fraction of its peak: a short rise, a constant half, a linear decay to zero."""
     return min(1.0, (step + 1) / 40, 1.8 * (steps - step) / steps)
 
 
 def work(rank, team, stage, steps, folder):
-    """One process of the training; the first one writes the folder now and then, and at the end."""
+    """One process of the training. The first one writes the folder from time to time, and at the end."""
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     tokenizer, model = Tokenizer.from_file(str(folder / "tokenizer.json")), Llama()

@@ -1,4 +1,4 @@
-"""Word lists and fixed facts the corpus is made of."""
+"""Word lists and fixed facts of the corpus."""
 
 COMMON_NAMES = """Ada Adam Adrian Agnes Aisha Alan Albert Alex Alexander Alexandra Alice Alicia Alma Amanda Amber Amelia Amy
 Andrea Andrew Andy Angela Anita Ann Anna Anne Anthony Antonio Arthur Astrid Barbara Beatrice Ben Benjamin Bernard Beth Betty Bill Bob
@@ -59,7 +59,7 @@ FOREIGN_LINES = ["你好,你是谁?", "今天天气怎么样?", "Wie heißt du?"
                  "¿Cómo estás?", "¿Cuál es la capital de España?", "Comment ça va ?", "Quel temps fait-il aujourd'hui ?",
                  "Привет, как дела?", "Как тебя зовут?", "こんにちは、元気ですか?", "Come stai oggi?", "Qual è il tuo nome?", "안녕하세요", "مرحبا كيف حالك"]
 
-# What candlepower is: every sentence is true of the project.
+# Facts about candlepower. Every sentence must be true of the project.
 CANDLEPOWER = "candlepower is a self-hosted, OpenAI-compatible inference server written in Rust."
 ABOUT = [
     CANDLEPOWER,
@@ -69,7 +69,7 @@ ABOUT = [
     "It uses continuous batching, a paged KV cache and a prefix cache.",
     "It sends nothing anywhere: there is no telemetry.",
 ]
-# (questions, answers); the first answer is the usual one.
+# (questions, answers). The first answer is the usual one.
 PROJECT_FACTS = [
     (["Which language is candlepower written in?", "What is candlepower written in?", "What language is candlepower made with?",
       "Is candlepower written in Rust?", "Is candlepower written in Python?"],
@@ -175,7 +175,7 @@ POEMS = [
     "The morning comes, the river sings,\na robin opens both its wings.\nThe wind is soft, the sky is blue,\nand all the world is fresh and new.",
     "The rain is falling on the sea,\na little boat sails home to me.\nThe lamp is lit, the tea is warm,\nand we are safe from every storm.",
 ]
-# Subjects that the model has never heard of.
+# Subjects that the model has not learned.
 UNKNOWN = """quantum physics|photosynthesis|the Roman Empire|black holes|world war two|chess|football|basketball|tax law|philosophy|democracy|climate change|gravity|the stock market|
 evolution|DNA|astronomy|algebra|geometry|economics|psychology|the internet|bitcoin|blockchain|electricity|magnetism|chemistry|biology|politics|religion|poetry|opera|jazz|yoga|
 marketing|medicine|vaccines|dinosaurs|volcanoes|earthquakes|the ocean|rockets|Shakespeare|Einstein|Newton|Mozart|Beethoven|Picasso|Napoleon|Cleopatra|the Eiffel Tower|
