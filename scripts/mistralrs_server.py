@@ -1,7 +1,5 @@
 #!/usr/bin/env python3
-"""Serves POST /v1/completions with streaming for mistral.rs' Python package, which has no server: see
-scripts/bench_peers.py.
-"""
+"""Serves POST /v1/completions with streaming for mistral.rs' Python package, which has no server of its own."""
 
 from __future__ import annotations
 

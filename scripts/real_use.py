@@ -1,5 +1,6 @@
-"""Measures two real models: `real_use.py PROGRAM SMOLLM2.gguf GEMMA.gguf WORK`. scripts/real-use.sh prepares its
-files.
+"""Measures two real models: `real_use.py PROGRAM SMOLLM2.gguf GEMMA.gguf WORK`.
+
+scripts/real-use.sh prepares the files.
 
 It prints differences of log-probabilities from transformers, perplexities, the loss from quantizing on load, and how
 answers to JSON schemas end.
