@@ -1,5 +1,5 @@
-//! Coding agents: their requests as they send them, the programs themselves, the tools of published MCP servers, and calls that
-//! models are held to.
+//! Coding agents: their recorded requests, the programs themselves, the tools of published MCP servers, and
+//! constrained tool calls.
 
 mod calls;
 mod mcp;
@@ -10,18 +10,18 @@ use serde_json::Value;
 
 use crate::support::Scripted;
 
-/// The task of an agent, which is the only text of its own in a skeleton.
+/// The agent's task, and the only text in a skeleton that is not filler.
 const QUESTION: &str = "Print a word with the shell";
-/// The word that the shell prints, which no request has before it did.
+/// The word that the shell prints. No request contains it before the shell has run.
 const RESULT: &str = "candle-42";
 const COMMAND: &str = "echo candle-$((6*7))";
 const ANSWER: &str = "The shell printed it.";
 const FAILURE: &str = "There is no result.";
 
-/// An agent, and how its model calls the shell.
+/// An agent, and the form in which its model calls the shell.
 struct Agent {
     name: &'static str,
-    /// Where the template has the length of the prompt for its call.
+    /// Placeholder in the template for the length of the prompt that its call follows.
     place: &'static str,
     function: &'static str,
     arguments: &'static [(&'static str, &'static str)],
@@ -48,7 +48,7 @@ const AGENTS: [Agent; 3] = [
     },
 ];
 
-/// A server whose model has the shell print a word when an agent asks for it, and then says that it did.
+/// A server whose model makes the shell print a word when an agent asks for it, and then confirms it.
 fn server() -> Scripted {
     let call = |agent: &Agent| {
         let argument =
@@ -74,7 +74,7 @@ fn server() -> Scripted {
     Scripted::steered(template, &["<|im_start|>", "<|im_end|>"], &texts, "")
 }
 
-/// A member of an object that is a text.
+/// A text member of an object.
 fn text<'a>(value: &'a Value, name: &str) -> &'a str {
     value[name].as_str().unwrap_or_else(|| panic!("no `{name}` in {value}"))
 }

@@ -1,4 +1,5 @@
-//! `candlepower bench`: counts tokens as the server does, tells errors, and keeps to its JSON. No time is asserted.
+//! `candlepower bench` counts tokens as the server does, reports errors, and keeps the form of its JSON. No time is
+//! asserted.
 
 mod serve;
 
@@ -12,7 +13,7 @@ use super::support::{TempFolder, program};
 fn bench(args: &[&str]) -> Output {
     let mut command = program();
     command.arg("bench").args(args).env_remove("OPENAI_API_KEY");
-    // Little memory, since several tests run at once.
+    // Little memory, since tests run in parallel.
     command.env("BLAZE_KV_CACHE_MEMORY", "64Mi").output().unwrap()
 }
 
@@ -58,7 +59,7 @@ fn the_engine_is_measured_by_batch_and_length() {
     }
     let json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!((&json["kind"], &json["model"]["name"]), (&"run".into(), &"demo".into()));
-    // The demo's head is its embedding: each step reads everything.
+    // The demo's embeddings are tied, so each step reads all weights.
     let model = &json["model"];
     assert!(model["weights_bytes"].as_u64().unwrap() > 2_000_000);
     assert_eq!(model["weights_bytes"], model["weights_bytes_per_step"]);
@@ -91,7 +92,7 @@ fn an_embedding_that_is_not_the_head_is_not_read_in_each_step() {
     let shape = ["--batch", "2", "--input-tokens", "16", "--output-tokens", "8"];
     let report = json(&[&args[..], &shape[..]].concat(), 0);
     let bytes = |key: &str| report["model"][key].as_u64().unwrap();
-    // 320 rows of 64 numbers in single precision.
+    // 320 rows of 64 values in float32.
     assert_eq!(bytes("weights_bytes") - bytes("weights_bytes_per_step"), 320 * 64 * 4);
 }
 

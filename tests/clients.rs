@@ -1,4 +1,5 @@
-//! The official `openai` clients for Python and Node and the `anthropic` one, unmodified, against the built binary.
+//! The official `openai` clients for Python and Node and the `anthropic` client, unmodified, against the built
+//! binary.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -7,7 +8,7 @@ use serde_json::json;
 
 use crate::support::{Server, ServerBuilder, framework_python, node, python, run_to_end};
 
-/// Runs one case of a script against a server of its own, and checks that it left nothing behind.
+/// Runs one case of a script against a server of its own, and checks that no resources are left behind.
 fn check(script: fn(&str) -> Command, path: &str, case: &str, server: &Server) {
     run_to_end(script(path).args([case, &server.url()]));
     server.wait_until_all_blocks_are_free();
@@ -41,7 +42,7 @@ fn check_framework(case: &str, server: &Server) {
     check(framework_python, "clients/framework_client.py", case, server);
 }
 
-/// A test per case, so that each is counted and named.
+/// A test per case, so that each has a name and is counted.
 macro_rules! cases {
     ($check:ident, $server:expr, $($case:ident)+) => {
         $(
@@ -53,7 +54,7 @@ macro_rules! cases {
     };
 }
 
-/// A server where one request runs, one waits, and the third is turned away.
+/// A server that runs one request, queues one, and refuses the third.
 fn server_of_two_places() -> Server {
     ServerBuilder::new("demo").flags("--max-num-seqs 1 --max-queued-requests 1").start()
 }
@@ -112,7 +113,7 @@ mod anthropic_client {
 }
 
 mod branching_example {
-    //! `examples/branching.py`, with nothing but Python's own library.
+    //! `examples/branching.py`, with only Python's standard library.
 
     use super::*;
 

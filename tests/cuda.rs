@@ -1,5 +1,5 @@
-//! Builds with and without CUDA on machines with and without a GPU: each serves on the CPU, or says in one line why
-//! it does not compute on a GPU.
+//! Builds with and without CUDA on machines with and without a GPU. Each serves on the CPU, or reports in one line
+//! why it cannot use a GPU.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,12 +9,12 @@ use serde_json::json;
 use crate::ranks::ends_the_server;
 use crate::support::{Server, ServerBuilder, TempFolder, binary};
 
-/// Whether the binary under test was built with CUDA: `cargo xtask cuda` says so.
+/// Whether the binary under test was built with CUDA. `cargo xtask cuda` sets the variable.
 fn built_with_cuda() -> bool {
     std::env::var_os("CANDLEPOWER_TEST_CUDA").is_some()
 }
 
-/// An NVIDIA driver that starts, reports this version of CUDA (13000 is 13.0), and knows no GPU.
+/// A stub of NVIDIA's driver that starts, reports this version of CUDA (13000 is 13.0), and finds no GPU.
 fn driver(cuda_version: u32) -> TempFolder {
     let folder = TempFolder::new();
     compile(&folder, "libcuda.so.1", "int cuInit(unsigned flags) { return flags; }");
@@ -39,7 +39,7 @@ fn compile(folder: &TempFolder, library: &str, source: &str) {
     assert!(cc.status().unwrap().success(), "a C compiler is needed");
 }
 
-/// The one line with which `--device cuda` is refused; `libraries` are found first.
+/// The one line with which `--device cuda` is refused. The loader searches `libraries` first.
 #[track_caller]
 fn refusal(libraries: &Path) -> String {
     let server = ServerBuilder::new("demo").flags("--device cuda");
@@ -87,7 +87,7 @@ fn a_driver_that_is_new_enough_and_opens_no_gpu_is_refused_with_its_words() {
     server.env("LD_LIBRARY_PATH", driver.path().to_str().unwrap()).start();
 }
 
-/// Where pip puts a wheel's program and NVIDIA's packages, so that nobody has to say where CUDA's libraries are.
+/// pip installs the program of a wheel beside NVIDIA's packages. So CUDA's libraries are found without any setting.
 #[test]
 fn libraries_are_found_among_the_python_packages_beside_the_program() {
     let packages = TempFolder::new();
@@ -112,15 +112,15 @@ fn libraries_are_found_among_the_python_packages_beside_the_program() {
     assert_eq!(said.contains("has no CUDA"), !built_with_cuda(), "{said}");
 }
 
-/// The demo on so many GPUs that the CPU emulates: `cargo xtask emulated` builds a binary with kernels for them, and the loader finds
-/// their driver.
+/// The demo on GPUs that the CPU emulates. `cargo xtask emulated` builds a binary with kernels for them, and the
+/// loader finds their driver.
 fn on_emulated_gpus(gpus: usize, flags: &str) -> Server {
     let small = "--device cuda --dtype bfloat16 --max-num-seqs 4 --max-num-batched-tokens 64";
     let server = ServerBuilder::new("demo").flags(&format!("{small} {flags}"));
     server.env("CANDLEPOWER_EMULATED_GPUS", &gpus.to_string()).start()
 }
 
-/// Two requests at once, greedy.
+/// Two concurrent greedy requests.
 fn knows_what_it_should(server: &Server) {
     let ask = |question: &str| {
         let messages = json!([{"role": "user", "content": question}]);
@@ -139,7 +139,7 @@ fn knows_what_it_should(server: &Server) {
     assert!(first.is_some_and(|logprob| (-1.0..=0.0).contains(&logprob)), "{first:?}");
 }
 
-/// The whole path of a request: kernels, CUDA graphs, copies, draws.
+/// The whole path of a request: kernels, CUDA graphs, copies, sampling.
 #[test]
 #[ignore = "needs an emulated GPU: `cargo xtask emulated` runs it"]
 fn an_emulated_gpu_answers_as_the_cpu_does() {
@@ -161,7 +161,7 @@ fn an_emulated_gpu_answers_as_the_cpu_does() {
     }
 }
 
-/// NCCL's sums and gathers, in CUDA graphs and in steps of prompts; and a rank that is gone in the middle of them.
+/// NCCL's sums and gathers, in CUDA graphs and in prefill steps; and a rank that disappears during them.
 #[test]
 #[ignore = "needs an emulated GPU: `cargo xtask emulated` runs it"]
 fn emulated_gpus_answer_together_as_one_does() {

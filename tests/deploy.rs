@@ -1,4 +1,4 @@
-//! Deployments: started, found again, restarted, deleted by the command line, with the process backend.
+//! Deployments with the process backend and the command line: started, found again, restarted, deleted.
 
 mod docker;
 mod faults;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Request, TempFolder, program, wait_for};
 
-/// A home for deployments; what is still there at the end of the test is deleted.
+/// A home folder for deployments. Those that exist at the end of the test are deleted.
 pub(crate) struct Home {
     state: TempFolder,
     env: Vec<(String, String)>,
@@ -32,7 +32,7 @@ impl Home {
         self
     }
 
-    /// `candlepower ARGS`, about to run.
+    /// The command `candlepower ARGS`, not yet run.
     fn command(&self, args: &str) -> Command {
         let mut command = program();
         command.args(args.split_whitespace()).env("XDG_STATE_HOME", self.state.path());
@@ -41,7 +41,7 @@ impl Home {
         {
             command.env_remove(name);
         }
-        // A test that needs an engine brings its own.
+        // A test that needs an engine sets its own.
         command.env("DOCKER_HOST", "unix:///nowhere.sock").envs(self.env.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
@@ -78,7 +78,7 @@ impl Home {
         self.state.path().join("candlepower/deployments").join(name)
     }
 
-    /// The number of a deployment's `supervisor` or `server`.
+    /// The pid of a deployment's `supervisor` or `server`.
     fn pid(&self, name: &str, who: &str) -> Option<u64> {
         let state = std::fs::read(self.folder(name).join("state.json")).ok()?;
         serde_json::from_slice::<Value>(&state).ok()?[who]["pid"].as_u64()
@@ -120,7 +120,7 @@ fn address(deployment: &Value) -> SocketAddr {
     url.strip_prefix("http://").unwrap().parse().unwrap()
 }
 
-/// Checks that a deployment of the demo generates.
+/// Checks that a deployment of the demo generates text.
 #[track_caller]
 fn check_answers(deployment: &Value) {
     let body =
@@ -129,7 +129,7 @@ fn check_answers(deployment: &Value) {
     assert_eq!(response.ok()["usage"]["completion_tokens"], 4);
 }
 
-/// Whether a process runs; one that has ended and was not fetched yet does not.
+/// Whether a process runs. A zombie does not.
 fn is_alive(pid: u64) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))

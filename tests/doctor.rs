@@ -1,4 +1,4 @@
-//! What the program says without serving: the machine, whether a model fits it, the settings in force.
+//! Output of the program without a server: the machine, whether a model fits, the current settings.
 
 use std::process::Output;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, TempFolder, program};
 
-/// A configuration of a Llama of one layer, so many times as wide as a small one.
+/// The configuration of a one-layer Llama, `width` times as wide as a small one.
 fn llama(width: usize) -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 512 * width,
@@ -52,7 +52,7 @@ fn the_machine_is_shown_without_a_model() {
 
 #[test]
 fn the_numbers_are_those_of_the_loaded_server() {
-    // The test's servers have 64 MiB for keys and values.
+    // Servers of tests have 64 MiB for the KV cache.
     let json = doctor_json("demo", &["--kv-cache-memory", "64Mi"], 0);
     assert_eq!((&json["supported"], &json["fits"]), (&true.into(), &true.into()));
     assert_eq!(
@@ -77,7 +77,7 @@ fn a_configuration_alone_is_enough_to_see_what_fits() {
     let small = folder(&llama(1));
     let model = small.path().to_str().unwrap().to_owned();
     let json = doctor_json(&model, &["--dtype", "float32", "--max-model-len", "64"], 0);
-    // Embedding and head, whose rows are filled up to a multiple of 32; one layer; three norms in f32.
+    // Embedding and head, whose rows are padded to a multiple of 32; one layer; three norms in f32.
     let matrices: u64 = 2 * 1024 * 512 + (8 + 2 * 8 + 8) * 64 * 512 + 3 * 2048 * 512;
     assert_eq!(json["weights_bytes"], matrices * 4 + 3 * 512 * 4);
     assert_eq!(json["kv_bytes_per_token"], 2 * 8 * 64 * 4);
@@ -92,7 +92,7 @@ fn a_configuration_alone_is_enough_to_see_what_fits() {
     assert!(tight["message"].as_str().unwrap().contains("lower --max-model-len to 512"));
 }
 
-/// 4 bits a weight, and of each 128 of them a scale and a minimum of 32 bits; the rest as it is stored.
+/// 4 bits a weight, and 32 bits of scale and offset for each 128 weights. The rest is stored as in the checkpoint.
 #[test]
 fn codes_are_counted_as_they_are_kept() {
     let mut config = llama(1);

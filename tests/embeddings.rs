@@ -1,5 +1,5 @@
-//! Vectors and scores over HTTP: all-MiniLM-L6-v2 through the official Python client, a small cross-encoder, and every
-//! wrong input.
+//! Embeddings and scores over HTTP: all-MiniLM-L6-v2 through the official Python client, a small cross-encoder, and
+//! every wrong input.
 
 use std::path::PathBuf;
 
@@ -191,7 +191,7 @@ fn every_wrong_input_has_its_error() {
     assert_eq!(error["code"], "model_not_found");
 }
 
-/// Ten megabytes are refused before they are tokenized, which would take seconds.
+/// Ten megabytes are refused before tokenization, which would take seconds.
 #[test]
 fn a_text_that_cannot_fit_is_refused_unread() {
     let server = mini_lm();
@@ -222,7 +222,7 @@ fn inputs_that_are_too_long_are_cut_where_that_is_asked_for() {
     let (short, _) = vector(json!({"model": MODEL, "input": "rain rain"}));
     let (cut, tokens) = vector(json!({"model": MODEL, "input": long, "truncate_prompt_tokens": 4}));
     assert_eq!((cut, tokens), (short, json!(4)));
-    // Token ids are cut as they are: they bring their special tokens themselves.
+    // Token ids are truncated as they are, because clients add the special tokens themselves.
     let (_, tokens) =
         vector(json!({"model": MODEL, "input": [101, 4542, 102], "truncate_prompt_tokens": 2}));
     assert_eq!(tokens, 2);
@@ -295,7 +295,8 @@ fn a_decoder_gives_the_vectors_of_sentence_transformers() {
     }
 }
 
-/// Holds the server's vectors to those that are stored beside the model, with and without a prompt, alone and in a batch.
+/// Compares the server's embeddings with those stored beside the model: with and without a prompt, alone and in a
+/// batch.
 fn vectors_are_those_of_sentence_transformers(name: &str, line: &str) {
     let folder = golden(name);
     let server = ServerBuilder::new(&folder).flags("--served-model-name words").start();
@@ -317,7 +318,7 @@ fn vectors_are_those_of_sentence_transformers(name: &str, line: &str) {
             for (got, want) in got.iter().zip(&want) {
                 assert!((got - want).abs() < 1e-5, "{got} is not {want} in {row}");
             }
-            // Alone as in a batch.
+            // The result alone equals that in a batch.
             body["input"] = row["text"].clone();
             assert_eq!(floats(&embed(&server, &body)["data"][0]["embedding"]), got);
         }
@@ -517,7 +518,7 @@ fn doctor_knows_what_an_encoder_takes() {
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["architecture"], "BertModel");
     assert_eq!((&json["kv_cache_bytes"], &json["fits"]), (&json!(0), &json!(true)));
-    // Without the pooler, which no vector depends on.
+    // The pooler is not counted, since no embedding depends on it.
     assert_eq!(json["num_parameters"], 22_713_216 - 384 * 384 - 384);
     assert_eq!(json["weights_bytes"], (22_713_216 - 384 * 384 - 384) * 4);
     let text = crate::support::program().arg("doctor").arg(folder).output().unwrap();

@@ -1,4 +1,4 @@
-//! The first conversations of a newcomer, as the README and the quick start show them.
+//! A newcomer's first conversations, as shown in the README and the quick start.
 
 use std::io::Write;
 use std::time::Instant;
@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder};
 
-/// The contents of a page's fenced blocks of one language.
+/// The fenced blocks of one language on a page.
 fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
     let fence = format!("```{language}\n");
     page.split(&fence).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
 
-/// The path and the body of a page's curl command.
+/// Path and body of a page's curl command.
 fn curl(page: &str) -> (&str, Value) {
     let commands = blocks(page, "console");
     let command =
@@ -106,14 +106,14 @@ fn the_demo_knows_what_it_was_taught() {
     }
 }
 
-/// How long the first answer takes is measured in a release build; here it is shown, and nothing hangs on it.
+/// The time of the first answer is printed, and matters in a release build only. The test does not depend on it.
 #[test]
 fn the_time_to_the_first_healthy_answer_is_shown() {
     let start = Instant::now();
     let server = ServerBuilder::new("demo").listen();
     let listening = start.elapsed();
     server.wait_until_healthy();
-    // Written past the test runner, which would show it only if the test failed.
+    // Written to stderr directly: the test runner captures `println!` and shows it only if a test fails.
     let healthy = start.elapsed();
     let mut shown = std::io::stderr();
     writeln!(shown, "demo: listening after {listening:.0?}, healthy {healthy:.0?} after the start of its process")

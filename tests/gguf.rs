@@ -1,4 +1,4 @@
-//! GGUF files: served like folders, and refused in one line.
+//! GGUF files: served like folders, and refused with one line.
 
 use candlepower_goldens::folder as golden;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! `candlepower health`: what container engines ask.
+//! `candlepower health`, the health check of container engines.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use crate::support::{Hub, Server, ServerBuilder, program};
 
-/// The exit status, and all that was said.
+/// Exit status and complete output.
 fn asked(command: &mut Command) -> (Option<i32>, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     let said = [stdout, stderr].concat();
@@ -23,7 +23,7 @@ fn a_healthy_server_is_said_to_be_so() {
     let server = Server::demo();
     assert_eq!(asked_at(&server.url()), healthy);
     assert_eq!(asked_at(&format!("{}/", server.address)), healthy);
-    // Without a URL, the settings say where.
+    // Without a URL, the address comes from the settings.
     let port = server.address.port().to_string();
     assert_eq!(asked(program().arg("health").env("BLAZE_PORT", &port)), healthy);
     let server = ServerBuilder::new("demo").flags("--framework prism --host 0.0.0.0").start();
@@ -66,7 +66,7 @@ fn a_server_that_is_not_ready_is_not_healthy() {
     server.join().unwrap();
 }
 
-/// An address that refuses connections as long as the value lives.
+/// An address that refuses connections while the value exists.
 fn nobody() -> Hub {
     let mut hub = Hub::start();
     hub.refuse_connections();

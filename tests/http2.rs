@@ -1,4 +1,4 @@
-//! HTTP/2, over TLS and by prior knowledge: Node's own client, and frames that no honest client sends.
+//! HTTP/2 over TLS and with prior knowledge: Node's own client, and frames that no honest client sends.
 
 mod bounds;
 mod frames;
@@ -10,12 +10,12 @@ use serde_json::json;
 
 use crate::support::{Authority, Request, Server, ServerBuilder, node, run_to_end};
 
-/// A server that speaks HTTP/2 without TLS.
+/// A server with HTTP/2 but without TLS.
 fn plain(flags: &str) -> Server {
     ServerBuilder::new("demo").flags("--http2").flags(flags).start()
 }
 
-/// A server that speaks HTTP/2 over TLS, and its authority.
+/// A server with HTTP/2 over TLS, and its certificate authority.
 fn secure(flags: &str) -> (Server, Authority) {
     let authority = Authority::new();
     let builder = ServerBuilder::new("demo").flags("--http2").flags(flags);
@@ -23,7 +23,7 @@ fn secure(flags: &str) -> (Server, Authority) {
     (server, authority)
 }
 
-/// Runs a case of Node's client by prior knowledge and over TLS.
+/// Runs a case of Node's client, with prior knowledge and over TLS.
 fn check(case: &str, flags: &str) {
     let server = plain(flags);
     run_to_end(node("node/http2_client.mjs").args([case, &server.url()]));

@@ -1,4 +1,4 @@
-//! The local model hub itself: that it speaks as the hub does, so that what downloads from it downloads from the hub.
+//! Tests of the fake hub itself. It must behave like the real one, so that tests of downloads mean something.
 
 mod faults;
 mod official_client;
@@ -13,7 +13,7 @@ use crate::support::{Files, Hub, Request, Response, ServerBuilder, TempFolder, w
 /// The repository of these tests.
 const ID: &str = "acme/tiny";
 
-/// A file of each kind: small, in a folder, large by its name, large by its size.
+/// One file of each kind: small, in a folder, large by its name, large by its size.
 fn files() -> Files {
     Files::new()
         .with("README.md", "hello\n")
@@ -22,12 +22,12 @@ fn files() -> Files {
         .with("vocab.bin", pattern((1 << 20) + 1))
 }
 
-/// So many bytes that differ from their neighbours.
+/// `count` bytes without repetitions of neighbours.
 fn pattern(count: usize) -> Vec<u8> {
     (0..count).map(|at| (at % 251) as u8).collect()
 }
 
-/// A hub that holds [`files`], and their commit.
+/// A hub with [`files`], and their commit.
 fn hub() -> (Hub, String) {
     let hub = Hub::start();
     let commit = hub.publish(ID, &files());
@@ -38,7 +38,7 @@ fn get(hub: &Hub, path: &str) -> Response {
     Request::get(path).send(hub.address()).unwrap()
 }
 
-/// Where a file of [`ID`] is: the address and the path that `resolve` redirects to.
+/// The location of a file of [`ID`]: address and path of the redirect by `resolve`.
 fn located(hub: &Hub, path: &str) -> (SocketAddr, String) {
     let response = get(hub, &format!("/{ID}/resolve/main/{path}"));
     let location = response.header("location").unwrap_or_else(|| panic!("{response:?}"));
@@ -48,13 +48,13 @@ fn located(hub: &Hub, path: &str) -> (SocketAddr, String) {
     }
 }
 
-/// A GET of a file where it is, following the redirect.
+/// A GET of a file at its location, after the redirect.
 fn content_of(hub: &Hub, path: &str) -> (SocketAddr, Request) {
     let (address, path) = located(hub, path);
     (address, Request::get(&path))
 }
 
-/// A repository of a golden model is one that can be served.
+/// A repository of a golden model can be served.
 #[test]
 fn golden_models_are_whole_models() {
     for name in ["llama-linear", "qwen2"] {

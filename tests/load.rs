@@ -1,4 +1,4 @@
-//! Many requests at once: nothing fails, nothing leaks, and nobody's text depends on who else is there.
+//! Many concurrent requests: nothing fails, nothing leaks, and no output depends on other requests.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder};
 
-/// One client of the load test.
+/// A client of the load test.
 struct LoadClient {
     body: Value,
-    /// Chunks after which the client leaves; `None` stays to the end.
+    /// Number of chunks after which the client disconnects; `None` stays to the end.
     leaves_after: Option<usize>,
 }
 
@@ -26,7 +26,7 @@ impl LoadClient {
         Self { body, leaves_after: leaves.then(|| random.usize(0..max_tokens)) }
     }
 
-    /// The whole text, if the client stays for it.
+    /// The whole text, if the client stays.
     fn run(&self, server: &Server) -> Option<String> {
         let mut stream = server.open("/v1/completions", &self.body);
         assert_eq!(stream.status, 200);
@@ -45,7 +45,7 @@ impl LoadClient {
         Some(text)
     }
 
-    /// The text that the same request gives when no other is there and no prefix is cached.
+    /// The text for the same request when it runs alone and no prefix is cached.
     fn run_alone(&self, server: &Server, salt: usize) -> String {
         let mut body = self.body.clone();
         body["stream"] = json!(false);
@@ -58,7 +58,7 @@ fn text_of(answer: &Value) -> String {
     answer["choices"][0]["text"].as_str().unwrap().to_owned()
 }
 
-/// Words that the demo model may know, so many of them.
+/// `count` words that the demo model may know.
 fn words(count: usize, random: &mut Rng) -> String {
     const WORDS: [&str; 16] = [
         "the", "capital", "of", "France", "is", "what", "and", "light", "seven", "a", "server",
@@ -87,7 +87,7 @@ fn texts_of_64_streaming_clients_are_those_of_each_alone() {
 
     let texts = at_once(clients.len(), |i| clients[i].run(&server));
     server.wait_until_all_blocks_are_free();
-    // The texts of some that leave may be ready before they do.
+    // Some clients disconnect after their text is ready.
     let ended = server.metrics().value("request_success_total");
     assert!(ended >= (64 - leaving) as f64 && ended <= 64.0, "{ended} ended, {leaving} left");
 
@@ -146,7 +146,7 @@ fn whole_answers_are_cancelled_with_their_client_too() {
     assert!(server.metrics().value("generation_tokens_total") < 16. * 2000.);
 }
 
-/// Sixteen requests, each of which would fill most of the smallest cache by itself.
+/// Sixteen requests. Each alone would fill most of the smallest cache.
 fn large_requests() -> Vec<Value> {
     let mut random = Rng::with_seed(16);
     let body = |_| {
@@ -173,7 +173,7 @@ fn a_cache_far_too_small_gives_the_texts_of_a_large_one() {
     };
     let (large, preemptions) = texts_with("64Mi");
     assert_eq!(preemptions, 0.0);
-    // A token's keys and values take 2 KiB, so this is less than two sequences of the context's length.
+    // Keys and values of a token take 2 KiB. So this is less than two sequences of full length.
     let (small, preemptions) = texts_with("800Ki");
     assert!(preemptions > 0.0, "the small cache was large enough");
     assert_eq!(small, large);

@@ -1,4 +1,4 @@
-//! End-to-end tests: they speak HTTP to the built binary, as its users do.
+//! End-to-end tests. They send HTTP requests to the built binary, as its users do.
 
 #![expect(clippy::print_stderr, reason = "a test that fails shows the logs of its servers")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]

@@ -1,11 +1,11 @@
-//! Weights that become codes while they are loaded.
+//! Quantization while weights are loaded.
 
 use candlepower_goldens::folder;
 use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder, program};
 
-/// What a model says to the same question again and again, at temperature 0.
+/// The answers of a model to the same question, repeated at temperature 0.
 #[track_caller]
 fn answer(server: &Server) -> String {
     let body = json!({
@@ -21,7 +21,7 @@ fn answer(server: &Server) -> String {
     first
 }
 
-/// The demo has learned to answer, and does so with codes of eight bits, over ranks too; doctor knows the bytes to be loaded.
+/// The trained demo still answers with eight-bit weights, over ranks too. `doctor` reports the size in memory.
 #[test]
 fn a_model_answers_with_the_bytes_that_doctor_has_counted() {
     let plain = doctor(&[]);

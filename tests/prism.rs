@@ -1,4 +1,4 @@
-//! What prism adds to the wire: /generate with branches, choices and sessions, and what is kept for the next turn.
+//! prism's additions to the API: /generate with branches, choices and sessions, and prefixes kept for the next turn.
 
 mod generate;
 mod reuse;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder};
 
-/// The demo model under prism.
+/// The demo model with the framework prism.
 #[track_caller]
 fn prism() -> Server {
     ServerBuilder::new("demo").flags("--framework prism").start()
@@ -33,7 +33,7 @@ fn cached(response: &Value) -> u64 {
     response["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
 }
 
-/// The part of so many tokens that whole blocks hold.
+/// The tokens that fit into whole blocks.
 fn whole_blocks(num_tokens: u64) -> u64 {
     num_tokens / 16 * 16
 }
@@ -42,7 +42,7 @@ fn num_tokens(response: &Value) -> u64 {
     response["usage"]["prompt_tokens"].as_u64().unwrap()
 }
 
-/// Greedy, and to the end of `max_tokens`.
+/// Greedy decoding up to `max_tokens`.
 fn greedy(text: &str, max_tokens: u32) -> Value {
     json!({"text": text, "temperature": 0, "max_tokens": max_tokens, "ignore_eos": true})
 }

@@ -1,4 +1,5 @@
-//! Model files as they are published: what one file says and another leaves out, files under other names, and what is no model.
+//! Model files as they are published: settings in one file that another lacks, unusual file names, and folders
+//! without a model.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder, TempFolder};
 
-/// An edit of a JSON file of the demo, by its name.
+/// An edit of a JSON file of the demo, with the file's name.
 type Edit<'a> = (&'a str, &'a dyn Fn(&mut Value));
 
 fn demo_with(edits: &[Edit<'_>]) -> TempFolder {
@@ -22,7 +23,7 @@ fn demo_with(edits: &[Edit<'_>]) -> TempFolder {
     })
 }
 
-/// Asks for the capital of France, and checks that the answer is whole and ends where it should.
+/// Asks for the capital of France, and checks that the answer is complete.
 fn check_capital(server: &Server) {
     let messages = [json!({"role": "user", "content": "What is the capital of France?"})];
     let name = server.get("/v1/models").ok()["data"][0]["id"].clone();
@@ -48,7 +49,7 @@ fn turns_end_where_any_of_the_files_says_so() {
         vec![config, generation],
         both(&none).to_vec(),
         vec![("generation_config.json", &below_zero)],
-        // Known by its name alone.
+        // The end-of-sequence token is recognized by its name alone.
         vec![config, generation, by_name],
     ];
     for edits in cases {
@@ -193,7 +194,7 @@ fn gguf_files_are_known_by_their_beginning() {
         drop(server);
         std::fs::remove_file(path).unwrap();
     }
-    // A projector for images beside the model.
+    // An image projector beside the model.
     folder.write("tiny-Q8_0.gguf", &file);
     folder.write("tiny.mmproj-f16.gguf", "of images");
     ServerBuilder::new(folder.path()).start().log_with("Qwen2ForCausalLM");
@@ -248,7 +249,7 @@ fn a_broken_template_stops_conversations_alone() {
     let chat = json!({"model": name, "messages": [{"role": "user", "content": "Hi"}]});
     assert_eq!(server.post("/v1/chat/completions", &chat).status, 400);
     drop(server);
-    // One that the user names must be right.
+    // A template named by the user must be valid.
     let template = folder.path().join("chat_template.jinja");
     let refused = ServerBuilder::new("demo").flag("--chat-template", template).refused();
     assert!(refused.message.contains("syntax error"), "{}", refused.message);

@@ -1,4 +1,4 @@
-//! Models by their hub id: downloaded, verified, refused in one line, and found again in the cache.
+//! Models by their hub id: downloaded, verified, refused with one line, and found in the cache.
 
 mod connections;
 mod gguf;
@@ -14,7 +14,7 @@ use crate::support::{Files, Hub, Seen, Server, ServerBuilder, Side, TempFolder};
 /// The repository of most of these tests.
 const ID: &str = "acme/tiny";
 
-/// A hub that holds a golden model, and an empty cache.
+/// A hub with a golden model, and an empty cache.
 struct Place {
     hub: Hub,
     home: TempFolder,
@@ -31,7 +31,7 @@ impl Place {
         place
     }
 
-    /// `serve ID` against this hub and with this cache.
+    /// `serve ID` with this hub and this cache.
     fn serve(&self, id: &str) -> ServerBuilder {
         ServerBuilder::new(id)
             .env("HF_HOME", self.home.path().to_str().unwrap())
@@ -47,8 +47,8 @@ impl Place {
         server
     }
 
-    /// Expects a start to fail with this line, and nothing else that is an error. `<hub>` stands for the hub's address,
-    /// `<any>` for what differs from machine to machine.
+    /// Expects a start to fail with exactly this error line. `<hub>` stands for the hub's address, and `<any>` for
+    /// text that differs between machines.
     #[track_caller]
     fn check_refused(&self, serve: ServerBuilder, expected: &str) {
         let message = serve.refused().message;
@@ -69,7 +69,7 @@ impl Place {
         self.home.path().join("hub").join(format!("models--{}", id.replace('/', "--")))
     }
 
-    /// Requests that were answered with bytes of files whose names end so.
+    /// Requests that were answered with bytes of files with this suffix.
     fn requests_for(&self, end: &str) -> Vec<Seen> {
         let is_content = |seen: &Seen| seen.path.ends_with(end) && matches!(seen.status, 200 | 206);
         self.hub.requests().into_iter().filter(is_content).collect()
@@ -81,7 +81,7 @@ impl Place {
     }
 }
 
-/// Whether a line is the expected one, in which `<any>` stands for some text.
+/// Whether a line is the expected one. `<any>` stands for any text in it.
 fn matches_line(line: &str, expected: &str) -> bool {
     let parts: Vec<&str> = expected.split("<any>").collect();
     let [first, middle @ .., end] = &parts[..] else { return line == expected };
@@ -107,7 +107,7 @@ fn a_line_is_compared_but_for_what_may_differ() {
     }
 }
 
-/// Checks that a model generates.
+/// Checks that a model generates text.
 #[track_caller]
 fn check_answers(server: &Server, model: &str) {
     let completion = server.complete(json!({
@@ -116,7 +116,7 @@ fn check_answers(server: &Server, model: &str) {
     assert_eq!(completion["usage"]["completion_tokens"], 4, "{completion}");
 }
 
-/// The files below a folder whose names end so.
+/// The files below a folder with this suffix.
 fn files_ending(folder: &Path, end: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten() {

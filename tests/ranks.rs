@@ -1,4 +1,5 @@
-//! A model over ranks that are processes: the same answers as without them, and what happens when one is gone.
+//! A model on several ranks, which are processes. The answers equal those of one rank, and a lost rank ends the
+//! server.
 
 use std::process::Command;
 
@@ -10,7 +11,7 @@ fn over_two_ranks() -> Server {
     ServerBuilder::new("demo").flags("--tensor-parallel-size 2 --framework prism").start()
 }
 
-/// The ranks that run for a server, by the numbers of the processes.
+/// The pids of the ranks of a server.
 fn ranks(server: &Server) -> Vec<u32> {
     let processes = std::fs::read_dir("/proc")
         .unwrap()
@@ -18,7 +19,7 @@ fn ranks(server: &Server) -> Vec<u32> {
     processes.filter(|pid| served_by(*pid).as_deref() == Some(&server.pid().to_string())).collect()
 }
 
-/// The process whose rank this is, if it is one and runs.
+/// The rank of this process, if it is one and runs.
 fn served_by(pid: u32) -> Option<String> {
     let args = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
     let mut args = args.split('\0').skip_while(|arg| *arg != "__rank");
@@ -71,7 +72,7 @@ fn answers_are_those_of_one_process_and_the_end_is_orderly() {
     assert!(!two.log().contains("rank 1"), "{}", two.log());
 }
 
-/// Sends a signal to a rank in the middle of an answer: the server says why it ends, and nothing is left.
+/// Sends a signal to a rank during an answer. The server must report why it ends, and leave nothing behind.
 pub(crate) fn ends_the_server(mut server: Server, name: &str, reason: &str) {
     let body = json!({"model": "demo", "prompt": "Once", "max_tokens": 1900, "ignore_eos": true, "stream": true});
     let mut stream = server.open("/v1/completions", &body);
@@ -96,14 +97,14 @@ fn a_rank_that_is_killed_ends_the_server() {
     ends_the_server(over_two_ranks(), "KILL", "rank 1 was killed (SIGKILL)");
 }
 
-/// It is still there and says nothing, for much less than a step may take.
+/// The rank still exists and is silent, for much less than the time limit of a step.
 #[test]
 fn a_rank_that_never_answers_ends_the_server() {
     let reason = "rank 1 is stopped or stuck: nothing was heard of it for 6 s";
     ends_the_server(over_two_ranks(), "STOP", reason);
 }
 
-/// The weights lie behind a link to the server's own standard input, which a rank does not have.
+/// The weights are behind a link to the server's own standard input, which a rank does not have.
 #[test]
 fn a_rank_that_cannot_load_its_part_ends_the_start() {
     let (model, apart) = (TempFolder::of_demo(|_, bytes| bytes), TempFolder::new());
@@ -114,12 +115,12 @@ fn a_rank_that_cannot_load_its_part_ends_the_start() {
     let mut server = ServerBuilder::new(model.path()).flags(flags).input(&moved).listen();
     assert!(!server.wait_for_exit().success());
     server.log_with("rank 1 failed: no weights in");
-    // The rank itself has written why.
+    // The rank itself has logged the reason.
     server.log_with("rank 1: no weights in");
     assert_eq!(ranks(&server), [0; 0]);
 }
 
-/// Nobody asks anything: it is seen all the same.
+/// Without any request a lost rank is noticed, too.
 #[test]
 fn a_rank_of_an_idle_server_is_missed() {
     let mut server = over_two_ranks();

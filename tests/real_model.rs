@@ -1,5 +1,6 @@
-//! SmolLM2-135M-Instruct, a real model in GGUF's Q4_1, against what transformers computes with its numbers in float32. The log
-//! probabilities of four texts, five chats and five schemas are tried; those of all where `CANDLEPOWER_TEST_REAL_MODEL` is `all`.
+//! SmolLM2-135M-Instruct, a real model in GGUF's Q4_1, compared with transformers' results for its dequantized
+//! float32 weights. By default the log-probabilities of four texts, five chats and five schemas are compared. With
+//! `CANDLEPOWER_TEST_REAL_MODEL=all` it is all of them.
 
 mod unquantized;
 
@@ -9,11 +10,11 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder, TempFolder, python, run_to_end};
 
-/// How far a log probability in float32 may be from transformers'.
+/// Tolerance of a log-probability in float32.
 const TOLERANCE: f64 = 1e-4;
-/// How far a perplexity may be from transformers', as a part of it.
+/// Relative tolerance of a perplexity.
 const PERPLEXITY: f64 = 0.01;
-/// Tokens of a chat, as in `scripts/make_real_model.py`.
+/// Number of tokens of a chat, as in `scripts/make_real_model.py`.
 const CHAT_TOKENS: u32 = 48;
 
 /// The questions, and transformers' results.
@@ -25,7 +26,7 @@ struct Reference {
 }
 
 impl Reference {
-    /// Nothing where the model is not installed, which is said: it comes from a package registry.
+    /// `None`, with a message, if the model is not installed. It comes from a package registry.
     fn find() -> Option<Self> {
         let Some(file) = std::env::var_os("CANDLEPOWER_TEST_SMOLLM2") else {
             eprintln!(
@@ -51,7 +52,7 @@ impl Reference {
         if self.all { all } else { &all[..few.min(all.len())] }
     }
 
-    /// The first texts, or all, with transformers' log probabilities of their tokens but the first.
+    /// The first texts, or all, with transformers' log-probabilities of their tokens without the first.
     fn texts(&self, few: usize) -> impl Iterator<Item = (&str, &str, Vec<f64>)> {
         self.inputs("texts", few).iter().map(|entry| {
             let name = entry["name"].as_str().unwrap();
@@ -64,7 +65,8 @@ impl Reference {
         start(&self.file, flags)
     }
 
-    /// The perplexity of all texts, since few say little, is that of transformers in float32, or nearly.
+    /// Checks the perplexity against transformers' in float32. All texts are used, since a few give too noisy a
+    /// value.
     fn check_perplexity(&self, server: &Server, what: &str) {
         let (mut found, mut expected) = (Vec::new(), Vec::new());
         for (_, text, scores) in self.texts(usize::MAX) {
@@ -94,7 +96,7 @@ fn floats(values: &Value) -> Vec<f64> {
     values.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect()
 }
 
-/// The log probabilities of a text's tokens but the first.
+/// The log-probabilities of a text's tokens without the first.
 fn scores_of(server: &Server, text: &str) -> Vec<f64> {
     let answer =
         server.complete(json!({"prompt": text, "max_tokens": 0, "echo": true, "logprobs": 0}));

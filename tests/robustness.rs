@@ -1,4 +1,4 @@
-//! What goes wrong around a server, and that it goes on serving.
+//! Faults around a server, which must go on serving.
 
 mod callers;
 mod clock;

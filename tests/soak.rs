@@ -1,4 +1,5 @@
-//! Long runs, which `cargo xtask soak` starts: mixed traffic, attacks beside a plain stream, and a flood beside another caller.
+//! Long runs, started by `cargo xtask soak`: mixed traffic, attacks beside a plain stream, and a flood beside another
+//! caller.
 
 mod attacks;
 mod fairness;
@@ -8,7 +9,7 @@ mod watch;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A setting of the command, from its variable of the environment.
+/// A setting of the command, passed as an environment variable.
 fn setting<T: FromStr>(name: &str) -> Option<T> {
     let value = std::env::var(format!("CANDLEPOWER_SOAK_{name}")).ok()?;
     Some(value.parse().unwrap_or_else(|_| panic!("CANDLEPOWER_SOAK_{name} is `{value}`")))

@@ -1,4 +1,4 @@
-//! What the end-to-end tests have in common: servers of their own, an HTTP client, a model hub, Python and Node.
+//! Common parts of the end-to-end tests: servers, an HTTP client, a fake model hub, Python and Node.
 
 mod certificates;
 mod cluster;
@@ -33,15 +33,15 @@ pub(crate) use socket::Socket;
 
 use std::time::{Duration, Instant};
 
-/// After so long something is stuck rather than slow. Nothing is asserted about times below it.
+/// After this time something is stuck, not slow. Shorter times are not asserted.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(240);
 
-/// Asks `probe` again and again until it answers with a value; panics with `what` at the deadline.
+/// Calls `probe` repeatedly until it returns a value. Panics with `what` at the deadline.
 pub(crate) fn wait_for<T>(what: &str, probe: impl FnMut() -> Option<T>) -> T {
     wait_for_or(probe, || what.to_owned())
 }
 
-/// The same, with words that are made at the deadline.
+/// The same, with a message that is made at the deadline.
 pub(crate) fn wait_for_or<T>(
     mut probe: impl FnMut() -> Option<T>,
     what: impl FnOnce() -> String,
@@ -52,7 +52,7 @@ pub(crate) fn wait_for_or<T>(
             return value;
         }
         assert!(start.elapsed() < DEADLINE, "waited too long for {}", what());
-        // Leaves the cores to what is waited for; nothing depends on the length of the pause.
+        // The pause leaves the cores to the awaited work. Its length does not matter.
         std::thread::park_timeout(Duration::from_millis(5));
     }
 }

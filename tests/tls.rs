@@ -1,4 +1,4 @@
-//! TLS: who is served, with which certificates, and how they are replaced.
+//! TLS: accepted clients, certificates, and their replacement.
 
 mod files;
 mod programs;
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::support::{Authority, DEADLINE, Request, Server, ServerBuilder, Socket};
 
-/// A server with a certificate of an authority, and its authority.
+/// A server with a certificate, and its authority.
 fn server(flags: &str) -> (Server, Authority) {
     let authority = Authority::new();
     let builder = ServerBuilder::new("demo").flags(flags);
@@ -21,7 +21,7 @@ fn server(flags: &str) -> (Server, Authority) {
     (server, authority)
 }
 
-/// The status of an answer to this client; an error where the handshake fails.
+/// The status of an answer to this client; an error if the handshake fails.
 fn asked(server: &Server, client: &Arc<ClientConfig>) -> std::io::Result<u16> {
     let socket = Socket::connect(server.address, Some(client))?;
     Ok(Request::get("/v1/models").open_over(socket)?.finish()?.status)
@@ -102,7 +102,7 @@ fn nobody_but_the_authoritys_server_is_trusted() {
     assert_eq!(asked(&server, &authority.client(None)).unwrap(), 200);
     let error = asked(&server, &Authority::new().client(None)).unwrap_err();
     assert!(error.to_string().contains("certificate"), "{error}");
-    // A client without TLS gets no answer, and harms nobody.
+    // A client without TLS gets no answer, and does no harm.
     assert!(Request::get("/v1/models").send(server.address).is_err());
     assert_eq!(asked(&server, &authority.client(None)).unwrap(), 200);
 }
@@ -134,7 +134,7 @@ fn handshakes_that_do_not_go_on_hold_up_nobody_and_are_given_up() {
         socket
     };
     let mut silent: Vec<TcpStream> = (0..50).map(|_| connect()).collect();
-    // The beginning of a handshake, and no more.
+    // Only the beginning of a handshake.
     for socket in &mut silent[..10] {
         socket.write_all(b"\x16\x03\x01\x02\x00\x01").unwrap();
     }
@@ -142,7 +142,7 @@ fn handshakes_that_do_not_go_on_hold_up_nobody_and_are_given_up() {
         server.complete(json!({"prompt": "a", "max_tokens": 2}));
     }
     for mut socket in silent {
-        // A reset is a way to close the connection too.
+        // A reset closes the connection, too.
         let read = socket.read(&mut [0]);
         assert!(
             read.as_ref()
@@ -157,7 +157,7 @@ fn handshakes_that_do_not_go_on_hold_up_nobody_and_are_given_up() {
 fn connections_beyond_the_limit_are_told_so() {
     let (server, _authority) = server("--max-connections 2");
     let full = crate::support::wait_for("a full server", || {
-        // They hold their places without a handshake.
+        // These connections count, although they make no handshake.
         let held: Vec<_> = (0..2).map(|_| TcpStream::connect(server.address).unwrap()).collect();
         let answer = server.try_send(&Request::get("/health")).ok()?;
         (answer.status == 503).then_some((answer, held))

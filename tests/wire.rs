@@ -1,4 +1,4 @@
-//! The wire as the contract has it, endpoint by endpoint.
+//! The HTTP API, endpoint by endpoint.
 
 mod agents;
 mod chat;

@@ -1,12 +1,13 @@
-//! Calls of models that write anything, and of models that mean to leave the schema at some byte: none of them is invalid, as
-//! Python's `jsonschema` reads it.
+//! Tool calls of models that write random text, or that try to leave the schema at some byte. Python's `jsonschema`
+//! accepts all.
 
 use serde_json::{Map, Value, json};
 
 use super::text;
 use crate::support::{Form, Scripted, TempFolder, python, run_to_end};
 
-/// Finished calls of each kind for each format; few of them without it, and of the first formats alone.
+/// Number of finished calls of each kind for each format. Without the variable there are few, and only of the first
+/// formats.
 const NUM_CALLS: &str = "CANDLEPOWER_TEST_CALLS";
 const FEW: usize = 4;
 const NUM_FORMATS_OF_FEW: usize = 5;
@@ -27,10 +28,10 @@ const FORMATS: [&str; 13] = [
     "granite",
 ];
 
-/// It tells of functions, and its prompt is longer than the question by the name of the function.
+/// The template has tools, so that the prompt is longer than the question by the tool's name.
 const TEMPLATE: &str = "{% for m in messages %}{{ m.content }}{% endfor %}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}";
 
-/// Marks that are special tokens of the models that write them.
+/// Markers that are special tokens of the models that write them.
 const MARKS: [&str; 20] = [
     "<tool_call>",
     "</tool_call>",
@@ -53,7 +54,7 @@ const MARKS: [&str; 20] = [
     "<｜tool▁sep｜>",
     "<minimax:tool_call>",
 ];
-/// Pieces that end raw texts, as no random bytes would.
+/// Pieces that end raw texts. Random bytes would never form them.
 const ENDS: [&str; 6] = [
     "\n</parameter>\n<parameter=",
     "\n</parameter>\n</function>",
@@ -65,7 +66,7 @@ const ENDS: [&str; 6] = [
 /// Bytes that end values.
 const CLOSERS: &str = "\"]})\n";
 
-/// Schemas as real tools have them, and some that are easily held too loosely.
+/// Schemas like those of real tools, and some that an implementation can easily enforce too loosely.
 fn schemas() -> Vec<Value> {
     let of = |properties: Value, required: Value| json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false});
     let tree = json!({"type": "object", "properties": {"v": {"type": "integer", "minimum": 0, "maximum": 9}, "kids": {"type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 1}}, "required": ["v"], "additionalProperties": false});
@@ -143,7 +144,7 @@ fn no_model_writes_an_invalid_call() {
     }
 }
 
-/// A request that needs a call; the model ends values sooner by `bias`.
+/// A request that requires a call. With `bias` the model ends values sooner.
 fn request(schema: &Value, bias: &Map<String, Value>, more: Value) -> Value {
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema}});
     let mut body = json!({
@@ -153,7 +154,7 @@ fn request(schema: &Value, bias: &Map<String, Value>, more: Value) -> Value {
     body
 }
 
-/// The calls of an answer that are finished.
+/// The finished calls of an answer.
 fn finished(model: &Scripted, schema: &Value, answer: &Value) -> Vec<Call> {
     let is_finished = |choice: &&Value| choice["finish_reason"] == "tool_calls";
     let call = |choice: &Value| {
@@ -169,7 +170,7 @@ fn finished(model: &Scripted, schema: &Value, answer: &Value) -> Vec<Call> {
     answer["choices"].as_array().unwrap().iter().filter(is_finished).map(call).collect()
 }
 
-/// Calls of a model to which all tokens are alike.
+/// Calls of a model that gives all tokens the same probability.
 fn random_calls(format: &str, wanted: usize) -> Vec<Call> {
     let model =
         Scripted::indifferent(TEMPLATE, &MARKS, &ENDS, &format!("--tool-call-parser {format}"));
@@ -197,7 +198,7 @@ fn random_calls(format: &str, wanted: usize) -> Vec<Call> {
     calls
 }
 
-/// Calls of models that write those of others with one character changed, wherever the schema allows it.
+/// Calls of models that repeat other calls with one character changed, wherever the schema allows the change.
 fn leaving_calls(format: &str, wanted: usize, others: &[Call]) -> Vec<Call> {
     const TEXTS_OF_MODEL: usize = 40;
     let mut random = fastrand::Rng::with_seed(format.len() as u64);
@@ -212,7 +213,7 @@ fn leaving_calls(format: &str, wanted: usize, others: &[Call]) -> Vec<Call> {
         let texts: Vec<&str> = meant.iter().map(|(_, text)| text.as_str()).collect();
         let model =
             Scripted::start(TEMPLATE, &MARKS, &texts, &format!("--tool-call-parser {format}"));
-        // Where the script may not go on, values end.
+        // At a position where the script must not go on, values end.
         let bias = |byte: u8| {
             let closes = CLOSERS.contains(char::from(byte)) && byte.is_ascii();
             (byte.to_string(), json!(if closes { 100 } else { -100 }))
@@ -234,7 +235,7 @@ fn leaving_calls(format: &str, wanted: usize, others: &[Call]) -> Vec<Call> {
     calls
 }
 
-/// The text with one character more, less, or another one.
+/// The text with one character inserted, removed or replaced.
 fn changed(text: &str, random: &mut fastrand::Rng) -> String {
     const OTHERS: &str = "\"\\{}[]():,.-+e019aZ_ \n\t<>/|é\u{1}";
     let others: Vec<char> = OTHERS.chars().collect();

@@ -1,4 +1,5 @@
-//! The tools of published MCP servers, which `scripts/mcp_tools.py` collects: nearly all of them can be held in every format of calls.
+//! Tools of published MCP servers, collected by `scripts/mcp_tools.py`. Nearly all of them can be enforced in every
+//! tool format.
 
 use std::path::PathBuf;
 
@@ -7,14 +8,14 @@ use serde_json::{Value, json};
 use super::text;
 use crate::support::{Server, ServerBuilder, TempFolder};
 
-/// The file of the tools.
+/// The variable with the tools' file.
 const TOOLS: &str = "CANDLEPOWER_TEST_MCP_TOOLS";
 const FORMATS: [&str; 5] = ["hermes", "qwen3_coder", "glm45", "minimax_m2", "gemma4"];
-/// Most tools that a format may refuse.
+/// Most tools that may be refused in a format.
 const MOST_REFUSED: usize = 2;
 const LEAST_TOOLS: usize = 220;
 
-/// A template that offers functions by their names alone, so that prompts are short.
+/// A template with the names of tools only, so that prompts are short.
 const TEMPLATE: &str = "{% for m in messages %}{{ m.content }}{% endfor %}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}";
 
 #[test]
@@ -46,7 +47,7 @@ fn tools_are_held_in_every_format() {
     assert!(too_many.is_empty(), "{too_many:?}");
 }
 
-/// Why a tool cannot be held as it is, alone in a request: required of a chat, strict in a response.
+/// The reason that a single tool is refused. It is required in a chat, and strict in a response.
 fn refused(server: &Server, tool: &Value, is_chat: bool) -> Option<String> {
     let name = text(tool, "name").replace('.', "_");
     let function = json!({"name": name, "description": "", "parameters": tool["parameters"]});

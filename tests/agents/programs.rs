@@ -1,4 +1,4 @@
-//! The programs themselves, each of which has the shell print a word.
+//! The agents' programs. Each makes the shell print a word.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{AGENTS, ANSWER, QUESTION, RESULT, server};
 use crate::support::{Recorder, TempFolder};
 
-/// Where the programs are installed, and where their requests are kept if the second one is said.
+/// The variables with the folder of the programs, and with the folder for their requests, which is optional.
 const PROGRAMS: &str = "CANDLEPOWER_TEST_AGENTS";
 const REQUESTS: &str = "CANDLEPOWER_AGENT_REQUESTS";
 
@@ -24,7 +24,7 @@ fn complete_a_turn() {
         let (home, work) = (TempFolder::new(), TempFolder::new());
         let url = format!("http://{}", recorder.address);
         let mut command = command(agent.name, &modules, &home, &url);
-        // The settings of an agent around this test are another task's.
+        // This test itself may run under an agent, whose settings must not apply.
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap());
         command.env("HOME", home.path()).env("NO_PROXY", "*");
         command.envs([
@@ -55,7 +55,7 @@ fn complete_a_turn() {
     }
 }
 
-/// The program as its manual starts it for one task, with a server of one's own.
+/// The command that a program's manual gives for a single task and a custom server.
 fn command(agent: &str, modules: &std::path::Path, home: &TempFolder, url: &str) -> Command {
     match agent {
         "codex" => {
@@ -64,7 +64,7 @@ fn command(agent: &str, modules: &std::path::Path, home: &TempFolder, url: &str)
             );
             home.write(".codex/config.toml", settings);
             let mut command = Command::new("node");
-            // Its own sandbox needs more of the kernel than a container has.
+            // Its own sandbox needs kernel features that a container does not have.
             command.arg(modules.join("@openai/codex/bin/codex.js")).args([
                 "exec",
                 "--skip-git-repo-check",

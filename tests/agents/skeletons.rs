@@ -1,12 +1,12 @@
-//! The agents' own requests, recorded by `programs`, with other texts (`scripts/agent_requests.py`): each is answered, and the
-//! answer says what the server does not run.
+//! The agents' own requests, recorded by `programs` and with their texts replaced by `scripts/agent_requests.py`.
+//! Each is answered, and the answer reports the parts that the server does not run.
 
 use serde_json::Value;
 
 use super::{AGENTS, ANSWER, Agent, RESULT, server, text};
 use crate::support::Endpoint;
 
-/// The requests of an agent, in their order.
+/// The requests of an agent, in order.
 fn requests(agent: &Agent) -> Vec<Value> {
     let text = match agent.name {
         "codex" => include_str!("codex.json"),
@@ -22,7 +22,7 @@ fn endpoint(request: &Value) -> Endpoint {
     Endpoint::ALL.into_iter().find(is_of).unwrap_or_else(|| panic!("{path} is new"))
 }
 
-/// The parts that the server does not run, which it tells.
+/// The parts that the server does not run and reports.
 fn not_held(agent: &Agent) -> Option<&'static str> {
     match agent.name {
         "codex" => Some("tools[8] (web_search)"),
@@ -45,7 +45,7 @@ fn are_answered_with_a_call_and_then_with_words() {
             let told = streamed.header("x-candlepower-not-held");
             assert_eq!(told, not_held(agent), "{}", agent.name);
             let answer = endpoint.streamed(&streamed.text());
-            // The same without a stream.
+            // The same request without a stream.
             let mut whole = body.clone();
             whole.as_object_mut().unwrap().retain(|name, _| !name.starts_with("stream"));
             let whole = model.server.post(text(&request, "path"), &whole).ok();
@@ -62,7 +62,7 @@ fn are_answered_with_a_call_and_then_with_words() {
                     assert_eq!((answer.content.as_str(), answer.calls.len()), (ANSWER, 0));
                     answers += 1;
                 }
-                // A title of the session.
+                // A title for the session.
                 (false, _) => assert!(answer.content.contains("A word"), "{answer:?}"),
             }
         }

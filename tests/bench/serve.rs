@@ -1,4 +1,4 @@
-//! Loading a server over HTTP: candlepower's own, and one that behaves as others do.
+//! Load on a server over HTTP: candlepower's own, and one that behaves like other servers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -43,13 +43,13 @@ fn tokens_and_requests_are_counted_right() {
         assert_eq!(level["input_tokens"], requests * 32);
         assert_eq!(level["output_tokens"], requests * 24);
         assert_eq!(level["short_answers"], 0);
-        // Prompts that are drawn may begin with the same token.
+        // Random prompts may begin with the same token.
         assert!(level["cached_tokens"].as_u64().unwrap() <= requests, "{level}");
         assert!(level["output_tokens_per_s"].as_f64().unwrap() > 0.0);
         LATENCIES.iter().for_each(|name| assert_summary(&level[name]));
     }
     assert_eq!(levels.len(), 2);
-    // One token for the request that finds out whether ids are taken, and the warm-up.
+    // One token for the request that tests whether ids are accepted, and the warm-up.
     let after = server.metrics();
     let generated = |metrics: &crate::support::Metrics| metrics.value("generation_tokens_total");
     assert_eq!(generated(&after) - generated(&before), f64::from(1 + 24 + 7 * 24));
@@ -66,7 +66,7 @@ fn chat_rates_and_shared_prefixes_are_measured() {
     let level = &report["levels"][0];
     assert_eq!((&level["rate_per_s"], &level["concurrency"]), (&200.0.into(), &Value::Null));
     assert_eq!((&level["succeeded"], &level["output_tokens"]), (&4.into(), &20.into()));
-    // Text comes to about so many tokens; most of the prefix is found in the cache.
+    // Text has about as many tokens as asked for. Most of the prefix comes from the cache.
     let count = |key: &str| level[key].as_u64().unwrap() / 4;
     assert!((180..300).contains(&count("input_tokens")), "{level}");
     assert!((120..240).contains(&count("cached_tokens")), "{level}");
@@ -78,7 +78,7 @@ fn chat_rates_and_shared_prefixes_are_measured() {
 
 #[test]
 fn a_server_that_cannot_be_used_is_told_in_a_line() {
-    // A port that was free a moment ago, and that nobody listens on.
+    // A port that was free a moment ago, and on which nothing listens.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let wrong = refused(&["serve", "--url", &format!("http://{closed}")], 1);
     assert!(wrong.contains("cannot be reached"), "{wrong}");
@@ -117,7 +117,8 @@ fn flags_that_cannot_be_are_refused() {
     assert!(no_url.contains("URL"), "{no_url}");
 }
 
-/// Takes only text, two tokens a word; sends three tokens a chunk; and refuses each third streamed request.
+/// A server that accepts only text, counts two tokens a word, sends three tokens a chunk, and refuses every third
+/// stream.
 async fn other_server(State(count): State<Arc<AtomicUsize>>, body: Bytes) -> Response {
     let body: Value = serde_json::from_slice(&body).unwrap();
     let Some(prompt) = body["prompt"].as_str() else {
@@ -163,7 +164,7 @@ fn other_servers_are_measured_and_failed_requests_told() {
     assert_eq!((&error["count"], level["errors"].as_array().unwrap().len()), (&3.into(), 1));
     let message = error["message"].as_str().unwrap();
     assert!(message.contains("429") && message.contains("too busy"), "{message}");
-    // Thirty words are 63 tokens; of the output's tokens there are three in a chunk.
+    // Thirty words are 63 tokens. Each chunk of the output has three tokens.
     assert_eq!(
         (&level["input_tokens"], &level["output_tokens"]),
         (&(6 * 63).into(), &(6 * 12).into())

@@ -11,7 +11,7 @@ from streams import in_pieces
 MODEL = "demo"
 URL = ""
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
-# The client has no name for it any more, the wire has.
+# The client has no parameter for temperature any more, but the protocol still has the field.
 GREEDY = {"temperature": 0}
 
 
@@ -20,7 +20,7 @@ def client(**kwargs):
 
 
 def create(**request):
-    """One message, greedily."""
+    """One message with greedy decoding."""
     return client().messages.create(**{"model": MODEL, "max_tokens": 64, "messages": CAPITAL, "extra_body": GREEDY, **request})
 
 
@@ -51,7 +51,7 @@ def stop_and_continue():
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "Par"), stopped
     beginning = text.split("Par")[0]
     assert stopped.content[0].text == beginning
-    # Where the last message is the assistant's, the model goes on with it.
+    # If the last message is the assistant's, the model continues it.
     prefix = (beginning + "Paris").strip()
     going_on = create(messages=[*CAPITAL, {"role": "assistant", "content": prefix}])
     assert prefix + going_on.content[0].text == text.strip(), (prefix, going_on, text)
@@ -92,7 +92,7 @@ GET_WEATHER = {
     "description": "Get the weather of a city.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-# Arguments that any model writes in a few tokens, where it is held to them.
+# Arguments that any constrained model writes in a few tokens.
 SET_LAMP = {
     "name": "set_lamp",
     "strict": True,
@@ -119,14 +119,14 @@ def tools():
     conversation = [*WEATHER, {"role": "assistant", "content": asked.content}, {"role": "user", "content": [result]}]
     answer = create(messages=conversation, tools=[GET_WEATHER], max_tokens=120)
     assert answer.stop_reason == "end_turn" and "21" in answer.content[0].text, answer
-    # The turn that was generated is not computed again.
+    # The generated turn is not computed again.
     before = asked.usage.input_tokens + asked.usage.cache_read_input_tokens
     assert answer.usage.cache_read_input_tokens >= before // 16 * 16, (asked.usage, answer.usage)
     counted = client().messages.count_tokens(model=MODEL, messages=conversation, tools=[GET_WEATHER])
     assert counted.input_tokens == answer.usage.input_tokens + answer.usage.cache_read_input_tokens
     plain = create(tools=[GET_WEATHER])
     assert plain.content[0].type == "text" and "Paris" in plain.content[0].text, plain
-    # It is told of no function where none may be called.
+    # Tools that must not be called are not in the prompt.
     none = create(messages=WEATHER, tools=[GET_WEATHER], tool_choice={"type": "none"})
     assert {block.type for block in none.content} == {"text"}, none
     assert none.usage.input_tokens + none.usage.cache_read_input_tokens < before

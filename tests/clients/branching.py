@@ -19,7 +19,7 @@ def program(url):
         assert f"- For {view} the city is{fork['view']} In a year:{fork['year']}" in root.text
         assert re.fullmatch(" [12][0-9]{3}", fork["year"])
         assert fork.text.startswith("Paris is the capital of France.")
-        # The beginning that the forks have in common was computed once.
+        # The common prefix of the forks was computed once.
         assert fork.cached_tokens > 10, fork.cached_tokens
 
 
@@ -32,7 +32,7 @@ def errors(url):
             assert "regex" in str(error), error
         else:
             raise AssertionError("a broken expression was taken")
-        # The branch is where it was.
+        # The branch has not changed.
         branch += branching.select("three", [" a", " b"])
         assert branch.text == "One" + branch["two"] + branch["three"]
     models = json.load(urllib.request.urlopen(f"{url}/v1/models"))

@@ -1,4 +1,6 @@
-"""Holds the arguments of calls to their schemas: `calls.py FILE`, a line of JSON for each call, with its schema and its arguments as text."""
+"""Validates the arguments of tool calls: `calls.py FILE`. Each line of FILE is JSON with a schema, and with arguments
+as text.
+"""
 
 import json
 import sys
@@ -13,7 +15,7 @@ def once(pairs):
 
 
 def judge(call):
-    """Why a call is invalid, or nothing."""
+    """The reason that a call is invalid, or None."""
     try:
         arguments = json.loads(call["arguments"], object_pairs_hook=once)
     except (ValueError, AssertionError) as error:

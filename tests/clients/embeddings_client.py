@@ -33,7 +33,7 @@ def texts():
 
 
 def sentence_transformers():
-    """50 texts in one batch against the vectors of sentence-transformers."""
+    """50 texts in one batch, compared with the embeddings of sentence-transformers."""
     answer = client().embeddings.create(model=MODEL, input=texts())
     assert answer.object == "list" and answer.model == MODEL
     assert answer.usage.prompt_tokens == sum(row["tokens"] for row in REFERENCE)
@@ -52,7 +52,7 @@ def base64_equals_float():
     coded = client().embeddings.create(model=MODEL, input=texts(), encoding_format="base64")
     for number, code in zip(numbers.data, coded.data, strict=True):
         assert isinstance(code.embedding, str)
-        # A float is written so that it reads back as the same single.
+        # Each number is written so that parsing it gives the same float32.
         singles = [struct.unpack("<f", struct.pack("<f", x))[0] for x in number.embedding]
         assert unpack(code.embedding) == singles
 

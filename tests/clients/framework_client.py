@@ -1,7 +1,7 @@
-"""Cases for the frameworks that stand on the `openai` client: `framework_client.py CASE URL` fails if one does.
+"""Cases for frameworks based on the `openai` client: `framework_client.py CASE URL` fails if the case does.
 
-They pin an older `openai` than the other clients, hence requirements of their own, tests/requirements-frameworks.txt. All of
-them say max_tokens, because the server's default is 16.
+The frameworks pin an older `openai` than the other clients. So they have requirements of their own in
+tests/requirements-frameworks.txt. All cases set max_tokens, because the server's default is 16.
 """
 
 import os
@@ -15,12 +15,12 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 URL = ""
-# Nothing but the server is talked to.
+# No service other than the tested server may be called.
 os.environ["LANGSMITH_TRACING"] = "false"
 
 
 class Person(BaseModel):
-    """Of the kind that the demo model makes up."""
+    """A tool like those that the demo model was trained on."""
 
     name: str = Field(max_length=20)
     age: int = Field(ge=0, le=150)

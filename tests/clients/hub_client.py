@@ -1,8 +1,8 @@
-"""The hub's own client: downloads from the hub that HF_ENDPOINT names and checks what it got.
+"""The hub's own client: downloads from the hub at HF_ENDPOINT and checks the result.
 
-    python hub_client.py snapshot ID REVISION FOLDER    the whole repository is what FOLDER holds
-    python hub_client.py file ID REVISION PATH FILE     one file is what FILE holds
-    python hub_client.py refused ID REVISION PATH ERROR one file is refused with this error, and with it the whole
+    python hub_client.py snapshot ID REVISION FOLDER    the whole repository equals FOLDER.
+    python hub_client.py file ID REVISION PATH FILE     one file equals FILE.
+    python hub_client.py refused ID REVISION PATH ERROR one file fails with ERROR, and so does the whole.
 """
 
 import sys
@@ -31,7 +31,7 @@ def file(repository: str, revision: str, path: str, expected: str) -> None:
 
 def refused(repository: str, revision: str, path: str, error: str) -> None:
     expect(error, lambda: hf_hub_download(repository, path, revision=revision))
-    # A repository without that file can be downloaded.
+    # A repository can be downloaded without that file.
     if error != "RemoteEntryNotFoundError":
         expect(error, lambda: snapshot_download(repository, revision=revision))
 

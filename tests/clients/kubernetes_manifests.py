@@ -1,4 +1,4 @@
-"""Validates manifests strictly against the schemas of versions of Kubernetes: VERSION.. FILE.."""
+"""Validates manifests strictly against the schemas of several versions of Kubernetes: VERSION.. FILE.."""
 
 import sys
 

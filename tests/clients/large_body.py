@@ -1,4 +1,4 @@
-"""A body that is too large: the standard library's client, which sends all of it first, sees the 413."""
+"""Sends a body that is too large. The standard library's client sends all of it first, and still gets the 413."""
 
 import http.client
 import sys

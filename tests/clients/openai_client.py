@@ -14,7 +14,7 @@ from streams import in_pieces
 MODEL = "demo"
 URL = ""
 CAPITAL = [{"role": "user", "content": "What is the capital of France?"}]
-# Far more tokens than a cancelled request gets to see.
+# Far more tokens than a cancelled request can receive.
 LONG = {"max_tokens": 1900, "extra_body": {"ignore_eos": True}}
 
 
@@ -24,7 +24,7 @@ def client(**kwargs):
 
 
 def metric(name):
-    """The sum of a metric over its labels."""
+    """Sum of a metric over its labels."""
     with urllib.request.urlopen(f"{URL}/metrics") as response:
         lines = response.read().decode().splitlines()
     name = f"candlepower_{name}"
@@ -32,7 +32,7 @@ def metric(name):
 
 
 def wait_until_idle():
-    """Waits until the server holds no KV block for any request: ours was cancelled, or has ended."""
+    """Waits until no request holds a KV block: ours was cancelled or has ended."""
     deadline = time.monotonic() + 240
     while metric("num_requests_running") or metric("kv_blocks_free") != metric("kv_blocks_total"):
         assert time.monotonic() < deadline, "the request was not cancelled"
@@ -160,7 +160,7 @@ def n_choices():
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert len(set(texts)) == 4, texts
     assert answer.usage.completion_tokens == 48
-    # Choice i is what the seed 7 + i gives alone.
+    # Choice i equals the output of seed 7 + i alone.
     for i, text in enumerate(texts):
         alone = client().chat.completions.create(**{**request, "seed": 7 + i})
         assert alone.choices[0].message.content == text, i
@@ -174,7 +174,7 @@ def n_choices():
 def stop():
     request = {"model": MODEL, "messages": CAPITAL, "temperature": 0, "max_tokens": 64}
     text = client().chat.completions.create(**request).choices[0].message.content
-    # A string in the middle that begins within one word and ends within another.
+    # A string in the middle that starts within one word and ends within another.
     middle = text[len(text) // 3 : len(text) // 3 + 6]
     answer = client().chat.completions.create(**request, stop=middle)
     (choice,) = answer.choices
@@ -271,10 +271,10 @@ def cancel():
 def extra_fields():
     request = {"model": MODEL, "messages": CAPITAL, "temperature": 0, "max_tokens": 8}
     plain = client().chat.completions.create(**request).choices[0].message.content
-    # What cannot change the output is accepted.
+    # Fields that cannot change the output are accepted.
     ignored = {"user": "someone", "metadata": {"a": "b"}, "store": False}
     assert client().chat.completions.create(**request, **ignored).choices[0].message.content == plain
-    # What would have to change it and is not known is refused by name.
+    # Unknown fields could be meant to change the output, so they are refused by name.
     error = refused(openai.BadRequestError, extra_body={"no_such_field": 1})
     assert error.param == "no_such_field"
     ids = client().chat.completions.create(**request, extra_body={"return_token_ids": True})
@@ -302,7 +302,7 @@ def authentication():
 
 
 def rate_limit():
-    """One request runs and one waits; the server of this case has no third place."""
+    """One request runs and one waits. The server of this case has no room for a third."""
     streams = [client().chat.completions.create(model=MODEL, messages=CAPITAL, stream=True, **LONG) for _ in range(2)]
     deadline = time.monotonic() + 240
     while metric("num_requests_waiting") != 1:
@@ -318,7 +318,7 @@ def stream_until_killed():
     stream = client().chat.completions.create(model=MODEL, messages=CAPITAL, stream=True, **LONG)
     next(stream)
     print("streaming", flush=True)
-    # The rest is never asked for: this process is killed here.
+    # The rest is never requested. The test kills this process here.
     time.sleep(3600)
 
 
@@ -340,7 +340,7 @@ def async_requests():
 def async_cancel():
     async def run():
         api = AsyncOpenAI(base_url=f"{URL}/v1", api_key="unused", max_retries=0)
-        # A request that does not stream is cancelled too when its task is.
+        # A request without streaming is cancelled, too, when its task is.
         task = asyncio.create_task(api.chat.completions.create(model=MODEL, messages=CAPITAL, **LONG))
         while not await asyncio.to_thread(metric, "num_requests_running"):
             assert not task.done(), "the request was over before it could be cancelled"

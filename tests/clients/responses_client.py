@@ -41,10 +41,10 @@ def previous_response():
         model=MODEL, input="Do you like it?", previous_response_id=first.id, temperature=0
     )
     assert second.previous_response_id == first.id
-    # All of the first turn but its very last token was computed and kept.
+    # Everything in the first turn except its last token was computed and cached.
     before = first.usage.input_tokens + first.usage.output_tokens
     assert second.usage.input_tokens_details.cached_tokens >= (before - 2) // 16 * 16, (before, second.usage)
-    # The same as the whole conversation at once.
+    # The result equals that of the whole conversation in one request.
     whole = openai_client.responses.create(
         model=MODEL,
         input=[
@@ -59,7 +59,7 @@ def previous_response():
         model=MODEL, input=[*[item.to_dict() for item in first.output], {"role": "user", "content": "Really?"}]
     )
     assert again.status in ("completed", "incomplete")
-    # Each of two turns may follow the same one.
+    # Two turns may follow the same response.
     other = openai_client.responses.create(model=MODEL, input="Thanks!", previous_response_id=first.id, temperature=0)
     assert other.id != second.id
     third = openai_client.responses.create(model=MODEL, input="And why?", previous_response_id=second.id, temperature=0)
@@ -135,7 +135,7 @@ GET_WEATHER = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     "strict": False,
 }
-# Arguments that any model writes in a few tokens, where it is held to them.
+# Arguments that any constrained model writes in a few tokens.
 SET_LAMP = {
     "type": "function",
     "name": "set_lamp",
@@ -170,7 +170,7 @@ def tools():
     assert "21" in following.output_text, following
     before = asked.usage.input_tokens + asked.usage.output_tokens
     assert following.usage.input_tokens_details.cached_tokens >= (before - 2) // 16 * 16, (asked.usage, following.usage)
-    # The same as the whole conversation at once.
+    # The result equals that of the whole conversation in one request.
     conversation = [{"role": "user", "content": WEATHER}, *[item.to_dict() for item in asked.output], result]
     whole = openai_client.responses.create(**request, input=conversation)
     assert whole.output_text == following.output_text
@@ -192,7 +192,7 @@ def tool_choices():
         assert (answer.tool_choice if isinstance(answer.tool_choice, dict) else answer.tool_choice.to_dict()) == choice
     required = client().responses.create(**request, tools=[SET_LAMP], tool_choice="required", parallel_tool_calls=False)
     check_lamp(required.output[0])
-    # A function that is not allowed is known to the model and not called.
+    # A tool that is not allowed is in the prompt, but is not called.
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}
     answer = client().responses.create(**{**request, "input": WEATHER}, tools=both, tool_choice=allowed)
     assert all(item.type == "message" or item.name == "set_lamp" for item in answer.output), answer

@@ -1,6 +1,6 @@
-"""Has a model answer to JSON schemas, and judges what comes: `schema_answers.py URL INPUTS COUNT`.
+"""Makes a model answer to JSON schemas, and validates the answers: `schema_answers.py URL INPUTS COUNT`.
 
-Every answer that ends is valid by `jsonschema`, and no number is longer than the server lets it become.
+Every finished answer is valid by `jsonschema`, and no number is longer than the server's limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def post(url: str, path: str, body: dict) -> dict:
 
 
 def ask(url: str, entry: dict, **settings) -> tuple[str, str]:
-    """The text of an answer, and why it ended. It is asked for as a completion: not every model has a chat template."""
+    """The text of an answer, and its finish reason. It is a completion, since not every model has a chat template."""
     body = {
         "prompt": f"Question: {entry['ask']}\nAnswer in JSON:\n",
         "structured_outputs": {"json": entry["schema"]},
@@ -38,13 +38,13 @@ def ask(url: str, entry: dict, **settings) -> tuple[str, str]:
 
 
 def too_long(number: str) -> bool:
-    """Whether a number of JSON has more digits than the server lets it have."""
+    """Whether a JSON number has more digits than the server's limit."""
     whole, fraction, exponent = NUMBER.fullmatch(number).groups()
     return len(whole) > DIGITS or len(fraction or "") > DIGITS or abs(int(exponent or 0)) > EXPONENT
 
 
 def outside_strings(text: str) -> tuple[str, bool]:
-    """The text without its strings, and whether the last one is open."""
+    """The text without its strings, and whether the last string is open."""
     parts = re.split(r'"(?:[^"\\]|\\.)*"', text, flags=re.DOTALL)
     *rest, last = parts
     before, quote, _ = last.partition('"')
@@ -52,7 +52,7 @@ def outside_strings(text: str) -> tuple[str, bool]:
 
 
 def judge(entry: dict, text: str, reason: str) -> str:
-    """`ended`, or `open string`; anything else is a fault of the server."""
+    """`ended`, or `open string`. Any other result is a fault of the server."""
     plain, is_open = outside_strings(text)
     long = [match.group() for match in NUMBER.finditer(plain) if too_long(match.group())]
     assert not long, f"{entry['name']}: {long} in {text!r}"

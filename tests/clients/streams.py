@@ -1,11 +1,11 @@
-"""Streams of answers that come in pieces."""
+"""Reads streams of answers that arrive in several pieces."""
 
 
 def in_pieces(ask, is_piece):
-    """The events of a stream with two pieces or more.
+    """The events of a stream with at least two pieces.
 
-    What is ready before it can be sent goes out as one piece, so on a busy machine a short answer may
-    be one: it is asked for again.
+    The server merges pieces that are ready before they can be sent. So on a busy machine a short answer may arrive in
+    one piece, and is then requested again.
     """
     for _ in range(50):
         events = list(ask())

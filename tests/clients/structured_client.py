@@ -1,6 +1,7 @@
-"""Cases for structure and functions through the official `openai` client: `structured_client.py CASE URL` fails if one does.
+"""Cases for structured outputs and tools with the official `openai` client: `structured_client.py CASE URL` fails if
+one does.
 
-All of them say max_tokens, because the server's default is 16.
+All cases set max_tokens, because the server's default is 16.
 """
 
 import json
@@ -16,7 +17,7 @@ WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
 class Person(BaseModel):
-    """Of the kind that the demo model makes up."""
+    """A tool like those that the demo model was trained on."""
 
     name: str = Field(max_length=20)
     age: int = Field(ge=0, le=150)

@@ -1,4 +1,6 @@
-"""Runs a server whose standard error is a terminal: `terminal.py COMMAND..` closes it like one, and fails if the server goes on."""
+"""Runs a server whose standard error is a terminal, closes the terminal, and fails if the server goes on:
+`terminal.py COMMAND..`.
+"""
 
 import os
 import pty
@@ -19,7 +21,7 @@ try:
     while part := os.read(terminal, 4096):
         said += part
 except OSError:
-    # The server has ended, and with it the other end of the terminal.
+    # The server has ended and closed its end of the terminal.
     pass
 _, status = os.waitpid(pid, 0)
 assert os.waitstatus_to_exitcode(status) == 0, (status, said.decode())

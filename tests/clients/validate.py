@@ -1,4 +1,4 @@
-"""Reads the server's documents with other people's parsers: `validate.py openapi|metrics URL`."""
+"""Parses the server's documents with independent parsers: `validate.py openapi|metrics URL`."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ def metrics(url):
     headers, text = fetch(f"{url}/metrics")
     assert headers["Content-Type"].startswith("text/plain"), headers["Content-Type"]
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    # The parser takes `_total` off the names of counters.
+    # The parser removes `_total` from the names of counters.
     expected = {
         "num_requests_running": "gauge", "num_requests_waiting": "gauge", "kv_cache_usage_ratio": "gauge",
         "kv_blocks_total": "gauge", "kv_blocks_free": "gauge", "prefix_cache_queries": "counter",

@@ -1,4 +1,4 @@
-//! The docker backend, with an engine on this machine whose containers are processes.
+//! The docker backend with a fake engine on this machine. Its containers are processes.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Home, address, check_answers, text};
 use crate::support::{Engine, IMAGE, Manner, Request, TempFolder};
 
-/// A home whose container engine is this one.
+/// A home folder that uses this container engine.
 pub(super) fn home(engine: &Engine) -> Home {
     Home::new().with_env("DOCKER_HOST", &engine.host())
 }
@@ -28,7 +28,7 @@ fn a_container_answers_until_it_is_deleted_and_leaves_nothing() {
         assert_eq!((&deployed["state"], &deployed["is_ready"]), (&"Running".into(), &true.into()));
         assert_eq!(deployed["image"], IMAGE);
         check_answers(&deployed);
-        // Nothing is kept of it here: any client of the engine finds it.
+        // The client keeps no record on this machine, so any client of the engine finds the deployment.
         assert!(!home.state.path().join("candlepower").exists());
         let other = self::home(&engine);
         assert_eq!(other.json("ls")[0]["name"], "chat");
@@ -52,7 +52,8 @@ fn the_engine_is_asked_for_what_was_asked_for() {
     copy_golden(&model);
     let home = home(&engine);
     let folder = model.path().to_str().unwrap();
-    // The folder is not where a container would have it, so the server cannot start: what matters is the request.
+    // The folder does not exist at the container's path, so the server cannot start. The request is what this test
+    // checks.
     let flags = "--memory 2Gi --keep-on-failure --framework prism --env PRISM_KV_CACHE_MEMORY=64Mi --hub-cache models";
     let args = format!("deploy {folder} --name tree --backend docker --image {IMAGE} {flags}");
     assert_eq!(home.error(&args, 1)["code"], "FAILED");
@@ -96,7 +97,7 @@ fn the_same_container_is_found_again_and_another_one_is_refused() {
     let deployed = home.json(&boxed("chat", ""));
     assert_eq!(home.json(&boxed("chat", "--timeout 500"))["url"], deployed["url"]);
     assert_eq!(home.error(&boxed("chat", "--max-model-len 512"), 4)["code"], "NAME_IN_USE");
-    // One that has ended is started again.
+    // A container that has ended is started again.
     engine.kill();
     let status = home.wait_for_status("chat", |status| status["state"] == "Failed");
     let message = status["message"].as_str().unwrap();
@@ -180,7 +181,7 @@ fn what_cannot_run_is_refused_in_words_and_leaves_nothing() {
     );
 }
 
-/// An NVIDIA driver with one GPU, as far as its management library tells.
+/// A stub of NVIDIA's management library that reports one GPU.
 fn driver_with_a_gpu() -> TempFolder {
     let folder = TempFolder::new();
     let source = folder.write(
@@ -220,12 +221,12 @@ fn a_gpu_that_the_engine_drops_is_missed() {
         "{error}"
     );
     assert_eq!(engine.bodies(), Vec::<Value>::new());
-    // The image is that of the GPU.
+    // The image is the one for the GPU.
     let error = home.error("deploy demo --name x --backend docker --gpu-count 1", 2);
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(error["value"], format!("candlepower:{version}-cuda-sm90"));
 
-    // One that keeps it is asked for that GPU; the server, on a machine without one, says that it cannot use it.
+    // An engine that keeps the request gets that GPU. The server on this machine finds none, and reports that.
     let engine = Engine::start(Manner::Docker);
     let home = Home::new()
         .with_env("DOCKER_HOST", &engine.host())
@@ -262,7 +263,7 @@ fn secrets_are_where_the_engine_does_not_show_them() {
     for args in ["status chat", "ls", "logs chat", "events chat"] {
         assert!(!text(&home.run(args)).contains("canary"), "{args}");
     }
-    // The container keeps them, whoever restarts it.
+    // The container keeps its secrets, whoever restarts it.
     assert_eq!(ask(&home.json("restart chat")), (401, 200));
 }
 
@@ -278,7 +279,7 @@ fn a_containers_log_can_be_followed_over_a_restart_until_it_is_deleted() {
     engine.kill();
     home.wait_for_status("chat", |status| status["state"] == "Failed");
     home.json("restart chat");
-    // What was told before is not told again, and nothing of what came since is missing.
+    // Lines that were returned before are not returned again, and no line since then is missing.
     let since: Vec<String> = lines.by_ref().take_while(|line| !is_ready(line)).collect();
     assert!(since[0].contains("INFO candlepower "), "{since:?}");
     home.json("delete chat");

@@ -1,4 +1,4 @@
-//! What happens to deployments whose processes are killed, or whose clients are in each other's way.
+//! Deployments whose processes are killed, and clients that interfere with each other.
 
 use std::collections::BTreeSet;
 use std::net::TcpStream;
@@ -28,7 +28,7 @@ fn a_server_that_is_killed_is_started_again_until_its_budget_is_spent() {
         }
     }
     assert!(TcpStream::connect(address(&deployed)).is_err());
-    // Whoever asks for it gets it back.
+    // A restart brings it back.
     check_answers(&home.json("restart chat"));
 }
 
@@ -54,7 +54,7 @@ fn a_server_ends_with_its_supervisor_and_can_be_started_again() {
     assert!(!home.folder("chat").exists());
 }
 
-/// A hub that stops in the midst of the weights, and a home that uses it.
+/// A hub that stalls within the weights, and a home folder that uses it.
 fn slow() -> (Hub, TempFolder, Home) {
     let (hub, cache) = (Hub::start(), TempFolder::new());
     hub.publish("acme/slow", &Files::golden("llama"));
@@ -125,7 +125,7 @@ fn a_client_that_waits_lets_another_ones_deployment_of_the_name_be() {
     let first = "deploy acme/slow --name slow --timeout 600 --json";
     let first = home.command(first).spawn().unwrap();
     wait_for("a deployment", || home.run("status slow").status.success().then_some(()));
-    // It does not see that its own is gone before there is another one.
+    // The stopped client does not notice that its deployment is gone before another one exists.
     signal("-STOP", first.id().into());
     home.json("delete slow");
     let second = home.deploy_demo("slow", "");
@@ -173,7 +173,7 @@ fn a_state_that_cannot_be_written_is_written_as_soon_as_it_can() {
     let home = Home::new();
     let deployed = home.deploy_demo("chat", "");
     let server = home.pid("chat", "server").unwrap();
-    // Nothing can be written to a file of this name, as if the disk were full.
+    // A folder at the path of the temporary file makes every write fail, as a full disk would.
     let new = home.folder("chat").join("state.json.new");
     std::fs::create_dir(&new).unwrap();
     kill(server);
@@ -181,7 +181,8 @@ fn a_state_that_cannot_be_written_is_written_as_soon_as_it_can() {
         TcpStream::connect(address(&deployed)).is_ok().then_some(())
     });
     assert_eq!(home.pid("chat", "server"), Some(server));
-    // The supervisor has seen it, too, when it does not change any more.
+    // The events show that the supervisor has noticed it. Nothing changes after that, but the record is not written
+    // yet.
     wait_for("the supervisor to see that it is ready", || {
         let events = home.json("events chat");
         let ready = events.as_array().unwrap().iter().filter(|event| event["phase"] == "ready");

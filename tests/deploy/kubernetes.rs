@@ -1,4 +1,5 @@
-//! The kubernetes backend, with an API server on this machine that tells stories; and the manifests in `configs/k8s`.
+//! The kubernetes backend with a fake API server on this machine that plays scripted stories; and the manifests in
+//! `configs/k8s`.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -35,7 +36,7 @@ fn a_deployment_is_made_found_restarted_and_deleted_with_all_that_is_its_own() {
         assert_eq!((&owner["kind"], &owner["name"]), (&"Deployment".into(), &"chat".into()));
         assert_eq!(owner["uid"], objects["Deployment"]["metadata"]["uid"]);
     }
-    // Only where it is asked for is a cluster looked at.
+    // A cluster is asked only if it is named.
     assert_eq!(home.json("ls"), json!([]));
     assert_eq!(home.json("ls --namespace models")[0]["name"], "chat");
     let place = "--backend kubernetes";
@@ -94,7 +95,7 @@ fn a_port_here_leads_to_a_pod_until_ctrl_c() {
     let mut line = String::new();
     BufReader::new(forward.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     let opened: serde_json::Value = serde_json::from_str(&line).unwrap();
-    // Each has a connection of its own.
+    // Each client has a connection of its own.
     check_answers(&opened);
     check_answers(&opened);
     let body = json!({
@@ -134,7 +135,7 @@ fn a_client_that_waits_lets_another_ones_deployment_of_the_name_be() {
     let first = home.command(&demo("chat", "--timeout 600 --json")).spawn().unwrap();
     let place = "chat --backend kubernetes";
     wait_for("the objects", || (cluster.objects().len() == 2).then_some(()));
-    // It does not see that its own is gone before there is another one.
+    // The stopped client does not notice that its deployment is gone before another one exists.
     signal("-STOP", first.id().into());
     home.json(&format!("delete {place}"));
     home.error(&demo("chat", "--max-model-len 512 --timeout 1 --keep-on-failure"), 5);
@@ -154,7 +155,7 @@ fn what_fails_or_is_late_says_why_and_is_removed() {
             .starts_with("the server ended with status 2: the environment variable BLAZE_NONSENSE"),
         "{reason}"
     );
-    // What it said before it ended, since it does not run.
+    // The log of the previous run, because the server does not run now.
     assert_eq!(error["log"], json!(["line 1", "line 2", "line 3"]));
     assert!(cluster.objects().is_empty());
 
@@ -223,7 +224,7 @@ fn secrets_are_in_the_secret_alone() {
     let names: Vec<&String> = secret["data"].as_object().unwrap().keys().collect();
     assert_eq!(names, ["BLAZE_API_KEY", "HF_TOKEN", "MY_SECRET"]);
     let shown = [json!(objects).to_string(), text(&output), cluster.requests().concat()];
-    // As it is, and in the Secret's form: base64 of `hf_canary`, of `canary`.
+    // In plain text, and in the Secret's form: base64 of `hf_canary`, of `canary`.
     for canary in ["canary", "aGZfY2FuYXJ5", "Y2FuYXJ5"] {
         assert!(shown.iter().all(|text| !text.contains(canary)), "{canary}: {shown:?}");
     }
@@ -281,7 +282,7 @@ fn the_manifests_are_valid_for_two_versions_of_kubernetes() {
     run_to_end(python("clients/kubernetes_manifests.py").args(["1.34", "1.37"]).args(manifests()));
 }
 
-/// Whoever builds without features does not build a cluster's client.
+/// A build without features does not compile a Kubernetes client.
 #[test]
 fn the_usual_build_has_nothing_of_it() {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -1,11 +1,11 @@
-//! What cannot be deployed is refused before anything starts, with the exact reason.
+//! Deployments that are refused before anything starts, with the exact reason.
 
 use std::net::TcpListener;
 
 use super::{Home, demo};
 use crate::support::{Access, Files, Hub, TempFolder};
 
-/// The error of a deployment that is refused; nothing of it is left.
+/// The error of a refused deployment. Nothing of it is left.
 #[track_caller]
 fn refused(home: &Home, args: &str, status: i32, code: &str) -> serde_json::Value {
     let error = home.error(args, status);

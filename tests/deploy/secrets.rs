@@ -1,4 +1,4 @@
-//! Tokens and keys are in no command line, file, log, output or error.
+//! Tokens and keys appear in no command line, file, log, output or error.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -11,7 +11,7 @@ const KEY: &str = "canary-api-key-71";
 const TOKEN: &str = "hf_canary_token_71";
 const OTHER: &str = "canary-other-secret-71";
 
-/// The files below a folder that hold a canary.
+/// The files below a folder that contain a canary.
 fn files_with_canary(folder: &Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -56,7 +56,7 @@ fn secrets_reach_the_server_and_nothing_else() {
     }
     assert!(!text(&output).contains("canary"));
 
-    // What a supervisor knew is gone with it: the server does not start without its key.
+    // Secrets of a supervisor disappear with it. Without its key the server is not started.
     kill(supervisor);
     let error = home.error("restart chat", 2);
     assert_eq!(error["value"], "BLAZE_API_KEY");

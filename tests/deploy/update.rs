@@ -1,4 +1,4 @@
-//! Deployments that are changed: the new server is ready before the old one ends, and a failure changes nothing.
+//! Updates of deployments. The new server is ready before the old one ends, and a failure changes nothing.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::docker::{boxed, home as engine_home};
 use super::{Home, address, check_answers, is_alive};
 use crate::support::{Engine, Manner, Request, wait_for};
 
-/// The longest context that a server's model has.
+/// The longest context of a server's model.
 fn context(deployment: &serde_json::Value) -> u64 {
     let models = Request::get("/v1/models").send(address(deployment)).unwrap().ok();
     models["data"][0]["max_model_len"].as_u64().unwrap()
@@ -27,7 +27,8 @@ fn another_server_takes_over_while_the_old_one_answers() {
         std::thread::spawn(move || {
             let mut answers = 0;
             while !ended.load(Ordering::Relaxed) {
-                // Once it is the old one's turn to end, nobody who looks the address up comes here.
+                // The old server ends only after the deployment's address has changed. So a failed connection ends
+                // this check.
                 let Ok(response) = Request::get("/health").send(at) else { break };
                 answers += u32::from(response.status == 200);
             }
@@ -43,13 +44,13 @@ fn another_server_takes_over_while_the_old_one_answers() {
     assert_eq!(context(&after), 512);
     check_answers(&after);
     wait_for("the old server to end", || (!is_alive(old)).then_some(()));
-    // The rest stays.
+    // All other parameters stay.
     let spec = std::fs::read_to_string(home.folder("chat").join("spec.json")).unwrap();
     assert!(spec.contains("\"NOTE\": \"a\"") && spec.contains("4294967296"), "{spec}");
     let events = home.json("events chat").to_string();
     assert!(events.contains("updated: max_model_len: it has none, 512 is asked for"), "{events}");
 
-    // It is started again as what it is now, and the same change changes nothing.
+    // A restart uses the current parameters, and the same update again changes nothing.
     let restarted = home.json("restart chat");
     assert_eq!((&restarted["url"], context(&restarted)), (&after["url"], 512));
     let server = home.pid("chat", "server");
@@ -75,7 +76,7 @@ fn a_failed_update_leaves_what_ran_before() {
     {
         assert!(!home.run(&format!("update chat {refused} --json")).status.success(), "{refused}");
     }
-    // It says why it fails for two seconds before it ends.
+    // The server reports its failure two seconds before it ends.
     let late = home.error("update chat --timeout 1 --env BLAZE_TOKENIZER=/dev/full/none", 5);
     assert_eq!(late["code"], "TIMEOUT", "{late}");
     let now = home.json("status chat");
@@ -112,7 +113,7 @@ fn secrets_stay_unless_they_are_given_again() {
     assert_eq!(status(&before, "canary-one"), 200);
     let after = home.json("update chat --max-model-len 512");
     assert_eq!((status(&after, "canary-one"), status(&after, "canary-two")), (200, 401));
-    // A secret alone is a change, too.
+    // A changed secret alone is a change.
     let after = home.json("update chat --env BLAZE_API_KEY=canary-two");
     assert_eq!((status(&after, "canary-one"), status(&after, "canary-two")), (401, 200));
     let spec = std::fs::read_to_string(home.folder("chat").join("spec.json")).unwrap();
@@ -125,7 +126,7 @@ fn a_deploy_call_may_be_an_update() {
     let made = home.deploy_demo("chat", "--update");
     let changed = home.deploy_demo("chat", "--update --max-model-len 512");
     assert_eq!((context(&changed), &made["name"]), (512, &json!("chat")));
-    // The whole is said: what is left out has its default again.
+    // A deployment with --update states all parameters. Those that are left out return to their defaults.
     let back = home.deploy_demo("chat", "--update");
     assert_eq!(context(&back), 2048);
 }

@@ -1,8 +1,9 @@
-"""Writes corpus.jsonl: 1,300 request bodies that are all wrong, and the status that each deserves.
+"""Writes corpus.jsonl: 1,300 wrong request bodies, each with the status of its answer.
 
-A line is `{"path", "type", "status", "body"}`. The body is a list of pieces; a piece is text whose
-characters are bytes (so that invalid UTF-8 fits into JSON), or `[text, times]` for a repeated one.
-Run `python3 make_corpus.py`; the same seed writes the same file.
+A line is `{"path", "type", "status", "body"}`. The body is a list of pieces. A piece is text whose characters are
+bytes, so that invalid UTF-8 fits into JSON, or `[text, times]` for a repetition.
+
+Run `python3 make_corpus.py`. The same seed writes the same file.
 """
 
 import json
@@ -27,11 +28,11 @@ RESPONSES = {"model": "demo", "input": [{"role": "user", "content": "Go on."}], 
 MESSAGES = {"model": "demo", "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 3, "system": "Be brief."}
 VALID = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/v1/responses": RESPONSES, "/v1/messages": MESSAGES,
          "/tokenize": TOKENIZE, "/detokenize": DETOKENIZE}
-# Parts that cannot be left out.
+# Required fields.
 NEEDED = ("messages", "prompt", "tokens", "input")
 GENERATION = ("/v1/chat/completions", "/v1/completions")
 
-# Values of no right type for any of the fields below.
+# Values of a wrong type for every field below.
 NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "n", "seed", "presence_penalty", "frequency_penalty",
            "repetition_penalty", "min_tokens", "priority"]
 FLAGS = ["stream", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "return_token_ids"]
@@ -126,7 +127,7 @@ def as_bytes(text):
 
 
 def is_json(body):
-    """Whether strict JSON parsers take the body (as characters for bytes)."""
+    """Whether strict JSON parsers accept the body, whose characters are bytes."""
 
     def refuse(constant):
         raise ValueError(constant)
@@ -139,7 +140,7 @@ def is_json(body):
 
 
 def runs_apart(piece):
-    """Splits a text where one character is repeated very often, so that the file stays small."""
+    """Splits a text with long repetitions of one character, so that the file stays small."""
     if not isinstance(piece, str):
         return [piece]
     parts = []
@@ -210,7 +211,7 @@ class Corpus:
         for path in GENERATION:
             for name in ("temperature", "max_tokens", "seed", "n"):
                 for number in HUGE_NUMBERS:
-                    # Too small to be told from 0, which is a temperature; the others have no such number.
+                    # The number is rounded to 0, which is a valid temperature. The other fields do not accept it.
                     if name == "temperature" and number.startswith("0."):
                         continue
                     self.add(path, [self.with_number(path, name, number)])
@@ -248,7 +249,7 @@ class Corpus:
                 self.add(path, [as_bytes(dumps(valid))], 415, kind)
 
     def broken_text(self):
-        """Truncations, bytes that are no UTF-8, control characters, and random damage until the corpus is full."""
+        """Truncations, invalid UTF-8, control characters, and random damage, until the corpus is complete."""
         kinds = [self.truncation, self.bad_utf8, self.control_character, self.damage, self.noise, self.trailing]
         while len(self.cases) < COUNT:
             path = self.random.choice(list(VALID))

@@ -1,4 +1,4 @@
-//! Clients that ask for more than there is: streams, resets, heads, pings, time.
+//! Clients that exceed limits: streams, resets, header lists, pings, time.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -23,12 +23,12 @@ fn connect(server: &Server) -> Frames {
     Frames::new(server.connect().unwrap()).unwrap()
 }
 
-/// The head of a request whose body is to come.
+/// Headers of a request whose body does not follow yet.
 fn unfinished() -> HeaderList {
     HeaderList::request("POST", "/v1/completions").with("content-type", "application/json")
 }
 
-/// Opens a stream that stays open.
+/// Opens a stream and leaves it open.
 fn hold(frames: &mut Frames, stream: u32) {
     frames.send(Kind::Headers, END_HEADERS, stream, unfinished().bytes()).unwrap();
 }
@@ -38,7 +38,7 @@ fn still_serves(server: &Server) {
     server.wait_until_all_blocks_are_free();
 }
 
-/// Most memory that the server has had, in bytes.
+/// Peak memory of the server, in bytes.
 fn peak(server: &Server) -> usize {
     process::status(server.pid(), "VmHWM")
 }
@@ -55,14 +55,14 @@ fn a_connection_has_a_hundred_streams() {
     }
     hold(&mut frames, 201);
     assert_eq!(frames.next_of(Kind::Reset, 201).error_code(), REFUSED_STREAM);
-    // One that ends makes room.
+    // A stream that ends makes room for another.
     frames.send(Kind::Reset, 0, 1, &CANCEL.to_be_bytes()).unwrap();
     frames.request(203, &HeaderList::request("GET", "/health"), b"").unwrap();
     assert_eq!(frames.next_of(Kind::Headers, 203).status(), 200);
     still_serves(&server);
 }
 
-/// Whether a stream that is held is answered at once: an answer comes before that of the ping after it.
+/// Whether an open stream is answered at once: its answer comes before that of the ping after it.
 fn status_of_held(frames: &mut Frames, stream: u32) -> Option<u16> {
     hold(frames, stream);
     frames.send(Kind::Ping, 0, 0, b"12345678").unwrap();
@@ -77,7 +77,8 @@ fn status_of_held(frames: &mut Frames, stream: u32) -> Option<u16> {
 #[test]
 fn streams_count_as_connections() {
     let server = plain("--max-connections 4");
-    // The first stream has its connection's place, and three others have one each. A connection of before may still have one.
+    // The first stream uses its connection's slot, and three others use one each. An earlier connection may still
+    // hold a slot.
     let mut frames = wait_for("four streams", || {
         let mut frames = connect(&server);
         frames.next().filter(|frame| frame.kind == Kind::Settings)?;
@@ -85,7 +86,7 @@ fn streams_count_as_connections() {
             [1, 3, 5, 7].iter().all(|stream| status_of_held(&mut frames, *stream).is_none());
         are_held.then_some(frames)
     });
-    // A request is looked at beside the connection: its refusal may come after the ping.
+    // Requests are handled in parallel to the connection. So a refusal may come after the ping.
     hold(&mut frames, 9);
     assert_eq!(frames.next_of(Kind::Headers, 9).status(), 503);
     let answer = Request::get("/health").send(server.address).unwrap();
@@ -104,7 +105,7 @@ fn a_connection_beyond_the_limit_is_told_so_in_http2() {
     let (server, authority) = secure("--max-connections 2");
     let client = authority.client_of("h2");
     let status = wait_for("a full server", || {
-        // They hold their places without a handshake.
+        // These connections count, although they make no handshake.
         let _held: Vec<_> = (0..2).map(|_| TcpStream::connect(server.address).unwrap()).collect();
         let socket = Socket::connect(server.address, Some(&client)).ok()?;
         let mut frames = Frames::new(socket).ok()?;
@@ -126,7 +127,7 @@ fn rapid_resets_end_the_connection() {
     }
     burst.extend(Frames::encode(Kind::Headers, END_HEADERS | END_STREAM, 4001, head.bytes()));
     let mut frames = connect(&server);
-    // The server may end the connection before it has read all.
+    // The server may close the connection before it has read everything.
     let _ = frames.send_bytes(&burst);
     let end = frames.read_to_end();
     if let Some(goodbye) = end.iter().find(|frame| frame.kind == Kind::GoAway) {
@@ -139,7 +140,7 @@ fn rapid_resets_end_the_connection() {
 #[test]
 fn a_head_is_bounded_however_it_comes() {
     let server = plain("");
-    // Too long a list of headers is answered.
+    // A header list that is too long gets an answer.
     let long = "x".repeat(120);
     let list = (0..200).fold(HeaderList::request("GET", "/v1/models"), |list, i| {
         list.with(&format!("x-{i}"), &long)
@@ -150,7 +151,7 @@ fn a_head_is_bounded_however_it_comes() {
     frames.send(Kind::Continuation, END_HEADERS, 1, rest).unwrap();
     assert_eq!(frames.next_of(Kind::Headers, 1).status(), 431);
 
-    // One without an end ends the connection, whatever its frames hold.
+    // A header list without an end closes the connection, whatever its frames contain.
     still_serves(&server);
     let before = peak(&server);
     for payload in [list.bytes()[..16_000].to_vec(), Vec::new()] {
@@ -173,7 +174,7 @@ fn pings_and_settings_that_are_not_read_take_no_memory() {
     for (kind, payload) in [(Kind::Ping, &b"12345678"[..]), (Kind::Settings, b"")] {
         let mut frames = connect(&server);
         let many = Frames::encode(kind, 0, 0, payload).repeat(4096);
-        // The server stops reading where its answers are not read: what the kernel takes is what is sent.
+        // The server stops reading if its answers are not read. Only the kernel's buffers take more bytes.
         let stream = frames.stream();
         stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
         let _ = (0..1000).try_for_each(|_| frames.send_bytes(&many));
@@ -186,7 +187,7 @@ fn pings_and_settings_that_are_not_read_take_no_memory() {
 fn a_connection_without_a_request_ends() {
     let server = plain("");
     let mut idle = connect(&server);
-    // One that does not say what it speaks, and one whose head has no end.
+    // A connection that sends nothing, and one whose request head never ends.
     let mut undecided = server.connect().unwrap();
     undecided.write_all(b"PRI * HTTP").unwrap();
     let mut endless = connect(&server);
@@ -194,7 +195,7 @@ fn a_connection_without_a_request_ends() {
     let goodbye = idle.read_to_end();
     assert!(goodbye.iter().any(|frame| frame.kind == Kind::GoAway), "{goodbye:?}");
     let mut answer = Vec::new();
-    // A reset is a way to close the connection too.
+    // A reset closes the connection, too.
     if let Err(error) = undecided.read_to_end(&mut answer) {
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
     }

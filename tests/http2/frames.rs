@@ -1,4 +1,4 @@
-//! Which protocol is spoken, and requests that are not well-formed, frame by frame.
+//! The choice of protocol, and malformed requests, frame by frame.
 
 use super::{plain, secure};
 use crate::support::{
@@ -70,7 +70,7 @@ fn a_request_has_one_authority() {
         let answer = frames.next_of(Kind::Headers, stream);
         assert_eq!(answer.status(), status, "{authority:?}");
     }
-    // A request that is not well-formed is reset, and its connection goes on.
+    // A malformed request is reset, and its connection goes on.
     let headers = with(&[(":authority", "localhost"), ("connection", "close")]);
     frames.request(9, &headers, b"").unwrap();
     assert_eq!(frames.next_of(Kind::Reset, 9).error_code(), PROTOCOL_ERROR);

@@ -1,4 +1,4 @@
-//! That what is to go wrong at the local hub goes wrong, as often as it was asked for.
+//! Injected faults of the fake hub occur as often as asked for.
 
 use std::net::TcpStream;
 

@@ -1,4 +1,4 @@
-//! The hub's own Python client, unmodified, downloads from the local hub.
+//! The hub's own Python client, unmodified, downloads from the fake hub.
 
 use std::process::Command;
 
@@ -34,7 +34,7 @@ impl Client {
         command
     }
 
-    /// Downloads the whole repository and checks it against these files.
+    /// Downloads the whole repository and compares it with these files.
     #[track_caller]
     fn snapshot(&self, revision: &str, files: &Files) {
         let folder = TempFolder::new();
@@ -50,7 +50,7 @@ impl Client {
         run_to_end(self.command("file").args([ID, revision, path]).arg(expected));
     }
 
-    /// Checks that a download is refused with this error.
+    /// Checks that a download fails with this error.
     #[track_caller]
     fn refused(&self, what: [&str; 3], token: Option<&str>, error: &str) {
         let mut command = self.command("refused");
@@ -109,7 +109,7 @@ fn refusals_are_understood() {
     hub.set_access(ID, Access::Gated);
     client.refused([ID, "main", "README.md"], None, "GatedRepoError");
     client.refused([ID, "main", "README.md"], Some(OUTSIDER_TOKEN), "GatedRepoError");
-    // No token of theirs reached the storage; that of a member does not either.
+    // No token reaches the storage, not even that of a member.
     let folder = TempFolder::new();
     files().write_to(folder.path());
     let mut command = client.command("snapshot");
@@ -119,7 +119,7 @@ fn refusals_are_understood() {
     assert!(seen.iter().all(|seen| seen.side == Side::Hub || !seen.had_token));
 }
 
-/// The client keeps what it has got in pieces of 10 MiB.
+/// The client keeps partial downloads in pieces of 10 MiB.
 #[test]
 fn a_cut_download_is_resumed() {
     const MIB: usize = 1 << 20;

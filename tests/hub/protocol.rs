@@ -1,4 +1,4 @@
-//! What the local hub answers, header by header.
+//! The answers of the fake hub, header by header.
 
 use serde_json::json;
 
@@ -12,7 +12,7 @@ fn with_token(hub: &Hub, path: &str, token: &str) -> Response {
         .unwrap()
 }
 
-/// The status and the hub's code of a refusal.
+/// Status and error code of a refusal.
 fn refusal(response: &Response) -> (u16, Option<&str>) {
     assert!(response.json()["error"].is_string(), "{response:?}");
     (response.status, response.header("x-error-code"))
@@ -29,7 +29,7 @@ fn the_api_says_what_a_repository_holds() {
     let names = ["README.md", "model.safetensors", "onnx/config.json", "vocab.bin"];
     assert_eq!(info["siblings"], json!(names.map(|name| json!({"rfilename": name}))));
     let info = get(&hub, &format!("/api/models/{ID}/revision/main?blobs=true")).ok();
-    // What `git hash-object` and `sha256sum` say.
+    // The results of `git hash-object` and `sha256sum`.
     let readme = json!({
         "rfilename": "README.md", "size": 6, "blobId": "ce013625030ba8dba906f756967f9e9ca394464a",
     });
@@ -91,7 +91,7 @@ fn a_large_file_comes_from_another_host() {
             .contains("3c65ea93424a9c362fec0e3a69ea36031e8a358441479dd665cc6110eabe7b08"),
         "{response:?}"
     );
-    // The storage knows no tokens, and must not see any.
+    // The storage accepts no tokens, and must not receive any.
     let token = format!("Bearer {MEMBER_TOKEN}");
     let response = request.clone().header("Authorization", &token).send(address).unwrap();
     assert_eq!(response.status, 400);
@@ -115,7 +115,7 @@ fn a_small_file_comes_from_the_hub() {
         assert_eq!(response.status, 200);
         assert_eq!(response.header("x-repo-commit"), Some(commit.as_str()));
         assert_eq!(response.header("content-length"), Some("2"));
-        // What `git hash-object` says of `{}`.
+        // The result of `git hash-object` for `{}`.
         let blob = "\"9e26dfeeb6e641a33dae4961196235bdb965b21b\"";
         assert_eq!(response.header("etag"), Some(blob));
         assert_eq!(response.text(), if method == "GET" { "{}" } else { "" });
@@ -143,7 +143,7 @@ fn parts_of_files_can_be_asked_for() {
     let response = request.send(address).unwrap();
     assert_eq!(response.status, 416);
     assert_eq!(response.header("content-range"), Some("bytes */300000"));
-    // Of another version, the whole.
+    // For another version, the whole file.
     let response = request.header("If-Range", "\"another\"").send(address).unwrap();
     assert_eq!((response.status, response.bytes().len()), (200, 300_000));
 }

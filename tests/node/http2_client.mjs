@@ -1,19 +1,19 @@
-// Cases for Node's own HTTP/2 client: `http2_client.mjs CASE URL [AUTHORITY]` fails if the case does. The file of the authority is
-// for https.
+// Cases for Node's own HTTP/2 client: `http2_client.mjs CASE URL [AUTHORITY]` fails if the case does. AUTHORITY is
+// the certificate authority's file, for https.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import http2 from "node:http2";
 
 const [caseName, url, authority] = process.argv.slice(2);
-// Node counts a body that waits to be sent as memory of its session, in MB, and takes no answer when that is full.
+// Node counts unsent bodies towards a session's memory, in MB, and accepts no answer when it is full.
 const options = { maxSessionMemory: 200, ...(authority ? { ca: readFileSync(authority) } : {}) };
 const connect = () => http2.connect(url, options);
 const messages = [{ role: "user", content: "What is the capital of France?" }];
 const chat = { model: "demo", messages, temperature: 0, max_tokens: 64 };
 const long = { model: "demo", prompt: "a", max_tokens: 1900, temperature: 0, ignore_eos: true };
 
-// Opens a stream. Its body is sent as it is; an object as JSON.
+// Opens a stream. The body is sent unchanged, or as JSON if it is an object.
 function open(session, method, path, body, headers = {}) {
   const json = { "content-type": "application/json" };
   const stream = session.request({ ":method": method, ":path": path, ...(body ? json : {}), ...headers });
@@ -70,7 +70,7 @@ const cases = {
     session.close();
   },
 
-  // Events come while the answer is generated, many of them.
+  // Many events arrive while the answer is generated.
   async events_are_not_held_back() {
     const session = connect();
     const stream = open(session, "POST", "/v1/completions", { ...long, stream: true });
@@ -96,7 +96,7 @@ const cases = {
     session.close();
   },
 
-  // The server has a key, and these bodies are larger than any that it takes.
+  // The server requires a key, and these bodies are larger than its limit.
   async early_answers() {
     const body = Buffer.alloc(40 << 20, " ");
     const key = { authorization: "Bearer secret" };
@@ -133,7 +133,7 @@ const cases = {
     session.close();
   },
 
-  // A stream that is reset, and a connection that ends, end their requests, streamed or not.
+  // A reset stream or a closed connection ends its requests, streamed or not.
   async cancel() {
     for (const end of ["reset", "connection"]) {
       for (const stream of [true, false]) {
@@ -155,7 +155,7 @@ const cases = {
     }
   },
 
-  // Says when it streams. The server is stopped then: it says goodbye, and finishes the stream.
+  // Prints when it streams. The test then stops the server, which sends GOAWAY and finishes the stream.
   async drain() {
     const session = connect();
     const goodbye = new Promise((resolve) => session.on("goaway", resolve));

@@ -43,7 +43,7 @@ const cases = {
     assert.equal(text, whole.choices[0].message.content);
     assert.equal(finish, whole.choices[0].finish_reason);
     assert.equal(usage.completion_tokens, whole.usage.completion_tokens);
-    // The client's own helper puts the same answer together from the chunks.
+    // The client's own helper assembles the same answer from the chunks.
     const helper = client().chat.completions.stream(request);
     const final = await helper.finalChatCompletion();
     assert.equal(final.choices[0].message.content, whole.choices[0].message.content);
@@ -155,7 +155,7 @@ const cases = {
     assert.equal((await right.models.list()).data[0].id, model);
   },
 
-  // One request runs and one waits; the server of this case has no third place.
+  // One request runs and one waits. The server of this case has no room for a third.
   async rate_limit() {
     const long = { model, messages, stream: true, max_tokens: 1900, ignore_eos: true };
     const streams = [];

@@ -1,4 +1,4 @@
-//! Branches, constraints, scored choices, streams, and what is refused.
+//! Branches, constraints, scored choices, streams and refusals.
 
 use serde_json::{Value, json};
 
@@ -57,7 +57,7 @@ fn the_most_likely_choice_is_selected_by_its_mean() {
     let response = generate(&server, json!({"text": PROMPT, "choices": choices, "logprobs": 0}));
     assert_eq!(response["selected"], 0, "{response}");
     for (choice, text) in response["choices"].as_array().unwrap().iter().zip(choices) {
-        // The same as the scores that a completion echoes.
+        // The scores equal those of an echoed completion.
         let ids = server.post("/tokenize", &json!({"prompt": PROMPT, "model": "demo"})).ok();
         let whole: Vec<Value> = ids["tokens"]
             .as_array()

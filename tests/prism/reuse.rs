@@ -1,4 +1,4 @@
-//! What is computed once is not computed again: growing conversations; and one bad request changes nothing for others.
+//! Results are computed only once in growing conversations. A wrong request does not affect others.
 
 use std::sync::Barrier;
 

@@ -1,4 +1,4 @@
-//! Sessions: opened, continued, forked, closed, ended by time, and given up where memory is needed.
+//! Sessions: opened, continued, forked, closed, expired, and given up when memory runs out.
 
 use serde_json::{Value, json};
 
@@ -22,13 +22,13 @@ fn a_session_goes_on_where_it_was() {
     assert_eq!(choice["session"]["ttl"], 60);
     let second = generate(&server, with(greedy(" there was", 10), json!({"session": {"id": id}})));
     assert_eq!(session_id(&second["choices"][0]), id);
-    // All whole blocks are cached, without the last token generated, which was never computed, and what is new.
+    // All whole blocks are cached. The last generated token and the new ones are not, since they were never computed.
     let new = server
         .post("/tokenize", &json!({"prompt": " there was", "add_special_tokens": false}))
         .ok();
     assert_eq!(num_tokens(&second), num_tokens(&first) + 10 + new["count"].as_u64().unwrap());
     assert_eq!(cached(&second), whole_blocks(num_tokens(&first) + 9));
-    // The same as all of it at once.
+    // The result equals that of the whole text in one request.
     let whole = server.post("/tokenize", &json!({"prompt": "Once upon a time"})).ok();
     let ids: Vec<Value> = [&whole["tokens"], &choice["token_ids"], &new["tokens"]]
         .iter()
@@ -39,7 +39,7 @@ fn a_session_goes_on_where_it_was() {
         json!({"input_ids": ids, "temperature": 0, "max_tokens": 10, "ignore_eos": true}),
     );
     assert_eq!(text(&second), text(&at_once));
-    // Nothing new is needed to go on.
+    // A session can continue without new text.
     let third =
         generate(&server, json!({"session": {"id": id}, "max_tokens": 3, "ignore_eos": true}));
     assert_eq!(num_tokens(&third), num_tokens(&second) + 10);
@@ -55,7 +55,7 @@ fn a_session_goes_on_where_it_was() {
 #[test]
 fn forks_take_memory_for_what_is_new_alone() {
     let server = ServerBuilder::new("demo").flags("--framework prism --max-num-seqs 4").start();
-    // Prefilled only: nothing is generated. The demo's context has 2,048 tokens.
+    // Prefill only, without any output. The demo's context has 2,048 tokens.
     let ids: Vec<u32> = (0..2000).map(|i| 300 + i * 7 % 600).collect();
     let opened =
         generate(&server, json!({"input_ids": ids, "max_tokens": 0, "session": {"open": true}}));
@@ -91,7 +91,7 @@ fn branches_become_sessions_of_their_own() {
             &server,
             json!({"session": {"id": session_id(choice)}, "text": " and", "temperature": 0, "max_tokens": 2}),
         );
-        // Its own last token was not computed, unless another branch drew the same.
+        // A branch's last token was not computed, unless another branch sampled the same.
         assert!(cached(&more) >= whole_blocks(num_tokens(&branches) + 5), "{more}");
     }
     let chosen = generate(
@@ -114,7 +114,7 @@ fn a_session_ends_by_itself() {
         let response = server.post("/generate", &json!({"session": {"fork": id}, "max_tokens": 0}));
         let is_gone = response.status == 404;
         if !is_gone {
-            // Asking keeps it alive: less often than it lives.
+            // Each request keeps the session alive. The interval is shorter than its time to live.
             std::thread::sleep(std::time::Duration::from_millis(1200));
         }
         is_gone.then(|| response.error(404))
@@ -136,7 +136,7 @@ fn only_one_request_at_a_time_goes_on_in_a_session() {
         "session.id"
     );
     drop(stream);
-    // A client that is gone leaves the session as it was.
+    // A disconnected client leaves the session unchanged.
     let again = || server.post("/generate", &with(greedy("C", 1), json!({"session": {"id": id}})));
     let response = wait_for("the session to be free", || {
         let response = again();
@@ -151,7 +151,7 @@ fn requests_come_before_sessions_and_sessions_lose_only_time() {
     let text = "This is the beginning of a story. ".repeat(40);
     let opened = generate(&server, with(greedy(&text, 4), json!({"session": {"open": true}})));
     let id = session_id(&opened["choices"][0]).to_owned();
-    // Two prompts that together need nearly all of the cache.
+    // Two prompts that together need nearly the whole cache.
     std::thread::scope(|scope| {
         for first in 0..2_u32 {
             let server = &server;
@@ -171,7 +171,7 @@ fn requests_come_before_sessions_and_sessions_lose_only_time() {
     assert_eq!(super::text(&more), super::text(&same));
 }
 
-/// A server whose cache has so many blocks of 16 tokens of the demo model, 2 KiB each.
+/// A server whose cache has `num_blocks` blocks of 16 tokens of the demo model, 2 KiB a token.
 fn memory_for(num_blocks: u32) -> Server {
     let memory = format!("{}Ki", num_blocks * 32);
     ServerBuilder::new("demo")

@@ -1,4 +1,4 @@
-//! Headers, error types and error codes: from live answers, and from sources where no request provokes them.
+//! Headers, error types and error codes: from live answers, or from the sources if no request provokes them.
 
 use serde_json::{Value, json};
 

@@ -64,7 +64,7 @@ pub(super) fn bodies() -> Vec<(&'static str, Value)> {
         ("/v1/completions", json!({"model": "demo", "prompt": "a", "max_tokens": 1})),
         ("/v1/responses", json!({"model": "demo", "input": "a", "max_output_tokens": 1})),
         ("/v1/responses/input_tokens", json!({"model": "demo", "input": "a"})),
-        // It has no body, and no such response is there.
+        // The path has no body, and no such response exists.
         ("/v1/responses/{id}/cancel", json!({})),
         ("/v1/messages", json!({"model": "demo", "messages": messages, "max_tokens": 1})),
         ("/v1/messages/count_tokens", json!({"model": "demo", "messages": messages})),

@@ -17,7 +17,7 @@ pub(super) fn collect(servers: &Servers, names: &mut Names) {
     }
 }
 
-/// A series' metric and its labels: their values too, where they are words of candlepower's own.
+/// A series' metric and its labels, with the values that candlepower itself defines.
 fn labels(line: &str) -> Option<(&str, Vec<String>)> {
     let (metric, rest) = line.split_once('{')?;
     let (labels, _) = rest.rsplit_once('}')?;

@@ -49,7 +49,7 @@ fn content(part: &Value, prefix: &str, names: &mut Names) {
     }
 }
 
-/// Lists what a schema says of the value at `path`, but for its type and limits.
+/// Lists the properties of a schema for the value at `path`, without its type and limits.
 fn describe(path: &str, schema: &Value, names: &mut Names) {
     names.add(path);
     if let Some(reference) = schema["$ref"].as_str() {

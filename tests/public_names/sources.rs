@@ -1,4 +1,4 @@
-//! Reads the sources of a whole crate without its tests. Where in the crate a file is does not matter.
+//! Parses the sources of a whole crate without its tests. A file's place in the crate does not matter.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use syn::{
     Macro, Meta, Token, Type, UseTree,
 };
 
-/// Crates that ship to nobody.
+/// Crates that are not part of the product.
 const NOT_OF_THE_PRODUCT: [&str; 3] = ["fuzz", "goldens", "xtask"];
 
 /// A crate's files.
@@ -132,10 +132,10 @@ impl Sources {
     }
 }
 
-/// String literals of code, by where they stand.
+/// String literals in code, by their context.
 #[derive(Default)]
 pub(super) struct Literals {
-    /// All of them, those within macros included. Comments do not count.
+    /// All literals, including those in macros. Comments do not count.
     pub(super) all: BTreeSet<String>,
     /// Keys of the objects that `json!` makes.
     pub(super) json_keys: BTreeSet<String>,

@@ -1,4 +1,5 @@
-//! Connections that break, stall and lie: a download goes on, or ends in one line, and never takes a part for the whole.
+//! Connections that break, stall or send wrong bytes. A download continues, or fails with one line, and never accepts
+//! a part as whole.
 
 use super::{ID, Place, files_ending};
 use crate::support::{Fault, Files, Seen, Spot, Times, wait_for};
@@ -9,7 +10,7 @@ fn content() -> Spot {
     Spot::content(WEIGHTS)
 }
 
-/// A golden model whose weight file has `padding` more bytes, in its header.
+/// A golden model whose weight file has `padding` more bytes in its header.
 fn padded(padding: usize) -> Files {
     let files = Files::golden("llama");
     let bytes = files.contents(WEIGHTS);
@@ -54,7 +55,7 @@ fn a_connection_that_stays_broken_is_one_line_and_what_has_arrived_is_kept() {
 fn a_later_start_goes_on_with_what_an_earlier_one_has_left() {
     let files = padded(40 << 20);
     let place = Place::with(&files);
-    // Only the first segment comes.
+    // Only the first segment arrives.
     place.hub.inject(ID, content(), Fault::StallAfter(usize::MAX), Times::Next(1));
     place.hub.inject(ID, content(), Fault::StallAfter(0), Times::Always);
     let mut server = place.serve(ID).listen();
@@ -128,7 +129,8 @@ fn errors_that_pass_are_waited_for() {
 
 #[test]
 fn an_address_that_has_expired_is_asked_for_again() {
-    // Five segments. The last is asked for when the first has come, under the address that all of them know.
+    // Five segments. The last is requested after the first has arrived, at the redirect target that all of them
+    // share.
     let place = Place::with(&padded(70 << 20));
     place.hub.inject(ID, content(), Fault::StallAfter(1 << 20), Times::Next(1));
     let server = place.serve(ID).listen();

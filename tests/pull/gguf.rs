@@ -5,7 +5,7 @@ use crate::support::{
     Access, Fault, Files, MEMBER_TOKEN, Spot, Times, program, python, run_to_end,
 };
 
-/// A whole model in one file, behind which lie megabytes that it does not name.
+/// A complete model in one file, followed by megabytes that its header does not describe.
 fn padded() -> Vec<u8> {
     let mut file = golden("gguf-phi3", "model.gguf");
     file.resize(3 << 20, 0);
@@ -16,7 +16,7 @@ fn golden(model: &str, file: &str) -> Vec<u8> {
     Files::of_folder(candlepower_goldens::folder(model)).contents(file).to_vec()
 }
 
-/// Two models, one of them split, and what else such repositories hold.
+/// Two models, one of them split, and other files of such repositories.
 fn repository() -> Files {
     let mut files = Files::new()
         .with("README.md", "hello\n")
@@ -109,7 +109,7 @@ fn the_header_is_read_before_the_weights_are_asked_for() {
     let ranges = || -> Vec<Option<String>> {
         place.requests_for_large_files().into_iter().map(|seen| seen.range).collect()
     };
-    // The first megabyte, and the divisors of the rope's frequencies.
+    // The first megabyte, and the RoPE factors.
     let header = 3;
     let mut doctor = program();
     doctor.env("HF_HOME", place.home.path()).env("HF_ENDPOINT", place.hub.endpoint());

@@ -1,4 +1,4 @@
-//! Why a model cannot be had or cannot run here: each reason is one line, and no weights are asked for in vain.
+//! Models that cannot be downloaded or served. Each reason is one line, and no weights are downloaded in vain.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -91,13 +91,13 @@ fn models_without_safetensors_or_configuration_are_refused() {
         place.serve("acme/strange"),
         "`acme/strange` has no config.json: it is no model in the form that transformers saves, see <hub>/acme/strange",
     );
-    // Random weights need none.
+    // Random weights need no token.
     check_answers(&place.serve(ID).flags("--load-format dummy").start(), ID);
     place.hub.publish(ID, &files);
     place.check_served();
 }
 
-/// A golden model whose config.json says something else.
+/// A golden model with changes in its config.json.
 fn with_config(golden: &str, change: impl FnOnce(&mut serde_json::Value)) -> Files {
     let files = Files::golden(golden);
     let mut config = serde_json::from_slice(files.contents("config.json")).unwrap();

@@ -1,4 +1,4 @@
-//! What is downloaded, how often, and who finds it afterwards.
+//! Downloads, their number, and their reuse by others.
 
 use std::process::Command;
 
@@ -82,7 +82,7 @@ fn a_moved_branch_is_followed_and_what_is_the_same_is_kept() {
     check_answers(&server, ID);
 }
 
-/// `clients/hub_client.py` with this place's cache, and nothing to ask.
+/// `clients/hub_client.py` with this cache and without a hub.
 fn offline_client(place: &Place) -> Command {
     let mut command = python("clients/hub_client.py");
     command.env("HF_HOME", place.home.path()).env("HF_HUB_OFFLINE", "1");
@@ -125,7 +125,7 @@ fn a_gated_model_is_served_to_members() {
     place.hub.set_access(ID, Access::Gated);
     check_answers(&place.serve(ID).env("HF_TOKEN", MEMBER_TOKEN).start(), ID);
 
-    // The token of the hub's own tools, and a private model.
+    // The token file of the hub's own tools, and a private model.
     place.hub.publish("acme/secret", &Files::golden("qwen2"));
     place.hub.set_access("acme/secret", Access::Private);
     place.home.write("token", format!("{MEMBER_TOKEN}\n"));
@@ -146,7 +146,7 @@ fn a_tokenizer_may_come_from_another_repository() {
         place.serve(ID),
         &format!("tokenizer.json is missing in {}: a model folder needs it", {
             let snapshots = place.cached(ID).join("snapshots");
-            // Which commit it is, is not known here before the start.
+            // The commit is not known here before the start.
             std::fs::create_dir_all(&snapshots).unwrap();
             let refused = place.serve(ID).refused().message;
             let line = refused
@@ -197,7 +197,7 @@ fn two_servers_that_start_together_download_a_model_once() {
     });
     for server in &servers {
         wait_for("a server to be healthy", || {
-            // Again and again: the body may not yet have come to where it stands still.
+            // Repeated, because the body may not have reached its stall yet.
             place.hub.release();
             (server.get("/health").status == 200).then_some(())
         });

@@ -1,5 +1,5 @@
-//! A GGUF file of numbers in half precision, made of one whose matrices are Q4_1 and Q8_0: what is quantized on load is to be
-//! numbers.
+//! Makes a GGUF file with float16 matrices from one with Q4_1 and Q8_0 matrices. Quantizing on load needs matrices
+//! that are not quantized.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -9,7 +9,7 @@ use half::f16;
 
 /// Weights of a block.
 const BLOCK: usize = 32;
-/// GGUF's numbers of types.
+/// GGUF's ids of tensor types.
 const F32: u32 = 0;
 const F16: u32 = 1;
 const Q4_1: u32 = 3;
@@ -19,7 +19,7 @@ struct Tensor<'a> {
     name: &'a [u8],
     shape: Vec<u64>,
     kind: u32,
-    /// Where its data begin, behind those of the header.
+    /// The start of its data, relative to the end of the header.
     offset: usize,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn write(from: &Path, to: &Path) {
     out.flush().unwrap();
 }
 
-/// Tensors begin at multiples of this where no setting says otherwise.
+/// The default alignment of tensors.
 fn aligned(offset: usize) -> usize {
     offset.next_multiple_of(32)
 }
@@ -70,7 +70,7 @@ impl Tensor<'_> {
         self.shape.iter().product::<u64>() as usize
     }
 
-    /// Vectors as they are stored, and matrices in half precision.
+    /// Vectors unchanged, and matrices in float16.
     fn as_numbers(&self, data: &[u8]) -> Vec<u8> {
         let half = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
         let blocks = self.numbers() / BLOCK;
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
         u64::from_le_bytes(self.take(8).try_into().unwrap())
     }
 
-    /// With the length before it.
+    /// A string with its length before it.
     fn string(&mut self) -> &'a [u8] {
         let first = self.at;
         let length = self.u64() as usize;

@@ -1,4 +1,4 @@
-//! Callers of one server: none reads what belongs to another, and none keeps another waiting.
+//! Callers of one server. None can read another's data, and none delays another.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::support::{Metrics, Request, Response, Server, ServerBuilder, wait_for
 /// Tokens of a KV block.
 const BLOCK: u64 = 16;
 
-/// A server that knows callers by a header.
+/// A server that identifies callers by a header.
 fn server(flags: &str) -> Server {
     ServerBuilder::new("demo")
         .flags("--caller-header X-Caller --trusted-proxies 127.0.0.0/8,::1 --framework prism")
@@ -41,19 +41,20 @@ fn cached(answer: &Value) -> u64 {
 
 const SECRET: &str = "The access code of the safe is 7391-kestrel and nobody else may know that.";
 
-/// Hits of one request, once the engine has counted it.
+/// Cache hits of one request, once the engine has counted it.
 fn hits_since(server: &Server, before: &Metrics) -> f64 {
     let since = |name: &str, now: &Metrics| now.value(name) - before.value(name);
     wait_for("the request to be counted", || {
         let now = server.metrics();
         (since("prefix_cache_queries_total", &now) > 0.0).then_some(())
     });
-    // Both counters grow together, but not at once.
+    // Both counters grow by the same request, but not at the same instant.
     std::thread::sleep(Duration::from_millis(20));
     since("prefix_cache_hits_total", &server.metrics())
 }
 
-/// For each length of the victim's prompt: what the attacker sees of it with the right next token, and with a wrong one.
+/// The attacker's observations for each length of the victim's prompt, with the right next token and with a wrong
+/// one.
 fn oracles(server: &Server) -> Vec<[(u64, f64); 2]> {
     let secret = tokens(server, SECRET);
     ask(server, "victim", "/v1/completions", &json!({"prompt": SECRET, "max_tokens": 8})).ok();
@@ -67,7 +68,8 @@ fn oracles(server: &Server) -> Vec<[(u64, f64); 2]> {
         (cached(&answer), hits_since(server, &before))
     };
     (1..secret.len())
-        // The attacker's own prompts are cached, too: each length is tried once with each guess, the wrong one first.
+        // The attacker's own prompts are cached, too. So each length is tried once with each guess, the wrong one
+        // first.
         .map(|known| {
             let wrong = guess(known, (secret[known] + 1) % 300);
             [guess(known, secret[known]), wrong]
@@ -84,7 +86,7 @@ fn no_number_says_more_than_whole_blocks_of_another_callers_prompt() {
             assert_eq!(usage % BLOCK, 0, "{known} tokens known");
             assert_eq!(hits % BLOCK as f64, 0.0, "{known} tokens known");
         }
-        // Only a guess that completes a block tells anything.
+        // Only a guess that completes a block could reveal anything.
         if (known + 1) % BLOCK != 0 {
             assert_eq!(right, wrong, "{known} tokens known");
         }
@@ -164,7 +166,7 @@ fn a_flood_of_one_caller_keeps_no_other_waiting() {
     for caller in 0..10 {
         let began = Instant::now();
         ask(&server, &format!("caller {caller}"), "/v1/chat/completions", &short).ok();
-        // The flood alone takes minutes; this is far from a measurement.
+        // The flood alone takes minutes. The limit is far from a measurement.
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     }
     drop(streams);

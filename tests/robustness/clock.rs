@@ -1,10 +1,10 @@
-//! A clock that was never set: a start before 1970 is refused in one line.
+//! A clock that was never set. A start before 1970 is refused with one line.
 
 use std::process::Command;
 
 use crate::support::{ServerBuilder, TempFolder};
 
-/// Takes two thousand million seconds off the time of day, whoever asks for it.
+/// A library that subtracts two thousand million seconds from the time of day.
 const SHIM: &str = "
 #define _GNU_SOURCE
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-//! Connections that do not behave: half requests, garbage, and heads that never end.
+//! Misbehaving connections: incomplete requests, garbage, and heads that never end.
 
 use std::io::{BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -13,7 +13,7 @@ fn connect(server: &Server) -> TcpStream {
     socket
 }
 
-/// Reads until the server closes the connection, as it must; a reset is a way to close it.
+/// Reads until the server closes the connection, as it must. A reset counts as closed.
 fn read_to_close(socket: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     match socket.read_to_end(&mut bytes) {
@@ -87,7 +87,7 @@ fn garbage_is_refused() {
         &many_headers,
     ] {
         let mut socket = connect(&server);
-        // The server may close the connection before it has read all.
+        // The server may close the connection before it has read everything.
         let _ = socket.write_all(garbage.as_bytes());
         let _ = socket.shutdown(Shutdown::Write);
         let answer = read_to_close(&mut socket);
@@ -116,7 +116,7 @@ fn pipelined_requests_are_answered_in_order_and_garbage_after_them_ends_the_conn
     assert_eq!(read_response(&mut reader).unwrap().ok()["object"], "text_completion");
     read_response(&mut reader).unwrap().error(404);
     let mut rest = Vec::new();
-    // A reset is a way to close the connection too.
+    // A reset closes the connection, too.
     let _ = reader.read_to_end(&mut rest);
     let rest = String::from_utf8_lossy(&rest).into_owned();
     assert!(rest.is_empty() || rest.starts_with("HTTP/1.1 400"), "{rest}");

@@ -1,4 +1,4 @@
-//! Constraints that are too large: they are refused, and nobody else waits for them.
+//! Constraints that are too large are refused, and do not delay other requests.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -11,9 +11,9 @@ use serde_json::{Map, Value, json};
 use crate::support::process::{children, ticks};
 use crate::support::{Request, Server, ServerBuilder, hostile, wait_for};
 
-/// Constraints that are tried.
+/// Number of constraints that are tried.
 const NUM_CASES: usize = 40;
-/// A server whose event loop compiles something answers later than this.
+/// A server that compiles constraints on its event loop answers later than this.
 const LONGEST_PROBE: Duration = Duration::from_secs(3);
 
 #[test]
@@ -88,7 +88,7 @@ fn the_constraint_of_a_client_that_is_gone_is_given_up() {
     wait_for("the processes to be killed", || {
         busy.iter().all(|pid| ticks(*pid).is_none()).then_some(())
     });
-    // Others are compiled again.
+    // Other constraints are compiled again.
     let refused = server.complete_refused(patterns(100_000));
     assert_eq!(refused["param"], "structured_outputs.json");
     server.complete(patterns(40));

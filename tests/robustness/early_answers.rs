@@ -1,4 +1,4 @@
-//! Answers that come before a request has arrived, and requests for somebody else.
+//! Answers before a request has arrived in full, and requests for other hosts.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,7 +10,7 @@ use crate::support::{DEADLINE, Request, Server, ServerBuilder, python, read_resp
 /// More than the limit of 32 MiB, and less than twice that.
 const LARGE: usize = 40 << 20;
 
-/// Sends a whole request before it reads anything, as simple clients do.
+/// Sends the whole request before it reads, as simple clients do.
 fn send_all(server: &Server, head: &str, body: &[u8]) -> (u16, String) {
     let mut socket = TcpStream::connect(server.address).unwrap();
     socket.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -44,7 +44,7 @@ fn early_answers_arrive_however_large_the_body_is() {
         assert_eq!(answered, status, "{request}: {text}");
         assert!(text.contains("\"error\""), "{text}");
     }
-    // The same without a length.
+    // The same request without a length.
     let chunked = format!(
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{key}Transfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n{LARGE:x}\r\n"
     );
@@ -91,7 +91,7 @@ fn a_server_without_a_key_on_loopback_serves_local_names_alone() {
     ] {
         assert_eq!(status(&server, &format!("Host: localhost\r\n{headers}")).0, expected);
     }
-    // With a key a page of another name gets nothing anyway.
+    // With a key, a page of another origin gets nothing anyway.
     let guarded = ServerBuilder::new("demo").flags("--api-key secret").start();
     let lines = "Host: attacker.example\r\nAuthorization: Bearer secret\r\n";
     assert_eq!(status(&guarded, lines).0, 200);
@@ -100,7 +100,7 @@ fn a_server_without_a_key_on_loopback_serves_local_names_alone() {
 #[test]
 fn connections_beyond_the_limit_are_told_and_closed() {
     let server = ServerBuilder::new("demo").flags("--max-connections 4").start();
-    // A connection that is answered has been accepted. Those that waited for the server may still be closing.
+    // An answered connection has been accepted. Connections that waited for the server may still be closing.
     let accepted = || {
         let mut socket = TcpStream::connect(server.address).unwrap();
         socket.write_all(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
@@ -129,7 +129,7 @@ fn connections_beyond_the_limit_are_told_and_closed() {
 #[test]
 fn bodies_that_fill_their_memory_are_refused_until_others_are_done() {
     let server = ServerBuilder::new("demo").flags("--max-body-memory 8Mi").start();
-    // Each takes 6 MiB, because a body in pieces counts twice. Which of the two is refused depends on which arrives first.
+    // Each takes 6 MiB, because a chunked body counts twice. The one that arrives second is refused.
     let large = json!({"model": "demo", "prompt": " ".repeat(3 << 20)});
     let (held, refused) = crate::support::wait_for("the memory to be full", || {
         let mut held = TcpStream::connect(server.address).unwrap();

@@ -1,10 +1,10 @@
-//! Several API keys: each is a caller with limits of its own, and nobody sees a key.
+//! Several API keys. Each is a caller with its own limits, and no output contains a key.
 
 use serde_json::{Value, json};
 
 use crate::support::{Request, Response, Server, ServerBuilder, TempFolder, wait_for};
 
-/// A server with these keys, and the folder of their file.
+/// A server with these keys, and the folder of the key file.
 fn server(keys: &str, flags: &str) -> (Server, TempFolder) {
     let folder = TempFolder::new();
     let file = folder.write("keys.toml", keys);
@@ -94,7 +94,7 @@ fn limits_of_a_key_are_its_own() {
     });
     assert_eq!(complete(&server, "canary-ann", &several).error(400)["code"], "key_limit_exceeded");
 
-    // Twice 20 tokens and the prompts are more than 30.
+    // Twice 20 tokens and the prompts exceed 30.
     complete(&server, "canary-bob", &short).ok();
     for path in
         ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate"]
@@ -120,7 +120,7 @@ fn a_caller_that_fills_its_queue_leaves_places_to_others() {
     let _streams: Vec<_> = (0..3).map(open).collect();
     let error = complete(&server, "a", &json!({"prompt": "a"})).error(429);
     assert_eq!(error["code"], "queue_full");
-    // The newcomer is answered before the others are done.
+    // The newcomer is answered before the other requests end.
     complete(&server, "b", &json!({"prompt": "a", "max_tokens": 2})).ok();
 }
 
@@ -137,7 +137,7 @@ fn a_hangup_reads_the_keys_again() {
     server.signal("HUP");
     wait_for("the new key", || works("second"));
     assert!(works("first").is_none());
-    // A bad file changes nothing, and says so.
+    // A damaged file changes nothing, and is reported.
     folder.write("keys.toml", "[[key]]\nname = \"ann\"\nkey = 7");
     server.signal("HUP");
     let log = server.log_with("the keys that were read before stay in force");

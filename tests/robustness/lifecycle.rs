@@ -1,4 +1,4 @@
-//! Starting, stopping and failing, as a supervisor sees them.
+//! Start, stop and failure, as a supervisor sees them.
 
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -100,7 +100,7 @@ fn a_second_signal_drops_running_requests_and_the_status_says_so() {
 #[test]
 fn while_it_loads_the_server_answers_503_with_its_phase() {
     let folder = demo_folder();
-    // A pipe that nobody writes to holds the loading where it is.
+    // A pipe without a writer blocks the loading.
     let config = folder.path().join("config.json");
     std::fs::remove_file(&config).unwrap();
     assert!(Command::new("mkfifo").arg(&config).status().unwrap().success());
@@ -135,7 +135,7 @@ fn loading_goes_on_where_it_waited() {
     assert!(Command::new("mkfifo").arg(&config).status().unwrap().success());
     let server = ServerBuilder::new(folder.path()).flags("--served-model-name demo").listen();
     assert_eq!(server.get("/health").status, 503);
-    // Opening waits until the server reads the pipe; whoever reads later finds an ordinary file.
+    // Opening blocks until the server reads the pipe. Later readers find an ordinary file.
     let mut pipe = std::fs::File::options().write(true).open(&config).unwrap();
     std::fs::rename(folder.write("config.json.new", &text), &config).unwrap();
     pipe.write_all(&text).unwrap();
@@ -144,7 +144,7 @@ fn loading_goes_on_where_it_waited() {
     server.complete(json!({"prompt": "a", "max_tokens": 2}));
 }
 
-/// Starts a server on a damaged model and returns the one line that says what is wrong, wherever it is told.
+/// Starts a server with a damaged model and returns the error line, which must be the same everywhere it is reported.
 fn failure_of(folder: &TempFolder, flags: &str) -> String {
     let server = ServerBuilder::new(folder.path()).flags(flags).refused();
     let line = server.message.lines().rev().find(|line| line.to_lowercase().contains("error"));

@@ -1,4 +1,4 @@
-//! Too long a prompt, too large a body, too many requests.
+//! Limits of prompts, bodies and requests.
 
 use std::io::{BufReader, Write};
 use std::net::TcpStream;
@@ -24,13 +24,13 @@ fn a_prompt_over_the_context_is_refused_with_both_numbers() {
         "{message}"
     );
 
-    // A prompt that fits is answered as far as the context goes.
+    // A prompt that fits gets an answer up to the end of the context.
     let answer = server.complete(ids(62));
     assert_eq!(answer["usage"]["completion_tokens"], 2);
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
     server.complete_refused(ids(64));
 
-    // More than the context is cut to what the prompt leaves of it.
+    // max_tokens above the context is cut to the rest that the prompt leaves.
     let cut = server.complete(json!({"prompt": [5], "max_tokens": 32_000, "ignore_eos": true}));
     assert_eq!(cut["usage"]["completion_tokens"], 63);
     let words = "word ".repeat(100);
@@ -50,7 +50,7 @@ fn a_megabyte_of_prompt_is_refused_and_the_next_request_is_answered() {
     server.complete(json!({"prompt": "a", "max_tokens": 2}));
 }
 
-/// Every endpoint that tokenizes counts all texts of a prompt, and its refusal has both numbers.
+/// Every endpoint that tokenizes counts all texts of a prompt, and its error has both numbers.
 #[test]
 fn texts_over_the_limit_of_bytes_are_refused_wherever_they_come_from() {
     let server = ServerBuilder::new("demo")
@@ -58,7 +58,7 @@ fn texts_over_the_limit_of_bytes_are_refused_wherever_they_come_from() {
         .start();
     let user = |text: &str| json!([{"role": "user", "content": text}]);
     let text = "1".repeat(4001);
-    // Each is below the limit, and together they are above it.
+    // Each text is below the limit, and together they are above it.
     let half = "word ".repeat(300);
     let turns = json!([
         {"role": "user", "content": half}, {"role": "assistant", "content": half}, {"role": "user", "content": half},
@@ -96,7 +96,7 @@ fn texts_over_the_limit_of_bytes_are_refused_wherever_they_come_from() {
             assert_eq!(error["param"], param, "{path}");
         }
     }
-    // Within the limit a text may be longer than the context where that is only counted.
+    // A text may be longer than the context if it is only counted.
     let counted = server.post("/tokenize", &json!({"prompt": "1".repeat(4000)})).ok();
     assert_eq!(counted["count"], 4000);
 
@@ -120,7 +120,8 @@ fn a_long_run_of_digits_is_tokenized_in_bounded_memory() {
     let text = "1".repeat(500_000);
     let counted = server.post("/tokenize", &json!({"prompt": text})).ok();
     assert_eq!(counted["count"], text.len());
-    // 64 MiB and 16 bytes a byte for the tokens, and as much for the body and the answer. It was 350 bytes a byte.
+    // 64 MiB, 16 bytes per byte of text for the tokens, and as much for body and answer. It was once 350 bytes per
+    // byte.
     let grown = peak() - before;
     assert!(grown < (64 << 20) + 32 * text.len(), "{} MiB", grown >> 20);
 }
@@ -129,7 +130,7 @@ fn a_long_run_of_digits_is_tokenized_in_bounded_memory() {
 fn a_body_over_the_limit_is_refused_before_it_is_read() {
     let server = Server::demo();
     let length = (32 << 20) + 1;
-    // Only the head is sent: the announced length is enough.
+    // Only the head is sent. The announced length suffices for a refusal.
     let head = format!(
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     );
@@ -146,7 +147,7 @@ fn a_body_of_unknown_length_is_refused_where_it_passes_the_limit() {
     let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     socket.write_all(head.as_bytes()).unwrap();
     let mebibyte = vec![b' '; 1 << 20];
-    // The limit is 32 MiB; the last byte passes it, and the chunk that holds it is the last that is sent.
+    // The limit is 32 MiB. The last byte exceeds it, and its chunk is the last one.
     for _ in 0..32 {
         socket.write_all(b"100000\r\n").unwrap();
         socket.write_all(&mebibyte).unwrap();
@@ -178,7 +179,7 @@ fn a_full_queue_turns_away_with_retry_after_and_takes_requests_again_later() {
     let chat =
         json!({"model": "demo", "messages": [{"role": "user", "content": "a"}], "stream": true});
     server.post("/v1/chat/completions", &chat).error(429);
-    // What does not need the engine is answered all the same.
+    // Requests that do not need the engine are still answered.
     assert_eq!(server.get("/v1/models").status, 200);
 
     drop(streams);
@@ -198,7 +199,7 @@ fn choices_that_do_not_fit_the_queue_are_turned_away_together() {
     server.post("/v1/completions", &choices(7)).ok();
     drop(stream);
     server.wait_until_all_blocks_are_free();
-    // An idle server takes one request of any number of choices, or nobody could ever ask for so many.
+    // An idle server accepts any number of choices in one request. Otherwise nobody could ever ask for so many.
     let answer = server.post("/v1/completions", &choices(128)).ok();
     assert_eq!(answer["choices"].as_array().unwrap().len(), 128);
     server.post("/v1/completions", &choices(129)).error(400);

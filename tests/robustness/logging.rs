@@ -1,4 +1,4 @@
-//! Standard error that fails, is full or has no reader: the server goes on without it.
+//! Standard error that fails, is full or has no reader. The server goes on without it.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -12,7 +12,7 @@ use crate::support::{
     DEADLINE, Metrics, Request, TempFolder, binary, program, wait_for, without_settings,
 };
 
-/// A server whose log is not read for it. It says where it listens as it says it to a supervisor.
+/// A server whose log is not read. It reports its address as to a supervisor.
 struct Unheard {
     child: Child,
     address: SocketAddr,
@@ -20,7 +20,7 @@ struct Unheard {
 }
 
 impl Unheard {
-    /// `serve demo FLAGS` in a shell, after `setup`.
+    /// Runs `serve demo FLAGS` in a shell, after `setup`.
     #[track_caller]
     fn start(setup: &str, flags: &str, stderr: impl Into<Stdio>) -> Self {
         let folder = TempFolder::new();
@@ -63,7 +63,7 @@ impl Unheard {
         assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success());
     }
 
-    /// Lets a request run while the server is asked to stop by this signal. Returns its tokens, and the exit status.
+    /// Sends these signals while a request runs. Returns its tokens, and the exit status.
     fn stop_with_a_request(mut self, signals: &[&str]) -> (Value, ExitStatus) {
         let body = json!({
             "model": "demo", "prompt": "a", "max_tokens": 1900, "temperature": 0, "ignore_eos": true,
@@ -96,7 +96,7 @@ fn a_server_whose_log_lost_its_reader_accepts_connections_and_drains() {
     let mut lines = BufReader::new(reader).lines();
     (0..3).for_each(|_| assert!(!lines.next().unwrap().unwrap().is_empty()));
     drop(lines);
-    // More than it has file handles, so that it has to say that it cannot accept them.
+    // More connections than file descriptors, so the server must log that it cannot accept them.
     let many: Vec<_> = (0..100).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     std::thread::sleep(Duration::from_millis(300));
     drop(many);
@@ -171,7 +171,7 @@ fn a_hangup_that_nohup_has_ignored_is_ignored() {
     assert_eq!((tokens, status.code()), (json!(1900), Some(0)));
 }
 
-/// A command whose `output` loses its reader before it begins.
+/// A command whose `output` has lost its reader before it starts.
 fn without_reader(args: &str, output: fn(&mut Command, Stdio)) -> (Option<i32>, String) {
     let mut command = program();
     command.args(args.split_whitespace()).stdin(Stdio::null());

@@ -1,4 +1,4 @@
-//! The fuzz corpus: 1,300 bodies that are all wrong, each answered with its status and none with a 5xx.
+//! The fuzz corpus: 1,300 wrong bodies. Each is answered with its expected status, and none with a 5xx.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,16 +8,16 @@ use crate::support::{Request, Server};
 
 const CORPUS: &str = include_str!("../fuzz/corpus.jsonl");
 
-/// Connections that send bodies at the same time.
+/// Number of connections that send bodies concurrently.
 const SENDERS: usize = 8;
 
-/// Most characters of the input that an error may hold.
+/// Most characters of the input in an error.
 const MAX_ECHO: usize = 200;
 
 struct Case {
     request: Request,
     status: u16,
-    /// For messages: the line of the corpus.
+    /// Line in the corpus, for failure messages.
     line: usize,
 }
 
@@ -38,7 +38,7 @@ fn case(line: usize, case: &Value) -> Case {
     Case { request, status: u16::try_from(case["status"].as_u64().unwrap()).unwrap(), line }
 }
 
-/// Pieces of text whose characters are bytes; `[text, times]` is a repeated one.
+/// Pieces of text whose characters are bytes. `[text, times]` is a repetition.
 fn body(pieces: &Value) -> Vec<u8> {
     let bytes = |text: &str| text.chars().map(|c| u8::try_from(c).unwrap()).collect::<Vec<u8>>();
     let piece = |piece: &Value| match piece {
@@ -49,7 +49,7 @@ fn body(pieces: &Value) -> Vec<u8> {
     pieces.as_array().unwrap().iter().flat_map(piece).collect()
 }
 
-/// What is wrong with the server's answer to this case, if anything is.
+/// The fault in the server's answer to this case, if any.
 fn complaint(server: &Server, case: &Case) -> Option<String> {
     let response = match case.request.send(server.address) {
         Ok(response) => response,
@@ -68,7 +68,7 @@ fn complaint(server: &Server, case: &Case) -> Option<String> {
     let Ok(error) = error else {
         return Some(format!("line {}: not the shape of errors", case.line));
     };
-    // The server's own words are shorter than what is left.
+    // The server's own words are shorter than the rest of the limit.
     let len = error["message"].as_str().unwrap().chars().count()
         + error["param"].as_str().unwrap_or("").chars().count();
     (len > 2 * MAX_ECHO).then(|| format!("line {}: the error echoes its input: {error}", case.line))

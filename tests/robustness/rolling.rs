@@ -1,4 +1,4 @@
-//! Servers that are restarted one after the other under load, behind a list of addresses that is late: no request is lost.
+//! Servers that are restarted in turn under load, with clients that learn of it late. No request is lost.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,13 +10,13 @@ use serde_json::json;
 
 use crate::support::{Request, Server, ServerBuilder, wait_for};
 
-/// Requests a second, of all clients.
+/// Requests per second, of all clients.
 const RATE: usize = 20;
 const CLIENTS: usize = 4;
-/// How long after a server was asked to stop clients still send requests to it.
+/// Time for which clients still send requests to a server that was asked to stop.
 const LATE: Duration = Duration::from_secs(1);
 
-/// Seconds of restarts; `CANDLEPOWER_ROLLING_SECONDS` makes them more.
+/// Seconds of restarts; `CANDLEPOWER_ROLLING_SECONDS` can increase them.
 const SECONDS: u64 = 10;
 
 #[test]
@@ -28,7 +28,7 @@ fn restarts_lose_no_request() {
     assert!(asked as u64 > 12 * seconds && restarts >= 2, "{asked} requests, {restarts} restarts");
 }
 
-/// Restarts two servers in turn while clients ask them; how many requests and restarts there were.
+/// Restarts two servers in turn while clients send requests. Returns the numbers of requests and of restarts.
 fn roll(time: Duration) -> (usize, usize) {
     let start = |port| {
         ServerBuilder::new("demo").flags("--drain-delay 2 --max-num-seqs 16").port(port).start()
@@ -81,19 +81,19 @@ fn roll(time: Duration) -> (usize, usize) {
     (asked, restarts)
 }
 
-/// It says that it stops, and answers all the same.
+/// The server reports that it stops, and still answers.
 #[track_caller]
 fn is_draining(server: &Server) {
     let health = server.get("/health");
     assert_eq!((health.status, &health.json()["status"]), (503, &json!("draining")));
 }
 
-/// Connections that are kept open, one to each address.
+/// Kept connections, one to each address.
 #[derive(Default)]
 struct Client(Vec<(SocketAddr, BufReader<TcpStream>)>);
 
 impl Client {
-    /// The status of a completion; nothing is tried twice.
+    /// The status of a completion. There are no retries.
     fn ask(&mut self, address: SocketAddr, streams: bool) -> io::Result<u16> {
         let body = json!({"model": "demo", "prompt": "a", "max_tokens": 2, "stream": streams});
         let message = Request::post("/v1/completions", &body).message(address, "keep-alive");
@@ -112,7 +112,7 @@ impl Client {
     }
 }
 
-/// Whether the other side has not closed a connection that is kept: clients look before they use one again.
+/// Whether the server has left a kept connection open. Clients check this before they reuse one.
 fn is_open(stream: &BufReader<TcpStream>) -> bool {
     let stream = stream.get_ref();
     stream.set_nonblocking(true).unwrap();
@@ -121,7 +121,7 @@ fn is_open(stream: &BufReader<TcpStream>) -> bool {
     peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
-/// Reads an answer to its end: its status, and whether the connection is closed behind it.
+/// Reads a complete answer. Returns its status, and whether the connection is closed after it.
 fn read_answer(stream: &mut BufReader<TcpStream>) -> io::Result<(u16, bool)> {
     let line = |stream: &mut BufReader<TcpStream>| {
         let mut line = String::new();

@@ -1,4 +1,4 @@
-//! The log at its usual level says how the server is and what it does.
+//! The log at its default level reports the server's state and work.
 
 use std::net::TcpListener;
 
@@ -49,7 +49,7 @@ fn each_request_has_a_line_if_that_is_wanted() {
     request("other").error(401);
     let log = server.log_with("status=401");
     assert!(!log.contains("canary") && log.contains("caller=\"address 127.0.0.1\""), "{log}");
-    // A stream has its line at its end.
+    // A stream is logged at its end.
     let body = json!({"model": "demo", "prompt": "a", "max_tokens": 7, "ignore_eos": true, "stream": true});
     let stream = Request::post("/v1/completions", &body).header("x-api-key", "canary");
     assert_eq!(server.send(&stream).status, 200);

@@ -1,4 +1,5 @@
-//! Attacks: two hostile clients that repeat one and hang up, beside a plain stream, chats with a function and health probes.
+//! Attacks: two hostile clients repeat an attack and disconnect, beside a plain stream, chats with a tool and health
+//! probes.
 
 mod cases;
 
@@ -17,26 +18,26 @@ use crate::support::{Response, Server, ServerBuilder, process};
 use cases::ATTACKS;
 
 const NUM_CLIENTS: u64 = 2;
-/// One request in so many waits for its answer, which shows what comes of those that are given up.
+/// One request in this many waits for its answer, which shows the outcome for the others.
 const PATIENT: u8 = 8;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The client has left without waiting for an answer.
+/// Error of a client that disconnects without waiting for an answer.
 const LEFT: io::ErrorKind = io::ErrorKind::ConnectionAborted;
-/// Time after an attack, at whose end the server is to have what it had before.
+/// Time after an attack, at whose end the server must have freed its resources.
 const REST: Duration = Duration::from_secs(10);
 /// Targets for 99 % of the probes and gaps, and for all.
 const PROBES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 const GAPS: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
 
-/// One way to harm a server.
+/// A kind of attack on a server.
 pub(super) struct Attack {
     name: &'static str,
     flags: &'static str,
-    /// Makes one attempt, with so much patience.
+    /// Makes one attempt, with a time limit.
     attempt: fn(&Server, &mut Rng, Duration) -> io::Result<Response>,
 }
 
-/// Makes the attacks that are named, or all, each for so long. Asserts that none harms more than those that wait a moment.
+/// Runs the named attacks, or all, for `length` each. Asserts that none does more harm than a short delay.
 pub(super) fn run(length: Duration, names: &str, seed: u64) {
     let names: Vec<&str> = names.split_whitespace().collect();
     let known: Vec<&str> = ATTACKS.iter().map(|attack| attack.name).collect();
@@ -56,7 +57,7 @@ pub(super) fn run(length: Duration, names: &str, seed: u64) {
 }
 
 impl Attack {
-    /// Makes the attack on a server of its own and prints what came of it; returns what must not happen.
+    /// Runs the attack on a server of its own and prints the results. Returns the failure, if any.
     fn run(&self, length: Duration, seed: u64) -> Option<String> {
         let builder = ServerBuilder::new("demo").flags("--framework prism").flags(self.flags);
         let server = builder.start();
@@ -131,7 +132,7 @@ impl Attack {
     }
 }
 
-/// Whether the server and its child processes compute next to nothing for a second.
+/// Whether the server and its child processes use almost no CPU for a second.
 fn is_idle(server: &Server) -> bool {
     let ticks = || {
         let children = process::children(server.pid());
@@ -140,7 +141,7 @@ fn is_idle(server: &Server) -> bool {
     };
     let before = ticks();
     std::thread::sleep(Duration::from_secs(1));
-    // Hundredths of a second.
+    // In hundredths of a second.
     ticks().saturating_sub(before) < 10
 }
 

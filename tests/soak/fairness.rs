@@ -1,4 +1,4 @@
-//! How long one caller waits for its first token while another floods the server, in steps of the loaded server.
+//! One caller's time to first token while another floods the server, in steps of the loaded server.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -8,15 +8,15 @@ use serde_json::{Value, json};
 use super::watch::Latencies;
 use crate::support::{Request, Server, ServerBuilder, TempFolder, wait_for};
 
-/// Connections of the flood, and choices that each asks for.
+/// Connections of the flood, and choices of each request.
 const FLOOD: usize = 40;
 const CHOICES: usize = 16;
-/// Short chats of the other caller, one after the other.
+/// Number of short chats of the other caller, one after the other.
 const CHATS: usize = 50;
 /// Targets: steps until 95 % of the chats have their first token, and the time until all have.
 const STEPS: f64 = 5.0;
 const LONGEST: Duration = Duration::from_secs(2);
-/// A server that takes longer is not fair. Nothing is asserted about times below it.
+/// A server that takes longer is not fair. Shorter times are not asserted.
 const HARD: Duration = Duration::from_secs(30);
 
 const KEYS: &str =
@@ -26,7 +26,7 @@ fn post(path: &str, key: &str, body: &Value) -> Request {
     Request::post(path, body).header("Authorization", &format!("Bearer {key}"))
 }
 
-/// Measures it and prints it.
+/// Measures and prints the times.
 pub(super) fn run() {
     let folder = TempFolder::new();
     let keys = folder.write("keys.toml", KEYS);
@@ -75,7 +75,7 @@ pub(super) fn run() {
     assert!(longest < HARD);
 }
 
-/// Asks for many long answers again and again, and reads them.
+/// Requests many long answers repeatedly, and reads them.
 fn flood(server: &Server, is_done: &AtomicBool, refused: &AtomicUsize) {
     let body = json!({
         "model": "demo", "prompt": "a", "max_tokens": 900, "n": CHOICES, "ignore_eos": true, "stream": true,
@@ -91,7 +91,7 @@ fn flood(server: &Server, is_done: &AtomicBool, refused: &AtomicUsize) {
     }
 }
 
-/// A short chat: the time to its first token, and those between its tokens. Returns whether it was taken.
+/// A short chat: its time to first token, and the times between its tokens. Returns whether it was accepted.
 fn chat(server: &Server, waits: &mut Latencies, gaps: &mut Latencies) -> bool {
     let body = json!({
         "model": "demo", "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 8, "ignore_eos": true,

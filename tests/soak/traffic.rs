@@ -1,4 +1,5 @@
-//! Mixed traffic: clients that do anything that clients do, and a server that has as much when they are gone as before.
+//! Mixed traffic of clients that use everything. After they have gone, the server must have no more resources than
+//! before.
 
 mod cases;
 
@@ -16,19 +17,19 @@ use crate::support::{END_STREAM, Frames, HeaderList, Kind, Request, ServerBuilde
 use cases::{Case, Cases};
 
 const NUM_CLIENTS: u64 = 6;
-/// An answer that takes longer never comes.
+/// An answer that takes longer counts as missing.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Memory that a server may have gained at the end.
+/// Limit for the growth of the server's memory.
 pub(super) const MAX_GROWTH: usize = 64 << 20;
-/// Sessions of clients that hung up end by themselves.
+/// Sessions of disconnected clients expire by themselves.
 const SESSION_TTL: Duration = Duration::from_secs(5);
-/// An error of HTTP/2: the client is no longer interested.
+/// HTTP/2's error code for a client that is no longer interested.
 const CANCEL: u32 = 8;
 
 /// Requests by endpoint and outcome.
 type Tally = BTreeMap<(String, String), usize>;
 
-/// Runs a server for so long, and asserts that nothing of it fails or leaks.
+/// Runs a server for `length`, and asserts that nothing fails or leaks.
 pub(super) fn run(framework: &'static str, length: Duration, seed: u64) {
     eprintln!("{framework}: {} s of mixed traffic, seed {seed}", length.as_secs());
     let mut server = ServerBuilder::new("demo")
@@ -134,7 +135,7 @@ impl<'a> Client<'a> {
         *self.tally.entry((case.endpoint().to_owned(), outcome)).or_default() += 1;
     }
 
-    /// Counts an answer, asserts that it is one, and keeps what later requests can follow.
+    /// Counts and checks an answer, and keeps ids for later requests.
     fn check(&mut self, case: &Case, status: u16, text: &str) {
         self.count(case, status);
         let is_fine = match status {
@@ -159,7 +160,7 @@ impl<'a> Client<'a> {
         self.check(&case, answer.status, &answer.text());
     }
 
-    /// Leaves at a random time, or after some events.
+    /// Disconnects at a random time, or after some events.
     fn hang_up(&mut self) {
         let case = self.next_case();
         let socket = self.watch.server.connect().unwrap();
@@ -179,7 +180,7 @@ impl<'a> Client<'a> {
         self.count(&case, "left");
     }
 
-    /// Several requests over one connection, one after the other or all at once.
+    /// Several requests over one connection, in sequence or pipelined.
     fn converse(&mut self) {
         let num = self.random.usize(2..8);
         let whole = |mut case: Case| {
@@ -209,7 +210,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Several streams at once, of which some are reset.
+    /// Several concurrent streams, of which some are reset.
     fn over_http2(&mut self) {
         let socket = self.watch.server.connect().unwrap();
         socket.stream().set_read_timeout(Some(PATIENCE)).unwrap();
@@ -257,7 +258,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// A body with some bytes that are others, gone, or there twice.
+    /// A body in which some bytes are changed, missing or doubled.
     fn ask_badly(&mut self) {
         let case = self.next_case();
         let mut body = case.body.to_string().into_bytes();
@@ -283,7 +284,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// The status that begins a header list, if it is one that always has the same index. Source: RFC 7541, appendix A.
+/// The status at the start of a header list, if it is one with a fixed index. Source: RFC 7541, appendix A.
 fn status_of(headers: &[u8]) -> u16 {
     match headers[0] {
         0x88 => 200,

@@ -1,4 +1,4 @@
-//! Health probes, a plain stream and chats with a function beside the traffic: they show how long everybody else waits.
+//! Health probes, a plain stream and chats with a tool beside the traffic. They show the delays of other clients.
 
 use std::fmt;
 use std::io;
@@ -12,14 +12,14 @@ use crate::support::{Request, Response, Server, process};
 
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 const CALL_INTERVAL: Duration = Duration::from_millis(250);
-/// A server that leaves a probe or the plain stream for so long hangs. Nothing is asserted about times below it.
+/// A server that leaves a probe or the plain stream waiting for longer hangs. Shorter times are not asserted.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// The same for a chat with a function, which is prepared beside the others' requests.
+/// The same for a chat with a tool, which is prepared beside other requests.
 const LONGEST_CALL: Duration = Duration::from_secs(30);
-/// A server that takes so much memory would end others on this machine.
+/// A server with more memory would endanger other processes on this machine.
 const MOST_MEMORY: usize = 4 << 30;
 
-/// Times that something took.
+/// Durations of one kind of event.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Latencies(Vec<Duration>);
 
@@ -28,7 +28,7 @@ impl Latencies {
         self.0.push(took);
     }
 
-    /// The time that this part of them stayed below; 0 without any.
+    /// The quantile `part`; 0 without durations.
     pub(super) fn quantile(&self, part: f64) -> Duration {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
@@ -37,7 +37,7 @@ impl Latencies {
     }
 }
 
-/// Half, 99 of a hundred, and all, in milliseconds.
+/// The quantiles 50 %, 99 % and 100 %, in milliseconds.
 impl fmt::Display for Latencies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |part| (self.quantile(part).as_secs_f64() * 1e3).round();
@@ -51,7 +51,7 @@ pub(super) struct Usage {
     /// Resident memory, in bytes.
     pub(super) memory: usize,
     pub(super) threads: usize,
-    /// Files and connections.
+    /// Number of open files and connections.
     pub(super) files: usize,
 }
 
@@ -71,24 +71,24 @@ impl fmt::Display for Usage {
     }
 }
 
-/// Everything that was seen beside the traffic.
+/// Observations beside the traffic.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
     pub(super) probes: Latencies,
     /// Times between the events of the plain stream, and from its requests to their first events.
     pub(super) gaps: Latencies,
     pub(super) calls: Latencies,
-    /// Plain streams and calls that were answered with 429 or 503.
+    /// Plain streams and tool calls that were answered with 429 or 503.
     pub(super) refused: usize,
-    /// The most memory that a probe has seen.
+    /// The largest memory that a probe has seen.
     pub(super) peak: usize,
-    /// The resources of the server after a tenth of the time, and a minute at most.
+    /// Resources of the server after a tenth of the time, but at most a minute.
     pub(super) early: Option<Usage>,
-    /// The first thing that must not happen.
+    /// The first failure.
     pub(super) failure: Option<String>,
 }
 
-/// A server with traffic, until its time is over or something fails.
+/// A server under load, until the time is over or something fails.
 pub(super) struct Watch<'a> {
     pub(super) server: &'a Server,
     began: Instant,
@@ -96,7 +96,7 @@ pub(super) struct Watch<'a> {
     seen: Mutex<Seen>,
 }
 
-/// Runs some clients for so long, and others beside them.
+/// Runs some clients for `length`, with observers beside them.
 pub(super) fn watch(
     server: &Server,
     length: Duration,
@@ -121,7 +121,7 @@ impl Watch<'_> {
         self.began.elapsed() >= self.length || self.seen.lock().unwrap().failure.is_some()
     }
 
-    /// Ends everything; the first failure is kept.
+    /// Ends everything. The first failure is kept.
     pub(super) fn fail(&self, failure: impl fmt::Display) {
         let is_gone = process::ticks(self.server.pid()).is_none();
         let end = if is_gone { ", and the server has ended" } else { "" };
@@ -138,7 +138,7 @@ impl Watch<'_> {
             }
             let took = began.elapsed();
             let mut seen = self.seen.lock().unwrap();
-            // Probes that should have begun meanwhile would have waited, too.
+            // Probes that should have started meanwhile would have waited, too.
             let mut late = Duration::ZERO;
             while late <= took {
                 seen.probes.push(took - late);
@@ -172,7 +172,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Reads a stream to its end. A refused one makes the current gap longer.
+    /// Reads a stream to its end. A refused one extends the current gap.
     fn follow(&self, request: &Request, last: &mut Instant) -> io::Result<()> {
         let socket = self.server.connect()?;
         socket.stream().set_read_timeout(Some(LONGEST_WAIT))?;
@@ -218,7 +218,7 @@ impl Watch<'_> {
     }
 }
 
-/// A short chat whose function needs a grammar.
+/// A short chat whose tool needs a grammar.
 pub(super) fn call() -> Value {
     let parameters =
         json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
@@ -228,7 +228,7 @@ pub(super) fn call() -> Value {
     })
 }
 
-/// Has a new server take the memory that any use of it takes: its cache is filled, a grammar compiled.
+/// Makes a new server allocate the memory that any use needs: fills its cache, and compiles a grammar.
 pub(super) fn warm_up(server: &Server) {
     let mut random = Rng::with_seed(0);
     for _ in 0..20 {
@@ -238,7 +238,7 @@ pub(super) fn warm_up(server: &Server) {
     server.chat(call());
 }
 
-/// Sends a request, and hangs up if nothing comes for so long.
+/// Sends a request, and disconnects if nothing arrives for `patience`.
 pub(super) fn ask(server: &Server, request: &Request, patience: Duration) -> io::Result<Response> {
     let socket = server.connect()?;
     socket.stream().set_read_timeout(Some(patience))?;
@@ -246,7 +246,7 @@ pub(super) fn ask(server: &Server, request: &Request, patience: Duration) -> io:
     request.open_over(socket)?.finish()
 }
 
-/// Whether an answer did not come while there was patience.
+/// Whether the error is a timeout.
 pub(super) fn is_timeout(error: &io::Error) -> bool {
     [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut].contains(&error.kind())
 }

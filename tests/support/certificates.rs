@@ -1,4 +1,4 @@
-//! Certificates for tests: authorities, what they sign, and clients that trust them.
+//! Certificates for tests: authorities, the certificates that they sign, and clients that trust them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use rustls::{ClientConfig, RootCertStore};
 
 use super::TempFolder;
 
-/// A certificate authority, and the files of what it has signed.
+/// A certificate authority, with the files of the certificates that it has signed.
 pub(crate) struct Authority {
     folder: TempFolder,
     issuer: Issuer<'static, KeyPair>,
@@ -37,21 +37,21 @@ impl Authority {
         Self { folder, issuer: Issuer::new(params, key), certificate }
     }
 
-    /// A certificate for this machine, in files that begin with a name. A second one replaces them.
+    /// A certificate for this machine, in files with this prefix. A second one replaces them.
     pub(crate) fn sign(&self, name: &str) -> Pair {
         let key = KeyPair::generate().unwrap();
         let hosts = ["localhost".to_owned(), "127.0.0.1".to_owned()];
         let mut params = CertificateParams::new(hosts).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
         let certificate = params.signed_by(&key, &self.issuer).unwrap().pem();
-        // The key comes first: a server that reads between the two sees that they do not fit.
+        // The key is written first. A server that reads between the two writes notices that they do not match.
         Pair {
             key: self.write(&format!("{name}.key.pem"), &key.serialize_pem()),
             certificate: self.write(&format!("{name}.pem"), &certificate),
         }
     }
 
-    /// Writes a file beside the certificates, whole or not at all.
+    /// Writes a file beside the certificates atomically.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.folder.path().join(name);
         let new = self.folder.write(&format!("{name}.new"), text);
@@ -59,7 +59,7 @@ impl Authority {
         path
     }
 
-    /// A client that trusts this authority, and shows a certificate if it has one.
+    /// A client that trusts this authority, and presents a certificate if one is given.
     pub(crate) fn client(&self, shows: Option<&Pair>) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(&self.certificate).unwrap()).unwrap();
@@ -77,7 +77,7 @@ impl Authority {
         })
     }
 
-    /// A client that trusts this authority, and offers this protocol alone.
+    /// A client that trusts this authority and offers only this protocol.
     pub(crate) fn client_of(&self, protocol: &str) -> Arc<ClientConfig> {
         let mut client = Arc::unwrap_or_clone(self.client(None));
         client.alpn_protocols = vec![protocol.as_bytes().to_vec()];
@@ -85,7 +85,7 @@ impl Authority {
     }
 }
 
-/// A certificate that is its own authority, as `openssl req -x509` makes it, for a name that no machine has.
+/// A self-signed certificate as made by `openssl req -x509`, for a name that no machine has.
 pub(crate) fn self_signed(folder: &TempFolder) -> Pair {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec!["models.invalid".to_owned()]).unwrap();

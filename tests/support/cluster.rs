@@ -1,5 +1,5 @@
-//! A cluster's API server on this machine, as far as the kubernetes backend asks one: it keeps objects and tells a
-//! test's story of what becomes of them.
+//! A fake API server on this machine, with the API that the kubernetes backend uses. It stores objects, and changes
+//! them by a test's scripted story.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,20 +16,20 @@ use tokio::runtime::Runtime;
 
 use super::{TempFolder, port_forward};
 
-/// What becomes of a Deployment's pods.
+/// The scripted future of a Deployment's pods.
 #[derive(Clone, Debug)]
 pub(crate) enum Story {
     /// They become ready.
     Ready,
     /// They are as this recorded file of the client's unit tests has them.
     Recorded(&'static str),
-    /// They become ready, unless the Deployment has this word: then they are as the recorded file has them.
+    /// They become ready, unless the Deployment contains this word. Then they are like the recorded file.
     Unless(&'static str, &'static str),
 }
 
-/// A running API server; it ends with the test.
+/// A running API server. It ends with the test.
 pub(crate) struct Cluster {
-    // Before the rest: its tasks end with it.
+    // First, so that its tasks end before the other fields are dropped.
     _runtime: Runtime,
     shared: Shared,
     folder: TempFolder,
@@ -45,10 +45,10 @@ struct Shared {
 struct Kept {
     /// By their paths.
     objects: BTreeMap<String, Value>,
-    /// Who has applied each.
+    /// Field managers, by path.
     managers: BTreeMap<String, String>,
     nodes: Option<Vec<Value>>,
-    /// What answers in the pods.
+    /// The server that answers for the pods.
     server: Option<SocketAddr>,
     requests: Vec<String>,
 }
@@ -58,7 +58,7 @@ type Query2 = Query<BTreeMap<String, String>>;
 const NAMESPACE: &str = "models";
 
 impl Cluster {
-    /// One whose nodes a user may not see.
+    /// A cluster whose nodes the user must not list.
     pub(crate) fn start(story: Story) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -85,22 +85,22 @@ impl Cluster {
         Self { _runtime: runtime, shared, folder }
     }
 
-    /// What `KUBECONFIG` is to be.
+    /// The value of `KUBECONFIG`.
     pub(crate) fn kubeconfig(&self) -> String {
         self.folder.path().join("kubeconfig").to_str().unwrap().to_owned()
     }
 
-    /// Lets everybody see these nodes.
+    /// Lets users list these nodes.
     pub(crate) fn show_nodes(&self, nodes: Vec<Value>) {
         self.shared.kept().nodes = Some(nodes);
     }
 
-    /// Lets this server answer in the pods.
+    /// Makes this server answer for the pods.
     pub(crate) fn lead_to(&self, server: SocketAddr) {
         self.shared.kept().server = Some(server);
     }
 
-    /// All objects by kind, without what the server itself adds.
+    /// All objects by kind, without fields that the server adds.
     pub(crate) fn objects(&self) -> BTreeMap<String, Value> {
         let kept = self.shared.kept();
         let objects = kept
@@ -110,7 +110,7 @@ impl Cluster {
         objects.collect()
     }
 
-    /// Makes an object that is not candlepower's.
+    /// Creates an object that is not candlepower's.
     pub(crate) fn occupy(&self, deployment: &str) {
         let path = format!("/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{deployment}");
         let object = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": deployment}});
@@ -128,7 +128,7 @@ impl Shared {
         self.kept.lock().unwrap()
     }
 
-    /// The Deployment and the pods of the story, given the one that was applied.
+    /// The Deployment and the pods of the story, for the Deployment that was applied.
     fn told(&self, deployment: &Value) -> (Value, Vec<Value>) {
         let file = match self.story {
             Story::Ready => "ready",
@@ -160,7 +160,7 @@ fn not_found(path: &str) -> Response {
     refusal(StatusCode::NOT_FOUND, "NotFound", format!("{path} not found"))
 }
 
-/// Lists what there is; everything else is about one object.
+/// Lists objects. All other requests concern one object.
 async fn answer(
     State(shared): State<Shared>,
     method: Method,
@@ -245,7 +245,7 @@ fn log(query: &BTreeMap<String, String>) -> String {
     lines[lines.len().saturating_sub(tail)..].iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// Server-side apply, with a conflict where another manager has applied something else; or a merge of annotations.
+/// Server-side apply, with a conflict if another manager has applied something else; or a merge of annotations.
 fn patch(shared: &Shared, path: &str, query: &BTreeMap<String, String>, body: &Bytes) -> Response {
     let new: Value = serde_json::from_slice(body).unwrap();
     let mut kept = shared.kept();
@@ -282,7 +282,7 @@ fn patch(shared: &Shared, path: &str, query: &BTreeMap<String, String>, body: &B
     axum::Json(object).into_response()
 }
 
-/// Replaces an object, if it is still of the version that the client has seen.
+/// Replaces an object, if its version is the one that the client has read.
 fn replace(shared: &Shared, path: &str, body: &Bytes) -> Response {
     let mut new: Value = serde_json::from_slice(body).unwrap();
     let mut kept = shared.kept();

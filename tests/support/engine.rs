@@ -1,5 +1,5 @@
-//! A container engine on this machine: what the docker backend asks of one, answered over a socket. Its containers are
-//! processes of the built binary, so that what is deployed answers.
+//! A fake container engine on this machine, with the API that the docker backend uses. Its containers are processes
+//! of the built binary, so that deployed servers answer.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,20 +19,20 @@ use tokio::runtime::Runtime;
 
 use super::{TempFolder, program};
 
-/// The one image that it has.
+/// The only image of the engine.
 pub(crate) const IMAGE: &str = "candlepower:test";
 
-/// In what engines differ.
+/// Differences between engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
     Docker,
-    /// Has another status for a name that is taken, and drops wishes for GPUs without a word.
+    /// Answers a name conflict with another status, and drops GPU requests silently.
     OldPodman,
 }
 
-/// A running engine; it and its containers end with the test.
+/// A running engine. It and its containers end with the test.
 pub(crate) struct Engine {
-    // Before the rest: its tasks end with it.
+    // First, so that its tasks end before the other fields are dropped.
     _runtime: Runtime,
     shared: Shared,
     folder: TempFolder,
@@ -45,14 +45,14 @@ struct Shared {
     folder: PathBuf,
 }
 
-/// A container: what it was made of, and the process that it is.
+/// A container: the request that made it, and its process.
 struct Container {
     name: String,
     body: Value,
     status: &'static str,
     child: Option<Child>,
     exit_code: i32,
-    /// What was unpacked in it.
+    /// Files that were unpacked in it.
     unpacked: Vec<PathBuf>,
     log: PathBuf,
 }
@@ -77,22 +77,22 @@ impl Engine {
         Self { _runtime: runtime, shared, folder }
     }
 
-    /// What `DOCKER_HOST` is to be.
+    /// The value of `DOCKER_HOST`.
     pub(crate) fn host(&self) -> String {
         format!("unix://{}/engine.sock", self.folder.path().display())
     }
 
-    /// The requests that made the containers that there are.
+    /// The requests that made the existing containers.
     pub(crate) fn bodies(&self) -> Vec<Value> {
         self.shared.lock().values().map(|container| container.body.clone()).collect()
     }
 
-    /// Makes a container that is nobody's deployment.
+    /// Creates a container that belongs to no deployment.
     pub(crate) fn occupy(&self, name: &str) {
         self.shared.insert(name, json!({ "Image": IMAGE, "Labels": {} }));
     }
 
-    /// Kills the one process, as a lack of memory would, and says so.
+    /// Kills the only process, as the out-of-memory killer would, and reports an event.
     pub(crate) fn kill(&self) -> u32 {
         let mut containers = self.shared.lock();
         let child = containers.values_mut().find_map(|container| container.child.as_mut()).unwrap();
@@ -100,7 +100,7 @@ impl Engine {
         child.id()
     }
 
-    /// The command lines of the processes.
+    /// Command lines of the processes.
     pub(crate) fn command_lines(&self) -> Vec<String> {
         let containers = self.shared.lock();
         let children = containers.values().filter_map(|container| container.child.as_ref());
@@ -144,7 +144,7 @@ impl Shared {
         id
     }
 
-    /// Does something with a container, which is named by its number or its name, if there is one.
+    /// Calls `act` for a container, by its id or its name, if it exists.
     fn with<T>(&self, id: &str, act: impl FnOnce(&mut Container) -> T) -> Option<T> {
         let mut containers = self.lock();
         let found = containers.iter_mut().find(|(key, found)| *key == id || found.name == id);
@@ -155,7 +155,7 @@ impl Shared {
 }
 
 impl Container {
-    /// Sees whether its process has ended.
+    /// Checks whether its process has ended.
     fn look(&mut self) {
         let Some(status) = self.child.as_mut().and_then(|child| child.try_wait().unwrap()) else {
             return;
@@ -180,7 +180,7 @@ impl Container {
         let mut command = program();
         for word in self.body["Cmd"].as_array().unwrap() {
             let word = word.as_str().unwrap();
-            // What is within a container is on this machine elsewhere.
+            // Paths inside a container are mapped to this machine's.
             let inner = self.unpacked.iter().find(|path| {
                 let name = path.file_name().unwrap().to_str().unwrap();
                 word.starts_with('/') && word.ends_with(name)
@@ -347,7 +347,7 @@ async fn unpack(State(shared): State<Shared>, Path(id): Path<String>, body: Byte
     done.map_or_else(no_such, |()| StatusCode::OK.into_response())
 }
 
-/// An archive of what was unpacked, of a container that has it.
+/// A tar archive of an unpacked file, for a container that has it.
 async fn pack(
     State(shared): State<Shared>,
     Path(id): Path<String>,
@@ -379,7 +379,7 @@ async fn rename(
     renamed.map_or_else(no_such, |()| StatusCode::NO_CONTENT.into_response())
 }
 
-/// Events of a container's life; the engine remembers only that.
+/// Events of a container's life. The engine keeps no others.
 async fn events(State(shared): State<Shared>, Query(query): Query2) -> Response {
     assert!(query.contains_key("until"), "without an end the answer would have none");
     let filters: Value = serde_json::from_str(&query["filters"]).unwrap();
@@ -395,7 +395,7 @@ async fn events(State(shared): State<Shared>, Query(query): Query2) -> Response 
     told.map_or_else(no_such, |lines| lines.concat().into_response())
 }
 
-/// The log in frames, each with a part of it, as the engine's own are.
+/// The log in frames that split lines, as real engines send it.
 async fn logs(
     State(shared): State<Shared>,
     Path(id): Path<String>,
@@ -404,7 +404,7 @@ async fn logs(
     let Some(log) = shared.with(&id, |container| container.log.clone()) else { return no_such() };
     let lines = lines_of(&log, 0).len();
     let tail = query.get("tail").and_then(|tail| tail.parse().ok()).unwrap_or(lines);
-    // With `since`, which is not long ago, it is all: a client knows what it has seen.
+    // With `since`, the whole log is sent. The client must skip lines that it knows.
     let from = if query.contains_key("since") { 0 } else { lines.saturating_sub(tail) };
     if query.get("follow").is_none_or(|follow| follow != "true") {
         return frames(&lines_of(&log, from)).into_response();
@@ -413,7 +413,7 @@ async fn logs(
         let (log, shared, id) = (log.clone(), shared.clone(), id.clone());
         async move {
             loop {
-                // A stream ends with the process, as the engines' do.
+                // A stream ends with the process, as in real engines.
                 let is_running = shared.with(&id, |found| found.child.is_some()).unwrap_or(false);
                 let lines = lines_of(&log, from);
                 if !lines.is_empty() {
@@ -429,14 +429,14 @@ async fn logs(
     axum::body::Body::from_stream(unfold(from, next).boxed()).into_response()
 }
 
-/// The whole lines of a log from one of them on.
+/// The complete lines of a log, starting with line `from`.
 fn lines_of(log: &std::path::Path, from: usize) -> Vec<String> {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
     whole.lines().skip(from).map(|line| format!("{line}\n")).collect()
 }
 
-/// Frames of standard error, cut at no particular place.
+/// Frames of standard error, split at arbitrary places.
 fn frames(lines: &[String]) -> Vec<u8> {
     let text = lines.concat().into_bytes();
     let head = |part: &[u8]| [&[2, 0, 0, 0][..], &(part.len() as u32).to_be_bytes()].concat();

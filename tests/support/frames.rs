@@ -1,14 +1,14 @@
-//! An HTTP/2 client of frames, small enough to misbehave on purpose. Source: RFC 9113 and RFC 7541.
+//! A small HTTP/2 client that can misbehave on purpose. Source: RFC 9113 and RFC 7541.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 
 use super::Socket;
 
-/// The first bytes of a client.
+/// The connection preface.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// The kinds of frames that the tests look at.
+/// The kinds of frames that the tests examine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -44,7 +44,7 @@ pub(crate) const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 
-/// A frame that came.
+/// A received frame.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) kind: Kind,
@@ -54,7 +54,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// The code of an error, of a reset or a GOAWAY.
+    /// The error code of a reset or a GOAWAY.
     #[track_caller]
     pub(crate) fn error_code(&self) -> u32 {
         let at = match self.kind {
@@ -65,8 +65,8 @@ impl Frame {
         u32::from_be_bytes(self.payload[at..at + 4].try_into().unwrap())
     }
 
-    /// The status of an answer, which the server writes as an index of the static table or as text. One that is written the second
-    /// time on a connection has another index, and is not read.
+    /// The status of an answer. The server writes it as an index of the static table, or as text. A status that
+    /// occurs twice on a connection has another index, and is not decoded.
     #[track_caller]
     pub(crate) fn status(&self) -> u16 {
         assert_eq!(self.kind, Kind::Headers);
@@ -74,7 +74,7 @@ impl Frame {
         let first = self.payload[0];
         match first {
             0x88..=0x8e => INDEXED[usize::from(first - 0x88)],
-            // A literal, in Huffman's code or as it is.
+            // A literal, with or without Huffman coding.
             _ => {
                 let digits = &self.payload[2..2 + usize::from(self.payload[1] & 0x7f)];
                 match self.payload[1] & 0x80 {
@@ -86,7 +86,7 @@ impl Frame {
     }
 }
 
-/// Reads digits of RFC 7541's Huffman code, in which 0, 1 and 2 have five bits, and the others six.
+/// Decodes digits in RFC 7541's Huffman code, in which 0, 1 and 2 have five bits, and the others six.
 fn decode_digits(bytes: &[u8]) -> u16 {
     let bits: String = bytes.iter().map(|byte| format!("{byte:08b}")).collect();
     let (mut rest, mut number) = (bits.as_str(), 0);
@@ -106,7 +106,7 @@ fn decode_digits(bytes: &[u8]) -> u16 {
     number
 }
 
-/// A header list, without compression.
+/// An uncompressed header list.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HeaderList(Vec<u8>);
 
@@ -119,7 +119,7 @@ impl HeaderList {
             .with(":path", path)
     }
 
-    /// A literal that is not indexed.
+    /// A literal without indexing.
     pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
         self.0.push(0);
         for text in [name, value] {
@@ -135,11 +135,11 @@ impl HeaderList {
     }
 }
 
-/// A connection of frames.
+/// An HTTP/2 connection, frame by frame.
 pub(crate) struct Frames(Socket);
 
 impl Frames {
-    /// Says hello, with empty settings. The server's answer is left to be read.
+    /// Sends the preface and empty settings. The server's answer is not read yet.
     pub(crate) fn new(mut socket: Socket) -> io::Result<Self> {
         socket.write_all(PREFACE)?;
         let mut frames = Self(socket);
@@ -171,7 +171,7 @@ impl Frames {
         self.0.flush()
     }
 
-    /// Sends a request: its head, and its body if it has one.
+    /// Sends a request: its header list, and its body if it has one.
     pub(crate) fn request(
         &mut self,
         stream: u32,
@@ -186,12 +186,12 @@ impl Frames {
         Ok(())
     }
 
-    /// The next frame; `None` when the connection has ended. Settings and pings of the server are acknowledged.
+    /// The next frame; `None` at the end of the connection. The server's settings and pings are acknowledged.
     pub(crate) fn next(&mut self) -> Option<Frame> {
         let frame = self.read()?;
         if matches!(frame.kind, Kind::Settings | Kind::Ping) && frame.flags & ACK == 0 {
             let payload: &[u8] = if frame.kind == Kind::Ping { &frame.payload } else { &[] };
-            // The server may have ended the connection.
+            // The server may have closed the connection.
             let _ = self.send(frame.kind, ACK, 0, payload);
         }
         Some(frame)
@@ -211,22 +211,22 @@ impl Frames {
         }
     }
 
-    /// All frames until the server ended the connection.
+    /// All frames until the server closes the connection.
     pub(crate) fn read_to_end(&mut self) -> Vec<Frame> {
         std::iter::from_fn(|| self.next()).collect()
     }
 
-    /// The same, without an acknowledgement of anything.
+    /// The same, without any acknowledgement.
     pub(crate) fn read_to_end_in_silence(&mut self) -> Vec<Frame> {
         std::iter::from_fn(|| self.read()).collect()
     }
 
-    /// The connection below.
+    /// The underlying connection.
     pub(crate) fn stream(&self) -> &TcpStream {
         self.0.stream()
     }
 
-    /// The next frame; `None` when the connection has ended.
+    /// The next frame; `None` at the end of the connection.
     fn read(&mut self) -> Option<Frame> {
         match self.try_read() {
             Ok(frame) => Some(frame),

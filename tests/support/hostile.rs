@@ -1,9 +1,9 @@
-//! Constraints that no honest client sends: deep, wide, with many patterns, through every door and under escaped names.
+//! Constraints of hostile clients: deep, wide, with many patterns, in every field, with escaped names.
 
 use fastrand::Rng;
 use serde_json::{Map, Value, json};
 
-/// Definitions, each of which is within a keyword of the one before it.
+/// Definitions, each of which is within a keyword of the previous one.
 pub(crate) fn chain(len: usize, random: &mut Rng) -> Value {
     let keyword = random.u8(0..8);
     let wrap = |next: Value| match keyword {
@@ -48,7 +48,7 @@ pub(crate) fn schema(random: &mut Rng) -> Value {
     }
 }
 
-/// A request with a schema, by one of the doors for it.
+/// A request with a schema in one of the fields for it.
 pub(crate) fn request(schema: Value, random: &mut Rng) -> (&'static str, Value) {
     let mut chat =
         json!({"model": "demo", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4});
@@ -86,7 +86,7 @@ pub(crate) fn request(schema: Value, random: &mut Rng) -> (&'static str, Value) 
     (path, chat)
 }
 
-/// The body with a letter of each field's name escaped, which JSON allows.
+/// The body with one letter of each field name escaped, as JSON allows.
 pub(crate) fn escaped(body: &Value) -> String {
     let names = ["response_format", "structured_outputs", "json_schema", "output_config", "tools"];
     names.iter().fold(body.to_string(), |body, name| {

@@ -1,4 +1,4 @@
-//! An HTTP/1.1 client small enough to misbehave on purpose: one connection per request.
+//! A small HTTP/1.1 client that can misbehave on purpose, with one connection per request.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -40,21 +40,21 @@ impl Request {
         self
     }
 
-    /// Sends the request and reads the answer's head.
+    /// Sends the request and reads the head of the answer.
     pub(crate) fn open(&self, address: SocketAddr) -> io::Result<ResponseStream> {
         self.open_over(Socket::connect(address, None)?)
     }
 
-    /// The same over a connection that was opened for it.
+    /// The same over an existing connection.
     pub(crate) fn open_over(&self, mut socket: Socket) -> io::Result<ResponseStream> {
         let message = self.message(socket.stream().peer_addr()?, "close");
-        // A server that refuses early may stop reading: its answer still counts.
+        // A server that refuses early may stop reading. Its answer still counts.
         let written = socket.write_all(&message).and_then(|()| socket.flush());
         ResponseStream::read_head(socket, &self.method)
             .map_err(|error| written.err().unwrap_or(error))
     }
 
-    /// The bytes that are sent, with this header `Connection`.
+    /// The bytes of the request, with this `Connection` header.
     pub(crate) fn message(&self, address: SocketAddr, connection: &str) -> Vec<u8> {
         let mut message = format!(
             "{} {} HTTP/1.1\r\nHost: {address}\r\nConnection: {connection}\r\n",
@@ -118,7 +118,7 @@ impl Response {
         self.json()
     }
 
-    /// Checks that this is an error in the one shape, and returns its `error` object.
+    /// Checks that this is an error in the common form, and returns its `error` object.
     #[track_caller]
     pub(crate) fn error(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.text());
@@ -128,7 +128,7 @@ impl Response {
         );
         let body = self.json();
         let keys: Vec<&String> = body.as_object().expect("an object").keys().collect();
-        // Those of Anthropic's clients read `type` on top.
+        // Anthropic's clients also read `type` at the top level.
         let is_anthropic = body["type"] == "error";
         assert_eq!(
             keys,
@@ -158,7 +158,7 @@ fn expected_type(status: u16) -> &'static str {
     }
 }
 
-/// An answer whose head is read and whose body is on its way. Dropping it closes the connection.
+/// An answer whose head was read and whose body still arrives. Dropping it closes the connection.
 #[derive(Debug)]
 pub(crate) struct ResponseStream {
     pub(crate) status: u16,
@@ -170,7 +170,7 @@ impl ResponseStream {
     fn read_head(socket: Socket, method: &str) -> io::Result<Self> {
         let mut reader = BufReader::new(socket);
         let (status, headers) = read_head(&mut reader)?;
-        // The answer to HEAD tells the length of a body that it does not have.
+        // The answer to HEAD has the length of a body that is not sent.
         let framing =
             if method == "HEAD" { Framing::Left(0) } else { Framing::of(status, &headers) };
         Ok(Self { status, headers, body: BufReader::new(Body { reader, framing }) })
@@ -189,7 +189,7 @@ impl ResponseStream {
         }
     }
 
-    /// The next event as JSON; `None` at `[DONE]`, after which nothing may follow.
+    /// The next event as JSON; `None` at `[DONE]`, which must be the end.
     #[track_caller]
     pub(crate) fn next_chunk(&mut self) -> Option<Value> {
         let event = self.next_event().unwrap().expect("the stream ends with [DONE]");
@@ -216,17 +216,17 @@ impl ResponseStream {
         std::iter::from_fn(|| self.next_chunk()).collect()
     }
 
-    /// The connection that it comes through.
+    /// The connection of the answer.
     pub(crate) fn socket(&self) -> &Socket {
         self.body.get_ref().reader.get_ref()
     }
 
-    /// Reads so many bytes of the body as the buffer has.
+    /// Fills the buffer from the body.
     pub(crate) fn read_exact(&mut self, buffer: &mut [u8]) -> io::Result<()> {
         self.body.read_exact(buffer)
     }
 
-    /// Reads the rest as far as it comes, and says what broke it off.
+    /// Reads the rest as far as it arrives. Returns the error that ended it, if any.
     pub(crate) fn finish_as_far_as_it_goes(mut self) -> (Vec<u8>, Option<io::Error>) {
         let mut body = Vec::new();
         let error = self.body.read_to_end(&mut body).err();
@@ -241,7 +241,7 @@ impl ResponseStream {
     }
 }
 
-/// Reads one answer from a connection that may hold more.
+/// Reads one answer from a connection that may have more.
 pub(crate) fn read_response(reader: &mut BufReader<TcpStream>) -> io::Result<Response> {
     let (status, headers) = read_head(reader)?;
     let length =
@@ -277,7 +277,7 @@ fn read_line(reader: &mut impl BufRead) -> io::Result<String> {
     Ok(line.trim_end().to_owned())
 }
 
-/// How the end of a body is known.
+/// The rule by which a body ends.
 #[derive(Debug)]
 enum Framing {
     Left(u64),

@@ -1,7 +1,8 @@
-//! A model hub on this machine: what the hub's own clients ask, answered over loopback, with faults on request.
+//! A fake model hub on this machine. It answers the requests of the hub's own clients over loopback, with faults on
+//! demand.
 //!
-//! Two servers run, as in the hub itself: the hub, and a store of large files under another host name, to which the
-//! hub sends clients with signed addresses.
+//! Two servers run, as at the real hub: the hub itself, and a store of large files under another host name, to which
+//! the hub redirects clients with signed URLs.
 
 mod api;
 mod content;
@@ -31,18 +32,18 @@ use store::Repository;
 
 use super::wait_for;
 
-/// The token of a user who may read everything.
+/// Token of a user who may read everything.
 pub(crate) const MEMBER_TOKEN: &str = "hf_member";
-/// The token of a user who may read what is public.
+/// Token of a user who may read public repositories.
 pub(crate) const OUTSIDER_TOKEN: &str = "hf_outsider";
 
 const HUB_HOST: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// Another name for this machine, so that clients see another host.
 const STORAGE_HOST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// A running hub; it ends with the test.
+/// A running hub. It ends with the test.
 pub(crate) struct Hub {
-    // Before the doors: their tasks end with it.
+    // First, so that its tasks end before the doors are dropped.
     runtime: Runtime,
     hub: Door,
     storage: Door,
@@ -64,7 +65,7 @@ impl Hub {
         this
     }
 
-    /// What `HF_ENDPOINT` is to be.
+    /// The value of `HF_ENDPOINT`.
     pub(crate) fn endpoint(&self) -> String {
         format!("http://{}", self.hub.address)
     }
@@ -77,60 +78,60 @@ impl Hub {
         self.storage.address
     }
 
-    /// Makes a repository of these files, or moves its branch `main` to a new commit of them. Returns the commit.
+    /// Creates a repository of these files, or moves its branch `main` to a new commit with them. Returns the commit.
     pub(crate) fn publish(&self, id: &str, files: &Files) -> String {
         self.publish_branch(id, "main", files)
     }
 
-    /// As [`publish`](Self::publish), on another branch.
+    /// Like [`publish`](Self::publish), for another branch.
     pub(crate) fn publish_branch(&self, id: &str, branch: &str, files: &Files) -> String {
         let mut repositories = self.shared.repositories();
         repositories.entry(id.into()).or_insert_with(Repository::new).commit(branch, files)
     }
 
-    /// Gives a commit another name.
+    /// Names a commit by a tag.
     pub(crate) fn tag(&self, id: &str, tag: &str, commit: &str) {
         self.change(id, |repository| repository.point(tag, commit));
     }
 
-    /// Says who may read the repository; everybody may at first.
+    /// Sets who may read the repository. At first everybody may.
     pub(crate) fn set_access(&self, id: &str, access: Access) {
         self.change(id, |repository| repository.access = access);
     }
 
-    /// Makes the hub say of a file of the branch `main` that it has so many bytes.
+    /// Makes the hub report this size for a file of the branch `main`.
     pub(crate) fn claim_size(&self, id: &str, path: &str, size: u64) {
         self.change(id, |repository| repository.claim_size(path, size));
     }
 
-    /// Makes something go wrong with answers to come. Of several faults at a spot the first happens first.
+    /// Injects a fault into coming answers. Several faults at one spot occur in order.
     pub(crate) fn inject(&self, id: &str, spot: Spot, fault: Fault, times: Times) {
         self.change(id, |repository| repository.inject(spot, fault, times));
     }
 
-    /// Takes back all faults of a repository; bodies that stand still stay so until [`release`](Self::release).
+    /// Removes all faults of a repository. Stalled bodies stay so until [`release`](Self::release).
     pub(crate) fn heal(&self, id: &str) {
         self.change(id, Repository::heal);
     }
 
-    /// Lets the bodies go on that stand still.
+    /// Lets stalled bodies continue.
     pub(crate) fn release(&self) {
         self.shared.released.send_modify(|count| *count += 1);
     }
 
-    /// From now on, the signed addresses given so far are refused.
+    /// Makes all signed URLs so far invalid.
     pub(crate) fn expire_signatures(&self) {
         *self.shared.signing_key.lock().unwrap() += 1;
     }
 
-    /// Closes both servers' ports and waits until nobody answers there. Answers on their way are finished.
+    /// Closes both servers' ports and waits until nothing answers there. Running answers are finished.
     pub(crate) fn refuse_connections(&mut self) {
         for door in [&mut self.hub, &mut self.storage] {
             door.close();
         }
     }
 
-    /// Opens the ports again, under the same addresses.
+    /// Opens the ports again, at the same addresses.
     pub(crate) fn accept_connections(&mut self) {
         let shared = &self.shared;
         self.hub
@@ -138,7 +139,7 @@ impl Hub {
         self.storage.open(&self.runtime, logged(storage::routes(), Side::Storage, shared));
     }
 
-    /// All requests answered so far.
+    /// All answered requests so far.
     pub(crate) fn requests(&self) -> Vec<Seen> {
         self.shared.seen.lock().unwrap().clone()
     }
@@ -155,7 +156,7 @@ impl Hub {
     }
 }
 
-/// Which of the two servers was asked.
+/// The server that was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Hub,
@@ -174,14 +175,14 @@ pub(crate) struct Seen {
     pub(crate) status: u16,
 }
 
-/// What the handlers of both servers share.
+/// Shared state of both servers' handlers.
 struct Shared {
     repositories: Mutex<BTreeMap<String, Repository>>,
     seen: Mutex<Vec<Seen>>,
     storage: SocketAddr,
-    /// Number of the key that addresses are signed with now.
+    /// Number of the current signing key.
     signing_key: Mutex<u64>,
-    /// Counts how often stalled bodies were released.
+    /// Number of releases of stalled bodies.
     released: watch::Sender<u64>,
 }
 
@@ -233,10 +234,10 @@ fn seen(side: Side, request: &Request) -> Seen {
     }
 }
 
-/// One server's port, which may be closed and opened again.
+/// One server's port, which can be closed and opened again.
 struct Door {
     address: SocketAddr,
-    /// Bound and never listening: it keeps the port while the door is closed.
+    /// Bound but never listening: it reserves the port while the door is closed.
     _holder: TcpSocket,
     close: Option<oneshot::Sender<()>>,
 }
@@ -265,7 +266,7 @@ impl Door {
     }
 }
 
-/// A socket at this address, which others that do not listen may share.
+/// A socket bound to this address. Others may share it while they do not listen.
 fn bound(address: SocketAddr) -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();

@@ -1,4 +1,4 @@
-//! Reads Prometheus' text format as far as the tests ask of it.
+//! Parses Prometheus' text format, as far as the tests need it.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ impl Metrics {
         self.0[&format!("candlepower_{series}")]
     }
 
-    /// The sum of a metric over its labels, by its name without `candlepower_`; 0 if it is not there.
+    /// Sum of a metric over its labels, by its name without `candlepower_`; 0 if it is missing.
     pub(crate) fn value(&self, name: &str) -> f64 {
         let name = format!("candlepower_{name}");
         let of_metric = |series: &str| series.split('{').next() == Some(name.as_str());

@@ -1,5 +1,5 @@
-//! What an API server does with a connection that is forwarded to a pod: a WebSocket with two channels for the port, one of data and
-//! one of errors. Source: Kubernetes, `k8s.io/kubelet/pkg/cri/streaming/portforward/websocket.go`.
+//! An API server's port forwarding to a pod: a WebSocket with two channels for the port, one for data and one for
+//! errors. Source: Kubernetes, `k8s.io/kubelet/pkg/cri/streaming/portforward/websocket.go`.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ const PROTOCOL: &str = "v4.channel.k8s.io";
 const DATA: u8 = 0;
 const ERRORS: u8 = 1;
 
-/// Leads the one port that a request asks for to a server on this machine.
+/// Connects the one port of a request to a server on this machine.
 pub(super) fn answer(mut request: Request, server: SocketAddr) -> Response {
     let query = request.uri().query().unwrap_or_default();
     let port = query.split('&').find_map(|field| field.strip_prefix("ports="));
@@ -62,7 +62,7 @@ async fn lead(
                     assert_eq!(bytes[0], DATA);
                     stream.write_all(&bytes[1..]).await.unwrap();
                 }
-                // The client has ended, or gone away.
+                // The client has closed the connection or disappeared.
                 Some(Ok(Message::Close(_)) | Err(_)) | None => return,
                 Some(Ok(_)) => {}
             },

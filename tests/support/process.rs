@@ -1,8 +1,8 @@
-//! Processes as Linux describes them in `/proc`.
+//! Processes as described by Linux in `/proc`.
 
 use std::fs;
 
-/// The processes that a server has started.
+/// The child processes of a server.
 pub(crate) fn children(pid: u32) -> Vec<u32> {
     let path = format!("/proc/{pid}/task");
     let tasks = fs::read_dir(path).unwrap().flatten();
@@ -11,17 +11,18 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
     children.split_ascii_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
-/// Clock ticks that a process has computed for; `None` once it is gone.
+/// Clock ticks of CPU time of a process; `None` once it is gone.
 pub(crate) fn ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split_ascii_whitespace();
-    // A process that was killed and not waited for is gone, too.
+    // A zombie is gone, too.
     fields.next().filter(|state| *state != "Z")?;
     fields.nth(10)?.parse().ok()
 }
 
-/// A field of a process's `status`: `VmRSS` and `VmHWM`, its memory now and at most, in bytes; `Threads`. 0 once it is gone.
+/// A field of a process's `status`: `VmRSS` and `VmHWM`, its current and peak memory in bytes; `Threads`. 0 once it
+/// is gone.
 pub(crate) fn status(pid: u32, field: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
@@ -30,7 +31,7 @@ pub(crate) fn status(pid: u32, field: &str) -> usize {
     if words.next() == Some("kB") { number << 10 } else { number }
 }
 
-/// Files and connections that a process has open.
+/// Number of files and connections that a process has open.
 pub(crate) fn open_files(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }

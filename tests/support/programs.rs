@@ -1,19 +1,19 @@
-//! Runs the scripts beside these tests under the Python and the Node that `cargo xtask test` prepares.
+//! Runs the scripts beside these tests with the Python and the Node that `cargo xtask test` has installed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A Python with `requirements.txt` installed, about to run a script.
+/// A command for a script with the packages of `requirements.txt`.
 pub(crate) fn python(script: &str) -> Command {
     prepared("CANDLEPOWER_TEST_PYTHON", script)
 }
 
-/// A Python with `requirements-frameworks.txt` installed, about to run a script.
+/// A command for a script with the packages of `requirements-frameworks.txt`.
 pub(crate) fn framework_python(script: &str) -> Command {
     prepared("CANDLEPOWER_TEST_FRAMEWORK_PYTHON", script)
 }
 
-/// A Node, about to run a script beside which the `openai` package is installed.
+/// A command for a Node script with the `openai` package.
 pub(crate) fn node(script: &str) -> Command {
     prepared("CANDLEPOWER_TEST_NODE", script)
 }
@@ -24,7 +24,7 @@ fn prepared(variable: &str, script: &str) -> Command {
     };
     let script: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
     let mut command = Command::new(program);
-    // A proxy or another server that the machine's settings name is not what is tested.
+    // A proxy or a server in the machine's settings must not be tested.
     for name in ["OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"] {
         command.env_remove(name);
     }
@@ -33,7 +33,7 @@ fn prepared(variable: &str, script: &str) -> Command {
     command
 }
 
-/// Runs a program to its end; its output is shown if it fails.
+/// Runs a program to its end, and shows its output if it fails.
 #[track_caller]
 pub(crate) fn run_to_end(command: &mut Command) {
     let output = command.output().unwrap();

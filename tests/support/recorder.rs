@@ -1,4 +1,4 @@
-//! A proxy before a server, which keeps the requests that pass through it.
+//! A recording proxy in front of a server.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ pub(crate) struct Passed {
     pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) body: Vec<u8>,
-    /// The answer, as it was on the wire.
+    /// The raw answer.
     pub(crate) answer: String,
 }
 
@@ -34,19 +34,19 @@ impl Recorder {
         recorder
     }
 
-    /// The requests so far, in the order in which they came.
+    /// The requests so far, in order of arrival.
     pub(crate) fn passed(&self) -> Vec<Passed> {
         self.passed.lock().unwrap().clone()
     }
 }
 
-/// One request of a connection, which ends with its answer.
+/// One request of a connection, which is closed after its answer.
 fn pass(client: TcpStream, server: SocketAddr, passed: &Mutex<Vec<Passed>>) {
     let mut reader = BufReader::new(client.try_clone().unwrap());
     let (mut head, mut length) = (String::new(), 0);
     loop {
         let mut line = String::new();
-        // A client may open a connection and say nothing.
+        // A client may open a connection and send nothing.
         if reader.read_line(&mut line).unwrap_or(0) == 0 {
             return;
         }
@@ -76,7 +76,7 @@ fn pass(client: TcpStream, server: SocketAddr, passed: &Mutex<Vec<Passed>>) {
     while let Ok(count @ 1..) = server.read(&mut buffer) {
         answer.extend_from_slice(&buffer[..count]);
         passed.lock().unwrap()[place].answer = String::from_utf8_lossy(&answer).into_owned();
-        // The client may have all that it wants.
+        // The client may have disconnected.
         if client.write_all(&buffer[..count]).is_err() {
             return;
         }

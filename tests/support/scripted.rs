@@ -1,4 +1,5 @@
-//! Scripted models: checkpoints that write exactly the texts that a test wants, so that any output can be tested over HTTP.
+//! Scripted models: checkpoints that generate exactly the texts of a test, so that any output can be tested over
+//! HTTP.
 //!
 //! ```ignore
 //! let model = Scripted::start(TEMPLATE, &["<think>", "</think>"], &["<think>Hm</think>\n\nHi"], "");
@@ -6,13 +7,13 @@
 //! assert_eq!((answer.reasoning.as_str(), answer.content.as_str()), ("Hm", "Hi"));
 //! ```
 //!
-//! [`Scripted::answer`] asks for a text in four ways: byte by byte and in one piece, whole and streamed. It asserts that all of
-//! them are read alike. [`Scripted::body`] is the request for other checks, such as several choices.
+//! [`Scripted::answer`] requests a text in four ways: byte by byte and in one piece, whole and streamed. It asserts
+//! that all four give the same answer. [`Scripted::body`] is the request for other checks, such as several choices.
 //!
-//! The model is one layer of GPT-2 with no attention and no feed-forward, so its output depends on the position alone. A
-//! position's embedding is a code of the token that is to follow, and the output head has the same codes. The tokenizer has one
-//! token a byte, the given marks as special tokens, and each text as one more token. A text begins behind a prompt of a certain
-//! length, so requests are padded to it.
+//! The model is one layer of GPT-2 without attention and feed-forward, so its output depends only on the position. A
+//! position's embedding is a random sign vector that identifies the next token, and the output head has the same
+//! vectors. The tokenizer has one token for each byte, the markers as special tokens, and each text as one more
+//! token. A text starts after a prompt of a certain length, so requests are padded to it.
 
 mod answer;
 
@@ -26,26 +27,26 @@ use serde_json::{Map, Value, json};
 use super::{Response, Server, ServerBuilder, TempFolder};
 pub(crate) use answer::{Answer, Endpoint};
 
-/// Longest prompt without its padding, in bytes and marks.
+/// Longest prompt without its padding, in bytes and markers.
 const PROMPT: usize = 3072;
-/// Tokens between two texts, all of which end the answer.
+/// Tokens between two texts. All of them end the answer.
 const GAP: usize = 16;
 const HIDDEN: usize = 64;
 const END: &str = "<|scripted_end|>";
-/// With it, a token's logit is far above those of others at any temperature.
+/// With this factor a token's logit is far above all others at any temperature.
 const LOUD: f32 = 8.0;
 
-/// A server whose model writes some texts.
+/// A server whose model generates the given texts.
 pub(crate) struct Scripted {
     pub(crate) server: Server,
-    /// The prompt's tokens behind which each text comes, byte by byte and in one piece.
+    /// Lengths of the prompts after which each text starts, byte by byte and in one piece.
     starts: Vec<[usize; 2]>,
-    /// All tokens by their ids, bytes as the letters that stand for them.
+    /// All tokens by their ids. Bytes are represented by letters.
     tokens: Vec<String>,
     _folder: TempFolder,
 }
 
-/// How a text comes.
+/// The form in which a text is generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Bytes,
@@ -53,14 +54,14 @@ pub(crate) enum Form {
 }
 
 impl Scripted {
-    /// Serves a model with this chat template that writes `texts`, in which `marks` are special tokens.
+    /// Serves a model with this chat template that generates `texts`, in which `marks` are special tokens.
     #[track_caller]
     pub(crate) fn start(template: &str, marks: &[&str], texts: &[&str], flags: &str) -> Self {
         Self::steered(|_| template.to_owned(), marks, texts, flags)
     }
 
-    /// The same with a template that is made from the lengths of prompts behind which each text comes, byte by byte. So the
-    /// template can choose the text: by a prompt of that length.
+    /// The same with a template that receives the prompt length before each text, in bytes. By the prompt's length
+    /// the template can choose the text.
     #[track_caller]
     pub(crate) fn steered(
         template: impl FnOnce(&[usize]) -> String,
@@ -71,7 +72,7 @@ impl Scripted {
         Self::of_loudness(LOUD, template, marks, texts, flags)
     }
 
-    /// Serves a model to which all tokens are alike, `pieces` and `marks` among them.
+    /// Serves a model that gives all tokens the same probability, `pieces` and `marks` among them.
     #[track_caller]
     pub(crate) fn indifferent(
         template: &str,
@@ -102,7 +103,7 @@ impl Scripted {
         Self { server, starts, tokens: vocabulary.tokens, _folder: folder }
     }
 
-    /// The id of a token: an ASCII character, a mark, or a text as a whole.
+    /// The id of a token: an ASCII character, a marker, or a text as a whole.
     #[track_caller]
     pub(crate) fn token(&self, token: &str) -> usize {
         match token.as_bytes() {
@@ -111,12 +112,12 @@ impl Scripted {
         }
     }
 
-    /// How many tokens the prompt has behind which a text comes.
+    /// The number of prompt tokens after which a text starts.
     pub(crate) fn start_of(&self, text: usize, form: Form) -> usize {
         self.starts[text][usize::from(form == Form::OnePiece)]
     }
 
-    /// The answer that a text is, however it comes.
+    /// The answer for a text, which must be the same in all forms.
     #[track_caller]
     pub(crate) fn answer(&self, endpoint: Endpoint, text: usize, more: Value) -> Answer {
         let whole = self.ask(endpoint, text, Form::Bytes, more.clone());
@@ -147,7 +148,7 @@ impl Scripted {
         self.server.post("/v1/completions", &body)
     }
 
-    /// The request for a text; `more` is added to it.
+    /// The request for a text, with the fields of `more`.
     #[track_caller]
     pub(crate) fn body(&self, endpoint: Endpoint, text: usize, form: Form, more: Value) -> Value {
         let start = self.start_of(text, form);
@@ -165,7 +166,7 @@ impl Scripted {
     }
 }
 
-/// Writes the files of a model that writes `texts`; where each of them begins.
+/// Writes the files of a model that generates `texts`. Returns where each of them starts.
 fn write_checkpoint(
     folder: &TempFolder,
     vocabulary: &Vocabulary<'_>,
@@ -179,7 +180,7 @@ fn write_checkpoint(
         starts.push(forms.map(|mut ids| {
             ids.push(vocabulary.id(END));
             let start = position;
-            // The token at a position is predicted at the one before.
+            // The token at a position is predicted at the position before.
             next.extend(ids.iter().enumerate().map(|(i, id)| (start - 1 + i, *id)));
             position += ids.len() + GAP;
             start
@@ -202,9 +203,9 @@ fn write_checkpoint(
     starts
 }
 
-/// The tokens: bytes, marks, and texts as a whole.
+/// The tokens: bytes, markers, and texts as a whole.
 struct Vocabulary<'a> {
-    /// The letter that a byte-level tokenizer has for each byte.
+    /// The letter of each byte in a byte-level tokenizer.
     letters: Vec<char>,
     marks: Vec<&'a str>,
     tokens: Vec<String>,
@@ -234,7 +235,7 @@ impl<'a> Vocabulary<'a> {
         self.tokens.iter().position(|known| known == token).unwrap()
     }
 
-    /// A text in marks and bytes.
+    /// A text in markers and bytes.
     fn encode(&self, mut text: &str) -> Vec<usize> {
         let mut ids = Vec::new();
         while !text.is_empty() {
@@ -275,7 +276,7 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// Writes weights that make `next` follow, by position, and the end elsewhere.
+/// Writes weights that generate `next` by position, and the end token elsewhere.
 fn write_weights(
     file: &Path,
     context: usize,
@@ -289,7 +290,7 @@ fn write_weights(
     let codes: Vec<f32> = codes.collect();
     let code = |token: usize| &codes[token * HIDDEN..(token + 1) * HIDDEN];
     let end = vocabulary.id(END);
-    // Loud, so that the token's own embedding, which is added to it, does not count.
+    // The factor makes the token's own embedding, which is added, negligible.
     let position = |at| code(*next.get(&at).unwrap_or(&end)).iter().map(|value| value * 10_000.0);
     let positions: Vec<f32> = (0..context).flat_map(position).collect();
     let filled = |value: f32, size: usize| vec![value; size];

@@ -1,4 +1,4 @@
-//! Starts the built binary on a free port and ends it with the test.
+//! Starts the built binary on a free port and stops it with the test.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
@@ -16,7 +16,7 @@ use super::{
     DEADLINE, Metrics, Pair, Request, Response, ResponseStream, Socket, wait_for, wait_for_or,
 };
 
-/// The binary under test: what `CANDLEPOWER_BIN` names, else the one built beside this test.
+/// The binary under test: the one named by `CANDLEPOWER_BIN`, or else the one built beside this test.
 pub(crate) fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("CANDLEPOWER_BIN") {
         return path.into();
@@ -27,12 +27,12 @@ pub(crate) fn binary() -> PathBuf {
     path
 }
 
-/// The program without the settings that the machine's environment may hold.
+/// The program without settings from the machine's environment.
 pub(crate) fn program() -> Command {
     without_settings(Command::new(binary()))
 }
 
-/// A command without the settings that the machine's environment may hold.
+/// A command without settings from the machine's environment.
 pub(crate) fn without_settings(mut command: Command) -> Command {
     const PREFIXES: [&str; 4] = ["BLAZE_", "PRISM_", "HF_", "HUGGING"];
     let is_setting = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
@@ -42,18 +42,19 @@ pub(crate) fn without_settings(mut command: Command) -> Command {
     command
 }
 
-/// What a server is started with.
+/// The arguments of a server's start.
 pub(crate) struct ServerBuilder {
     args: Vec<OsString>,
     env: Vec<(String, String)>,
     input: Option<PathBuf>,
     client: Option<Arc<ClientConfig>>,
-    /// The port to listen on; 0 takes a free one.
+    /// The port to listen on; 0 chooses a free one.
     port: u16,
 }
 
 impl ServerBuilder {
-    /// `serve MODEL`, with little memory, since several tests run at once; over as many ranks as CANDLEPOWER_TEST_RANKS says.
+    /// `serve MODEL` with little memory, since tests run in parallel, and with the number of ranks in
+    /// CANDLEPOWER_TEST_RANKS.
     pub(crate) fn new(model: impl AsRef<Path>) -> Self {
         let args = vec!["serve".into(), model.as_ref().into()];
         let builder = Self { args, env: Vec::new(), input: None, client: None, port: 0 };
@@ -83,18 +84,18 @@ impl ServerBuilder {
         self
     }
 
-    /// Has the server speak TLS, and asks it as this client.
+    /// Makes the server use TLS, with this client for requests.
     pub(crate) fn tls(self, pair: &Pair, client: Arc<ClientConfig>) -> Self {
         let with = self.flag("--ssl-certfile", &pair.certificate).flag("--ssl-keyfile", &pair.key);
         Self { client: Some(client), ..with }
     }
 
-    /// Has the server listen on this port.
+    /// Makes the server listen on this port.
     pub(crate) fn port(self, port: u16) -> Self {
         Self { port, ..self }
     }
 
-    /// Gives the server a file as its standard input, in place of none.
+    /// Gives the server a file as its standard input.
     pub(crate) fn input(mut self, file: impl Into<PathBuf>) -> Self {
         self.input = Some(file.into());
         self
@@ -117,7 +118,7 @@ impl ServerBuilder {
         server
     }
 
-    /// Starts the server and waits until it listens, which it does before it has loaded its model.
+    /// Starts the server and waits until it listens. It does so before its model is loaded.
     #[track_caller]
     pub(crate) fn listen(mut self) -> Server {
         let client = self.client.take();
@@ -131,7 +132,7 @@ impl ServerBuilder {
                 for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
                     let line = String::from_utf8_lossy(&line).into_owned();
                     if let Some(address) = address_in(&line) {
-                        // Nobody waits for a second one.
+                        // No receiver waits for a second address.
                         let _ = found.send(address);
                     }
                     log.push(line);
@@ -142,13 +143,13 @@ impl ServerBuilder {
         Server { address: first_address(&addresses, &mut child, &log), client, child, log }
     }
 
-    /// Starts the server expecting that it refuses to, with a message.
+    /// Starts a server that must refuse to start with a message.
     #[track_caller]
     pub(crate) fn refused(self) -> Refused {
         self.flags("--port 0").refused_on_its_port()
     }
 
-    /// As [`refused`](Self::refused), on the port that the flags say.
+    /// Like [`refused`](Self::refused), with the port in the flags.
     #[track_caller]
     pub(crate) fn refused_on_its_port(self) -> Refused {
         let mut child = self.command().spawn().unwrap();
@@ -194,14 +195,14 @@ fn address_in(line: &str) -> Option<SocketAddr> {
     rest[..end].parse().ok().filter(|address: &SocketAddr| address.port() != 0)
 }
 
-/// A start that was refused.
+/// A refused start.
 pub(crate) struct Refused {
     pub(crate) message: String,
     /// Its exit status.
     pub(crate) code: Option<i32>,
 }
 
-/// What a server has written.
+/// The output of a server.
 #[derive(Clone, Debug, Default)]
 struct Log(Arc<Mutex<String>>);
 
@@ -217,17 +218,17 @@ impl Log {
     }
 }
 
-/// A running server; it is killed when dropped, and its log is shown if the test failed.
+/// A running server. It is killed when dropped, and its log is shown if the test failed.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
-    /// The client of a server that speaks TLS.
+    /// The client of a server with TLS.
     client: Option<Arc<ClientConfig>>,
     child: Child,
     log: Log,
 }
 
 impl Server {
-    /// The demo model with the usual settings.
+    /// The demo model with the default settings.
     #[track_caller]
     pub(crate) fn demo() -> Self {
         ServerBuilder::new("demo").start()
@@ -279,13 +280,13 @@ impl Server {
         Request::post(path, body).open_over(self.connect().unwrap()).unwrap()
     }
 
-    /// Completes a prompt: `body` without its model.
+    /// Completes a prompt. `body` needs no model.
     #[track_caller]
     pub(crate) fn complete(&self, body: Value) -> Value {
         self.post("/v1/completions", &with_model(body)).ok()
     }
 
-    /// Continues a conversation: `body` without its model.
+    /// Continues a conversation. `body` needs no model.
     #[track_caller]
     pub(crate) fn chat(&self, body: Value) -> Value {
         self.post("/v1/chat/completions", &with_model(body)).ok()
@@ -316,7 +317,7 @@ impl Server {
         assert!(self.metrics().value("kv_blocks_total") > 0.0);
     }
 
-    /// The number of its process.
+    /// The server's pid.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -341,7 +342,8 @@ impl Server {
         self.log.text()
     }
 
-    /// The log once it has `part`. The server writes it beside its answers, so a line may come after them.
+    /// The log once it contains `part`. The server writes the log in parallel to its answers, so a line may come
+    /// later.
     pub(crate) fn log_with(&self, part: &str) -> String {
         let has_part = |log: &String| log.contains(part);
         wait_for_or(
@@ -350,13 +352,13 @@ impl Server {
         )
     }
 
-    /// The log up to the line that says it is ready, which comes after `/health` has.
+    /// The log up to the line for readiness, which may come later than a healthy answer of `/health`.
     pub(crate) fn log_when_ready(&self) -> String {
         self.log_with("ready: http")
     }
 }
 
-/// Adds the demo's name where a body names no model.
+/// Adds the demo's name if a body names no model.
 fn with_model(mut body: Value) -> Value {
     body.as_object_mut().unwrap().entry("model").or_insert(json!("demo"));
     body
@@ -364,7 +366,7 @@ fn with_model(mut body: Value) -> Value {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself, which is fine.
+        // It may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
@@ -386,7 +388,7 @@ impl TempFolder {
         Self(path)
     }
 
-    /// The files of the demo model, each as `change` makes it.
+    /// The files of the demo model, each changed by `change`.
     pub(crate) fn of_demo(change: impl Fn(&str, Vec<u8>) -> Vec<u8>) -> Self {
         let folder = Self::new();
         let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/server/demo");
@@ -413,7 +415,7 @@ impl TempFolder {
 
 impl Drop for TempFolder {
     fn drop(&mut self) {
-        // What cannot be removed is the temporary folder's owner's to clean.
+        // Remains in the system's temporary folder do no harm.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

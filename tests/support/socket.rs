@@ -1,4 +1,4 @@
-//! A connection to a server, plain or with TLS.
+//! A connection to a server, with or without TLS.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,7 +9,7 @@ use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use super::DEADLINE;
 
-/// A connection that gives up at the deadline.
+/// A connection whose reads and writes fail at the deadline.
 #[derive(Debug)]
 pub(crate) enum Socket {
     Plain(TcpStream),
@@ -17,7 +17,7 @@ pub(crate) enum Socket {
 }
 
 impl Socket {
-    /// Connects; the handshake is made with the first bytes.
+    /// Connects. The handshake happens with the first bytes.
     pub(crate) fn connect(
         address: SocketAddr,
         tls: Option<&Arc<ClientConfig>>,

@@ -1,10 +1,10 @@
-//! Files that cannot be used, at the start.
+//! Certificate files that cannot be used at the start.
 
 use std::path::Path;
 
 use crate::support::{Authority, ServerBuilder};
 
-/// The one ERROR line of a start that is refused with these files.
+/// The only ERROR line of a start that is refused with these files.
 fn refused(certificate: &Path, key: &Path, authorities: Option<&Path>) -> String {
     let builder = ServerBuilder::new("demo");
     let builder = builder.flag("--ssl-certfile", certificate).flag("--ssl-keyfile", key);

@@ -1,4 +1,4 @@
-//! `candlepower health`, `bench` and `deploy` with servers that speak TLS.
+//! `candlepower health`, `bench` and `deploy` with TLS servers.
 
 use std::process::{Command, Output};
 
@@ -9,7 +9,7 @@ use crate::support::{
     Authority, Pair, Request, ServerBuilder, Socket, TempFolder, program, self_signed,
 };
 
-/// The exit status, and all that was said.
+/// Exit status and complete output.
 fn said(command: &mut Command) -> (Option<i32>, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
     (status.code(), String::from_utf8([stdout, stderr].concat()).unwrap())
@@ -19,7 +19,7 @@ fn healthy() -> (Option<i32>, String) {
     (Some(0), "{\"status\":\"healthy\"}\n".to_owned())
 }
 
-/// `candlepower health` for a server with these settings of TLS.
+/// `candlepower health` for a server with these TLS settings.
 fn health(port: u16, pair: &Pair) -> Command {
     let mut command = program();
     command.arg("health").env("BLAZE_PORT", port.to_string());
@@ -39,7 +39,7 @@ fn health_finds_a_server_whose_certificate_is_its_own_and_of_another_name() {
     });
     let url = format!("https://localhost:{port}");
     assert_eq!(said(program().args(["health", "--url", &url])), healthy());
-    // A server that speaks TLS does not answer without.
+    // A TLS server does not answer plain requests.
     let (status, said) =
         said(program().args(["health", "--url", &format!("http://localhost:{port}")]));
     assert_eq!(status, Some(1), "{said}");
@@ -167,12 +167,12 @@ fn deployments_are_supervised_and_reached_over_tls() {
             Request::get("/v1/models").open_over(socket).unwrap().finish().unwrap().status
         };
         assert_eq!(asked(), 200);
-        // A server that is started again has its address.
+        // A restarted server keeps its address.
         assert_eq!(home.json(&format!("restart {name}"))["url"], url);
         assert_eq!(asked(), 200);
         assert_eq!(home.json(&format!("status {name}"))["is_ready"], true);
     }
-    // A file that is not there is the reason of the failure.
+    // A missing file is the reason of the failure.
     let missing = "--env BLAZE_SSL_CERTFILE=missing.pem --env BLAZE_SSL_KEYFILE=missing.pem";
     let output =
         home.run(&format!("deploy demo --name broken --env BLAZE_KV_CACHE_MEMORY=64Mi {missing}"));

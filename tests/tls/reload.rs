@@ -14,7 +14,7 @@ use crate::support::{
 
 const FAILURES: &str = "reload_failures_total{files=\"certificates\"}";
 
-/// The certificate that a new connection is shown.
+/// The certificate that new connections get.
 fn shown(server: &Server) -> CertificateDer<'static> {
     let stream = Request::get("/health").open_over(server.connect().unwrap()).unwrap();
     match stream.socket() {
@@ -23,7 +23,7 @@ fn shown(server: &Server) -> CertificateDer<'static> {
     }
 }
 
-/// Waits until new connections are shown a certificate.
+/// Waits until new connections get this certificate.
 fn wait_until_shown(server: &Server, pair: &Pair) {
     let expected = CertificateDer::from_pem_file(&pair.certificate).unwrap();
     wait_for("the new certificate", || (shown(server) == expected).then_some(()));
@@ -77,7 +77,7 @@ fn a_bad_file_leaves_the_old_ones_in_force() {
         });
         assert_eq!(shown(&server), before);
         authority.write(file, &good);
-        // The line may come after the count.
+        // The line may come after the counter.
         let errors = wait_for("the failure in the log", || {
             let log = server.log();
             let errors = log.lines().filter(|line| line.contains("ERROR"));
@@ -90,7 +90,7 @@ fn a_bad_file_leaves_the_old_ones_in_force() {
             assert!(line.contains(part), "{part}: {line}");
         }
     }
-    // Good files are taken again.
+    // Valid files are accepted again.
     let pair = authority.sign("server");
     server.signal("HUP");
     wait_until_shown(&server, &pair);
@@ -110,7 +110,7 @@ fn authorities_of_clients_are_replaced_too() {
     let second = Authority::new();
     authority.write("clients.pem", &std::fs::read_to_string(&second.certificate).unwrap());
     server.signal("HUP");
-    // A client that comes back with what it has of an earlier connection is not served either.
+    // A client that resumes an earlier TLS session is refused, too.
     wait_for("the client to be refused", || asked(&server, &client).is_err().then_some(()));
     let other = authority.client(Some(&second.sign("client")));
     assert_eq!(asked(&server, &other).unwrap(), 200);

@@ -1,4 +1,5 @@
-//! Small requests with what coding agents send: what the server does not run is left out and told. Their own are in `agents`.
+//! Short requests with fields that coding agents send. The server leaves out what it does not run, and reports it.
+//! The agents' own requests are in `agents`.
 
 use serde_json::{Value, json};
 
@@ -18,7 +19,7 @@ fn function(name: &str) -> Value {
     })
 }
 
-/// The parts of Codex CLI's requests, of several versions.
+/// Fields of Codex CLI's requests, of several versions.
 fn codex() -> Value {
     let message = |role: &str, text: &str| json!({"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]});
     json!({
@@ -37,7 +38,7 @@ fn codex() -> Value {
     })
 }
 
-/// The parts of Claude Code's requests, of several versions.
+/// Fields of Claude Code's requests, of several versions.
 fn claude_code() -> Value {
     let ephemeral = json!({"type": "ephemeral"});
     let text = |text: &str| json!({"type": "text", "text": text, "cache_control": ephemeral});
@@ -126,7 +127,7 @@ fn functions_of_namespaces_are_called_by_their_own_names() {
         server.post("/v1/responses", &with(body.clone(), json!({"stream": true}))).text();
     assert!(streamed.contains("\"namespace\":\"mcp__lamp\""), "{streamed}");
     assert!(!streamed.contains("\"name\":\"mcp__lamp__switch\""), "{streamed}");
-    // The call is taken back, and its result.
+    // The call and its result are removed.
     let mut input = body["input"].as_array().unwrap().clone();
     input.push(call.clone());
     input.push(
@@ -210,7 +211,8 @@ fn a_choice_of_what_is_left_out_is_refused() {
     }
 }
 
-/// Patterns of tools that no constraint holds are left out where the request does not choose the tool, in every dialect and format.
+/// Patterns of tools that no constraint can enforce are left out if the request does not choose the tool. This holds
+/// in every API and tool format.
 #[test]
 fn patterns_of_tools_that_cannot_be_held_are_told() {
     let parameters = |pattern: &str| json!({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern, "maxLength": 3}}, "required": ["a"], "additionalProperties": false});
@@ -242,7 +244,7 @@ fn patterns_of_tools_that_cannot_be_held_are_told() {
             (told(&answer), answer.status),
             ("tools[0].parameters.properties.a.pattern", 200)
         );
-        // One of two has to be called.
+        // One of two must be called.
         let two = json!([chat(bad, "f"), chat(good, "g")]);
         let answer = server.post(
             "/v1/chat/completions",
@@ -253,14 +255,14 @@ fn patterns_of_tools_that_cannot_be_held_are_told() {
         let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
         assert!(arguments["a"].as_str().unwrap().chars().count() <= 3, "{call}");
         assert_eq!(server.metrics().value("requests_not_held_total"), 3.0);
-        // A chosen one is held, or refused.
+        // A chosen tool is enforced, or the request is refused.
         let named = json!({"tool_choice": {"type": "function", "function": {"name": "f"}}});
         let error = server.post("/v1/chat/completions", &chat_body(two, named)).error(400);
         assert_eq!(error["param"], "tools[0].function.parameters", "{error}");
         let only = chat_body(json!([chat(bad, "f")]), json!({"tool_choice": "required"}));
         let error = server.post("/v1/chat/completions", &only).error(400);
         assert_eq!(error["param"], "tools[0].function.parameters", "{error}");
-        // A text that is no pattern is refused, and so is a pattern of the answer itself.
+        // An invalid pattern is refused, and so is a pattern in the answer's own schema.
         let error = server
             .post("/v1/chat/completions", &chat_body(json!([chat("(a", "f")]), json!({})))
             .error(400);
@@ -279,7 +281,7 @@ fn patterns_of_tools_that_cannot_be_held_are_told() {
         .post("/v1/responses", &json!({"input": "Hi", "max_output_tokens": 5, "tools": tools}))
         .error(400);
     assert_eq!(error["param"], "tools[0].parameters.properties.a.pattern");
-    // Tools of messages are strict where they say so.
+    // Tools of /v1/messages are strict if they say so.
     let server = Server::demo();
     let tool = json!({"name": "f", "strict": true, "input_schema": parameters("a(?=b)")});
     let answer = server
@@ -319,7 +321,7 @@ fn strict_servers_take_efforts_on_models_that_do_not_think() {
     };
     let response = server.post("/v1/chat/completions", &chat("reasoning_effort", json!("xhigh")));
     assert_eq!((response.status, told(&response)), (200, "reasoning_effort"));
-    // Whether a model thinks is no wish.
+    // `enable_thinking` must not be dropped silently.
     let asked = chat("enable_thinking", json!(true));
     let error = server.post("/v1/chat/completions", &asked).error(400);
     assert_eq!(error["param"], "enable_thinking");
@@ -393,7 +395,7 @@ fn paths_of_neighbouring_servers_are_the_same_endpoints() {
 #[test]
 fn neutral_values_of_neighbouring_servers_are_taken() {
     let server = Server::demo();
-    // Fields that sglang-router adds to every request, and those that other clients send at their defaults.
+    // Fields that sglang-router adds to every request, and default values that other clients send.
     let more = json!({
         "no_stop_trim": false, "separate_reasoning": true, "stream_reasoning": true, "return_hidden_states": false,
         "early_stopping": false, "length_penalty": 1.0, "bad_words": [], "spaces_between_special_tokens": true, "echo": false,
@@ -442,7 +444,8 @@ fn what_a_response_was_made_of_can_be_listed() {
     assert_eq!(counted["input_tokens"], first["usage"]["input_tokens"]);
 }
 
-/// A template that takes instructions at the beginning alone, iterates arguments, and refuses ids of another form.
+/// A template that accepts instructions only at the beginning, iterates over arguments, and refuses ids of another
+/// form.
 const STRICT: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
     {{ raise_exception('System message must be at the beginning.') }}{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}\
     {% for c in m.tool_calls %}{% if c.id | length != 9 %}{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}\
@@ -485,10 +488,10 @@ fn histories_of_other_servers_fit_strict_templates() {
     );
     assert!(text.starts_with("<|im_start|>system\na\n\nb<|im_end|>"), "{text}");
     assert!(text.contains("<|im_start|>user\nd\n\ne<|im_end|>"), "{text}");
-    // The instructions of a response stand before those of its input.
+    // The instructions of a response precede those of its input.
     let body = json!({"instructions": "a", "input": [{"role": "developer", "content": "b"}, {"role": "user", "content": "c"}], "max_output_tokens": 1});
     server.post("/v1/responses", &body).ok();
-    // Variables of the template that are fields are refused.
+    // Template variables that are fields of the request are refused.
     let error = server.post("/v1/chat/completions", &json!({"messages": [user("a")], "max_tokens": 1, "chat_template_kwargs": {"tools": []}})).error(400);
     assert_eq!(error["param"], "chat_template_kwargs.tools");
 }

@@ -87,7 +87,7 @@ fn a_prompt_can_be_scored_without_generating() {
     assert_eq!(error["param"], "max_tokens");
 }
 
-/// What generating a text says of its tokens and what scoring it afterwards says are the same.
+/// The log-probabilities of generation equal those of scoring the text afterwards.
 #[test]
 fn scores_of_a_generated_text_are_those_of_its_generation() {
     let server = Server::demo();
@@ -133,7 +133,7 @@ fn stop_strings_end_the_text_wherever_they_begin() {
     let whole = text(&server.complete(greedy.clone())).to_owned();
     let characters: Vec<char> = whole.chars().collect();
     assert!(characters.len() > 24, "{whole}");
-    // Every window of five characters crosses the border of two tokens somewhere.
+    // Every window of five characters crosses a token border somewhere.
     for first in 0..16 {
         let stop: String = characters[first..first + 5].iter().collect();
         let mut body = greedy.clone();
@@ -184,7 +184,7 @@ fn prompt_tokens_have_their_true_rank() {
     let ids = texts.map(|text| token_ids(&server, text));
     let asked =
         |num_top: usize| json!({"prompt": ids, "max_tokens": 1, "prompt_logprobs": num_top});
-    // The refusal of too many says how many tokens there are.
+    // The error for too many tokens has their number.
     let refused =
         server.complete_refused(asked(10_000_000))["message"].as_str().unwrap().to_owned();
     let num_tokens = refused.rsplit(' ').next().unwrap().trim_end_matches('.').parse().unwrap();
@@ -207,7 +207,7 @@ fn prompt_tokens_have_their_true_rank() {
     }
 }
 
-/// Compares the rank of each token of a prompt with the number of likelier ones among all.
+/// Compares the rank of each token of a prompt with the number of more likely tokens among all.
 fn assert_ranks(ids: &Value, scores: &Value, all: &Value) {
     let (ids, scores) = (ids.as_array().unwrap(), scores.as_array().unwrap());
     assert_eq!(ids.len(), scores.len());

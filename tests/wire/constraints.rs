@@ -1,10 +1,10 @@
-//! What an output is asked to be, it is: on both endpoints, streaming or not, and nothing is dropped in silence.
+//! Constrained outputs conform, on both endpoints and with streaming. No constraint is dropped silently.
 
 use serde_json::{Value, json};
 
 use crate::support::Server;
 
-/// A person, in the order that the schema names its properties.
+/// A person, with properties in the schema's order.
 fn person() -> Value {
     json!({
         "type": "object",
@@ -190,7 +190,7 @@ fn what_cannot_be_held_is_refused_by_name() {
         assert_eq!(error["param"], param, "{field}: {error}");
         assert!(error["message"].as_str().unwrap().contains(part), "{field}: {error}");
     }
-    // A hostile schema meets a limit; the server goes on.
+    // A hostile schema meets a limit, and the server goes on.
     let deep = (0..200).fold(json!({"type": "integer"}), |inner, _| {
         json!({"anyOf": [inner, {"type": "array", "items": {"type": "string", "pattern": "(a|b){1,200}c"}}]})
     });
@@ -257,7 +257,7 @@ fn bounds_names_and_digits_are_those_of_the_schema() {
         let found: Value = serde_json::from_str(&text).unwrap();
         assert!(found["score"].is_number() && found.as_object().unwrap().len() == 1, "{text}");
     }
-    // A model that only wants to write nines ends its number.
+    // A model that prefers to write nines still ends its number.
     let nine = server
         .post("/tokenize", &json!({"model": "demo", "prompt": "9", "add_special_tokens": false}));
     let nine = nine.json()["tokens"][0].to_string();

@@ -1,4 +1,4 @@
-//! Random schemas over HTTP: a model that wants to write a certain text writes only what the schema allows.
+//! Random schemas over HTTP. A model that would generate a fixed text generates only what the schema allows.
 
 use serde_json::{Value, json};
 
@@ -9,9 +9,9 @@ mod pairs;
 
 const SCHEMAS: usize = 42;
 const TEXTS: usize = 12;
-/// A text ends so many tokens behind what the model meant, where the schema led it away from that.
+/// Extra tokens for a text that the schema has diverted from the fixed one.
 const MORE_TOKENS: usize = 8;
-/// Digits of numbers that the other implementation, which reads them in double precision, can divide.
+/// Most digits of numbers that the other implementation, which uses float64, can divide exactly.
 const EXACT_DIGITS: usize = 15;
 
 /// Whether the other implementation would round a number before it divides it.
@@ -48,7 +48,7 @@ fn what_comes_is_valid_by_another_implementation() {
         let validator = validator(schema).unwrap();
         if answer.status == 400 {
             let reason = answer.text();
-            // Integers of `enum` that double precision does not have are refused by their name.
+            // Integers in `enum` that float64 cannot represent are refused by name.
             let is_known = reason.contains("double precision");
             let value = serde_json::from_str(text).unwrap();
             assert!(is_known || !validator.is_valid(&value), "{text}, {schema}: {reason}");

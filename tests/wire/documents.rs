@@ -1,4 +1,4 @@
-//! /health, /version, /openapi.json, /docs and /metrics, the last two as their own validators read them.
+//! /health, /version, /openapi.json, /docs and /metrics. Independent validators read the last two.
 
 use serde_json::json;
 
@@ -35,7 +35,7 @@ fn the_openapi_document_is_valid_and_complete() {
     ] {
         assert!(paths[path][method].is_object(), "{method} {path} is not documented");
     }
-    // What chat and text completion have in common is a schema of its own.
+    // The common part of chat and text completion is a schema of its own.
     let schemas = &document["components"]["schemas"];
     let request = schemas["ChatCompletionRequest"].to_string();
     assert!(request.contains("\"messages\"") && request.contains("GenerationFields"), "{request}");
@@ -78,7 +78,7 @@ fn the_metrics_can_have_another_servers_names() {
     server.complete(json!({"prompt": "a", "max_tokens": 2}));
     let text = server.get("/metrics").text();
     assert!(text.contains("vllm:num_requests_running{model_name=\"demo\",engine=\"0\"}"), "{text}");
-    // All that another server's dashboard asks for is measured, and nothing under its prefix is made up.
+    // All metrics of another server's dashboard exist, and no others have its prefix.
     let names = |prefix: &str| -> Vec<String> {
         let types =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_prefix(prefix));
@@ -140,7 +140,7 @@ fn the_examples_of_the_reference_are_answered() {
     let mut answered = 0;
     for (path, item) in document["paths"].as_object().unwrap() {
         let example = &item["post"]["requestBody"]["content"]["application/json"]["example"];
-        // The demo gives no vectors.
+        // The demo model gives no embeddings.
         if example.is_null()
             || ["/v1/embeddings", "/v1/rerank", "/v1/score"].contains(&path.as_str())
         {

@@ -1,4 +1,4 @@
-//! One shape of errors on every path and method, request ids, keys and cross-origin requests.
+//! The common form of errors on every path and method, request ids, keys and cross-origin requests.
 
 use serde_json::json;
 
@@ -25,7 +25,7 @@ fn unknown_paths_are_404_under_every_method() {
     ] {
         for method in ["GET", "POST", "PUT", "DELETE", "PATCH", "BREW"] {
             let response = server.send(&Request::new(method, path));
-            // A path that names a model is known; other methods than GET are refused there.
+            // The path of a model exists, so methods other than GET are refused there.
             let status = if path.starts_with("/v1/models/") && method != "GET" { 405 } else { 404 };
             response.error(status);
         }

@@ -1,4 +1,5 @@
-//! Outputs of scripted models as clients read them: whole and streamed, at every endpoint that continues conversations.
+//! Outputs of scripted models as clients parse them: whole and streamed, at every endpoint that continues
+//! conversations.
 
 use serde_json::{Value, json};
 
@@ -12,7 +13,7 @@ fn template(opening: &str) -> String {
     )
 }
 
-/// The tools `w`, with a string, and `noop`, and what else a request has.
+/// The tools `w`, with a string, and `noop`, with further fields of a request.
 fn with_tools(endpoint: Endpoint, more: Value) -> Value {
     let content = json!({
         "type": "object", "properties": {"content": {"type": "string"}}, "required": ["content"],
@@ -24,13 +25,13 @@ fn with_tools(endpoint: Endpoint, more: Value) -> Value {
     body
 }
 
-/// Names and arguments of calls.
+/// Names and arguments of the calls.
 fn called(answer: &Answer) -> Vec<(&str, Value)> {
     let arguments = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| text.into());
     answer.calls.iter().map(|(name, text)| (name.as_str(), arguments(text))).collect()
 }
 
-/// How an answer that calls ends, and one that does not.
+/// The finish reasons of an answer with calls, and of one without.
 fn ends(endpoint: Endpoint) -> (&'static str, &'static str) {
     match endpoint {
         Endpoint::Chat => ("tool_calls", "stop"),
@@ -39,7 +40,7 @@ fn ends(endpoint: Endpoint) -> (&'static str, &'static str) {
     }
 }
 
-/// How an answer ends whose call is not complete.
+/// The finish reason of an answer with an incomplete call.
 fn broken(endpoint: Endpoint) -> &'static str {
     match endpoint {
         Endpoint::Chat => "stop",
@@ -119,7 +120,7 @@ fn calls_are_found_in_reasoning_that_is_not_closed() {
         }
         let answer = ask(3);
         assert_eq!((answer.reasoning.as_str(), answer.calls.len()), (texts[3].trim(), 0));
-        // Nothing may be called.
+        // No tool may be called.
         let answer = model.answer(endpoint, 0, json!({}));
         assert_eq!((answer.reasoning.as_str(), answer.calls.len()), (texts[0], 0));
     }
@@ -172,7 +173,7 @@ fn generation_ends_with_the_stop_string() {
     let text = "I think END now.\n</think>\n\nThe answer is END. And more.";
     let flags = "--reasoning-parser qwen3";
     let model = Scripted::start(&template("<think>\n"), &["</think>"], &[text], flags);
-    // The mark is one token, and every other letter is.
+    // The marker is one token, and so is every other letter.
     let upto = text.find("END. ").unwrap() + "END".len() - "</think>".len() + 1;
     let more = json!({"stop": "END", "n": 2, "logprobs": true, "return_token_ids": true});
     let whole = model.ask(Endpoint::Chat, 0, Form::Bytes, more.clone());
@@ -194,7 +195,7 @@ fn generation_ends_with_the_stop_string() {
     assert_eq!(count("token_ids", &|ids| Some(ids.as_array()?.len())), 2 * upto);
     assert_eq!(count("logprobs", &|all| Some(all["content"].as_array()?.len())), 2 * upto);
     assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], 2 * upto);
-    // Where nobody reads the text, all of it is the answer.
+    // Without a reasoning parser all text is the answer.
     let flags = "--reasoning-parser none";
     let plain = Scripted::start(&template("<think>\n"), &[], &[text], flags);
     let answer = plain.answer(Endpoint::Chat, 0, json!({"stop": ["END"]}));

@@ -1,10 +1,11 @@
-//! Reasoning: set apart from the content, whole and in chunks, switched by the template, and before what is constrained.
+//! Reasoning: separated from the content, whole and in chunks, switched by the template, and before constrained
+//! output.
 
 use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder, TempFolder};
 
-/// A template that opens the reasoning of an answer, or closes it where it is switched off.
+/// A template that opens the reasoning of an answer, or closes it if it is switched off.
 const TEMPLATE: &str = "{{ reasoning_effort | default('') }}{% for m in messages %}<|im_start|>{{ m.role }}\n\
     {% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}\
     {% for c in m.tool_calls %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
@@ -23,7 +24,7 @@ fn with(mut body: Value, more: Value) -> Value {
     body
 }
 
-/// A server whose model thinks.
+/// A server whose model reasons.
 fn thinker(flags: &str) -> Server {
     let folder = TempFolder::new();
     let file = folder.write("think.jinja", TEMPLATE);
@@ -71,7 +72,7 @@ fn the_template_gets_earlier_reasoning_and_the_effort() {
     assert!(prompt.contains("<think>\nIt is two.\n</think>\n\n2"), "{prompt}");
 }
 
-/// The demo model with `<think>` and `</think>` as tokens, and the id of the second.
+/// The demo model with `<think>` and `</think>` as tokens, and the id of the latter.
 fn thinking_folder() -> (TempFolder, u32) {
     let folder = TempFolder::of_demo(|name, bytes| match name {
         "tokenizer.json" => {
@@ -92,14 +93,14 @@ fn thinking_folder() -> (TempFolder, u32) {
 fn constraints_hold_what_comes_behind_the_reasoning() {
     let (folder, close) = thinking_folder();
     let server = ServerBuilder::new(folder.path()).flags("--served-model-name demo").start();
-    // The bias closes the reasoning at once; behind it, only what is asked for is possible.
+    // The bias closes the reasoning at once. After it, only constrained text is possible.
     let close_at_once = json!({"logit_bias": {close.to_string(): 100}});
     let choice = json!({"structured_outputs": {"choice": ["yes", "no"]}});
     let answer = server.chat(with(question(), with(choice.clone(), close_at_once.clone())));
     let message = &answer["choices"][0]["message"];
     assert!(matches!(message["content"].as_str(), Some("yes" | "no")), "{answer}");
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
-    // Nothing holds the reasoning itself.
+    // The reasoning itself is not constrained.
     let open = server.chat(with(question(), choice));
     let reasoning = open["choices"][0]["message"]["reasoning_content"].as_str().unwrap();
     assert!(reasoning.len() > 3, "{open}");
@@ -113,7 +114,7 @@ fn constraints_hold_what_comes_behind_the_reasoning() {
     assert_eq!(arguments, json!({}));
 }
 
-/// The bodies of the events that a request is answered with.
+/// The bodies of the events of an answer.
 fn events(server: &Server, path: &str, body: Value) -> Vec<Value> {
     let text = server.post(path, &with(body, json!({"stream": true}))).text();
     let bodies = text.lines().filter_map(|line| line.strip_prefix("data: "));
@@ -130,7 +131,7 @@ fn responses_and_messages_tell_reasoning_apart() {
         "model": "demo", "input": "What is the capital of France?", "temperature": 0,
         "text": {"format": format}, "max_output_tokens": 10,
     });
-    // Nothing closes the reasoning here; where the bias does at once, there is none.
+    // Nothing closes the reasoning here. With the bias there is none.
     let open = server.post("/v1/responses", &body).ok();
     let (item, rest) = open["output"].as_array().unwrap().split_first().unwrap();
     assert_eq!((item["type"].as_str(), rest.len()), (Some("reasoning"), 0), "{open}");
@@ -180,7 +181,7 @@ fn responses_and_messages_tell_reasoning_apart() {
     assert_eq!(Some(thought.as_str()), block["thinking"].as_str());
 }
 
-/// The tokens of a thought of an answer, with the mark that closes it.
+/// Number of reasoning tokens in an answer, including the closing marker.
 fn thought_tokens(ids: &[u32], close: u32) -> usize {
     ids.iter().position(|id| *id == close).expect("the thought was closed") + 1
 }
@@ -192,7 +193,7 @@ fn a_thought_ends_with_its_budget() {
     let ids = |choice: &Value| -> Vec<u32> {
         serde_json::from_value(choice["token_ids"].clone()).unwrap()
     };
-    // Without a budget the model thinks until it is cut.
+    // Without a budget the model reasons until it is cut off.
     let free = with(
         question(),
         json!({"return_token_ids": true, "max_tokens": 48, "logit_bias": {close.to_string(): -100}, "ignore_eos": true}),
@@ -239,7 +240,7 @@ fn a_thought_ends_with_its_budget() {
     }
 }
 
-/// The whole of two streams that run beside each other.
+/// The complete text of two concurrent streams.
 fn beside(server: &Server, bodies: [Value; 2]) -> Vec<String> {
     std::thread::scope(|scope| {
         let streams = bodies.map(|body| {
@@ -274,7 +275,7 @@ fn a_thought_that_is_ended_keeps_its_place_and_its_seed() {
     let alone: Vec<String> =
         [3, 4].map(|seed| beside(&server, [body(seed), body(9)])[0].clone()).into();
     assert_ne!(alone[0], alone[1]);
-    // The queue is full with two, and each gives up a sequence for another one.
+    // Two requests fill the queue, and each gives up a sequence for another one.
     for _ in 0..8 {
         assert_eq!(beside(&server, [body(3), body(4)]), alone);
     }

@@ -1,4 +1,4 @@
-//! Sampling parameters, as far as they can be seen from outside.
+//! Sampling parameters, as far as they are visible in outputs.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ fn texts(answer: &Value) -> Vec<String> {
         .collect()
 }
 
-/// A request that draws: the body, with `changes` applied.
+/// A request with sampling: the body, with `changes` applied.
 fn drawn(changes: Value) -> Value {
     let mut body =
         json!({"prompt": "Once", "temperature": 1.3, "max_tokens": 20, "ignore_eos": true});
@@ -31,7 +31,7 @@ fn a_seed_gives_the_same_text_alone_and_among_others() {
         let server = &server;
         let threads: Vec<_> = (0..12)
             .map(|seed| {
-                // Neighbours in the batch draw in other ways.
+                // Other sequences of the batch sample with other parameters.
                 scope.spawn(move || {
                     server.complete(drawn(
                         json!({"temperature": 0, "prompt": format!("Number {seed}")}),
@@ -113,7 +113,7 @@ fn min_tokens_holds_back_the_end() {
     );
 }
 
-/// The first token is drawn twice where it leads by 1, and not where a penalty takes more than 1 away.
+/// The first token is sampled twice if it leads by 1, but not if a penalty takes more than 1 away.
 #[test]
 fn penalties_discourage_repetition() {
     let server = Server::demo();
@@ -126,7 +126,7 @@ fn penalties_discourage_repetition() {
         (ids, choice["logprobs"].clone())
     };
     let id = two(json!({})).0[0].to_string();
-    // Log-probabilities are the model's own, whatever the bias: they say by how much the token lags behind.
+    // Log-probabilities are the model's own, without the bias: they show by how much the token is behind.
     let (ids, logprobs) = two(json!({"logit_bias": {id.as_str(): 100}, "logprobs": 2}));
     assert_eq!(ids[0], ids[1]);
     let own = logprobs["token_logprobs"][1].as_f64().unwrap();
@@ -187,7 +187,7 @@ fn the_server_limits_log_probabilities() {
     assert_eq!(server.complete_refused(json!({"prompt": "a", "logprobs": 3}))["param"], "logprobs");
 }
 
-/// The ids of some texts' tokens, split as they are.
+/// The ids of the texts' tokens.
 fn ids(server: &Server, text: &str) -> Vec<u64> {
     let tokens =
         server.post("/tokenize", &json!({"prompt": text, "add_special_tokens": false})).ok();
@@ -209,7 +209,7 @@ fn only_allowed_tokens_are_drawn() {
             assert!(drawn.iter().all(|id| allowed.contains(&id.as_u64().unwrap())), "{answer}");
         }
     }
-    // A bias makes none of the others possible.
+    // A bias cannot make any of the others possible.
     let mut biased = drawn(fields);
     biased["logit_bias"] = json!({ids(&server, "z")[0].to_string(): 100});
     let texts = texts(&server.complete(biased));
@@ -306,7 +306,7 @@ fn minus_one_asks_for_the_log_probabilities_of_all_tokens() {
     assert!(refused["message"].as_str().unwrap().contains("--max-logprobs"), "{refused}");
     let server = ServerBuilder::new("demo").flags("--max-logprobs 1000000").start();
     let all = server.complete(body)["choices"][0]["logprobs"]["top_logprobs"][0].clone();
-    // Several tokens have the text of one that is no text.
+    // Several tokens share the text of one that is not valid text.
     assert!(all.as_object().unwrap().len() > 300, "{}", all.as_object().unwrap().len());
     let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "logprobs": true, "top_logprobs": -1});
     let top = server.chat(chat)["choices"][0]["logprobs"]["content"][0]["top_logprobs"].clone();

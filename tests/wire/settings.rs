@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::support::{Server, ServerBuilder, TempFolder};
 
-/// Tokens that a request that does not say gets: the setting that these tests set in several places.
+/// Output tokens of a request that sets no limit: the setting that these tests set in several places.
 fn default_max_tokens(server: &Server) -> u64 {
     server.complete(json!({"prompt": "a", "ignore_eos": true}))["usage"]["completion_tokens"]
         .as_u64()
@@ -24,7 +24,7 @@ fn a_flag_goes_before_the_environment_before_the_file_before_the_default() {
     let server =
         with_file().env("BLAZE_DEFAULT_MAX_TOKENS", "4").flags("--default-max-tokens 5").start();
     assert_eq!(default_max_tokens(&server), 5);
-    // What only the file says is in force all the same.
+    // Settings of the file alone are in force, too.
     assert_eq!(server.complete_refused(json!({"prompt": "a", "logprobs": 2}))["param"], "logprobs");
 }
 
@@ -98,7 +98,7 @@ fn each_framework_reads_its_own_prefix() {
     assert_eq!(default_max_tokens(&builder().flags("--framework blaze").start()), 4);
     let prism = builder().flags("--framework prism").start();
     assert_eq!(default_max_tokens(&prism), 6);
-    // An unknown name of the other framework is nobody's business.
+    // An unknown variable of the other framework is ignored.
     let server = ServerBuilder::new("demo").env("PRISM_NO_SUCH_NAME", "1").start();
     assert_eq!(default_max_tokens(&server), 16);
     ServerBuilder::new("demo").flags("--framework prism").env("PRISM_NO_SUCH_NAME", "1").refused();

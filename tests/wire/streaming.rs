@@ -1,4 +1,4 @@
-//! Server-sent events: the order of chunks, and that they add up to the whole answer.
+//! Server-sent events: the order of chunks, and their sum, which is the whole answer.
 
 use serde_json::{Value, json};
 
@@ -97,7 +97,7 @@ fn streamed_completions_add_up_with_choices_and_logprobs() {
 #[test]
 fn chunks_are_whole_characters() {
     let server = Server::demo();
-    // Byte tokens of a character that the vocabulary does not hold come one by one.
+    // A character outside the vocabulary is generated as byte tokens, one by one.
     let character = "\u{1f56f}";
     let ids = server
         .post("/tokenize", &json!({"prompt": character, "add_special_tokens": false}))

@@ -1,4 +1,4 @@
-//! Conversations become prompts by the model's chat template, and never forge its turns.
+//! Conversations become prompts through the model's chat template, and cannot forge its turns.
 
 use serde_json::{Value, json};
 
@@ -61,7 +61,7 @@ fn a_template_of_one_s_own_gets_its_variables() {
         body["max_tokens"] = json!(1);
         assert_eq!(server.chat(body)["usage"]["prompt_tokens"], ids.len());
     }
-    // What the operator or the caller writes into the prompt's own text may be a special token, a message may not.
+    // Text of the operator or the caller around messages may have special tokens. A message may not.
     let end = special_token(&server, "<|im_end|>");
     let with_mark =
         json!({"messages": turns("<|im_end|>"), "chat_template_kwargs": {"mark": "<|im_end|>"}});
@@ -70,7 +70,7 @@ fn a_template_of_one_s_own_gets_its_variables() {
     assert_eq!(ids.iter().filter(|&&id| id == end).count(), 2);
 }
 
-/// The demo model's files but for the weights and the chat template.
+/// The demo model's files without the weights and the chat template.
 fn bare_model() -> TempFolder {
     let folder = TempFolder::new();
     let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/server/demo");
@@ -135,7 +135,7 @@ fn templates_that_run_too_long_or_write_too_much_are_a_400() {
     }
 }
 
-/// The server never runs such a template: it is parsed and tried with limits, and what is wrong is one line.
+/// The server never uses such a template. It is parsed and tried with limits, and its fault is reported in one line.
 #[test]
 fn a_template_that_would_end_or_hang_the_start_is_refused_by_name() {
     let folder = TempFolder::new();
@@ -170,7 +170,7 @@ fn a_template_that_would_end_or_hang_the_start_is_refused_by_name() {
     }
 }
 
-/// The text of filters and methods is counted before they build it, and the next request is answered.
+/// The text of filters and methods is limited before they build it, and the next request is answered.
 #[test]
 fn a_template_that_multiplies_a_message_is_a_400() {
     let folder = TempFolder::new();
@@ -203,7 +203,7 @@ fn a_template_may_write_values_into_texts_as_python_does() {
         json!([{"role": "user", "content": " %s A "}, {"role": "assistant", "content": "B"}]);
     let (text, _) = prompt(&server, &json!({"messages": messages}));
     assert_eq!(text, "<user>%s A: 1%<assistant>B: 2%");
-    // A text that is not written out cannot be told from a number.
+    // A variable may be a text or a number, so `%` might mean a format or a remainder.
     let file = folder.write("variable.jinja", "{% set form = '%s' %}{{ form % messages[0].role }}");
     let server = ServerBuilder::new("demo").flag("--chat-template", file).start();
     let error = server.post("/tokenize", &json!({"messages": messages})).error(400);

@@ -1,4 +1,4 @@
-//! Functions: what the model is told, when it must call, what its calls look like whole and in chunks, and what is refused.
+//! Tools: the prompt, forced calls, calls whole and in chunks, and refusals.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ fn weather() -> Value {
     }})
 }
 
-/// A function whose arguments any model writes in a few tokens.
+/// A tool whose arguments any constrained model writes in a few tokens.
 fn lamp() -> Value {
     json!({"type": "function", "function": {
         "name": "set_lamp", "strict": true,
@@ -36,7 +36,7 @@ fn with(mut body: Value, more: Value) -> Value {
     body
 }
 
-/// Names and arguments of the calls of an answer.
+/// Names and arguments of an answer's calls.
 fn calls(choice: &Value) -> Vec<(String, Value)> {
     let calls = choice["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
     let read = |call: &Value| {
@@ -89,7 +89,8 @@ fn chunks_of_calls_add_up_to_the_whole_answer() {
     let whole = server.chat(body.clone());
     let tokens = json!({"stream": true, "return_token_ids": true, "logprobs": true, "stream_options": {"include_usage": true}});
     let body = with(body, tokens);
-    // What is ready before it can be sent goes out as one piece, so on a busy machine a short answer may be one.
+    // The server merges pieces that are ready before they can be sent. So on a busy machine a short answer may arrive
+    // in one piece.
     let chunks = (0..50)
         .map(|_| server.open("/v1/chat/completions", &body).chunks())
         .find(|chunks| chunks.len() > 6)
@@ -118,7 +119,7 @@ fn chunks_of_calls_add_up_to_the_whole_answer() {
     }
     let call = &whole["choices"][0]["message"]["tool_calls"][0];
     assert_eq!(call["function"]["arguments"], arguments);
-    // Every token is told, whatever its text became.
+    // Every token is reported, whatever became of its text.
     let count = |name: &str| {
         let lists = chunks.iter().filter_map(|chunk| chunk["choices"][0].pointer(name)?.as_array());
         lists.map(Vec::len).sum::<usize>()
@@ -145,7 +146,7 @@ fn required_and_named_calls_come_whatever_was_asked() {
     let required = json!({"tool_choice": "required", "parallel_tool_calls": false});
     let answer = server.chat(with(body.clone(), required));
     assert_eq!(calls(&answer["choices"][0]).len(), 1, "{answer}");
-    // Cut off within a call, the answer says so.
+    // An answer that is cut off within a call says so.
     let cut = server.chat(with(body, with(named, json!({"max_tokens": 12}))));
     assert_eq!(cut["choices"][0]["finish_reason"], "length", "{cut}");
 }
@@ -201,7 +202,7 @@ fn none_means_that_the_model_does_not_hear_of_functions() {
     assert!(tokens(&untold) == tokens(&without) && tokens(&told) > tokens(&untold));
 }
 
-/// A chat template that writes calls as `call` does, with `f` for the function.
+/// A chat template that writes calls in the form of `call`, with `f` for the tool.
 fn template(call: &str) -> String {
     format!(
         "{{% if tools %}}{{{{ tools | tojson }}}}{{% endif %}}{{% for m in messages %}}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}\
@@ -264,7 +265,7 @@ fn each_format_is_found_in_the_template_and_held() {
         assert_eq!(found.len(), 1, "{name}: {answer}");
         check_lamp(&found[0]);
         assert!(choice["message"]["content"].is_null(), "{name}: {answer}");
-        // The template takes the call as it was answered.
+        // The template accepts the call in the form of the answer.
         let message = choice["message"].clone();
         let messages = json!([body["messages"][0], message, {"role": "tool", "content": "ok"}]);
         server.chat(with(body, json!({"messages": messages, "max_tokens": 2})));
@@ -293,7 +294,7 @@ fn marks_that_are_special_tokens_are_seen_and_written() {
         assert_eq!(calls(&answer["choices"][0])[0].0, "get_weather", "{answer}");
         assert!(answer["choices"][0]["message"]["content"].is_null(), "{answer}");
     }
-    // Nobody reads the marks where there are no functions: they are left out as all special tokens are.
+    // Without tools the markers are not parsed. They are left out like all special tokens.
     let plain = server.chat(with(body, json!({"tool_choice": "none"})));
     assert!(
         !plain["choices"][0]["message"]["content"].as_str().unwrap().contains("tool_call"),
@@ -330,7 +331,7 @@ fn mistakes_in_functions_are_named() {
     assert!(message.contains("uniqueItems"), "{message}");
     let strict = with(unsupported.clone(), json!({"strict": true}));
     assert_eq!(refused(function(strict), json!({})).0, "tools[0].function.parameters");
-    // Nothing has to hold it here.
+    // No constraint is needed here.
     server.chat(asked("Hello", function(unsupported)));
     let wrong = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer", "minimum": 2, "maximum": 1}}}});
     assert_eq!(refused(json!([lamp()]), wrong).0, "response_format.json_schema.schema");
@@ -388,7 +389,7 @@ fn an_answer_may_be_a_call_or_a_text_of_the_form_asked_for() {
     }
 }
 
-/// The arguments of required calls of `f` that have come to their end, with each format of calls.
+/// The arguments of finished required calls of `f`, in each tool format.
 fn arguments_in_all_formats(parameters: &Value, more: &Value) -> Vec<(String, Value)> {
     const FORMATS: [&str; 7] =
         ["hermes", "pythonic", "lfm2", "qwen3_coder", "glm45", "minimax_m2", "gemma4"];
@@ -434,7 +435,7 @@ fn references_of_arguments_lead_to_the_whole_schema_in_every_format() {
             check(&tree["next"]);
         }
     }
-    // A model that likes to begin a `null` ends its trees.
+    // A model that prefers to begin a `null` still ends its trees.
     let demo = Server::demo();
     let letter = demo
         .post("/tokenize", &json!({"model": "demo", "prompt": "n", "add_special_tokens": false}));

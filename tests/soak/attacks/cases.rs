@@ -1,4 +1,4 @@
-//! The requests of the attacks: generators of random depth, width, length, keywords and doors.
+//! Requests of the attacks, with random depth, width, length, keywords and endpoints.
 
 use std::io::{self, BufReader, Write};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ pub(super) const ATTACKS: [Attack; 8] = [
             post(server, path, body.to_string(), patience)
         },
     },
-    // Constraints that take long to compile.
+    // Constraints with a long compilation.
     Attack {
         name: "patterns",
         flags: "",
@@ -30,7 +30,7 @@ pub(super) const ATTACKS: [Attack; 8] = [
             post(server, path, body.to_string(), patience)
         },
     },
-    // Both, in short bodies whose fields have escaped names.
+    // Both, in short bodies whose field names are escaped.
     Attack {
         name: "escaped",
         flags: "",
@@ -64,13 +64,13 @@ fn post(server: &Server, path: &str, body: String, patience: Duration) -> io::Re
     ask(server, &request.body(body), patience)
 }
 
-/// A number below two to the power of `bits`, as often with few digits as with many.
+/// A number below two to the power of `bits`, with a uniform distribution of its length.
 fn size(bits: u32, random: &mut Rng) -> usize {
     let bits = random.u32(3..bits);
     random.usize(1 << bits..2 << bits)
 }
 
-/// One of the doors that chats have, or that of `/generate`.
+/// Puts a schema into one of the fields of a chat, or into `/generate`.
 fn door(schema: Value, random: &mut Rng) -> (&'static str, Value) {
     if random.u8(0..9) == 0 {
         let body = json!({"text": "a", "max_tokens": 4, "structured_outputs": {"json": schema}});
@@ -133,7 +133,7 @@ fn short(random: &mut Rng) -> (&'static str, String) {
     }
 }
 
-/// A run of one or a few characters, up to 31 MB, wherever a text is prepared.
+/// A repetition of one or a few characters, up to 31 MB, in every field with a text.
 fn long_text(random: &mut Rng) -> (&'static str, Value) {
     let unit = match random.u8(0..8) {
         0 => "1".to_owned(),
@@ -145,7 +145,7 @@ fn long_text(random: &mut Rng) -> (&'static str, Value) {
         6 => "\n\t".to_owned(),
         _ => (0..4096).map(|_| random.lowercase()).collect(),
     };
-    // In the body a line break has two bytes.
+    // A line break has two bytes in the body.
     let written = unit.replace(['\n', '\t'], "\\n").len();
     let length = (1_usize << random.u32(14..24)) + random.usize(0..15_000_000);
     let text = unit.repeat(length.div_ceil(written));
@@ -168,7 +168,7 @@ fn long_text(random: &mut Rng) -> (&'static str, Value) {
     }
 }
 
-/// Constraints that compile at once, or so it looks, and take long with every token.
+/// Constraints with a seemingly short compilation and slow tokens.
 fn followed(random: &mut Rng) -> Value {
     let size = size(12, random);
     let outputs = match random.u8(0..8) {
@@ -187,14 +187,14 @@ fn followed(random: &mut Rng) -> Value {
     json!({"model": "demo", "prompt": "a", "max_tokens": 64, "n": n, "stream": random.bool(), "structured_outputs": outputs})
 }
 
-/// The head of a request whose body is to be of this length.
+/// The head of a request that announces a body of this length.
 fn head(length: usize) -> String {
     format!(
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     )
 }
 
-/// Opens connections with these first bytes, in all; goes on with a byte each, now and then, until there is no patience left.
+/// Opens connections with these first bytes, then sends a byte on each from time to time, until the time limit.
 fn hold(server: &Server, starts: &[Vec<u8>], patience: Duration) -> io::Result<Response> {
     let patience = patience.min(Duration::from_secs(1));
     let began = Instant::now();
@@ -202,7 +202,7 @@ fn hold(server: &Server, starts: &[Vec<u8>], patience: Duration) -> io::Result<R
     for start in starts {
         let mut socket = server.connect()?;
         socket.stream().set_write_timeout(Some(patience))?;
-        // It may be refused before it has come.
+        // It may be refused before it has arrived in full.
         let _ = socket.write_all(start);
         sockets.push(socket);
     }
@@ -238,7 +238,7 @@ fn slow_body(server: &Server, random: &mut Rng, patience: Duration) -> io::Resul
     hold(server, &starts, patience)
 }
 
-/// Streams of HTTP/2 that are reset, some before the server has looked at them.
+/// HTTP/2 streams that are reset, some before the server has handled them.
 fn resets(server: &Server, random: &mut Rng, patience: Duration) -> io::Result<Response> {
     let mut frames = Frames::new(server.connect()?)?;
     let body = json!({"model": "demo", "prompt": "a", "max_tokens": 500, "n": 4, "ignore_eos": true, "stream": true});

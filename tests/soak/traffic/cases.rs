@@ -1,4 +1,4 @@
-//! Requests that are right, all from one seed: every endpoint of text, constraints, functions, sessions, stored responses.
+//! Valid requests from one seed: every text endpoint, constraints, tools, sessions, stored responses.
 
 use fastrand::Rng;
 use serde_json::{Value, json};
@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use super::super::watch::call;
 use crate::support::Request;
 
-/// Sessions and responses that a client goes on with; older ones are left to end by themselves.
+/// Sessions and responses that a client continues. Older ones expire.
 const MOST_KEPT: usize = 8;
 
-/// A request that is right.
+/// A valid request.
 pub(super) struct Case {
     pub(super) method: &'static str,
     pub(super) path: String,
@@ -47,14 +47,14 @@ impl Case {
         }
     }
 
-    /// Whether it names a session or a response, which may have ended by itself.
+    /// Whether it refers to a session or a response, which may have expired.
     pub(super) fn follows(&self) -> bool {
         let session = &self.body["session"];
         let is_named = [&session["id"], &session["fork"], &self.body["previous_response_id"]];
         is_named.iter().any(|name| name.is_string()) || self.endpoint() == "/v1/responses/{id}"
     }
 
-    /// Whether its stream has come to its end, without an error.
+    /// Whether its stream is complete and without an error.
     pub(super) fn is_whole(&self, text: &str) -> bool {
         let ends: &[&str] = match self.path.as_str() {
             "/v1/responses" => &["event: response.completed\n", "event: response.incomplete\n"],
@@ -65,7 +65,7 @@ impl Case {
     }
 }
 
-/// An endless list of requests.
+/// An endless sequence of requests.
 pub(super) struct Cases {
     is_prism: bool,
     random: Rng,
@@ -139,7 +139,7 @@ impl Cases {
         body
     }
 
-    /// More fields of chat, completions and /generate.
+    /// Further fields of chat, completions and /generate.
     fn choices(&mut self, body: &mut Value) {
         if self.one_in(3) {
             body["n"] = self.random.u8(2..6).into();

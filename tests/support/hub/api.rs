@@ -1,4 +1,4 @@
-//! The local hub's API: what a repository holds. And who is asking.
+//! The fake hub's API for the contents of repositories, and its authentication.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -104,12 +104,12 @@ async fn tree(
     Ok(Json(folders.chain(files).filter(listed).collect()))
 }
 
-/// `a/b` and `a` of `a/b/c`.
+/// `a/b` and `a` for `a/b/c`.
 fn folders_of(path: &str) -> impl Iterator<Item = &str> {
     path.match_indices('/').map(|(at, _)| &path[..at])
 }
 
-/// What the API says of a large file; it names the hash differently in different places.
+/// The API's description of a large file. Its hash has different names in different answers.
 fn lfs(file: &StoredFile, hash: &str) -> Option<Value> {
     let lfs = file.lfs.as_ref()?;
     Some(json!({hash: lfs.sha256, "size": file.size, "pointerSize": lfs.pointer_size}))
@@ -119,7 +119,7 @@ fn is_true(asked: &HashMap<String, String>, name: &str) -> bool {
     asked.get(name).is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1")
 }
 
-/// Who is asking.
+/// The caller of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Caller {
     Nobody,
@@ -129,7 +129,7 @@ pub(super) enum Caller {
 
 impl Caller {
     /// # Errors
-    /// The token is none of the hub's.
+    /// The hub does not know the token.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, Refusal> {
         let Some(value) = headers.get(header::AUTHORIZATION) else { return Ok(Self::Nobody) };
         match value.to_str().ok().and_then(|value| value.strip_prefix("Bearer ")) {
@@ -143,7 +143,7 @@ impl Caller {
     }
 }
 
-/// The repository, if there is one that the caller may know of.
+/// The repository, if it exists and the caller may know of it.
 pub(super) fn visible(
     repository: Option<&Repository>,
     caller: Caller,
@@ -160,7 +160,7 @@ pub(super) fn visible(
     })
 }
 
-/// The commit that is asked for, and its files.
+/// The requested commit, and its files.
 pub(super) fn at_revision<'a>(
     repository: &'a Repository,
     revision: &str,

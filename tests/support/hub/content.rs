@@ -1,4 +1,4 @@
-//! Answers of the local hub: the bytes of a file, whole or in part, and refusals.
+//! Answers of the fake hub: the bytes of a file, whole or in part, and refusals.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use serde_json::json;
 use super::Shared;
 use super::faults::{Fault, Spot, body};
 
-/// A file about to be sent.
+/// A file that will be sent.
 pub(super) struct Content {
     /// The repository's id.
     pub(super) repository: String,
@@ -22,7 +22,7 @@ pub(super) struct Content {
     pub(super) etag: String,
 }
 
-/// Answers a GET or HEAD of a file's contents.
+/// Answers a GET or HEAD for a file's contents.
 pub(super) fn answer(
     content: Content,
     method: &Method,
@@ -67,7 +67,7 @@ pub(super) fn answer(
     Ok((status, headers, body(bytes, fault, shared.released.subscribe())).into_response())
 }
 
-/// The part of a file that is asked for.
+/// The requested part of a file.
 #[derive(Debug, PartialEq, Eq)]
 enum Part {
     Whole,
@@ -75,7 +75,7 @@ enum Part {
     Outside,
 }
 
-/// What `Range` and `If-Range` ask for. A form that is not understood asks for the whole file.
+/// The part that `Range` and `If-Range` request. An unknown form requests the whole file.
 fn part(asked: &HeaderMap, length: usize, etag: &str) -> Part {
     let text = |name| asked.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     if text(header::IF_RANGE).is_some_and(|condition| condition != etag) {
@@ -91,7 +91,7 @@ fn part(asked: &HeaderMap, length: usize, etag: &str) -> Part {
     if range.is_empty() { Part::Outside } else { Part::Range(range) }
 }
 
-/// The fault that is due at this spot; as an error, if it replaces the answer.
+/// The next fault for this spot; an error if it replaces the answer.
 pub(super) fn take_fault(
     shared: &Shared,
     repository: &str,
@@ -106,15 +106,15 @@ pub(super) fn take_fault(
     }
 }
 
-/// An answer that says no, in the hub's own way.
+/// A refusal in the hub's own form.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) status: StatusCode,
     /// `X-Error-Code`.
     pub(super) code: Option<&'static str>,
-    /// `X-Error-Message`, and the body's.
+    /// `X-Error-Message`, and the body's message.
     pub(super) message: String,
-    /// `X-Repo-Commit`, where the commit is known.
+    /// `X-Repo-Commit`, if the commit is known.
     pub(super) commit: Option<String>,
     /// `Retry-After`, in seconds.
     pub(super) retry_after: Option<u32>,

@@ -1,4 +1,4 @@
-//! What can be made to go wrong at the local hub, and bodies that break off or stop.
+//! Faults of the fake hub, and bodies that break off or stall.
 
 use std::io;
 
@@ -6,17 +6,17 @@ use axum::body::{Body, Bytes};
 use futures::stream;
 use tokio::sync::watch;
 
-/// Contents are sent in pieces of so many bytes.
+/// Contents are sent in pieces of this size.
 const PIECE: usize = 16 << 10;
 
-/// The answers that a fault belongs to.
+/// The answers that a fault applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Spot {
-    /// What a repository holds: its information and its tree.
+    /// The contents of a repository: its information and its tree.
     Api,
-    /// Where a file is: HEAD and GET of `resolve`.
+    /// The location of a file: HEAD and GET of `resolve`.
     Resolve(String),
-    /// The bytes of a file, whoever sends them.
+    /// The bytes of a file, from either server.
     Content(String),
 }
 
@@ -30,15 +30,15 @@ impl Spot {
     }
 }
 
-/// What goes wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The connection ends after so many bytes of the body. Of many more than the system takes at once, up to a
-    /// megabyte, the last may be lost, as they may in any network.
+    /// The connection ends after this many bytes of the body. If they exceed the system's buffers, up to a megabyte
+    /// may be lost, as in any network.
     CutAfter(usize),
-    /// Nothing more is sent after so many bytes of the body, until [`Hub::release`](super::Hub::release).
+    /// Nothing is sent after this many bytes of the body, until [`Hub::release`](super::Hub::release).
     StallAfter(usize),
-    /// The right number of bytes, none of them right.
+    /// The right number of bytes, but all of them wrong.
     WrongBytes,
     /// An error in place of the answer.
     Status(u16),
@@ -46,14 +46,14 @@ pub(crate) enum Fault {
     RetryAfter(u16, u32),
 }
 
-/// How often a fault happens.
+/// The number of times that a fault occurs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Times {
     Next(usize),
     Always,
 }
 
-/// How a body ends that does not send all it has.
+/// The end of an incomplete body.
 #[derive(Clone, Copy, Debug)]
 enum Ending {
     Complete,
@@ -61,7 +61,7 @@ enum Ending {
     Stall,
 }
 
-/// A body on its way.
+/// A body that is being sent.
 struct Sending {
     bytes: Bytes,
     stop_at: usize,
@@ -69,7 +69,7 @@ struct Sending {
     released: watch::Receiver<u64>,
 }
 
-/// These bytes as a body, with what the fault does to it.
+/// These bytes as a body, with the fault applied.
 pub(super) fn body(bytes: Bytes, fault: Option<Fault>, released: watch::Receiver<u64>) -> Body {
     let (stop_at, ending) = match fault {
         Some(Fault::CutAfter(count)) if count < bytes.len() => (count, Ending::Cut),
@@ -80,14 +80,14 @@ pub(super) fn body(bytes: Bytes, fault: Option<Fault>, released: watch::Receiver
 }
 
 async fn next_piece(mut sending: Sending) -> Option<(io::Result<Bytes>, Sending)> {
-    // The piece before is handed to the system before anything else happens.
+    // The previous piece must reach the system first.
     tokio::task::yield_now().await;
     if sending.stop_at == 0 {
         match sending.ending {
             Ending::Complete => return None,
             Ending::Cut => return Some((Err(io::ErrorKind::ConnectionReset.into()), sending)),
             Ending::Stall => {
-                // The sender lives as long as the hub, whose end is the end of all bodies.
+                // The sender lives as long as the hub, and all bodies end with the hub.
                 sending.released.changed().await.ok()?;
                 sending.stop_at = sending.bytes.len();
                 sending.ending = Ending::Complete;

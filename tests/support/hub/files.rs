@@ -1,18 +1,18 @@
-//! What a repository of the local hub is made of: files in memory, from folders or from a golden model.
+//! Files of a fake hub's repository: in memory, from folders or from a golden model.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-/// Tokens that the vocabulary of a golden model begins with, at the ids that its config.json gives them.
+/// First tokens of a golden model's vocabulary, with the ids of its config.json.
 const SPECIAL_TOKENS: [&str; 3] = ["<pad>", "<s>", "</s>"];
 
-/// A chat template short enough for a model that has learned nothing.
+/// A short chat template for a model that has learned nothing.
 const CHAT_TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}\
     {% if add_generation_prompt %}assistant: {% endif %}";
 
-/// Files by their path in a repository.
+/// Files by their paths in a repository.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Files(pub(super) BTreeMap<String, Vec<u8>>);
 
@@ -21,7 +21,7 @@ impl Files {
         Self::default()
     }
 
-    /// All files of a folder and the folders in it.
+    /// All files in a folder and its subfolders.
     pub(crate) fn of_folder(folder: impl AsRef<Path>) -> Self {
         let root = folder.as_ref();
         let mut files = Self::new();
@@ -40,7 +40,7 @@ impl Files {
         files
     }
 
-    /// A model that can be served: the golden model of this name with a tokenizer of its vocabulary.
+    /// A model that can be served: the golden model of this name, with a tokenizer for its vocabulary.
     pub(crate) fn golden(name: &str) -> Self {
         let files = Self::of_folder(candlepower_goldens::folder(name));
         let config: Value = serde_json::from_slice(&files.0["config.json"]).unwrap();
@@ -134,9 +134,9 @@ fn tokenizer(size: usize) -> Value {
     })
 }
 
-/// The letters that byte-level tokenizers write the bytes 0 to 255 as.
+/// The letters by which byte-level tokenizers represent the bytes 0 to 255.
 ///
-/// Source: `bytes_to_unicode` of GPT-2's encoder: a byte that prints is itself, the others follow from 256 on.
+/// Source: `bytes_to_unicode` of GPT-2's encoder: a printable byte is itself, the others follow from 256 on.
 fn byte_letters() -> Vec<char> {
     let mut next = 256;
     (0..256_u32)

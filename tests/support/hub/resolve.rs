@@ -1,4 +1,4 @@
-//! The local hub's files: `resolve` says where a file is, and small files are sent from here.
+//! The fake hub's files. `resolve` redirects to a file's location, and small files are sent from here.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
 /// The owner, the repository's name, the revision and the file's path.
 type Place = Path<(String, String, String, String)>;
 
-/// Sends the client on: to the storage for a large file, and within the hub for a small one.
+/// Redirects the client: to the storage for a large file, and within the hub for a small one.
 async fn resolve(
     State(shared): State<Arc<Shared>>,
     Path((owner, name, revision, path)): Place,
@@ -36,7 +36,7 @@ async fn resolve(
     take_fault(&shared, &id, &Spot::Resolve(path.clone()))?;
     let repositories = shared.repositories();
     let (commit, file) = readable_file(&id, repositories.get(&id), caller, (&revision, &path))?;
-    // The path as the client wrote it, which an address can hold.
+    // The path in the client's own encoding, which a URL can contain.
     let raw_path = uri.path().splitn(6, '/').nth(5).expect("the route has six parts");
     let (status, location) = match &file.lfs {
         Some(lfs) => {

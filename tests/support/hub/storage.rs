@@ -1,4 +1,4 @@
-//! The store of large files behind the local hub: another host, which knows no tokens, only signed addresses.
+//! The store of large files behind the fake hub: another host, which accepts only signed URLs and no tokens.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) fn routes() -> Router<Arc<Shared>> {
     Router::new().route("/repos/{owner}/{name}/{sha256}", get(object))
 }
 
-/// Where the storage has a file, for a client that the hub has let in. `file` is its path in the repository.
+/// The storage's URL for a file, for a client that the hub has authorized. `file` is the path in the repository.
 pub(super) fn signed_address(shared: &Shared, id: &str, sha256: &str, file: &str) -> String {
     let path = format!("/repos/{id}/{sha256}");
     let key = *shared.signing_key.lock().unwrap();
@@ -38,7 +38,7 @@ async fn object(
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    // A token that arrives here has been shown to a stranger.
+    // A token that arrives here was sent to a foreign host.
     if headers.contains_key(header::AUTHORIZATION) {
         let message = "Only one auth mechanism allowed";
         return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
@@ -52,7 +52,7 @@ async fn object(
     let repository = format!("{owner}/{name}");
     let bytes = shared.repositories().get(&repository).and_then(|known| known.lfs_object(&sha256));
     let bytes = bytes.ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, "Not found"))?;
-    // The storage's own: not the hash that the hub gives.
+    // The storage's own ETag, which differs from the hub's hash.
     let etag = hex(&Sha256::digest(&sha256))[..32].to_owned();
     answer(Content { repository, path, bytes, etag }, &method, &headers, &shared)
 }

@@ -1,4 +1,4 @@
-//! The repositories of the local hub: commits, revisions, who may read them, what goes wrong with them.
+//! The repositories of the fake hub: commits, revisions, access, faults.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,16 +10,16 @@ use sha2::{Digest, Sha256};
 use super::faults::{Fault, Spot, Times};
 use super::files::Files;
 
-/// Files of more bytes are kept in the large file storage; weights always are.
+/// Larger files are kept in the large file storage; weights always are.
 const LFS_THRESHOLD: usize = 1 << 20;
 
-/// Who may read a repository.
+/// The users who may read a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Public,
-    /// Everybody may see what it holds; only members may download.
+    /// Everybody may list its files, but only members may download them.
     Gated,
-    /// To others than members it does not exist.
+    /// For non-members it does not exist.
     Private,
 }
 
@@ -52,7 +52,7 @@ impl Repository {
         files.get_mut(path).unwrap().size = size;
     }
 
-    /// Adds a commit of these files and moves the branch to it.
+    /// Adds a commit with these files and moves the branch to it.
     pub(super) fn commit(&mut self, branch: &str, files: &Files) -> String {
         let files: Snapshot = files
             .0
@@ -69,19 +69,19 @@ impl Repository {
         commit
     }
 
-    /// Makes a branch or a tag name this commit.
+    /// Points a branch or a tag to this commit.
     pub(super) fn point(&mut self, name: &str, commit: &str) {
         assert!(self.commits.contains_key(commit), "{commit} is no commit");
         self.refs.insert(name.into(), commit.into());
     }
 
-    /// The commit that a branch, a tag or a commit's own full id names, and its files.
+    /// Commit and files of a branch, a tag or a full commit id.
     pub(super) fn revision(&self, name: &str) -> Option<(&str, &Snapshot)> {
         let commit = self.refs.get(name).map_or(name, String::as_str);
         self.commits.get_key_value(commit).map(|(commit, files)| (commit.as_str(), files))
     }
 
-    /// Contents of the large file storage.
+    /// Contents in the large file storage.
     pub(super) fn lfs_object(&self, sha256: &str) -> Option<Bytes> {
         let mut files = self.commits.values().flat_map(Snapshot::values);
         let found = files.find(|file| file.lfs.as_ref().is_some_and(|lfs| lfs.sha256 == sha256));
@@ -96,7 +96,7 @@ impl Repository {
         self.faults.clear();
     }
 
-    /// What is to go wrong with an answer that is about to be given at this spot.
+    /// The fault for an answer at this spot, if any.
     pub(super) fn take_fault(&mut self, spot: &Spot) -> Option<Fault> {
         let at = self.faults.iter().position(|(known, ..)| known == spot)?;
         let (_, fault, times) = &mut self.faults[at];
@@ -112,18 +112,18 @@ impl Repository {
     }
 }
 
-/// A file as a commit holds it.
+/// A file in a commit.
 #[derive(Debug)]
 pub(super) struct StoredFile {
     pub(super) bytes: Bytes,
-    /// What the hub says of their number.
+    /// The size that the hub reports.
     pub(super) size: u64,
-    /// The git id of what git itself holds: the contents, or the pointer to them.
+    /// The git id of the object in git: the contents, or the pointer to them.
     pub(super) blob_id: String,
     pub(super) lfs: Option<Lfs>,
 }
 
-/// Where the contents are, for a file of the large file storage.
+/// The location of a file's contents in the large file storage.
 #[derive(Debug)]
 pub(super) struct Lfs {
     pub(super) sha256: String,
@@ -156,13 +156,13 @@ impl StoredFile {
         }
     }
 
-    /// What the hub gives as the file's ETag: its name in a client's cache.
+    /// The ETag that the hub sends: the file's name in a client's cache.
     pub(super) fn etag(&self) -> &str {
         self.lfs.as_ref().map_or(&self.blob_id, |lfs| &lfs.sha256)
     }
 }
 
-/// The id that git gives an object.
+/// The id that git computes for an object.
 pub(super) fn git_id(kind: &str, contents: &[u8]) -> String {
     let mut hash = Sha1::new();
     hash.update(format!("{kind} {}\0", contents.len()));

@@ -1,4 +1,4 @@
-//! Requests of the endpoints that continue conversations, and their answers as clients read them.
+//! Requests to the endpoints that continue conversations, and their answers as clients parse them.
 
 use serde_json::{Value, json};
 
@@ -10,14 +10,14 @@ pub(crate) enum Endpoint {
     Messages,
 }
 
-/// An answer as a client reads it.
+/// An answer as a client parses it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) content: String,
     pub(crate) reasoning: String,
     /// Names and arguments.
     pub(crate) calls: Vec<(String, String)>,
-    /// `finish_reason`, `stop_reason` or `status`, as the endpoint has it.
+    /// The finish reason: `finish_reason`, `stop_reason` or `status`, depending on the endpoint.
     pub(crate) finish: String,
 }
 
@@ -32,7 +32,7 @@ impl Endpoint {
         }
     }
 
-    /// A function as a request has it.
+    /// A tool in the endpoint's form.
     pub(crate) fn tool(self, name: &str, parameters: Value) -> Value {
         match self {
             Self::Chat => {
@@ -62,7 +62,7 @@ impl Endpoint {
         body
     }
 
-    /// A whole answer as a client reads it.
+    /// Parses a whole answer.
     pub(crate) fn whole(self, body: &Value) -> Answer {
         match self {
             Self::Chat => of_choice(&body["choices"][0]),
@@ -71,7 +71,7 @@ impl Endpoint {
         }
     }
 
-    /// A streamed answer as a client reads it.
+    /// Parses a streamed answer.
     #[track_caller]
     pub(crate) fn streamed(self, events: &str) -> Answer {
         let bodies = events.lines().filter_map(|line| line.strip_prefix("data: "));
@@ -125,7 +125,7 @@ fn of_response(response: &Value) -> Answer {
     answer
 }
 
-/// The status of a response, and why it is not complete.
+/// The status of a response, and the reason that it is incomplete.
 fn status(response: &Value) -> String {
     match &response["incomplete_details"]["reason"] {
         Value::Null => text(&response["status"]).to_owned(),
@@ -140,7 +140,7 @@ fn of_message(message: &Value) -> Answer {
         match text(&block["type"]) {
             "text" => answer.content += text(&block["text"]),
             "thinking" => answer.reasoning += text(&block["thinking"]),
-            // The text that was written, where it is no object.
+            // The generated text, if it is no object.
             "tool_use" => {
                 let broken = block["input"].get("INVALID_JSON").map(text).map(str::to_owned);
                 let input = broken.unwrap_or_else(|| block["input"].to_string());
@@ -195,7 +195,7 @@ impl Answer {
                 self.calls.push((text(&event["content_block"]["name"]).to_owned(), String::new()));
             }
             "content_block_stop" => {
-                // The object, which a whole answer has.
+                // The object, as in a whole answer.
                 if let Some((_, input)) = self.calls.last_mut()
                     && let Ok(object @ Value::Object(_)) = serde_json::from_str(input)
                 {
