@@ -32,9 +32,7 @@ impl Client {
     /// The async runtime that the client waits with cannot be started.
     pub fn new() -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|error| {
-            Error::backend("the client's async runtime cannot be started", error)
-        })?;
+        let runtime = runtime.map_err(|error| Error::backend("the client cannot start", error))?;
         Ok(Self { client: crate::Client::new(), runtime: Arc::new(runtime) })
     }
 
