@@ -149,8 +149,8 @@ fn what_cannot_run_is_refused_in_words_and_leaves_nothing() {
     assert_eq!((&error["field"], &error["value"]), (&"image".into(), &"acme/nowhere:1".into()));
     assert_eq!(
         error["message"],
-        "image `acme/nowhere:1`: Docker 28.5.1 does not have it: get it with `docker pull acme/nowhere:1`, or build it \
-         (README, \"Run in a container\"), or name another one (image, CANDLEPOWER_IMAGE)"
+        "image `acme/nowhere:1`: Docker 28.5.1 does not have it: fetch it with `docker pull acme/nowhere:1`, or build it \
+         (docs/deploy.md, \"The container image\"), or name another one (image, CANDLEPOWER_IMAGE)"
     );
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();

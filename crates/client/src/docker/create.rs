@@ -239,8 +239,8 @@ impl Image {
                     "image",
                     name.clone(),
                     format!(
-                        "{engine} does not have it: fetch it with `{program} pull {name}`, or build it (README, \"Run in a \
-                         container\"), or name another one (image, CANDLEPOWER_IMAGE)"
+                        "{engine} does not have it: fetch it with `{program} pull {name}`, or build it (docs/deploy.md, \"The container \
+                         image\"), or name another one (image, CANDLEPOWER_IMAGE)"
                     ),
                 ));
             }
