@@ -166,6 +166,7 @@ start() {
     pod rm --force check > /dev/null 2>&1 || true
     pod run --detach --name check --read-only --read-only-tmpfs=false --volume candlepower-check:/data "$@" \
         > "$work/start.log" 2>&1 || fail "$(cat "$work/start.log")"
+    # Podman runs health checks by timers of systemd, which this machine may not have. So each is started here.
     wait_for "a healthy container" pod healthcheck run check
 }
 

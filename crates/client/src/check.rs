@@ -166,7 +166,7 @@ impl Spec {
             let is = |model: &String| gpu.name.to_lowercase().contains(&model.to_lowercase());
             self.gpu_models.is_empty() || self.gpu_models.iter().any(is)
         };
-        // Drivers reserve a part of a card's nominal memory.
+        // 93 % of the size: a card reports less than its nominal size, since drivers reserve a part.
         let least = self.min_gpu_memory_gb.map_or(0, |gb| gb.saturating_mul(930_000_000));
         let does = |gpu: &&Gpu| is_named(gpu) && gpu.memory_total_bytes >= least;
         let mut gpus: Vec<Gpu> = found.devices.iter().filter(does).cloned().collect();

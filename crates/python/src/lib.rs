@@ -1,5 +1,8 @@
 //! The native part of the Python package `candlepower`: the operations of the deploy client. Each returns a `Work` to
 //! wait for. Results are JSON, from which the package makes its classes.
+//!
+//! The client is wrapped and not rewritten in Python, because that would be a second implementation of all checks, backends
+//! and the supervisor.
 
 mod errors;
 mod params;

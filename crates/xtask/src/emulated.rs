@@ -20,6 +20,8 @@ pub(crate) const EMULATOR: &str = "crates/gpu/tests/emulator";
 /// the models; the server.
 const TESTS: [Tests; 4] = [EXPERTS_AND_PACKED, OTHER_KERNELS, SOME_TOKENS, SERVER];
 
+/// The goldens in CI: 24 tokens of each prompt, because all of them take more than ten minutes of a core. On a real GPU, and in
+/// `cargo xtask deep goldens`, all are compared.
 const SOME_TOKENS: Tests = Tests {
     env: &[("CANDLEPOWER_TEST_TOKENS", "24"), ("CANDLEPOWER_TEST_DTYPE", "bf16")],
     ..GOLDENS

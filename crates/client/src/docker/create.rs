@@ -297,6 +297,8 @@ impl Creation<'_> {
     /// [`start`](Self::start) with an error of its own for lost GPUs, `None`.
     async fn try_start(&self, container: &Container) -> Result<(), Option<Refused>> {
         let (engine, id) = (self.engine, &container.id);
+        // Podman 4 accepts a GPU request and drops it without an error. Only an inspection after the creation shows it;
+        // otherwise the server would fail later, with a message about drivers.
         if !self.compute.gpus.is_empty() && !engine.inspect(id).await?.has_gpus() {
             return Err(None);
         }

@@ -137,7 +137,8 @@ impl Inspect {
         };
         let how = match code {
             _ if self.state.oom_killed => "it ran out of the memory that it was given".to_owned(),
-            // Podman does not distinguish the out-of-memory killer from any other SIGKILL.
+            // Only Docker sets `oom_killed`. With Podman, the out-of-memory killer looks like any other SIGKILL, so the
+            // message can only suggest it.
             KILLED => "the server was killed (SIGKILL), for a lack of memory perhaps".to_owned(),
             0 | TERMINATED => "the server was stopped".to_owned(),
             code => match last_words {

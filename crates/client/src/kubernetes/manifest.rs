@@ -111,6 +111,7 @@ impl Manifests<'_> {
         let spec = json!({
             "type": "ClusterIP",
             "selector": self.selector_labels(),
+            // Server-side apply merges ports by number and protocol, so the protocol is written although it is the default.
             "ports": [{ "name": "http", "port": port, "targetPort": "http", "protocol": "TCP" }],
         });
         Service {
@@ -146,6 +147,8 @@ impl Manifests<'_> {
     /// Update strategy. With GPUs the old pod goes first, since a new pod would wait for the old one's GPUs
     /// for ever.
     fn strategy(&self) -> Value {
+        // `Recreate` ends all replicas at once. So several replicas are replaced one by one while the others answer, without
+        // an extra pod, which would need a spare GPU.
         let rolling = |surge: u32, unavailable: u32| {
             let rolling = json!({ "maxSurge": surge, "maxUnavailable": unavailable });
             json!({ "type": "RollingUpdate", "rollingUpdate": rolling })
@@ -171,7 +174,8 @@ impl Manifests<'_> {
             "containers": [self.container()?],
             "volumes": [
                 { "name": "hub-cache" },
-                // Shared memory counts towards the container's memory limit.
+                // The default of 64 MB is too small for ranks, which exchange tensors through shared memory. It counts
+                // towards the container's memory limit.
                 { "name": "shm", "emptyDir": {
                     "medium": "Memory", "sizeLimit": quantity(self.description.spec.shm_bytes()),
                 } },
@@ -217,6 +221,8 @@ impl Manifests<'_> {
             },
             // The end of the log becomes the reason of a failure.
             "terminationMessagePolicy": "FallbackToLogsOnError",
+            // A fixed initial delay would kill large models while they load, and would make small ones wait. So the
+            // startup probe repeats until the user's timeout, and the other probes begin after it.
             "startupProbe": self.probe(STARTUP_PERIOD, 3, self.timeout.div_ceil(STARTUP_PERIOD)),
             "readinessProbe": self.probe(5, 5, 2),
             "livenessProbe": self.probe(10, 10, 6),

@@ -1,4 +1,7 @@
 //! A server's report to its supervisor: its address, and the reason of a failure.
+//!
+//! The server binds a free port itself and reports it. A port that the supervisor had chosen could be taken by another
+//! program before the server binds it.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,8 @@
-"""Finds the program `candlepower`: in this package, else in PATH, else at CANDLEPOWER_BIN."""
+"""Finds the program `candlepower`: in this package, else in PATH, else at CANDLEPOWER_BIN.
+
+The supervisor of a deployment is that program. It must not depend on the Python interpreter that has called deploy, so the
+wheel contains the program.
+"""
 
 import os
 import shutil
