@@ -7,13 +7,15 @@
 # Needs Linux on x86-64 with AVX-512, Python 3.11 or later and a C++ compiler. FOLDER receives the peers (about 9 GB),
 # a checkpoint with random weights in the shape of Qwen2.5-0.5B in bf16 and as GGUF (2.5 GB), and the results. A
 # second run reuses everything that is there. A round takes at least five minutes for each server on two cores.
-# Nothing else should run meanwhile.
+# Nothing else should run meanwhile. JOBS is the number of parallel build jobs, by default that of the processors.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 folder=${1:?a folder is needed, for the peers and a checkpoint}
 rounds=${2:-3}
 servers=${3:-}
+# `cmake --build --parallel` without a number starts all compilers at once, which can exhaust the memory.
+jobs=${JOBS:-$(nproc)}
 mkdir -p "$folder"
 folder=$(realpath "$folder")
 readonly VLLM=0.32.0 TORCH=2.13.0 LLAMA=0.3.36 MISTRALRS=0.9.5
@@ -34,12 +36,13 @@ install_vllm() {
 # llama.cpp's own server, built from the sources in its Python package.
 install_llama.cpp() {
     mkdir -p "$folder/llama.cpp"
-    "$folder/tools/bin/pip" download --quiet --no-deps --no-binary :all: --dest "$folder" \
+    # Only this package comes as sources. With `:all:` pip would also build its build tools, CMake among them, from sources.
+    "$folder/tools/bin/pip" download --quiet --no-deps --no-binary llama-cpp-python --dest "$folder" \
         "llama-cpp-python==$LLAMA"
     tar -xzf "$folder/llama_cpp_python-$LLAMA.tar.gz" -C "$folder/llama.cpp" --strip-components 1
     "$folder/tools/bin/cmake" -S "$folder/llama.cpp/vendor/llama.cpp" -B "$folder/llama.cpp/build" -DCMAKE_BUILD_TYPE=Release \
         -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF > "$folder/llama.cpp.build.log"
-    "$folder/tools/bin/cmake" --build "$folder/llama.cpp/build" --target llama-server --parallel >> "$folder/llama.cpp.build.log"
+    "$folder/tools/bin/cmake" --build "$folder/llama.cpp/build" --target llama-server --parallel "$jobs" >> "$folder/llama.cpp.build.log"
 }
 
 install_mistralrs() {
@@ -61,6 +64,6 @@ fi
 for peer in vllm llama.cpp mistralrs; do
     case ",${servers:-$peer}," in *",$peer"*) install "$peer" ;; esac
 done
-cargo build --release --locked
+cargo build --release --locked --jobs "$jobs"
 "$folder/tools/bin/python" scripts/bench_peers.py "$folder" --rounds "$rounds" --program target/release/candlepower \
     ${servers:+--servers "$servers"}

@@ -2,7 +2,7 @@
 """Makes the GGUF files of tests/golden that llama.cpp's converter writes, one for each of GGUF's architectures.
 
     python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt sentencepiece
-    .venv/bin/pip download --no-deps --no-binary :all: --dest .venv llama-cpp-python==0.3.36
+    .venv/bin/pip download --no-deps --no-binary llama-cpp-python --dest .venv llama-cpp-python==0.3.36
     tar -xzf .venv/llama_cpp_python-0.3.36.tar.gz -C .venv
     .venv/bin/python scripts/convert_gguf_goldens.py --converter .venv/llama_cpp_python-0.3.36/vendor/llama.cpp
 
