@@ -29,7 +29,7 @@ main() {
     check_secrets
     check_faults
     check_manifest
-    echo "Containers are deployed as they should be."
+    echo "All checks of containers passed."
 }
 
 clean_up() {
@@ -81,10 +81,10 @@ check_life() {
     candle logs boxed | grep -q 'ready: http://' || fail "the log does not say that it is ready"
     [ "$(candle ls --backend docker --json | grep -c '"name": "boxed"')" = 1 ] || fail "it is not listed"
     [ "$(pod inspect --format '{{.HostConfig.Memory}} {{.HostConfig.ShmSize}}' candlepower-boxed)" = \
-        "2147483648 536870912" ] || fail "memory and shared memory are not as asked for"
+        "2147483648 536870912" ] || fail "memory and shared memory differ from the parameters"
     boxed boxed > /dev/null
     expect 4 NAME_IN_USE boxed boxed --max-model-len 512
-    echo "A container answers, is found again, and its name is its own"
+    echo "A container answers, is found again, and keeps its name"
 }
 
 check_restarts() {
@@ -138,7 +138,7 @@ check_faults() {
     candle delete boxed > /dev/null
     expect 6 RESOURCE_UNAVAILABLE boxed x --gpu-models NoSuchGPU
     [ -z "$(pod ps --all --quiet)" ] || fail "a container is left"
-    echo "What cannot run is refused in words, and leaves nothing"
+    echo "Containers that cannot run are refused with a reason, and leave nothing"
 }
 
 # Runs the Deployment of `--dry-run` in a network namespace of its own, because Podman publishes its port on all
@@ -151,7 +151,7 @@ check_manifest() {
     export work START_SECONDS
     (cd "$work/play" && unshare --net bash -euc play)
     [ "$(pod inspect --format '{{.HostConfig.Memory}} {{.HostConfig.ReadonlyRootfs}}' demo-pod-0-server)" = \
-        "2147483648 true" ] || fail "the pod is not as the manifest says"
+        "2147483648 true" ] || fail "the pod differs from the manifest"
     echo "The manifest of the kubernetes backend starts with podman kube play, and answers"
 }
 

@@ -153,7 +153,7 @@ check() {
   shift
   wanted "$name" "$group" || return 0
   if [ "$SECONDS" -gt "$last_begin" ]; then
-    row "$name" "left out" - "it would begin after $last_begin s: GPU_CHECK=$name runs it alone"
+    row "$name" "left out" - "it would start after $last_begin s: GPU_CHECK=$name runs it alone"
     return 0
   fi
   if declare -F "$1" >/dev/null; then
@@ -189,7 +189,7 @@ serve() {
     kill -0 "$server" 2>/dev/null || break
     sleep 0.1
   done
-  echo "error: no server that is ready; $(tail -n 3 "$results/serve.log" | tr '\n' ' ')"
+  echo "error: the server did not become ready; $(tail -n 3 "$results/serve.log" | tr '\n' ' ')"
   return 1
 }
 
@@ -225,7 +225,7 @@ ASK
     return 1
   fi
   if [ "$ended" -ne 0 ]; then
-    echo "error: told to stop, the server ended with status $ended; $(tail -n 3 "$results/serve.log" | tr '\n' ' ')"
+    echo "error: after SIGTERM the server ended with status $ended; $(tail -n 3 "$results/serve.log" | tr '\n' ' ')"
     return 1
   fi
   echo "= $(sed -n 's/.*KV cache: //p' "$results/serve.log")"
@@ -339,10 +339,10 @@ end() {
   for name in ${GPU_CHECK//,/ }; do
     case ,all,correct,measure$known in
       *",$name,"*) ;;
-      *) row "$name" MISSING - "no row is called so: all, correct, measure and those without GPU_CHECK are" ;;
+      *) row "$name" MISSING - "there is no such row: choose all, correct, measure, or a row of a run without GPU_CHECK" ;;
     esac
   done
-  [ "$failed" = 0 ] || echo "gpu-check: not all is ok; the output of what failed is in $results/gpu-check.log"
+  [ "$failed" = 0 ] || echo "gpu-check: some rows failed; their output is in $results/gpu-check.log"
   exit "$failed"
 }
 

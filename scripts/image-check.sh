@@ -36,7 +36,7 @@ main() {
     check_service
     check_drain
     check_other_ports
-    echo "The image is as it should be."
+    echo "All checks of the image passed."
 }
 
 clean_up() {
@@ -112,7 +112,7 @@ check_libraries() {
     done
     found=$(pod run --rm --no-healthcheck $IMAGE serve demo --device cuda 2>&1) && fail "a GPU was found: $found"
     grep -q "no NVIDIA driver" <<< "$found" || fail "without a driver: $found"
-    echo "CUDA's libraries are whole; without a driver: $(grep -o 'ERROR.*' <<< "$found" | head -n 1)"
+    echo "CUDA's libraries are complete; without a driver: $(grep -o 'ERROR.*' <<< "$found" | head -n 1)"
 }
 
 label() {
@@ -147,9 +147,9 @@ check_drain() {
     wait $! || fail "the request was cut off"
     status=$(pod wait check)
     [ "$status" = 0 ] || fail "the server ended with status $status"
-    grep -q '\[DONE\]' "$stream" || fail "the answer is not whole"
-    grep -q '"completion_tokens":24000' "$stream" || fail "the answer is not as long as it was asked for"
-    echo "SIGTERM: the running request got its whole answer; status 0 after $(($(date +%s) - started)) s"
+    grep -q '\[DONE\]' "$stream" || fail "the answer is not complete"
+    grep -q '"completion_tokens":24000' "$stream" || fail "the answer is shorter than requested"
+    echo "SIGTERM: the running request got its complete answer; status 0 after $(($(date +%s) - started)) s"
 }
 
 # The health check uses the server's settings, from flags or from the environment.

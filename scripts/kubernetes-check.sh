@@ -140,7 +140,7 @@ check_refusals() {
     expect 11 Unauthorized chat --timeout 5 --context stranger
     expect 3 NOT_FOUND candle status chat --backend kubernetes
     [ "$(candle ls --backend kubernetes --json)" = "[]" ] || fail "there is something in an empty namespace"
-    echo "A namespace that is missing and a token that is not known are told"
+    echo "A missing namespace and an unknown token are reported"
 }
 
 check_life() {
@@ -184,7 +184,7 @@ check_life() {
     candle events chat --backend kubernetes > /dev/null
     candle delete chat --backend kubernetes > /dev/null
     wait_for "the collector" is_gone
-    echo "Unschedulable, starting, ready, restarted, deleted: said as it is, and nothing is left"
+    echo "Unschedulable, starting, ready, restarted, deleted: reported correctly, and nothing is left"
 }
 
 check_names() {
@@ -212,7 +212,7 @@ check_names() {
     expect 11 "that candlepower has not made" chat --timeout 1
     ask $DEPLOYMENTS/chat -X DELETE > /dev/null
     wait_for "the collector" is_gone
-    echo "A name belongs to one spec, whoever comes at once, and what others have made is left alone"
+    echo "One of two concurrent specs gets the name, and objects of other programs are left alone"
 }
 
 # Applies each document of configs/k8s like `kubectl apply --server-side`. The schema refuses unknown fields.
@@ -236,7 +236,7 @@ check_manifests() {
         done
         rm "$work"/run/part*
     done
-    echo "The manifests of configs/k8s are taken as they are"
+    echo "The manifests of configs/k8s are accepted unchanged"
 }
 
 patch() {
