@@ -79,7 +79,6 @@ impl Client {
     /// - The name is in use with other parameters.
     /// - The server failed or was not ready in time. Everything that this call has started is removed, unless
     ///   `keep_on_failure` is set.
-    /// unless `keep_on_failure` is set.
     pub async fn deploy(
         &self,
         params: impl Into<Params>,
@@ -115,7 +114,6 @@ impl Client {
     /// # Errors
     /// There is no deployment of this name, a parameter cannot be used, or the new server failed or was not
     /// ready in time. The old server then goes on.
-    /// ran before runs on.
     pub async fn update(
         &self,
         name: &str,
@@ -133,7 +131,6 @@ impl Client {
     /// or model is asked. The Secret in it holds the values of secrets.
     ///
     /// # Errors
-    /// A parameter cannot be used, or this build does not include the backend.
     /// A parameter cannot be used, or this build does not include the backend.
     pub fn manifests(&self, params: impl Into<Params>) -> Result<String> {
         let params = params.into();
@@ -205,7 +202,6 @@ impl Client {
     ///
     /// # Errors
     /// There is no deployment of this name, it cannot be started, or a secret is missing.
-    /// There is none of this name, it cannot be started, or a secret is missing.
     pub async fn restart(&self, name: &str) -> Result<Deployment> {
         let handle = self.find(name).await?;
         let before = handle.read().await?;

@@ -70,7 +70,7 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
     let max_model_len = spec.max_model_len(max_model_len(params, plan)).map_err(wrong)?;
     let packed = checkpoint.quantization().is_some_and(|found| found.scheme.is_some());
     if found.is_some() && !packed {
-        // Memory is calculated for known types only. The server reports any other.
+        // Memory is calculated for supported quantizations only. The server refuses the others itself.
         return Ok(());
     }
     let asked_dtype = asked_dtype(params, plan);

@@ -66,7 +66,7 @@ impl Watch {
         self.excess(Duration::ZERO)
     }
 
-    /// Checks the limits. Memory is checked only for rounds of at least `least`, since reading it costs time.
+    /// Checks the limits. Memory is checked only for rounds of at least `least`.
     fn excess(&self, least: Duration) -> Option<String> {
         let began = (*self.round.lock().unwrap_or_else(PoisonError::into_inner))?;
         let (wall, cpu) = (began.at.elapsed(), cpu_time().saturating_sub(began.cpu));

@@ -280,7 +280,7 @@ impl Creation<'_> {
             if is_taken { NotMade::NameTaken } else { NotMade::Refused(refused) }
         })?;
         let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
-        // Podman's answer may lack the id. The engines accept the name instead.
+        // The engines accept the name as well, should the answer lack the id.
         let id = answer["Id"].as_str().unwrap_or(name).to_owned();
         Ok(Container { engine: self.engine.clone(), id, description: self.description.clone() })
     }

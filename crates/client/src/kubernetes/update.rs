@@ -62,7 +62,6 @@ impl Objects {
     ///
     /// # Errors
     /// The image cannot be chosen, or the value of a secret is not known.
-    /// Which image to run is not known, or the value of a secret.
     fn changed(&self, manifests: &Manifests<'_>) -> Result<Self> {
         let made = manifests.deployment()?;
         let mut deployment = self.deployment.clone();

@@ -245,7 +245,7 @@ impl Supervisor {
             }
             Task::Answer(stream) => return self.answer(stream).await,
             Task::Expire => {
-                // The client that asked has gone, so an error cannot be reported.
+                // No client waits for this, so an error cannot be reported.
                 let _ = self.delete().await;
                 return Next::End;
             }

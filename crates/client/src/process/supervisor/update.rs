@@ -56,7 +56,7 @@ impl Supervisor {
         }
     }
 
-    /// Adds the secrets that stay and locks the GPUs; `None` on success.
+    /// Adds the secrets that stay and locks the GPUs; `None` if the server runs with the same spec and secrets already.
     async fn prepare(
         &self,
         mut update: Update,
@@ -175,7 +175,7 @@ impl Supervisor {
         let Some(candidate) = self.candidate.take() else { return };
         if let Err(error) = self.folder.write_spec(&candidate.launch.spec) {
             self.candidate = Some(candidate);
-            self.give_up(&format!("the record cannot be written: {error}")).await;
+            self.give_up(&format!("the spec cannot be written: {error}")).await;
             return;
         }
         let Candidate { launch, mut server, health, cgroup, gpus, stream, .. } = candidate;
