@@ -54,7 +54,7 @@ MODELS = {
     "gguf-glm4": dict(of="glm4"),
     "gguf-glm4-moe": dict(of="glm4-moe"),
     "gguf-olmo3": dict(of="olmo3", config=dict(num_hidden_layers=4, sliding_window=11)),
-    # The converter knows, without a key in the file, that every fourth layer has no RoPE. Windows are not stored.
+    # Files store neither windows nor the layers without RoPE. Readers must know that every fourth layer has none.
     "gguf-smollm3": dict(
         of="smollm3", config=dict(num_hidden_layers=4, no_rope_layer_interval=4, use_sliding_window=False)
     ),
@@ -82,7 +82,7 @@ MODELS = {
         | dict.fromkeys(["num_experts_per_tok", "n_routed_experts", "n_group", "topk_group"]),
     ),
     "gguf-nemotron-h-moe": dict(of="nemotron-h-moe", edit=dict(rms_norm_eps=None)),
-    # The converter knows, without a key in the file, that three of four layers have a window.
+    # Files do not store which layers have a window. Readers must know that three of four have one.
     "gguf-afmoe": dict(of="afmoe", config=dict(num_hidden_layers=4, num_experts=4, global_attn_every_n_layers=4)),
     "gguf-dots1": dict(of="dots1", config=dict(sliding_window=None)),
 }

@@ -71,7 +71,7 @@ def rewrite_json(path: Path, edit) -> None:
 
 
 def forget_version(folder: Path) -> None:
-    """Checks the version in the requirements, because the files depend on it."""
+    """Removes the version of transformers, with which the files should not change. The requirements have it."""
     for path in (folder / "config.json", folder / "generation_config.json"):
         if path.exists():
             rewrite_json(path, lambda c: c.pop("transformers_version", None))
@@ -118,7 +118,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             value = noise * (0.03 if "Gemma" in kind else 0.5)
         elif "wpe" in name or "wte" in name:
             value = noise * 0.2
-        else:  # experts share one tensor; GPT-2's matrices are transposed
+        else:  # experts like a single matrix; GPT-2's matrices are transposed
             value = noise * 1.5 * parameter.shape[0 if "GPT2" in kind else -1] ** -0.5
             if "GPTNeoFor" in kind and name.endswith(("q_proj.weight", "k_proj.weight")):
                 value *= 0.5  # attention scores are not scaled

@@ -321,7 +321,7 @@ measure() {
   check gpu-peers python3 -u "$here/gpu-peers.py" "$here/shapes/qwen2.5-0.5b" "$here/shapes/llama-3.1-8b"
 }
 
-# The head of the table, with the machine and the versions.
+# Prints the head of the table, the libraries, the driver and the GPUs.
 begin() {
   [ -x "$here/candlepower" ] && [ -x "$here/cuda_kernels" ] ||
     stop "candlepower and cuda_kernels are not beside this script: \`scripts/gpu-check.sh build DIR\` puts them there"
