@@ -21,7 +21,7 @@ DEVICE = os.environ.get("GPU_GOLDENS_DEVICE", "cuda")
 
 
 def logits(folder, prompts, dtype):
-    """The logits of all positions, and the sizes of the class that config.json names."""
+    """The logits of all positions, from the class that config.json names."""
     import torch
     import transformers
 

@@ -103,7 +103,8 @@ pub(super) fn open() -> Round {
             Ok(template) => template.unwrap(),
             Err(error) => return Verdict::Refused(line(&error.to_string())),
         };
-        // The number of steps in a model's own template is its author's choice, so it has no such limit.
+        // A published template takes as many steps as its author chose, so families run without a
+        // limit. The fuzzer's own templates get one, or a round could take too long.
         let template = if is_own { template.for_probes() } else { template };
         let messages: Vec<Value> = (0..random.usize(1..5)).map(|_| message(random)).collect();
         let rendered = template.render(&RenderInput {
