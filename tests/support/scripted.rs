@@ -60,8 +60,8 @@ impl Scripted {
         Self::steered(|_| template.to_owned(), marks, texts, flags)
     }
 
-    /// The same with a template that receives the prompt length before each text, in bytes. By the prompt's length
-    /// the template can choose the text.
+    /// The same, but the chat template is made by `template`. It gets the number of prompt tokens after which each
+    /// text starts, byte by byte. So a template can choose a text: it pads the prompt to that length.
     #[track_caller]
     pub(crate) fn steered(
         template: impl FnOnce(&[usize]) -> String,

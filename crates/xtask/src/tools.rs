@@ -164,7 +164,8 @@ pub(crate) fn cargo_deny(shell: &Shell, venv: &Venv) -> Result<PathBuf> {
     let mut install = shell.cargo("install cargo-deny --locked --debug --quiet");
     install.args(["--version", CARGO_DENY]).arg("--root").arg(&root);
     install.env("CARGO_PROFILE_DEV_DEBUG", "0");
-    // With this variable its build would go into the project's own target folder.
+    // With this variable cargo would leave cargo-deny's build in the project's own target folder. Without it, cargo
+    // builds in a temporary folder and removes it.
     install.env_remove("CARGO_TARGET_DIR");
     run(&mut install)?;
     if !built.exists() {
