@@ -72,7 +72,7 @@ fn answers_are_those_of_one_process_and_the_end_is_orderly() {
     assert!(!two.log().contains("rank 1"), "{}", two.log());
 }
 
-/// Sends a signal to a rank during an answer. The server must report why it ends, and leave nothing behind.
+/// Sends a signal to a rank during an answer. The server must report why it ends, and leave no process or file.
 pub(crate) fn ends_the_server(mut server: Server, name: &str, reason: &str) {
     let body = json!({"model": "demo", "prompt": "Once", "max_tokens": 1900, "ignore_eos": true, "stream": true});
     let mut stream = server.open("/v1/completions", &body);

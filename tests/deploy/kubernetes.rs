@@ -36,7 +36,7 @@ fn a_deployment_is_made_found_restarted_and_deleted_with_all_that_is_its_own() {
         assert_eq!((&owner["kind"], &owner["name"]), (&"Deployment".into(), &"chat".into()));
         assert_eq!(owner["uid"], objects["Deployment"]["metadata"]["uid"]);
     }
-    // A cluster is asked only if it is named.
+    // A cluster is searched only if it is named.
     assert_eq!(home.json("ls"), json!([]));
     assert_eq!(home.json("ls --namespace models")[0]["name"], "chat");
     let place = "--backend kubernetes";

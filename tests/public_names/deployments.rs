@@ -9,7 +9,7 @@ use super::answers::keys;
 use super::{Names, serialized, sources};
 use crate::deploy::Home;
 
-/// The name of the deployment. It is the test's own, so it stands in no list.
+/// The name of the deployment. It is the test's own, so no list has it.
 const NAME: &str = "chat";
 
 pub(super) fn collect(names: &mut Names) {

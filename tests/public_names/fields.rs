@@ -37,7 +37,7 @@ pub(super) fn collect(servers: &Servers, names: &mut Names) {
     }
 }
 
-/// Checks that every path with a body is asked.
+/// Checks that every path with a body gets a request.
 fn check_bodies(servers: &Servers, bodies: &[(&str, Value)]) {
     let document = servers.document();
     for (path, methods) in document["paths"].as_object().unwrap() {

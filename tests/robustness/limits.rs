@@ -199,7 +199,7 @@ fn choices_that_do_not_fit_the_queue_are_turned_away_together() {
     server.post("/v1/completions", &choices(7)).ok();
     drop(stream);
     server.wait_until_all_blocks_are_free();
-    // An idle server accepts any number of choices in one request. Otherwise nobody could ever ask for so many.
+    // An idle server accepts any number of choices in one request. Otherwise no client could ever get this many.
     let answer = server.post("/v1/completions", &choices(128)).ok();
     assert_eq!(answer["choices"].as_array().unwrap().len(), 128);
     server.post("/v1/completions", &choices(129)).error(400);

@@ -68,7 +68,7 @@ fn complaint(server: &Server, case: &Case) -> Option<String> {
     let Ok(error) = error else {
         return Some(format!("line {}: not the shape of errors", case.line));
     };
-    // The server's own words are shorter than the rest of the limit.
+    // The server's own text is shorter than the rest of the limit.
     let len = error["message"].as_str().unwrap().chars().count()
         + error["param"].as_str().unwrap_or("").chars().count();
     (len > 2 * MAX_ECHO).then(|| format!("line {}: the error echoes its input: {error}", case.line))

@@ -43,7 +43,7 @@ const STORAGE_HOST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
 /// A running hub. It ends with the test.
 pub(crate) struct Hub {
-    // First, so that its tasks end before the doors are dropped.
+    // First, so that its tasks end before the ports are dropped.
     runtime: Runtime,
     hub: Door,
     storage: Door,
@@ -237,7 +237,7 @@ fn seen(side: Side, request: &Request) -> Seen {
 /// One server's port, which can be closed and opened again.
 struct Door {
     address: SocketAddr,
-    /// Bound but never listening: it reserves the port while the door is closed.
+    /// Bound but never listening: it reserves the port while the server is closed.
     _holder: TcpSocket,
     close: Option<oneshot::Sender<()>>,
 }
@@ -254,7 +254,7 @@ impl Door {
         let (close, closed) = oneshot::channel::<()>();
         self.close = Some(close);
         let server = axum::serve(listener, router).with_graceful_shutdown(async {
-            // Dropping the sender closes the door as well.
+            // Dropping the sender closes the server as well.
             let _ = closed.await;
         });
         runtime.spawn(async { server.await.unwrap() });

@@ -131,7 +131,7 @@ fn responses_and_messages_tell_reasoning_apart() {
         "model": "demo", "input": "What is the capital of France?", "temperature": 0,
         "text": {"format": format}, "max_output_tokens": 10,
     });
-    // Nothing closes the reasoning here. With the bias there is none.
+    // Nothing closes the reasoning here. With the bias it is empty.
     let open = server.post("/v1/responses", &body).ok();
     let (item, rest) = open["output"].as_array().unwrap().split_first().unwrap();
     assert_eq!((item["type"].as_str(), rest.len()), (Some("reasoning"), 0), "{open}");

@@ -24,7 +24,7 @@ fn a_flag_goes_before_the_environment_before_the_file_before_the_default() {
     let server =
         with_file().env("BLAZE_DEFAULT_MAX_TOKENS", "4").flags("--default-max-tokens 5").start();
     assert_eq!(default_max_tokens(&server), 5);
-    // Settings of the file alone are in force, too.
+    // Settings that only the file has apply, too.
     assert_eq!(server.complete_refused(json!({"prompt": "a", "logprobs": 2}))["param"], "logprobs");
 }
 

@@ -58,8 +58,7 @@ impl Backend {
         }
     }
 
-    /// The backend that these words name, or `None` if they name none. A namespace or a context implies
-    /// `kubernetes`.
+    /// The backend of this name, or `None` without a name. A namespace or a context implies `kubernetes`.
     ///
     /// # Errors
     /// There is no such backend, or the backend has no namespaces and contexts.
@@ -231,7 +230,7 @@ impl Handle {
     }
 
     /// Interval between two looks at a deployment that starts. It is longer for a cluster, whose API server
-    /// is reached over the network and serves everybody.
+    /// is reached over the network and has many users.
     pub(crate) fn pace(&self) -> Duration {
         Duration::from_millis(match self {
             Self::Process(_) => 50,

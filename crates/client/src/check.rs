@@ -148,7 +148,7 @@ impl Spec {
     /// for the user are added to `warnings`.
     ///
     /// # Errors
-    /// The machine does not have the GPUs that were asked for.
+    /// The machine does not have the requested GPUs.
     pub(crate) fn choose_gpus(&self, found: &Gpus, warnings: &mut Vec<String>) -> Result<Compute> {
         let filters = !self.gpu_models.is_empty() || self.min_gpu_memory_gb.is_some();
         match self.gpu_count {

@@ -24,7 +24,7 @@ use crate::kubernetes::{self, Cluster};
 /// cluster. So all clients see the same deployments.
 ///
 /// A client without a [`backend`](Self::backend) deploys processes. It looks for names among processes first,
-/// then among the containers of an engine that answers on this machine. A cluster is asked only if it is
+/// then among the containers of an engine that answers on this machine. A cluster is searched only if it is
 /// named.
 #[derive(Clone, Debug, Default)]
 pub struct Client {
@@ -107,13 +107,13 @@ impl Client {
     /// that it leaves alone stay as they are, values of secrets included. The call waits until the new server
     /// is ready and takes over.
     ///
-    /// A process gets a new address, unless a port was asked for. Processes and containers are ready before
+    /// A process gets a new address, unless a port was requested. Processes and containers are ready before
     /// the old server ends, if there is room for both. Pods are replaced by the cluster's rolling update,
     /// with all but one staying at any time.
     ///
     /// # Errors
     /// There is no deployment of this name, a parameter cannot be used, or the new server failed or was not
-    /// ready in time. The old server then goes on.
+    /// ready in time. The old server then keeps running.
     pub async fn update(
         &self,
         name: &str,
@@ -127,8 +127,8 @@ impl Client {
         client.deploy(params, on_progress).await
     }
 
-    /// The manifests that the kubernetes backend would apply, as YAML for `kubectl apply -f`. No cluster, hub
-    /// or model is asked. The Secret in it holds the values of secrets.
+    /// The manifests that the kubernetes backend would apply, as YAML for `kubectl apply -f`. This contacts no
+    /// cluster or hub, and reads no model. The Secret in it holds the values of secrets.
     ///
     /// # Errors
     /// A parameter cannot be used, or this build does not include the backend.
@@ -155,7 +155,7 @@ impl Client {
     /// The deployment of this name.
     ///
     /// # Errors
-    /// There is none, or the backend cannot be asked.
+    /// There is none, or the backend cannot be queried.
     pub async fn get(&self, name: &str) -> Result<Deployment> {
         self.find(name).await?.read().await
     }
@@ -163,7 +163,7 @@ impl Client {
     /// All deployments, sorted by name.
     ///
     /// # Errors
-    /// The user has no home folder, or a backend that was named cannot be asked.
+    /// The user has no home folder, or a named backend cannot be queried.
     pub async fn list(&self) -> Result<Vec<Deployment>> {
         let handles = match &self.backend {
             Some(backend) => backend.list().await?,

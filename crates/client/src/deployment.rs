@@ -43,10 +43,10 @@ pub struct Deployment {
 }
 
 impl Deployment {
-    /// The current status. The server itself is asked.
+    /// The current status, from the server itself.
     ///
     /// # Errors
-    /// The deployment has been deleted, or its backend cannot be asked.
+    /// The deployment has been deleted, or its backend cannot be queried.
     pub async fn status(&self) -> Result<DeploymentStatus> {
         self.handle.status().await
     }
@@ -54,7 +54,7 @@ impl Deployment {
     /// Reads the fields again.
     ///
     /// # Errors
-    /// The deployment has been deleted, or its backend cannot be asked.
+    /// The deployment has been deleted, or its backend cannot be queried.
     pub async fn refresh(&mut self) -> Result<()> {
         *self = self.handle.read().await?;
         Ok(())
@@ -79,7 +79,7 @@ impl Deployment {
     /// Events of the deployment, oldest first.
     ///
     /// # Errors
-    /// The backend cannot be asked.
+    /// The backend cannot be queried.
     pub async fn events(&self) -> Result<Vec<Event>> {
         self.handle.events().await
     }

@@ -35,7 +35,7 @@ pub enum Error {
     /// There is no deployment of this name.
     #[error("there is no deployment `{name}`: `candlepower ls` shows those that there are")]
     NotFound {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
     },
     /// The deployment was not ready in time.
@@ -68,10 +68,10 @@ pub enum Error {
         /// Remains of the deployment.
         left: Leftover,
     },
-    /// This machine does not have the resources that were asked for.
+    /// This machine does not have the requested resources.
     #[error("{asked} asked for, but {available}")]
     ResourceUnavailable {
-        /// The resource that was asked for.
+        /// The requested resource.
         asked: String,
         /// The resources that exist.
         available: String,
@@ -79,12 +79,12 @@ pub enum Error {
     /// The model needs a token, or a different one.
     #[error("{0}")]
     GatedModel(#[source] Box<HubError>),
-    /// The weights have another quantization than the one asked for.
+    /// The weights have another quantization than the requested one.
     #[error(
         "quantization `{asked}` does not match the weights: {file} says {found}; leave quantization out"
     )]
     QuantizationMismatch {
-        /// The quantization that was asked for.
+        /// The requested quantization.
         asked: String,
         /// The file with the configuration.
         file: String,

@@ -7,7 +7,7 @@
 //! - `docker`: a container engine, in builds with this feature.
 //! - `kubernetes`: a cluster, in builds with this feature.
 //!
-//! The client itself keeps no records: it asks the backend for the state of a deployment.
+//! The client itself stores nothing: it queries the backend for the state of a deployment.
 
 mod backend;
 pub mod blocking;

@@ -32,7 +32,7 @@ impl fmt::Debug for LogStream {
     }
 }
 
-/// The last words of a server that ended: its last line that is not empty, without time and level.
+/// The final message of a server that ended: its last line that is not empty, without time and level.
 #[cfg(any(feature = "docker", feature = "kubernetes"))]
 pub(crate) fn last_words(lines: &[String]) -> Option<String> {
     let line = lines.iter().rev().map(|line| line.trim()).find(|line| !line.is_empty())?;

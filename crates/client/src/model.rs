@@ -218,7 +218,7 @@ fn setting<'a>(plan: &'a Plan, name: &str) -> Option<&'a str> {
     plan.spec.env.get(&format!("{prefix}_{name}")).map(String::as_str)
 }
 
-/// The longest sequence that was asked for. The parameter becomes a flag, which has priority over the
+/// The requested length of the longest sequence. The parameter becomes a flag, which has priority over the
 /// environment.
 fn max_model_len(params: &Params, plan: &Plan) -> Option<usize> {
     let asked = params.max_model_len.map(|len| usize::try_from(len).unwrap_or(usize::MAX));

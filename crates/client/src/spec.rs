@@ -33,7 +33,7 @@ pub(crate) struct Spec {
     pub(crate) model: String,
     /// The server's command line, beginning with `serve`, without its address.
     pub(crate) argv: Vec<String>,
-    /// The port that was asked for; `None` takes a free one.
+    /// The requested port; `None` takes a free one.
     pub(crate) port: Option<u16>,
     /// Variables that may be shown.
     #[serde(default)]
@@ -41,7 +41,7 @@ pub(crate) struct Spec {
     /// Names of the secret variables.
     #[serde(default)]
     pub(crate) secret_names: BTreeSet<String>,
-    /// GPUs that were asked for; `None` without a GPU request.
+    /// Number of requested GPUs; `None` without a GPU request.
     pub(crate) gpu_count: Option<u32>,
     #[serde(default)]
     pub(crate) gpu_models: Vec<String>,
@@ -51,7 +51,7 @@ pub(crate) struct Spec {
     /// Thousandths of CPUs that are reserved.
     pub(crate) cpu_millis: Option<u64>,
     pub(crate) ttl_seconds: Option<u64>,
-    /// The container image that was asked for, for backends that run containers.
+    /// The requested container image, for backends that run containers.
     pub(crate) image: Option<String>,
     /// Number of servers.
     #[serde(default = "one")]
@@ -115,7 +115,7 @@ impl Spec {
         self.env.get(&self.framework.variable(name)).map(String::as_str)
     }
 
-    /// Seconds for which the server still answers after it was asked to stop, if its environment sets them.
+    /// Seconds for which the server still answers after the signal to stop, if its environment sets them.
     pub(crate) fn drain_delay(&self) -> Option<u64> {
         self.setting(DRAIN_DELAY)?.parse().ok()
     }
@@ -135,7 +135,7 @@ impl Spec {
         self.memory_bytes / 4
     }
 
-    /// The image: the one that was asked for, or this version's for the CPU or for GPUs of a compute capability.
+    /// The image: the requested one, or this version's for the CPU or for GPUs of a compute capability.
     #[cfg(any(feature = "docker", feature = "kubernetes"))]
     pub(crate) fn image_for(&self, gpus: Option<(u32, u32)>) -> String {
         const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -226,7 +226,7 @@ pub(crate) enum Device {
     /// A GPU if the server is built for it, else the CPU.
     Auto,
     Cpu,
-    /// A GPU. The CPU is no substitute if one was asked for.
+    /// A GPU. The CPU is no substitute if one was requested.
     Cuda,
 }
 

@@ -125,7 +125,7 @@ pub struct DeploymentStatus {
     pub progress: Progress,
     /// Replicas that answer `/health` with 200.
     pub replicas_ready: u32,
-    /// Replicas that were asked for.
+    /// Number of requested replicas.
     pub replicas_desired: u32,
     /// Number of restarts after the server ended by itself.
     pub restarts: u32,

@@ -82,7 +82,7 @@ pub fn run_rounds(arguments: &[String]) -> ExitCode {
         std::thread::sleep(WATCH);
         if let Some(excess) = watch.running_excess() {
             eprintln!("{name}: the round {excess}");
-            // The round goes on until the process ends.
+            // The round continues until the process ends.
             return ExitCode::FAILURE;
         }
     }

@@ -93,7 +93,7 @@ pub enum Error {
     NoRevision {
         /// The model.
         id: String,
-        /// The revision that was asked for.
+        /// The requested revision.
         revision: String,
         /// The model's page.
         page: String,
@@ -243,7 +243,7 @@ pub enum Error {
     Answer {
         /// The HTTP status.
         status: u16,
-        /// The file or list that was asked for.
+        /// The requested file or list.
         what: String,
         /// The hub's own message after a colon; may be empty.
         message: String,

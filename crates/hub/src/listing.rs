@@ -39,7 +39,7 @@ pub(crate) struct RemoteFile {
     pub(crate) digest: Digest,
 }
 
-/// The repository that is asked for, and the token.
+/// The requested repository, and the token.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked<'a> {
     pub(crate) id: &'a ModelId,
@@ -57,7 +57,7 @@ pub(crate) enum NoListing {
 }
 
 impl Listing {
-    /// Asks the hub, which must send something within `silence`.
+    /// Sends a request to the hub, which must send something within `silence`.
     pub(crate) async fn fetch(
         api: &Api,
         asked: Asked<'_>,

@@ -91,7 +91,7 @@ pub struct HubModel {
     revision: String,
     commit: String,
     cache: ModelCache,
-    /// `None` if the hub was not asked.
+    /// `None` if no request was sent to the hub.
     listing: Option<Listing>,
     gguf: Option<GgufFiles>,
 }
@@ -127,7 +127,7 @@ impl Hub {
 
     /// Finds a model at a revision (a branch, a tag or a commit) and fetches the files that describe it.
     ///
-    /// A complete model in the cache is used if the hub does not answer, or must not be asked. GGUF files are read
+    /// A complete model in the cache is used if the hub does not answer, or must not be contacted. GGUF files are read
     /// only as far as their headers, and the headers are not kept.
     ///
     /// # Errors

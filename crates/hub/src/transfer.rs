@@ -33,7 +33,7 @@ const SEGMENTS_OF_A_FILE: usize = 4;
 const MAX_ATTEMPTS: u32 = 5;
 /// The wait after the first failure. It doubles with each.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
-/// The longest wait that the hub may ask for.
+/// The longest wait that the hub may request.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Number of times that a damaged file is downloaded.
 const MAX_DOWNLOADS: u32 = 2;
@@ -65,7 +65,7 @@ pub(crate) struct Download<'a> {
 
 /// The reason that a request returned no bytes.
 enum Fault {
-    /// A retry may succeed, after a wait if one was asked for. The cause is text.
+    /// A retry may succeed, after a wait if one was requested. The cause is text.
     Passing { cause: String, wait: Option<Duration> },
     /// A retry is useless.
     Final(Error),
@@ -207,7 +207,7 @@ impl Transfer {
             }
             return download.check(response);
         }
-        // The lock makes the other segments wait, so that the hub is asked for the target only once.
+        // The lock makes the other segments wait, so that only one request to the hub fetches the target.
         let hub = Url::parse(&download.url)
             .map_err(|error| Fault::Final(Error::Client(format!("{}: {error}", download.url))))?;
         let (response, url) = self.follow(download, hub.clone(), range).await?;

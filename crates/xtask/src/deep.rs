@@ -63,7 +63,7 @@ enum Work {
     Agents,
 }
 
-/// Whether a part succeeded, and its duration; `None` if it was not asked for.
+/// Whether a part succeeded, and its duration; `None` if it was not selected.
 type Outcome = Option<(bool, Duration)>;
 
 /// The parts, one line each, with the checks that they cover.

@@ -64,7 +64,7 @@ fn check_container(params: &Params, backend: &Backend) -> Result<()> {
 }
 
 /// Refuses client certificates. The certificate that clients need lies in the container, but the server's
-/// health is asked from outside.
+/// health is checked from outside.
 fn check_clients(params: &Params) -> Result<()> {
     let variable = params.framework.variable(CLIENT_AUTHORITIES);
     if params.env.contains_key(&variable) {

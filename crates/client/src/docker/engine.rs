@@ -262,7 +262,7 @@ async fn answered(request: RequestBuilder) -> Result<Response, Refused> {
     Err(Refused { status: Some(status.as_u16()), words })
 }
 
-/// The error of a failed transfer, in the words of the layer below HTTP.
+/// The error of a failed transfer, with the message of the layer below HTTP.
 fn transport(error: &reqwest::Error) -> Refused {
     let mut cause: &dyn std::error::Error = error;
     while let Some(source) = cause.source() {

@@ -20,7 +20,7 @@ use crate::status::DeploymentStatus;
 const NEXT: &str = ".next";
 const OLD: &str = ".old";
 
-/// Runs the plan in place of the old container. The old one goes on if the update fails.
+/// Runs the plan in place of the old container. The old one keeps running if the update fails.
 pub(super) async fn update(
     engine: &Engine,
     params: &Params,

@@ -128,7 +128,7 @@ impl Cluster {
         }
     }
 
-    /// The health of the server in a pod, through the API server; `None` if it cannot be asked.
+    /// The health of the server in a pod, through the API server; `None` if it does not answer.
     pub(super) async fn health(&self, pod: &str, scheme: &str, port: u16) -> Option<Health> {
         let pods = format!("/api/v1/namespaces/{}/pods", self.namespace);
         let request = kube::core::Request::new(pods);

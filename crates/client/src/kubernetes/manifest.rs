@@ -25,7 +25,7 @@ const DESCRIPTION_ANNOTATION: &str = "candlepower/description";
 const FORMER_ANNOTATION: &str = "candlepower-description";
 /// User and group of the image.
 const USER: i64 = 10001;
-/// Seconds for which a server still answers after it was asked to stop. Meanwhile the cluster removes it from
+/// Seconds for which a server still answers after the signal to stop. Meanwhile the cluster removes it from
 /// its Services.
 const DRAIN_SECONDS: u64 = 5;
 /// Seconds between two probes of a server that starts.

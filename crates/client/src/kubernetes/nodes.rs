@@ -57,7 +57,7 @@ impl Placement {
     /// unchecked.
     ///
     /// # Errors
-    /// No node has the GPUs that were asked for.
+    /// No node has the requested GPUs.
     pub(super) fn new(
         spec: &Spec,
         nodes: Option<&[Node]>,

@@ -207,7 +207,7 @@ impl Workload {
         let hint: Vec<String> = warnings.chain(hint).collect();
         let hint = hint.join("; ");
         let first = seen(&deployment, &pods, None, &hint);
-        // While a server starts, its own words say more than the cluster's.
+        // While a server starts, its own message says more than the cluster's.
         let starts = matches!(first.phase, Phase::Initializing | Phase::Degraded);
         let pod = pods.last().and_then(|pod| pod.metadata.name.as_deref());
         let health = match pod {

@@ -43,8 +43,8 @@ pub(crate) struct Update {
     pub(crate) timeout: u64,
 }
 
-/// The request words. Supervisors and clients of other versions use them too, so they never change. An update is
-/// followed by its description as JSON.
+/// The commands of the protocol. Supervisors and clients of other versions use them too, so they never change. An
+/// update is followed by its description as JSON.
 const DELETE: &str = "delete";
 const RESTART: &str = "restart";
 const UPDATE: &str = "update ";
@@ -86,7 +86,7 @@ impl ShortPath {
 /// to end.
 ///
 /// # Errors
-/// No supervisor listens, or the request failed; the error has the supervisor's own words.
+/// No supervisor listens, or the request failed. Then the error has the supervisor's message.
 pub(crate) async fn ask(folder: &Path, wish: &Wish, server_seconds: u64) -> io::Result<()> {
     let path = ShortPath::open(folder)?;
     let mut stream = UnixStream::connect(path.socket()).await?;
@@ -110,7 +110,7 @@ pub(crate) async fn ask(folder: &Path, wish: &Wish, server_seconds: u64) -> io::
 /// Listens for clients.
 pub(super) fn listen(folder: &Path) -> io::Result<UnixListener> {
     let path = ShortPath::open(folder)?;
-    // A supervisor that was killed has left its socket behind.
+    // A killed supervisor has not removed its socket.
     let _ = std::fs::remove_file(folder.join(SOCKET));
     let listener = UnixListener::bind(path.socket())?;
     std::fs::set_permissions(folder.join(SOCKET), Permissions::from_mode(0o600))?;

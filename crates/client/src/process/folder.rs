@@ -196,7 +196,7 @@ impl Folder {
                 Err(fs::TryLockError::Error(error)) => return Err(error),
             }
             // The previous holder may have deleted the file before it released the lock. A lock on a deleted file
-            // excludes nobody.
+            // excludes no process.
             let is_same = fs::metadata(&lock).is_ok_and(|named| {
                 file.metadata()
                     .is_ok_and(|own| (own.dev(), own.ino()) == (named.dev(), named.ino()))
@@ -286,7 +286,7 @@ mod tests {
         let first = folder.claim().unwrap().unwrap();
         assert!(folder.claim().unwrap().is_none());
         folder.remove().unwrap();
-        // A lock on the deleted folder excludes nobody.
+        // A lock on the deleted folder excludes no process.
         let second = folder.claim().unwrap().unwrap();
         drop((first, second));
         assert!(folder.claim().unwrap().is_some());

@@ -45,7 +45,7 @@ impl Last {
         }
     }
 
-    /// The reason of the end in the server's own words: the error, or else the last line.
+    /// The reason of the end as the server's log states it: the error, or else the last line.
     pub(super) fn words(&self) -> &str {
         self.error.as_deref().unwrap_or(&self.line)
     }

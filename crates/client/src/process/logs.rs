@@ -41,7 +41,7 @@ pub(crate) struct FileLines {
 }
 
 impl FileLines {
-    /// Starts with the newest `tail` lines (all if `None`), and goes on with new ones.
+    /// Starts with the newest `tail` lines (all if `None`), and continues with new ones.
     pub(crate) fn new(log: PathBuf, wanted: Option<usize>) -> io::Result<Self> {
         let mut file = File::open(&log).ok();
         // The end is taken before the tail is read. So a line that is written in between is returned twice rather

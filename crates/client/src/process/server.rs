@@ -53,7 +53,7 @@ pub(super) struct Server {
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) exit_code: Option<i32>,
-    /// In the server's own words, or else in the system's.
+    /// The server's own message, or else the system's.
     pub(super) reason: String,
 }
 
@@ -132,7 +132,7 @@ impl Server {
         self.status.flatten()
     }
 
-    /// Asks the server to end, and kills it after its time limit.
+    /// Sends the server the signal to stop, and kills it after its time limit.
     pub(super) async fn stop(mut self) {
         // It may have ended by itself.
         let _ = self.identity.signal(Signal::TERM);
@@ -184,13 +184,13 @@ fn describe(status: Option<ExitStatus>, last_line: &str) -> String {
 }
 
 /// Becomes a server that the kernel kills when its supervisor ends. The hidden command is followed by the
-/// supervisor's pid, the control group's file or an empty word, and the server's command line.
+/// supervisor's pid, the control group's file or an empty argument, and the server's command line.
 pub fn run_bound(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let mut args = args.into_iter();
     let supervisor = args.next().and_then(|pid| pid.to_str()?.parse::<u32>().ok());
     let cgroup = args.next().unwrap_or_default();
     let bound = set_parent_process_death_signal(Some(Signal::KILL));
-    // The supervisor may have ended before the kernel was asked. Then no signal would ever come.
+    // The supervisor may have ended before this request to the kernel. Then no signal would ever come.
     if bound.is_err() || supervisor != Some(std::os::unix::process::parent_id()) {
         return ExitCode::FAILURE;
     }

@@ -142,7 +142,7 @@ enum Task {
     Expire,
 }
 
-/// Whether the supervisor goes on.
+/// Whether the supervisor continues.
 #[derive(PartialEq, Eq)]
 enum Next {
     GoOn,
@@ -430,7 +430,7 @@ impl Supervisor {
             (record.bytes_done, record.bytes_total) = (0, 0);
         }
         (record.state, record.phase, record.message) = (state, phase, message.clone());
-        // The deployment goes on if the disk is full. Its files are out of date until there is room.
+        // The deployment continues if the disk is full. Its files are out of date until there is room.
         let _ = self.folder.add_event(Event { time: now() as u64, state, phase, message });
         self.save();
     }

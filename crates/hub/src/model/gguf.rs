@@ -45,7 +45,7 @@ fn choose<'a>(
     Ok(Gguf::parts(name).into_iter().map(|name| format!("{folder}{name}")).collect())
 }
 
-/// Whether a path's file is a model whose name ends with these words.
+/// Whether a path's file is a model whose name ends with `end`.
 fn ends_with(path: &str, end: &str) -> bool {
     let Some(model) = Gguf::model_name(split_path(path).1) else { return false };
     let (model, end) = (model.to_ascii_lowercase(), end.to_ascii_lowercase());

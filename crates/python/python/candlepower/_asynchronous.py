@@ -64,7 +64,7 @@ class AsyncDeployment(DeploymentFields):
     """`Deployment` with coroutines."""
 
     async def status(self) -> DeploymentStatus:
-        """The current status. The server itself is asked."""
+        """The current status, from the server itself."""
         return DeploymentStatus._from_json(await _outcome(self._client.status(self.name)))
 
     async def refresh(self) -> None:

@@ -20,7 +20,7 @@ class Client:
         """Uses `backend` for all operations, if it is given.
 
         Without it, deployments are processes unless `backend` is one of their parameters. Names are looked up among
-        processes first, then among the containers of this machine. A cluster is asked only if it is named: by
+        processes first, then among the containers of this machine. A cluster is searched only if it is named: by
         `backend`, by its `namespace`, or by the `context` of the kubeconfig.
         """
         self._client = _native.Client(backend, namespace, context)
@@ -79,7 +79,7 @@ class Deployment(DeploymentFields):
     """A deployment as it was when it was last read, with its operations."""
 
     def status(self) -> DeploymentStatus:
-        """The current status. The server itself is asked."""
+        """The current status, from the server itself."""
         return DeploymentStatus._from_json(self._client.status(self.name).wait())
 
     def refresh(self) -> None:

@@ -54,7 +54,7 @@ class DeploymentStatus:
     replicas_ready: int
     """Replicas that answer `/health` with 200."""
     replicas_desired: int
-    """Replicas that were asked for."""
+    """Number of requested replicas."""
     restarts: int
     """Number of restarts after the server ended by itself."""
     exit_code: int | None

@@ -68,7 +68,7 @@ class DeploymentFailedError(CandlepowerError):
 
 
 class ResourceUnavailableError(CandlepowerError):
-    """This machine does not have the resources that were asked for."""
+    """This machine does not have the requested resources."""
 
     code = "RESOURCE_UNAVAILABLE"
     asked: str
@@ -82,7 +82,7 @@ class GatedModelError(CandlepowerError):
 
 
 class QuantizationMismatchError(CandlepowerError):
-    """The weights have another quantization than the one asked for."""
+    """The weights have another quantization than the requested one."""
 
     code = "QUANTIZATION_MISMATCH"
     asked: str

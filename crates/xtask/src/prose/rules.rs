@@ -1,4 +1,4 @@
-//! The rules that a sentence is held to: its length, its first word, and the field's words.
+//! The rules for a sentence: its length, its first word, and the field's terms.
 
 use regex::{Regex, RegexSet};
 
@@ -9,7 +9,7 @@ use super::words::{PRIVATE_WORDS, PrivateWord};
 /// The longest sentence. Writers aim at 20 words.
 pub(crate) const MAX_WORDS: usize = 35;
 
-/// First words that lead to inverted order, and to a clause where the field has a noun.
+/// First words that lead to inverted order, or to a clause instead of a noun.
 pub(crate) const OPENERS: [&str; 5] = ["of", "what", "as", "whoever", "whatever"];
 
 /// The rules' names in the ratchet's list.
@@ -41,7 +41,7 @@ impl Rules {
         Self { any: any.expect(COMPILES), words: words.collect() }
     }
 
-    /// Everything that is wrong with a sentence of this file.
+    /// All broken rules of a sentence of this file.
     pub(crate) fn breaches(&self, sentence: &Sentence, path: &str) -> Vec<Breach> {
         let mut breaches = Vec::new();
         let count = sentence.words.len();
@@ -76,7 +76,7 @@ fn compiled(words: &str) -> Regex {
     Regex::new(&pattern(words)).expect(COMPILES)
 }
 
-/// ASCII alone: tables of Unicode take longer to compile than all sentences take to match.
+/// The patterns match ASCII only. Tables of Unicode take longer to compile than all sentences take to match.
 fn pattern(words: &str) -> String {
     format!("(?i-u){words}")
 }

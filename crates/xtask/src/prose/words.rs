@@ -1,14 +1,14 @@
-//! Words that only this project uses for a thing that its field has a word for: a row a word, with where it is English.
+//! Private words of this project, each with the field's term, and with the sentences in which it is plain English.
 
-/// A private word and the field's.
+/// A private word and the field's term.
 pub(crate) struct PrivateWord {
     /// A pattern over ASCII, without regard to case.
     pub(crate) word: &'static str,
     /// The word is English in a sentence that this pattern matches. Empty: in none.
     pub(crate) unless: &'static str,
-    /// Beginnings of paths to which the row is confined. Empty: all.
+    /// Prefixes of the paths for which the row counts. Empty: all.
     pub(crate) only_in: &'static [&'static str],
-    /// The field's word, between asterisks as `docs/glossary.md` has it.
+    /// The field's term, between asterisks as in `docs/glossary.md`.
     pub(crate) instead: &'static str,
 }
 
@@ -33,7 +33,7 @@ const NAMED_IN: [&str; 2] = ["docs/glossary.md", "crates/xtask/src/prose"];
 
 const EVERYWHERE: &[&str] = &[];
 
-/// Where tensors and models are written about.
+/// Paths of texts about tensors and models.
 const TENSORS: &[&str] = &[
     "ARCHITECTURE.md",
     "docs/design/",
@@ -44,7 +44,7 @@ const TENSORS: &[&str] = &[
     "crates/models/",
 ];
 
-/// Where sequences, their cache and their states are written about.
+/// Paths of texts about sequences, their cache and their states.
 const STEPS: &[&str] = &[
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -58,7 +58,7 @@ const STEPS: &[&str] = &[
     "crates/scheduler/",
 ];
 
-/// Where constraints on an answer are written about.
+/// Paths of texts about constrained output.
 const CONSTRAINTS: &[&str] = &[
     "ARCHITECTURE.md",
     "CHANGELOG.md",
@@ -70,7 +70,7 @@ const CONSTRAINTS: &[&str] = &[
     "crates/server/",
 ];
 
-/// The table. A row stays narrow: better that it misses a use than that it refuses plain English.
+/// The table. A row stays narrow: a missed use does less harm than a refusal of plain English.
 pub(crate) const PRIVATE_WORDS: &[PrivateWord] = &[
     // Quantization.
     row(

@@ -1,5 +1,5 @@
-//! Tests with objects of a cluster: `recorded` has one file for each case. Fields and words are those of the
-//! API server and the kubelet of Kubernetes 1.33. The files are written by hand from the API's reference, not
+//! Tests with objects of a cluster: `recorded` has one file for each case. Fields and reasons are those of
+//! the API server and the kubelet of Kubernetes 1.33. The files are written by hand from the API's reference, not
 //! captured.
 
 use serde::Deserialize;

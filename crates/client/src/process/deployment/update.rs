@@ -1,4 +1,4 @@
-//! Asks a supervisor to update its deployment, and reports progress.
+//! Makes a supervisor update its deployment, and reports progress.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::status::{DeploymentStatus, Phase};
 /// Interval of the progress checks.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Lets another server take over. The running server goes on if that fails.
+/// Lets another server take over. The running server stays if that fails.
 pub(super) async fn update(
     found: &Supervised,
     params: &Params,

@@ -1,7 +1,7 @@
 //! Updates: another server takes over from the one that runs. It is ready first, if there is room for both.
 //!
-//! Until then the supervisor accepts only requests to delete. If the new server fails, the old one goes on, or is
-//! started again if it had to end first.
+//! Until then the supervisor accepts only requests to delete. If the new server fails, the old one keeps running, or
+//! is started again if it had to end first.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -31,7 +31,7 @@ pub(super) struct Candidate {
     phase: Phase,
     timeout: u64,
     until: Instant,
-    /// The client that asked for it.
+    /// The client that requested the update.
     stream: UnixStream,
 }
 
@@ -215,7 +215,7 @@ impl Supervisor {
         });
     }
 
-    /// Stops the new server and reports the reason to the client that asked.
+    /// Stops the new server and reports the reason to the client that requested it.
     pub(super) async fn give_up(&mut self, reason: &str) {
         self.drop_candidate(reason).await;
         self.run_on();
