@@ -36,7 +36,8 @@ install_vllm() {
 # llama.cpp's own server, built from the sources in its Python package.
 install_llama.cpp() {
     mkdir -p "$folder/llama.cpp"
-    # Only this package comes as sources. With `:all:` pip would also build its build tools, CMake among them, from sources.
+    # Only this package comes as sources. With `:all:` pip would also build its build tools, CMake among them, from
+    # sources.
     "$folder/tools/bin/pip" download --quiet --no-deps --no-binary llama-cpp-python --dest "$folder" \
         "llama-cpp-python==$LLAMA"
     tar -xzf "$folder/llama_cpp_python-$LLAMA.tar.gz" -C "$folder/llama.cpp" --strip-components 1

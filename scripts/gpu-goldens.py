@@ -47,8 +47,9 @@ def compute(folder, out):
     orders = torch.Generator().manual_seed(0)
     prompts = torch.stack([prompt[torch.randperm(len(prompt), generator=orders)] for _ in range(PROMPTS)])
     try:
-        # The GPU machine may have another version of transformers than the one that made the goldens, and it may compute a
-        # model differently, as with Bamba and MiniMax-M2. A comparison with such a model would mean nothing.
+        # The GPU machine may have another version of transformers than the one that made the goldens, and it may
+        # compute a model differently, as with Bamba and MiniMax-M2. A comparison with such a model would mean
+        # nothing.
         apart = (logits(folder, prompt[None], torch.float32)[0] - golden["logits"]).abs().max()
         if apart > 0.01 * golden["logits"].abs().max():
             return f"this version computes something else: logits differ by {apart:.3f}"

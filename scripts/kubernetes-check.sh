@@ -38,8 +38,8 @@ main() {
     echo "A real API server, its controllers and its scheduler agree with the kubernetes backend."
 }
 
-# Debian's package can be compiled by its Go 1.19, except for the library reflect2: the package's version of it crashes with
-# this Go. Debian has a newer version, which replaces it.
+# Debian's package can be compiled by its Go 1.19, except for the library reflect2: the package's version of it
+# crashes with this Go. Debian has a newer version, which replaces it.
 build_control_plane() {
     local binary missing=0
     for binary in $BINARIES; do

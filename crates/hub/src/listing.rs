@@ -17,8 +17,8 @@ use crate::{Error, ModelId, Result};
 
 /// Number of requests before the hub counts as unreachable.
 const ATTEMPTS: u32 = 3;
-/// Most bytes of a listing, enough for some hundred thousand files. Without a limit, a faulty or hostile mirror could fill
-/// the memory with an endless list.
+/// Most bytes of a listing, enough for some hundred thousand files. Without a limit, a faulty or hostile mirror could
+/// fill the memory with an endless list.
 const MAX_BYTES: usize = 64 << 20;
 
 /// A repository at a revision.

@@ -39,8 +39,8 @@ pub(crate) fn clippy(shell: &Shell) -> Result<String> {
 }
 
 pub(crate) fn doc(shell: &Shell) -> Result<String> {
-    // `--examples` gives the dependencies the features that they have in tests. Clippy has checked them with these features, so
-    // they are not compiled again.
+    // `--examples` gives the dependencies the features that they have in tests. Clippy has checked them with these
+    // features, so they are not compiled again.
     let what = "--workspace --features candlepower/full --no-deps --locked";
     let targets = "--lib --examples --bin candlepower --bin candlepower-xtask";
     let mut doc = shell.cargo(&format!("doc --quiet {what} {targets}"));

@@ -111,7 +111,8 @@ impl Manifests<'_> {
         let spec = json!({
             "type": "ClusterIP",
             "selector": self.selector_labels(),
-            // Server-side apply merges ports by number and protocol, so the protocol is written although it is the default.
+            // Server-side apply merges ports by number and protocol, so the protocol is written although it is the
+            // default.
             "ports": [{ "name": "http", "port": port, "targetPort": "http", "protocol": "TCP" }],
         });
         Service {
@@ -147,8 +148,8 @@ impl Manifests<'_> {
     /// Update strategy. With GPUs the old pod goes first, since a new pod would wait for the old one's GPUs
     /// for ever.
     fn strategy(&self) -> Value {
-        // `Recreate` ends all replicas at once. So several replicas are replaced one by one while the others answer, without
-        // an extra pod, which would need a spare GPU.
+        // `Recreate` ends all replicas at once. So several replicas are replaced one by one while the others answer,
+        // without an extra pod, which would need a spare GPU.
         let rolling = |surge: u32, unavailable: u32| {
             let rolling = json!({ "maxSurge": surge, "maxUnavailable": unavailable });
             json!({ "type": "RollingUpdate", "rollingUpdate": rolling })

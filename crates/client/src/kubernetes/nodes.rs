@@ -68,8 +68,8 @@ impl Placement {
             return Ok(Self::default());
         }
         let gpus = spec.gpu_count.unwrap_or(1).max(1);
-        // Converts units of 10^9 bytes to MiB, less 7 %: a card reports less than its nominal size, since drivers reserve a
-        // part. A request for 40 GB must accept a card of 40 GB.
+        // Converts units of 10^9 bytes to MiB, less 7 %: a card reports less than its nominal size, since drivers
+        // reserve a part. A request for 40 GB must accept a card of 40 GB.
         let above_mib = spec.min_gpu_memory_gb.map(|gb| gb.saturating_mul(930_000_000) >> 20);
         let Some(nodes) = nodes else {
             let products =

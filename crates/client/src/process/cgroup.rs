@@ -1,7 +1,7 @@
 //! A memory limit for the server, by a control group of version 2, if this user may create one.
 //!
-//! A limit of the address space (RLIMIT_AS) would work for every user. But CUDA reserves far more addresses than it uses
-//! memory, and would fail under such a limit.
+//! A limit of the address space (RLIMIT_AS) would work for every user. But CUDA reserves far more addresses than it
+//! uses memory, and would fail under such a limit.
 
 use std::fs;
 use std::io;

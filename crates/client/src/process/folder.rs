@@ -223,7 +223,8 @@ impl Folder {
     /// Removes the deployment's files from the target of a symbolic link of the user's, and the target if it is empty
     /// then.
     fn remove_linked(&self) -> io::Result<()> {
-        // Users may link the folder to a larger disk. `remove_dir_all` would remove the link alone, and leave logs and state.
+        // Users may link the folder to a larger disk. `remove_dir_all` would remove the link alone, and leave logs
+        // and state.
         let log = self.log();
         let logs = (0..NUM_FILES).map(|age| file_name(&log, age));
         let others =
