@@ -11,6 +11,7 @@ mod cuda;
 mod deep;
 mod emulated;
 mod inlined;
+mod instruction_sets;
 mod notices;
 mod prose;
 mod soak;
