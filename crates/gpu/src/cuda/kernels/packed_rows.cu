@@ -1,4 +1,4 @@
-// The product of a quantized matrix with 9 to a few hundred rows.
+// The product of a quantized matrix with 9 to 128 rows.
 
 #include "packed_rows.cuh"
 
