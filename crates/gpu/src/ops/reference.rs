@@ -214,7 +214,7 @@ impl InplaceOp1 for Write<'_> {
             (CpuStorage::U32(out), Values::Integers(values)) => {
                 out[first..end].copy_from_slice(values);
             }
-            _ => candle_core::bail!("the dtype was checked before the reference implementation ran"),
+            _ => candle_core::bail!("the dtype was checked before the reference ran"),
         }
         Ok(())
     }
