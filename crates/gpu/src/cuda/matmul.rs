@@ -180,9 +180,8 @@ impl Cublas {
         product.run(&self.device, self.lay_bias(bias, rows, n, out)?)
     }
 
-    /// Copies the bias into each row of `out`, so that cuBLAS adds it to the product without another kernel. Returns
-    /// the factor on `out` for that: 1, or 0 without a bias. cuBLAS rounds the product before it adds the bias (seen on
-    /// an H200).
+    /// Copies the bias into each row of `out`, so that cuBLAS adds the product to it. Returns the factor on `out` for
+    /// that: 1, or 0 without a bias. cuBLAS rounds the product before it adds the bias (seen on an H200).
     fn lay_bias(&self, bias: Option<&Tensor>, rows: usize, n: usize, out: &Tensor) -> Result<f32> {
         let Some(bias) = bias else { return Ok(0.0) };
         Operand::new(KERNEL, "bias", bias).expect_dims("[n]", &[n])?;

@@ -30,8 +30,8 @@ fn has_rows_kernel(w: &PackedMatrix) -> bool {
     cut(w) != ANY_LAYOUT && w.codes != Codes::Table
 }
 
-/// Computes `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to [`packed_max_rows`] rows, `bias` `[n]`, `out` `[rows,
-/// n]`, all bf16 or f16, with sums in f32; `w` is `[n, k]`.
+/// Computes `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to [`packed_max_rows`] rows, `bias` `[n]`, `out`
+/// `[rows, n]`, all bf16 or f16, with sums in f32; `w` is `[n, k]`.
 ///
 /// A row's result depends only on its own values, the shape of `w`, and [`packed_product_rounds`]. The reference
 /// implementation of one output is [`candlepower_kernels::linear_reference`] over dequantized weights, which adds in

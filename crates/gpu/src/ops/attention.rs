@@ -63,8 +63,8 @@ impl AttentionPlan {
     /// sequence, causal, with the plan's window and `params.softcap`. `sinks`, f32 `[heads]`, are attention sink
     /// logits: each head's logit joins its softmax and has no value.
     ///
-    /// `q` is `[tokens, heads, head_dim]`, `out` `[tokens, heads, value_dim]`; head `h` reads key-value head `h /
-    /// (heads / kv_heads)`. This step's keys and values must be in the cache. The reference implementation is
+    /// `q` is `[tokens, heads, head_dim]`, `out` `[tokens, heads, value_dim]`; head `h` reads key-value head
+    /// `h / (heads / kv_heads)`. This step's keys and values must be in the cache. The reference implementation is
     /// [`candlepower_kernels::paged_attention_reference`].
     ///
     /// # Errors
@@ -162,8 +162,8 @@ impl ReferencePlan {
     }
 }
 
-/// The blocks of one sequence in the layout of the CPU's reference implementation: in a block, keys are `[head_dim,
-/// block_size]`.
+/// The blocks of one sequence in the layout of the CPU's reference implementation: in a block, keys are
+/// `[head_dim, block_size]`.
 struct Blocks {
     config: KvCacheConfig,
     block_table: Vec<u32>,

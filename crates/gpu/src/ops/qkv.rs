@@ -14,9 +14,9 @@ use crate::operands::{
     head_dim_of,
 };
 
-/// Computes the sums of squares over all heads of q, and over all heads of k. `qkv` is `[tokens, (heads + 2 kv_heads) *
-/// head_dim]`, bf16 or f16, and `out` f32 `[tokens, 2]`. On a single rank, these are the sums for
-/// [`QkNormSpan::AllHeads`].
+/// Computes the sums of squares over all heads of q, and over all heads of k. `qkv` is
+/// `[tokens, (heads + 2 kv_heads) * head_dim]`, bf16 or f16, and `out` f32 `[tokens, 2]`. On a single rank, these are
+/// the sums for [`QkNormSpan::AllHeads`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, heads have an odd number of elements, or CUDA refused the

@@ -143,8 +143,8 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
     reference.write(("out", out), "[tokens, inner]", &[tokens, width / 2], &activated)
 }
 
-/// Computes `out[t, j] = act(x[t, j]) * by[t, first + j]`, in f32 and rounded once. `x` and `out` are `[tokens,
-/// inner]`, `by` is `[tokens, width]`, all bf16 or f16; `out` may be `x`. The reference implementation is
+/// Computes `out[t, j] = act(x[t, j]) * by[t, first + j]`, in f32 and rounded once. `x` and `out` are
+/// `[tokens, inner]`, `by` is `[tokens, width]`, all bf16 or f16; `out` may be `x`. The reference implementation is
 /// [`candlepower_kernels::activation_times_reference`].
 ///
 /// # Errors

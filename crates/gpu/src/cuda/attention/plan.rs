@@ -188,9 +188,9 @@ impl AttentionPlan {
     /// are applied to the rounded output. So is the scale of cached values, for latents and for heads of 512 elements
     /// in steps that are not decodes.
     ///
-    /// `q` is `[tokens, heads, head_dim]`, `out` `[tokens, heads, value_dim]`; head `h` reads key-value head `h /
-    /// (heads / kv_heads)`. This step's keys and values must be in the cache. The CPU's reference implementation is
-    /// [`candlepower_kernels::paged_attention_reference`].
+    /// `q` is `[tokens, heads, head_dim]`, `out` `[tokens, heads, value_dim]`; head `h` reads key-value head
+    /// `h / (heads / kv_heads)`. This step's keys and values must be in the cache. The CPU's reference implementation
+    /// is [`candlepower_kernels::paged_attention_reference`].
     ///
     /// # Errors
     /// Nothing was prepared; `params.window` is not the plan's; the plan has no room for sinks; scores over latents

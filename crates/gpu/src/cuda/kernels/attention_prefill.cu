@@ -16,6 +16,8 @@ cudaError_t plan_prefill(const PlanArgs& args, cudaStream_t stream) {
   flashinfer::PrefillPlanInfo plan;
   // A fixed launch is a decode bucket of a CUDA graph: every sequence has the same number of queries.
   const int64_t uniform_queries = shape.fixed_launch != 0 ? shape.tokens / shape.seqs : 0;
+  // For fixed launches the planner always splits the context, so a merge kernel runs in each layer, even for short
+  // contexts: the grid must not depend on the lengths. Source: FlashInfer, scheduler.cuh, PrefillBinarySearchKVChunkSize.
   const cudaError_t status = flashinfer::PrefillPlan<int32_t>(
       args.buffers.partials, args.buffers.partials_bytes, args.buffers.schedule, args.buffers.host,
       args.buffers.schedule_bytes, plan, args.query_start, args.page_start, shape.tokens, shape.seqs,

@@ -22,7 +22,7 @@ struct PackedMatrix {
   int32_t width;  // inputs of a row; there may be fewer columns than inputs
   int32_t group;
   int32_t kind;
-  int32_t cut;  // group boundaries divide each tile into 2^cut parts; kAnyLayout if k or the groups do not fit that
+  int32_t cut;  // group boundaries divide each tile into 2^cut parts; kAnyLayout if PackedTiles cannot read the matrix
 
   CANDLEPOWER_HD int32_t whole_outputs() const {
     return (n + kTileOutputs - 1) / kTileOutputs * kTileOutputs;

@@ -103,8 +103,8 @@ CANDLEPOWER_HD int32_t warps_per_output(int32_t outputs, int32_t wanted, int32_t
 // ---- Quantized weights -----------------------------------------------------------------------------
 
 // A quantized matrix is stored in tiles of 16 outputs and 64 inputs, each of which has four steps of 16 inputs. A lane
-// of the warp that multiplies a tile needs 16 bytes of it for 4-bit weights and 32 bytes for 8-bit ones. These bytes
-// are contiguous, so that one or two vector loads fetch them.
+// of the warp that multiplies a tile needs 16 bytes of it for 4-bit weights, and twice 16 bytes for 8-bit weights. The
+// layout makes these bytes contiguous, so that a lane fetches its weights with one or two 16-byte loads.
 constexpr int32_t kTileOutputs = 16;
 constexpr int32_t kTileInputs = 64;
 constexpr int32_t kStepInputs = 16;

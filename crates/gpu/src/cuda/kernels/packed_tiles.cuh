@@ -159,8 +159,8 @@ __device__ __forceinline__ void multiply_short(const PackedMatrix& w, int32_t fi
 template <int32_t kWords, int32_t kCut>
 constexpr int32_t kPackedAhead = kCut == 2 || (kWords == 8 && kCut == 1) ? 2 : 4;
 
-// The same for long ranges. Tiles are loaded into registers, some ahead of their use, since the loop has no branch that
-// would make loads wait for each other. The rows of x are read from global memory in between.
+// The same for long ranges. Tiles are loaded into registers, several ahead of their use. Unlike in `multiply_short`, these
+// loads do overlap, because the main loop has no branches. The rows of x are read from global memory in between.
 template <typename T, Codes kCodes, int32_t kRowTiles, int32_t kCut>
 __device__ __forceinline__ void multiply_long(const PackedMatrix& w, int32_t first_output, Range run, const T* tables,
                                               const T* const (&x)[kRowTiles], float (&totals)[kRowTiles][4]) {
@@ -226,8 +226,8 @@ __device__ __forceinline__ void multiply_long(const PackedMatrix& w, int32_t fir
 // The same for matrices of any layout and 8 rows, with columns in any order and groups of whole steps. `x` points to
 // the beginning of a row.
 //
-// This is a separate function because its branches cost the others registers, which were spilled with 17 to 32 rows,
-// and kept nvcc from moving loads of activations ahead.
+// This is a separate function because its branches slowed the other variants down: registers were spilled with 17 to 32
+// rows, and nvcc could not move loads of activations ahead.
 template <typename T, Codes kCodes>
 __device__ __forceinline__ void multiply_any(const PackedMatrix& w, int32_t first_output, Range run, const T* tables,
                                              const T* x, float (&totals)[4]) {

