@@ -5,8 +5,8 @@
 //! be captured as a CUDA graph. Values that change from step to step are in device tensors. The host cannot check those
 //! values, so each kernel's documentation says how it handles invalid ones.
 //!
-//! An operand named `out` is written although it is a shared reference. Clones of the tensor see the
-//! change. Use one stream per device (`Device::new_cuda_with_stream`).
+//! An operand named `out` is written although it is a shared reference. Clones of the tensor see the change. Use one
+//! stream per device (`Device::new_cuda_with_stream`).
 
 mod activation;
 mod attention;

@@ -4,8 +4,7 @@
 //! runs the kernel's reference implementation, element by element and slowly, with the same checks of dtypes, shapes
 //! and alignment. A model's order of operations, its buffers and its tables can therefore be tested on any machine.
 //!
-//! An operand named `out` is written although it is a shared reference. Clones of the tensor see the
-//! change.
+//! An operand named `out` is written although it is a shared reference. Clones of the tensor see the change.
 //!
 //! The module `operands` has the types and checks that operations and kernels share; it depends on neither. The module
 //! `ops` has one function per operation.

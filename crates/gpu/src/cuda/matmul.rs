@@ -58,7 +58,7 @@ impl Cublas {
         dtype: DType,
         unpacked_bytes: usize,
     ) -> Result<Self> {
-        // Initialized, because elements without a column are multiplied by zeros, which gives NaN for NaN.
+        // Initialized, since inputs without a column stay unwritten. Their activations are zero, but zero times NaN is NaN.
         let numbers = (unpacked_bytes / dtype.size_in_bytes()).max(1);
         let unpacked = Tensor::zeros(numbers, dtype, device)?;
         let zeros = Tensor::zeros(max_rows.max(1), DType::U32, device)?;

@@ -20,9 +20,9 @@ use crate::operands::{
 /// - `q` `[tokens, heads, q_dim]`: the last `rot_dim` elements of each head are rotated and written to `q_out`
 ///   `[tokens, heads, head_dim]`.
 ///
-/// In `q_out` they come after the first `latent` elements of a head, which must be there already. If the RoPE table
-/// scales queries, all of `q_out` is scaled. In the cache, a latent is padded with zeros to `latent` elements, and the
-/// rotated elements are padded to the end of the row, there and in `q_out`.
+/// In `q_out` the rotated elements follow the first `latent` elements of a head, which must be there already. If the
+/// RoPE table scales queries, all of `q_out` is scaled. Zeros pad a latent to `latent` elements in the cache. They also
+/// pad the rotated elements to the end of a row, in the cache and in `q_out`.
 ///
 /// The computation is in f32 from load to store and rounded once, in the cache to its own dtype after division by the
 /// keys' scale. The reference implementations, one after the other, are [`rms_norm_reference`], [`rope_reference`] and

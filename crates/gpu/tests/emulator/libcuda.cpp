@@ -1,7 +1,6 @@
 // A GPU that the CPU emulates: the functions of CUDA's driver that candlepower calls. Kernels are compiled by the
 // stand-in for nvcc.
 //
-//
 // Work is queued and run as late as possible, which reveals code that reads a result or overwrites an input too early.
 // Memory is filled with 0xff bytes, and ends before a page that cannot be accessed. The library is built as
 // libcuda.so.1, and is libcublas, libcurand and NCCL too, under other names. A process has one GPU, whose streams are

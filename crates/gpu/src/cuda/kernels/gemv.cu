@@ -22,7 +22,7 @@ constexpr int32_t kMaxRows = 8;
 // Number of warps that fills the largest GPUs: 132 multiprocessors with 32 warps each.
 constexpr int32_t kWantedWarps = 132 * 32;
 // Number of vectors of the matrix that a thread loads ahead of their use. At 4.8 TB/s and 0.7 us of latency, each of
-// 132 multiprocessors must have 25 KiB in flight at every moment. Four vectors a thread give 64 KiB for one row.
+// 132 multiprocessors must have 25 KiB in flight at every moment. Four vectors a thread are at least 64 KiB for one row.
 constexpr int32_t kAhead = 4;
 
 // A block computes 8 / `kSplit` outputs of every row. `kSplit` warps share one output, and each sums a range of k. The
