@@ -71,7 +71,8 @@ impl Scales {
 
     /// Sixteen of the run's scales (`index` 0) or its offsets (1).
     ///
-    /// # Safety The contract of [`Self::load`], and the run has such values.
+    /// # Safety
+    /// The contract of [`Self::load`], and the run has such values.
     #[inline(always)]
     unsafe fn number<S: Simd>(self, s: S, offset: usize, index: usize, half: usize) -> S::F32 {
         let at =

@@ -172,7 +172,8 @@ type Sums<F32, const ROWS: usize, const VECTORS: usize> = [[F32; VECTORS]; ROWS]
 
 /// The vectors `first_half..first_half + VECTORS` of a tile of `ROWS` rows.
 ///
-/// # Safety The caller promises what [`Tile::compute`] asks for.
+/// # Safety
+/// The caller promises what [`Tile::compute`] asks for.
 #[inline(always)]
 unsafe fn accumulate<S: Simd, W: WordKind, const ROWS: usize, const VECTORS: usize>(
     s: S,
@@ -227,7 +228,8 @@ unsafe fn accumulate<S: Simd, W: WordKind, const ROWS: usize, const VECTORS: usi
 
 /// Adds the products of some words to the sums.
 ///
-/// # Safety The caller promises what [`Tile::compute`] asks for.
+/// # Safety
+/// The caller promises what [`Tile::compute`] asks for.
 #[inline(always)]
 unsafe fn add_words<S: Simd, W: WordKind, const ROWS: usize, const VECTORS: usize>(
     s: S,

@@ -1,8 +1,8 @@
 //! Unpacks the quantized weights of a pair of steps from their bit planes to lanes of 16 bits. A shuffle brings each
 //! lane its byte, and a shift moves the lane's bits to their final position.
 //!
-//! Shifts of 32-bit words are used, since the compiler turned shifts of single lanes, written as products of 16 bits,
-//! into wider ones and back. With those one row of Q6_K took 0.78 instead of 0.50 ms.
+//! The shifts are those of 32-bit words. Shifts of single lanes, written as products of 16 bits, were compiled to wider
+//! products and back: one row of Q6_K took 0.78 ms with them, and takes 0.50 ms.
 
 use crate::weight::planes::{place, widths};
 
