@@ -284,7 +284,7 @@ pub fn experts_reference(x: &[f32], scored: &[f32], layer: &Experts<Vec<f32>>) -
     let mut out = vec![0f32; x.len()];
     let scores =
         product(scored, &layer.router, &layer.router_bias.clone().map_or(Vec::new(), numbers));
-    let of_experts = layer.gating.of_experts(scores.len()).expect("a bias and a scale for each expert");
+    let of_experts = layer.gating.of_experts(scores.len()).expect("values for each expert");
     for (expert, share) in layer.gating.route(&scores, &of_experts, layer.top_k) {
         let (gate_up_bias, down_bias) =
             (of_expert(&layer.gate_up_bias, expert), of_expert(&layer.down_bias, expert));

@@ -289,7 +289,7 @@ impl WeightBuilder {
             (Bf16, F16) => self.scatter(range, rows.bytes, |v: bf16| f16::from_f32(v.to_f32())),
             (F16, Bf16) => self.scatter(range, rows.bytes, |v: f16| bf16::from_f32(v.to_f32())),
             (_, Coded(_)) | (Coded(_), _) => {
-                return Err(Error::QuantizedRows("a quantized weight takes quantized rows alone: use write_quantized"));
+                return Err(Error::QuantizedRows("for a quantized weight call write_quantized"));
             }
         }
         Ok(())

@@ -185,10 +185,10 @@ impl QuantizedRows<'_> {
             }
             let of_mins = if matches!(self.mins, Mins::Own(_)) { expected } else { 0 };
             if scales.len() != expected || mins.len() != of_mins {
-                return Err(Error::QuantizedRows("the number of sub-scales is not the number of groups"));
+                return Err(Error::QuantizedRows("there is not one sub-scale for each group"));
             }
             if matches!(self.mins, Mins::ZeroPoints(_)) {
-                return Err(Error::QuantizedRows("super-blocks need one zero-point for all groups"));
+                return Err(Error::QuantizedRows("groups of super-blocks share a zero-point"));
             }
         }
         let scales = match self.codes {
@@ -278,7 +278,7 @@ impl WeightBuilder {
         let layout = self.layout;
         let fits = |row| layout.kept_numbers(&rows, row).all(|number| layout.is_exact(number));
         if codes != Codes::Table && !(0..count).into_par_iter().all(fits) {
-            return Err(Error::QuantizedRows("the weight's dtype does not represent the scales exactly"));
+            return Err(Error::QuantizedRows("the weight's dtype would round the scales"));
         }
         let nothing_written = !self.written.contains(&true);
         if nothing_written {

@@ -480,7 +480,7 @@ fn planes_have_each_bit_of_each_code_once() {
                 all.iter_mut().zip(alone).for_each(|(all, alone)| *all |= alone);
             }
         }
-        assert!(all.iter().all(|byte| *byte == 255), "quantized weights of {bits} bits have no padding");
+        assert!(all.iter().all(|byte| *byte == 255), "{bits} bits have no padding");
     }
 }
 
