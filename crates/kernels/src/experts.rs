@@ -221,6 +221,8 @@ pub fn experts(x: &Tensor, scored: &Tensor, layer: &Experts<Weight>) -> Result<T
     }
     let data = operand.f32s()?;
     let mut out = vec![0f32; tokens * hidden];
+    // Each expert's products are launched alone, on small matrices, which has a cost. Two of eight experts read as
+    // much as a dense layer, but took 1.7 times as long for a token and 1.4 times for a prompt.
     for (expert, rows) in rows.iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
         let (gate_up, down) = (&layer.gate_up[expert], &layer.down[expert]);
         let mut gathered = Vec::with_capacity(rows.len() * hidden);

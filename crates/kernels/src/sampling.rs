@@ -374,8 +374,8 @@ pub fn row_logprobs(logits: &[f32], token_id: u32, top: usize) -> RowLogprobs {
     }
 }
 
-/// Steps that nearly always contain the nucleus: 8 nats. All less likely tokens are one sum, so that their
-/// exponentials are not sorted into steps.
+/// Steps that nearly always contain the nucleus: 8 nats. All less likely tokens are added to one sum, which is
+/// cheaper than finding the step of each.
 const NUCLEUS_STEPS: usize = 512;
 
 #[cfg(test)]

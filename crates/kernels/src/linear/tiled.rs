@@ -1,16 +1,18 @@
 //! The product for many rows: blocks that stay in the caches, tiles that stay in registers.
 //!
 //! ```text
-//! for each group of rows         packed once: [blocks of k][row tiles][lines of words][tile rows]
-//!   for each task of panels      on one thread; a panel is 32 outputs
-//!     for each block of k        its weights come from memory once, and are widened once
-//!       for each panel           its block stays in the first-level cache
+//! for each group of rows         its activations are packed once (GROUP_WORDS)
+//!   for each few panels          on one of the threads; a panel is 32 outputs (PANELS_TOGETHER)
+//!     for each block of k        the packed activations of a block stay in the second-level cache (BLOCK_WORDS)
+//!       for each of the panels   its weights come from memory once, are widened once, and stay in the first-level cache
 //!         for each row tile      micro-kernel: tile rows x 32 outputs in registers (tile.rs)
 //! ```
 //!
-//! Activations are packed in the order in which tiles read them. Rows lie together by cache lines, not word by word,
-//! which was an eighth slower. A block of quantized weights is some whole segments, each of which is summed and then
-//! scaled. The outputs carry the chain of additions from one block of `k` to the next.
+//! Activations are packed as `[blocks of k][row tiles][lines of words][tile rows]`, the order in which tiles read
+//! them. A line is a cache line of one row. Packing word by word across rows was an eighth slower.
+//!
+//! A block of quantized weights is some whole segments, each of which is summed and then scaled. The outputs carry
+//! the chain of additions from one block of `k` to the next.
 //!
 //! A matrix unit computes whole tiles. So its rows are padded, and its outputs go through a buffer.
 
@@ -464,8 +466,9 @@ fn block_of_panel<S: Simd, W: Format>(
     if W::SCALED {
         load_scales::<S, W>(s, stored, layout, block, scales);
     }
-    // The tiles share the prefetch of the next block, since their arithmetic hides it. A matrix unit with one tile
-    // has too little arithmetic for that, and reads panel after panel.
+    // The tiles share the prefetch of the next block, since their arithmetic hides it. In a sketch of this kernel for
+    // AMX it gave 15 to 35 %. A matrix unit with one tile has too little arithmetic for that, and reads panel after
+    // panel.
     let ahead_step = (end - start).div_ceil(block.words.len() * tiles.count);
     let ahead = if Shape::<S, W::Words>::MATRIX_UNIT && tiles.count == 1 {
         start + PREFETCH_BYTES

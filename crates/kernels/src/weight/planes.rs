@@ -1,8 +1,7 @@
 //! Bit planes: the order of quantized weights of two, three, five and six bits in a pair of steps.
 //!
-//! A width that does not divide a byte would need shifts over byte boundaries. So the bits are split into two planes,
-//! whose widths are powers of two: the lower bits of all quantized weights of a pair of steps, and then the upper
-//! ones.
+//! The bits are split into two planes whose widths are powers of two, so that a lane's bits of one plane never cross
+//! a byte. First come the lower bits of all quantized weights of a pair of steps, and then the upper ones.
 //!
 //! In registers the quantized weights of sixteen outputs are 32 lanes of 16 bits. Output `o` has lane `2 * o` for the
 //! odd step and lane `2 * o + 1` for the even one. So a word of both has the even step in its high half, where dot
