@@ -280,7 +280,7 @@ impl KvCache {
     }
 }
 
-/// Zeros in memory of which the system provides pages when they are first written. For bf16 candle writes the zeros.
+/// Zeros in memory whose pages the system provides when they are first written. For bf16 candle writes the zeros.
 fn zeros(dims: &[usize], dtype: DType) -> Result<Tensor> {
     Ok(match dtype {
         DType::BF16 => {

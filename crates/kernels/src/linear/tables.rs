@@ -114,7 +114,7 @@ impl Panels<'_> {
             for i in 0..lines {
                 let line = line(x.wrapping_add(i * TABLE_STEPS), k, i);
                 s.prefetch(line.codes.wrapping_add(PREFETCH_BYTES));
-                // SAFETY: the row has so many whole lines, and the outputs are of those that lie together.
+                // SAFETY: the row has this whole line, and the outputs lie together.
                 unsafe { line.add::<S, ROWS, OUTPUTS>(s, TABLE_STEPS, &tables, &mut sums) };
             }
             if left > 0 {

@@ -47,7 +47,7 @@ impl Tokens<'_> {
         let mut first = 0;
         while first < vectors && count < MANY_TOKENS {
             let at = (matrix[first * LANES..].as_mut_ptr(), value_dim);
-            // SAFETY: the columns from `first` on are as many as there are vectors left; `run` has checked the lengths.
+            // SAFETY: at least `V` vectors of columns are left from `first` on, and `run` has checked the lengths.
             first += unsafe {
                 match vectors - first {
                     8.. if wide => self.columns::<S, 8, CORRECTS>(s, at, first),

@@ -200,7 +200,7 @@ impl Inputs<'_> {
         let ahead = self.input.as_ptr().wrapping_add((token + AHEAD) * width + first);
         for place in (0..out.len()).step_by(LANES) {
             s.prefetch(ahead.wrapping_add(place).cast());
-            // SAFETY: each points to as many elements as `out` has, whole vectors.
+            // SAFETY: each points to `out.len()` elements, in whole vectors.
             unsafe {
                 // With a constant length the compiler unrolls the loop.
                 let added = s.load(added.add(place));
@@ -261,7 +261,7 @@ fn squares<S: Simd>(s: S, x: &[f32]) -> f32 {
 /// `rms_norm(x) * silu(z)`, all of the same length in whole vectors.
 ///
 /// # Safety
-/// `to` points to as many writable elements as `x` has.
+/// `to` points to `x.len()` writable elements.
 #[inline(always)]
 unsafe fn gated_norm<S: Simd>(
     s: S,
@@ -273,7 +273,7 @@ unsafe fn gated_norm<S: Simd>(
     assert!(weight.len() == x.len() && z.len() == x.len());
     let scale = s.splat(1.0 / (squares(s, x) / x.len() as f32 + eps).sqrt());
     for place in (0..x.len()).step_by(LANES) {
-        // SAFETY: all have as many elements, whole vectors; and the caller's promise.
+        // SAFETY: all have the same length, in whole vectors; and the caller's promise.
         unsafe {
             let weight = s.load(weight.as_ptr().add(place));
             let gate = math::silu(s, s.load(z.as_ptr().add(place)));
@@ -292,7 +292,7 @@ unsafe fn gated_sum<S: Simd>(s: S, x: &[f32], (v, skip): (&[f32], f32), z: &[f32
     assert!(v.len() == x.len() && z.len() == x.len());
     let skip = s.splat(skip);
     for place in (0..x.len()).step_by(LANES) {
-        // SAFETY: all have as many elements, whole vectors; and the caller's promise.
+        // SAFETY: all have the same length, in whole vectors; and the caller's promise.
         unsafe {
             let gate = math::silu(s, s.load(z.as_ptr().add(place)));
             let v = s.load(v.as_ptr().add(place));

@@ -143,7 +143,7 @@ unsafe fn rounded_bf16(numbers: __m512) -> __m512i {
 /// The words of a register as pairs of bf16.
 #[inline(always)]
 fn bf16s(words: __m512) -> __m512bh {
-    // SAFETY: both are 64 bytes, of which any are good.
+    // SAFETY: both are 64 bytes, and every value of these bytes is valid.
     unsafe { std::mem::transmute(words) }
 }
 

@@ -51,7 +51,7 @@ pub type Entry = (u32, f32);
 const TASK_OUTPUTS: usize = 512;
 
 impl Sparse {
-    /// The sparse part of `n` outputs, of which some have entries; `None` if none has.
+    /// The sparse part of `n` outputs, some of which have entries; `None` if none has.
     pub(super) fn collect(rows: BTreeMap<usize, Vec<Entry>>, n: usize) -> Option<Self> {
         let mut sparse = Self { starts: vec![0; n + 1], entries: Vec::new() };
         let mut rows = rows.into_iter().peekable();
