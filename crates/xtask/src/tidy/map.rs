@@ -24,10 +24,9 @@ pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
         .filter(|(file, _)| opening(file).is_none())
         .map(|(file, _)| Finding::new(file, 1, "it does not begin with a sentence about itself"))
         .collect();
-    if let Some(page) = files.iter().find(|file| file.path == PAGE) {
-        if written(files) != page.text {
-            findings.push(Finding::new(page, 0, "it is not what `cargo xtask docs` writes"));
-        }
+    let page = files.iter().find(|file| file.path == PAGE);
+    if let Some(page) = page.filter(|page| written(files) != page.text) {
+        findings.push(Finding::new(page, 0, "it is not what `cargo xtask docs` writes"));
     }
     findings
 }
