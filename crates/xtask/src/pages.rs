@@ -26,6 +26,8 @@ pub(crate) struct Page {
     pub(crate) links: Vec<Mention>,
     /// Pieces of inline code.
     pub(crate) code: Vec<Mention>,
+    /// Lines of code blocks.
+    pub(crate) lines: Vec<Mention>,
 }
 
 /// The parser of all pages: CommonMark with tables.
@@ -38,6 +40,7 @@ impl Page {
     pub(crate) fn read(text: &str) -> Self {
         let mut page = Self::default();
         let (mut heading, mut used) = (None::<String>, HashSet::new());
+        let mut in_block = false;
         for (event, range) in parser(text).into_offset_iter() {
             let mention = |text: &str, start: usize, source: &str| Mention {
                 text: text.to_owned(),
@@ -58,6 +61,14 @@ impl Page {
                 Event::Code(code) => {
                     heading.iter_mut().for_each(|heading| heading.push_str(&code));
                     page.code.push(mention(&code, range.start, text));
+                }
+                Event::Start(Tag::CodeBlock(_)) => in_block = true,
+                Event::End(TagEnd::CodeBlock) => in_block = false,
+                Event::Text(found) if in_block => {
+                    let first = mention("", range.start, text).line;
+                    let lines = found.lines().zip(first..);
+                    page.lines
+                        .extend(lines.map(|(text, line)| Mention { text: text.to_owned(), line }));
                 }
                 Event::Text(found) => {
                     heading.iter_mut().for_each(|heading| heading.push_str(&found));
@@ -127,9 +138,11 @@ mod tests {
 
     #[test]
     fn links_and_code_have_their_lines() {
-        let page = Page::read("# A\n\nSee [b](b.md#c) and\n`d.rs`.\n\n```sh\n[e](f)\n```\n");
+        let page = Page::read("# A\n\nSee [b](b.md#c) and\n`d.rs`.\n\n```sh\n[e](f)\ng\n```\n");
         assert_eq!(page.links, [Mention { text: "b.md#c".to_owned(), line: 3 }]);
         assert_eq!(page.code, [Mention { text: "d.rs".to_owned(), line: 4 }]);
+        let lines: Vec<_> = page.lines.iter().map(|line| (line.text.as_str(), line.line)).collect();
+        assert_eq!(lines, [("[e](f)", 7), ("g", 8)]);
     }
 
     #[test]

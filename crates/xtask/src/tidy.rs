@@ -10,6 +10,7 @@ mod layers;
 pub(crate) mod links;
 mod map;
 mod models_table;
+mod names;
 mod paths;
 mod sizes;
 mod targets;
@@ -48,7 +49,7 @@ impl fmt::Display for Finding {
 /// A rule: from every file of the project to what breaks it.
 type Rule = fn(&[SourceFile]) -> Vec<Finding>;
 
-const RULES: [Rule; 13] = [
+const RULES: [Rule; 14] = [
     layers::findings,
     folders::findings,
     sizes::findings,
@@ -60,6 +61,7 @@ const RULES: [Rule; 13] = [
     configuration::findings,
     map::findings,
     links::findings,
+    names::findings,
     ignored::findings,
     ratchet::findings,
 ];

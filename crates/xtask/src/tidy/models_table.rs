@@ -90,7 +90,7 @@ const ARCHITECTURES: &[Architecture] = &[
     row(
         "Gemma4ForCausalLM",
         "Gemma 4 without image and sound encoders; all sizes in GGUF",
-        "experts beside a dense feed-forward with separate norms, values equal to keys",
+        "experts and a dense feed-forward with separate norms, values equal to keys",
         "gemma4",
     ),
     row(
