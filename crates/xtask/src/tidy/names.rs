@@ -58,13 +58,15 @@ impl Names<'_> {
     /// The first name in a piece of code that is in no list.
     fn missing(&self, code: &str) -> Option<String> {
         let is_command = code.starts_with("candlepower ");
-        let command = code.split_whitespace().nth(1).filter(|_| is_command);
-        let is_listed = |name: &str| match command {
+        let words: Vec<&str> = code.split_whitespace().take(3).collect();
+        let begins = |line: &str| self.commands.iter().any(|listed| listed.starts_with(line));
+        // `bench run` is a command of two words.
+        let command = (1..=words.len()).rev().map(|count| words[..count].join(" "));
+        let command = command.filter(|_| is_command).find(|command| begins(&format!("{command} ")));
+        let is_listed = |name: &str| match &command {
             Some(command) => {
-                let line = format!("candlepower {command} {name}");
-                let values = format!("{line} ");
-                self.commands.contains(line.as_str())
-                    || self.commands.iter().any(|listed| listed.starts_with(&values))
+                let line = format!("{command} {name}");
+                self.commands.contains(line.as_str()) || begins(&format!("{line} "))
             }
             None => self.words.contains(name) || KNOWN.contains(&name),
         };
@@ -80,7 +82,9 @@ impl Names<'_> {
             word.starts_with("candlepower_")
                 || PREFIXES.iter().any(|prefix| word.starts_with(prefix))
         });
-        let known = |word: &str| self.words.contains(word) || KNOWN.contains(&word);
+        // A beginning alone is the name of a group.
+        let known =
+            |word: &str| word.ends_with('_') || self.words.contains(word) || KNOWN.contains(&word);
         named.map(str::to_owned).find(|word| !known(word))
     }
 }
@@ -100,7 +104,7 @@ mod tests {
         let mut files = sample(page, text);
         files.extend(sample(
             FLAGS,
-            "candlepower serve --dtype\ncandlepower serve --dtype float32\n",
+            "candlepower serve --dtype\ncandlepower serve --dtype float32\ncandlepower bench run --batch\n",
         ));
         files.extend(sample(VARIABLES, "environment BLAZE_DTYPE\n"));
         files.extend(sample(METRICS, "candlepower_steps_total counter\n"));
@@ -109,17 +113,21 @@ mod tests {
 
     #[test]
     fn names_of_the_lists_pass() {
-        let text = "`--dtype float32`, `--dtype=float32`, `BLAZE_DTYPE=float32`, `candlepower_steps_total`, `cargo build --features cuda`\n\n\
-                    ```console\ncandlepower serve demo --dtype float32\ndocker run --rm x\n```\n";
+        let text = "`--dtype float32`, `--dtype=float32`, `BLAZE_DTYPE=float32`, `candlepower_steps_total`, `BLAZE_`, `cargo build --features cuda`\n\n\
+                    ```console\ncandlepower serve demo --dtype float32\ncandlepower bench run x --batch 1\ndocker run --rm x\n```\n";
         assert!(messages("docs/a.md", text).is_empty(), "{:?}", messages("docs/a.md", text));
         assert!(messages("docs/design/a.md", "`--none`").is_empty());
     }
 
     #[test]
     fn names_of_no_list_are_found() {
-        for text in
-            ["`--none`", "`BLAZE_NONE`", "`candlepower_none_total`", "`candlepower run --dtype x`"]
-        {
+        for text in [
+            "`--none`",
+            "`BLAZE_NONE`",
+            "`candlepower_none_total`",
+            "`candlepower bench run --dtype x`",
+            "`candlepower run --none`",
+        ] {
             assert_eq!(messages("README.md", text).len(), 1, "{text}");
         }
         let block = "```console\ncandlepower serve x --none\n```\n";
