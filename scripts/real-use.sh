@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures SmolLM2-135M-Instruct and Gemma 3 270M, as docs/measurements.md has it.
+# Measures SmolLM2-135M-Instruct and Gemma 3 270M, as docs/log/2026-11.md has it.
 #
 #     real-use.sh [--only perplexities|noise|schemas]
 #

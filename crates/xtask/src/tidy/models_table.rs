@@ -20,9 +20,6 @@ const GOLDENS: &str = "tests/golden/";
 const GGUF_TYPES: &str = "crates/checkpoint/src/gguf/tensor_type.rs";
 const METHODS: &str = "crates/checkpoint/src/quantization/method.rs";
 
-/// On which GPU what is listed has been compared with its goldens.
-const ON_GPU: &str = "H200";
-
 /// One architecture.
 struct Architecture {
     class: &'static str,
@@ -35,8 +32,8 @@ struct Architecture {
 
 /// What Mamba-2 makes of one group is normed as one, on one rank: published models of these have no more.
 const OF_ONE_RANK: [(&str, &str); 2] = [
-    ("GraniteMoeHybridForCausalLM", "without Mamba-2"),
-    ("BambaForCausalLM", "with groups of Mamba-2"),
+    ("GraniteMoeHybridForCausalLM", "only without Mamba-2 layers"),
+    ("BambaForCausalLM", "only if Mamba-2 has several groups"),
 ];
 
 const fn row(
@@ -53,70 +50,65 @@ const ARCHITECTURES: &[Architecture] = &[
     row(
         "LlamaForCausalLM",
         "Llama 2, 3, 3.1, 3.2, 3.3 and what is built like them",
-        "llama3, linear and yarn rope scaling, biases",
+        "llama3, linear and YaRN scaling of RoPE, biases",
         "llama",
     ),
     row("MistralForCausalLM", "Mistral 7B and what is built like it", "sliding window", ""),
-    row(
-        "Ministral3ForCausalLM",
-        "Ministral 3",
-        "queries that grow with their positions",
-        "mistral3",
-    ),
+    row("Ministral3ForCausalLM", "Ministral 3", "queries scaled by position", "mistral3"),
     row(
         "Mistral3ForConditionalGeneration",
         "Mistral Small 3.1 and 3.2, Ministral 3; texts only",
-        "both spellings of tensors, a head of its own",
+        "both spellings of tensor names, untied head",
         "mistral3",
     ),
-    row("Qwen2ForCausalLM", "Qwen2, Qwen2.5", "qkv biases, windows in some layers", "qwen2"),
-    row("Qwen3ForCausalLM", "Qwen3 (dense)", "norms on heads of q and k", "qwen3"),
+    row("Qwen2ForCausalLM", "Qwen2, Qwen2.5", "qkv biases, sliding window in some layers", "qwen2"),
+    row("Qwen3ForCausalLM", "Qwen3 (dense)", "QK norm per head", "qwen3"),
     row(
         "GemmaForCausalLM",
         "Gemma",
-        "norms around one, scaled embeddings, GELU by another name",
+        "norm weights around one, scaled embeddings, GELU by another name",
         "gemma",
     ),
     row(
         "Gemma2ForCausalLM",
         "Gemma 2",
-        "soft caps, alternating windows, norms before and after",
+        "softcaps, alternating sliding windows, pre- and post-norms",
         "gemma2",
     ),
     row(
         "Gemma3ForCausalLM",
         "Gemma 3 (text: 270M, 1B)",
-        "windowed layers with a rope of their own, norms on heads of q and k",
+        "separate RoPE for sliding-window layers, QK norm per head",
         "gemma3",
     ),
     row(
         "Gemma3ForConditionalGeneration",
         "Gemma 3 (4B, 12B, 27B); texts only",
-        "settings that are left out, stretched global layers",
+        "default settings, scaled RoPE in global layers",
         "",
     ),
     row(
         "Gemma4ForCausalLM",
-        "Gemma 4 without parts for images and sounds; all sizes in GGUF",
-        "experts with norms of their own beside a feed-forward, values that are keys",
+        "Gemma 4 without image and sound encoders; all sizes in GGUF",
+        "experts and a dense feed-forward with separate norms, values equal to keys",
         "gemma4",
     ),
     row(
         "Gemma4ForConditionalGeneration",
         "Gemma 4 (E2B, E4B, 26B-A4B, 31B); texts only",
-        "layers that read the keys of others, vectors of tokens for each layer, wider global heads, part of whose pairs turn",
+        "KV sharing across layers, per-layer embeddings, larger global head_dim, partial rotary",
         "",
     ),
     row(
         "Gemma4UnifiedForConditionalGeneration",
         "Gemma 4 12B; texts only",
-        "heads as wide as published, settings by default",
+        "published head widths, default settings",
         "",
     ),
     row(
         "PhiForCausalLM",
         "Phi-1, Phi-1.5, Phi-2",
-        "attention and feed-forward side by side, partial rotary, a head with a bias",
+        "parallel attention and feed-forward, partial rotary, output head with a bias",
         "",
     ),
     row(
@@ -126,68 +118,68 @@ const ARCHITECTURES: &[Architecture] = &[
         "phi3",
     ),
     row("GlmForCausalLM", "GLM-4-9B", "interleaved partial rotary, fused tensors, qkv biases", ""),
-    row("Glm4ForCausalLM", "GLM-4-0414", "interleaved rope, norms before and after", "glm4"),
+    row("Glm4ForCausalLM", "GLM-4-0414", "interleaved RoPE, pre- and post-norms", "glm4"),
     row(
         "GraniteForCausalLM",
         "Granite 3",
-        "factors on embeddings, scores, residuals and logits",
+        "multipliers of embeddings, scores, residuals and logits",
         "granite",
     ),
     row(
         "GraniteMoeForCausalLM",
         "Granite 3 (1B-A400M, 3B-A800M), PowerMoE",
-        "experts in one tensor, factors",
+        "experts in one tensor, multipliers",
         "granitemoe",
     ),
     row(
         "GraniteMoeSharedForCausalLM",
         "Granite with shared experts",
-        "experts beside a shared one, factors",
+        "shared expert, multipliers",
         "granitemoe",
     ),
     row(
         "GraniteMoeHybridForCausalLM",
         "Granite 4, with Mamba-2 (H Small, H Tiny, H Micro, ..) or attention alone (Micro, ..)",
-        "Mamba-2 in most layers, four fixed factors, experts beside a shared one",
+        "Mamba-2 in most layers, four multipliers, shared expert",
         "granitehybrid",
     ),
-    row("Olmo2ForCausalLM", "OLMo 2", "norms after each block, norms over all heads", "olmo2"),
+    row("Olmo2ForCausalLM", "OLMo 2", "post-norms, QK norm over all heads", "olmo2"),
     row(
         "Olmo3ForCausalLM",
         "OLMo 3",
-        "windowed layers with a rope of their own, both spellings of ropes",
+        "separate RoPE for sliding-window layers, both spellings of RoPE settings",
         "olmo2",
     ),
-    row("SmolLM3ForCausalLM", "SmolLM3", "layers without rope, which have windows", "smollm3"),
+    row("SmolLM3ForCausalLM", "SmolLM3", "layers without RoPE, sliding windows", "smollm3"),
     row("SeedOssForCausalLM", "Seed-OSS", "qkv biases", "seed_oss"),
     row(
         "Ernie4_5ForCausalLM",
         "ERNIE 4.5 (dense)",
-        "interleaved rope, biases everywhere",
+        "interleaved RoPE, biases everywhere",
         "ernie4_5",
     ),
     row(
         "Ernie4_5_MoeForCausalLM",
         "ERNIE 4.5 (21B-A3B, 300B-A47B)",
-        "experts chosen by a softmax and biases beside shared ones, in some layers",
+        "softmax routing with biases, shared experts, MoE in some layers",
         "ernie4_5-moe",
     ),
     row(
         "Exaone4ForCausalLM",
         "EXAONE 4.0",
-        "windowed layers with rope, others without; full layers alone; norms after each block",
+        "RoPE in sliding-window layers only, full attention alone, post-norms",
         "exaone4",
     ),
     row(
         "StableLmForCausalLM",
         "StableLM 2 (1.6B), StableLM 3B",
-        "LayerNorm, partial rotary, attention and feed-forward one after the other and side by side",
+        "LayerNorm, partial rotary, sequential and parallel attention and feed-forward",
         "",
     ),
     row(
         "Starcoder2ForCausalLM",
         "StarCoder2",
-        "LayerNorm, biases, a feed-forward without a gate, sliding window",
+        "LayerNorm, biases, feed-forward without a gate, sliding window",
         "starcoder2",
     ),
     row(
@@ -199,90 +191,90 @@ const ARCHITECTURES: &[Architecture] = &[
     row(
         "GPTBigCodeForCausalLM",
         "StarCoder, SantaCoder and what is built like them",
-        "one head of keys for all, and as many as of queries; rows that lie head by head",
+        "MQA and MHA, qkv rows stored head by head",
         "",
     ),
     row(
         "GPTJForCausalLM",
         "GPT-J 6B",
-        "attention and feed-forward side by side, partial rotary of neighbours, a head with a bias",
+        "parallel attention and feed-forward, interleaved partial rotary, output head with a bias",
         "",
     ),
     row(
         "GPTNeoForCausalLM",
         "GPT-Neo (125M to 2.7B), TinyStories",
-        "learned positions, windows in some layers, scores that are not scaled",
+        "learned positions, sliding window in some layers, unscaled scores",
         "",
     ),
     row(
         "GPTNeoXForCausalLM",
         "GPT-NeoX 20B, Pythia and what is built like them",
-        "attention and feed-forward side by side with a norm each, partial rotary, rows that lie head by head",
+        "parallel attention and feed-forward with separate norms, partial rotary, qkv rows stored head by head",
         "",
     ),
     row(
         "OPTForCausalLM",
         "OPT (125M, 1.3B to 66B)",
-        "learned positions behind two others, ReLU",
+        "learned positions with an offset of two, ReLU",
         "",
     ),
     row(
         "FalconForCausalLM",
         "Falcon 7B, 40B, 180B, Falcon 2 11B",
-        "both architectures: one head of keys for all, and several; biases; one norm and two",
+        "MQA and GQA, biases, one norm and two",
         "",
     ),
     row(
         "NemotronForCausalLM",
         "Nemotron-Mini, Minitron, Nemotron-4",
-        "LayerNorm stored as the difference from one, squared ReLU, partial rotary",
+        "LayerNorm weights around one, squared ReLU, partial rotary",
         "",
     ),
     row("ArceeForCausalLM", "AFM-4.5B", "squared ReLU, biases", "arcee"),
     row("Jais2ForCausalLM", "Jais 2", "squared ReLU, LayerNorm, biases everywhere", ""),
-    row("HeliumForCausalLM", "Helium 1", "interleaved rope, qkv biases", ""),
+    row("HeliumForCausalLM", "Helium 1", "interleaved RoPE, qkv biases", ""),
     row(
         "CohereForCausalLM",
         "Command R, Command R+, Aya",
-        "attention and feed-forward side by side, norms of each head, scaled logits",
+        "parallel attention and feed-forward, QK norm per head, scaled logits",
         "command-r",
     ),
     row(
         "Cohere2ForCausalLM",
         "Command R7B, Command A",
-        "windowed layers with rope, others without",
+        "RoPE in sliding-window layers only",
         "cohere2",
     ),
     row("MixtralForCausalLM", "Mixtral", "experts, sliding window", "llama"),
-    row("OlmoeForCausalLM", "OLMoE", "experts, norms over all heads", "olmoe"),
+    row("OlmoeForCausalLM", "OLMoE", "experts, QK norm over all heads", "olmoe"),
     row(
         "Qwen2MoeForCausalLM",
         "Qwen1.5-MoE, Qwen2-57B-A14B",
-        "experts in some layers, beside one with a score of its own",
+        "MoE in some layers, gated shared expert",
         "qwen2moe",
     ),
     row(
         "Qwen3MoeForCausalLM",
         "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder and their like",
-        "experts in some layers, shares renormalised or not",
+        "MoE in some layers, expert weights renormalized or not",
         "qwen3moe",
     ),
     row(
         "Qwen3NextForCausalLM",
         "Qwen3-Next-80B-A3B, Qwen3-Coder-Next",
-        "gated delta nets, gated attention, rows that lie head by head, experts in some layers",
+        "gated delta nets, gated attention, rows stored head by head, MoE in some layers",
         "qwen3next",
     ),
     row(
         "Qwen3_5ForConditionalGeneration",
         "Qwen3.5, dense (0.8B to 27B); texts only",
-        "gated delta nets, heads of keys and values of different widths",
+        "gated delta nets, key and value heads of different widths",
         "qwen35",
     ),
     row(
         "Qwen3_5ForCausalLM",
-        "Qwen3.5, dense, without the part for images",
-        "settings by default",
+        "Qwen3.5, dense, without the image encoder",
+        "default settings",
         "qwen35",
     ),
     row(
@@ -293,99 +285,89 @@ const ARCHITECTURES: &[Architecture] = &[
     ),
     row(
         "Qwen3_5MoeForCausalLM",
-        "Qwen3.5 with experts, without the part for images",
+        "Qwen3.5 with experts, without the image encoder",
         "a tensor for each expert, a shorter convolution",
         "qwen35moe",
     ),
     row(
         "Glm4MoeForCausalLM",
         "GLM-4.5, GLM-4.5-Air, GLM-4.6",
-        "experts chosen by sigmoids and biases beside shared ones, dense layers before them",
+        "sigmoid routing with biases, shared experts, dense first layers",
         "glm4moe",
     ),
     row(
         "BambaForCausalLM",
         "Bamba 9B",
-        "Mamba-2 in most layers, half of each head of the others rotated",
+        "Mamba-2 in most layers, partial rotary in the others",
         "granitehybrid",
     ),
     row(
         "NemotronHForCausalLM",
         "Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano",
-        "Mamba-2 in most layers, feed-forwards and experts of squared ReLUs without gates",
+        "Mamba-2 in most layers, squared ReLU without gates in feed-forwards and experts",
         "nemotron_h",
     ),
     row(
         "Lfm2ForCausalLM",
         "LFM2 and LFM2.5 (350M to 2.6B)",
-        "gated short convolutions, norms on heads of q and k",
+        "gated short convolutions, QK norm per head",
         "lfm2",
     ),
     row(
         "Lfm2MoeForCausalLM",
         "LFM2-8B-A1B, LFM2-24B-A2B",
-        "gated short convolutions, experts chosen by sigmoids and biases",
+        "gated short convolutions, sigmoid routing with biases",
         "lfm2moe",
     ),
     row(
         "SolarOpenForCausalLM",
         "Solar Open 100B",
-        "experts chosen by sigmoids and biases beside a shared one, qkv biases",
+        "sigmoid routing with biases, shared expert, qkv biases",
         "",
     ),
     row(
         "Dots1ForCausalLM",
         "dots.llm1",
-        "experts chosen by sigmoids and biases beside shared ones, a dense layer, windows in some layers, biases",
+        "sigmoid routing with biases, shared experts, a dense layer, sliding window in some layers, biases",
         "dots1",
     ),
     row(
         "AfmoeForCausalLM",
         "Trinity Nano, Mini, Large",
-        "gated attention, layers without rope, norms before and after, experts chosen by sigmoids and biases",
+        "gated attention, layers without RoPE, pre- and post-norms, sigmoid routing with biases",
         "afmoe",
     ),
     row(
         "DeepseekV2ForCausalLM",
         "DeepSeek-V2, V2-Lite, V2.5, DeepSeek-Coder-V2",
-        "multi-head latent attention, experts of some groups, yarn rope scaling",
+        "MLA, group-limited routing, YaRN",
         "deepseek2",
     ),
     row(
         "DeepseekV3ForCausalLM",
         "DeepSeek-V3, V3.1, R1; Kimi K2, Moonlight",
-        "multi-head latent attention, experts chosen by sigmoids and biases among those of some groups",
+        "MLA, group-limited sigmoid routing with biases",
         "deepseek2",
     ),
-    row(
-        "Glm4MoeLiteForCausalLM",
-        "GLM-4.7-Flash",
-        "multi-head latent attention, experts chosen by sigmoids and biases",
-        "",
-    ),
+    row("Glm4MoeLiteForCausalLM", "GLM-4.7-Flash", "MLA, sigmoid routing with biases", ""),
     row(
         "Mistral4ForCausalLM",
-        "Mistral Small 4, without the part for images",
-        "multi-head latent attention, experts beside a shared one, queries that grow with their positions",
+        "Mistral Small 4, without the image encoder",
+        "MLA, shared expert, queries scaled by position",
         "",
     ),
-    row("YoutuForCausalLM", "Youtu-LLM", "multi-head latent attention, tied embeddings", ""),
-    row(
-        "MiniCPM3ForCausalLM",
-        "MiniCPM3",
-        "multi-head latent attention, scaled branches, longrope",
-        "",
-    ),
+    row("YoutuForCausalLM", "Youtu-LLM", "MLA, tied embeddings", ""),
+    row("MiniCPM3ForCausalLM", "MiniCPM3", "MLA, scaled branches, longrope", ""),
     row(
         "MiniMaxM2ForCausalLM",
         "MiniMax-M2",
-        "experts chosen by sigmoids and biases, norms over all heads, partial rotary",
+        "sigmoid routing with biases, QK norm over all heads, partial rotary",
         "minimax-m2",
     ),
     row(
         "GptOssForCausalLM",
         "gpt-oss-20b, gpt-oss-120b",
-        "sinks, windows in every second layer, bounded gates, biases of experts and routers, yarn rope scaling",
+        "attention sinks, sliding window in every second layer, clamped gates, biases of experts and routers, YaRN",
         "gpt-oss",
     ),
 ];
@@ -394,50 +376,50 @@ const ARCHITECTURES: &[Architecture] = &[
 /// `{types}` stands for the names of [`GGUF_TYPES`].
 const FORMATS: [(&str, &str, &str, &str); 9] = [
     ("safetensors", "", "F32, F16, BF16; single and sharded", "as stored"),
-    ("`awq`", "awq", "AutoAWQ: 4 bits, GEMM layout, zero points", "4-bit codes"),
+    ("`awq`", "awq", "AutoAWQ: 4 bits, GEMM layout, zero-points", "4 bits"),
     (
         "`gptq`",
         "gptq",
         "AutoGPTQ, GPTQModel: 4 and 8 bits, any even group size or -1, with and without act-order, symmetric or not, formats v1 and v2",
-        "codes of 4 or 8 bits",
+        "4 or 8 bits",
     ),
     (
         "`fp8`",
         "fp8",
-        "`quant_method` fp8 (scales per tensor, output or block), compressed-tensors' `float-quantized` and ModelOpt's FP8: e4m3 weights; activations are not rounded",
-        "8-bit codes",
+        "`quant_method` fp8 (scales per tensor, channel or block), compressed-tensors' `float-quantized` and ModelOpt's FP8: e4m3 weights; activations are not rounded",
+        "8 bits",
     ),
     (
         "compressed-tensors",
         "compressed-tensors",
-        "`pack-quantized` (integers of 4 and 8 bits, per group or output, symmetric or not, with and without act-order) and `int-quantized` (8 bits per \
-         output); activations are not rounded",
-        "codes of 4 or 8 bits",
+        "`pack-quantized` (integers of 4 and 8 bits, per group or channel, symmetric or not, with and without act-order) and `int-quantized` (8 bits per \
+         channel); activations are not rounded",
+        "4 or 8 bits",
     ),
     (
         "`squeezellm`",
         "squeezellm",
         "4 bits, with and without the sparse part",
-        "4-bit codes and tables, sparse numbers apart",
+        "4 bits and tables, sparse values separately",
     ),
     (
         "MXFP4",
         "mxfp4",
-        "`quant_method` mxfp4 (gpt-oss): the experts' matrices in e2m1, with a power of two for each 32 of a row",
-        "4-bit codes, with scales in bfloat16 (in single precision on a GPU)",
+        "`quant_method` mxfp4 (gpt-oss): expert matrices in e2m1, with a power of two for each group of 32",
+        "4 bits, with scales in bf16 (in f32 on a GPU)",
     ),
     (
         "NVFP4",
         "nvfp4",
-        "compressed-tensors' `nvfp4-pack-quantized` and ModelOpt's NVFP4: e2m1 weights with an e4m3 scale for each 16 of a row and one number for all; \
+        "compressed-tensors' `nvfp4-pack-quantized` and ModelOpt's NVFP4: e2m1 weights with an e4m3 scale for each group of 16 and one scale for the tensor; \
          activations are not rounded",
-        "4-bit codes, with scales in single precision: 6 bits a weight, on a GPU 8",
+        "4 bits with f32 scales: 6 bits a weight, on a GPU 8",
     ),
     (
         "GGUF",
         "gguf",
         "{types}; single and split files",
-        "codes of 2 to 6 or 8 bits, as the type has them (on a GPU of 4 or 8), with their scales in half or single precision, of K-quants in two levels",
+        "2 to 6 or 8 bits, as in the file (4 or 8 on a GPU), with scales in f16 or f32, and sub-scales of K-quants",
     ),
 ];
 
@@ -580,8 +562,8 @@ fn is_of(name: &str, prefix: &str) -> bool {
 fn tables(files: &[SourceFile]) -> Result<String, String> {
     let goldens = goldens(files);
     let mut text = String::from(
-        "| architecture | models | checked against transformers | quantized goldens | GGUF | tensor-parallel | on a GPU |\n\
-         |---|---|---|---|---|---|---|\n",
+        "| architecture | models | compared with transformers | quantized goldens | GGUF |\n\
+         |---|---|---|---|---|\n",
     );
     for row in ARCHITECTURES {
         let own: Vec<&Golden> = goldens.iter().filter(|golden| golden.class == row.class).collect();
@@ -606,21 +588,21 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
             name => format!("`{name}`"),
         };
         let quantized = if quantized.is_empty() { "none".to_owned() } else { quantized.join(", ") };
-        let one_rank = OF_ONE_RANK.iter().find(|(class, _)| *class == row.class);
-        let parallel = one_rank.map_or("yes", |(_, what)| what);
         text += &format!(
-            "| `{}` | {} | {} | {quantized} | {gguf} | {parallel} | {ON_GPU} |\n",
+            "| `{}` | {} | {} | {quantized} | {gguf} |\n",
             row.class, row.models, row.checked
         );
     }
-    text += "\n| format | checkpoints | in memory | goldens | on a GPU |\n|---|---|---|---|---|\n";
+    let sharded = OF_ONE_RANK.map(|(class, when)| format!("`{class}` {when}"));
+    text += &format!("\nAll run over several ranks, but {}.\n", sharded.join(", and "));
+    text += "\n| format | checkpoints | bits in memory | goldens |\n|---|---|---|---|\n";
     for (format, prefix, checkpoints, memory) in FORMATS {
         let count = goldens.iter().filter(|golden| is_of(&golden.name, prefix)).count();
         if count == 0 {
             return Err(format!("{format} has no golden in {GOLDENS} that a test runs"));
         }
         let checkpoints = checkpoints.replace("{types}", &gguf_types(files).join(", "));
-        text += &format!("| {format} | {checkpoints} | {memory} | {count} | {ON_GPU} |\n");
+        text += &format!("| {format} | {checkpoints} | {memory} | {count} |\n");
     }
     Ok(text)
 }
