@@ -1,15 +1,15 @@
-//! Compiles the CUDA kernels, if the feature `cuda` is on, and links them.
+//! Compiles the CUDA kernels if the feature `cuda` is on, and links them.
 //!
-//! Reads `NVCC` or `CUDA_HOME`, `CUDA_COMPUTE_CAP` (one of [`CAPABILITIES`]) and `FLASHINFER_INCLUDE`;
-//! `scripts/cuda-toolkit.sh` assembles a toolkit and sets them. `CANDLEPOWER_NVCC` is a compiler for these kernels alone:
-//! `tests/emulator/nvcc` makes of them what runs on a CPU.
+//! Reads `NVCC` or `CUDA_HOME`, `CUDA_COMPUTE_CAP` (one of [`CAPABILITIES`]) and `FLASHINFER_INCLUDE`.
+//! `scripts/cuda-toolkit.sh` assembles a toolkit and sets them. `CANDLEPOWER_NVCC` replaces the compiler for these
+//! kernels alone, such as `tests/emulator/nvcc`, which compiles them for the CPU.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::{env, fs, iter, thread};
 
-/// Where the kernels are.
+/// Folder of the kernels.
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
@@ -30,12 +30,13 @@ const SOURCES: [&str; 14] = [
     "short_conv",
 ];
 
-/// Sources that are compiled once per head dimension, so that the compilers run side by side.
+/// Sources that are compiled once per head dimension, as separate jobs that run in parallel.
 const SOURCES_PER_HEAD_DIM: [&str; 2] = ["attention_prefill", "attention_decode"];
-/// The wider the head, the longer its compilation.
+/// Widest head first, because it takes longest to compile: prefill attention needs 140 s for heads of 512, and about 40
+/// s for heads of 64.
 const HEAD_DIMS: [u32; 4] = [512, 256, 128, 64];
 
-/// Compute capabilities without their point, and nvcc's names.
+/// Compute capabilities without their point, and nvcc's names for them.
 const CAPABILITIES: [(&str, &str); 6] =
     [("80", "80"), ("86", "86"), ("89", "89"), ("90", "90a"), ("100", "100"), ("120", "120")];
 
@@ -53,7 +54,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The compiler and what it compiles for.
+/// The compiler and its flags.
 struct Toolkit {
     nvcc: PathBuf,
     flags: Vec<String>,
@@ -65,7 +66,7 @@ impl Toolkit {
         let own = variable("CANDLEPOWER_NVCC");
         if let Some(folder) = own.as_deref().and_then(|nvcc| Path::new(nvcc).parent()) {
             println!("cargo::rerun-if-changed={}", folder.display());
-            // Which kernels are watched for races: that compiler reads it.
+            // That compiler reads the names of the kernels that are watched for races from this variable.
             println!("cargo::rerun-if-env-changed=CANDLEPOWER_WATCHED_KERNELS");
         }
         let nvcc = match (own.or(variable("NVCC")), &home) {
@@ -91,7 +92,7 @@ impl Toolkit {
         .map(String::from)
         .into();
         flags.extend(architecture(variable("CUDA_COMPUTE_CAP").as_deref().unwrap_or_default())?);
-        // The toolkit's own CCCL may be older than what FlashInfer needs; this folder holds a newer one.
+        // FlashInfer may need a newer CCCL than the toolkit's own; this folder contains it.
         if let Some(cccl) = home.map(|home| home.join("include/cccl")).filter(|dir| dir.is_dir()) {
             flags.push(format!("-I{}", cccl.display()));
         }
@@ -116,7 +117,8 @@ impl Toolkit {
     }
 }
 
-/// nvcc's flags for a compute capability, of which the sources and the library are told, too. Hopper's own instructions need the `a`.
+/// nvcc's flags for a compute capability. The sources and the library get it too. The suffix `a` enables instructions
+/// that only Hopper has.
 fn architecture(capability: &str) -> Result<[String; 2], String> {
     let Some((capability, name)) = CAPABILITIES.iter().find(|(known, _)| *known == capability)
     else {
@@ -150,7 +152,7 @@ fn jobs(out: &Path) -> Vec<Job> {
             job(name, &format!("_{dim}"), vec![format!("-DCANDLEPOWER_HEAD_DIM={dim}")])
         })
     });
-    // The longest first, so that no processor waits at the end.
+    // The longest jobs come first, so that no processor is idle at the end.
     per_head_dim.chain(SOURCES.iter().map(|name| job(name, "", Vec::new()))).collect()
 }
 
@@ -168,7 +170,7 @@ fn compile(toolkit: &Toolkit) -> Result<(), String> {
     Ok(())
 }
 
-/// So many at a time, in their order, up to the first that fails.
+/// Compiles the jobs in their order, `parallel` at a time, and stops after the first failure.
 fn compile_all(toolkit: &Toolkit, jobs: &[Job], parallel: usize) -> Result<(), String> {
     let left = Mutex::new(jobs.iter());
     let next = || left.lock().ok()?.next();
@@ -187,7 +189,7 @@ fn compile_all(toolkit: &Toolkit, jobs: &[Job], parallel: usize) -> Result<(), S
 
 fn archive(out: &Path, jobs: &[Job]) -> Result<(), String> {
     let library = out.join("libcandlepower_cuda.a");
-    // `ar` adds to an archive that is there.
+    // `ar` would add to an existing archive.
     let _ = fs::remove_file(&library);
     let status = Command::new("ar")
         .arg("crs")
@@ -198,7 +200,7 @@ fn archive(out: &Path, jobs: &[Job]) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err("ar could not make the archive of kernels".into()) }
 }
 
-/// An environment variable, if it is set and not empty; cargo runs this again when it changes.
+/// An environment variable, if it is set and not empty. Cargo runs this script again when it changes.
 fn variable(name: &str) -> Option<String> {
     if !name.starts_with("NUM_JOBS") && name != "OUT_DIR" {
         println!("cargo::rerun-if-env-changed={name}");

@@ -2,10 +2,11 @@
 
 use std::env;
 
-/// Set by `cargo xtask` alone.
+/// Variable that `cargo xtask` alone sets.
 const WITHOUT_AVX512: &str = "CANDLEPOWER_WITHOUT_AVX512";
 
-/// Kernels for AVX-512 and AMX are two thirds of the code of this crate. Builds whose kernels run on a GPU are tested sooner without.
+/// Kernels for AVX-512 and AMX are two thirds of the code of this crate. Without them, tests of builds whose kernels
+/// run on a GPU start sooner.
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-check-cfg=cfg(with_avx512)");

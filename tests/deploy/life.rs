@@ -111,8 +111,8 @@ fn prism_is_served_too() {
 #[test]
 fn a_deployment_with_a_time_to_live_deletes_itself() {
     let home = Home::new();
-    // On a slow machine it may be gone before it is ready, which changes nothing.
-    let _ = home.run(&demo("brief", "--ttl-seconds 2"));
+    let deployed = home.deploy_demo("brief", "--ttl-seconds 10");
+    assert_eq!(deployed["phase"], "ready", "{deployed}");
     wait_for("the deployment to delete itself", || (!home.folder("brief").exists()).then_some(()));
 }
 

@@ -1,67 +1,67 @@
-//! What can go wrong between ranks.
+//! Errors between ranks.
 
 use std::{io, time::Duration};
 
 /// Result with this crate's [`enum@Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Ranks that do not come together.
+/// Failure of a rank, or of the connection between ranks.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No socket can be had.
+    /// No socket is available.
     #[error("cannot connect the ranks: {0}; raise the limit on open files")]
     Connect(io::Error),
-    /// No thread can be had.
+    /// No thread is available.
     #[error("cannot start a thread: {0}; raise the limit on processes")]
     Thread(io::Error),
-    /// A rank has closed its end.
+    /// A rank has closed its end of the connection.
     #[error("rank {rank} has ended")]
     Gone {
-        /// Which.
+        /// The rank.
         rank: usize,
     },
-    /// A rank has told why it cannot go on.
+    /// A rank has reported a reason for which it cannot continue.
     #[error("rank {rank} failed: {reason}")]
     Failed {
-        /// Which.
+        /// The rank.
         rank: usize,
-        /// In its own words.
+        /// The rank's own words.
         reason: String,
     },
-    /// A rank has not answered in time.
+    /// A rank has not answered before its deadline.
     #[error("rank {rank} has not answered for {} s", .after.as_secs_f64())]
     Deadline {
-        /// Which.
+        /// The rank.
         rank: usize,
-        /// How long it had.
+        /// Time that it had.
         after: Duration,
     },
-    /// The ranks have not met in time.
+    /// The ranks have not met before the deadline.
     #[error("the ranks have not met within {} s; look whether one of them is stuck, and start again", .after.as_secs_f64())]
     Apart {
-        /// How long they had.
+        /// Time that they had.
         after: Duration,
     },
-    /// A rank calls something else than this one.
+    /// A rank calls another operation than this one.
     #[error("rank {rank} is out of step: it sent {found} where {expected} was due")]
     OutOfStep {
-        /// Which.
+        /// The other rank.
         rank: usize,
-        /// What came.
+        /// The operation that it called.
         found: String,
-        /// What this rank calls.
+        /// The operation that this rank called.
         expected: String,
     },
-    /// Only rank 0 sends messages to all.
+    /// Only rank 0 sends messages to all ranks.
     #[error("rank {rank} cannot send to all: only rank 0 does")]
     NotRoot {
-        /// Which tried to.
+        /// The rank that tried it.
         rank: usize,
     },
     /// The system failed to send or to receive.
     #[error("cannot talk to rank {rank}: {source}")]
     Io {
-        /// To which.
+        /// The other rank.
         rank: usize,
         /// The system's own error.
         source: io::Error,

@@ -1,7 +1,7 @@
-//! What goes over a socket: a header that says what follows, and the bytes.
+//! Frames of a socket: a header that describes the content, and the content's bytes.
 //!
-//! The header has 16 bytes: which operation, which type, and as a little-endian u64 from byte 8 on how many bytes follow.
-//! Numbers are in the machine's own order: ranks share a machine.
+//! The header has 16 bytes: the operation, the type of the values, and from byte 8 on the number of bytes that
+//! follow, a little-endian u64. Values have the machine's byte order, since all ranks run on one machine.
 
 use std::{
     fmt,
@@ -20,16 +20,16 @@ use rustix::{
 use crate::error::{Error, Result};
 
 const HEADER: usize = 16;
-/// The longest message. A step of thousands of sequences has a few megabytes.
+/// Bytes of the longest message. A step of thousands of sequences has a few megabytes.
 const MOST_BYTES: usize = 1 << 30;
-/// How much of a reason is told.
+/// Bytes of a failure's reason that are read.
 const MOST_REASON: usize = 16 << 10;
 
-/// A type of numbers that ranks exchange.
+/// A type of values that ranks exchange.
 pub trait Element: Pod {
     /// Its name.
     const NAME: &'static str;
-    /// Its number in headers.
+    /// Number of the type in headers.
     #[doc(hidden)]
     const CODE: u8;
 }
@@ -49,7 +49,7 @@ impl Element for f32 {
     const CODE: u8 = 2;
 }
 
-/// What a rank calls.
+/// Operations of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Op {
@@ -98,7 +98,7 @@ impl Frame {
         self.op == op as u8
     }
 
-    /// Sends it with its bytes to every rank from 1 on.
+    /// Sends the frame with its bytes to every rank from 1 on.
     pub(crate) fn write_all(
         &self,
         links: &mut [UnixStream],
@@ -123,7 +123,7 @@ impl Frame {
             .and_then(|()| link.write_all(&header))
             .and_then(|()| link.write_all(bytes))
             .map_err(|error| {
-                // Whoever failed has said why before it closed its end.
+                // A failed rank has sent its reason before it closed its end.
                 let said = Self::read_header(link, rank, Some(deadline));
                 match said.and_then(|said| said.checked(link, rank, deadline)) {
                     Err(failed @ Error::Failed { .. }) => failed,
@@ -132,7 +132,7 @@ impl Frame {
             })
     }
 
-    /// Receives what is expected to be this frame, with its bytes.
+    /// Receives a frame that must equal this one, and its bytes.
     pub(crate) fn read(
         &self,
         link: &mut UnixStream,
@@ -148,8 +148,8 @@ impl Frame {
         link.read_exact(bytes).map_err(|error| explained(error, rank, deadline))
     }
 
-    /// Receives a message, waiting for its beginning up to `patience`, or for ever. `None` where the other rank has ended
-    /// before it.
+    /// Receives a message. It waits for the header up to `patience`, or without a limit. Returns `None` if the other
+    /// rank has ended before it.
     pub(crate) fn read_message(
         link: &mut UnixStream,
         rank: usize,
@@ -169,7 +169,7 @@ impl Frame {
         Ok(Some(message))
     }
 
-    /// Fails where the other rank has ended, or where what lies there is why it failed.
+    /// Fails if the other rank has ended, or if the next frame is its failure.
     pub(crate) fn look(link: &mut UnixStream, rank: usize, deadline: Duration) -> Result<()> {
         let mut header = [0; HEADER];
         match recv(&*link, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
@@ -195,7 +195,7 @@ impl Frame {
         Ok(Self { op: header[0], dtype: header[1], bytes })
     }
 
-    /// The frame, unless it is a failure: then its reason is read.
+    /// Returns the frame, or the error with the reason of a failure.
     fn checked(self, link: &mut UnixStream, rank: usize, deadline: Duration) -> Result<Self> {
         if !self.is(Op::Failed) {
             return Ok(self);
@@ -206,7 +206,8 @@ impl Frame {
     }
 }
 
-/// Waits until one of the links of which `is_asked` has sent something or has ended, up to `patience`, and returns which those are.
+/// Waits up to `patience` until one of the links with `is_asked` has sent something or has ended. Returns the indices
+/// of those that have.
 pub(crate) fn wait_for_any(
     links: &[UnixStream],
     is_asked: impl Fn(usize) -> bool,
@@ -215,7 +216,7 @@ pub(crate) fn wait_for_any(
     let asked: Vec<usize> = (0..links.len()).filter(|link| is_asked(*link)).collect();
     let mut fds: Vec<PollFd<'_>> =
         asked.iter().map(|link| PollFd::new(&links[*link], PollFlags::IN)).collect();
-    let patience = Timespec::try_from(patience).ok(); // longer than can be said: for ever
+    let patience = Timespec::try_from(patience).ok(); // no limit if it is too long for the type
     match poll(&mut fds, patience.as_ref()) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(error.into()),
@@ -224,7 +225,7 @@ pub(crate) fn wait_for_any(
     Ok(sent.map(|(link, _)| *link).collect())
 }
 
-/// As sockets have it, which wait for ever where there is none.
+/// Timeout of a socket, which waits without a limit if there is none.
 fn limit(deadline: Duration) -> Option<Duration> {
     (deadline < Duration::MAX).then_some(deadline.max(Duration::from_millis(1)))
 }

@@ -1,11 +1,15 @@
 //! Collectives among the ranks of one model: `all_reduce`, `all_gather`, `broadcast`, `barrier`, and messages.
 //!
-//! A [`Comm`] belongs to one rank. Every rank calls the same operations in the same order; each call is checked against
-//! what the others call: the operation, the type of its numbers and how many there are. Ranks are threads
-//! ([`Comm::local`]) or processes ([`Comm::root`], [`Comm::leaf`]); either way rank 0 has a socket to each other rank, sums what
-//! arrives in the order of the ranks and sends the sum back. So a result has the same bits on all ranks and in every run, a
-//! rank that is gone is seen at once, and one that does not answer when its deadline has passed. In sums and gathers that is
-//! sooner: a rank has the work that rank 0 has, and is given a multiple of the time that rank 0 took for it.
+//! A [`Comm`] belongs to one rank. Every rank calls the same operations in the same order. Each call is checked
+//! against the others' calls: the operation, the type of its values and their number.
+//!
+//! Ranks are threads ([`Comm::local`]) or processes ([`Comm::root`], [`Comm::leaf`]). In both cases rank 0 has a
+//! socket to each other rank, sums the arriving values in the order of the ranks and sends the sum back. So a result
+//! has the same bits on all ranks and in every run.
+//!
+//! A rank that is gone is noticed at once, and a rank that does not answer is noticed at its deadline. In sums and
+//! gathers that is sooner: a rank has the same work as rank 0, and gets a multiple of the time that rank 0 took for
+//! it.
 
 mod error;
 mod frame;
@@ -32,11 +36,11 @@ use self::{
     traffic::Counters,
 };
 
-/// So many times as long as rank 0 may another rank take from one sum or gather to the next.
+/// Time of another rank from one sum or gather to the next, as a multiple of rank 0's.
 const SLOWER: u32 = 20;
-/// But this part of the deadline at least.
+/// Least time of another rank, as a fraction of the deadline.
 const LEAST_PART: u32 = 10;
-/// How often a rank that waits by other means looks around.
+/// Interval at which a rank that waits outside of the sockets checks the other ranks.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// One rank's end of the collectives.
@@ -45,31 +49,31 @@ pub struct Comm {
     rank: usize,
     size: usize,
     links: Mutex<Links>,
-    /// How long another rank may take to answer.
+    /// Time in which another rank must answer.
     deadline: Duration,
-    /// Since when the other ranks have had what they compute from.
+    /// Time at which the other ranks last received their input.
     since: Mutex<Instant>,
     counters: Counters,
 }
 
-/// To whom a rank talks.
+/// Connections of a rank.
 #[derive(Debug)]
 enum Links {
-    /// To nobody: it is the only one.
+    /// None: it is the only rank.
     Solo,
-    /// Rank 0 to each other rank, in their order.
+    /// Rank 0 to the other ranks, in order.
     Root(Vec<UnixStream>),
     /// Another rank to rank 0.
     Leaf(UnixStream),
 }
 
 impl Comm {
-    /// The only rank.
+    /// Makes the only rank.
     pub fn solo() -> Self {
         Self::new(0, 1, Links::Solo, Duration::MAX)
     }
 
-    /// The ranks of one process, each to be given to a thread of its own.
+    /// Makes the ranks of one process, each for a thread of its own.
     ///
     /// # Errors
     /// The system has no sockets left.
@@ -85,12 +89,12 @@ impl Comm {
         Ok([root].into_iter().chain(leaves).collect())
     }
 
-    /// Rank 0, whose `links` lead to the ranks 1, 2 and so on.
+    /// Makes rank 0, whose `links` lead to the ranks 1, 2 and so on.
     pub fn root(links: Vec<UnixStream>, deadline: Duration) -> Self {
         Self::new(0, links.len() + 1, Links::Root(links), deadline)
     }
 
-    /// Rank `rank`, at least 1, of `size` ranks, whose `link` leads to rank 0.
+    /// Makes rank `rank`, at least 1, of `size` ranks, whose `link` leads to rank 0.
     pub fn leaf(rank: usize, size: usize, link: UnixStream, deadline: Duration) -> Self {
         Self::new(rank, size, Links::Leaf(link), deadline)
     }
@@ -100,22 +104,22 @@ impl Comm {
         Self { rank, size, links, deadline, since, counters: Counters::default() }
     }
 
-    /// Which rank this is, from 0 on.
+    /// Index of this rank, from 0 on.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// What this rank has given to collectives so far.
+    /// Data that this rank has sent with collectives so far.
     pub fn traffic(&self) -> Traffic {
         self.counters.read()
     }
 
-    /// Adds up the numbers of all ranks, place by place, in the order of the ranks.
+    /// Sums the values of all ranks, element by element, in the order of the ranks.
     ///
     /// # Errors
     /// A rank is gone, does not answer, has failed, or calls something else.
@@ -139,10 +143,10 @@ impl Comm {
         }
     }
 
-    /// The parts of all ranks, equally long, one after the other.
+    /// Concatenates the shards of all ranks, which have equal lengths.
     ///
     /// # Errors
-    /// As [`Self::all_reduce`].
+    /// The errors of [`Self::all_reduce`].
     pub fn all_gather<T: Element>(&self, part: &[T]) -> Result<Vec<T>> {
         self.counters.all_gather(size_of_val(part));
         let mut all = part.to_vec();
@@ -171,10 +175,10 @@ impl Comm {
         Ok(all)
     }
 
-    /// Gives every rank the values of rank 0.
+    /// Copies the values of rank 0 to every rank.
     ///
     /// # Errors
-    /// As [`Self::all_reduce`].
+    /// The errors of [`Self::all_reduce`].
     pub fn broadcast<T: Element>(&self, values: &mut [T]) -> Result<()> {
         self.counters.broadcast(size_of_val(values));
         let frame = Frame::of::<T>(Op::Broadcast, values.len());
@@ -192,7 +196,7 @@ impl Comm {
     /// Returns when every rank has called it.
     ///
     /// # Errors
-    /// As [`Self::all_reduce`].
+    /// The errors of [`Self::all_reduce`].
     pub fn barrier(&self) -> Result<()> {
         let (come, go) = (Frame::of::<u8>(Op::Barrier, 0), Frame::of::<u8>(Op::Barrier, 0));
         match &mut *self.links() {
@@ -210,7 +214,7 @@ impl Comm {
         }
     }
 
-    /// Sends a message from rank 0 to all others, which [`Self::next_message`] gives them.
+    /// Sends a message from rank 0 to all others, which receive it by [`Self::next_message`].
     ///
     /// # Errors
     /// A rank is gone or does not take it.
@@ -224,10 +228,10 @@ impl Comm {
         }
     }
 
-    /// Waits for rank 0's next message, however long that takes; `None` when rank 0 has ended.
+    /// Waits for rank 0's next message without a limit. Returns `None` when rank 0 has ended.
     ///
     /// # Errors
-    /// Something else arrives, or half a message.
+    /// Something else arrives, or an incomplete message.
     pub fn next_message(&self) -> Result<Option<Vec<u8>>> {
         match &mut *self.links() {
             Links::Leaf(link) => Frame::read_message(link, 0, None),
@@ -235,7 +239,7 @@ impl Comm {
         }
     }
 
-    /// Sends a message to rank 0, which [`Self::answers`] gives it.
+    /// Sends a message to rank 0, which receives it by [`Self::answers`].
     ///
     /// # Errors
     /// Rank 0 is gone or does not take it.
@@ -248,10 +252,11 @@ impl Comm {
         }
     }
 
-    /// Waits at rank 0 for a message of each other rank, up to `patience` for all of them; they come in the order of the ranks.
+    /// Waits at rank 0 for a message of each other rank, up to `patience` for all of them. Returns them in the order
+    /// of the ranks.
     ///
     /// # Errors
-    /// A rank is gone, has failed, or does not answer: seen at once, whichever the others are.
+    /// A rank is gone, has failed, or does not answer. This is noticed at once, for any rank.
     pub fn answers(&self, patience: Duration) -> Result<Vec<Vec<u8>>> {
         let Links::Root(links) = &mut *self.links() else { return Ok(Vec::new()) };
         let began = Instant::now();
@@ -272,8 +277,8 @@ impl Comm {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// Fails where another rank has ended or has said why it cannot go on, and waits for nobody: what lets a rank give up long
-    /// work of its own.
+    /// Fails if another rank has ended or has reported a failure, and waits for none of them. A rank calls it to stop
+    /// long work of its own.
     ///
     /// # Errors
     /// A rank is gone or has failed.
@@ -288,15 +293,16 @@ impl Comm {
         }
     }
 
-    /// Does on a thread of its own what waits for the other ranks by other means, and gives up where one of them is gone or has
-    /// failed, or where the deadline passes. Such waiting cannot be ended: the thread is left behind, and so the process is to end.
+    /// Runs `work`, which waits for the other ranks outside of the sockets, on a thread of its own. It fails if one
+    /// of the ranks is gone or has failed, or if the deadline passes. Such waiting cannot be interrupted. So the
+    /// thread stays behind after a failure, and the process must end.
     ///
     /// # Errors
     /// A rank is gone, has failed or does not come, or there is no thread.
     pub fn meet<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
         let (met, waiting) = channel();
         let began = Instant::now();
-        // Nobody hears of it where this rank has given up.
+        // The result has no receiver if this rank has failed meanwhile.
         let work = move || drop(met.send(work()));
         let meeting = thread::Builder::new().name("meet".into()).spawn(work);
         let meeting = meeting.map_err(Error::Thread)?;
@@ -315,10 +321,10 @@ impl Comm {
         }
     }
 
-    /// Tells the others why this rank cannot go on: whatever they call next fails with it.
+    /// Reports to the others a reason for which this rank cannot continue. Their next call fails with it.
     pub fn fail(&self, reason: &str) {
         let frame = Frame::of::<u8>(Op::Failed, reason.len());
-        // Whoever is gone learns nothing, and needs not.
+        // A rank that is gone does not need the reason.
         let _ = match &mut *self.links() {
             Links::Solo => Ok(()),
             Links::Root(links) => frame.write_all(links, self.deadline, reason.as_bytes()),
@@ -326,14 +332,14 @@ impl Comm {
         };
     }
 
-    /// Gives the other ranks what they go on with.
+    /// Sends the other ranks the input of their next work.
     fn give(&self, frame: &Frame, links: &mut [UnixStream], bytes: &[u8]) -> Result<()> {
         let given = frame.write_all(links, self.deadline, bytes);
         *self.since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         given
     }
 
-    /// How much longer another rank may take for what this one has done since they were given something.
+    /// Time in which another rank must finish the work for which this rank has taken the time since their last input.
     fn patience(&self) -> Duration {
         let own = self.since.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
         own.saturating_mul(SLOWER).max(self.deadline / LEAST_PART).min(self.deadline)

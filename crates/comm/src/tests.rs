@@ -1,4 +1,4 @@
-//! Threads as ranks: sums, gathers and messages, and whatever a rank can do wrong.
+//! Threads as ranks: sums, gathers and messages, and every failure of a rank.
 
 use std::{thread, time::Instant};
 
@@ -6,7 +6,7 @@ use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Runs `work` on each rank in a thread of its own; the results in the order of the ranks.
+/// Runs `work` on each rank in a thread of its own, and returns the results in the order of the ranks.
 fn on_ranks<T: Send>(size: usize, work: impl Fn(&Comm) -> T + Sync) -> Vec<T> {
     let comms = Comm::local(size, LONG).unwrap();
     thread::scope(|scope| {
@@ -17,7 +17,7 @@ fn on_ranks<T: Send>(size: usize, work: impl Fn(&Comm) -> T + Sync) -> Vec<T> {
     })
 }
 
-/// Numbers whose sum depends on the order in which they are added.
+/// Values whose sum depends on the order of the additions.
 fn numbers(rank: usize, len: usize) -> Vec<f32> {
     let number = |i: usize| ((i * 31 + rank * 17) % 97) as f32 * 10f32.powi((i + rank) as i32 % 7);
     (0..len).map(|i| number(i) - 40.0).collect()
@@ -74,13 +74,13 @@ fn parts_are_gathered_values_broadcast_and_messages_passed() {
     }
 }
 
-/// What rank 0 finds when rank 1 does something.
+/// Error of rank 0 while rank 1 runs `other`.
 fn found_by_root(deadline: Duration, other: impl FnOnce(Comm) + Send) -> Error {
     let [root, leaf] = <[Comm; 2]>::try_from(Comm::local(2, deadline).unwrap()).unwrap();
     thread::scope(|scope| {
         scope.spawn(move || other(leaf));
         let error = root.all_reduce(&mut [0.0; 4]).unwrap_err();
-        // Rank 0 ends when it has given up.
+        // Rank 0 ends after its failure.
         drop(root);
         error
     })
@@ -103,7 +103,7 @@ fn a_rank_that_is_gone_or_has_failed_is_named() {
     assert_eq!(told.to_string(), "rank 1 failed: broken");
 }
 
-/// Rank 1 is still at work when rank 2 fails: neither rank 0's own work nor its waiting for answers goes on.
+/// Rank 1 is still at work when rank 2 fails. Neither rank 0's own work nor its wait for answers continues.
 #[test]
 fn a_failure_is_seen_while_others_are_still_at_work() {
     let [root, busy, failing] = <[Comm; 3]>::try_from(Comm::local(3, LONG).unwrap()).unwrap();
@@ -121,7 +121,7 @@ fn a_failure_is_seen_while_others_are_still_at_work() {
     let [root, silent] = <[Comm; 2]>::try_from(Comm::local(2, LONG).unwrap()).unwrap();
     let late = root.answers(deadline).unwrap_err().to_string();
     assert_eq!(late, "rank 1 has not answered for 0.02 s");
-    // An answer that nobody has asked for yet is no failure.
+    // An answer that is not expected yet is no failure.
     silent.answer(b"here").unwrap();
     root.look_around().unwrap();
     assert_eq!(root.answers(LONG).unwrap(), [b"here"]);
@@ -129,19 +129,19 @@ fn a_failure_is_seen_while_others_are_still_at_work() {
     assert_eq!(silent.look_around().unwrap_err().to_string(), "rank 0 has ended");
 }
 
-/// Rank 0 had nothing to do, and what takes it no time takes no rank the whole deadline.
+/// Rank 0 had nothing to do. Work that takes it no time does not give another rank the whole deadline.
 #[test]
 fn a_rank_that_does_not_answer_is_given_a_multiple_of_the_time_of_rank_0() {
     let (deadline, least) = (Duration::from_secs(30), Duration::from_secs(3));
     let began = Instant::now();
     let error = found_by_root(deadline, move |leaf| {
-        // Alive and silent until rank 0 has given up.
+        // The rank lives and is silent until rank 0 has failed.
         assert!(leaf.next_message().unwrap().is_none());
     });
     let Error::Deadline { rank: 1, after } = error else { panic!("{error}") };
     assert!((least..deadline).contains(&after), "{after:?}");
     assert!((after..deadline).contains(&began.elapsed()));
-    // What takes rank 0 a while may take the others much longer.
+    // The longer rank 0 takes, the longer the others may take.
     let [root, leaf] = <[Comm; 2]>::try_from(Comm::local(2, deadline).unwrap()).unwrap();
     root.send_message(b"go").unwrap();
     assert!(root.patience() < deadline / 2);
@@ -150,7 +150,7 @@ fn a_rank_that_does_not_answer_is_given_a_multiple_of_the_time_of_rank_0() {
     drop(leaf);
 }
 
-/// As where GPUs join: what waits does so for ever.
+/// A wait without an end, as when GPUs join a communicator.
 #[test]
 fn ranks_that_meet_by_other_means_are_not_waited_for_where_one_is_gone() {
     let for_ever = || loop {

@@ -1,25 +1,25 @@
-//! How much ranks give to each other: counted, to be compared with what arithmetic says.
+//! Counts of the data that ranks exchange, which tests compare with the calculated amounts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Calls of a rank, and bytes that it gave to them.
+/// Number of a rank's calls, and of the bytes that it sent with them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Calls of `all_reduce`.
     pub all_reduces: u64,
-    /// Bytes of the numbers that were summed: once each, not once for every rank.
+    /// Bytes of the summed values, counted once and not for every rank.
     pub all_reduce_bytes: u64,
     /// Calls of `all_gather`.
     pub all_gathers: u64,
-    /// Bytes of this rank's parts.
+    /// Bytes of this rank's shards.
     pub all_gather_bytes: u64,
     /// Calls of `broadcast`.
     pub broadcasts: u64,
-    /// Bytes that rank 0 gave, counted on every rank.
+    /// Bytes that rank 0 sent, counted on every rank.
     pub broadcast_bytes: u64,
     /// Messages that rank 0 sent to all.
     pub messages: u64,
-    /// Their bytes, once for all ranks.
+    /// Bytes of these messages, counted once for all ranks.
     pub message_bytes: u64,
 }
 

@@ -1,12 +1,12 @@
-//! The kernels of NVIDIA GPUs, behind one checked wrapper each.
+//! The kernels for NVIDIA GPUs, with one checked wrapper each.
 //!
-//! Activations and weights are bf16 or f16, row-major and contiguous; sums are f32. Every kernel runs on
-//! candle's own stream of the device, allocates nothing, waits for nothing, and writes into a tensor that
-//! the caller keeps: a step can be captured as a CUDA graph. What changes from step to step lies in device
-//! tensors. Values in them cannot be checked on the host, so each kernel says what it makes of wrong ones.
+//! Activations and weights are bf16 or f16, row-major and contiguous; sums are f32. Every kernel runs on candle's own
+//! stream of the device. It allocates nothing, waits for nothing, and writes into a tensor of the caller, so a step can
+//! be captured as a CUDA graph. Values that change from step to step are in device tensors. The host cannot check those
+//! values, so each kernel's documentation says how it handles invalid ones.
 //!
-//! An operand named `out` is written although it is borrowed shared, as with any candle tensor: clones see
-//! the change. Use one stream per device (`Device::new_cuda_with_stream`).
+//! An operand named `out` is written although it is a shared reference. Clones of the tensor see the change. Use one
+//! stream per device (`Device::new_cuda_with_stream`).
 
 mod activation;
 mod attention;

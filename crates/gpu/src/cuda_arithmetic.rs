@@ -1,4 +1,4 @@
-//! Tests of the CUDA kernels' index arithmetic and draws on the CPU: the headers that the kernels include are
+//! Tests of the CUDA kernels' index arithmetic and sampling on the CPU. The headers that the kernels include are
 //! compiled with the host's C++ compiler and compared with the Rust references.
 
 use std::ffi::{CString, c_void};
@@ -21,7 +21,7 @@ struct Host {
 }
 
 impl Host {
-    /// Compiles the library under a name of its own and loads it.
+    /// Compiles the library under the given name and loads it.
     fn load(name: &str) -> Self {
         let path = Path::new(env!("OUT_DIR")).join(format!("lib{name}_{}.so", std::process::id()));
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/kernels/host.cpp");
@@ -42,20 +42,20 @@ impl Host {
     /// The function `name`.
     ///
     /// # Safety
-    /// `F` is the function pointer type of `name` in host.cpp, and is not used after `self`.
+    /// `F` must be the function pointer type of `name` in host.cpp, and must not be used after `self` is dropped.
     unsafe fn function<F: Copy>(&self, name: &str) -> F {
         let symbol = CString::new(name).unwrap();
         // SAFETY: the library is loaded as long as `self` lives.
         let address = unsafe { libc::dlsym(self.library, symbol.as_ptr()) };
         assert!(!address.is_null() && size_of::<F>() == size_of::<*mut c_void>(), "{name}");
-        // SAFETY: the caller gives the function's own type, a pointer.
+        // SAFETY: the caller passes the function's own type, a pointer.
         unsafe { std::mem::transmute_copy(&address) }
     }
 }
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // SAFETY: loaded once, and nobody uses its functions any more.
+        // SAFETY: the library was loaded once, and nobody uses its functions any more.
         unsafe { libc::dlclose(self.library) };
         let _ = std::fs::remove_file(&self.path);
     }
@@ -147,7 +147,8 @@ fn heads_and_slots_are_where_the_references_have_them() {
     assert_eq!(heads, expected);
 }
 
-/// The norm of each head by the elements that the header names, against the definitions over whole rows.
+/// The norm of each head over the elements that the header selects, compared with the reference implementations over
+/// whole rows.
 #[test]
 fn norms_of_q_and_k_are_over_the_elements_of_the_references() {
     let host = Host::load("norms");
@@ -239,7 +240,7 @@ fn codes_lie_where_the_packed_matrix_has_them() {
                     let word = after(ints[0], first, i, ints[2], ints[3], &mut shift);
                     assert_eq!((word as usize, shift as usize), found, "{i} after {first}");
                     let mask = ((1 << bits) - 1) << shift;
-                    assert_eq!(taken[found.0] & mask, 0, "two codes in one place");
+                    assert_eq!(taken[found.0] & mask, 0, "two quantized weights in one position");
                     taken[found.0] |= mask;
                 }
             }
@@ -258,10 +259,10 @@ fn experts_are_chosen_as_the_reference_does() {
     let mut random = Random(11);
     for experts in [1, 2, 5, 8, 128] {
         for round in 0..50 {
-            // Whole numbers make ties; what is far below the rest has a share of zero.
+            // Integer scores give ties. Scores far below the others have a share of zero.
             let scores: Vec<f32> =
                 (0..experts).map(|_| (random.unit() * 40.0).round() * 8.0).collect();
-            // With a bias ranks may be below zero.
+            // With a bias, ranks may be below zero.
             let bias: Vec<f32> =
                 (0..experts).map(|_| (random.unit() * 4.0).round() - 2.0).collect();
             let of_experts = OfExperts { bias: (round % 2 == 1).then_some(bias), scales: None };
@@ -288,7 +289,7 @@ fn experts_are_chosen_as_the_reference_does() {
             }
         }
     }
-    // A rank that is no number is not less than others, and nothing is chosen twice.
+    // A NaN rank is not less than others, and no expert is chosen twice.
     let ranks = [f32::NAN, 0.5, f32::NAN, -0.5];
     let mut last = -1;
     let chosen = [(); 5].map(|()| {
@@ -382,11 +383,11 @@ fn draws_are_those_of_the_sampling_reference() {
     for case in 0..4000u32 {
         let vocab: i32 = random.pick(&[1, 2, 31, 64, 500, 1500]);
         let spread = random.pick(&[0.0, 0.5, 4.0, 30.0]);
-        // Whole numbers make ties, as bf16 logits have them.
+        // Integer logits give ties, which bf16 logits have too.
         let round = random.pick(&[false, true]);
         let mut logits: Vec<f32> = (0..vocab)
             .map(|_| (random.unit() + random.unit() - 1.0) * spread)
-            // Adding zero makes minus zero zero: the reference orders the two, the kernels do not.
+            // Adding zero turns minus zero into zero: the reference orders the two, the kernels do not.
             .map(|logit| if round { logit.round() + 0.0 } else { logit + 0.0 })
             .collect();
         let seen =

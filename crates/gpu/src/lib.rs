@@ -1,12 +1,13 @@
-//! The operations of a decoder whose tensors stay on a device: each writes into the caller's tensors.
+//! Operations of a decoder on a device. Each operation writes into tensors of the caller.
 //!
-//! On a GPU an operation launches a kernel of the module `cuda`, which the feature of that name adds. On the CPU it runs the
-//! kernel's reference implementation, element by element and slowly, with the same checks of dtypes, shapes and alignment. So the order of
-//! operations, the buffers and the tables of a model are tested on any machine.
+//! On a GPU an operation launches a kernel of the module `cuda`, which exists with the feature `cuda`. On the CPU it
+//! runs the kernel's reference implementation, element by element and slowly, with the same checks of dtypes, shapes
+//! and alignment. A model's order of operations, its buffers and its tables can therefore be tested on any machine.
 //!
-//! An operand named `out` is written although it is borrowed shared, as with any candle tensor: clones see the change.
+//! An operand named `out` is written although it is a shared reference. Clones of the tensor see the change.
 //!
-//! `operands` has what operations and kernels both read: no module there knows either. `ops` has one function an operation.
+//! The module `operands` has the types and checks that operations and kernels share; it depends on neither. The module
+//! `ops` has one function per operation.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;

@@ -1,4 +1,4 @@
-//! Operands of the operations: their types, shapes and checks, which operations and kernels share.
+//! Operands of the operations: their types, shapes and checks, shared by operations and kernels.
 
 mod attention;
 mod experts;

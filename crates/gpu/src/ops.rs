@@ -1,4 +1,4 @@
-//! The operations: one function each, which launches a kernel or runs its definition.
+//! The operations: one function each, which launches a kernel or runs its reference implementation.
 
 mod attention;
 mod experts;
@@ -33,7 +33,7 @@ pub use short_conv::short_conv;
 pub use staging::{Readback, Staging};
 pub use state::copy_states;
 
-/// Launches on a GPU, and goes on to the definition elsewhere.
+/// Launches a kernel for tensors on a GPU, and continues with the reference implementation otherwise.
 #[cfg(feature = "cuda")]
 macro_rules! launch_on_gpu {
     ($first:expr, $launch:expr) => {
@@ -43,7 +43,7 @@ macro_rules! launch_on_gpu {
     };
 }
 
-/// Without CUDA nothing lies on a GPU.
+/// Without the feature `cuda` no tensor is on a GPU.
 #[cfg(not(feature = "cuda"))]
 macro_rules! launch_on_gpu {
     ($first:expr, $launch:expr) => {};

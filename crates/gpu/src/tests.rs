@@ -1,4 +1,5 @@
-//! The definitions behind the device's operations, where the models' goldens do not reach.
+//! Tests of the reference implementations behind the device's operations, for cases that the models' goldens do not
+//! cover.
 
 use std::collections::HashMap;
 
@@ -38,7 +39,7 @@ fn row(temperature: f32, top: Option<u32>) -> SamplerRow {
     }
 }
 
-/// A draw with everything that a row can ask for, and its count for the next one.
+/// Samples with all parameters that a row can have, and the effect of the first sample's count on the next.
 #[test]
 fn a_draw_reads_its_own_tables_and_is_counted() {
     let vocab = 40;
@@ -142,7 +143,8 @@ fn blocks_are_copied_in_every_layer() {
     assert_eq!(sums, [128.0, 0.0, 128.0]);
 }
 
-/// Out to the host and back to other blocks, in a cache of eight bits; pairs with one that is not there are left out.
+/// Blocks are swapped out to host memory and swapped in to other blocks, in an FP8 cache. Pairs with a missing block
+/// are ignored.
 #[test]
 fn blocks_are_brought_out_and_back_in_every_layer() {
     let (num_layers, num_blocks, block_size) = (2, 3, 16);
@@ -170,7 +172,8 @@ fn blocks_are_brought_out_and_back_in_every_layer() {
     assert_eq!(keys.sum_all().unwrap().to_scalar::<f32>().unwrap(), 0.0);
 }
 
-/// What a device has of a quantized weight means the same numbers to the bit, wherever activations have their inputs.
+/// The device's form of a quantized weight dequantizes to the same values, bit for bit, also with inputs in another
+/// order and with padding.
 #[test]
 fn packed_codes_mean_the_numbers_of_the_weight() {
     let kinds = {
@@ -180,7 +183,7 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
     for codes in kinds {
         for (n, k, group) in [(1usize, 6usize, 6), (40, 96, 16), (33, 150, 48), (16, 64, 64)] {
             let group = if codes == Codes::Table { k } else { group };
-            // Bit 3 of the largest E4M3 keeps NaN away.
+            // Without bit 3 of the largest E4M3 value there is no NaN.
             let most = if codes == Codes::E4m3 { 0x77 } else { codes.most() };
             let bytes: Vec<u8> = (0..n * k).map(|i| (i * 37 % 251) as u8 & most).collect();
             let count = if codes == Codes::Table { n * 16 } else { n * k.div_ceil(group) };
@@ -240,7 +243,8 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
     assert!(matches!(error, Error::Parameter { parameter: "weight group", value: 6, .. }));
 }
 
-/// Routing, products and their sum, one after the other, are the layer; with tiles of both sizes, and experts that nobody goes to.
+/// Routing, products and sum, one after the other, compute the MoE layer: with tiles of both sizes, and with unused
+/// experts.
 #[test]
 fn experts_step_by_step_are_the_layer() {
     let (hidden, inner) = (24, 8);
@@ -312,7 +316,7 @@ fn experts_step_by_step_are_the_layer() {
     }
 }
 
-/// What a GPU refuses is refused here too, so that a test finds it.
+/// The CPU refuses what a GPU refuses, so that tests find such calls.
 #[test]
 fn views_in_the_midst_of_a_vector_are_refused() {
     let x = Tensor::zeros(64, DType::BF16, &Device::Cpu).unwrap();
@@ -329,7 +333,8 @@ fn views_in_the_midst_of_a_vector_are_refused() {
     assert!(Graph::capture(&Device::Cpu, || Ok(())).is_err());
 }
 
-/// Sequences that begin and that go on, in pools of all dtypes, beside one that pads and ones that cannot be.
+/// Sequences that start and sequences that continue, in pools of all dtypes, together with padding and with invalid
+/// sequences.
 #[test]
 fn recurrences_keep_the_states_of_their_sequences() {
     let dims = RecurrenceDims {
@@ -359,7 +364,7 @@ fn recurrences_keep_the_states_of_their_sequences() {
     };
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let pool = StatePool::new(config, dtype, &Device::Cpu).unwrap();
-        // All of it fits bf16 exactly.
+        // All values are exact in bf16.
         let rows = |tokens: usize, seed| {
             let rows = [dims.width(), net.gates()].map(|width| numbers(&[tokens, width], seed));
             rows.map(|rows| rows.to_dtype(dtype).unwrap())
@@ -389,7 +394,7 @@ fn recurrences_keep_the_states_of_their_sequences() {
                     .unwrap(),
             )
         };
-        // What the slot held before does not count.
+        // The slot's previous content must be ignored.
         run(&rows(2, 9), &[0, 2], &[1], &[0]);
         let [first, second] = [rows(8, 5), rows(3, 6)];
         let found = run(&first, &[0, 5, 6, 7], &[1, NO_SLOT, 3], &[0, 4, 4]);
@@ -433,7 +438,7 @@ fn gates_multiply_rows_in_place() {
     assert!(matches!(error, Error::Shape { operand: "gate", .. }));
 }
 
-/// With a norm of v, whose heads are padded, beside one of q and k; and of q alone, where nothing else is touched.
+/// A norm of v with padded heads, together with QK norm; and queries alone, where nothing else is written.
 #[test]
 fn values_are_normed_and_queries_may_come_alone() {
     let (heads, head_dim, len, tokens) = (2, 16, 12, 3);
@@ -499,7 +504,7 @@ fn values_are_normed_and_queries_may_come_alone() {
     }
     let others = values.chunks(head_dim).enumerate().filter(|(slot, _)| ![17, 4].contains(slot));
     assert!(others.flat_map(|(_, head)| head).all(|x| *x == 0.0), "one token has no slot");
-    // What is done to v changes nothing of q and k.
+    // The norm of v does not change q and k.
     assert_eq!(run(&rows, &QkvToCache { v_norm: None, ..all }).unwrap(), q);
     assert_eq!(of_cache()[0], keys);
     assert_ne!(of_cache()[1], values);
@@ -564,7 +569,7 @@ fn sums_have_factors_and_activations_too() {
     assert!(matches!(error, Error::Shape { operand: "by", .. }));
 }
 
-/// Weights of [`Codes::Iq4`] dequantize on a device as unsigned 8-bit weights with a zero point of 128 do.
+/// Weights of [`Codes::Iq4`] dequantize on a device like unsigned 8-bit weights with a zero point of 128.
 #[test]
 fn iq4_codes_are_those_of_eight_bits() {
     let bytes: Vec<u8> = (0..64).map(|i| i * 7 % 16).collect();

@@ -1,9 +1,9 @@
-//! How fast the kernels are, beside what the machine can do: `cargo bench -p candlepower-kernels`.
+//! Benchmarks of the kernels beside the machine's ceilings: `cargo bench -p candlepower-kernels`.
 //!
-//! Prints, per shape, the median and the best of many runs: GFLOP/s of arithmetic, GB/s of weights read.
-//! Weights rotate through a quarter of a gigabyte, so they come from memory as in a real model. Words
-//! after `--` choose sections: `machine`, `linear`, `codes`, `gated`, `attention`, `rows`, `recurrence`, `sampling`. Threads:
-//! `RAYON_NUM_THREADS`.
+//! Prints, per shape, the median and the best of many runs: GFLOP/s of arithmetic, GB/s of weights read. Weights
+//! rotate through a quarter of a gigabyte, so that they come from memory as in a real model. Arguments after `--`
+//! choose sections: `machine`, `linear`, `codes`, `gated`, `attention`, `rows`, `recurrence`, `sampling`.
+//! `RAYON_NUM_THREADS` sets the number of threads.
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
 use std::hint::black_box;
@@ -20,7 +20,7 @@ use candlepower_kernels::{
 };
 use rayon::prelude::*;
 
-/// How long each measurement repeats.
+/// Time for which each measurement repeats.
 const BUDGET: Duration = Duration::from_millis(400);
 
 /// Bytes of weights that each linear rotates through.
@@ -96,8 +96,8 @@ fn machine() {
     report("multiply-adds from registers", fma, flops, "GFLOP/s");
 }
 
-/// Reads all of `words`, a quarter after another's in turn: four streams, fetched ahead as the
-/// matrix-vector kernel does.
+/// Reads all of `words`, one value of each quarter in turn. These are four streams with prefetch, like those of the
+/// matrix-vector kernel.
 fn read_in_streams(words: &[u64]) -> [u64; 8] {
     let quarter = words.len() / 4;
     let mut sums = [0; 8];
@@ -163,7 +163,7 @@ fn fma_from_registers(repeats: usize) {
     black_box(sums);
 }
 
-/// The linears of a Qwen2.5-0.5B shape, and two larger ones.
+/// The linear layers of Qwen2.5-0.5B's shape, and two larger ones.
 fn linears() {
     let shapes = [(9728, 896), (896, 4864), (1152, 896), (18_992, 896), (4096, 4096)];
     for dtype in [DType::BF16, DType::F16, DType::F32] {
@@ -176,8 +176,8 @@ fn linears() {
     }
 }
 
-/// Codes as formats have them, in groups with scales in the form that is kept of them, and some with a scale and a minimum of each
-/// group in f32 beside it.
+/// Quantized weights of several formats, whose scales have the form that is stored. Some formats are repeated with
+/// scales and offsets of each group in f32, to show the cost of unpacking scales.
 fn coded_linears() {
     let single = |dtype, mins| ScaleForm { dtype, mins, blocks: None };
     let blocks = |mins, multiples| {
@@ -246,7 +246,7 @@ fn coded_linears() {
     }
 }
 
-/// Gate and up of the same model's feed-forward, activated in two steps and where they are computed.
+/// Gate and up of the same model's feed-forward, activated in a second step and within the product.
 fn gated_linears() {
     let (n, k, act) = (9728, 896, Activation::Silu);
     let weights = rotation(n, k, DType::BF16);
@@ -268,7 +268,7 @@ fn gated_linears() {
     }
 }
 
-/// Products of some rows with one weight after the other.
+/// Products of a few sizes of batches with one weight after the other.
 fn products(name: &str, weights: &[Weight]) {
     let (n, k) = (weights[0].n(), weights[0].k());
     for tokens in [1, 2, 4, 6, 8, 16, 32, 64, 512] {
@@ -320,7 +320,7 @@ fn attention(dtype: DType, (seqs, queries, context): (usize, usize, usize)) {
         latent: None,
     };
     let cache = KvCache::new(config, dtype, &Device::Cpu).expect("a cache");
-    // Every position is written: pages that were never written are one and the same page of zeros.
+    // Every position is written, since the system maps all pages that were never written to one page of zeros.
     let slots = (seqs * context) as u32;
     let kv = Tensor::full(0.2f32, (slots as usize, num_kv_heads, head_dim), &Device::Cpu);
     let kv = kv.expect("keys");
@@ -370,7 +370,8 @@ fn full(value: f32, dims: &[usize]) -> Tensor {
     Tensor::full(value, dims, &Device::Cpu).expect("numbers")
 }
 
-/// Decodes and a prompt through gated delta nets of Qwen3-Next-80B-A3B and Mamba-2 of Granite-4.0-H-Small, layer after layer.
+/// Linear attention and SSMs: decodes and a prompt through gated delta nets of Qwen3-Next-80B-A3B and Mamba-2 of
+/// Granite-4.0-H-Small, layer after layer.
 fn recurrences() {
     let dims = RecurrenceDims {
         key_heads: 16,
@@ -393,7 +394,8 @@ fn recurrences() {
 }
 
 fn recurrence_of(name: &str, dims: RecurrenceDims, rule: Rule) {
-    // S^T k where there is such, the update and S^T q: multiply-adds of each number; and the decay.
+    // Multiply-adds of each element: S^T k with the delta rule, the update and S^T q. The decay is one operation
+    // more.
     let flops_of_number = if matches!(rule, Rule::Delta { .. }) { 7.0 } else { 5.0 };
     let net = Recurrence {
         dims,
@@ -412,7 +414,7 @@ fn recurrence_of(name: &str, dims: RecurrenceDims, rule: Rule) {
         let gates = full(0.5, &[seqs * tokens, net.gates()]);
         let rows = StateRows {
             query_start: &(0..=seqs).map(|seq| (seq * tokens) as u32).collect::<Vec<_>>(),
-            // They go on from other tokens.
+            // They continue after other tokens.
             context_len: &vec![1000; seqs],
             slots: &(0..seqs as u32).collect::<Vec<_>>(),
         };
@@ -420,7 +422,7 @@ fn recurrence_of(name: &str, dims: RecurrenceDims, rule: Rule) {
             let out = recurrence(&input, &gates, &net, &state, layer, &rows);
             black_box(out.expect("a step"));
         };
-        // Pages that were never written are had from the system first.
+        // A first run over all layers lets the system provide the pages.
         (0..num_layers).for_each(step);
         let mut layers = (0..num_layers).cycle();
         let times = time(|| step(layers.next().expect("the cycle does not end")));
@@ -436,7 +438,7 @@ fn recurrence_of(name: &str, dims: RecurrenceDims, rule: Rule) {
     }
 }
 
-/// Draws from the vocabulary of Qwen2.5, as sixteen rows of a step.
+/// Samples from Qwen2.5's vocabulary, for sixteen rows of a step.
 fn samplings() {
     let (rows, vocab) = (16, 151_936);
     let mut state = 1u32;
@@ -444,11 +446,11 @@ fn samplings() {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 8) as f32 / 16_777_216.0
     };
-    // Sums of a few numbers from 0 to 1 are nearly normal; the spread is that of a model's logits.
+    // The sum of a few uniform values is nearly normal. Its spread is that of a model's logits.
     let logits: Vec<f32> =
         (0..rows * vocab).map(|_| 4.0 * ((0..4).map(|_| number()).sum::<f32>() - 2.0)).collect();
     let logits = Tensor::from_vec(logits, (rows, vocab), &Device::Cpu).expect("logits");
-    // A grammar allows few tokens, which lie in a part of the vocabulary, or all but a few.
+    // The first mask allows few tokens, all in one part of the vocabulary. The second allows all but a few.
     let few: Vec<u32> =
         (0..vocab / 32).map(|word| if word % 64 == 5 { 0x10_0401 } else { 0 }).collect();
     let most: Vec<u32> = few.iter().map(|word| !word).collect();

@@ -19,7 +19,8 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)^2`.
     ReluSquared,
-    /// `x * sigmoid(1.702 * x)` of `x` that is at most 7; what it gates is held to -7 to 7, and counts for one more.
+    /// `x * sigmoid(1.702 * x)` for `x` clamped to at most 7. Its factor, `up`, is clamped to -7 to 7 and increased
+    /// by 1 (gpt-oss).
     SwigluOai,
 }
 
@@ -29,13 +30,13 @@ impl Activation {
         [Self::Silu, Self::Gelu, Self::GeluTanh, Self::Relu, Self::ReluSquared, Self::SwigluOai];
 }
 
-/// What bounds both halves of [`Activation::SwigluOai`].
+/// Limit of both halves of [`Activation::SwigluOai`].
 const SWIGLU_LIMIT: f32 = 7.0;
 /// Factor in its sigmoid.
 const SWIGLU_ALPHA: f32 = 1.702;
 
-/// `act(gate) * up`, or what [`Activation::SwigluOai`] says, for `gate_up` `[tokens, 2 * inner]` f32, the gate in the first half of each row:
-/// `[tokens, inner]`.
+/// `act(gate) * up`, or the formula of [`Activation::SwigluOai`], for `gate_up` `[tokens, 2 * inner]` f32. The gate
+/// is the first half of each row. Returns `[tokens, inner]`.
 ///
 /// # Errors
 /// `gate_up` is not a contiguous f32 CPU matrix, or its rows are of odd length.
@@ -56,9 +57,9 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation) -> Result<Tensor> {
     from_vec(out, &[tokens, inner])
 }
 
-/// `act(x) * by`, column by column: `out[t, j] = act(x[t, j]) * by[t, first + j]` for `x` f32 `[tokens, inner]` and `by` f32
-/// `[tokens, width]`, of which other columns may belong to other layers. `[tokens, inner]`. [`Activation::SwigluOai`] takes `by`
-/// for what it gates.
+/// `act(x) * by`, column by column: `out[t, j] = act(x[t, j]) * by[t, first + j]`. `x` is f32 `[tokens, inner]`, and
+/// `by` is f32 `[tokens, width]`, whose other columns may belong to other layers. Returns `[tokens, inner]`. For
+/// [`Activation::SwigluOai`] `by` is `up`.
 ///
 /// # Errors
 /// An operand is not a contiguous f32 CPU matrix, or `by` has other rows, or fewer than `first + inner` columns.
@@ -78,10 +79,10 @@ pub fn activation_times(x: &Tensor, act: Activation, by: &Tensor, first: usize) 
     from_vec(out, &[tokens, inner])
 }
 
-/// The name in errors of what [`activation_times`] is on any device.
+/// Name of [`activation_times`] in errors, on every device.
 pub const TIMES: &str = "activation_times";
 
-/// Columns of `by`, if it has a row for each of `x` and the columns that meet those of `x`.
+/// Number of columns of `by`, if it has as many rows as `x` and enough columns.
 ///
 /// # Errors
 /// `by` has other rows or too few columns.
@@ -130,7 +131,7 @@ impl WithSimd for Activate<'_> {
         for out in self.out.chunks_mut(LANES) {
             let x = x.next().expect("x is as long as out");
             let up = up.as_mut().map_or(&ones[..], |up| up.next().expect("up is as long as out"));
-            // A short end goes through whole vectors on the stack, so every element is computed alike.
+            // A short end goes through whole vectors on the stack, so that every element is computed alike.
             let (mut x_end, mut up_end, mut out_end) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
             let (x, up, target) = if out.len() == LANES {
                 (x.as_ptr(), up.as_ptr(), out.as_mut_ptr())
@@ -142,7 +143,8 @@ impl WithSimd for Activate<'_> {
             // SAFETY: all three point to sixteen elements.
             unsafe {
                 let x = s.load(x);
-                // Here, since a function that is passed is not sure to be compiled for the instruction set.
+                // The match stands here, since a function that is passed as an argument may be compiled without the
+                // instruction set.
                 let y = match self.act {
                     Activation::Silu => math::silu(s, x),
                     Activation::Gelu => math::gelu(s, x),
@@ -173,7 +175,7 @@ impl WithSimd for Activate<'_> {
     }
 }
 
-/// The definition of [`activation`] for one element, computed in f64.
+/// The reference for [`activation`] for one element, computed in f64.
 ///
 /// Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016 (both forms of gelu, and silu).
 #[must_use]
@@ -198,14 +200,14 @@ pub fn activation_reference(x: f32, act: Activation) -> f32 {
     y as f32
 }
 
-/// The definition of [`gated_activation`] for one row `[gate.., up..]`.
+/// The reference for [`gated_activation`] for one row `[gate.., up..]`.
 #[must_use]
 pub fn gated_activation_reference(gate_up: &[f32], act: Activation) -> Vec<f32> {
     let (gate, up) = gate_up.split_at(gate_up.len() / 2);
     activation_times_reference(gate, up, act)
 }
 
-/// The definition of [`activation_times`] for one row and the columns that it meets.
+/// The reference for [`activation_times`] for one row of `x` and the columns of `by` that multiply it.
 #[must_use]
 pub fn activation_times_reference(x: &[f32], by: &[f32], act: Activation) -> Vec<f32> {
     let gated = |(x, by): (&f32, &f32)| {
@@ -263,7 +265,7 @@ mod tests {
         }
     }
 
-    /// By columns of wider rows, those of another layer among them.
+    /// The factors are columns of wider rows, whose other columns belong to another layer.
     #[test]
     fn columns_of_wider_rows_are_factors() {
         for (tokens, inner, width, first) in
@@ -302,7 +304,7 @@ mod tests {
         }
         let squared = [-2.0, 3.0].map(|x| activation_reference(x, Activation::ReluSquared));
         assert_eq!(squared, [0.0, 9.0]);
-        // Of transformers' GptOssExperts._apply_gate: both halves are bounded.
+        // Source: transformers' GptOssExperts._apply_gate, which clamps both halves.
         let gated = gated_activation_reference(&[9.0, 1.0, -9.0, 2.0], Activation::SwigluOai);
         for (got, want) in gated.into_iter().zip([-41.999_72, 2.537_387_3]) {
             assert!((got - want).abs() < 1e-5, "{got} is not {want}");

@@ -1,4 +1,4 @@
-//! What this CPU offers the kernels, detected at run time.
+//! Instruction sets of this CPU that matter for the kernels, detected at run time.
 
 use std::fmt;
 

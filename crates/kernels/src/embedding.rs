@@ -14,33 +14,34 @@ pub fn embedding(token_ids: &Tensor, w: &Weight, scale: f32) -> Result<Tensor> {
     embedding_part(token_ids, w, scale, VocabPart { first: 0, vocab_size: w.n() })
 }
 
-/// Which tokens a part of an embedding has.
+/// Range of the tokens whose rows one shard of an embedding has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VocabPart {
-    /// The token of its first row.
+    /// Token of the shard's first row.
     pub first: usize,
-    /// Tokens of the whole embedding.
+    /// Number of tokens of the whole embedding.
     pub vocab_size: usize,
 }
 
 impl VocabPart {
-    /// All rows of a table, which has one for each token.
+    /// The range of a whole embedding, which has one row for each token.
     #[must_use]
     pub fn all_rows(rows: usize) -> Self {
         Self { first: 0, vocab_size: rows }
     }
 
-    /// The row of a token in a table of `rows` rows; none where another part has it.
+    /// Row of a token in a shard of `rows` rows; `None` if another shard has the token.
     #[must_use]
     pub fn row(self, token: usize, rows: usize) -> Option<usize> {
         token.checked_sub(self.first).filter(|row| *row < rows)
     }
 }
 
-/// As [`embedding`], of a weight that has the rows of some tokens: the others' are zeros in the result.
+/// [`embedding`] for a weight that has the rows of some tokens. The rows of other tokens are zeros in the result, so
+/// that the ranks' sum has all of them.
 ///
 /// # Errors
-/// As [`embedding`], where the bound of an id is the vocabulary's.
+/// The errors of [`embedding`]. An id must be below the size of the whole vocabulary.
 pub fn embedding_part(
     token_ids: &Tensor,
     w: &Weight,
@@ -72,7 +73,7 @@ pub fn embedding_part(
     from_vec(out, &[tokens, w.k()])
 }
 
-/// The definition of [`embedding`] over a row-major `table` of `hidden` columns.
+/// The reference for [`embedding`] over a row-major `table` of `hidden` columns.
 #[must_use]
 pub fn embedding_reference(
     token_ids: &[u32],

@@ -1,4 +1,4 @@
-//! The one error type of the kernels: what was wrong with an operand and what to do about it.
+//! The one error type of the kernels. It names what is wrong with an operand and says what to do about it.
 
 use candle_core::{DType, DeviceLocation};
 
@@ -27,7 +27,7 @@ pub enum Error {
         kernel: &'static str,
         /// The operand's name in the kernel's signature.
         operand: &'static str,
-        /// The required shape, in words and numbers.
+        /// The required shape, in words and dimensions.
         expected: String,
         /// The shape that was passed.
         found: Vec<usize>,
@@ -47,7 +47,7 @@ pub enum Error {
         kernel: &'static str,
         /// The operand's name in the kernel's signature.
         operand: &'static str,
-        /// Where the operand is.
+        /// The device of the operand.
         device: DeviceLocation,
     },
     /// An operand of a GPU kernel lives elsewhere.
@@ -57,10 +57,10 @@ pub enum Error {
         kernel: &'static str,
         /// The operand's name in the kernel's signature.
         operand: &'static str,
-        /// Where the operand is.
+        /// The device of the operand.
         device: DeviceLocation,
     },
-    /// An operand of a GPU kernel begins in the midst of a vector.
+    /// An operand of a GPU kernel does not begin at the start of a 16-byte vector.
     #[error("{kernel}: {operand} does not begin at a multiple of 16 bytes; copy the view first")]
     Misaligned {
         /// The kernel that refused.
@@ -73,19 +73,19 @@ pub enum Error {
     Cuda {
         /// The kernel.
         kernel: &'static str,
-        /// What CUDA, or the library on top of it, says.
+        /// The message of CUDA, or of the library on top of it.
         message: String,
     },
-    /// An index points outside what it indexes.
+    /// An index is not below its bound.
     #[error("{kernel}: {index} = {value} is out of range, it must be below {bound}")]
     OutOfRange {
         /// The kernel that refused.
         kernel: &'static str,
-        /// What the number is, for example `token id`.
+        /// Name of the index, for example `token id`.
         index: &'static str,
-        /// The number that was passed.
+        /// The value that was passed.
         value: usize,
-        /// The first number that is too large.
+        /// The smallest value that is too large.
         bound: usize,
     },
     /// Attention metadata that contradicts itself or its operands.
@@ -113,10 +113,10 @@ pub enum Error {
         /// Elements of one row.
         k: usize,
     },
-    /// Rows of codes that contradict themselves or the weight.
+    /// Rows of quantized weights that contradict themselves or the weight.
     #[error("quantized weight rows: {0}")]
     QuantizedRows(&'static str),
-    /// Rows that become one weight, whose inputs are in different orders.
+    /// Rows of several matrices that become one weight, but have different orders of inputs (act-order).
     #[error(
         "matrices that are computed as one (q, k and v, or gate and up) have their inputs in different orders; \
          use weights quantized without act-order (desc_act)"

@@ -1,4 +1,4 @@
-//! Picks rows of a matrix, for example the positions whose logits are wanted.
+//! Picks rows of a matrix, for example the rows of the logits indices.
 
 use candle_core::Tensor;
 
@@ -29,7 +29,7 @@ pub fn gather_rows(x: &Tensor, rows: &[u32]) -> Result<Tensor> {
     from_vec(out, &[rows.len(), dim])
 }
 
-/// The definition of [`gather_rows`]: `out[i] = x[rows[i]]`.
+/// The reference for [`gather_rows`]: `out[i] = x[rows[i]]`.
 #[must_use]
 pub fn gather_rows_reference(x: &[f32], dim: usize, rows: &[u32]) -> Vec<f32> {
     rows.iter().flat_map(|&row| x[row as usize * dim..][..dim].iter().copied()).collect()

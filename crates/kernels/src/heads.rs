@@ -1,4 +1,4 @@
-//! Products of each head with a matrix of its own.
+//! Products of each head with a matrix of its own, such as MLA's projections from and to latents.
 
 use std::ops::Range;
 
@@ -10,8 +10,9 @@ use crate::tensor::{Operand, from_vec};
 use crate::threads::available;
 use crate::{Error, Result, Weight};
 
-/// `out[t, h] = w[h] x[t, h]`: `x` is f32 `[tokens, heads, at least k]`, of which the first `k` elements of each head are read; the
-/// weights are `[n, k]`, one for each head. Result `[tokens, heads, n]` f32; each output is as [`crate::linear`] computes it.
+/// `out[t, h] = w[h] x[t, h]`: `x` is f32 `[tokens, heads, at least k]`, of which the first `k` elements of each head
+/// are read. There is a weight `[n, k]` for each head. The result is `[tokens, heads, n]` f32, and each output has
+/// the bits of [`crate::linear`].
 ///
 /// # Errors
 /// `x` has the wrong dtype, shape, layout or device, or the weights differ in shape.
@@ -42,7 +43,8 @@ pub fn linear_heads(x: &Tensor, weights: &[Weight]) -> Result<Tensor> {
             }
         }
     };
-    // A thread that is at a head computes it alone.
+    // A thread that works on a head computes its product alone. With fewer heads than threads the threads share each
+    // product.
     match heads >= available() {
         true => parallel::for_ranges(heads, 1, work),
         false => work(0..heads),

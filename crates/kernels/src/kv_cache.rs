@@ -11,24 +11,24 @@ use crate::{Error, Result};
 #[cfg(test)]
 mod tests;
 
-/// Blocks hold a multiple of this many positions: one vector of keys.
+/// Blocks hold a multiple of this number of positions, the length of one vector of keys.
 const BLOCK_MULTIPLE: usize = 16;
 
 /// The dimensions of a [`KvCache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvCacheConfig {
-    /// Layers that have keys and values.
+    /// Number of layers that have keys and values.
     pub num_layers: usize,
-    /// Blocks of every layer.
+    /// Number of blocks of every layer.
     pub num_blocks: usize,
-    /// Positions of one block, a multiple of 16.
+    /// Number of positions of one block, a multiple of 16.
     pub block_size: usize,
-    /// Key-value heads of every layer.
+    /// Number of key-value heads of every layer.
     pub num_kv_heads: usize,
-    /// Elements of one head, a multiple of 8.
+    /// Number of elements of one head, a multiple of 8.
     pub head_dim: usize,
-    /// Where values are the first so many elements of the keys, of which there is one head (multi-head latent attention): how many, a
-    /// multiple of 8.
+    /// Number of leading elements of a key that are also the value, a multiple of 8. This is multi-head latent
+    /// attention (MLA), whose cache has one head.
     pub latent: Option<usize>,
 }
 
@@ -60,49 +60,50 @@ impl KvCacheConfig {
             return Err(Error::Parameter {
                 parameter: "num_blocks",
                 value: self.num_blocks,
-                expected: "such that slot numbers fit 32 bits",
+                expected: "small enough that slots fit 32 bits",
             });
         }
         Ok(())
     }
 
-    /// Elements of a head of the values.
+    /// Number of elements of a head of the values.
     #[must_use]
     pub fn value_dim(&self) -> usize {
         self.latent.unwrap_or(self.head_dim)
     }
 
-    /// Elements of the keys of a block.
+    /// Number of elements of the keys of a block.
     #[must_use]
     pub fn block_elements(&self) -> usize {
         self.num_kv_heads * self.head_dim * self.block_size
     }
 
-    /// Elements of the values of a block.
+    /// Number of elements of the values of a block.
     #[must_use]
     pub fn value_elements(&self) -> usize {
         self.num_kv_heads * self.value_dim() * self.block_size
     }
 }
 
-/// By what the keys and the values of a layer are divided before they are rounded to FP8, and multiplied when they are read: numbers
-/// beyond 448 times these become that. A checkpoint may bring them (`k_scale`, `v_scale`); without, both are 1.
+/// Scales of a layer's keys and values in FP8. Both are divided by them before they are rounded, and multiplied by
+/// them when they are read. Values beyond 448 times the scale become 448 times the scale. A checkpoint may define the
+/// scales (`k_scale`, `v_scale`), and without them both are 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KvScales {
-    /// Of the keys.
+    /// Scale of the keys.
     pub key: f32,
-    /// Of the values.
+    /// Scale of the values.
     pub value: f32,
 }
 
 impl KvScales {
-    /// What changes nothing.
+    /// Scales of 1, which change nothing.
     pub const ONE: Self = Self { key: 1.0, value: 1.0 };
 
-    /// Refuses scales for a cache that has other layers, or that needs none.
+    /// Refuses scales for a cache with another number of layers, or of a dtype that has none.
     ///
     /// # Errors
-    /// There are not as many as layers, or the dtype is another one.
+    /// There is not one pair for each layer, or the dtype is another one.
     pub fn check(scales: &[Self], num_layers: usize, dtype: DType) -> Result<()> {
         if dtype != DType::F8E4M3 {
             let (kernel, operand, expected) = ("kv_cache", "dtype", "f8e4m3, which has scales");
@@ -116,12 +117,16 @@ impl KvScales {
     }
 }
 
-/// Keys and values of every layer, in blocks of `block_size` positions: f32, bf16, or FP8 (e4m3: numbers are divided by their
-/// [`KvScales`] and rounded to the nearest of its 256, and those beyond 448 become 448).
+/// The KV cache: keys and values of every layer, in blocks of `block_size` positions. Its dtype is f32, bf16 or FP8
+/// (e4m3). Values in FP8 are divided by their [`KvScales`], rounded to the nearest of e4m3's 256 values and clamped
+/// to 448.
 ///
-/// Keys are transposed inside a block, so sixteen positions of one head dimension, or of two in bf16, are one vector. Where each
-/// number lies says [`CacheOrder`]: values that are a part of the keys lie apart, too, since the two are in different orders. The memory is reserved at once and touched only when used. Writing goes through `&self`, as
-/// with any candle tensor: each tensor is locked while it is written.
+/// Keys are transposed inside a block. So sixteen positions of one head dimension, or of two dimensions in bf16, are
+/// one vector. [`CacheOrder`] documents the order of the elements. Latents (MLA) are stored twice, as keys and as
+/// values, since the two are in different orders.
+///
+/// The memory is reserved at once, and the system provides pages when they are first written. Writing goes through
+/// `&self`, like with any candle tensor: each tensor is locked while it is written.
 #[derive(Debug)]
 pub struct KvCache {
     config: KvCacheConfig,
@@ -129,18 +134,18 @@ pub struct KvCache {
     layers: Vec<KvLayer>,
 }
 
-/// The keys and values of one layer, in the order that [`CacheOrder`] says.
+/// The keys and values of one layer, in a [`CacheOrder`].
 #[derive(Clone, Debug)]
 pub struct KvLayer {
     /// The keys of all blocks.
     pub keys: Tensor,
     /// The values of all blocks.
     pub values: Tensor,
-    /// What both were divided by.
+    /// Scales of both in FP8.
     pub scales: KvScales,
 }
 
-/// How the numbers of a block follow each other.
+/// Order of the elements in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheOrder {
     /// Keys `[num_blocks, kv_heads, head_dim, block_size]`, values `[num_blocks, kv_heads, block_size, value_dim]`.
@@ -151,13 +156,13 @@ pub enum CacheOrder {
 }
 
 impl CacheOrder {
-    /// The order in a [`KvCache`] of `dtype`.
+    /// The order of a [`KvCache`] of `dtype`.
     #[must_use]
     pub fn of(dtype: DType) -> Self {
         if dtype == DType::BF16 { Self::Pairs } else { Self::Single }
     }
 
-    /// Dimensions of a key, and positions of a dimension of the values, that lie side by side.
+    /// Number of neighbouring elements of different dimensions of a key, or of different positions of the values.
     fn steps(self) -> usize {
         match self {
             Self::Single => 1,
@@ -165,7 +170,7 @@ impl CacheOrder {
         }
     }
 
-    /// The dimensions of keys and values.
+    /// The dimensions of the tensors of keys and values.
     fn dims(self, config: &KvCacheConfig) -> [Vec<usize>; 2] {
         let KvCacheConfig { num_blocks, block_size, num_kv_heads, head_dim, .. } = *config;
         let steps = self.steps();
@@ -179,7 +184,7 @@ impl CacheOrder {
 }
 
 impl KvCache {
-    /// An empty cache of f32, bf16 or f8e4m3 on `device`.
+    /// Makes an empty cache of f32, bf16 or f8e4m3 on `device`.
     ///
     /// # Errors
     /// A dimension is zero or not the required multiple, the dtype is another one, the device is not the CPU, or
@@ -210,10 +215,10 @@ impl KvCache {
         Ok(Self { config, dtype, layers })
     }
 
-    /// With scales for each layer; it must be empty and of f8e4m3.
+    /// Sets the scales of each layer. The cache must be empty and of f8e4m3.
     ///
     /// # Errors
-    /// There are not as many as layers, or the dtype is another one.
+    /// There is not one pair for each layer, or the dtype is another one.
     pub fn with_scales(mut self, scales: &[KvScales]) -> Result<Self> {
         KvScales::check(scales, self.layers.len(), self.dtype)?;
         for (layer, scales) in self.layers.iter_mut().zip(scales) {
@@ -222,21 +227,21 @@ impl KvCache {
         Ok(self)
     }
 
-    /// Bytes of one block over all layers, keys and values together. `num_blocks` of `config` is not
-    /// looked at, so this answers how many blocks fit some memory.
+    /// Bytes of one block over all layers, keys and values together. It does not depend on `num_blocks` of `config`,
+    /// so that a caller can compute the number of blocks that fit some memory.
     #[must_use]
     pub fn bytes_per_block(config: &KvCacheConfig, dtype: DType) -> usize {
         let elements = config.block_elements() + config.value_elements();
         config.num_layers * elements * dtype.size_in_bytes()
     }
 
-    /// The dimensions it was made with.
+    /// The dimensions of the cache.
     #[must_use]
     pub fn config(&self) -> &KvCacheConfig {
         &self.config
     }
 
-    /// f32, bf16 or f8e4m3.
+    /// The dtype: f32, bf16 or f8e4m3.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
@@ -248,13 +253,13 @@ impl KvCache {
         self.config.num_blocks
     }
 
-    /// Positions of one block.
+    /// Number of positions of one block.
     #[must_use]
     pub fn block_size(&self) -> usize {
         self.config.block_size
     }
 
-    /// Bytes reserved, all layers together.
+    /// Number of bytes reserved for all layers.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
         Self::bytes_per_block(&self.config, self.dtype) * self.config.num_blocks
@@ -275,7 +280,7 @@ impl KvCache {
     }
 }
 
-/// Zeros in memory that is touched only when it is written; candle writes those of bf16.
+/// Zeros in memory whose pages the system provides when they are first written. For bf16 candle writes the zeros.
 fn zeros(dims: &[usize], dtype: DType) -> Result<Tensor> {
     Ok(match dtype {
         DType::BF16 => {
@@ -332,8 +337,8 @@ pub fn reshape_and_cache(
     Ok(())
 }
 
-/// Copies whole blocks `(source, destination)` in all layers, in order. Used when a shared block is
-/// about to be written by one of its sequences.
+/// Copies whole blocks `(source, destination)` in all layers, in order. It is used before a sequence writes to a
+/// block that it shares with others.
 ///
 /// # Errors
 /// A block is not in the cache.
@@ -368,7 +373,7 @@ pub fn copy_blocks(cache: &KvCache, copies: &[(u32, u32)]) -> Result<()> {
 struct Update<'a> {
     config: &'a KvCacheConfig,
     edit: Edit<'a>,
-    /// What rows are divided by in FP8.
+    /// Scale by which rows are divided in FP8.
     scale: f32,
 }
 
@@ -419,7 +424,7 @@ impl Update<'_> {
     }
 }
 
-/// Scatters token rows `[kv_heads, head_dim]`, each number rounded, into transposed key blocks.
+/// Scatters token rows `[kv_heads, head_dim]`, rounded to the cache's dtype, into transposed key blocks.
 fn write_keys<T, const STEPS: usize>(
     keys: &mut [T],
     (rows, round): (&[f32], impl Fn(f32) -> T),
@@ -430,7 +435,8 @@ fn write_keys<T, const STEPS: usize>(
     for (row, &slot) in rows.chunks_exact(num_kv_heads * head_dim).zip(slots) {
         let (block, offset) = (slot as usize / block_size, slot as usize % block_size);
         let block = &mut keys[block * config.block_elements()..][..config.block_elements()];
-        // Head and dimensions together index `[kv_heads * head_dim / STEPS]` lines of `block_size` positions.
+        // Head and dimension together are an index into `[kv_heads * head_dim / STEPS]` lines of `block_size`
+        // positions.
         let lines = block.chunks_exact_mut(block_size * STEPS);
         for (line, values) in lines.zip(row.as_chunks::<STEPS>().0) {
             let place = line[offset * STEPS..][..STEPS].iter_mut();
@@ -439,7 +445,7 @@ fn write_keys<T, const STEPS: usize>(
     }
 }
 
-/// Copies token rows `[kv_heads, value_dim]`, each number rounded, into value blocks.
+/// Copies token rows `[kv_heads, value_dim]`, rounded to the cache's dtype, into value blocks.
 fn write_values<T, const STEPS: usize>(
     values: &mut [T],
     (rows, round): (&[f32], impl Fn(f32) -> T),
@@ -460,8 +466,8 @@ fn write_values<T, const STEPS: usize>(
     }
 }
 
-/// The definition of [`reshape_and_cache`] for one element: where element `dim` of head `head` of the
-/// token in `slot` lies in the keys and, if it is below `value_dim`, in the values.
+/// The reference for [`reshape_and_cache`] for one element: the index of element `dim` of head `head` of the token in
+/// `slot` in the keys. Below `value_dim` it has an index in the values, too.
 #[must_use]
 #[inline]
 pub fn reshape_and_cache_reference(

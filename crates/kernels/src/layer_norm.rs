@@ -6,10 +6,11 @@ use crate::norm::{last_dim, sum, weight_rows};
 use crate::tensor::{Operand, from_vec};
 use crate::{Result, parallel};
 
-/// `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, where the variance is that of all elements.
+/// `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension. The variance is the biased one, a
+/// mean over all elements.
 ///
-/// `x` is f32 of any rank with last dimension `dim`, `weight` and `bias` are f32 `[dim]`; where `x` is `[.., heads, dim]`,
-/// `weight` may have a row for each head, `[heads, dim]`.
+/// `x` is f32 of any rank with last dimension `dim`, and `weight` and `bias` are f32 `[dim]`. For `x` `[.., heads,
+/// dim]` the weight may have a row for each head, `[heads, dim]`.
 ///
 /// # Errors
 /// An operand is not a contiguous f32 CPU tensor, or `weight` or `bias` has another shape.
@@ -25,7 +26,7 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, eps: f32) 
 /// [`layer_norm`] of `residual + x`, which have the same shape.
 ///
 /// # Errors
-/// As [`layer_norm`], and when the shapes of `residual` and `x` differ.
+/// The errors of [`layer_norm`], and different shapes of `residual` and `x`.
 pub fn add_layer_norm(
     residual: &Tensor,
     x: &Tensor,
@@ -45,7 +46,7 @@ pub fn add_layer_norm(
     })
 }
 
-/// The definition of [`layer_norm`] for rows of `weight.len()` elements, computed in f64.
+/// The reference for [`layer_norm`] for rows of `weight.len()` elements, computed in f64.
 #[must_use]
 pub fn layer_norm_reference(x: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) -> Vec<f32> {
     let dim = weight.len() as f64;

@@ -1,15 +1,15 @@
 //! Every operation on the CPU: a readable reference and a fast path.
 //!
-//! Each kernel is one function over [`candle_core::Tensor`] that checks dtype, shape, contiguity and
-//! device before it touches memory, and works on plain slices inside. Activations are `f32`; weights
-//! keep the checkpoint's dtype, or the codes of its quantization, inside a packed [`Weight`]. Kernels use the threads of
-//! [`WarmThreads::run`], and outside of it rayon's current pool.
+//! Each kernel is one function over [`candle_core::Tensor`]. It checks dtype, shape, contiguity and device before it
+//! touches memory, and works on plain slices inside. Activations are `f32`. Weights keep the checkpoint's dtype, or
+//! its quantized weights, inside a packed [`Weight`]. Kernels run on the threads of [`WarmThreads::run`], and outside
+//! of it on rayon's current pool.
 //!
-//! The crate `gpu` has the operations of a decoder whose tensors stay on a device. It shares the checks in [`operands`].
+//! The crate `gpu` has the operations of a decoder on a GPU. It shares the checks in [`operands`].
 //!
 //! Two promises hold for all CPU kernels:
 //! - a row's result does not depend on the other rows of the batch, nor on the number of threads;
-//! - `*_reference` is the definition of a kernel, written to be read, and the fast path is tested
+//! - `*_reference` is the reference implementation of a kernel, written to be read, and the fast path is tested
 //!   against it.
 
 mod activation;

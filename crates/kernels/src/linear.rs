@@ -1,19 +1,29 @@
 //! `x @ w^T + bias` over packed weights.
 //!
-//! Every output is one chain of fused multiply-adds over increasing `k`, on every path: a result does
-//! not depend on the number of rows, the number of threads or the instruction set. Where the weight is bf16 the
-//! activations are rounded to bf16 too, which halves the work of a CPU with dot products of bf16.
+//! The order of summation is fixed, so that tests compare results bit for bit. Every output is one chain of fused
+//! multiply-adds over increasing `k`, on every path. So a result does not depend on the number of rows, the number of
+//! threads or the instruction set.
 //!
-//! Codes are small numbers, exact in bf16, so they are multiplied as they are: of each group (of each 128 steps of a longer
-//! one) the chain begins at zero, and its sum times the scale is added to the output, and then the sum of the group's activations times
-//! the minimum. Where that was asked for, activations are rounded to bf16 for codes too. A weight that keeps its inputs in another
-//! order (act-order) gets the activations in that order, and the chain follows it. What a weight's sparse part adds comes last.
+//! Activations are rounded to bf16 if the weight is bf16. A CPU with dot products of bf16 then does half the work: 16
+//! to 512 rows take half to two thirds of the time of widened weights.
 //!
-//! Over tables an output is sixteen chains, each of every sixteenth step from zero, whose sums are added by halves
-//! ([`Simd::reduce_add`]): as many numbers of one table are looked up at a time.
+//! Quantized weights are small integers, or floats of few bits, and exact in bf16. So they are multiplied before they
+//! are scaled:
+//! - The chain begins at zero for each group, and for each 128 steps of a longer group.
+//! - Its sum times the scale is added to the output.
+//! - The sum of the group's activations times the offset is added last.
 //!
-//! Two things do depend on the CPU: dot products of bf16 take numbers below 2^-126 for zero, and a CPU with a matrix unit
-//! (AMX) adds products of bf16 in the order of [`tile_sum`](crate::simd::tile_sum), 32 steps of `k` at a time, however many rows there are.
+//! Activations for quantized weights are rounded to bf16 if the weight says so
+//! ([`WeightBuilder::with_rounded_activations`](crate::WeightBuilder::with_rounded_activations)). A weight with
+//! reordered inputs (act-order) gets the activations in its order, and the chain follows that order. A weight's
+//! sparse part is added last.
+//!
+//! Over lookup tables an output is sixteen chains, each of every sixteenth step from zero. Their sums are added by
+//! halves ([`Simd::reduce_add`]). So one permutation of a register looks up sixteen steps of one table.
+//!
+//! Two details do depend on the CPU. Dot products of bf16 flush values below 2^-126 to zero. A CPU with a matrix unit
+//! (AMX) adds products of bf16 in the order of [`tile_sum`](crate::simd::tile_sum), 32 steps of `k` at a time, for
+//! any number of rows.
 
 mod format;
 mod gemv;
@@ -45,18 +55,18 @@ pub fn linear(x: &Tensor, w: &Weight, bias: Option<&Tensor>) -> Result<Tensor> {
     product(x, w, bias, None)
 }
 
-/// `act(gate) * up`, where the rows of `x @ w^T + bias` are `[gate.., up..]`, of the same length: [`linear`] and then [`gated_activation`],
-/// with the same bits. Result `[tokens, n / 2]` f32.
+/// `act(gate) * up`, where the rows of `x @ w^T + bias` are `[gate.., up..]`, of the same length. The result,
+/// `[tokens, n / 2]` f32, has the same bits as [`linear`] followed by [`gated_activation`].
 ///
 /// # Errors
-/// As both.
+/// Those of [`linear`] and [`gated_activation`].
 pub fn gated_linear(
     x: &Tensor,
     w: &Weight,
     bias: Option<&Tensor>,
     act: Activation,
 ) -> Result<Tensor> {
-    // Of few rows the product is bound by the weights that it reads.
+    // With few rows the product is bound by reading the weights, and the fused gate saves nothing.
     let few_rows = x.dims().first().is_none_or(|rows| *rows < 2 * TILE_LINE);
     let is_plain = w.sparse().is_none() && !has_tables(w);
     if few_rows || !is_plain || !w.n().is_multiple_of(2 * PANEL) {
@@ -101,16 +111,16 @@ fn computed(x: &[f32], w: &Weight, bias: Option<&[f32]>, gate: Option<Activation
     out
 }
 
-/// The activations in the order in which `w` keeps its inputs.
+/// The activations in the order of the weight's inputs.
 fn in_order<'a>(x: &'a [f32], w: &Weight) -> Cow<'a, [f32]> {
     let Some(inputs) = w.inputs() else { return Cow::Borrowed(x) };
     let row = |x: &'a [f32]| inputs.iter().map(|&input| x[input as usize]);
     Cow::Owned(x.chunks_exact(w.k()).flat_map(row).collect())
 }
 
-/// The definition of one output of [`linear`] over numbers: products summed with fused multiply-adds in one chain
-/// of increasing `k`, then the bias. `x` and `w` are one row of each matrix, in the order of the weight's inputs, `x` rounded to
-/// bf16 where the weight is. Every path of [`linear`] gives exactly these bits, but for a matrix unit's.
+/// The reference for one output of [`linear`] over values: products summed with fused multiply-adds in one chain of
+/// increasing `k`, then the bias. `x` and `w` are one row of each matrix, in the order of the weight's inputs. `x` is
+/// rounded to bf16 if the weight is. Every path of [`linear`] gives exactly these bits, except on a matrix unit.
 #[must_use]
 pub fn linear_reference(x: &[f32], w: &[f32], bias: Option<f32>) -> f32 {
     let sum = chain(x, w);
@@ -126,7 +136,7 @@ fn chain(x: &[f32], w: &[f32]) -> f32 {
     chain_anywhere(x, w)
 }
 
-/// The same bits with the CPU's own instruction: the standard library calls a function for each multiply-add.
+/// The same bits with the CPU's own instruction, since the standard library calls a function for each multiply-add.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "fma")]
 fn chain_with_fma(x: &[f32], w: &[f32]) -> f32 {
@@ -138,7 +148,7 @@ fn chain_anywhere(x: &[f32], w: &[f32]) -> f32 {
     x.iter().zip(w).fold(0f32, |sum, (x, w)| x.mul_add(*w, sum))
 }
 
-/// How a product is computed.
+/// The algorithm of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     /// Few rows: several streams of weights, bound by memory.
@@ -154,12 +164,13 @@ impl Path {
     }
 }
 
-/// Whether the codes of `w` name numbers of its tables.
+/// Whether `w` is quantized with lookup tables.
 fn has_tables(w: &Weight) -> bool {
     matches!(w.codes(), Some((Codes::Table, _)))
 }
 
-/// Whether a matrix unit takes `w`: bf16, or codes that meet rounded activations and are scaled in whole lines.
+/// Whether a matrix unit computes with `w`: bf16, or quantized weights that meet rounded activations and whose groups
+/// are whole lines.
 fn fits_matrix_unit(w: &Weight) -> bool {
     let Layout { order, k, group, .. } = w.layout();
     match order {
@@ -171,8 +182,8 @@ fn fits_matrix_unit(w: &Weight) -> bool {
     }
 }
 
-/// Operands of a product, checked by [`multiply`]: `x` is `[rows, k]` (`[rows, words]` once it is in the weight's format), `y`
-/// `[rows, n]`, or half as wide where there is a gate, `bias` `[n]`.
+/// Operands of a product, checked by [`multiply`]. `x` is `[rows, k]`, or `[rows, words]` once it is in the weight's
+/// format. `y` is `[rows, n]`, or half as wide with a gate, and `bias` is `[n]`.
 #[derive(Clone, Copy)]
 struct Product<'a> {
     x: &'a [f32],
@@ -183,7 +194,7 @@ struct Product<'a> {
     rows: usize,
 }
 
-/// `[rows, n]`, or half as wide where there is a gate (then `n` is twice some panels), with the instruction set `isa`.
+/// `[rows, n]`, or half as wide with a gate (then `n` is twice some panels), with the instruction set `isa`.
 fn multiply(
     isa: Isa,
     x: &[f32],
@@ -224,7 +235,7 @@ impl WithSimd for Multiply<'_> {
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
-        // `if const` keeps the compiler from compiling what a matrix unit never runs.
+        // `if const` keeps the compiler from compiling code that a matrix unit never runs.
         if const { S::BF16_TILES } {
             return in_format(s, &self.0, Tiled);
         }

@@ -16,7 +16,7 @@ pub fn add(residual: &Tensor, x: &Tensor) -> Result<Tensor> {
 /// `(residual + x) * scale`, two f32 tensors of one shape: the sum of a layer whose output has a factor.
 ///
 /// # Errors
-/// As [`add`].
+/// The errors of [`add`].
 pub fn add_scaled(residual: &Tensor, x: &Tensor, scale: f32) -> Result<Tensor> {
     let residual = Operand::new("add", "residual", residual);
     let x = Operand::new("add", "x", x);
@@ -28,8 +28,8 @@ pub fn add_scaled(residual: &Tensor, x: &Tensor, scale: f32) -> Result<Tensor> {
 
 /// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
 ///
-/// `x` is f32 of any rank with last dimension `dim` (`[tokens, hidden]`, or `[tokens, heads, head_dim]`
-/// for a norm per head), `weight` is f32 `[dim]`; where `x` is `[.., groups, dim]`, it may have a row for each group, `[groups, dim]`.
+/// `x` is f32 of any rank with last dimension `dim`: `[tokens, hidden]`, or `[tokens, heads, head_dim]` for a norm
+/// per head. `weight` is f32 `[dim]`. For `x` `[.., groups, dim]` it may have a row for each group, `[groups, dim]`.
 ///
 /// # Errors
 /// An operand is not a contiguous f32 CPU tensor, or `weight` has another shape.
@@ -49,7 +49,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
     from_vec(out, x.tensor.dims())
 }
 
-/// `sum(x^2)` of each row of `x`, f32 `[rows, dim]`: `[rows]`. Ranks that have parts of a row add these up.
+/// `sum(x^2)` of each row of `x`, f32 `[rows, dim]`: `[rows]`. Ranks that have shards of a row add their sums up.
 ///
 /// # Errors
 /// `x` is not a contiguous f32 CPU tensor of two dimensions.
@@ -60,11 +60,11 @@ pub fn square_sums(x: &Tensor) -> Result<Tensor> {
     from_vec(data.chunks_exact(dim.max(1)).map(squares).collect(), &[rows])
 }
 
-/// [`rms_norm`] of a part `[rows, dim]` of longer rows: `sums` `[rows]` are the [`square_sums`] of the whole rows, which have `width`
-/// numbers each; `weight` `[dim]` belongs to the part.
+/// [`rms_norm`] of a shard `[rows, dim]` of longer rows. `sums` `[rows]` are the [`square_sums`] of the whole rows,
+/// which have `width` elements each. `weight` `[dim]` belongs to the shard.
 ///
 /// # Errors
-/// As [`rms_norm`], and when `sums` is not `[rows]`.
+/// The errors of [`rms_norm`], and a shape of `sums` that is not `[rows]`.
 pub fn rms_norm_part(
     x: &Tensor,
     weight: &Tensor,
@@ -90,7 +90,7 @@ pub fn rms_norm_part(
 /// `residual` and `x` have the same shape.
 ///
 /// # Errors
-/// As [`rms_norm`], and when the shapes of `residual` and `x` differ.
+/// The errors of [`rms_norm`], and different shapes of `residual` and `x`.
 pub fn add_rms_norm(
     residual: &Tensor,
     x: &Tensor,
@@ -115,7 +115,7 @@ pub fn add_rms_norm(
     Ok((from_vec(sum, dims)?, from_vec(normed, dims)?))
 }
 
-/// The definition of [`rms_norm`] for rows of `weight.len()` elements.
+/// The reference for [`rms_norm`] for rows of `weight.len()` elements.
 #[must_use]
 pub fn rms_norm_reference(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     let dim = weight.len();
@@ -128,7 +128,7 @@ pub fn rms_norm_reference(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     out
 }
 
-/// The definition of [`add_rms_norm`].
+/// The reference for [`add_rms_norm`].
 #[must_use]
 pub fn add_rms_norm_reference(
     residual: &[f32],
@@ -152,7 +152,7 @@ fn sum_rows(a: &[f32], b: &[f32], scale: f32, dim: usize) -> Vec<f32> {
     })
 }
 
-/// The last dimension of an operand that is normalised.
+/// The last dimension of an operand of a norm.
 ///
 /// # Errors
 /// There is none, or it is zero.
@@ -163,7 +163,7 @@ pub fn last_dim(x: &Operand<'_>) -> Result<usize> {
     }
 }
 
-/// How many rows a norm's weight has: one, or one for each of the groups of what is normalised, `[.., groups, dim]`.
+/// Number of rows of a norm's weight: one, or one for each group of an operand `[.., groups, dim]`.
 ///
 /// # Errors
 /// The weight has neither shape.
@@ -180,7 +180,7 @@ pub fn weight_rows(weight: &Operand<'_>, dims: &[usize]) -> Result<usize> {
     }
 }
 
-/// Number of interleaved partial sums: enough independent additions for the compiler to vectorise.
+/// Number of interleaved partial sums. So many independent additions let the compiler vectorise the loop.
 const LANES: usize = 32;
 
 /// One row of [`rms_norm`].
@@ -303,7 +303,7 @@ mod tests {
         assert!(matches!(add(&x, &other), Err(Error::Shape { operand: "x", .. })));
     }
 
-    /// Rows of which two have a half each.
+    /// Each of two shards has a half of every row.
     #[test]
     fn parts_of_rows_are_normed_as_the_whole() {
         let (rows, dim) = (3, 70);

@@ -1,5 +1,5 @@
-//! Checks and arithmetic that the operations of other devices share with these kernels: operands by name, shapes, and reading
-//! weights of few bits.
+//! Checks and arithmetic that operations of other devices share with these kernels: operands by name, shapes, and
+//! reading quantized weights.
 
 pub use crate::activation::{TIMES as ACTIVATION_TIMES, times_width};
 pub use crate::attention::SequenceView;

@@ -1,4 +1,4 @@
-//! How kernels split their work over the threads that they may use.
+//! Division of a kernel's work among the threads that it may use.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::threads::{available, share};
 
-/// Below this many elements a row-wise kernel runs on the calling thread: waking another one costs
-/// more than it saves.
+/// A row-wise kernel with fewer elements than this runs on the calling thread, because waking another one costs more
+/// than it saves.
 const INLINE_ELEMENTS: usize = 32 * 1024;
 
 /// Builds a `[rows, width]` matrix by calling `fill(row, out_row)` once per row, in parallel when the
 /// matrix is large. `out_row` starts as zeros.
 ///
-/// The zeros are written just before each row is filled, so they stay in the cache: a large output is
+/// The zeros are written just before each row is filled, so that they stay in the cache. A large output is then
 /// written to memory once, not twice.
 pub(crate) fn build_rows(
     rows: usize,
@@ -50,9 +50,8 @@ pub(crate) fn build_rows(
 
 /// Calls `work` on disjoint ranges that cover `0..count`, from all threads at once.
 ///
-/// Each claim takes a share of what is left, at least `min` (and a multiple of it where it can), so
-/// ranges are long at first and short at the end: a thread that the system delays does not hold up the
-/// others for long.
+/// Each claim takes a share of the remaining range: at least `min`, and a multiple of it if possible. So ranges are
+/// long at first and short at the end, and a thread that the system delays does not hold up the others for long.
 pub(crate) fn for_ranges(count: usize, min: usize, work: impl Fn(Range<usize>) + Sync) {
     let threads = available().min(count.div_ceil(min));
     if threads <= 1 {
@@ -84,7 +83,7 @@ pub(crate) fn map<T: Send + Sync>(count: usize, work: impl Fn(usize) -> T + Sync
     done.into_iter().map(|item| item.into_inner().expect("ranges cover all items")).collect()
 }
 
-/// A buffer that several threads write at disjoint places.
+/// A buffer to which several threads write at disjoint indices.
 #[derive(Clone, Copy)]
 pub(crate) struct SharedMut<'a> {
     start: *mut f32,
@@ -102,7 +101,7 @@ impl<'a> SharedMut<'a> {
         Self { start: buffer.as_mut_ptr().cast(), len: buffer.len(), buffer: PhantomData }
     }
 
-    /// A buffer that is written already.
+    /// A buffer that is initialised already.
     pub(crate) fn of(buffer: &'a mut [f32]) -> Self {
         Self { start: buffer.as_mut_ptr(), len: buffer.len(), buffer: PhantomData }
     }

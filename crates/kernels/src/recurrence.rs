@@ -1,4 +1,5 @@
-//! Recurrences over matrices: gated delta nets and Mamba-2, whose memory of a sequence is one matrix per head, which each token changes.
+//! Linear attention and SSMs: gated delta nets and Mamba-2. The state of a sequence is one matrix per head, which
+//! each token updates.
 
 mod columns;
 mod heads;
@@ -21,43 +22,43 @@ use crate::{Error, Result, parallel, threads};
 
 const KERNEL: &str = "recurrence";
 
-/// The heads of a layer, and its convolution.
+/// Dimensions of a linear-attention or SSM layer and of its short convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecurrenceDims {
-    /// Heads of queries and keys.
+    /// Number of heads of queries and keys.
     pub key_heads: usize,
-    /// Heads of values, each with a state of its own: a multiple of `key_heads`.
+    /// Number of heads of values, each with a state of its own: a multiple of `key_heads`.
     pub value_heads: usize,
-    /// Those with the same keys are `key_heads` apart, not neighbours.
+    /// Whether value heads that share a key head are `key_heads` apart, instead of neighbours.
     pub tiled: bool,
     /// Elements of a query or a key, a multiple of 16.
     pub key_dim: usize,
     /// Elements of a value, a multiple of 16.
     pub value_dim: usize,
-    /// Taps of the convolution, the newest token's among them: 2 to 8.
+    /// Length of the convolution's kernel, from 2 to 8. Its last weight is the newest token's.
     pub kernel: usize,
 }
 
 impl RecurrenceDims {
-    /// Numbers of a token that the convolution is over: its queries, keys and values.
+    /// Number of channels of the convolution: a token's queries, keys and values.
     #[must_use]
     pub fn channels(&self) -> usize {
         2 * self.keys() + self.values()
     }
 
-    /// Numbers of a token's values, and of its result.
+    /// Number of elements of a token's values, and of its result.
     #[must_use]
     pub fn values(&self) -> usize {
         self.value_heads * self.value_dim
     }
 
-    /// Numbers of a token's input: queries, keys, values, and the gates `z` of the result.
+    /// Number of elements of a token's input: queries, keys, values, and the output gates `z`.
     #[must_use]
     pub fn width(&self) -> usize {
         self.channels() + self.values()
     }
 
-    /// The head of keys that a head of values has.
+    /// The key head of a value head.
     #[must_use]
     pub fn key_head(&self, head: usize) -> usize {
         match self.tiled {
@@ -66,19 +67,19 @@ impl RecurrenceDims {
         }
     }
 
-    /// Numbers of a token's keys.
+    /// Number of elements of a token's keys.
     #[must_use]
     pub fn keys(&self) -> usize {
         self.key_heads * self.key_dim
     }
 
-    /// Numbers of a sequence's inputs that are kept: `[kernel - 1, channels]`.
+    /// Number of elements of the conv state of a sequence: `[kernel - 1, channels]`.
     #[must_use]
     pub fn kept(&self) -> usize {
         (self.kernel - 1) * self.channels()
     }
 
-    /// Numbers of a sequence's matrices: `[value_heads, key_dim, value_dim]`.
+    /// Number of elements of a sequence's state matrices: `[value_heads, key_dim, value_dim]`.
     #[must_use]
     pub fn matrices(&self) -> usize {
         self.values() * self.key_dim
@@ -104,48 +105,51 @@ impl RecurrenceDims {
     }
 }
 
-/// How a token changes a head's state `S` `[key_dim, value_dim]`, and what becomes of `S^T q`.
+/// The update rule of a head's state `S` `[key_dim, value_dim]`, and the computation of the result from `S^T q`.
 #[derive(Clone, Debug)]
 pub enum Rule {
-    /// The gated delta rule: what `S` knows of the key is corrected. A token has two gates of each head, `b` and `a`; queries and keys are
-    /// normalised, queries divided by `sqrt(key_dim)` too. `S = exp(g) S`, then `S = S + k (beta (v - S^T k))^T`, where `beta = sigmoid(b)`
-    /// and `g = -exp(a_log) softplus(a + dt_bias)`. Of the result the RMS norm is taken, times `silu(z)`.
+    /// The gated delta rule, which corrects the value that `S` predicts for the key. A token has two inputs for each
+    /// head: `b`, which gives beta, and `a`, which gives the decay. Queries and keys are normalised, and queries are
+    /// divided by `sqrt(key_dim)`. Then `S = exp(g) S` and `S = S + k (beta (v - S^T k))^T`, where `beta =
+    /// sigmoid(b)` and `g = -exp(a_log) softplus(a + dt_bias)`. The result is the RMS norm of `S^T q`, times
+    /// `silu(z)`.
     ///
     /// Source: Yang et al., "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024, arXiv 2412.06464.
     Delta {
-        /// `[value_dim]`: the weight of the norm.
+        /// Weight of the norm, `[value_dim]`.
         norm: Tensor,
-        /// Added to the mean square in that norm.
+        /// Epsilon of the norm, which is added to the mean square.
         eps: f32,
     },
-    /// Mamba-2: the value is added, for a time `dt`. A token has one gate of each head. `S = exp(-exp(a_log) dt) S + k (dt v)^T`, where
-    /// `dt = softplus(gate + dt_bias)`; the result is `(S^T q + skip v) silu(z)`.
+    /// Mamba-2, which adds the value over a time step `dt`. A token has one input for each head, which gives `dt`.
+    /// Then `S = exp(-exp(a_log) dt) S + k (dt v)^T`, where `dt = softplus(input + dt_bias)`. The result is `(S^T q +
+    /// skip v) silu(z)`.
     ///
     /// Source: Dao and Gu, "Transformers are SSMs", 2024, arXiv 2405.21060, where `q`, `k` and `v` are called C, B and X.
     Mamba2 {
-        /// `[value_heads]`: how much of a value is added to the result.
+        /// Factor of the value that is added to the result, `[value_heads]`.
         skip: Tensor,
     },
 }
 
-/// The weights of one layer, f32 on every device.
+/// The weights of one linear-attention or SSM layer, f32 on every device.
 #[derive(Clone, Debug)]
 pub struct Recurrence {
-    /// Its heads.
+    /// Dimensions of the layer.
     pub dims: RecurrenceDims,
-    /// `[channels, kernel]`: the taps of each channel, the oldest token's first.
+    /// Conv kernel weights of each channel, the oldest token's first: `[channels, kernel]`.
     pub conv: Tensor,
-    /// `[channels]`: what is added to the convolution.
+    /// Bias of the convolution, `[channels]`.
     pub conv_bias: Option<Tensor>,
-    /// `[value_heads]`: the logarithm of how fast a state is forgotten.
+    /// Logarithm of the decay rate of each head's state, `[value_heads]`.
     pub a_log: Tensor,
-    /// `[value_heads]`: what is added to the gate that says for how long.
+    /// Bias of the decay input, `[value_heads]`.
     pub dt_bias: Tensor,
-    /// How states change.
+    /// Update rule of the states.
     pub rule: Rule,
 }
 
-/// What is read of a [`Recurrence`] on the CPU.
+/// The weights of a [`Recurrence`], read to CPU memory.
 struct Weights<'a> {
     conv: CpuSlice<'a, f32>,
     conv_bias: Option<CpuSlice<'a, f32>>,
@@ -154,14 +158,15 @@ struct Weights<'a> {
     rule: RuleWeights<'a>,
 }
 
-/// What is read of a [`Rule`].
+/// The weights of a [`Rule`], read to CPU memory.
 enum RuleWeights<'a> {
     Delta { norm: CpuSlice<'a, f32>, eps: f32 },
     Mamba2 { skip: CpuSlice<'a, f32> },
 }
 
 impl Recurrence {
-    /// Numbers of a token's gates: of each value head `b`, where there is such, and then of each the one that says for how long.
+    /// Number of a token's beta and decay inputs: `b` of each value head if the update rule has beta, and then the
+    /// decay input of each.
     #[must_use]
     pub fn gates(&self) -> usize {
         match self.rule {
@@ -199,15 +204,17 @@ impl Recurrence {
     }
 }
 
-/// One layer for the tokens of a step, each of which changes the state of its sequence in `state`.
+/// One linear-attention or SSM layer for the tokens of a step. Each token updates the state of its sequence in
+/// `state`.
 ///
-/// `input` is f32 `[tokens, width]`: queries, keys, values and the gates `z` of each token, and `gates` f32 `[tokens, gates]`. Queries,
-/// keys and values go through a causal convolution over their sequence's tokens and silu; each head then changes its state and makes its
-/// result as the [`Rule`] says. Returns `[tokens, values]`.
+/// `input` is f32 `[tokens, width]`: queries, keys, values and the output gates `z` of each token. `gates` is f32
+/// `[tokens, gates]`: the beta and decay inputs. Queries, keys and values go through a causal convolution over their
+/// sequence's tokens and silu. Then each head updates its state and computes its result by the [`Rule`]. Returns
+/// `[tokens, values]`.
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device; `net` has other dimensions than `state`; there is no such layer;
-/// `rows` contradict themselves or the operands, name a slot that is not there, or one twice.
+/// An operand has the wrong dtype, shape, layout or device; `net` has other dimensions than `state`; there is no such
+/// layer. `rows` contradict themselves or the operands, name a slot that is not there, or name one twice.
 pub fn recurrence(
     input: &Tensor,
     gates: &Tensor,
@@ -252,7 +259,7 @@ fn run(
         layer.matrices().inplace_op1(&step)?;
         step.out.into_inner().expect("the operation has run")
     };
-    // Every head has read what the last step kept.
+    // Only now may the conv state be overwritten, since every head has read it.
     let (width, channels) = (dims.width(), dims.channels());
     let save = |token: usize, kept: &mut [f32]| {
         kept.copy_from_slice(&input[token * width..][..channels]);
@@ -262,7 +269,7 @@ fn run(
     from_vec(out, &[tokens, dims.values()])
 }
 
-/// A checked step, which changes the matrices of one layer.
+/// A checked step, which updates the matrices of one layer.
 struct Step<'a> {
     isa: Isa,
     net: &'a Recurrence,
@@ -272,9 +279,9 @@ struct Step<'a> {
     /// `[tokens, gates]`.
     gates: &'a [f32],
     sequences: &'a [Sequence],
-    /// `[slots, kernel - 1, channels]`: the inputs before this step's.
+    /// Conv state before this step, `[slots, kernel - 1, channels]`.
     kept: &'a [f32],
-    /// `[tokens, values]`, when it is done.
+    /// `[tokens, values]`, once it is computed.
     out: OnceLock<Vec<f32>>,
 }
 
@@ -291,7 +298,7 @@ impl InplaceOp1 for Step<'_> {
 }
 
 impl Step<'_> {
-    /// The results `[tokens, values]`; `matrices` are those of all slots.
+    /// The results `[tokens, values]`. `matrices` are those of all slots.
     fn run(&self, matrices: &mut [f32]) -> Vec<f32> {
         let (dims, gates) = (self.net.dims, self.net.gates());
         let zeros = vec![0.0; dims.kept()];
@@ -299,7 +306,8 @@ impl Step<'_> {
         let mut out = Vec::with_capacity(len);
         let shared_out = SharedMut::new(&mut out.spare_capacity_mut()[..len]);
         let matrices = SharedMut::of(matrices);
-        // Neighbours that have the same keys share the work for them, as many as leave each thread some of these.
+        // Neighbouring heads with the same keys share the convolution and norm of these. The largest number of heads
+        // is chosen that leaves at least two units of work to each thread.
         let per_key = if dims.tiled { 1 } else { dims.value_heads / dims.key_heads };
         let suffices = |together: &usize| {
             let units = self.sequences.len() * (dims.value_heads / together);

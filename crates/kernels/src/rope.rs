@@ -5,7 +5,7 @@ use candle_core::{Device, Tensor};
 use crate::tensor::{Operand, from_vec};
 use crate::{Error, Result, parallel};
 
-/// Which two elements of a head form one rotated pair.
+/// Pairing of a head's elements for the rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeStyle {
     /// Element `i` with element `i + rot_dim / 2` (GPT-NeoX, Llama as published on the hub).
@@ -63,10 +63,10 @@ impl RopeTable {
         Self::new(table(f32::cos)?, table(f32::sin)?, style)
     }
 
-    /// The table with a factor on whole queries for each position, which keys do not have.
+    /// Adds a factor for each position, by which queries are multiplied and keys are not.
     ///
     /// # Errors
-    /// There are not as many factors as positions, or candle could not make the tensor.
+    /// There is not one factor for each position, or candle could not make the tensor.
     pub fn with_query_scales(self, scales: Vec<f32>) -> Result<Self> {
         let (value, expected) = (scales.len(), "one for each position");
         if value != self.max_len() {
@@ -87,7 +87,7 @@ impl RopeTable {
         2 * self.cos.dims()[1]
     }
 
-    /// Which elements form a pair.
+    /// Pairing of a head's elements.
     #[must_use]
     pub fn style(&self) -> RopeStyle {
         self.style
@@ -114,13 +114,13 @@ impl RopeTable {
         (&self.cos, &self.sin, self.style)
     }
 
-    /// f32 `[max_len]`: the factors on queries, where there are.
+    /// Factors of queries, f32 `[max_len]`, if there are some.
     #[must_use]
     pub fn query_scales(&self) -> Option<&Tensor> {
         self.query_scales.as_ref()
     }
 
-    /// Where the table is.
+    /// The device of the table.
     #[must_use]
     pub fn device(&self) -> &Device {
         self.cos.device()
@@ -129,8 +129,7 @@ impl RopeTable {
 
 /// Rotates each head of `x` `[tokens, heads, head_dim]` f32 by its token's position.
 ///
-/// `positions` is u32 `[tokens]`. The first `rot_dim` elements of a head are rotated, the others are
-/// copied.
+/// `positions` is u32 `[tokens]`. The first `rot_dim` elements of a head are rotated, and the others are copied.
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device; `rot_dim > head_dim`; a position is not in
@@ -139,15 +138,16 @@ pub fn rope(x: &Tensor, table: &RopeTable, positions: &Tensor) -> Result<Tensor>
     turn(x, table, positions, None)
 }
 
-/// As [`rope`], of queries, which the table may scale.
+/// [`rope`] for queries, which the table may scale.
 ///
 /// # Errors
-/// As there.
+/// The errors of [`rope`].
 pub fn rope_queries(x: &Tensor, table: &RopeTable, positions: &Tensor) -> Result<Tensor> {
     turn(x, table, positions, table.query_scales())
 }
 
-/// `x` `[tokens, heads, head_dim]` f32, queries of whatever width, times the table's factors at their positions, where it has such.
+/// `x` `[tokens, heads, head_dim]` f32, queries of any width, times the table's query factors at their positions, if
+/// there are some.
 ///
 /// # Errors
 /// `positions` is not u32 `[tokens]`, or one is not in the table.
@@ -223,8 +223,8 @@ fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], style: RopeStyle) {
     }
 }
 
-/// The definition of [`rope`] on one head at one position: the pair `(a, b)` becomes
-/// `(a cos - b sin, b cos + a sin)`. `cos` and `sin` are that position's rows of the table.
+/// The reference for [`rope`] for one head at one position: the pair `(a, b)` becomes `(a cos - b sin, b cos + a
+/// sin)`. `cos` and `sin` are that position's rows of the table.
 #[must_use]
 pub fn rope_reference(head: &[f32], cos: &[f32], sin: &[f32], style: RopeStyle) -> Vec<f32> {
     let half = cos.len();

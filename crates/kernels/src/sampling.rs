@@ -1,8 +1,8 @@
-//! Draws one token per row of logits, each row by its own parameters, and reports log-probabilities.
+//! Samples one token per row of logits by the row's own parameters, and reports log-probabilities.
 //!
-//! The order of operations is the field's: penalties, bias, grammar mask, temperature, then `min_p`,
-//! `top_k`, `top_p`, then the draw. Log-probabilities are those of the model's own distribution,
-//! before any of it. A row's token depends on its own logits and parameters only.
+//! The order of operations is the usual one: penalties, bias, grammar mask, temperature, then `min_p`, `top_k`,
+//! `top_p`, then the choice. Log-probabilities are those of the model's own distribution, before any of these. A
+//! row's token depends on its own logits and parameters only.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -14,33 +14,33 @@ use crate::{Error, Result, parallel};
 
 mod rows;
 
-/// How one row's token is drawn.
+/// Sampling parameters of one row.
 #[derive(Clone, Debug)]
 pub struct SamplingRow<'a> {
-    /// 0 is greedy: the most likely token, the lowest id among equals.
+    /// Temperature. 0 is greedy: the most likely token, and the lowest id among equals.
     pub temperature: f32,
-    /// Keep the k most likely tokens.
+    /// Number of most likely tokens that are kept.
     pub top_k: Option<usize>,
-    /// Keep the most likely tokens whose probabilities sum to at least this.
+    /// Probability that the kept tokens, the most likely ones, must reach together.
     pub top_p: f32,
-    /// Keep tokens at least this times as likely as the most likely one.
+    /// Smallest probability that is kept, as a factor of the most likely token's.
     pub min_p: f32,
-    /// Decides the draw; uniform in [0, 1).
+    /// Random value, uniform in [0, 1), that determines the token.
     pub uniform: f64,
-    /// Penalties on tokens already seen.
+    /// Penalties on tokens that occurred.
     pub penalties: Option<Penalties<'a>>,
-    /// Added to these tokens' logits.
+    /// Pairs of a token and the bias that is added to its logit.
     pub logit_bias: &'a [(u32, f32)],
-    /// Tokens that must not be drawn.
+    /// Tokens that must not be sampled.
     pub banned: Vec<u32>,
     /// Grammar mask: bit `id % 32` of word `id / 32` allows the token; shorter masks allow nothing beyond.
     pub mask: Option<&'a [u32]>,
-    /// Report the drawn token's log-probability, and so many most likely tokens.
+    /// Number of most likely tokens to report with log-probabilities, besides the sampled token; `None` reports none.
     pub logprobs: Option<usize>,
 }
 
 impl SamplingRow<'_> {
-    /// The most likely token, with nothing else asked for.
+    /// Parameters for the most likely token and nothing else.
     #[must_use]
     pub fn greedy() -> Self {
         Self {
@@ -58,44 +58,44 @@ impl SamplingRow<'_> {
     }
 }
 
-/// Penalties and the tokens that they fall on.
+/// Penalties and the tokens to which they apply.
 #[derive(Clone, Copy, Debug)]
 pub struct Penalties<'a> {
     /// Divides positive and multiplies negative logits of every token in `seen`. Source: CTRL, arXiv 1909.05858.
     pub repetition: f32,
-    /// Subtracted once from tokens that were generated.
+    /// Subtracted once from the logit of tokens that were generated.
     pub presence: f32,
-    /// Subtracted per time that the token was generated.
+    /// Subtracted from a token's logit for each time that it was generated.
     pub frequency: f32,
-    /// Tokens of prompt and output with how often each was generated (prompt tokens: 0).
+    /// Tokens of prompt and output, each with the number of times that it was generated (prompt tokens: 0).
     pub seen: &'a HashMap<u32, u32>,
 }
 
-/// What one row drew.
+/// Result of one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampledRow {
     /// The token, or `None` if no token is allowed and finite.
     pub token_id: Option<u32>,
-    /// Present if asked for and a token was drawn.
+    /// Present if requested and if a token was sampled.
     pub logprobs: Option<RowLogprobs>,
 }
 
 /// Log-probabilities of one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowLogprobs {
-    /// Of the token in question.
+    /// Log-probability of the token in question.
     pub logprob: f32,
-    /// One more than there are likelier tokens; the vocabulary's size where the token cannot be sampled at all.
+    /// One more than the number of likelier tokens. A token that cannot be sampled has the vocabulary's size.
     pub rank: usize,
     /// The most likely tokens, most likely first.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Draws a token for each pair of a row index of `logits` (`[rows, vocab]` f32) and its parameters.
-/// Several draws may share a row.
+/// Samples a token for each pair of a row index of `logits` (`[rows, vocab]` f32) and its parameters. Several pairs
+/// may share a row.
 ///
 /// # Errors
-/// If `logits` is not a contiguous f32 matrix on the CPU, or a row index is out of range.
+/// `logits` is not a contiguous f32 matrix on the CPU, or a row index is out of range.
 pub fn sample(logits: &Tensor, draws: &[(usize, SamplingRow<'_>)]) -> Result<Vec<SampledRow>> {
     let operand = Operand::new("sample", "logits", logits);
     let (rows, vocab) = operand.dims2("[rows, vocab]")?;
@@ -114,7 +114,7 @@ pub fn sample(logits: &Tensor, draws: &[(usize, SamplingRow<'_>)]) -> Result<Vec
 /// likely ones.
 ///
 /// # Errors
-/// If `logits` is not a contiguous f32 matrix on the CPU with a row per token, or a token is outside it.
+/// `logits` is not a contiguous f32 matrix on the CPU with a row per token, or a token is outside it.
 pub fn logprobs_of(logits: &Tensor, token_ids: &[u32], top: usize) -> Result<Vec<RowLogprobs>> {
     let operand = Operand::new("logprobs_of", "logits", logits);
     let (_, vocab) = operand.dims2("[tokens, vocab]")?;
@@ -133,8 +133,8 @@ pub fn logprobs_of(logits: &Tensor, token_ids: &[u32], top: usize) -> Result<Vec
     }))
 }
 
-/// The number in [0, 1) by which a token is drawn. It depends on the seed and the token's place in the output alone,
-/// so that neither the rest of the batch nor a recomputation changes it.
+/// The random value in [0, 1) by which a token is sampled. It depends on the seed and on the token's position in the
+/// output alone, so that neither the rest of the batch nor a recomputation changes it.
 ///
 /// Source: SplitMix64, Steele et al., "Fast Splittable Pseudorandom Number Generators", 2014.
 #[must_use]
@@ -148,7 +148,7 @@ pub fn uniform(seed: u64, place: u64) -> f64 {
     (mix(mix(seed) ^ place) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// The definition of [`sample`] for one row, by full sort and in f64: slow, written to be read.
+/// The reference for [`sample`] for one row, by a full sort and in f64: slow, written to be read.
 pub fn sample_row_reference(logits: &[f32], params: &SamplingRow<'_>) -> Option<u32> {
     let adjusted = adjust(logits, params);
     let mut order: Vec<usize> =
@@ -192,7 +192,7 @@ fn sample_row(logits: &[f32], params: &SamplingRow<'_>) -> SampledRow {
     SampledRow { token_id, logprobs }
 }
 
-/// Logits after mask, penalties and bias; the row itself where there are none.
+/// Logits after mask, penalties and bias; the row itself if there are none.
 fn adjust<'a>(logits: &'a [f32], params: &SamplingRow<'_>) -> Cow<'a, [f32]> {
     let mut adjusted = Cow::Borrowed(logits);
     if let Some(penalties) = &params.penalties {
@@ -273,7 +273,7 @@ fn draw(logits: &[f32], params: &SamplingRow<'_>) -> Option<u32> {
     drawn.or_else(most_likely)
 }
 
-/// Where `left` is used up, going from weight to weight; the last of them if rounding left a trifle of it.
+/// Index of the weight at which `left` is used up, or of the last weight if rounding leaves a remainder.
 fn place_of(weights: &[f32], mut left: f64) -> Option<usize> {
     let mut last = None;
     for (place, &weight) in weights.iter().enumerate() {
@@ -288,7 +288,7 @@ fn place_of(weights: &[f32], mut left: f64) -> Option<usize> {
     last
 }
 
-/// The tokens that min_p, top_k and top_p keep.
+/// The tokens that remain after min_p, top_k and top_p.
 fn kept<'a>(logits: &'a [f32], by: Weigher, params: &SamplingRow<'_>) -> Kept<'a> {
     let mut kept = Kept { logits, least: Kept::ALL, by };
     if params.min_p > 0.0 {
@@ -304,8 +304,9 @@ fn kept<'a>(logits: &'a [f32], by: Weigher, params: &SamplingRow<'_>) -> Kept<'a
     kept
 }
 
-/// The token with which those kept so far, most likely ones first, have `top_p` of their weight. The sums of steps of likelihood are enough to
-/// find its step, and only that one's tokens are sorted.
+/// The last token of the nucleus: the kept tokens down to it, most likely first, have `top_p` of all kept weight.
+/// Sums over steps of likelihood suffice to find its step. So only the tokens of one step are sorted, not the
+/// vocabulary.
 fn nucleus(kept: Kept<'_>, top_p: f32) -> Option<Token> {
     for count in [NUCLEUS_STEPS, STEPS] {
         let Steps { weights, rest } = kept.steps(count);
@@ -325,11 +326,11 @@ fn nucleus(kept: Kept<'_>, top_p: f32) -> Option<Token> {
             return enough.or(tokens.last()).copied();
         }
     }
-    // Rounding left a trifle: all of them.
+    // Rounding left a remainder, so the nucleus is all kept tokens.
     None
 }
 
-/// The `count` most likely tokens of those that are at least `bound`, in no order; fewer where there are fewer.
+/// The `count` most likely tokens with logits of at least `bound`, in no order, or all of them if there are fewer.
 fn most_likely(logits: &[f32], count: usize, mut bound: f32) -> Vec<Token> {
     if count == 0 {
         return Vec::new();
@@ -340,7 +341,7 @@ fn most_likely(logits: &[f32], count: usize, mut bound: f32) -> Vec<Token> {
         ids.clear();
         at_least(of_block, bound, first, &mut ids);
         best.extend(ids.iter().map(|&id| (logits[id as usize], id)));
-        // As many go as stay, so that each token is looked at a few times at most.
+        // Half of the tokens are dropped each time, so that each token is looked at a few times at most.
         let is_last = first + of_block.len() == logits.len();
         let most = if is_last { count } else { 2 * count };
         if best.len() > most {
@@ -373,7 +374,8 @@ pub fn row_logprobs(logits: &[f32], token_id: u32, top: usize) -> RowLogprobs {
     }
 }
 
-/// Steps that hold what top_p keeps, but seldom: 8 nats.
+/// Steps that nearly always contain the nucleus: 8 nats. All less likely tokens are added to one sum, which is
+/// cheaper than finding the step of each.
 const NUCLEUS_STEPS: usize = 512;
 
 #[cfg(test)]
@@ -441,7 +443,7 @@ mod tests {
                 differing += 1;
             }
         }
-        // f32 and f64 sums may part where `uniform` falls on a border.
+        // f32 and f64 sums may differ if `uniform` falls on the border of two tokens.
         assert!(differing <= 2, "{differing} of 4000 differ");
     }
 
@@ -518,6 +520,6 @@ mod tests {
         let tensor = Tensor::from_slice(&logits, (1, logits.len()), &Device::Cpu).unwrap();
         let rank = |id| logprobs_of(&tensor, &[id], 0).unwrap()[0].rank;
         assert_eq!([0, 1, 2, 4, 6].map(rank), [4, 2, 2, 5, 1], "equals share a rank");
-        assert_eq!([3, 5].map(rank), [7, 7], "what cannot be drawn comes last");
+        assert_eq!([3, 5].map(rank), [7, 7], "a token that cannot be sampled comes last");
     }
 }

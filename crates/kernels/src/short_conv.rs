@@ -1,4 +1,4 @@
-//! Gated short convolutions: each channel of a token is mixed with those of the few tokens before it.
+//! Gated short convolutions: each channel of a token is mixed with the same channel of the few tokens before it.
 
 use candle_core::Tensor;
 
@@ -9,17 +9,17 @@ use crate::{Error, Result, parallel};
 /// The name of [`short_conv`] in errors, on any device.
 pub const KERNEL: &str = "short_conv";
 
-/// The channels of a layer, and how far it looks back.
+/// Number of channels and length of the kernel of a short convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvDims {
-    /// Numbers of a token that are convolved, a multiple of 8.
+    /// Number of a token's channels, a multiple of 8.
     pub channels: usize,
-    /// Taps of the convolution, the newest token's among them: 2 to 8.
+    /// Length of the convolution's kernel, from 2 to 8. Its last weight is the newest token's.
     pub kernel: usize,
 }
 
 impl ConvDims {
-    /// Numbers of a token's input: the two that are multiplied before, and the gate of what comes out.
+    /// Number of elements of a token's input: the two factors of the convolution's input, and the gate of its result.
     #[must_use]
     pub fn width(&self) -> usize {
         3 * self.channels
@@ -39,23 +39,24 @@ impl ConvDims {
     }
 }
 
-/// The weights of one layer, f32 on every device.
+/// The weights of one short-convolution layer, f32 on every device.
 #[derive(Clone, Debug)]
 pub struct ShortConv {
-    /// Its channels.
+    /// Dimensions of the layer.
     pub dims: ConvDims,
-    /// `[kernel, channels]`: the taps of each channel, the oldest token's first.
+    /// Conv kernel weights of each channel, the oldest token's first: `[kernel, channels]`.
     pub taps: Tensor,
 }
 
-/// One layer for the tokens of a step, each of which is kept in the state of its sequence in `state` for the tokens after it.
+/// One layer for the tokens of a step. The convolution's inputs are kept in the state of their sequence in `state`,
+/// for its next tokens.
 ///
-/// `input` is f32 `[tokens, 3 * channels]`: `b`, `c` and `x` of each token. The product `b * x` goes through a causal convolution over
-/// its sequence's tokens, and what comes out is multiplied by `c`. Returns `[tokens, channels]`.
+/// `input` is f32 `[tokens, 3 * channels]`: `b`, `c` and `x` of each token. The product `b * x` goes through a causal
+/// convolution over its sequence's tokens, whose result is multiplied by `c`. Returns `[tokens, channels]`.
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device; `conv` has other dimensions than `state`; there is no such layer;
-/// `rows` contradict themselves or the operands, name a slot that is not there, or one twice.
+/// An operand has the wrong dtype, shape, layout or device; `conv` has other dimensions than `state`; there is no
+/// such layer. `rows` contradict themselves or the operands, name a slot that is not there, or name one twice.
 ///
 /// Source: Liquid AI, LFM2; `Lfm2ShortConv` of Hugging Face's transformers.
 pub fn short_conv(
@@ -96,7 +97,7 @@ pub fn short_conv(
                     let sums = out.iter_mut().zip(products);
                     sums.for_each(|(sum, ((b, x), weight))| *sum += weight * (b * x));
                 } else if !sequence.begins {
-                    // The newest of them lies last.
+                    // The newest input is the last of the conv state.
                     let place = sequence.slot * (kernel - 1) + (kernel - 1) - (back - before);
                     let products = kept[place * channels..][..channels].iter().zip(weights);
                     let sums = out.iter_mut().zip(products);
@@ -117,9 +118,10 @@ pub fn short_conv(
     from_vec(out, &[tokens, channels])
 }
 
-/// The definition of [`short_conv`] for tokens of one sequence that follow each other: `input` is `[tokens, 3 * channels]`, `taps`
-/// `[kernel, channels]`, and the result `[tokens, channels]`. `kept` `[kernel - 1, channels]` are the products before them, the oldest
-/// first, and then the newest. Products are rounded by `round`.
+/// The reference for [`short_conv`] for consecutive tokens of one sequence. `input` is `[tokens, 3 * channels]`,
+/// `taps` is `[kernel, channels]`, and the result is `[tokens, channels]`. `kept`, `[kernel - 1, channels]`, are the
+/// products `b * x` of the tokens before them, the oldest first. The function replaces them by the newest. Products
+/// are rounded by `round`.
 #[must_use]
 pub fn short_conv_reference(
     input: &[f32],
@@ -173,13 +175,13 @@ mod tests {
         RecurrentState::new(config, &Device::Cpu).unwrap()
     }
 
-    /// The rows of a sequence's tokens, the same whichever step they are in.
+    /// The rows of a sequence's tokens, which do not depend on the step that computes them.
     fn rows_of(dims: ConvDims, sequence: usize, tokens: std::ops::Range<usize>) -> Vec<f32> {
         let all = numbers(tokens.end * dims.width(), 1 + 1000 * sequence);
         all[tokens.start * dims.width()..].to_vec()
     }
 
-    /// One step of sequences, each in the slot of its number.
+    /// Computes one step; sequence `i` has slot `i`.
     fn step(
         conv: &ShortConv,
         state: &RecurrentState,
@@ -212,7 +214,7 @@ mod tests {
             let (conv, state) = (conv(dims), state(dims, 4));
             let taps: Vec<f32> = conv.taps.flatten_all().unwrap().to_vec1().unwrap();
             let mut kept = vec![vec![0.0; (dims.kernel - 1) * dims.channels]; 4];
-            // Whatever a slot holds does not count where a sequence begins.
+            // The old content of a slot does not matter at the start of a sequence.
             step(&conv, &state, &[(0, 0..9), (1, 0..2)]);
             for parts in [
                 vec![(2, 0..1), (0, 0..20), (1, 0..0), (3, 0..2)],
@@ -227,7 +229,7 @@ mod tests {
                     }
                 }
             }
-            // What is kept goes on elsewhere.
+            // A copied state continues in another slot.
             copy_states(&state, &[(0, 1)]).unwrap();
             let rows = rows_of(dims, 1, 40..42);
             let want = short_conv_reference(&rows, &taps, dims, &mut kept[0], |x| x);

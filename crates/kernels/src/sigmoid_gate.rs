@@ -1,4 +1,4 @@
-//! The gate of a layer's result: attention's of Qwen3-Next, and its shared expert's.
+//! The output gate of a layer, such as attention's gate in Qwen3-Next and the gate of its shared expert.
 
 use candle_core::Tensor;
 
@@ -6,7 +6,8 @@ use crate::simd::{Isa, LANES, Simd, WithSimd, math};
 use crate::tensor::{Operand, from_vec};
 use crate::{Result, parallel};
 
-/// `x * sigmoid(gate)`, where `x` is f32 `[rows, width]` and `gate` has its shape, or one number for each row: `[rows, 1]`.
+/// `x * sigmoid(gate)`, where `x` is f32 `[rows, width]`. `gate` has the same shape, or one value for each row:
+/// `[rows, 1]`.
 ///
 /// # Errors
 /// An operand is not a contiguous f32 CPU matrix, or `gate` has another shape.
@@ -27,7 +28,7 @@ pub fn sigmoid_gate(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
     from_vec(out, &[rows, width])
 }
 
-/// The definition of [`sigmoid_gate`] for one row; `gate` is as long or has one number.
+/// The reference for [`sigmoid_gate`] for one row; `gate` has its length, or length 1.
 #[must_use]
 pub fn sigmoid_gate_reference(x: &[f32], gate: &[f32]) -> Vec<f32> {
     let sigmoid = |gate: f32| 1.0 / (1.0 + (-f64::from(gate)).exp());
@@ -35,7 +36,7 @@ pub fn sigmoid_gate_reference(x: &[f32], gate: &[f32]) -> Vec<f32> {
     x.iter().zip(gates).map(|(x, gate)| (f64::from(*x) * sigmoid(*gate)) as f32).collect()
 }
 
-/// One row.
+/// Operands of one row.
 struct Gate<'a> {
     x: &'a [f32],
     gate: &'a [f32],
@@ -52,7 +53,7 @@ impl WithSimd for Gate<'_> {
         for start in (0..out.len()).step_by(LANES) {
             let len = LANES.min(out.len() - start);
             let gate = if gate.len() == 1 { &of_row[..len] } else { &gate[start..start + len] };
-            // A short end goes through whole vectors on the stack, so every element is computed alike.
+            // A short end goes through whole vectors on the stack, so that every element is computed alike.
             let (mut x_end, mut gate_end, mut out_end) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
             let (x, gate, target) = if len == LANES {
                 (

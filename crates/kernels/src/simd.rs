@@ -1,13 +1,13 @@
-//! Sixteen f32 lanes on every CPU: the operations the fast paths are written in, and the choice of
-//! instruction set.
+//! Sixteen f32 lanes on every CPU: the operations of the fast paths, and the choice of the instruction set.
 //!
-//! A fast path is written once, generic over [`Simd`]. Every implementation has sixteen lanes and fuses
-//! the same multiplications and additions, so all of them give the same bits; only their speed differs. Products of
-//! matrices in tiles of a CPU's matrix unit are the one exception: they add in an order of their own.
+//! A fast path is written once, generic over [`Simd`]. Every implementation has sixteen lanes and fuses the same
+//! multiplications and additions. So all of them give the same bits, and only their speed differs. The one exception
+//! are products in tiles of a CPU's matrix unit, which are added in an order of their own.
 //!
-//! What a fast path calls must be inlined into the function that has the instruction set, or it is compiled without it: such
-//! functions are `#[inline(always)]`, and arithmetic stays out of closures, which cannot be marked so. `cargo xtask test` looks
-//! for intrinsics that are called as functions.
+//! Functions called by a fast path must be inlined into the function that has the instruction set. Otherwise they are
+//! compiled without it, which made prompts over quantized weights forty times as slow on AVX2. So such functions are
+//! `#[inline(always)]`, and arithmetic stays out of closures, which cannot be marked so. `cargo xtask test` looks for
+//! intrinsics that are called as functions.
 
 #[cfg(with_avx512)]
 mod amx;
@@ -47,7 +47,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     const TILE_VECTORS: usize;
     /// Most rows of the matrix-vector path, whose accumulators are two vectors per row: 8 or 2.
     const GEMV_ROWS: usize;
-    /// Whether [`Self::dot_bf16`] is one instruction. It takes numbers below 2^-126 for zero then.
+    /// Whether [`Self::dot_bf16`] is one instruction. It then flushes values below 2^-126 to zero.
     const BF16_DOT: bool = false;
     /// Whether products of bf16 go through [`Self::tile_product`].
     const BF16_TILES: bool = false;
@@ -59,20 +59,20 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn div(self, a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
-    /// Of sixteen words of two bf16 each, those in the high halves.
+    /// The bf16 in the high halves of sixteen words of two bf16 each.
     fn bf16_high(self, words: Self::F32) -> Self::F32;
-    /// Of sixteen words of two bf16 each, those in the low halves.
+    /// The bf16 in the low halves of sixteen words of two bf16 each.
     fn bf16_low(self, words: Self::F32) -> Self::F32;
-    /// Thirty-two numbers rounded to bf16, ties to even, as words of two that followed each other, the first in the low half.
-    /// For numbers from 2^-126 on: where [`Self::dot_bf16`] is one instruction, smaller ones become zero.
+    /// Thirty-two neighbouring values rounded to bf16, ties to even, as words of two, the first in the low half.
+    /// Smaller values than 2^-126 become zero if [`Self::dot_bf16`] is one instruction.
     fn bf16_pairs(self, first: Self::F32, second: Self::F32) -> Self::F32;
-    /// `c + a.high * b.high`, rounded once, and to that `a.low * b.low`, rounded once, of words of two bf16 each.
+    /// `c + a.high * b.high`, rounded once, and then `+ a.low * b.low`, rounded once, for words of two bf16 each.
     #[inline(always)]
     fn dot_bf16(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
         let sum = self.fma(self.bf16_high(a), self.bf16_high(b), c);
         self.fma(self.bf16_low(a), self.bf16_low(b), sum)
     }
-    /// Words of two bf16 each, of numbers that are bf16.
+    /// Words of two bf16 each, for values that bf16 represents exactly.
     fn join_bf16(self, high: Self::F32, low: Self::F32) -> Self::F32;
     /// The larger of each pair, and `b` where either is NaN.
     fn max(self, a: Self::F32, b: Self::F32) -> Self::F32;
@@ -92,7 +92,7 @@ pub(crate) trait Simd: Copy + Send + Sync {
     fn pow2(self, n: Self::F32) -> Self::F32;
     /// The largest lane.
     fn reduce_max(self, a: Self::F32) -> f32;
-    /// The sum of all lanes: those of the second half are added to those of the first, then so the halves of these sums.
+    /// The sum of all lanes: the second half is added to the first, and then likewise the halves of these sums.
     fn reduce_add(self, a: Self::F32) -> f32;
     /// `a` in the lanes `from..to` (clamped to 0..=16), `fill` in the others.
     fn keep(self, a: Self::F32, from: usize, to: usize, fill: Self::F32) -> Self::F32;
@@ -114,19 +114,19 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `source` points to sixteen readable f16.
     unsafe fn load_f16(self, source: *const u8) -> Self::F32;
-    /// Sixteen bytes as numbers.
+    /// Sixteen unsigned bytes as f32.
     /// # Safety
     /// `source` points to sixteen readable bytes.
     unsafe fn load_u8(self, source: *const u8) -> Self::F32;
-    /// Sixteen bytes as numbers with a sign.
+    /// Sixteen signed bytes as f32.
     /// # Safety
     /// `source` points to sixteen readable bytes.
     unsafe fn load_i8(self, source: *const u8) -> Self::F32;
-    /// The four bits from `SHIFT` (0 or 4) on of sixteen bytes, as numbers.
+    /// The four bits from `SHIFT` (0 or 4) on of sixteen bytes, as f32.
     /// # Safety
     /// `source` points to sixteen readable bytes.
     unsafe fn load_u4<const SHIFT: u32>(self, source: *const u8) -> Self::F32;
-    /// Sixteen bytes of two numbers of four bits, as words of two bf16: the low bits' in the high half.
+    /// Sixteen bytes of two unsigned integers of four bits, as words of two bf16, the low bits' in the high half.
     /// # Safety
     /// `source` points to sixteen readable bytes.
     #[inline(always)]
@@ -134,19 +134,19 @@ pub(crate) trait Simd: Copy + Send + Sync {
         // SAFETY: the caller's promise.
         unsafe { self.join_bf16(self.load_u4::<0>(source), self.load_u4::<4>(source)) }
     }
-    /// The codes of `BITS` bits of step `step` (0 or 1) of a pair, of the first (0) or the second (1) sixteen outputs of a panel, as
-    /// numbers.
+    /// The quantized weights of `BITS` bits of step `step` (0 or 1) of a pair, as f32. `half` chooses the first (0)
+    /// or the second (1) sixteen outputs of a panel.
     /// # Safety
-    /// `pair` points to readable [`planes`](crate::weight::planes) of codes of `BITS` bits.
+    /// `pair` points to readable [`planes`](crate::weight::planes) of quantized weights of `BITS` bits.
     unsafe fn load_planes<const BITS: usize>(
         self,
         pair: *const u8,
         step: usize,
         half: usize,
     ) -> Self::F32;
-    /// Those of both steps, as words of two bf16: the first step's in the high half.
+    /// The quantized weights of both steps, as words of two bf16, the first step's in the high half.
     /// # Safety
-    /// As of [`Self::load_planes`].
+    /// The contract of [`Self::load_planes`].
     #[inline(always)]
     unsafe fn load_planes_pairs<const BITS: usize>(
         self,
@@ -164,11 +164,12 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// # Safety
     /// `source` points to sixteen readable bytes.
     unsafe fn load_e4m3_part(self, source: *const u8) -> Self::F32;
-    /// Of sixteen bytes, the lanes of `table` that the four bits from `SHIFT` (0 or 4) on of each name.
+    /// The lanes of `table` whose indices are the four bits from `SHIFT` (0 or 4) on of sixteen bytes.
     /// # Safety
     /// `source` points to sixteen readable bytes.
     unsafe fn lookup_u4<const SHIFT: u32>(self, table: Self::F32, source: *const u8) -> Self::F32;
-    /// Of sixteen bytes, the lanes of `table`, which are bf16, that both halves of each name, as [`Self::load_u4_pairs`] has them.
+    /// The lanes of `table`, which are bf16, whose indices are both halves of sixteen bytes, in the order of
+    /// [`Self::load_u4_pairs`].
     /// # Safety
     /// `source` points to sixteen readable bytes.
     #[inline(always)]
@@ -178,17 +179,17 @@ pub(crate) trait Simd: Copy + Send + Sync {
             self.join_bf16(self.lookup_u4::<0>(table, source), self.lookup_u4::<4>(table, source))
         }
     }
-    /// Asks for the cache line at `address`, which need not be mapped.
+    /// Prefetches the cache line at `address`, which need not be mapped.
     fn prefetch(self, address: *const u8);
-    /// Makes this thread ready for [`Self::tile_product`], until [`Self::end_tiles`].
+    /// Prepares this thread for [`Self::tile_product`], until [`Self::end_tiles`].
     #[inline(always)]
     fn begin_tiles(self) {}
-    /// Lets the system forget the tiles of this thread.
+    /// Releases the tiles of this thread, so that the system no longer saves them at context switches.
     #[inline(always)]
     fn end_tiles(self) {}
-    /// Adds a product to a tile of outputs, where [`Self::BF16_TILES`].
+    /// Adds a product to a tile of outputs, if [`Self::BF16_TILES`].
     /// # Safety
-    /// This thread is between [`Self::begin_tiles`] and [`Self::end_tiles`], and `product` holds good pointers.
+    /// This thread is between [`Self::begin_tiles`] and [`Self::end_tiles`], and the pointers of `product` are valid.
     #[inline(always)]
     unsafe fn tile_product(self, product: &TileProduct) {
         unreachable!("{product:?} without tiles");
@@ -199,14 +200,14 @@ pub(crate) trait Simd: Copy + Send + Sync {
 
 /// A piece of work that is compiled once per instruction set.
 pub(crate) trait WithSimd {
-    /// What it returns.
+    /// Result of the work.
     type Output;
     /// The work. Implementations are `#[inline(always)]`, so that they are compiled with the
     /// instructions of `S`.
     fn with<S: Simd>(self, s: S) -> Self::Output;
 }
 
-/// The instruction set a kernel runs with.
+/// The instruction set of a kernel's run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Isa {
     #[cfg(with_avx512)]
@@ -218,24 +219,24 @@ pub(crate) enum Isa {
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
     Portable(Portable<false>),
-    /// What the tests hold a matrix unit's tiles against.
+    /// The reference for a matrix unit's tiles, for tests.
     #[cfg(test)]
     PortableTiles(Portable<true>),
 }
 
 impl Isa {
-    /// The best one of this CPU.
+    /// The best instruction set of this CPU.
     pub(crate) fn detect() -> Self {
         Self::wide().next_back().unwrap_or(Self::Portable(Portable))
     }
 
-    /// Every one of this CPU.
+    /// Every instruction set of this CPU.
     #[cfg(test)]
     pub(crate) fn all() -> Vec<Self> {
         std::iter::once(Self::Portable(Portable)).chain(Self::wide()).collect()
     }
 
-    /// Those of this CPU beside the portable one, the best one last.
+    /// The instruction sets of this CPU besides the portable one, the best one last.
     fn wide() -> impl DoubleEndedIterator<Item = Self> {
         let wide: &[fn() -> Option<Self>] = &[
             #[cfg(target_arch = "x86_64")]
@@ -250,7 +251,7 @@ impl Isa {
         wide.iter().filter_map(|detect| detect())
     }
 
-    /// [`Self::all`], and what a matrix unit's tiles are held against.
+    /// [`Self::all`], and the reference for a matrix unit's tiles.
     #[cfg(test)]
     pub(crate) fn all_and_tiles() -> Vec<Self> {
         std::iter::once(Self::PortableTiles(Portable)).chain(Self::all()).collect()

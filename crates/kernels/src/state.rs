@@ -1,4 +1,4 @@
-//! What layers without attention keep of each sequence between steps.
+//! The recurrent state: memory of sequences between steps in layers without attention.
 
 use std::ops::Range;
 
@@ -11,16 +11,16 @@ use crate::{ConvDims, Error, RecurrenceDims, Result};
 pub struct StateConfig {
     /// Layers that have a state.
     pub num_layers: usize,
-    /// Sequences that have one at the same time.
+    /// Number of sequences that have a state at the same time.
     pub num_slots: usize,
-    /// Those of every layer.
+    /// Dimensions of every layer's state.
     pub dims: StateDims,
 }
 
-/// What a layer is that keeps a state.
+/// Kinds of layers with a recurrent state, with their dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateDims {
-    /// A recurrence over matrices, which keeps inputs of its convolution and a matrix of each head.
+    /// Linear attention or an SSM, which keeps the inputs of its convolution and a matrix for each head.
     Recurrence(RecurrenceDims),
     /// A gated short convolution, which keeps its inputs.
     Conv(ConvDims),
@@ -46,7 +46,7 @@ impl StateDims {
         }
     }
 
-    /// Taps of the convolution, and numbers of an input.
+    /// Length of the convolution's kernel, and number of channels.
     fn conv(&self) -> (usize, usize) {
         match self {
             Self::Recurrence(dims) => (dims.kernel, dims.channels()),
@@ -54,7 +54,7 @@ impl StateDims {
         }
     }
 
-    /// Heads, elements of a key and elements of a value of the matrices.
+    /// Number of heads, elements of a key and elements of a value of the matrices.
     fn heads(&self) -> Option<[usize; 3]> {
         match self {
             Self::Recurrence(dims) => Some([dims.value_heads, dims.key_dim, dims.value_dim]),
@@ -62,14 +62,14 @@ impl StateDims {
         }
     }
 
-    /// Numbers of a sequence's inputs that are kept: `[kernel - 1, channels]`.
+    /// Number of elements of the conv state of a sequence: `[kernel - 1, channels]`.
     #[must_use]
     pub fn kept(&self) -> usize {
         let (kernel, channels) = self.conv();
         (kernel - 1) * channels
     }
 
-    /// Numbers of a sequence's matrices.
+    /// Number of elements of a sequence's state matrices.
     #[must_use]
     pub fn matrices(&self) -> usize {
         self.heads().map_or(0, |heads| heads.iter().product())
@@ -85,15 +85,15 @@ impl StateConfig {
         self.dims.check()?;
         if u32::try_from(self.num_slots).is_err() {
             let (parameter, value) = ("num_slots", self.num_slots);
-            return Err(Error::Parameter { parameter, value, expected: "a number of 32 bits" });
+            return Err(Error::Parameter { parameter, value, expected: "an integer of 32 bits" });
         }
         Ok(())
     }
 
-    /// Fails unless the layers are these.
+    /// Fails unless the layers have the dimensions `dims`.
     ///
     /// # Errors
-    /// They are others.
+    /// They have others.
     pub fn check_dims(&self, kernel: &'static str, dims: StateDims) -> Result<()> {
         if self.dims == dims {
             return Ok(());
@@ -111,7 +111,7 @@ impl StateConfig {
         })
     }
 
-    /// The dimensions of a layer's inputs, and of its matrices where it has them.
+    /// Dimensions of a layer's conv state, and of its matrices if it has some.
     #[must_use]
     pub fn layer_dims(&self) -> ([usize; 3], Option<[usize; 4]>) {
         let (kernel, channels) = self.dims.conv();
@@ -122,17 +122,17 @@ impl StateConfig {
         ([self.num_slots, kernel - 1, channels], matrices)
     }
 
-    /// Zeros of one layer: its inputs in `dtype`, and its matrices where it has them.
+    /// A layer of zeros: its conv state in `dtype`, and its matrices if it has some.
     ///
     /// # Errors
-    /// Memory does not suffice.
+    /// The memory does not suffice.
     pub fn zeros(&self, dtype: DType, device: &Device) -> Result<(Tensor, Option<Tensor>)> {
         let (inputs, matrices) = self.layer_dims();
         let matrices = matrices.map(|dims| Tensor::zeros(&dims, DType::F32, device)).transpose()?;
         Ok((Tensor::zeros(&inputs, dtype, device)?, matrices))
     }
 
-    /// The layer `layer` of as many.
+    /// The layer `layer` of `layers`.
     ///
     /// # Errors
     /// There is no such layer.
@@ -151,14 +151,15 @@ impl StateConfig {
     }
 }
 
-/// Which tokens of a step belong to which sequence, and where its state is.
+/// Assignment of a step's tokens to sequences, and the slots of their states.
 #[derive(Clone, Copy, Debug)]
 pub struct StateRows<'a> {
     /// `[seqs + 1]`: sequence `i` has the tokens `query_start[i]..query_start[i + 1]`.
     pub query_start: &'a [u32],
-    /// `[seqs]`: its tokens so far, this step's included. Where all are this step's it begins, and what its slot held does not count.
+    /// `[seqs]`: number of a sequence's tokens so far, this step's included. If all of them are this step's, the
+    /// sequence starts with a state of zeros, whatever its slot holds.
     pub context_len: &'a [u32],
-    /// `[seqs]`: where its state is. No two have the same.
+    /// `[seqs]`: slot of the sequence's state. No two sequences have the same.
     pub slots: &'a [u32],
 }
 
@@ -171,7 +172,7 @@ pub(crate) struct Sequence {
 }
 
 impl StateRows<'_> {
-    /// The sequences that have tokens, after checking all of it.
+    /// The sequences that have tokens, after a check of all fields.
     pub(crate) fn sequences(
         &self,
         kernel: &'static str,
@@ -182,7 +183,7 @@ impl StateRows<'_> {
             |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
         let seqs = self.slots.len();
         if self.query_start.len() != seqs + 1 || self.query_start[0] != 0 {
-            let expected = "one number more than slots, of which the first is 0";
+            let expected = "one more than that of slots, and the first entry 0";
             return refuse("the length of query_start", self.query_start.len(), expected);
         }
         if self.query_start[seqs] as usize != tokens {
@@ -197,7 +198,7 @@ impl StateRows<'_> {
         for (seq, &slot) in self.slots.iter().enumerate() {
             let (start, end) = (self.query_start[seq] as usize, self.query_start[seq + 1] as usize);
             if start > end {
-                return refuse("query_start", end, "at least the number before it");
+                return refuse("query_start", end, "at least the entry before it");
             }
             let context_len = self.context_len[seq] as usize;
             if context_len < end - start {
@@ -224,10 +225,10 @@ impl StateRows<'_> {
     }
 }
 
-/// The states of all layers for `num_slots` sequences, in f32.
+/// The recurrent states of all layers for `num_slots` sequences, in f32.
 ///
-/// The memory is reserved at once and touched only when used. Writing goes through `&self`, as with any candle tensor: each tensor
-/// is locked while it is written.
+/// The memory is reserved at once, and the system provides pages when they are first written. Writing goes through
+/// `&self`, like with any candle tensor: each tensor is locked while it is written.
 #[derive(Debug)]
 pub struct RecurrentState {
     config: StateConfig,
@@ -237,16 +238,17 @@ pub struct RecurrentState {
 /// The states of one layer.
 #[derive(Debug)]
 pub(crate) struct StateLayer {
-    /// `[num_slots, kernel - 1, channels]`: what the convolution is over of the newest tokens, the oldest first.
+    /// Conv state, `[num_slots, kernel - 1, channels]`: the convolution's inputs of the newest tokens, the oldest
+    /// first.
     pub(crate) inputs: Tensor,
-    /// `[num_slots, value_heads, key_dim, value_dim]`.
+    /// State matrices, `[num_slots, value_heads, key_dim, value_dim]`.
     matrices: Option<Tensor>,
 }
 
 impl StateLayer {
-    /// Those of a recurrence.
+    /// The matrices of a linear-attention or SSM layer.
     pub(crate) fn matrices(&self) -> &Tensor {
-        self.matrices.as_ref().expect("recurrences have matrices")
+        self.matrices.as_ref().expect("linear attention and SSMs have matrices")
     }
 }
 
@@ -272,7 +274,7 @@ impl RecurrentState {
         Ok(Self { config, layers })
     }
 
-    /// The dimensions it was made with.
+    /// The dimensions of the states.
     #[must_use]
     pub fn config(&self) -> &StateConfig {
         &self.config
@@ -290,10 +292,11 @@ impl RecurrentState {
     }
 }
 
-/// Copies whole states `(source, destination)` in all layers, in order. Used when a sequence goes on from where another is.
+/// Copies whole states `(source, destination)` in all layers, in order. It is used when a sequence continues from
+/// another one's state.
 ///
 /// # Errors
-/// A slot is not there.
+/// There is no such slot.
 pub fn copy_states(state: &RecurrentState, copies: &[(u32, u32)]) -> Result<()> {
     let StateConfig { num_slots: bound, dims, .. } = state.config;
     for slot in copies.iter().flat_map(|&(source, destination)| [source, destination]) {
@@ -328,7 +331,7 @@ pub(crate) fn elements<'a>(
     }
 }
 
-/// Checked copies of what slots have in one tensor, `len` numbers each.
+/// Checked copies between slots in one tensor, `len` elements each.
 struct Copy<'a> {
     len: usize,
     copies: &'a [(u32, u32)],
@@ -349,10 +352,10 @@ impl InplaceOp1 for Copy<'_> {
     }
 }
 
-/// Keeps the newest inputs of each sequence of a checked step.
+/// Updates the conv state of each sequence of a checked step with its newest inputs.
 pub(crate) struct SaveInputs<'a> {
     pub(crate) dims: StateDims,
-    /// Writes what the convolution is over of one of the step's tokens.
+    /// Writes the convolution's inputs of one of the step's tokens.
     pub(crate) input: &'a dyn Fn(usize, &mut [f32]),
     pub(crate) sequences: &'a [Sequence],
 }
@@ -368,7 +371,7 @@ impl InplaceOp1 for SaveInputs<'_> {
         for Sequence { tokens, slot, begins } in self.sequences {
             let kept = &mut data[slot * len..][..len];
             let new = tokens.len().min(kernel - 1);
-            // What is not replaced moves to the front.
+            // Inputs that are still needed move to the front.
             kept.copy_within(new * channels.., 0);
             let (older, newest) = kept.split_at_mut(len - new * channels);
             if *begins {

@@ -8,19 +8,19 @@ use half::bf16;
 
 use crate::{Error, Result};
 
-/// A named operand of a kernel: what error messages call it, and the tensor.
+/// A named operand of a kernel: its tensor, and its name in error messages.
 #[derive(Clone, Copy)]
 pub struct Operand<'a> {
-    /// The operation.
+    /// Name of the kernel.
     pub kernel: &'static str,
-    /// The operand.
+    /// Name of the operand.
     pub name: &'static str,
-    /// The operand itself.
+    /// The tensor.
     pub tensor: &'a Tensor,
 }
 
 impl<'a> Operand<'a> {
-    /// An operand of `kernel` that errors call `name`.
+    /// The operand `name` of `kernel`, as errors name it.
     #[must_use]
     pub fn new(kernel: &'static str, name: &'static str, tensor: &'a Tensor) -> Self {
         Self { kernel, name, tensor }
@@ -29,7 +29,7 @@ impl<'a> Operand<'a> {
     /// The two dimensions of a matrix operand.
     ///
     /// # Errors
-    /// It has another number of dimensions, which are called `expected`.
+    /// It has another number of dimensions. The error says `expected`.
     pub fn dims2(&self, expected: &str) -> Result<(usize, usize)> {
         match *self.tensor.dims() {
             [a, b] => Ok((a, b)),
@@ -40,7 +40,7 @@ impl<'a> Operand<'a> {
     /// The three dimensions of an operand like `[tokens, heads, head_dim]`.
     ///
     /// # Errors
-    /// It has another number of dimensions, which are called `expected`.
+    /// It has another number of dimensions. The error says `expected`.
     pub fn dims3(&self, expected: &str) -> Result<(usize, usize, usize)> {
         match *self.tensor.dims() {
             [a, b, c] => Ok((a, b, c)),

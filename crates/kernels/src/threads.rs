@@ -1,8 +1,8 @@
 //! Threads that stay awake between the kernels of a step.
 //!
-//! A step has some hundred kernels, microseconds apart. A thread that sleeps in between wakes too late, and one that yields
-//! its core may not get it back for milliseconds where other programs want it. So these spin for a while after each
-//! kernel, and sleep only when none follows: between steps of an idle server they cost nothing.
+//! A step has some hundred kernels, microseconds apart. A thread that sleeps in between wakes too late. A thread that
+//! yields its core may not get it back for milliseconds if other programs want it. So these threads spin for a while
+//! after each kernel, and sleep only when none follows. An idle server's threads therefore cost nothing.
 
 use std::cell::{RefCell, UnsafeCell};
 use std::hint::spin_loop;
@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// How often a thread looks for work before it sleeps: some tens of microseconds.
+/// Number of times that a thread looks for work before it sleeps: some tens of microseconds.
 const SPINS: usize = 2000;
 
-/// Threads that kernels called inside [`WarmThreads::run`] share their work with.
+/// Threads that share the work of kernels called inside [`WarmThreads::run`].
 #[derive(Debug)]
 pub struct WarmThreads {
     team: Arc<Team>,
@@ -23,14 +23,14 @@ pub struct WarmThreads {
 }
 
 impl WarmThreads {
-    /// `count` threads, the calling one among them; each of the others calls `begin` first.
+    /// Starts `count - 1` threads, which call `begin` first. The calling thread is one more.
     ///
     /// # Errors
     /// The system has none left.
     pub fn new(count: usize, begin: impl Fn() + Send + Sync + 'static) -> io::Result<Self> {
         let begin = Arc::new(begin);
         let team = Arc::new(Team::new(count.max(1)));
-        // Dropped where a thread cannot be had, which ends those that could.
+        // If a thread cannot be started, this is dropped, which ends the threads before it.
         let mut threads = Self { team, workers: Vec::new() };
         for index in 1..threads.team.count {
             let (team, begin) = (Arc::clone(&threads.team), Arc::clone(&begin));
@@ -43,7 +43,7 @@ impl WarmThreads {
         Ok(threads)
     }
 
-    /// Calls `work`, whose kernels run on these threads.
+    /// Calls `work`, whose kernels share their work with these threads.
     pub fn run<R>(&mut self, work: impl FnOnce() -> R) -> R {
         let outer = LENT.replace(Lent::Team(Arc::clone(&self.team)));
         let _restore = OnDrop(|| drop(LENT.replace(outer.clone())));
@@ -56,24 +56,24 @@ impl Drop for WarmThreads {
         self.team.ended.store(true, Ordering::SeqCst);
         self.team.wake();
         for worker in self.workers.drain(..) {
-            // It has caught the panics of its jobs.
+            // The thread has caught the panics of its jobs.
             let _ = worker.join();
         }
     }
 }
 
 thread_local! {
-    /// Whom kernels called on this thread share their work with.
+    /// Threads that share the work of kernels called on this thread.
     static LENT: RefCell<Lent> = const { RefCell::new(Lent::Nobody) };
 }
 
-/// The threads that help one.
+/// Threads that share the work of a kernel.
 #[derive(Clone, Debug)]
 enum Lent {
-    /// None of ours: rayon's current pool.
+    /// No team: rayon's current pool.
     Nobody,
     Team(Arc<Team>),
-    /// This thread is at a part of a kernel, and kernels inside it stay here.
+    /// None, since this thread works on a part of a kernel, and kernels called inside that part stay here.
     Working,
 }
 
@@ -86,7 +86,7 @@ impl<F: FnMut()> Drop for OnDrop<F> {
     }
 }
 
-/// Threads that work may be shared with: those of [`WarmThreads::run`], else rayon's current pool.
+/// Number of threads that may share work: those of [`WarmThreads::run`], else those of rayon's current pool.
 pub(crate) fn available() -> usize {
     LENT.with_borrow(|lent| match lent {
         Lent::Nobody => rayon::current_num_threads(),
@@ -95,7 +95,8 @@ pub(crate) fn available() -> usize {
     })
 }
 
-/// Calls `work` on this thread and at the same time on up to `threads - 1` others. One that comes late is not waited for.
+/// Calls `work` on this thread and concurrently on up to `threads - 1` others. It does not wait for threads that come
+/// too late.
 pub(crate) fn share(threads: usize, work: &(dyn Fn() + Sync)) {
     let lent = LENT.with_borrow(Lent::clone);
     match &lent {
@@ -117,11 +118,12 @@ fn share_with_rayon(threads: usize, work: &(dyn Fn() + Sync)) {
     rayon::join(|| share_with_rayon(parts[0], work), || share_with_rayon(parts[1], work));
 }
 
-/// What the threads share: one job at a time.
+/// State that the threads share: one job at a time.
 #[derive(Debug)]
 struct Team {
     count: usize,
-    /// The job's number in the high half; whether it takes more threads, [`OPEN`]; and below that how many are at it.
+    /// The job's number in the high half. The low half has the flag [`OPEN`], set while more threads may join, and
+    /// below it the number of threads that have joined.
     state: AtomicU64,
     job: UnsafeCell<Option<Job>>,
     panicked: AtomicBool,
@@ -131,7 +133,7 @@ struct Team {
     alarm: Condvar,
 }
 
-/// A job without its lifetime: [`Team::share`] does not return while anyone is at it.
+/// A job without its lifetime. [`Team::share`] does not return while a thread runs it.
 #[derive(Clone, Copy)]
 struct Job(&'static (dyn Fn() + Sync));
 
@@ -141,8 +143,8 @@ impl std::fmt::Debug for Job {
     }
 }
 
-// SAFETY: `job` is written only while the job before it is closed and nobody is at it, by the one thread that
-// `WarmThreads::run` has lent the team to, and read by those who have joined the open job.
+// SAFETY: `job` is written only while the job before it is closed and no thread runs it, by the one thread that
+// `WarmThreads::run` has lent the team to. It is read by threads that have joined the open job.
 unsafe impl Sync for Team {}
 
 const OPEN: u64 = 1 << 31;
@@ -166,13 +168,13 @@ impl Team {
         }
     }
 
-    /// Calls `work` here and on the threads that come while it runs.
+    /// Calls `work` on this thread and on the threads that join while it runs.
     fn share(&self, work: &(dyn Fn() + Sync)) {
-        // SAFETY: nobody uses the reference after this function, which waits for those who do.
+        // SAFETY: no thread uses the reference after this function, which waits for all that have joined.
         let job = Job(unsafe {
             std::mem::transmute::<&(dyn Fn() + Sync), &'static (dyn Fn() + Sync)>(work)
         });
-        // SAFETY: the last job is closed and nobody is at it.
+        // SAFETY: the last job is closed and no thread runs it.
         unsafe { *self.job.get() = Some(job) };
         let next = (number(self.state.load(Ordering::Relaxed)) + 1) << 32;
         self.state.store(next | OPEN, Ordering::SeqCst);
@@ -183,7 +185,7 @@ impl Team {
             let mut state = self.state.fetch_and(!OPEN, Ordering::AcqRel) & !OPEN;
             let mut spins = 0;
             while state & AT_IT > 0 {
-                // Who is at it may have lost its core.
+                // A thread that still runs the job may have lost its core, so yield after a while.
                 if spins < SPINS {
                     spin_loop()
                 } else {
@@ -203,7 +205,7 @@ impl Team {
         self.alarm.notify_all();
     }
 
-    /// What a thread does: takes part once in every job that it comes to in time, until the team ends.
+    /// Loop of a thread of the team: it runs every job once that it joins in time, until the team ends.
     fn work(&self) {
         LENT.set(Lent::Working);
         let mut last = 0;
@@ -224,7 +226,7 @@ impl Team {
     }
 
     fn take_part(&self) {
-        // SAFETY: the job is open, so it was written before, and is not written again while this thread is at it.
+        // SAFETY: the job is open, so it was written before, and it is not written again while this thread runs it.
         let job = unsafe { *self.job.get() };
         let work = || job.into_iter().for_each(|job| (job.0)());
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
@@ -233,7 +235,7 @@ impl Team {
         self.state.fetch_sub(1, Ordering::Release);
     }
 
-    /// The state with an open job after the one with number `last`, which is waited for; `None` once the team ends.
+    /// Waits for an open job after the one with number `last` and returns its state; `None` once the team ends.
     fn next(&self, last: u64) -> Option<u64> {
         let found = || {
             let state = self.state.load(Ordering::SeqCst);

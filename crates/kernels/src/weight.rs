@@ -27,20 +27,20 @@ mod sparse;
 #[cfg(test)]
 mod tests;
 
-/// A matrix `[n, k]` (`n` outputs, `k` inputs) packed in panels of 32 rows, `[ceil(n / 32)][k][32]`, in a dtype of the
-/// checkpoint or as codes of a quantization.
+/// A matrix `[n, k]` (`n` outputs, `k` inputs) packed in panels of 32 rows, `[ceil(n / 32)][k][32]`. Its elements
+/// have a dtype of the checkpoint or are quantized weights.
 ///
-/// Inside a panel two steps of `k` lie together, so that a linear over bf16 can use one cache line for
-/// two steps of sixteen outputs. Missing outputs of the last panel, and the odd
-/// step of an odd `k`, are zeros. Cloning shares the memory: tied embeddings exist once.
+/// Inside a panel two steps of `k` lie together, so that a linear over bf16 reads two steps of sixteen outputs from
+/// one cache line. Missing outputs of the last panel, and the odd step of an odd `k`, are zeros. Cloning shares the
+/// memory, so that tied embeddings exist once.
 #[derive(Clone, Debug)]
 pub struct Weight {
     n: usize,
     layout: Layout,
     memory: Arc<WeightMemory>,
-    /// Which input each step of `k` is, where they are not in order.
+    /// Input index of each step of `k`, if the inputs are reordered (act-order).
     inputs: Option<Arc<[u32]>>,
-    /// What is added to the numbers of the panels.
+    /// Sparse values that are added to the dequantized values of the panels.
     sparse: Option<Arc<Sparse>>,
     rounds_activations: bool,
 }
@@ -57,12 +57,15 @@ impl Weight {
         )
     }
 
-    /// Starts a weight of `n` rows of `k` codes, of which `group` share a scale and a minimum, which are kept as `scales` says.
+    /// Starts a weight of `n` rows of `k` quantized weights. Each `group` of neighbouring columns shares a scale and
+    /// an offset, which are kept in the form `scales`.
     ///
     /// # Errors
-    /// `group` is odd and not `k`, or there are several groups of [`Codes::Table`]; `k` is not whole blocks, these are not whole
-    /// groups or groups no multiple of sixteen; scales are in another form than each group's in f32 though codes are no numbers
-    /// from 0 on, or multiples are in a form for other minima; else as [`Self::builder`].
+    /// - `group` is odd and not `k`, or [`Codes::Table`] has several groups.
+    /// - `k` is not whole super-blocks, a super-block is not whole groups, or its groups are no multiple of sixteen.
+    /// - E4M3, E2M1, IQ4 and tables have a form of scales or offsets that their kernels do not read.
+    /// - Sub-scales are in a form for another form of offsets.
+    /// - The errors of [`Self::builder`].
     pub fn quantized_builder(
         n: usize,
         k: usize,
@@ -92,12 +95,12 @@ impl Weight {
                 && k.is_multiple_of(columns);
             if !multiples.suits(scales.mins) {
                 return Err(Error::QuantizedRows(
-                    "multiples of this form are for minima of another form",
+                    "sub-scales of this form need another form of offsets",
                 ));
             }
             if columns == 0 || !is_whole {
                 return Err(Error::Parameter {
-                    parameter: "columns of a block of scales",
+                    parameter: "columns of a super-block",
                     value: columns,
                     expected: "whole groups, each a multiple of 16, of which all inputs are a multiple",
                 });
@@ -119,7 +122,7 @@ impl Weight {
         self.layout.k
     }
 
-    /// The stored dtype; f32 where it is quantized, which its numbers are widened to.
+    /// The stored dtype. It is f32 for quantized weights, since they are dequantized to f32.
     #[must_use]
     pub fn dtype(&self) -> DType {
         match self.layout.order {
@@ -136,23 +139,24 @@ impl Weight {
         self.memory.len() + inputs + self.sparse.as_deref().map_or(0, Sparse::num_bytes)
     }
 
-    /// Whether activations are rounded to bf16 before they meet it: where it is bf16, or was asked for.
+    /// Whether activations are rounded to bf16 before the product: if the weight is bf16, or by
+    /// [`WeightBuilder::with_rounded_activations`].
     pub(crate) fn rounds_activations(&self) -> bool {
         self.rounds_activations
     }
 
-    /// How the panels lie.
+    /// Order of the elements in the panels.
     pub(crate) fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Which input each step of `k` is, where they are not in order.
+    /// Input index of each step of `k`, if the inputs are reordered (act-order).
     #[must_use]
     pub fn inputs(&self) -> Option<&[u32]> {
         self.inputs.as_deref()
     }
 
-    /// What is added to the numbers of the panels.
+    /// Sparse values that are added to the dequantized values of the panels.
     #[must_use]
     pub fn sparse(&self) -> Option<&Sparse> {
         self.sparse.as_deref()
@@ -183,7 +187,7 @@ impl Weight {
 }
 
 impl Layout {
-    /// Calls `take` with each step of a panel's column, and its number.
+    /// Calls `take` with each step of a panel's column, and its dequantized value.
     fn read(self, panel: &[u8], column: usize, mut take: impl FnMut(usize, f32)) {
         if let ElementOrder::Coded(codes) = self.order {
             return self.read_codes(codes, panel, column, take);
@@ -199,7 +203,7 @@ impl Layout {
         }
     }
 
-    /// Element index inside a panel of a dtype of step `k`, column `column`.
+    /// Index of the element at step `k` and `column` inside a panel of a dtype that is not quantized.
     fn index(self, k: usize, column: usize) -> usize {
         match self.order {
             ElementOrder::Bf16 => k / 2 * (2 * PANEL) + column * 2 + (1 - k % 2),
@@ -208,7 +212,7 @@ impl Layout {
     }
 }
 
-/// Some consecutive rows of a matrix, row-major, little-endian. The bytes may be unaligned.
+/// Consecutive rows of a matrix, row-major, little-endian. The bytes may be unaligned.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightRows<'a> {
     /// Their dtype: f32, bf16 or f16.
@@ -247,7 +251,8 @@ impl WeightBuilder {
         Ok(Self { n, layout, memory, written, inputs: None, sparse, rounds_activations })
     }
 
-    /// Lets activations be rounded to bf16 where products with codes are faster then, which are all but those of tables.
+    /// Lets activations be rounded to bf16 where this makes products with quantized weights faster: for all kinds but
+    /// tables.
     #[must_use]
     pub fn with_rounded_activations(mut self) -> Self {
         let faster =
@@ -284,7 +289,7 @@ impl WeightBuilder {
             (Bf16, F16) => self.scatter(range, rows.bytes, |v: bf16| f16::from_f32(v.to_f32())),
             (F16, Bf16) => self.scatter(range, rows.bytes, |v: f16| bf16::from_f32(v.to_f32())),
             (_, Coded(_)) | (Coded(_), _) => {
-                return Err(Error::QuantizedRows("numbers do not become codes"));
+                return Err(Error::QuantizedRows("for a quantized weight call write_quantized"));
             }
         }
         Ok(())
@@ -301,7 +306,7 @@ impl WeightBuilder {
         Ok(self.finish_with_zeros())
     }
 
-    /// The finished weight, whose rows are zeros where none was written.
+    /// The finished weight. Rows that were never written are zeros.
     #[must_use]
     pub fn finish_with_zeros(self) -> Weight {
         let (n, layout, inputs) = (self.n, self.layout, self.inputs);
@@ -310,7 +315,7 @@ impl WeightBuilder {
         Weight { n, layout, memory, inputs, sparse, rounds_activations }
     }
 
-    /// The rows from `first_row` on, noted as written.
+    /// Marks `rows` rows from `first_row` on as written, and returns their range.
     fn range(&mut self, first_row: usize, rows: usize) -> Result<Range<usize>> {
         let end = first_row.saturating_add(rows);
         if end > self.n {
@@ -325,8 +330,8 @@ impl WeightBuilder {
         Ok(first_row..end)
     }
 
-    /// Calls `write(panel, columns, row)` for each panel that has some of the rows, one task each: the rows from `row` on are these
-    /// columns of the panel.
+    /// Calls `write(panel, columns, row)` for each panel that has some of the rows, one task each. The rows from
+    /// `row` on are these columns of the panel.
     fn each_panel(
         &mut self,
         rows: Range<usize>,
@@ -345,8 +350,8 @@ impl WeightBuilder {
             });
     }
 
-    /// Copies row-major `source` to its places: of each row some steps, which stay in the cache until all rows have filled
-    /// their lines.
+    /// Copies row-major `source` into the panels. It copies a few steps of every row at a time, so that a cache line
+    /// stays in the cache until all rows have filled it.
     fn scatter<S: Element, D: Element>(
         &mut self,
         rows: Range<usize>,

@@ -1,4 +1,4 @@
-//! Standard output and standard error, written so that nobody's absence ends the program.
+//! Standard output and standard error, written such that a missing reader does not end the program.
 //!
 //! The macros of the standard library panic where a write fails, so a lint keeps them out of the product.
 
@@ -6,12 +6,12 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether some output could not be written, for another reason than a reader that has gone.
+/// Whether some output could not be written, except because its reader had closed the pipe.
 static OUTPUT_FAILED: AtomicBool = AtomicBool::new(false);
 
 /// Writes to standard output. Returns whether more may be written.
 ///
-/// A reader that has gone, as `head` goes, ends the output quietly. Another failure is reported once, and
+/// A reader that has closed the pipe, like `head`, ends the output quietly. Another failure is reported once, and
 /// [`output_failed`] is true from then on.
 pub fn print(text: &str) -> bool {
     let mut output = io::stdout().lock();
@@ -29,7 +29,7 @@ pub fn print_error(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Whether the exit status has to say that output is missing.
+/// Whether the exit status must report that output is missing.
 #[must_use]
 pub fn output_failed() -> bool {
     OUTPUT_FAILED.load(Ordering::Relaxed)

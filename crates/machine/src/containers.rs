@@ -1,4 +1,4 @@
-//! Docker and Podman: is the program here, is there a socket, does it answer?
+//! Docker and Podman: whether the program and its socket exist, and whether the engine answers.
 
 use std::env;
 use std::fmt;
@@ -11,9 +11,9 @@ use serde::Serialize;
 pub struct ContainerEngine {
     /// `docker` or `podman`.
     pub name: String,
-    /// Its program.
+    /// Path of its program.
     pub binary: Option<PathBuf>,
-    /// Its socket.
+    /// Path of its socket.
     pub socket: Option<PathBuf>,
     /// Whether it can be used.
     #[serde(flatten)]
@@ -26,11 +26,11 @@ pub struct ContainerEngine {
 pub enum EngineState {
     /// It answers on its socket.
     Answers,
-    /// It has a socket and does not answer: why, in words.
+    /// It has a socket and does not answer, with the reason in words.
     Silent(String),
     /// It has no socket here.
     NoSocket,
-    /// `DOCKER_HOST` names an engine elsewhere, which is not asked.
+    /// `DOCKER_HOST` names an engine on another host, which is not asked.
     Elsewhere(String),
 }
 
@@ -92,13 +92,13 @@ fn podman_sockets() -> Vec<PathBuf> {
     own.into_iter().chain([PathBuf::from("/run/podman/podman.sock")]).collect()
 }
 
-/// The program of this name on the search path.
+/// Path of the program of this name on the search path.
 fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path).map(|folder| folder.join(name)).find(|program| program.is_file())
 }
 
-/// Asks the engine for a sign of life. Docker and Podman answer the same question.
+/// Asks the engine whether it is alive. Docker and Podman answer the same question.
 /// Source: Docker Engine API, `GET /_ping`.
 #[cfg(unix)]
 fn ask(socket: &Path) -> EngineState {
@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// An engine at a socket of its own that gives one answer.
+    /// An engine with a socket of its own that gives one answer.
     fn engine(name: &str, answer: &'static str) -> (PathBuf, std::thread::JoinHandle<()>) {
         let path = env::temp_dir().join(format!("candlepower-{}-{name}.sock", std::process::id()));
         let _ = std::fs::remove_file(&path);
@@ -168,7 +168,7 @@ mod tests {
         let (busy, thread) = engine("busy", "HTTP/1.0 500 No\r\n\r\n");
         assert_eq!(ask(&busy), EngineState::Silent("its answer was `HTTP/1.0 500 No`".into()));
         thread.join().unwrap();
-        // Nobody listens at the first socket any more.
+        // The first socket has no listener any more.
         assert_eq!(ask(&path), EngineState::Silent("nothing listens there".into()));
         let _ = std::fs::remove_file(path);
         let _ = std::fs::remove_file(busy);

@@ -7,11 +7,11 @@ use serde::Serialize;
 /// The processor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Cpu {
-    /// Its name; `None` where the system does not say.
+    /// Its name; `None` if the system does not report it.
     pub model: Option<String>,
-    /// Threads that this process may run at once: affinity and quotas are counted.
+    /// Threads that this process may run at the same time, by affinity and quotas.
     pub logical_cores: usize,
-    /// Cores of the whole machine, however many threads each runs.
+    /// Cores of the whole machine, whatever the number of threads of each.
     pub physical_cores: usize,
     /// Vector instructions, in the order of [`CpuFeature`].
     pub features: Vec<CpuFeature>,
@@ -39,13 +39,13 @@ pub enum CpuFeature {
     Neon,
 }
 
-/// Threads that compute where nobody says how many: one per physical core, but no more than this process may run at once.
+/// Default number of compute threads: one per physical core, but not more than this process may run at the same time.
 #[must_use]
 pub fn compute_threads() -> usize {
     num_cpus::get_physical().min(logical_cores())
 }
 
-/// Of which affinity and quotas are counted; physical cores where the system does not say.
+/// Number of threads by affinity and quotas, or of physical cores if the system does not report it.
 fn logical_cores() -> usize {
     std::thread::available_parallelism().map_or_else(|_| num_cpus::get_physical(), usize::from)
 }
@@ -62,7 +62,7 @@ impl Cpu {
 }
 
 impl CpuFeature {
-    /// Its name.
+    /// Name of the feature.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -95,7 +95,7 @@ impl fmt::Display for Cpu {
     }
 }
 
-/// The name in the text of Linux's `/proc/cpuinfo`; on ARM there is often none.
+/// The name in the text of Linux's `/proc/cpuinfo`, which on ARM often has none.
 fn model(cpuinfo: &str) -> Option<String> {
     let value = |key: &str| {
         cpuinfo.lines().find_map(|line| {

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs, asked of the driver's own library, which is loaded at run time.
+//! NVIDIA GPUs, as reported by the driver's own library, which is loaded at run time.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ use crate::gib;
 /// The GPUs of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Gpus {
-    /// The driver, where it answers.
+    /// The driver, if it answers.
     pub driver: Option<Driver>,
     /// Each GPU, in the driver's order.
     pub devices: Vec<Gpu>,
-    /// Why there are none, or why not all of them are here, in words.
+    /// Reason in words for which there are none, or for which some are missing.
     pub reason: Option<String>,
 }
 
@@ -24,7 +24,7 @@ pub struct Gpus {
 pub struct Driver {
     /// Its version, for example `580.65.06`.
     pub version: String,
-    /// The newest CUDA that it runs, for example `13.0`.
+    /// The newest CUDA version that it runs, for example `13.0`.
     pub cuda_version: String,
 }
 
@@ -33,13 +33,13 @@ pub struct Driver {
 pub struct Gpu {
     /// Its name, for example `NVIDIA H100 80GB HBM3`.
     pub name: String,
-    /// What tells it from all others.
+    /// Identifier that is unique among all GPUs.
     pub uuid: String,
     /// Bytes of memory.
     pub memory_total_bytes: u64,
-    /// Bytes of memory that nobody has.
+    /// Bytes of memory that are not in use.
     pub memory_free_bytes: u64,
-    /// What its instructions are.
+    /// Generation of its instructions.
     pub compute_capability: ComputeCapability,
 }
 
@@ -47,9 +47,9 @@ pub struct Gpu {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(into = "String")]
 pub struct ComputeCapability {
-    /// Before the dot.
+    /// The part before the dot.
     pub major: u32,
-    /// After the dot.
+    /// The part after the dot.
     pub minor: u32,
 }
 
@@ -134,7 +134,7 @@ impl From<ComputeCapability> for String {
     }
 }
 
-/// Why the GPUs cannot be seen.
+/// Reason in words for which the GPUs are not visible.
 fn reason(error: &NvmlError) -> String {
     match error {
         NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => {

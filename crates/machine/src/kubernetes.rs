@@ -1,4 +1,4 @@
-//! Kubernetes: does this process run in a cluster, or does a file say how to reach one? Nothing is asked.
+//! Kubernetes: whether this process runs in a cluster, or a file describes access to one. No cluster is asked.
 
 use std::env;
 use std::fmt;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-/// Where the files of a pod's service account are. Source: Kubernetes, "Accessing the API from a Pod".
+/// Folder of a pod's service account. Source: Kubernetes, "Accessing the API from a Pod".
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// The cluster that this process would talk to.
+/// The cluster that this process would use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "found", rename_all = "snake_case")]
 pub enum Kubernetes {
@@ -44,7 +44,7 @@ impl Kubernetes {
         Self::in_files(files)
     }
 
-    /// The first file that is there; of the contexts the first that is named, as kubectl merges them.
+    /// The first file that exists, and the first current context that one of the files names, as kubectl merges them.
     fn in_files(files: Vec<PathBuf>) -> Option<Self> {
         let mut found: Vec<(PathBuf, Option<String>)> = files
             .into_iter()
@@ -79,7 +79,7 @@ impl fmt::Display for Kubernetes {
     }
 }
 
-/// The value of the key `current-context`, which kubectl writes as a line of its own.
+/// Value of the key `current-context`, which kubectl writes on a line of its own.
 fn current_context(kubeconfig: &str) -> Option<String> {
     let line = kubeconfig.lines().find_map(|line| line.strip_prefix("current-context:"))?;
     let name = line.split(" #").next().unwrap_or_default().trim().trim_matches(['"', '\'']);

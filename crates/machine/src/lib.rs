@@ -1,6 +1,6 @@
 //! The machine: CPU, memory, GPUs, container engines, Kubernetes, and the two output streams of a program.
 //!
-//! [`Machine::probe`] looks once, at start-up: it reads a few files, asks the NVIDIA driver where there is one, and sees
+//! [`Machine::probe`] runs once, at start-up. It reads a few files, asks the NVIDIA driver if there is one, and tries
 //! whether a container engine answers on its local socket. It sends nothing over the network and changes nothing.
 
 mod console;
@@ -19,23 +19,23 @@ pub use gpus::{ComputeCapability, Driver, Gpu, Gpus};
 pub use kubernetes::Kubernetes;
 pub use memory::{Memory, MemoryLimit, available_bytes};
 
-/// What was found.
+/// Description of the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// The processor.
     pub cpu: Cpu,
-    /// Main memory; `None` where the system does not say.
+    /// Main memory; `None` if the system does not report it.
     pub memory: Option<Memory>,
     /// NVIDIA GPUs, or why there are none.
     pub gpus: Gpus,
     /// Docker and Podman, found or not.
     pub container_engines: Vec<ContainerEngine>,
-    /// The cluster that this process would talk to; `None` where none is configured.
+    /// The cluster that this process would use; `None` if none is configured.
     pub kubernetes: Option<Kubernetes>,
 }
 
 impl Machine {
-    /// Looks.
+    /// Examines the machine.
     #[must_use]
     pub fn probe() -> Self {
         Self {
@@ -48,7 +48,8 @@ impl Machine {
     }
 }
 
-/// CPU and memory in one line, for a note at start. GPUs and container engines are not asked: that takes its time.
+/// CPU and memory in one line, for a note at the start. GPUs and container engines are left out, since asking them
+/// takes time.
 #[must_use]
 pub fn describe() -> String {
     match Memory::probe() {
@@ -57,7 +58,7 @@ pub fn describe() -> String {
     }
 }
 
-/// Bytes as people read them.
+/// A number of bytes in GiB.
 fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }

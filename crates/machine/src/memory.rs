@@ -1,4 +1,4 @@
-//! Main memory: how much there is, how much this process may still take, and what limits it.
+//! Main memory: its size, the amount that this process may still allocate, and the cause of that limit.
 
 use std::fmt;
 use std::fs;
@@ -11,15 +11,16 @@ use crate::gib;
 /// Main memory, as this process may use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Memory {
-    /// Bytes in all: the machine's, or the limit of this process's control group where that is less.
+    /// Bytes in total: the machine's, or the limit of this process's control group if that is less.
     pub total_bytes: u64,
-    /// Bytes that may still be taken: what the kernel calls available, or what the limit leaves, whichever is less.
+    /// Bytes that may still be allocated: the amount that the kernel reports as available, or the rest of the limit,
+    /// whichever is less.
     pub available_bytes: u64,
-    /// Which of them it is.
+    /// Cause of the limit.
     pub limited_by: MemoryLimit,
 }
 
-/// What `available_bytes` comes from.
+/// Source of `available_bytes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryLimit {
@@ -31,7 +32,7 @@ pub enum MemoryLimit {
     CgroupV1,
 }
 
-/// Bytes that this process may still take; `None` where the system does not say.
+/// Bytes that this process may still allocate; `None` if the system does not report it.
 #[must_use]
 pub fn available_bytes() -> Option<u64> {
     Memory::probe().map(|memory| memory.available_bytes)
@@ -84,11 +85,11 @@ fn machine(meminfo: &str) -> Option<(u64, u64)> {
 struct Limit {
     kind: MemoryLimit,
     max: u64,
-    /// Bytes in use, without file pages that nobody has touched for a while: those the kernel gives back by itself.
+    /// Bytes in use, without file pages that were not touched recently, since the kernel frees those by itself.
     used: u64,
 }
 
-/// Where a version of control groups keeps what is needed.
+/// File names of a version of control groups.
 struct Layout {
     kind: MemoryLimit,
     mount: PathBuf,
@@ -102,10 +103,10 @@ impl Limit {
         self.max.saturating_sub(self.used)
     }
 
-    /// The limits on the way from this process's control groups to their roots, of both versions.
+    /// The limits of this process's control groups and of all groups above them, for both versions.
     ///
-    /// A container with version 1 sees its own group at the mount, under a path that the host has given it; so the
-    /// mount itself is looked at even where the path leads nowhere.
+    /// A container with version 1 sees its own group at the mount, but under a path of the host. So the mount itself
+    /// is read, even if the path does not exist.
     fn all(root: &Path) -> Vec<Self> {
         let Ok(own) = fs::read_to_string(root.join("proc/self/cgroup")) else { return Vec::new() };
         let mut limits = Vec::new();
@@ -149,7 +150,7 @@ impl Layout {
         }
     }
 
-    /// The limit of the group in `folder`, unless it has none.
+    /// The limit of the group in `folder`, if it has one.
     fn read(&self, folder: &Path) -> Option<Limit> {
         let number =
             |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
@@ -168,7 +169,7 @@ mod tests {
     const MEMINFO: &str =
         "MemTotal:       24576000 kB\nMemFree:  1 kB\nMemAvailable:   1048576 kB\n";
 
-    /// A folder that stands for the root of a machine, and is removed again.
+    /// A temporary folder that stands for the root of a machine.
     struct Root(PathBuf);
 
     impl Root {

@@ -1,4 +1,4 @@
-//! Which waiting sequences start, and with which cached blocks.
+//! Admission: the choice of the waiting sequences that start, and the cached blocks with which they start.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -12,27 +12,27 @@ use crate::sequence::{Sequence, State, Turn, WaitingKey};
 use crate::state_slots::KeptState;
 use crate::{BlockId, CallerId, SchedulingPolicy, SeqId};
 
-/// Waiting sequences that `LongestPrefix` compares.
+/// Number of waiting sequences that `LongestPrefix` compares.
 const WINDOW: usize = 64;
-/// How often a waiting sequence may be overtaken under `LongestPrefix`.
+/// Number of later sequences that may overtake a waiting one under `LongestPrefix`.
 const MAX_OVERTAKEN: u32 = 32;
 
-/// Attempts of a step to start sequences.
+/// State of the admissions of one step.
 pub(crate) struct Admissions {
-    /// Whether callers start something only if nothing of theirs has run since they came.
+    /// Whether only callers that have not been served since they arrived may start something.
     of_new_callers: bool,
-    /// Callers of which nothing more is started in this step.
+    /// Callers that start nothing more in this step.
     done: Vec<CallerId>,
     /// Running sequences whose prompts are not in the cache yet.
     computing: Vec<SeqId>,
     candidates: HashMap<CallerId, Candidates>,
 }
 
-/// The waiting sequences of one caller that may start, in their order.
+/// The waiting sequences of one caller that may start, in order.
 struct Candidates {
     ids: Vec<SeqId>,
     num_tried: usize,
-    /// Whether one of them was started.
+    /// Whether one of them has started.
     was_admitted: bool,
 }
 
@@ -43,8 +43,8 @@ impl Admissions {
 }
 
 impl Scheduler {
-    /// Admissions of a step, but for those of `barred` callers; `None` where nothing can start. Where running sequences
-    /// have just lost their blocks, only new callers start something.
+    /// Makes the admissions of a step, without those of `barred` callers. Returns `None` if nothing can start. If
+    /// running sequences have just lost their blocks, only new callers start something.
     pub(crate) fn admissions(&self, had_room: bool, barred: Vec<CallerId>) -> Option<Admissions> {
         let mut admissions = Admissions {
             of_new_callers: !had_room,
@@ -61,7 +61,8 @@ impl Scheduler {
         Some(admissions)
     }
 
-    /// The waiting caller whose turn it is, but for those in `except`; `None` where nothing more can start in this step.
+    /// The waiting caller whose turn it is, except those in `except`. Returns `None` if nothing more can start in
+    /// this step.
     pub(crate) fn next_to_admit(
         &self,
         admissions: &Admissions,
@@ -75,9 +76,11 @@ impl Scheduler {
         self.callers.turns().find(may_start).copied()
     }
 
-    /// Starts the next waiting sequence of a caller, or ends its admissions for this step. Returns whether anything more may
-    /// start: one that does not fit is waited for, not passed over, since short prompts could starve a long one otherwise.
-    /// Other callers pass one whose newest token, or what may follow it, is not known yet.
+    /// Starts the next waiting sequence of a caller, or ends its admissions for this step. Returns whether anything
+    /// more may start.
+    ///
+    /// If a sequence does not fit, the admissions end, since short prompts could otherwise starve a long one. Other
+    /// callers overtake a sequence whose newest token, or what may follow it, is not known yet.
     pub(crate) fn admit_next(
         &mut self,
         caller: CallerId,
@@ -108,7 +111,7 @@ impl Scheduler {
         true
     }
 
-    /// The next one to try. They are ordered anew when all were tried, as long as some were admitted.
+    /// The next sequence to try. The candidates are sorted again when all were tried, as long as some were admitted.
     fn next_candidate(&self, caller: CallerId, candidates: &mut Candidates) -> Option<SeqId> {
         if candidates.num_tried == candidates.ids.len() && candidates.was_admitted {
             let ids = self.candidates(caller);
@@ -119,8 +122,9 @@ impl Scheduler {
         next
     }
 
-    /// The running sequences whose prompts are not in the cache yet; none where it does not matter. What leads to a state is kept only
-    /// when others have been seen to begin so: it is not worth waiting for.
+    /// The running sequences whose prompts are not in the cache yet, or none if they do not matter. Models with
+    /// recurrent states do not wait for prefixes, because the state of a prefix is kept only after a second sequence
+    /// had it.
     fn computing(&self) -> Vec<SeqId> {
         if self.config.policy == SchedulingPolicy::Fcfs
             || !self.config.enable_prefix_caching
@@ -136,8 +140,8 @@ impl Scheduler {
         seq.prefix_chain.num_blocks < seq.num_prompt_tokens / self.config.block_size
     }
 
-    /// Whether another sequence of the caller is computing just now what the cache lacks of this one's beginning. It is
-    /// worth waiting for, but not for one that was overtaken too often.
+    /// Whether another sequence of the caller is computing a part of this one's prefix that is not in the cache. It
+    /// is worth waiting for, unless this sequence was overtaken too often.
     fn is_prefix_coming(&self, id: SeqId, computing: &[SeqId]) -> bool {
         let seq = &self.sequences[&id];
         if self.config.policy == SchedulingPolicy::Fcfs || self.is_due(seq) {
@@ -155,7 +159,7 @@ impl Scheduler {
         num_blocks.is_some_and(|num_blocks| num_blocks > self.num_cached_blocks(id))
     }
 
-    /// Whether a waiting sequence is next, whatever is cached.
+    /// Whether a waiting sequence is next, for any cached prefix.
     fn is_due(&self, seq: &Sequence) -> bool {
         seq.state == State::Waiting(Turn::Preempted) || seq.num_overtaken >= MAX_OVERTAKEN
     }
@@ -173,7 +177,7 @@ impl Scheduler {
         self.config.num_blocks.div_ceil(100)
     }
 
-    /// Some of a caller's waiting sequences of the best priority, in the order in which to admit them.
+    /// Waiting sequences of a caller with its best priority, in the order of admission.
     fn candidates(&self, caller: CallerId) -> Vec<SeqId> {
         let waiting = self.callers.waiting(caller);
         let Some((of_caller, own, _, first)) = waiting.first() else { return Vec::new() };
@@ -205,8 +209,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives a waiting sequence the blocks of all its tokens, from the prefix cache as far as they are there; returns
-    /// false when they do not fit, or when its newest token, or what may follow it, is not known yet.
+    /// Gives a waiting sequence the blocks of all its tokens, and takes cached ones from the prefix cache. Returns
+    /// false if they do not fit, or if its newest token, or what may follow it, is not known yet.
     pub(crate) fn admit(&mut self, id: SeqId, batch: &mut Batch) -> bool {
         let seq = &self.sequences[&id];
         if !seq.is_ready() {
@@ -214,7 +218,7 @@ impl Scheduler {
         }
         let mut found = self.find_cached(seq, true);
         if seq.swapped.slots.len() > found.blocks.len() {
-            // The next block comes from the host, with more tokens or as many.
+            // The next block is swapped in, with at least as many tokens.
             found.beginning = None;
         }
         let num_target = self.blocks.blocks_for(seq.num_target_tokens());
@@ -225,7 +229,7 @@ impl Scheduler {
             beginning.all(|(src, _)| scheduler.blocks.ref_count(*src) > 0 || num_spare > 0)
         };
         if found.state.is_some() && !is_at_hand(self, &found, num_spare) {
-            // The state is that of the beginning's end.
+            // That state is valid only with the copied prefix of a block.
             found = self.find_cached(&self.sequences[&id], false);
             let room = self.make_room_for(&found.blocks, num_target - found.blocks.len());
             let Some(less) = room else { return false };
@@ -239,7 +243,7 @@ impl Scheduler {
             }
         }
         let (num_found, num_new) = (found.blocks.len(), num_target - found.blocks.len());
-        // Held before anything is allocated, so that they are not evicted for it.
+        // They are held before anything is allocated, so that they are not evicted for it.
         found.beyond.iter().rev().for_each(|block| self.blocks.touch(*block));
         found.blocks.iter().for_each(|block| self.blocks.share(*block));
         let beginning =
@@ -265,14 +269,14 @@ impl Scheduler {
         seq.prefix_chain = found.chain;
         seq.state = State::Running;
         seq.state_slot = state_slot;
-        // The next time that somebody begins with all of these blocks, their state should be there.
+        // The next sequence with all of these blocks as its prefix should find their state.
         seq.state_to_keep = found.to_keep.filter(|(at, _)| *at > seq.num_computed_tokens);
         self.running.insert(seq.running_key());
         self.count_cached(id, num_found * self.config.block_size);
         true
     }
 
-    /// What the cache has of a sequence that starts; where sequences have states, as far as one is kept.
+    /// Cached blocks for a sequence that starts. In models with recurrent states they end where a state is kept.
     pub(crate) fn find_cached(&self, seq: &Sequence, with_beginning: bool) -> Found {
         let (tokens, block_size) = (seq.cacheable_tokens(), self.config.block_size);
         let mut chain = seq.prefix_chain.clone();
@@ -283,7 +287,7 @@ impl Scheduler {
             let (state, beyond, to_keep) = (None, Vec::new(), None);
             return Found { blocks, chain, beginning, state, beyond, to_keep };
         }
-        // What leads to each block, and the blocks.
+        // The chain before each block, and the blocks.
         let mut chains = vec![chain.clone()];
         let mut blocks = Vec::new();
         let ends = (1..=tokens.len() / block_size).map(|num_blocks| num_blocks * block_size);
@@ -311,11 +315,11 @@ impl Scheduler {
         Found { blocks: Vec::new(), chain, beginning, state, beyond: blocks, to_keep }
     }
 
-    /// Gives up pins until a new sequence can have `num_new` blocks beside those of the cache. Returns how many are free
-    /// beyond that; `None`, and no pin is given up, if that is not possible.
+    /// Gives up pins until a new sequence can have `num_new` blocks besides the cached ones. Returns the number of
+    /// blocks that are free beyond that. Returns `None`, and gives up no pin, if that is impossible.
     fn make_room_for(&mut self, cached: &[BlockId], num_new: usize) -> Option<usize> {
         let least_free = num_new + if self.running.is_empty() { 0 } else { self.watermark() };
-        // What nobody holds is free now, and is not when the sequence holds it.
+        // A cached block without a holder counts as free now, but no longer when the sequence holds it.
         let num_unheld = |scheduler: &Self| {
             cached.iter().filter(|block| scheduler.blocks.ref_count(**block) == 0).count()
         };
@@ -329,7 +333,7 @@ impl Scheduler {
         Some(self.blocks.num_free() - least_free - num_unheld(self))
     }
 
-    /// Counts the tokens of the whole blocks that were found in the cache, the first time that a sequence is admitted.
+    /// Counts the tokens of whole blocks from the cache, when a sequence is admitted for the first time.
     fn count_cached(&mut self, id: SeqId, num_tokens: usize) {
         let seq = self.sequences.get_mut(&id).expect("running sequences are known");
         if seq.num_cached_tokens.is_some() {
@@ -343,17 +347,18 @@ impl Scheduler {
     }
 }
 
-/// What the cache has of a sequence.
+/// Cached blocks and state for a sequence.
 pub(crate) struct Found {
     /// The blocks that it can share.
     pub(crate) blocks: Vec<BlockId>,
     chain: PrefixChain,
-    /// A block of which it can copy the beginning, and how many tokens that is.
+    /// A block whose prefix it can copy, and the number of tokens of that prefix.
     beginning: Option<(BlockId, usize)>,
-    /// The state of the end of all that.
+    /// The state after all of these tokens.
     state: Option<KeptState>,
-    /// The blocks that follow, which are there in vain, since there is no state behind them.
+    /// The cached blocks that follow. They are of no use, since no state is kept after them.
     beyond: Vec<BlockId>,
-    /// After how many tokens, the end of these, its state is worth keeping, and what it is called.
+    /// Number of tokens in all cached blocks, after which the sequence's state should be kept, and the key of that
+    /// state.
     to_keep: Option<(usize, KeptState)>,
 }

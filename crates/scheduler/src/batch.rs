@@ -1,4 +1,4 @@
-//! Fills one step: room for the running sequences, then the token budget shared by decodes and prefill chunks.
+//! Plans one step: room for the running sequences first, and then the token budget for decodes and prefill chunks.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -10,25 +10,26 @@ use crate::sequence::{Sequence, State, Turn};
 use crate::step::{BlockCopy, Step, StepRow};
 use crate::{BlockId, CallerId, SeqId};
 
-/// Charges in which that of a caller is looked for, before it gets another one.
+/// Number of the newest charges among which a caller's own is looked up before a new one is made.
 const NUM_CHARGES: usize = 16;
 
-/// A step being filled.
+/// A step in preparation.
 pub(crate) struct Batch {
     step: Step,
-    /// Tokens that still fit.
+    /// Tokens that still fit into the budget.
     pub(crate) budget: usize,
     num_samples: u32,
-    /// Blocks that are copied from: held until the step is planned, so that none of them becomes a destination.
+    /// Source blocks of copies. They are held until the step is planned, so that none of them becomes a destination.
     sources: Vec<BlockId>,
-    /// Slots that are kept free for sequences for which others gave way.
+    /// Slots that are reserved for sequences for which others were preempted.
     num_granted: usize,
-    /// Tokens of rows that are not counted for their callers yet.
+    /// Tokens of rows that are not yet counted for their callers.
     charges: Vec<(CallerId, usize)>,
 }
 
 impl Batch {
-    /// Has a block copied before the step runs; the caller has counted a holder of `src`, and the step takes it over.
+    /// Adds a block copy to the step. The caller of this function has counted a holder of `src`, and the step takes
+    /// it over.
     pub(crate) fn copy(&mut self, src: BlockId, dst: BlockId) {
         self.step.copies.push(BlockCopy { src, dst });
         self.sources.push(src);
@@ -36,9 +37,9 @@ impl Batch {
 }
 
 impl Scheduler {
-    /// Slots and memory are settled before the budget is shared out: no row is ever taken back. The budget goes to decodes,
-    /// except for a share that a pending prefill is sure of, then to prefills and to new sequences, and what these leave to
-    /// the other decodes.
+    /// Slots and memory are settled before the budget is shared, so that no row is ever taken back. The budget goes
+    /// to decodes first, except for a share that is reserved for pending prefills. Then it goes to prefills and new
+    /// sequences, and the rest to the other decodes.
     pub(crate) fn plan_step(&mut self) -> Step {
         self.last_step += 1;
         let (had_room, num_demanded) = self.make_room();
@@ -63,7 +64,7 @@ impl Scheduler {
         }
         self.run_in_turn(prefills, granted, admissions, &mut batch);
         if batch.step.rows.is_empty() && self.running.is_empty() {
-            // Now everything has room, whoever gave way.
+            // With nothing running there is room for all, whichever sequences were preempted.
             let admissions = self.admissions(true, Vec::new());
             self.run_in_turn(Vec::new(), None, admissions, &mut batch);
         }
@@ -79,7 +80,8 @@ impl Scheduler {
         batch.step
     }
 
-    /// Runs prefills and starts waiting sequences, the callers in turn. The sequence for which others gave way goes first.
+    /// Runs prefills and starts waiting sequences, in turns of their callers. The sequence for which others were
+    /// preempted goes first.
     fn run_in_turn(
         &mut self,
         prefills: Vec<SeqId>,
@@ -134,14 +136,14 @@ impl Scheduler {
         self.callers.turn_of(seq.caller, seq.caller_priority, id)
     }
 
-    /// Counts the rows that were added since for their callers.
+    /// Counts the tokens of new rows for their callers.
     fn charge(&mut self, batch: &mut Batch) {
         for (caller, num_tokens) in batch.charges.drain(..) {
             self.callers.charge(caller, num_tokens);
         }
     }
 
-    /// Adds a row for a running sequence, as long as the budget allows.
+    /// Adds a row for a running sequence, as far as the budget allows.
     pub(crate) fn run(&mut self, id: SeqId, batch: &mut Batch) {
         let seq = self.sequences.get_mut(&id).expect("running sequences are known");
         let num_tokens = seq.num_row_tokens(batch.budget);
@@ -186,8 +188,8 @@ impl Scheduler {
         }
     }
 
-    /// Lets the siblings of a sequence whose prompt is complete start from its blocks. Where `max_num_seqs` is reached, but
-    /// for slots that are granted to others, they wait like preempted ones.
+    /// Starts the siblings of a sequence whose prompt is complete from its blocks. If `max_num_seqs` is reached,
+    /// except for slots that are reserved for others, they wait like preempted ones.
     fn fork(&mut self, id: SeqId, num_granted: usize) {
         let parent = self.sequences.get_mut(&id).expect("it was just run");
         let siblings = std::mem::take(&mut parent.siblings);
@@ -213,9 +215,9 @@ impl Scheduler {
         }
     }
 
-    /// Gives up pins, then preempts the last sequence of the caller that is furthest above its share. It ends when each of
-    /// the others can have the blocks for its next tokens. Returns whether none had to be preempted, and how many blocks
-    /// they will have.
+    /// Makes room for the next tokens of all running sequences. It first gives up pins, and then preempts the last
+    /// sequence of the caller that is furthest above its share. Returns whether none had to be preempted, and the
+    /// number of blocks for the next tokens.
     fn make_room(&mut self) -> (bool, usize) {
         let mut demand = Demand::default();
         for (.., id) in &self.running {
@@ -235,8 +237,8 @@ impl Scheduler {
         (had_room, demand.num_blocks(&self.blocks))
     }
 
-    /// Takes the blocks of a running sequence, which then waits to have them back from the cache or the host, or to compute
-    /// everything again.
+    /// Takes the blocks of a running sequence. It then waits to get them back from the prefix cache or host memory,
+    /// or to compute all its tokens again.
     pub(crate) fn preempt(&mut self, id: SeqId, may_swap: bool) {
         let mut seq = self.sequences.remove(&id).expect("running sequences are known");
         self.running.remove(&seq.running_key());
@@ -275,8 +277,9 @@ impl Scheduler {
         }
     }
 
-    /// The running sequences with something to compute: those with one token, and those with more, by priority and
-    /// arrival. Where the budget may not do for all decodes, callers take turns, and the least recently run goes first.
+    /// The running sequences with something to compute, by priority and arrival: those with one token, and those with
+    /// more. If the budget may be too small for all decodes, callers take turns, and the sequence that ran least
+    /// recently goes first.
     fn runnable(&self) -> (Vec<SeqId>, Vec<SeqId>) {
         let (mut decodes, mut prefills) = (Vec::new(), Vec::new());
         for (.., id) in &self.running {
@@ -295,8 +298,8 @@ impl Scheduler {
         (decodes, prefills)
     }
 
-    /// Tokens of this step that are not given to decodes while a prefill is pending: a quarter, or one in every second
-    /// step when the budget is tiny.
+    /// Tokens of this step that decodes leave to pending prefills: a quarter of the budget, or one in every second
+    /// step if the budget is tiny.
     fn prefill_share(&self) -> usize {
         match self.config.max_num_batched_tokens {
             0..4 => (self.last_step % 2) as usize,
@@ -305,16 +308,17 @@ impl Scheduler {
     }
 }
 
-/// Blocks that the running sequences need for their next tokens.
+/// Number of blocks that the running sequences need for their next tokens.
 #[derive(Default)]
 struct Demand {
     num_new: usize,
-    /// Sequences that write next into each shared block.
+    /// Number of sequences that write next into each shared block.
     num_writers: HashMap<BlockId, usize>,
 }
 
 impl Demand {
-    /// The last holder of a shared block writes in place, so that all but one of its holders need a copy.
+    /// Number of blocks. The last holder of a shared block writes in place, so that all but one of its holders need a
+    /// copy.
     fn num_blocks(&self, blocks: &BlockManager) -> usize {
         let copies = self.num_writers.iter().map(|(block, writers)| {
             let num_others = (blocks.ref_count(*block) as usize).saturating_sub(1);
@@ -331,7 +335,8 @@ impl Demand {
         }
     }
 
-    /// Takes back what was added for a sequence. One that has become the last holder since counts no more anyway.
+    /// Subtracts a sequence's demand. A sequence that has become a block's last holder meanwhile needs no copy
+    /// anyway.
     fn subtract(&mut self, seq: &Sequence, blocks: &BlockManager) {
         let need = Need::of(seq, blocks);
         self.num_new -= need.num_new;
@@ -341,11 +346,12 @@ impl Demand {
     }
 }
 
-/// What a running sequence needs before its next tokens can be computed.
+/// Blocks that a running sequence needs before its next tokens can be computed.
 struct Need {
-    /// Blocks that its table lacks.
+    /// Number of blocks that its table lacks.
     num_new: usize,
-    /// The block into which it writes next, and its place in the table, where others hold it too: it needs a copy.
+    /// The block into which it writes next, and its index in the table, if other sequences hold the block, too. It
+    /// then needs a copy.
     shared: Option<(usize, BlockId)>,
 }
 

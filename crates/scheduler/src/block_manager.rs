@@ -1,12 +1,12 @@
-//! Owns the KV blocks: which are free, how many sequences hold each, and which can be found by content.
+//! Owns the KV blocks: the free ones, the number of sequences that hold each, and those that can be found by content.
 
 use crate::lru::LruList;
 use crate::prefix_cache::{CacheRoot, Parent, PrefixCache};
 use crate::state_slots::KeptState;
 use crate::{BlockId, CallerId};
 
-/// Every block is in exactly one place: held by sequences (its reference count), on the free list, or evictable:
-/// held by nobody, but still found by content until its memory is needed.
+/// Every block is in exactly one of three states. It is held by sequences (its reference count), or on the free list,
+/// or evictable. An evictable block is held by no sequence, but can be found by content until its memory is needed.
 pub(crate) struct BlockManager {
     block_size: usize,
     ref_counts: Vec<u32>,
@@ -15,12 +15,12 @@ pub(crate) struct BlockManager {
     prefix_cache: Option<PrefixCache>,
 }
 
-/// The blocks at the start of a sequence that are known to the prefix cache.
+/// The blocks at the start of a sequence that are in the prefix cache.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixChain {
     pub(crate) num_blocks: usize,
     parent: Parent,
-    /// Whose sequence it is.
+    /// The sequence's caller.
     caller: CallerId,
 }
 
@@ -33,7 +33,7 @@ impl PrefixChain {
         self.caller
     }
 
-    /// What to look up the blocks behind it with.
+    /// Key under which the cache has the blocks after the chain.
     pub(crate) fn parent(&self) -> &Parent {
         &self.parent
     }
@@ -54,7 +54,7 @@ impl BlockManager {
         }
     }
 
-    /// A block for one holder; evicts the least recently used cached block when none is free.
+    /// Allocates a block for one holder. Evicts the least recently used cached block if none is free.
     pub(crate) fn allocate(&mut self) -> Option<BlockId> {
         let block = self.free.pop().or_else(|| self.evict())?;
         self.ref_counts[block.index()] = 1;
@@ -70,15 +70,15 @@ impl BlockManager {
         }
     }
 
-    /// Takes one holder from each block of a table, the last first: a block must be evicted before those that precede
-    /// it, since without them it cannot be found.
+    /// Removes one holder from each block of a table, the last block first. So a block is evicted before its
+    /// predecessors, without which it could not be found.
     pub(crate) fn release(&mut self, block_table: Vec<BlockId>) {
         for block in block_table.into_iter().rev() {
             self.release_one(block);
         }
     }
 
-    /// Gives the caller, one of several holders of `block`, a block of its own to write; the contents are to be copied.
+    /// Gives one of several holders of `block` a block of its own to write to. The caller must copy the contents.
     pub(crate) fn copy_on_write(&mut self, block: BlockId) -> Option<BlockId> {
         let copy = self.allocate()?;
         self.release_one(block);
@@ -93,23 +93,23 @@ impl BlockManager {
         self.ref_counts.len()
     }
 
-    /// Blocks that `allocate` can give, evictable ones included.
+    /// Number of blocks that `allocate` can return, evictable ones included.
     pub(crate) fn num_free(&self) -> usize {
         self.free.len() + self.evictable.len()
     }
 
-    /// Blocks that can be found by content, held or not.
+    /// Number of blocks that can be found by content, held or not.
     pub(crate) fn num_cached(&self) -> usize {
         self.prefix_cache.as_ref().map_or(0, PrefixCache::len)
     }
 
-    /// Blocks that hold `num_tokens` tokens.
+    /// Number of blocks that hold `num_tokens` tokens.
     pub(crate) fn blocks_for(&self, num_tokens: usize) -> usize {
         num_tokens.div_ceil(self.block_size)
     }
 
-    /// Follows `chain` through the cached blocks that hold the whole of `tokens`' beginning; returns these blocks,
-    /// without holding them.
+    /// Extends `chain` by the cached blocks that hold the longest prefix of `tokens` in whole blocks. Returns these
+    /// blocks, without holding them.
     pub(crate) fn find_prefix(&self, chain: &mut PrefixChain, tokens: &[u32]) -> Vec<BlockId> {
         let mut blocks = Vec::new();
         let Some(cache) = &self.prefix_cache else { return blocks };
@@ -122,7 +122,7 @@ impl BlockManager {
         blocks
     }
 
-    /// Makes the full blocks of `tokens`, all of which are computed in `block_table`, known by content.
+    /// Adds the full blocks of `tokens` to the prefix cache. All tokens are computed in `block_table`.
     pub(crate) fn register(
         &mut self,
         chain: &mut PrefixChain,
@@ -137,8 +137,8 @@ impl BlockManager {
         }
     }
 
-    /// Where the blocks of `chain` end: a block of the same caller that begins with the first of `rest`, the tokens after
-    /// them, and how many these are. It is another sequence's: what it holds is to be copied.
+    /// A block of the same caller after those of `chain` that has some of the first tokens of `rest` in common, and
+    /// their number. The block belongs to another sequence, so its content must be copied.
     pub(crate) fn find_beginning(
         &self,
         chain: &PrefixChain,
@@ -147,8 +147,8 @@ impl BlockManager {
         self.prefix_cache.as_ref()?.find_beginning(&chain.parent, chain.caller, rest)
     }
 
-    /// Makes all blocks of `tokens` known, the last one too if it is not full. For a sequence that ends: nothing can
-    /// follow such a block.
+    /// Adds all blocks of `tokens` to the prefix cache, the last one even if it is not full. It is for a sequence
+    /// that ends, since nothing can follow such a block.
     pub(crate) fn register_all(
         &mut self,
         chain: &mut PrefixChain,
@@ -167,8 +167,8 @@ impl BlockManager {
         }
     }
 
-    /// What the state of a sequence is called that has computed just `tokens`, of which `chain` has the full blocks; `None` where there
-    /// is no prefix cache.
+    /// Key of the state of a sequence that has computed exactly `tokens`, whose full blocks are in `chain`. Returns
+    /// `None` without a prefix cache.
     pub(crate) fn end_of(&self, chain: &PrefixChain, tokens: &[u32]) -> Option<KeptState> {
         if self.prefix_cache.is_none() || tokens.is_empty() {
             return None;
@@ -176,7 +176,7 @@ impl BlockManager {
         Some(KeptState::new(chain, &tokens[chain.num_blocks * self.block_size..]))
     }
 
-    /// Counts a cached block as used now.
+    /// Marks a cached block as used now.
     pub(crate) fn touch(&mut self, block: BlockId) {
         if self.evictable.contains(block) {
             self.evictable.remove(block);
@@ -184,7 +184,7 @@ impl BlockManager {
         }
     }
 
-    /// Verifies that each block is in exactly one place; `num_holders[block]` counts the sequences that hold it.
+    /// Verifies that each block is in exactly one state. `num_holders[block]` counts the sequences that hold it.
     pub(crate) fn check(&self, num_holders: &[u32]) -> Result<(), String> {
         let mut is_free = vec![false; self.num_blocks()];
         for block in &self.free {

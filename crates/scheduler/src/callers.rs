@@ -1,4 +1,4 @@
-//! Callers: whose sequences they are, what each caller has had, and which one is next.
+//! Callers: their waiting sequences, the tokens computed for each, and the order in which they take turns.
 
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
@@ -6,19 +6,19 @@ use std::num::NonZeroU32;
 use crate::SeqId;
 use crate::sequence::WaitingKey;
 
-/// Callers without sequences that are remembered.
+/// Number of callers without sequences whose counters are kept.
 const MAX_IDLE: usize = 1024;
 
-/// Names a caller, such as the owner of a key. The scheduler asks only whether two are the same.
+/// Identifies a caller, such as the owner of a key. The scheduler only compares ids for equality.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CallerId(pub u64);
 
 /// A caller and its share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Who it is.
+    /// Identifier of the caller.
     pub id: CallerId,
-    /// Its share, relative to the weights of the others; the newest one that is given counts.
+    /// Weight of its share, relative to the weights of the others. The newest value of a caller counts.
     pub weight: NonZeroU32,
 }
 
@@ -31,36 +31,36 @@ impl Default for Caller {
 /// Computed tokens divided by a weight, in units of 2^-32.
 type VirtualTokens = u128;
 
-/// Takes turns between callers by virtual token counters ("Fairness in Serving Large Language Models", OSDI 2024): the one
-/// that has had the least for its weight is next. Tokens from the cache are free.
+/// Takes turns between callers by virtual token counters ("Fairness in Serving Large Language Models", OSDI 2024).
+/// The caller with the smallest counter is next. Tokens from the cache are not counted.
 #[derive(Default)]
 pub(crate) struct Callers {
     accounts: HashMap<CallerId, Account>,
-    /// Those with waiting sequences.
+    /// Turns of the callers with waiting sequences.
     turns: BTreeSet<CallerTurn>,
-    /// Accounts with sequences.
+    /// Number of accounts with sequences.
     num_active: usize,
-    /// Accounts with more than one running sequence.
+    /// Number of accounts with more than one running sequence.
     num_with_several: usize,
     num_waiting: usize,
-    /// The least that a caller counts as having had while nothing of it waits, so that it saves up nothing.
+    /// Smallest counter with which a caller returns after it had nothing waiting. So an idle caller saves nothing up.
     virtual_time: VirtualTokens,
 }
 
-/// Order of callers: the first one goes first.
+/// Order of callers; the first one goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CallerTurn {
-    /// That of its first sequence among those of all callers.
+    /// Caller priority of its first sequence, which is compared among all callers.
     caller_priority: i32,
     counter: VirtualTokens,
-    /// Whether something of it runs or has run since it came.
+    /// Whether a sequence of it runs, or has run since it arrived.
     pub(crate) was_served: bool,
-    /// Its first sequence.
+    /// Its first waiting sequence.
     pub(crate) first: SeqId,
     pub(crate) caller: CallerId,
 }
 
-/// How a caller stands among the others.
+/// Counter and weight of a caller, for comparisons with others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Standing {
     pub(crate) weight: NonZeroU32,
@@ -69,7 +69,7 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    /// Tokens that this caller is owed before the other one is; `None` if the other one is owed some.
+    /// Number of tokens that this caller is owed before the other one. Returns `None` if the other one is owed some.
     pub(crate) fn num_owed_before(&self, other: &Self) -> Option<u128> {
         let behind = other.counter.checked_sub(self.counter)?;
         Some((behind * u128::from(self.weight.get())) >> 32)
@@ -97,7 +97,8 @@ impl Account {
 }
 
 impl Callers {
-    /// Counts a request that is about to wait. One whose caller waited for nothing begins where those that wait are.
+    /// Registers a caller whose request is about to wait. If it had nothing waiting, its counter rises to the
+    /// smallest one of those that wait.
     pub(crate) fn arrive(&mut self, caller: Caller, caller_priority: i32) {
         self.forget_idle();
         let account = self.accounts.entry(caller.id).or_insert_with(|| Account {
@@ -117,7 +118,7 @@ impl Callers {
         account.counter = account.counter.max(self.virtual_time);
     }
 
-    /// The least that a caller that waits has had; where none waits, the most that one with sequences has.
+    /// The smallest counter of the callers that wait. If none waits, the largest one of those with sequences.
     fn level(&self, caller_priority: i32) -> VirtualTokens {
         let (counter, was_served, first, caller) = (0, false, SeqId(0), CallerId(0));
         let lowest = CallerTurn { caller_priority, counter, was_served, first, caller };
@@ -128,7 +129,7 @@ impl Callers {
         least.map(|turn| turn.counter).or_else(most).unwrap_or(self.virtual_time)
     }
 
-    /// Forgets half of those without sequences where they are many: those that have had the least.
+    /// Removes half of the accounts without sequences if there are too many: those with the smallest counters.
     fn forget_idle(&mut self) {
         let num_idle = self.accounts.len() - self.num_active;
         if num_idle <= MAX_IDLE {
@@ -160,7 +161,7 @@ impl Callers {
         self.update(caller, |account| account.num_running -= 1);
     }
 
-    /// Lets a waiting sequence run.
+    /// Moves a waiting sequence to the running ones.
     pub(crate) fn start(&mut self, caller: CallerId, key: &WaitingKey) {
         self.num_waiting -= 1;
         self.update(caller, |account| {
@@ -170,7 +171,7 @@ impl Callers {
         });
     }
 
-    /// Lets a running sequence wait.
+    /// Moves a running sequence to the waiting ones.
     pub(crate) fn stop(&mut self, caller: CallerId, key: WaitingKey) {
         self.num_waiting += 1;
         self.update(caller, |account| {
@@ -190,12 +191,12 @@ impl Callers {
         });
     }
 
-    /// Those with waiting sequences, the next one first.
+    /// Turns of the callers with waiting sequences, the next one first.
     pub(crate) fn turns(&self) -> impl Iterator<Item = &CallerTurn> {
         self.turns.iter()
     }
 
-    /// When it is the turn of a caller's running sequence.
+    /// The turn of a caller for one of its running sequences.
     pub(crate) fn turn_of(
         &self,
         caller: CallerId,
@@ -220,22 +221,22 @@ impl Callers {
         &self.accounts[&caller].waiting
     }
 
-    /// Sequences that wait, of all callers.
+    /// Number of waiting sequences of all callers.
     pub(crate) fn num_waiting(&self) -> usize {
         self.num_waiting
     }
 
-    /// Callers with sequences.
+    /// Number of callers with sequences.
     pub(crate) fn num_active(&self) -> usize {
         self.num_active
     }
 
-    /// Whether a caller has more than its only running sequence, or only two callers have sequences.
+    /// Whether a caller has more than one running sequence, or only two callers have sequences.
     pub(crate) fn may_spare_a_slot(&self) -> bool {
         self.num_with_several > 0 || self.num_active == 2
     }
 
-    /// Orders sequences, of which each costs a token, so that their callers take turns.
+    /// Sorts sequences that cost one token each, so that their callers take turns.
     pub(crate) fn interleave(&self, sequences: &[(CallerId, SeqId)]) -> Vec<SeqId> {
         let mut of_callers: HashMap<CallerId, Vec<SeqId>> = HashMap::new();
         for (caller, id) in sequences.iter().rev() {
@@ -254,7 +255,7 @@ impl Callers {
         ordered
     }
 
-    /// Verifies that turns and counts agree with the accounts; `num_running` counts each caller's running sequences.
+    /// Verifies that turns and counts agree with the accounts. `num_running` counts each caller's running sequences.
     pub(crate) fn check(&self, num_running: &HashMap<CallerId, usize>) -> Result<(), String> {
         for (caller, account) in &self.accounts {
             let num_running = num_running.get(caller).copied().unwrap_or(0);

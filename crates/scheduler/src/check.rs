@@ -7,8 +7,8 @@ use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, State};
 
 impl Scheduler {
-    /// Verifies all invariants: each block in exactly one place, references equal to holders, tables long enough,
-    /// queues and sequences in agreement.
+    /// Verifies all invariants: each block is in exactly one state, references equal holders, tables are long enough,
+    /// and queues agree with sequences.
     ///
     /// Takes time proportional to all blocks and sequences, and is meant for debug builds and tests.
     ///

@@ -1,37 +1,38 @@
-//! The scheduler's settings and what makes them valid.
+//! The scheduler's settings and their validation.
 
 use crate::Error;
 
 /// Settings of a [`Scheduler`](crate::Scheduler).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
-    /// Positions of one KV block.
+    /// Number of slots of one KV block.
     pub block_size: usize,
-    /// Blocks of the KV cache.
+    /// Number of blocks of the KV cache.
     pub num_blocks: usize,
-    /// Most sequences running at once.
+    /// Largest number of concurrent sequences.
     pub max_num_seqs: usize,
-    /// Token budget of one step, shared by decodes and prefill chunks.
+    /// Token budget of one step, which decodes and prefill chunks share.
     pub max_num_batched_tokens: usize,
-    /// Most tokens of a sequence, prompt and generated together.
+    /// Largest number of tokens of a sequence, prompt and generated together.
     pub max_model_len: usize,
-    /// Whether computed blocks are kept for later prompts with the same beginning.
+    /// Whether computed blocks are kept for later prompts with the same prefix.
     pub enable_prefix_caching: bool,
-    /// Among whom whole blocks of the prefix cache are shared.
+    /// Callers that share whole blocks of the prefix cache.
     pub prefix_cache_scope: PrefixCacheScope,
-    /// Which waiting sequence starts first among those of equal priority.
+    /// Order in which waiting sequences of equal priority start.
     pub policy: SchedulingPolicy,
-    /// Most blocks that pins hold, each counted once however many hold it.
+    /// Largest number of blocks that pins hold. A block counts once for any number of pins.
     pub max_pinned_blocks: usize,
-    /// Blocks in the memory of the host for what preempted sequences have computed; without room there they compute it
-    /// again.
+    /// Number of blocks of host memory, to which blocks of preempted sequences are swapped out. Sequences without
+    /// room there compute their tokens again.
     pub num_swap_blocks: usize,
-    /// Places for states of sequences: at least `max_num_seqs`, and what is beyond for those of beginnings that were computed; 0 where
-    /// sequences have none. With states, `num_swap_blocks` is 0.
+    /// Number of slots for recurrent states, or 0 for models without them. At least `max_num_seqs` are needed for
+    /// running sequences, and the others keep states of computed prefixes. With recurrent states, `num_swap_blocks`
+    /// is 0.
     pub num_state_slots: usize,
 }
 
-/// Among whom whole blocks of the prefix cache are shared. Less than a block is shared within one caller only.
+/// Callers that share whole blocks of the prefix cache. A part of a block is shared within one caller only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefixCacheScope {
     /// All callers of the server.
@@ -41,13 +42,13 @@ pub enum PrefixCacheScope {
     Caller,
 }
 
-/// Which waiting sequence starts first among those of equal priority.
+/// Order in which waiting sequences of equal priority start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SchedulingPolicy {
     /// First come, first served.
     Fcfs,
-    /// Of the first 64 in arrival order the one with the longest cached prefix; one whose prefix is being computed just
-    /// now waits for it. Who was overtaken 32 times goes next.
+    /// Longest cached prefix first, among the first 64 sequences in arrival order. A sequence whose prefix is just
+    /// being computed waits for it. A sequence that was overtaken 32 times goes next.
     LongestPrefix,
 }
 

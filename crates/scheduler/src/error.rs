@@ -2,7 +2,7 @@
 
 use crate::SeqId;
 
-/// What the scheduler refuses.
+/// Reasons for which the scheduler refuses a request, a step or its configuration.
 #[derive(thiserror::Error, Clone, Debug, PartialEq, Eq)]
 pub enum Error {
     /// A size of the configuration is zero.
@@ -25,21 +25,21 @@ pub enum Error {
          to {fits} or give the KV cache more memory"
     )]
     ModelLenDoesNotFit {
-        /// The context length asked for, in tokens.
+        /// Length of the context, in tokens.
         max_model_len: usize,
-        /// Blocks that there are.
+        /// Number of blocks of the cache.
         num_blocks: usize,
-        /// Tokens that they hold.
+        /// Number of tokens that they hold.
         fits: usize,
     },
-    /// States need a place for each sequence that runs, and are not swapped.
+    /// There are fewer slots for recurrent states than concurrent sequences, or states would have to be swapped.
     #[error(
-        "{num_state_slots} places for states are too few for {max_num_seqs} sequences, or blocks are swapped, which states are not"
+        "{num_state_slots} state slots for {max_num_seqs} sequences; give each sequence a slot, and set num_swap_blocks to 0"
     )]
     StateSlots {
-        /// Places that there are.
+        /// Number of slots for recurrent states.
         num_state_slots: usize,
-        /// Sequences that may run at once.
+        /// Largest number of concurrent sequences.
         max_num_seqs: usize,
     },
     /// A prompt without a token.
@@ -55,15 +55,15 @@ pub enum Error {
         /// The longest one accepted.
         max_prompt_tokens: usize,
     },
-    /// A number of choices that makes no sense.
+    /// A number of choices that is not possible.
     #[error("n is {n}; give at least 1, and exactly 1 where nothing is sampled")]
     InvalidN {
-        /// The number asked for.
+        /// The number of choices.
         n: usize,
     },
-    /// Tokens were appended to a sequence that draws one in a step which is not committed yet.
+    /// Tokens were appended to a sequence that samples one in an uncommitted step.
     #[error(
-        "sequence {seq:?} draws a token in an uncommitted step; append to sequences that do not run ahead, and after \
+        "sequence {seq:?} samples a token in an uncommitted step; append to sequences that do not run ahead, and after \
          their commit"
     )]
     AppendBeforeCommit {
@@ -77,7 +77,7 @@ pub enum Error {
     AppendTooLong {
         /// The sequence.
         seq: SeqId,
-        /// Its tokens with those appended.
+        /// Number of its tokens, appended ones included.
         num_tokens: usize,
         /// The context length.
         max_model_len: usize,
@@ -87,14 +87,14 @@ pub enum Error {
         "step {step} is not the oldest uncommitted one ({expected:?}); commit each step once, in order"
     )]
     StepOutOfOrder {
-        /// Id of the step given.
+        /// Id of the committed step.
         step: u64,
-        /// Id of the step that is due, if one is.
+        /// Id of the step that must be committed next, if there is one.
         expected: Option<u64>,
     },
     /// A sampled token is missing at commit.
     #[error(
-        "step {step} drew no token for sequence {seq:?}; give one for each sequence in its samples, in order"
+        "step {step} sampled no token for sequence {seq:?}; give one for each sequence in its samples, in order"
     )]
     MissingSample {
         /// Id of the step.

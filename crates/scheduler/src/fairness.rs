@@ -1,4 +1,5 @@
-//! Which running sequences give way to other callers that wait, or that need their blocks.
+//! Preemption between callers: the choice of running sequences that give way to callers that wait or need their
+//! blocks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -7,20 +8,20 @@ use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 use crate::{BlockId, CallerId, SeqId};
 
-/// Waiting callers that are looked at in one step.
+/// Number of waiting callers that are considered in one step.
 const NUM_TAKERS: usize = 4;
-/// Steps in which a slot or blocks may become free before others give way.
+/// Number of steps in which a slot or blocks may become free before others are preempted.
 const PATIENCE: u64 = 1;
 
-/// Steps between two looks at waiting callers of which something has run.
+/// Interval in steps at which waiting callers with sequences that have run are considered.
 const SERVED_EVERY: u64 = 8;
-/// How often a sequence gives way to new callers, whatever it has computed since.
+/// Number of times that a sequence gives way to new callers, even if it has computed little since the last time.
 const MAX_PREEMPTIONS: u32 = 8;
 
-/// One caller's part of everything scarce.
+/// Slots and blocks of one caller.
 #[derive(Clone, Default)]
 struct Holding {
-    /// Its running sequences; the last one gives way first.
+    /// Its running sequences. The last one is preempted first.
     sequences: Vec<SeqId>,
     num_running: usize,
     num_blocks: usize,
@@ -34,7 +35,7 @@ enum Lack {
 }
 
 impl Scheduler {
-    /// The last sequence of the caller that has the most blocks for its weight.
+    /// The last sequence of the caller with the most blocks for its weight.
     pub(crate) fn most_above_share(&self) -> Option<SeqId> {
         if self.callers.num_active() < 2 {
             return self.running.last().map(|(.., id)| *id);
@@ -50,9 +51,9 @@ impl Scheduler {
         last.max().map(|(_, id)| id)
     }
 
-    /// Preempts running sequences for the first waiting one that lacks a slot or blocks. Its caller must be so far below its
-    /// share that it may take them. Returns that sequence, and the callers of the preempted ones. `num_demanded` blocks
-    /// are for the running sequences.
+    /// Preempts running sequences for the first waiting one that lacks a slot or blocks. Its caller must be so far
+    /// below its share that it may take them. Returns that sequence, and the callers of the preempted ones.
+    /// `num_demanded` blocks are reserved for the running sequences.
     pub(crate) fn make_way(&mut self, num_demanded: usize) -> (Option<SeqId>, Vec<CallerId>) {
         let lacking = self.lacking(num_demanded);
         if lacking.is_empty() {
@@ -65,7 +66,7 @@ impl Scheduler {
                 continue;
             };
             let callers = victims.iter().map(|victim| self.sequences[victim].caller).collect();
-            // Where a slot alone is taken, the blocks stay in the prefix cache.
+            // If only a slot is taken, the blocks stay in the prefix cache.
             let takes_a_slot = self.running.len() >= self.config.max_num_seqs && victims.len() == 1;
             let may_swap = !(takes_a_slot && self.config.enable_prefix_caching);
             for victim in victims {
@@ -77,7 +78,7 @@ impl Scheduler {
         (None, Vec::new())
     }
 
-    /// The first waiting sequences of callers whose turn is next, as far as they may lack something.
+    /// The first waiting sequences of callers whose turn is next, if they may lack something.
     fn lacking(&self, num_demanded: usize) -> Vec<SeqId> {
         if self.callers.num_active() < 2 {
             return Vec::new();
@@ -93,7 +94,7 @@ impl Scheduler {
         firsts.filter(|id| self.may_lack(&self.sequences[id], num_demanded)).collect()
     }
 
-    /// Whether a waiting sequence could start, if others gave way.
+    /// Whether a waiting sequence could start if others were preempted.
     fn may_lack(&self, seq: &Sequence, num_demanded: usize) -> bool {
         let most_blocks = self.blocks.blocks_for(seq.num_target_tokens()) + self.watermark();
         seq.is_ready()
@@ -115,7 +116,7 @@ impl Scheduler {
         holdings
     }
 
-    /// The sequences that give way to a waiting one; `None` where it lacks nothing, or may not take as much as it lacks.
+    /// The sequences to preempt for a waiting one. Returns `None` if it lacks nothing, or may not take enough.
     fn victims(
         &self,
         seq: &Sequence,
@@ -147,14 +148,15 @@ impl Scheduler {
         }
     }
 
-    /// Whether a running sequence has computed more than it lost when it was preempted: otherwise two could preempt each
-    /// other without end. A new caller waits for that only if the sequence has given way often.
+    /// Whether a running sequence may be preempted. It must have computed more tokens than it lost at its last
+    /// preemption, since two sequences could otherwise preempt each other without end. For a new caller that does not
+    /// matter until the sequence has been preempted several times.
     fn may_give_way(&self, seq: &Sequence, to_new_caller: bool) -> bool {
         seq.num_computed_tokens > seq.num_lost_tokens
             || (to_new_caller && seq.num_preemptions < MAX_PREEMPTIONS)
     }
 
-    /// Blocks, other than those in `found`, that become free when a sequence is preempted after those that `holders`
+    /// Number of blocks, besides those in `found`, that the preemption of `victim` frees after those that `holders`
     /// counts.
     fn count_freed(
         &self,
@@ -173,7 +175,8 @@ impl Scheduler {
         num_freed
     }
 
-    /// Takes the newest sequence of the caller that has the most for its weight, among those from which may be taken.
+    /// Takes the newest sequence of the caller with the most for its weight, among the callers from which `taker` may
+    /// take.
     fn next_victim(
         &self,
         taker: &Sequence,
@@ -202,12 +205,12 @@ impl Scheduler {
         Some(victim)
     }
 
-    /// Whether a waiting caller may take from one that has had at least as much for its weight.
+    /// Whether a waiting caller may take from one whose counter is at least as large.
     ///
-    /// A caller that came just now may, where it wants neither most of the other one's blocks nor its only slot. Others may
-    /// once they are owed as many tokens as the preempted sequence may have to compute again. They also need to have nothing
-    /// that runs, or to leave the other caller twice as much for its weight as they have then: with less, callers would
-    /// preempt each other without end.
+    /// A new caller may, if it takes neither most of the other one's blocks nor its only slot. Another caller may
+    /// once it is owed as many tokens as the preempted sequence may have to compute again. It must then also have
+    /// nothing that runs, or leave the other caller twice as much for its weight as it has then. With a smaller
+    /// margin callers would preempt each other without end.
     fn may_take(
         &self,
         (taker, own): (CallerId, &Holding),
@@ -229,7 +232,7 @@ impl Scheduler {
                 (kept, own.num_blocks + wanted, victim.num_computed_tokens)
             }
         };
-        // Where there are more callers than slots, new ones wait for those that have one.
+        // With more callers than slots, new callers wait for those that have one.
         let may_begin = match lack {
             Lack::Slot => kept > 0 || self.callers.num_active() == 2,
             Lack::Blocks { .. } => 2 * had <= other.num_blocks,
@@ -244,7 +247,7 @@ impl Scheduler {
         num_owed >= may_lose as u128 && (is_due || is_below)
     }
 
-    /// So much of something, divided by a caller's weight.
+    /// An amount divided by a caller's weight.
     fn per_weight(&self, caller: CallerId, amount: usize) -> u64 {
         ((amount as u64) << 32) / u64::from(self.callers.standing(caller).weight.get())
     }

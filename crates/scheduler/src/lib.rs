@@ -1,8 +1,9 @@
-//! Which tokens run next, and in which KV blocks: pure and synchronous, without tensors, clock, IO or randomness.
+//! The choice of the tokens that run next, and of their KV blocks: pure and synchronous, without tensors, clock, IO
+//! or randomness.
 //!
 //! There is no prefill phase and no decode phase. A sequence has `num_tokens` and `num_computed_tokens`, and each
-//! [`Step`] gives some sequences some of the tokens in between, within one token budget. Chunked prefill, prefix-cache
-//! hits, preemption and running ahead of the sampler are all this one arithmetic.
+//! [`Step`] computes some of the tokens in between for some sequences, within one token budget. Chunked prefill,
+//! prefix-cache hits, preemption and running ahead of the sampler all follow from this arithmetic.
 //!
 //! ```
 //! use candlepower_scheduler::{

@@ -2,8 +2,8 @@
 
 use crate::BlockId;
 
-/// A circular doubly linked list in two arrays. Index `num_blocks` is the anchor between the newest and the oldest;
-/// an element linked to itself is not in the list.
+/// A circular doubly linked list in two arrays. Index `num_blocks` is the anchor between the newest and the oldest
+/// element. An element that is linked to itself is not in the list.
 pub(crate) struct LruList {
     next: Vec<u32>,
     prev: Vec<u32>,
@@ -25,7 +25,7 @@ impl LruList {
         self.len += 1;
     }
 
-    /// Takes out the least recently used block.
+    /// Removes and returns the least recently used block.
     pub(crate) fn pop(&mut self) -> Option<BlockId> {
         let oldest = self.next[self.anchor() as usize];
         (oldest != self.anchor()).then(|| {
@@ -34,7 +34,7 @@ impl LruList {
         })
     }
 
-    /// Takes out a block; it must be in the list.
+    /// Removes a block, which must be in the list.
     pub(crate) fn remove(&mut self, block: BlockId) {
         debug_assert!(self.contains(block));
         self.link(self.prev[block.index()], self.next[block.index()]);

@@ -1,4 +1,4 @@
-//! Pins: computed beginnings of sequences that are kept for later, as long as no sequence needs their blocks.
+//! Pins: computed prefixes that are kept for later, as long as no sequence needs their blocks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::prefix_cache::CacheRoot;
 use crate::scheduler::Scheduler;
 use crate::{BlockId, CallerId};
 
-/// Names a pin; never reused. Ids grow with time.
+/// Identifies a pin. Ids are never reused and increase with time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PinId(pub u64);
 
@@ -16,15 +16,15 @@ pub struct PinId(pub u64);
 #[derive(Default)]
 pub(crate) struct Pins {
     blocks: BTreeMap<PinId, Vec<BlockId>>,
-    /// How many pins hold each block.
+    /// Number of pins that hold each block.
     num_holders: HashMap<BlockId, u32>,
     next_pin: u64,
 }
 
 impl Scheduler {
-    /// Keeps the prefix of `tokens` that the cache holds for a caller, until [`unpin`](Self::unpin) or until a sequence
-    /// needs the memory. Pins are given up before a sequence waits or is preempted, the oldest first, and where all of them
-    /// would hold more than `max_pinned_blocks`.
+    /// Keeps the cached prefix of `tokens` for a caller, until [`unpin`](Self::unpin) or until a sequence needs the
+    /// memory. Pins are given up, the oldest first, before a sequence waits or is preempted. The same happens when
+    /// all pins together would hold more than `max_pinned_blocks`.
     pub fn pin(&mut self, tokens: &[u32], caller: CallerId, cache_salt: Option<Arc<str>>) -> PinId {
         let root = CacheRoot::new(self.config.prefix_cache_scope, caller, cache_salt);
         let mut chain = PrefixChain::new(root, caller);
@@ -32,7 +32,7 @@ impl Scheduler {
         let rest = &tokens[found.len() * self.config.block_size..];
         found.extend(self.blocks.find_beginning(&chain, rest).map(|(block, _)| block));
         found.truncate(self.config.max_pinned_blocks);
-        // Held before others are given up, so that what they share stays.
+        // They are held before other pins are given up, so that shared blocks stay.
         found.iter().for_each(|block| self.blocks.share(*block));
         let id = self.pins.insert(found);
         while self.pins.num_blocks() > self.config.max_pinned_blocks {
@@ -42,7 +42,7 @@ impl Scheduler {
         id
     }
 
-    /// Ends a pin. What it held can still be found until its memory is needed. Ids of pins that were given up are
+    /// Ends a pin. Its blocks can still be found until their memory is needed. Ids of pins that were given up are
     /// ignored.
     pub fn unpin(&mut self, id: PinId) {
         if let Some(blocks) = self.pins.remove(id) {
@@ -50,24 +50,24 @@ impl Scheduler {
         }
     }
 
-    /// Gives up the pin that was made first. False if there is none.
+    /// Gives up the oldest pin. Returns false if there is none.
     pub(crate) fn give_up_oldest_pin(&mut self) -> bool {
         let Some(id) = self.pins.oldest() else { return false };
         self.unpin(id);
         true
     }
 
-    /// Whether nothing but pins holds a block, or nothing at all.
+    /// Whether a block is held by pins alone, or not at all.
     pub(crate) fn is_reclaimable(&self, block: BlockId) -> bool {
         self.blocks.ref_count(block) == self.num_pins(block)
     }
 
-    /// How many pins hold a block.
+    /// Number of pins that hold a block.
     pub(crate) fn num_pins(&self, block: BlockId) -> u32 {
         self.pins.num_holders.get(&block).copied().unwrap_or(0)
     }
 
-    /// Blocks that could be allocated if all pins were given up.
+    /// Number of blocks that could be allocated if all pins were given up.
     pub(crate) fn num_free_without_pins(&self) -> usize {
         let pinned = self.pins.num_holders.keys();
         self.blocks.num_free() + pinned.filter(|block| self.is_reclaimable(**block)).count()
@@ -75,17 +75,17 @@ impl Scheduler {
 }
 
 impl Pins {
-    /// Blocks that pins hold.
+    /// Number of blocks that pins hold.
     pub(crate) fn num_blocks(&self) -> usize {
         self.num_holders.len()
     }
 
-    /// The blocks of all pins; one that several hold is named several times.
+    /// The blocks of all pins. A block occurs once for each pin that holds it.
     pub(crate) fn held(&self) -> impl Iterator<Item = BlockId> {
         self.blocks.values().flatten().copied()
     }
 
-    /// Verifies that blocks are counted as they are held, and that they are not too many.
+    /// Verifies that the counts agree with the pins, and that these do not hold too many blocks.
     pub(crate) fn check(&self, max_blocks: usize) -> Result<(), String> {
         let mut num_holders = HashMap::new();
         for block in self.held() {

@@ -1,33 +1,33 @@
-//! Finds blocks by content: the tokens in them and everything before them, compared exactly.
+//! Finds blocks by content. The tokens in a block and all tokens before it are compared exactly.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::{BlockId, CallerId, PrefixCacheScope};
 
-/// An exact map from (what precedes a block, the block's tokens) to the block which holds them.
+/// An exact map from what precedes a block and the block's tokens to the block that holds them.
 ///
-/// Each cached block is a node with a number that is never used again. A child names its parent's number, so equal
-/// keys mean equal token sequences from the start: nothing is compared by hash alone. When a parent is evicted before
+/// Each cached block is a node with a number that is never reused. A child stores its parent's number. So equal keys
+/// mean equal token sequences from the start, and nothing is compared by hash alone. If a parent is evicted before
 /// its child, the child can merely no longer be found.
 ///
-/// Full blocks are shared among all callers of a root. The prefix of a block can be copied, but by the caller alone that
-/// computed it: otherwise a caller could guess the tokens of others one by one. The last block of a sequence may be
-/// there with fewer tokens than it has room for, and nothing follows such a block.
+/// Full blocks are shared among all callers of a root. The prefix of a block can be copied only by the caller that
+/// computed it, since a caller could otherwise guess the tokens of others one by one. The last block of a sequence
+/// may be cached before it is full, and nothing follows such a block.
 #[derive(Default)]
 pub(crate) struct PrefixCache {
     /// The full blocks after each parent.
     children: HashMap<Parent, HashMap<Arc<[u32]>, Node>>,
-    /// All blocks, those of one caller after one parent side by side.
+    /// All blocks. Those of one caller after one parent are neighbours.
     by_caller: BTreeMap<Key, BlockId>,
     keys: HashMap<BlockId, Key>,
     next_node: u64,
 }
 
-/// Where block tables begin: sequences with different roots never share.
+/// Root of block tables. Sequences with different roots never share blocks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CacheRoot {
-    /// The one caller that shares its blocks with itself only; `None` where all callers share.
+    /// The one caller that shares blocks with itself alone; `None` if all callers share.
     pub(crate) scope: Option<CallerId>,
     pub(crate) salt: Option<Arc<str>>,
 }
@@ -42,16 +42,16 @@ impl CacheRoot {
     }
 }
 
-/// What precedes a block.
+/// The node or root that precedes a block.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Parent {
-    /// Nothing.
+    /// The block is the first of its sequence.
     Root(CacheRoot),
     /// The node with this number.
     Node(u64),
 }
 
-/// A block's content, and who computed it.
+/// Content of a block, and the caller that computed it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     parent: Parent,
@@ -66,13 +66,14 @@ struct Node {
 }
 
 impl PrefixCache {
-    /// The full block that holds `tokens` after `parent`, and what to look up its successors with.
+    /// The full block that holds `tokens` after `parent`, and the key under which its successors are found.
     pub(crate) fn find(&self, parent: &Parent, tokens: &[u32]) -> Option<(BlockId, Parent)> {
         let node = self.children.get(parent)?.get(tokens)?;
         Some((node.block, Parent::Node(node.id)))
     }
 
-    /// The caller's block after `parent` that begins with the most of `tokens`, and how many these are: at least one.
+    /// The caller's block after `parent` that has the most first tokens of `tokens` in common, and their number: at
+    /// least one.
     pub(crate) fn find_beginning(
         &self,
         parent: &Parent,
@@ -80,7 +81,7 @@ impl PrefixCache {
         tokens: &[u32],
     ) -> Option<(BlockId, usize)> {
         let key = Key { parent: parent.clone(), caller, tokens: tokens.into() };
-        // In the order of the alphabet, no other has more in common with `tokens` than those beside it.
+        // In lexicographic order, the neighbours of `tokens` have the most first tokens in common with it.
         let before = self.by_caller.range(..&key).next_back();
         let neighbours = before.into_iter().chain(self.by_caller.range(&key..).next());
         let found = neighbours
@@ -92,8 +93,8 @@ impl PrefixCache {
             .map(|(common, block)| (block, common))
     }
 
-    /// Records that the caller's `block` is full of `tokens` after `parent`, unless another block is known to; returns
-    /// the parent of its successors.
+    /// Records that the caller's `block` is full of `tokens` after `parent`, unless another block with this content
+    /// is known. Returns the parent of its successors.
     pub(crate) fn insert(
         &mut self,
         parent: &Parent,
@@ -111,7 +112,7 @@ impl PrefixCache {
         Parent::Node(node.id)
     }
 
-    /// Records that the caller's `block` begins with `tokens` after `parent`. It must not have such a block yet.
+    /// Records that the caller's `block` begins with `tokens` after `parent`. Such a block must not be known yet.
     pub(crate) fn insert_end(
         &mut self,
         parent: &Parent,
@@ -131,7 +132,7 @@ impl PrefixCache {
         key
     }
 
-    /// Forgets a block, if it is known.
+    /// Removes a block, if it is known.
     pub(crate) fn remove(&mut self, block: BlockId) {
         let Some(key) = self.keys.remove(&block) else { return };
         self.by_caller.remove(&key);
@@ -148,7 +149,7 @@ impl PrefixCache {
         self.keys.contains_key(&block)
     }
 
-    /// Blocks known.
+    /// Number of known blocks.
     pub(crate) fn len(&self) -> usize {
         self.keys.len()
     }
@@ -176,7 +177,7 @@ impl PrefixCache {
     }
 }
 
-/// Tokens that two sequences have in common at their beginnings.
+/// Number of first tokens that two sequences have in common.
 pub(crate) fn num_common(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }

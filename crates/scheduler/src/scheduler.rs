@@ -1,4 +1,4 @@
-//! The scheduler's interface: sequences come and go, steps are planned and committed.
+//! The scheduler's interface: sequences are added and removed, steps are planned and committed.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -13,31 +13,32 @@ use crate::{Error, NewSequence, Sampled, SchedulerConfig, SeqId, Step};
 
 /// Decides which tokens run in each step and in which KV blocks.
 ///
-/// The loop is `add`, `schedule`, execute the step, `commit`, and `remove` for what is finished or cancelled. With a
-/// device that runs behind, `schedule` may be called once more before the previous step is committed: a token which is
-/// not known yet is then named by where the previous step drew it.
+/// The loop is `add`, `schedule`, execute the step, `commit`, and `remove` for each sequence that is finished or
+/// cancelled. With a device that runs behind, `schedule` may be called once more before the previous step is
+/// committed. A token that is not known yet is then referenced by its index among the previous step's samples.
 ///
-/// Callers take turns: the one that has had the fewest tokens for its weight is next. One that waits below its share takes
-/// the slot or the blocks of another one: those of the newest sequence of the caller that is furthest above its share.
+/// Callers take turns: the one with the fewest computed tokens for its weight is next. A caller that waits below its
+/// share takes the slot or the blocks of another one. They are those of the newest sequence of the caller that is
+/// furthest above its share.
 ///
-/// The order within a caller: prefills and waiting sequences by priority, then arrival; the last in this order loses its blocks
-/// when they run out. They are brought to the memory of the host and back, where there is room, or computed again. Decodes take turns where the token budget is smaller than their
-/// number, and leave a quarter of it to pending prefills. Priorities are strict: lower values can keep higher ones
-/// waiting for as long as they keep coming.
+/// Within a caller, prefills and waiting sequences are ordered by priority, then arrival. The last in this order
+/// loses its blocks when they run out. The blocks are swapped out to host memory if there is room, and are computed
+/// again otherwise. Decodes take turns if the token budget is smaller than their number, and leave a quarter of it to
+/// pending prefills. Priorities are strict: higher values may wait for as long as lower ones keep arriving.
 ///
-/// What a sequence computed stays in the prefix cache until its memory is needed; [`Scheduler::pin`] keeps it there while
-/// running and waiting sequences do without.
+/// Computed tokens stay in the prefix cache until their memory is needed. [`Scheduler::pin`] keeps a prefix in the
+/// cache, unless running or waiting sequences need its blocks.
 ///
 /// A sequence must be removed when it has `max_model_len` tokens, or when its prompt is computed and it does not
-/// sample; until then it rests and keeps its blocks.
+/// sample. Until then it rests and keeps its blocks.
 pub struct Scheduler {
     pub(crate) config: SchedulerConfig,
     pub(crate) blocks: BlockManager,
     pub(crate) sequences: HashMap<SeqId, Sequence>,
-    /// Sequences that start when another one's prompt is complete, and that one.
+    /// Sequences that start when another one's prompt is complete, each with that other one.
     pub(crate) reserved: HashMap<SeqId, SeqId>,
     pub(crate) running: BTreeSet<RunningKey>,
-    /// The waiting sequences, by caller.
+    /// The waiting sequences by caller.
     pub(crate) callers: Callers,
     pub(crate) pins: Pins,
     pub(crate) swap_space: SwapSpace,
@@ -55,36 +56,36 @@ pub struct Scheduler {
 /// Counts for metrics. Totals run from the scheduler's creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerStats {
-    /// Sequences that hold blocks.
+    /// Number of sequences that hold blocks.
     pub num_running: usize,
-    /// Sequences that wait to start or to resume; siblings that wait for their prompt are not counted.
+    /// Number of sequences that wait to start or to resume. Siblings that wait for their prompt are not counted.
     pub num_waiting: usize,
-    /// Blocks of the cache.
+    /// Number of blocks of the cache.
     pub num_blocks: usize,
-    /// Blocks that neither a sequence nor a pin holds, cached ones included.
+    /// Number of blocks that neither a sequence nor a pin holds, cached ones included.
     pub num_free_blocks: usize,
-    /// Blocks that can be found by content, held or not.
+    /// Number of blocks that can be found by content, held or not.
     pub num_cached_blocks: usize,
-    /// Blocks that pins hold.
+    /// Number of blocks that pins hold.
     pub num_pinned_blocks: usize,
-    /// Tokens looked up in the prefix cache when sequences were first admitted.
+    /// Number of tokens looked up in the prefix cache when sequences were first admitted.
     pub num_prefix_queries: u64,
-    /// Those of them that were found, in whole blocks.
+    /// Number of these tokens that were found, in whole blocks.
     pub num_prefix_hits: u64,
-    /// How often a running sequence lost its blocks, since there were too few for all that run.
+    /// Number of times that a running sequence lost its blocks because all running ones needed too many.
     pub num_preemptions: u64,
-    /// How often a running sequence gave way to another caller.
+    /// Number of times that a running sequence gave way to another caller.
     pub num_yielded: u64,
-    /// Blocks that preempted sequences have in the memory of the host.
+    /// Number of blocks of preempted sequences in host memory.
     pub num_swapped_blocks: usize,
-    /// Blocks that were brought there.
+    /// Number of blocks that were swapped out.
     pub num_swapped_out: u64,
-    /// Blocks that were brought back.
+    /// Number of blocks that were swapped in.
     pub num_swapped_in: u64,
 }
 
 impl Scheduler {
-    /// An empty scheduler.
+    /// Makes an empty scheduler.
     ///
     /// # Errors
     /// A size is zero or too large, or one sequence of `max_model_len` does not fit `num_blocks`.
@@ -142,7 +143,8 @@ impl Scheduler {
         Ok(ids)
     }
 
-    /// Plans the next step. It counts as executed: its tokens are computed and its samples exist, though unknown.
+    /// Plans the next step. The step counts as executed: its tokens are computed, and its samples exist but are not
+    /// known yet.
     ///
     /// # Panics
     /// Two steps are uncommitted.
@@ -155,9 +157,9 @@ impl Scheduler {
         step
     }
 
-    /// Takes the tokens that the oldest uncommitted step drew, in the order of its samples; for sequences removed
-    /// since, a token may be given or left out. A step whose sequences are all removed is committed like any other; one
-    /// without rows need not be.
+    /// Commits the oldest uncommitted step with its sampled tokens, in the order of its samples. The token of a
+    /// sequence that was removed since may be present or left out. A step whose sequences are all removed is
+    /// committed like any other. A step without rows need not be committed.
     ///
     /// # Errors
     /// Another step is due, or the tokens do not belong to this one. Nothing is changed then.
@@ -184,18 +186,18 @@ impl Scheduler {
             let Some(seq) = self.sequences.get_mut(&row.seq) else { continue };
             let end = row.first_position as usize + row.tokens.len();
             seq.is_prompt_computed |= end >= seq.num_prompt_tokens;
-            // What a preemption has thrown away since is not registered.
+            // A preemption may have freed some of the blocks since, which are then not registered.
             let computed = &seq.tokens[..end.min(seq.num_computed_tokens)];
             self.blocks.register(&mut seq.prefix_chain, computed, &seq.block_table);
         }
         Ok(())
     }
 
-    /// Adds tokens that need not be drawn, since only they can follow: they count as generated, and are computed like a
-    /// prompt. Unknown ids are ignored.
+    /// Appends tokens that need not be sampled, since no others can follow. They count as generated, and are computed
+    /// like a prompt. Unknown ids are ignored.
     ///
     /// # Errors
-    /// The sequence draws a token in an uncommitted step, or the context ends before. Nothing is changed then.
+    /// The sequence samples a token in an uncommitted step, or the context is too short. Nothing is changed then.
     pub fn append(&mut self, id: SeqId, tokens: &[u32]) -> Result<(), Error> {
         let max_model_len = self.config.max_model_len;
         let Some(seq) = self.sequences.get_mut(&id) else { return Ok(()) };
@@ -210,8 +212,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Leaves a sequence out of the steps until [`release`](Self::release). It keeps its blocks like any other. Unknown ids
-    /// are ignored.
+    /// Leaves a sequence out of the steps until [`release`](Self::release). It keeps its blocks like any other.
+    /// Unknown ids are ignored.
     pub fn hold(&mut self, id: SeqId) {
         if let Some(seq) = self.sequences.get_mut(&id) {
             seq.is_held = true;
@@ -225,8 +227,8 @@ impl Scheduler {
         }
     }
 
-    /// Removes a sequence that is finished or cancelled and frees its blocks; what they hold can be found until their
-    /// memory is needed. What an uncommitted step still draws for it is ignored. Unknown ids are ignored too.
+    /// Removes a sequence that is finished or cancelled, and frees its blocks. Their content can be found until their
+    /// memory is needed. Tokens that an uncommitted step samples for it are ignored. Unknown ids are ignored, too.
     pub fn remove(&mut self, id: SeqId) {
         self.reserved.remove(&id);
         let Some(mut seq) = self.sequences.remove(&id) else { return };
@@ -241,13 +243,13 @@ impl Scheduler {
         }
     }
 
-    /// Leaves what a sequence has computed to the prefix cache, and frees its blocks and the slot of its state.
+    /// Registers the computed tokens of a sequence in the prefix cache, and frees its blocks and its state slot.
     pub(crate) fn give_up_memory(&mut self, seq: &mut Sequence) {
-        // Steps run in their order: who finds a block runs after whatever still computes it.
+        // Steps run in order, so a sequence that finds a block runs after the step that still computes it.
         let computed = &seq.tokens[..seq.computed_tokens().len()];
         self.blocks.register_all(&mut seq.prefix_chain, computed, &seq.block_table);
         if let Some(slot) = seq.state_slot.take() {
-            // Tokens of which nobody knows what they are lead to a state of nobody knows what.
+            // The state after unknown tokens cannot be found by content, so it is not kept.
             let is_known = computed.len() == seq.num_computed_tokens;
             let state = is_known.then(|| self.blocks.end_of(&seq.prefix_chain, computed));
             self.state_slots.give_up(slot, state.flatten());
@@ -260,14 +262,14 @@ impl Scheduler {
         self.sequence(id).map_or(&[], |seq| &seq.tokens)
     }
 
-    /// Prompt tokens that were found in whole blocks of the prefix cache when the request was first admitted; 0 before,
-    /// and for an unknown id. Less than a block is not counted: it would tell one token after the other of what others
-    /// have asked.
+    /// Number of prompt tokens that were found in whole blocks of the prefix cache when the request was first
+    /// admitted. It is 0 before, and for an unknown id. Parts of blocks are not counted, since their number would
+    /// reveal other callers' prompts one token after the other.
     pub fn num_cached_tokens(&self, id: SeqId) -> usize {
         self.sequence(id).and_then(|seq| seq.num_cached_tokens).unwrap_or(0)
     }
 
-    /// Whether a committed step completed the prompt; stays true when the sequence is preempted later.
+    /// Whether a committed step has completed the prompt. It stays true when the sequence is preempted later.
     pub fn is_prompt_computed(&self, id: SeqId) -> bool {
         self.sequence(id).is_some_and(|seq| seq.is_prompt_computed)
     }
@@ -291,12 +293,12 @@ impl Scheduler {
         }
     }
 
-    /// The settings it was made with.
+    /// The settings of the scheduler.
     pub fn config(&self) -> &SchedulerConfig {
         &self.config
     }
 
-    /// The sequence with this id, or the one that it starts from.
+    /// The sequence with this id, or the one from which it starts.
     fn sequence(&self, id: SeqId) -> Option<&Sequence> {
         self.sequences.get(self.reserved.get(&id).unwrap_or(&id))
     }
@@ -327,7 +329,7 @@ impl Scheduler {
         }
     }
 
-    /// Lets the first sibling of a removed sequence go on with its incomplete prompt.
+    /// Lets the first sibling of a removed sequence continue the incomplete prompt.
     fn hand_over(&mut self, mut seq: Sequence) {
         self.remove_from_queue(&seq);
         seq.id = seq.siblings.remove(0);

@@ -1,4 +1,4 @@
-//! One sequence: its tokens, how many of them are computed, and the blocks that hold them.
+//! One sequence: its tokens, the number of computed ones, and the blocks that hold them.
 
 use std::sync::Arc;
 
@@ -14,24 +14,26 @@ use crate::{BlockId, Caller, CallerId, SchedulerConfig, SeqId};
 pub struct NewSequence {
     /// Token ids, at least one.
     pub prompt: Vec<u32>,
-    /// Sequences wanted. The prompt is computed once, and they share its blocks.
+    /// Number of sequences. The prompt is computed once, and they share its blocks.
     pub n: usize,
-    /// Lower runs first among those of the caller; equal ones in the order of arrival.
+    /// Priority among the caller's sequences. Lower values run first, and equal ones in the order of arrival.
     pub priority: i32,
-    /// Who asks for them.
+    /// The caller and its weight.
     pub caller: Caller,
-    /// Lower runs first, whoever asks: shares are for callers of equal priority.
+    /// Priority among the sequences of all callers. Lower values run first, and shares matter between callers of
+    /// equal priority.
     pub caller_priority: i32,
-    /// Sequences share cached blocks only with sequences of the same salt.
+    /// Salt of the prefix cache. Sequences share cached blocks only with sequences of the same salt.
     pub cache_salt: Option<Arc<str>>,
-    /// The first prompt position from which on the logits of every prompt position are wanted; each is asked for exactly
-    /// once per request.
+    /// First prompt position from which on the logits of every prompt position are output. Each position's logits are
+    /// computed exactly once per request.
     pub prompt_logits_from: Option<usize>,
-    /// Most tokens that follow the prompt, appended ones too: the last of them is drawn and never computed. With none, the
-    /// sequence rests when its prompt is computed, until it is removed.
+    /// Largest number of tokens after the prompt, appended ones included. The last of them is sampled and never
+    /// computed. With 0 the sequence rests when its prompt is computed, until it is removed.
     pub max_tokens: usize,
-    /// Whether a step may be scheduled for it before its newest token is known. Not for a sequence to which tokens are
-    /// [appended](crate::Scheduler::append), or whose next token depends on the newest one in other ways.
+    /// Whether a step may be scheduled for it before its newest token is known. It must be false for a sequence to
+    /// which tokens are [appended](crate::Scheduler::append), or whose next token depends on the newest one in other
+    /// ways.
     pub runs_ahead: bool,
 }
 
@@ -53,38 +55,40 @@ impl NewSequence {
     }
 }
 
-/// A sequence that waits or runs. Tokens drawn by an uncommitted step count as tokens, though their ids are not known.
+/// A sequence that waits or runs. Tokens sampled by an uncommitted step count as tokens, though their ids are not
+/// known.
 #[derive(Clone)]
 pub(crate) struct Sequence {
     pub(crate) id: SeqId,
     /// Known token ids: the prompt, then the generated ones.
     pub(crate) tokens: Vec<u32>,
     pub(crate) num_prompt_tokens: usize,
-    /// Tokens drawn by uncommitted steps.
+    /// Number of tokens sampled by uncommitted steps.
     pub(crate) num_pending: usize,
-    /// Whether it sits out: what may follow its newest token is not known yet.
+    /// Whether it is left out of steps, since the tokens that may follow its newest one are not known yet.
     pub(crate) is_held: bool,
-    /// Where the step that ran it last drew its token: an index into that step's samples.
+    /// Index of its token among the samples of the step that ran it last.
     pub(crate) sample_index: u32,
-    /// Most positions that are ever computed: the last token needs no successor.
+    /// Largest number of positions that are computed. The last sampled token needs no successor, so it is not computed.
     pub(crate) max_computed_tokens: usize,
-    /// Tokens whose keys and values are in `block_table`, those of uncommitted steps included.
+    /// Number of tokens whose keys and values are in `block_table`, those of uncommitted steps included.
     pub(crate) num_computed_tokens: usize,
     pub(crate) block_table: Vec<BlockId>,
-    /// Where its state is while it runs, where the model has states.
+    /// Slot of its recurrent state while it runs, for models with such states.
     pub(crate) state_slot: Option<StateSlot>,
-    /// After how many tokens its state is worth keeping: others begin with the same, and none was kept of them.
+    /// Number of tokens after which its state should be kept, because others have the same prefix and no state is
+    /// kept for it.
     pub(crate) state_to_keep: Option<(usize, KeptState)>,
-    /// What it has in the memory of the host while it waits; nothing while it runs.
+    /// Its blocks in host memory while it waits. It has none while it runs.
     pub(crate) swapped: Swapped,
     /// The committed full blocks of `block_table`.
     pub(crate) prefix_chain: PrefixChain,
-    /// Prompt tokens in whole blocks of the cache when it was first admitted; `None` before.
+    /// Number of prompt tokens in whole cached blocks when it was first admitted; `None` before.
     pub(crate) num_cached_tokens: Option<usize>,
     pub(crate) priority: i32,
     pub(crate) caller: CallerId,
     pub(crate) caller_priority: i32,
-    /// Computed tokens that it lost when it was preempted.
+    /// Number of computed tokens that it lost when it was preempted.
     pub(crate) num_lost_tokens: usize,
     pub(crate) num_preemptions: u32,
     /// Id of the step before it began to wait.
@@ -92,36 +96,38 @@ pub(crate) struct Sequence {
     pub(crate) cache_root: CacheRoot,
     pub(crate) sample: bool,
     pub(crate) runs_ahead: bool,
-    /// The first prompt position whose logits were not asked for and are wanted; `None` where none are wanted.
+    /// First prompt position whose logits are still to be output; `None` if none are.
     pub(crate) next_prompt_logits: Option<usize>,
     /// Whether a committed step completed the prompt.
     pub(crate) is_prompt_computed: bool,
-    /// Sequences that start from this prompt when it is complete; removed ones may still be named here.
+    /// Sequences that start from this prompt when it is complete. Removed ones may still be listed here.
     pub(crate) siblings: Vec<SeqId>,
     pub(crate) state: State,
     /// Id of the step that ran it last.
     pub(crate) last_step: u64,
-    /// How often a later arrival was admitted before this one.
+    /// Number of times that a later arrival was admitted before this one.
     pub(crate) num_overtaken: u32,
 }
 
-/// Where a sequence is.
+/// State of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Running,
     Waiting(Turn),
 }
 
-/// The order of a caller's waiting sequences of equal priority: preempted ones return before others start.
+/// Order of a caller's waiting sequences of equal priority: preempted ones resume before others start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Turn {
     Preempted,
     New,
 }
 
-/// Order of running sequences, beginning with the priority among callers: the last one of a caller is preempted first.
+/// Order of running sequences, which begins with the priority among callers. The last one of a caller is preempted
+/// first.
 pub(crate) type RunningKey = (i32, i32, SeqId);
-/// Order of a caller's waiting sequences, beginning with the priority among callers: the first one is admitted first.
+/// Order of a caller's waiting sequences, which begins with the priority among callers. The first one is admitted
+/// first.
 pub(crate) type WaitingKey = (i32, i32, Turn, SeqId);
 
 impl Sequence {
@@ -167,24 +173,24 @@ impl Sequence {
         self.tokens.len() + self.num_pending
     }
 
-    /// Tokens that there are to compute now.
+    /// Number of tokens that can be computed now.
     pub(crate) fn num_new_tokens(&self) -> usize {
         if self.is_held { 0 } else { self.num_target_tokens() - self.num_computed_tokens }
     }
 
-    /// Whether its newest token is known, and what may follow it.
+    /// Whether its newest token is known, and the tokens that may follow it.
     pub(crate) fn is_ready(&self) -> bool {
         self.num_pending == 0 && !self.is_held
     }
 
-    /// Tokens that are computed when there is nothing left to compute now.
+    /// Number of computed tokens once nothing is left to compute now.
     pub(crate) fn num_target_tokens(&self) -> usize {
         let num_tokens = if self.runs_ahead { self.num_tokens() } else { self.tokens.len() };
         num_tokens.min(self.max_computed_tokens)
     }
 
-    /// The part of the new tokens that one row may hold. A row ends where a state is to be kept. Prompt positions whose logits were delivered before a
-    /// preemption go in rows of their own, so that logits are asked for exactly once.
+    /// Number of new tokens that one row may hold. A row ends where a state is to be kept. Prompt positions whose
+    /// logits were delivered before a preemption get rows of their own, so that logits are output exactly once.
     pub(crate) fn num_row_tokens(&self, budget: usize) -> usize {
         let mut num_tokens = self.num_new_tokens().min(budget);
         if let Some((at, _)) = self.state_to_keep {
@@ -198,7 +204,7 @@ impl Sequence {
         }
     }
 
-    /// Logits of a row that starts at the first token not computed.
+    /// Logits of a row that starts at the first token that is not computed.
     pub(crate) fn row_logits(&self, samples: &[SeqId]) -> LogitsFor {
         if self.due_prompt_logits() == Some(self.num_computed_tokens) {
             LogitsFor::All
@@ -209,19 +215,19 @@ impl Sequence {
         }
     }
 
-    /// First prompt position whose logits are wanted and were not asked for yet.
+    /// First prompt position whose logits are still to be output.
     fn due_prompt_logits(&self) -> Option<usize> {
         self.next_prompt_logits.filter(|start| *start < self.num_prompt_tokens)
     }
 
     /// Tokens whose blocks may be taken from the prefix cache. The last token is always computed, for its logits, and
-    /// so is each position whose prompt logits are due.
+    /// so is each position whose prompt logits are to be output.
     pub(crate) fn cacheable_tokens(&self) -> &[u32] {
         let limit = self.num_target_tokens() - 1;
         &self.tokens[..self.due_prompt_logits().map_or(limit, |start| start.min(limit))]
     }
 
-    /// Where the token at `position` comes from.
+    /// Source of the token at `position`.
     pub(crate) fn token_source(&self, position: usize) -> TokenSource {
         match self.tokens.get(position) {
             Some(token) => TokenSource::Id(*token),
@@ -244,7 +250,7 @@ impl Sequence {
         }
     }
 
-    /// Forgets its blocks, to start again; returns them.
+    /// Resets it for a new start, and returns its blocks.
     pub(crate) fn reset(&mut self) -> Vec<BlockId> {
         self.num_computed_tokens = 0;
         self.prefix_chain = PrefixChain::new(self.cache_root.clone(), self.caller);

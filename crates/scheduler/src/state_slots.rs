@@ -1,4 +1,5 @@
-//! Places for what a model keeps of a sequence beside keys and values: states of layers without attention, which are those of its newest token.
+//! Slots for recurrent states, which layers without attention keep besides keys and values. A state is valid for its
+//! sequence's newest token alone.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +8,22 @@ use crate::block_manager::PrefixChain;
 use crate::prefix_cache::{Parent, num_common};
 use crate::step::{StateCopy, StateSlot};
 
-/// Which places are free, which hold states of beginnings for later sequences, and the copies that steps make.
+/// The free slots, the slots whose states are kept for later sequences, and the copies between slots that steps make.
 ///
-/// A step makes its copies before its rows, in any order: so no place is written that another copy of the step reads. What a step's
-/// rows leave is copied by the step after it.
+/// A step makes its copies before its rows, in any order. So no slot is written that another copy of the step reads.
+/// A state that a step's rows leave is copied by the next step.
 pub(crate) struct StateSlots {
     num_slots: usize,
-    /// The last one is taken next, so that few are ever touched where few sequences run.
+    /// Free slots. The last one is taken next, so that few sequences touch few slots.
     free: Vec<StateSlot>,
-    /// Free as soon as the next step has read them.
+    /// Slots that are free as soon as the next step has read them.
     cooling: Vec<StateSlot>,
-    /// Those behind the same block follow each other in the order of the alphabet.
+    /// Kept states. Those after the same block are sorted by their tokens.
     kept: BTreeMap<KeptState, (StateSlot, u64)>,
-    /// The least recently used first.
+    /// Kept states by time of use, the least recently used first.
     by_age: BTreeMap<u64, KeptState>,
     last_use: u64,
-    /// Those of the step that is planned next, and of the one behind it.
+    /// Copies of the step that is planned next, and of the step after it.
     copies: [Copies; 2],
 }
 
@@ -30,22 +31,22 @@ pub(crate) struct StateSlots {
 #[derive(Default)]
 struct Copies {
     all: Vec<StateCopy>,
-    /// Places that hold a state when the step has made them.
+    /// Slots that hold a kept state once the step has made its copies.
     kept: Vec<(KeptState, StateSlot)>,
 }
 
-/// Whose state it is: that of all tokens of some blocks of the prefix cache, and of fewer than a block behind them.
+/// Key of a kept state: the tokens of some blocks of the prefix cache, and fewer than a block of tokens after them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct KeptState {
     /// The last of these blocks.
     after: Parent,
-    /// The one caller that may go on from it; `None` for all, where `rest` is empty.
+    /// The one caller that may continue from it. It is `None` for all callers, if `rest` is empty.
     caller: Option<CallerId>,
     pub(crate) rest: Box<[u32]>,
 }
 
 impl KeptState {
-    /// That of the blocks of `chain` and `rest` behind them.
+    /// The key for the blocks of `chain` and the tokens `rest` after them.
     pub(crate) fn new(chain: &PrefixChain, rest: &[u32]) -> Self {
         let caller = (!rest.is_empty()).then(|| chain.caller());
         Self { after: chain.parent().clone(), caller, rest: rest.into() }
@@ -53,7 +54,7 @@ impl KeptState {
 }
 
 impl StateSlots {
-    /// None where `num_slots` is 0: the model keeps nothing but keys and values.
+    /// Makes the slots. There are none if the model has no recurrent states.
     pub(crate) fn new(num_slots: usize) -> Self {
         Self {
             num_slots,
@@ -66,33 +67,34 @@ impl StateSlots {
         }
     }
 
-    /// Whether sequences have states.
+    /// Whether sequences have recurrent states.
     pub(crate) fn are_needed(&self) -> bool {
         self.num_slots > 0
     }
 
-    /// A place for a sequence that begins to run, from its first token on or from where a state that is kept was taken. `None` while
-    /// all are in use.
+    /// Takes a slot for a sequence that starts from its first token or from a kept state. Returns `None` while all
+    /// are in use.
     pub(crate) fn begin(&mut self, from: Option<&KeptState>) -> Option<StateSlot> {
         let Some(state) = from else { return self.take(None) };
         let src = self.use_kept(state);
         let Some(dst) = self.take(Some(src)) else {
-            // There is no other place: it is the sequence's own from now on. What reads it in this step does so before.
+            // There is no other slot, so the kept state becomes the sequence's own. Copies of this step read it
+            // before the rows change it.
             return self.forget(state);
         };
         self.copies[0].all.push(StateCopy { src, dst });
         Some(dst)
     }
 
-    /// A place for a sequence that goes on from where `src` will be when the step that is being planned has run. `None` while all
-    /// are in use.
+    /// Takes a slot for a sequence that continues from the state that `src` has after the planned step. Returns
+    /// `None` while all are in use.
     pub(crate) fn fork(&mut self, src: StateSlot) -> Option<StateSlot> {
         let dst = self.take(Some(src))?;
         self.copies[1].all.push(StateCopy { src, dst });
         Some(dst)
     }
 
-    /// Keeps what will be in `src` when the step that is being planned has run, if there is a place for it.
+    /// Keeps the state that `src` has after the planned step, if there is a slot for it.
     pub(crate) fn keep(&mut self, src: StateSlot, state: KeptState) {
         let is_due = self.copies.iter().flat_map(|copies| &copies.kept).any(|due| due.0 == state);
         if is_due || self.has(&state) {
@@ -103,15 +105,15 @@ impl StateSlots {
         self.copies[1].kept.push((state, dst));
     }
 
-    /// The state that is kept of the most of the tokens `rest`, fewer than a block, that follow the blocks of `chain`.
+    /// The kept state with the longest prefix of the tokens `rest`, fewer than a block, after the blocks of `chain`.
     pub(crate) fn longest(&self, chain: &PrefixChain, rest: &[u32]) -> Option<KeptState> {
         let of_blocks = || Some(KeptState::new(chain, &[])).filter(|state| self.has(state));
         self.longest_of_caller(chain, rest).or_else(of_blocks)
     }
 
     fn longest_of_caller(&self, chain: &PrefixChain, rest: &[u32]) -> Option<KeptState> {
-        // Of those that are not behind `rest` in the alphabet the last one has the most in common with it; if that is not all of it,
-        // what begins `rest` is not longer than what they have in common.
+        // The last state in lexicographic order that does not come after `rest` has the most first tokens in common
+        // with it. If those are not all of its tokens, no state with more tokens is a prefix of `rest`.
         let mut most = rest.len();
         while most > 0 {
             let upper = KeptState::new(chain, &rest[..most]);
@@ -132,7 +134,7 @@ impl StateSlots {
         self.kept.contains_key(state)
     }
 
-    /// Ends the use of a sequence's place; what is in it is kept as `state`, where that is known.
+    /// Ends the use of a sequence's slot. Its content is kept as `state`, if that is known.
     pub(crate) fn give_up(&mut self, slot: StateSlot, state: Option<KeptState>) {
         let is_written = self.copies.iter().flat_map(|copies| &copies.all).any(|c| c.dst == slot);
         match state.filter(|state| !is_written && !self.has(state)) {
@@ -144,7 +146,7 @@ impl StateSlots {
         }
     }
 
-    /// The copies of the step that was planned, which has rows.
+    /// Returns the copies of the planned step, which has rows.
     pub(crate) fn finish_step(&mut self) -> Vec<StateCopy> {
         self.copies.swap(0, 1);
         let done = std::mem::take(&mut self.copies[1]);
@@ -157,7 +159,7 @@ impl StateSlots {
         done.all
     }
 
-    /// Verifies that each place is in one place.
+    /// Verifies that each slot has exactly one use.
     pub(crate) fn check(&self, held: impl Iterator<Item = StateSlot>) -> Result<(), String> {
         let kept = self.kept.values().map(|(slot, _)| *slot);
         let due = self.copies.iter().flat_map(|copies| &copies.kept).map(|(_, slot)| *slot);
@@ -177,8 +179,8 @@ impl StateSlots {
         }
     }
 
-    /// A free place, else that of the state that was used least recently, but for `except`; else what the next step would keep is
-    /// not kept.
+    /// Takes a free slot, or that of the least recently used state except `except`. If there is neither, states that
+    /// the next steps would keep are not kept.
     fn take(&mut self, except: Option<StateSlot>) -> Option<StateSlot> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);
@@ -202,13 +204,13 @@ impl StateSlots {
         self.free.pop()
     }
 
-    /// Frees a place, as soon as nothing reads it.
+    /// Frees a slot as soon as no copy reads it.
     fn release(&mut self, slot: StateSlot) {
         let free = if self.is_read(slot) { &mut self.cooling } else { &mut self.free };
         free.push(slot);
     }
 
-    /// Whether a step has yet to read a place.
+    /// Whether a step has yet to read a slot.
     fn is_read(&self, slot: StateSlot) -> bool {
         self.copies.iter().flat_map(|copies| &copies.all).any(|copy| copy.src == slot)
     }
@@ -222,14 +224,14 @@ impl StateSlots {
         self.by_age.insert(self.last_use, state);
     }
 
-    /// Keeps a state no longer; returns where it is.
+    /// Removes a kept state, and returns its slot.
     fn forget(&mut self, state: &KeptState) -> Option<StateSlot> {
         let (slot, age) = self.kept.remove(state)?;
         self.by_age.remove(&age);
         Some(slot)
     }
 
-    /// Where a state is that is kept, which counts as used now.
+    /// Slot of a kept state, which counts as used now.
     fn use_kept(&mut self, state: &KeptState) -> StateSlot {
         let (slot, age) = self.kept.get_mut(state).expect("it was found");
         self.by_age.remove(age);

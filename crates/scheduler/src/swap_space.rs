@@ -1,28 +1,28 @@
-//! Places in the memory of the host for the blocks of preempted sequences.
+//! Slots in host memory for the blocks of preempted sequences.
 
 use crate::BlockId;
 use crate::step::{Swap, SwapSlot};
 
-/// Which places are free, and the copies that the next step makes.
+/// The free slots, and the copies of the next step.
 ///
-/// Copies are made in the order in which they were asked for, each after all that was launched before: what is brought
-/// out is what the steps before have computed, and a place can be taken again as soon as it is given back.
+/// Copies are made in the order in which they were requested, after all work that was launched before. So a
+/// swapped-out block contains the results of all steps before, and a slot can be taken again as soon as it is freed.
 #[derive(Default)]
 pub(crate) struct SwapSpace {
     num_slots: usize,
     free: Vec<SwapSlot>,
-    /// Asked for since the last step with rows.
+    /// Copies that were requested since the last step with rows.
     pending: Vec<Swap>,
     pub(crate) num_out: u64,
     pub(crate) num_in: u64,
 }
 
-/// What a preempted sequence has in the memory of the host.
+/// Blocks of a preempted sequence in host memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Swapped {
-    /// The places of its first blocks.
+    /// The slots of its first blocks.
     pub(crate) slots: Vec<SwapSlot>,
-    /// Tokens whose keys and values are there.
+    /// Number of tokens whose keys and values are there.
     pub(crate) num_tokens: usize,
 }
 
@@ -32,7 +32,7 @@ impl SwapSpace {
         Self { num_slots: num_slots as usize, free, ..Self::default() }
     }
 
-    /// Has the blocks of so many computed tokens brought out; nothing where there is no room for all of them.
+    /// Swaps out the blocks of `num_tokens` computed tokens. Swaps nothing out if there is no room for all of them.
     pub(crate) fn bring_out(&mut self, blocks: &[BlockId], num_tokens: usize) -> Swapped {
         if blocks.is_empty() || blocks.len() > self.free.len() {
             return Swapped::default();
@@ -44,7 +44,7 @@ impl SwapSpace {
         Swapped { slots, num_tokens }
     }
 
-    /// Has what was brought out copied to the blocks of `block_table` from `first` on, and gives up its places.
+    /// Swaps in the blocks of `block_table` from `first` on, and frees all slots of the sequence.
     pub(crate) fn bring_back(&mut self, swapped: Swapped, block_table: &[BlockId], first: usize) {
         let swaps = swapped.slots.iter().zip(block_table).skip(first);
         let before = self.pending.len();
@@ -53,12 +53,12 @@ impl SwapSpace {
         self.give_up(swapped);
     }
 
-    /// Frees the places of what is not needed any more.
+    /// Frees the slots of blocks that are not needed any more.
     pub(crate) fn give_up(&mut self, swapped: Swapped) {
         self.free.extend(swapped.slots);
     }
 
-    /// The copies for a step.
+    /// Returns the copies for a step.
     pub(crate) fn take_pending(&mut self) -> Vec<Swap> {
         std::mem::take(&mut self.pending)
     }
@@ -67,7 +67,7 @@ impl SwapSpace {
         self.num_slots - self.free.len()
     }
 
-    /// Verifies that each place is free or has one holder.
+    /// Verifies that each slot is free or has one holder.
     pub(crate) fn check<'a>(&self, held: impl Iterator<Item = &'a Swapped>) -> Result<(), String> {
         let mut is_taken = vec![false; self.num_slots];
         let held = held.flat_map(|swapped| &swapped.slots);

@@ -1,4 +1,5 @@
-//! Added tokens and names of tokens that files beside `tokenizer.json` have, and it has not.
+//! Added tokens and names of tokens that are in files beside `tokenizer.json`, but not in it.
+//!
 //! Source: `_from_pretrained` in transformers' tokenization_utils_base.py.
 
 use std::collections::HashMap;
@@ -9,14 +10,14 @@ use tokenizers::Tokenizer;
 use crate::tokenizer::{LIST, MOST_TOKENS, NAMES, parse_config};
 use crate::{Error, Result};
 
-/// The key of `tokenizer_config.json` that lists added tokens by their ids.
+/// The key of `tokenizer_config.json` that lists added tokens by id.
 const DECODER: &str = "added_tokens_decoder";
 
-/// `tokenizer_config.json` with what older checkpoints have in files beside it: the names of special tokens in
-/// `special_tokens_map.json`, and the ids of added tokens in `added_tokens.json`. Its own entries come first.
+/// `tokenizer_config.json`, completed by files of older checkpoints: the names of special tokens in
+/// `special_tokens_map.json`, and the ids of added tokens in `added_tokens.json`. Its own entries win.
 ///
 /// # Errors
-/// [`Error::BadTokenizerConfig`], where one of the files is no JSON object.
+/// [`Error::BadTokenizerConfig`], if one of the files is not a JSON object.
 pub fn whole_config(
     tokenizer_config: Option<&[u8]>,
     special_tokens_map: Option<&[u8]>,
@@ -58,7 +59,7 @@ pub struct ListedToken {
     pub content: String,
 }
 
-/// A token that a file beside `tokenizer.json` calls otherwise, which is passed over.
+/// A token that has another name in a file beside `tokenizer.json`. That name is ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RenamedToken {
     /// Its id.
@@ -69,21 +70,21 @@ pub struct RenamedToken {
     pub content: String,
 }
 
-/// The added tokens that a configuration lists otherwise than `tokenizer.json`.
+/// The added tokens of a configuration that differ from `tokenizer.json`.
 #[derive(Debug, Default)]
 pub(crate) struct Listed {
-    /// The `tokenizer.json` with those that are missing; `None` where none is.
+    /// The `tokenizer.json` with the missing tokens added; `None` if none is missing.
     pub(crate) json: Option<Vec<u8>>,
-    /// Those.
+    /// The missing tokens.
     pub(crate) missing: Vec<ListedToken>,
-    /// Those that have another name.
+    /// The tokens that have another name.
     pub(crate) renamed: Vec<RenamedToken>,
 }
 
-/// The added tokens of `config` that `tokenizer` has not, or has under other names.
+/// The added tokens of `config` that `tokenizer` does not have, or has under other names.
 ///
 /// # Errors
-/// [`Error::AddedToken`], where one of them would take the id of a token that was not added, or has one already.
+/// [`Error::AddedToken`], if one of them would take the id of a token that was not added, or has an id already.
 pub(crate) fn with_listed(
     tokenizer: &Tokenizer,
     tokenizer_json: &[u8],
@@ -99,14 +100,14 @@ pub(crate) fn with_listed(
         let content = token.as_str().or_else(|| token["content"].as_str());
         let Some(content) = content.filter(|content| !content.is_empty()) else { continue };
         if known.contains_key(content) {
-            // The model was trained with tokenizer.json.
+            // The model was trained with tokenizer.json, so its entry wins.
             continue;
         }
         let conflict = |reason: String| Error::AddedToken { token: shown(content), reason };
         let number = id.parse::<u32>().ok().filter(|id| (*id as usize) < MOST_TOKENS);
         let number = number.ok_or_else(|| conflict(format!("its id is `{id:.20}`")))?;
         if let Some((name, _)) = known.iter().find(|(_, id)| **id == number) {
-            // The names of tokenizer.json go with the chat template.
+            // The chat template uses the names of tokenizer.json.
             let (listed, content) = (content.to_owned(), (*name).to_owned());
             renamed.push(RenamedToken { id: number, listed, content });
             continue;
@@ -133,12 +134,12 @@ pub(crate) fn with_listed(
     Ok(Listed { json, missing: missing.into_iter().map(|(token, _)| token).collect(), renamed })
 }
 
-/// Writes tokens into a `tokenizer.json`, which is known to be one.
+/// Writes tokens into a valid `tokenizer.json`.
 fn add(tokenizer_json: &[u8], missing: &[(ListedToken, &Value)]) -> Result<Vec<u8>> {
     let bad = |error: serde_json::Error| Error::BadTokenizer(error.to_string());
     let mut json: Value = serde_json::from_slice(tokenizer_json).map_err(bad)?;
     for (ListedToken { id, content }, token) in missing {
-        // A model's vocabulary may have any ids; those of tokens that are added to it follow in a row.
+        // A model's vocabulary may have any ids. The ids of tokens that are added to it are consecutive.
         match &mut json["model"]["vocab"] {
             Value::Object(vocab) => {
                 vocab.insert(content.clone(), (*id).into());
@@ -167,7 +168,7 @@ fn add(tokenizer_json: &[u8], missing: &[(ListedToken, &Value)]) -> Result<Vec<u
     Ok(json.to_string().into_bytes())
 }
 
-/// A token in an error.
+/// A token as errors show it.
 fn shown(token: &str) -> String {
     format!("{:?}", token.chars().take(80).collect::<String>())
 }

@@ -1,8 +1,8 @@
-//! The time of day that a chat template may write into a prompt, given by the caller, and its formatting.
+//! The local time that a chat template may write into a prompt. The caller passes it, and it is formatted here.
 
 use std::fmt::Write;
 
-/// A point in time with the place's offset from UTC.
+/// A point in time with the local offset from UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalTime {
     /// Seconds since 1970-01-01 00:00 UTC.
@@ -32,7 +32,7 @@ impl LocalTime {
     /// Formats like Python's `datetime.now().strftime(format)` in the C locale.
     ///
     /// # Errors
-    /// The directive (`%Q`) that is not known.
+    /// The unknown directive, such as `%Q`.
     pub(crate) fn strftime(self, format: &str) -> Result<String, String> {
         let fields = Fields::new(self);
         let mut text = String::with_capacity(format.len() + 16);
@@ -58,15 +58,15 @@ impl LocalTime {
     }
 }
 
-/// A local time in the calendar's terms.
+/// Calendar fields of a local time.
 struct Fields {
     year: i64,
-    /// 1 to 12.
+    /// From 1 to 12.
     month: usize,
     day: i64,
     /// 0 is Monday.
     weekday: usize,
-    /// 1 to 366.
+    /// From 1 to 366.
     day_of_year: i64,
     hour: i64,
     minute: i64,
@@ -130,7 +130,7 @@ impl Fields {
             'n' => writeln!(text),
             't' => write!(text, "\t"),
             '%' => write!(text, "%"),
-            // Python's datetime.now() knows no time zone and writes nothing for these.
+            // Python's datetime.now() has no time zone and writes nothing for these.
             'z' | 'Z' => Ok(()),
             'F' => return self.write_all("Y-m-d", text),
             'T' => return self.write_all("H:M:S", text),

@@ -1,8 +1,8 @@
-//! Where a long text may be cut so that the token ids of its pieces are those of the whole.
+//! Cuts of a long text into pieces, such that the pieces' token ids are those of the whole text.
 //!
-//! A cut lies between two characters of which the first is no white space. It is allowed where each step of the
-//! tokenizer treats both sides as it treats the whole text: the search for added tokens, the normalizer, the splitting
-//! rules, and the model where no rule splits. A step that is not known here means that no text is cut.
+//! A cut lies between two characters, the first of which is not white space. It is allowed if each step of the
+//! tokenizer treats both sides as in the whole text. These steps are the search for added tokens, the normalizer, the
+//! splitting rules, and the model where no rule splits. With an unknown step no text is cut.
 
 mod rule;
 mod stages;
@@ -17,44 +17,46 @@ use crate::prompt::is_noncharacter;
 use rule::{Rule, Taken};
 use stages::{Border, Normalizing, Splitting, State, is_prepend, sequence};
 
-/// Most bytes of a piece, where a text can be cut at all.
+/// Most bytes of a piece, if the text can be cut at all.
 pub(crate) const PIECE_BYTES: usize = 64 << 10;
 
-/// Most different characters that are looked at in one text, so that no text is expensive to cut.
+/// Most different characters that are examined in one text. It bounds the cost of cutting any text.
 const MOST_CHARACTERS: usize = 4096;
 
-/// Knowledge of a tokenizer by which its texts are cut.
+/// Facts about a tokenizer by which its texts are cut.
 pub(crate) struct Cuts {
     normalizing: Vec<Normalizing>,
     splitting: Vec<Splitting>,
     added: AddedTokens,
     merges: Merges,
-    /// The normalizer for a text that goes on, where it differs: nothing is put before its beginning.
+    /// The normalizer for the continuation of a text, if it differs: it prepends nothing.
     continuing: Option<Option<NormalizerWrapper>>,
 }
 
-/// Borders that the spellings of added tokens rule out.
+/// Borders that are no cuts because of the spellings of added tokens.
 #[derive(Default)]
 struct AddedTokens {
     /// Neighbours in a spelling.
     pairs: HashSet<Border>,
     characters: HashSet<char>,
-    /// Last characters of spellings: white space or a new beginning may belong to the token.
+    /// Last characters of spellings. White space after them, or the start of another spelling, may belong to the
+    /// token.
     last: HashSet<char>,
     /// First characters of the spellings of tokens that must be whole words.
     first_of_word: HashSet<char>,
 }
 
-/// Merges of the model across a border that no rule splits.
+/// Merges of the model across a border at which no rule splits.
 enum Merges {
-    /// Not known.
+    /// The merges are unknown.
     Unknown,
-    /// For white space as the model sees it, the characters before it in any token; and all characters that are tokens.
+    /// For each white space character, as the model sees it, the characters before it in any token; and all
+    /// characters that are tokens.
     Known { before: HashMap<char, HashSet<char>>, tokens: HashSet<char> },
 }
 
 impl Cuts {
-    /// `None` for a tokenizer whose texts cannot be cut.
+    /// Returns `None` for a tokenizer whose texts cannot be cut.
     pub(crate) fn new(tokenizer: &Tokenizer) -> Option<Self> {
         let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
         let normalizing = Normalizing::steps(&normalizer)?;
@@ -74,7 +76,7 @@ impl Cuts {
         })
     }
 
-    /// The normalizer for the beginning of a piece that is not the first.
+    /// The normalizer for the start of a piece that is not the first.
     pub(crate) fn continuing<'a>(
         &'a self,
         normalizer: Option<&'a NormalizerWrapper>,
@@ -82,7 +84,7 @@ impl Cuts {
         self.continuing.as_ref().map_or(normalizer, Option::as_ref)
     }
 
-    /// Whether a text may be cut at this border, whatever else it holds.
+    /// Whether a text may be cut at this border, whatever its other characters are.
     fn is_safe(&self, border: Border, known: &mut Known) -> bool {
         if let Some((_, is_safe)) = known.last.filter(|(last, _)| *last == border) {
             return is_safe;
@@ -92,10 +94,10 @@ impl Cuts {
         is_safe
     }
 
-    /// `None` where a step does not treat both sides alike.
+    /// Returns `None` if a step does not treat both sides alike.
     fn looks_safe(&self, border: Border, known: &mut Known) -> Option<bool> {
         let (before, after) = border;
-        // White space may belong to the added token behind it. A mark stands for another character.
+        // White space may belong to the added token after it. A mark stands for another character.
         let is_out = before.is_whitespace() || is_noncharacter(before) || is_noncharacter(after);
         if is_out || self.added.may_hold(border) {
             return None;
@@ -113,7 +115,7 @@ impl Cuts {
         self.normalizing.iter().try_fold(border, |border, step| step.border(border))
     }
 
-    /// The state of a border after the splitting steps from this one on.
+    /// The state of a border after the splitting steps from `from` on.
     fn split(&self, state: State, from: usize, known: &mut Known) -> Option<State> {
         let steps = self.splitting.iter().enumerate().skip(from);
         steps.into_iter().try_fold(state, |state, (index, step)| {
@@ -121,7 +123,8 @@ impl Cuts {
         })
     }
 
-    /// Where to cut in a run of characters that the first rule splits after each so many of them, as digits often are.
+    /// Index of a cut in a run of characters that the first rule splits into groups of a fixed number, as it often
+    /// does with digits.
     fn end_in_run(&self, text: &str, known: &mut Known) -> Option<usize> {
         let Some(Splitting::Around(rule)) = self.splitting.first() else { return None };
         let most = rule.counted().filter(|_| self.continuing.is_none())?;
@@ -162,12 +165,12 @@ pub(crate) struct Cutter<'a> {
 }
 
 impl<'a> Cutter<'a> {
-    /// Pieces are longer than `piece_bytes` only where there is no cut.
+    /// Makes a cutter. Pieces are longer than `piece_bytes` only if there is no cut.
     pub(crate) fn new(cuts: Option<&'a Cuts>, piece_bytes: usize) -> Self {
         Self { cuts, piece_bytes, known: Known::default() }
     }
 
-    /// Where the first piece of the text ends, which begins where the one before has ended.
+    /// Index of the end of the text's first piece. The text begins at the end of the previous piece.
     pub(crate) fn end(&mut self, text: &str) -> usize {
         let window = text.floor_char_boundary(self.piece_bytes);
         let Some(cuts) = self.cuts.filter(|_| window < text.len()) else { return text.len() };
@@ -194,7 +197,7 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// Findings about characters while a text is cut.
+/// Facts about characters that are collected while a text is cut.
 #[derive(Default)]
 struct Known {
     taken: HashMap<(usize, char), Taken>,
@@ -202,7 +205,7 @@ struct Known {
 }
 
 impl Known {
-    /// How the rule of a step takes a character; `None` where too many characters were looked at.
+    /// The positions of a step's rule that take a character. Returns `None` if too many characters were examined.
     fn taken(&mut self, step: usize, rule: &Rule, character: char) -> Option<Taken> {
         if let Some(taken) = self.taken.get(&(step, character)) {
             return Some(*taken);
@@ -221,7 +224,7 @@ impl AddedTokens {
         let mut added = Self::default();
         let vocabulary = tokenizer.get_added_vocabulary();
         for (id, token) in vocabulary.get_added_tokens_decoder() {
-            // Some are looked for as they are normalized.
+            // Some tokens are searched for in their normalized form.
             for spelling in [Some(token.content.clone()), vocabulary.simple_id_to_token(*id)] {
                 let spelling = spelling.unwrap_or_default();
                 added.pairs.extend(spelling.chars().zip(spelling.chars().skip(1)));
@@ -234,7 +237,7 @@ impl AddedTokens {
         added
     }
 
-    /// Whether a token, or white space that it takes, may lie on both sides of a border or end at it.
+    /// Whether a token, or white space that it takes, may extend over a border or end at it.
     fn may_hold(&self, border: Border) -> bool {
         self.pairs.contains(&border)
             || self.last.contains(&border.0)
@@ -266,8 +269,8 @@ impl Merges {
         Self::Known { before, tokens }
     }
 
-    /// Whether no token holds both neighbours, so that no merge makes one of what lies on both sides.
-    /// A character that is no token may become unknown together with its neighbours.
+    /// Whether no token contains both neighbours, so that no merge joins the two sides. A character that is no token
+    /// may become unknown together with its neighbours.
     fn keep_apart(&self, (first, second): Border) -> bool {
         let Self::Known { before, tokens } = self else { return false };
         let is_known = tokens.contains(&first) && tokens.contains(&second);
@@ -275,7 +278,7 @@ impl Merges {
     }
 }
 
-/// The normalizer without what it puts before a text's beginning, where it puts something there.
+/// The normalizer without the steps that prepend text, if it has such steps.
 fn without_prepend(normalizer: &Value) -> Option<Value> {
     let steps = sequence(normalizer, "normalizers");
     let kept: Vec<&Value> = steps.iter().copied().filter(|step| !is_prepend(step)).collect();

@@ -1,53 +1,54 @@
-//! What each token contributes to the text: the decoder of `tokenizer.json` as a table from id to bytes.
+//! The text of each token: the decoder of `tokenizer.json` as a table from id to bytes.
 //!
-//! Nearly every language model's decoder only concatenates bytes (byte-level BPE; SentencePiece with or without byte
-//! fallback). For those, text is streamed exactly and at constant cost. The few others (WordPiece, word suffixes, CTC)
-//! are [`DecoderKind::Opaque`], and their text comes from the tokenizer's own decoder over a small window.
+//! Nearly every language model's decoder only concatenates bytes (byte-level BPE, or SentencePiece with or without
+//! byte fallback). For those, text is streamed exactly and at constant cost. The few others (WordPiece, word
+//! suffixes, CTC) are [`DecoderKind::Opaque`], and their text comes from the tokenizer's own decoder over a small
+//! window.
 
 use serde_json::Value;
 
-/// How the bytes of tokens become text.
+/// Conversion of the tokens' bytes to text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DecoderKind {
     /// GPT-2's alphabet of one printable character per byte (Llama 3, Qwen, most others).
     ByteLevel,
     /// SentencePiece pieces (Llama 2, Mistral, Gemma, Phi-3).
     SentencePiece(SentencePiece),
-    /// Anything whose text is not the concatenation of the tokens' own bytes.
+    /// Any other decoder, whose text is not the concatenation of the tokens' own bytes.
     Opaque,
 }
 
-/// The steps of a SentencePiece-like decoder.
+/// Steps of a SentencePiece-like decoder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SentencePiece {
-    /// Replaced in every token: `▁` by a space.
+    /// Replacements in every token, such as `▁` by a space.
     replace: Vec<(String, String)>,
-    /// `<0x0A>` is the byte 10.
+    /// Whether `<0x0A>` is the byte 10.
     byte_fallback: bool,
-    /// What is cut from the beginning of the whole text.
+    /// Part of the whole text's beginning that is cut off.
     pub(crate) leading: Leading,
 }
 
-/// What a decoder cuts from the beginning of the whole text.
+/// Part that a decoder cuts off the beginning of the whole text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Leading {
-    /// At most so many spaces.
+    /// At most this number of spaces.
     Spaces(usize),
-    /// Every space that the first token's word separators became (the `Metaspace` decoder).
+    /// Every space that comes from the first token's word separators (the `Metaspace` decoder).
     SpacesOfFirstToken,
 }
 
 /// The bytes of one token.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum TokenBytes {
-    /// Part of the text; in a byte-level vocabulary perhaps a part of a character.
+    /// Bytes of the text, which in a byte-level vocabulary may be a part of a character.
     Text(Vec<u8>),
-    /// One byte of a character that the vocabulary lacks.
+    /// One byte of a character that the vocabulary does not have.
     Fallback(u8),
 }
 
 impl DecoderKind {
-    /// Reads the `decoder` of a tokenizer.json. What it does not know is `Opaque`.
+    /// Reads the `decoder` of a tokenizer.json. Unknown decoders are `Opaque`.
     pub(crate) fn from_json(decoder: &Value) -> Self {
         match decoder["type"].as_str() {
             Some("ByteLevel") => Self::ByteLevel,
@@ -68,8 +69,8 @@ impl DecoderKind {
         }
     }
 
-    /// What this token adds to the text, when another token stands before it.
-    /// For `Opaque` that is only the token's own spelling.
+    /// The bytes that this token adds to the text after another token. For `Opaque` they are only the token's own
+    /// spelling.
     pub(crate) fn token_bytes(&self, token: &str) -> TokenBytes {
         match self {
             Self::ByteLevel => TokenBytes::Text(byte_level(token)),
@@ -107,12 +108,12 @@ fn fallback_byte(token: &str) -> Option<u8> {
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
 }
 
-/// A token outside the byte alphabet, as added tokens may be, stands for itself.
+/// Bytes of a token. A token outside the byte alphabet, such as an added token, stands for itself.
 fn byte_level(token: &str) -> Vec<u8> {
     token.chars().map(byte_of).collect::<Option<_>>().unwrap_or_else(|| token.as_bytes().to_vec())
 }
 
-/// The byte that a character of GPT-2's byte alphabet stands for.
+/// The byte for which a character of GPT-2's byte alphabet stands.
 ///
 /// Source: `bytes_to_unicode` in GPT-2's encoder.py: printable Latin-1 characters are themselves, the other 68 bytes are
 /// U+0100 and following, in order.
@@ -132,7 +133,8 @@ fn metaspace(decoder: &Value) -> Option<SentencePiece> {
     Some(SentencePiece { replace: vec![(replacement, " ".into())], byte_fallback: false, leading })
 }
 
-/// `Replace`*, `ByteFallback`?, `Fuse`, `Strip`? in this order, as every converted SentencePiece model has them.
+/// Reads the steps `Replace`*, `ByteFallback`?, `Fuse`, `Strip`? in this order, which every converted SentencePiece
+/// model has.
 fn sentence_piece(steps: &[Value]) -> Option<SentencePiece> {
     let mut read =
         SentencePiece { replace: Vec::new(), byte_fallback: false, leading: Leading::Spaces(0) };
@@ -155,7 +157,7 @@ fn sentence_piece(steps: &[Value]) -> Option<SentencePiece> {
     Some(read)
 }
 
-/// The bytes of all tokens, in one piece of memory.
+/// The bytes of all tokens, in one allocation.
 pub(crate) struct TokenTable {
     bytes: Vec<u8>,
     /// `bytes[ends[id - 1]..ends[id]]` belongs to token id: `[vocab_size]`.
@@ -164,21 +166,22 @@ pub(crate) struct TokenTable {
     classes: Vec<TokenClass>,
 }
 
-/// How a token takes part in decoding.
+/// Role of a token in decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenClass {
     /// No token has this id.
     Missing,
-    /// Bytes of the text.
+    /// The token has bytes of the text.
     Text,
-    /// One byte of a byte-fallback vocabulary.
+    /// The token is one byte of a byte-fallback vocabulary.
     FallbackByte,
     /// A control token (end of sequence, role marker): left out when special tokens are skipped.
     Special,
 }
 
 impl TokenTable {
-    /// `tokens[id]`: spelling of the token, if there is one with that id, and whether it is special.
+    /// Makes the table. `tokens[id]` is the spelling of the token with that id, if there is one, and whether it is
+    /// special.
     pub(crate) fn new(
         kind: &DecoderKind,
         tokens: impl Iterator<Item = Option<(String, bool)>>,

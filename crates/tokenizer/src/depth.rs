@@ -1,18 +1,18 @@
-//! A bound on how deep the expressions of a chat template are, before the template engine parses it.
+//! A bound on the depth of the expressions of a chat template, before the template engine parses it.
 //!
-//! The engine bounds brackets and blocks. It does not bound chains (`a + 1 + 1`, `not not a`, `a.b.b`, `a|f|f`), and each
-//! link is a level of recursion for it.
+//! The engine bounds brackets and blocks. It does not bound chains (`a + 1 + 1`, `not not a`, `a.b.b`, `a|f|f`), and
+//! recurses once for each link. Without this bound a template could overflow the stack.
 
-/// Most operators, dots, filters, brackets and keywords in one tag. Templates of models have about twenty.
+/// Most operators, dots, filters, brackets and keywords in one tag. Models' templates have about twenty.
 const MOST_IN_TAG: usize = 500;
 
-/// Most `elif` in one template; each is a level too. Templates of models have about ten.
+/// Most `elif` in one template, since each is one more level. Models' templates have about ten.
 const MOST_ELIF: usize = 200;
 
-/// The line of the first tag that is too deep, and why it is.
+/// Returns the line of the first tag that is too deep, and the reason.
 ///
-/// Text and comments are skipped as the engine skips them. A block of `raw` is looked at like the rest, which refuses no
-/// template that anybody would write.
+/// Text and comments are skipped as the engine skips them. A `raw` block is checked like the rest, since no real
+/// template exceeds the bound there.
 pub(crate) fn too_deep(source: &str) -> Option<(usize, String)> {
     let mut num_elif = 0;
     let mut rest = source;
@@ -40,14 +40,14 @@ pub(crate) fn too_deep(source: &str) -> Option<(usize, String)> {
     None
 }
 
-/// Where the next tag or comment begins.
+/// Index of the next tag or comment.
 fn next_tag(text: &str) -> Option<usize> {
-    // One search for each of the three would go to the end of the text for each tag.
+    // Three separate searches would scan to the end of the text for each tag.
     text.as_bytes().windows(2).position(|pair| matches!(pair, b"{{" | b"{%" | b"{#"))
 }
 
 struct Tag {
-    /// Up to and with its closing.
+    /// Number of bytes, with its closing mark.
     len: usize,
     num_links: usize,
     is_elif: bool,
@@ -91,7 +91,7 @@ fn is_word(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
 
-/// The bytes of a string literal with its quotes.
+/// Number of bytes of a string literal with its quotes.
 fn string_len(text: &str, quote: char) -> usize {
     let mut is_escaped = false;
     for (at, character) in text.char_indices().skip(1) {
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::jinja::environment;
 
-    /// Each link of a chain by which expressions become deep: what comes before, the link, and what comes behind.
+    /// Links of chains by which expressions become deep: the text before, the link, and the text after.
     const CHAINS: [(&str, &str, &str); 24] = [
         ("{{ ", "-", "1 }}"),
         ("{{ ", "- ", "1 }}"),
@@ -138,8 +138,8 @@ mod tests {
         ("{%- if a -%}", "{%- elif 1 -%}x{# {{ #}", "{% endif %}"),
     ];
 
-    /// The engine parses what is let through with much less than the stack that a thread has, and in no chain's case is
-    /// left to itself.
+    /// The engine parses each accepted template with much less stack than a thread has. The bound is reached for
+    /// every kind of chain.
     #[test]
     fn chains_are_refused_before_they_are_too_deep_for_the_engine() {
         for (before, link, behind) in CHAINS {

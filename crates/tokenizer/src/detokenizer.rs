@@ -1,21 +1,20 @@
-//! Generated tokens to text, one at a time, without ever cutting a character.
+//! Converts generated tokens to text, one at a time, and never splits a character.
 
 use std::sync::Arc;
 
 use crate::decoder::{DecoderKind, Leading, TokenClass};
 use crate::{Result, SkipSpecialTokens, Tokenizer};
 
-/// Turns the generated tokens of one sequence into pieces of text.
+/// Converts the generated tokens of one sequence to pieces of text.
 ///
-/// The pieces together are the text that prompt and generated tokens have as a whole, without the prompt's: a piece has
-/// its leading space or not as it would within that text. A character whose bytes come in several tokens is
-/// held back until it is complete. Bytes that are no character become U+FFFD as soon as that is certain.
+/// All pieces together are the text of prompt and generated tokens, without the prompt's own text. So a piece has a
+/// leading space exactly if it has one within that text. A character whose bytes come in several tokens is held back
+/// until it is complete. Bytes that are no character become U+FFFD as soon as that is certain.
 ///
-/// One thing differs from [`Tokenizer::decode`]: in a byte-fallback vocabulary the library turns a run of byte tokens
-/// wholly into U+FFFD if any of it is damaged. A stream cannot take back what it has sent, so here the characters that
-/// are complete stay.
+/// One detail differs from [`Tokenizer::decode`]. In a byte-fallback vocabulary the library replaces a whole run of
+/// byte tokens by U+FFFD if any of it is damaged. A stream cannot take text back, so complete characters stay here.
 ///
-/// A token costs time in proportion to its own text, however long the sequence is.
+/// The time for a token is proportional to its own text, for any length of the sequence.
 #[derive(Debug, Clone)]
 pub struct Detokenizer {
     shown: Shown,
@@ -29,10 +28,10 @@ enum State {
 }
 
 impl Detokenizer {
-    /// A detokenizer for what is generated after `prompt`, the prompt's token ids.
+    /// Makes a detokenizer for the tokens that are generated after `prompt`, the prompt's token ids.
     ///
     /// # Errors
-    /// [`crate::Error::Decode`], only from decoders that are not tables of bytes.
+    /// [`crate::Error::Decode`], only by decoders that are not tables of bytes.
     pub fn new(
         tokenizer: Tokenizer,
         prompt: &[u32],
@@ -52,16 +51,16 @@ impl Detokenizer {
         Ok(Self { shown, state })
     }
 
-    /// The same, with these special tokens spelled out even where others are left out.
+    /// The same detokenizer, which spells these special tokens out even if others are left out.
     pub fn showing(mut self, special_ids: Arc<[u32]>) -> Self {
         self.shown.always = special_ids;
         self
     }
 
-    /// Takes the next generated token; the text that is now certain, if there is any.
+    /// Takes the next generated token. Returns the text that is certain now, if there is any.
     ///
     /// # Errors
-    /// [`crate::Error::Decode`], only from decoders that are not tables of bytes.
+    /// [`crate::Error::Decode`], only by decoders that are not tables of bytes.
     pub fn push(&mut self, id: u32) -> Result<Option<String>> {
         if !self.shown.contains(id) {
             return Ok(None);
@@ -73,10 +72,10 @@ impl Detokenizer {
         Ok((!text.is_empty()).then_some(text))
     }
 
-    /// The rest of the text when no more tokens come: an unfinished character becomes U+FFFD.
+    /// Returns the rest of the text when no more tokens come. An unfinished character becomes U+FFFD.
     ///
     /// # Errors
-    /// [`crate::Error::Decode`], only from decoders that are not tables of bytes.
+    /// [`crate::Error::Decode`], only by decoders that are not tables of bytes.
     pub fn finish(&mut self) -> Result<Option<String>> {
         let text = match &mut self.state {
             State::Bytes(bytes) => bytes.finish(),
@@ -86,12 +85,12 @@ impl Detokenizer {
     }
 }
 
-/// Which tokens become text.
+/// Choice of the tokens that become text.
 #[derive(Debug, Clone)]
 struct Shown {
     tokenizer: Tokenizer,
     skip_special_tokens: SkipSpecialTokens,
-    /// Special tokens that become text in any case.
+    /// Special tokens that always become text.
     always: Arc<[u32]>,
 }
 
@@ -100,12 +99,12 @@ impl Shown {
         self.tokenizer.is_shown(id, self.skip_special_tokens) || self.always.contains(&id)
     }
 
-    /// The text of tokens that are all shown.
+    /// Decodes tokens that are all shown.
     fn decode(&self, ids: &[u32]) -> Result<String> {
         self.tokenizer.decode(ids, SkipSpecialTokens::No)
     }
 
-    /// The end of the prompt from the first token on after which `is_enough` of what follows is true.
+    /// The end of the prompt, from the last shown token on for which `is_enough` returns true.
     fn tail<'a>(&self, prompt: &'a [u32], mut is_enough: impl FnMut(u32) -> bool) -> &'a [u32] {
         let start = prompt.iter().rposition(|&id| self.contains(id) && is_enough(id)).unwrap_or(0);
         &prompt[start..]
@@ -115,17 +114,17 @@ impl Shown {
 /// State for decoders that concatenate the bytes of tokens.
 #[derive(Debug, Clone)]
 struct ByteState {
-    /// What is still to be cut from the beginning of the text; `Spaces(0)` once there is text.
+    /// Part that is still to be cut off the beginning of the text; `Spaces(0)` once there is text.
     leading: Leading,
     damage: Damage,
-    /// The beginning of a character, at most 3 bytes between two tokens.
+    /// First bytes of a character, at most 3 between two tokens.
     pending: Vec<u8>,
 }
 
-/// How many U+FFFD stand for bytes that are no character.
+/// Number of U+FFFD for bytes that are no character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Damage {
-    /// One for each longest beginning of a character, as in Unicode's recommendation and `String::from_utf8_lossy`.
+    /// One for each longest prefix of a character, as in Unicode's recommendation and `String::from_utf8_lossy`.
     PerSequence,
     /// One for each byte, as in the library's `ByteFallback`. Bytes of other tokens never continue these.
     PerByte,
@@ -136,8 +135,8 @@ impl ByteState {
         Self { leading, damage, pending: Vec::new() }
     }
 
-    /// Reads the beginning of the prompt, until it is known what is cut there, and its last bytes, which may be the
-    /// beginning of a character. Such a character counts as generated.
+    /// Reads the beginning of the prompt, until it is known which part is cut off there, and the prompt's last bytes.
+    /// These may be the first bytes of a character, which then counts as generated.
     fn after_prompt(mut self, shown: &Shown, prompt: &[u32]) -> Self {
         let mut rest = prompt;
         while let ([id, after @ ..], false) = (rest, self.leading == Leading::Spaces(0)) {
@@ -182,7 +181,7 @@ impl ByteState {
         text
     }
 
-    /// Moves all that is certain from `pending` to `text`.
+    /// Moves all certain text from `pending` to `text`.
     fn take_characters(&mut self, text: &mut String) {
         let mut bytes = self.pending.as_slice();
         loop {
@@ -206,7 +205,7 @@ impl ByteState {
         }
     }
 
-    /// What is pending will not be completed.
+    /// Handles pending bytes that will not be completed.
     fn flush(&mut self, text: &mut String) {
         if !self.pending.is_empty() {
             self.damage.replace(self.pending.len(), text);
@@ -235,20 +234,22 @@ impl Damage {
     }
 }
 
-/// State for the other decoders: the last tokens are decoded again with each new one, and what is new is given out.
+/// State for the other decoders. The last tokens are decoded again with each new one, and the new part of the text is
+/// output.
 #[derive(Debug, Clone)]
 struct Window {
-    /// Tokens given out before, as context, and then those held back.
+    /// Tokens whose text was output before, as context, and then those that are held back.
     ids: Vec<u32>,
     num_given: usize,
-    /// Text of the tokens given out before.
+    /// Text of the tokens that were output before.
     given: String,
 }
 
 impl Window {
-    /// Tokens of the prompt that the first generated one is decoded with.
+    /// Number of prompt tokens with which the first generated token is decoded.
     const PROMPT_TOKENS: usize = 6;
-    /// Text that ends with U+FFFD is held back for more bytes of a character, and no character has more.
+    /// Most tokens that are held back. Text that ends with U+FFFD waits for more bytes of a character, and no
+    /// character has more than four.
     const MAX_HELD: usize = 4;
 
     fn after_prompt(shown: &Shown, prompt: &[u32]) -> Result<Self> {
@@ -272,7 +273,7 @@ impl Window {
         self.emit(shown)
     }
 
-    /// Gives out what is held back; its tokens become the context of the next.
+    /// Outputs the text that is held back. Its tokens become the context of the next ones.
     fn emit(&mut self, shown: &Shown) -> Result<String> {
         let text = shown.decode(&self.ids)?;
         let new = text.get(self.given.len()..).unwrap_or_default().to_owned();

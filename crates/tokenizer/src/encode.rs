@@ -1,4 +1,4 @@
-//! Text to token ids, piece by piece: memory is bounded, and the work can be given up.
+//! Converts text to token ids piece by piece, so that memory is bounded and the work can be cancelled.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,25 +10,25 @@ use crate::piece::{Piece, encode_piece};
 use crate::prompt::Marks;
 use crate::{AddSpecialTokens, Error, Prompt, Result, Tokenizer};
 
-/// For work that nobody gives up.
+/// Flag for work that is never cancelled.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// Stands for the tokens of a text; no vocabulary has such ids.
+/// Placeholder for the tokens of a text, since no vocabulary has this id.
 const TEXT: u32 = u32::MAX;
 
 impl Tokenizer {
     /// The token ids of a text. Special tokens that are spelled out in the text become their ids.
     ///
     /// # Errors
-    /// [`Error::Encode`] when the tokenizer has no token for a part of the text, or gives the text up as too costly.
+    /// [`Error::Encode`], if the tokenizer has no token for a part of the text, or rejects the text as too costly.
     pub fn encode(&self, text: &str, add_special_tokens: AddSpecialTokens) -> Result<Vec<u32>> {
         self.encode_until(text, add_special_tokens, &NEVER)
     }
 
     /// [`Self::encode`], until `is_cancelled` becomes true.
     ///
-    /// The text is encoded in pieces of at most 64 KiB, and the flag is looked at before each. Where no cut is known to
-    /// leave the ids as they are, a piece is longer; for some tokenizers the whole text is one.
+    /// The text is encoded in pieces of at most 64 KiB, and the flag is read before each. A piece is longer if no cut
+    /// is known to keep the ids. For some tokenizers the whole text is one piece.
     ///
     /// # Errors
     /// Those of [`Self::encode`], and [`Error::Cancelled`].
@@ -41,8 +41,8 @@ impl Tokenizer {
         self.framed(self.text_ids(text, Limits::new(is_cancelled))?, add_special_tokens)
     }
 
-    /// The token ids of a rendered conversation. Special tokens become their ids where the template wrote them; where
-    /// the conversation spells them out they are text, as if the tokenizer had no special tokens.
+    /// The token ids of a rendered conversation. Special tokens that the template wrote become their ids. Special
+    /// tokens that the conversation spells out are text, as if the tokenizer had none.
     ///
     /// # Errors
     /// Those of [`Self::encode`].
@@ -72,7 +72,7 @@ impl Tokenizer {
         self.framed(ids, add_special_tokens)
     }
 
-    /// The ids of a text alone.
+    /// The ids of a text without those of the post-processor.
     pub(crate) fn text_ids(&self, text: &str, limits: Limits<'_>) -> Result<Vec<u32>> {
         let Limits { marks, most_tokens, piece_bytes, is_cancelled } = limits;
         let tokenizer = self.library();
@@ -95,7 +95,7 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of a text with the tokens that the post-processor puts around it.
+    /// The ids of a text with the tokens that the post-processor adds.
     fn framed(&self, ids: Vec<u32>, add_special_tokens: AddSpecialTokens) -> Result<Vec<u32>> {
         let frame = self.frame(false, add_special_tokens)?;
         if *frame.get_ids() == [TEXT] {
@@ -104,9 +104,11 @@ impl Tokenizer {
         Ok(fill(&frame, &[&ids]).map(|(id, _)| id).collect())
     }
 
-    /// The tokens that the post-processor puts around a text, or a pair of texts, that is one token each.
+    /// The tokens that the post-processor adds around a text, or around a pair of texts, each of which is one token
+    /// here.
     ///
-    /// It moves texts as wholes, and by this it never needs all their tokens in the library's form, which is large.
+    /// The post-processor moves texts only as a whole. So it does not need all their tokens in the library's own
+    /// form, which takes much memory.
     pub(crate) fn frame(
         &self,
         is_pair: bool,
@@ -119,7 +121,7 @@ impl Tokenizer {
     }
 }
 
-/// The tokens of a frame, with ids of texts for what stands for them, and with their type ids.
+/// The tokens of a frame and their type ids, with the ids of the texts in place of the placeholders.
 pub(crate) fn fill<'a>(
     frame: &'a Encoding,
     texts: &'a [&'a [u32]],
@@ -134,11 +136,11 @@ pub(crate) fn fill<'a>(
 /// Limits of the encoding of a text.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits<'a> {
-    /// Where special tokens are only spelled out.
+    /// Positions at which special tokens are only spelled out.
     pub(crate) marks: Option<&'a Marks>,
-    /// No further piece is encoded once there are so many.
+    /// Number of tokens after which no further piece is encoded.
     pub(crate) most_tokens: usize,
-    /// Most bytes of a piece, where the text can be cut.
+    /// Most bytes of a piece, if the text can be cut.
     pub(crate) piece_bytes: usize,
     pub(crate) is_cancelled: &'a AtomicBool,
 }
@@ -149,10 +151,10 @@ impl<'a> Limits<'a> {
     }
 }
 
-/// The result of `encode`, and an error instead of a panic.
+/// Returns the result of `encode`, or an error if it panics.
 fn guarded(encode: impl FnOnce() -> tokenizers::Result<Encoding>) -> Result<Encoding> {
-    // The regex engine below panics when a text makes it backtrack ten million steps at one place. Encoding changes
-    // nothing but caches behind locks, so going on after a panic is safe.
+    // The regex engine panics when a text makes it backtrack ten million steps at one place. Encoding changes only
+    // caches behind locks, so it is safe to continue after a panic.
     match catch_unwind(AssertUnwindSafe(encode)) {
         Ok(Ok(encoding)) => Ok(encoding),
         Ok(Err(error)) => Err(Error::Encode(error.to_string())),

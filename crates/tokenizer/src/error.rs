@@ -1,4 +1,4 @@
-//! What can go wrong between text and tokens, in words that say what to do.
+//! Errors of the conversion between text and tokens. Their messages say what to do.
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -6,7 +6,7 @@ pub enum Error {
     /// `tokenizer.json` could not be read as a tokenizer.
     #[error("tokenizer.json is damaged or of an unknown kind: {0}; download the model again")]
     BadTokenizer(String),
-    /// `tokenizer_config.json` is not what it should be.
+    /// `tokenizer_config.json` is invalid.
     #[error("tokenizer_config.json is damaged: {0}; download the model again")]
     BadTokenizerConfig(String),
     /// A file lists an added token that cannot be added.
@@ -14,18 +14,18 @@ pub enum Error {
         "tokenizer_config.json (or added_tokens.json) lists the added token {token}, which cannot be added: {reason}; take the files of one version of the model, or name another tokenizer by --tokenizer"
     )]
     AddedToken {
-        /// The token as it is written.
+        /// The token's spelling.
         token: String,
-        /// Why, with the ids.
+        /// The reason, with the ids.
         reason: String,
     },
-    /// `chat_template.json` is not what it should be.
+    /// `chat_template.json` is invalid.
     #[error("chat_template.json is damaged: {0}; download the model again")]
     BadChatTemplateJson(String),
     /// The text could not be turned into tokens.
     #[error("the text cannot be tokenized: {0}; send a shorter or simpler text")]
     Encode(String),
-    /// The work was given up before it was done.
+    /// The work was cancelled before it was done.
     #[error("the text was not tokenized: the request was given up; send it again")]
     Cancelled,
     /// The token ids could not be turned into text.
@@ -34,12 +34,12 @@ pub enum Error {
     /// The chat template is not valid Jinja.
     #[error("the chat template has a syntax error{}: {message}; give another with --chat-template", at_line(*line))]
     TemplateSyntax {
-        /// What the template engine said.
+        /// Message of the template engine.
         message: String,
-        /// The line of the template, from 1.
+        /// Line of the template, from 1.
         line: Option<usize>,
     },
-    /// The chat template called `raise_exception`: the conversation is not one that the model takes.
+    /// The chat template called `raise_exception`, since the model does not accept such a conversation.
     #[error("the model's chat template refused the conversation: {message}")]
     TemplateRaised {
         /// The template's own words.
@@ -48,9 +48,9 @@ pub enum Error {
     /// The chat template failed while rendering this conversation.
     #[error("the chat template failed{}: {message}; check the shape of the messages and tools", at_line(*line))]
     TemplateRender {
-        /// What the template engine said.
+        /// Message of the template engine.
         message: String,
-        /// The line of the template, from 1.
+        /// Line of the template, from 1.
         line: Option<usize>,
     },
     /// The chat template ran longer than a template may.
@@ -80,7 +80,7 @@ pub enum Error {
         "the model has the chat templates {names:?} and none named \"default\"; give one with --chat-template"
     )]
     NoDefaultTemplate {
-        /// The names there are.
+        /// The existing names.
         names: Vec<String>,
     },
     /// The messages are not a list of objects.
@@ -89,15 +89,15 @@ pub enum Error {
     /// `continue_final_message` cannot be done with this conversation or template.
     #[error("continue_final_message cannot be used: {0}")]
     CannotContinue(&'static str),
-    /// There is no character left that could mark where the conversation spells out special tokens.
+    /// No character is left to mark the special tokens that the conversation spells out.
     #[error(
         "the conversation spells out special tokens and holds nearly all of Unicode's noncharacters; leave one of the two out"
     )]
     NoMarkLeft,
-    /// A stop string without a character matches everywhere.
+    /// A stop string is empty, so that it would match everywhere.
     #[error("stop string {index} is empty; leave it out or give it at least one character")]
     EmptyStopString {
-        /// Its place in the list.
+        /// Its index in the list.
         index: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! The input of an encoder: a text or a pair of texts, with the tokenizer's own special tokens, cut where that is asked for.
+//! The input of an encoder: a text or a pair of texts with the tokenizer's own special tokens, truncated on request.
 
 use std::sync::atomic::AtomicBool;
 
@@ -12,12 +12,13 @@ use crate::{AddSpecialTokens, Result, Tokenizer};
 pub struct TextInput {
     /// The tokens, special ones included.
     pub token_ids: Vec<u32>,
-    /// For each token the text of the pair to which it belongs, 0 or 1, as the tokenizer counts.
+    /// For each token the index of its text in the pair, 0 or 1, as the tokenizer defines it.
     pub type_ids: Vec<u32>,
 }
 
 impl Tokenizer {
-    /// The token ids of a text alone, of which inputs are made. With `max_tokens` perhaps not all, but at least so many.
+    /// The token ids of a text alone, from which inputs are made. With `max_tokens` it may return only some of them,
+    /// but at least that number.
     ///
     /// # Errors
     /// Those of [`Self::encode_until`].
@@ -31,11 +32,11 @@ impl Tokenizer {
         self.text_ids(text, Limits { most_tokens, ..Limits::new(is_cancelled) })
     }
 
-    /// The tokens of a text, or of a pair of texts, from [`Self::encode_text`]. With `max_tokens` the texts, not the
-    /// special tokens, are cut at their ends, the longer one of a pair first.
+    /// The tokens of a text, or of a pair of texts, from [`Self::encode_text`]. With `max_tokens` the texts are
+    /// truncated at their ends, the longer one of a pair first. Special tokens are kept.
     ///
     /// # Errors
-    /// [`Error::Encode`](crate::Error::Encode) where the tokenizer cannot join them.
+    /// [`Error::Encode`](crate::Error::Encode), if the tokenizer cannot join them.
     pub fn input(
         &self,
         text: &[u32],
@@ -57,7 +58,7 @@ impl Tokenizer {
     }
 }
 
-/// How many tokens are kept of each of two texts: at most `most` together, and as many of both as there is room for.
+/// Number of tokens that are kept of each of two texts: at most `most` together. The longer text is truncated first.
 ///
 /// Source: `LongestFirst` of `truncate_encodings` in the `tokenizers` library.
 fn kept(first: usize, second: usize, most: usize) -> (usize, usize) {

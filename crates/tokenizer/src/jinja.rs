@@ -1,4 +1,4 @@
-//! The template engine, set up so that it renders what transformers' Jinja2 renders.
+//! The template engine, configured such that its output equals that of transformers' Jinja2.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
@@ -8,7 +8,7 @@ use crate::json::python_float;
 use crate::metered::{add_filters, charge_written};
 use crate::methods::call_method;
 
-/// An environment without templates: at most `max_steps` instructions for a rendering.
+/// An environment without templates, with at most `max_steps` instructions for a rendering.
 ///
 /// Source: `_cached_compile_jinja_template` in transformers' chat_template_utils.py.
 pub(crate) fn environment(max_steps: u64) -> Environment<'static> {
@@ -33,8 +33,8 @@ pub(crate) fn environment(max_steps: u64) -> Environment<'static> {
     environment
 }
 
-/// `{% generation %} .. {% endgeneration %}` marks what the model wrote, for training. Here it is only a scope, which
-/// is what a `with` block is.
+/// `{% generation %} .. {% endgeneration %}` marks the model's own text, for training. Here it is only a scope, so it
+/// becomes a `with` block.
 pub(crate) fn without_generation_tags(source: &str) -> String {
     let mut result = String::with_capacity(source.len());
     let mut rest = source;
@@ -59,7 +59,7 @@ pub(crate) fn without_generation_tags(source: &str) -> String {
     result
 }
 
-/// The template's own refusal, to be told apart from an error in the template.
+/// The template's own refusal, a type of its own to distinguish it from an error in the template.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct RaisedException(pub(crate) String);
@@ -93,7 +93,7 @@ pub(crate) fn indent(
         },
     };
     let mut indented = String::with_capacity(text.len() + 16);
-    // A line break at the end has an empty line after it.
+    // A line break at the end is followed by an empty line.
     for (index, line) in text.replace("\r\n", "\n").split(is_line_end).enumerate() {
         indented.push_str(if index > 0 { "\n" } else { "" });
         let is_indented = if index == 0 { first } else { blank || !line.is_empty() };
@@ -103,7 +103,7 @@ pub(crate) fn indent(
     Ok(indented)
 }
 
-/// What Python's `splitlines` splits at.
+/// Whether Python's `splitlines` splits at this character.
 fn is_line_end(character: char) -> bool {
     matches!(
         character,
@@ -121,7 +121,7 @@ fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
 }
 
-/// Whatever has a length and can be subscripted, which in Python strings and dictionaries can.
+/// Whether a value has a length and can be subscripted. In Python strings and dictionaries can, too.
 fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
@@ -129,7 +129,7 @@ fn is_sequence(value: &Value) -> bool {
     )
 }
 
-/// Floats are written as Python writes them.
+/// Writes values, with floats as Python writes them.
 fn format_value(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
     charge_written(value)?;
     match float(value) {

@@ -7,7 +7,7 @@ use minijinja::{Error, ErrorKind};
 
 use crate::prompt::is_noncharacter;
 
-/// Deeper values are refused; JSON from a request is never so deep.
+/// Deepest nesting of values; JSON of a request is never so deep.
 const MAX_DEPTH: usize = 256;
 
 /// `value|tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
@@ -87,7 +87,7 @@ struct Writer {
     ensure_ascii: bool,
     sort_keys: bool,
     indent: Option<String>,
-    /// Between items, and between key and value.
+    /// Separators between items, and between key and value.
     separators: (String, String),
     depth: usize,
 }
@@ -202,7 +202,8 @@ impl Writer {
                 '\u{8}' => self.out.push_str("\\b"),
                 '\u{c}' => self.out.push_str("\\f"),
                 '\0'..='\u{1f}' => self.escape(character),
-                // Noncharacters may be marks of a prompt, which must be found again.
+                // Noncharacters may be marks of a prompt, which must not be escaped, since they are searched for
+                // later.
                 '\u{7f}'.. if self.ensure_ascii && !is_noncharacter(character) => {
                     self.escape(character);
                 }

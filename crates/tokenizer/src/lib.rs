@@ -1,7 +1,8 @@
 //! Text to tokens and back: tokenizer, chat template, detokenizer, stop strings.
 //!
 //! Everything here is pure and synchronous: no files, no clock, no threads. The path of a request is
-//! [`ChatTemplate::prompt`] -> [`Tokenizer::encode_prompt`] -> (the engine) -> [`Detokenizer::push`] -> [`StopMatcher::push`].
+//! [`ChatTemplate::prompt`] -> [`Tokenizer::encode_prompt`] -> (the engine) -> [`Detokenizer::push`] ->
+//! [`StopMatcher::push`].
 
 mod added;
 mod clock;

@@ -1,7 +1,8 @@
-//! Bounds on the text that a chat template builds, and on the items that it looks at, in one rendering.
+//! Bounds on the text that a chat template builds, and on the items that it processes, in one rendering.
 //!
-//! The engine counts instructions, and one instruction may build any amount of text. So what builds text from text is
-//! charged here before it runs. The engine's operators (`~`, `+`, `*`) cannot be charged: it has no hook for them.
+//! The engine counts instructions, but one instruction may build any amount of text. So filters and methods that
+//! build text are charged here before they run. The engine's operators (`~`, `+`, `*`) cannot be charged, since the
+//! engine has no hook for them.
 
 use std::cell::Cell;
 
@@ -18,11 +19,11 @@ pub(crate) struct Limits {
     pub(crate) built_bytes: usize,
     /// Bytes of the values that are written, to the prompt or into a variable.
     pub(crate) written_bytes: usize,
-    /// Items of lists that filters look at.
+    /// Items of lists that filters process.
     pub(crate) items: u64,
 }
 
-/// The limits, and the rest of them for one rendering.
+/// The limits of one rendering, and the amounts that are left.
 #[derive(Clone, Copy)]
 struct Left {
     limits: Limits,
@@ -45,9 +46,9 @@ pub(crate) enum TooMuchText {
     Written { max_bytes: usize },
 }
 
-/// Does the work, whose templates keep the limits.
+/// Runs `work`, whose templates keep the limits.
 pub(crate) fn bounded<T>(limits: Limits, work: impl FnOnce() -> T) -> T {
-    /// Puts the earlier limits back, after a panic too.
+    /// Restores the earlier limits, even after a panic.
     struct Restored(Left);
     impl Drop for Restored {
         fn drop(&mut self) {
@@ -58,7 +59,7 @@ pub(crate) fn bounded<T>(limits: Limits, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Counts text that is about to be built.
+/// Charges text that is about to be built.
 fn charge(bytes: usize) -> Result<(), Error> {
     let Left { limits, mut left } = LEFT.get();
     let Some(built_bytes) = left.built_bytes.checked_sub(bytes) else {
@@ -69,7 +70,7 @@ fn charge(bytes: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Counts a value that is about to be written.
+/// Charges a value that is about to be written.
 pub(crate) fn charge_written(value: &Value) -> Result<(), Error> {
     let Left { limits, mut left } = LEFT.get();
     let bytes = value.as_str().map_or(0, str::len);
@@ -92,11 +93,11 @@ fn too_much(error: TooMuchText) -> Error {
     Error::new(ErrorKind::InvalidOperation, error.to_string()).with_source(error)
 }
 
-/// Replaces the filters that build text or look at all items of a list by such that are charged.
+/// Replaces the filters that build text or process all items of a list by charged ones.
 pub(crate) fn add_filters(environment: &mut Environment<'static>) {
     macro_rules! add {
         ($charge:ident: $($name:literal => $filter:path,)*) => {$(
-            // A template cannot spell this name.
+            // A name that no template can contain.
             let own = concat!("own ", $name);
             environment.add_filter(own, $filter);
             environment.add_filter(
@@ -148,7 +149,7 @@ pub(crate) fn add_filters(environment: &mut Environment<'static>) {
     }
 }
 
-/// Calls what was charged before. A text that became longer yet, by escapes, is charged the rest.
+/// Calls a filter or method that was charged before. If escapes made its text longer, the rest is charged.
 fn metered(
     charge_before: fn(&str, &[Value]) -> Result<(), Error>,
     name: &str,
@@ -172,7 +173,7 @@ pub(crate) fn metered_method(
     metered(charge_call, name, args, call)
 }
 
-/// Charges a filter or method that builds text: about as many bytes as its result has.
+/// Charges a filter or method that builds text, by an estimate of its result's bytes.
 fn charge_call(name: &str, args: &[Value]) -> Result<(), Error> {
     let text = args.first().and_then(Value::as_str);
     let argument = |index: usize| args.get(index).and_then(Value::as_str);
@@ -199,14 +200,14 @@ fn charge_call(name: &str, args: &[Value]) -> Result<(), Error> {
             charge_items(separators as u64 + 1)
         }
         ("format", Some(text)) => {
-            // Each directive may write any of the values, and a width is written as digits.
+            // Each directive may write any of the values, and a width is written in digits.
             let directives = text.matches(['%', '{']).count();
             let longest = args[1..].iter().map(|value| size(value, 0)).max().unwrap_or(0);
             charge(text.len().saturating_add(directives.saturating_mul(longest)))?;
             charge(widths(text))
         }
         ("join", _) => {
-            // The separator of a method comes first.
+            // The first argument of a method is the separator.
             let is_method = text.is_some() && args.len() > 1 && argument(1).is_none();
             let (list, separator) = if is_method { (1, 0) } else { (0, 1) };
             let separator = argument(separator).map_or(0, str::len);
@@ -221,13 +222,13 @@ fn charge_call(name: &str, args: &[Value]) -> Result<(), Error> {
     }
 }
 
-/// Charges a filter that looks at all items of a list.
+/// Charges a filter that processes all items of a list.
 fn charge_list(name: &str, args: &[Value]) -> Result<(), Error> {
     let items = args.first().and_then(Value::len).unwrap_or(0) as u64;
-    // A sort compares each item with some others.
+    // A sort compares each item with several others.
     let comparisons =
         if matches!(name, "sort" | "dictsort" | "groupby") { items.max(2).ilog2() } else { 1 };
-    // These make as many lists or items as their number says, however short the list is.
+    // These filters make as many lists or items as their argument says, even from a short list.
     let made = match name {
         "batch" | "slice" => args.get(1).and_then(Value::as_usize).unwrap_or(0),
         _ => 0,
@@ -235,23 +236,23 @@ fn charge_list(name: &str, args: &[Value]) -> Result<(), Error> {
     charge_items(items.saturating_mul(comparisons.into()).saturating_add(made as u64))
 }
 
-/// Spaces of the widest indention that is a number.
+/// Largest number of spaces of an indentation that is a number.
 const WIDEST_INDENT: usize = 256;
 
 fn text_len(value: &Value) -> usize {
     value.as_str().map_or(0, str::len)
 }
 
-/// The sum of all numbers in a format.
+/// The sum of all widths in a format.
 fn widths(format: &str) -> usize {
     let numbers = format.split(|c: char| !c.is_ascii_digit()).filter(|digits| !digits.is_empty());
     numbers.map(|digits| digits.parse().unwrap_or(usize::MAX)).fold(0, usize::saturating_add)
 }
 
-/// Values within values, as deep as JSON is written.
+/// Deepest nesting of values, the same as for JSON.
 const MAX_DEPTH: usize = 256;
 
-/// About as many bytes as a value has as text. It stops where that is more than is left.
+/// Estimate of a value's bytes as text. It stops once the estimate exceeds the amount that is left.
 fn size(value: &Value, depth: usize) -> usize {
     const OF_ANY: usize = 16;
     let most = LEFT.get().left.built_bytes;
@@ -350,7 +351,7 @@ mod tests {
     }
 
     proptest! {
-        /// A rendering that passes has built no more than it may, whatever calls it is made of.
+        /// A rendering that passes has built no more than its limit, for any combination of calls.
         #[test]
         fn no_result_is_longer_than_what_was_charged(
             calls in prop::collection::vec(prop::sample::select(&[

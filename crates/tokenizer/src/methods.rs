@@ -1,4 +1,4 @@
-//! Methods of Python's strings that chat templates call and the template engine's Python layer lacks.
+//! Methods of Python's strings that chat templates call and that the template engine's Python layer does not have.
 
 use minijinja::value::from_args;
 use minijinja::{Error, ErrorKind, State, Value};
@@ -6,7 +6,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use crate::metered::metered_method;
 
-/// Methods whose result is text, or a list of texts.
+/// Methods whose result is a text, or a list of texts.
 const BUILDING: [&str; 17] = [
     "capitalize",
     "format",
@@ -54,7 +54,7 @@ fn call_any(
     }
 }
 
-/// `None` for a method that is not here.
+/// Returns `None` for a method that is not implemented here.
 fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     Ok(Some(match method {
         "removeprefix" => {
@@ -86,7 +86,7 @@ fn separator(args: &[Value]) -> Result<&str, Error> {
     Ok(separator)
 }
 
-/// What stands before the separator, the separator (nothing where there is none), and what stands behind it.
+/// The text before the separator, the separator (empty if there is none), and the text after it.
 fn parts(text: &str, before: &str, after: &str) -> Value {
     let between = &text[before.len()..text.len() - after.len()];
     [before, between, after].into_iter().map(Value::from).collect()
@@ -118,7 +118,7 @@ fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(found.into_iter().map(Value::from).collect())
 }
 
-/// What stands behind the white space at `at`.
+/// The text after the white space at `at`.
 fn last_word(text: &str, at: usize) -> &str {
     text[at..].trim_start()
 }

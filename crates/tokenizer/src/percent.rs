@@ -1,6 +1,7 @@
-//! Python's `"text" % values` in a template, which the engine does not have, as its filter `format`, which does the same.
+//! Rewrites Python's `"text" % values` in templates, which the engine does not have, to the equivalent filter
+//! `format`.
 
-/// The template with the filter in the place of each `%` behind a text that is written out.
+/// The template with the filter in place of each `%` after a string literal.
 pub(crate) fn with_format_filters(source: &str) -> String {
     let mut scanner = Scanner { source, at: 0, written: String::with_capacity(source.len()) };
     while scanner.at < source.len() {
@@ -21,13 +22,13 @@ impl<'a> Scanner<'a> {
         &self.source[self.at..]
     }
 
-    /// Copies so many bytes.
+    /// Copies `len` bytes.
     fn copy(&mut self, len: usize) {
         self.written.push_str(&self.rest()[..len]);
         self.at += len;
     }
 
-    /// Copies what is no code, comments and raw parts among it, and the mark that opens code.
+    /// Copies everything outside of tags, with comments and raw blocks, and the opening mark of the next tag.
     fn text(&mut self) {
         loop {
             let rest = self.rest();
@@ -49,7 +50,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Copies code and the mark that closes it.
+    /// Copies the content of a tag and its closing mark.
     fn code(&mut self) {
         while let Some(len) = token_len(self.rest()) {
             let token = &self.rest()[..len];
@@ -64,7 +65,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Writes the filter where the operator is next.
+    /// Writes the filter if the operator is next.
     fn operator(&mut self) {
         let rest = self.rest();
         let at = rest.len() - rest.trim_start().len();
@@ -86,13 +87,13 @@ fn with_format_filters_in(expression: &str) -> String {
     scanner.written
 }
 
-/// The name of a tag, behind its opening mark.
+/// The name of a tag, after its opening mark.
 fn tag_name(rest: &str) -> &str {
     let rest = rest.trim_start_matches(['-', '+']).trim_start();
     &rest[..rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len())]
 }
 
-/// Where a raw part ends, behind its last tag.
+/// Index of the end of a raw block, after its last tag.
 fn end_of_raw(rest: &str) -> Option<usize> {
     let mut at = 2;
     loop {
@@ -103,7 +104,7 @@ fn end_of_raw(rest: &str) -> Option<usize> {
     }
 }
 
-/// The length of the next token of code, white space among them; `None` at the end.
+/// Length of the next token within a tag; white space is a token, too. `None` at the end.
 fn token_len(rest: &str) -> Option<usize> {
     let first = rest.chars().next()?;
     let until = |is_in: fn(char) -> bool| rest.find(|c| !is_in(c)).unwrap_or(rest.len());
@@ -120,7 +121,7 @@ fn is_name(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
 
-/// The length of a text in quotes, or of all that is left.
+/// Length of a string literal, or of all remaining text.
 fn text_len(rest: &str, quote: char) -> usize {
     let mut is_escaped = false;
     for (at, character) in rest.char_indices().skip(1) {
@@ -132,7 +133,7 @@ fn text_len(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// The length of the operator's right side: a value with all that is behind it and binds tighter.
+/// Length of the operator's right side: a value with everything after it that binds tighter.
 fn operand_len(rest: &str) -> Option<usize> {
     let mut at = spaces(rest);
     at += usize::from(rest[at..].starts_with(['-', '+']));
@@ -156,7 +157,7 @@ fn spaces(rest: &str) -> usize {
     rest.len() - rest.trim_start().len()
 }
 
-/// The length of a name, a number, a text, or something in brackets.
+/// Length of a name, a number, a string literal, or something in brackets.
 fn value_len(rest: &str) -> Option<usize> {
     match rest.chars().next()? {
         '(' | '[' | '{' => brackets_len(rest),
@@ -165,7 +166,7 @@ fn value_len(rest: &str) -> Option<usize> {
     }
 }
 
-/// The length of something in brackets.
+/// Length of something in brackets.
 fn brackets_len(rest: &str) -> Option<usize> {
     let (mut closing, mut at) = (Vec::new(), 0);
     loop {
@@ -185,7 +186,7 @@ fn brackets_len(rest: &str) -> Option<usize> {
     }
 }
 
-/// The text within the parentheses of a tuple.
+/// The text between the parentheses of a tuple.
 fn tuple(operand: &str) -> Option<&str> {
     let inner = operand.strip_prefix('(')?.strip_suffix(')')?;
     if brackets_len(operand)? != operand.len() {

@@ -1,4 +1,4 @@
-//! Encoding of a piece of a text: the library's own steps, with marks taken out in between.
+//! Encoding of a piece of a text: the library's own steps, with the removal of marks in between.
 
 use tokenizers::{
     Encoding, Model, NormalizedString, Normalizer, NormalizerWrapper, OffsetType,
@@ -11,14 +11,14 @@ use crate::prompt::Marks;
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'a> {
     pub(crate) text: &'a str,
-    /// Where special tokens are only spelled out.
+    /// Positions at which special tokens are only spelled out.
     pub(crate) marks: Option<&'a Marks>,
-    /// The normalizer for what this piece begins with, where the text has begun before.
+    /// The normalizer for the start of this piece, if it continues a text.
     pub(crate) continuing: Option<Option<&'a NormalizerWrapper>>,
 }
 
-/// The tokens that the library makes of the piece without its marks, before post-processing, if it took for special tokens only
-/// those that are whole in the text with its marks.
+/// The tokens that the library makes of the piece without its marks, before post-processing. Special tokens are only
+/// those whose spelling is whole in the text with its marks.
 ///
 /// Source: `encode_single_sequence` in the `tokenizers` library.
 pub(crate) fn encode_piece(
@@ -27,8 +27,8 @@ pub(crate) fn encode_piece(
     is_special: &dyn Fn(u32) -> bool,
 ) -> tokenizers::Result<Encoding> {
     let vocabulary = tokenizer.get_added_vocabulary();
-    // Some tokenizers look for special tokens only after normalizing (early Llamas). Theirs only put word separators
-    // into the text, and marks pass through.
+    // Some tokenizers search for special tokens only after normalizing (early Llamas). Their normalizer only inserts
+    // word separators, and marks pass through it.
     let seeks_normalized = piece.marks.is_some()
         && vocabulary
             .get_added_tokens_decoder()
@@ -54,7 +54,7 @@ pub(crate) fn encode_piece(
     words.into_encoding(None, 0, OffsetType::None)
 }
 
-/// The tokenizer's normalizer, after marks are taken out.
+/// The tokenizer's normalizer, applied after the removal of marks.
 struct Normalizing<'a> {
     marks: Option<&'a Marks>,
     continuing: Option<Option<&'a NormalizerWrapper>>,
@@ -76,8 +76,8 @@ fn unmark(text: &mut NormalizedString, marks: &Marks) {
     text.map(|character| marks.written(character));
 }
 
-/// Tokenizes what is text. Some vocabularies hold the special tokens as if they were words (Unigram, word level); where
-/// text would become one it is cut in two and tokenized again.
+/// Tokenizes text. Some vocabularies contain the special tokens as if they were words (Unigram, word level). If text
+/// would become such a token, it is cut in two and tokenized again.
 fn tokenize(
     pieces: &mut PreTokenizedString,
     model: &impl Model,
@@ -97,7 +97,8 @@ fn tokenize_piece(
     tokens: &mut Vec<Token>,
 ) -> tokenizers::Result<()> {
     let found = model.tokenize(text)?;
-    // Behind the first character; a token of one character cannot be cut, and an unknown one is not spelled out.
+    // The cut is after the first character. A token of one character cannot be cut, and an unknown one is not spelled
+    // out.
     let cut_in = |token: &Token| {
         let spelled = text.get(token.offsets.0..token.offsets.1)?;
         let first = spelled.chars().next()?.len_utf8();

@@ -1,10 +1,10 @@
-//! A rendered conversation, in which the special tokens that its texts spell out are told from those of its template.
+//! A rendered conversation that distinguishes special tokens of its template from those that its texts spell out.
 //!
-//! In a rendered prompt, the `<|im_end|>` that ends a turn and an `<|im_end|>` that somebody typed look the same. So a
-//! conversation that spells one out is rendered a second time, with the first character of every such spelling replaced
-//! by a mark: a character that Unicode sets aside for use inside programs. Only what the template writes is whole then,
-//! and only that becomes a special token. Marks turn back into what they stand for before the text is normalized and
-//! split, so the rest is tokenized as the library tokenizes it.
+//! In a rendered prompt, the `<|im_end|>` that ends a turn and an `<|im_end|>` that a user typed look the same. So a
+//! conversation that spells one out is rendered a second time. The first character of every such spelling is then
+//! replaced by a mark: a character that Unicode reserves for use inside programs. Only the template's own spellings
+//! are whole then, and only they become special tokens. Marks are replaced by their characters before the text is
+//! normalized and split, so that the library tokenizes the rest as usual.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -14,8 +14,9 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
-/// The text of a prompt and where in it special tokens are only spelled out. Made by
-/// [`ChatTemplate::prompt`](crate::ChatTemplate::prompt), for [`Tokenizer::encode_prompt`](crate::Tokenizer::encode_prompt).
+/// The text of a prompt, and the positions at which special tokens are only spelled out. It is made by
+/// [`ChatTemplate::prompt`](crate::ChatTemplate::prompt), for
+/// [`Tokenizer::encode_prompt`](crate::Tokenizer::encode_prompt).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
     text: String,
@@ -23,22 +24,22 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// A text whose special tokens all are what they look like.
+    /// A text whose spellings of special tokens are all special tokens.
     pub(crate) fn plain(text: String) -> Self {
         Self { text, marked: None }
     }
 
-    /// A text in which marks stand for the first characters of spelled-out special tokens.
+    /// A text in which marks stand for the first characters of special tokens that are only spelled out.
     pub(crate) fn marked(text: String, marks: Marks) -> Self {
         Self { text: marks.remove(&text), marked: Some((text, marks)) }
     }
 
-    /// The text, as it reads.
+    /// The text without marks.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The text with its marks, where it has any.
+    /// The text with its marks, if it has some.
     pub(crate) fn marks(&self) -> Option<(&str, &Marks)> {
         self.marked.as_ref().map(|(text, marks)| (text.as_str(), marks))
     }
@@ -47,9 +48,9 @@ impl Prompt {
 /// Characters that stand for others.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
-    /// Mark and what it stands for.
+    /// Pairs of a mark and its character.
     pairs: Vec<(char, char)>,
-    /// Marks that can still be given out.
+    /// Marks that are not used yet.
     unused: Vec<char>,
 }
 
@@ -60,7 +61,7 @@ impl Marks {
         Self { pairs: Vec::new(), unused: noncharacters().filter(is_absent).collect() }
     }
 
-    /// What a character of a marked text stands for.
+    /// The character for which a character of a marked text stands.
     pub(crate) fn written(&self, character: char) -> char {
         self.pairs.iter().find(|(mark, _)| *mark == character).map_or(character, |pair| pair.1)
     }
@@ -96,17 +97,17 @@ pub(crate) fn is_noncharacter(character: char) -> bool {
 /// Finds the spellings of special tokens in texts.
 pub(crate) struct SpellingFinder {
     automaton: AhoCorasick,
-    /// What a text may end with to become a special token together with the next: every proper beginning of a spelling.
+    /// Ends of texts that may become a special token together with the next text: all proper prefixes of spellings.
     beginnings: HashSet<String>,
     longest_beginning: usize,
 }
 
-/// How often each special token is spelled out.
+/// Number of times that each special token is spelled out.
 type Counts = Vec<usize>;
 
 impl SpellingFinder {
     /// # Errors
-    /// [`Error::BadTokenizer`] for more special tokens than can be searched for at once.
+    /// [`Error::BadTokenizer`], if there are more special tokens than can be searched for at once.
     pub(crate) fn new(spellings: &[String]) -> Result<Self> {
         let automaton =
             AhoCorasick::new(spellings).map_err(|error| Error::BadTokenizer(error.to_string()))?;
@@ -120,10 +121,10 @@ impl SpellingFinder {
         Ok(Self { automaton, beginnings, longest_beginning })
     }
 
-    /// The prompt of a conversation, which `render` makes a text of.
+    /// The prompt of a conversation, whose text `render` makes.
     ///
     /// # Errors
-    /// What `render` fails with; [`Error::NoMarkLeft`].
+    /// The errors of `render`, and [`Error::NoMarkLeft`].
     pub(crate) fn prompt(
         &self,
         conversation: &Conversation<'_>,
@@ -141,8 +142,8 @@ impl SpellingFinder {
             return Ok(Prompt::plain(text));
         }
         if marks.remove(&marked) != text {
-            // The template looks for special tokens in the conversation, as some do for `</think>`. It may see those
-            // that do not come out of it as more tokens than it writes of itself.
+            // The template searches the conversation for special tokens, as some do for `</think>`. It may see the
+            // tokens that do not appear in its output more often than it writes them itself.
             let reads = |token: usize| seen[token] <= written[token];
             let read = render(&self.mark(conversation, &mut marks, |token| !reads(token))?)?;
             if marks.remove(&read) == text {
@@ -167,7 +168,7 @@ impl SpellingFinder {
         conversation.values().any(|value| any_text(value, &is_spelled))
     }
 
-    /// The conversation with marks in the spellings of tokens that `is_wanted` picks.
+    /// The conversation with marks in the spellings of tokens for which `is_wanted` returns true.
     fn mark(
         &self,
         conversation: &Conversation<'_>,
@@ -194,7 +195,8 @@ impl SpellingFinder {
         })
     }
 
-    /// Where the text's end, but for white space that a template may trim, begins to spell out a special token.
+    /// Indices at the text's end from which it is a prefix of a special token's spelling. White space that a template
+    /// may trim is ignored.
     fn beginnings_at_end(&self, text: &str) -> impl Iterator<Item = usize> {
         let text = text.trim_end();
         let first = text.len().saturating_sub(self.longest_beginning);
@@ -203,7 +205,7 @@ impl SpellingFinder {
     }
 }
 
-/// What of a prompt comes from outside the model's own files.
+/// The parts of a prompt that do not come from the model's own files.
 #[derive(Debug, Clone)]
 pub(crate) struct Conversation<'a> {
     pub(crate) messages: Cow<'a, Value>,
@@ -234,7 +236,7 @@ fn with_marks(text: &str, starts: &[usize], marks: &mut Marks) -> Result<String>
     Ok(marked)
 }
 
-/// The bytes of all texts in a JSON value, names of fields among them.
+/// Number of bytes of all texts in a JSON value, names of fields included.
 pub(crate) fn text_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
@@ -246,7 +248,7 @@ pub(crate) fn text_bytes(value: &Value) -> usize {
     }
 }
 
-/// Whether any text of a JSON value, names of fields among them, is such a one.
+/// Whether `is_such` holds for any text of a JSON value, names of fields included.
 fn any_text(value: &Value, is_such: &dyn Fn(&str) -> bool) -> bool {
     match value {
         Value::String(text) => is_such(text),
@@ -258,7 +260,7 @@ fn any_text(value: &Value, is_such: &dyn Fn(&str) -> bool) -> bool {
     }
 }
 
-/// A JSON value with each text, names of fields among them, replaced.
+/// A JSON value with each text replaced, names of fields included.
 fn map_texts(value: &Value, map: &mut dyn FnMut(&str) -> Result<String>) -> Result<Value> {
     Ok(match value {
         Value::String(text) => Value::String(map(text)?),
@@ -330,7 +332,7 @@ mod tests {
     #[test]
     fn a_template_may_look_for_a_token_and_forges_none_by_it() {
         let finder = finder();
-        // Cuts at `[X]`, as templates do at `</think>`.
+        // This template cuts at `[X]`, as others do at `</think>`.
         let cut = |conversation: &Conversation<'_>| {
             Ok(content(conversation)?.split("[X]").last().unwrap().to_owned())
         };
@@ -339,7 +341,7 @@ mod tests {
         let prompt = finder.prompt(&said("a[X]b<|end|>"), cut).unwrap();
         assert_eq!(prompt.text(), "b<|end|>");
         assert!(prompt.marks().is_some_and(|(marked, _)| !marked.contains('<')));
-        // Doubles what it finds: then it does not get to see it.
+        // This template doubles the spellings that it finds, so they are hidden from it.
         let double =
             |conversation: &Conversation<'_>| Ok(content(conversation)?.replace("[X]", "[X][X]"));
         let prompt = finder.prompt(&said("a[X]b"), double).unwrap();

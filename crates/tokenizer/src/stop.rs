@@ -11,30 +11,31 @@ pub enum StopStringInOutput {
     Include,
 }
 
-/// What one piece of text led to.
+/// Result of one piece of text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StopOutcome {
-    /// Text that may be sent now: no part of it can still become part of a stop string.
+    /// Text that may be sent now. No part of it can still become part of a stop string.
     pub text: String,
-    /// Index of the stop string that was found. The text has then ended; nothing more is to be pushed.
+    /// Index of the stop string that was found. The text has then ended, and no more pieces may be pushed.
     pub matched: Option<usize>,
 }
 
-/// Searches a stream of text for stop strings in linear time, holding back only text that may begin one.
+/// Searches a stream of text for stop strings in linear time, and holds back only text that may be the prefix of one.
 ///
-/// The match is the one that is complete first in the text; of several complete at the same place it is the longest, of
-/// equals the first in the list. So the outcome is the same however the text is cut into pieces.
+/// The match is the one that is complete first in the text. Among several that are complete at the same place it is
+/// the longest, and among equals the first in the list. So the result is the same for any division of the text into
+/// pieces.
 #[derive(Debug, Clone)]
 pub struct StopMatcher {
     patterns: Vec<Pattern>,
     in_output: StopStringInOutput,
-    /// The end of the text so far that was not given out yet.
+    /// The end of the text so far that was not returned yet.
     held: String,
     stopped: bool,
 }
 
 impl StopMatcher {
-    /// A matcher for these stop strings; none at all is fine.
+    /// A matcher for these stop strings. There may be none.
     ///
     /// # Errors
     /// [`Error::EmptyStopString`].
@@ -50,7 +51,7 @@ impl StopMatcher {
         Ok(Self { patterns, in_output, held: String::new(), stopped: false })
     }
 
-    /// Takes the next piece of text. After a match every further piece is dropped.
+    /// Takes the next piece of text. Pieces after a match are dropped.
     pub fn push(&mut self, piece: &str) -> StopOutcome {
         if self.stopped {
             return StopOutcome { text: String::new(), matched: None };
@@ -66,7 +67,8 @@ impl StopMatcher {
         StopOutcome { text: self.release(), matched: None }
     }
 
-    /// Takes a piece of text in which no stop string ends the text, though one may begin in it. Returns what may be sent.
+    /// Takes a piece of text in which stop strings are ignored, though one may begin in it. Returns the text that may
+    /// be sent.
     pub fn pass(&mut self, piece: &str) -> String {
         if self.stopped {
             return String::new();
@@ -82,7 +84,7 @@ impl StopMatcher {
         self.release()
     }
 
-    /// What is held back for nothing.
+    /// Returns held text that can no longer be part of a stop string.
     fn release(&mut self) -> String {
         let may_begin = self.patterns.iter().map(|pattern| pattern.matched).max().unwrap_or(0);
         // A partial match starts with a pattern's first byte, so the cut is between two characters.
@@ -90,7 +92,7 @@ impl StopMatcher {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// The text that was held back, where something else comes in between: no stop string goes on behind it.
+    /// Returns the text that was held back, when something else comes in between. No stop string continues after it.
     pub fn interrupt(&mut self) -> String {
         for pattern in &mut self.patterns {
             pattern.matched = 0;
@@ -98,13 +100,13 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 
-    /// The text that was held back, when the stream ends without a stop string.
+    /// Returns the text that was held back, when the stream ends without a stop string.
     pub fn finish(&mut self) -> String {
         self.stopped = true;
         std::mem::take(&mut self.held)
     }
 
-    /// Moves every pattern on by one byte; the index of the longest that is now complete.
+    /// Moves every pattern on by one byte. Returns the index of the longest that is now complete.
     fn step(&mut self, byte: u8) -> Option<usize> {
         let mut found: Option<usize> = None;
         for index in 0..self.patterns.len() {
@@ -136,7 +138,7 @@ struct Pattern {
     bytes: Box<[u8]>,
     /// `border[i]`: length of the longest proper prefix of `bytes[..=i]` that is also its suffix.
     border: Box<[usize]>,
-    /// How many of the first bytes the text now ends with.
+    /// Number of its first bytes with which the text ends now.
     matched: usize,
 }
 
@@ -154,7 +156,8 @@ impl Pattern {
         Self { bytes, border: border.into(), matched: 0 }
     }
 
-    /// Appends a byte to the text; true when the text now ends with the whole pattern. Not called again after that.
+    /// Appends a byte to the text. Returns true if the text now ends with the whole pattern. It is not called again
+    /// after that.
     fn step(&mut self, byte: u8) -> bool {
         while self.matched > 0 && self.bytes[self.matched] != byte {
             self.matched = self.border[self.matched - 1];
@@ -170,7 +173,7 @@ mod tests {
 
     use super::*;
 
-    /// The text a client gets and the match, by looking at the whole text.
+    /// The text that a client gets and the match, by a search in the whole text.
     fn naive(
         stops: &[String],
         text: &str,

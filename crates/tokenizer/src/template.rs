@@ -1,4 +1,4 @@
-//! A conversation to the prompt text that its model was trained on, by the checkpoint's own chat template.
+//! Renders a conversation to the prompt text on which its model was trained, by the checkpoint's own chat template.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -25,10 +25,10 @@ pub struct ChatTemplate {
     special_tokens: Map<String, Value>,
 }
 
-/// Where a model's chat templates come from.
+/// Sources of a model's chat templates.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TemplateSources<'a> {
-    /// The file that the server was told to use, instead of all others.
+    /// The file of `--chat-template`, which replaces all others.
     pub chosen: Option<&'a str>,
     /// `chat_template.jinja`: the template named `default`.
     pub chat_template_jinja: Option<&'a str>,
@@ -36,11 +36,12 @@ pub struct TemplateSources<'a> {
     pub additional: &'a [(String, String)],
     /// `tokenizer_config.json`, which also has the special tokens that templates write.
     pub tokenizer_config: Option<&'a [u8]>,
-    /// `chat_template.json`, in which some models of texts and images have what others have in `tokenizer_config.json`.
+    /// `chat_template.json`, in which some multimodal models have the template that others have in
+    /// `tokenizer_config.json`.
     pub chat_template_json: Option<&'a [u8]>,
 }
 
-/// What a prompt is rendered from.
+/// Input of a prompt.
 #[derive(Debug, Clone, Copy)]
 pub struct RenderInput<'a> {
     /// A list of `{role, content, ..}`.
@@ -49,38 +50,38 @@ pub struct RenderInput<'a> {
     pub tools: Option<&'a Value>,
     /// Documents to answer from, a list of objects.
     pub documents: Option<&'a Value>,
-    /// How the prompt ends.
+    /// End of the prompt.
     pub end: PromptEnd,
     /// Further variables for the template; they win over special tokens.
     pub chat_template_kwargs: &'a Map<String, Value>,
-    /// The time that the template's `strftime_now` tells.
+    /// The time that the template's `strftime_now` returns.
     pub now: LocalTime,
 }
 
-/// How the prompt ends.
+/// End of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PromptEnd {
-    /// With the header of an answer, so that the model writes one (`add_generation_prompt`).
+    /// The header of an answer, so that the model writes one (`add_generation_prompt`).
     GenerationPrompt,
-    /// With the last message.
+    /// The end of the last message.
     LastMessage,
-    /// In the last message, so that the model continues it (`continue_final_message`).
+    /// The text of the last message, so that the model continues it (`continue_final_message`).
     ContinueFinalMessage,
 }
 
 impl ChatTemplate {
-    /// Most instructions of one rendering; a prompt of a thousand messages takes about a hundredth of it.
+    /// Most instructions of one rendering. A prompt of a thousand messages takes about a hundredth of it.
     pub const MAX_STEPS: u64 = 10_000_000;
     /// Most instructions of one rendering for [`Self::for_probes`].
     const MAX_PROBE_STEPS: u64 = 200_000;
     /// Most bytes of one prompt.
     pub const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
-    /// The templates of a model, `None` when there is none: a base model.
+    /// The templates of a model, or `None` if it has none, like a base model.
     ///
-    /// As in transformers, files win over the `chat_template` of `tokenizer_config.json`, which is one string or a list
-    /// of `{"name", "template"}`. Where there are files but no default among them, the rest is taken from there, or, where
-    /// it has none, from `chat_template.json`.
+    /// Files win over the `chat_template` of `tokenizer_config.json`, which is one string or a list of `{"name",
+    /// "template"}`. That is the order in transformers. If none of the files is the default, the rest comes from
+    /// `tokenizer_config.json` or, if it has none, from `chat_template.json`.
     ///
     /// # Errors
     /// [`Error::BadTokenizerConfig`], [`Error::TemplateSyntax`].
@@ -107,8 +108,8 @@ impl ChatTemplate {
         Ok(Some(Self { environment, templates, special_tokens }))
     }
 
-    /// The same templates for conversations of a few short messages, by which a server finds out what they do. A template
-    /// without end is given up sooner.
+    /// The same templates for conversations of a few short messages, by which a server examines them. A template that
+    /// does not end is stopped sooner.
     pub fn for_probes(&self) -> Self {
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(Self::MAX_PROBE_STEPS));
@@ -119,7 +120,7 @@ impl ChatTemplate {
         }
     }
 
-    /// The source of the template that is taken for a request with or without tools.
+    /// The source of the template for a request with or without tools.
     ///
     /// # Errors
     /// [`Error::NoDefaultTemplate`].
@@ -127,10 +128,10 @@ impl ChatTemplate {
         self.select(tools).map(|(_, source)| source)
     }
 
-    /// The prompt. Time and length are bounded, whatever the conversation.
+    /// Renders the prompt. Time and length are bounded for any conversation.
     ///
-    /// As in transformers, reasoning may be given as `reasoning_content`, `reasoning` or `thinking`. Other than there, keys of messages whose value
-    /// is null are not absent: some templates ask for such.
+    /// Reasoning may be given as `reasoning_content`, `reasoning` or `thinking`, like in transformers. Unlike there,
+    /// keys of messages whose value is null are not absent, since some templates ask for them.
     ///
     /// # Errors
     /// [`Error::TemplateRaised`] when the template refuses the conversation; the other `Template..` variants,
@@ -146,17 +147,20 @@ impl ChatTemplate {
         cut_at_mark(rendered, &final_text)
     }
 
-    /// The prompt with special tokens only where the template writes them, for [`Tokenizer::encode_prompt`].
+    /// Renders the prompt with special tokens only where the template writes them, for [`Tokenizer::encode_prompt`].
     ///
-    /// What reads like a special token in messages, tools or documents, in the names of their fields, or at the end of
-    /// one of these texts together with what comes next, is text. The values of `chat_template_kwargs` are the caller's
-    /// own and may hold special tokens. The template finds a spelled-out token that it takes away, as some do with
-    /// `</think>`; one that it would repeat it does not see. Two things are not told apart: a special token of which the
-    /// template writes the beginning and a message the end, and one that the template joins from parts of one message.
-    /// The conversation is rendered up to three times, and once where nothing in it reads like a special token.
+    /// Spellings of special tokens in messages, tools or documents, and in the names of their fields, are text. So
+    /// are spellings that the end of one of these texts forms together with what comes next. The values of
+    /// `chat_template_kwargs` are the caller's own and may contain special tokens.
+    ///
+    /// The template sees a spelled-out token that it removes, as some templates do with `</think>`, but not one that
+    /// it would repeat. Two cases are not distinguished. In one the template writes the first part of a special token
+    /// and a message the rest. In the other the template joins a special token from parts of one message.
+    ///
+    /// The conversation is rendered up to three times, and once if nothing in it reads like a special token.
     ///
     /// # Errors
-    /// As [`Self::render`], and [`Error::NoMarkLeft`].
+    /// The errors of [`Self::render`], and [`Error::NoMarkLeft`].
     pub fn prompt(&self, input: &RenderInput<'_>, tokenizer: &Tokenizer) -> Result<Prompt> {
         let conversation = Conversation {
             messages: Cow::Borrowed(input.messages),
@@ -248,7 +252,7 @@ impl std::fmt::Debug for ChatTemplate {
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
-/// Names and sources of templates, first the one that wins.
+/// Names and sources of templates; the first of a name wins.
 fn all_templates(
     sources: &TemplateSources<'_>,
     in_config: Option<&Value>,
@@ -270,7 +274,7 @@ fn all_templates(
     Ok(all)
 }
 
-/// The template in `chat_template.json`; null where it has none.
+/// The template in `chat_template.json`, or null if it has none.
 fn template_of_json(json: &[u8]) -> Result<Value> {
     let bad = Error::BadChatTemplateJson;
     let file: Map<String, Value> =
@@ -303,7 +307,7 @@ fn templates(value: &Value) -> Result<Vec<(String, String)>> {
     list.iter().map(|item| entry(item).ok_or_else(bad)).collect()
 }
 
-/// Names that reasoning is passed under; templates read the first, and gpt-oss's the second.
+/// Names of fields for reasoning. Templates read the first, and gpt-oss's template reads the second.
 const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// Source: `_alias_reasoning_fields` in transformers.
@@ -329,10 +333,11 @@ fn normalize(messages: &Value) -> Result<Vec<Value>> {
     list.iter().enumerate().map(normalize_one).collect()
 }
 
-/// Written behind the final message's text to find it again in the prompt. Its space shows whether the template trims.
+/// Mark after the final message's text, by which it is found in the prompt. Its space shows whether the template
+/// trims.
 const MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// Marks the end of the final message's text, which is returned.
+/// Marks the end of the final message's text, and returns that text.
 ///
 /// Source, with [`cut_at_mark`]: `render_jinja_template` in transformers' chat_template_utils.py.
 fn mark_final_message(messages: &mut [Value], source: &str) -> Result<String> {
@@ -398,7 +403,7 @@ fn render_error(error: &minijinja::Error) -> Error {
 
 fn message(error: &minijinja::Error) -> String {
     match error.detail() {
-        // Python writes values into a text with it.
+        // Python writes values into a text with this operator.
         Some(detail) if detail.contains("use % operator") => {
             format!(
                 "{}: {detail}; `%` formats only texts that the template writes out",
@@ -410,7 +415,7 @@ fn message(error: &minijinja::Error) -> String {
     }
 }
 
-/// Takes what a template writes, up to the limit.
+/// Collects the template's output, up to the limit.
 struct BoundedOutput {
     bytes: Vec<u8>,
     is_full: bool,

@@ -1,4 +1,4 @@
-//! The tokenizer of a checkpoint: text to token ids and back, with what each token is.
+//! The tokenizer of a checkpoint: text to token ids and back, and the kind of each token.
 
 use std::borrow::Cow;
 use std::panic::catch_unwind;
@@ -16,9 +16,9 @@ use crate::{Error, Result};
 /// Whether the tokenizer's post-processor adds its tokens (begin of sequence, for some also the end).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddSpecialTokens {
-    /// For raw text.
+    /// They are added, for raw text.
     Yes,
-    /// For a rendered chat template, which writes its own.
+    /// They are not added, for a rendered chat template, which writes its own.
     No,
 }
 
@@ -44,7 +44,7 @@ pub struct NamedSpecialTokens {
     pub pad: Option<String>,
 }
 
-/// Text to token ids and back. Cloning is cheap, and clones may be used by many threads at once.
+/// Converts text to token ids and back. Cloning is cheap, and several threads may use clones at the same time.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<Inner>,
@@ -63,9 +63,10 @@ struct Inner {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` and, where there is one, `tokenizer_config.json`.
+    /// Reads `tokenizer.json` and, if there is one, `tokenizer_config.json`.
     ///
-    /// Truncation and padding that a `tokenizer.json` may ask for are dropped: a server never shortens a prompt in secret.
+    /// Truncation and padding in `tokenizer.json` are dropped, since a server must not shorten a prompt without
+    /// notice.
     ///
     /// # Errors
     /// [`Error::BadTokenizer`], [`Error::BadTokenizerConfig`], [`Error::AddedToken`].
@@ -125,7 +126,7 @@ impl Tokenizer {
     /// # Errors
     /// [`Error::Decode`].
     pub fn decode(&self, ids: &[u32], skip_special_tokens: SkipSpecialTokens) -> Result<String> {
-        // The library's decoder of word suffixes counts down from the number of tokens and must not get none.
+        // The library's decoder of word suffixes underflows without any token.
         if !ids.iter().any(|&id| self.is_shown(id, skip_special_tokens)) {
             return Ok(String::new());
         }
@@ -148,13 +149,14 @@ impl Tokenizer {
         self.inner.tokenizer.id_to_token(id)
     }
 
-    /// The bytes that this token adds to a text; perhaps only a part of a character. Special tokens are spelled out, an
+    /// The bytes that this token adds to a text, perhaps only a part of a character. Special tokens are spelled out,
+    /// and an id without a token has none.
     /// id without a token has none.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.inner.table.bytes(id)
     }
 
-    /// [`Self::token_bytes`] for display: what is not UTF-8 becomes U+FFFD.
+    /// [`Self::token_bytes`] for display, with U+FFFD for bytes that are not UTF-8.
     pub fn token_text(&self, id: u32) -> String {
         String::from_utf8_lossy(self.token_bytes(id)).into_owned()
     }
@@ -184,8 +186,8 @@ impl Tokenizer {
         self.token_to_id(self.inner.named.bos.as_deref()?)
     }
 
-    /// The id of the end-of-sequence token that `tokenizer_config.json` names. What ends a generation is in
-    /// `generation_config.json` and may be more ids.
+    /// The id of the end-of-sequence token that `tokenizer_config.json` names. The ids that end a generation are in
+    /// `generation_config.json` and may be more.
     pub fn eos_token_id(&self) -> Option<u32> {
         self.token_to_id(self.inner.named.eos.as_deref()?)
     }
@@ -195,12 +197,14 @@ impl Tokenizer {
         &self.inner.listed
     }
 
-    /// The added tokens that `tokenizer_config.json` calls otherwise than `tokenizer.json` does, whose name counts.
+    /// The added tokens that have another name in `tokenizer_config.json` than in `tokenizer.json`, whose name is
+    /// used.
     pub fn renamed_tokens(&self) -> &[RenamedToken] {
         &self.inner.renamed
     }
 
-    /// The id of an added token, and whether it is a special one; `None` for what is not added to the model's own vocabulary.
+    /// The id of an added token, and whether it is a special one. Returns `None` for a token of the model's own
+    /// vocabulary and for an unknown one.
     pub fn added_token(&self, token: &str) -> Option<(u32, bool)> {
         let added = self.inner.tokenizer.get_added_vocabulary();
         let id = self.token_to_id(token)?;
@@ -213,7 +217,7 @@ impl Tokenizer {
         &self.inner.tokenizer
     }
 
-    /// Where its texts may be cut; `None` where nowhere.
+    /// Facts by which its texts are cut; `None` if they cannot be cut.
     pub(crate) fn cuts(&self) -> Option<&Cuts> {
         self.inner.cuts.as_ref()
     }
@@ -247,12 +251,12 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// The library's tokenizer. It trusts some parts of a file to fit together and panics where they do not: on reading, or
-/// when tokens are put around the first text.
+/// Reads the library's tokenizer. The library panics if some parts of a file do not fit together, when it reads them
+/// or when it adds tokens around the first text.
 fn read(tokenizer_json: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
     let read = || {
         let tokenizer = tokenizers::Tokenizer::from_bytes(tokenizer_json)?;
-        // That it has no token for a text is another matter.
+        // A missing token for the text is no such panic.
         let _ = tokenizer.encode_fast("", true);
         Ok(tokenizer)
     };
@@ -261,8 +265,8 @@ fn read(tokenizer_json: &[u8]) -> tokenizers::Result<tokenizers::Tokenizer> {
 
 /// The splitting rule for white space at the end of a line, as some checkpoints write it (DeepSeek LLM and Coder).
 const TRAILING_SPACE: &str = r"\s+$";
-/// The same without trying again from every place within the white space, which takes quadratic time: 44 s for 64 KiB
-/// of spaces. From a later place a match reaches no end that it would not reach from the first.
+/// The same rule without new attempts from every place within the white space. Those take quadratic time: 44 s for 64
+/// KiB of spaces. A match from a later place reaches no end that a match from the first place would not reach.
 const TRAILING_SPACE_LINEAR: &str = r"(?<!\s)\s+$";
 
 /// tokenizer.json with rules that take linear time.
@@ -283,7 +287,7 @@ fn linear_splits(tokenizer_json: &[u8]) -> Cow<'_, [u8]> {
     json
 }
 
-/// The one part of tokenizer.json that is read here rather than by the library.
+/// The one part of tokenizer.json that is read here and not by the library.
 #[derive(serde::Deserialize)]
 struct DecoderField {
     #[serde(default)]
@@ -296,9 +300,11 @@ pub(crate) const NAMES: [&str; 7] =
 /// The key that lists special tokens without a role.
 pub(crate) const LIST: &str = "additional_special_tokens";
 
-/// The special tokens of `tokenizer_config.json` as text: a string each, `additional_special_tokens` a list of strings.
+/// The special tokens of `tokenizer_config.json` as text: one string for each name, and a list of strings for
+/// `additional_special_tokens`.
 ///
-/// Each may be written as a string or as `{"content": "</s>", ..}`; a null is the same as none.
+/// Each may be written as a string or as `{"content": "</s>", ..}`, and null is the same as none.
+///
 /// Source: `special_tokens_map` in transformers' tokenization_utils_base.py.
 pub(crate) fn special_tokens(tokenizer_config_json: &[u8]) -> Result<Map<String, Value>> {
     let config = parse_config(tokenizer_config_json)?;
@@ -334,8 +340,8 @@ fn token_content<'a>(name: &str, token: &'a Value) -> Result<&'a str> {
     })
 }
 
-/// Tokens with a role are special even where tokenizer.json does not say so, as in transformers. A token that the
-/// vocabulary lacks is not made up: the model has no embedding for it.
+/// Marks tokens with a role as special, even if tokenizer.json does not, like transformers. A token that the
+/// vocabulary does not have is not added, since the model has no embedding for it.
 fn mark_special(
     tokenizer: &mut tokenizers::Tokenizer,
     special: &Map<String, Value>,
@@ -353,14 +359,16 @@ fn mark_special(
     tokenizer.add_special_tokens(added).map(drop)
 }
 
-/// The special tokens as they are written. White space structures no prompt and is in every text.
+/// The spellings of the special tokens. White space is left out, since it structures no prompt and occurs in every
+/// text.
 fn special_spellings(tokenizer: &tokenizers::Tokenizer) -> Vec<String> {
     let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder().values();
     let special = added.filter(|token| token.special && !token.content.trim().is_empty());
     special.map(|token| token.content.clone()).collect()
 }
 
-/// Ids are below this: a table has a row for each up to the greatest. The largest vocabularies have some 300,000.
+/// Bound on token ids, since a table has a row for each id up to the largest. The largest vocabularies have some
+/// 300,000.
 pub(crate) const MOST_TOKENS: usize = 1 << 24;
 
 fn token_table(tokenizer: &tokenizers::Tokenizer, kind: &DecoderKind) -> Result<TokenTable> {

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::steps::{Shell, Steps, output, run};
 use crate::tools::{Venv, cargo_deny};
-use crate::{advisories, notices, tidy};
+use crate::{advisories, notices, site, tidy};
 
 /// Pinned versions of tools that come as Python wheels.
 const REQUIREMENTS: &str = "crates/xtask/requirements.txt";
@@ -19,6 +19,7 @@ pub(crate) fn run_steps(steps: &mut Steps) {
 pub(crate) fn run_short_steps(steps: &mut Steps) {
     steps.run("fmt", |shell| quiet(run(&mut shell.cargo("fmt --all --check"))));
     steps.run("tidy", |shell| tidy::run(shell.root()));
+    steps.run("site", |shell| site::write(shell.root()));
     steps.run("typos", typos);
     steps.run("deny", deny);
     steps.run("notices", notices::check);

@@ -7,9 +7,10 @@ use anyhow::{Result, bail};
 
 use crate::ahead::Ahead;
 use crate::emulated::Scope;
+use crate::instruction_sets::Machine;
 use crate::steps::Steps;
 use crate::test::RealModel;
-use crate::{check, cuda, inlined, test, wheel};
+use crate::{check, cuda, inlined, instruction_sets, test, wheel};
 
 /// A fixed seed, so that each run does the same. `cargo xtask deep fuzz` uses random seeds.
 const FUZZ: [&str; 3] = ["60", "--seed", "0"];
@@ -42,6 +43,7 @@ pub(crate) fn run_steps(steps: &mut Steps) {
         })
     });
     steps.run("inlined", inlined::check);
+    steps.run("instructions", |shell| instruction_sets::check(shell, Machine::Ci));
     let mut ahead = None;
     steps.run("test, lints", |shell| {
         thread::scope(|scoped| {

@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn the_guide_names_every_part() {
-        let guide = crate::workspace_root().join("docs/contributing.md");
+        let guide = crate::workspace_root().join("CONTRIBUTING.md");
         let guide = std::fs::read_to_string(guide).unwrap();
         for part in &PARTS {
             assert!(guide.contains(&format!("| `{}` |", part.name)), "{}", part.name);

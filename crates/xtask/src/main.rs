@@ -11,8 +11,11 @@ mod cuda;
 mod deep;
 mod emulated;
 mod inlined;
+mod instruction_sets;
 mod notices;
+mod pages;
 mod prose;
+mod site;
 mod soak;
 mod steps;
 mod test;
@@ -47,7 +50,8 @@ cargo xtask <command>
   advisories DATABASE  writes the snapshot of known vulnerabilities from a checkout of RustSec's database
   goldens  writes the weights of tests/golden that are generated from a seed, which the tests also do
   notices  writes THIRD-PARTY.txt, the licences of all linked code; `check` compares it with the crates
-  docs    writes the generated parts of docs: the tables of models, and the settings of configs/default.toml
+  docs    writes the generated parts of docs: the tables of models, the settings of configs/default.toml, the map of the sources
+  site    writes the pages of docs as HTML to target/site; a dead link is an error
   prose [PATH|KIND..]  measures the project's English, or lists its faults by path or kind
   prose --tighten  removes sentences from .prose.txt that were corrected or deleted
   tidy    the project's own rules: layers, file sizes, where `unsafe` lives, forbidden words, prose
@@ -106,6 +110,7 @@ fn run() -> Result<ExitCode> {
         "goldens" => steps.run("goldens", goldens),
         "notices" => steps.run("notices", notices::write),
         "docs" => steps.run("docs", |_| tidy::write_docs(&root)),
+        "site" => steps.run("site", |_| site::write(&root)),
         "prose" => steps.run("prose", |_| prose::run(&root, more)),
         "tidy" => steps.run("tidy", |_| tidy::run(&root)),
         "help" | "--help" | "-h" => {

@@ -6,6 +6,7 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use crate::inlined;
+use crate::instruction_sets::{self, Machine};
 use crate::steps::{Shell, Steps, run, run_lines};
 use crate::tools::{Node, Venv, target_folder};
 use crate::wheel;
@@ -25,6 +26,7 @@ pub(crate) const FEATURES: [&str; 2] = ["--features", "candlepower/full"];
 pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("build", build);
     steps.run("inlined", inlined::check);
+    steps.run("instructions", |shell| instruction_sets::check(shell, Machine::Any));
     steps.run("test", |shell| test(shell, RealModel::IfItCanBeHad));
     steps.run("wheel", wheel::test);
 }

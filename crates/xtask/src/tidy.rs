@@ -7,7 +7,10 @@ pub(crate) mod files;
 mod folders;
 mod ignored;
 mod layers;
+pub(crate) mod links;
+mod map;
 mod models_table;
+mod names;
 mod paths;
 mod sizes;
 mod targets;
@@ -46,7 +49,7 @@ impl fmt::Display for Finding {
 /// A rule takes every file of the project and returns its breaches.
 type Rule = fn(&[SourceFile]) -> Vec<Finding>;
 
-const RULES: [Rule; 11] = [
+const RULES: [Rule; 14] = [
     layers::findings,
     folders::findings,
     sizes::findings,
@@ -56,11 +59,14 @@ const RULES: [Rule; 11] = [
     targets::findings,
     models_table::findings,
     configuration::findings,
+    map::findings,
+    links::findings,
+    names::findings,
     ignored::findings,
     ratchet::findings,
 ];
 
-/// Writes the generated parts of the documentation: the tables of models, and the page of settings.
+/// Writes the generated parts of the documentation: the tables of models, the page of settings, and the map of the sources.
 pub(crate) fn write_docs(root: &Path) -> Result<String> {
     let files = files::read(root)?;
     let page = root.join(models_table::PAGE);
@@ -68,6 +74,7 @@ pub(crate) fn write_docs(root: &Path) -> Result<String> {
     std::fs::write(page, models_table::written(&files, &text).map_err(anyhow::Error::msg)?)?;
     let settings = std::fs::read_to_string(root.join(configuration::SETTINGS))?;
     std::fs::write(root.join(configuration::PAGE), configuration::written(&settings))?;
+    std::fs::write(root.join(map::PAGE), map::written(&files))?;
     Ok(String::new())
 }
 

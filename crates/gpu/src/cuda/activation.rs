@@ -7,10 +7,10 @@ use candlepower_kernels::operands::Operand;
 use candlepower_kernels::operands::{ACTIVATION_TIMES, times_width};
 use candlepower_kernels::{Activation, Result};
 
-/// `out = act(gate) * up` for `gate_up` `[tokens, 2 * inner]`, the gate in the first half of each row.
+/// Computes `out = act(gate) * up` for `gate_up` `[tokens, 2 * inner]`, where the gate is the first half of each row.
 ///
-/// `out` is `[tokens, inner]`; both are bf16 or f16, computed in f32. The CPU's definition is
-/// [`candlepower_kernels::gated_activation_reference`].
+/// `out` is `[tokens, inner]`; both are bf16 or f16, and the computation is in f32. The CPU's reference implementation
+/// is [`candlepower_kernels::gated_activation_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
@@ -43,10 +43,10 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
     unsafe { launch.run(candlepower_gated_activation, &args) }
 }
 
-/// As [`crate::activation_times`].
+/// See [`crate::activation_times`].
 ///
 /// # Errors
-/// As there.
+/// Same as [`crate::activation_times`].
 pub fn activation_times(
     x: &Tensor,
     act: Activation,
@@ -73,21 +73,21 @@ pub fn activation_times(
     if tokens * inner == 0 {
         return Ok(());
     }
-    // SAFETY: every address was checked above to hold the elements that the dimensions say, and `by` to have `inner` columns from
-    // `first` on.
+    // SAFETY: every address was checked above to hold the elements that the dimensions say, and `by` to have `inner`
+    // columns from `first` on.
     unsafe { launch.run(candlepower_gated_activation, &args) }
 }
 
-/// The same rows from column `first` on; elements have 16 bits.
+/// The same rows from column `first` on. Elements have 16 bits.
 fn columns_from(rows: Address, first: usize) -> Address {
     rows.wrapping_byte_add(first * size_of::<u16>())
 }
 
-/// `out = act(x)`, in f32 and rounded once; both are bf16 or f16 of one shape. The CPU's definition is
-/// [`candlepower_kernels::activation_reference`].
+/// Computes `out = act(x)`, in f32 and rounded once; both are bf16 or f16 of one shape. The CPU's reference
+/// implementation is [`candlepower_kernels::activation_reference`].
 ///
 /// # Errors
-/// As [`gated_activation`].
+/// Same as [`gated_activation`].
 pub fn activation(x: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
     let launch = Launch::new("activation", "x", x)?;
     let args = ActivationArgs {
@@ -104,7 +104,7 @@ pub fn activation(x: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
     unsafe { launch.run(candlepower_activation, &args) }
 }
 
-/// As `Activation` in rows.cu.
+/// The values are those of `Activation` in rows.cu.
 fn code(act: Activation) -> i32 {
     match act {
         Activation::Silu => 0,
@@ -116,7 +116,7 @@ fn code(act: Activation) -> i32 {
     }
 }
 
-/// As `GatedActivationArgs` in rows.cu.
+/// Mirrors `GatedActivationArgs` in rows.cu.
 #[repr(C)]
 struct GatedActivationArgs {
     gate: Address,
@@ -132,7 +132,7 @@ struct GatedActivationArgs {
 }
 const _: () = assert!(size_of::<GatedActivationArgs>() == 56);
 
-/// As `ActivationArgs` in rows.cu.
+/// Mirrors `ActivationArgs` in rows.cu.
 #[repr(C)]
 struct ActivationArgs {
     x: Address,

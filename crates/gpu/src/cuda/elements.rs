@@ -1,4 +1,4 @@
-//! Operations on single elements: sums, gates, what is done to logits, and tokens that only the device knows.
+//! Element-wise operations: sums, gates, scaling of logits, and token ids that only the device knows.
 
 use candle_core::Tensor;
 
@@ -65,7 +65,7 @@ pub fn sigmoid_gate(x: &Tensor, gate: &Tensor) -> Result<()> {
     if rows * width == 0 {
         return Ok(());
     }
-    // SAFETY: the addresses were checked above to hold so many rows of `width` and of `gates` elements.
+    // SAFETY: the addresses were checked above to hold `rows` rows of `width` and of `gates` elements.
     unsafe { launch.run(candlepower_sigmoid_gate, &args) }
 }
 
@@ -85,12 +85,12 @@ pub fn resolve_tokens(tokens: &Tensor, drawn: &Tensor) -> Result<()> {
     if count == 0 {
         return Ok(());
     }
-    // SAFETY: the addresses were checked above to hold so many numbers; the kernel compares each index with
-    // `num_drawn` before it reads.
+    // SAFETY: the addresses were checked above to hold `count` and `num_drawn` elements; the kernel compares each index
+    // with `num_drawn` before it reads.
     unsafe { launch.run(candlepower_resolve_tokens, &args) }
 }
 
-/// As `AddArgs` in elements.cu.
+/// Mirrors `AddArgs` in elements.cu.
 #[repr(C)]
 struct AddArgs {
     residual: Address,
@@ -101,19 +101,19 @@ struct AddArgs {
 }
 const _: () = assert!(size_of::<AddArgs>() == 32);
 
-/// As `ScaleArgs` in elements.cu.
+/// Mirrors `ScaleArgs` in elements.cu.
 #[repr(C)]
 struct ScaleArgs {
     x: Address,
     count: i64,
     scale: f32,
-    /// 0 for none.
+    /// 0: no cap.
     cap: f32,
     dtype: i32,
 }
 const _: () = assert!(size_of::<ScaleArgs>() == 32);
 
-/// As `SigmoidGateArgs` in elements.cu.
+/// Mirrors `SigmoidGateArgs` in elements.cu.
 #[repr(C)]
 struct SigmoidGateArgs {
     x: Address,
@@ -126,7 +126,7 @@ struct SigmoidGateArgs {
 }
 const _: () = assert!(size_of::<SigmoidGateArgs>() == 40);
 
-/// As `ResolveArgs` in elements.cu.
+/// Mirrors `ResolveArgs` in elements.cu.
 #[repr(C)]
 struct ResolveArgs {
     tokens: *mut u32,

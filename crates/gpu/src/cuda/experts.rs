@@ -1,4 +1,4 @@
-//! Layers of experts: routing, the products of all experts in one launch, and their sum.
+//! MoE layers: routing, the products of all experts in one launch, and the weighted sum.
 
 use candle_core::{Device, Tensor};
 
@@ -10,7 +10,7 @@ use candlepower_kernels::{Error, ExpertGroups, Gating, GatingFunction, GroupScor
 
 const PRODUCT: &str = "expert_product";
 
-/// `None` where they are not on a GPU.
+/// The table of the matrices that kernels read. `None` if the matrices are not on a GPU.
 pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<ExpertTable>> {
     let first = match matrices.first() {
         Some(Matrix::Rows(first)) => first,
@@ -38,7 +38,7 @@ pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<ExpertTable>> {
                 return Err(Error::Parameter {
                     parameter: "the matrix of an expert",
                     value: i,
-                    expected: "of the shape and the kind of codes that the first has",
+                    expected: "a matrix with the shape and quantization format of the first",
                 });
             }
         }
@@ -49,10 +49,10 @@ pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<ExpertTable>> {
     Ok(Some(ExpertTable { words, cut: if let [cut] = cuts[..] { cut } else { ANY_LAYOUT } }))
 }
 
-/// As [`crate::route`].
+/// See [`crate::route`].
 ///
 /// # Errors
-/// As there.
+/// Same as [`crate::route`].
 pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> {
     let launch = Launch::new("route", "scores", scores)?;
     let &Routing { tokens, experts, top_k, .. } = routing;
@@ -97,15 +97,15 @@ pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> 
     if tokens == 0 {
         return Ok(());
     }
-    // SAFETY: every address was checked above to hold the elements that the dimensions say, and the tables' maker has held
-    // `experts` and `top_k` to what the kernel has room for.
+    // SAFETY: every address was checked above to hold the elements that the dimensions say, and `Routing::new`
+    // limited `experts` and `top_k` to the kernel's capacity.
     unsafe { launch.run(candlepower_route, &args) }
 }
 
-/// As [`crate::expert_product`]; `routing` is what [`route`] has written.
+/// See [`crate::expert_product`]; `routing` is what [`route`] has written.
 ///
 /// # Errors
-/// As there.
+/// Same as [`crate::expert_product`].
 pub fn expert_product(
     x: &Tensor,
     weights: &ExpertMatrices,
@@ -120,7 +120,7 @@ pub fn expert_product(
         let device = Device::Cpu.location();
         return Err(Error::NotOnGpu { kernel: PRODUCT, operand: "weights", device });
     };
-    // The others are like it.
+    // `expert_table` checked that the other matrices have the same shape and format.
     let codes = match first {
         Matrix::Rows(first) => {
             launch.elements(("weights", first), "[n, k]", &[n, k])?;
@@ -160,15 +160,15 @@ pub fn expert_product(
     if pairs * n == 0 {
         return Ok(());
     }
-    // SAFETY: every address was checked above to hold the elements that the dimensions say, those of the matrices when they
-    // were taken; the tables hold what `route` wrote for the same numbers of tokens and experts.
+    // SAFETY: every address was checked above to hold the elements that the dimensions say, those of the matrices by
+    // `expert_table`; the tables hold what `route` wrote for the same numbers of tokens and experts.
     unsafe { launch.run(candlepower_expert_product, &args) }
 }
 
-/// As [`crate::combine_experts`].
+/// See [`crate::combine_experts`].
 ///
 /// # Errors
-/// As there.
+/// Same as [`crate::combine_experts`].
 pub fn combine_experts(results: &Tensor, routing: &Routing, add: bool, out: &Tensor) -> Result<()> {
     const KERNEL: &str = "combine_experts";
     let launch = Launch::new(KERNEL, "results", results)?;
@@ -193,7 +193,7 @@ pub fn combine_experts(results: &Tensor, routing: &Routing, add: bool, out: &Ten
     unsafe { launch.run(candlepower_combine_experts, &args) }
 }
 
-/// As `RouteArgs` in experts.cu.
+/// Mirrors `RouteArgs` in experts.cu.
 #[repr(C)]
 struct RouteArgs {
     scores: Address,
@@ -219,10 +219,10 @@ struct RouteArgs {
 }
 const _: () = assert!(size_of::<RouteArgs>() == 112);
 
-/// As `kNoCodes` in expert_product.cu.
+/// Mirrors `kNoCodes` in expert_product.cu.
 pub(super) const NO_CODES: i32 = -1;
 
-/// As `ExpertProductArgs` in expert_product.cu.
+/// Mirrors `ExpertProductArgs` in expert_product.cu.
 #[repr(C)]
 pub(super) struct ExpertProductArgs {
     pub(super) x: Address,
@@ -247,7 +247,7 @@ pub(super) struct ExpertProductArgs {
 }
 const _: () = assert!(size_of::<ExpertProductArgs>() == 104);
 
-/// As `CombineArgs` in experts.cu.
+/// Mirrors `CombineArgs` in experts.cu.
 #[repr(C)]
 struct CombineArgs {
     results: Address,

@@ -1,4 +1,4 @@
-//! Rows of a matrix, chosen by numbers that lie on the device: token embeddings, and last tokens.
+//! Rows of a matrix, selected by indices on the device: token embeddings, and the rows whose logits are computed.
 
 use candle_core::Tensor;
 
@@ -6,11 +6,11 @@ use super::launch::{Address, CUstream, Launch};
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Result, VocabPart};
 
-/// `out[t] = table[token_ids[t]] * scale`, rounded once.
+/// Computes `out[t] = table[token_ids[t]] * scale`, rounded once.
 ///
-/// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16; `token_ids` is u32 `[tokens]`. Where `table` has a
-/// `part` of the vocabulary, the rows of the other tokens are zeros. An id beyond the vocabulary gives a row of NaN. The CPU's
-/// definition is [`candlepower_kernels::embedding_reference`].
+/// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16; `token_ids` is u32 `[tokens]`. If `table` is
+/// a shard, `part` of the vocabulary, the rows of other tokens are zeros. An id beyond the vocabulary gives a row of
+/// NaN. The CPU's reference implementation is [`candlepower_kernels::embedding_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
@@ -24,13 +24,13 @@ pub fn embedding(
     gather("embedding", ("token_ids", token_ids), ("table", table), (scale, part), out)
 }
 
-/// `out[i] = x[rows[i]]`, for example the rows whose logits are wanted.
+/// Computes `out[i] = x[rows[i]]`, for example for the rows whose logits are computed.
 ///
-/// `x` is `[tokens, dim]` and `out` `[count, dim]`, bf16 or f16; `rows` is u32 `[count]`. A number that is
-/// no row of `x` gives a row of NaN. The CPU's definition is [`candlepower_kernels::gather_rows_reference`].
+/// `x` is `[tokens, dim]` and `out` `[count, dim]`, bf16 or f16; `rows` is u32 `[count]`. An index beyond the rows of
+/// `x` gives a row of NaN. The CPU's reference implementation is [`candlepower_kernels::gather_rows_reference`].
 ///
 /// # Errors
-/// As [`embedding`].
+/// Same as [`embedding`].
 pub fn gather_rows(x: &Tensor, rows: &Tensor, out: &Tensor) -> Result<()> {
     let (count, _) = Operand::new("gather_rows", "x", x).dims2("[tokens, dim]")?;
     gather("gather_rows", ("rows", rows), ("x", x), (1.0, VocabPart::all_rows(count)), out)
@@ -61,12 +61,12 @@ fn gather(
     if count * dim == 0 {
         return Ok(());
     }
-    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel
-    // compares each row's number less `first_row` with `table_rows` before it reads.
+    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel compares each
+    // row index, less `first_row`, with `table_rows` before it reads.
     unsafe { launch.run(candlepower_gather, &args) }
 }
 
-/// As `GatherArgs` in rows.cu.
+/// Mirrors `GatherArgs` in rows.cu.
 #[repr(C)]
 struct GatherArgs {
     table: Address,

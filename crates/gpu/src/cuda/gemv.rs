@@ -1,4 +1,4 @@
-//! A matrix times few rows, an alternative to cuBLAS.
+//! A matrix times a few rows, an alternative to cuBLAS.
 
 use candle_core::Tensor;
 
@@ -6,21 +6,21 @@ use super::launch::{Address, CUstream, Launch};
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, Result};
 
-/// The most rows of x that [`gemv`] takes.
+/// Maximum number of rows of x that [`gemv`] takes.
 pub const GEMV_MAX_ROWS: usize = 8;
 
-/// Elements of one vector access: `k` is a multiple of it.
+/// Elements of one vector access. `k` must be a multiple of it.
 const K_MULTIPLE: usize = 8;
 
-/// `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to 8 rows, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`,
-/// all bf16 or f16, summed in f32.
+/// Computes `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to 8 rows, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`,
+/// all bf16 or f16, with sums in f32.
 ///
-/// A row's result depends on its own values and the shape of `w` alone. The CPU's definition of one output
-/// is [`candlepower_kernels::linear_reference`], whose order of additions is another.
+/// A row's result depends on its own values and the shape of `w` alone. The CPU's reference implementation of one
+/// output is [`candlepower_kernels::linear_reference`], which adds in another order.
 ///
 /// # Errors
-/// `x` has more than 8 rows or `k` is no multiple of 8; an operand has the wrong dtype, shape, layout or
-/// device; or CUDA refused the launch.
+/// `x` has more than 8 rows or `k` is no multiple of 8; an operand has the wrong dtype, shape, layout or device; or
+/// CUDA refused the launch.
 pub fn gemv(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) -> Result<()> {
     const KERNEL: &str = "gemv";
     let launch = Launch::new(KERNEL, "x", x)?;
@@ -53,7 +53,7 @@ pub fn gemv(x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) -> Resu
     unsafe { launch.run(candlepower_gemv, &args) }
 }
 
-/// As `GemvArgs` in gemv.cu.
+/// Mirrors `GemvArgs` in gemv.cu.
 #[repr(C)]
 struct GemvArgs {
     x: Address,

@@ -11,11 +11,11 @@ use candlepower_kernels::{Error, Result};
 
 const KERNEL: &str = "graph";
 
-/// Launches on a device's stream, recorded.
+/// Launches on a device's stream, recorded as a CUDA graph.
 pub(crate) struct Graph(CudaGraph);
 
-// SAFETY: a graph's handles belong to its context, not to a thread; `launch` makes the context current on the thread
-// that calls it, and a graph is launched by one thread at a time, through the engine that owns it.
+// SAFETY: a graph's handles belong to its context, not to a thread; `launch` makes the context current on the calling
+// thread, and a graph is launched by one thread at a time, through the engine that owns it.
 unsafe impl Send for Graph {}
 
 impl Graph {
@@ -25,7 +25,7 @@ impl Graph {
     ) -> Result<Self> {
         let stream = device.cuda_stream();
         let error = |error| driver(KERNEL, error);
-        // Kernels may be loaded at their first call, which the stricter modes forbid while launches are recorded.
+        // CUDA loads kernels lazily, at their first launch. The stricter capture modes forbid that during capture.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         stream.begin_capture(mode).map_err(error)?;
         let launched = launch();

@@ -1,4 +1,4 @@
-//! Multi-head latent attention beside the attention itself: what is kept of a token, and the products of heads.
+//! The parts of MLA outside of attention: the latent that is kept of a token, and the products of heads.
 
 use candle_core::{Device, Tensor};
 
@@ -10,13 +10,13 @@ use crate::operands::{
 };
 use candlepower_kernels::{Error, KvCacheConfig, Result, RopeStyle};
 
-/// The largest row of the cache that the kernel holds in shared memory.
+/// Maximum length of a row of the cache. The kernel keeps a row per warp in shared memory.
 const MAX_ROW: usize = 1024;
 
-/// As [`crate::latents_to_cache`].
+/// See [`crate::latents_to_cache`].
 ///
 /// # Errors
-/// As there, and when rows of the cache have more than 1024 elements.
+/// Same as [`crate::latents_to_cache`]; also if rows of the cache have more than 1024 elements.
 pub fn latents_to_cache(
     q: &Tensor,
     latents: &Tensor,
@@ -76,15 +76,15 @@ pub fn latents_to_cache(
     if tokens == 0 {
         return Ok(());
     }
-    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel
-    // compares positions with `max_len` and slots with `num_slots` before it uses them.
+    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel compares
+    // positions with `max_len` and slots with `num_slots` before it uses them.
     unsafe { launch.run(candlepower_latents_to_cache, &args) }
 }
 
-/// As [`crate::head_product`]: that of experts, of which each token has all.
+/// See [`crate::head_product`]. It uses the kernel for experts: heads are experts, and every token uses all of them.
 ///
 /// # Errors
-/// As there.
+/// Same as [`crate::head_product`].
 pub fn head_product(x: &Tensor, weights: &ExpertMatrices, out: &Tensor) -> Result<()> {
     let launch = Launch::new(HEAD_PRODUCT, "x", x)?;
     let HeadShape { tokens, heads, n, k, x_width, out_width } = HeadShape::of(x, weights, out)?;
@@ -93,7 +93,7 @@ pub fn head_product(x: &Tensor, weights: &ExpertMatrices, out: &Tensor) -> Resul
         let device = Device::Cpu.location();
         return Err(Error::NotOnGpu { kernel: HEAD_PRODUCT, operand: "weights", device });
     };
-    // The others are like it.
+    // `expert_table` checked that the other matrices have the same shape and format.
     launch.elements(("weights", first), "[n, k]", &[n, k])?;
     let (x_axes, out_axes) = ("[tokens, heads, at least k]", "[tokens, heads, at least n]");
     let args = ExpertProductArgs {
@@ -120,12 +120,12 @@ pub fn head_product(x: &Tensor, weights: &ExpertMatrices, out: &Tensor) -> Resul
     if tokens * n == 0 {
         return Ok(());
     }
-    // SAFETY: every address was checked above to hold the elements that the dimensions say, those of the matrices when they
-    // were taken; without tables the kernel reads none.
+    // SAFETY: every address was checked above to hold the elements that the dimensions say, those of the matrices by
+    // `expert_table`; the routing tables are null, and the kernel reads none.
     unsafe { launch.run(candlepower_expert_product, &args) }
 }
 
-/// As `LatentArgs` in latent.cu.
+/// Mirrors `LatentArgs` in latent.cu.
 #[repr(C)]
 struct LatentArgs {
     q: Address,

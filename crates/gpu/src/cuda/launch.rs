@@ -1,4 +1,4 @@
-//! Checked operands in device memory, and the call of a launcher on candle's own stream.
+//! Checked operands in device memory, and calls of launchers on candle's own stream.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use candlepower_kernels::{Error, Result};
 use float8::F8E4M3;
 use half::{bf16, f16};
 
-/// A C function that starts a kernel: its arguments, the stream, and CUDA's error number as the answer.
+/// A C function that launches a kernel, with arguments and stream. It returns a CUDA error number.
 pub(super) type Launcher<A> = unsafe extern "C" fn(args: *const A, stream: CUstream) -> i32;
 
-/// The first byte of an operand in device memory.
+/// Address of an operand in device memory.
 pub(super) type Address = *mut c_void;
 
-/// Vector accesses are this wide, so operands begin at a multiple of it.
+/// Required alignment of operands: the width of vector accesses.
 const ALIGNMENT: u64 = 16;
 
-/// A kernel that is about to run: where, and over which element type.
+/// A kernel that is about to be launched: its name, its device, and its element type.
 pub(super) struct Launch {
     kernel: &'static str,
     device: CudaDevice,
@@ -29,7 +29,7 @@ pub(super) struct Launch {
 }
 
 impl Launch {
-    /// A launch of `kernel` where `first` is and over its element type, bf16 or f16.
+    /// A launch of `kernel` on the device of `first`, over its element type, bf16 or f16.
     pub(super) fn new(kernel: &'static str, name: &'static str, first: &Tensor) -> Result<Self> {
         let dtype = first.dtype();
         if !matches!(dtype, DType::BF16 | DType::F16) {
@@ -43,7 +43,7 @@ impl Launch {
         Self::with_dtype(kernel, name, first)
     }
 
-    /// As [`Launch::new`], for kernels that take f32 too.
+    /// Same as [`Launch::new`], and accepts f32 too.
     pub(super) fn new_any_float(
         kernel: &'static str,
         name: &'static str,
@@ -55,7 +55,7 @@ impl Launch {
         }
     }
 
-    /// A launch of a kernel that takes the elements of `first` as they are, whatever they are.
+    /// A launch of a kernel that accepts any element type of `first`.
     pub(super) fn of_any(kernel: &'static str, name: &'static str, first: &Tensor) -> Result<Self> {
         Self::with_dtype(kernel, name, first)
     }
@@ -73,7 +73,7 @@ impl Launch {
         self.kernel
     }
 
-    /// How the C side names the element type: `Dtype` in common.cuh.
+    /// The element type in C: a value of `Dtype` in common.cuh.
     pub(super) fn dtype_code(&self) -> i32 {
         match self.dtype {
             DType::BF16 => 0,
@@ -104,7 +104,7 @@ impl Launch {
         self.address(operand, dtype, (axes, dims))
     }
 
-    /// An operand of whatever element type it has, with exactly these dimensions.
+    /// An operand of any element type, with exactly these dimensions.
     pub(super) fn own(
         &self,
         operand: (&'static str, &Tensor),
@@ -172,19 +172,19 @@ impl Launch {
         Ok(address as Address)
     }
 
-    /// The device's own stream, which lives as long as this launch; its context is current on this thread from here on.
+    /// The device's own stream, which lives as long as this launch. Its context becomes current on this thread.
     pub(super) fn stream(&self) -> Result<CUstream> {
         let stream = self.device.cuda_stream();
-        // The CUDA run time launches in the context that is current.
+        // The CUDA runtime launches in the context that is current.
         stream.context().bind_to_thread().map_err(|error| driver(self.kernel, error))?;
         Ok(stream.cu_stream())
     }
 
-    /// Starts the kernel. It reads and writes what `args` points to, later and in the stream's order.
+    /// Launches the kernel. It accesses the memory that `args` points to later, in the stream's order.
     ///
     /// # Safety
-    /// The addresses in `args` come from this launch's checks, or from memory that outlives the stream's
-    /// work, and `args` is what `launcher` expects.
+    /// The addresses in `args` must come from this launch's checks, or from memory that outlives the stream's work, and `args` must be what
+    /// `launcher` expects.
     pub(super) unsafe fn run<A>(&self, launcher: Launcher<A>, args: &A) -> Result<()> {
         let stream = self.stream()?;
         // SAFETY: the caller vouches for the arguments; the stream is the device's own and alive.
@@ -201,20 +201,20 @@ pub(super) fn is_fp8(cache: &Tensor) -> bool {
     cache.dtype() == DType::F8E4M3
 }
 
-/// What the driver refused.
+/// The error for a call that the driver refused.
 pub(super) fn driver(kernel: &'static str, error: DriverError) -> Error {
     Error::Cuda { kernel, message: error.to_string() }
 }
 
-/// What CUDA calls an error number.
+/// CUDA's text for an error number.
 pub(super) fn describe(code: i32) -> String {
-    // SAFETY: takes any number and answers a string that lives as long as the program.
+    // SAFETY: the function takes any number and returns a string that lives as long as the program.
     let text = unsafe { CStr::from_ptr(candlepower_cuda_error(code)) };
     format!("{} ({code})", text.to_string_lossy())
 }
 
 fn base<T: CudaDType>(storage: &CudaStorage, stream: &Arc<CudaStream>) -> Result<u64> {
-    // One stream per device: there is nothing for the guard to wait for.
+    // There is only one stream per device, so the guard has no other stream to wait for.
     let (address, _guard) = storage.as_cuda_slice::<T>()?.device_ptr(stream);
     Ok(address)
 }

@@ -1,4 +1,4 @@
-//! Matrix products through cuBLAS, on candle's handle and in memory of our own.
+//! Matrix products by cuBLAS, on candle's handle and with our own workspace.
 
 use std::ffi::c_void;
 
@@ -18,33 +18,37 @@ use candlepower_kernels::{Error, Result};
 
 const KERNEL: &str = "matmul";
 
-/// What NVIDIA recommends for Hopper; older GPUs need less. Source: cuBLAS, `cublasSetWorkspace`.
+/// Workspace that NVIDIA recommends for Hopper; older GPUs need less. Source: cuBLAS, `cublasSetWorkspace`.
 pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// Up to so many rows the product of [`super::gemv`] is taken: each row adds reads of x to a kernel that is bound by
-/// memory. With three cuBLAS was faster for most shapes (an H200; docs/log/2026-11.md).
+/// Maximum number of rows that [`super::gemv`] multiplies. It is bound by memory, and each row adds reads of x. On an
+/// H200, cuBLAS was faster from three rows on for most shapes: the four matrices of an 8B model's layer take 120 us
+/// with four rows, and 146 by GEMV.
 const MOST_GEMV_ROWS: usize = 2;
 
-/// Outputs of a slice of a quantized matrix are a multiple of this, so that each begins at a multiple of 16 bytes.
+/// The outputs of a slice of a quantized matrix are a multiple of this, so that each slice begins at a multiple of 16
+/// bytes.
 const SLICE_OUTPUTS: usize = 16;
 
-/// Elements of one vector access of the small product.
+/// Elements of one vector access of GEMV.
 const K_MULTIPLE: usize = 8;
 
-/// cuBLAS with its workspace, which makes its calls free of allocations, and so fit for a CUDA graph.
+/// cuBLAS with its own workspace. Its calls then allocate nothing, as CUDA graphs require.
 #[derive(Debug)]
 pub struct Cublas {
     device: CudaDevice,
-    /// Used by every product on the device's stream, one after the other; the handle forgets it when this is dropped.
+    /// Used by every product on the device's stream, one after the other. The handle stops using it when this struct is
+    /// dropped.
     _workspace: CudaSlice<u8>,
-    /// u32 zeros `[max_rows]`: the rows of a bias that lies under each row of a product.
+    /// u32 zeros `[max_rows]`: row indices that repeat the bias for each row of a product.
     zeros: Tensor,
-    /// Numbers that codes mean, some rows at a time; empty where no matrix has codes.
+    /// Dequantized weights, some outputs at a time. Empty if no matrix is quantized.
     unpacked: Tensor,
 }
 
 impl Cublas {
-    /// Gives candle's handle of `device` a workspace, and reserves `unpacked_bytes` bytes for numbers of `dtype`.
+    /// Gives candle's handle of `device` a workspace, and reserves `unpacked_bytes` bytes for dequantized weights of
+    /// `dtype`.
     ///
     /// # Errors
     /// The device is no GPU, or memory does not suffice.
@@ -54,7 +58,7 @@ impl Cublas {
         dtype: DType,
         unpacked_bytes: usize,
     ) -> Result<Self> {
-        // Finite from the beginning: what no column writes is multiplied by zeros.
+        // Initialized, since inputs without a column stay unwritten. Their activations are zero, but zero times NaN is NaN.
         let numbers = (unpacked_bytes / dtype.size_in_bytes()).max(1);
         let unpacked = Tensor::zeros(numbers, dtype, device)?;
         let zeros = Tensor::zeros(max_rows.max(1), DType::U32, device)?;
@@ -73,19 +77,19 @@ impl Cublas {
                 Error::Cuda { kernel: KERNEL, message }
             }
         };
-        // SAFETY: the handle is alive with the device, and the memory with `self`, which every product goes through.
+        // SAFETY: the handle is alive with the device, and the memory with `self`, through which every product goes.
         let status =
             unsafe { cublasSetWorkspace_v2(handle, address as *mut c_void, WORKSPACE_BYTES) };
         status.result().map_err(refused("workspace"))?;
-        // Otherwise products that are split along k may be added up in 16 bits.
+        // Otherwise cuBLAS may add the parts of a product that is split along k in 16 bits.
         let mode = cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
         // SAFETY: the handle is alive.
         unsafe { cublasSetMathMode(handle, mode) }.result().map_err(refused("math mode"))?;
         Ok(Self { device: device.clone(), _workspace: workspace, zeros, unpacked })
     }
 
-    /// `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16,
-    /// summed in f32.
+    /// Computes `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or
+    /// f16, with sums in f32.
     ///
     /// # Errors
     /// An operand has the wrong dtype, shape, layout or device, or CUDA refused.
@@ -103,11 +107,12 @@ impl Cublas {
         self.gemm(x, w, bias, out)
     }
 
-    /// As [`Cublas::matmul`], of a quantized matrix: the product with codes where there are few rows, else cuBLAS over
-    /// the numbers that codes mean, rounded, of as many outputs at a time as there is memory for.
+    /// Same as [`Cublas::matmul`], for a quantized matrix. Up to `packed_max_rows` rows, a kernel multiplies the
+    /// quantized weights. For more rows, weights are dequantized and rounded for cuBLAS, for as many outputs at a time
+    /// as memory allows.
     ///
     /// # Errors
-    /// As [`Cublas::matmul`]; or the memory for numbers holds no 16 outputs.
+    /// Same as [`Cublas::matmul`]; or the memory for dequantized weights is too small for 16 outputs.
     pub fn packed(
         &self,
         x: &Tensor,
@@ -151,10 +156,10 @@ impl Cublas {
         Ok(())
     }
 
-    /// As [`Cublas::matmul`], whatever the number of rows.
+    /// Same as [`Cublas::matmul`], but always by cuBLAS, for any number of rows.
     ///
     /// # Errors
-    /// As [`Cublas::matmul`].
+    /// Same as [`Cublas::matmul`].
     pub fn gemm(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>, out: &Tensor) -> Result<()> {
         let launch = Launch::new(KERNEL, "x", x)?;
         let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
@@ -175,8 +180,8 @@ impl Cublas {
         product.run(&self.device, self.lay_bias(bias, rows, n, out)?)
     }
 
-    /// Lays a bias into `out`, for the product to be added to it without a kernel of its own. What `out` is multiplied by then. cuBLAS
-    /// rounds the product before it adds the two (seen on an H200).
+    /// Copies the bias into each row of `out`, so that cuBLAS adds the product to it. Returns the factor on `out` for
+    /// that: 1, or 0 without a bias. cuBLAS rounds the product before it adds the bias (seen on an H200).
     fn lay_bias(&self, bias: Option<&Tensor>, rows: usize, n: usize, out: &Tensor) -> Result<f32> {
         let Some(bias) = bias else { return Ok(0.0) };
         Operand::new(KERNEL, "bias", bias).expect_dims("[n]", &[n])?;
@@ -189,13 +194,13 @@ impl Cublas {
 impl Drop for Cublas {
     fn drop(&mut self) {
         let (handle, stream) = (self.device.cublas_handle(), self.device.cuda_stream());
-        // SAFETY: the handle and the stream are alive with the device. Setting the stream, the same as before, gives the handle
-        // the workspace of its own again. Source: NVIDIA, cuBLAS, cublasSetStream().
+        // SAFETY: the handle and the stream are alive with the device. Setting the same stream again restores the
+        // handle's default workspace. Source: NVIDIA, cuBLAS, cublasSetStream().
         let _ = unsafe { cublasSetStream_v2(*handle.handle(), stream.cu_stream().cast()) };
     }
 }
 
-/// What cuBLAS calls an element type.
+/// cuBLAS's name of an element type.
 fn element(dtype: DType) -> cudaDataType {
     match dtype {
         DType::F16 => cudaDataType::CUDA_R_16F,
@@ -203,7 +208,7 @@ fn element(dtype: DType) -> cudaDataType {
     }
 }
 
-/// A checked product.
+/// A product whose operands were checked.
 struct Product {
     x: Address,
     w: Address,
@@ -211,20 +216,20 @@ struct Product {
     rows: usize,
     n: usize,
     k: usize,
-    /// Elements from row to row of `out`.
+    /// Distance between rows of `out`, in elements.
     out_stride: usize,
     element: cudaDataType,
 }
 
 impl Product {
-    /// `out = x @ w^T + beta * out`. cuBLAS reads columns first: to it the rows of w, x and out are columns, and the
-    /// product is `out^T = w @ x^T`.
+    /// Computes `out = x @ w^T + beta * out`. cuBLAS assumes column-major matrices: it sees the rows of w, x and out as
+    /// columns, and computes `out^T = w @ x^T`.
     fn run(&self, device: &CudaDevice, beta: f32) -> Result<()> {
         let alpha = 1f32;
         let (n, rows, k) = (self.n as i32, self.rows as i32, self.k as i32);
         device.cuda_stream().context().bind_to_thread().map_err(|error| driver(KERNEL, error))?;
-        // SAFETY: the addresses hold n * k, rows * k and rows of n elements, as their checks said; the factors live
-        // until the call returns, and cuBLAS reads them in it.
+        // SAFETY: the addresses hold n * k, rows * k and rows of n elements, as their checks said; cuBLAS reads the
+        // factors before the call returns.
         unsafe {
             gemm_ex(
                 *device.cublas_handle().handle(),

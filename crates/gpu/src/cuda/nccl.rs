@@ -1,4 +1,5 @@
-//! Sums and gathers over GPUs, a process for each, by NCCL on candle's own stream: they can be captured in CUDA graphs.
+//! NCCL collectives over GPUs, with one process per GPU. They run on candle's own stream, so CUDA graphs can capture
+//! them.
 
 use std::ffi::CStr;
 
@@ -8,27 +9,27 @@ use candle_core::{DType, Device, Tensor};
 use super::launch::Launch;
 use candlepower_kernels::{Error, Result};
 
-/// What the ranks of one group know it by; rank 0 makes it.
+/// Identifier of a group of ranks. Rank 0 creates it.
 pub type NcclId = [u8; 128];
 
-/// Of a decode of one sequence, and of a prefill.
+/// Sizes in elements of the first collectives: like a decode of one sequence, and like a prefill.
 const WARM_UP_NUMBERS: [usize; 2] = [4096, 4 << 20];
 
-/// One rank's place in a group of GPUs.
+/// Membership of one rank in a group of GPUs.
 #[derive(Debug)]
 pub struct Nccl {
     group: sys::ncclComm_t,
     ranks: usize,
 }
 
-// SAFETY: NCCL lets any thread use a communicator as long as they take turns, and this one has a single owner.
+// SAFETY: NCCL allows calls for a communicator from any thread, one at a time, and this one has a single owner.
 unsafe impl Send for Nccl {}
 
 impl Nccl {
-    /// A name for a new group.
+    /// Creates the identifier of a new group.
     ///
     /// # Errors
-    /// NCCL is not there, or refuses.
+    /// NCCL is not installed, or refuses.
     pub fn new_id() -> Result<NcclId> {
         let mut id = sys::ncclUniqueId { internal: [0; 128] };
         // SAFETY: the struct is NCCL's own and is filled by it.
@@ -36,17 +37,18 @@ impl Nccl {
         Ok(id.internal.map(|byte| byte as u8))
     }
 
-    /// Joins the group `id` of `ranks` ranks with a GPU. Returns when all have, and have summed and gathered once.
+    /// Joins the group `id` of `ranks` ranks with a GPU. Returns once all ranks have joined, and have run each
+    /// collective.
     ///
     /// # Errors
-    /// The device is no GPU, NCCL is not there, or the GPUs do not find each other.
+    /// The device is no GPU, NCCL is not installed, or the GPUs do not find each other.
     pub fn join(device: &Device, id: &NcclId, rank: usize, ranks: usize) -> Result<Self> {
         let stream = device.as_cuda_device()?.cuda_stream();
         // The group gets the GPU that is current on this thread.
         stream.context().bind_to_thread().map_err(|error| super::launch::driver("nccl", error))?;
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
         let mut group = std::ptr::null_mut();
-        // SAFETY: the communicator is written before success is returned; numbers of ranks fit an int.
+        // SAFETY: the communicator is written before success is returned; ranks fit an int.
         let joined =
             unsafe { sys::ncclCommInitRank(&raw mut group, ranks as i32, id, rank as i32) };
         checked("ncclCommInitRank", joined)?;
@@ -55,8 +57,8 @@ impl Nccl {
         Ok(group)
     }
 
-    /// Sums and gathers little and much: NCCL takes memory for each way of doing it at its first use, and what is free is
-    /// divided before a model's first step.
+    /// Runs small and large collectives. NCCL allocates memory when it first uses an algorithm, and this has to happen
+    /// before the free memory is divided between the cache and other uses.
     fn warm_up(&self, device: &Device) -> Result<()> {
         for count in WARM_UP_NUMBERS {
             let part = Tensor::zeros(count, DType::BF16, device)?;
@@ -64,12 +66,12 @@ impl Nccl {
             self.all_reduce(&part)?;
             self.all_gather(&part, &all)?;
         }
-        // sync: the memory is NCCL's own when this returns.
+        // sync: NCCL has allocated its memory when this returns.
         Ok(device.synchronize()?)
     }
 
-    /// Replaces `x` by the sum of all ranks' `x`: bf16, f16 or f32 of one shape. Which order NCCL adds in is its own choice, the
-    /// same in every run of the same ranks.
+    /// Replaces `x` by the sum of all ranks' `x`: bf16, f16 or f32 of one shape. NCCL chooses the order of additions;
+    /// it is the same in every run of the same ranks.
     ///
     /// # Errors
     /// The operand has the wrong dtype, layout or device, or NCCL refused.
@@ -80,7 +82,8 @@ impl Nccl {
         let address = launch.elements(("x", x), "any shape", x.dims())?;
         let (count, dtype) = (x.elem_count(), dtype(x.dtype()));
         let (sum, stream) = (sys::ncclRedOp_t::ncclSum, launch.stream()?);
-        // SAFETY: the address was checked to hold so many elements, and NCCL may sum in place; the stream is the device's own.
+        // SAFETY: the address was checked to hold `count` elements, and NCCL may sum in place; the stream is the
+        // device's own.
         let summed = unsafe {
             sys::ncclAllReduce(address, address, count, dtype, sum, self.group, stream.cast())
         };
@@ -90,7 +93,7 @@ impl Nccl {
     /// Fills `all`, `[ranks, ..]`, with every rank's `part`, `[..]`, in the order of the ranks: bf16, f16 or f32.
     ///
     /// # Errors
-    /// As [`Self::all_reduce`].
+    /// Same as [`Self::all_reduce`].
     ///
     /// Source: NVIDIA, "NCCL User Guide", Collective Communication Functions.
     pub fn all_gather(&self, part: &Tensor, all: &Tensor) -> Result<()> {
@@ -99,7 +102,8 @@ impl Nccl {
         let from = launch.elements(("part", part), "any shape", part.dims())?;
         let to = launch.elements(("all", all), "[ranks, ..]", &dims)?;
         let (count, dtype, stream) = (part.elem_count(), dtype(part.dtype()), launch.stream()?);
-        // SAFETY: the addresses were checked to hold the elements of one rank and of all; the stream is the device's own.
+        // SAFETY: the addresses were checked to hold the elements of one rank and of all; the stream is the device's
+        // own.
         let gathered = unsafe {
             sys::ncclAllGather(from.cast_const(), to, count, dtype, self.group, stream.cast())
         };
@@ -109,7 +113,8 @@ impl Nccl {
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        // SAFETY: nobody has the communicator any more. Other ranks may be gone, so it is aborted: to destroy it would wait for them.
+        // SAFETY: this was the only owner of the communicator. It is aborted, not destroyed, because other ranks may be
+        // gone and destroying waits for them.
         let _ = unsafe { sys::ncclCommAbort(self.group) };
     }
 }
@@ -127,7 +132,8 @@ fn checked(kernel: &'static str, code: sys::ncclResult_t) -> Result<()> {
     if code == sys::ncclResult_t::ncclSuccess {
         return Ok(());
     }
-    // SAFETY: takes any code and answers a string that lives as long as the program, also where there is no library.
+    // SAFETY: the function takes any code and returns a string that lives as long as the program, even without the
+    // library.
     let text = unsafe { CStr::from_ptr(sys::ncclGetErrorString(code)) }.to_string_lossy();
     let message = match text.ends_with("is not found") {
         true => format!(

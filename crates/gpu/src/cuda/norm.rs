@@ -1,4 +1,4 @@
-//! Norms of rows: RMS normalisation, alone and fused with the residual addition before it, and layer normalisation.
+//! Norms of rows: RMS norm, alone and fused with the preceding residual addition, and layer norm.
 
 use candle_core::Tensor;
 
@@ -7,10 +7,10 @@ use crate::operands::{LayerNorm, RmsNorm};
 use candlepower_kernels::Result;
 use candlepower_kernels::operands::Operand;
 
-/// `out = x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in f32 and rounded once.
+/// Computes `out = x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in f32 and rounded once.
 ///
-/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. Where they are `[.., groups, dim]`, the weight may be `[groups, dim]`. The
-/// CPU's definition is [`candlepower_kernels::rms_norm_reference`].
+/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. If they are `[.., groups, dim]`, the weight may be
+/// `[groups, dim]`. The CPU's reference implementation is [`candlepower_kernels::rms_norm_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
@@ -20,13 +20,13 @@ pub fn rms_norm(x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
     launch("rms_norm", None, x, norm, out)
 }
 
-/// `residual = (residual + x) * scale`, then `out = rms_norm(residual)`. Shapes as in [`rms_norm`].
+/// Computes `residual = (residual + x) * scale`, then `out = rms_norm(residual)`. Shapes as in [`rms_norm`].
 ///
-/// The norm is of the sum as it is stored, rounded to the element type. The CPU's definition is
+/// The norm is taken of the sum as it is stored, rounded to the element type. The CPU's reference implementation is
 /// [`candlepower_kernels::add_rms_norm_reference`].
 ///
 /// # Errors
-/// As [`rms_norm`].
+/// Same as [`rms_norm`].
 pub fn add_rms_norm(
     residual: &Tensor,
     x: &Tensor,
@@ -76,13 +76,13 @@ fn launch(
     unsafe { launch.run(candlepower_rms_norm, &args) }
 }
 
-/// `out = (x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, in f32 and rounded once.
+/// Computes `out = (x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, in f32 and rounded once.
 ///
-/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. The CPU's definition is
+/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. The CPU's reference implementation is
 /// [`candlepower_kernels::layer_norm_reference`].
 ///
 /// # Errors
-/// As [`rms_norm`].
+/// Same as [`rms_norm`].
 ///
 /// Source: "Layer Normalization", 2016, arXiv 1607.06450.
 pub fn layer_norm(x: &Tensor, norm: &LayerNorm<'_>, out: &Tensor) -> Result<()> {
@@ -111,7 +111,7 @@ pub fn layer_norm(x: &Tensor, norm: &LayerNorm<'_>, out: &Tensor) -> Result<()> 
     unsafe { launch.run(candlepower_layer_norm, &args) }
 }
 
-/// As `RmsNormArgs` in rows.cu.
+/// Mirrors `RmsNormArgs` in rows.cu.
 #[repr(C)]
 struct RmsNormArgs {
     x: Address,
@@ -128,7 +128,7 @@ struct RmsNormArgs {
 }
 const _: () = assert!(size_of::<RmsNormArgs>() == 64);
 
-/// As `LayerNormArgs` in rows.cu.
+/// Mirrors `LayerNormArgs` in rows.cu.
 #[repr(C)]
 struct LayerNormArgs {
     x: Address,

@@ -1,4 +1,4 @@
-//! The GPU as the engine uses it: one stream, no bookkeeping of events, memory that stays with the process.
+//! The GPU in the form that the engine needs: one stream, no event tracking, and a memory pool that keeps freed memory.
 
 use candle_core::Device;
 use candle_core::cuda_backend::cudarc::driver::{DriverError, result, sys};
@@ -9,9 +9,9 @@ use candlepower_kernels::Result;
 /// Opens GPU `ordinal`.
 ///
 /// # Errors
-/// It cannot be used, or a library that it is used through is not there.
+/// The GPU cannot be used, or a library for it is missing.
 pub fn open(ordinal: usize) -> Result<Device> {
-    // A stream of its own: the default one differs from thread to thread.
+    // A separate stream, because the default stream is a different one for each thread.
     let device = Device::new_cuda_with_stream(ordinal)?;
     let cuda = device.as_cuda_device()?;
     // SAFETY: all work on this device goes through its one stream, so no tensor has to wait for another stream.
@@ -27,7 +27,7 @@ pub fn compiled_for() -> (u32, u32) {
     (capability / 10, capability % 10)
 }
 
-/// Free and total bytes of the device's memory. What the pool keeps of memory that was freed is given back before.
+/// Free and total bytes of the device's memory. Freed memory that the pool still keeps is returned to the driver first.
 ///
 /// # Errors
 /// The device is no GPU, or CUDA refused.
@@ -42,16 +42,16 @@ pub fn memory(device: &Device) -> Result<(u64, u64)> {
     Ok((free as u64, total as u64))
 }
 
-/// Bytes that tensors on a device take, as its pool counts them.
+/// Bytes of a device's memory pool that tensors use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolUse {
-    /// Now.
+    /// Bytes in use now.
     pub now: u64,
-    /// At most, since the pool was there or [`watch_pool`] was called.
+    /// Largest number of bytes in use since the pool exists or [`watch_pool`] was called.
     pub most: u64,
 }
 
-/// What tensors take, of which not even one that is freed at once is missed.
+/// Memory that tensors use. The pool counts every allocation, even one that is freed at once.
 ///
 /// # Errors
 /// The device is no GPU, or CUDA refused.
@@ -70,19 +70,19 @@ pub fn pool_use(device: &Device) -> Result<PoolUse> {
     })
 }
 
-/// Begins [`PoolUse::most`] anew, at what is taken now.
+/// Restarts [`PoolUse::most`] at the bytes that are in use now.
 ///
 /// # Errors
-/// As [`pool_use`].
+/// Same as [`pool_use`].
 pub fn watch_pool(device: &Device) -> Result<()> {
     let mut zero = 0u64;
     let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-    // SAFETY: as in `pool_use`; zero is the one value that this attribute can be set to.
+    // SAFETY: as in `pool_use`; zero is the only value that this attribute can be set to.
     unsafe { result::mem_pool::set_attribute(pool_of(device)?, attribute, (&raw mut zero).cast()) }
         .map_err(|error| driver("watch_pool", error))
 }
 
-/// The pool of which a device's tensors are.
+/// The memory pool of a device's tensors.
 fn pool_of(device: &Device) -> Result<sys::CUmemoryPool> {
     let context = device.as_cuda_device()?.cuda_stream().context().clone();
     // SAFETY: the device is open.
@@ -90,7 +90,8 @@ fn pool_of(device: &Device) -> Result<sys::CUmemoryPool> {
         .map_err(|error| driver("pool", error))
 }
 
-/// Lets the pool keep what is freed: by default each wait gives it back to the driver, to be asked for again.
+/// Lets the pool keep freed memory. By default each synchronization returns it to the driver, and the next allocation
+/// has to request it again.
 fn keep_freed_memory(device: sys::CUdevice) -> std::result::Result<(), DriverError> {
     let mut most = u64::MAX;
     // SAFETY: the device is open, its default pool lives as long as it, and the attribute is a u64.

@@ -1,4 +1,4 @@
-//! Copies of whole blocks, within the paged cache and between it and the memory of the host.
+//! Copies of whole blocks, within the paged cache and between it and host memory.
 
 use candle_core::cuda_backend::cudarc::driver::PinnedHostSlice;
 use candle_core::{CudaDevice, Tensor};
@@ -9,10 +9,11 @@ use candlepower_kernels::{Error, KvCacheConfig, Result};
 
 const KERNEL: &str = "copy_blocks";
 
-/// `CU_MEMHOSTALLOC_DEVICEMAP`: kernels read and write the memory at the address that the host has.
+/// `CU_MEMHOSTALLOC_DEVICEMAP`: kernels access the memory at the host's address.
 const MAPPED: u32 = 2;
 
-/// Pinned memory for blocks: keys, then values if they are kept apart, of each layer, `[layers][tensors][num_blocks][block bytes]`.
+/// Pinned host memory for blocks, `[layers][tensors][num_blocks][block bytes]`. A layer has keys, then values if they
+/// are separate.
 #[derive(Debug)]
 pub(crate) struct PinnedBlocks {
     device: CudaDevice,
@@ -27,13 +28,13 @@ impl PinnedBlocks {
         let block_bytes = block_bytes(cache)?;
         let bytes = tensors(&config) * config.num_layers * num_blocks * block_bytes;
         let context = device.cuda_stream().context().clone();
-        // SAFETY: any bits are a valid number, and the host reads none of them.
+        // SAFETY: any bits are valid u8 values, and the host reads none of them.
         let memory = unsafe { context.alloc_pinned_with_flags(bytes.max(1), MAPPED) };
         let memory = memory.map_err(|error| driver(KERNEL, error))?;
         Ok(Self { device: device.clone(), memory, config, block_bytes })
     }
 
-    /// What the definitions say, which cannot use it.
+    /// The error of reference implementations, which cannot use pinned memory.
     pub(crate) fn not_here(&self) -> Error {
         let device = candle_core::Device::Cuda(self.device.clone()).location();
         Error::UnsupportedDevice { kernel: KERNEL, operand: "host", device }
@@ -54,7 +55,7 @@ impl PinnedBlocks {
 
 impl Drop for PinnedBlocks {
     fn drop(&mut self) {
-        // Nothing can be done about an error here, and pinned memory must not go before its copies.
+        // Errors cannot be handled here. Pinned memory must not be freed before its copies have ended.
         let _ = self.device.cuda_stream().synchronize();
     }
 }
@@ -93,7 +94,7 @@ impl Blocks<'_> {
         }
     }
 
-    /// Keys and values of a layer; null where values are a part of the keys.
+    /// Keys and values of a layer. Values are null if they are a part of the keys.
     fn layer(&self, launch: &Launch, layer: usize) -> Result<[Address; 2]> {
         let cache = match self {
             Self::Cache(cache) => cache,
@@ -109,7 +110,7 @@ impl Blocks<'_> {
     }
 }
 
-/// Pieces of memory of a layer.
+/// Number of separate tensors in a layer.
 fn tensors(config: &KvCacheConfig) -> usize {
     if config.latent.is_some() { 1 } else { 2 }
 }
@@ -142,14 +143,14 @@ pub(crate) fn copy_blocks(from: Blocks<'_>, to: Blocks<'_>, copies: &Tensor) -> 
             tensors: tensors(&from_config) as i32,
             padding: 0,
         };
-        // SAFETY: the addresses were checked to hold whole blocks, or were reserved for them, and their bytes are a
-        // multiple of 16 because positions are; the kernel compares block numbers before it copies.
+        // SAFETY: the addresses were checked to hold whole blocks, or were reserved for them, and the bytes of a block
+        // are a multiple of 16 because those of a position are; the kernel compares block numbers before it copies.
         unsafe { launch.run(candlepower_copy_blocks, &args)? };
     }
     Ok(())
 }
 
-/// As `CopyBlocksArgs` in qkv.cu.
+/// Mirrors `CopyBlocksArgs` in qkv.cu.
 #[repr(C)]
 struct CopyBlocksArgs {
     from: [Address; 2],

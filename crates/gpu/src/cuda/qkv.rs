@@ -1,4 +1,4 @@
-//! What happens between the qkv product and attention, in one kernel.
+//! QK norm, RoPE and the cache write between the qkv product and attention, in one kernel.
 
 use candle_core::Tensor;
 
@@ -9,13 +9,13 @@ use crate::operands::{
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, KvScales, Result, RopeStyle};
 
-/// The largest head that the kernel holds in shared memory.
+/// Maximum length of a head. The kernel keeps a head per warp in shared memory.
 const MAX_HEAD_DIM: usize = 512;
 
-/// As [`crate::qkv_to_cache`].
+/// See [`crate::qkv_to_cache`].
 ///
 /// # Errors
-/// As there, and when heads have more than 512 elements.
+/// Same as [`crate::qkv_to_cache`]; also if heads have more than 512 elements.
 pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> Result<()> {
     const KERNEL: &str = "qkv_to_cache";
     let launch = Launch::new(KERNEL, "qkv", qkv)?;
@@ -112,8 +112,8 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
     if tokens == 0 {
         return Ok(());
     }
-    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel
-    // compares positions with `max_len` and slots with `num_slots` before it uses them.
+    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel compares
+    // positions with `max_len` and slots with `num_slots` before it uses them.
     unsafe { launch.run(candlepower_qkv, &args) }
 }
 
@@ -128,7 +128,7 @@ struct Cache {
 }
 
 impl Cache {
-    /// Where there is none; nobody divides by its numbers.
+    /// Substitute for a missing cache. Its dimensions are never used as divisors.
     const NONE: Self = Self {
         keys: std::ptr::null_mut(),
         values: std::ptr::null_mut(),
@@ -157,7 +157,7 @@ impl Cache {
     }
 }
 
-/// As `QkvArgs` in qkv.cu.
+/// Mirrors `QkvArgs` in qkv.cu.
 #[repr(C)]
 struct QkvArgs {
     qkv: Address,
@@ -196,10 +196,10 @@ struct QkvArgs {
 }
 const _: () = assert!(size_of::<QkvArgs>() == 184);
 
-/// As [`crate::square_sums`].
+/// See [`crate::square_sums`].
 ///
 /// # Errors
-/// As there.
+/// Same as [`crate::square_sums`].
 pub fn square_sums(qkv: &Tensor, [heads, kv_heads]: [usize; 2], out: &Tensor) -> Result<()> {
     let launch = Launch::new(SQUARE_SUMS, "qkv", qkv)?;
     let (tokens, row) = Operand::new(SQUARE_SUMS, "qkv", qkv).dims2(QKV_AXES)?;
@@ -220,7 +220,7 @@ pub fn square_sums(qkv: &Tensor, [heads, kv_heads]: [usize; 2], out: &Tensor) ->
     unsafe { launch.run(candlepower_square_sums, &args) }
 }
 
-/// As `SquareSumsArgs` in qkv.cu.
+/// Mirrors `SquareSumsArgs` in qkv.cu.
 #[repr(C)]
 struct SquareSumsArgs {
     qkv: Address,

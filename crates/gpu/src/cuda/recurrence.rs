@@ -1,4 +1,4 @@
-//! Recurrences over matrices, and copies of their states.
+//! Linear attention and SSM layers, and copies of their states.
 
 use candle_core::Tensor;
 
@@ -7,10 +7,10 @@ use crate::operands::{INPUTS_AXES, MATRICES_AXES, StatePool, StateTables};
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Recurrence, RecurrenceDims, Result, Rule};
 
-/// As [`crate::recurrence`].
+/// See [`crate::recurrence`].
 ///
 /// # Errors
-/// As there.
+/// Same as [`crate::recurrence`].
 pub fn recurrence(
     (input, gates): (&Tensor, &Tensor),
     net: &Recurrence,
@@ -70,15 +70,16 @@ pub fn recurrence(
     if tokens * seqs == 0 {
         return Ok(());
     }
-    // SAFETY: every address was checked above to hold the elements that the dimensions say, and the pool's maker has held these to
-    // what the kernel is compiled for; it compares the tables' numbers with `tokens` and `num_slots` before it uses them.
+    // SAFETY: every address was checked above to hold the elements that the dimensions say, and `StatePool::new`
+    // limited these to what the kernel is compiled for; the kernel compares the tables' entries with `tokens` and
+    // `num_slots` before it uses them.
     unsafe { launch.run(candlepower_recurrence, &args) }
 }
 
-/// As [`crate::copy_states`].
+/// See [`crate::copy_states`].
 ///
 /// # Errors
-/// As there.
+/// Same as [`crate::copy_states`].
 pub fn copy_states(pool: &StatePool, pairs: &Tensor) -> Result<()> {
     let launch = Launch::of_any("copy_states", "pairs", pairs)?;
     let count = pairs.elem_count() / 2;
@@ -105,14 +106,14 @@ pub fn copy_states(pool: &StatePool, pairs: &Tensor) -> Result<()> {
             num_slots: pool.config().num_slots as u32,
             padding: 0,
         };
-        // SAFETY: the addresses were checked to hold whole slots, whose bytes are a multiple of 16 because heads are; the kernel
-        // compares slots with `num_slots` before it copies.
+        // SAFETY: the addresses were checked to hold whole slots, whose bytes are a multiple of 16 because those of
+        // heads are; the kernel compares slots with `num_slots` before it copies.
         unsafe { launch.run(candlepower_copy_states, &args)? };
     }
     Ok(())
 }
 
-/// As `RecurrenceArgs` in recurrence.cu.
+/// Mirrors `RecurrenceArgs` in recurrence.cu.
 #[repr(C)]
 struct RecurrenceArgs {
     input: Address,
@@ -143,7 +144,7 @@ struct RecurrenceArgs {
 }
 const _: () = assert!(size_of::<RecurrenceArgs>() == 152);
 
-/// As `Rule` in recurrence.cu.
+/// The update rule in C: a value of `Rule` in recurrence.cu.
 fn rule_code(rule: &Rule) -> i32 {
     match rule {
         Rule::Delta { .. } => 0,
@@ -151,7 +152,7 @@ fn rule_code(rule: &Rule) -> i32 {
     }
 }
 
-/// As `CopyStatesArgs` in recurrence.cu.
+/// Mirrors `CopyStatesArgs` in recurrence.cu.
 #[repr(C)]
 struct CopyStatesArgs {
     tensors: [Address; 2],

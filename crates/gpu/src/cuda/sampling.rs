@@ -1,4 +1,4 @@
-//! Draws a token per row of logits on the device, each row by its own parameters.
+//! Sampling of one token per row of logits on the device, each row by its own parameters.
 
 use candle_core::Tensor;
 
@@ -7,16 +7,19 @@ use crate::operands::{REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, Sa
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, Result};
 
-/// Draws a token for each row of `batch.rows` from `logits` `[rows, vocab]`, bf16, f16 or f32.
+/// Samples a token for each row of `batch.rows` from `logits` `[rows, vocab]`, bf16, f16 or f32.
 ///
-/// The order of operations is [`candlepower_kernels::sampling`]'s: penalties, bias, mask, temperature, `min_p`, `top_k`,
-/// `top_p`, the draw; the definition is [`candlepower_kernels::sampling::sample_row_reference`], with the engine's number
-/// in [0, 1) made of seed and place. Weights are integers of 2^-40 of the largest, so the draw does not
-/// depend on how the device adds; tokens whose distance to the largest logit rounds to the same f32 are
-/// ordered by id. Log-probabilities are those of the logits as given. The drawn token is counted in its slot.
+/// The order of operations is that of [`candlepower_kernels::sampling`]: penalties, logit bias, grammar mask,
+/// temperature, `min_p`, `top_k`, `top_p`, and the random choice. The reference implementation is
+/// [`candlepower_kernels::sampling::sample_row_reference`], with the engine's random value in [0, 1) from seed and
+/// `place`.
+///
+/// Weights are integers in units of 2^-40 of the largest, so the result does not depend on the device's order of
+/// additions. Tokens whose distance to the largest logit rounds to the same f32 are ordered by id. Log-probabilities
+/// are those of the unmodified logits. The sampled token is counted in its slot.
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device, the scratch is too small, or CUDA refused the
+/// An operand has the wrong dtype, shape, layout or device, the scratch memory is too small, or CUDA refused the
 /// launch.
 pub fn sample(
     logits: &Tensor,
@@ -77,8 +80,8 @@ pub fn sample(
     if draws == 0 || vocab == 0 {
         return Ok(());
     }
-    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel
-    // compares rows, slots, bias ranges and ids with those dimensions before it uses them.
+    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel compares rows,
+    // slots, bias ranges and ids with those dimensions before it uses them.
     unsafe { launch.run(candlepower_sample, &args) }
 }
 
@@ -134,7 +137,7 @@ impl Tables {
     }
 }
 
-/// Runs one of the operations on counts: 0 empties the slots, 1 notes tokens of a prompt, 2 counts generated ones.
+/// Runs an operation on counts: 0 empties the slots, 1 marks tokens of a prompt, 2 counts generated tokens.
 pub(crate) fn count_tokens(
     counts: &Tensor,
     operation: i32,
@@ -159,12 +162,12 @@ pub(crate) fn count_tokens(
     if count == 0 {
         return Ok(());
     }
-    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel
-    // compares slots and ids with those dimensions before it uses them.
+    // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel compares slots
+    // and ids with those dimensions before it uses them.
     unsafe { launch.run(candlepower_count_tokens, &args) }
 }
 
-/// As `SampleArgs` in sampling.cu.
+/// Mirrors `SampleArgs` in sampling.cu.
 #[repr(C)]
 struct SampleArgs {
     logits: Address,
@@ -189,7 +192,7 @@ struct SampleArgs {
 }
 const _: () = assert!(size_of::<SampleArgs>() == 112);
 
-/// As `CountArgs` in token_counts.cu.
+/// Mirrors `CountArgs` in token_counts.cu.
 #[repr(C)]
 struct CountArgs {
     counts: *mut u32,

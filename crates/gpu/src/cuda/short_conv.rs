@@ -9,10 +9,10 @@ use candlepower_kernels::operands::Operand;
 use candlepower_kernels::operands::SHORT_CONV as KERNEL;
 use candlepower_kernels::{ConvDims, ShortConv};
 
-/// As [`crate::short_conv`].
+/// See [`crate::short_conv`].
 ///
 /// # Errors
-/// As there.
+/// Same as [`crate::short_conv`].
 pub fn short_conv(
     input: &Tensor,
     conv: &ShortConv,
@@ -47,12 +47,13 @@ pub fn short_conv(
     if tokens * seqs == 0 {
         return Ok(());
     }
-    // SAFETY: every address was checked above to hold the elements that the dimensions say, rows of which are whole vectors because
-    // channels are a multiple of 8; the kernel compares the tables' numbers with `tokens` and `num_slots` before it uses them.
+    // SAFETY: every address was checked above to hold the elements that the dimensions say, and their rows are whole
+    // vectors because channels are a multiple of 8; the kernel compares the tables' entries with `tokens` and
+    // `num_slots` before it uses them.
     unsafe { launch.run(candlepower_short_conv, &args) }
 }
 
-/// As `ConvArgs` in short_conv.cu.
+/// Mirrors `ConvArgs` in short_conv.cu.
 #[repr(C)]
 struct ConvArgs {
     input: Address,

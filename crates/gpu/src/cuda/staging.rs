@@ -1,4 +1,4 @@
-//! Copies between pinned memory and the device that nobody waits for before their time.
+//! Asynchronous copies between pinned host memory and the device.
 
 use candle_core::cuda_backend::cudarc::driver::result::{memcpy_dtoh_async, memcpy_htod_async};
 use candle_core::cuda_backend::cudarc::driver::{CudaEvent, PinnedHostSlice};
@@ -7,13 +7,13 @@ use candle_core::{CudaDevice, Tensor};
 use super::launch::{Launch, driver};
 use candlepower_kernels::Result;
 
-/// Flags of pinned memory that the host reads as well: not write-combined, which is slow to read.
+/// Flags of pinned memory that the host reads too: not write-combined, because that is slow to read.
 const READ_BACK: u32 = 0;
 
-/// Steps whose numbers may be on their way at once: one runs while the next is prepared.
+/// Number of steps whose tables may be in flight: one step runs while the next is prepared.
 const IN_FLIGHT: usize = 2;
 
-/// Pinned memory for uploads, used in turns.
+/// Pinned memory for uploads: one buffer for each step in flight, used in turn.
 #[derive(Debug)]
 pub(crate) struct PinnedUploads {
     device: CudaDevice,
@@ -37,15 +37,15 @@ impl PinnedUploads {
         self.next = (self.next + 1) % IN_FLIGHT;
         let error = |error| driver("upload", error);
         if let Some(event) = copied.take() {
-            // sync: the step before the previous one has long read its numbers.
+            // sync: the copy belongs to the step before the previous one, so it has ended long ago.
             event.synchronize().map_err(error)?;
         }
         let host = &mut host.as_mut_slice().map_err(error)?[..numbers.len()];
         host.copy_from_slice(numbers);
         let stream = self.device.cuda_stream();
         stream.context().bind_to_thread().map_err(error)?;
-        // SAFETY: both sides hold so many numbers: the caller compared them with the table; the pinned side is not
-        // written before the event recorded below has passed.
+        // SAFETY: both sides hold `numbers.len()` elements, since the caller compared it with the table; the pinned
+        // side is not written before the event recorded below has passed.
         unsafe { memcpy_htod_async(address as u64, host, stream.cu_stream()) }.map_err(error)?;
         *copied = Some(stream.record_event(None).map_err(error)?);
         Ok(())
@@ -55,18 +55,18 @@ impl PinnedUploads {
 impl Drop for PinnedUploads {
     fn drop(&mut self) {
         for event in self.turns.iter_mut().filter_map(|turn| turn.1.take()) {
-            // Nothing can be done about an error here, and pinned memory must not go before its copies.
+            // Errors cannot be handled here. Pinned memory must not be freed before its copies have ended.
             let _ = event.synchronize();
         }
     }
 }
 
-/// Pinned memory for what comes back.
+/// Pinned memory for results.
 #[derive(Debug)]
 pub(crate) struct PinnedReadback {
     device: CudaDevice,
     host: PinnedHostSlice<u32>,
-    /// How many numbers are on their way, and what lies behind their copy.
+    /// Number of values that are being copied, and the event after their copy.
     started: Option<(usize, CudaEvent)>,
 }
 
@@ -78,14 +78,14 @@ impl PinnedReadback {
     pub(crate) fn start(&mut self, tensor: &Tensor) -> Result<()> {
         self.started = None;
         let count = tensor.elem_count();
-        // CUDA does not say what a copy of no bytes does.
+        // CUDA does not define a copy of no bytes.
         if count == 0 {
             return Ok(());
         }
         let error = |error| driver("readback", error);
         let bound = self.host.len() + 1;
         if count >= bound {
-            let (kernel, index, value) = ("readback", "numbers", count);
+            let (kernel, index, value) = ("readback", "values", count);
             return Err(candlepower_kernels::Error::OutOfRange { kernel, index, value, bound });
         }
         let launch = Launch::of_any("readback", "tensor", tensor)?;
@@ -93,7 +93,7 @@ impl PinnedReadback {
         let stream = self.device.cuda_stream();
         stream.context().bind_to_thread().map_err(error)?;
         let host = &mut self.host.as_mut_slice().map_err(error)?[..count];
-        // SAFETY: both sides hold `count` numbers, and the pinned side is neither read nor freed before the event
+        // SAFETY: both sides hold `count` elements, and the pinned side is neither read nor freed before the event
         // recorded below has passed.
         unsafe { memcpy_dtoh_async(host, address as u64, stream.cu_stream()) }.map_err(error)?;
         self.started = Some((count, stream.record_event(None).map_err(error)?));
@@ -103,7 +103,7 @@ impl PinnedReadback {
     pub(crate) fn finish(&mut self) -> Result<Vec<u32>> {
         let error = |error| driver("readback", error);
         let Some((count, event)) = self.started.take() else { return Ok(Vec::new()) };
-        // sync: the one wait of a step, for the tokens that it drew.
+        // sync: the only wait of a step, for the tokens that it sampled.
         event.synchronize().map_err(error)?;
         Ok(self.host.as_slice().map_err(error)?[..count].to_vec())
     }
@@ -112,7 +112,7 @@ impl PinnedReadback {
 impl Drop for PinnedReadback {
     fn drop(&mut self) {
         if let Some((_, event)) = self.started.take() {
-            // As above.
+            // Errors cannot be handled here, as in the drop of `PinnedUploads`.
             let _ = event.synchronize();
         }
     }
@@ -120,7 +120,7 @@ impl Drop for PinnedReadback {
 
 fn pinned(capacity: usize, device: &CudaDevice) -> Result<PinnedHostSlice<u32>> {
     let context = device.cuda_stream().context().clone();
-    // SAFETY: pinned memory begins undefined, and any bits are a valid number; nothing is read before it is written.
+    // SAFETY: pinned memory begins undefined, and any bits are valid u32 values; nothing is read before it is written.
     unsafe { context.alloc_pinned_with_flags(capacity.max(1), READ_BACK) }
         .map_err(|error| driver("pinned memory", error))
 }

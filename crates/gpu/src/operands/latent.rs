@@ -1,5 +1,5 @@
-//! Multi-head latent attention beside the attention itself: what is kept of a token, and the products of each head with matrices of its
-//! own.
+//! The parts of MLA outside of attention: the latent that is kept of a token, and the products of each head with its
+//! own matrix.
 
 use candle_core::Tensor;
 use candlepower_kernels::operands::Operand;
@@ -11,22 +11,22 @@ pub(crate) const LATENTS: &str = "latents_to_cache";
 
 pub(crate) const HEAD_PRODUCT: &str = "head_product";
 
-/// The operands of [`latents_to_cache`](crate::latents_to_cache) beside the rows.
+/// The operands of [`latents_to_cache`](crate::latents_to_cache), apart from the rows.
 #[derive(Clone, Copy, Debug)]
 pub struct LatentsToCache<'a> {
     /// The norm of a token's latent.
     pub norm: RmsNorm<'a>,
-    /// The table of positions, on the device ([`RopeTable::to_device`]).
+    /// The RoPE table, on the device ([`RopeTable::to_device`]).
     pub rope: &'a RopeTable,
-    /// u32 `[tokens]`. A position beyond the table makes what is turned NaN.
+    /// u32 `[tokens]`. For a position beyond the table, the rotated elements become NaN.
     pub positions: &'a Tensor,
     /// u32 `[tokens]`, each `block * block_size + offset`, or [`super::NO_SLOT`].
     pub slot_mapping: &'a Tensor,
-    /// Where latents go, and in which layer.
+    /// The cache that latents are written to, and the layer.
     pub cache: (&'a PagedCache, usize),
 }
 
-/// The dimensions of latents, of what is turned, and of queries.
+/// Dimensions of latents, of their rotated part, and of queries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LatentShape {
     pub(crate) tokens: usize,
@@ -38,12 +38,12 @@ pub(crate) struct LatentShape {
     pub(crate) turned: usize,
     /// Elements of a latent in the cache.
     pub(crate) latent: usize,
-    /// Elements of a row of the cache, and of a head of what attention reads as q.
+    /// Elements of a row of the cache, and of a head of q as attention reads it.
     pub(crate) head_dim: usize,
 }
 
 impl LatentShape {
-    /// Derives the dimensions from the operands, if they fit together.
+    /// Derives the dimensions from the operands, and refuses operands that do not fit together.
     pub(crate) fn of(q: &Tensor, operands: &LatentsToCache<'_>) -> Result<Self> {
         let operand = Operand::new(LATENTS, "q", q);
         let (tokens, heads, q_dim) = operand.dims3("[tokens, heads, q_dim]")?;
@@ -67,7 +67,7 @@ impl LatentShape {
     }
 }
 
-/// The dimensions of [`head_product`](crate::head_product).
+/// Dimensions of [`head_product`](crate::head_product).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadShape {
     pub(crate) tokens: usize,
@@ -79,7 +79,7 @@ pub(crate) struct HeadShape {
 }
 
 impl HeadShape {
-    /// Derives the dimensions from the operands, if they fit together.
+    /// Derives the dimensions from the operands, and refuses operands that do not fit together.
     pub(crate) fn of(x: &Tensor, weights: &ExpertMatrices, out: &Tensor) -> Result<Self> {
         let operand = Operand::new(HEAD_PRODUCT, "x", x);
         let (tokens, heads, x_width) = operand.dims3("[tokens, heads, at least k]")?;
@@ -91,7 +91,7 @@ impl HeadShape {
                 [n, k]
             }
             _ => {
-                let (value, expected) = (weights.matrices.len(), "one of numbers for each head");
+                let (value, expected) = (weights.matrices.len(), "unquantized, one per head");
                 return Err(Error::Parameter { parameter: "matrices of heads", value, expected });
             }
         };

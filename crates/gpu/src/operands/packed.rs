@@ -1,4 +1,4 @@
-//! Quantized matrices on a device: codes in the order in which the lanes of a warp multiply them.
+//! Quantized matrices on a device: quantized weights in the order in which the lanes of a warp multiply them.
 
 use candle_core::{Device, Tensor};
 use candlepower_kernels::operands::{IQ4_ZERO, TABLE, counted_iq4};
@@ -6,15 +6,16 @@ use candlepower_kernels::{Codes, Error, Result, Weight};
 use candlepower_layout::{DEVICE_STEP as STEP_INPUTS, DEVICE_TILE as TILE};
 use rayon::prelude::*;
 
-/// What a [`Codes::E2m1`] whose bits are those of a half lacks: the biases of the exponents, 15 and 1, differ by 14.
+/// Factor by which a [`Codes::E2m1`] value is too small when its bits are read as a half: the exponent biases, 15 and
+/// 1, differ by 14.
 pub(crate) const E2M1_FACTOR: f32 = 16_384.0;
 
 /// A matrix `[n, k]` on a device.
 #[derive(Clone, Debug)]
 pub enum Matrix {
-    /// Numbers row by row, bf16 or f16.
+    /// Unquantized weights, row by row, in bf16 or f16.
     Rows(Tensor),
-    /// Codes of a quantization.
+    /// Quantized weights.
     Packed(PackedMatrix),
 }
 
@@ -28,7 +29,7 @@ impl Matrix {
         }
     }
 
-    /// Bytes of memory held, padding included.
+    /// Bytes of device memory, padding included.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
         match self {
@@ -38,59 +39,61 @@ impl Matrix {
     }
 }
 
-/// Activations whose inputs are those of heads, each padded with zeros.
+/// Padding of activations that consist of heads, each filled up with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadPadding {
-    /// Elements of a head.
+    /// Elements of a head without padding.
     pub len: usize,
-    /// Elements of a head as activations have it.
+    /// Elements of a head with padding.
     pub padded: usize,
 }
 
-/// The codes of a matrix and what they count for, in tensors on a device.
+/// The quantized weights of a matrix with their scales, in tensors on a device.
 ///
-/// Codes lie in tiles of 16 outputs and 64 columns, and within a tile as `code_place` in index.cuh says; outputs and
-/// columns that are missing there are zeros. Codes of two and three bits have four here, of five and six eight.
-/// A number is that of [`candlepower_kernels::QuantizedRows`]: `code * scale + min`, rounded once; scales of [`Codes::E2m1`] have a factor that
-/// these are without, as halves of their bits.
+/// Weights are stored in tiles of 16 outputs and 64 columns, in the order of `code_place` in index.cuh; missing outputs
+/// and columns are zeros. Weights of two and three bits take four bits here, and those of five and six take eight.
+///
+/// Dequantized values are those of [`candlepower_kernels::QuantizedRows`]: `weight * scale + offset`, rounded once. The
+/// scales of [`Codes::E2m1`] include a factor, because the kernels read E2M1 bits as halves.
 #[derive(Clone, Debug)]
 pub struct PackedMatrix {
     pub(crate) n: usize,
-    /// Columns.
+    /// Number of columns.
     pub(crate) k: usize,
-    /// Inputs of a row of activations, of which columns may leave some out.
+    /// Inputs of a row of activations. There may be fewer columns than inputs.
     pub(crate) width: usize,
     pub(crate) group: usize,
     pub(crate) codes: Codes,
-    /// u32, `[n / 16][k / 64][32 lanes]`, four or eight words for each lane.
+    /// u32 `[n / 16][k / 64][32 lanes]`, with four or eight words for each lane.
     pub(crate) words: Tensor,
-    /// f32, `[groups][n in whole tiles][scale, minimum]`; of tables `[n in whole tiles][16]`.
+    /// f32 `[groups][n in whole tiles][scale, offset]`; for tables `[n in whole tiles][16]`.
     pub(crate) scales: Tensor,
-    /// u32 `[k]`: the input of each column, where they are not in order.
+    /// u32 `[k]`: the input of each column, if columns are in another order than inputs.
     pub(crate) inputs: Option<Tensor>,
     pub(crate) sparse: Option<PackedSparse>,
 }
 
-/// What is added to the numbers that codes mean, in compressed rows.
+/// The sparse part of a matrix in CSR form, which is added to the dequantized weights.
 #[derive(Clone, Debug)]
 pub(crate) struct PackedSparse {
-    /// u32 `[n + 1]`.
+    /// u32 `[n + 1]`: where the entries of each output begin.
     pub(crate) starts: Tensor,
-    /// u32.
+    /// u32: the input of each entry.
     pub(crate) inputs: Tensor,
-    /// f32.
+    /// f32: the value of each entry.
     pub(crate) numbers: Tensor,
 }
 
 impl PackedMatrix {
-    /// Brings a quantized weight to `device`. With `padding` it takes activations of padded heads.
+    /// Copies a quantized weight to `device`. With `padding`, the matrix takes activations of padded heads.
     ///
     /// # Errors
-    /// The weight is not quantized, its groups are neither whole steps of 16 columns nor one, or memory does not suffice.
+    /// The weight is not quantized; its groups are neither multiples of 16 columns nor the whole row; or memory does
+    /// not suffice.
     pub fn new(weight: &Weight, padding: Option<HeadPadding>, device: &Device) -> Result<Self> {
         let (n, k) = (weight.n(), weight.k());
         let Some((codes, group)) = weight.codes() else {
-            return Err(Error::QuantizedRows("the weight has no codes"));
+            return Err(Error::QuantizedRows("the weight is not quantized"));
         };
         if group < k && !group.is_multiple_of(STEP_INPUTS) {
             return Err(Error::Parameter {
@@ -190,7 +193,7 @@ impl PackedMatrix {
     }
 }
 
-/// The word and the shift of the code of an output and a column. As `code_place` in index.cuh.
+/// Word and shift of the quantized weight of an output and a column. `code_place` in index.cuh is the same function.
 pub(crate) fn code_place(
     output: usize,
     column: usize,

@@ -1,15 +1,16 @@
-//! The paged cache of keys and values on a device.
+//! The paged KV cache on a device.
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{Error, KvCacheConfig, KvScales, Result};
 
 /// Keys and values of all layers, in blocks of `block_size` positions.
 ///
-/// Each layer has two tensors `[num_blocks, kv_heads, block_size, head_dim]`, bf16, f16 or FP8 (e4m3: numbers are divided by their
-/// [`KvScales`] and rounded to its 256, and those beyond 448 become 448): FlashInfer's HND layout. A head's positions of one block
-/// lie together, so that a thread block, which works on one head, reads long runs; it is also the order of the values on the CPU,
-/// and tensor parallelism and a copy to the CPU divide it by whole heads. Values that are a part of the keys are not kept apart. Cloning
-/// shares the memory.
+/// Each layer has two tensors `[num_blocks, kv_heads, block_size, head_dim]` (FlashInfer's HND layout) in bf16, f16 or
+/// FP8. FP8 is e4m3: elements are divided by their [`KvScales`] and rounded, and those beyond 448 become 448.
+///
+/// A head's positions of one block are contiguous, so that a thread block, which works on one head, reads long ranges.
+/// The CPU stores values in the same order, and tensor parallelism and copies to the CPU divide it by whole heads. If
+/// values are a part of the keys, they have no tensor of their own. Clones share the memory.
 #[derive(Clone, Debug)]
 pub struct PagedCache {
     pub(crate) config: KvCacheConfig,
@@ -21,24 +22,24 @@ pub struct PagedCache {
 pub struct PagedLayer {
     /// The keys.
     pub keys: Tensor,
-    /// The values; where they are a part of the keys, the same memory.
+    /// The values. If values are a part of the keys, this is the same memory.
     pub values: Tensor,
-    /// The scales that both were divided by.
+    /// The scales that keys and values were divided by.
     pub scales: KvScales,
 }
 
 impl PagedLayer {
-    /// Each piece of its memory.
+    /// Each separate tensor of the layer.
     pub(crate) fn tensors(&self, config: &KvCacheConfig) -> impl Iterator<Item = &Tensor> {
         std::iter::once(&self.keys).chain(config.latent.is_none().then_some(&self.values))
     }
 }
 
 impl PagedCache {
-    /// An empty cache of `dtype` on `device`: bf16, f16 or FP8 (e4m3) on a GPU, and f32 too on the CPU.
+    /// Creates an empty cache of `dtype` on `device`: bf16, f16 or FP8 (e4m3) on a GPU, and f32 too on the CPU.
     ///
     /// # Errors
-    /// A dimension is zero or not the required multiple, the dtype is another one, or memory does not suffice.
+    /// A dimension is zero or not the required multiple, the dtype is not supported, or memory does not suffice.
     pub fn new(config: KvCacheConfig, dtype: DType, device: &Device) -> Result<Self> {
         config.check()?;
         let definitions_only = dtype == DType::F32 && device.is_cpu();
@@ -63,10 +64,10 @@ impl PagedCache {
         Ok(Self { config, layers })
     }
 
-    /// With scales for each layer; it must be empty and of f8e4m3.
+    /// Sets the scales of each layer. The cache must be empty and of dtype f8e4m3.
     ///
     /// # Errors
-    /// There are not as many as layers, or the dtype is another one.
+    /// The number of scales is not the number of layers, or the dtype is another one.
     pub fn with_scales(mut self, scales: &[KvScales]) -> Result<Self> {
         let found = self.layers.first().map_or(DType::F8E4M3, |layer| layer.keys.dtype());
         KvScales::check(scales, self.layers.len(), found)?;
@@ -76,14 +77,14 @@ impl PagedCache {
         Ok(self)
     }
 
-    /// Bytes reserved, all layers together.
+    /// Bytes of device memory, for all layers together.
     #[must_use]
     pub fn num_bytes(&self) -> usize {
         let bytes = |tensor: &Tensor| tensor.elem_count() * tensor.dtype().size_in_bytes();
         self.layers.iter().flat_map(|layer| layer.tensors(&self.config)).map(bytes).sum()
     }
 
-    /// The dimensions it was made with.
+    /// The dimensions of the cache.
     #[must_use]
     pub fn config(&self) -> &KvCacheConfig {
         &self.config

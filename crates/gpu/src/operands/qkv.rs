@@ -1,4 +1,4 @@
-//! The operands between the qkv product and attention: norms, rotation, and the write into the cache.
+//! The operands of the operation between the qkv product and attention: norms, RoPE, and the write into the cache.
 
 use candle_core::Tensor;
 use candlepower_kernels::operands::Operand;
@@ -6,38 +6,38 @@ use candlepower_kernels::{Error, Result, RopeTable};
 
 use super::{NormWeight, PagedCache};
 
-/// A slot that is no place in the cache: such a token's key and value are not written. The padding tokens
-/// of a CUDA graph have it.
+/// A slot outside the cache. The keys and values of a token with this slot are not written. Padding tokens of a CUDA
+/// graph have it.
 pub const NO_SLOT: u32 = u32::MAX;
 
 /// The norms of q and k.
 #[derive(Clone, Copy, Debug)]
 pub struct QkNorm<'a> {
-    /// Of q, bf16 or f16: `[head_dim]`, or what `span` says.
+    /// Weight for q, bf16 or f16: `[head_dim]`, or the shape that `span` describes.
     pub q_weight: &'a Tensor,
-    /// Of k; absent only where the rows are q alone.
+    /// Weight for k, absent only if the rows are q alone.
     pub k_weight: Option<&'a Tensor>,
-    /// The elements that are normalised together.
+    /// The elements over which the norm is taken.
     pub span: QkNormSpan<'a>,
-    /// How both weights enter.
+    /// How both weights are applied.
     pub form: NormWeight,
     /// Added to the mean square, or to the variance.
     pub eps: f32,
 }
 
-/// The elements that the norms of q and k normalise together.
+/// The elements over which the norms of q and k are taken.
 #[derive(Clone, Copy, Debug)]
 pub enum QkNormSpan<'a> {
-    /// Each head: RMSNorm with one weight for all of them.
+    /// Each head: RMSNorm with one weight for all heads.
     Head,
-    /// All heads of a token, those of other ranks too: RMSNorm with a weight `[heads * head_dim]`.
+    /// All heads of a token, on all ranks: RMSNorm with a weight `[heads * head_dim]`.
     AllHeads {
-        /// f32 `[tokens, 2]`: the sums over all ranks of what [`square_sums`](crate::square_sums) gives.
+        /// f32 `[tokens, 2]`: the results of [`square_sums`](crate::square_sums), summed over all ranks.
         square_sums: &'a Tensor,
-        /// How many ranks there are, each of which has as many heads.
+        /// Number of ranks, each of which has the same number of heads.
         ranks: usize,
     },
-    /// The first `len` elements of each head, of which the others are zeros: LayerNorm with a weight for each,
+    /// The first `len` elements of each head, whose other elements are zeros: LayerNorm with a weight for each head,
     /// `[heads * head_dim]`.
     EachHead {
         /// Elements of a head that are not padding.
@@ -54,21 +54,21 @@ pub struct ValueNorm {
     pub len: usize,
 }
 
-/// The operands of [`qkv_to_cache`](crate::qkv_to_cache) beside the qkv rows.
+/// The operands of [`qkv_to_cache`](crate::qkv_to_cache), apart from the qkv rows.
 #[derive(Clone, Copy, Debug)]
 pub struct QkvToCache<'a> {
     /// The norms of the heads of q and k, if the model has them.
     pub qk_norm: Option<QkNorm<'a>>,
     /// The norm of the heads of v, if the model has it.
     pub v_norm: Option<ValueNorm>,
-    /// The table of positions, on the device ([`RopeTable::to_device`]).
+    /// The RoPE table, on the device ([`RopeTable::to_device`]).
     pub rope: &'a RopeTable,
-    /// u32 `[tokens]`. A position beyond the table makes its token's q and k NaN.
+    /// u32 `[tokens]`. For a position beyond the table, the token's q and k become NaN.
     pub positions: &'a Tensor,
-    /// u32 `[tokens]`, each `block * block_size + offset`, or [`NO_SLOT`]. Without a cache nobody looks at it.
+    /// u32 `[tokens]`, each `block * block_size + offset`, or [`NO_SLOT`]. It is not read if `cache` is absent.
     pub slot_mapping: &'a Tensor,
-    /// Where keys and values go, and in which layer. Without it the rows are q alone, of a layer that reads what another one
-    /// has written.
+    /// The cache that keys and values are written to, and the layer. If it is absent, the rows are q alone, in a layer
+    /// that reads the keys and values of another layer.
     pub cache: Option<(&'a PagedCache, usize)>,
 }
 
@@ -77,13 +77,13 @@ pub struct QkvToCache<'a> {
 pub(crate) struct QkvShape {
     pub(crate) tokens: usize,
     pub(crate) heads: usize,
-    /// Zero where rows are q alone.
+    /// Zero if the rows are q alone.
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
 }
 
 impl QkvShape {
-    /// Derives the dimensions from `q_out` and the operands, if their norms fit.
+    /// Derives the dimensions from `q_out` and the operands, and refuses norms that do not fit.
     pub(crate) fn of(
         kernel: &'static str,
         operands: &QkvToCache<'_>,
@@ -95,7 +95,7 @@ impl QkvShape {
         let (tokens, heads, last) = q_out.dims3("[tokens, heads, head_dim]")?;
         let (kv_heads, head_dim) = match operands.cache {
             Some((cache, _)) => (cache.config().num_kv_heads, cache.config().head_dim),
-            // As the heads of caches are.
+            // The same condition as for the heads of a cache.
             None if last > 0 && last.is_multiple_of(8) => (0, last),
             None => return error("head_dim", last, "a positive multiple of 8"),
         };
@@ -135,7 +135,7 @@ pub(crate) const QKV_AXES: &str = "[tokens, (heads + 2 kv_heads) * head_dim]";
 
 pub(crate) const SQUARE_SUMS: &str = "square_sums";
 
-/// Elements of a head in rows of q, k and v with so many heads of q and of k.
+/// Elements of a head in rows of q, k and v with these numbers of heads of q and of k.
 pub(crate) fn head_dim_of(
     kernel: &'static str,
     qkv: &Tensor,

@@ -1,58 +1,57 @@
-//! Draws a token per row of logits on the device, each row by its own parameters.
+//! Sampling of one token per row of logits on the device, each row by its own parameters.
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::Result;
 
-/// Most log-probabilities that one draw reports beside its own.
+/// Maximum number of log-probabilities that a sample reports besides its own token's.
 pub const MOST_LOGPROBS: usize = 32;
 
-/// Words that each sample reports of its own token: see [`SamplingOutput::report`].
+/// Number of words in which a sample reports its own token: see [`SamplingOutput::report`].
 pub const REPORT_HEAD: usize = 3;
 
-/// "No row", "no slot" and "no token" in tables and results.
+/// Marks a missing row, slot or token in tables and results.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// How one token is drawn: the device's form of [`candlepower_kernels::sampling::SamplingRow`], [`SamplerRow::WORDS`]
-/// numbers of a table on the device.
+/// Parameters of one sample: the device's form of [`candlepower_kernels::sampling::SamplingRow`]. It is a row of
+/// [`SamplerRow::WORDS`] words in a table on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplerRow {
-    /// The row of logits; `None` is the padding of a CUDA graph and draws nothing.
+    /// The row of logits. `None` marks padding of a CUDA graph, for which no token is sampled.
     pub logits_row: Option<u32>,
-    /// 0 is greedy: the most likely token, the lowest id among equals.
+    /// 0 means greedy: the most likely token, and among equals the lowest id.
     pub temperature: f32,
     /// Keep the k most likely tokens.
     pub top_k: Option<u32>,
     /// Keep the most likely tokens whose probabilities sum to at least this.
     pub top_p: f32,
-    /// Keep tokens at least this times as likely as the most likely one.
+    /// Keep tokens whose probability is at least this fraction of the most likely token's.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens of prompt and output.
+    /// Divides positive logits and multiplies negative ones, for tokens of the prompt and the output.
     pub repetition: f32,
-    /// Subtracted once from tokens that were generated.
+    /// Subtracted once from logits of tokens that were generated.
     pub presence: f32,
-    /// Subtracted per time that the token was generated.
+    /// Subtracted from a token's logit for each time that it was generated.
     pub frequency: f32,
-    /// The slot of [`TokenCounts`] that penalties look at, and that counts the drawn token. No two draws of
-    /// a call share one.
+    /// The slot of [`TokenCounts`] that penalties read, and in which the sampled token is counted. No two samples of a
+    /// call may share a slot.
     pub counts_slot: Option<u32>,
-    /// The range of the batch's biases that hold for this draw; a token is banned by a bias of minus
-    /// infinity.
+    /// The range of the batch's logit biases that applies to this sample. A bias of minus infinity bans a token.
     pub biases: (u32, u32),
-    /// The row of the batch's masks.
+    /// The row of the batch's grammar masks.
     pub mask_row: Option<u32>,
-    /// Report the drawn token's log-probability, and so many most likely tokens.
+    /// Report the sampled token's log-probability, and this number of most likely tokens.
     pub top_logprobs: Option<u32>,
-    /// Decides, with `place`, the draw.
+    /// Determines the random choice, together with `place`.
     pub seed: u64,
-    /// The token's place in the output.
+    /// Index of the token in the output.
     pub place: u32,
 }
 
 impl SamplerRow {
-    /// Numbers of one row of the table.
+    /// Words of one row of the table.
     pub const WORDS: usize = 16;
 
-    /// The most likely token of a row of logits as they are, without a report.
+    /// The most likely token of an unmodified row of logits, without a report.
     #[must_use]
     pub fn greedy(logits_row: u32) -> Self {
         Self {
@@ -73,7 +72,7 @@ impl SamplerRow {
         }
     }
 
-    /// The row as it lies in the table.
+    /// The row in the table's form.
     #[must_use]
     pub fn words(&self) -> [u32; Self::WORDS] {
         [
@@ -96,7 +95,7 @@ impl SamplerRow {
         ]
     }
 
-    /// The row that lies in the table as `words`.
+    /// The row that `words` of the table describe.
     pub(crate) fn from_words(words: &[u32]) -> Self {
         let some = |word: u32| (word != NONE).then_some(word);
         Self {
@@ -118,17 +117,17 @@ impl SamplerRow {
     }
 }
 
-/// The tables of a step's draws, all on the device. Each may be longer than what its rows use.
+/// The tables of a step's samples, all on the device. Each may be longer than the part that its rows use.
 #[derive(Clone, Copy, Debug)]
 pub struct SamplingBatch<'a> {
-    /// u32 `[draws, 16]`: [`SamplerRow::words`] of each draw.
+    /// u32 `[samples, 16]`: [`SamplerRow::words`] of each sample.
     pub rows: &'a Tensor,
-    /// The counts that penalties look at.
+    /// The counts that penalties read.
     pub counts: Option<&'a TokenCounts>,
-    /// Token ids, and the bits of the f32 that is added to each one's logit; both u32 `[n]`.
+    /// Token ids, and the bits of the f32 bias that is added to each token's logit; both u32 `[n]`.
     pub biases: Option<(&'a Tensor, &'a Tensor)>,
-    /// u32 `[mask_rows, words]`: bit `id % 32` of word `id / 32` allows the token; shorter masks allow
-    /// nothing beyond.
+    /// u32 `[mask_rows, words]`: bit `id % 32` of word `id / 32` allows the token. Tokens beyond the end of a mask are
+    /// not allowed.
     pub masks: Option<&'a Tensor>,
 }
 
@@ -139,7 +138,7 @@ pub struct SamplingScratch {
 }
 
 impl SamplingScratch {
-    /// Memory for up to `max_draws` draws: four bytes per draw and token of the vocabulary.
+    /// Reserves memory for up to `max_draws` samples: four bytes per sample and token of the vocabulary.
     ///
     /// # Errors
     /// The device's memory does not suffice.
@@ -151,16 +150,16 @@ impl SamplingScratch {
 /// The tokens that a step sampled, on the device.
 #[derive(Clone, Debug)]
 pub struct SamplingOutput {
-    /// u32 `[draws]`: the tokens, for the next step's embedding; `u32::MAX` if none is allowed and finite.
+    /// u32 `[samples]`: the tokens, for the next step's embedding; `u32::MAX` if no token is both allowed and finite.
     pub token_ids: Tensor,
-    /// u32 `[draws, 3 + 2 * max_top]`, the one copy to the host: the token, the bits of its f32
-    /// log-probability, its rank, then the most likely tokens and their log-probabilities, most likely first;
-    /// `u32::MAX` where there is none.
+    /// u32 `[samples, 3 + 2 * max_top]`, the only copy to the host. It contains the token, the bits of its f32
+    /// log-probability and its rank, then the most likely tokens with their log-probabilities, most likely first.
+    /// Missing entries are `u32::MAX`.
     pub report: Tensor,
 }
 
 impl SamplingOutput {
-    /// Room for `draws` draws with up to `max_top` (at most 32) most likely tokens each.
+    /// Reserves memory for `draws` samples with up to `max_top` (at most 32) most likely tokens each.
     ///
     /// # Errors
     /// The device's memory does not suffice.
@@ -172,19 +171,19 @@ impl SamplingOutput {
     }
 }
 
-/// Marks a token of the prompt among counts.
+/// Flag of a token of the prompt in the counts.
 pub(crate) const FROM_PROMPT: u32 = 1 << 31;
 
-/// How often each token stands in the sequences that have penalties, kept on the device: a slot per
-/// sequence, four bytes per token of the vocabulary.
+/// Number of occurrences of each token in the sequences that have penalties, kept on the device: one slot per sequence,
+/// four bytes per token of the vocabulary.
 #[derive(Clone, Debug)]
 pub struct TokenCounts {
-    /// u32 `[slots, vocab]`: times generated, and the highest bit for tokens of the prompt.
+    /// u32 `[slots, vocab]`: the number of times generated, and the highest bit for tokens of the prompt.
     pub(crate) counts: Tensor,
 }
 
 impl TokenCounts {
-    /// Empty counts for `slots` sequences.
+    /// Creates empty counts for `slots` sequences.
     ///
     /// # Errors
     /// The device's memory does not suffice.
@@ -192,7 +191,7 @@ impl TokenCounts {
         Ok(Self { counts: Tensor::zeros((slots, vocab), DType::U32, device)? })
     }
 
-    /// Slots that there are.
+    /// Number of slots.
     #[must_use]
     pub fn num_slots(&self) -> usize {
         self.counts.dims()[0]

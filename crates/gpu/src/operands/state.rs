@@ -1,16 +1,17 @@
-//! The states that layers without attention keep of each sequence between steps, on a device.
+//! Recurrent states of sequences on a device, for layers with linear attention, an SSM or a short convolution.
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{Error, RecurrenceDims, Result, StateConfig, StateDims};
 
-/// The elements of a key that the kernel is compiled for: a thread keeps a column of a state, as many numbers.
+/// Key lengths that the kernel is compiled for. A thread keeps a column of the state, with this number of elements, in
+/// registers.
 pub const RECURRENT_KEY_DIMS: &[usize] = &[32, 64, 128];
 
-/// A block has a thread for each element of a value, at most so many.
+/// Maximum of `value_dim`: a block has a thread for each element of a value.
 const MOST_VALUE_DIM: usize = 256;
 
-/// The states of all layers for `num_slots` sequences, as [`candlepower_kernels::RecurrentState`] has them, but that inputs are in the dtype of
-/// activations. Cloning shares the memory.
+/// The states of all layers for `num_slots` sequences. They have the layout of [`candlepower_kernels::RecurrentState`],
+/// except that convolution inputs have the dtype of activations. Clones share the memory.
 #[derive(Clone, Debug)]
 pub struct StatePool {
     pub(crate) config: StateConfig,
@@ -20,14 +21,14 @@ pub struct StatePool {
 /// The states of one layer.
 #[derive(Clone, Debug)]
 pub(crate) struct PoolLayer {
-    /// `[num_slots, kernel - 1, channels]`: what the convolution is over of the newest tokens, the oldest first.
+    /// `[num_slots, kernel - 1, channels]`: the convolution's inputs for the newest tokens, the oldest first.
     pub(crate) inputs: Tensor,
     /// f32 `[num_slots, value_heads, key_dim, value_dim]`.
     pub(crate) matrices: Option<Tensor>,
 }
 
 impl PoolLayer {
-    /// Those of a recurrence.
+    /// The matrices of a linear attention or SSM layer.
     pub(crate) fn matrices(&self) -> &Tensor {
         self.matrices.as_ref().expect("recurrences have matrices")
     }
@@ -38,11 +39,11 @@ pub(crate) const INPUTS_AXES: &str = "[num_slots, kernel - 1, channels]";
 pub(crate) const MATRICES_AXES: &str = "[num_slots, value_heads, key_dim, value_dim]";
 
 impl StatePool {
-    /// Zeros for every slot, beside activations of `dtype`: bf16 or f16 on a GPU, and f32 too on the CPU.
+    /// Creates states that are all zero, for activations of `dtype`: bf16 or f16 on a GPU, and f32 too on the CPU.
     ///
     /// # Errors
-    /// A dimension is zero or not the required multiple; `key_dim` is none of [`RECURRENT_KEY_DIMS`]; `value_dim` is above
-    /// 256; the dtype is another one; memory does not suffice.
+    /// A dimension is zero or not the required multiple; `key_dim` is none of [`RECURRENT_KEY_DIMS`]; `value_dim` is
+    /// above 256; the dtype is not supported; or memory does not suffice.
     pub fn new(config: StateConfig, dtype: DType, device: &Device) -> Result<Self> {
         config.check()?;
         if let StateDims::Recurrence(RecurrenceDims { key_dim, value_dim, .. }) = config.dims {
@@ -72,7 +73,7 @@ impl StatePool {
         Ok(Self { config, layers })
     }
 
-    /// The dimensions it was made with.
+    /// The dimensions of the states.
     #[must_use]
     pub fn config(&self) -> &StateConfig {
         &self.config
@@ -83,13 +84,15 @@ impl StatePool {
     }
 }
 
-/// Which tokens of a step belong to which sequence, and where its state is, on the device.
+/// The tokens of each sequence in a step, and the slots of their states, on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct StateTables<'a> {
     /// u32 `[seqs + 1]`: sequence `i` has the tokens `query_start[i]..query_start[i + 1]`.
     pub query_start: &'a Tensor,
-    /// u32 `[seqs]`: where its state is; no two have the same, but [`NO_SLOT`](super::NO_SLOT).
+    /// u32 `[seqs]`: the slot of each sequence's state. All are different, except that [`NO_SLOT`](super::NO_SLOT) may
+    /// repeat.
     pub slots: &'a Tensor,
-    /// u32 `[tokens]`. A sequence whose first token here is at position 0 begins, and what its slot held does not count.
+    /// u32 `[tokens]`. If a sequence's first token here is at position 0, the sequence starts, and its slot's content
+    /// is ignored.
     pub positions: &'a Tensor,
 }

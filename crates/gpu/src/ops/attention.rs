@@ -1,4 +1,4 @@
-//! Causal attention over the paged cache: planned once a step on the host, then run for each layer.
+//! Causal attention over the paged cache: planned once per step on the host, then run for each layer.
 
 use candle_core::{Device, Tensor};
 use candlepower_kernels::{
@@ -12,13 +12,13 @@ use crate::operands::{
     check_cache, check_spec, check_step, check_window,
 };
 
-/// Memory and schedule of the attention of one step: `prepare` once, then `attend` for each layer. All of its memory
-/// is reserved in `new`.
+/// Memory and schedule of the attention of one step: call `prepare` once, then `attend` for each layer. All memory is
+/// reserved in `new`.
 #[derive(Debug)]
 pub enum AttentionPlan {
-    /// By the definition, on the CPU.
+    /// The reference implementation, on the CPU.
     Reference(ReferencePlan),
-    /// By FlashInfer's kernels.
+    /// FlashInfer's kernels.
     #[cfg(feature = "cuda")]
     Cuda(Box<crate::cuda::AttentionPlan>),
 }
@@ -27,7 +27,7 @@ impl AttentionPlan {
     /// Reserves the memory of plans for a cache of these dimensions.
     ///
     /// # Errors
-    /// `spec` does not fit the cache, `head_dim` is none that the device's kernels have, or memory does not suffice.
+    /// `spec` does not fit the cache, the device has no kernel for `head_dim`, or memory does not suffice.
     pub fn new(
         device: &Device,
         spec: AttentionSpec,
@@ -47,7 +47,7 @@ impl AttentionPlan {
         Ok(Self::Reference(ReferencePlan { spec, cache: *cache, capacity, prepared: None }))
     }
 
-    /// Plans a step and queues its schedule.
+    /// Plans a step and queues the copy of its schedule to the device.
     ///
     /// # Errors
     /// The metadata contradicts itself or the cache, the step is larger than the capacity, or CUDA refused.
@@ -59,17 +59,17 @@ impl AttentionPlan {
         }
     }
 
-    /// Attention of the planned step in one layer: `out` = softmax(q k^T * scale) v over each query's
-    /// sequence, causal, with the plan's window and `params.softcap`; with `sinks`, f32 `[heads]`, the softmax has a score of each
-    /// head beside the others, whose part goes to nothing.
+    /// Computes the attention of the planned step in one layer: `out` = softmax(q k^T * scale) v over each query's
+    /// sequence, causal, with the plan's window and `params.softcap`. `sinks`, f32 `[heads]`, are attention sink
+    /// logits: each head's logit joins its softmax and has no value.
     ///
-    /// `q` is `[tokens, heads, head_dim]`, `out` `[tokens, heads, value_dim]`; head `h` reads key-value head `h / (heads /
-    /// kv_heads)`. This step's keys and values must be in the cache. The definition is
+    /// `q` is `[tokens, heads, head_dim]`, `out` `[tokens, heads, value_dim]`; head `h` reads key-value head
+    /// `h / (heads / kv_heads)`. This step's keys and values must be in the cache. The reference implementation is
     /// [`candlepower_kernels::paged_attention_reference`].
     ///
     /// # Errors
-    /// Nothing was prepared; `params.window` is not the plan's; an operand has the wrong dtype, shape,
-    /// layout or device; or CUDA refused.
+    /// Nothing was prepared; `params.window` is not the plan's; an operand has the wrong dtype, shape, layout or
+    /// device; or CUDA refused.
     pub fn attend(
         &self,
         q: &Tensor,
@@ -86,7 +86,7 @@ impl AttentionPlan {
     }
 }
 
-/// A plan that remembers its step.
+/// The plan of the reference implementation, which only keeps the step.
 #[derive(Debug)]
 pub struct ReferencePlan {
     spec: AttentionSpec,
@@ -137,7 +137,7 @@ impl ReferencePlan {
         let mut values = reference.cached(("values", &layer.values), cache_axes, &cache_dims)?;
         keys.iter_mut().for_each(|key| *key *= layer.scales.key);
         match self.cache.latent {
-            // They are a part of the keys, and have their scale.
+            // The values are a part of the keys, and have the keys' scale.
             Some(_) => {
                 let rows = keys.chunks(head_dim).flat_map(|row| &row[..value_dim]);
                 values = rows.copied().collect();
@@ -162,7 +162,8 @@ impl ReferencePlan {
     }
 }
 
-/// The blocks of one sequence as the CPU's definition reads them: keys are `[head_dim, block_size]` in a block.
+/// The blocks of one sequence in the layout of the CPU's reference implementation: in a block, keys are
+/// `[head_dim, block_size]`.
 struct Blocks {
     config: KvCacheConfig,
     block_table: Vec<u32>,
@@ -195,7 +196,7 @@ impl Blocks {
         Self { config, block_table, keys, values }
     }
 
-    /// The values of one query, of which the head of keys and values is given, and the sink of its own head.
+    /// Output of one query head, for the given key-value head and the query head's sink logit.
     fn attend(
         &self,
         q: &[f32],

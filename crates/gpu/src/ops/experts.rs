@@ -1,4 +1,5 @@
-//! MoE layers: the choice of experts for each token, the products of each expert with its tokens, and their sum.
+//! MoE layers: routing of each token to some experts, the products of each expert with its tokens, and the weighted
+//! sum.
 
 use candle_core::Tensor;
 use candlepower_kernels::operands::OfExperts;
@@ -9,10 +10,10 @@ use super::reference::Reference;
 use crate::operands::{ExpertMatrices, Matrix, Routing, check_rows};
 
 impl ExpertMatrices {
-    /// Takes the matrices, which are on one device.
+    /// Takes the matrices, which must be on one device.
     ///
     /// # Errors
-    /// On a GPU: they differ in dtype, shape, kind of codes or device.
+    /// On a GPU: the matrices differ in dtype, shape, quantization format or device.
     pub fn new(matrices: Vec<Matrix>) -> Result<Self> {
         Ok(Self {
             #[cfg(feature = "cuda")]
@@ -21,19 +22,20 @@ impl ExpertMatrices {
         })
     }
 
-    /// Outputs of each.
+    /// Number of outputs of each matrix.
     #[must_use]
     pub fn n(&self) -> usize {
         self.matrices.first().map_or(0, Matrix::n)
     }
 }
 
-/// Finds for each token the `top_k` experts that `gating` chooses by its scores, and what each counts for.
+/// Finds for each token the `top_k` experts that `gating` chooses by its scores, and the weights of their results.
 ///
-/// `scores` is `[tokens, experts]`, bf16 or f16; computed in f32.
+/// `scores` is `[tokens, experts]`, bf16 or f16; the computation is in f32.
 ///
 /// # Errors
-/// `scores` or what the gating has of each expert has the wrong dtype, shape, layout or device, or CUDA refused the launch.
+/// `scores` or a per-expert tensor of `gating` has the wrong dtype, shape, layout or device, or CUDA refused the
+/// launch.
 pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> {
     launch_on_gpu!(scores, crate::cuda::route(scores, gating, routing));
     let reference = Reference::new("route", "scores", scores)?;
@@ -70,10 +72,13 @@ pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> 
 
 /// `out[p] = w[e] x[p] + bias[e]` for each pair `p` of a token and one of its experts, `e`.
 ///
-/// `bias` is `[experts, n]`, where there is one, `out` is `[tokens * top_k, n]`, and `x` `[tokens * top_k, k]`, or `[tokens, k]`, where all pairs of a token have its row;
-/// they and the matrices, but for codes, are bf16 or f16, summed in f32. A row's result depends on its own values and its
-/// expert alone, but for experts with codes, whose numbers are rounded before they are multiplied where experts have 20 rows or more on
-/// average. The definition of one output is [`candlepower_kernels::linear_reference`].
+/// `bias`, if present, is `[experts, n]`, and `out` is `[tokens * top_k, n]`. `x` is `[tokens * top_k, k]`, or
+/// `[tokens, k]` if all pairs of a token share its row. All are bf16 or f16, and so are unquantized matrices; sums are
+/// f32.
+///
+/// A row's result depends on its own values and its expert alone, with one exception: experts with quantized weights
+/// and an average of 20 rows or more round the dequantized weights before the product. The reference implementation of
+/// one output is [`candlepower_kernels::linear_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
@@ -124,13 +129,13 @@ pub fn expert_product(
     reference.write(("out", out), "[tokens * top_k, n]", &[pairs[0], n], &results)
 }
 
-/// `out[t] = sum of shares[p] * results[p]` over the pairs of each token, in the order of the experts, in f32 and rounded once;
-/// to `add`, beside what `out` has already.
+/// Computes `out[t] = sum of shares[p] * results[p]` over the pairs of each token, in the order of the experts, in f32
+/// and rounded once. With `add`, the sum is added to the content of `out`.
 ///
 /// `results` is `[tokens * top_k, hidden]` and `out` `[tokens, hidden]`, bf16 or f16.
 ///
 /// # Errors
-/// As [`expert_product`].
+/// Same as [`expert_product`].
 pub fn combine_experts(results: &Tensor, routing: &Routing, add: bool, out: &Tensor) -> Result<()> {
     launch_on_gpu!(results, crate::cuda::combine_experts(results, routing, add, out));
     let reference = Reference::new("combine_experts", "results", results)?;

@@ -1,9 +1,9 @@
-//! Launches that are recorded once and started as one.
+//! CUDA graphs: launches that are recorded once and replayed.
 
 use candle_core::Device;
 use candlepower_kernels::Result;
 
-/// What a function launched, to be started again with whatever its tensors hold then.
+/// The launches of a function, recorded as a CUDA graph. A replay reads the tensors' current content.
 #[derive(Debug)]
 pub struct Graph {
     #[cfg(feature = "cuda")]
@@ -17,10 +17,11 @@ impl Graph {
         cfg!(feature = "cuda") && device.is_cuda()
     }
 
-    /// Records what `launch` starts, which must allocate nothing and wait for nothing; nothing runs yet.
+    /// Records the launches of the function `launch`, without running them. `launch` must not allocate memory or wait.
     ///
     /// # Errors
-    /// What `launch` says, or CUDA refused; [`candlepower_kernels::Error::UnsupportedDevice`] where there are no graphs.
+    /// An error of `launch`, or CUDA refused; [`candlepower_kernels::Error::UnsupportedDevice`] on devices without
+    /// graphs.
     pub fn capture(device: &Device, launch: impl FnOnce() -> Result<()>) -> Result<Self> {
         #[cfg(feature = "cuda")]
         if let Device::Cuda(device) = device {
@@ -31,7 +32,7 @@ impl Graph {
         Err(candlepower_kernels::Error::UnsupportedDevice { kernel, operand, device })
     }
 
-    /// Starts the launches.
+    /// Replays the launches.
     ///
     /// # Errors
     /// CUDA refused.

@@ -1,5 +1,5 @@
-//! Multi-head latent attention beside the attention itself: what is kept of a token, and the products of each head with matrices of its
-//! own.
+//! The parts of MLA outside of attention: the latent that is kept of a token, and the products of each head with its
+//! own matrix.
 
 use candle_core::Tensor;
 use candlepower_kernels::{
@@ -13,17 +13,24 @@ use crate::operands::{
     ExpertMatrices, HEAD_PRODUCT, HeadShape, LATENTS, LatentShape, LatentsToCache, PagedCache,
 };
 
-/// Of `latents` `[tokens, rank + rot_dim]` norms the first `rank` elements, turns the others, and writes both to the cache; turns the
-/// last `rot_dim` elements of each head of `q` `[tokens, heads, q_dim]` and writes them to `q_out` `[tokens, heads, head_dim]` behind
-/// its first `latent` elements, which it leaves as they are; where the table scales queries, all of `q_out` is scaled. In the cache
-/// a latent is padded to `latent` elements with zeros, and so is what follows it, there and in `q_out`.
+/// Prepares queries and latents for attention over latents:
 ///
-/// All in f32 from load to store, rounded once, in the cache to its own dtype, by its scale of keys. The definitions, one after the other:
-/// [`rms_norm_reference`], [`rope_reference`] and [`reshape_and_cache_reference`], whose place of values is that of keys here.
+/// - `latents` `[tokens, rank + rot_dim]`: the first `rank` elements are normed, the others are rotated, and both are
+///   written to the cache.
+/// - `q` `[tokens, heads, q_dim]`: the last `rot_dim` elements of each head are rotated and written to `q_out`
+///   `[tokens, heads, head_dim]`.
+///
+/// In `q_out` the rotated elements follow the first `latent` elements of a head, which must be there already. If the
+/// RoPE table scales queries, all of `q_out` is scaled. Zeros pad a latent to `latent` elements in the cache. They also
+/// pad the rotated elements to the end of a row, in the cache and in `q_out`.
+///
+/// The computation is in f32 from load to store and rounded once, in the cache to its own dtype after division by the
+/// keys' scale. The reference implementations, one after the other, are [`rms_norm_reference`], [`rope_reference`] and
+/// [`reshape_and_cache_reference`], whose position of values is that of keys here.
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device; the cache keeps no latents, or shorter ones; there is no such layer; or
-/// CUDA refused the launch.
+/// An operand has the wrong dtype, shape, layout or device; the cache keeps no latents, or shorter ones; there is no
+/// such layer; or CUDA refused the launch.
 ///
 /// Source: DeepSeek-AI, "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model", 2024, 2.1.
 pub fn latents_to_cache(
@@ -79,7 +86,7 @@ pub fn latents_to_cache(
     let (config, layer) = (cache.config(), cache.layer(layer)?);
     let (axes, dims) = ("[num_blocks, 1, block_size, head_dim]", PagedCache::dims(config));
     let mut kept = reference.cached(("keys", &layer.keys), axes, &dims)?;
-    // In the device's order keys lie as values that are as wide do.
+    // On the device, keys have the order that values of the same width have in the reference.
     let config = KvCacheConfig { latent: None, ..*config };
     for (token, row) in rows.chunks(width).enumerate() {
         let slot = slots[token] as usize;
@@ -97,11 +104,12 @@ pub fn latents_to_cache(
     reference.write_cached(("keys", &layer.keys), axes, &dims, &kept)
 }
 
-/// `out[t, h] = w[h] x[t, h]` for each head: `x` is `[tokens, heads, at least k]`, of which the first `k` elements of each head are
-/// read, and `out` `[tokens, heads, at least n]`, of which the first `n` are written; the matrices are `[n, k]`, one for each head.
+/// Computes `out[t, h] = w[h] x[t, h]` for each head. `x` is `[tokens, heads, at least k]`, of which the first `k`
+/// elements of each head are read. `out` is `[tokens, heads, at least n]`, of which the first `n` are written. There is
+/// one matrix `[n, k]` for each head.
 ///
-/// All are bf16 or f16, summed in f32. A row's result depends on its own values and its head alone. The definition of one output is
-/// [`linear_reference`].
+/// All tensors are bf16 or f16, and sums are f32. A row's result depends on its own values and its head alone. The
+/// reference implementation of one output is [`linear_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.

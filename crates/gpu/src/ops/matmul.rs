@@ -1,4 +1,4 @@
-//! Matrix products: cuBLAS, the small product of few rows, and the product with codes.
+//! Matrix products: cuBLAS, GEMV for one or two rows, and products with quantized weights.
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::operands::Operand;
@@ -8,7 +8,7 @@ use super::launch_on_gpu;
 use super::reference::Reference;
 use crate::operands::Matrix;
 
-/// What matrix products need beside their operands: reserved once, so that a product allocates nothing.
+/// Buffers of matrix products, reserved once so that a product allocates nothing.
 #[derive(Debug)]
 pub struct Matmul {
     #[cfg(feature = "cuda")]
@@ -16,8 +16,8 @@ pub struct Matmul {
 }
 
 impl Matmul {
-    /// Reserves what products of up to `max_rows` rows on `device` need, and, to multiply more rows with codes than their own
-    /// product takes, `unpacked_bytes` bytes for their numbers.
+    /// Reserves buffers for products of up to `max_rows` rows on `device`. `unpacked_bytes` are for dequantized
+    /// weights, which products with more rows than the kernels for quantized weights take need.
     ///
     /// # Errors
     /// The device's memory does not suffice, or cuBLAS does not start.
@@ -37,9 +37,12 @@ impl Matmul {
         })
     }
 
-    /// `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16 but the
-    /// codes of `w`, summed in f32. The definition of one output is [`candlepower_kernels::linear_reference`], over the numbers that
-    /// codes mean; a GPU rounds these to the element type where there are more rows than the product with codes takes.
+    /// Computes `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16
+    /// except a quantized `w`, with sums in f32.
+    ///
+    /// The reference implementation of one output is [`candlepower_kernels::linear_reference`], over dequantized
+    /// weights. For more rows than the kernels for quantized weights take, a GPU rounds the dequantized weights to the
+    /// element type first.
     ///
     /// # Errors
     /// An operand has the wrong dtype, shape, layout or device, or CUDA refused.

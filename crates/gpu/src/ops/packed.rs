@@ -10,7 +10,7 @@ use super::reference::Reference;
 use crate::operands::{E2M1_FACTOR, Matrix, PackedMatrix, code_place};
 
 impl Matrix {
-    /// Its numbers `[n, k]` for a definition, and `k`.
+    /// The matrix's values `[n, k]` for a reference implementation, dequantized if necessary, and `k`.
     pub(super) fn elements(
         &self,
         reference: &Reference,
@@ -27,10 +27,11 @@ impl Matrix {
 }
 
 impl PackedMatrix {
-    /// Its numbers `[n, width]`, where it is on the CPU: the definition of the kernels.
+    /// The dequantized values `[n, width]` of a matrix on the CPU: the reference implementation of the kernels that
+    /// dequantize.
     ///
     /// # Errors
-    /// It is on another device.
+    /// The matrix is on another device.
     pub fn numbers(&self) -> Result<Vec<f32>> {
         const KERNEL: &str = "packed";
         let reference = Reference::integers(KERNEL);
@@ -74,7 +75,7 @@ impl PackedMatrix {
     }
 }
 
-/// What a number becomes as an element of `dtype`.
+/// The value that `number` has after rounding to `dtype`.
 pub(super) fn rounded(number: f32, dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => bf16::from_f32(number).to_f32(),

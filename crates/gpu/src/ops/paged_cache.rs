@@ -1,4 +1,4 @@
-//! The paged cache of keys and values on a device.
+//! Copies of blocks of the paged KV cache, on a device and to host memory.
 
 use candle_core::{Device, Tensor};
 use candlepower_kernels::{KvCacheConfig, Result};
@@ -8,8 +8,8 @@ use super::reference::Reference;
 use crate::operands::PagedCache;
 
 impl PagedCache {
-    /// Copies whole blocks in all layers. `copies` is u32 `[count, 2]`, source and destination of each; no
-    /// block may be both. A pair with a block that is not in the cache is left out. The CPU's counterpart is
+    /// Copies whole blocks in all layers. `copies` is u32 `[count, 2]`, with source and destination of each copy; no
+    /// block may be both. Pairs with a block outside the cache are ignored. The CPU's counterpart is
     /// [`candlepower_kernels::copy_blocks`], which copies in order.
     ///
     /// # Errors
@@ -19,12 +19,13 @@ impl PagedCache {
         copy_between(self, self, copies)
     }
 
-    /// Copies whole blocks in all layers to the memory of the host: `copies` is u32 `[count, 2]`, a block of the cache
-    /// and a place in `host` of each. No place may be named twice, and pairs with one that is not there are left out.
-    /// On a GPU this is queued: the host must not look at what it wrote.
+    /// Swaps out whole blocks in all layers, to host memory. `copies` is u32 `[count, 2]`, with a block of the cache
+    /// and a slot of `host` for each copy. No slot may occur twice, and pairs outside the cache or `host` are ignored.
+    /// On a GPU the copy is only queued, so the host must not read the slots.
     ///
     /// # Errors
-    /// `copies` has the wrong dtype, shape, layout or device, `host` is of another cache, or CUDA refused the launch.
+    /// `copies` has the wrong dtype, shape, layout or device, `host` belongs to another cache, or CUDA refused the
+    /// launch.
     pub fn bring_out(&self, host: &HostBlocks, copies: &Tensor) -> Result<()> {
         launch_on_gpu!(
             copies,
@@ -33,10 +34,11 @@ impl PagedCache {
         copy_between(self, host.reference()?, copies)
     }
 
-    /// As [`PagedCache::bring_out`], back: `copies` names a place in `host`, then a block of the cache.
+    /// Swaps in blocks, the reverse of [`PagedCache::bring_out`]: each pair in `copies` is a slot of `host`, then a
+    /// block of the cache.
     ///
     /// # Errors
-    /// As there.
+    /// Same as [`PagedCache::bring_out`].
     pub fn bring_back(&self, host: &HostBlocks, copies: &Tensor) -> Result<()> {
         launch_on_gpu!(
             copies,
@@ -46,7 +48,7 @@ impl PagedCache {
     }
 }
 
-/// The definition of all copies of blocks.
+/// The reference implementation of all copies of blocks.
 fn copy_between(from: &PagedCache, to: &PagedCache, copies: &Tensor) -> Result<()> {
     const KERNEL: &str = "copy_blocks";
     let count = copies.elem_count() / 2;
@@ -73,24 +75,24 @@ fn copy_between(from: &PagedCache, to: &PagedCache, copies: &Tensor) -> Result<(
     Ok(())
 }
 
-/// Room for blocks of a [`PagedCache`] in the memory of the host.
+/// Slots for blocks of a [`PagedCache`] in host memory.
 #[derive(Debug)]
 pub struct HostBlocks {
-    /// What stands for it on the CPU; on a GPU its dimensions alone.
+    /// The memory, or its substitute on the CPU.
     memory: HostMemory,
 }
 
 #[derive(Debug)]
 enum HostMemory {
-    /// For the definitions: a cache of as many blocks.
+    /// For the reference implementation: a cache with this number of blocks.
     Reference(PagedCache),
-    /// Pinned, and written by the GPU.
+    /// Pinned host memory, which the GPU writes.
     #[cfg(feature = "cuda")]
     Pinned(crate::cuda::PinnedBlocks),
 }
 
 impl HostBlocks {
-    /// Room for `num_blocks` blocks of `cache`.
+    /// Reserves slots for `num_blocks` blocks of `cache`.
     ///
     /// # Errors
     /// Memory does not suffice.

@@ -1,4 +1,4 @@
-//! The operation between the qkv product and attention: norms, rotation, and the write into the cache.
+//! The operation between the qkv product and attention: norms, RoPE, and the write into the cache.
 
 use candle_core::Tensor;
 use candlepower_kernels::operands::Operand;
@@ -14,11 +14,13 @@ use crate::operands::{
     head_dim_of,
 };
 
-/// The sums of the squares of all heads of q, and of all of k: `qkv` is `[tokens, (heads + 2 kv_heads) * head_dim]`, bf16 or f16,
-/// `out` f32 `[tokens, 2]`. What [`QkNormSpan::AllHeads`] takes, where there is one rank.
+/// Computes the sums of squares over all heads of q, and over all heads of k. `qkv` is
+/// `[tokens, (heads + 2 kv_heads) * head_dim]`, bf16 or f16, and `out` f32 `[tokens, 2]`. On a single rank, these are
+/// the sums for [`QkNormSpan::AllHeads`].
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device, heads have an odd number of elements, or CUDA refused the launch.
+/// An operand has the wrong dtype, shape, layout or device, heads have an odd number of elements, or CUDA refused the
+/// launch.
 pub fn square_sums(qkv: &Tensor, heads: [usize; 2], out: &Tensor) -> Result<()> {
     launch_on_gpu!(qkv, crate::cuda::square_sums(qkv, heads, out));
     let reference = Reference::new(SQUARE_SUMS, "qkv", qkv)?;
@@ -31,17 +33,19 @@ pub fn square_sums(qkv: &Tensor, heads: [usize; 2], out: &Tensor) -> Result<()> 
     reference.write_f32s(("out", out), "[tokens, 2]", &[tokens, 2], &sums.collect::<Vec<_>>())
 }
 
-/// Splits `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]`: norms the heads of q and k if the model does,
-/// rotates them, scales q where the table does, norms the heads of v if the model does, writes k and v into the paged cache and q to
-/// `q_out` `[tokens, heads, head_dim]`. Without a cache the rows are q alone, `[tokens, heads * head_dim]`.
+/// Splits `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` into heads. Heads of q and k are normed if the model has
+/// QK norm, and rotated; q is scaled if the RoPE table has scales, and heads of v are normed if the model does that. k
+/// and v are written into the paged cache, and q to `q_out` `[tokens, heads, head_dim]`. Without a cache the rows are q
+/// alone, `[tokens, heads * head_dim]`.
 ///
-/// All in f32 from load to store, rounded once, in the cache to its own dtype. The definitions, one after the other:
-/// [`candlepower_kernels::rms_norm_reference`] (per head where nothing else is asked for), [`candlepower_kernels::rope_reference`] and
-/// [`candlepower_kernels::reshape_and_cache_reference`], whose place of values is that of keys and values here.
+/// The computation is in f32 from load to store and rounded once, in the cache to its own dtype. The reference
+/// implementations, one after the other, are [`candlepower_kernels::rms_norm_reference`] (per head, unless another span
+/// is requested), [`candlepower_kernels::rope_reference`] and [`candlepower_kernels::reshape_and_cache_reference`],
+/// whose position of values is that of keys and values here.
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device; `rot_dim > head_dim`; there is no such layer; k has no weight of its
-/// norm, or there is no k beside a norm over all heads; or CUDA refused the launch.
+/// An operand has the wrong dtype, shape, layout or device; `rot_dim > head_dim`; there is no such layer; the weight of
+/// k's norm is missing; the norm is over all heads and there is no k; or CUDA refused the launch.
 pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> Result<()> {
     launch_on_gpu!(qkv, crate::cuda::qkv_to_cache(qkv, operands, q_out));
     const KERNEL: &str = "qkv_to_cache";
@@ -95,7 +99,7 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
 }
 
 impl ValueNorm {
-    /// One head.
+    /// Norms one head.
     fn apply(&self, head: &[f32]) -> Vec<f32> {
         let mut normed = rms_norm_reference(&head[..self.len], &vec![1.0; self.len], self.eps);
         normed.resize(head.len(), 0.0);
@@ -107,17 +111,17 @@ const Q: usize = 0;
 
 const K: usize = 1;
 
-/// What is done to the heads of q and k.
+/// The norms and the rotation of the heads of q and k.
 struct Rotation<'a> {
     table: &'a RopeTable,
     head_dim: usize,
     cos: Vec<f32>,
     sin: Vec<f32>,
     query_scales: Option<Vec<f32>>,
-    /// The weights of q's norm, and of k's.
+    /// Weights of the norms of q and of k.
     norms: [Option<Vec<f32>>; 2],
     span: QkNormSpan<'a>,
-    /// `[tokens, 2]`, where norms are over all heads.
+    /// `[tokens, 2]`, if norms are over all heads.
     square_sums: Vec<f32>,
     eps: f32,
 }
@@ -176,7 +180,7 @@ impl<'a> Rotation<'a> {
         })
     }
 
-    /// The heads of q or k of one token, normalised where the model does, and rotated.
+    /// The heads of q or k of one token, normed if the model does that, and rotated.
     fn apply(&self, row: &[f32], of: (usize, usize), position: usize) -> Vec<f32> {
         let half = self.table.rot_dim() / 2;
         let at = position * half..(position + 1) * half;
@@ -197,7 +201,7 @@ impl<'a> Rotation<'a> {
         match self.span {
             QkNormSpan::Head => rms_norm_reference(row, weight, self.eps),
             QkNormSpan::AllHeads { ranks, .. } => {
-                // Heads that several ranks have are as often in the sum.
+                // A head that is replicated on several ranks is counted once per rank in the sum.
                 let mean = self.square_sums[2 * token + kind] / (ranks * row.len()) as f32;
                 let scale = 1.0 / (mean + self.eps).sqrt();
                 row.iter().zip(weight).map(|(x, weight)| x * scale * weight).collect()

@@ -11,15 +11,18 @@ use crate::operands::{
     GATE_AXES, INPUTS_AXES, MATRICES_AXES, NO_SLOT, SIGMOID_GATE, StatePool, StateTables, gate_dims,
 };
 
-/// One layer for the tokens of a step, each of which changes the state of its sequence in `pool`; computed in f32.
+/// Computes one layer for the tokens of a step, each of which updates the state of its sequence in `pool`. The
+/// computation is in f32.
 ///
-/// `input` is `[tokens, width]`, `gates` `[tokens, gates]` and `out` `[tokens, values]`, bf16 or f16. The rows of a
-/// sequence in [`NO_SLOT`], which pads a graph, become zeros. A slot that is not there makes NaN of its sequence's rows, and of a
-/// sequence whose tokens are not among these nothing is written. The definition is [`candlepower_kernels::recurrence_reference`].
+/// `input` is `[tokens, width]`, `gates` `[tokens, gates]` and `out` `[tokens, values]`, bf16 or f16.
+///
+/// A sequence in [`NO_SLOT`], which is padding of a graph, gives rows of zeros. A slot outside the pool gives rows of
+/// NaN. Nothing is written for a sequence whose tokens are not in this step. The reference implementation is
+/// [`candlepower_kernels::recurrence_reference`].
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device; `net` has other dimensions than `pool`; there is no such layer; or
-/// CUDA refused the launch.
+/// An operand has the wrong dtype, shape, layout or device; `net` has other dimensions than `pool`; there is no such
+/// layer; or CUDA refused the launch.
 pub fn recurrence(
     input: &Tensor,
     gates: &Tensor,
@@ -50,7 +53,7 @@ pub fn recurrence(
     let mut inputs = reference.elements(("inputs", &layer.inputs), INPUTS_AXES, &inputs_dims)?;
     let matrices = ("matrices", layer.matrices());
     let mut matrices = reference.f32s(matrices, MATRICES_AXES, &matrices_dims)?;
-    // Rows of no sequence stay as they are.
+    // Rows that belong to no sequence keep their content.
     let mut results = reference.elements(("out", out), "[tokens, values]", &[tokens, values])?;
     for (bounds, &slot) in starts.windows(2).zip(&slots) {
         let (start, end) = (bounds[0] as usize, bounds[1] as usize);
@@ -85,8 +88,9 @@ pub fn recurrence(
     reference.write(("out", out), "[tokens, values]", &[tokens, values], &results)
 }
 
-/// `x = x * sigmoid(gate)`, in f32 and rounded once. Both are bf16 or f16, `x` is `[rows, width]` and `gate` has its shape, or one
-/// number for each row: `[rows, 1]`. The definition is [`candlepower_kernels::sigmoid_gate_reference`].
+/// Computes `x = x * sigmoid(gate)`, in f32 and rounded once. Both are bf16 or f16. `x` is `[rows, width]`, and `gate`
+/// has the same shape or one value for each row: `[rows, 1]`. The reference implementation is
+/// [`candlepower_kernels::sigmoid_gate_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.

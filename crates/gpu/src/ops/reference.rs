@@ -1,4 +1,4 @@
-//! Operands of the definitions: read whole and widened, written whole and rounded once.
+//! Operands of the reference implementations: read and written whole, converted to f32 and rounded once.
 
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Tensor};
 use candlepower_kernels::operands::Operand;
@@ -6,17 +6,19 @@ use candlepower_kernels::{Error, Result};
 use float8::F8E4M3;
 use half::{bf16, f16};
 
-/// Operands of numbers begin at a multiple of so many bytes of what a GPU has there: 16 bits each, or 8 in a cache of FP8.
+/// Alignment in bytes that a GPU needs for the first element of an operand. Elements have 16 bits, or 8 in an FP8
+/// cache.
 const ALIGNMENT: usize = 16;
 
-/// A definition that is about to run: its name in errors, and its element type.
+/// A reference implementation that is about to run: its name in errors, and its element type.
 pub(super) struct Reference {
     kernel: &'static str,
     dtype: DType,
 }
 
 impl Reference {
-    /// For a kernel over the element type of `first`: bf16 or f16 as on a GPU, or f32, which only definitions have.
+    /// For a kernel over the element type of `first`: bf16 or f16 as on a GPU, or f32, which only reference
+    /// implementations accept.
     pub(super) fn new(kernel: &'static str, name: &'static str, first: &Tensor) -> Result<Self> {
         let found = first.dtype();
         if !matches!(found, DType::BF16 | DType::F16 | DType::F32) {
@@ -26,7 +28,7 @@ impl Reference {
         Ok(Self { kernel, dtype: found })
     }
 
-    /// For a kernel over the elements of a cache, whatever they are.
+    /// For a kernel over the elements of a cache, of any type.
     pub(super) fn of_cache(kernel: &'static str, cache: &Tensor) -> Self {
         Self { kernel, dtype: cache.dtype() }
     }
@@ -181,7 +183,7 @@ enum Values<'a> {
     Integers(&'a [u32]),
 }
 
-/// Replaces the elements of a tensor.
+/// An in-place operation that replaces the elements of a tensor.
 struct Write<'a>(Values<'a>);
 
 impl InplaceOp1 for Write<'_> {
@@ -212,7 +214,7 @@ impl InplaceOp1 for Write<'_> {
             (CpuStorage::U32(out), Values::Integers(values)) => {
                 out[first..end].copy_from_slice(values);
             }
-            _ => candle_core::bail!("the dtype was checked before the definition ran"),
+            _ => candle_core::bail!("the dtype was checked before the reference ran"),
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Operations on rows: sums, norms, activations, gathers, the soft cap, and tokens that only the device knows.
+//! Row-wise operations: sums, norms, activations, gathers, the softcap, and token ids that only the device knows.
 
 use candle_core::Tensor;
 use candlepower_kernels::operands::{ACTIVATION_TIMES, Operand, times_width};
@@ -12,10 +12,10 @@ use super::packed::rounded;
 use super::reference::Reference;
 use crate::operands::{LayerNorm, Matrix, RmsNorm};
 
-/// `out = x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in f32 and rounded once.
+/// Computes `out = x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in f32 and rounded once.
 ///
-/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. Where they are `[.., groups, dim]`, the weight may have a row for each
-/// group. The definition is [`candlepower_kernels::rms_norm_reference`].
+/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. If they are `[.., groups, dim]`, the weight may have a
+/// row for each group. The reference implementation is [`candlepower_kernels::rms_norm_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
@@ -35,13 +35,13 @@ pub fn rms_norm(x: &Tensor, norm: &RmsNorm<'_>, out: &Tensor) -> Result<()> {
     reference.write(("out", out), "x's shape", x.dims(), &normed)
 }
 
-/// `residual = (residual + x) * scale`, then `out = rms_norm(residual)`. Shapes as in [`rms_norm`].
+/// Computes `residual = (residual + x) * scale`, then `out = rms_norm(residual)`. Shapes as in [`rms_norm`].
 ///
-/// The norm is of the sum as it is stored, rounded to the element type. The definition is
+/// The norm is taken of the sum as it is stored, rounded to the element type. The reference implementation is
 /// [`candlepower_kernels::add_rms_norm_reference`].
 ///
 /// # Errors
-/// As [`rms_norm`].
+/// Same as [`rms_norm`].
 pub fn add_rms_norm(
     residual: &Tensor,
     x: &Tensor,
@@ -60,10 +60,10 @@ pub fn add_rms_norm(
     rms_norm(residual, norm, out)
 }
 
-/// `residual = (residual + x) * scale`, rounded once; both are bf16 or f16 of one shape.
+/// Computes `residual = (residual + x) * scale`, rounded once; both are bf16 or f16 of one shape.
 ///
 /// # Errors
-/// As [`rms_norm`].
+/// Same as [`rms_norm`].
 pub fn add(residual: &Tensor, x: &Tensor, scale: f32) -> Result<()> {
     launch_on_gpu!(x, crate::cuda::add(residual, x, scale));
     let reference = Reference::new("add", "x", x)?;
@@ -73,12 +73,13 @@ pub fn add(residual: &Tensor, x: &Tensor, scale: f32) -> Result<()> {
     reference.write(("residual", residual), "x's shape", x.dims(), &sum)
 }
 
-/// `out = (x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, rounded once.
+/// Computes `out = (x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension, rounded once.
 ///
-/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. The definition is [`candlepower_kernels::layer_norm_reference`].
+/// `x` and `out` are bf16 or f16 `[.., dim]`; `out` may be `x`. The reference implementation is
+/// [`candlepower_kernels::layer_norm_reference`].
 ///
 /// # Errors
-/// As [`rms_norm`].
+/// Same as [`rms_norm`].
 ///
 /// Source: "Layer Normalization", 2016, arXiv 1607.06450.
 pub fn layer_norm(x: &Tensor, norm: &LayerNorm<'_>, out: &Tensor) -> Result<()> {
@@ -93,7 +94,7 @@ pub fn layer_norm(x: &Tensor, norm: &LayerNorm<'_>, out: &Tensor) -> Result<()> 
     reference.write(("out", out), "x's shape", x.dims(), &normed)
 }
 
-/// What a norm's weight multiplies by.
+/// The factors of a norm: its weight, plus 1 if the model stores it so.
 fn factors(reference: &Reference, x: &Tensor, norm: &RmsNorm<'_>) -> Result<Vec<f32>> {
     last_dim("rms_norm", x)?;
     candlepower_kernels::operands::weight_rows(
@@ -109,11 +110,11 @@ fn last_dim(kernel: &'static str, x: &Tensor) -> Result<usize> {
     candlepower_kernels::operands::last_dim(&Operand::new(kernel, "x", x))
 }
 
-/// `out = act(x)`, in f32 and rounded once; both are bf16 or f16 of one shape. The definition is
+/// Computes `out = act(x)`, in f32 and rounded once; both are bf16 or f16 of one shape. The reference implementation is
 /// [`candlepower_kernels::activation_reference`].
 ///
 /// # Errors
-/// As [`rms_norm`].
+/// Same as [`rms_norm`].
 pub fn activation(x: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
     launch_on_gpu!(x, crate::cuda::activation(x, act, out));
     let reference = Reference::new("activation", "x", x)?;
@@ -123,9 +124,9 @@ pub fn activation(x: &Tensor, act: Activation, out: &Tensor) -> Result<()> {
     reference.write(("out", out), "x's shape", x.dims(), &activated)
 }
 
-/// `out = act(gate) * up` for `gate_up` `[tokens, 2 * inner]`, the gate in the first half of each row.
+/// Computes `out = act(gate) * up` for `gate_up` `[tokens, 2 * inner]`, where the gate is the first half of each row.
 ///
-/// `out` is `[tokens, inner]`; both are bf16 or f16, computed in f32. The definition is
+/// `out` is `[tokens, inner]`; both are bf16 or f16, and the computation is in f32. The reference implementation is
 /// [`candlepower_kernels::gated_activation_reference`].
 ///
 /// # Errors
@@ -142,8 +143,9 @@ pub fn gated_activation(gate_up: &Tensor, act: Activation, out: &Tensor) -> Resu
     reference.write(("out", out), "[tokens, inner]", &[tokens, width / 2], &activated)
 }
 
-/// `out[t, j] = act(x[t, j]) * by[t, first + j]`, in f32 and rounded once: `x` and `out` are `[tokens, inner]`, `by` is
-/// `[tokens, width]`, all bf16 or f16; `out` may be `x`. The definition is [`candlepower_kernels::activation_times_reference`].
+/// Computes `out[t, j] = act(x[t, j]) * by[t, first + j]`, in f32 and rounded once. `x` and `out` are
+/// `[tokens, inner]`, `by` is `[tokens, width]`, all bf16 or f16; `out` may be `x`. The reference implementation is
+/// [`candlepower_kernels::activation_times_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
@@ -167,11 +169,12 @@ pub fn activation_times(
     reference.write(("out", out), "[tokens, inner]", &[tokens, inner], &products)
 }
 
-/// `out[t] = table[token_ids[t]] * scale`, rounded once; the numbers that codes mean are rounded before.
+/// Computes `out[t] = table[token_ids[t]] * scale`, rounded once. Dequantized values are rounded before the scaling
+/// too.
 ///
-/// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16 but the codes of `table`; `token_ids` is u32 `[tokens]`. Where
-/// `table` has a `part` of the vocabulary, the rows of the other tokens are zeros. An id beyond the vocabulary gives a row of NaN.
-/// The definition is [`candlepower_kernels::embedding_reference`].
+/// `table` is `[vocab, hidden]` and `out` `[tokens, hidden]`, bf16 or f16 except a quantized `table`; `token_ids` is
+/// u32 `[tokens]`. If `table` is a shard, `part` of the vocabulary, the rows of other tokens are zeros. An id beyond
+/// the vocabulary gives a row of NaN. The reference implementation is [`candlepower_kernels::embedding_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
@@ -199,13 +202,13 @@ pub fn embedding(
     gather(&reference, ("token_ids", token_ids), (&numbers, hidden), (scale, part), out)
 }
 
-/// `out[i] = x[rows[i]]`, for example the rows whose logits are wanted.
+/// Computes `out[i] = x[rows[i]]`, for example for the rows whose logits are computed.
 ///
-/// `x` is `[tokens, dim]` and `out` `[count, dim]`, bf16 or f16; `rows` is u32 `[count]`. A number that is no row of
-/// `x` gives a row of NaN. The definition is [`candlepower_kernels::gather_rows_reference`].
+/// `x` is `[tokens, dim]` and `out` `[count, dim]`, bf16 or f16; `rows` is u32 `[count]`. An index beyond the rows of
+/// `x` gives a row of NaN. The reference implementation is [`candlepower_kernels::gather_rows_reference`].
 ///
 /// # Errors
-/// As [`embedding`].
+/// Same as [`embedding`].
 pub fn gather_rows(x: &Tensor, rows: &Tensor, out: &Tensor) -> Result<()> {
     launch_on_gpu!(x, crate::cuda::gather_rows(x, rows, out));
     let reference = Reference::new("gather_rows", "x", x)?;
@@ -236,8 +239,8 @@ fn gather(
     reference.write(("out", out), "[count, dim]", &[count, dim], &gathered)
 }
 
-/// `x = scale * x`, and then, with a cap, `x = cap * tanh(x / cap)`, in f32 and rounded once; `x` is bf16 or f16 of any
-/// shape.
+/// Computes `x = scale * x`, and then, with a cap, `x = cap * tanh(x / cap)`, in f32 and rounded once. `x` is bf16 or
+/// f16 of any shape.
 ///
 /// # Errors
 /// `x` has another dtype or layout, or CUDA refused the launch.
@@ -252,8 +255,8 @@ pub fn scale_and_cap(x: &Tensor, scale: f32, cap: Option<f32>) -> Result<()> {
     reference.write(("x", x), "any shape", x.dims(), &values)
 }
 
-/// Replaces each number of `tokens` that has its highest bit set, `1 << 31 | i`, by `drawn[i]`: a token that the
-/// previous step drew and that the host need not know. Both are u32 vectors; an `i` beyond `drawn` becomes `u32::MAX`.
+/// Replaces each element of `tokens` that has its highest bit set, `1 << 31 | i`, by `drawn[i]`: a token that the
+/// previous step sampled and that the host need not know. Both are u32 vectors; an `i` beyond `drawn` gives `u32::MAX`.
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.

@@ -17,7 +17,7 @@ use crate::operands::{
 };
 
 impl SamplerRow {
-    /// Writes what the draw reports of the token that it drew.
+    /// Writes the report about the sampled token.
     fn report(&self, logits: &[f32], token: u32, report: &mut [u32]) {
         report[0] = token;
         let Some(top) = self.top_logprobs else { return };
@@ -31,15 +31,16 @@ impl SamplerRow {
     }
 }
 
-/// Draws a token for each row of `batch.rows` from `logits` `[rows, vocab]`, bf16, f16 or f32.
+/// Samples a token for each row of `batch.rows` from `logits` `[rows, vocab]`, bf16, f16 or f32.
 ///
-/// The order of operations is [`candlepower_kernels::sampling`]'s: penalties, bias, mask, temperature, `min_p`, `top_k`,
-/// `top_p`, the draw; the definition is [`candlepower_kernels::sampling::sample_row_reference`], with the number in [0, 1)
-/// that [`candlepower_kernels::sampling::uniform`] makes of seed and place. Log-probabilities are those of the logits as given.
-/// The drawn token is counted in its slot.
+/// The order of operations is that of [`candlepower_kernels::sampling`]: penalties, logit bias, grammar mask,
+/// temperature, `min_p`, `top_k`, `top_p`, and the random choice. The reference implementation is
+/// [`candlepower_kernels::sampling::sample_row_reference`], with the random value in [0, 1) that
+/// [`candlepower_kernels::sampling::uniform`] derives from seed and `place`. Log-probabilities are those of the
+/// unmodified logits. The sampled token is counted in its slot.
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device, the scratch is too small, or CUDA refused the
+/// An operand has the wrong dtype, shape, layout or device, the scratch memory is too small, or CUDA refused the
 /// launch.
 pub fn sample(
     logits: &Tensor,
@@ -125,7 +126,7 @@ impl Tables {
         Ok(Self { vocab, counts, biases, masks })
     }
 
-    /// The token of one draw.
+    /// The token of one sample.
     fn draw(&self, draw: &SamplerRow, logits: &[f32]) -> Option<u32> {
         let seen = draw.counts_slot.map(|slot| self.seen(slot as usize));
         let biases = self.biases.get(draw.biases.0 as usize..draw.biases.1 as usize);
@@ -149,7 +150,7 @@ impl Tables {
         sample_row_reference(logits, &params)
     }
 
-    /// The tokens of a slot with how often each was generated.
+    /// The tokens of a slot, with the number of times that each was generated.
     fn seen(&self, slot: usize) -> HashMap<u32, u32> {
         let counts = self.counts.get(slot * self.vocab..(slot + 1) * self.vocab).unwrap_or(&[]);
         let present = (0..).zip(counts).filter(|(_, count)| **count > 0);
@@ -167,26 +168,26 @@ impl TokenCounts {
         self.edit(slots, None, |_| 0)
     }
 
-    /// Notes `token_ids[i]` as a token of the prompt in slot `slots[i]`; both are u32 `[count]`.
+    /// Marks `token_ids[i]` as a token of the prompt in slot `slots[i]`; both are u32 `[count]`.
     ///
     /// # Errors
-    /// As [`TokenCounts::reset`].
+    /// Same as [`TokenCounts::reset`].
     pub fn add_prompt(&self, slots: &Tensor, token_ids: &Tensor) -> Result<()> {
         launch_on_gpu!(slots, crate::cuda::count_tokens(&self.counts, 1, slots, Some(token_ids)));
         self.edit(slots, Some(token_ids), |count| count | FROM_PROMPT)
     }
 
-    /// Counts `token_ids[i]` as generated in slot `slots[i]`, for a sequence that comes back; both are u32
-    /// `[count]`. [`sample`] counts what it draws.
+    /// Counts `token_ids[i]` as generated in slot `slots[i]`, for a sequence that resumes after preemption; both are
+    /// u32 `[count]`. [`sample`] counts the tokens that it samples.
     ///
     /// # Errors
-    /// As [`TokenCounts::reset`].
+    /// Same as [`TokenCounts::reset`].
     pub fn add_generated(&self, slots: &Tensor, token_ids: &Tensor) -> Result<()> {
         launch_on_gpu!(slots, crate::cuda::count_tokens(&self.counts, 2, slots, Some(token_ids)));
         self.edit(slots, Some(token_ids), |count| count + 1)
     }
 
-    /// Edits the counts of tokens in slots, or whole slots; what is not there is left out.
+    /// Edits the counts of tokens in slots, or of whole slots. Missing slots and tokens are ignored.
     fn edit(
         &self,
         slots: &Tensor,

@@ -1,4 +1,4 @@
-//! Gated short convolutions, over the states of their sequences on a device.
+//! Gated short convolutions over the states of their sequences on a device.
 
 use candle_core::Tensor;
 use candlepower_kernels::operands::SHORT_CONV as KERNEL;
@@ -9,16 +9,19 @@ use super::packed::rounded;
 use super::reference::Reference;
 use crate::operands::{INPUTS_AXES, NO_SLOT, StatePool, StateTables};
 
-/// One layer for the tokens of a step, each of which is kept in the state of its sequence in `pool` for the tokens after it; computed in
-/// f32, but that the products which are convolved are rounded as they are kept.
+/// Computes one layer for the tokens of a step, each of which is kept in the state of its sequence in `pool` for the
+/// tokens after it. The computation is in f32, except that the products that are convolved are rounded to the dtype in
+/// which they are kept.
 ///
-/// `input` is `[tokens, 3 * channels]` and `out` `[tokens, channels]`, bf16 or f16. The rows of a sequence in [`NO_SLOT`], which pads a
-/// graph, become zeros. A slot that is not there makes NaN of its sequence's rows, and of tokens that no sequence has nothing is written.
-/// The definition is [`candlepower_kernels::short_conv_reference`].
+/// `input` is `[tokens, 3 * channels]` and `out` `[tokens, channels]`, bf16 or f16.
+///
+/// A sequence in [`NO_SLOT`], which is padding of a graph, gives rows of zeros. A slot outside the pool gives rows of
+/// NaN. Nothing is written for tokens that belong to no sequence. The reference implementation is
+/// [`candlepower_kernels::short_conv_reference`].
 ///
 /// # Errors
-/// An operand has the wrong dtype, shape, layout or device; `conv` has other dimensions than `pool`; there is no such layer; or
-/// CUDA refused the launch.
+/// An operand has the wrong dtype, shape, layout or device; `conv` has other dimensions than `pool`; there is no such
+/// layer; or CUDA refused the launch.
 pub fn short_conv(
     input: &Tensor,
     conv: &ShortConv,
@@ -45,7 +48,7 @@ pub fn short_conv(
     let positions = reference.u32s(("positions", tables.positions), "[tokens]", &[tokens])?;
     let (kept_dims, _) = pool.config().layer_dims();
     let mut kept = reference.elements(("inputs", &layer.inputs), INPUTS_AXES, &kept_dims)?;
-    // Rows of no sequence stay as they are.
+    // Rows that belong to no sequence keep their content.
     let out_dims = [tokens, channels];
     let mut results = reference.elements(("out", out), "[tokens, channels]", &out_dims)?;
     let round = |x| rounded(x, dtype);

@@ -1,11 +1,11 @@
-//! Numbers on their way between host and device: one copy each way in a step.
+//! Transfers between host and device: one copy in each direction per step.
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{Error, Result};
 
 use super::reference::Reference;
 
-/// A table of u32 on the device that the host replaces from step to step.
+/// A u32 table on the device, whose content the host replaces in each step.
 #[derive(Debug)]
 pub struct Staging {
     /// u32 `[capacity]`.
@@ -15,7 +15,7 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// A table of `capacity` numbers.
+    /// Reserves a table of `capacity` values.
     ///
     /// # Errors
     /// Memory does not suffice.
@@ -30,20 +30,20 @@ impl Staging {
         })
     }
 
-    /// Numbers that the table holds.
+    /// Capacity of the table, in values.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.table.elem_count()
     }
 
-    /// Replaces the table's first numbers. On a GPU the copy is queued, behind what was queued before.
+    /// Replaces the table's first values. On a GPU the copy is queued after all earlier work.
     ///
     /// # Errors
-    /// There are more numbers than the table holds, or CUDA refused.
+    /// There are more values than the table's capacity, or CUDA refused.
     pub fn upload(&mut self, numbers: &[u32]) -> Result<()> {
         let capacity = self.capacity();
         if numbers.len() > capacity {
-            let (index, value, bound) = ("numbers of a step", numbers.len(), capacity + 1);
+            let (index, value, bound) = ("values of a step", numbers.len(), capacity + 1);
             return Err(Error::OutOfRange { kernel: "upload", index, value, bound });
         }
         if numbers.is_empty() {
@@ -58,27 +58,27 @@ impl Staging {
         Reference::integers("upload").write_u32s(("table", &part), "[count]", &count, numbers)
     }
 
-    /// The numbers from `first` on, in the shape `dims`: a view, at the same address each time.
+    /// A view of the values from `first` on, in the shape `dims`. Its address is the same each time.
     ///
     /// # Errors
-    /// The table does not hold so many.
+    /// The table is too small.
     pub fn view(&self, first: usize, dims: &[usize]) -> Result<Tensor> {
         Ok(self.table.narrow(0, first, dims.iter().product())?.reshape(dims)?)
     }
 }
 
-/// Numbers of a step on their way to the host: queued behind the step, waited for later.
+/// A copy of a step's results to the host: queued after the step, and waited for later.
 #[derive(Debug)]
 pub struct Readback {
     #[cfg(feature = "cuda")]
     pinned: Option<crate::cuda::PinnedReadback>,
     capacity: usize,
-    /// What was read on the CPU, where nothing has to be waited for.
+    /// The copied values on the CPU, where no wait is necessary.
     read: Option<Vec<u32>>,
 }
 
 impl Readback {
-    /// Room for `capacity` numbers.
+    /// Reserves memory for `capacity` values.
     ///
     /// # Errors
     /// Memory does not suffice.
@@ -95,16 +95,16 @@ impl Readback {
         })
     }
 
-    /// Numbers that there is room for.
+    /// Capacity in values.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Queues the copy of a u32 tensor, which may be overwritten by what is queued later.
+    /// Queues the copy of a u32 tensor. Work that is queued later may overwrite the tensor.
     ///
     /// # Errors
-    /// The tensor has another dtype or layout, is larger than the room, or CUDA refused.
+    /// The tensor has another dtype or layout, is larger than the capacity, or CUDA refused.
     pub fn start(&mut self, tensor: &Tensor) -> Result<()> {
         #[cfg(feature = "cuda")]
         if let Some(pinned) = &mut self.pinned {
@@ -115,7 +115,7 @@ impl Readback {
         Ok(())
     }
 
-    /// Waits for the copy and returns its numbers; none if nothing was started.
+    /// Waits for the copy and returns its values; none if no copy was started.
     ///
     /// # Errors
     /// A kernel of the step failed.

@@ -1,4 +1,4 @@
-//! Copies of the states that layers keep of each sequence.
+//! Copies of recurrent states between slots.
 
 use candle_core::Tensor;
 use candlepower_kernels::Result;
@@ -7,9 +7,9 @@ use super::launch_on_gpu;
 use super::reference::Reference;
 use crate::operands::{INPUTS_AXES, MATRICES_AXES, StatePool};
 
-/// Copies whole states in all layers. `pairs` is u32 `[count, 2]`, source and destination of each; no destination may be a source
-/// or named twice. A pair with a slot that is not there is left out. The CPU's counterpart is [`candlepower_kernels::copy_states`], which copies
-/// in order.
+/// Copies whole states in all layers. `pairs` is u32 `[count, 2]`, with source and destination of each copy. A
+/// destination may not be a source or occur twice. Pairs with a slot outside the pool are ignored. The CPU's
+/// counterpart is [`candlepower_kernels::copy_states`], which copies in order.
 ///
 /// # Errors
 /// `pairs` has the wrong dtype, shape, layout or device, or CUDA refused the launch.

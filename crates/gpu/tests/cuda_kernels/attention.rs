@@ -19,7 +19,7 @@ use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
 use crate::latent;
 use crate::rows::effective;
 
-/// Heads of q and k, elements of a head and of its rotated part, tokens.
+/// Heads of q and of k, elements of a head, elements of its rotated part, tokens.
 const QKV_SHAPES: [(usize, usize, usize, usize, usize); 6] = [
     (14, 2, 64, 64, 1),
     (32, 8, 128, 128, 33),
@@ -34,7 +34,7 @@ fn types() -> impl Iterator<Item = (DType, DType)> {
     HALVES.into_iter().flat_map(|dtype| [(dtype, dtype), (dtype, DType::F8E4M3)])
 }
 
-/// Those of a layer whose cache has elements of `dtype`.
+/// Scales of a layer whose cache has elements of `dtype`.
 fn scales_of(dtype: DType) -> KvScales {
     match dtype {
         DType::F8E4M3 => KvScales { key: 0.6, value: 2.5 },
@@ -92,7 +92,7 @@ fn compare_qkv(
     let q_out = gpu.unwritten(&[tokens, heads, head_dim], dtype);
     let weights = norms.each_ref().map(|norm| gpu.floats(norm, &[head_dim], dtype));
     let [q_weight, k_weight] = &weights;
-    // Of whole heads, or of heads with padding.
+    // The norm of v covers whole heads in some cases, and heads with padding in others.
     let v_norm = (form == Some(NormWeight::OnePlus)).then_some(ValueNorm {
         eps: 1e-3,
         len: if style == RopeStyle::Neox { head_dim } else { head_dim - head_dim / 4 },
@@ -109,7 +109,7 @@ fn compare_qkv(
         cache: Some((&cache, 0)),
     };
     cuda::qkv_to_cache(&gpu.floats(&qkv, &[tokens, width], dtype), &operands, &q_out).unwrap();
-    // Queries alone, without anything that keys and values have.
+    // Queries alone, without the operands of keys and values.
     let q_alone = gpu.unwritten(&[tokens, heads, head_dim], dtype);
     let own = |row: &[f32]| row[..heads * head_dim].to_vec();
     let rows: Vec<f32> = qkv.chunks(width).flat_map(own).collect();
@@ -167,7 +167,7 @@ fn compare_qkv(
             place.zip(head).for_each(|(place, number)| *place = number / scale);
         }
     }
-    // Rotation subtracts products, so an element may be smaller than what it was made of.
+    // Rotation subtracts products, so an element may be smaller than its inputs.
     let rotated = Tolerance { own: 0.6, largest: 0.001 };
     gpu.assert_close(&q_out, &q, rotated, &format!("q of {what}"));
     gpu.assert_close(&q_alone, &q, rotated, &format!("q of {what}, alone"));
@@ -175,11 +175,12 @@ fn compare_qkv(
     gpu.assert_close(&layer.values, &values, ROUNDED_ONCE, &format!("v of {what}"));
 }
 
-/// Norms of q and k over more than a head, or with a weight for each; against the operation's definition on the CPU.
+/// QK norms over all heads, or with a weight for each head, compared with the operation's reference implementation on
+/// the CPU.
 pub(crate) fn wide_qk_norms(gpu: &Gpu) {
     let mut random = Random(26);
     for (heads, kv_heads, head_dim, rot_dim, tokens) in QKV_SHAPES {
-        // Padded heads; or all heads of one rank, or of two that are alike.
+        // Padded heads; or all heads of one rank, or of two identical ranks.
         let spans = [None, Some(1), Some(2)];
         for (dtype, ranks) in HALVES.into_iter().flat_map(|dtype| spans.map(|span| (dtype, span))) {
             let len = head_dim - head_dim / 4;
@@ -232,7 +233,7 @@ pub(crate) fn wide_qk_norms(gpu: &Gpu) {
             };
             let ((sums, q, keys), (want_sums, want_q, want_keys)) =
                 (run(gpu.device()), run(&Device::Cpu));
-            // Both are rounded, and rotation subtracts products.
+            // Both results are rounded, and rotation subtracts products.
             let tolerance = Tolerance { own: 1.2, largest: 0.002 };
             let what = format!("{heads} + {kv_heads} heads of {head_dim}, ranks {ranks:?}");
             let in_another_order = Tolerance { own: 256.0, largest: 0.0 };
@@ -243,7 +244,7 @@ pub(crate) fn wide_qk_norms(gpu: &Gpu) {
     }
 }
 
-/// Of keys and values, and of latents.
+/// A cache of keys and values, and one of latents.
 fn block_configs() -> [KvCacheConfig; 2] {
     [config(9, 3, 64), latent::config(9, 32, 40)]
 }
@@ -283,7 +284,7 @@ pub(crate) fn copy_blocks(gpu: &Gpu) {
     }
 }
 
-/// Out to pinned memory, and back to other blocks.
+/// Blocks are swapped out to pinned memory, and swapped in to other blocks.
 pub(crate) fn swap_blocks(gpu: &Gpu) {
     let mut random = Random(25);
     let dtypes = [DType::BF16, DType::F8E4M3];
@@ -304,7 +305,7 @@ pub(crate) fn swap_blocks(gpu: &Gpu) {
                 expected.push((tensor.clone(), data));
             }
         }
-        // Pairs with a block or a place that is not there are left out.
+        // Pairs with a missing block or a missing slot are ignored.
         cache.bring_out(&host, &gpu.integers(&[2, 4, 8, 1, 9, 0, 1, 5], &[4, 2])).unwrap();
         cache.bring_back(&host, &gpu.integers(&[4, 0, 1, 5], &[2, 2])).unwrap();
         for (tensor, data) in expected {
@@ -313,7 +314,7 @@ pub(crate) fn swap_blocks(gpu: &Gpu) {
     }
 }
 
-/// A model's attention and a step's sequences as (queries, positions in the cache).
+/// A model's attention, and a step's sequences as (queries, positions in the cache).
 struct Shape {
     heads: usize,
     kv_heads: usize,
@@ -323,7 +324,7 @@ struct Shape {
     seqs: &'static [(usize, usize)],
 }
 
-/// Decodes, chunks and mixtures, with lengths around the ends of blocks and long enough to be split.
+/// Decodes, chunks and mixtures, with lengths around the ends of blocks, and long enough to be split.
 const STEPS: [&[(usize, usize)]; 4] = [
     &[(1, 1), (1, 16), (1, 17), (1, 700)],
     &[(1, 2000)],
@@ -377,12 +378,12 @@ pub(crate) fn paged_attention(gpu: &Gpu) {
     }
 }
 
-/// A captured graph computes other lengths after another `prepare`, the bucket being the same.
+/// A captured graph computes other lengths after another `prepare` for the same bucket.
 pub(crate) fn fixed_launch(gpu: &Gpu) {
     let mut random = Random(24);
     let Device::Cuda(device) = gpu.device() else { unreachable!("the tests run on a GPU") };
     let stream = device.cuda_stream();
-    // Every second one is for the tensor cores.
+    // Every second case uses tensor cores.
     for (heads, kv_heads, head_dim, cache_dtype) in [
         (6, 2, 128, DType::BF16),
         (14, 2, 64, DType::BF16),
@@ -401,7 +402,7 @@ pub(crate) fn fixed_launch(gpu: &Gpu) {
             let Step { q_on_gpu, layer, params, .. } = &first;
             plan.attend(q_on_gpu, layer, params, sinks.as_ref(), &out)
         };
-        // Once outside of the graph, so that everything is loaded.
+        // One launch outside of the graph, so that everything is loaded.
         attend(&plan).unwrap();
         first.compare(gpu, &out);
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
@@ -417,7 +418,7 @@ pub(crate) fn fixed_launch(gpu: &Gpu) {
     }
 }
 
-/// A step's operands on both sides.
+/// A step's operands on CPU and GPU.
 #[derive(Clone)]
 struct Step {
     config: KvCacheConfig,
@@ -425,9 +426,9 @@ struct Step {
     params: PagedAttention,
     meta: AttentionMetadata,
     q: Vec<f32>,
-    /// Of heads that share their keys.
+    /// One sink logit for each query head.
     sinks: Option<Vec<f32>>,
-    /// As the CPU has them: `[num_blocks, kv_heads, head_dim, block_size]`, multiplied by their scale.
+    /// The CPU's layout: `[num_blocks, kv_heads, head_dim, block_size]`, multiplied by the scale.
     keys: Vec<f32>,
     values: Vec<f32>,
     q_on_gpu: Tensor,
@@ -561,9 +562,9 @@ impl Step {
         assert!(to_vec(out).iter().all(|value| value.is_finite()), "{what}");
     }
 
-    /// The tensor cores take the softmax's weights rounded to the element type: up to half a step of each
-    /// term. The soft cap's hyperbolic tangent is the hardware's, within 2^-11: an error of the score that
-    /// the exponential turns into a relative one of the weight.
+    /// Tensor cores round the softmax's weights to the element type: up to half a step for each term. The softcap uses
+    /// the hardware's hyperbolic tangent, with an error of 2^-11. The exponential turns that error of the score into a
+    /// relative error of the weight.
     fn tolerance(&self) -> Tolerance {
         let step = if self.q_on_gpu.dtype() == DType::BF16 { 1.0 / 128.0 } else { 1.0 / 1024.0 };
         let tanh = self.params.softcap.map_or(0.0, |cap| cap / 2048.0 / step);
@@ -582,7 +583,7 @@ fn config(num_blocks: usize, num_kv_heads: usize, head_dim: usize) -> KvCacheCon
     }
 }
 
-/// Sequences whose blocks lie anywhere in the cache.
+/// Sequences whose blocks are scattered over the cache.
 pub(crate) fn metadata(
     random: &mut Random,
     config: &KvCacheConfig,

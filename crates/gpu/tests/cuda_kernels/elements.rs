@@ -1,4 +1,4 @@
-//! Products of matrices, single elements, and what goes between host and device.
+//! Matrix products, element-wise operations, and transfers between host and device.
 
 use candle_core::DType;
 use candlepower_gpu::cuda::{Cublas, Nccl};
@@ -26,7 +26,7 @@ pub(crate) fn matmul(gpu: &Gpu) {
                         linear_reference(x, w, bias.as_ref().map(|bias| bias[column]))
                     })
                     .collect();
-                // Sums in f32 in another order: far below a step of the result's largest value.
+                // Sums in f32 in another order: the difference is far below a step of the result's largest value.
                 let tolerance = Tolerance { own: 0.6, largest: 0.02 };
                 let what = format!("{rows} x {k} x {n}, bias {with_bias}");
                 let out = gpu.unwritten(&[rows, n], dtype);
@@ -103,7 +103,7 @@ pub(crate) fn resolve_tokens(gpu: &Gpu) {
     gpu.assert_equal(&on_gpu.to_vec1::<u32>().unwrap(), &want, "tokens");
 }
 
-/// Uploads that follow each other, and what comes back, without a wait in between.
+/// Consecutive uploads and readbacks, without a wait in between.
 pub(crate) fn staging(gpu: &Gpu) {
     let mut staging = Staging::new(1000, gpu.device()).unwrap();
     let mut readbacks: Vec<Readback> =
@@ -120,7 +120,7 @@ pub(crate) fn staging(gpu: &Gpu) {
     assert!(staging.upload(&[0; 1001]).is_err());
 }
 
-/// A product and a kernel of ours are recorded, and see what their operands hold when they are launched.
+/// A recorded product and a recorded kernel of ours read their operands' content at the replay.
 pub(crate) fn graph(gpu: &Gpu) {
     let mut random = Random(34);
     let dtype = DType::BF16;
@@ -147,13 +147,13 @@ pub(crate) fn graph(gpu: &Gpu) {
             .flat_map(|x| w.chunks(k).zip(&bias).map(move |(w, bias)| (x, w, *bias)))
             .map(|(x, w, bias)| 20.0 * (linear_reference(x, w, Some(bias)) / 20.0).tanh())
             .collect();
-        // Its capped value is rounded once more.
+        // The capped value is rounded once more.
         let tolerance = Tolerance { own: 1.2, ..BIASED_BY_CUBLAS };
         gpu.assert_close(&out, &want, tolerance, "a replayed product");
     }
 }
 
-/// A group of one GPU: its sum and its gather are what it gave, in a graph too.
+/// A group of one GPU: sum and gather return the input, in a graph too.
 pub(crate) fn nccl(gpu: &Gpu) {
     let group = Nccl::join(gpu.device(), &Nccl::new_id().unwrap(), 0, 1).unwrap();
     let mut random = Random(35);

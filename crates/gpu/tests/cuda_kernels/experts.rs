@@ -1,4 +1,4 @@
-//! Layers of experts: routing, products with few and many rows of each expert, and their sum.
+//! MoE layers: routing, products with few and many rows of each expert, and the weighted sum.
 
 use candle_core::{DType, Tensor};
 use candlepower_gpu::cuda;
@@ -8,7 +8,7 @@ use candlepower_kernels::{ExpertGroups, Gating, GatingFunction, GroupScore, line
 use crate::gpu::{Gpu, HALVES, Random, Tolerance, to_vec};
 use crate::packed;
 
-/// Tokens, experts and how many of them each token goes to: idle experts, one row in the last tile, and all sizes of tiles.
+/// Tokens, experts, and experts per token. There are unused experts, a single row in the last tile, and all tile sizes.
 const STEPS: [(usize, usize, usize); 9] = [
     (1, 8, 2),
     (3, 128, 8),
@@ -21,7 +21,7 @@ const STEPS: [(usize, usize, usize); 9] = [
     (90, 2, 1),
 ];
 
-/// The tables on the GPU and, of the same scores, those of the definition.
+/// The tables on the GPU, and those of the reference implementation for the same scores.
 fn routed(
     gpu: &Gpu,
     step: (usize, usize, usize),
@@ -32,7 +32,7 @@ fn routed(
     let scores = random.floats(tokens * experts, 6.0, dtype);
     let on_gpu = gpu.floats(&scores, &[tokens, experts], dtype);
     let on_cpu = on_gpu.to_device(&candle_core::Device::Cpu).unwrap();
-    // Shares of both kinds, chosen by with a bias and without, and some ranks below zero.
+    // Both gating functions, with and without a bias, and with some ranks below zero.
     let bias = random.floats(experts, 1.0, DType::F32);
     let bias = gpu.floats(&bias, &[experts], DType::F32);
     let scales = random.floats(experts, 2.0, DType::F32);
@@ -57,7 +57,7 @@ fn routed(
     })
 }
 
-/// Groups of experts, also of one each, or none.
+/// Groups of experts, including groups of one, or none.
 fn groups(step: (usize, usize, usize), dtype: DType) -> Option<ExpertGroups> {
     let (count, chosen, score) = match (step, dtype) {
         ((1, 8, 2), _) => (4, 2, GroupScore::Best),
@@ -94,7 +94,7 @@ pub(crate) fn expert_product(gpu: &Gpu) {
     let mut random = Random(72);
     for step in STEPS {
         let experts = step.1;
-        // Whole tiles, parts of them, and rows that are no whole chunks.
+        // Whole tiles, parts of tiles, and rows that are not whole chunks.
         for (n, k) in [(128, 64), (200, 328), (33, 13), (1536, 512)] {
             if experts * n * k > 1 << 24 {
                 continue;
@@ -104,7 +104,7 @@ pub(crate) fn expert_product(gpu: &Gpu) {
                     (0..experts).map(|_| random.floats(n * k, 1.0, dtype)).collect();
                 let matrices = weights.iter().map(|w| Matrix::Rows(gpu.floats(w, &[n, k], dtype)));
                 let matrices = ExpertMatrices::new(matrices.collect()).unwrap();
-                // Sums in f32 in another order: far below a step of the result's largest value.
+                // Sums in f32 in another order: the difference is far below a step of the result's largest value.
                 let tolerance = Tolerance { own: 0.6, largest: 0.01 };
                 compare_products(gpu, step, (n, k, dtype), &matrices, &weights, tolerance);
             }
@@ -127,7 +127,7 @@ pub(crate) fn packed_expert_product(gpu: &Gpu) {
                     let as_numbers = tokens * top_k >= 20 * experts;
                     let weights: Vec<Vec<f32>> =
                         cases.iter().map(|case| case.multiplied(dtype, as_numbers)).collect();
-                    // As of one matrix.
+                    // The same tolerance as for a single quantized matrix.
                     let tolerance = Tolerance { own: 0.6, largest: 0.1 };
                     compare_products(gpu, step, (n, k, dtype), &matrices, &weights, tolerance);
                 }
@@ -145,7 +145,7 @@ pub(crate) fn packed_expert_product(gpu: &Gpu) {
     }
 }
 
-/// Where all pairs of a token have its row, and where each has its own.
+/// Compares products in which the pairs of a token share a row of x, and in which each pair has its own.
 fn compare_products(
     gpu: &Gpu,
     step: (usize, usize, usize),
@@ -190,7 +190,7 @@ pub(crate) fn combine_experts(gpu: &Gpu) {
                 let results = random.floats(pairs * hidden, 1.0, dtype);
                 let results = gpu.floats(&results, &[pairs, hidden], dtype);
                 let cpu = &candle_core::Device::Cpu;
-                // What is not added to must not be read.
+                // Without `add`, the output must not be read.
                 let add = hidden != 64;
                 let (out, want) = if add {
                     let before = random.floats(step.0 * hidden, 1.0, dtype);
@@ -204,7 +204,7 @@ pub(crate) fn combine_experts(gpu: &Gpu) {
                 cuda::combine_experts(&results, &routing, add, &out).unwrap();
                 let results = results.to_device(cpu).unwrap();
                 gpu::combine_experts(&results, &reference, add, &want).unwrap();
-                // Both are rounded once, of sums that differ by little.
+                // Both results are rounded once, from sums that differ little.
                 let tolerance = Tolerance { own: 1.1, largest: 0.001 };
                 gpu.assert_close(&out, &to_vec(&want), tolerance, &format!("{step:?}, {hidden}"));
             }

@@ -1,4 +1,4 @@
-//! The device of the comparisons, the numbers that go through them, and how closely results must agree.
+//! The device of the comparisons, their random values, and the required accuracy.
 
 use std::cell::Cell;
 
@@ -7,17 +7,17 @@ use candle_core::{DType, Device, Tensor};
 /// The element types of the kernels.
 pub(crate) const HALVES: [DType; 2] = [DType::BF16, DType::F16];
 
-/// The first GPU, and how many tensors were compared on it.
+/// The first GPU, and the number of tensors that were compared on it.
 pub(crate) struct Gpu {
     device: Device,
     compared: Cell<usize>,
 }
 
 impl Gpu {
-    /// The first GPU, with a stream of its own as the engine has it; or why there is none.
+    /// The first GPU, with its own stream like the engine's; or the reason why there is none.
     pub(crate) fn first() -> Result<Self, String> {
         let device = candlepower_gpu::cuda::open(0).map_err(|error| {
-            // candle appends a backtrace.
+            // Only the first line, because candle appends a backtrace.
             error.to_string().lines().next().unwrap_or_default().to_owned()
         })?;
         Ok(Self { device, compared: Cell::new(0) })
@@ -27,7 +27,7 @@ impl Gpu {
         &self.device
     }
 
-    /// Tensors compared so far.
+    /// Number of tensors compared so far.
     pub(crate) fn compared(&self) -> usize {
         self.compared.get()
     }
@@ -42,13 +42,13 @@ impl Gpu {
         Tensor::from_slice(values, dims, &self.device).unwrap()
     }
 
-    /// A tensor whose every element a kernel must overwrite.
+    /// A tensor of NaN, of which a kernel must overwrite every element.
     pub(crate) fn unwritten(&self, dims: &[usize], dtype: DType) -> Tensor {
         self.floats(&vec![f32::NAN; dims.iter().product()], dims, dtype)
     }
 
-    /// Fails unless `got` is within `tolerance` of `want`: that many steps of the dtype at the largest
-    /// expected value's size, and at each value's own.
+    /// Fails unless `got` is within `tolerance` of `want`. The tolerance is in steps of the dtype, at the size of the
+    /// largest expected value and at each value's own size.
     pub(crate) fn assert_close(
         &self,
         got: &Tensor,
@@ -61,7 +61,7 @@ impl Gpu {
         assert_eq!(got.len(), want.len(), "{what}");
         let largest = want.iter().fold(0f32, |max, value| max.max(value.abs()));
         let step = step(dtype);
-        // Numbers of FP8 below 2^-6 are multiples of 2^-9.
+        // FP8 values below 2^-6 are multiples of 2^-9.
         let smallest = if dtype == DType::F8E4M3 { 0.6 / 512.0 } else { 1e-7 };
         for (i, (got, want)) in got.iter().zip(want).enumerate() {
             let allowed =
@@ -80,22 +80,22 @@ impl Gpu {
     }
 }
 
-/// What a result may differ by, in steps of its dtype (the distance of 1 to the next number).
+/// Allowed difference of a result, in steps of its dtype: the distance of 1 to the next larger value.
 #[derive(Clone, Copy)]
 pub(crate) struct Tolerance {
     /// At each value's own size: rounding the result is half a step.
     pub(crate) own: f32,
-    /// At the size of the largest value: what sums in another order, and rounded terms, may add.
+    /// At the size of the largest value: for sums in another order, and rounded terms.
     pub(crate) largest: f32,
 }
 
-/// One rounding of an exact result, and a little of f32's.
+/// One rounding of an exact result, plus a little for f32's rounding.
 pub(crate) const ROUNDED_ONCE: Tolerance = Tolerance { own: 0.6, largest: 0.001 };
 
-/// A product of cuBLAS with a bias: rounded before the bias is added, at the size that it has then, and after.
+/// A product of cuBLAS with a bias: rounded before the bias is added, at the size of the product, and once more after.
 pub(crate) const BIASED_BY_CUBLAS: Tolerance = Tolerance { own: 0.6, largest: 0.6 };
 
-/// The distance of 1 to the next number.
+/// The distance of 1 to the next larger value.
 fn step(dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => 1.0 / 128.0,
@@ -111,7 +111,7 @@ pub(crate) fn to_vec(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// What `values` become when they are stored as `dtype`.
+/// `values` after rounding to `dtype`.
 pub(crate) fn rounded(values: &[f32], dtype: DType) -> Vec<f32> {
     to_vec(
         &Tensor::from_slice(values, values.len(), &Device::Cpu).unwrap().to_dtype(dtype).unwrap(),
@@ -137,7 +137,7 @@ impl Random {
         values[self.below(values.len())]
     }
 
-    /// Numbers around zero, most of them below `spread`, already rounded to `dtype`.
+    /// Random values around zero, most of them below `spread`, already rounded to `dtype`.
     pub(crate) fn floats(&mut self, count: usize, spread: f32, dtype: DType) -> Vec<f32> {
         let mut unit = || (self.next() >> 40) as f32 / (1u64 << 24) as f32;
         let values: Vec<f32> =
@@ -145,7 +145,7 @@ impl Random {
         rounded(&values, dtype)
     }
 
-    /// The numbers below `count` in a random order.
+    /// The integers below `count` in a random order.
     pub(crate) fn permutation(&mut self, count: usize) -> Vec<u32> {
         let mut numbers: Vec<u32> = (0..count as u32).collect();
         for i in (1..count).rev() {

@@ -1,5 +1,5 @@
-//! Multi-head latent attention: what is kept of a token, the products of heads, and attention over what is kept; each against the
-//! operation's definition on the CPU.
+//! MLA: cache writes of latents, the products of heads, and attention over latents, each compared with the operation's
+//! reference implementation on the CPU.
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_gpu::{
@@ -32,10 +32,11 @@ fn floats(device: &Device, values: &[f32], dims: &[usize], dtype: DType) -> Tens
     tensor.to_dtype(dtype).unwrap().to_device(device).unwrap()
 }
 
-/// Both results are rounded, of sums in another order.
+/// Both results are rounded, from sums in another order.
 const ROUNDED_TWICE: Tolerance = Tolerance { own: 1.2, largest: 0.01 };
 
-/// Tokens, heads, elements of a head of q, of a latent, of what is rotated, and in the cache of a latent and of a row.
+/// Tokens, heads, and elements of a head of q, of a latent, and of the rotated part; then elements of a latent and of a
+/// row in the cache.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     tokens: usize,
@@ -47,7 +48,8 @@ struct Kept {
     head_dim: usize,
 }
 
-/// As models have them; latents much shorter than their room; and rows that begin at odd elements.
+/// The dimensions of models; latents that are much shorter than their space in the cache; and rows that begin at odd
+/// elements.
 const KEPT: [Kept; 3] = [
     Kept { tokens: 3, heads: 16, q_dim: 192, rank: 512, turned: 64, latent: 512, head_dim: 576 },
     Kept { tokens: 9, heads: 5, q_dim: 40, rank: 32, turned: 8, latent: 512, head_dim: 576 },
@@ -131,8 +133,8 @@ fn compare_kept(
     assert!(of_cache[..latent].iter().all(|number| number.is_finite()), "{what}");
 }
 
-/// Tokens, heads, outputs and inputs, and elements of rows: few and many rows, rows with more than what is read or written, and rows
-/// that are no whole chunks.
+/// Tokens, heads, outputs and inputs, and elements of rows. There are few and many rows, rows longer than the part that
+/// is read or written, and rows that are not whole chunks.
 const PRODUCTS: [(usize, usize, [usize; 2], [usize; 2]); 7] = [
     (1, 4, [512, 128], [192, 576]),
     (3, 20, [33, 13], [16, 40]),
@@ -166,8 +168,9 @@ pub(crate) fn head_product(gpu: &Gpu) {
     }
 }
 
-/// Heads, and a step's sequences as (queries, positions in the cache): decodes, chunks and mixtures. Of 20 heads each query would be in
-/// two tiles of FlashInfer's, and its newest position in another tile of positions than those before it.
+/// Heads, and a step's sequences as (queries, positions in the cache): decodes, chunks and mixtures. With 20 heads,
+/// some queries would lie in two of FlashInfer's tiles, and their newest position in another tile of positions than the
+/// earlier ones.
 const STEPS: [(usize, &[(usize, usize)]); 8] = [
     (4, &[(1, 1), (1, 16), (1, 17), (1, 300)]),
     (4, &[(1, 90), (40, 70), (1, 5), (3, 64)]),
@@ -230,7 +233,7 @@ fn refuses_what_it_has_not(gpu: &Gpu) {
     let capped = PagedAttention { softcap: Some(30.0), ..step.params() };
     let error = plan.attend(&q, &layer, &capped, None, &out).unwrap_err().to_string();
     assert!(error.contains("soft cap"), "{error}");
-    // More tiles of queries than FlashInfer has room for.
+    // More tiles of queries than FlashInfer has space for.
     let tokens = 16384;
     let meta = AttentionMetadata {
         query_start: vec![0, tokens],
@@ -247,7 +250,7 @@ fn refuses_what_it_has_not(gpu: &Gpu) {
     assert!(error.contains("fewer tokens"), "{error}");
 }
 
-/// A captured graph computes other lengths after another `prepare`, the bucket being the same.
+/// A captured graph computes other lengths after another `prepare` for the same bucket.
 pub(crate) fn latent_fixed_launch(gpu: &Gpu) {
     let mut random = Random(84);
     for (heads, types, buckets) in [
@@ -260,7 +263,7 @@ pub(crate) fn latent_fixed_launch(gpu: &Gpu) {
         let mut plan = first.plan(gpu.device()).unwrap();
         plan.prepare(&first.attention_step(LaunchShape::Fixed)).unwrap();
         let out = gpu.unwritten(&first.out_dims(), types.0);
-        // Once outside of the graph, so that everything is loaded.
+        // One launch outside of the graph, so that everything is loaded.
         first.attend(gpu.device(), &plan, &out);
         first.compare(gpu, &out);
         let (q, layer) = first.operands(gpu.device());
@@ -293,7 +296,7 @@ struct Step {
 }
 
 impl Step {
-    /// `None` where the GPU has not what FP8 takes.
+    /// `None` if the GPU has too little shared memory for FP8.
     fn new(
         gpu: &Gpu,
         random: &mut Random,
@@ -358,8 +361,8 @@ impl Step {
         plan.prepare(&self.attention_step(LaunchShape::Fitted)).unwrap();
         let want = Tensor::zeros(&self.out_dims(), self.types.0, &Device::Cpu).unwrap();
         self.attend(&Device::Cpu, &plan, &want);
-        // The tensor cores take the softmax's weights rounded to the element type: up to half a step of each term. Both results are
-        // rounded, and those of FP8 again when they are scaled.
+        // Tensor cores round the softmax's weights to the element type: up to half a step for each term. Both results
+        // are rounded, and those of FP8 again after scaling.
         let tolerance = Tolerance { own: 2.0, largest: 1.0 };
         let Self { heads, types, meta, .. } = self;
         let what = format!("{heads} heads, {types:?}, contexts {:?}", meta.context_len);

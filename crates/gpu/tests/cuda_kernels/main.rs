@@ -1,8 +1,8 @@
-//! Compares every CUDA kernel with its CPU reference over shapes, on the machine's first GPU.
+//! Compares every CUDA kernel with its CPU reference over many shapes, on the machine's first GPU.
 //!
-//! Without a GPU nothing can be compared: the program says so and fails, or passes if CANDLEPOWER_NO_GPU=1
-//! says that this is known. Words on the command line choose comparisons by name; `--list` and `--exact` are
-//! those of Rust's own test programs. `--times` measures instead: see `times`.
+//! Without a GPU nothing can be compared. The program reports that and fails, or passes if CANDLEPOWER_NO_GPU=1 is set.
+//! Words on the command line select comparisons by name; `--list` and `--exact` are those of Rust's own test programs.
+//! `--times` measures instead: see `times`.
 #![allow(clippy::print_stdout, reason = "the report is the purpose")]
 #![allow(clippy::unwrap_used, reason = "a panic is how a comparison fails")]
 
@@ -24,7 +24,7 @@ use std::process::ExitCode;
 
 use gpu::Gpu;
 
-/// A comparison over many shapes: panics where kernel and reference differ.
+/// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
 const COMPARISONS: [(&str, Comparison); 39] = [
@@ -69,7 +69,7 @@ const COMPARISONS: [(&str, Comparison); 39] = [
     ("sample_logprobs", sampling::logprobs),
 ];
 
-/// What the command line asks for, in the words of Rust's own test programs.
+/// The command line's options, named like those of Rust's own test programs.
 #[derive(Default)]
 struct Options {
     list: bool,
@@ -90,7 +90,7 @@ impl Options {
                 "--times" => options.times = true,
                 "--small" => options.small = true,
                 "--skip" => options.skipped.extend(arguments.next()),
-                // Their values change nothing here.
+                // Options with a value that have no effect here.
                 "--format" | "--test-threads" => drop(arguments.next()),
                 _ if argument.starts_with('-') => {}
                 _ => options.words.push(argument),

@@ -1,4 +1,4 @@
-//! Quantized matrices: the product with codes, the numbers that they mean, and both ways through cuBLAS.
+//! Quantized matrices: products with quantized weights, dequantization, and both through cuBLAS.
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_gpu::cuda::{self, Cublas};
@@ -9,11 +9,13 @@ use candlepower_kernels::{
 
 use crate::gpu::{BIASED_BY_CUBLAS, Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
 
-/// Kinds of codes, with the largest code of each. Bit 3 of the largest E4M3 keeps NaN away.
+/// Quantization formats, with the largest quantized weight of each. Without bit 3 of the largest E4M3 value there is no
+/// NaN.
 const KINDS: [(Codes, u64); 5] =
     [(Codes::U4, 15), (Codes::U8, 255), (Codes::E4m3, 0xf7), (Codes::E2m1, 15), (Codes::Table, 15)];
 
-/// A matrix on the GPU, and its numbers `[n, width]`: what codes mean, and what is added to them.
+/// A matrix on the GPU, and its values `[n, width]` on the CPU: the dequantized weights, and the sparse part that is
+/// added to them.
 pub(crate) struct Case {
     pub(crate) packed: PackedMatrix,
     numbers: Vec<f32>,
@@ -22,8 +24,8 @@ pub(crate) struct Case {
     what: String,
 }
 
-/// Matrices of all kinds: whole tiles and parts of them, groups of one step and of all columns, columns in any order, padded
-/// heads, and a sparse part.
+/// Matrices of all formats: whole tiles and parts of tiles, groups of one step and of all columns, columns in any
+/// order, padded heads, and a sparse part.
 fn cases(gpu: &Gpu) -> Vec<Case> {
     let mut random = Random(41);
     let mut cases = Vec::new();
@@ -43,13 +45,13 @@ fn cases(gpu: &Gpu) -> Vec<Case> {
             cases.push(case(gpu, kind, shape, Some(padding), &mut random));
         }
     }
-    // So many outputs that no block shares them with another.
+    // Enough outputs that packed_rows.cu does not divide the inputs among the warps of a block.
     cases.push(case(gpu, KINDS[0], (16_300, 192, 64), None, &mut random));
     cases
 }
 
-/// A matrix of each of so many experts, for each kind of codes; of every second kind every second one with columns in any order and a sparse
-/// part.
+/// One matrix per expert, for each quantization format. In every second format, every second matrix has columns in any
+/// order and a sparse part.
 pub(crate) fn experts(
     gpu: &Gpu,
     count: usize,
@@ -64,8 +66,8 @@ pub(crate) fn experts(
     KINDS.into_iter().enumerate().map(&mut of_kind).collect()
 }
 
-/// A matrix of `n` rows, `k` columns and groups of so many. A special one has its columns in any order, a sparse part, and perhaps
-/// padded heads.
+/// A matrix of `n` rows and `k` columns with groups of `group` columns. A special matrix has its columns in any order,
+/// a sparse part, and optionally padded heads.
 fn case(
     gpu: &Gpu,
     (codes, most): (Codes, u64),
@@ -107,7 +109,7 @@ fn case(
         PackedMatrix::new(&builder.finish().unwrap(), special.flatten(), device).unwrap()
     };
     let numbers = pack(rows, None, &Device::Cpu).numbers().unwrap();
-    // Codes that count for nothing leave what is added.
+    // With scales of zero, only the sparse part remains.
     let zeros = vec![0.0; count.max(groups)];
     let mins = if mins.is_empty() { Mins::None } else { Mins::Own(&zeros[..groups]) };
     let nothing = QuantizedRows { scales: &zeros[..count], mins, ..rows };
@@ -122,7 +124,7 @@ fn case(
 }
 
 impl Case {
-    /// Its numbers, of which `dense` does something to those of codes before the others are added.
+    /// The matrix's values: those that `dense` makes of the dequantized weights, plus the sparse part.
     fn sums(&self, dense: impl Fn(&[f32]) -> Vec<f32>) -> Vec<f32> {
         dense(&self.numbers)
             .iter()
@@ -131,15 +133,15 @@ impl Case {
             .collect()
     }
 
-    /// What a product with codes multiplies, and what one with numbers of `dtype` does: codes are not rounded, tables are, and so is
-    /// every number, but for the sparse ones.
+    /// The values that a kernel multiplies. With `as_numbers` it dequantizes and rounds them to `dtype` first.
+    /// Otherwise only entries of lookup tables are rounded. The sparse part is never rounded.
     pub(crate) fn multiplied(&self, dtype: DType, as_numbers: bool) -> Vec<f32> {
         let is_rounded = as_numbers || self.what.starts_with("Table");
         self.sums(|numbers| if is_rounded { rounded(numbers, dtype) } else { numbers.to_vec() })
     }
 }
 
-/// Activations, zero where heads are padded.
+/// Activations, which are zero in the padding of heads.
 fn activations(random: &mut Random, rows: usize, case: &Case, dtype: DType) -> Vec<f32> {
     let numbers = case.sums(<[f32]>::to_vec);
     let is_used = |input| numbers.iter().skip(input).step_by(case.width).any(|w| *w != 0.0);
@@ -149,7 +151,7 @@ fn activations(random: &mut Random, rows: usize, case: &Case, dtype: DType) -> V
     x
 }
 
-/// `[rows, n]`.
+/// The product, `[rows, n]`.
 fn product(x: &[f32], w: &[f32], width: usize, bias: &[f32]) -> Vec<f32> {
     let outputs = |x: &[f32]| -> Vec<f32> {
         let rows = w.chunks(width).zip(bias);
@@ -183,7 +185,7 @@ pub(crate) fn packed_product(gpu: &Gpu) {
     }
 }
 
-/// More rows than the product with codes takes, with room for a few outputs at a time.
+/// More rows than the kernels for quantized weights take, with memory for a few outputs at a time.
 pub(crate) fn packed_matmul(gpu: &Gpu) {
     let mut random = Random(43);
     for case in cases(gpu) {
@@ -196,7 +198,7 @@ pub(crate) fn packed_matmul(gpu: &Gpu) {
             let rows = 1 + cuda::packed_max_rows(&case.packed);
             let x = activations(&mut random, rows, &case, dtype);
             let bias = random.floats(n, 1.0, dtype);
-            // Numbers are rounded when they are unpacked, too.
+            // Dequantized weights are rounded to `dtype` too.
             let w = rounded(&case.multiplied(dtype, true), dtype);
             let want = product(&x, &w, width, &bias);
             let out = gpu.unwritten(&[rows, n], dtype);
@@ -210,7 +212,7 @@ pub(crate) fn packed_matmul(gpu: &Gpu) {
 pub(crate) fn packed_embedding(gpu: &Gpu) {
     for case in cases(gpu) {
         let (n, width) = (case.numbers.len() / case.width, case.width);
-        // Inputs between padded heads are not written.
+        // Inputs in the padding of heads are not written.
         if activations(&mut Random(44), 1, &case, DType::F32).contains(&0.0) {
             continue;
         }
@@ -219,7 +221,7 @@ pub(crate) fn packed_embedding(gpu: &Gpu) {
             let on_gpu: Tensor = gpu.integers(&ids, &[20]);
             let out = gpu.unwritten(&[20, width], dtype);
             let numbers = rounded(&case.multiplied(dtype, true), dtype);
-            // Alone, and between other parts of the vocabulary, of which some tokens are.
+            // A whole vocabulary, and the middle shard of a larger one, where some tokens belong to other shards.
             for first in [0, 5] {
                 let part = VocabPart { first, vocab_size: n + 2 * first };
                 cuda::packed_embedding(&on_gpu, &case.packed, 0.5, part, &out).unwrap();

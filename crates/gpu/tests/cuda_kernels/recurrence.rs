@@ -1,4 +1,4 @@
-//! Gated delta nets and Mamba-2, copies of their states, and gates of sigmoids.
+//! Gated delta nets and Mamba-2, copies of their states, and sigmoid gates.
 
 use std::fmt::Debug;
 
@@ -9,10 +9,11 @@ use candlepower_kernels::{Recurrence, RecurrenceDims, Rule, StateConfig, sigmoid
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
 use crate::steps::{self, Mixer, Part, SLOTS};
 
-/// Heads of values of which those with the same keys are not neighbours.
+/// Number of value heads in the case where those with the same key head are not neighbours.
 const TILED: usize = 6;
 
-/// Whether of Mamba-2; key heads, value heads, elements of a key and of a value, and taps.
+/// Whether the layer is Mamba-2; key heads, value heads, elements of a key and of a value, and conv kernel weights per
+/// channel.
 const DIMS: [(bool, [usize; 5]); 12] = [
     (false, [2, 4, 128, 128, 4]),
     (false, [1, 2, 128, 64, 4]),
@@ -30,7 +31,7 @@ const DIMS: [(bool, [usize; 5]); 12] = [
 
 const LAYERS: usize = 2;
 
-/// The same pool and weights on the GPU and on the CPU, where the definition computes.
+/// The same pool and weights on the GPU, and on the CPU for the reference implementation.
 struct Pair {
     nets: [Recurrence; 2],
     pools: [StatePool; 2],
@@ -72,7 +73,7 @@ impl Pair {
 }
 
 impl Mixer<6> for Pair {
-    /// Both are rounded once, of sums in another order.
+    /// Both results are rounded once, from sums in another order.
     const TOLERANCE: Tolerance = Tolerance { own: 1.1, largest: 0.02 };
 
     fn dims(&self) -> impl Debug {
@@ -80,14 +81,14 @@ impl Mixer<6> for Pair {
         (if is_mamba { "Mamba-2" } else { "delta net" }, self.dims)
     }
 
-    /// Of tokens: input, gates, query_start, slots, positions and out.
+    /// Operands in order: input, gates, query_start, slots, positions and out.
     fn operands(&self, gpu: &Gpu, parts: &[Part], random: &mut Random) -> [[Tensor; 6]; 2] {
         let [query_start, slots, positions] = steps::tables(parts);
         let tokens = positions.len();
         let (dims, dtype) = (self.dims, self.dtype);
         let input = random.floats(tokens * dims.width(), 2.0, dtype);
         let mut gates = random.floats(tokens * self.nets[0].gates(), 3.0, dtype);
-        // Where a softplus is its argument, and where e^x is infinite.
+        // Values for which softplus returns its argument, and for which e^x is infinite.
         gates[1] = 30.0;
         gates.iter_mut().rev().step_by(37).for_each(|gate| *gate = 96.0);
         let on_gpu = [
@@ -131,13 +132,13 @@ pub(crate) fn recurrence(gpu: &Gpu) {
     wrong_tables(gpu, &mut random);
 }
 
-/// A slot that is not there gives NaN, tokens that are not there nothing, and both leave the states of the others alone.
+/// A missing slot gives NaN, and missing tokens give nothing. Neither changes the states of other sequences.
 fn wrong_tables(gpu: &Gpu, random: &mut Random) {
     let pair = Pair::new(gpu, DIMS[3], DType::F16, random);
     pair.step(gpu, 0, &[(0, 0, 5), (1, 0, 2), (SLOTS as u32 - 1, 0, 9)], random);
     let parts = [(SLOTS as u32, 4, 2), (0, 5, 3), (1, 2, 2), (2, 9, 1)];
     let [mut on_gpu, mut on_cpu] = pair.operands(gpu, &parts, random);
-    // The third ends before it begins, and the last one behind the last token.
+    // The third sequence ends before it begins, and the last one ends after the last token.
     let starts = [0, 2, 5, 4, 9];
     for (on, operands) in [&mut on_gpu, &mut on_cpu].into_iter().enumerate() {
         let values = pair.dims.values();
@@ -166,7 +167,7 @@ pub(crate) fn copy_states(gpu: &Gpu) {
             for layer in 0..LAYERS {
                 pair.step(gpu, layer, &parts, &mut random);
             }
-            // To slots that are new and that had others; and pairs with one that is not there.
+            // Copies to new slots and to used slots, and pairs with a missing slot.
             let outside = SLOTS as u32;
             let pairs = [1, 5, 0, 3, outside, 2, 2, outside, 1, 4];
             for (pool, device) in pair.pools.iter().zip([gpu.device(), &Device::Cpu]) {

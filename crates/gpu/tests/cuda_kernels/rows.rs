@@ -1,4 +1,4 @@
-//! Norms, activations, gathers and the small matrix product.
+//! Norms, activations, gathers and GEMV.
 
 use candle_core::DType;
 use candlepower_gpu::cuda;
@@ -11,7 +11,7 @@ use candlepower_kernels::{
 
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
 
-/// Rows and their lengths: odd numbers of tokens, lengths with and without whole vectors.
+/// Rows and their lengths: odd numbers of rows, lengths with and without whole vectors.
 const SHAPES: [(usize, usize); 7] =
     [(1, 896), (3, 4096), (7, 8192), (257, 128), (5, 100), (2, 33), (33, 64)];
 
@@ -40,7 +40,7 @@ pub(crate) fn add_rms_norm(gpu: &Gpu) {
         let what = format!("{rows} x {dim}, {form:?}, times {scale}");
         let (sum, _) = add_rms_norm_reference(&before, &x, scale, &weight, 1e-6);
         gpu.assert_close(&residual, &sum, ROUNDED_ONCE, &format!("{what}: sum"));
-        // The norm is that of the sum as stored.
+        // The norm is taken of the sum as stored.
         let want = rms_norm_reference(&rounded(&sum, dtype), &effective(&weight, form), 1e-6);
         gpu.assert_close(&out, &want, ROUNDED_ONCE, &what);
     });
@@ -57,7 +57,7 @@ fn for_norms(mut compare: impl FnMut(usize, usize, DType, NormWeight, &mut Rando
     }
 }
 
-/// Rows far from zero, whose mean must not swallow what is left of them; and in place, as after a block.
+/// Rows far from zero, whose mean must not cancel their differences; and in place, as in models with post-norms.
 pub(crate) fn layer_norm(gpu: &Gpu) {
     let mut random = Random(6);
     for (rows, dim) in SHAPES {
@@ -86,7 +86,7 @@ pub(crate) fn layer_norm(gpu: &Gpu) {
     }
 }
 
-/// The factor that a weight stands for.
+/// The factor that a weight represents.
 pub(crate) fn effective(weight: &[f32], form: NormWeight) -> Vec<f32> {
     let offset = if form == NormWeight::OnePlus { 1.0 } else { 0.0 };
     weight.iter().map(|weight| weight + offset).collect()
@@ -132,7 +132,7 @@ pub(crate) fn activation(gpu: &Gpu) {
     }
 }
 
-/// By columns of wider rows, from where vectors begin and from elsewhere; and in place.
+/// Factors from columns of wider rows, aligned and unaligned; and in place.
 pub(crate) fn activation_times(gpu: &Gpu) {
     let mut random = Random(8);
     for (tokens, inner, width, first) in [
@@ -178,7 +178,7 @@ pub(crate) fn embedding(gpu: &Gpu) {
                 cuda::embedding(&ids_on_gpu, &on_gpu, scale, whole, &out).unwrap();
                 let mut want = embedding_reference(&ids, &table, hidden, scale);
                 gpu.assert_close(&out, &want, ROUNDED_ONCE, &format!("{tokens} of {vocab}"));
-                // The second half of the vocabulary.
+                // The second half of the vocabulary, as a shard.
                 let part = VocabPart { first: vocab / 2, vocab_size: vocab };
                 let half =
                     gpu.floats(&table[vocab / 2 * hidden..], &[vocab - vocab / 2, hidden], dtype);
@@ -234,7 +234,7 @@ pub(crate) fn gemv(gpu: &Gpu) {
                         linear_reference(x, w, bias.as_ref().map(|bias| bias[column]))
                     })
                     .collect();
-                // Sums in f32 in another order: far below a step of the result's largest value.
+                // Sums in f32 in another order: the difference is far below a step of the result's largest value.
                 let tolerance = Tolerance { own: 0.6, largest: 0.01 };
                 gpu.assert_close(&out, &want, tolerance, &format!("{rows} x {k} x {n}"));
             }

@@ -1,4 +1,4 @@
-//! Draws and log-probabilities.
+//! Sampling and log-probabilities.
 
 use std::collections::HashMap;
 
@@ -28,7 +28,7 @@ pub(crate) fn sample(gpu: &Gpu) {
     }
 }
 
-/// One row of a batch: what the kernel gets, and what the reference needs beside it.
+/// One row of a batch: the kernel's input, and what the reference needs in addition.
 struct Case {
     row: SamplerRow,
     seen: HashMap<u32, u32>,
@@ -43,7 +43,7 @@ fn draw_batch(
     (dtype, spread): (DType, f32),
 ) {
     let rows = draws.div_ceil(2);
-    // Adding zero makes minus zero zero: the reference orders the two, the kernel does not.
+    // Adding zero turns minus zero into zero: the reference orders the two, the kernel does not.
     let logits: Vec<f32> =
         random.floats(rows * vocab, spread, dtype).iter().map(|logit| logit + 0.0).collect();
     let words = vocab.div_ceil(32);
@@ -59,7 +59,7 @@ fn draw_batch(
         biases.extend(&case.biases);
         case.row.biases = (begin, biases.len() as u32);
     }
-    // Empty tables would be no tensors.
+    // candle has no empty tensors, so each table gets an unused entry.
     masks.extend(vec![0; words]);
     biases.push((0, 0.0f32));
 
@@ -120,7 +120,7 @@ fn case(random: &mut Random, draw: usize, (rows, vocab): (usize, usize)) -> Case
     Case { row, seen, biases: biases.into_iter().collect(), mask }
 }
 
-/// Enters `(slot, token, times generated)`; tokens of no times are the prompt's.
+/// Adds entries of `(slot, token, times generated)`. Tokens with zero times are part of the prompt.
 fn count(gpu: &Gpu, counts: &TokenCounts, entries: &[(u32, u32, u32)]) {
     let tensors = |entries: &[(u32, u32)]| {
         let (slots, ids): (Vec<u32>, Vec<u32>) = entries.iter().copied().unzip();

@@ -16,7 +16,7 @@ const DIMS: [ConvDims; 4] = [
     ConvDims { channels: 64, kernel: 8 },
 ];
 
-/// The same pool and taps on the GPU and on the CPU, where the definition computes.
+/// The same pool and conv kernel weights on the GPU, and on the CPU for the reference implementation.
 struct Pair {
     convs: [ShortConv; 2],
     pools: [StatePool; 2],
@@ -39,14 +39,14 @@ impl Pair {
 }
 
 impl Mixer<5> for Pair {
-    /// Rounded once, of sums that may be fused.
+    /// Rounded once, from sums whose multiply-adds may be fused.
     const TOLERANCE: Tolerance = Tolerance { own: 1.1, largest: 0.001 };
 
     fn dims(&self) -> impl Debug {
         self.dims
     }
 
-    /// Of tokens: input, query_start, slots, positions and out.
+    /// Operands in order: input, query_start, slots, positions and out.
     fn operands(&self, gpu: &Gpu, parts: &[Part], random: &mut Random) -> [[Tensor; 5]; 2] {
         let [query_start, slots, positions] = steps::tables(parts);
         let tokens = positions.len();
@@ -93,12 +93,12 @@ pub(crate) fn short_conv(gpu: &Gpu) {
     wrong_tables(gpu, &mut random);
 }
 
-/// A slot that is not there gives NaN, tokens that are not there nothing, and both leave the states of the others alone.
+/// A missing slot gives NaN, and missing tokens give nothing. Neither changes the states of other sequences.
 fn wrong_tables(gpu: &Gpu, random: &mut Random) {
     let pair = Pair::new(gpu, DIMS[3], DType::F16, random);
     pair.step(gpu, 0, &[(0, 0, 5), (1, 0, 2)], random);
     let [mut on_gpu, mut on_cpu] = pair.operands(gpu, &[(SLOTS as u32, 4, 2), (0, 5, 3)], random);
-    // The second ends behind the last token.
+    // The second sequence ends after the last token.
     let channels = pair.dims.channels;
     for (on, operands) in [&mut on_gpu, &mut on_cpu].into_iter().enumerate() {
         let device = operands[0].device().clone();

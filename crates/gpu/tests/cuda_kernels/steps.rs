@@ -1,4 +1,4 @@
-//! Steps of sequences that keep states: who has which tokens.
+//! Steps of sequences that keep states, with the tokens of each sequence.
 
 use std::fmt::Debug;
 
@@ -7,7 +7,7 @@ use candlepower_gpu::{Graph, NO_SLOT};
 
 use crate::gpu::{Gpu, Random, Tolerance, to_vec};
 
-/// A sequence of a step: its slot, the position of its first token here, and how many there are.
+/// A sequence of a step: its slot, the position of its first token in the step, and its number of tokens.
 pub(crate) type Part = (u32, u32, usize);
 
 /// Slots of a pool.
@@ -23,8 +23,8 @@ pub(crate) fn tables(parts: &[Part]) -> [Vec<u32>; 3] {
     [query_start, parts.iter().map(|(slot, ..)| *slot).collect(), positions]
 }
 
-/// Prompts of all lengths beside what pads a graph; then some that go on, and one that begins where another was; then single tokens, also
-/// after fewer than a convolution has.
+/// Prompts of various lengths beside padding of a graph. Then some that continue, and one that starts in a used slot.
+/// Then single tokens, also after fewer tokens than a convolution covers.
 pub(crate) fn steps() -> [Vec<Part>; 4] {
     [
         vec![(3, 0, 1), (0, 0, 40), (NO_SLOT, 0, 2), (5, 0, 3), (1, 0, 17)],
@@ -34,7 +34,8 @@ pub(crate) fn steps() -> [Vec<Part>; 4] {
     ]
 }
 
-/// What a graph of three decodes is recorded with, behind prompts of 5, 2 and 9 tokens, and what it is replayed for.
+/// The step that a graph of three decodes is recorded with, and the steps that it is replayed for, after prompts of 5,
+/// 2 and 9 tokens.
 pub(crate) const DECODES: [[Part; 3]; 4] = [
     [(NO_SLOT, 0, 1), (NO_SLOT, 0, 1), (NO_SLOT, 0, 1)],
     [(2, 9, 1), (0, 5, 1), (1, 2, 1)],
@@ -42,17 +43,17 @@ pub(crate) const DECODES: [[Part; 3]; 4] = [
     [(4, 1, 1), (2, 10, 1), (0, 7, 1)],
 ];
 
-/// The same mixer with the same states on the GPU and on the CPU, where the definition computes. A step has `N` operands, of which the last
-/// is its output.
+/// The same mixer with the same states on the GPU, and on the CPU for the reference implementation. A step has `N`
+/// operands, the last of which is its output.
 pub(crate) trait Mixer<const N: usize> {
     const TOLERANCE: Tolerance;
 
     fn dims(&self) -> impl Debug;
 
-    /// Those of a step on both devices; all rows of the output have to be written.
+    /// The operands of a step on both devices. All rows of the output must be written.
     fn operands(&self, gpu: &Gpu, parts: &[Part], random: &mut Random) -> [[Tensor; N]; 2];
 
-    /// Computes on one of the two: `on` is its number.
+    /// Computes a step on one of the two devices: `on` is the device's index.
     fn run(
         &self,
         on: usize,
@@ -60,7 +61,7 @@ pub(crate) trait Mixer<const N: usize> {
         operands: &[Tensor; N],
     ) -> candlepower_kernels::Result<()>;
 
-    /// One step on both, whose results are compared.
+    /// Computes one step on both devices, and compares the results.
     fn step(&self, gpu: &Gpu, layer: usize, parts: &[Part], random: &mut Random) {
         let [on_gpu, on_cpu] = self.operands(gpu, parts, random);
         self.run(0, layer, &on_gpu).unwrap();
@@ -73,7 +74,7 @@ pub(crate) trait Mixer<const N: usize> {
         gpu.assert_close(found, &want, Self::TOLERANCE, &format!("{:?}, {what}", self.dims()));
     }
 
-    /// A recorded decode goes on from the states that it finds, for the sequences in its tables.
+    /// A replayed decode continues from the current states, for the sequences in its tables.
     fn replay(&self, gpu: &Gpu, random: &mut Random) {
         self.step(gpu, 0, &[(0, 0, 5), (1, 0, 2), (2, 0, 9)], random);
         let [recorded, _] = self.operands(gpu, &DECODES[0], random);

@@ -1,9 +1,10 @@
-//! How long the kernels take in the shapes of Llama-3.1-8B, of a layer of experts and of recurrences, for the choices
-//! between them that only a GPU can settle: `cuda_kernels --times`, or with words for some of them. `--small` divides every
-//! shape by 32, to try the program where nothing can be measured.
+//! Measures the kernels in the shapes of Llama-3.1-8B, of MoE layers, and of linear attention and SSM layers. The
+//! results decide between kernels that only a GPU can compare. `cuda_kernels --times` runs everything, or the parts
+//! that are named. `--small` divides every shape by 32, to try the program where nothing can be measured.
 //!
-//! An operation is launched many times by one CUDA graph, as decodes launch it, over as many copies of what it reads as no cache
-//! holds. Beside its bytes a second stand those of a copy within the device, counted both ways: the ceiling.
+//! One CUDA graph launches an operation many times, like a decode, over more copies of its operands than fit into any
+//! cache. Beside the bytes per second, it prints their share of the rate of a copy within the device, with reads and
+//! writes counted. That rate is the ceiling.
 
 use std::cell::{OnceCell, RefCell};
 use std::time::Instant;
@@ -25,7 +26,7 @@ use half::bf16;
 use crate::attention;
 use crate::gpu::{Gpu, Random};
 
-/// More than any GPU's second-level cache holds.
+/// More than the L2 cache of any GPU.
 const BEYOND_CACHES: usize = 256 << 20;
 
 /// Outputs and inputs of the matrices of a layer: q, k and v; the output of attention; gate and up; down.
@@ -38,7 +39,7 @@ const HEADS: [usize; 3] = [32, 8, 128];
 /// The widest heads that attention is compiled for.
 const WIDE_HEADS: [usize; 3] = [32, 4, 512];
 
-/// A group of rows.
+/// A group of measurements.
 type Part = fn(&Times<'_>) -> Result<()>;
 
 const PARTS: [(&str, Part); 9] = [
@@ -53,7 +54,7 @@ const PARTS: [(&str, Part); 9] = [
     ("sample", sample),
 ];
 
-/// Prints the parts that `choose` chooses.
+/// Prints the parts that `choose` selects.
 pub(crate) fn print(gpu: &Gpu, small: bool, choose: impl Fn(&str) -> bool) -> Result<()> {
     let times = Times { gpu, small, copy: OnceCell::new() };
     println!("{:<44} {:>9} {:>7} {:>6} {:>8}", "kernel", "us", "GB/s", "copy", "TFLOP/s");
@@ -66,7 +67,8 @@ pub(crate) fn print(gpu: &Gpu, small: bool, choose: impl Fn(&str) -> bool) -> Re
     Ok(())
 }
 
-/// Seconds of the driver's own copy of so many bytes within the device, outside of a graph, in which it is slower.
+/// Seconds of the driver's own copy of `bytes` bytes within the device. It runs outside of a graph, because a graph's
+/// copy node is slower: 2.7 instead of 4.2 TB/s on an H200.
 fn copy(times: &Times<'_>, bytes: usize) -> Result<f64> {
     let failed = |error: DriverError| Error::Cuda { kernel: "copy", message: error.to_string() };
     let stream = times.gpu.device().as_cuda_device()?.cuda_stream();
@@ -81,7 +83,7 @@ fn copy(times: &Times<'_>, bytes: usize) -> Result<f64> {
 struct Times<'a> {
     gpu: &'a Gpu,
     small: bool,
-    /// Bytes a second of a copy, once they are known.
+    /// Bytes per second of a copy, once measured.
     copy: OnceCell<f64>,
 }
 
@@ -90,12 +92,12 @@ impl Times<'_> {
         if self.small { (full / 32).max(1) } else { full }
     }
 
-    /// How many operands of so many bytes no cache holds.
+    /// Number of operands of `bytes` bytes that no cache can hold together.
     fn copies(&self, bytes: usize) -> usize {
         if self.small { 2 } else { (BEYOND_CACHES / bytes + 1).min(64) }
     }
 
-    /// Numbers around zero, a block of them over and over.
+    /// Random values around zero, in a block that is repeated.
     fn noise(&self, dims: &[usize]) -> Result<Tensor> {
         let block = Random(7).floats(1 << 16, 0.1, DType::BF16);
         let numbers = block.iter().map(|number| bf16::from_f32(*number)).cycle();
@@ -107,8 +109,8 @@ impl Times<'_> {
         Ok(Tensor::zeros(dims, DType::BF16, self.gpu.device())?)
     }
 
-    /// Prints and returns the median of the seconds that a launch takes, which reads and writes so many bytes and computes so
-    /// many operations; `launch` is told the launch's number.
+    /// Prints and returns the median duration, in seconds, of a launch that reads and writes `bytes` bytes and computes
+    /// `operations` operations. `launch` gets the index of the launch.
     fn row(
         &self,
         what: &str,
@@ -116,7 +118,7 @@ impl Times<'_> {
         launch: impl Fn(usize) -> Result<()>,
     ) -> Result<f64> {
         let (launches, replays) = if self.small { (2, 1) } else { (48, 7) };
-        // Once outside of the graph, so that everything is loaded.
+        // One launch outside of the graph, so that everything is loaded.
         launch(0)?;
         let graph = Graph::capture(self.gpu.device(), || (0..launches).try_for_each(&launch))?;
         let median = self.seconds(replays, || graph.launch())? / launches as f64;
@@ -124,7 +126,7 @@ impl Times<'_> {
         Ok(median)
     }
 
-    /// The median of the seconds of a launch, after one that warms up where something can be measured.
+    /// The median duration of a launch in seconds, after a warm-up unless `small` is set.
     fn seconds(&self, replays: usize, launch: impl Fn() -> Result<()>) -> Result<f64> {
         let warm_up = usize::from(!self.small);
         let mut seconds = Vec::new();
@@ -153,7 +155,7 @@ impl Times<'_> {
     }
 }
 
-/// The small product beside cuBLAS: from how many rows on the latter is faster.
+/// GEMV beside cuBLAS, to find the number of rows from which cuBLAS is faster.
 fn products(times: &Times<'_>) -> Result<()> {
     let cublas = Cublas::new(times.gpu.device(), 8192, DType::BF16, 0)?;
     let head = ("lm_head", VOCAB, HIDDEN);
@@ -176,9 +178,9 @@ fn products(times: &Times<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A matrix of codes, all of which mean something.
+/// A quantized matrix without NaN.
 fn packed(times: &Times<'_>, codes: Codes, (n, k): (usize, usize)) -> Result<PackedMatrix> {
-    // Bit 3 of the largest E4M3 keeps NaN away.
+    // Without bit 3 of the largest E4M3 value there is no NaN.
     let most = match codes {
         Codes::U8 => 0xff,
         Codes::E4m3 => 0xf7,
@@ -203,7 +205,7 @@ fn packed(times: &Times<'_>, codes: Codes, (n, k): (usize, usize)) -> Result<Pac
     PackedMatrix::new(&builder.finish()?, None, times.gpu.device())
 }
 
-/// Products with codes, and with numbers that are unpacked before.
+/// Products with quantized weights, and with weights that are dequantized first.
 fn codes(times: &Times<'_>) -> Result<()> {
     let cublas = Cublas::new(times.gpu.device(), 8192, DType::BF16, 64 << 20)?;
     for (kind, matrices) in
@@ -227,7 +229,7 @@ fn codes(times: &Times<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Experts with few rows each and with many, on both sides of the number of tokens from which tiles have many rows.
+/// Experts with few rows and with many rows each, on both sides of the thresholds between tile sizes.
 fn experts(times: &Times<'_>) -> Result<()> {
     let (experts, n, k) = (times.size(128), times.size(2 * 768), times.size(2048));
     let top_k = 8.min(experts);
@@ -256,7 +258,7 @@ fn experts(times: &Times<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Decodes by either kernel.
+/// Decodes by both kernels.
 fn decode(times: &Times<'_>) -> Result<()> {
     for (seqs, context) in [(1, 1000), (1, 8000), (16, 1000), (64, 1000), (256, 1000)] {
         let seqs = vec![(1, times.size(context)); if times.small { 2 } else { seqs }];
@@ -269,7 +271,7 @@ fn decode(times: &Times<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A prompt alone, and a chunk behind a long context.
+/// A prompt alone, and a chunk after a long context.
 fn prefill(times: &Times<'_>) -> Result<()> {
     for (queries, context) in [(1024, 1024), (8192, 8192), (2048, 16384)] {
         let seqs = [(times.size(queries), times.size(context))];
@@ -278,7 +280,7 @@ fn prefill(times: &Times<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Decodes and a prompt of wide heads.
+/// Decodes and a prompt with wide heads.
 fn wide(times: &Times<'_>) -> Result<()> {
     for cache_dtype in [DType::BF16, DType::F8E4M3] {
         for (seqs, queries, context) in [(1, 1, 8000), (64, 1, 1000), (1, 2048, 2048)] {
@@ -330,7 +332,7 @@ fn attend(
     let what =
         format!("{} seqs, {queries} of {context} in {cache_dtype:?}, {kernel:?}", seqs.len());
     let what = if head_dim > 128 { format!("{what}, heads of {head_dim}") } else { what };
-    // A query sees on average what is before the middle of the queries.
+    // Average number of positions that a query attends to: those before the middle of the queries.
     let pairs = tokens * (context - (queries - 1) / 2);
     let work = (read + 4 * tokens * heads * head_dim, 4 * pairs * heads * head_dim);
     times.row(&what, work, |i| {
@@ -339,7 +341,7 @@ fn attend(
     Ok(())
 }
 
-/// What lies between the products.
+/// The operations between the matrix products.
 fn rows(times: &Times<'_>) -> Result<()> {
     let (hidden, inner) = (times.size(HIDDEN), times.size(14336));
     let weight = times.noise(&[hidden])?;
@@ -411,11 +413,11 @@ fn recurrence(times: &Times<'_>, name: &str, net: &Recurrence) -> Result<()> {
         let tables = StateTables {
             query_start: &integers((0..=seqs).map(|seq| (seq * tokens) as u32).collect())?,
             slots: &integers((0..seqs as u32).collect())?,
-            // They go on from other tokens.
+            // The sequences continue from earlier tokens.
             positions: &integers(vec![9; rows])?,
         };
         let rows_read = 2 * rows * (dims.width() + dims.values());
-        // Three multiply-adds of each number, and its decay.
+        // Three multiply-adds for each element of the state, and its decay.
         let work = (2 * state + rows_read, 7 * state / 4 * tokens);
         let heads = dims.value_heads;
         times.row(&format!("{name} {seqs} x {tokens}, {heads} heads"), work, |i| {
@@ -425,7 +427,7 @@ fn recurrence(times: &Times<'_>, name: &str, net: &Recurrence) -> Result<()> {
     Ok(())
 }
 
-/// Draws from the logits of Llama's vocabulary.
+/// Sampling from logits over Llama's vocabulary.
 fn sample(times: &Times<'_>) -> Result<()> {
     let vocab = times.size(VOCAB);
     for draws in [1, 64, 256].map(|draws| times.size(draws)) {

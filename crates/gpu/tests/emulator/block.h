@@ -1,4 +1,4 @@
-// Runs the threads of one block: each is a fiber that goes on until it waits for others.
+// Runs the threads of one block. Each thread is a fiber that runs until it waits for others.
 #pragma once
 
 #include <memory>
@@ -22,35 +22,37 @@ struct Fiber {
 
   Place place{};
   State state = State::kReady;
-  // Where its stack is while it does not run.
+  // Stack pointer while the thread is suspended.
   void* stack = nullptr;
   uint32_t mask = 0;
   void* operand = nullptr;
   Combine combine = nullptr;
-  // Whether it has waited for all blocks.
+  // Whether the thread has passed the grid-wide barrier.
   bool passed_grid_barrier = false;
-  // Whether it has waited for the kernels before.
+  // Whether the thread has waited for the preceding kernels.
   bool has_inputs = false;
-  // What called the collective.
+  // Return address of the call of the collective operation.
   const void* code = nullptr;
-  // Copies to shared memory that are under way: groups, and the one that is not ended.
+  // Pending asynchronous copies to shared memory: closed groups, and the open group.
   std::vector<std::vector<Copy>> groups;
   std::vector<Copy> open_group;
 };
 
 class Block {
  public:
-  // `machine` is told where the running thread is, and of what it is to tell.
+  // Sets the fields of `machine` that describe the running thread, and the flag that makes kernels report accesses.
   explicit Block(Machine& machine);
   ~Block();
   Block(const Block&) = delete;
 
-  // From now on a launch with a race ends the program.
+  // Enables the search for races. A launch with a race ends the program.
   void find_races() { races_ = std::make_unique<Races>(machine_.shared); }
 
-  // Runs all blocks of a launch, one after the other. Where threads wait for all blocks it runs twice: at first each thread ends there,
-  // then it goes on there. What comes before is done again, which is right where that writes what depends on inputs alone, to memory
-  // that what comes behind does not write: it writes the same numbers as at first.
+  // Runs all blocks of a launch, one after the other.
+  //
+  // A launch whose threads wait at a grid-wide barrier runs twice. In the first run each thread ends at the barrier,
+  // and in the second it continues after it. The code before the barrier so runs twice, which is correct if it writes
+  // values that depend on inputs alone, to memory that the code after the barrier does not write.
   void run(const Launch& launch);
 
   void barrier();
@@ -64,7 +66,7 @@ class Block {
   void wait_for_groups(uint32_t but);
   void accessed(const void* at, size_t bytes, Access access, const void* code);
   void lane_accessed(uint32_t lane, const void* at, size_t bytes, Access access);
-  // Memory that is there no more.
+  // Drops the recorded accesses to memory that has been freed.
   void forget(const void* begin, size_t bytes);
   [[noreturn]] void fault(const char* what);
 
@@ -87,9 +89,10 @@ class Block {
   Machine& machine_;
   const Launch* launch_ = nullptr;
   bool is_second_run_ = false;
-  // Whether a second run must be.
+  // Whether a second run is needed.
   bool ended_at_grid_barrier_ = false;
-  // Every second launch runs its threads and blocks from the last to the first: who does not wait for others is found out.
+  // Every second launch runs its threads and blocks from the last to the first, which reveals code that fails to wait
+  // for others.
   bool backwards_ = false;
   std::vector<Fiber> fibers_;
   Fiber* current_ = nullptr;
@@ -98,7 +101,7 @@ class Block {
   unsigned char* shared_ = nullptr;
   std::vector<Variable> variables_;
   size_t shared_used_ = 0;
-  // Null where nobody looks for races.
+  // Null if races are not searched for.
   std::unique_ptr<Races> races_;
 };
 

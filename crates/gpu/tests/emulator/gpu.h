@@ -1,4 +1,4 @@
-// The emulated GPU: its memory, its queue of work, and what is being recorded. Under one lock.
+// The emulated GPU: its memory, its queue of work, and its recordings. One lock protects all of it.
 #pragma once
 
 #include <cuda.h>
@@ -17,7 +17,7 @@ namespace emulated {
 
 using Work = std::function<void()>;
 
-// What is recorded of a stream, and by whom.
+// A recording of a stream, and the thread that records it.
 struct Capture {
   std::thread::id thread;
   std::vector<Work> work;
@@ -26,7 +26,7 @@ struct Capture {
 struct Gpu final : Machine {
   static Gpu& the();
 
-  // Work that the host may let wait.
+  // Maximum number of queued operations.
   static constexpr size_t kMostQueued = 1 << 16;
 
   std::mutex lock;
@@ -43,7 +43,7 @@ struct Gpu final : Machine {
   std::map<const void*, size_t> pinned;
 
   CUresult submit(void* stream, Work work);
-  // Does the work up to the one of this number.
+  // Runs the queued work up to operation `number`.
   void finish(uint64_t number);
   CUresult wait();
   void* map(size_t bytes);
@@ -85,11 +85,11 @@ struct Gpu final : Machine {
   };
   bool is_allocated(uintptr_t begin, size_t bytes);
   Range range_of(uintptr_t at) const;
-  // Whether the calling thread records a stream, and so may not wait or allocate.
+  // Whether the calling thread is recording a stream, during which it may not wait or allocate.
   bool is_capturing() const;
 
   std::map<void*, Mapping> mappings;
-  // What was found around bytes of pages, each in a place of its number's.
+  // Cache of `range_of` by page number modulo its size.
   std::array<Range, 256> known_ranges{};
   std::map<const void*, size_t> allowed_shared;
 };

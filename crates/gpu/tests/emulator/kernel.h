@@ -1,5 +1,5 @@
-// CUDA for a CPU: included before anything else in what nvcc's stand-in compiles. A thread of a block is a fiber; what
-// threads do together they do by the machine of machine.h.
+// CUDA for the CPU. Sources compiled by the stand-in for nvcc include this file before anything else. A thread of a
+// block is a fiber, and operations of several threads go through the machine of machine.h.
 #pragma once
 
 #include <cuda.h>
@@ -26,7 +26,7 @@ namespace emulated {
 
 Machine* find_machine();
 
-// Null where libcuda.so.1 is another, or there is none.
+// Null if libcuda.so.1 is not the emulator, or does not exist.
 inline Machine* const machine = find_machine();
 
 }  // namespace emulated
@@ -43,7 +43,8 @@ inline Machine* find_machine() {
   return found;
 }
 
-// What `threadIdx`, `blockIdx`, `blockDim` and `gridDim` become: the same for a thread whenever it asks.
+// Replacements of `threadIdx`, `blockIdx`, `blockDim` and `gridDim`. They are const functions because their values
+// never change for a thread.
 #define EMULATED_PLACE EMULATED_UNWATCHED __attribute__((const, noinline)) inline
 EMULATED_UNWATCHED inline uint3 triple(const Extent& e) { return {e.x, e.y, e.z}; }
 EMULATED_PLACE uint3 thread_index() { return triple(machine->place->thread); }
@@ -82,7 +83,7 @@ inline Configuration configuration(dim3 grid, dim3 block, size_t shared_bytes, c
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(const char* name, const Configuration& with, void (*kernel)(Parameters...), Arguments&&... arguments) {
   if (machine == nullptr) return note(cudaErrorNoDevice);
-  // Parameters are copied when a kernel is launched, not when it runs.
+  // Parameters are copied at the launch, not when the kernel runs.
   auto body = [kernel, ... copied = Parameters(std::forward<Arguments>(arguments))] { kernel(copied...); };
   const auto extent = [](dim3 d) { return Extent{d.x, d.y, d.z}; };
   return note(machine->launch(with.stream, {name, reinterpret_cast<const void*>(kernel), extent(with.grid), extent(with.block),
@@ -95,7 +96,7 @@ cudaError_t launch_pointers(const char* name, const Configuration& with, void (*
   return launch(name, with, kernel, *static_cast<std::remove_cvref_t<Parameters>*>(arguments[kIndex])...);
 }
 
-// cudaLaunchKernel and cudaLaunchCooperativeKernel, which know of their arguments what the kernel says.
+// cudaLaunchKernel and cudaLaunchCooperativeKernel. The types of the arguments come from the kernel's parameters.
 template <bool kCooperative, typename... Parameters>
 cudaError_t launch_kernel(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, void** arguments,
                           size_t shared_bytes, cudaStream_t stream) {
@@ -103,7 +104,7 @@ cudaError_t launch_kernel(const char* name, void (*kernel)(Parameters...), dim3 
                          std::index_sequence_for<Parameters...>());
 }
 
-// A kernel whose type has been forgotten, which nothing of ours starts.
+// A kernel whose type was erased. No code of ours launches one.
 template <bool kCooperative>
 cudaError_t launch_kernel(const char*, void*, dim3, dim3, void**, size_t, cudaStream_t) {
   return note(cudaErrorNotSupported);
@@ -165,13 +166,13 @@ inline cudaError_t memcpy_async(void* to, const void* from, size_t bytes, cudaMe
 
 // ---- Shared memory ---------------------------------------------------------------------------------
 
-// A variable of the block. Each is written once in a function, whose `key` is its own.
+// A static shared variable of the block. Each declaration in a function has its own `key`.
 template <typename T>
 T& variable(const void* key) {
   return *static_cast<T*>(machine->variable(key, sizeof(T), alignof(T)));
 }
 
-// What the launch gave the block, an array as in CUDA.
+// The dynamic shared memory of the launch, as an array like in CUDA.
 template <typename T>
 auto& dynamic_shared() {
   return *reinterpret_cast<T(*)[kMostSharedBytes / sizeof(T)]>(machine->dynamic_shared());
@@ -183,7 +184,7 @@ EMULATED_UNWATCHED inline void* at_shared(uint32_t address, uint32_t bytes) {
   return machine->shared + address;
 }
 
-// ---- What lanes do together ------------------------------------------------------------------------
+// ---- Operations of several lanes -------------------------------------------------------------------
 
 template <typename T>
 struct Shuffle {
@@ -278,7 +279,7 @@ inline bool __any_sync(uint32_t mask, bool value) { return emulated::ballot(mask
 inline bool __all_sync(uint32_t mask, bool value) { return emulated::ballot(mask, !value) == 0; }
 inline uint32_t __activemask() { return 0xffffffffu; }
 
-// Threads of a kernel take turns where they wait, so that nothing comes between.
+// Threads switch only where they wait, so nothing can run in between.
 template <typename T, typename V>
 EMULATED_UNWATCHED T atomicAdd(T* at, V value) {
   emulated::tell(at, sizeof *at, emulated::Access::kAtomic, __builtin_return_address(0));
@@ -308,7 +309,7 @@ EMULATED_UNWATCHED T atomicMax(T* at, V value) {
   return before;
 }
 
-// CUDA's pass over NaN.
+// CUDA's functions ignore NaN.
 template <typename A, typename B>
 constexpr auto max(A a, B b) {
   using T = std::common_type_t<A, B>;
@@ -347,7 +348,7 @@ inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
 inline float __expf(float value) { return std::exp(value); }
 inline float __logf(float value) { return std::log(value); }
 inline float __fdividef(float a, float b) { return a / b; }
-// Rounded once, as products and sums in double are exact.
+// Rounded once, because the product and the sum are exact in double.
 inline __nv_bfloat16 fused(__nv_bfloat16 a, __nv_bfloat16 b, __nv_bfloat16 c) {
   return __double2bfloat16(static_cast<double>(float(a)) * float(b) + float(c));
 }
@@ -382,7 +383,7 @@ inline size_t __cvta_generic_to_shared(const void* pointer) {
 
 #include "ptx.h"
 
-// What the kernels are compiled for, as their headers ask.
+// Versions that the kernels' headers ask for.
 #define __CUDACC_VER_MAJOR__ 13
 #define __CUDACC_VER_MINOR__ 0
 #define __CUDA_ARCH__ 900

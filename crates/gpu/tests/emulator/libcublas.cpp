@@ -1,4 +1,4 @@
-// cuBLAS and cuRAND on the emulated GPU: handles, and the one product that candlepower asks for.
+// cuBLAS and cuRAND on the emulated GPU: handles, and the one matrix product that candlepower calls.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -41,7 +41,7 @@ std::vector<float> widened(const void* from, int rows, int columns, int stride) 
   return numbers;
 }
 
-// Sixteen sums side by side, which the compiler makes vectors of.
+// Sixteen partial sums, so that the compiler vectorizes the loop.
 float dot(const float* a, const float* b, int k) {
   float sums[16] = {};
   int i = 0;
@@ -54,7 +54,7 @@ float dot(const float* a, const float* b, int k) {
   return sum;
 }
 
-// c = alpha * a^T b + beta * c, columns first: columns of a and b are runs of k numbers.
+// c = alpha * a^T b + beta * c in column-major order: a column of a or b is k contiguous elements.
 template <typename T>
 void multiply(const Product& p) {
   const std::vector<float> a = widened<T>(p.a, p.m, p.k, p.lda);
@@ -63,7 +63,7 @@ void multiply(const Product& p) {
   for (int j = 0; j < p.n; ++j) {
     for (int i = 0; i < p.m; ++i) {
       T& out = c[size_t(j) * p.ldc + i];
-      // Where beta is zero, c is not read.
+      // If beta is zero, c is not read.
       const float before = p.beta == 0.0f ? 0.0f : p.beta * static_cast<float>(out);
       out = T(p.alpha * dot(&a[size_t(i) * p.k], &b[size_t(j) * p.k], p.k) + before);
     }

@@ -1,11 +1,18 @@
-// A GPU of the CPU's: the functions of CUDA's driver that candlepower calls, with the kernels that nvcc's stand-in compiled.
+// A GPU that the CPU emulates: the functions of CUDA's driver that candlepower calls. Kernels are compiled by the
+// stand-in for nvcc.
 //
-// Work is queued and done as late as it may be, so that whoever reads a result or writes over an input too early is found
-// out; CANDLEPOWER_EMULATED_EAGER=1 does it at once. Memory begins with bytes of ones and ends before a page that nobody may
-// touch. Built as libcuda.so.1, which is libcublas, libcurand and NCCL too, by other names. A process has one GPU, all its streams in
-// one order; of CANDLEPOWER_EMULATED_GPUS=N ordinals each is that one. CANDLEPOWER_EMULATED_GIB is its memory, which uses the host's;
-// CANDLEPOWER_EMULATED_MODEL is the name of one of `kModels`; CANDLEPOWER_EMULATED_RACES=1 looks for races, in kernels that are
-// compiled with -fsanitize=thread.
+// Work is queued and run as late as possible, which reveals code that reads a result or overwrites an input too early.
+// Memory is filled with 0xff bytes, and ends before a page that cannot be accessed. The library is built as
+// libcuda.so.1, and is libcublas, libcurand and NCCL too, under other names. A process has one GPU, whose streams are
+// all one.
+//
+// Environment variables:
+//
+// - CANDLEPOWER_EMULATED_EAGER=1 runs work at once.
+// - CANDLEPOWER_EMULATED_GPUS=N reports N ordinals, all of them the same GPU.
+// - CANDLEPOWER_EMULATED_GIB is the size of its memory, which is taken from the host.
+// - CANDLEPOWER_EMULATED_MODEL is the name of one of `kModels`.
+// - CANDLEPOWER_EMULATED_RACES=1 searches for races, in kernels that are compiled with -fsanitize=thread.
 #include <cuda.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -29,7 +36,7 @@ namespace emulated {
 namespace {
 
 constexpr size_t kPage = 4096;
-// What CUDA aligns memory to.
+// Alignment of CUDA's allocations.
 constexpr size_t kAlignment = 256;
 constexpr int kUnwritten = 0xff;
 
@@ -90,7 +97,7 @@ bool Gpu::is_capturing() const {
   return std::any_of(capturing.begin(), capturing.end(), is_own);
 }
 
-// What must be done before the host goes on, which nobody may ask for while a stream is recorded.
+// Runs all queued work. This is an error while the thread records a stream.
 CUresult Gpu::wait() {
   if (is_capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   finish(submitted);
@@ -99,7 +106,7 @@ CUresult Gpu::wait() {
 
 // ---- Memory ----------------------------------------------------------------------------------------
 
-// The end lies as near as alignment lets it before a page that is never there.
+// The end of the memory lies as close as alignment allows to a page that cannot be accessed.
 void* Gpu::map(size_t bytes) {
   const size_t used = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   const size_t whole = (used + kPage - 1) / kPage * kPage;
@@ -113,7 +120,8 @@ void* Gpu::map(size_t bytes) {
   return memory;
 }
 
-// Whether the bytes are one allocation's, or on pages of none.
+// Whether the bytes belong to one allocation, or to pages without allocations. The ranges of recent pages are cached,
+// because watched kernels call this for each access.
 bool Gpu::is_allocated(uintptr_t begin, size_t bytes) {
   Range& known = known_ranges[begin / kPage % known_ranges.size()];
   if (begin < known.begin || begin >= known.end) known = range_of(begin);
@@ -121,7 +129,8 @@ bool Gpu::is_allocated(uintptr_t begin, size_t bytes) {
   return begin + bytes <= known.end || is_allocated(known.end, begin + bytes - known.end);
 }
 
-// The allocation that a byte lies in, or its page if that is none's; nothing where it lies beside one on its pages.
+// The allocation that contains a byte; or its page if no allocation is on that page. Empty for a byte beside an
+// allocation on the same page.
 Gpu::Range Gpu::range_of(uintptr_t at) const {
   const auto first_of = [](const Mapping& mapping) { return reinterpret_cast<uintptr_t>(mapping.first); };
   const auto after = mappings.upper_bound(reinterpret_cast<void*>(at));
@@ -171,7 +180,7 @@ bool Gpu::is_pinned(const void* memory) const {
   return static_cast<const char*>(memory) < static_cast<const char*>(begin) + bytes;
 }
 
-// Memory that is not pinned is read before the call returns, as CUDA does, so that its owner may write to it.
+// Memory that is not pinned is read before the call returns, like in CUDA, because its owner may overwrite it then.
 CUresult Gpu::upload(void* stream, void* to, const void* from, size_t bytes) {
   if (is_pinned(from)) return submit(stream, [=] { std::memcpy(to, from, bytes); });
   if (capturing.count(stream) != 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -184,7 +193,7 @@ CUresult Gpu::download(void* stream, void* to, const void* from, size_t bytes) {
   return submitted == CUDA_SUCCESS && !is_pinned(to) ? wait() : submitted;
 }
 
-// ---- What kernels ask ------------------------------------------------------------------------------
+// ---- Calls from kernels ----------------------------------------------------------------------------
 
 int Gpu::launch(void* stream, Launch launch) {
   const std::lock_guard guard(lock);
@@ -240,8 +249,8 @@ void Gpu::fault(const char* what) { block.fault(what); }
 
 namespace {
 
-// A kernel that reads or writes where nothing is, or a vector where it is not aligned (the compiler's check is an illegal
-// instruction), ends the program, with its name.
+// Ends the program with the kernel's name after an access to unmapped memory or to an unaligned vector. The compiler's
+// check of alignment raises SIGILL.
 void on_fault(int number, siginfo_t* info, void*) {
   if (Gpu::the().place == nullptr) {
     signal(number, SIG_DFL);
@@ -307,7 +316,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 static CUcontext context() { return reinterpret_cast<CUcontext>(&Gpu::the()); }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* held, CUdevice) {
-  // Rust's own handler of faults is there by now.
+  // Installed here because Rust's own fault handler has been installed by now.
   static const bool watching = (emulated::watch_faults(), true);
   return *held = context(), watching ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
 }
@@ -327,7 +336,7 @@ CUresult cuGetErrorString(CUresult error, const char** text) { return cuGetError
 
 // ---- candle's kernels ------------------------------------------------------------------------------
 
-// Of candle's own kernels those that copy rows of a matrix are known, by name; the others are not found.
+// Only candle's kernels that copy rows of a matrix are emulated, by name; the others are not found.
 CUresult cuModuleLoadData(CUmodule* module, const void*) {
   *module = reinterpret_cast<CUmodule>(&Gpu::the());
   return CUDA_SUCCESS;
@@ -372,7 +381,7 @@ CUresult cuStreamDestroy(CUstream stream) {
   return waited;
 }
 CUresult cuStreamSynchronize(CUstream) { return cuCtxSynchronize(); }
-// All streams are one.
+// There is only one queue, so streams need not wait for each other.
 CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int) { return CUDA_SUCCESS; }
 
 CUresult cuEventCreate(CUevent* event, unsigned int) {

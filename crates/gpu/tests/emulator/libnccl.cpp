@@ -1,5 +1,5 @@
-// NCCL on emulated GPUs: sums and gathers of ranks that are threads or processes, through memory that they share. A sum is
-// made in the order of the ranks and rounded once, which NCCL's is not.
+// NCCL on emulated GPUs: sums and gathers of ranks that are threads or processes, through shared memory. A sum is
+// computed in the order of the ranks and rounded once, unlike NCCL's.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <fcntl.h>
@@ -38,10 +38,11 @@ struct Shared {
 struct Group {
   Shared* shared;
   int rank, ranks;
-  // Held by the group, and by each collective that a graph has.
+  // Referenced by the group, and by each of its collectives in a graph.
   std::shared_ptr<int> held;
 
-  // Waits for all ranks. Those that are threads of this process have the same GPU, whose lock is theirs meanwhile.
+  // Waits for all ranks. Ranks that are threads of this process have the same GPU, so its lock is released for them
+  // during the wait.
   void meet() const {
     const uint32_t round = shared->rounds;
     if (++shared->arrived == static_cast<uint32_t>(ranks)) {
@@ -54,7 +55,7 @@ struct Group {
     Gpu::the().lock.lock();
   }
 
-  // Calls `take` when every rank's numbers from `first` on, at most a slot's, lie in its slot.
+  // Calls `take` once the bytes of every rank from `first` on, at most a slot's size, are in the rank's slot.
   template <typename Take>
   void exchange(const void* from, size_t bytes, Take take) const {
     for (size_t first = 0; first < bytes; first += kSlotBytes) {
@@ -89,7 +90,7 @@ int submit(const Group& group, void* stream, emulated::Work work) {
   return Gpu::the().submit(stream, [work = std::move(work), held = group.held] { work(); });
 }
 
-// What ranks know a group by: whose file it is, passed by value, in memory.
+// Identifier of a group, passed by value: the process that has the file, and its descriptor.
 struct Id {
   pid_t process;
   int file;
@@ -116,7 +117,7 @@ int ncclCommInitRank(Group** group, int ranks, Id id, int rank) {
   *group = new Group{static_cast<Shared*>(shared), rank, ranks, std::make_shared<int>(0)};
   const std::lock_guard guard(Gpu::the().lock);
   if (ranks > 1) {
-    // A rank that nobody asks for results does its part, too.
+    // A rank whose results nobody reads must still take part.
     Gpu::the().is_eager = true;
     if (const CUresult finished = Gpu::the().wait(); finished != CUDA_SUCCESS) return kInvalidUsage;
   }
@@ -124,7 +125,7 @@ int ncclCommInitRank(Group** group, int ranks, Id id, int rank) {
   return 0;
 }
 
-// NCCL waits, whatever happens, until no graph has a collective of the group.
+// NCCL waits, without exception, until no graph contains a collective of the group.
 int ncclCommAbort(Group* group) {
   const std::lock_guard guard(Gpu::the().lock);
   Gpu::the().wait();

@@ -1,5 +1,5 @@
-// What kernels that were compiled for the CPU ask of the emulated GPU: nvcc's stand-in includes it in each of them,
-// and libcuda.cpp answers.
+// The interface between kernels that were compiled for the CPU and the emulated GPU. The stand-in for nvcc includes it
+// in each kernel source, and libcuda.cpp implements it.
 #pragma once
 
 #include <cstddef>
@@ -8,43 +8,44 @@
 
 namespace emulated {
 
-// What planners ask of a GPU and a launch is refused for. Source: NVIDIA, CUDA C++ Programming Guide, Compute Capabilities.
+// Properties of a GPU that planners read, and the limits of a launch. Source: NVIDIA, CUDA C++ Programming Guide,
+// Compute Capabilities.
 struct Model {
   const char* name;
-  int major, minor;  // of its compute capability
+  int major, minor;  // compute capability
   int multiprocessors;
-  int shared_bytes;  // of a multiprocessor
+  int shared_bytes;  // per multiprocessor
   int block_shared_bytes;
-  int threads;  // of a multiprocessor
-  int blocks;   // of a multiprocessor
+  int threads;  // per multiprocessor
+  int blocks;   // per multiprocessor
 };
 
-// The first is emulated where none is named.
+// The first one is the default.
 constexpr Model kModels[] = {
     {"h100", 9, 0, 132, 228 << 10, 227 << 10, 2048, 32},
     {"a100", 8, 0, 108, 164 << 10, 163 << 10, 2048, 32},
     {"l40s", 8, 9, 142, 100 << 10, 99 << 10, 1536, 24},
 };
 
-// Of a block in any of them.
+// Shared memory of a block, for any of the models.
 constexpr int kMostSharedBytes = 227 << 10;
 constexpr int kSharedBytesByDefault = 48 << 10;
-// What a block takes beside its own.
+// Shared memory that the system reserves in each block.
 constexpr int kReservedSharedBytes = 1 << 10;
 
 struct Extent {
   uint32_t x, y, z;
 };
 
-// Where the thread that runs now is.
+// Position of the running thread.
 struct Place {
   Extent thread, block, block_dim, grid_dim;
 };
 
-// What all lanes of a collective operation brought, by lane; null where a lane takes no part.
+// Combines the operands of all lanes of a collective operation, by lane. Null for lanes that take no part.
 using Combine = void (*)(void* const operands[32]);
 
-// What a lane brings to a product of matrices in pairs of 16 bits, and what it adds to.
+// A lane's operands of a matrix product, as pairs of 16 bits, and its accumulator.
 struct Product {
   uint32_t a[4];
   uint32_t b[2];
@@ -53,7 +54,7 @@ struct Product {
 
 enum class Element : uint8_t { kBf16, kF16 };
 
-// How a thread accesses memory: an atomic function changes it.
+// Kind of an access. An atomic function reads and writes.
 enum class Access : uint8_t { kRead, kWrite, kAtomic };
 
 struct Launch {
@@ -61,57 +62,58 @@ struct Launch {
   const void* kernel;
   Extent grid, block;
   size_t shared_bytes;
-  // Its blocks may wait for each other.
+  // Whether its blocks may wait for each other.
   bool cooperative;
-  // On a GPU it may start before those in front of it have ended.
+  // Whether a GPU may start the kernel before the preceding ones have ended.
   bool early;
   std::function<void()> body;
 };
 
 struct Machine {
   const Model& model;
-  // Where the running thread is; null while none runs.
+  // Position of the running thread; null if none runs.
   const Place* place = nullptr;
   // The block's shared memory.
   unsigned char* shared = nullptr;
   // Whether the running block is watched.
   bool watches_block = false;
-  // Whether what runs is to tell of its accesses, but those of the threads' stacks: a variable of the program with the kernels.
+  // Whether the running code must report its accesses, except those of the threads' stacks. The flag is a variable of
+  // the program with the kernels.
   bool* watches = nullptr;
   uintptr_t stacks_begin = 0, stacks_end = 0;
 
   explicit Machine(const Model& emulated) : model(emulated) {}
 
-  // Queues a kernel; answers CUDA's error number.
+  // Queues a kernel, and returns a CUDA error number.
   virtual int launch(void* stream, Launch launch) = 0;
   virtual int copy(void* stream, void* to, const void* from, size_t bytes) = 0;
   virtual void allow_shared(const void* kernel, size_t bytes) = 0;
 
-  // Of the running thread: waits for its block.
+  // Makes the running thread wait for its block.
   virtual void barrier() = 0;
-  // Of the running thread: waits for all blocks of a cooperative launch.
+  // Makes the running thread wait for all blocks of a cooperative launch.
   virtual void grid_barrier() = 0;
-  // Of the running thread: waits for the lanes of `mask`; the last one to come calls `combine` for all.
+  // Makes the running thread wait for the lanes of `mask`. The last lane to arrive calls `combine` for all of them.
   virtual void collective(uint32_t mask, void* operand, Combine combine) = 0;
-  // What all lanes brought: sum += a b for a of 16 by 16 and b of 16 by 8.
+  // Computes sum += a b from the operands of all lanes, for a of 16 by 16 and b of 16 by 8 elements.
   virtual void multiply(Element element, void* const operands[32]) = 0;
-  // Of the running thread: waits for the kernels before.
+  // Makes the running thread wait for the preceding kernels.
   virtual void wait_for_inputs() = 0;
-  // The block's variable `key`.
+  // The block's shared variable for `key`.
   virtual void* variable(const void* key, size_t bytes, size_t alignment) = 0;
   virtual unsigned char* dynamic_shared() = 0;
-  // Bytes that arrive in shared memory when their group has been waited for.
+  // Starts an asynchronous copy. Its bytes arrive in shared memory when its group is waited for.
   virtual void copy_later(uint32_t to, const void* from, uint32_t bytes, uint32_t present) = 0;
   virtual void end_group() = 0;
   virtual void wait_for_groups(uint32_t but) = 0;
-  // An access of the running thread, by what comes before `code`.
+  // Reports an access of the running thread. `code` is the address after the access.
   virtual void accessed(const void* at, size_t bytes, Access access, const void* code) = 0;
-  // An access of a lane of the collective that is being combined.
+  // Reports an access of a lane of the collective operation that is being combined.
   virtual void lane_accessed(uint32_t lane, const void* at, size_t bytes, Access access) = 0;
   [[noreturn]] virtual void fault(const char* what) = 0;
 };
 
-// The name of the function in libcuda.so.1 that answers a `Machine*`.
+// The name of the function in libcuda.so.1 that returns a `Machine*`.
 constexpr const char* kMachine = "candlepower_emulated_machine";
 
 }  // namespace emulated

@@ -1,5 +1,5 @@
-// PTX instructions as functions: the stand-in for nvcc makes a call of each inline instruction, with its operands in their
-// order and `.` and `:` of its name as `_`. Included by kernel.h. Source of all: NVIDIA, PTX ISA.
+// PTX instructions as functions. The stand-in for nvcc replaces each inline instruction by a call with the operands in
+// their order; `.` and `:` in the name become `_`. Included by kernel.h. Source of all: NVIDIA, PTX ISA.
 #pragma once
 
 namespace emulated::ptx {
@@ -42,8 +42,9 @@ struct Rows {
   uint32_t words[4];
 };
 
-// What all lanes have of four matrices of 8 by 8 elements of 16 bits: lane `l` names row `l % 8` of matrix `l / 8`, and
-// has two elements of each matrix, of its row `l / 4`, or transposed of its column.
+// Moves four matrices of 8 by 8 elements of 16 bits between shared memory and the lanes. Lane `l` passes the address of
+// row `l % 8` of matrix `l / 8`. It has two elements of each matrix: of row `l / 4`, or of column `l / 4` if
+// transposed.
 template <bool kTransposed, bool kStore>
 EMULATED_UNWATCHED void move_matrices(void* const operands[32]) {
   for (uint32_t lane = 0; lane < 32; ++lane) {
@@ -89,7 +90,8 @@ void ldmatrix_sync_aligned_trans_m8n8_x4_shared_b16(Operands&&... operands) {
 inline void stmatrix_sync_aligned_m8n8_x4_shared_b16(uint32_t row, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   Rows own{row, {a, b, c, d}};
   machine->collective(0xffffffffu, &own, move_matrices<false, true>);
-  // PTX does not promise it, but a warp's accesses of shared memory are done in their order, as FlashInfer has it.
+  // PTX does not guarantee it, but a warp's accesses of shared memory take effect in order, and FlashInfer relies on
+  // that.
   sync_warp(0xffffffffu);
 }
 
@@ -117,7 +119,7 @@ void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(Operands&&... operands) {
   multiply_add<Element::kF16>(std::forward<Operands>(operands)...);
 }
 
-// ---- Numbers ---------------------------------------------------------------------------------------
+// ---- Arithmetic ------------------------------------------------------------------------------------
 
 inline float flush(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 inline void ex2_approx_ftz_f32(float& to, float x) { to = flush(std::exp2(flush(x))); }
@@ -125,7 +127,7 @@ inline void lg2_approx_ftz_f32(float& to, float x) { to = std::log2(flush(x)); }
 inline void rcp_approx_ftz_f32(float& to, float x) { to = flush(1.0f / flush(x)); }
 inline void rsqrt_approx_ftz_f32(float& to, float x) { to = 1.0f / std::sqrt(flush(x)); }
 inline void tanh_approx_f32(float& to, float x) { to = std::tanh(x); }
-// Two numbers of 8 bits as two of 16.
+// Converts two 8-bit floats to two 16-bit floats.
 inline void cvt_rn_f16x2_e4m3x2(uint32_t& to, uint16_t pair) {
   const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3);
   to = halves.x | uint32_t(halves.y) << 16;
@@ -139,7 +141,8 @@ void mov_u32(T& to, uint32_t value) {
   to = static_cast<T>(value);
 }
 
-// Of each bit of the three operands, what bit of `table` they are the number of.
+// Bitwise lookup: the bits of the three operands at a position form an index of three bits, which selects the result
+// from `table`.
 inline void lop3_b32(uint32_t& to, uint32_t a, uint32_t b, uint32_t c, uint32_t table) {
   to = 0;
   for (uint32_t i = 0; i < 8; ++i) {
@@ -152,7 +155,7 @@ void prefetch_global_L2(From) {}
 inline void griddepcontrol_wait() { machine->wait_for_inputs(); }
 inline void griddepcontrol_launch_dependents() {}
 
-// An instruction that nobody has needed here.
+// An instruction that is not implemented.
 inline uint32_t missing(const char* name) { machine->fault(name); }
 
 }  // namespace emulated::ptx

@@ -11,11 +11,12 @@ namespace emulated {
 
 namespace {
 
-// The functions and the lines of a kernel's source, as addr2line finds them, from the innermost to what it is inlined in.
+// The functions and source lines of an address, from addr2line, from the innermost one outwards through the inlined
+// calls.
 std::string source_of(const void* code) {
   Dl_info module{};
   if (dladdr(code, &module) == 0) return "an unknown place";
-  // The call is before where it returns to.
+  // The call is before its return address.
   const auto offset = static_cast<const char*>(code) - static_cast<const char*>(module.dli_fbase) - 1;
   char command[4096];
   std::snprintf(command, sizeof command, "addr2line -f -i -C -e '%s' %tx | cut -c-160 | sed 's/^/    /'", module.dli_fname, offset);
@@ -27,8 +28,8 @@ std::string source_of(const void* code) {
   return source;
 }
 
-// What FlashInfer has: all warps of a block join what they have of rows, and one of them writes the rows where the others may
-// still be reading, of whose sums nobody hears.
+// A known race of FlashInfer's that does no harm. All warps of a block merge their partial results of rows, and one of
+// them writes the output rows while others may still read parts of them; the sums of those others are not used.
 bool is_harmless(const std::string& one, const std::string& other) {
   const auto joins = [](const std::string& source) { return source.find("threadblock_sync_mdo_states") != std::string::npos; };
   const auto writes = [](const std::string& source) { return source.find("write_o_reg_gmem") != std::string::npos; };
@@ -70,7 +71,7 @@ void Races::sync_warp(uint32_t first, uint32_t mask) {
   };
   each([&](uint32_t lane, Lane& own) {
     for (uint32_t i = 0; i < 32; ++i) known[i] = std::max(known[i], own.known[i]);
-    // As accesses have it: the block may have met since the lane's time moved.
+    // Consistent with `access`: the block may have passed a barrier after the lane's time was set.
     known[lane] = std::max({known[lane], own.time, met_});
   });
   ++time_;
@@ -96,7 +97,7 @@ void Races::forget(const void* begin, size_t bytes) {
   known_ = {};
 }
 
-// Whether what was done with these bytes before, if they are the same, is known to come before what is done now.
+// Whether the earlier access is ordered before the current one, or has no bytes in common with it.
 bool Races::is_ordered(const Stamp& before, const Stamp& now, uintptr_t at) const {
   if (before.launch != now.launch || (before.bytes() & now.bytes()) == 0) return true;
   if (before.block != now.block) return at - shared_ < kMostSharedBytes;
@@ -130,7 +131,7 @@ void Races::access(uint32_t thread, const void* at, size_t bytes, Access access,
       }
     }
     if (access == Access::kRead) {
-      // Of the warps that have read, two are kept.
+      // Two readers of different warps are kept.
       if (word.read.launch == now.launch && word.read.thread() / 32 != thread / 32) word.other_read = word.read;
       word.read = now;
       continue;
@@ -142,7 +143,7 @@ void Races::access(uint32_t thread, const void* at, size_t bytes, Access access,
   }
 }
 
-// What is in memory of the bytes that both accessed.
+// The current content of the bytes that both accesses have in common.
 uint32_t Races::value_of(const Race& race) {
   const uint32_t bytes = race.before.bytes() & race.now.bytes();
   uint32_t value = 0;

@@ -1,7 +1,9 @@
-// Finds bytes that two threads of a launch access, one of them to write, with nothing between them that orders the accesses:
-// on a GPU the one or the other comes first. Within a block __syncthreads orders, within a warp __syncwarp and a store of
-// matrices, too; nothing orders the blocks of a launch but atomics with themselves. Two that write the same value do not
-// race. What is remembered is the last accesses of each four bytes; an access is told by watch.h.
+// Finds races: bytes that two threads of a launch access, at least one of them to write, without anything that orders
+// the accesses.
+//
+// Within a block, __syncthreads orders accesses. Within a warp, __syncwarp and a store of matrices do too. Nothing
+// orders the blocks of a launch, except that atomics do not race with each other. Two writes of the same value are not
+// a race. The last accesses of every four bytes are kept; watch.h reports the accesses.
 #pragma once
 
 #include <array>
@@ -18,29 +20,29 @@ namespace emulated {
 
 class Races {
  public:
-  // `shared` is the memory that each block has to itself.
+  // `shared` is the memory that each block has for itself.
   explicit Races(const void* shared) : shared_(reinterpret_cast<uintptr_t>(shared)) {}
 
   void begin_launch(const Launch& launch);
   // Ends the program if the launch had races.
   void end_launch();
   void begin_block(uint32_t block, uint32_t threads);
-  // All threads of the block have met.
+  // All threads of the block have reached a barrier.
   void at_barrier();
-  // The lanes of `mask` of the warp whose first thread is `first` have met.
+  // The lanes of `mask`, of the warp whose first thread is `first`, have reached a barrier.
   void sync_warp(uint32_t first, uint32_t mask);
   void access(uint32_t thread, const void* at, size_t bytes, Access access, const void* code);
-  // Memory that is there no more.
+  // Drops the recorded accesses to memory that has been freed.
   void forget(const void* begin, size_t bytes);
 
  private:
-  // Who accessed a byte, and when. None has the launch 0.
+  // The thread that accessed a byte, and the time. Launch 0 means no access.
   struct Stamp {
     uint32_t launch;
     uint32_t block;
-    // The thread, which of the four bytes, whether it was atomic, and the thread's time.
+    // The thread, a mask of the four bytes, whether the access was atomic, and the thread's time.
     uint32_t bits;
-    // Bytes from `code_`.
+    // Address of the access, in bytes from `code_`.
     int32_t code;
 
     uint32_t thread() const { return bits & 1023; }
@@ -49,7 +51,7 @@ class Races {
     uint32_t time() const { return bits >> 15; }
   };
 
-  // The last write; the last thread that read; and another one, of another warp if there was one.
+  // The last write, the last reader, and another reader, from another warp if there was one.
   struct Word {
     Stamp write, read, other_read;
   };
@@ -62,7 +64,7 @@ class Races {
     uintptr_t at;
   };
 
-  // A second write, which is about to be made, and what the first one has left.
+  // A second write, which is about to happen, and the value that the first one left.
   struct Rewrite {
     Race race;
     uint32_t value;
@@ -74,7 +76,8 @@ class Races {
     Word words[kPage / kWord];
   };
 
-  // A thread's time, which moves when it waits for its warp, and the times of its warp's lanes up to which it knows them.
+  // A thread's time, which advances at each barrier of its warp; and for each lane of the warp, the latest time that is
+  // ordered before this thread.
   struct Lane {
     uint32_t time = 1;
     uint32_t known[32] = {};
@@ -83,7 +86,7 @@ class Races {
   Page& page(uintptr_t number);
   bool is_ordered(const Stamp& before, const Stamp& now, uintptr_t at) const;
   static uint32_t value_of(const Race& race);
-  // Reports the writes since the last call that changed what others had written.
+  // Reports the writes since the last call that changed a value written by another thread.
   void compare_rewrites();
   void report(const Race& race);
 
@@ -92,12 +95,12 @@ class Races {
   const Launch* launch_ = nullptr;
   uint32_t launch_number_ = 0;
   uint32_t block_ = 0;
-  // The newest time of the block's threads, and the one at which they met.
+  // The newest time of the block's threads, and the time of their last barrier.
   uint32_t time_ = 1;
   uint32_t met_ = 0;
   std::vector<Lane> lanes_;
   std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
-  // Some that were asked for, each in a place of its number's.
+  // Cache of `pages_`, by page number modulo its size.
   struct Known {
     uintptr_t number = 0;
     Page* page = nullptr;

@@ -1,4 +1,4 @@
-// What tensor cores do.
+// Matrix products of tensor cores.
 #include <cuda_fp16.h>
 
 #include <bit>
@@ -23,7 +23,8 @@ float number_of(Element element, uint32_t word, uint32_t index) {
 
 }  // namespace
 
-// How tensor cores round sums of 16 products is not said; here it is once.
+// NVIDIA does not specify how tensor cores round a sum of 16 products. Here it is rounded once: doubles hold the
+// products exactly.
 void Gpu::multiply(Element element, void* const operands[32]) {
   float a[16][16];
   double b[16][8], sums[16][8];

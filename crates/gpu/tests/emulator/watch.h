@@ -1,12 +1,13 @@
-// Tells the machine of each access to memory in kernels. The compiler calls these functions, ThreadSanitizer's, with
-// -fsanitize=thread; what they tell is checked by races.h. Included by kernel.h.
+// Reports kernels' accesses to memory to the machine. With -fsanitize=thread the compiler calls these functions, which
+// are ThreadSanitizer's, and races.h checks the accesses. Included by kernel.h.
 #pragma once
 
 #define EMULATED_UNWATCHED __attribute__((no_sanitize("thread")))
 
 namespace emulated {
 
-// What every access looks at.
+// Whether accesses are reported. Each access reads this byte of its own program, because reading it through a pointer
+// to another library took a third of the time of unwatched runs.
 __attribute__((visibility("hidden"))) inline bool watching = false;
 
 EMULATED_UNWATCHED __attribute__((noinline)) inline void tell_machine(const void* at, size_t bytes, Access access, const void* code) {

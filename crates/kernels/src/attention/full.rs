@@ -1,4 +1,4 @@
-//! Attention of encoders: every token of a text sees all of its text, and nothing is kept.
+//! Attention of encoders: every token sees all tokens of its text, and no keys and values are kept.
 
 use candle_core::Tensor;
 
@@ -9,12 +9,12 @@ use crate::{Error, Result};
 
 /// Queries that are computed together, so that a key or value is loaded once for all of them.
 const QUERIES: usize = 4;
-/// Keys, and elements of a head, are padded to two vectors.
+/// Padding of the keys, and of the elements of a head: two vectors.
 const STEP: usize = 2 * LANES;
-/// Heads of texts that one thread takes at least.
+/// Fewest heads of texts per thread, so that waking a thread is worth its time.
 const LEAST_TASKS: usize = 4;
 
-/// How the tokens of a text attend to each other.
+/// Parameters of the attention between the tokens of a text.
 #[derive(Clone, Copy, Debug)]
 pub struct FullAttention<'a> {
     /// Query heads; a multiple of `kv_heads`.
@@ -23,23 +23,24 @@ pub struct FullAttention<'a> {
     pub kv_heads: usize,
     /// Factor on the scores.
     pub scale: f32,
-    /// A token sees itself and this many less one on each side; all of its text where that is `None`.
+    /// Size of the sliding window: a token sees itself and `window - 1` tokens on each side. `None` is the whole
+    /// text.
     pub window: Option<usize>,
-    /// A bias for the distance of two tokens, which is added to their score.
+    /// Bias that is added to a score by the distance of the two tokens.
     pub bias: Option<&'a DistanceBias>,
 }
 
 /// A bias for each head and each distance from a query to a key.
 #[derive(Clone, Debug)]
 pub struct DistanceBias {
-    /// `[heads, 2 * most + 1]`, from `-most` (the key stands before the query) to `most`.
+    /// `[heads, 2 * most + 1]`, for distances from `-most` (the key precedes the query) to `most`.
     values: Vec<f32>,
-    /// Greater distances have the bias of this one.
+    /// Largest distance with a bias of its own. Larger ones have the same bias.
     most: usize,
 }
 
 impl DistanceBias {
-    /// The biases that `of` gives for a head and a distance, for `heads` heads and distances up to `most`.
+    /// Collects the biases that `of` gives for each head and each distance up to `most`.
     #[must_use]
     pub fn new(heads: usize, most: usize, of: impl Fn(usize, isize) -> f32) -> Self {
         let most_signed = most as isize;
@@ -59,13 +60,13 @@ impl DistanceBias {
 
 /// `softmax(scale * q k^T + bias) v` for each head of each text, over the tokens that a token sees.
 ///
-/// `qkv` is f32 `[tokens, (heads + 2 * kv_heads) * head_dim]`: queries, keys and values of all heads. `starts` has where each
-/// text begins and, at last, the number of tokens. The result is f32 `[tokens, heads * head_dim]`. A text's result does not
-/// depend on the others.
+/// `qkv` is f32 `[tokens, (heads + 2 * kv_heads) * head_dim]`: queries, keys and values of all heads. `starts` has
+/// the first token of each text and, as its last entry, the number of tokens. The result is f32 `[tokens, heads *
+/// head_dim]`. A text's result does not depend on the others.
 ///
 /// # Errors
-/// `qkv` is not a contiguous f32 CPU matrix of such a width, heads or biases do not fit, or `starts` does not go up from 0 to
-/// its rows.
+/// `qkv` is not a contiguous f32 CPU matrix of such a width, heads or biases do not fit, or `starts` does not
+/// increase from 0 to the number of rows.
 ///
 /// Source: Vaswani et al., "Attention Is All You Need", 2017.
 pub fn full_attention(
@@ -113,7 +114,7 @@ pub fn full_attention(
     from_vec(out, &[tokens, hidden])
 }
 
-/// The reference implementation of [`full_attention`] for the query head `head` of one text, computed in f64: `q`, `k` and `v` are
+/// The reference for [`full_attention`] for the query head `head` of one text, computed in f64. `q`, `k` and `v` are
 /// `[len, head_dim]`.
 #[must_use]
 pub fn full_attention_reference(
@@ -156,7 +157,7 @@ struct Head<'a> {
     attention: &'a FullAttention<'a>,
     /// The text's first token.
     first: usize,
-    /// Its tokens.
+    /// Number of its tokens.
     len: usize,
     head_dim: usize,
     /// The query head.
@@ -171,7 +172,7 @@ impl WithSimd for Head<'_> {
     fn with<S: Simd>(self, s: S) {
         let (len, dim) = (self.len, self.head_dim);
         let (keys, elements) = (len.next_multiple_of(STEP), dim.next_multiple_of(STEP));
-        // Keys transposed and values as they are, padded with zeros.
+        // Keys transposed and values unchanged, both padded with zeros.
         let mut k = vec![0f32; dim * keys];
         let mut v = vec![0f32; len * elements];
         for token in 0..len {
@@ -213,7 +214,7 @@ impl WithSimd for Head<'_> {
 }
 
 impl<'a> Head<'a> {
-    /// Query (0), key (1) or value (2) of a token of the text.
+    /// The query (`which` 0), key (1) or value (2) of a token of the text.
     #[inline(always)]
     fn part(&self, which: usize, token: usize) -> &'a [f32] {
         let FullAttention { heads, kv_heads, .. } = *self.attention;
@@ -227,7 +228,7 @@ impl<'a> Head<'a> {
         &self.qkv[(row + head) * self.head_dim..][..self.head_dim]
     }
 
-    /// Adds to the scores of `queries` queries from `tile` on what the places of the two tokens say.
+    /// Applies the window and the distance biases to the scores of `queries` queries from `tile` on.
     #[inline(always)]
     fn place(&self, scores: &mut [f32], keys: usize, tile: usize, queries: usize) {
         let FullAttention { window, bias, .. } = *self.attention;
@@ -275,7 +276,7 @@ fn dots<S: Simd>(s: S, q: &[f32], k: &[f32], keys: usize, out: &mut [f32]) {
     }
 }
 
-/// Turns the first `len` scores of a row into `e^(score - most)`, the others into zeros; returns the sum.
+/// Replaces the first `len` scores of a row by `e^(score - most)`, and the others by zeros. Returns the sum.
 #[inline(always)]
 fn softmax<S: Simd>(s: S, row: &mut [f32], len: usize) -> f32 {
     let lowest = s.splat(f32::NEG_INFINITY);

@@ -1,4 +1,4 @@
-//! A few rows of queries against one tile of the cache, in registers.
+//! A group of query rows that attends to one tile of the cache, with its accumulators in registers.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,26 +11,26 @@ use crate::simd::{LANES, Simd, math};
 /// Most rows of one group.
 const MOST_ROWS: usize = 8;
 
-/// Up to [`MOST_ROWS`] rows in increasing order of position, and their state over the tiles so far.
+/// Up to [`MOST_ROWS`] rows, sorted by position, and their state over the tiles so far.
 pub(super) struct Group<C> {
     rows: usize,
-    /// The positions that each row sees.
+    /// Range of the positions that each row sees.
     visible: [Range<usize>; MOST_ROWS],
     /// Queries as words, `[head_dim / STEPS][rows]`.
     q: Vec<f32>,
     max: [f32; MOST_ROWS],
-    /// Sixteen partial sums of each row.
+    /// Sixteen partial sums for each row.
     sum: [[f32; LANES]; MOST_ROWS],
     /// `[rows][value_dim]`.
     output: Vec<f32>,
     cell: PhantomData<C>,
 }
 
-/// One tile's scores, then weights: `[rows][TILE]`, of which weights take `TILE / STEPS` words.
+/// Scores, and later softmax weights, of one tile: `[rows][TILE]`. Weights take `TILE / STEPS` words of it.
 type Scores = [[f32; TILE]; MOST_ROWS];
 
 impl<C: Cell> Group<C> {
-    /// How many rows of accumulators the registers hold.
+    /// Number of rows whose accumulators fit into the registers.
     pub(super) fn most_rows<S: Simd>() -> usize {
         MOST_ROWS.min(S::TILE_ROWS)
     }
@@ -68,7 +68,7 @@ impl<C: Cell> Group<C> {
         partial.output.extend(&self.output);
     }
 
-    /// Takes a tile into account.
+    /// Attends to one more tile.
     #[inline(always)]
     pub(super) fn attend<S: Simd>(&mut self, s: S, tile: &KvTile<'_, C>, params: &PagedAttention) {
         macro_rules! by_rows {
@@ -95,7 +95,7 @@ impl<C: Cell> Group<C> {
         tile: &KvTile<'_, C>,
         params: &PagedAttention,
     ) {
-        // Rows are in order of position: the first sees the earliest position, the last the latest.
+        // Rows are sorted by position, so the first row sees the earliest position and the last row the latest.
         let in_tile = |position: usize| position.saturating_sub(tile.first_position).min(TILE);
         let visible = in_tile(self.visible[0].start)..in_tile(self.visible[ROWS - 1].end);
         if visible.is_empty() {
@@ -157,8 +157,9 @@ impl<C: Cell> Group<C> {
         }
     }
 
-    /// Turns one row's dot products into weights `exp(score - max)`, zero where not visible; updates
-    /// its maximum and sum, and returns the factor that brings older results to the new maximum.
+    /// Replaces one row's dot products by the weights `exp(score - max)`, which are zero for positions that the row
+    /// does not see. Updates the row's maximum and sum, and returns the factor that scales older results to the new
+    /// maximum.
     #[inline(always)]
     fn weights<S: Simd>(
         &mut self,
@@ -247,8 +248,8 @@ impl<C: Cell> Group<C> {
         }
     }
 
-    /// The part of [`Group::accumulate_all`] for the dimensions `dim..dim + 16 * VECS`, or
-    /// `dim..dim + 8` when `HALF`.
+    /// The same as [`Group::accumulate_all`] for the dimensions `dim..dim + 16 * VECS`, or `dim..dim + 8` with
+    /// `HALF`.
     #[inline(always)]
     fn accumulate<S: Simd, const ROWS: usize, const VECS: usize, const HALF: bool>(
         &mut self,
@@ -291,10 +292,11 @@ impl<C: Cell> Group<C> {
     }
 }
 
-/// Adds to `sums` what cell `index` of the values, from dimension `dim` on, is worth to each row. What follows the last position
-/// may be anything: of a `CUT` cell only the first step counts.
+/// Adds the weighted values of cell `index`, from dimension `dim` on, to each row's `sums`. In a `CUT` cell only the
+/// first step counts, since the memory after the last position may hold anything.
 ///
-/// These are functions, and not closures, because only what is always inlined is compiled with the instructions of `S`.
+/// This is a function and not a closure, because only functions that are always inlined are compiled with the
+/// instructions of `S`.
 #[inline(always)]
 fn add_cell<
     S: Simd,
@@ -327,10 +329,10 @@ fn add_cell<
     }
 }
 
-/// A vector, or half of one.
+/// Loads a vector, or half of one.
 ///
 /// # Safety
-/// So many f32 can be read at `at`.
+/// The f32 of the vector, or of half of one, can be read at `at`.
 #[inline(always)]
 unsafe fn load<S: Simd, const HALF: bool>(s: S, at: *const f32) -> S::F32 {
     // SAFETY: the caller's promise.

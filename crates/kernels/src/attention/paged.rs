@@ -1,9 +1,8 @@
 //! The fast path of attention: online softmax over tiles of the cache.
 //!
-//! Tiles and partitions of the cache begin at fixed positions of the sequence, and each row (one head
-//! of one query) has its own running maximum, sum and output. So a row's result depends on its query
-//! and the cache only: it is the same bits whether a prompt comes whole, in chunks or token by token,
-//! and whatever else is in the batch.
+//! Tiles and partitions of the cache begin at fixed positions of the sequence. Each row (one head of one query) has
+//! its own running maximum, sum and output. So a row's result depends on its query and the cache only. Its bits are
+//! the same for a prompt in one step, in chunks or token by token, and for any other content of the batch.
 //!
 //! Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et al.,
 //! "FlashAttention", 2022; the partitions are those of "Flash-Decoding", Dao et al., 2023.
@@ -18,37 +17,38 @@ use crate::simd::{Isa, Simd, WithSimd};
 use crate::threads;
 use crate::{KvCacheConfig, KvScales};
 
-/// Positions whose partial result is computed on its own, so that the threads can share a long context.
+/// Positions whose partial result is computed separately, so that several threads share a long context. With 256
+/// positions even a context of 640 is shared, which costs about 5 % on one thread, compared with 1,024.
 const PARTITION: usize = 4 * TILE;
 
-/// Rows of one unit of work: enough to reuse each tile of keys and values from the cache.
+/// Rows of one unit of work. So many rows reuse each tile of keys and values while it is in the CPU's cache.
 const UNIT_ROWS: usize = 64;
 
-/// Calls of fewer multiplications than this run on the calling thread.
+/// Calls of fewer multiplications than this run on the calling thread, since waking others would take longer.
 const INLINE_PRODUCTS: usize = 64 * 1024;
 
-/// Checked operands but for the cache: `q` is `[tokens, heads, head_dim]`, `out` `[tokens, heads, value_dim]`.
+/// Checked operands, except the cache. `q` is `[tokens, heads, head_dim]`, and `out` is `[tokens, heads, value_dim]`.
 #[derive(Clone, Copy)]
 pub(super) struct Step<'a> {
     pub(super) q: &'a [f32],
     pub(super) config: KvCacheConfig,
     pub(super) heads: usize,
     pub(super) params: PagedAttention,
-    /// `[heads]`: scores beside those of the positions.
+    /// Attention sink logits, `[heads]`.
     pub(super) sinks: Option<&'a [f32]>,
-    /// What the cache's numbers are multiplied by.
+    /// Factors of the keys and values of a cache in FP8.
     pub(super) scales: KvScales,
     pub(super) out: SharedMut<'a>,
 }
 
 impl Step<'_> {
-    /// Query heads that share a key-value head.
+    /// Number of query heads that share a key-value head.
     fn group(&self) -> usize {
         self.heads / self.config.num_kv_heads
     }
 }
 
-/// All operands.
+/// All operands, the cache included.
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a, T> {
     pub(super) step: Step<'a>,
@@ -56,24 +56,25 @@ pub(super) struct Operands<'a, T> {
 }
 
 impl<T: Cached> Operands<'_, T> {
-    /// One partition of one unit.
+    /// Computes one partition of one unit.
     fn part(&self, isa: Isa, unit: &Unit<'_>, partition: usize) -> Partial {
         let work = Attend { operands: self, unit, partition };
         if const { T::Cell::STEPS == 2 } { isa.run_with_dot(work) } else { isa.run(work) }
     }
 }
 
-/// Some queries of a sequence with all the query heads of one key-value head.
+/// Neighbouring queries of a sequence with all the query heads of one key-value head.
 #[derive(Clone)]
 struct Unit<'a> {
     seq: SequenceView<'a>,
     kv_head: usize,
-    /// Counted from the sequence's first query of this step.
+    /// Range of queries, counted from the sequence's first query of this step.
     queries: Range<usize>,
 }
 
 impl Unit<'_> {
-    /// Row `r` is head `r % group` of query `r / group`: its position, and which of the heads of all tokens it is.
+    /// Position of row `r`, and its index among the heads of all tokens. Row `r` is head `r % group` of query `r /
+    /// group`.
     fn row(&self, step: &Step<'_>, row: usize) -> (usize, usize) {
         let query = self.queries.start + row / step.group();
         let head = self.head(step, row);
@@ -86,13 +87,13 @@ impl Unit<'_> {
         self.kv_head * step.group() + row % step.group()
     }
 
-    /// The positions that any of the rows sees.
+    /// Range of the positions that any of the rows sees.
     fn visible(&self, params: &PagedAttention) -> Range<usize> {
         let first = params.visible(self.seq.first_position + self.queries.start).start;
         first..self.seq.first_position + self.queries.end
     }
 
-    /// The numbers of the partitions that hold those positions.
+    /// Range of the partitions that hold those positions.
     fn partitions(&self, params: &PagedAttention) -> Range<usize> {
         let visible = self.visible(params);
         visible.start / PARTITION..visible.end.div_ceil(PARTITION)
@@ -133,7 +134,7 @@ pub(super) fn attend<T: Cached>(
     }
 }
 
-/// One unit, partition after partition.
+/// Computes one unit, partition after partition.
 fn attend_unit(isa: Isa, operands: &Operands<'_, impl Cached>, unit: &Unit<'_>) {
     let mut partitions = unit.partitions(&operands.step.params);
     let first = partitions.next().expect("a query sees itself");
@@ -144,8 +145,8 @@ fn attend_unit(isa: Isa, operands: &Operands<'_, impl Cached>, unit: &Unit<'_>) 
     total.write(&operands.step, unit);
 }
 
-/// Some units with their partitions shared among the threads; combined in order, so it gives the same bits
-/// as [`attend_unit`].
+/// Computes units whose partitions are shared among the threads. Partial results are combined in the order of the
+/// partitions, which gives the same bits as [`attend_unit`].
 fn attend_split_units(isa: Isa, operands: &Operands<'_, impl Cached>, units: &[Unit<'_>]) {
     let partitions = |unit: &Unit<'_>| unit.partitions(&operands.step.params);
     let tasks: Vec<_> = units
@@ -165,10 +166,10 @@ fn attend_split_units(isa: Isa, operands: &Operands<'_, impl Cached>, units: &[U
     }
 }
 
-/// The softmax-weighted values of each row over some of the positions, not yet divided by the sum of
-/// the weights.
+/// The softmax-weighted sum of values of each row over some of the positions, before the division by the sum of the
+/// weights.
 pub(super) struct Partial {
-    /// The largest score, minus infinity where no position was visible.
+    /// The largest score, or minus infinity if no position was visible.
     pub(super) max: Vec<f32>,
     /// The sum of `exp(score - max)`.
     pub(super) sum: Vec<f32>,
@@ -177,7 +178,7 @@ pub(super) struct Partial {
 }
 
 impl Partial {
-    /// Adds the positions that follow.
+    /// Adds the partial result of the positions that follow.
     fn combine(&mut self, next: &Self) {
         let value_dim = self.output.len() / self.max.len();
         for (row, output) in self.output.chunks_exact_mut(value_dim).enumerate() {
@@ -194,7 +195,8 @@ impl Partial {
         }
     }
 
-    /// Divides by the sums, those of sinks too, scales the values and writes the rows to their places.
+    /// Divides by the sums, which include the attention sink logits, scales the values and writes the rows to the
+    /// output.
     fn write(&self, step: &Step<'_>, unit: &Unit<'_>) {
         let value_dim = step.config.value_dim();
         for (row, output) in self.output.chunks_exact(value_dim).enumerate() {
@@ -205,8 +207,8 @@ impl Partial {
             // SAFETY: each row belongs to one unit, and each unit is computed once.
             let out = unsafe { step.out.at(at * value_dim, value_dim) };
             for (dim, value) in output.iter().enumerate() {
-                // Adding zero makes a negative zero positive: positions that a row does not see may
-                // have added zeros to it or not.
+                // Adding zero makes a negative zero positive. Otherwise the sign of a zero would depend on whether
+                // positions that a row does not see were skipped or added zeros.
                 // SAFETY: `dim < value_dim`.
                 unsafe { out.add(dim).write(value / sum * step.scales.value + 0.0) };
             }

@@ -1,11 +1,11 @@
-//! The fast path against the definition, and the promise that a row depends on nothing else.
+//! The fast path against the reference, and the promise that a row does not depend on the other rows.
 
 use candle_core::{DType, Device};
 
 use super::*;
 use crate::{KvScales, reshape_and_cache};
 
-/// Repeatable numbers between -1 and 1.
+/// Repeatable values between -1 and 1.
 struct Numbers(u64);
 
 impl Numbers {
@@ -32,19 +32,19 @@ struct Shape {
     kv_heads: usize,
     head_dim: usize,
     block_size: usize,
-    /// Of the keys, where they are the values.
+    /// Number of leading elements of a key that are its value, for latents (MLA).
     latent: Option<usize>,
 }
 
-/// Sequences whose keys and values are in a cache, at scattered blocks, and a query at each position.
-/// Blocks of no sequence, and the slots after each last position, hold NaN.
+/// Sequences whose keys and values are in a cache, at scattered blocks, and a query at each position. Blocks that
+/// belong to no sequence, and the slots after each last position, hold NaN.
 struct Fixture {
     shape: Shape,
     cache: KvCache,
     block_tables: Vec<Vec<u32>>,
-    /// Per sequence `[length, heads, head_dim]`.
+    /// Queries of each sequence, `[length, heads, head_dim]`.
     queries: Vec<Vec<f32>>,
-    /// Of heads that share their keys.
+    /// Attention sink logits, for shapes in which several heads share keys.
     sinks: Option<Vec<f32>>,
 }
 
@@ -111,7 +111,7 @@ impl Fixture {
         self.shape.group * self.shape.kv_heads * self.shape.head_dim
     }
 
-    /// Runs one step: `(sequence, queries at these positions)` each.
+    /// Runs one step with the queries at the given positions of each sequence.
     fn step(
         &self,
         isa: Isa,
@@ -156,7 +156,7 @@ impl Fixture {
         bounds.map(|b| out[b[0] as usize * out_width..b[1] as usize * out_width].to_vec()).collect()
     }
 
-    /// The keys and the values of the layer.
+    /// The keys and the values of the layer, as f32.
     fn numbers(&self) -> [Vec<f32>; 2] {
         let layer = self.cache.layer(1).unwrap();
         let numbers = |tensor: &Tensor, scale: f32| -> Vec<f32> {
@@ -166,7 +166,7 @@ impl Fixture {
         [numbers(&layer.keys, layer.scales.key), numbers(&layer.values, layer.scales.value)]
     }
 
-    /// The definition at one position, for queries rounded as the kernel does: `[heads, head_dim]`.
+    /// The reference at one position, for queries rounded as in the kernel: `[heads, head_dim]`.
     fn reference(
         &self,
         [keys, values]: &[Vec<f32>; 2],
@@ -224,24 +224,24 @@ fn every_shape_matches_the_definition() {
     compare_shapes(DType::F32, &[1, 15, 16, 17, 64, 65, 150], 2e-6);
 }
 
-/// Weights are rounded to 8 bits, and so is their sum: values of up to 1 move by 2^-8 at most.
+/// Weights are rounded to 8 bits, and so is their sum, so that values of up to 1 change by 2^-8 at most.
 #[test]
 fn every_shape_of_a_cache_in_bf16_matches_the_definition() {
     let moved = compare_shapes(DType::BF16, &[1, 2, 15, 16, 17, 64, 65, 150], 1.0 / 256.0);
     assert!(moved < 4e-4, "on average by {moved}");
 }
 
-/// What a cache in FP8 holds is widened without an error, and multiplied by its scales.
+/// Values of a cache in FP8 are widened without an error, and multiplied by their scales.
 #[test]
 fn every_shape_of_a_cache_in_fp8_matches_the_definition() {
     compare_shapes(DType::F8E4M3, &[17, 80], 2e-6);
 }
 
-/// Returns by how much results differ on average.
+/// Returns the mean difference of the results.
 fn compare_shapes(dtype: DType, lengths: &[usize], limit: f32) -> f64 {
     let (mut moved, mut count) = (0.0, 0);
     for shape in SHAPES {
-        // Scores are sums over a head, whose errors grow with it.
+        // Scores are sums over a head, so their errors grow with its size.
         let limit = limit * (shape.head_dim as f32 / 192.0).max(1.0);
         let fixture = Fixture::of(dtype, shape, lengths);
         let numbers = fixture.numbers();
@@ -295,7 +295,7 @@ fn same_bits(fixture: &Fixture) {
             let width = fixture.row_elements();
             for chunk in [1, 7, 64, 333] {
                 for start in (0..1100).step_by(chunk) {
-                    // Single positions: some on both sides of where a context is cut.
+                    // Single positions: only those on both sides of a tile's border.
                     if chunk == 1 && !(4..12).contains(&((start + 8) % 64)) {
                         continue;
                     }

@@ -1,4 +1,4 @@
-//! Some positions of the cache as attention reads them: words of one number each, or of two in bf16.
+//! A tile: some positions of the cache as attention reads them, in words of one value each or of two bf16.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -15,27 +15,27 @@ pub(super) const TILE: usize = 64;
 /// Vectors of one tile.
 pub(super) const VECTORS: usize = TILE / LANES;
 
-/// What 32 bits of a tile hold, and how they are multiplied.
+/// The content of 32 bits of a tile, and its product.
 pub(super) trait Cell: Copy + Send + Sync {
-    /// Dimensions of a key, or positions of one dimension of the values, in a cell.
+    /// Number of dimensions of a key, or of positions of one dimension of the values, in a cell.
     const STEPS: usize;
 
-    /// A cell as a word for [`Self::add`], of so many numbers, the first in the low half.
+    /// A cell of `STEPS` values as a word for [`Self::add`], the first value in the low half.
     fn word(numbers: &[f32]) -> f32;
 
-    /// `sum`, and the products of what two words hold, one after the other.
+    /// `sum` plus the products of the values of two words, one after the other.
     fn add<S: Simd>(s: S, a: S::F32, b: S::F32, sum: S::F32) -> S::F32;
 
-    /// Stores the weights of 32 positions as words, and adds them to `sum`, which has no order of its own.
+    /// Stores the softmax weights of 32 positions as words, and adds them to `sum`, whose lanes may be in any order.
     ///
     /// # Safety
     /// `32 / STEPS` f32 can be written at `words`.
     unsafe fn weigh<S: Simd>(s: S, weights: [S::F32; 2], words: *mut f32, sum: S::F32) -> S::F32;
 
-    /// A word without what does not belong to its first step.
+    /// The word with every value but that of its first step set to zero.
     fn first_step<S: Simd>(s: S, word: S::F32) -> S::F32;
 
-    /// The same of one word that such a word is multiplied with.
+    /// The same for the word that it is multiplied with.
     fn first_step_of(word: f32) -> f32;
 }
 
@@ -73,7 +73,7 @@ impl Cell for f32 {
     }
 }
 
-/// The second number lies in the high half.
+/// Pairs of bf16, the second one in the high half.
 impl Cell for [bf16; 2] {
     const STEPS: usize = 2;
 
@@ -88,7 +88,7 @@ impl Cell for [bf16; 2] {
         s.dot_bf16(a, b, sum)
     }
 
-    /// The sum is that of the rounded weights, so that values which are all the same come out so.
+    /// The sum is that of the rounded weights, so that equal values give exactly that value as their weighted mean.
     #[inline(always)]
     unsafe fn weigh<S: Simd>(s: S, weights: [S::F32; 2], words: *mut f32, sum: S::F32) -> S::F32 {
         let pairs = s.bf16_pairs(weights[0], weights[1]);
@@ -110,15 +110,15 @@ impl Cell for [bf16; 2] {
 
 /// One layer of the cache.
 pub(super) trait Cached: Copy + Send + Sync {
-    /// What its tiles are made of.
+    /// Content of its tiles.
     type Cell: Cell;
 
-    /// The tile at `place`, as it lies in the cache or in `room`.
+    /// The tile at `place`, either borrowed from the cache or widened into `room`.
     fn tile<'a>(&'a self, place: &TilePlace<'_>, room: &'a mut Vec<f32>) -> KvTile<'a, Self::Cell>;
 }
 
-/// A cache whose cells are read as they lie: keys `[num_blocks, kv_heads, head_dim / STEPS, block_size]`, values
-/// `[num_blocks, kv_heads, block_size / STEPS, value_dim]`.
+/// A cache in f32 or bf16, whose cells are read in place. Keys are `[num_blocks, kv_heads, head_dim / STEPS,
+/// block_size]` and values `[num_blocks, kv_heads, block_size / STEPS, value_dim]`.
 #[derive(Clone, Copy)]
 pub(super) struct Plain<'a, C> {
     pub(super) keys: &'a [C],
@@ -135,28 +135,29 @@ pub(super) struct Codes<'a> {
 /// Keys and values of up to [`TILE`] positions of one key-value head.
 pub(super) struct KvTile<'a, C> {
     pub(super) first_position: usize,
-    /// From the keys of each sixteen positions on: `[head_dim / STEPS]` lines, `line` apart. Vectors beyond the last position
-    /// repeat the first.
+    /// The cache from the keys of each sixteen positions on: `[head_dim / STEPS]` lines, `line` apart. Vectors beyond
+    /// the last position repeat the first.
     pub(super) keys: [&'a [C]; VECTORS],
-    /// From the values of each sixteen positions on: `[16 / STEPS, value_dim]`.
+    /// The cache from the values of each sixteen positions on: `[16 / STEPS, value_dim]`.
     pub(super) values: [&'a [C]; VECTORS],
     pub(super) head_dim: usize,
     pub(super) value_dim: usize,
     pub(super) line: usize,
 }
 
-/// Where the keys and values of a tile lie. Sixteen positions always lie in one block, because blocks hold a multiple
-/// of sixteen.
+/// Position in the cache of a tile's keys and values. Sixteen positions always lie in one block, because blocks hold
+/// a multiple of sixteen.
 pub(super) struct TilePlace<'a> {
     pub(super) config: &'a KvCacheConfig,
     pub(super) block_table: &'a [u32],
     pub(super) kv_head: usize,
-    /// From a multiple of [`TILE`] on, to the end of the sequence.
+    /// Range of the positions, from a multiple of [`TILE`] on, at most to the end of the sequence.
     pub(super) positions: Range<usize>,
 }
 
 impl TilePlace<'_> {
-    /// At which number a head of `width` elements begins in the block of a vector of positions, and the first of them in that block.
+    /// Index in the cache of a head's first element, in the block of a vector of positions and for heads of `width`
+    /// elements; and the first of these positions within the block.
     fn vector(&self, vector: usize, width: usize) -> (usize, usize) {
         let KvCacheConfig { block_size, num_kv_heads, .. } = *self.config;
         let position = self.positions.start + vector * LANES;
@@ -219,7 +220,7 @@ impl Cached for Codes<'_> {
     }
 }
 
-/// The number that a code is.
+/// The value of an FP8 element, from a table.
 fn widened(code: &F8E4M3) -> f32 {
     static NUMBERS: LazyLock<[f32; 256]> =
         LazyLock::new(|| std::array::from_fn(|code| F8E4M3::from_bits(code as u8).to_f32()));

@@ -15,7 +15,7 @@ fn flat(tensor: &Tensor) -> Vec<f32> {
     tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// A cache whose layer 1 holds distinct numbers, which bf16 has too, in two slots, with those numbers.
+/// A cache whose layer 1 holds distinct values, exact in bf16, in two slots; and those values.
 fn filled(slots: &[u32; 2], dtype: DType) -> (KvCache, Vec<f32>, Vec<f32>) {
     let cache = KvCache::new(CONFIG, dtype, &Device::Cpu).unwrap();
     let k = Tensor::arange(1f32, 49., &Device::Cpu).unwrap().reshape((2, 3, 8)).unwrap();
@@ -46,8 +46,8 @@ fn each_element_goes_to_its_place_and_no_other_changes() {
         assert_eq!(flat(&layer.values), want_values, "{dtype:?}");
         let untouched = cache.layer(0).unwrap();
         assert!(flat(&untouched.keys).iter().chain(&flat(&untouched.values)).all(|v| *v == 0.0));
-        // By the documented axes: keys [block, head, dim, offset], values [block, head, offset, dim], or with the even and the
-        // odd of dim or offset last.
+        // The documented axes: keys [block, head, dim, offset], values [block, head, offset, dim]. In pairs the
+        // parity of dim or offset is one more axis, the last.
         let at = |tensor: &Tensor, place: &[usize]| {
             let found = place.iter().fold(tensor.clone(), |part, index| part.get(*index).unwrap());
             found.to_dtype(DType::F32).unwrap().to_scalar::<f32>().unwrap()
@@ -92,8 +92,10 @@ fn sizes_are_counted() {
     assert_eq!(cache.config(), &CONFIG);
 }
 
-/// Divided by its scale, a number becomes the nearest of e4m3, to even between two, and its largest for what is beyond. Source:
-/// Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
+/// A value is divided by its scale and becomes the nearest value of e4m3, to even between two. Larger values become
+/// the largest of e4m3.
+///
+/// Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
 #[test]
 fn a_cache_in_fp8_rounds_what_is_written() {
     let scales = [KvScales { key: 4.0, value: 0.5 }, KvScales::ONE];

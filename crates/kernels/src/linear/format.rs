@@ -1,4 +1,4 @@
-//! How each stored dtype, and each kind of codes, meets the activations in registers.
+//! Formats of the matmul: how each stored dtype and each kind of quantized weights reaches registers.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -8,21 +8,21 @@ use super::Product;
 use crate::simd::{LANES, Simd};
 use crate::weight::{Codes, E2M1, ElementOrder, IQ4, Layout, PANEL};
 
-/// What weights and activations are while they are multiplied: words of 32 bits, each an f32, or two bf16 that belong to two
-/// steps of `k`. What depends on this alone is compiled once for all formats that share it.
+/// The words that are multiplied, of both weights and activations. A word has 32 bits: one f32, or two bf16 of two
+/// steps of `k`. Code that depends on the words alone is compiled once for all formats that share them.
 pub(super) trait WordKind: Copy + Send + Sync {
     /// Steps of `k` in a word: 1 or 2.
     const STEPS: usize;
-    /// Whether words are codes, whose sums are scaled segment by segment.
+    /// Whether words are quantized weights, whose sums are scaled segment by segment.
     const SCALED: bool;
 
-    /// `sum` and the products of a word of activations with one of weights, step after step.
+    /// `sum` plus the products of a word of activations and one of weights, step after step.
     #[inline(always)]
     fn add<S: Simd>(s: S, x: S::F32, w: S::F32, sum: S::F32) -> S::F32 {
         if const { Self::STEPS == 2 } { s.dot_bf16(x, w, sum) } else { s.fma(x, w, sum) }
     }
 
-    /// Writes the words of some steps of a row of activations to the first places of `words`.
+    /// Writes the words of some steps of a row of activations to the start of `words`.
     #[inline(always)]
     fn put(p: &Product<'_>, x: &[f32], words: &mut [f32]) {
         if const { Self::STEPS == 2 } {
@@ -56,7 +56,7 @@ pub(super) trait WordKind: Copy + Send + Sync {
     }
 }
 
-/// Words of so many steps, scaled or not.
+/// Words of `STEPS` steps, scaled or not.
 #[derive(Clone, Copy)]
 pub(super) struct Word<const STEPS: usize, const SCALED: bool>;
 
@@ -65,13 +65,13 @@ impl<const STEPS: usize, const SCALED: bool> WordKind for Word<STEPS, SCALED> {
     const SCALED: bool = SCALED;
 }
 
-/// A stored dtype or kind of codes, read sixteen outputs at a time.
+/// A stored dtype or kind of quantized weights, which is loaded sixteen outputs at a time.
 pub(super) trait Format: Copy + Send + Sync {
-    /// What it is read as.
+    /// The words that it is loaded as.
     type Words: WordKind;
-    /// As of [`Self::Words`].
+    /// Steps of `k` in one of [`Self::Words`].
     const STEPS: usize = <Self::Words as WordKind>::STEPS;
-    /// As of [`Self::Words`].
+    /// Whether sums of [`Self::Words`] are scaled.
     const SCALED: bool = <Self::Words as WordKind>::SCALED;
     /// The order inside a panel.
     const ORDER: ElementOrder;
@@ -105,7 +105,7 @@ pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>
             Codes::E4m3 => coded::<S, E4m3>(s, p, work),
             Codes::E2m1 => coded::<S, E2m1>(s, p, work),
             Codes::Iq4 => coded::<S, Iq4>(s, p, work),
-            Codes::Table => unreachable!("tables have products of their own"),
+            Codes::Table => unreachable!("tables have a kernel of their own"),
         },
         order => {
             if const { has_pairs::<S>() } {
@@ -121,13 +121,13 @@ pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>
     }
 }
 
-/// Whether the CPU multiplies pairs of bf16, and then these alone: everything else is compiled for the instruction set without them.
-/// `if const` is what keeps the rest from being compiled; a guard of a match does not.
+/// Whether the CPU multiplies pairs of bf16. Then pairs alone are compiled for it, and everything else for the
+/// instruction set without them. `if const` keeps the rest from being compiled; a guard of a match does not.
 const fn has_pairs<S: Simd>() -> bool {
     S::BF16_DOT || S::BF16_TILES
 }
 
-/// Calls `work` with codes as pairs of bf16, where the CPU multiplies these, or one by one.
+/// Calls `work` with quantized weights as pairs of bf16 if the CPU multiplies these, and else as f32.
 #[inline(always)]
 fn coded<S: Simd, C: Code>(s: S, p: &Product<'_>, work: impl WithFormat<S>) {
     if const { has_pairs::<S>() } {
@@ -137,10 +137,10 @@ fn coded<S: Simd, C: Code>(s: S, p: &Product<'_>, work: impl WithFormat<S>) {
     }
 }
 
-/// Steps of `k` whose codes are summed before they are scaled: a group, or a part of a longer one.
+/// Steps of `k` whose quantized weights are summed before they are scaled: a group, or a part of a longer one.
 pub(super) const SEGMENT_STEPS: usize = 128;
 
-/// The parts of a row of so many steps that are scaled as one.
+/// The ranges of steps of a row that are scaled together.
 pub(super) fn segments(layout: Layout) -> impl Iterator<Item = Range<usize>> {
     let groups = (0..layout.k).step_by(layout.group);
     groups.flat_map(move |group| {
@@ -149,8 +149,8 @@ pub(super) fn segments(layout: Layout) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// The sum of some activations, rounded where the weight asks for it: sixteen chains of additions, of every sixteenth each, and then the
-/// sums of halves.
+/// The sum of some activations, rounded if the weight asks for it. Sixteen chains add every sixteenth activation
+/// each, and their sums are added by halves.
 #[inline(always)]
 pub(super) fn sum_of<S: Simd>(s: S, p: &Product<'_>, x: &[f32]) -> f32 {
     let mut sums = s.splat(0.0);
@@ -167,7 +167,7 @@ pub(super) fn sum_of<S: Simd>(s: S, p: &Product<'_>, x: &[f32]) -> f32 {
     s.reduce_add(sums)
 }
 
-/// The bits of the nearest bf16, ties to even, in the high half; the other is zero.
+/// The bits of the nearest bf16, ties to even, in the high half. The low half is zero.
 /// Source: IEEE 754-2019, 4.3.1, on the upper half of binary32.
 #[inline(always)]
 fn rounded(value: f32) -> u32 {
@@ -182,16 +182,16 @@ fn rounded(value: f32) -> u32 {
 struct F32;
 #[derive(Clone, Copy)]
 struct F16;
-/// Widened to f32.
+/// bf16 widened to f32.
 #[derive(Clone, Copy)]
 struct Bf16;
-/// For dot products.
+/// Pairs of bf16 for dot products.
 #[derive(Clone, Copy)]
 struct Bf16Pairs;
-/// Codes as f32.
+/// Quantized weights as f32.
 #[derive(Clone, Copy)]
 struct Singles<C>(PhantomData<C>);
-/// Codes for dot products of bf16, which all of them are.
+/// Quantized weights as pairs of bf16, in which all of them are exact, for dot products.
 #[derive(Clone, Copy)]
 struct Pairs<C>(PhantomData<C>);
 
@@ -264,20 +264,20 @@ impl<C: Code> Format for Pairs<C> {
     }
 }
 
-/// A kind of codes.
+/// A kind of quantized weights.
 trait Code: Copy + Send + Sync {
     const CODES: Codes;
 
-    /// The codes of step `step` of a pair.
+    /// Sixteen quantized weights of step `step` of a pair, as f32.
     ///
     /// # Safety
     /// `pair` points to two steps of a panel.
     unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32;
 
-    /// Those of both.
+    /// Sixteen quantized weights of both steps, as pairs of bf16.
     ///
     /// # Safety
-    /// As [`Self::single`].
+    /// The contract of [`Self::single`].
     #[inline(always)]
     unsafe fn pair<S: Simd>(s: S, pair: *const u8, half: usize) -> S::F32 {
         // SAFETY: the caller's promise.
@@ -295,7 +295,7 @@ struct E4m3;
 struct E2m1;
 #[derive(Clone, Copy)]
 struct Iq4;
-/// Codes of so many bits, in [`planes`](crate::weight::planes).
+/// Quantized weights of `BITS` bits, in [`planes`](crate::weight::planes).
 #[derive(Clone, Copy)]
 struct Planes<const BITS: usize>;
 
@@ -338,7 +338,7 @@ impl Code for E4m3 {
     }
 }
 
-/// Codes of four bits that are looked up among sixteen numbers.
+/// Table indices of four bits into a table of sixteen values.
 macro_rules! looked_up {
     ($name:ident, $numbers:expr) => {
         impl Code for $name {
@@ -346,7 +346,7 @@ macro_rules! looked_up {
 
             #[inline(always)]
             unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
-                // SAFETY: the table has sixteen numbers, and a pair lies as that of `U4`.
+                // SAFETY: the table has sixteen values, and a pair lies like one of `U4`.
                 unsafe {
                     let (numbers, codes) = (s.load($numbers.as_ptr()), pair.add(half * LANES));
                     if step == 0 {
@@ -375,7 +375,7 @@ impl<const BITS: usize> Code for Planes<BITS> {
         3 => Codes::U3,
         5 => Codes::U5,
         6 => Codes::U6,
-        _ => panic!("codes of so many bits have no planes"),
+        _ => panic!("quantized weights of this width have no planes"),
     };
 
     #[inline(always)]

@@ -1,23 +1,27 @@
-//! The scales and the minima of a group of codes, brought to registers.
+//! Loads the scales and offsets of a group of quantized weights into registers.
+//!
+//! They keep the form of the checkpoint, since products of few rows are bound by memory. For groups of 32, a scale
+//! and an offset in f32 are two bits a weight, and Q4_K's sub-scales half a bit. Converting them costs a product of
+//! one row up to a tenth of its time.
 
 use crate::simd::{LANES, Simd};
 use crate::weight::{Dtype, Layout, MinForm, Multiple, PANEL, ScaleForm};
 
-/// Where they lie in a panel.
+/// Positions of a group's scales and offsets in a panel.
 #[derive(Clone, Copy)]
 pub(super) struct Scales {
     form: ScaleForm,
     panel: *const u8,
-    /// Where the scales of the run begin, and its minima where they are numbers of their own.
+    /// First byte of the run's scales, and of its offsets if they are stored.
     numbers: usize,
-    /// What multiplies the group's scale, and its minimum.
+    /// Positions of the sub-scales of the group's scale and of its offset.
     multiples: [Option<Multiple>; 2],
-    /// Where the group's codes of zero begin.
+    /// First byte of the group's zero-points.
     zero_points: Option<usize>,
 }
 
 impl Scales {
-    /// Those of the group of step `step` in a panel of codes.
+    /// Positions for the group of step `step` in a quantized panel.
     #[inline(always)]
     pub(super) fn of(layout: Layout, panel: &[u8], step: usize) -> Self {
         let group = layout.group_of(step);
@@ -30,20 +34,20 @@ impl Scales {
         }
     }
 
-    /// What the group has beside the scales of its run, if it has something: the first of it.
+    /// First of the group's own bytes, sub-scales or zero-points, if it has some besides the scales of its run.
     #[inline(always)]
     pub(super) fn of_group(self) -> Option<*const u8> {
         let multiple = self.multiples[0].map(|multiple| multiple.low);
         multiple.or(self.zero_points).map(|place| self.panel.wrapping_add(place))
     }
 
-    /// The scales and the minima of sixteen outputs, in the panel that begins `offset` bytes behind this one.
+    /// The scales and the offsets of sixteen outputs, in the panel that begins `offset` bytes after this one.
     ///
     /// # Safety
     /// There is such a panel.
     #[inline(always)]
     pub(super) unsafe fn load<S: Simd>(self, s: S, offset: usize, half: usize) -> [S::F32; 2] {
-        // SAFETY: each panel has 32 scales, and 32 of each of the numbers that its form has beside them.
+        // SAFETY: each panel has 32 scales, and 32 of each of the other values of its form.
         unsafe {
             let mut scales = self.number(s, offset, 0, half);
             if let Some(multiple) = self.multiples[0] {
@@ -69,10 +73,10 @@ impl Scales {
         }
     }
 
-    /// Sixteen of the run's scales (`index` 0) or its minima (1).
+    /// Sixteen of the run's scales (`index` 0) or its offsets (1).
     ///
     /// # Safety
-    /// As of [`Self::load`]; and there are such.
+    /// The contract of [`Self::load`], and the run has such values.
     #[inline(always)]
     unsafe fn number<S: Simd>(self, s: S, offset: usize, index: usize, half: usize) -> S::F32 {
         let at =
@@ -90,10 +94,10 @@ impl Scales {
         }
     }
 
-    /// Sixteen of the numbers that multiply.
+    /// Sixteen sub-scales.
     ///
     /// # Safety
-    /// As of [`Self::load`].
+    /// Those of [`Self::load`].
     #[inline(always)]
     unsafe fn multiple<S: Simd>(
         self,

@@ -1,4 +1,4 @@
-//! Every path of the matmul against the definition, bit for bit.
+//! Every path of the matmul against the reference, bit for bit.
 
 use candle_core::{DType, Device};
 
@@ -9,7 +9,7 @@ use crate::{
     SparseRows, WeightBuilder, WeightRows,
 };
 
-/// Numbers that need rounding, of both signs.
+/// Values that need rounding, of both signs.
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -32,8 +32,8 @@ fn weight(rows: &[f32], n: usize, k: usize, dtype: DType) -> Weight {
     builder.finish().unwrap()
 }
 
-/// A weight of codes, in groups of so many inputs, whose inputs are backwards if so asked, and which rounds activations if so
-/// asked.
+/// A quantized weight with groups of `group` inputs. Its inputs are reversed, and its activations rounded, on
+/// request.
 fn quantized(
     (n, k): (usize, usize),
     codes: Codes,
@@ -45,7 +45,7 @@ fn quantized(
     coded((n, k), codes, (group, ScaleForm::F32), backwards.then_some(&inputs[..]), rounds)
 }
 
-/// A weight of codes, in groups of so many inputs, whose scales are kept so.
+/// A quantized weight with groups of `group` inputs, whose scales have the given form.
 fn coded(
     (n, k): (usize, usize),
     codes: Codes,
@@ -77,7 +77,7 @@ fn coded(
         MinForm::None => Mins::None,
         MinForm::Own => Mins::Own(&own_mins),
         MinForm::ZeroPoint(zero) => Mins::ZeroPoint(zero),
-        // Of a block all groups have the same.
+        // All groups of a super-block have the same zero-point.
         MinForm::ZeroPoints if form.blocks.is_some() => Mins::ZeroPoint(77),
         MinForm::ZeroPoints => Mins::ZeroPoints(&zeros),
     };
@@ -105,8 +105,8 @@ fn coded(
     builder.finish().unwrap()
 }
 
-/// The definition for all outputs, and the definition in the order of a matrix unit: where that computes, the other is held
-/// against it in numbers.
+/// The reference for all outputs, and the reference in a matrix unit's order of summation. Values of a matrix unit
+/// are compared with the second, which is itself near the first.
 struct Expected {
     chains: Vec<u32>,
     tiles: Option<Vec<u32>>,
@@ -143,7 +143,7 @@ impl Expected {
         Self { chains, tiles: fits_matrix_unit(w).then(|| all(tiles_sum)) }
     }
 
-    /// What the first `count` outputs are on `isa`.
+    /// The expected bits of the first `count` outputs on `isa`.
     fn on(&self, isa: Isa, count: usize) -> &[u32] {
         let tiles = self.tiles.as_ref().filter(|_| isa.has_tiles());
         &tiles.unwrap_or(&self.chains)[..count]
@@ -171,7 +171,7 @@ impl CodedRow {
         Self { numbers, scales, group }
     }
 
-    /// The definition of an output over codes.
+    /// The reference for an output over quantized weights.
     fn sum(&self, x: &[f32], chain: fn(&[f32], &[f32]) -> f32) -> f32 {
         let groups = x.chunks(self.group).zip(self.numbers.chunks(self.group));
         let mut total = 0f32;
@@ -187,7 +187,7 @@ impl CodedRow {
     }
 }
 
-/// The definition of an output over a table, whose numbers for the row are given.
+/// The reference for an output over a table; `numbers` are the row's dequantized values.
 fn table_sum(x: &[f32], numbers: &[f32]) -> f32 {
     let mut lanes = [0f32; 16];
     for (step, (x, number)) in x.iter().zip(numbers).enumerate() {
@@ -203,7 +203,7 @@ fn halves_sum(mut lanes: [f32; 16]) -> f32 {
     lanes[0]
 }
 
-/// The chain of [`linear_reference`] in the order of a matrix unit.
+/// The chain of [`linear_reference`] in a matrix unit's order of summation.
 fn tiles_sum(x: &[f32], w: &[f32]) -> f32 {
     let words = |steps: &[f32]| -> Vec<f32> {
         let high = |pair: &[f32]| pair[0].to_bits();
@@ -322,7 +322,7 @@ fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
     }
 }
 
-/// Products with a weight of codes have the definition's bits on every path.
+/// Products with a quantized weight have the reference's bits on every path.
 fn all_paths_agree(w: &Weight) {
     let (n, k) = (w.n(), w.k());
     let (x, bias) = (numbers(40 * k, 5), numbers(n, 3));
@@ -357,7 +357,7 @@ fn sums_over_codes_are_near_those_over_numbers() {
         (Codes::E2m1, 32),
         (Codes::Table, k),
     ] {
-        // A bf16 has eight bits, an f32 24; long sums lose some more.
+        // A bf16 has eight bits, an f32 has 24, and long sums lose a few more.
         for (rounds, limit) in [(false, 2f32.powi(-20)), (true, 2f32.powi(-8))] {
             let w = quantized((n, k), codes, group, false, rounds);
             let y = multiply(Isa::detect(), &x, &w, None);
@@ -395,7 +395,7 @@ fn a_gate_gives_the_bits_of_both_steps() {
             }
         }
     }
-    // And through the wrapper, which takes both steps where rows are few, or panels not whole, or there are tables.
+    // The wrapper takes both steps for few rows, for panels that are not whole, and for tables.
     for (m, n, has_tables) in [(3, 64, false), (40, 64, false), (40, 30, false), (40, 64, true)] {
         let w = match has_tables {
             true => quantized((n, k), Codes::Table, k, false, false),
@@ -422,7 +422,7 @@ fn a_matrix_units_order_is_near_the_definitions() {
     }
 }
 
-/// Codes `[n][k]` for tables `[n][16]`.
+/// Table indices `[n][k]` for tables `[n][16]`.
 fn with_tables((n, k): (usize, usize), bytes: &[u8], tables: &[f32]) -> WeightBuilder {
     let mut builder = Weight::quantized_builder(n, k, Codes::Table, k, ScaleForm::F32).unwrap();
     let rows = QuantizedRows {
@@ -442,7 +442,7 @@ fn with_tables((n, k): (usize, usize), bytes: &[u8], tables: &[f32]) -> WeightBu
 fn a_sparse_part_is_added() {
     let (n, k) = (600, 48);
     let mut builder = with_tables((n, k), &vec![3; n * k], &numbers(n * 16, 1));
-    // Outputs 500 to 503, of which the second has nothing.
+    // Outputs 500 to 503, of which the second has no entries.
     let part = SparseRows {
         starts: &[0, 2, 2, 3, 4],
         inputs: &[47, 0, 5, 5],

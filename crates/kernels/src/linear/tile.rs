@@ -10,34 +10,34 @@ use crate::weight::PANEL;
 /// A tile of `rows x 32` outputs over a block of `k`, as work for an instruction set.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
-    /// As many as a [`Shape`] allows.
+    /// At most [`Shape::ROWS`].
     pub(super) rows: usize,
     /// Activations `[lines][rows][LINE]`.
     pub(super) x: *const f32,
     /// Weights `[words][32]`.
     pub(super) w: *const f32,
-    /// The words, counted from the first of both: all of them, or of codes each segment's. For the matrix unit each begins a line, and
-    /// what follows in its last line are zeros.
+    /// The words that are summed together, counted from the first of both: all of them, or one segment of quantized
+    /// weights at a time. For the matrix unit each segment begins a line, and zeros follow in its last line.
     pub(super) segments: &'a [Range<usize>],
-    /// Of codes the scales and the minima, `[segments][2][32]`.
+    /// Scales and offsets of quantized weights, `[segments][2][32]`.
     pub(super) scales: *const f32,
-    /// Of codes the sums of the activations, `[segments][x_sums_stride]`, the tile's rows first.
+    /// Sums of the activations for quantized weights, `[segments][x_sums_stride]`, the tile's rows first.
     pub(super) x_sums: *const f32,
     pub(super) x_sums_stride: usize,
-    /// Outputs, `y_stride` elements from row to row: 32 where the matrix unit computes.
+    /// Outputs, `y_stride` elements from row to row: 32 for the matrix unit.
     pub(super) y: *mut f32,
     pub(super) y_stride: usize,
-    /// Where the chain of additions begins.
+    /// Start of the chain of additions.
     pub(super) start: Start,
-    /// Memory to fetch meanwhile: `ahead_step` bytes (at most two cache lines) per word.
+    /// Memory to prefetch meanwhile: `ahead_step` bytes (at most two cache lines) per word.
     pub(super) ahead: *const u8,
     pub(super) ahead_step: usize,
 }
 
-/// Words of a row of activations that lie together: a cache line's.
+/// Words of a row of activations that lie together: those of a cache line.
 pub(super) const LINE: usize = 16;
 
-/// What a tile of an instruction set and a kind of words can be.
+/// Sizes of a tile for an instruction set and a kind of words.
 pub(super) struct Shape<S, W>(PhantomData<(S, W)>);
 
 impl<S: Simd, W: WordKind> Shape<S, W> {
@@ -47,21 +47,23 @@ impl<S: Simd, W: WordKind> Shape<S, W> {
     pub(super) const ROWS: usize = if Self::MATRIX_UNIT {
         2 * TILE_ROWS
     } else if W::SCALED && S::TILE_VECTORS == 2 {
-        // The totals are in registers beside the sums of a segment.
+        // The totals stay in registers beside the sums of a segment, so half as many rows fit. Loading and storing
+        // the totals for each segment instead took up to 1.4 times as long with 512 rows. Products of bf16 gain
+        // nothing from so few rows, and keep all.
         S::TILE_ROWS / 2
     } else {
         S::TILE_ROWS
     };
-    /// It has a multiple of so many rows.
+    /// The number of rows is a multiple of this, padding included.
     pub(super) const ROW_MULTIPLE: usize = if Self::MATRIX_UNIT { TILE_ROWS } else { 1 };
 }
 
-/// Where a chain of additions begins.
+/// Start of a chain of additions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Start {
     /// At zero.
     Zero,
-    /// At what the outputs hold.
+    /// At the present values of the outputs.
     Continue,
 }
 
@@ -103,7 +105,7 @@ impl Tile<'_> {
 #[repr(align(64))]
 struct Aligned([f32; 2 * TILE_ROWS * PANEL]);
 
-/// What the matrix unit leaves to do for a segment of codes, as work for an instruction set.
+/// The rest of a segment of quantized weights after the matrix unit's product, as work for an instruction set.
 struct AddScaled<'a> {
     tile: &'a Tile<'a>,
     segment: usize,
@@ -172,7 +174,7 @@ type Sums<F32, const ROWS: usize, const VECTORS: usize> = [[F32; VECTORS]; ROWS]
 /// The vectors `first_half..first_half + VECTORS` of a tile of `ROWS` rows.
 ///
 /// # Safety
-/// As [`Tile::compute`].
+/// The caller promises what [`Tile::compute`] asks for.
 #[inline(always)]
 unsafe fn accumulate<S: Simd, W: WordKind, const ROWS: usize, const VECTORS: usize>(
     s: S,
@@ -203,7 +205,7 @@ unsafe fn accumulate<S: Simd, W: WordKind, const ROWS: usize, const VECTORS: usi
         unsafe { add_words::<S, W, ROWS, VECTORS>(s, tile, segment, first_output, &mut sums) };
         let scales = tile.scales.wrapping_add(i * 2 * PANEL + first_output);
         for v in 0..VECTORS {
-            // SAFETY: each segment has 32 scales, 32 minima, and a sum of each row's activations.
+            // SAFETY: each segment has 32 scales, 32 offsets, and a sum of each row's activations.
             unsafe {
                 let scale = s.load(scales.add(v * LANES));
                 for r in 0..ROWS {
@@ -228,7 +230,7 @@ unsafe fn accumulate<S: Simd, W: WordKind, const ROWS: usize, const VECTORS: usi
 /// Adds the products of some words to the sums.
 ///
 /// # Safety
-/// As [`Tile::compute`].
+/// The caller promises what [`Tile::compute`] asks for.
 #[inline(always)]
 unsafe fn add_words<S: Simd, W: WordKind, const ROWS: usize, const VECTORS: usize>(
     s: S,
@@ -240,7 +242,7 @@ unsafe fn add_words<S: Simd, W: WordKind, const ROWS: usize, const VECTORS: usiz
     let w = tile.w.wrapping_add(first_output);
     let mut start = words.start;
     while start < words.end {
-        // To the end of a line.
+        // The words up to the end of a line.
         let x = tile.x.wrapping_add(start / LINE * LINE * ROWS + start % LINE);
         let end = words.end.min(start + LINE - start % LINE);
         for (i, word) in (start..end).enumerate() {

@@ -1,11 +1,20 @@
 //! The product for many rows: blocks that stay in the caches, tiles that stay in registers.
 //!
-//! Activations are packed once, `[blocks of k][row tiles][lines of words][tile rows]`, so a tile reads them in
-//! order. Where weights are codes, a block is some whole segments, each of which is summed and then scaled. A task owns some panels: for each block of `k` and each of its panels it runs all row tiles
-//! over the same weights, widened once where they must be, which come from memory once and then from the first cache.
-//! The outputs carry the chain of additions from one block of `k` to the next.
+//! ```text
+//! for each group of rows         its activations are packed once (GROUP_WORDS)
+//!   for each few panels          on one of the threads; a panel is 32 outputs (PANELS_TOGETHER)
+//!     for each block of k        the packed activations of a block stay in the second-level cache (BLOCK_WORDS)
+//!       for each of the panels   its weights come from memory once, are widened once, and stay in the first-level cache
+//!         for each row tile      micro-kernel: tile rows x 32 outputs in registers (tile.rs)
+//! ```
 //!
-//! A matrix unit takes whole tiles: there rows are padded, and outputs go through a buffer.
+//! Activations are packed as `[blocks of k][row tiles][lines of words][tile rows]`, the order in which tiles read
+//! them. A line is a cache line of one row. Packing word by word across rows was an eighth slower.
+//!
+//! A block of quantized weights is some whole segments, each of which is summed and then scaled. The outputs carry
+//! the chain of additions from one block of `k` to the next.
+//!
+//! A matrix unit computes whole tiles. So its rows are padded, and its outputs go through a buffer.
 
 use std::ops::Range;
 
@@ -18,29 +27,30 @@ use crate::parallel::{self, SharedMut};
 use crate::simd::{LANES, Simd, WithSimd};
 use crate::weight::{Layout, PANEL};
 
-/// Most words of `k` in one block: with 32 outputs they take half of a first-level cache of 32 KiB, a third of one of 48.
+/// Most words of `k` in one block. The weights of 32 outputs then take half of a first-level cache of 32 KiB, or a
+/// third of one of 48 KiB.
 const BLOCK_WORDS: usize = 128;
 
-/// Rows are taken in groups whose packed activations have at most this many words (4 MiB).
+/// Most words (4 MiB) of the packed activations of a group of rows.
 const GROUP_WORDS: usize = 1 << 20;
 
-/// Panels of one task that share each block of packed activations, where these are many.
+/// Panels of one task that share each block of packed activations, if these are many.
 const PANELS_TOGETHER: usize = 4;
 
-/// The same for a matrix unit, which takes activations in faster.
+/// The same for a matrix unit, which reads activations faster.
 const MATRIX_PANELS_TOGETHER: usize = 8;
 
-/// Packed activations of at most this many words (256 KiB) stay in the second cache; then panels are computed one by one, which
-/// reads all weights in their order.
+/// Packed activations of at most this many words (256 KiB) stay in the second-level cache. Then panels are computed
+/// one by one, which reads all weights in their order and so at the full rate of memory.
 const FEW_WORDS: usize = 1 << 16;
 
-/// How far ahead of their use the weights of a stream are fetched, where there is one tile.
+/// Distance in bytes between a weight's prefetch and its use, with a single row tile.
 const PREFETCH_BYTES: usize = 4096;
 
-/// Products of fewer multiplications than this run on the calling thread.
+/// Products of fewer multiplications than this run on the calling thread, since waking others would take longer.
 const INLINE_PRODUCTS: usize = 64 * 1024;
 
-/// Packing fewer activations than this is not worth another thread.
+/// Fewer activations than this are packed on the calling thread, for the same reason.
 const INLINE_PACK: usize = 16 * 1024;
 
 /// Computes a product of any number of rows.
@@ -77,7 +87,7 @@ impl<S: Simd> WithFormat<S> for Tiled {
 struct RowTiles {
     rows: Range<usize>,
     count: usize,
-    /// Each tile has a multiple of so many, padding included.
+    /// The number of rows of each tile is a multiple of this, padding included.
     multiple: usize,
 }
 
@@ -100,11 +110,12 @@ impl RowTiles {
     }
 }
 
-/// Some words of `k`.
+/// A range of words of `k`.
 #[derive(Clone, Debug)]
 struct Block {
     words: Range<usize>,
-    /// What it is made of, each of which has a scale: the words of each, counted from its first, and the number of the first.
+    /// Its segments, each of which has a scale, as ranges of words counted from the block's first; and the index of
+    /// the first segment.
     segments: Vec<Range<usize>>,
     first_segment: usize,
     /// Words of the blocks before it, padding included.
@@ -112,12 +123,12 @@ struct Block {
 }
 
 impl Block {
-    /// Its words, padding included.
+    /// Number of its words, padding included.
     fn padded(&self) -> usize {
         self.words.len().next_multiple_of(LINE)
     }
 
-    /// Where in packed activations those of its row `row` begin, which begins a tile.
+    /// Index in packed activations of its words for row `row`, which is the first of a tile.
     fn place(&self, tiles: &RowTiles, row: usize) -> usize {
         self.before * tiles.padded() + row * self.padded()
     }
@@ -192,7 +203,7 @@ impl<W: WordKind> WithSimd for Pack<'_, W> {
         let k = self.p.w.k();
         for rows in self.range.map(|tile| self.tiles.tile(tile)) {
             for (r, row) in rows.clone().enumerate() {
-                // A row that is padding has no activations.
+                // A row of padding has no activations.
                 let steps = if row < self.tiles.rows.len() { k } else { 0 };
                 let x = &self.p.x[(self.tiles.rows.start + row) * steps..][..steps];
                 for block in self.blocks {
@@ -265,13 +276,14 @@ struct Group<'a> {
 }
 
 impl Product<'_> {
-    /// Outputs of a row.
+    /// Number of outputs of a row.
     fn width(&self) -> usize {
         if self.gate.is_some() { self.w.n() / 2 } else { self.w.n() }
     }
 }
 
-/// A range of panels of outputs, each with a gate's where there is one, as work for an instruction set.
+/// A range of panels of outputs as work for an instruction set. Each has its gate's panel beside it if there is a
+/// gate.
 struct Panels<'a, W> {
     group: Group<'a>,
     panels: Range<usize>,
@@ -290,7 +302,7 @@ impl<W: Format> WithSimd for Panels<'_, W> {
         } else {
             PANELS_TOGETHER
         };
-        // With a gate there are twice as many.
+        // A gate doubles the number of panels.
         let together = if self.group.p.gate.is_some() { together.div_ceil(2) } else { together };
         if const { Shape::<S, W::Words>::MATRIX_UNIT } {
             s.begin_tiles();
@@ -326,12 +338,13 @@ fn some_panels<S: Simd, W: Format>(
     let width = p.width();
     let rows = tiles.rows.len();
     let columns = |panel: usize| PANEL.min(width - panel * PANEL);
-    // Outputs with padding, or with a gate, go through a buffer of whole panels: all, or else the last panel's.
+    // Outputs with padding, or with a gate, go through a buffer of whole panels. It holds all panels, or else the
+    // last one.
     let all_buffered = Shape::<S, W::Words>::MATRIX_UNIT || p.gate.is_some();
     let is_buffered = |panel: usize| all_buffered || columns(panel) < PANEL;
     let in_buffer = |i: usize| if all_buffered { i * tiles.padded() * PANEL } else { 0 };
     let Scratch { unpacked, outputs: buffer } = scratch;
-    // The gate's panels, which come first in the weight, and then the others.
+    // The gate's panels come first in the weight, before the others.
     let count = panels.len();
     let gates = if p.gate.is_some() { count } else { 0 };
     if is_buffered(panels.end - 1) {
@@ -389,27 +402,27 @@ fn some_panels<S: Simd, W: Format>(
 #[repr(align(64))]
 struct Line([f32; LANES]);
 
-/// Weights of a block, `[words][32]`, as the tiles take them.
+/// Weights of a block as the tiles read them, `[words][32]`.
 type Widened = [Line; BLOCK_WORDS * PANEL / LANES];
 
-/// Lines of 32 scales and 32 minima.
+/// Cache lines of 32 scales and 32 offsets.
 const SCALE_LINES: usize = 2 * PANEL / LANES;
 
-/// A block of a panel, as the tiles take it.
+/// A block of a panel as the tiles read it.
 struct Unpacked {
     words: Widened,
-    /// Of codes scales and minima, `[segments][2][32]`. A segment has a word at least.
+    /// Scales and offsets of quantized weights, `[segments][2][32]`. A segment has at least one word.
     scales: [Line; BLOCK_WORDS * SCALE_LINES],
 }
 
-/// Memory of a task.
+/// Working memory of a task.
 struct Scratch {
     unpacked: Unpacked,
     /// Outputs with padding, `[panels][rows][32]`.
     outputs: Vec<f32>,
 }
 
-/// Where a panel's outputs go: `stride` elements from row to row.
+/// Position of a panel's outputs: `stride` elements from row to row.
 #[derive(Clone, Copy)]
 struct Outputs {
     start: *mut f32,
@@ -453,8 +466,9 @@ fn block_of_panel<S: Simd, W: Format>(
     if W::SCALED {
         load_scales::<S, W>(s, stored, layout, block, scales);
     }
-    // The tiles share the fetching of the block that follows: there is arithmetic to hide it. A matrix unit with one tile
-    // has none to speak of, and reads panel after panel.
+    // The tiles share the prefetch of the next block, since their arithmetic hides it. In a sketch of this kernel for
+    // AMX it gave 15 to 35 %. A matrix unit with one tile has too little arithmetic for that, and reads panel after
+    // panel.
     let ahead_step = (end - start).div_ceil(block.words.len() * tiles.count);
     let ahead = if Shape::<S, W::Words>::MATRIX_UNIT && tiles.count == 1 {
         start + PREFETCH_BYTES
@@ -483,8 +497,9 @@ fn block_of_panel<S: Simd, W: Format>(
             ahead: stored.as_ptr().wrapping_add(ahead + tile * block.words.len() * ahead_step),
             ahead_step,
         };
-        // SAFETY: `x` holds whole lines of each row, `w` the block's weights, `scales` and `x_sums` what belongs to its segments, `outputs`
-        // the rows' outputs, which the first block writes before any other continues them. `Panels` has begun with tiles.
+        // SAFETY: `x` holds whole lines of each row, `w` the block's weights, `scales` and `x_sums` those of its
+        // segments, `outputs` the rows' outputs, which the first block writes before any other continues them.
+        // `Panels` has begun with tiles.
         unsafe { tile.compute::<S, W::Words>(s) };
     }
 }
@@ -526,7 +541,7 @@ fn widen_block<S: Simd, W: Format>(
     }
 }
 
-/// Writes the scales and the minima of each segment of a block, `[segments][2][32]`.
+/// Writes the scales and the offsets of each segment of a block, `[segments][2][32]`.
 #[inline(always)]
 fn load_scales<S: Simd, W: Format>(
     s: S,
@@ -538,7 +553,7 @@ fn load_scales<S: Simd, W: Format>(
     for (segment, lines) in block.segments.iter().zip(lines.chunks_exact_mut(SCALE_LINES)) {
         let group = Scales::of(layout, stored, (block.words.start + segment.start) * W::STEPS);
         for half in 0..SCALE_LINES / 2 {
-            // SAFETY: the scales are this panel's, and lines have sixteen numbers.
+            // SAFETY: the scales are this panel's, and lines have sixteen values.
             unsafe {
                 let [scales, mins] = group.load(s, 0, half);
                 s.store(lines[half].0.as_mut_ptr(), scales);

@@ -1,31 +1,32 @@
-//! The recurrence of one head, in columns of its state: each depends on no other, so a few of them stay in the first-level cache
-//! while many tokens go over them.
+//! The update of one head's state, in columns. Columns do not depend on each other, so a few of them stay in the
+//! first-level cache while many tokens update them.
 
 use crate::simd::{LANES, Simd};
 
-/// From so many tokens on, columns are worth a copy to where they lie together.
+/// From this number of tokens on, columns are copied to a buffer in which they are contiguous.
 const MANY_TOKENS: usize = 4;
 
-/// Some tokens of one head that follow each other.
+/// Consecutive tokens of one head.
 pub(super) struct Tokens<'a> {
     pub(super) key_dim: usize,
     pub(super) value_dim: usize,
-    /// What is added to the state is what the value differs by from what it knows of the key, not the value itself.
+    /// Whether the state is corrected (delta rule): `v - S^T k` is added to it instead of `v`.
     pub(super) corrects: bool,
-    /// `[tokens]`: what the state is multiplied by before each, and how much of what is added counts.
+    /// For each token the decay, which multiplies the state before it, and the factor of the added value (beta, or
+    /// Mamba-2's time step): `[tokens]`.
     pub(super) factors: &'a [(f32, f32)],
-    /// `[tokens, key_dim]`, at least; likewise below.
+    /// Queries, at least `[tokens, key_dim]`; likewise the keys below.
     pub(super) q: &'a [f32],
     pub(super) k: &'a [f32],
-    /// `[tokens, value_dim]`, at least.
+    /// Values, at least `[tokens, value_dim]`.
     pub(super) v: &'a [f32],
-    /// `[tokens, value_dim]`, at least: `S^T q` of each.
+    /// `S^T q` of each token, at least `[tokens, value_dim]`.
     pub(super) out: &'a mut [f32],
 }
 
 impl Tokens<'_> {
-    /// Lets all of them change the state `matrix`, `[key_dim, value_dim]`. `block` is room for some of its columns:
-    /// [`block_len`] numbers.
+    /// Updates the state `matrix`, `[key_dim, value_dim]`, with all tokens. `block` is a buffer of [`block_len`]
+    /// elements for some of its columns.
     #[inline(always)]
     pub(super) fn run<S: Simd>(mut self, s: S, matrix: &mut [f32], block: &mut [f32]) {
         let Self { key_dim, value_dim, .. } = self;
@@ -46,7 +47,7 @@ impl Tokens<'_> {
         let mut first = 0;
         while first < vectors && count < MANY_TOKENS {
             let at = (matrix[first * LANES..].as_mut_ptr(), value_dim);
-            // SAFETY: the columns from `first` on are as many as there are vectors left; `run` has checked the lengths.
+            // SAFETY: at least `V` vectors of columns are left from `first` on, and `run` has checked the lengths.
             first += unsafe {
                 match vectors - first {
                     8.. if wide => self.columns::<S, 8, CORRECTS>(s, at, first),
@@ -68,10 +69,10 @@ impl Tokens<'_> {
         }
     }
 
-    /// [`Self::columns`] of rows that are `value_dim` numbers apart, in a copy where they lie together.
+    /// [`Self::columns`] for rows that are `value_dim` elements apart, in a copy in which they are contiguous.
     ///
     /// # Safety
-    /// As there; and `block` holds `V` vectors of each row.
+    /// The contract of [`Self::columns`], and `block` holds `V` vectors of each row.
     #[inline(always)]
     unsafe fn in_block<S: Simd, const V: usize, const CORRECTS: bool>(
         &mut self,
@@ -99,12 +100,12 @@ impl Tokens<'_> {
         V
     }
 
-    /// All tokens over `V` vectors of columns, the first of which is vector `first` of the values. Sums go over the keys in their
-    /// order, whatever `V` is. Answers `V`.
+    /// Updates `V` vectors of columns with all tokens, starting with vector `first` of the values. Sums go over the
+    /// keys in order, for any `V`, so that the width does not change a result's bits. Returns `V`.
     ///
     /// # Safety
-    /// `matrix` and the distance of its rows: `key_dim` rows of `V` vectors that nobody else uses. The values have so many vectors,
-    /// and all slices are as long as this struct says.
+    /// `matrix` and the distance of its rows describe `key_dim` rows of `V` vectors that nobody else uses.
+    /// The values have at least `first + V` vectors, and all slices have the lengths that this struct documents.
     #[inline(always)]
     unsafe fn columns<S: Simd, const V: usize, const CORRECTS: bool>(
         &mut self,
@@ -115,7 +116,7 @@ impl Tokens<'_> {
         let (key_dim, zero) = (self.key_dim, s.splat(0.0));
         // SAFETY: the caller's promise.
         unsafe {
-            // S^T k of the next token, but for what that multiplies S by.
+            // S^T k of the next token, before the decay is applied to it.
             let mut known = [zero; V];
             if CORRECTS {
                 for i in 0..key_dim {
@@ -174,7 +175,7 @@ impl Tokens<'_> {
     }
 }
 
-/// Numbers of a block of columns of a state with keys of `key_dim` elements.
+/// Number of elements of a block of columns of a state with keys of `key_dim` elements.
 pub(super) fn block_len(key_dim: usize) -> usize {
     2 * LANES * key_dim
 }

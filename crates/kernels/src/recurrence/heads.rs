@@ -1,4 +1,4 @@
-//! The tokens of one sequence for heads of values that have the same keys: the convolution and the norms around the recurrence.
+//! One sequence's tokens for value heads with the same keys: the convolution, the norms and the update rule.
 
 use std::ops::Range;
 
@@ -8,19 +8,20 @@ use super::{Recurrence, RecurrenceDims, RuleWeights, Weights};
 use crate::parallel::SharedMut;
 use crate::simd::{LANES, Simd, WithSimd, math};
 
-/// Tokens whose queries, keys and values are in the cache at the same time.
+/// Tokens that are computed together, so that their queries, keys and values stay in the cache.
 const CHUNK: usize = 32;
 
-/// Most taps of a convolution, and those that models have.
+/// Longest kernel of a convolution, and the length in most models, which is compiled as a constant.
 const MOST_TAPS: usize = 8;
 const USUAL_TAPS: usize = 4;
 
-/// So many tokens ahead inputs are fetched, whose rows are too far apart for a CPU to foresee them.
+/// Distance in tokens between an input's prefetch and its use. The rows of inputs are too far apart for a CPU's own
+/// prefetcher.
 const AHEAD: usize = 4;
 
-/// What a thread needs room for, `CHUNK` tokens of a head.
+/// Buffers of a thread, for [`CHUNK`] tokens of a head.
 pub(super) struct Scratch {
-    /// `[kernel + 1, 2 * key_dim + heads * value_dim]`: the taps of some heads' channels, and what is added.
+    /// `[kernel + 1, 2 * key_dim + heads * value_dim]`: conv kernel weights of some heads' channels, and the bias.
     taps: Vec<f32>,
     q: Vec<f32>,
     k: Vec<f32>,
@@ -31,7 +32,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// For so many heads at the same time.
+    /// Buffers for `heads` heads that are computed together.
     pub(super) fn new(dims: &RecurrenceDims, heads: usize) -> Self {
         let zeros = |count| vec![0.0; count];
         let (keys, values) = (CHUNK * dims.key_dim, CHUNK * dims.value_dim);
@@ -47,7 +48,7 @@ impl Scratch {
     }
 }
 
-/// The tokens of one sequence, and heads of values that follow each other and have the same keys.
+/// The tokens of one sequence, and neighbouring value heads with the same keys.
 pub(super) struct Heads<'a> {
     pub(super) net: &'a Recurrence,
     pub(super) weights: &'a Weights<'a>,
@@ -56,11 +57,11 @@ pub(super) struct Heads<'a> {
     pub(super) input: &'a [f32],
     /// `[tokens, gates]`.
     pub(super) gates: &'a [f32],
-    /// `[kernel - 1, channels]`: the inputs before these, zeros where the sequence begins.
+    /// Conv state before these tokens, `[kernel - 1, channels]`: zeros at the start of a sequence.
     pub(super) kept: &'a [f32],
     /// `[heads, key_dim, value_dim]`.
     pub(super) matrices: &'a mut [f32],
-    /// `[tokens, values]` of all sequences, and the first token of this one.
+    /// Results `[tokens, values]` of all sequences, and the index of this sequence's first token.
     pub(super) out: (SharedMut<'a>, usize),
     pub(super) scratch: &'a mut Scratch,
 }
@@ -120,9 +121,9 @@ impl WithSimd for Heads<'_> {
                     }
                     let z = &self.input[z..][..value_dim];
                     let place = (self.out.1 + token) * dims.values() + head * value_dim;
-                    // SAFETY: these are this head's alone, and are written below.
+                    // SAFETY: these elements are this head's alone, and are written below.
                     let to = unsafe { self.out.0.at(place, value_dim) };
-                    // SAFETY: `to` points to `value_dim` numbers.
+                    // SAFETY: `to` points to `value_dim` elements.
                     unsafe {
                         match &weights.rule {
                             RuleWeights::Delta { norm, eps } => {
@@ -137,7 +138,8 @@ impl WithSimd for Heads<'_> {
     }
 }
 
-/// Brings the taps `[channels, kernel]` of three ranges of channels into lines, one for each tap, and what is added into one more.
+/// Transposes the conv kernel weights `[channels, kernel]` of three ranges of channels to one line for each token of
+/// the kernel, and writes the bias as one more line.
 #[inline(always)]
 fn transpose_taps(
     weights: &Weights<'_>,
@@ -155,7 +157,7 @@ fn transpose_taps(
                 *to = conv[channel * kernel + tap];
             }
         }
-        // Zeros where there is nothing to add.
+        // Without a bias the line has zeros.
         if let Some(bias) = &weights.conv_bias {
             added[place..place + len].copy_from_slice(&bias[first..first + len]);
         }
@@ -163,7 +165,7 @@ fn transpose_taps(
     }
 }
 
-/// What the convolution is over.
+/// Inputs of the convolution.
 struct Inputs<'a> {
     dims: RecurrenceDims,
     input: &'a [f32],
@@ -172,7 +174,8 @@ struct Inputs<'a> {
 }
 
 impl Inputs<'_> {
-    /// `out`: silu of the convolution of as many channels from `first` on, whose taps begin at `line` of theirs.
+    /// Writes to `out` silu of the convolution of the channels from `first` on, whose conv kernel weights begin at
+    /// `line`.
     #[inline(always)]
     fn convolve<S: Simd>(
         &self,
@@ -185,7 +188,7 @@ impl Inputs<'_> {
         let taps_line = self.taps.len() / (kernel + 1);
         let mut terms = [(out.as_ptr(), out.as_ptr()); MOST_TAPS];
         for (tap, term) in terms[..kernel].iter_mut().enumerate() {
-            // The token that so many come before, those that are kept among them.
+            // Index of the token in the conv state and the step's tokens together.
             let before = token + tap;
             let row = match before.checked_sub(kernel - 1) {
                 Some(token) => &self.input[token * width + first..][..out.len()],
@@ -197,9 +200,9 @@ impl Inputs<'_> {
         let ahead = self.input.as_ptr().wrapping_add((token + AHEAD) * width + first);
         for place in (0..out.len()).step_by(LANES) {
             s.prefetch(ahead.wrapping_add(place).cast());
-            // SAFETY: each points to as many numbers as `out` has, whole vectors.
+            // SAFETY: each points to `out.len()` elements, in whole vectors.
             unsafe {
-                // A number that is known is no loop.
+                // With a constant length the compiler unrolls the loop.
                 let added = s.load(added.add(place));
                 let sum = match kernel {
                     USUAL_TAPS => sum_taps(s, added, &terms, USUAL_TAPS, place),
@@ -211,10 +214,10 @@ impl Inputs<'_> {
     }
 }
 
-/// Of so many rows and their taps, the sum of the products at `place`, and of `added`.
+/// The products of the rows with their conv kernel weights at `place`, added up on `added`.
 ///
 /// # Safety
-/// They have a vector there.
+/// Every row and every line of weights has a vector at `place`.
 #[inline(always)]
 unsafe fn sum_taps<S: Simd>(
     s: S,
@@ -233,12 +236,12 @@ unsafe fn sum_taps<S: Simd>(
     }
 }
 
-/// `x = scale * x / |x|`, of whole vectors.
+/// `x = scale * x / |x|`, for whole vectors.
 #[inline(always)]
 fn normalize<S: Simd>(s: S, x: &mut [f32], scale: f32) {
     let scale = s.splat(scale / (squares(s, x) + NORM_EPS).sqrt());
     for x in x.chunks_exact_mut(LANES) {
-        // SAFETY: sixteen numbers.
+        // SAFETY: sixteen elements.
         unsafe { s.store(x.as_mut_ptr(), s.mul(s.load(x.as_ptr()), scale)) };
     }
 }
@@ -248,17 +251,17 @@ fn normalize<S: Simd>(s: S, x: &mut [f32], scale: f32) {
 fn squares<S: Simd>(s: S, x: &[f32]) -> f32 {
     let mut sum = s.splat(0.0);
     for x in x.chunks_exact(LANES) {
-        // SAFETY: sixteen numbers.
+        // SAFETY: sixteen elements.
         let x = unsafe { s.load(x.as_ptr()) };
         sum = s.fma(x, x, sum);
     }
     s.reduce_add(sum)
 }
 
-/// `rms_norm(x) * silu(z)`, all of them as many whole vectors.
+/// `rms_norm(x) * silu(z)`, all of the same length in whole vectors.
 ///
 /// # Safety
-/// `to` points to as many writable numbers as `x` has.
+/// `to` points to `x.len()` writable elements.
 #[inline(always)]
 unsafe fn gated_norm<S: Simd>(
     s: S,
@@ -270,7 +273,7 @@ unsafe fn gated_norm<S: Simd>(
     assert!(weight.len() == x.len() && z.len() == x.len());
     let scale = s.splat(1.0 / (squares(s, x) / x.len() as f32 + eps).sqrt());
     for place in (0..x.len()).step_by(LANES) {
-        // SAFETY: all have as many numbers, whole vectors; and the caller's promise.
+        // SAFETY: all have the same length, in whole vectors; and the caller's promise.
         unsafe {
             let weight = s.load(weight.as_ptr().add(place));
             let gate = math::silu(s, s.load(z.as_ptr().add(place)));
@@ -280,16 +283,16 @@ unsafe fn gated_norm<S: Simd>(
     }
 }
 
-/// `(x + skip * v) * silu(z)`, all of them as many whole vectors.
+/// `(x + skip * v) * silu(z)`, all of the same length in whole vectors.
 ///
 /// # Safety
-/// As [`gated_norm`].
+/// The contract of [`gated_norm`].
 #[inline(always)]
 unsafe fn gated_sum<S: Simd>(s: S, x: &[f32], (v, skip): (&[f32], f32), z: &[f32], to: *mut f32) {
     assert!(v.len() == x.len() && z.len() == x.len());
     let skip = s.splat(skip);
     for place in (0..x.len()).step_by(LANES) {
-        // SAFETY: all have as many numbers, whole vectors; and the caller's promise.
+        // SAFETY: all have the same length, in whole vectors; and the caller's promise.
         unsafe {
             let gate = math::silu(s, s.load(z.as_ptr().add(place)));
             let v = s.load(v.as_ptr().add(place));

@@ -1,30 +1,31 @@
-//! The definition of a recurrence, written to be read.
+//! The reference for linear attention and SSMs, written to be read.
 
 use super::{Recurrence, RecurrenceDims, RuleWeights};
 use crate::{Result, activation_reference, rms_norm_reference};
 
-/// Added to the sum of squares where queries and keys are normalised.
+/// Added to the sum of squares of queries and keys when they are normalised.
 pub(super) const NORM_EPS: f32 = 1e-6;
 
-/// What one layer keeps of one sequence.
+/// State of one sequence in one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SequenceState {
-    /// `[kernel - 1, channels]`: its newest tokens' queries, keys and values before the convolution, the oldest first.
+    /// Conv state: the newest tokens' queries, keys and values before the convolution, the oldest first, `[kernel -
+    /// 1, channels]`.
     pub inputs: Vec<f32>,
-    /// `[value_heads, key_dim, value_dim]`.
+    /// State matrices, `[value_heads, key_dim, value_dim]`.
     pub matrices: Vec<f32>,
 }
 
 impl SequenceState {
-    /// That of a sequence without tokens.
+    /// The state of a sequence without tokens.
     #[must_use]
     pub fn zeros(dims: &RecurrenceDims) -> Self {
         Self { inputs: vec![0.0; dims.kept()], matrices: vec![0.0; dims.matrices()] }
     }
 }
 
-/// The definition of [`recurrence`](crate::recurrence()) for tokens of one sequence that follow each other: `input` is `[tokens, width]`,
-/// `gates` `[tokens, gates]`, and the result `[tokens, values]`.
+/// The reference for [`recurrence`](crate::recurrence()) for consecutive tokens of one sequence. `input` is `[tokens,
+/// width]`, `gates` is `[tokens, gates]`, and the result is `[tokens, values]`.
 ///
 /// # Errors
 /// A weight has the wrong dtype, shape, layout or device.
@@ -109,14 +110,14 @@ fn product(matrix: &[f32], x: &[f32], value_dim: usize) -> Vec<f32> {
     sums
 }
 
-/// What a head's state is multiplied by before a token that takes so long.
+/// The decay of a head's state for a token with this time step.
 pub(super) fn decay(time: f32, rate: f32) -> f32 {
     (-rate * time).exp()
 }
 
 /// `ln(1 + e^x)`.
 pub(super) fn softplus(x: f32) -> f32 {
-    // Beyond 20 the two are the same number, and further on e^x is infinite.
+    // Beyond 20 both are the same f32, and further on e^x is infinite.
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 

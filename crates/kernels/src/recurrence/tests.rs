@@ -1,4 +1,4 @@
-//! Recurrences against their definition, and the states that they leave.
+//! Linear attention and SSMs against their reference, and the states that they leave.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use candle_core::{DType, Device};
 use super::*;
 use crate::{StateConfig, copy_states};
 
-/// Few heads of the least size, and heads whose columns are no whole blocks.
+/// Few heads of the smallest size, and heads whose columns are not whole blocks.
 const DIMS: [RecurrenceDims; 5] = [
     RecurrenceDims {
         key_heads: 1,
@@ -85,7 +85,7 @@ fn mamba(dims: RecurrenceDims) -> Recurrence {
     }
 }
 
-/// Both of all dimensions.
+/// Both kinds of layer in all dimensions.
 fn nets() -> impl Iterator<Item = Recurrence> {
     DIMS.into_iter().flat_map(|dims| [net(dims), mamba(dims)])
 }
@@ -95,7 +95,7 @@ fn state(dims: RecurrenceDims, num_slots: usize) -> RecurrentState {
     RecurrentState::new(config, &Device::Cpu).unwrap()
 }
 
-/// The rows of a sequence's tokens, the same whichever step they are in.
+/// The rows of a sequence's tokens, which do not depend on the step that computes them.
 fn rows_of(net: &Recurrence, sequence: usize, tokens: Range<usize>) -> [Vec<f32>; 2] {
     let rows = |width: usize, seed: usize, spread| {
         let seed = seed + 1000 * sequence;
@@ -104,10 +104,10 @@ fn rows_of(net: &Recurrence, sequence: usize, tokens: Range<usize>) -> [Vec<f32>
     [rows(net.dims.width(), 1, 2.0), rows(net.gates(), 2, 3.0)]
 }
 
-/// Tokens of sequences, each in the slot of its number.
+/// Tokens of sequences; sequence `i` has slot `i`.
 type Parts<'a> = &'a [(usize, Range<usize>)];
 
-/// One step; results for each sequence.
+/// Computes one step and returns the result of each sequence.
 fn step(net: &Recurrence, state: &RecurrentState, parts: Parts<'_>) -> Vec<Vec<f32>> {
     step_with(Isa::detect(), net, state, parts)
 }
@@ -140,7 +140,7 @@ fn step_with(
     bounds.map(|rows| out[rows.start * dims.values()..rows.end * dims.values()].to_vec()).collect()
 }
 
-/// What the state's second layer has in `slot`.
+/// The state of the second layer in `slot`.
 fn kept(state: &RecurrentState, slot: usize) -> SequenceState {
     let layer = state.layer(KERNEL, 1).unwrap();
     let of_slot =
@@ -158,7 +158,8 @@ fn assert_close(got: &[f32], want: &[f32]) {
 
 #[test]
 fn the_reference_knows_values_of_transformers() {
-    // Of causal_conv1d, torch_recurrent_gated_delta_rule and RMSNormGated of transformers 5, composed as Qwen3.5's layer does.
+    // Source: causal_conv1d, torch_recurrent_gated_delta_rule and RMSNormGated of transformers 5, composed like
+    // Qwen3.5's layer.
     let net = net(DIMS[0]);
     let mut state = SequenceState::zeros(&net.dims);
     let [input, gates] = rows_of(&net, 0, 0..5);
@@ -178,13 +179,13 @@ fn the_reference_knows_values_of_transformers() {
     near(places.map(|i| state.matrices[i]), want);
 }
 
-/// Prompts and single tokens together, and another step after it for some of them.
+/// Prompts and single tokens in one step, and a second step for some of the sequences.
 #[test]
 fn matches_the_definition_and_keeps_its_state() {
     for net in nets() {
         let dims = net.dims;
         let state = state(dims, 5);
-        // Whatever a slot holds does not count where a sequence begins.
+        // The old content of a slot does not matter at the start of a sequence.
         step(&net, &state, &[(3, 0..9), (1, 0..2)]);
         let steps = [
             vec![(4, 0..1), (0, 0..40), (1, 0..0), (3, 0..3), (2, 0..17)],
@@ -218,7 +219,7 @@ fn results_do_not_depend_on_the_batch_or_on_chunks() {
         let parts = state(dims, 3);
         let mut got = Vec::new();
         for (i, chunk) in [0..1, 1..2, 2..5, 5..38, 38..70].into_iter().enumerate() {
-            // Others come and go beside it.
+            // Other sequences come and go in the same steps.
             let other = (i % 2, 0..3 * i + 1);
             got.extend(step(&net, &parts, &[other, (2, chunk)]).remove(1));
         }
@@ -227,7 +228,7 @@ fn results_do_not_depend_on_the_batch_or_on_chunks() {
     }
 }
 
-/// Nor on whether heads share the work for their keys, as they do where threads are few.
+/// Results do not depend on sharing the work for keys either, which heads do if there are few threads.
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     for net in nets() {

@@ -1,7 +1,7 @@
-//! Intel's matrix unit. Its intrinsics are not in stable Rust, so these are the instructions themselves.
+//! Intel's matrix unit (AMX). Its intrinsics are not in stable Rust, so this is inline assembly.
 //!
-//! Tiles 0 to 3 are outputs, 4 and 5 activations, 6 and 7 weights. The compiler has no use for tiles, and every block of
-//! instructions here leaves nothing in them but the configuration.
+//! Tiles 0 to 3 are outputs, 4 and 5 activations, 6 and 7 weights. The compiler does not use tiles, and every `asm!`
+//! block here leaves nothing in them but the configuration.
 
 use std::arch::asm;
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ pub(super) fn is_usable() -> bool {
     *USABLE.get_or_init(|| crate::cpu_features().amx_bf16 && is_granted())
 }
 
-/// Asks the system for the state of tiles, once for all threads of the process.
+/// Asks the system for the permission to use tiles, once for all threads of the process.
 /// Source: the Linux kernel's Documentation/arch/x86/xstate.rst.
 #[cfg(target_os = "linux")]
 fn is_granted() -> bool {
@@ -24,13 +24,13 @@ fn is_granted() -> bool {
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
-/// Other systems grant it in other ways.
+/// Other systems grant the permission in other ways.
 #[cfg(not(target_os = "linux"))]
 fn is_granted() -> bool {
     false
 }
 
-/// What `ldtilecfg` reads.
+/// Operand of `ldtilecfg`.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -40,7 +40,7 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// All eight tiles with 16 rows of 64 bytes.
+/// All eight tiles with 16 rows of 64 bytes. Reserved bytes and unused entries are zero, or `ldtilecfg` faults.
 static CONFIGURATION: Configuration = {
     let mut configuration = Configuration {
         palette: 1,
@@ -65,11 +65,13 @@ static CONFIGURATION: Configuration = {
 pub(super) unsafe fn configure() {
     // SAFETY: the CPU has the instruction, and the configuration is one it takes.
     unsafe {
+        // It is `readonly` and not `nomem`, since the instruction reads the configuration. Otherwise the compiler may
+        // drop stores to it, as in a build of llama.cpp by gcc 12, which crashed here.
         asm!("ldtilecfg [{}]", in(reg) &CONFIGURATION, options(nostack, readonly, preserves_flags))
     }
 }
 
-/// Gives the tiles of this thread back.
+/// Releases the tiles of this thread.
 ///
 /// # Safety
 /// [`is_usable`].
@@ -78,8 +80,9 @@ pub(super) unsafe fn release() {
     unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) }
 }
 
-/// The loop over the lines of a product: `begin` where it continues and `zero` where it does not, `line` for each, `end`.
-/// Memory is fetched ahead into the cache `ahead`. A row of activations takes 64 bytes, a row of weights or outputs 128.
+/// The loop over the lines of a product. It runs `begin` if the product continues and `zero` if it does not, then
+/// `line` for each line, then `end`. Memory is prefetched into the cache `ahead`. A row of activations takes 64
+/// bytes, a row of weights or outputs 128.
 macro_rules! over_lines {
     (
         $p:ident, activations $x_bytes:literal, ahead $cache:literal,
@@ -128,7 +131,7 @@ macro_rules! over_lines {
 /// [`Simd::tile_product`](super::Simd::tile_product).
 ///
 /// # Safety
-/// The tiles of this thread are configured, and `p` holds good pointers.
+/// The tiles of this thread are configured, and the pointers of `p` are valid.
 #[inline(always)]
 pub(super) unsafe fn product(p: &TileProduct) {
     // SAFETY: the instructions read and write what the fields of `p` describe, and fetching ahead never faults.

@@ -34,7 +34,7 @@ unsafe fn bytes(source: *const u8) -> __m256i {
 /// The four bits from `SHIFT` on of eight bytes.
 ///
 /// # Safety
-/// As of [`bytes`].
+/// The contract of [`bytes`].
 #[inline(always)]
 unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m256i {
     // SAFETY: the caller's promise. An intrinsic's shift is an `i32`, which no expression of `SHIFT` can be.
@@ -45,10 +45,10 @@ unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m256i {
     }
 }
 
-/// The parts of eight bytes.
+/// [`e4m3_part`](crate::weight::e4m3_part) of eight bytes.
 ///
 /// # Safety
-/// As of [`bytes`], and the CPU has F16C.
+/// The contract of [`bytes`], and the CPU has F16C.
 #[inline(always)]
 unsafe fn e4m3_part(source: *const u8) -> __m256 {
     // SAFETY: the caller's promise.
@@ -60,7 +60,7 @@ unsafe fn e4m3_part(source: *const u8) -> __m256 {
     }
 }
 
-/// `2^n` for integral `n`, as [`Simd::pow2`].
+/// `2^n` for integral `n`, like [`Simd::pow2`].
 ///
 /// # Safety
 /// The CPU has AVX2.
@@ -73,8 +73,9 @@ unsafe fn pow2(n: __m256) -> __m256 {
     }
 }
 
-/// The bits of plane `PLANE` of codes of `BITS` bits, of eight outputs of each half of a panel, in sixteen lanes of 16 bits: those of the
-/// first half at their place, those of the second four further up, and what a lane does not own.
+/// The bits of plane `PLANE` of quantized weights of `BITS` bits, for eight outputs of each half of a panel, in
+/// sixteen lanes of 16 bits. A lane has the first half's bits at their final position and the second half's four bits
+/// further up. Its other bits belong to other lanes.
 ///
 /// # Safety
 /// The CPU has AVX2, and `pair` points to readable planes.
@@ -97,11 +98,11 @@ unsafe fn plane<const BITS: usize, const PLANE: usize>(pair: *const u8, eight: u
     }
 }
 
-/// Codes of `BITS` bits of half `half` of a panel, of eight of its outputs, in sixteen lanes of 16 bits; above them is what a lane does
-/// not own.
+/// Quantized weights of `BITS` bits of half `half` of a panel, for eight of its outputs, in sixteen lanes of 16 bits.
+/// The upper bits of a lane belong to other lanes.
 ///
 /// # Safety
-/// As of [`plane`].
+/// The contract of [`plane`].
 #[inline(always)]
 unsafe fn lanes<const BITS: usize>(pair: *const u8, half: usize, eight: usize) -> __m256i {
     // SAFETY: the caller's promise.
@@ -114,10 +115,10 @@ unsafe fn lanes<const BITS: usize>(pair: *const u8, half: usize, eight: usize) -
     }
 }
 
-/// Codes of `BITS` bits of step `step` and half `half` of a panel, of eight of its outputs, as numbers.
+/// Quantized weights of `BITS` bits of step `step` and half `half` of a panel, for eight of its outputs, as f32.
 ///
 /// # Safety
-/// As of [`plane`].
+/// The contract of [`plane`].
 #[inline(always)]
 unsafe fn codes<const BITS: usize>(
     pair: *const u8,
@@ -134,16 +135,16 @@ unsafe fn codes<const BITS: usize>(
     }
 }
 
-/// Of eight bytes, the numbers that the four bits from `SHIFT` on of each name.
+/// The table values whose indices are the four bits from `SHIFT` on of eight bytes.
 ///
 /// # Safety
-/// As of [`bytes`].
+/// The contract of [`bytes`].
 #[inline(always)]
 unsafe fn lookup<const SHIFT: u32>(table: Pair, source: *const u8) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe {
         let codes = nibbles::<SHIFT>(source);
-        // A permutation takes three bits; the fourth chooses between two of them.
+        // A permutation takes three bits of the index. The fourth bit chooses between two permutations.
         let first = _mm256_permutevar8x32_ps(table[0], codes);
         let second = _mm256_permutevar8x32_ps(table[1], codes);
         let is_second = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(codes));
@@ -151,7 +152,7 @@ unsafe fn lookup<const SHIFT: u32>(table: Pair, source: *const u8) -> __m256 {
     }
 }
 
-/// The sum of eight numbers, as [`Simd::reduce_add`] has it.
+/// The sum of eight values, in the order of [`Simd::reduce_add`].
 ///
 /// # Safety
 /// The CPU has AVX.
@@ -188,7 +189,7 @@ unsafe fn low_halves(words: __m256) -> __m256 {
     unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_castps_si256(words))) }
 }
 
-/// The bits of eight numbers rounded to bf16, ties to even, each in the low half of a word.
+/// The bits of eight values rounded to bf16, ties to even, each in the low half of a word.
 ///
 /// # Safety
 /// The CPU has AVX2.
@@ -206,7 +207,7 @@ unsafe fn rounded_bf16(numbers: __m256) -> __m256i {
     }
 }
 
-/// Sixteen numbers as words of two bf16.
+/// Sixteen values as words of two bf16.
 ///
 /// # Safety
 /// The CPU has AVX2.
@@ -214,7 +215,7 @@ unsafe fn rounded_bf16(numbers: __m256) -> __m256i {
 unsafe fn words_of_bf16([low, high]: Pair) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe {
-        // Packing goes by halves of a register: the quarters of the two come in turns.
+        // The instruction packs each half of a register on its own, so that quarters of the two operands alternate.
         let packed = _mm256_packus_epi32(rounded_bf16(low), rounded_bf16(high));
         _mm256_castsi256_ps(_mm256_permute4x64_epi64::<0b11_01_10_00>(packed))
     }

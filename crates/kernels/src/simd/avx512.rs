@@ -8,8 +8,8 @@ use super::tiles::TileProduct;
 use super::{Simd, WithSimd, amx};
 use crate::weight::planes::{plane_bytes, widths};
 
-/// The proof that this CPU has AVX-512 F, BW, DQ and VL, where `BF16` says so its bf16 dot products, and where `TILES` says
-/// so AMX with bf16.
+/// The proof that this CPU has AVX-512 F, BW, DQ and VL. With `BF16` it also has dot products of bf16, and with
+/// `TILES` AMX with bf16.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Avx512<const BF16: bool, const TILES: bool>(());
 
@@ -52,8 +52,9 @@ unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m512i {
     }
 }
 
-/// The bits of plane `PLANE` of codes of `BITS` bits in 32 lanes of 16 bits: those of the first half of a panel at their place, those of
-/// the second four further up, and what a lane does not own.
+/// The bits of plane `PLANE` of quantized weights of `BITS` bits in 32 lanes of 16 bits. A lane has the bits of a
+/// panel's first half at their final position and those of the second half four bits further up. Its other bits
+/// belong to other lanes.
 ///
 /// # Safety
 /// The CPU has AVX-512 F and BW, and `pair` points to readable planes.
@@ -76,23 +77,25 @@ unsafe fn plane<const BITS: usize, const PLANE: usize>(pair: *const u8) -> __m51
     }
 }
 
-/// Codes of `BITS` bits of half `half` of a panel in 32 lanes of 16 bits; above them is what a lane does not own.
+/// Quantized weights of `BITS` bits of half `half` of a panel, in 32 lanes of 16 bits. The upper bits of a lane
+/// belong to other lanes.
 ///
 /// # Safety
-/// As of [`plane`].
+/// The contract of [`plane`].
 #[inline(always)]
 unsafe fn lanes<const BITS: usize>(pair: *const u8, half: usize) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe {
         let (low, high) = (plane::<BITS, 0>(pair), plane::<BITS, 1>(pair));
         let is_low = _mm512_set1_epi16(const { (1 << widths(BITS)[0]) - 1 } << (4 * half));
-        // The bits of `low` where `is_low` has ones, else those of `high`.
+        // The bits of `low` where `is_low` has ones, and those of `high` elsewhere.
         let codes = _mm512_ternarylogic_epi32::<0xca>(is_low, low, high);
         if half == 0 { codes } else { _mm512_srli_epi16::<4>(codes) }
     }
 }
 
-/// 0 to 63 as bf16.
+/// The integers 0 to 63 as bf16. A permutation looks quantized weights up here, which gives pairs of bf16 without any
+/// conversion.
 static NUMBERS: Numbers = {
     let mut numbers = Numbers([[0; 32]; 2]);
     let mut code = 0;
@@ -106,7 +109,7 @@ static NUMBERS: Numbers = {
 #[repr(align(64))]
 struct Numbers([[u16; 32]; 2]);
 
-/// 0 to 31 as bf16, and 32 to 63.
+/// The integers 0 to 31 as bf16, and 32 to 63.
 ///
 /// # Safety
 /// The CPU has AVX-512 F.
@@ -117,7 +120,7 @@ unsafe fn numbers() -> [__m512i; 2] {
     unsafe { [_mm512_loadu_si512(low.as_ptr().cast()), _mm512_loadu_si512(high.as_ptr().cast())] }
 }
 
-/// The bits of sixteen numbers rounded to bf16, ties to even, each in the low half of a word.
+/// The bits of sixteen values rounded to bf16, ties to even, each in the low half of a word.
 ///
 /// # Safety
 /// The CPU has AVX-512 F.
@@ -140,7 +143,7 @@ unsafe fn rounded_bf16(numbers: __m512) -> __m512i {
 /// The words of a register as pairs of bf16.
 #[inline(always)]
 fn bf16s(words: __m512) -> __m512bh {
-    // SAFETY: both are 64 bytes, of which any are good.
+    // SAFETY: both are 64 bytes, and every value of these bytes is valid.
     unsafe { std::mem::transmute(words) }
 }
 
@@ -347,7 +350,8 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
         unsafe {
             let lanes = lanes::<BITS>(pair, half);
             let [low, high] = numbers();
-            // A permutation takes five bits, one of two registers six, whatever the others are.
+            // A permutation of one register takes five bits of each index, of two registers six, and ignores the
+            // others.
             let words = match BITS {
                 6 => _mm512_permutex2var_epi16(low, lanes, high),
                 5 => _mm512_permutexvar_epi16(lanes, low),
@@ -374,7 +378,7 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     unsafe fn lookup_u4<const SHIFT: u32>(self, table: __m512, source: *const u8) -> __m512 {
         unsafe {
             let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()));
-            // A permutation takes the lowest four bits, whatever the others are.
+            // A permutation takes the lowest four bits of each index and ignores the others.
             _mm512_permutexvar_ps(_mm512_srli_epi32::<SHIFT>(bytes), table)
         }
     }

@@ -9,13 +9,14 @@ use super::tiles::{TileProduct, portable_product};
 use super::{LANES, Simd, WithSimd};
 use crate::weight::{e4m3_part, planes};
 
-/// Needs nothing of the CPU. With `TILES` it multiplies bf16 as a matrix unit does: slow, for comparisons.
+/// An implementation for every CPU. With `TILES` it multiplies bf16 in a matrix unit's order of summation: slow, for
+/// comparisons.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Portable<const TILES: bool>;
 
 type Lanes = [f32; LANES];
 
-/// `std::array::from_fn` is not inlined into functions as large as these kernels, and this loop is.
+/// `std::array::from_fn` is not inlined into functions as large as these kernels, but this loop is.
 #[inline(always)]
 fn lanes(value: impl Fn(usize) -> f32) -> Lanes {
     let mut lanes = [0.0; LANES];
@@ -209,7 +210,7 @@ impl<const TILES: bool> Simd for Portable<TILES> {
         step: usize,
         half: usize,
     ) -> Lanes {
-        // SAFETY: the caller promises readable planes, which have as many bytes as their widths say.
+        // SAFETY: the caller promises readable planes, whose bytes follow from their widths.
         let pair = unsafe { std::slice::from_raw_parts(pair, planes::plane_bytes(BITS)) };
         lanes(|lane| f32::from(planes::code(BITS, pair, step, half * LANES + lane)))
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Applies a function to sixteen numbers.
+/// Applies a function to sixteen values.
 struct Apply<'a> {
     function: Function,
     x: &'a [f32; LANES],
@@ -159,7 +159,7 @@ impl WithSimd for Shuffle<'_> {
     }
 }
 
-/// Thirty-two numbers as words of two bf16.
+/// Thirty-two values as words of two bf16.
 struct Pairs<'a>([&'a [f32; LANES]; 2]);
 
 impl WithSimd for Pairs<'_> {

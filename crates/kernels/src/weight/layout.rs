@@ -1,4 +1,4 @@
-//! Where an element of a weight lies in its panel.
+//! Byte offsets of a weight's elements in its panels.
 
 use candle_core::DType;
 use candlepower_layout::{
@@ -8,50 +8,55 @@ use candlepower_layout::{
 
 use crate::{Error, Result};
 
-/// Outputs whose codes for so many steps lie one after the other, in one cache line.
+/// Outputs whose quantized weights for [`TABLE_STEPS`] steps lie one after the other, in one cache line.
 pub(crate) const TABLE_OUTPUTS: usize = 4;
 
-/// Where a group is in a panel.
+/// Position of a group in a panel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GroupPlace {
-    /// Where the header of its run begins.
+    /// First byte of the header of the group's run.
     pub(crate) header: usize,
-    /// Which of the run's groups it is.
+    /// Index of the group within the run.
     pub(crate) group: usize,
-    /// How many the run has.
+    /// Number of groups in the run.
     pub(crate) groups: usize,
 }
 
-/// Where one of the numbers lies that multiply scales or minima: which bits of 32 bytes.
+/// Position of 32 outputs' sub-scales in a panel: one of the scale or one of the offset of a group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Multiple {
-    /// Where the bytes with all its bits begin, or with the lower four.
+    /// First byte of all their bits, or of their lower four.
     pub(crate) low: usize,
-    /// The first of these four in each byte; `None` where it has all eight.
+    /// Lowest of these four bits in each byte; `None` for sub-scales of eight bits.
     pub(crate) nibble: Option<usize>,
-    /// Where the bytes with the upper two bits begin, and the first of these bits.
+    /// First byte of the upper two bits, and the lowest of these bits.
     pub(crate) high: Option<(usize, usize)>,
 }
 
-/// How elements are stored, and in which order inside a panel. `k` is rounded up to even in all of them, to a multiple of
-/// 32 where there are tables.
+/// Stored form of a weight's elements, and their order inside a panel. `k` is rounded up to even, for tables to a
+/// multiple of 32.
 ///
 /// - f32 and f16: `[k][32 columns]`.
-/// - bf16: `[k / 2][2 halves][16 columns]` of 32-bit words, each of two steps of `k`, the even one in the high
-///   bits. A mask or a shift widens one step to f32, and dot products take the words as they are: they add
-///   the high bits' product first.
-/// - codes of eight bits: `[k][32 columns]`; of four bits: `[k / 2][32 columns]`, the even step in the low
-///   bits; of other widths: `[k / 2]` pairs of steps as [`planes`](super::planes) has them. Before the codes of each group lies its
-///   header: `[32]` scales, `[32]` minima where these are numbers of their own, `[32]` u8 where each group has a code of zero. The
-///   codes of a group and its header are one run of memory. Where there are blocks, a run is a block: its scales and minima, then
-///   what multiplies the scales and the minima of its groups, the codes of zero where each group has one, then the codes.
-///   Multiples of eight bits are `[groups][1 or 2][32]` i8, the scales' and then the minima's where these are their own. Others
-///   are pairs, a group's for its scale and its minimum, or, without such, two groups' for their scales: `[pairs][32]` bytes with
-///   the lower four bits, the first number's below the second's, and, of six bits, `[pairs / 2][32]` bytes with the upper two,
-///   below those of the next pair. Numbers in bf16 are words of two, output `i` in the low bits and output `16 + i` in
-///   the high ones.
-/// - tables: `[32 columns][16]` f32, and then their codes `[8][k / 32][4 columns][16 bytes]`, so that a vector of bytes has
-///   32 steps of one column, the first sixteen in the low bits.
+/// - bf16: `[k / 2][2 halves][16 columns]` of 32-bit words. A word has two steps of `k`, the even one in the high
+///   bits. A mask or a shift widens one step to f32. Dot products take the words as they are: they add the high bits'
+///   product first.
+/// - Quantized weights of eight bits: `[k][32 columns]`. With four bits: `[k / 2][32 columns]`, the even step in the
+///   low bits. Other widths: `[k / 2]` pairs of steps in the order of [`planes`](super::planes).
+/// - Tables: `[32 columns][16]` f32, and then the table indices `[8][k / 32][4 columns][16 bytes]`. So a vector of
+///   bytes has 32 steps of one column, the first sixteen in the low bits.
+///
+/// A header lies before each group's quantized weights, so that a product reads both in one stream: `[32]` scales,
+/// `[32]` offsets if they are stored, and `[32]` u8 zero-points if each group has one. The header and the quantized
+/// weights of a group are a run.
+///
+/// With super-blocks a run is a super-block: its scales and offsets, the sub-scales of its groups, their zero-points
+/// if each group has one, and then the quantized weights. Sub-scales of eight bits are `[groups][1 or 2][32]` i8,
+/// those of the scales before those of the offsets. Sub-scales of fewer bits lie in pairs: a group's for its scale
+/// and its offset or, without stored offsets, the scales' of two groups. A pair is `[pairs][32]` bytes with the lower
+/// four bits of both, the first one's in the low half of each byte. Sub-scales of six bits have `[pairs / 2][32]`
+/// bytes more, with the upper two bits of two pairs, the first pair's in the low half.
+///
+/// Scales and offsets in bf16 are words of two: output `i` in the low bits and output `16 + i` in the high ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ElementOrder {
     F32,
@@ -86,24 +91,24 @@ impl ElementOrder {
     }
 }
 
-/// How the panels of one weight lie.
+/// Order of the panels of one weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) order: ElementOrder,
     pub(crate) k: usize,
     /// Steps of `k` that share a scale: an even number, or all of them.
     pub(crate) group: usize,
-    /// Of codes that have scales.
+    /// Form of the scales of quantized weights.
     pub(crate) scales: ScaleForm,
 }
 
 impl Layout {
-    /// Steps of `k` that share a header, and lie behind it: a group, or a block of them.
+    /// Steps of `k` that share a header and lie behind it: a group or a super-block.
     pub(crate) fn run(self) -> usize {
         self.scales.run(self.group)
     }
 
-    /// Bytes of a run's scales and minima, or of tables, before what its groups have.
+    /// Bytes of a run's scales and offsets, or of tables, before the sub-scales and zero-points of its groups.
     pub(crate) fn scale_bytes(self) -> usize {
         match self.order {
             ElementOrder::Coded(codes) => scale_bytes(codes, self.scales),
@@ -115,7 +120,7 @@ impl Layout {
         self.run().div_ceil(2)
     }
 
-    /// Bytes before the codes of a run.
+    /// Bytes before the quantized weights of a run.
     fn header_bytes(self) -> usize {
         match self.order {
             ElementOrder::Coded(codes) => header_bytes(codes, self.scales, self.run() / self.group),
@@ -131,7 +136,7 @@ impl Layout {
         }
     }
 
-    /// Where in a panel with tables the bytes lie that have the codes of the `line`-th 32 steps of a column.
+    /// First byte in a panel with tables of a column's table indices for the `line`-th 32 steps.
     pub(crate) fn table_codes(self, column: usize, line: usize) -> usize {
         let lines = self.k.div_ceil(TABLE_STEPS);
         let line = column / TABLE_OUTPUTS * lines + line;
@@ -139,17 +144,17 @@ impl Layout {
         self.scale_bytes() + place * (TABLE_STEPS / 2)
     }
 
-    /// Bytes of a run that is not the last.
+    /// Bytes of a run, except of a shorter last one.
     fn run_bytes(self) -> usize {
         self.header_bytes() + self.pairs_per_run() * self.order.pair_bytes()
     }
 
-    /// Where in the panel the header lies that two steps of `k`, the `pair`-th, share.
+    /// First byte in the panel of the header of the `pair`-th two steps of `k`.
     pub(crate) fn header(self, pair: usize) -> usize {
         pair / self.pairs_per_run() * self.run_bytes()
     }
 
-    /// Where in the panel the group of step `step` is.
+    /// Position in the panel of the group that has step `step`.
     #[inline(always)]
     pub(crate) fn group_of(self, step: usize) -> GroupPlace {
         let header = self.header(step / 2);
@@ -163,8 +168,8 @@ impl Layout {
         }
     }
 
-    /// What multiplies the scale of a group (`which` 0), or its minimum (1): where minima are no numbers of their own that is what
-    /// multiplies the scale; `None` where scales are no multiples.
+    /// Position of the sub-scales of a group's scale (`which` 0) or of its offset (1). Both are those of the scale if
+    /// offsets are not stored. `None` without super-blocks.
     #[inline(always)]
     pub(crate) fn multiple(self, place: GroupPlace, which: usize) -> Option<Multiple> {
         let form = self.scales.blocks?.multiples;
@@ -186,7 +191,7 @@ impl Layout {
         })
     }
 
-    /// Where in the panel a group's codes of zero lie, if each group has one.
+    /// First byte in the panel of a group's zero-points, if each group has one.
     #[inline(always)]
     pub(crate) fn zero_points(self, place: GroupPlace) -> Option<usize> {
         let GroupPlace { header, group, groups } = place;
@@ -194,13 +199,13 @@ impl Layout {
         (self.scales.mins == MinForm::ZeroPoints).then_some(first + group * PANEL)
     }
 
-    /// Where in the panel these steps lie, where there are no tables.
+    /// First byte in the panel of the `pair`-th two steps, except of tables.
     pub(crate) fn pair(self, pair: usize) -> usize {
         let within = pair % self.pairs_per_run();
         self.header(pair) + self.header_bytes() + within * self.order.pair_bytes()
     }
 
-    /// How many pairs from this one on lie one after the other.
+    /// Number of pairs of steps from this one on that lie one after the other.
     pub(crate) fn pairs_left_in_run(self, pair: usize) -> usize {
         self.pairs_per_run() - pair % self.pairs_per_run()
     }

@@ -4,8 +4,9 @@ use std::ptr::NonNull;
 
 use crate::{Error, Result};
 
-/// An owned allocation that starts as zeros. Large ones are 2 MiB aligned and ask for huge pages: a
-/// decode step streams every weight once, and with 4 KiB pages a fifth of that time goes into page walks.
+/// An owned allocation that starts as zeros. Large ones are 2 MiB aligned and ask for huge pages. A decode step
+/// streams every weight once, and with 4 KiB pages a fifth of that time goes into page walks: 32 to 34 GB/s were read
+/// instead of 40.5.
 #[derive(Debug)]
 pub(super) struct WeightMemory {
     start: NonNull<u8>,
@@ -25,7 +26,7 @@ unsafe impl Send for WeightMemory {}
 // SAFETY: as above.
 unsafe impl Sync for WeightMemory {}
 
-/// Alignment of every allocation: one cache line, one AVX-512 vector.
+/// Alignment of every allocation: a cache line, and a vector of AVX-512.
 const LINE: usize = 64;
 
 impl WeightMemory {

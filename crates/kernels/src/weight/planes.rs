@@ -1,45 +1,50 @@
-//! Codes of two, three, five and six bits: which bits of a pair of steps each has.
+//! Bit planes: the order of quantized weights of two, three, five and six bits in a pair of steps.
 //!
-//! A pair of steps is two planes one after the other, of the lower bits of all codes and of the upper ones. In registers the codes of
-//! sixteen outputs are 32 lanes of 16 bits: output `o` has lane `2 * o` for the odd step and lane `2 * o + 1` for the even one, so that
-//! words of both have the even step in the high half, as dot products of bf16 want it. A plane of `width` bits has `8 * width` bytes.
-//! Byte `lane % (8 * width)` has the bits of the lane, those of the lanes `8 * width` further on above them, and from bit 4 on the
-//! same for the panel's second sixteen outputs. So a lane's bits of both halves come from one byte, four bits apart.
+//! The bits are split into two planes whose widths are powers of two, so that a lane's bits of one plane never cross
+//! a byte. First come the lower bits of all quantized weights of a pair of steps, and then the upper ones.
+//!
+//! In registers the quantized weights of sixteen outputs are 32 lanes of 16 bits. Output `o` has lane `2 * o` for the
+//! odd step and lane `2 * o + 1` for the even one. So a word of both has the even step in its high half, where dot
+//! products of bf16 expect it.
+//!
+//! A plane of `width` bits has `8 * width` bytes. The byte `lane % (8 * width)` has the bits of that lane in its
+//! lowest bits, and above them those of the lanes `8 * width` further on. From bit 4 on it has the same lanes of the
+//! panel's second sixteen outputs. So one byte has a lane's bits of both halves, four bits apart.
 
 use super::PANEL;
 
-/// Outputs that are a vector.
+/// Outputs of one vector.
 const OUTPUTS: usize = PANEL / 2;
 
-/// How many bits of codes of `bits` bits the first plane has, and the second: powers of two.
+/// Bits of the first and of the second plane for quantized weights of `bits` bits: powers of two.
 pub(crate) const fn widths(bits: usize) -> [usize; 2] {
     match bits {
         2 => [1, 1],
         3 => [2, 1],
         5 => [4, 1],
         6 => [4, 2],
-        _ => panic!("codes of so many bits have no planes"),
+        _ => panic!("quantized weights of this width have no planes"),
     }
 }
 
-/// Bytes of a plane of `width` bits, and of planes of `width` bits together.
+/// Bytes of one plane of `width` bits, and also of all planes whose widths add up to `width`.
 pub(crate) const fn plane_bytes(width: usize) -> usize {
     2 * PANEL * width / 8
 }
 
-/// The byte of a plane that has the bits of `lane`, and the first of these bits for the first half of the panel.
+/// Byte of a plane that has the bits of `lane`, and the lowest of these bits for the first half of the panel.
 pub(crate) const fn place(width: usize, lane: usize) -> (usize, usize) {
     let bytes = plane_bytes(width);
     (lane & (bytes - 1), width * (lane >> bytes.trailing_zeros()))
 }
 
-/// As [`place`], of a step of a pair and a column of the panel.
+/// [`place`] for a step of a pair and a column of the panel.
 fn place_of(width: usize, step: usize, column: usize) -> (usize, usize) {
     let (byte, shift) = place(width, column % OUTPUTS * 2 + 1 - step);
     (byte, shift + column / OUTPUTS * 4)
 }
 
-/// The code of `bits` bits of step `step` (0 or 1) and `column` of a pair of steps.
+/// The quantized weight of `bits` bits at step `step` (0 or 1) and `column` of a pair of steps.
 #[inline(always)]
 pub(crate) fn code(bits: usize, pair: &[u8], step: usize, column: usize) -> u8 {
     let widths = widths(bits);
@@ -51,7 +56,8 @@ pub(crate) fn code(bits: usize, pair: &[u8], step: usize, column: usize) -> u8 {
     part(low, widths[0]) | part(high, widths[1]) << widths[0]
 }
 
-/// Writes the codes of `bits` bits of two steps of all columns where [`code`] reads them.
+/// Writes the quantized weights of two steps of all columns, `bits` bits each, in the order in which [`code`] reads
+/// them.
 #[inline(always)]
 pub(super) fn pack(bits: usize, pair: &mut [u8], [even, odd]: &[[u8; PANEL]; 2]) {
     let mut lanes = [[0u8; PANEL]; 2];

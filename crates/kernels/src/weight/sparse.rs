@@ -1,4 +1,4 @@
-//! The sparse part of a weight: a few numbers that are added to those of its panels.
+//! The sparse part of a weight: a few values that are added to those of its panels.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,19 +7,19 @@ use super::WeightBuilder;
 use crate::parallel::{self, SharedMut};
 use crate::{Error, Result};
 
-/// Numbers of some consecutive rows of a matrix whose others are zeros, in compressed rows.
+/// Consecutive rows of a matrix that is zero but for a few values, as compressed sparse rows.
 #[derive(Clone, Copy, Debug)]
 pub struct SparseRows<'a> {
-    /// `[rows + 1]`: where in the other lists each row begins, and where the last ends.
+    /// `[rows + 1]`: index in the other lists of each row's first value, and their length.
     pub starts: &'a [u32],
-    /// The column of each number.
+    /// The column of each value.
     pub inputs: &'a [u32],
-    /// The numbers.
+    /// The values.
     pub numbers: &'a [f32],
 }
 
 impl<'a> SparseRows<'a> {
-    /// Some of the rows.
+    /// The rows of a range.
     #[must_use]
     pub fn rows(self, rows: Range<usize>) -> Self {
         Self { starts: &self.starts[rows.start..=rows.end], ..self }
@@ -44,14 +44,14 @@ pub struct Sparse {
     entries: Vec<Entry>,
 }
 
-/// An input and the number that belongs to it.
+/// An input index and the value that multiplies it.
 pub type Entry = (u32, f32);
 
-/// Outputs that one task adds to.
+/// Outputs that one task computes.
 const TASK_OUTPUTS: usize = 512;
 
 impl Sparse {
-    /// The part of `n` outputs, of which some have entries; `None` where none has.
+    /// The sparse part of `n` outputs, some of which have entries; `None` if none has.
     pub(super) fn collect(rows: BTreeMap<usize, Vec<Entry>>, n: usize) -> Option<Self> {
         let mut sparse = Self { starts: vec![0; n + 1], entries: Vec::new() };
         let mut rows = rows.into_iter().peekable();
@@ -75,7 +75,8 @@ impl Sparse {
         &self.entries[self.starts[row] as usize..self.starts[row + 1] as usize]
     }
 
-    /// Adds the products with activations `x` `[rows, k]` to the outputs `y` `[rows, n]`, one after the other.
+    /// Adds the products with activations `x` `[rows, k]` to the outputs `y` `[rows, n]`, in the order of the
+    /// entries.
     pub(crate) fn add_products(&self, x: &[f32], k: usize, y: &mut [f32]) {
         let n = self.starts.len() - 1;
         for (x, y) in x.chunks_exact(k).zip(y.chunks_exact_mut(n)) {
@@ -93,7 +94,7 @@ impl Sparse {
 }
 
 impl WeightBuilder {
-    /// Adds the sparse part of the rows `first_row..`, whose other numbers are written as ever.
+    /// Adds the sparse part of the rows `first_row..`. The values of the panels are written separately.
     ///
     /// # Errors
     /// The part contradicts itself, or its rows reach past `n`.

@@ -112,7 +112,7 @@ fn refusals_say_what_is_wrong() {
     assert!(matches!(builder.finish(), Err(Error::MissingRow { row: 2, n: 4 })));
 }
 
-/// Codes, scales and minima of `n` rows; all but the codes have no more bits than a bf16.
+/// Quantized weights, scales and offsets of `n` rows. Scales and offsets have no more bits than a bf16.
 fn coded(n: usize, k: usize, group: usize, most: usize) -> (Vec<u8>, Vec<f32>, Vec<f32>) {
     let groups = n * k.div_ceil(group);
     let codes = (0..n * k).map(|i| (i * 7919 % (most + 1)) as u8).collect();
@@ -120,12 +120,12 @@ fn coded(n: usize, k: usize, group: usize, most: usize) -> (Vec<u8>, Vec<f32>, V
     (codes, scales, (0..groups).map(|i| 3.0 - (i % 128) as f32 / 16.0).collect())
 }
 
-/// The form of scales that are no multiples.
+/// The form of scales without sub-scales.
 fn single(dtype: Dtype, mins: MinForm) -> ScaleForm {
     ScaleForm { dtype, mins, blocks: None }
 }
 
-/// Rows of numbers in a weight are those.
+/// The rows of the weight have the dequantized values `want`.
 fn assert_numbers(weight: &Weight, want: &[f32]) {
     for (i, want) in want.chunks_exact(weight.k()).enumerate() {
         assert_eq!(row(weight, i), want, "row {i} of {:?}", weight.layout());
@@ -162,7 +162,7 @@ fn codes_read_back_as_the_numbers_they_mean() {
                 let input = inputs.map_or(column, |inputs| inputs[column] as usize);
                 want[row * k + input] = f32::from(*code) * scales[at] + mins[at];
             }
-            // As it is, with more bits and smaller groups, and as numbers.
+            // The same kind, a kind with more bits and smaller groups, and dequantized values.
             let mut builders: Vec<_> = SCALE_DTYPES
                 .map(|dtype| single(dtype, MinForm::Own))
                 .map(|form| Weight::quantized_builder(n, k, codes, group, form).unwrap())
@@ -213,7 +213,8 @@ fn zero_points_are_codes_that_mean_zero() {
     }
 }
 
-/// As they are, with blocks that are parts of theirs, with smaller groups, each with scales of its own, and as numbers.
+/// Written into weights of the same form, of smaller super-blocks, of smaller groups without sub-scales, and as
+/// dequantized values.
 #[test]
 fn scales_of_groups_are_multiples_of_their_blocks() {
     let (n, k, group, block) = (70, 192, 32, 64);
@@ -252,7 +253,7 @@ fn scales_of_groups_are_multiples_of_their_blocks() {
             for (codes, group, block) in
                 [(Codes::U4, 32, Some(64)), (Codes::U8, 16, Some(32)), (Codes::U8, 16, None)]
             {
-                // Products may have more bits than a half.
+                // Products of scales and sub-scales may have more bits than a half.
                 let factors =
                     block.is_some() && (kept != MinForm::Own || matches!(mins, Mins::Own(_)));
                 let dtype = if factors { dtype } else { Dtype::F32 };
@@ -270,7 +271,7 @@ fn scales_of_groups_are_multiples_of_their_blocks() {
     }
 }
 
-/// Multiples of all forms, in blocks of a few groups, whose bits lie side by side.
+/// Sub-scales of all forms, in super-blocks of a few groups, whose bits lie side by side.
 #[test]
 fn multiples_of_few_bits_are_packed() {
     let (n, k, group) = (70, 240, 16);
@@ -323,7 +324,7 @@ fn multiples_of_few_bits_are_packed() {
     }
 }
 
-/// Rows whose scales are multiples, and rows with scales of their own, are one weight.
+/// Rows whose scales have sub-scales, and rows whose scales have none, are one weight.
 #[test]
 fn parts_with_either_kind_of_scales_are_one_weight() {
     let (n, k) = (40, 128);
@@ -360,7 +361,7 @@ fn parts_with_either_kind_of_scales_are_one_weight() {
     }
 }
 
-/// The numbers of some codes whose scale is one.
+/// The dequantized values of quantized weights whose scale is one.
 fn numbers_of(codes: Codes, bytes: &[u8]) -> Vec<f32> {
     let k = bytes.len();
     let group = k;
@@ -386,7 +387,7 @@ fn e2m1_codes_are_the_numbers_of_the_format() {
     assert_eq!(found, [sizes, sizes.map(|size: f32| -size)].concat());
 }
 
-/// Numbers from 0 on, of which 128 means zero, are the same.
+/// Integers from 0 on with the zero-point 128 give the same values.
 #[test]
 fn iq4_codes_are_kept_among_codes_of_eight_bits() {
     let bytes: Vec<u8> = (0..64).map(|i| i * 7 % 16).collect();
@@ -459,7 +460,7 @@ fn each_output_has_its_table() {
     }
 }
 
-/// The codes of two steps of 32 outputs have the bits that they need, and no two the same.
+/// The quantized weights of two steps of 32 outputs have all their bits, and no two share one.
 #[test]
 fn planes_have_each_bit_of_each_code_once() {
     for bits in [2, 3, 5, 6] {
@@ -479,11 +480,11 @@ fn planes_have_each_bit_of_each_code_once() {
                 all.iter_mut().zip(alone).for_each(|(all, alone)| *all |= alone);
             }
         }
-        assert!(all.iter().all(|byte| *byte == 255), "codes of {bits} bits have no padding");
+        assert!(all.iter().all(|byte| *byte == 255), "{bits} bits have no padding");
     }
 }
 
-/// Parts that end within a panel leave what is there.
+/// Parts that end within a panel leave the rest of it unchanged.
 #[test]
 fn rows_of_one_panel_come_in_any_order() {
     let (n, k, group) = (70, 90, 10);
@@ -562,7 +563,7 @@ fn codes_that_do_not_fit_are_refused() {
         (&[1.0; 4], Mins::Own(&[-8.0; 4]), MinForm::ZeroPoints),
         (&[1.0 + f32::EPSILON; 4], good_mins, eight),
         (&[f32::MAX; 4], good_mins, eight),
-        // The minimum is beyond the largest half.
+        // The offset is beyond the largest half.
         (&[8192.0; 4], good_mins, MinForm::Own),
     ] {
         let rows = QuantizedRows { scales, mins, ..good };
@@ -597,7 +598,7 @@ fn codes_that_do_not_fit_are_refused() {
         Some(Multiples { block: 0, ..multiples }),
         Some(Multiples { block: 48, ..multiples }),
         Some(Multiples { scales: &[1; 3], ..multiples }),
-        // There are no minima that they multiply.
+        // There are no offsets that they multiply.
         Some(Multiples { mins: &[1; 4], ..multiples }),
     ] {
         let refused = builder().write_quantized(0, QuantizedRows { multiples, ..good });

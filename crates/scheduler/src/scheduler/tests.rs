@@ -1,4 +1,4 @@
-//! The scheduler's behaviour in small cases, each step written out.
+//! The scheduler's behaviour in small cases, with every step written out.
 
 use super::*;
 use crate::{
@@ -36,7 +36,7 @@ fn rows(step: &Step) -> Vec<(u64, u32, usize)> {
     step.rows.iter().map(|row| (row.seq.0, row.first_position, row.tokens.len())).collect()
 }
 
-/// Commits a step in which each sequence draws the token 100 + its id.
+/// Commits a step in which each sequence samples the token 100 + its id.
 fn commit(scheduler: &mut Scheduler, step: &Step) {
     let sampled: Vec<_> =
         step.samples().map(|seq| Sampled { seq, token: 100 + seq.0 as u32 }).collect();
@@ -85,7 +85,7 @@ fn a_step_ahead_names_the_previous_steps_samples() {
         [TokenSource::PreviousRow(1)],
         "the removed sequence's row still counts"
     );
-    // What the second step drew for the removed sequence may be left out.
+    // The token that the second step sampled for the removed sequence may be left out.
     scheduler.commit(&second, &[Sampled { seq: SeqId(1), token: 7 }]).unwrap();
     assert_eq!(scheduler.tokens(SeqId(1)), [0, 1, 101, 7]);
     assert!(scheduler.tokens(SeqId(0)).is_empty());
@@ -296,8 +296,8 @@ fn the_latest_of_the_lowest_priority_is_preempted_and_returns_first() {
     assert_eq!(step.rows[1].tokens, [TokenSource::Id(102)]);
 }
 
-/// Its blocks go to the host with the step that takes them, and come back with the step that goes on; without room there
-/// everything is computed again.
+/// Its blocks are swapped out with the step that takes them, and swapped in with the step that continues it. Without
+/// room in host memory all tokens are computed again.
 #[test]
 fn a_preempted_sequence_goes_on_with_the_blocks_that_were_brought_out() {
     let small = SchedulerConfig {
@@ -339,7 +339,7 @@ fn a_preempted_sequence_goes_on_with_the_blocks_that_were_brought_out() {
     }
 }
 
-/// What waits on the host is forgotten with its sequence.
+/// Blocks in host memory are freed with their sequence.
 #[test]
 fn a_sequence_that_is_removed_leaves_nothing_on_the_host() {
     let config = SchedulerConfig {

@@ -1,4 +1,4 @@
-//! Callers get their shares: bounds on how long a new one waits, what it costs, and how tokens are divided.
+//! Callers get their shares: bounds on a new caller's waiting time, on its cost, and on the division of tokens.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -29,14 +29,14 @@ fn caller(id: u64, weight: u32) -> Caller {
     Caller { id: CallerId(id), weight: NonZeroU32::new(weight).expect("weights are positive") }
 }
 
-/// A sequence whose prompt shares nothing with those of another `seed`.
+/// A sequence whose prompt has no common prefix with those of another `seed`.
 fn of(caller: Caller, seed: usize, prompt_len: usize) -> NewSequence {
     let first = 10 + (seed as u32) * 100;
     let prompt = (0..prompt_len as u32).map(|position| first + position % 97).collect();
     NewSequence { caller, ..NewSequence::new(prompt) }
 }
 
-/// Steps until a sequence has a row.
+/// Number of steps until a sequence has a row.
 fn steps_to_first_row(simulation: &mut Simulation, id: SeqId) -> usize {
     let has_row = |step: &Step| step.rows.iter().any(|row| row.seq == id);
     (1..100).find(|_| has_row(&simulation.step())).unwrap_or(100)
@@ -45,7 +45,7 @@ fn steps_to_first_row(simulation: &mut Simulation, id: SeqId) -> usize {
 /// A way in which one caller takes the server for itself.
 #[derive(Clone, Copy, Debug)]
 enum Flood {
-    /// Many sequences, with prompts of so many tokens.
+    /// Many sequences with prompts of `prompt_len` tokens.
     Sequences { num: usize, prompt_len: usize },
     /// Many requests for 16 sequences each.
     Siblings { num: usize },
@@ -93,7 +93,7 @@ fn a_new_caller_is_not_kept_waiting_by_any_flood() {
     }
 }
 
-/// A caller's chats, one after the other, are all answered at once, and the prompt that gives way to them goes on.
+/// A caller's chats, one after the other, are all answered at once. The prompt that gives way to them continues.
 #[test]
 fn one_chat_after_the_other_is_answered_beside_a_long_prompt() {
     let mut simulation = Simulation::new(CONFIG, 1);
@@ -113,7 +113,7 @@ fn one_chat_after_the_other_is_answered_beside_a_long_prompt() {
         if !simulation.live.contains_key(&first) {
             break;
         }
-        // Between two chats it has five steps of 512 tokens.
+        // Between two chats the prompt has five steps of 512 tokens.
         assert!(num_steps <= 20, "{num_steps} chats long");
     }
     assert!(num_chats > 5, "{num_chats} chats");
@@ -159,7 +159,7 @@ proptest! {
     }
 }
 
-/// Keeps callers busy with random requests for so many steps; returns the tokens that each has had.
+/// Keeps callers busy with random requests for `num_steps` steps. Returns the number of tokens of each.
 fn run_busy(
     config: SchedulerConfig,
     callers: &[Caller],
@@ -177,7 +177,7 @@ fn run_busy(
                 simulation.add(of(*caller, seed, prompt_len), 1 + random.below(40));
             }
         }
-        // A sequence may have a row in a step and be removed when the one before is committed.
+        // A sequence may have a row in a step and be removed when the step before is committed.
         let whose: HashMap<SeqId, CallerId> =
             simulation.live.iter().map(|(id, live)| (*id, live.caller)).collect();
         for row in simulation.step().rows {
@@ -216,7 +216,7 @@ fn tokens_are_divided_by_weight() {
     }
 }
 
-/// Requests of several callers that come, wait and go, with gaps; returns all tokens that were computed for them.
+/// Random requests of several callers, with gaps. Returns the number of tokens that were computed for them.
 fn run_mixed(config: SchedulerConfig, num_callers: usize) -> (Simulation, usize) {
     let mut random = Random::new(11);
     let mut simulation = Simulation::new(config, 1);
@@ -224,7 +224,7 @@ fn run_mixed(config: SchedulerConfig, num_callers: usize) -> (Simulation, usize)
     for now in 0.. {
         if now < 3000 {
             for whose in 0..8 {
-                // Bursts of one caller after the other, beside single requests of all.
+                // Bursts of one caller after the other, and single requests of all callers.
                 let num = match (now / 100) % 8 == whose && random.below(10) == 0 {
                     true => 4,
                     false => usize::from(random.below(60) == 0),
@@ -270,7 +270,7 @@ fn fairness_costs_few_tokens() {
     }
 }
 
-/// A caller whose sequence fits only while nearly nothing else runs is not passed by for ever.
+/// A caller whose sequence fits only while almost nothing else runs is not overtaken for ever.
 #[test]
 fn a_sequence_that_needs_most_blocks_starts_beside_busy_callers() {
     for enable_prefix_caching in [true, false] {
@@ -312,7 +312,7 @@ fn a_priority_among_callers_counts_before_shares() {
     let num_rows = |step: &Step| step.rows.iter().filter(|row| ids.contains(&row.seq)).count();
     let most = (0..16).map(|_| num_rows(&simulation.step())).max();
     assert_eq!(most, Some(2), "both slots");
-    // Its own priority says nothing to others.
+    // Its own priority does not matter among other callers.
     let mut simulation = Simulation::new(SchedulerConfig { max_num_seqs: 2, ..CONFIG }, 0);
     for seed in 0..6 {
         simulation.add(NewSequence { priority: -9, ..of(caller(1, 1), seed, 10) }, 1000);
@@ -322,7 +322,7 @@ fn a_priority_among_callers_counts_before_shares() {
     assert!(steps_to_first_row(&mut simulation, id) <= 3);
 }
 
-/// The scheduler forgets callers that are gone, and goes on.
+/// The scheduler removes the accounts of idle callers, and continues.
 #[test]
 fn thousands_of_callers_come_and_go() {
     let mut simulation = Simulation::new(SchedulerConfig { max_num_seqs: 4, ..CONFIG }, 1);

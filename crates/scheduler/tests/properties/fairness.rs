@@ -1,4 +1,4 @@
-//! Nobody starves: bounds, in steps, on how long anything waits.
+//! No sequence starves: bounds, in steps, on every waiting time.
 
 use std::collections::HashMap;
 
@@ -22,14 +22,14 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     num_state_slots: 0,
 };
 
-/// Runs one step; returns the tokens that each sequence got.
+/// Runs one step. Returns the number of tokens of each sequence.
 fn step(workload: &mut Workload) -> HashMap<SeqId, usize> {
     let step = workload.step();
     workload.commit();
     step.rows.iter().map(|row| (row.seq, row.tokens.len())).collect()
 }
 
-/// Prompts that share nothing with each other.
+/// Prompts without a common prefix.
 fn distinct(index: u32, len: usize) -> NewSequence {
     NewSequence::new((0..len as u32).map(|position| 10 + index * 1000 + position).collect())
 }
@@ -47,7 +47,7 @@ fn decodes_beyond_the_budget_take_turns_while_prompts_keep_coming() {
         for id in step(&mut workload).into_keys() {
             last_run.entry(id).and_modify(|last| *last = now);
         }
-        // A quarter of the budget is the prompts'; the other 3 tokens go round among 12 decodes.
+        // A quarter of the budget is for prompts, and 12 decodes take turns with the other 3 tokens.
         let waits = last_run
             .iter()
             .filter(|(id, _)| workload.live.contains_key(id))
@@ -72,7 +72,7 @@ fn a_long_prompt_gets_its_share_beside_decodes_and_later_prompts() {
         workload.add(distinct(100 + num_steps, 2), 1);
         step(&mut workload);
         num_steps += 1;
-        // Its last token takes its turn among the decodes.
+        // Its last token waits for its turn among the decodes.
         assert!(num_steps <= 105, "one token of each step is the long prompt's");
     }
 }

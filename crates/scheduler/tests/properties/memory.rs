@@ -1,4 +1,4 @@
-//! A naive KV cache and naive states: what each slot holds, after executing steps to the letter.
+//! A naive KV cache and naive recurrent states: the content of each slot after executing steps literally.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,8 +7,8 @@ use candlepower_scheduler::{
     SwapSlot,
 };
 
-/// What a slot holds: a digest of the salt and all tokens up to and including its position. Keys and values depend on
-/// just these, so equal digests mean that the slot may be shared.
+/// Content of a slot: a digest of the salt and all tokens up to and including its position. Keys and values depend on
+/// exactly these. So equal digests mean that the slot may be shared.
 pub(crate) type Content = u64;
 
 /// A slot's content and the caller that computed it.
@@ -19,9 +19,9 @@ pub(crate) struct Memory {
     slots: Vec<Vec<Option<Slot>>>,
     block_size: usize,
     scope: PrefixCacheScope,
-    /// Blocks in the memory of the host.
+    /// Blocks in host memory.
     host: HashMap<SwapSlot, Vec<Option<Slot>>>,
-    /// States, which hold what the last computed position does.
+    /// Recurrent states. A state has the content of the last computed position.
     states: HashMap<StateSlot, Content>,
     num_state_slots: usize,
 }
@@ -39,10 +39,11 @@ impl Memory {
         }
     }
 
-    /// Makes the swaps and copies of a step and writes its rows; `contents(row)` are those of all positions up to the row's
-    /// end, and `caller(sequence)` is whose it is.
-    /// Everything a row reads must be right both before and after all rows have written, so that no order among them
-    /// can matter.
+    /// Executes the swaps and copies of a step and writes its rows. `contents(row)` are the contents of all positions
+    /// up to the row's end, and `caller(sequence)` is the sequence's caller.
+    ///
+    /// Everything that a row reads must be right both before and after all rows have written, so that the order of
+    /// rows cannot matter.
     pub(crate) fn execute<'a>(
         &mut self,
         step: &Step,
@@ -139,8 +140,8 @@ impl Memory {
         }
     }
 
-    /// The block that the row goes on in begins with tokens that its own caller computed; all its blocks do where callers
-    /// share none.
+    /// Asserts that the block in which the row continues begins with tokens computed by its own caller. If callers
+    /// share no blocks, this holds for all of its blocks.
     fn assert_may_read(&self, row: &StepRow, caller: CallerId) {
         let end = row.first_position as usize;
         let start = match self.scope {

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use crate::memory::content;
 use crate::workload::{Seen, Workload, prompt, salt};
 
-/// Sequences alive at once in a random run.
+/// Largest number of live sequences in a random run.
 const MAX_LIVE: usize = 24;
 
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ impl Add {
             max_tokens: match (sample, self.own.len().is_multiple_of(2)) {
                 (false, _) => 0,
                 (true, false) => usize::MAX,
-                // It is removed after so many.
+                // The sequence is removed after `max_tokens` tokens.
                 (true, true) => self.max_tokens,
             },
             runs_ahead: self.runs_ahead,
@@ -213,7 +213,7 @@ fn three_hundred_thousand_random_operations() {
         total.resumed += seen.resumed;
         total.longest_stay = total.longest_stay.max(seen.longest_stay);
     }
-    // The run is worth its time only if it meets everything often.
+    // The run is worth its time only if every case occurs often.
     assert!(total.steps > 40_000 && total.mixed_steps > 5_000, "{total:?}");
     assert!(total.forks > 5_000 && total.copies > 800 && total.previous_rows > 9_000, "{total:?}");
     assert!(total.finished > 10_000 && total.cancelled > 5_000, "{total:?}");

@@ -1,4 +1,5 @@
-//! A light simulation of many sequences: tokens are made up, and nothing is verified but the scheduler's own invariants.
+//! A light simulation of many sequences. Its tokens are made up, and only the scheduler's own invariants are
+//! verified.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,20 +7,20 @@ use candlepower_scheduler::{
     CallerId, NewSequence, Sampled, Scheduler, SchedulerConfig, SeqId, Step,
 };
 
-/// Steps between two looks at the invariants.
+/// Interval in steps at which the invariants are verified.
 const CHECKED_EVERY: u64 = 64;
 
 pub(crate) struct Simulation {
     pub(crate) scheduler: Scheduler,
     pub(crate) live: HashMap<SeqId, Live>,
     uncommitted: VecDeque<Step>,
-    /// Steps that are uncommitted when the next one is planned.
+    /// Number of steps that are uncommitted when the next one is planned.
     max_ahead: usize,
 }
 
 pub(crate) struct Live {
     pub(crate) caller: CallerId,
-    /// Tokens after which it is removed.
+    /// Number of tokens after which it is removed.
     num_left: usize,
 }
 
@@ -29,7 +30,7 @@ impl Simulation {
         Self { scheduler, live: HashMap::new(), uncommitted: VecDeque::new(), max_ahead }
     }
 
-    /// Adds a request of which each sequence is removed after `max_tokens` tokens.
+    /// Adds a request whose sequences are removed after `max_tokens` tokens each.
     pub(crate) fn add(&mut self, new: NewSequence, max_tokens: usize) -> Vec<SeqId> {
         let caller = new.caller.id;
         let ids = self.scheduler.add(new).expect("a valid request");

@@ -1,4 +1,4 @@
-//! Drives a scheduler with requests, executes its steps on the naive memory, and verifies what it promises.
+//! Drives a scheduler with requests, executes its steps on the naive memory, and verifies its promises.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -10,27 +10,27 @@ use candlepower_scheduler::{
 
 use crate::memory::{Content, Memory, content};
 
-/// A scheduler, the memory its steps run on, and what is known of each sequence without asking the scheduler.
+/// A scheduler, the memory on which its steps run, and facts on each sequence that do not come from the scheduler.
 pub(crate) struct Workload {
     pub(crate) scheduler: Scheduler,
     pub(crate) live: BTreeMap<SeqId, LiveSequence>,
     pub(crate) seen: Seen,
-    /// Executed steps with the tokens they drew, not yet committed.
+    /// Executed steps with their sampled tokens, not yet committed.
     uncommitted: VecDeque<(Step, Vec<Sampled>)>,
-    /// Tokens drawn by the latest step that had rows.
+    /// Tokens that the latest step with rows sampled.
     previous: Vec<u32>,
     memory: Memory,
-    /// Prompt positions of each request whose logits were produced.
+    /// Number of prompt positions of each request whose logits were output.
     prompt_logits: HashMap<SeqId, usize>,
     /// Tokens, callers and salts of sequences that ended lately.
     ended: VecDeque<(Vec<u32>, CallerId, Option<Arc<str>>)>,
-    /// Sequences that sit out, in the order in which they began to.
+    /// Sequences that are held, the one that was held first in front.
     held: VecDeque<SeqId>,
     pins: Vec<PinId>,
     last_step: u64,
 }
 
-/// What a run has exercised.
+/// Counts of the cases that a run has exercised.
 #[derive(Default, Debug)]
 pub(crate) struct Seen {
     pub(crate) steps: usize,
@@ -41,14 +41,14 @@ pub(crate) struct Seen {
     pub(crate) finished: usize,
     pub(crate) cancelled: usize,
     pub(crate) appended: usize,
-    /// How often a sequence was held after a token.
+    /// Number of times that a sequence was held after a token.
     pub(crate) held: usize,
     pub(crate) pins: usize,
-    /// Blocks of which a new sequence copied the beginning.
+    /// Number of blocks whose prefix a new sequence copied.
     pub(crate) beginnings: usize,
-    /// States that were copied for sequences that fork or begin, or to be kept.
+    /// Number of states that were copied, for sequences that fork or start, or to be kept.
     pub(crate) state_copies: usize,
-    /// New sequences that began with the state of others' tokens.
+    /// Number of new sequences that started with the state of another sequence's tokens.
     pub(crate) resumed: usize,
     /// The longest time from a sequence's arrival to its end, in steps.
     pub(crate) longest_stay: usize,
@@ -56,7 +56,7 @@ pub(crate) struct Seen {
 
 pub(crate) struct LiveSequence {
     pub(crate) tokens: Vec<u32>,
-    /// Tokens that the scheduler has been told.
+    /// Number of tokens that were passed to the scheduler.
     pub(crate) num_known: usize,
     contents: Vec<Content>,
     num_prompt_tokens: usize,
@@ -66,12 +66,12 @@ pub(crate) struct LiveSequence {
     request: SeqId,
     pub(crate) caller: CallerId,
     salt: Option<Arc<str>>,
-    /// Tokens after which no more are drawn.
+    /// Length after which no more tokens are sampled.
     limit: usize,
     sample: bool,
     runs_ahead: bool,
     prompt_logits: bool,
-    /// Whether it has drawn a token yet.
+    /// Whether it has sampled a token yet.
     is_started: bool,
     arrival: usize,
 }
@@ -93,7 +93,7 @@ impl Workload {
         }
     }
 
-    /// Adds a request of which each sequence is removed after `max_tokens` tokens.
+    /// Adds a request whose sequences are removed after `max_tokens` tokens each.
     pub(crate) fn add(&mut self, new: NewSequence, max_tokens: usize) -> Vec<SeqId> {
         let ids = self.scheduler.add(new.clone()).expect("a valid request");
         assert_eq!(ids.len(), new.n);
@@ -131,7 +131,7 @@ impl Workload {
         self.check();
     }
 
-    /// Pins what a live sequence or one that ended lately has computed.
+    /// Pins the computed tokens of a sequence that is live or ended lately.
     pub(crate) fn pin(&mut self, index: usize) {
         let live = self.live.values();
         let live = live.map(|seq| (&seq.tokens[..seq.num_known], seq.caller, &seq.salt));
@@ -146,7 +146,7 @@ impl Workload {
         self.check();
     }
 
-    /// Ends one of the pins; it may have been given up.
+    /// Ends one of the pins, which may have been given up already.
     pub(crate) fn unpin(&mut self, index: usize) {
         if !self.pins.is_empty() {
             let pin = self.pins.swap_remove(index % self.pins.len());
@@ -196,7 +196,7 @@ impl Workload {
         step
     }
 
-    /// Commits the oldest step, if there is one, and removes what is finished; returns the sequences that ended.
+    /// Commits the oldest step, if there is one, and removes finished sequences. Returns the sequences that ended.
     pub(crate) fn commit(&mut self) -> Vec<SeqId> {
         let num_released = self.held.len().div_ceil(2);
         self.held.drain(..num_released).for_each(|id| self.scheduler.release(id));
@@ -237,10 +237,10 @@ impl Workload {
         finished
     }
 
-    /// Runs until every request has ended, and verifies that nothing is left.
+    /// Runs until every request has ended, and verifies that no memory is left in use.
     pub(crate) fn drain(&mut self) {
         let work: usize = self.live.values().map(|seq| seq.stop_len).sum();
-        // A sequence may be preempted, and thus computed again, once for each token of the others.
+        // A sequence may be preempted, and its tokens computed again, once for each token of the others.
         let max_steps = 100 + 10 * work;
         for _ in 0..max_steps {
             self.commit();
@@ -262,7 +262,7 @@ impl Workload {
         assert_eq!(self.scheduler.stats().num_free_blocks, stats.num_blocks, "blocks leaked");
     }
 
-    /// Appends up to four tokens to a sequence that just drew one and does not run ahead.
+    /// Appends up to four tokens to a sequence that has just sampled one and does not run ahead.
     fn append(&mut self, id: SeqId) {
         let max_model_len = self.scheduler.config().max_model_len;
         let seq = self.live.get_mut(&id).expect("it just drew a token");
@@ -284,7 +284,7 @@ impl Workload {
         }
     }
 
-    /// Rows of sequences that drew nothing yet and go on in a block that is copied for them.
+    /// Number of rows of sequences that have sampled nothing yet and continue in a block that is copied for them.
     fn num_beginnings(&self, step: &Step) -> usize {
         let block_size = self.scheduler.config().block_size;
         let is_beginning = |row: &&StepRow| {
@@ -294,7 +294,7 @@ impl Workload {
         step.rows.iter().filter(is_beginning).count()
     }
 
-    /// Rows of sequences that drew nothing yet and begin with a state that was copied for them.
+    /// Number of rows of sequences that have sampled nothing yet and start with a state that was copied for them.
     fn num_resumed(&self, step: &Step) -> usize {
         let has_copy =
             |row: &&StepRow| step.state_copies.iter().any(|copy| Some(copy.dst) == row.state_slot);
@@ -375,7 +375,7 @@ impl Workload {
         assert_eq!(row.samples, expected, "samples of {row:?}");
     }
 
-    /// Draws a token for each sample of a step, from few enough that siblings often draw the same.
+    /// Samples a token for each sample of a step, from so few that siblings often sample the same.
     fn draw(&mut self, step: &Step) -> Vec<Sampled> {
         let mut sampled = Vec::new();
         for id in step.samples() {
@@ -408,7 +408,7 @@ pub(crate) fn prompt(family: u32, shared: usize, own: &[u32]) -> Vec<u32> {
     shared.chain(own.iter().copied()).collect()
 }
 
-/// One of three salts, of which the first is none.
+/// One of three salts, the first of which is none.
 pub(crate) fn salt(index: u32) -> Option<Arc<str>> {
     [None, Some("a"), Some("bb")][index as usize % 3].map(Into::into)
 }

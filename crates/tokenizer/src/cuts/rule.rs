@@ -1,52 +1,53 @@
-//! The effect of a splitting rule at the border between two characters, whatever stands around them.
+//! The effect of a splitting rule (a regular expression) at the border between two characters, for any text around
+//! them.
 //!
-//! Each place in the rule where a character is consumed is a position (Glushkov's construction). A match that consumes
-//! two neighbours goes from a position that takes the first to one that may follow and takes the second. Where there are
-//! no two such positions no match, no attempt at one and no look-ahead reaches across the border.
+//! Each place of the rule that consumes a character is a position (Glushkov's construction). A match that consumes
+//! two neighbours goes from a position that takes the first to one that may follow and takes the second. If there are
+//! no two such positions, then no match, no attempt at one and no look-ahead reaches across the border.
 
 use tokenizers::utils::SysRegex;
 
 use super::syntax::{Look, Node, One, parse};
 
-/// Bits of positions.
+/// A set of positions as bits.
 type Positions = u128;
 
-/// Repetitions that are counted out; higher counts are taken as any number.
+/// Highest count of repetitions that is represented exactly. Higher counts are treated as any number.
 const MOST_COPIES: u32 = 8;
 
-/// A splitting rule as its positions.
+/// The positions of a splitting rule.
 pub(super) struct Rule {
     matchers: Vec<Matcher>,
     kinds: Vec<Kind>,
-    /// For each position those that may come next in a match.
+    /// For each position the positions that may come next in a match.
     follow: Vec<Positions>,
-    /// Those that a match may begin with.
+    /// Positions with which a match may begin.
     first: Positions,
-    /// Those within what looks ahead or behind, which consume nothing.
+    /// Positions within a look-ahead or look-behind, which consume nothing.
     looked_at: Positions,
-    /// Those that are a whole match by themselves, whatever stands around.
+    /// Positions that are a whole match by themselves in any context.
     whole: Positions,
-    /// An alternative that is one class, repeated up to a number: its positions and the number.
+    /// An alternative that is one class, repeated up to a number of times: its positions and that number.
     counted: Option<(Positions, usize)>,
 }
 
 enum Kind {
-    /// Consumes what this matcher matches.
+    /// Consumes a character that this matcher matches.
     One(usize),
-    /// Looks ahead, with the positions that its content begins with.
+    /// Looks ahead, with the positions with which its content begins.
     Ahead(Positions),
-    /// Looks at the character behind, by the position of its content.
+    /// Looks at the character before, by the position of its content.
     Behind(Positions),
     Edge,
 }
 
-/// Which characters a position takes.
+/// The set of characters that a position takes.
 struct Matcher {
     one: One,
     regex: SysRegex,
 }
 
-/// How a rule takes one character: what it costs to find out is paid once for each.
+/// The positions that take one character. They are computed once for each character, since that is costly.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Taken {
     /// Positions that may take it.
@@ -66,7 +67,7 @@ struct Part {
 const EMPTY: Part = Part { can_be_empty: true, first: 0, last: 0 };
 
 impl Rule {
-    /// `None` for a rule that is not understood, or that may match nothing at all.
+    /// Returns `None` for a rule that is not understood, or that may match the empty text.
     pub(super) fn new(rule: &str) -> Option<Self> {
         let alternatives = match parse(rule)? {
             Node::Alternatives(all) => all,
@@ -98,7 +99,7 @@ impl Rule {
         Some(made)
     }
 
-    /// How the rule takes this character.
+    /// The positions that take this character.
     pub(super) fn taken(&self, character: char) -> Taken {
         let mut text = [0; 4];
         let text = character.encode_utf8(&mut text);
@@ -107,7 +108,7 @@ impl Rule {
         for (position, kind) in self.kinds.iter().enumerate() {
             if let Kind::One(matcher) = kind {
                 let ignores_case = self.matchers[*matcher].one.ignores_case;
-                // Without regard to case, one character may match several: `ß` is `ss`.
+                // If case is ignored, one character may match several: `ß` is `ss`.
                 let may = matched[*matcher] || ignores_case && has_foreign_case(character);
                 taken.may |= Positions::from(may) << position;
                 taken.must |= Positions::from(matched[*matcher] && !ignores_case) << position;
@@ -123,12 +124,12 @@ impl Rule {
             && positions(self.first).all(|position| self.is_blind_to_beginning(position, before))
     }
 
-    /// Whether a match may hold both neighbours of a border.
+    /// Whether a match may contain both neighbours of a border.
     fn crosses(&self, before: Taken, after: Taken) -> bool {
         positions(before.may).any(|position| self.follow[position] & after.may != 0)
     }
 
-    /// Whether what looks ahead after this position sees the same in `after` as in an end.
+    /// Whether every look-ahead after this position has the same result before `after` as at the end of a text.
     fn is_blind_to_end(&self, position: usize, after: Taken) -> bool {
         positions(self.follow[position]).all(|next| match self.kinds[next] {
             Kind::One(_) | Kind::Behind(_) => true,
@@ -137,7 +138,8 @@ impl Rule {
         })
     }
 
-    /// Whether what a match begins with sees the same in `before` as in a beginning.
+    /// Whether the look-behind at the start of a match has the same result after `before` as at the beginning of a
+    /// text.
     fn is_blind_to_beginning(&self, position: usize, before: Taken) -> bool {
         match self.kinds[position] {
             Kind::One(_) | Kind::Ahead(_) => true,
@@ -146,17 +148,18 @@ impl Rule {
         }
     }
 
-    /// Whether a border that no match crosses is for certain the edge of a match.
+    /// Whether a border that no match crosses is certainly the edge of a match.
     pub(super) fn has_edge(&self, before: Taken, after: Taken) -> bool {
         (before.must | after.must) & self.whole != 0
     }
 
-    /// Whether any match may hold this character.
+    /// Whether any match may contain this character.
     pub(super) fn may_hold(&self, taken: Taken) -> bool {
         taken.may != 0
     }
 
-    /// Where a run of characters is split after each so many of them, that number: `is_counted` tells such characters.
+    /// The number of characters after which runs of counted characters are split. [`Self::is_counted`] identifies
+    /// such characters.
     pub(super) fn counted(&self) -> Option<usize> {
         self.counted.map(|(_, most)| most)
     }
@@ -168,7 +171,7 @@ impl Rule {
         })
     }
 
-    /// Whether a match begins where a run of counted characters does, between `before` and `first`.
+    /// Whether a match begins at the start of a run of counted characters, between `before` and `first`.
     pub(super) fn begins_count(&self, before: Option<Taken>, first: Taken) -> bool {
         before.is_none_or(|before| !self.crosses(before, first))
     }
@@ -277,7 +280,7 @@ impl Rule {
         let known = self.matchers.iter().position(|matcher| matcher.one == *one);
         known.or_else(|| {
             let source = &one.source;
-            // Without regard to case, what is written as one character may match two unless it is ASCII.
+            // If case is ignored, a class of one character may match two characters unless it is ASCII.
             if one.ignores_case && (!source.is_ascii() || source.contains('\\')) {
                 return None;
             }
@@ -295,7 +298,7 @@ impl Matcher {
     }
 }
 
-/// Whether the character is another one in another case, and may be several.
+/// Whether the character has another form in another case, which may be several characters.
 fn has_foreign_case(character: char) -> bool {
     !character.is_ascii()
         && (character.to_lowercase().ne([character]) || character.to_uppercase().ne([character]))
@@ -314,18 +317,18 @@ fn bits(range: std::ops::Range<usize>) -> Positions {
     range.fold(0, |bits, position| bits | (1 as Positions) << position)
 }
 
-/// Whether the part matches all that its positions lead through, whatever stands around.
+/// Whether the part matches every text that its positions allow, in any context.
 fn is_certain(node: &Node) -> bool {
     match node {
         Node::One(_) => true,
         Node::Look(_) | Node::Greedier(_) => false,
         Node::Sequence(nodes) | Node::Alternatives(nodes) => nodes.iter().all(is_certain),
-        // More copies than are counted out: then fewer are not a match.
+        // With more copies than are represented, fewer copies are not a match.
         Node::Repeat { node, min, .. } => *min <= MOST_COPIES && is_certain(node),
     }
 }
 
-/// How many characters a part takes that is one class, one to so many times.
+/// Largest number of characters of a part that is one class, repeated one to that many times.
 fn most_of_one(node: &Node) -> Option<usize> {
     match node {
         Node::Sequence(nodes) if nodes.len() == 1 => most_of_one(&nodes[0]),

@@ -9,21 +9,21 @@ use super::rule::{Rule, Taken};
 /// Source: `RE` in the `tokenizers` library's pre_tokenizers/byte_level.rs.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// The two characters around a border, as they leave a step.
+/// The two characters around a border, as a step outputs them.
 pub(super) type Border = (char, char);
 
-/// A step of the normalizer that changes characters one by one, at least those that it lets pass a border.
+/// A step of the normalizer that changes characters one by one, at least at the borders that it allows.
 pub(super) enum Normalizing {
     Compose,
     Replace(char, String),
-    /// BERT's and what only turns characters into lower case: of ASCII characters they change nothing else.
+    /// BERT's normalizer, or lower case alone. Apart from the case they leave ASCII characters unchanged.
     Ascii {
         lower_case: bool,
     },
 }
 
 impl Normalizing {
-    /// The steps of a normalizer without those that put a text before its beginning. `None` for any that is not known.
+    /// The steps of a normalizer except those that prepend text. Returns `None` if one of them is unknown.
     pub(super) fn steps(normalizer: &Value) -> Option<Vec<Self>> {
         let step = |value: &Value| match value["type"].as_str()? {
             "NFC" => Some(Self::Compose),
@@ -61,14 +61,15 @@ impl Normalizing {
     }
 }
 
-/// Whether this step of a normalizer only puts a text before the beginning.
+/// Whether this step of a normalizer only prepends text.
 pub(super) fn is_prepend(value: &Value) -> bool {
     value["type"] == "Prepend"
 }
 
 /// Whether composition changes nothing at the edges of this character.
 ///
-/// Source: NFC_Quick_Check and Canonical_Combining_Class in the Unicode Character Database. There are more such.
+/// Source: NFC_Quick_Check and Canonical_Combining_Class in the Unicode Character Database, which have more such
+/// characters.
 fn is_stable(character: char) -> bool {
     matches!(character,
         '\0'..='\u{2FF}' | '\u{37F}'..='\u{386}' | '\u{388}'..='\u{482}' | '\u{48A}'..='\u{52F}'
@@ -81,19 +82,19 @@ pub(super) enum Splitting {
     Around(Rule),
     /// Joins matches of a rule with their neighbours.
     Joining(Rule),
-    /// Splits around each character that the function picks, perhaps around others too.
+    /// Splits around each character for which the function returns true, perhaps around others, too.
     Each(fn(char) -> bool),
-    /// Splits where a run of such characters begins or ends; `None` where only the library knows.
+    /// Splits where a run of such characters begins or ends. `None` means that only the library knows.
     Runs(fn(char) -> Option<bool>),
     Metaspace {
         replacement: char,
         splits: bool,
-        /// Whether a text that begins with anything else is given a separator: the whole, or each word.
+        /// Whether a text without a separator at its start gets one: the whole text, or each word.
         prepends: Prepends,
     },
-    /// A space before each word that begins with none.
+    /// Adds a space before each word that does not begin with one.
     PrefixSpace,
-    /// Turns bytes into characters, of which nothing is known here.
+    /// Converts bytes to characters, about which nothing is known here.
     Bytes,
 }
 
@@ -104,7 +105,7 @@ pub(super) enum Prepends {
     ToText,
 }
 
-/// The state of a border after a step.
+/// State of a border after a step.
 #[derive(Clone, Copy)]
 pub(super) struct State {
     pub(super) border: Border,
@@ -115,7 +116,7 @@ pub(super) struct State {
 }
 
 impl Splitting {
-    /// The steps of a pre-tokenizer; `None` for any that is not known.
+    /// The steps of a pre-tokenizer. Returns `None` if one of them is unknown.
     pub(super) fn steps(pre_tokenizer: &Value) -> Option<Vec<Self>> {
         let mut steps = Vec::new();
         for value in sequence(pre_tokenizer, "pretokenizers") {
@@ -153,8 +154,8 @@ impl Splitting {
         Some(steps)
     }
 
-    /// The state after this step; `None` where its result depends on both sides of the border.
-    /// `taken` says how this step's rule takes the characters.
+    /// The state after this step. Returns `None` if the step's result depends on both sides of the border. `taken`
+    /// are the positions of the step's rule that take the characters.
     pub(super) fn state(
         &self,
         state: State,
@@ -163,7 +164,7 @@ impl Splitting {
         let State { border: (before, after), is_split, is_text } = state;
         if let Self::Metaspace { replacement, splits, prepends } = self {
             let is_separator = after == ' ' || after == *replacement;
-            // The beginning of a piece is taken for that of the text.
+            // The beginning of a piece is treated like the beginning of the text.
             let is_alike = is_separator && is_text
                 || *prepends == Prepends::Never
                 || *prepends == Prepends::ToWords && is_split;
@@ -174,7 +175,7 @@ impl Splitting {
                 is_text,
             });
         }
-        // Each word is split by itself.
+        // Each word is split separately.
         if is_split {
             return Some(state);
         }
@@ -225,7 +226,7 @@ fn split(value: &Value) -> Option<Splitting> {
     })
 }
 
-/// A rule that matches this text.
+/// A rule that matches exactly this text.
 fn literal(text: &str) -> String {
     let escaped = |c: char| {
         if c.is_ascii_punctuation() { format!("\\{c}") } else { c.to_string() }
@@ -247,7 +248,7 @@ fn metaspace(value: &Value) -> Option<Splitting> {
     })
 }
 
-/// Whether a character is punctuation, for the library's table of it.
+/// Whether a character is punctuation by the library's table. Returns `None` if that is not known here.
 fn is_punctuation(character: char) -> Option<bool> {
     if character.is_ascii() {
         return Some(character.is_ascii_punctuation());

@@ -1,31 +1,32 @@
-//! The parts of a splitting rule: as much of the syntax of regular expressions as tokenizers use.
+//! The parts of a splitting rule: the part of the syntax of regular expressions that tokenizers use.
 //!
-//! A rule that uses anything else is not understood, and then no text is cut. A class keeps its source: only the regex
-//! engine itself says which characters it has.
+//! A rule with any other syntax is not understood, and then no text is cut. A class keeps its source, since only the
+//! regex engine itself knows its characters.
 
-/// A splitting rule, taken apart.
+/// The syntax tree of a splitting rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Node {
-    /// One character of a class, or one that is written out.
+    /// One character of a class, or a literal character.
     One(One),
-    /// Something that consumes nothing and depends on what stands around it.
+    /// A look-around or an anchor, which consumes nothing.
     Look(Look),
     Sequence(Vec<Node>),
     Alternatives(Vec<Node>),
     Repeat {
         node: Box<Node>,
         min: u32,
-        /// `None` is without end.
+        /// `None` is unlimited.
         max: Option<u32>,
     },
-    /// Consumes what its content consumes, but may fail where its content alone would match.
+    /// A possessive or atomic part. It consumes the same as its content, but may fail where its content alone would
+    /// match.
     Greedier(Box<Node>),
 }
 
 /// A part that matches exactly one character.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct One {
-    /// The part of the rule that writes it.
+    /// The part of the rule that describes it.
     pub(super) source: String,
     pub(super) ignores_case: bool,
 }
@@ -38,14 +39,14 @@ pub(super) enum Look {
     Edge,
 }
 
-/// The parts of a rule; `None` where it is not understood.
+/// The syntax tree of a rule; `None` if it is not understood.
 pub(super) fn parse(rule: &str) -> Option<Node> {
     let mut parser = Parser { rest: rule, depth: 0 };
     let node = parser.alternatives(false)?;
     parser.rest.is_empty().then_some(node)
 }
 
-/// Groups within groups; rules of tokenizers have two or three.
+/// Deepest nesting of groups. Rules of tokenizers have two or three levels.
 const MAX_DEPTH: usize = 16;
 
 struct Parser<'a> {
@@ -126,11 +127,11 @@ impl Parser<'_> {
         self.take(")").then(|| wrap(node))
     }
 
-    /// The rest of a class, after its `[`. Classes may lie in classes.
+    /// Reads the rest of a class, after its `[`. Classes may contain classes.
     fn class(&mut self) -> Option<()> {
         let mut depth = 1;
         self.take("^");
-        // A bracket that is meant literally, as some engines allow here, is not understood.
+        // Some engines allow a literal bracket here, which is not understood.
         if self.rest.starts_with(']') {
             return None;
         }
@@ -156,7 +157,7 @@ impl Parser<'_> {
             'u' => self.hex_digits(4),
             'x' => self.hex_digits(2),
             'A' | 'b' | 'B' | 'G' | 'z' | 'Z' => Some(Escape::Edge),
-            // References to groups, sequences that are more than one character, and letters without a meaning here.
+            // References to groups, sequences of several characters, and letters without a meaning here.
             character if character.is_alphanumeric() => None,
             _ => Some(Escape::One),
         }
@@ -184,7 +185,7 @@ impl Parser<'_> {
                 Some('{') => {
                     let (min, max) = self.counts()?;
                     node = Node::Repeat { node: Box::new(node), min, max };
-                    // The engine repeats all of it, and an exact number it may leave out.
+                    // The engine repeats the whole part, and makes one with an exact number optional.
                     if self.take("+") {
                         node = Node::Repeat { node: Box::new(node), min: 1, max: None };
                     } else if self.take("?") && max == Some(min) {

@@ -1,4 +1,4 @@
-//! Ids of pieces are those of the whole text, for every vocabulary and splitting rule that this repository has.
+//! Pieces have the ids of the whole text, for every vocabulary and splitting rule of this repository.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::encode::Limits;
 use crate::prompt::Conversation;
 use crate::{AddSpecialTokens, Error};
 
-/// Splitting rules of models whose vocabulary is no golden.
+/// Splitting rules of models without a golden.
 const RULES: [&str; 9] = [
     // cl100k_base, as OpenAI writes it.
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
@@ -25,10 +25,10 @@ const RULES: [&str; 9] = [
     // DeepSeek LLM, in parts.
     r"\s?[A-Za-zµÀ-ÖØ-öø-ƺ]+",
     r"\s+$",
-    // Numbers in groups from their end, as SuperBPE's and others have them.
+    // Digits in groups from their end, as in SuperBPE and others.
     r"(?=(\d{3})+(?!\d))",
     r"\p{N}{2,4}|\p{L}{1,2}|[^\p{L}\p{N}]",
-    // Looks far ahead.
+    // A rule that looks far ahead.
     r"\p{L}+(?= *!)|.|\n",
 ];
 
@@ -74,7 +74,7 @@ fn tokenizer_files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// A byte-level vocabulary behind steps that no golden has.
+/// A byte-level vocabulary after steps that no golden has.
 fn variants(fixture: &[u8]) -> Vec<(String, Vec<u8>)> {
     let split = |pattern: Value, behavior: &str| json!({"type": "Split", "pattern": pattern, "behavior": behavior, "invert": false});
     let bytes = |prefix: bool, regex: bool| json!({"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": regex});
@@ -135,7 +135,7 @@ const ADDED: &[&str] = &[
     "<0x0A>",
 ];
 
-/// Parts of texts: the runs that are costly, all scripts, what is composed, and added tokens.
+/// Parts of texts: costly runs, all scripts, composed characters, and added tokens.
 fn part() -> impl Strategy<Value = String> {
     let run = |of: &'static [&'static str]| {
         (prop::sample::select(of), 1..40_usize).prop_map(|(what, times)| what.repeat(times))
@@ -227,7 +227,7 @@ proptest! {
     }
 }
 
-/// The library is asked for the whole text at once, and steps that are left out or doubled would show.
+/// The library encodes the whole text at once, so that missing or repeated steps would be noticed.
 #[test]
 fn ids_are_those_of_the_library() {
     let text = "A text, it's  long. 12345 日本語 e\u{301}\n\nfn main() {}\n ".repeat(40);
@@ -248,7 +248,7 @@ fn texts_are_cut_where_they_can_be() {
         .filter(|named| num_pieces(&named.tokenizer, &english, 64) < 15)
         .map(|named| named.name.as_str())
         .collect();
-    // Steps that are not known or may join words across a border, and rules that look far ahead.
+    // Unknown steps, steps that may join words across a border, and rules that look far ahead.
     let unknown = |name: &&str| {
         let steps = [
             "NFKC",
@@ -290,7 +290,7 @@ fn one_word_is_one_piece_and_costs_little_to_look_at() {
         let begun = std::time::Instant::now();
         num_pieces(tokenizer, &text, PIECE_BYTES);
         num_pieces(tokenizer, &all, PIECE_BYTES);
-        // Some milliseconds; the bound is for a busy machine and a build without optimization.
+        // It takes some milliseconds. The bound allows for a busy machine and a build without optimization.
         assert!(begun.elapsed().as_secs() < 10, "{name}: {:?}", begun.elapsed());
     }
 }
@@ -301,7 +301,7 @@ fn work_can_be_given_up() {
     let cancelled = AtomicBool::new(true);
     let error = tokenizer.encode_until("a", AddSpecialTokens::No, &cancelled).unwrap_err();
     assert!(matches!(error, Error::Cancelled), "{error}");
-    // Looked at between pieces, not only at the beginning.
+    // The flag is read between pieces, too, not only at the beginning.
     let text = "word ".repeat(1_000_000);
     let cancelled = AtomicBool::new(false);
     std::thread::scope(|scope| {

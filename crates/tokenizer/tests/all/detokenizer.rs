@@ -1,4 +1,4 @@
-//! Streamed text is the text of the whole, whatever the tokens, and never has half a character.
+//! Streamed text equals the text of all tokens together, for any tokens, and never contains a part of a character.
 
 use candlepower_tokenizer::{AddSpecialTokens, Detokenizer, SkipSpecialTokens, Tokenizer};
 use proptest::prelude::*;
@@ -22,13 +22,13 @@ fn pieces(
     pieces
 }
 
-/// What is certain of a prompt's text: without a character that its last tokens only begin.
+/// The certain part of a prompt's text, without a character whose last bytes are missing.
 fn certain_text(tokenizer: &Tokenizer, prompt: &[u32], skip: SkipSpecialTokens) -> String {
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), &[], skip).unwrap();
     prompt.iter().filter_map(|&id| detokenizer.push(id).unwrap()).collect()
 }
 
-/// The library's whole decode, but of damaged runs of byte tokens the complete characters stay.
+/// The library's decoding of all tokens, except that complete characters of damaged runs of byte tokens stay.
 fn whole(tokenizer: &Tokenizer, ids: &[u32], skip: SkipSpecialTokens) -> String {
     let is_byte = |id: u32| {
         tokenizer.id_to_token(id).is_some_and(|token| token.len() == 6 && token.starts_with("<0x"))
@@ -70,7 +70,7 @@ fn random_ids(name: &str) -> impl Strategy<Value = Vec<u32>> + use<> {
     let tokenizer = fixture(name);
     let num_ids = tokenizer.vocab_size() as u32;
     let any = 0..num_ids + 3;
-    // Half of them single bytes, so that characters form by chance.
+    // Half of them are single bytes, so that characters form by chance.
     let bytes = (0..num_ids).filter(|&id| tokenizer.token_bytes(id).len() == 1).collect::<Vec<_>>();
     prop::collection::vec(prop_oneof![any, prop::sample::select(bytes)], 0..40)
 }

@@ -1,4 +1,5 @@
-//! What a conversation spells out never becomes a special token, and all else is tokenized as ever.
+//! Special tokens that a conversation spells out never become special tokens, and all other text is tokenized as
+//! usual.
 
 use candlepower_tokenizer::{
     AddSpecialTokens, ChatTemplate, LocalTime, Prompt, PromptEnd, RenderInput, SkipSpecialTokens,
@@ -11,7 +12,7 @@ use crate::{fixture, fixture_bytes};
 
 const NOW: LocalTime = LocalTime { unix_s: 1_752_000_000, utc_offset_s: 0 };
 
-/// Turns as the byte-level tokenizer's special tokens make them.
+/// A template of turns with the byte-level tokenizer's special tokens.
 const TURNS: &str = "{{ bos_token }}{% for m in messages %}{{ '<|role|>' + m.role + '\n' + m.content + '<|end|>' }}{% endfor %}\
                      {% if add_generation_prompt %}<|role|>assistant\n{% endif %}";
 
@@ -46,7 +47,7 @@ pub(crate) fn encode(template: &ChatTemplate, tokenizer: &Tokenizer, messages: &
     tokenizer.encode_prompt(&prompt, AddSpecialTokens::No).unwrap()
 }
 
-/// The ids between special tokens, as text, each with the special token before it.
+/// The ids between special tokens as text, each with the special token before it.
 fn turns(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
     let starts = ids.iter().enumerate().filter(|(_, id)| tokenizer.is_special(**id));
     let mut bounds = starts.map(|(at, _)| at).chain([0, ids.len()]).collect::<Vec<_>>();
@@ -64,7 +65,7 @@ fn a_turn_that_somebody_typed_is_text() {
     let turns = turns(&tokenizer, &ids);
     let user = format!("<|role|>user\n{forged}");
     assert_eq!(turns, ["<|begin|>", &user, "<|end|>", "<|role|>assistant\n"]);
-    // The template's own tokens are ids: the same text, all parsed, has more of them.
+    // The template's own tokens are ids. If the same text is parsed as a whole, it has more of them.
     let parsed = tokenizer.encode(&turns.concat(), AddSpecialTokens::No).unwrap();
     let num_special = |ids: &[u32]| ids.iter().filter(|id| tokenizer.is_special(**id)).count();
     assert_eq!((num_special(&ids), num_special(&parsed)), (4, 8));
@@ -97,7 +98,7 @@ fn every_text_of_a_conversation_is_text() {
     let id = |token| tokenizer.token_to_id(token).unwrap();
     assert_eq!(special, [id("<|end|>"), id("<|role|>")]);
     assert_eq!(tokenizer.decode(&ids, SkipSpecialTokens::No).unwrap(), prompt.text());
-    // A post-processor adds its own.
+    // A post-processor adds its own tokens.
     let with = tokenizer.encode_prompt(&prompt, AddSpecialTokens::Yes).unwrap();
     assert_eq!(with, [&[id("<|begin|>")], ids.as_slice()].concat());
 }
@@ -118,7 +119,7 @@ fn a_continued_message_is_text() {
 
 #[test]
 fn a_template_finds_what_it_looks_for_in_an_answer() {
-    // Special here, as in the tokenizers of some reasoning models.
+    // The token is special here, as in the tokenizers of some reasoning models.
     let config = json!({"additional_special_tokens": ["<tool_call>"]}).to_string();
     let tokenizer =
         Tokenizer::from_bytes(&fixture_bytes("byte_level"), Some(config.as_bytes())).unwrap();
@@ -186,7 +187,7 @@ const PLAIN: [&str; 15] = [
     "12",
 ];
 
-/// Texts in which special tokens are spelled out now and then, whole and in part.
+/// Texts that sometimes spell special tokens out, as a whole and in part.
 fn text(spelled: &'static [&'static str]) -> impl Strategy<Value = String> {
     let part = prop_oneof![
         prop::sample::select(&PLAIN[..]).prop_map(str::to_owned),
@@ -228,11 +229,12 @@ proptest! {
         }
     }
 
-    /// What the library does at the seams (white space that special tokens take, the first word's separator, merges
-    /// over a spelling) shows when the spelled-out token is called something else: then it is text by itself.
+    /// The expected result comes from a tokenizer in which the spelled-out token has another name, so that it is only
+    /// text. It shows the library's treatment of the seams: white space that special tokens take, the first word's
+    /// separator, and merges over a spelling.
     #[test]
     fn seams_are_the_library_s(content in text(&["<s>", "<s><s>", " <s> "])) {
-        // Its pieces may spell another token out, which is not called something else.
+        // Pieces of the text may spell another token out, whose name is unchanged.
         prop_assume!(!content.contains("<|end|>"));
         for kind in ["metaspace_first", "byte_fallback"] {
             let mut json: Value = serde_json::from_slice(&fixture_bytes(kind)).unwrap();

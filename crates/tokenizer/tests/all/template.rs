@@ -1,4 +1,4 @@
-//! Chat templates render what transformers' Jinja2 renders, and nothing a template does is unbounded.
+//! Chat templates render the text that transformers' Jinja2 renders, and everything that a template does is bounded.
 
 use candlepower_tokenizer::{
     ChatTemplate, Error, LocalTime, PromptEnd, RenderInput, TemplateSources,
@@ -102,7 +102,7 @@ fn sources_of_templates() {
             chat_template_json: Some(br#"{"chat_template": "J"}"#),
         })
     };
-    // What is taken without tools and with an empty list of them.
+    // The chosen templates without tools and with an empty list of tools.
     let taken = |template: Result<Option<ChatTemplate>, Error>| {
         let template = template.unwrap().unwrap();
         [None, Some(&json!([]))].map(|tools| template.source(tools).unwrap().to_owned())

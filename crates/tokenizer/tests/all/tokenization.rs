@@ -1,6 +1,6 @@
 //! The ids of 1,000 strings are those of the `tokenizers` Python package, for each kind of tokenizer.
 //!
-//! Made by scripts/make_tokenizer_fixtures.py.
+//! They are made by scripts/make_tokenizer_fixtures.py.
 
 use candlepower_tokenizer::{AddSpecialTokens, ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
@@ -75,7 +75,7 @@ fn in_a_conversation_ids_are_those_of_the_python_package_for_text() {
     }
 }
 
-/// A Unigram vocabulary holds the special tokens as if they were words, and the package finds them in text.
+/// A Unigram vocabulary contains the special tokens as if they were words, and the package finds them in text.
 #[test]
 fn words_of_the_vocabulary_that_are_special_tokens_are_not_found_in_text() {
     let goldens = Goldens::read();

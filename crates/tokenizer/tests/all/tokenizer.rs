@@ -1,4 +1,4 @@
-//! Text to ids and back, what tokens are, and texts that are out to break a tokenizer.
+//! Text to ids and back, the kinds of tokens, and texts made to break a tokenizer.
 
 use candlepower_tokenizer::{AddSpecialTokens, Error, SkipSpecialTokens, Tokenizer};
 use serde_json::{Value, json};
@@ -117,8 +117,8 @@ fn an_absurd_id_is_refused() {
     assert!(error.to_string().contains("a token has the id 4294967295"), "{error}");
 }
 
-/// The library would panic: on a token that the post-processor puts around texts and does not define, on a merge that is
-/// shorter than the prefix of words that it must have.
+/// The library would panic on a token that the post-processor adds around texts and does not define. It would also
+/// panic on a merge that is shorter than the required prefix of words.
 #[test]
 fn parts_that_do_not_fit_together_are_refused() {
     let json: Value = serde_json::from_slice(&fixture_bytes("byte_level")).unwrap();

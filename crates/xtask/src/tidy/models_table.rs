@@ -20,9 +20,6 @@ const GOLDENS: &str = "tests/golden/";
 const GGUF_TYPES: &str = "crates/checkpoint/src/gguf/tensor_type.rs";
 const METHODS: &str = "crates/checkpoint/src/quantization/method.rs";
 
-/// On which GPU what is listed has been compared with its goldens.
-const ON_GPU: &str = "H200";
-
 /// One architecture.
 struct Architecture {
     class: &'static str,
@@ -36,8 +33,8 @@ struct Architecture {
 /// Conditions of tensor parallelism. The norm of a Mamba-2 group needs all its channels on one rank, and the published
 /// models of these classes have a single group.
 const OF_ONE_RANK: [(&str, &str); 2] = [
-    ("GraniteMoeHybridForCausalLM", "without Mamba-2"),
-    ("BambaForCausalLM", "with groups of Mamba-2"),
+    ("GraniteMoeHybridForCausalLM", "only without Mamba-2 layers"),
+    ("BambaForCausalLM", "only if Mamba-2 has several groups"),
 ];
 
 const fn row(
@@ -566,8 +563,8 @@ fn is_of(name: &str, prefix: &str) -> bool {
 fn tables(files: &[SourceFile]) -> Result<String, String> {
     let goldens = goldens(files);
     let mut text = String::from(
-        "| architecture | models | checked against transformers | quantized goldens | GGUF | tensor-parallel | on a GPU |\n\
-         |---|---|---|---|---|---|---|\n",
+        "| architecture | models | compared with transformers | quantized goldens | GGUF |\n\
+         |---|---|---|---|---|\n",
     );
     for row in ARCHITECTURES {
         let own: Vec<&Golden> = goldens.iter().filter(|golden| golden.class == row.class).collect();
@@ -592,21 +589,21 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
             name => format!("`{name}`"),
         };
         let quantized = if quantized.is_empty() { "none".to_owned() } else { quantized.join(", ") };
-        let one_rank = OF_ONE_RANK.iter().find(|(class, _)| *class == row.class);
-        let parallel = one_rank.map_or("yes", |(_, what)| what);
         text += &format!(
-            "| `{}` | {} | {} | {quantized} | {gguf} | {parallel} | {ON_GPU} |\n",
+            "| `{}` | {} | {} | {quantized} | {gguf} |\n",
             row.class, row.models, row.checked
         );
     }
-    text += "\n| format | checkpoints | in memory | goldens | on a GPU |\n|---|---|---|---|---|\n";
+    let sharded = OF_ONE_RANK.map(|(class, when)| format!("`{class}` {when}"));
+    text += &format!("\nAll run over several ranks, but {}.\n", sharded.join(", and "));
+    text += "\n| format | checkpoints | bits in memory | goldens |\n|---|---|---|---|\n";
     for (format, prefix, checkpoints, memory) in FORMATS {
         let count = goldens.iter().filter(|golden| is_of(&golden.name, prefix)).count();
         if count == 0 {
             return Err(format!("{format} has no golden in {GOLDENS} that a test runs"));
         }
         let checkpoints = checkpoints.replace("{types}", &gguf_types(files).join(", "));
-        text += &format!("| {format} | {checkpoints} | {memory} | {count} | {ON_GPU} |\n");
+        text += &format!("| {format} | {checkpoints} | {memory} | {count} |\n");
     }
     Ok(text)
 }

@@ -4,14 +4,14 @@ use std::ffi::c_char;
 
 use super::super::launch::{Address, CUstream, Launcher};
 
-/// Numbers of a plan that FlashInfer keeps on the host.
+/// Number of 64-bit words of a plan, which FlashInfer keeps on the host.
 pub(super) const PLAN_WORDS: usize = 18;
-/// Room for a message of FlashInfer's.
+/// Size of the buffer for a message of FlashInfer's.
 pub(super) const MESSAGE_BYTES: usize = 256;
-/// What a function answers when it wrote a message instead of an error number of CUDA's.
+/// Return value of functions that wrote a message, instead of a CUDA error number.
 pub(super) const REFUSED: i32 = -1;
 
-/// As `AttentionBuffers` in attention.cuh.
+/// Mirrors `AttentionBuffers` in attention.cuh.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Buffers {
@@ -22,7 +22,7 @@ pub(super) struct Buffers {
     pub(super) schedule_bytes: i64,
 }
 
-/// As `AttentionShape` in attention.cuh.
+/// Mirrors `AttentionShape` in attention.cuh.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct Shape {
@@ -38,7 +38,7 @@ pub(super) struct Shape {
     pub(super) padding: i32,
 }
 
-/// As `PlanArgs` in attention.cuh.
+/// Mirrors `PlanArgs` in attention.cuh.
 #[repr(C)]
 pub(super) struct PlanArgs {
     pub(super) buffers: Buffers,
@@ -51,7 +51,7 @@ pub(super) struct PlanArgs {
 }
 const _: () = assert!(size_of::<PlanArgs>() == 120);
 
-/// As `RunArgs` in attention.cuh.
+/// Mirrors `RunArgs` in attention.cuh.
 #[repr(C)]
 pub(super) struct RunArgs {
     pub(super) buffers: Buffers,
@@ -74,7 +74,7 @@ pub(super) struct RunArgs {
 }
 const _: () = assert!(size_of::<RunArgs>() == 184);
 
-/// As `SinkArgs` in elements.cu.
+/// Mirrors `SinkArgs` in elements.cu.
 #[repr(C)]
 pub(super) struct SinkArgs {
     pub(super) out: Address,
@@ -88,27 +88,29 @@ pub(super) struct SinkArgs {
 }
 const _: () = assert!(size_of::<SinkArgs>() == 48);
 
-/// Which of FlashInfer's kernels computes a step.
+/// FlashInfer's kernel for a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernel {
     /// One query per sequence, without a window: bound by memory.
     Decode,
-    /// Any mixture, on the tensor cores.
+    /// Any mixture of decodes and prompts, on tensor cores.
     Prefill,
-    /// Any mixture over latents: cooperative, as many thread blocks as multiprocessors.
+    /// Any mixture over latents: a cooperative launch with as many thread blocks as multiprocessors.
     Latent,
 }
 
 impl Kernel {
-    /// Whether it leaves the factor of the outputs away: FlashInfer's kernel whose warps share the columns of the values, of which
-    /// there are too many for the registers of one, does not ask its variant for what becomes of an output. That of latents would
-    /// round the factor, and multiply each latent by it.
+    /// Whether the kernel ignores the factor on the outputs.
+    ///
+    /// For heads above 256 elements, the values have too many columns for the registers of one warp, so FlashInfer uses
+    /// a kernel whose warps share them. That kernel does not call the variant's output transform. The kernel for
+    /// latents would round the factor and multiply each latent by it.
     pub(super) fn leaves_values_unscaled(self, head_dim: usize) -> bool {
         self == Self::Latent || self == Self::Prefill && head_dim > 256
     }
 }
 
-/// The planner and the kernel of one head dimension.
+/// The planner and the kernel for one head dimension.
 #[derive(Clone, Copy)]
 pub(super) struct Functions {
     pub(super) plan: Launcher<PlanArgs>,

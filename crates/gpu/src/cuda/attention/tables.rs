@@ -1,8 +1,9 @@
-//! The tables of a step that FlashInfer reads: where queries and pages of each sequence begin, and which pages.
+//! The tables of a step that FlashInfer reads: where the queries and pages of each sequence begin, and the page
+//! indices.
 
 use candlepower_kernels::AttentionMetadata;
 
-/// Where the tables of a step lie in one run of u32.
+/// Offsets of a step's tables in one array of u32.
 pub(super) struct TableLayout {
     pub(super) seqs: usize,
 }
@@ -24,7 +25,7 @@ impl TableLayout {
         3 * (self.seqs + 1)
     }
 
-    /// Writes the tables; `tables` has room for all of them.
+    /// Writes the tables. `tables` must have room for all of them.
     pub(super) fn fill<'a>(
         &self,
         tables: &mut [u32],
@@ -45,7 +46,7 @@ impl TableLayout {
     }
 }
 
-/// Positions in the last block of a sequence: 1 to `block_size`, and 0 for an empty one.
+/// Number of positions in the last block of a sequence: 1 to `block_size`, or 0 for an empty sequence.
 fn last_page_len(context_len: usize, block_size: usize) -> usize {
     match context_len {
         0 => 0,

@@ -1,4 +1,4 @@
-// Copies from memory to shared memory that a thread asks for and waits for later.
+// Asynchronous copies from global to shared memory (`cp.async`).
 #pragma once
 
 #include "common.cuh"
@@ -9,7 +9,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes to an address in shared memory, or writes zeros, some time before the copies that follow it have been waited for.
+// Starts a copy of 16 bytes to an address in shared memory, or writes zeros there if `exists` is false. The data is
+// there once `wait_for_copies` has waited for the group that contains the copy.
 __device__ __forceinline__ void copy_chunk(uint32_t to, const void* from, bool exists = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16 : 0) : "memory");
 }
@@ -18,10 +19,10 @@ __device__ __forceinline__ void copy_chunk(void* to, const void* from, bool exis
   copy_chunk(shared_address(to), from, exists);
 }
 
-// What the thread has asked for since the last call is one more group, be it empty.
+// Closes a group of copies: those that the thread has started since the previous call. The group may be empty.
 __device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits for all of the thread's groups but the last `kPending`.
+// Waits until at most the newest `kPending` groups of the thread are still being copied.
 template <int32_t kPending>
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

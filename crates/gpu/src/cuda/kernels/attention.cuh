@@ -1,9 +1,11 @@
-// What decode and prefill attention share: their arguments, the score function, and the shape of FlashInfer's
-// calls. FlashInfer's planners run on the host and divide a step's work among the device's blocks; its
-// kernels then read that division from device memory, so that a CUDA graph can be replayed with another one.
+// Arguments and score function of decode and prefill attention, and helpers for calling FlashInfer.
 //
-// Each attention_*.cu is compiled once per head dimension, which the build gives as CANDLEPOWER_HEAD_DIM, but
-// attention_latent.cu, which has one. All of it lies in a namespace of that dimension: functions of one name would be merged by the linker.
+// FlashInfer's planners run on the host and divide a step's work among the blocks of a launch. Its kernels read that
+// schedule from device memory, so a CUDA graph can be replayed with another schedule.
+//
+// Each attention_*.cu is compiled once per head dimension, which the build passes as CANDLEPOWER_HEAD_DIM, except
+// attention_latent.cu, which has one dimension. All code is in a namespace of that dimension, because the linker would
+// otherwise merge functions of one name.
 #pragma once
 
 #include <cstdio>
@@ -19,7 +21,7 @@
 #include <flashinfer/attention/variants.cuh>
 #include <flashinfer/pos_enc.cuh>
 
-// A name with the head dimension at its end.
+// Appends the head dimension to a name.
 #define CANDLEPOWER_JOIN(name, dim) name##dim
 #define CANDLEPOWER_NAME_OF(name, dim) CANDLEPOWER_JOIN(name, dim)
 #define CANDLEPOWER_PER_HEAD_DIM(name) CANDLEPOWER_NAME_OF(name, CANDLEPOWER_HEAD_DIM)
@@ -34,8 +36,8 @@ constexpr int32_t kMessageBytes = 256;
 // Memory that planner and kernels share.
 struct AttentionBuffers {
   void* partials;      // device: partial outputs of split sequences
-  void* schedule;      // device: who computes what
-  void* host;          // pinned: the schedule before it is copied
+  void* schedule;      // device: the schedule
+  void* host;          // pinned host memory: the schedule before it is copied to the device
   int64_t partials_bytes;
   int64_t schedule_bytes;
 };
@@ -47,7 +49,7 @@ struct AttentionShape {
   int32_t kv_heads;
   int32_t block_size;
   int32_t dtype;
-  int32_t window_left;  // positions before a query's own that it sees; -1: all
+  int32_t window_left;  // number of positions before its own that a query attends to; -1: all
   int32_t fixed_launch;  // 1: launch parameters depend on `seqs` and `tokens` alone, for CUDA graphs
   int32_t fp8_cache;     // 1: keys and values are e4m3
   int32_t padding;
@@ -69,23 +71,23 @@ struct RunArgs {
   AttentionShape shape;
   const void* q;                // [tokens, heads, head_dim]
   const void* keys;             // [num_blocks, kv_heads, block_size, head_dim]
-  const void* values;           // as keys; where latents are kept the same memory
-  void* out;                    // [tokens, heads, head_dim], or where latents are kept [tokens, heads, latent]
-  float* log_sums;              // [tokens, heads], written: the logarithm to base 2 of what the softmax divides by; null for none
+  const void* values;           // the same shape as keys; for latents the same memory as keys
+  void* out;                    // [tokens, heads, head_dim], or for latents [tokens, heads, latent]
+  float* log_sums;              // [tokens, heads], written: base-2 logarithms of the softmax denominators; null: not needed
   const int32_t* query_start;   // device [seqs + 1]
   const int32_t* page_start;    // device [seqs + 1]
   const int32_t* page_indices;  // device [page_start[seqs]]
   const int32_t* last_page_len; // device [seqs]
   const int64_t* plan;          // host, from the planner
   char* message;                // host [kMessageBytes], written on an error
-  float scale;        // of the products with the keys as they are in the cache
+  float scale;        // factor on the products of queries with keys as stored
   float softcap;      // 0: none
-  float value_scale;  // what the values in the cache are multiplied by
+  float value_scale;  // factor on the values as stored
   int32_t padding;
 };
 static_assert(sizeof(RunArgs) == 184, "as in src/cuda/attention/ffi.rs");
 
-// Scores with window and soft cap chosen at run time: one instance serves all models.
+// Score function with window and soft cap as run-time parameters, so that one instance serves all models.
 struct PagedScores : flashinfer::AttentionVariantBase {
   static constexpr bool use_softmax = true;
 
@@ -115,19 +117,19 @@ struct PagedScores : flashinfer::AttentionVariantBase {
   })
 };
 
-// FlashInfer's parameters with a factor of the outputs: its variants look for a member of this name.
+// FlashInfer's parameters with a factor on the outputs: its variants look for a member of this name.
 template <typename Params>
 struct Scaled : Params {
   using Params::Params;
   float v_scale = 1.0f;
 };
 
-// Calls `run` with a value of the element type of q and one of the cache's.
+// Calls `run` with a value of q's element type and one of the cache's.
 template <typename Run>
 int32_t with_types(const AttentionShape& shape, Run run) {
 #ifdef CANDLEPOWER_LINK_ONLY
-  // A program that is linked and never computes (scripts/cuda/fast_nvcc.py): one instance, for the smallest heads and for
-  // latents, shows that all of this compiles.
+  // For programs that are only linked, never run (scripts/cuda/fast_nvcc.py). Instances for the smallest heads and for
+  // latents suffice to show that everything compiles.
   if constexpr (kHeadDim == 64 || kHeadDim == 576) run(__nv_bfloat16{}, __nv_bfloat16{});
   return cudaErrorNotSupported;
 #else
@@ -161,10 +163,10 @@ P* at(void* base, int64_t offset) {
   return flashinfer::GetPtrFromBaseOffset<P>(base, offset);
 }
 
-// What the caller reads where there is no CUDA error number but a message of FlashInfer's.
+// Return value for a FlashInfer exception, which has a message instead of a CUDA error number.
 constexpr int32_t kRefused = -1;
 
-// Runs `call`, which answers a CUDA error, and turns FlashInfer's exceptions into a message.
+// Runs `call`, which returns a CUDA error, and converts FlashInfer's exceptions into a message.
 template <typename Call>
 int32_t guarded(char* message, Call call) {
   try {

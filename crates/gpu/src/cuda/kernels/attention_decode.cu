@@ -1,4 +1,5 @@
-// Decode attention: one query per sequence, split along the cache, query heads of a group packed together.
+// Decode attention: one query per sequence. The context of a sequence is divided among blocks, and a block handles all
+// query heads of a group together.
 
 #include "attention.cuh"
 
@@ -7,7 +8,7 @@
 namespace candlepower {
 inline namespace CANDLEPOWER_PER_HEAD_DIM(head_dim_) {
 
-// Of queries and outputs T over a cache of C.
+// The element types are T for queries and outputs, and C for the cache.
 template <typename T, typename C>
 using DecodeParams = Scaled<flashinfer::BatchDecodeParams<T, C, T, int32_t>>;
 constexpr auto kNoRope = flashinfer::PosEncodingMode::kNone;

@@ -1,7 +1,7 @@
-// Attention over latents (multi-head latent attention): all heads read one row of a position, of 512 numbers that are its values
-// too and 64 that are keys alone.
+// Attention over the latents of MLA. All heads read one row per position. Its first 512 elements are keys and values,
+// and the other 64 are keys alone.
 
-// Of a row; the namespace is its own.
+// Length of a row. It also names the namespace.
 #define CANDLEPOWER_HEAD_DIM 576
 
 #include <stdexcept>
@@ -14,18 +14,20 @@ namespace candlepower {
 inline namespace CANDLEPOWER_PER_HEAD_DIM(head_dim_) {
 
 constexpr uint32_t kLatent = 512;
-// Rows, each a query and a head, of FlashInfer's thread blocks; where sequences have more on average, two blocks share them.
+// Rows of a FlashInfer thread block, each of which is one head of one query. If sequences have more rows on average,
+// two blocks share a tile of twice as many rows.
 constexpr int32_t kTileRows = 64;
-// What FlashInfer has room for and does not count.
+// Capacity of FlashInfer's work list, which FlashInfer does not check.
 constexpr int32_t kMostWorks = 16384;
 
-// Sequences as FlashInfer is told of them.
+// The sequences of a step in the form that is passed to FlashInfer.
 struct Parts {
   std::vector<int32_t> query_start{0};
   std::vector<int32_t> page_start;
   std::vector<int32_t> context_len;
 
-  // Those of a step, divided into parts of at most `most_queries` queries, each a sequence that ends with its last query.
+  // Divides the sequences of a step into parts of at most `most_queries` queries. Each part is a sequence that ends
+  // with its last query.
   Parts(const PlanArgs& args, int32_t most_queries) {
     for (int32_t seq = 0; seq < args.shape.seqs; ++seq) {
       const int32_t end = args.query_start[seq + 1];
@@ -39,7 +41,7 @@ struct Parts {
 
   int32_t count() const { return static_cast<int32_t>(context_len.size()); }
 
-  // As FlashInfer has it.
+  // The tile size that FlashInfer chooses, by its own formula.
   int32_t tile_rows(int32_t heads) const {
     return query_start.back() * heads / count() > kTileRows ? 2 * kTileRows : kTileRows;
   }
@@ -52,9 +54,12 @@ struct Parts {
     return tiles;
   }
 
-  // So that no query's heads are in two tiles: FlashInfer's kernel does not count such a query among those of the first one, and passes
-  // over its newest position, or before all positions. Where all sequences have as many queries, how many parts there are depends on
-  // the numbers of sequences and queries alone, as fixed launches need it.
+  // Divides sequences so that the heads of a query never lie in two tiles. FlashInfer 0.7.2 handles such a query
+  // wrongly: it skips the query's newest position, or writes outside of shared memory. This happens if the number of
+  // heads does not divide a tile, such as the 20 heads of GLM-4.7-Flash.
+  //
+  // If all sequences have the same number of queries, the number of parts depends only on the numbers of sequences and
+  // queries. Fixed launches rely on that.
   static Parts of(const PlanArgs& args) {
     const int32_t heads = args.shape.heads;
     if (kTileRows % heads == 0 || heads == 2 * kTileRows) return {args, INT32_MAX};
@@ -71,7 +76,8 @@ cudaError_t plan_latent(const PlanArgs& args, cudaStream_t stream) {
   int32_t multiprocessors = 0;
   FLASHINFER_CUDA_CALL(cudaGetDevice(&device));
   FLASHINFER_CUDA_CALL(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  // A tile is divided where it is more than a multiprocessor's share of the step.
+  // FlashInfer splits tiles that exceed a multiprocessor's share of the step, which adds at most one part per
+  // multiprocessor.
   if (parts.tiles(heads) + multiprocessors > kMostWorks) {
     throw std::length_error("a step has more queries than attention over latents has room for: have fewer tokens in a step");
   }
@@ -144,7 +150,7 @@ extern "C" int32_t candlepower_run_latent(const RunArgs* args, cudaStream_t stre
     const int32_t launched = with_types(args->shape, [&](auto zero, auto cached) {
       using T = decltype(zero);
       using C = decltype(cached);
-      // FlashInfer widens e4m3 to bf16 alone.
+      // FlashInfer converts e4m3 to bf16 only.
       if constexpr (std::is_same_v<T, C> || std::is_same_v<T, __nv_bfloat16>) {
         status = run_latent<T, C>(*args, stream);
       } else {

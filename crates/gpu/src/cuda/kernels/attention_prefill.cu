@@ -1,4 +1,4 @@
-// Attention of any mixture of decodes and prefill chunks over the paged cache, on the tensor cores.
+// Attention for any mixture of decodes and prefill chunks over the paged cache, on tensor cores.
 
 #include "attention.cuh"
 
@@ -7,15 +7,17 @@
 namespace candlepower {
 inline namespace CANDLEPOWER_PER_HEAD_DIM(head_dim_) {
 
-// Of queries and outputs T over a cache of C.
+// The element types are T for queries and outputs, and C for the cache.
 template <typename T, typename C>
 using PrefillParams = Scaled<flashinfer::BatchPrefillPagedParams<T, C, T, int32_t>>;
 
 cudaError_t plan_prefill(const PlanArgs& args, cudaStream_t stream) {
   const AttentionShape& shape = args.shape;
   flashinfer::PrefillPlanInfo plan;
-  // A fixed launch is a decode bucket: every sequence has as many queries.
+  // A fixed launch is a decode bucket of a CUDA graph: every sequence has the same number of queries.
   const int64_t uniform_queries = shape.fixed_launch != 0 ? shape.tokens / shape.seqs : 0;
+  // For fixed launches the planner always splits the context, so a merge kernel runs in each layer, even for short
+  // contexts: the grid must not depend on the lengths. Source: FlashInfer, scheduler.cuh, PrefillBinarySearchKVChunkSize.
   const cudaError_t status = flashinfer::PrefillPlan<int32_t>(
       args.buffers.partials, args.buffers.partials_bytes, args.buffers.schedule, args.buffers.host,
       args.buffers.schedule_bytes, plan, args.query_start, args.page_start, shape.tokens, shape.seqs,
@@ -69,7 +71,8 @@ cudaError_t run_prefill(const RunArgs& args, cudaStream_t stream) {
   };
   switch (plan.cta_tile_q) {
     case 16: return run(std::integral_constant<uint32_t, 16>{});
-    // Which tiles FlashInfer plans beside these depends on the head: the wider it is, the fewer queries.
+    // Other tile sizes depend on the head dimension: FlashInfer plans fewer queries for wider heads. Its tiles are used
+    // unchanged on compute capability 8.0 and 8.9 too: those that fit into shared memory there spill at most 64 bytes.
     case 32:
       if constexpr (kHeadDim >= 512) return run(std::integral_constant<uint32_t, 32>{});
       break;

@@ -1,4 +1,4 @@
-// Quantized matrices, and the numbers that their codes mean.
+// Quantized matrices, and their dequantization.
 #pragma once
 
 #include <type_traits>
@@ -7,22 +7,22 @@
 
 namespace candlepower {
 
-// What codes mean; the values are those of `code_kind` in src/cuda/packed.rs.
+// Format of the quantized weights. The values are those of `code_kind` in src/cuda/packed.rs.
 enum class Codes : int32_t { kU4 = 0, kU8 = 1, kE4m3 = 2, kTable = 3, kE2m1 = 4 };
 
 struct PackedMatrix {
-  const uint32_t* codes;          // as `code_place` says
-  const float* scales;            // [groups][n in whole tiles][scale, minimum]; of tables [n in whole tiles][16]
-  const uint32_t* inputs;         // [k]: the input of each column; null where they are in order
-  const uint32_t* sparse_starts;  // [n + 1]: where the entries of each output begin; null where there are none
+  const uint32_t* codes;          // quantized weights, in the layout of `code_place`
+  const float* scales;            // [groups][n in whole tiles][scale, offset]; for kTable [n in whole tiles][16 table entries]
+  const uint32_t* inputs;         // [k]: the input that each column multiplies; null: columns are in the order of inputs
+  const uint32_t* sparse_starts;  // [n + 1]: begin of each output's entries of the sparse part; null: no sparse part
   const uint32_t* sparse_inputs;
   const float* sparse_numbers;
   int32_t n;
   int32_t k;
-  int32_t width;  // inputs of a row, of which columns may leave some out
+  int32_t width;  // inputs of a row; there may be fewer columns than inputs
   int32_t group;
   int32_t kind;
-  int32_t cut;  // into how many parts groups cut a tile of a matrix in whole tiles: 2^cut; kAnyLayout for other matrices
+  int32_t cut;  // group boundaries divide each tile into 2^cut parts; kAnyLayout if PackedTiles cannot read the matrix
 
   CANDLEPOWER_HD int32_t whole_outputs() const {
     return (n + kTileOutputs - 1) / kTileOutputs * kTileOutputs;
@@ -34,21 +34,23 @@ constexpr int32_t kAnyLayout = -1;
 constexpr bool is_narrow(Codes codes) { return codes == Codes::kU4 || codes == Codes::kTable || codes == Codes::kE2m1; }
 constexpr int32_t bits_of(Codes codes) { return is_narrow(codes) ? 4 : 8; }
 
-// ---- Numbers ---------------------------------------------------------------------------------------
+// ---- Dequantization --------------------------------------------------------------------------------
 
-// A code of eight bits as a half, but for a factor of 256 that scales have: the exponent has one bit more.
+// An E4M3 value in 8 bits, as an f32. It is too small by a factor of 256, because its bits are read as a half, whose
+// exponent has one bit more. The scales include that factor.
 __device__ __forceinline__ float e4m3_part(uint32_t code) {
   const uint32_t bits = (code & 0x80u) << 8 | (code & 0x7fu) << 7;
   return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
 }
 
-// A code of a sign, two bits of exponent and one of mantissa as a half, but for a factor of 2^14 that scales have.
+// An E2M1 value (one sign bit, two exponent bits, one mantissa bit) as an f32. It is read as a half too, and is too
+// small by a factor of 2^14. The scales include that factor.
 __device__ __forceinline__ float e2m1_part(uint32_t code) {
   const uint32_t bits = (code & 8u) << 12 | (code & 7u) << 9;
   return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
 }
 
-// What a code that is multiplied by a scale is.
+// Value of a quantized weight before its scale is applied.
 template <Codes kCodes>
 __device__ __forceinline__ float code_part(uint32_t code) {
   if constexpr (kCodes == Codes::kE4m3) return e4m3_part(code);
@@ -56,10 +58,11 @@ __device__ __forceinline__ float code_part(uint32_t code) {
   return static_cast<float>(code);
 }
 
-// Columns whose numbers are unpacked together.
+// Number of columns that are dequantized together.
 constexpr int32_t kUnpacked = 8;
 
-// The numbers of an output in the columns from `column` on, a multiple of 8, each rounded once; zeros beyond the last column.
+// Dequantized values of an output for 8 columns from `column` on, each rounded once. `column` must be a multiple of 8.
+// Columns from w.k on give zeros.
 template <typename T, Codes kCodes>
 __device__ __forceinline__ Vector<T, kUnpacked> unpacked(const PackedMatrix& w, int32_t output, int32_t column) {
   constexpr int32_t kBits = bits_of(kCodes);
@@ -84,7 +87,7 @@ __device__ __forceinline__ Vector<T, kUnpacked> unpacked(const PackedMatrix& w, 
   return numbers;
 }
 
-// What the numbers beside the codes add to an output, for a row of x.
+// Contribution of the matrix's sparse part to an output, for a row of x.
 template <typename T>
 __device__ __forceinline__ float sparse_sum(const PackedMatrix& w, const T* x, int32_t output) {
   float sum = 0.0f;
@@ -95,7 +98,7 @@ __device__ __forceinline__ float sparse_sum(const PackedMatrix& w, const T* x, i
   return sum;
 }
 
-// Calls `launch` with a type that has this kind of codes.
+// Calls `launch` with the format of the quantized weights as a compile-time constant.
 template <typename Launch>
 void with_codes(int32_t kind, Launch launch) {
   switch (static_cast<Codes>(kind)) {

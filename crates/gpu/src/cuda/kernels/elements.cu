@@ -1,4 +1,4 @@
-// Operations on single elements: sums, gates, what is done to logits and beside sinks, and tokens that only the device knows.
+// Element-wise operations: sums, gates, scaling of logits, attention sinks, and token ids that only the device knows.
 
 #include "common.cuh"
 
@@ -15,7 +15,7 @@ struct AddArgs {
 };
 static_assert(sizeof(AddArgs) == 32, "as in src/cuda/elements.rs");
 
-// Every thread has N neighbouring elements and goes on a whole grid further.
+// A grid-stride loop: each thread handles N neighbouring elements at a time.
 template <typename T, int32_t N>
 __global__ void add_kernel(AddArgs args) {
   T* residual = static_cast<T*>(args.residual);
@@ -53,7 +53,7 @@ __global__ void scale_and_cap_kernel(ScaleArgs args) {
 
 struct SinkArgs {
   void* out;              // [rows, head_dim], in place
-  const float* log_sums;  // [rows]: as RunArgs in attention.cuh has them
+  const float* log_sums;  // [rows], with the meaning of log_sums of RunArgs in attention.cuh
   const float* sinks;     // [heads]
   int64_t rows;           // tokens * heads
   int32_t heads;
@@ -63,7 +63,8 @@ struct SinkArgs {
 };
 static_assert(sizeof(SinkArgs) == 48, "as in src/cuda/attention/ffi.rs");
 
-// What a head's sink leaves of the values: the weights of the softmax had summed up to one without it.
+// Applies attention sink logits. The attention kernel computed the softmax without the sink, so the output is
+// multiplied by the share of the weights that the sink leaves.
 template <typename T, int32_t N>
 __global__ void weigh_sinks_kernel(SinkArgs args) {
   constexpr float kLog2E = 1.4426950408889634f;
@@ -91,7 +92,7 @@ struct SigmoidGateArgs {
 };
 static_assert(sizeof(SigmoidGateArgs) == 40, "as in src/cuda/elements.rs");
 
-// Every thread has N neighbouring elements of a row and goes on a whole grid further.
+// A grid-stride loop: each thread handles N neighbouring elements of a row at a time.
 template <typename T, int32_t N>
 __global__ void sigmoid_gate_kernel(SigmoidGateArgs args) {
   T* x = static_cast<T*>(args.x);
@@ -123,7 +124,8 @@ struct ResolveArgs {
 };
 static_assert(sizeof(ResolveArgs) == 24, "as in src/cuda/elements.rs");
 
-// A number with the highest bit set names a token of the previous step; one that was not drawn becomes no token.
+// Replaces entries whose highest bit is set by the token that the previous step sampled at that index. An index beyond
+// the sampled tokens gives an invalid token id.
 __global__ void resolve_kernel(ResolveArgs args) {
   const int32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= args.count) return;

@@ -1,20 +1,21 @@
-// Layers of experts: which of them each token goes to, and the sum of what they make of it; expert_product.cu has their products.
+// MoE layers: the router's choice of experts for each token, and the sum of their results. expert_product.cu has the
+// products.
 
 #include "common.cuh"
 
 namespace candlepower {
 
-// ---- Which experts ---------------------------------------------------------------------------------
+// ---- Routing ---------------------------------------------------------------------------------------
 
 struct RouteArgs {
   const void* scores;  // [tokens, experts]
-  uint32_t* chosen;    // [tokens, top_k]: experts in their order
-  float* shares;       // [tokens, top_k]: what each counts for
-  uint32_t* sorted;    // [tokens * top_k]: places in `chosen`, expert by expert, in the order of the tokens
-  uint32_t* starts;    // [experts + 1]: where in `sorted` those of each expert begin
-  uint32_t* tiles;     // [experts + 1]: how many tiles of rows the experts before take
-  const float* bias;   // [experts]: added to shares where experts are chosen by them; null for none
-  const float* scales;  // [experts]: factors on what each counts for; null for none
+  uint32_t* chosen;    // [tokens, top_k]: experts by ascending index
+  float* shares;       // [tokens, top_k]: the weight of each expert's result
+  uint32_t* sorted;    // [tokens * top_k]: indices into `chosen`, sorted by expert, then by token
+  uint32_t* starts;    // [experts + 1]: where each expert's entries begin in `sorted`
+  uint32_t* tiles;     // [experts + 1]: number of row tiles of all experts before each one
+  const float* bias;   // [experts]: added to the shares to choose by, not to the weights; null: none
+  const float* scales;  // [experts]: factors on the weights of results; null: none
   int32_t tokens;
   int32_t experts;
   int32_t top_k;
@@ -23,7 +24,7 @@ struct RouteArgs {
   int32_t dtype;
   int32_t function;  // GatingFunction
   float scale;
-  int32_t groups;  // of as many experts, at most a warp has lanes; 1: experts are chosen among all
+  int32_t groups;  // number of expert groups of equal size, at most the lanes of a warp; 1: no groups
   int32_t chosen_groups;
   int32_t group_score;  // GroupScore
   int32_t padding;
@@ -32,13 +33,13 @@ static_assert(sizeof(RouteArgs) == 112, "as in src/cuda/experts.rs");
 
 // The values are those of GatingFunction in Rust.
 enum class GatingFunction : int32_t { kSoftmax = 0, kSigmoid = 1 };
-// As GroupScore in Rust.
+// The values are those of GroupScore in Rust.
 enum class GroupScore : int32_t { kBest = 0, kBestTwo = 1 };
 
 constexpr int32_t kChooseWarps = 4;
 
-// The groups that a token's experts are chosen among, a bit each: those with the highest scores, of equal ones the first. Experts
-// are chosen by what `choose_by` says of them. A lane has a group.
+// Bit mask of the groups whose experts a token may use: those with the highest scores, and among equal scores the first
+// ones. `choose_by` returns an expert's score. Each lane scores one group.
 template <typename ChooseBy>
 __device__ uint32_t best_groups(const RouteArgs& args, ChooseBy choose_by) {
   const int32_t lane = threadIdx.x % kWarp;
@@ -68,7 +69,7 @@ __device__ uint32_t best_groups(const RouteArgs& args, ChooseBy choose_by) {
   return __ballot_sync(0xffffffffu, lane < args.groups && better < args.chosen_groups);
 }
 
-// A warp per token, which looks for the next best expert `top_k` times.
+// One warp per token. It selects the next best expert `top_k` times.
 template <typename T>
 __global__ void __launch_bounds__(kChooseWarps* kWarp) choose_kernel(RouteArgs args) {
   const int32_t token = blockIdx.x * kChooseWarps + threadIdx.x / kWarp;
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(kChooseWarps* kWarp) choose_kernel(RouteArgs a
   const int32_t group_size = args.experts / args.groups;
 
   int32_t expert = args.experts;
-  // What was found last; at first what comes before every expert.
+  // The expert that was chosen last. The initial value precedes every expert.
   uint32_t last_rank = 0xffffffffu;
   int32_t last = -1;
   for (int32_t choice = 0; choice < args.top_k; ++choice) {
@@ -136,7 +137,8 @@ __global__ void __launch_bounds__(kChooseWarps* kWarp) choose_kernel(RouteArgs a
 
 constexpr int32_t kSortThreads = 1024;
 
-// A block per expert, which counts the tokens of all and sorts in its own. Counts are whole numbers, the same in any order.
+// One block per expert. Each block counts the tokens of all experts and sorts those of its own. Integer counts do not
+// depend on the order of the atomic additions.
 __global__ void __launch_bounds__(kSortThreads) sort_kernel(RouteArgs args) {
   extern __shared__ uint32_t counts[];
   __shared__ uint32_t of_warp[kWarp];
@@ -176,7 +178,7 @@ __global__ void __launch_bounds__(kSortThreads) sort_kernel(RouteArgs args) {
       rows += of_warp[i];
     }
     if (own) args.sorted[place] = pair;
-    // The next round overwrites `of_warp` only when all have read it.
+    // The second barrier is needed because the next round overwrites `of_warp`.
     __syncthreads();
   }
 }
@@ -191,7 +193,7 @@ struct CombineArgs {
   int32_t top_k;
   int32_t hidden;
   int32_t dtype;
-  int32_t add;  // 1: to what `out` has
+  int32_t add;  // 1: the sum is added to the content of `out`
   int32_t padding;
 };
 static_assert(sizeof(CombineArgs) == 48, "as in src/cuda/experts.rs");

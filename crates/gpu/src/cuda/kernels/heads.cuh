@@ -1,4 +1,4 @@
-// What kernels do with a head that is in shared memory of one warp alone.
+// Operations on one head that lies in shared memory and belongs to a single warp.
 #pragma once
 
 #include "common.cuh"
@@ -13,7 +13,7 @@ struct RotaryTable {
   RopeStyle style;
 };
 
-// Rotates the first `rot_dim` elements of `values`.
+// Applies RoPE to the first `rot_dim` elements of `values`.
 __device__ inline void rotate(float* values, uint32_t position, const RotaryTable& table) {
   const int32_t lane = threadIdx.x % kWarp;
   const int32_t half = table.rot_dim / 2;
@@ -23,7 +23,8 @@ __device__ inline void rotate(float* values, uint32_t position, const RotaryTabl
     const RopePair pair = rope_pair(i, half, table.style);
     const float a = values[pair.first];
     const float b = values[pair.second];
-    // A position beyond the table becomes NaN, which sampling reports: a device cannot refuse.
+    // A position beyond the table gives NaN, because a kernel cannot return an error. The sampling kernel reports NaN
+    // logits.
     const float cos = in_table ? table.cos[row + i] : NAN;
     const float sin = in_table ? table.sin[row + i] : NAN;
     values[pair.first] = a * cos - b * sin;
@@ -32,7 +33,7 @@ __device__ inline void rotate(float* values, uint32_t position, const RotaryTabl
   __syncwarp();
 }
 
-// The first `count` elements of `values`, an even number, divided by `scale`.
+// Stores the first `count` elements of `values`, divided by `scale`. `count` must be even.
 template <typename To>
 __device__ void store_head(To* out, const float* values, int32_t count, float scale) {
   const int32_t lane = threadIdx.x % kWarp;

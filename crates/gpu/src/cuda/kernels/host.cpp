@@ -1,6 +1,6 @@
-// The kernels' index arithmetic and the draw, for the CPU: src/cuda_arithmetic.rs compiles this with the
-// host's compiler and compares it with the Rust references. The loops are those of sampling.cu, one thread's
-// worth; everything they decide is in the shared headers.
+// The kernels' index arithmetic and sampling for the CPU. src/cuda_arithmetic.rs compiles this file with the host's
+// compiler and compares it with the Rust references. The loops are those of sampling.cu with one thread; all decisions
+// are in the shared headers.
 
 #include <cstring>
 #include <vector>
@@ -142,7 +142,8 @@ uint64_t host_code_place(int32_t output, int32_t column, int32_t columns, int32_
   return found.word;
 }
 
-// The expert that is chosen after `last`, by what experts are chosen by; `count` where there is none. Before the first, -1.
+// The expert that is chosen after `last`, by their `ranks`, or `count` if there is none. For the first choice, `last`
+// is -1.
 int32_t host_next_choice(const float* ranks, int32_t count, int32_t last) {
   const auto rank_of = [&](int32_t expert) {
     uint32_t bits;
@@ -176,7 +177,7 @@ int32_t host_swizzled(int32_t row, int32_t chunk) { return swizzled(row, chunk);
 
 double host_uniform(const SamplerRow* row) { return uniform_of(*row); }
 
-// A draw from logits that were adjusted in place: `counts`, `mask` may be null.
+// Samples a token. The logits are adjusted in place, and `counts` and `mask` may be null.
 uint32_t host_sample(float* logits, int32_t vocab, const SamplerRow* row, const uint32_t* counts,
                      const uint32_t* mask, int32_t mask_words) {
   Best best{};

@@ -1,4 +1,4 @@
-// Multi-head latent attention before the attention itself: queries are rotated, and a token's latent is normed and kept.
+// The part of MLA before attention: RoPE for queries, and norm, RoPE and cache write for a token's latent.
 
 #include "heads.cuh"
 
@@ -14,8 +14,8 @@ struct LatentArgs {
   const float* sin;           // [max_len, rot_dim / 2]
   const uint32_t* positions;  // [tokens]
   const uint32_t* slots;      // [tokens], kNoSlot: not written
-  const float* query_scales;  // [max_len]: factors on whole queries; null for none
-  void* q_out;                // [tokens, heads, head_dim]: of each head what is behind its first `latent` elements is written, and all is scaled
+  const float* query_scales;  // [max_len]: factors on whole queries; null: none
+  void* q_out;                // [tokens, heads, head_dim]; from `latent` on, a head is written; before, it is only scaled
   void* keys;                 // [num_blocks, 1, block_size, head_dim]
   int64_t tokens;
   int32_t heads;
@@ -31,8 +31,8 @@ struct LatentArgs {
   int32_t dtype;
   float eps;
   float weight_offset;  // 1 where the model multiplies by 1 + weight, else 0
-  int32_t fp8_cache;    // 1: keys are e4m3; 0: of the rows' own type
-  float key_scale;      // what keys are divided by
+  int32_t fp8_cache;    // 1: keys are e4m3; 0: they have the rows' own type
+  float key_scale;      // divisor of keys before they are stored
   int32_t padding;
 };
 static_assert(sizeof(LatentArgs) == 152, "as in src/cuda/latent.rs");
@@ -40,7 +40,7 @@ static_assert(sizeof(LatentArgs) == 152, "as in src/cuda/latent.rs");
 constexpr int32_t kWarpsPerBlock = 4;
 constexpr int32_t kMaxRow = 1024;
 
-// Normalises the first `rank` elements of `values`, in f32; those that follow up to `latent` are zeros.
+// Normalizes the first `rank` elements of `values` in f32, and sets those from there up to `latent` to zero.
 template <typename T>
 __device__ void normalize_latent(float* values, const LatentArgs& args) {
   const int32_t lane = threadIdx.x % kWarp;
@@ -54,14 +54,14 @@ __device__ void normalize_latent(float* values, const LatentArgs& args) {
   __syncwarp();
 }
 
-// One warp per head of q, and one per latent. T is the type of the rows, C that of the cache; what e4m3 cannot hold becomes its
-// largest number.
+// One warp per head of q, and one per latent. T is the type of the rows, C that of the cache; conversion to e4m3
+// saturates.
 template <typename T, typename C>
 __global__ void latents_kernel(LatentArgs args) {
   __shared__ float of_warps[kWarpsPerBlock][kMaxRow];
   const int32_t lane = threadIdx.x % kWarp;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarp;
-  if (item >= args.tokens * (args.heads + 1)) return;  // The whole warp leaves; no block-wide barrier follows.
+  if (item >= args.tokens * (args.heads + 1)) return;  // The whole warp returns; no block-wide barrier follows.
   const int64_t token = item / (args.heads + 1);
   const auto head = static_cast<int32_t>(item % (args.heads + 1));
   const bool is_query = head < args.heads;

@@ -1,17 +1,17 @@
-// Quantized matrices: the product with few rows, and the numbers, for cuBLAS and embeddings.
+// Quantized matrices: the product with a few rows, and dequantization for cuBLAS and embeddings.
 
 #include "packed_product.cuh"
 
 namespace candlepower {
 
-// ---- Numbers ---------------------------------------------------------------------------------------
+// ---- Dequantization --------------------------------------------------------------------------------
 
 struct UnpackArgs {
   PackedMatrix w;
-  const uint32_t* rows;  // [count]: which rows of the whole; null where they are the matrix's from `first` on
+  const uint32_t* rows;  // [count]: row indices in the whole matrix; null: this shard's rows from `first` on
   void* out;             // [count, width]
-  int32_t first;         // the matrix's first row in the whole
-  int32_t all_rows;      // rows of the whole
+  int32_t first;         // index of the shard's first row in the whole matrix
+  int32_t all_rows;      // number of rows of the whole matrix
   int32_t count;
   int32_t dtype;
   float scale;
@@ -19,8 +19,8 @@ struct UnpackArgs {
 };
 static_assert(sizeof(UnpackArgs) == 112, "as in src/cuda/packed.rs");
 
-// One block per row. A row that no part has becomes NaN, and one that another part has zeros, as in a gather. Inputs that no column
-// has keep what they had: activations are zero there.
+// One block per row. A row index that no shard has gives NaN, and one that another rank's shard has gives zeros, as in
+// `gather_kernel`. Inputs without a column keep the previous content of `out`, since activations are zero there.
 template <typename T, Codes kCodes>
 __global__ void unpack_kernel(UnpackArgs args) {
   const PackedMatrix& w = args.w;
@@ -57,7 +57,7 @@ __global__ void unpack_kernel(UnpackArgs args) {
 
 // ---- Product ---------------------------------------------------------------------------------------
 
-// A block has one tile of rows, `blockIdx.x` of them before it.
+// A block computes one tile of rows, number `blockIdx.x`.
 template <typename T, Codes kCodes, int32_t kCut>
 __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_product_kernel(PackedProductArgs args) {
   const ProductRows<T> rows{args, static_cast<int32_t>(blockIdx.x) * kTileRows};

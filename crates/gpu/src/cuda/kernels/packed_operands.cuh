@@ -1,10 +1,17 @@
-// Quantized matrices: operands of tensor cores from their codes.
+// Quantized matrices: operands of tensor cores from quantized weights.
 //
-// A product is that of tensor cores, 16 outputs by 16 inputs by 8 rows at a time. Codes become elements by a few
-// operations on bits, two at a time, and are multiplied as they are: what they count for, a scale and a minimum of
-// their group, is applied to the group's sum in f32: sum(x * (code * scale + min)) = scale * sum(x * code) + min *
-// sum(x), where the second sum is a product with ones. Source of the idea of laying codes out for the lanes that
-// multiply them: Frantar et al., "MARLIN: Mixed-Precision Auto-Regressive Parallel Inference on LLMs", 2024.
+// The products are computed by tensor cores, for 16 outputs, 16 inputs and 8 rows at a time. A few bit operations
+// convert quantized weights to bf16 or f16 exactly, two at a time, and tensor cores multiply them unscaled. Scale and
+// offset of a group are applied in f32 to the sums over the group:
+//
+// sum(x * (weight * scale + offset)) = scale * sum(x * weight) + offset * sum(x)
+//
+// The second sum is a product with ones. Converting a tile this way takes 93 instructions. Scaling each weight before
+// the product took 240, and made a 4-bit product of one row as slow as a bf16 one. With 93 instructions, one row of the
+// gate and up projection of an 8B model takes 26.0 instead of 49.9 us on an H200.
+//
+// The layout stores weights in the order of the lanes that multiply them. Source of that idea: Frantar et al., "MARLIN:
+// Mixed-Precision Auto-Regressive Parallel Inference on LLMs", 2024.
 #pragma once
 
 #include "async_copy.cuh"
@@ -23,13 +30,13 @@ struct PackedProductArgs {
 };
 static_assert(sizeof(PackedProductArgs) == 104, "as in src/cuda/packed.rs");
 
-// The rows of a product from `first` on: where they begin in x, and where their sums go.
+// Rows of a product from row `first` on: their addresses in x, and the stores of their outputs.
 template <typename T>
 struct ProductRows {
   const PackedProductArgs& args;
   int32_t first;
 
-  // Null where there is no such row.
+  // Address of a row in x, or null if there is no such row.
   __device__ __forceinline__ const T* at(int32_t row) const {
     if (first + row >= args.rows) return nullptr;
     return static_cast<const T*>(args.x) + static_cast<int64_t>(first + row) * args.w.width;
@@ -41,10 +48,11 @@ struct ProductRows {
   }
 };
 
-// Of a block, which share the inputs: where experts have 16 outputs of many, and where a matrix has.
+// Number of warps of a block. The warps divide the inputs of 16 outputs among themselves. MoE layers have many groups
+// of 16 outputs, over all experts, so that blocks of fewer warps suffice there; a single matrix has blocks of 8 warps.
 constexpr int32_t kFewPackedWarps = 4;
 constexpr int32_t kPackedWarps = 8;
-// Rows of one product of tensor cores.
+// Number of rows of x in one tensor core product.
 constexpr int32_t kTileRows = 8;
 
 template <typename T>
@@ -54,11 +62,12 @@ template <>
 struct Pairs<__nv_bfloat16> {
   using Pair = __nv_bfloat162;
   static constexpr uint32_t kOnes = 0x3f803f80u;
-  // 128, of whose mantissa the last bits count ones.
+  // 128: its last mantissa bits count ones, so that OR-ing a small integer into them adds it.
   static constexpr uint32_t kOffset = 0x43004300u;
   static constexpr uint32_t kSixteen = 0x41804180u;
 
-  // The seven bits begin where the exponent does, whose bias is 120 more: 2^112 leaves the factor of 256.
+  // Exponent and mantissa of an E4M3 value, 7 bits, are shifted to the place of bf16's. The exponent bias of bf16 is
+  // larger by 120, so a factor of 2^112 leaves the value too small by 256, as for f16.
   static __device__ __forceinline__ uint32_t e4m3_parts(uint32_t codes);
   static __device__ __forceinline__ uint32_t e2m1_parts(uint32_t codes);
 };
@@ -67,7 +76,7 @@ template <>
 struct Pairs<__half> {
   using Pair = __half2;
   static constexpr uint32_t kOnes = 0x3c003c00u;
-  // 1024, likewise.
+  // 1024, with the same property.
   static constexpr uint32_t kOffset = 0x64006400u;
   static constexpr uint32_t kSixteen = 0x4c004c00u;
 
@@ -94,7 +103,7 @@ __device__ __forceinline__ uint32_t Pairs<__half>::e4m3_parts(uint32_t codes) {
   return (codes & 0x00800080u) << 8 | (codes & 0x007f007fu) << 7;
 }
 
-// Likewise: three bits, and the factor of 2^14 that is left.
+// The same for an E2M1 value: three bits are shifted, and the result is too small by a factor of 2^14.
 __device__ __forceinline__ uint32_t Pairs<__nv_bfloat16>::e2m1_parts(uint32_t codes) {
   const uint32_t small = (codes & 0x00080008u) << 12 | (codes & 0x00070007u) << 6;
   return as_bits(__hmul2(as_pair<__nv_bfloat16>(small), as_pair<__nv_bfloat16>(0x77807780u)));
@@ -104,14 +113,15 @@ __device__ __forceinline__ uint32_t Pairs<__half>::e2m1_parts(uint32_t codes) {
   return (codes & 0x00080008u) << 12 | (codes & 0x00070007u) << 9;
 }
 
-// A constant that stays in a register: the compiler would otherwise write it anew wherever it is read.
+// Keeps a constant in a register. The compiler would otherwise materialize it again wherever it is read.
 __device__ __forceinline__ uint32_t kept(uint32_t constant) {
   uint32_t word;
   asm volatile("mov.u32 %0, %1;" : "=r"(word) : "r"(constant));
   return word;
 }
 
-// Two numbers below 16, each in the low bits of its half of a word, as two elements: exactly. `offset` is `Pairs<T>::kOffset`.
+// Converts two integers below 16, in the low bits of the two halves of a word, to two elements, exactly. `offset` is
+// `Pairs<T>::kOffset`.
 template <typename T>
 __device__ __forceinline__ uint32_t small_numbers(uint32_t word, uint32_t offset) {
   uint32_t bits;
@@ -120,8 +130,9 @@ __device__ __forceinline__ uint32_t small_numbers(uint32_t word, uint32_t offset
   return as_bits(__hsub2(as_pair<T>(bits), as_pair<T>(Pairs<T>::kOffset)));
 }
 
-// The codes of a lane in step `kStep` of a tile, as the operand of tensor cores: the two of register 0 belong to output
-// `lane / 4` and inputs 0 and 1, of register 1 to the output 8 further, of registers 2 and 3 to inputs 2 and 3.
+// Converts a lane's quantized weights in step `step` of a tile to the tensor core operand `a`. Register 0 gets inputs 0
+// and 1 of output `lane / 4`, and register 1 the same inputs of output `lane / 4 + 8`. Registers 2 and 3 get inputs 2
+// and 3 of these outputs.
 template <typename T, Codes kCodes>
 __device__ __forceinline__ void widen(const uint32_t* words, int32_t step, const T* tables, uint32_t offset, uint32_t (&a)[4]) {
 #pragma unroll

@@ -1,25 +1,28 @@
-// The product of a quantized matrix and few rows by one block.
+// The product of one block with a quantized matrix and a few rows.
 #pragma once
 
 #include "packed_tiles.cuh"
 
 namespace candlepower {
 
-// What the warps of a block have, and then what they have found of each output.
+// Shared memory of a block: the tiles that its warps multiply, and afterwards each warp's partial sum of each output.
 template <Codes kCodes, int32_t kWarps, int32_t kRows, int32_t kCut>
 union PackedShared {
   PackedTile<bits_of(kCodes), kCut> coming[kWarps][kPackedStages<kCodes>];
   float partial[kWarps][kTileOutputs][kRows];
 };
 template <Codes kCodes, int32_t kWarps, int32_t kRows>
-union PackedShared<kCodes, kWarps, kRows, kAnyLayout> {  // or where nothing is on its way in shared memory
+union PackedShared<kCodes, kWarps, kRows, kAnyLayout> {  // the variant without tiles in shared memory
   float partial[kWarps][kTileOutputs][kRows];
 };
 
-// A block computes 16 outputs, those from `first_output` on, of all rows; each of its `kWarps` warps has a run of the inputs, and their
-// sums are added in their order: a row's result depends on its own values and the shape of `w` alone. `row_of` says where in x
-// a row of the tile begins, or null, but for the first; `take` gets the row, the output and the sum of each that there is. Waits for what
-// the kernel before writes when the matrix is on its way. Where `kLong`, warps have long runs.
+// Computes 16 outputs, from `first_output` on, of all rows. Each of the block's `kWarps` warps sums a range of the
+// inputs. Their sums are added in a fixed order. So a row's result depends on its own values and the shape of `w`
+// alone.
+//
+// `row_of` returns the beginning of a row in x, or null if there is no such row; the first row must exist. `take` is
+// called with row, output and sum for each result. `wait_for_inputs` is called after the first loads of the matrix have
+// been started. `kLong` selects the variant for long ranges.
 template <typename T, Codes kCodes, int32_t kWarps, int32_t kRowTiles, int32_t kCut, bool kLong, typename RowOf, typename Take>
 __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t first_output, RowOf row_of, Take take) {
   constexpr int32_t kRows = kRowTiles * kTileRows;
@@ -33,7 +36,7 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
     for (int32_t i = threadIdx.x; i < kTileOutputs * kTableNumbers; i += blockDim.x) tables[i] = T(numbers[i]);
     __syncthreads();
   }
-  // Rows that there are not have the first one's numbers, and nobody takes their sums.
+  // Missing rows are replaced by the first row. Their sums are computed but not stored.
   const T* x[kRowTiles];
 #pragma unroll
   for (int32_t tile = 0; tile < kRowTiles; ++tile) {
@@ -51,7 +54,7 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
     multiply_short<T, kCodes, kRowTiles, kCut>(w, first_output, run, tables, shared.coming[warp], x, totals);
   }
   let_next_start();
-  // Results lie where tiles were.
+  // The partial sums overwrite the tiles, so all warps must have finished with them.
   __syncthreads();
 #pragma unroll
   for (int32_t tile = 0; tile < kRowTiles; ++tile) {
@@ -72,7 +75,8 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
   }
 }
 
-// Calls `launch` with the layout of a matrix: into how many parts groups cut a tile, which tables have none of.
+// Calls `launch` with the matrix's `cut` as a compile-time constant. Tables have no groups, so for kTable it is 0 or
+// kAnyLayout.
 template <Codes kCodes, typename Launch>
 void with_cut(int32_t cut, Launch launch) {
   if (cut == kAnyLayout) return launch(std::integral_constant<int32_t, kAnyLayout>{});

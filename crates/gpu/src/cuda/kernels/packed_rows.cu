@@ -1,4 +1,4 @@
-// A quantized matrix and up to some hundred rows.
+// The product of a quantized matrix with 9 to 128 rows.
 
 #include "packed_rows.cuh"
 
@@ -14,11 +14,11 @@ __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_rows_kernel(Packed
   multiply_rows<T, kCodes, kRows, kSplit, kCut>(args.w, first_output, reinterpret_cast<char*>(memory), row_of, take);
 }
 
-// So many blocks of all outputs suffice without a split.
+// Number of blocks that fills the GPU. With fewer blocks, the inputs are divided among the warps of a block.
 constexpr int32_t kEnoughBlocks = 128;
 
-// GPUs without the large shared memory of those for data centres: a block may have 99 KiB there, and at least 163 elsewhere. Source: NVIDIA,
-// CUDA C++ Programming Guide, Compute Capabilities.
+// GPUs without the large shared memory of those for data centers. A block may use 99 KiB there, and at least 163 KiB
+// elsewhere. Source: NVIDIA, CUDA C++ Programming Guide, Compute Capabilities.
 constexpr bool kSmallMemory =
     CANDLEPOWER_COMPUTE_CAP == 86 || CANDLEPOWER_COMPUTE_CAP == 89 || CANDLEPOWER_COMPUTE_CAP == 120;
 constexpr int32_t kMostBytes = (kSmallMemory ? 99 : 163) << 10;
@@ -29,7 +29,7 @@ void launch(const PackedProductArgs& args, cudaStream_t stream) {
   using Shape = RowsShape<kRows, kSplit, bits_of(kCodes), kCut>;
   static_assert(Shape::kBytes <= kMostBytes);
   const auto kernel = packed_rows_kernel<T, kCodes, kRows, kSplit, kCut>;
-  // What it says no to, the launch says no to.
+  // The result is ignored because the launch fails with the same error.
   (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
   const dim3 blocks(tiles_of(args.rows, kRows), tiles_of(args.w.n, Shape::kOutputs));
   launch_early(kernel, blocks, Shape::kThreads, stream, args, Shape::kBytes);

@@ -1,16 +1,22 @@
-// The product of a quantized matrix with more rows than one tile has: codes become numbers in registers, each rounded once, and meet
-// rows of x that all warps of a block read from shared memory.
+// The product of a quantized matrix with more rows than one tensor core product has. Weights are dequantized in
+// registers, each rounded once, and multiplied by rows of x, which all warps of a block read from shared memory.
+//
+// The kernel is used from 9 rows on. On an H200, a 4-bit gate and up projection of an 8B model with 64 rows takes 85 us
+// this way, and 216 us by the kernel for few rows. cuBLAS multiplies the same matrix in bf16 in 65 us, so 4-bit weights
+// save memory but no time at such batch sizes.
 #pragma once
 
 #include "packed_product.cuh"
 
 namespace candlepower {
 
-// From row to row of x in shared memory: what four rows have in the same columns lies in all banks.
+// Distance between rows of x in shared memory. The padding of 32 bytes makes four rows of the same columns cover all
+// banks once.
 constexpr int32_t kRowBytes = kTileInputs * 2 + 32;
 
-// A block has `kRows` rows; `kSplit` groups of its warps have a run of the inputs each. Some tiles of the inputs are in shared memory or on
-// their way: rows of x for each group, and codes and scales for each warp.
+// Shape of a block, which computes `kRows` rows. Its warps form `kSplit` groups, each of which sums a range of the
+// inputs. Shared memory has `kStages` stages, and each holds a tile of the inputs: rows of x for each group, and
+// quantized weights and scales for each warp.
 template <int32_t kRows, int32_t kSplit, int32_t kWords, int32_t kCut>
 struct RowsShape {
   static constexpr int32_t kThreads = kPackedWarps * kWarp;
@@ -29,10 +35,12 @@ __device__ __forceinline__ float2 floats(__half2 pair) { return __half22float2(p
 __device__ __forceinline__ uint32_t rounded(float2 pair, __nv_bfloat16) { return as_bits(__float22bfloat162_rn(pair)); }
 __device__ __forceinline__ uint32_t rounded(float2 pair, __half) { return as_bits(__float22half2_rn(pair)); }
 
-// A block computes `kRows` rows of the outputs from `first_output` on, of a matrix as PackedTiles has them: a row's result depends on its own
-// values and the shape of `w` alone. `memory` is the block's dynamic shared memory; `row_of` says where in x a row begins, or null, but for
-// the first; `take` gets the row, the output and the sum of each that there is. Waits for what the kernel before writes when the matrix
-// is on its way.
+// Computes `kRows` rows of the outputs from `first_output` on. The matrix must have the layout that PackedTiles asks
+// for. A row's result depends on its own values and the shape of `w` alone.
+//
+// `memory` is the block's dynamic shared memory. `row_of` returns the beginning of a row in x, or null if there is no
+// such row; the first row must exist. `take` is called with row, output and sum for each result. `wait_for_inputs` is
+// called after the first copies of the matrix have been started.
 template <typename T, Codes kCodes, int32_t kRows, int32_t kSplit, int32_t kCut, typename RowOf, typename Take>
 __device__ __forceinline__ void multiply_rows(const PackedMatrix& w, int32_t first_output, char* memory, RowOf row_of, Take take) {
   constexpr int32_t kWords = bits_of(kCodes);
@@ -42,12 +50,12 @@ __device__ __forceinline__ void multiply_rows(const PackedMatrix& w, int32_t fir
   const auto lane = static_cast<int32_t>(kept(threadIdx.x % kWarp));
   const int32_t of_run = warp / Shape::kOutputWarps;
   const int32_t of_outputs = warp % Shape::kOutputWarps * kTileOutputs;
-  // Warps beyond the last output compute what others do, and write none of it.
+  // Warps beyond the last output repeat the last tile, because they take part in the barriers. They store nothing.
   const int32_t last = w.whole_outputs() - kTileOutputs;
   const int32_t outputs = first_output + of_outputs < last ? first_output + of_outputs : last;
   const int32_t tiles = w.k / kTileInputs;
   const Range run = split_range(tiles, 1, of_run, kSplit);
-  // Of the longest run: all warps meet at the end of each.
+  // Length of the longest range. All warps iterate that often, since each round has a barrier.
   const int32_t rounds = (tiles + kSplit - 1) / kSplit;
 
   const int32_t count = run.end - run.begin;
@@ -58,7 +66,8 @@ __device__ __forceinline__ void multiply_rows(const PackedMatrix& w, int32_t fir
   for (int32_t i = 0; i < Shape::kStages - 1; ++i) matrix.copy(tiles_at + i * Shape::kStageBytes);
   wait_for_inputs();
 
-  // A thread copies the same chunks of the same rows of x in each round, if there are as many.
+  // A thread copies the same chunks of the same rows of x in each round. With fewer chunks than threads, some copy
+  // none.
   constexpr int32_t kCopyThreads = Shape::kThreads / kSplit;
   constexpr int32_t kChunks = kTileInputs * 2 / 16;
   constexpr int32_t kCopies = kRows * kChunks < kCopyThreads ? 1 : kRows * kChunks / kCopyThreads;
@@ -119,7 +128,8 @@ __device__ __forceinline__ void multiply_rows(const PackedMatrix& w, int32_t fir
 #pragma unroll 1
   for (int32_t tile = 0; tile < rounds; ++tile) {
     wait_for_copies<Shape::kStages - 2>();
-    // All have what they wait for, and are done with the stage that is written next.
+    // The barrier makes the awaited stage visible to all warps, and says that all are done with the stage that is
+    // overwritten next.
     __syncthreads();
     matrix.copy(tiles_at + next * Shape::kStageBytes);
     copy_rows(tile + Shape::kStages - 1, next);
@@ -131,7 +141,7 @@ __device__ __forceinline__ void multiply_rows(const PackedMatrix& w, int32_t fir
   let_next_start();
   wait_for_copies<0>();
   __syncthreads();
-  // Sums lie where stages were, and are added in the order of the inputs.
+  // The partial sums overwrite the stages, and are added in the order of the inputs.
   auto* sums = reinterpret_cast<float*>(memory);
 #pragma unroll
   for (int32_t rows = 0; rows < kRows / kTileRows; ++rows) {

@@ -1,5 +1,6 @@
-// Row-wise kernels: norms, RMS norm with the residual addition, activations, gathers. One pass over memory,
-// sixteen bytes at a time where rows allow it; arithmetic in f32, rounded once when it is stored.
+// Row-wise kernels: norms, RMS norm with the residual addition, activations, gathers. They are bound by memory, so each
+// makes one pass over it where it can, with 16-byte accesses where the rows are aligned. Arithmetic is in f32 and is
+// rounded once, at the store.
 
 #include "common.cuh"
 
@@ -7,13 +8,13 @@ namespace candlepower {
 
 // ---- RMS norm --------------------------------------------------------------------------------------
 
-// Of a row; registers must suffice for all of them.
+// Maximum number of threads for a row. All of them must fit into the register file at once.
 constexpr int32_t kMostNormThreads = 1024;
 
 struct RmsNormArgs {
   const void* x;       // [rows, dim]
-  void* residual;      // [rows, dim], becomes (residual + x) * residual_scale; null where nothing is added
-  const void* weight;  // [weight_rows, dim], for rows in turn
+  void* residual;      // [rows, dim], becomes (residual + x) * residual_scale; null: nothing is added
+  const void* weight;  // [weight_rows, dim]; row i of x uses row i % weight_rows
   void* out;           // [rows, dim], may be x
   int64_t rows;
   int32_t dim;
@@ -25,8 +26,8 @@ struct RmsNormArgs {
 };
 static_assert(sizeof(RmsNormArgs) == 64, "as in src/cuda/norm.rs");
 
-// One block per row. What is normalised is the sum as it is stored, so that a layer sees the same residual
-// as the layers after it.
+// One block per row. The norm is taken of the sum as it is stored, after rounding, so that this layer sees the same
+// residual as the layers after it.
 template <typename T, int32_t N>
 __global__ void __launch_bounds__(kMostNormThreads) rms_norm_kernel(RmsNormArgs args) {
   const int64_t start = static_cast<int64_t>(blockIdx.x) * args.dim;
@@ -37,7 +38,8 @@ __global__ void __launch_bounds__(kMostNormThreads) rms_norm_kernel(RmsNormArgs 
   const int32_t first = threadIdx.x * N;
   const int32_t step = blockDim.x * N;
 
-  // Of most rows a thread has one vector: it stays in registers, and its weights come from memory while squares are summed.
+  // Most rows give a thread only one vector, which stays in registers between the two loops. Its weights are loaded
+  // first of all, before the row, because nvcc otherwise waits for them before it loads the row.
   Vector<T, N> first_values{};
   const Words<T, N> first_weights = load_words<N>(weight + (first < args.dim ? first : 0));
   wait_for_inputs();
@@ -88,7 +90,8 @@ struct LayerNormArgs {
 };
 static_assert(sizeof(LayerNormArgs) == 56, "as in src/cuda/norm.rs");
 
-// One block per row, which is read three times: the squares are of distances from the mean, so that nothing cancels.
+// One block per row, which is read three times. The squares are those of distances from the mean, which avoids
+// cancellation.
 template <typename T, int32_t N>
 __global__ void __launch_bounds__(kMostNormThreads) layer_norm_kernel(LayerNormArgs args) {
   const int64_t start = static_cast<int64_t>(blockIdx.x) * args.dim;
@@ -135,13 +138,13 @@ __global__ void __launch_bounds__(kMostNormThreads) layer_norm_kernel(LayerNormA
 // The values are those of Activation in Rust.
 enum class Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kSwigluOai = 3, kRelu = 4, kReluSquared = 5 };
 
-// Of kSwigluOai: what bounds both halves, and a factor in its sigmoid.
+// Constants of kSwigluOai: the limit of both halves, and the factor in its sigmoid.
 constexpr float kSwigluLimit = 7.0f;
 constexpr float kSwigluAlpha = 1.702f;
 
 struct GatedActivationArgs {
-  const void* gate;  // [tokens, gate_width], of which the first `inner` columns are meant
-  const void* up;    // as well, of [tokens, up_width]
+  const void* gate;  // [tokens, gate_width], of which the first `inner` columns are used
+  const void* up;    // [tokens, up_width], likewise
   void* out;         // [tokens, inner], may be the gate
   int64_t tokens;
   int32_t inner;
@@ -179,14 +182,14 @@ __device__ __forceinline__ float activate(float x) {
   return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
 }
 
-// What a gate is multiplied with.
+// The factor that a gate's activation is multiplied by.
 template <Activation kActivation>
 __device__ __forceinline__ float gated_number(float up) {
   if constexpr (kActivation != Activation::kSwigluOai) return up;
   return fmaxf(fminf(up, kSwigluLimit), -kSwigluLimit) + 1.0f;
 }
 
-// Every thread has N neighbouring outputs and goes on a whole grid further.
+// A grid-stride loop: each thread computes N neighbouring outputs at a time.
 template <typename T, int32_t N, Activation kActivation>
 __global__ void gated_activation_kernel(GatedActivationArgs args) {
   const int32_t per_row = args.inner / N;
@@ -223,7 +226,7 @@ __global__ void activation_kernel(ActivationArgs args) {
   }
 }
 
-// Calls `launch` with the activation as a constant.
+// Calls `launch` with the activation as a compile-time constant.
 template <typename Launch>
 void with_activation(int32_t activation, Launch launch) {
   switch (static_cast<Activation>(activation)) {
@@ -265,7 +268,7 @@ void launch_activation(const ActivationArgs& args, cudaStream_t stream) {
 // ---- Gathers ---------------------------------------------------------------------------------------
 
 struct GatherArgs {
-  const void* table;     // [table_rows, dim]: the rows from first_row on, of all_rows
+  const void* table;     // [table_rows, dim]: this rank's shard, the rows from first_row on, of all_rows
   const uint32_t* rows;  // [count]
   void* out;             // [count, dim]
   int64_t count;
@@ -278,14 +281,15 @@ struct GatherArgs {
 };
 static_assert(sizeof(GatherArgs) == 56, "as in src/cuda/gather.rs");
 
-// One block per row. A row that no part of the table has becomes NaN, which sampling reports: a device cannot refuse. One that
-// another part has becomes zeros, to which that part's is added.
+// One block per row. A row index that no shard has gives NaN, because a kernel cannot return an error; the sampling
+// kernel reports NaN logits. An index that another rank's shard has gives zeros, and the all-reduce after this kernel
+// adds that rank's row.
 template <typename T, int32_t N>
 __global__ void gather_kernel(GatherArgs args) {
   wait_for_inputs();
   let_next_start();
   const uint32_t row = args.rows[blockIdx.x];
-  // Below first_row it wraps around, beyond every table.
+  // For a row before first_row the subtraction wraps around, to an index beyond every table.
   const uint32_t own = row - args.first_row;
   const T* source = static_cast<const T*>(args.table) + static_cast<int64_t>(own) * args.dim;
   T* out = static_cast<T*>(args.out) + static_cast<int64_t>(blockIdx.x) * args.dim;
@@ -347,7 +351,7 @@ extern "C" int32_t candlepower_gated_activation(const GatedActivationArgs* args,
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
     constexpr int32_t N = kVectorWidth<T>;
-    // `up` may begin in the midst of a row.
+    // `up` may start at any column of a wider row, so its alignment is checked.
     const bool aligned = reinterpret_cast<uintptr_t>(args->up) % (N * sizeof(T)) == 0;
     if (aligned && args->inner % N == 0 && args->gate_width % N == 0 && args->up_width % N == 0) {
       launch_gated_activation<T, N>(*args, stream);
@@ -370,7 +374,7 @@ extern "C" int32_t candlepower_gather(const GatherArgs* args, cudaStream_t strea
   });
 }
 
-// What a launcher's answer means, in CUDA's words.
+// Text for an error code that a launcher returned.
 extern "C" const char* candlepower_cuda_error(int32_t code) {
   return cudaGetErrorString(static_cast<cudaError_t>(code));
 }

@@ -1,9 +1,9 @@
-// The arithmetic of sampling, for device and host: src/cuda_arithmetic.rs draws with it on the CPU and
-// compares with the Rust reference.
+// Arithmetic of sampling, for device and host: src/cuda_arithmetic.rs samples with it on the CPU and compares with the
+// Rust reference.
 //
-// Weights are integers, in units of 2^-40 of the most likely token's. Sums of integers do not depend on the
-// order of addition, so a draw is one function of logits, parameters, seed and place, however many threads
-// share the work. Tokens are ordered by their distance below the largest logit, then by id.
+// The weight of a token is an integer, in units of 2^-40 of the most likely token's weight. Sums of integers do not
+// depend on the order of additions. So the sampled token is a function of logits, parameters, seed and position,
+// whatever the number of threads. Tokens are ordered by their distance below the largest logit, then by id.
 #pragma once
 
 #include <cmath>
@@ -14,10 +14,10 @@
 
 namespace candlepower {
 
-// No token, no row, no report.
+// Marks a missing token, row or report.
 constexpr uint32_t kNone = 0xffffffffu;
 
-// How one token is drawn. As SamplerRow in src/cuda/sampling.rs, which says what the fields mean.
+// Parameters of one sample. SamplerRow in src/operands/sampling.rs describes the fields.
 struct SamplerRow {
   uint32_t logits_row;
   float temperature;
@@ -38,7 +38,7 @@ struct SamplerRow {
 };
 static_assert(sizeof(SamplerRow) == 64, "as in src/cuda/sampling.rs");
 
-// A token's count: how often it was generated, and whether it stands in the prompt.
+// Flag in a token's count for tokens of the prompt. The other bits are the number of times the token was generated.
 constexpr uint32_t kInPrompt = 0x80000000u;
 
 // The logit after penalties. Source of the repetition penalty: CTRL, arXiv 1909.05858.
@@ -49,7 +49,7 @@ CANDLEPOWER_HD float penalized(float logit, uint32_t count, const SamplerRow& ro
   return times == 0 ? logit : logit - (row.presence + row.frequency * static_cast<float>(times));
 }
 
-// Whether the grammar allows the token; a shorter mask allows nothing beyond its end.
+// Whether the grammar mask allows the token. Ids beyond the end of the mask are not allowed.
 CANDLEPOWER_HD bool allowed(const uint32_t* mask, int32_t words, int32_t id) {
   return id / 32 < words && (mask[id / 32] >> (id % 32) & 1u) != 0;
 }
@@ -76,7 +76,8 @@ CANDLEPOWER_HD float bits_float(uint32_t bits) {
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
 
-// The largest value seen, and the lowest id that has it, in one number; NaN is passed over, and both zeros are equal.
+// The largest value seen and the lowest id that has it, in one integer that can be compared. NaN is ignored, and both
+// zeros are equal.
 struct Best {
   uint64_t rank;  // 0: none
 
@@ -87,7 +88,7 @@ struct Best {
     if (seen == seen && of_seen > rank) rank = of_seen;
   }
 
-  // NaN where nothing was seen.
+  // NaN if no value was seen.
   CANDLEPOWER_HD float value() const {
     const auto ordered = static_cast<uint32_t>(rank >> 32);
     return bits_float(ordered >> 31 != 0 ? ordered & 0x7fffffffu : ~ordered);
@@ -96,14 +97,14 @@ struct Best {
   CANDLEPOWER_HD uint32_t id() const { return kNone - static_cast<uint32_t>(rank); }
 };
 
-// The distance of a logit below the largest one as an integer of 31 bits in the same order; kNone for
-// tokens that cannot be drawn (minus infinity, NaN).
+// Distance of a logit below the largest one, as an integer of 31 bits with the same order. kNone for tokens that cannot
+// be sampled (minus infinity, NaN).
 CANDLEPOWER_HD uint32_t distance_key(float logit, float max) {
   const float distance = max - logit;
   return distance >= 0.0f && float_bits(distance) < kInfinityBits ? float_bits(distance) : kNone;
 }
 
-// e^x for x <= 0 within 2e-7, relative; 0 below -87. The same polynomial as the CPU's.
+// e^x for x <= 0, with a relative error below 2e-7, and 0 below -87. The CPU uses the same polynomial.
 CANDLEPOWER_HD float exp_nonpositive(float x) {
   const float clamped = x > -87.0f ? x : -87.0f;
   const float n = (clamped * 1.44269504f + 12582912.0f) - 12582912.0f;
@@ -119,39 +120,39 @@ CANDLEPOWER_HD float exp_nonpositive(float x) {
   return x > -87.0f ? e * power : 0.0f;
 }
 
-// The weight of a token at this distance, in units of 2^-40; `scale` is 1 / temperature.
+// Weight of a token at this distance, in units of 2^-40. `scale` is 1 / temperature.
 CANDLEPOWER_HD uint64_t weight_of(uint32_t key, float scale) {
   if (key >= kInfinityBits) return 0;
   return static_cast<uint64_t>(exp_nonpositive(-bits_float(key) * scale) * 1099511627776.0f);
 }
 
-// The largest distance that min_p keeps.
+// Largest distance that min_p keeps.
 CANDLEPOWER_HD uint32_t min_p_limit(float min_p, float scale) {
   if (!(min_p > 0.0f)) return kInfinityBits - 1;
   if (min_p >= 1.0f) return 0;
   return float_bits(-logf(min_p) / scale);
 }
 
-// The tokens that are kept: all below `key`, and of those at `key` the `ties` lowest ids.
+// Kept tokens: all below `key`, and of those at `key` the `ties` lowest ids.
 struct Cut {
   uint32_t key;
   uint64_t ties;
 };
 constexpr uint64_t kAllTies = ~0ull;
 
-// The weight that top_p asks for, of a total that is not zero.
+// Weight that top_p asks for, of a total that is not zero.
 CANDLEPOWER_HD uint64_t top_p_target(float top_p, uint64_t total) {
   const double wanted = ceil(static_cast<double>(top_p) * static_cast<double>(total));
   const uint64_t target = wanted > 0.0 ? static_cast<uint64_t>(wanted) : 0;
   return target < 1 ? 1 : (target > total ? total : target);
 }
 
-// Tokens at the cut that top_p needs when those below weigh `before`.
+// Number of tokens at the cut that top_p needs, if the tokens below it weigh `before`.
 CANDLEPOWER_HD uint64_t top_p_ties(uint64_t target, uint64_t before, uint64_t weight) {
   return weight == 0 ? kAllTies : (target - before + weight - 1) / weight;
 }
 
-// A number in [0, 1) of seed and place alone, the engine's. Source: SplitMix64, Steele et al., OOPSLA 2014.
+// Random bits from seed and position alone, the same as the engine's. Source: SplitMix64, Steele et al., OOPSLA 2014.
 CANDLEPOWER_HD uint64_t splitmix(uint64_t z) {
   z += 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -164,13 +165,13 @@ CANDLEPOWER_HD double uniform_of(const SamplerRow& row) {
   return static_cast<double>(splitmix(splitmix(seed) ^ row.place) >> 11) / 9007199254740992.0;
 }
 
-// The draw falls on the first token, by id, at which the cumulative weight exceeds this.
+// Target of inverse transform sampling: the first token, by id, whose cumulative weight exceeds it is sampled.
 CANDLEPOWER_HD uint64_t draw_target(double uniform, uint64_t total) {
   const auto target = static_cast<uint64_t>(uniform * static_cast<double>(total));
   return target < total ? target : total - 1;
 }
 
-// ---- Selection by radix: the 31 bits of a key, most significant digit first ------------------------
+// ---- Radix selection over the 31 bits of a key, most significant digit first -----------------------
 
 constexpr int32_t kDigits = 3;
 constexpr int32_t kBins = 1 << 11;
@@ -178,10 +179,10 @@ constexpr int32_t kKeyBits = 31;
 
 CANDLEPOWER_HD int32_t digit_width(int32_t digit) { return digit == 0 ? 11 : 10; }
 
-// Bits below this digit.
+// Number of bits below this digit.
 CANDLEPOWER_HD int32_t digit_shift(int32_t digit) { return digit == 0 ? 20 : (digit == 1 ? 10 : 0); }
 
-// The bin of `key` at `digit`, if it begins with `prefix` (the digits before it); -1 if not.
+// Bin of `key` at `digit` if the higher digits of `key` are `prefix`, else -1.
 CANDLEPOWER_HD int32_t digit_bin(uint32_t key, int32_t digit, uint32_t prefix) {
   const int32_t shift = digit_shift(digit);
   const int32_t width = digit_width(digit);
@@ -190,11 +191,12 @@ CANDLEPOWER_HD int32_t digit_bin(uint32_t key, int32_t digit, uint32_t prefix) {
 }
 
 struct Bin {
-  int32_t index;    // `end` if the target lies beyond
+  int32_t index;    // `end` if the target lies beyond the last bin
   uint64_t before;  // amount in all bins before it
 };
 
-// The first bin of begin..end at which the amount reaches `target`, where `before` lies before `begin`.
+// First bin of begin..end at which the cumulative amount reaches `target`. `before` is the amount in the bins before
+// `begin`.
 CANDLEPOWER_HD Bin find_bin(const uint64_t* bins, int32_t begin, int32_t end, uint64_t before,
                             uint64_t target) {
   int32_t index = begin;

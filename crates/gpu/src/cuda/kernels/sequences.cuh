@@ -1,4 +1,4 @@
-// Which tokens of a step are a sequence's, and where its state is.
+// The tokens of one sequence in a step, and the slot of its recurrent state.
 #pragma once
 
 #include "common.cuh"
@@ -7,12 +7,12 @@ namespace candlepower {
 
 struct Sequence {
   int32_t start;
-  int32_t count;  // 0 where its tokens are not among the step's
+  int32_t count;  // 0 if the tokens of the sequence are not part of the step
   uint32_t slot;
-  bool begins;
+  bool begins;  // the step begins with the sequence's first token
 };
 
-// Of arguments with `query_start` [seqs + 1], `slots` [seqs], `positions` [tokens] and `tokens`.
+// Reads the arguments' `query_start` [seqs + 1], `slots` [seqs], `positions` [tokens] and `tokens`.
 template <typename Args>
 __device__ __forceinline__ Sequence sequence_of(const Args& args, int32_t index) {
   const uint32_t start = args.query_start[index];

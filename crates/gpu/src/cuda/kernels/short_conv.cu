@@ -1,4 +1,5 @@
-// Gated short convolutions: the products of each token's b and x, convolved over its sequence and gated by c; and those that are kept.
+// Gated short convolutions: each token's product of b and x is convolved over its sequence and gated by c. The newest
+// products of a sequence are kept as its state.
 
 #include "sequences.cuh"
 
@@ -6,8 +7,8 @@ namespace candlepower {
 
 struct ConvArgs {
   const void* input;           // [tokens, 3 * channels]: b, c and x
-  const float* taps;           // [kernel, channels], the oldest token's first
-  void* kept;                  // [num_slots, kernel - 1, channels]: the newest products of the steps before
+  const float* taps;           // [kernel, channels]: conv kernel weights, those of the oldest token first
+  void* kept;                  // [num_slots, kernel - 1, channels]: the newest products of earlier steps
   void* out;                   // [tokens, channels]
   const uint32_t* query_start;  // [seqs + 1]
   const uint32_t* slots;       // [seqs]
@@ -23,7 +24,7 @@ static_assert(sizeof(ConvArgs) == 80, "as in src/cuda/short_conv.rs");
 
 constexpr int32_t kConvThreads = 128;
 
-// Neighbouring products of one token, rounded as they are kept.
+// The products of N neighbouring channels of one token, rounded to the type in which they are kept.
 template <typename T, int32_t N>
 __device__ __forceinline__ Vector<T, N> products(const ConvArgs& args, int32_t token, int32_t channel) {
   const T* row = static_cast<const T*>(args.input) + static_cast<int64_t>(token) * 3 * args.channels + channel;
@@ -34,7 +35,7 @@ __device__ __forceinline__ Vector<T, N> products(const ConvArgs& args, int32_t t
   return b;
 }
 
-// The sequence whose first token is the last one that is not behind `token`.
+// Index of the last sequence whose first token is not after `token`.
 __device__ __forceinline__ int32_t sequence_at(const ConvArgs& args, int32_t token) {
   int32_t low = 0;
   int32_t high = args.seqs;
@@ -45,7 +46,8 @@ __device__ __forceinline__ int32_t sequence_at(const ConvArgs& args, int32_t tok
   return low;
 }
 
-// A thread has N neighbouring channels of a token. Tokens of no sequence stay as they are.
+// A thread computes N neighbouring channels of a token. The outputs of tokens that belong to no sequence are not
+// written.
 template <typename T>
 __global__ void __launch_bounds__(kConvThreads) conv_kernel(ConvArgs args) {
   constexpr int32_t N = kVectorWidth<T>;
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(kConvThreads) conv_kernel(ConvArgs args) {
       if (back <= before) {
         values = products<T, N>(args, token - back, channel);
       } else if (!sequence.begins) {
-        // Of what is kept, the newest lies last.
+        // Kept products are in the order of their tokens, the newest last.
         values = load<N>(kept + static_cast<int64_t>(args.kernel - 1 - (back - before)) * args.channels);
       } else {
         continue;
@@ -89,7 +91,8 @@ __global__ void __launch_bounds__(kConvThreads) conv_kernel(ConvArgs args) {
   }
 }
 
-// Keeps the newest products of each sequence, when all of its tokens have been convolved.
+// Keeps the newest products of each sequence. This is a separate kernel because it overwrites products that the
+// convolution reads.
 template <typename T>
 __global__ void __launch_bounds__(kConvThreads) keep_kernel(ConvArgs args) {
   constexpr int32_t N = kVectorWidth<T>;
@@ -99,7 +102,7 @@ __global__ void __launch_bounds__(kConvThreads) keep_kernel(ConvArgs args) {
   const int32_t rows = args.kernel - 1;
   T* kept = static_cast<T*>(args.kept) + static_cast<int64_t>(sequence.slot) * rows * args.channels + channel;
   for (int32_t row = 0; row < rows; ++row) {
-    // What is kept before comes from a later row, which has not been overwritten.
+    // In-place shift: kept products are read from a later row, which has not been overwritten yet.
     const int32_t token = sequence.count - rows + row;
     Vector<T, N> values{};
     if (token >= 0) {

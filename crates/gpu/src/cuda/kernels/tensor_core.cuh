@@ -1,13 +1,19 @@
-// The product of tensor cores.
+// Matrix products on tensor cores.
 #pragma once
 
 #include "common.cuh"
 
 namespace candlepower {
 
-// sum += a b for a of 16 rows and 16 columns, b of 16 rows and 8 columns: lane `l` has of a the columns 2 (l % 4) and the
-// next in rows l / 4 and l / 4 + 8, then the same 8 columns further; of b the rows that are a's columns, in column l / 4;
-// of the sum columns 2 (l % 4) and the next in a's rows. Source: NVIDIA, PTX ISA, `mma.m16n8k16`.
+// Computes sum += a b, where a has 16 rows and 16 columns, and b has 16 rows and 8 columns.
+//
+// Lane `l` holds these elements:
+//
+// - a: columns 2 (l % 4) and 2 (l % 4) + 1 of rows l / 4 and l / 4 + 8, then the columns 8 further in the same rows;
+// - b: the rows with the indices of its columns of a, in column l / 4;
+// - sum: columns 2 (l % 4) and 2 (l % 4) + 1 in its rows of a.
+//
+// Source: NVIDIA, PTX ISA, `mma.m16n8k16`.
 __device__ __forceinline__ void multiply(float (&sum)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                                          __nv_bfloat16) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

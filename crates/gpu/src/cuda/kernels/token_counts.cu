@@ -1,5 +1,5 @@
-// How often each token stands in the sequences that have penalties: emptied and filled when a sequence comes;
-// sampling.cu counts what it draws.
+// Token counts of sequences with penalties. They are reset and filled when a sequence starts; sampling.cu adds each
+// sampled token.
 
 #include "common.cuh"
 #include "sampling_math.cuh"
@@ -8,13 +8,13 @@ namespace candlepower {
 
 constexpr int32_t kThreads = 256;
 
-// What CountArgs::operation does with the tokens; the values are those of src/cuda/sampling.rs.
+// Effect of CountArgs::operation on the counts. The values are those of src/cuda/sampling.rs.
 enum class CountOperation : int32_t { kReset = 0, kPrompt = 1, kGenerated = 2 };
 
 struct CountArgs {
   uint32_t* counts;           // [slots, vocab]
   const uint32_t* slot;       // [count]
-  const uint32_t* token_ids;  // [count], null for kReset
+  const uint32_t* token_ids;  // [count]; null for kReset
   int32_t count;
   int32_t slots;
   int32_t vocab;

@@ -1,4 +1,4 @@
-// Of cooperative groups what FlashInfer uses: the block of the running thread, and all blocks.
+// The parts of cooperative groups that FlashInfer uses: the block of the running thread, and the grid.
 #pragma once
 
 namespace cooperative_groups {

@@ -1,4 +1,4 @@
-//! Callers beside each other: what they share, and what they learn of each other.
+//! Several callers: the blocks that they share, and the facts that they learn of each other.
 
 use super::*;
 
@@ -10,7 +10,8 @@ fn of(caller: u64, prompt: impl IntoIterator<Item = u32>) -> NewSequence {
 /// Each row's position, and the copies of its step.
 type Rows = Vec<(u32, usize)>;
 
-/// Runs a sequence until its prompt is computed, and removes it; returns its rows, its cached tokens and the counts after it.
+/// Runs a sequence until its prompt is computed, and removes it. Returns its rows, its cached tokens and the counts
+/// after it.
 fn probe(scheduler: &mut Scheduler, new: NewSequence) -> (Rows, usize, SchedulerStats) {
     let id = scheduler.add(new).unwrap()[0];
     let mut rows = Vec::new();
@@ -23,7 +24,7 @@ fn probe(scheduler: &mut Scheduler, new: NewSequence) -> (Rows, usize, Scheduler
     (rows, cached, scheduler.stats())
 }
 
-/// A caller that guesses the tokens of another one by one sees the same whether a guess is right or wrong.
+/// A caller that guesses another one's tokens sees the same result for a right and for a wrong guess.
 #[test]
 fn less_than_a_block_of_another_caller_changes_nothing_that_is_seen() {
     for num_state_slots in [0, 8] {
@@ -84,7 +85,7 @@ fn a_pin_keeps_the_whole_blocks_of_others_and_no_more() {
     scheduler.check().unwrap();
 }
 
-/// The preempted sequence keeps all tokens that it has computed, and returns before the others of its caller.
+/// The preempted sequence keeps all its computed tokens, and resumes before its caller's other sequences start.
 #[test]
 fn a_new_caller_takes_the_slot_of_the_newest_sequence_of_another() {
     let mut scheduler = scheduler(SchedulerConfig { max_num_batched_tokens: 32, ..CONFIG });
@@ -105,7 +106,7 @@ fn a_new_caller_takes_the_slot_of_the_newest_sequence_of_another() {
     assert_eq!(rows(&step)[3], (3, 7, 1), "five tokens and the first two that were drawn");
 }
 
-/// Siblings that find no slot wait in the queue of their caller, behind those whose turn it is.
+/// Siblings that find no slot wait in the queue of their caller, after sequences whose turn comes earlier.
 #[test]
 fn siblings_are_their_callers() {
     let mut scheduler = scheduler(SchedulerConfig { max_num_seqs: 2, ..CONFIG });

@@ -1,4 +1,4 @@
-//! Models whose sequences have states, which are those of their newest tokens.
+//! Models with recurrent states, which are valid for the newest token of their sequence alone.
 
 use super::*;
 use crate::StateCopy;
@@ -14,7 +14,7 @@ fn copies(step: &Step) -> Vec<(u32, u32)> {
     step.state_copies.iter().map(|StateCopy { src, dst }| (src.0, dst.0)).collect()
 }
 
-/// A conversation goes on from the state of its last turn, whatever the block.
+/// A conversation continues from the state of its last turn, at any position within a block.
 #[test]
 fn who_begins_with_all_of_another_goes_on_from_its_state() {
     let mut scheduler = scheduler(WITH_STATES);
@@ -23,7 +23,7 @@ fn who_begins_with_all_of_another_goes_on_from_its_state() {
     let second = run_step(&mut scheduler);
     assert_eq!((rows(&second), slots(&second)), (vec![(0, 10, 1)], vec![0]));
     scheduler.remove(first);
-    // Ten tokens and the one that was drawn and computed: two blocks and three tokens.
+    // Ten tokens of the prompt and one that was sampled and computed: two blocks and three tokens.
     scheduler.add(request((0..10).chain([100, 50, 51]))).unwrap();
     scheduler.add(request((0..10).chain([99, 50, 51]))).unwrap();
     let next = run_step(&mut scheduler);
@@ -33,7 +33,7 @@ fn who_begins_with_all_of_another_goes_on_from_its_state() {
     assert_eq!(scheduler.num_cached_tokens(SeqId(1)), 8, "whole blocks are reported");
 }
 
-/// Nobody has kept the state of what two have in common, so the second keeps it for a third.
+/// No state is kept at the end of the prefix that two sequences share, so the second one keeps it for a third.
 #[test]
 fn what_a_second_begins_with_is_kept_for_a_third() {
     let mut scheduler = scheduler(WITH_STATES);
@@ -63,7 +63,7 @@ fn siblings_get_copies_of_the_state_of_their_prompt() {
     assert_eq!(copies(&run_step(&mut scheduler)), []);
 }
 
-/// Places of states that are kept are those of running sequences as soon as these need them, the least recently used first.
+/// Slots of kept states go to running sequences as soon as these need them, the least recently used first.
 #[test]
 fn kept_states_make_way() {
     let mut scheduler =
@@ -73,7 +73,7 @@ fn kept_states_make_way() {
         run_step(&mut scheduler);
         scheduler.remove(id);
     }
-    // Of the three the first made way.
+    // The oldest of the three states was dropped.
     let resumed = |scheduler: &mut Scheduler, family: u32| {
         let id = scheduler.add(request((family..family + 6).chain([9, 9]))).unwrap()[0];
         let step = run_step(scheduler);
@@ -87,7 +87,7 @@ fn kept_states_make_way() {
     assert_eq!(resumed(&mut scheduler, 10).0, 0, "two sequences had the two places");
 }
 
-/// What ended while a step ran ahead has computed a token that nobody knows.
+/// A sequence that ended while a step ran ahead has computed a token that is not known.
 #[test]
 fn a_state_of_unknown_tokens_is_not_kept() {
     let mut scheduler = scheduler(WITH_STATES);
@@ -95,7 +95,7 @@ fn a_state_of_unknown_tokens_is_not_kept() {
     let first = scheduler.schedule();
     let second = scheduler.schedule();
     assert_eq!(second.rows[0].tokens, [TokenSource::PreviousRow(0)]);
-    // Cancelled before the first token is known.
+    // It is cancelled before the first token is known.
     scheduler.remove(id);
     scheduler.commit(&first, &[]).unwrap();
     scheduler.commit(&second, &[]).unwrap();
@@ -104,7 +104,7 @@ fn a_state_of_unknown_tokens_is_not_kept() {
     assert_eq!(rows(&run_step(&mut scheduler))[0].1, 0);
 }
 
-/// A turn that is made again goes on from where the first one did, though that has gone on since.
+/// A repeated turn continues from the same state as the first one, though the first sequence has gone on since.
 #[test]
 fn a_state_is_found_beside_the_blocks_of_who_went_on_from_it() {
     let mut scheduler = scheduler(WITH_STATES);
@@ -119,7 +119,7 @@ fn a_state_is_found_beside_the_blocks_of_who_went_on_from_it() {
     }
 }
 
-/// One place is enough: a state that goes on is the sequence's own.
+/// One slot is enough, since a state that continues becomes the sequence's own.
 #[test]
 fn one_place_goes_from_turn_to_turn() {
     let mut scheduler =
