@@ -16,8 +16,7 @@ use std::{
 };
 
 use candlepower_checkpoint::Pooling;
-use candlepower_encoder::EncoderInput;
-use candlepower_models::{LoadDtype, LoadFormat};
+use candlepower_models::{EncoderInput, LoadDtype, LoadFormat};
 use candlepower_scheduler::{Caller, CallerId};
 use rayon::ThreadPool;
 use tokio::sync::oneshot;

@@ -8,7 +8,7 @@ pub enum Error {
     Model(#[from] candlepower_models::Error),
     /// The encoder cannot be served as asked.
     #[error(transparent)]
-    Encoder(#[from] candlepower_encoder::Error),
+    Encoder(#[from] candlepower_models::EncoderError),
     /// The model does not fit the memory.
     #[error(transparent)]
     Memory(#[from] candlepower_checkpoint::Error),

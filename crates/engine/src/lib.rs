@@ -33,8 +33,7 @@ mod sequence;
 mod start;
 
 pub use candle_core::Device;
-pub use candlepower_encoder::EncoderInput;
-pub use candlepower_models::{LoadDtype, LoadFormat, LoadOptions};
+pub use candlepower_models::{EncoderInput, LoadDtype, LoadFormat, LoadOptions};
 pub use candlepower_scheduler::{Caller, CallerId, PrefixCacheScope, SchedulingPolicy};
 pub use device::{ChosenDevice, DeviceChoice, NoGpu, check_gpus, choose_device, free_bytes};
 pub use embedder::{Embedder, EmbedderConfig, EmbedderInfo, Vectors};

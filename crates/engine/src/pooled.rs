@@ -2,8 +2,7 @@
 
 use candle_core::DType;
 use candlepower_checkpoint::{Checkpoint, EncoderCheckpoint, Pooling};
-use candlepower_encoder::{Encoder, EncoderInput, Pooler};
-use candlepower_models::{Decoder, LoadOptions, load};
+use candlepower_models::{Decoder, Encoder, EncoderInput, LoadOptions, Pooler, load};
 use rayon::{ThreadPool, prelude::*};
 
 use crate::{EmbedderConfig, Result, StartProgress};
@@ -66,12 +65,8 @@ impl PoolingRunner {
     ) -> Result<Self> {
         match source {
             PoolingSource::Encoder(checkpoint) => {
-                let encoder = Encoder::load(checkpoint, config.pooling, &mut |done| {
-                    progress(StartProgress::Loading {
-                        bytes_done: done.bytes_done,
-                        bytes_total: done.bytes_total,
-                    });
-                })?;
+                let encoder =
+                    Encoder::load(checkpoint, config.pooling, &mut |done| progress(done.into()))?;
                 Ok(Self::Encoder(Box::new(encoder)))
             }
             PoolingSource::Decoder(checkpoint) => {

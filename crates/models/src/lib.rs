@@ -11,6 +11,7 @@ mod collectives;
 mod decoder;
 mod device_decoder;
 mod dummy;
+mod encoder;
 mod error;
 mod kv_scales;
 mod latent_attention;
@@ -29,6 +30,7 @@ mod wanted;
 pub use cache::{Cache, CacheSize};
 pub use decoder::{Decoder, ForwardInput};
 pub use device_decoder::{DeviceDecoder, DeviceInput, DeviceWanted, Workspace, WorkspaceSize};
+pub use encoder::{Encoder, EncoderInput, Error as EncoderError, Pooler};
 pub use error::{Error, Result};
 pub use load::{
     LoadDtype, LoadFormat, LoadOptions, LoadProgress, load, load_on_device, load_shard,

@@ -196,13 +196,13 @@ pub(crate) const ALL: [(&str, &str); 2] = [PROGRAMS, UNIT_TESTS];
 /// features, and would be built again; `cargo build --unit-graph` shows that.
 const PROGRAMS: (&str, &str) = (
     "build --bin candlepower --test main --test cuda_kernels --test all",
-    "encoder fuzz tokenizer",
+    "fuzz tokenizer",
 );
 /// The engine's alone run there: a library's unit tests are all of it once more. The end-to-end tests are named again, because
 /// without their `syn` every crate below a derive macro would be built again.
 const UNIT_TESTS: (&str, &str) = (
     "test --no-run --lib --test main",
-    "api checkpoint comm dialect encoder fuzz hub kernels layout machine models scheduler server tokenizer xtask",
+    "api checkpoint comm dialect fuzz hub kernels layout machine models scheduler server tokenizer xtask",
 );
 
 /// The built programs, and the kernels that they watch.

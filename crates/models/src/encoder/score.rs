@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use candle_nn::{LayerNorm, Linear, Module};
 use candlepower_checkpoint::{EncoderSpec, HeadAct, ScoreHead};
 
-use crate::error::Result;
+use super::error::Result;
 
 /// The head with its weights.
 pub(crate) struct Head {

@@ -12,7 +12,7 @@ use candlepower_kernels::{
     full_attention, layer_norm, linear,
 };
 
-use crate::{EncoderInput, error::Result};
+use super::{EncoderInput, error::Result};
 
 /// Embedding and layers.
 pub(crate) struct Bert {

@@ -8,7 +8,7 @@ use candlepower_checkpoint::{
 };
 use candlepower_kernels::{Weight, WeightRows, linear};
 
-use crate::{
+use super::{
     error::{Error, Result},
     pooling::{normalize, pool},
     score::activate,

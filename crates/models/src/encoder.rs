@@ -3,26 +3,25 @@
 use candle_core::{Device, Tensor};
 use candlepower_checkpoint::{EncoderCheckpoint, EncoderSpec, Pooling};
 
-use crate::{
-    error::{Error, Result},
-    layers::Layers,
-    pooler::Pooler,
-    pooling::pool,
-    score::Head,
-    weights,
-};
+use crate::LoadProgress;
+
+mod bert;
+mod error;
+mod layers;
+mod pooler;
+mod pooling;
+mod score;
+mod weights;
+
+pub use error::Error;
+use error::Result;
+use layers::Layers;
+pub use pooler::Pooler;
+use pooling::pool;
+use score::Head;
 
 /// The pooling of an encoder whose checkpoint says nothing of it, as in sentence-transformers.
 const DEFAULT_POOLING: Pooling = Pooling::Mean;
-
-/// How far loading has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadProgress {
-    /// Bytes of weights read.
-    pub bytes_done: u64,
-    /// Bytes of weights to read.
-    pub bytes_total: u64,
-}
 
 /// A text, or a pair of texts, as tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,10 +10,8 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{CheckpointFiles, EncoderCheckpoint, EncoderTensor};
 use safetensors::tensor::Metadata;
 
-use crate::{
-    LoadProgress,
-    error::{Error, Result},
-};
+use super::error::{Error, Result};
+use crate::LoadProgress;
 
 /// Bytes before the header, which say how long it is.
 const LENGTH_BYTES: u64 = 8;

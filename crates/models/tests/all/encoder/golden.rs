@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use candlepower_checkpoint::{CheckpointFiles, Description, EncoderCheckpoint, Pooling};
-use candlepower_encoder::{Encoder, EncoderInput};
+use candlepower_models::{Encoder, EncoderInput};
 use safetensors::SafeTensors;
 
 const VECTORS: [&str; 6] =
