@@ -18,10 +18,10 @@ use candlepower_scheduler::Step;
 
 use crate::{
     Error, Result,
+    cpu_runner::{PromptRow, SamplingBatch, Scored, StepOutput, num_wanted},
     device_graphs::Graphs,
     device_tables::{Chunk, DrawLimits, DrawTables, InputTables, SwapTo, Upload, swap_pairs},
     follower::{Followers, tell_others},
-    runner::{PromptRow, SamplingBatch, Scored, StepOutput, num_wanted},
 };
 
 /// "No token" in what the device reports.

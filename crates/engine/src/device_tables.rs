@@ -7,7 +7,7 @@ use candlepower_kernels::{AttentionMetadata, sampling::SamplingRow};
 use candlepower_models::WantedTokens;
 use candlepower_scheduler::{Step, Swap, TokenSource};
 
-use crate::runner::{Place, SamplingBatch};
+use crate::cpu_runner::{Place, SamplingBatch};
 
 /// Marks a token that the previous step drew: see `resolve_tokens`.
 const DRAWN: u32 = 1 << 31;

@@ -24,8 +24,8 @@ use tokio::sync::oneshot;
 use crate::{
     EngineHealth, EngineMetrics, Error, PoolingSource, Result, StartProgress, SubmitError,
     engine::StepClock,
-    places::{Places, TakenPlace},
     pooled::PoolingRunner,
+    queue::{Places, TakenPlace},
     running::Running,
     start::{panic_message, warm_up_tokens},
 };

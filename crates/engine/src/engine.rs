@@ -19,9 +19,9 @@ use candlepower_scheduler::{
 use crate::{
     EngineMetrics, Error, Request, Result, TokenLogprobs,
     constraint::{Constraint, ConstraintWork, Done, Room, Taken},
+    cpu_runner::{PromptRow, SamplingBatch, StepOutput},
     handle::Shared,
     ranks::Ranks,
-    runner::{PromptRow, SamplingBatch, StepOutput},
     sequence::{Sequence, StreamSender},
 };
 

@@ -22,12 +22,12 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Error, Result,
     cores::Threads,
+    cpu_runner::{ModelRunner, PromptRow, SamplingBatch, Scored},
     device::{free_bytes, open_gpu},
     device_graphs::Graphs,
     device_runner::DeviceRunner,
     rank_process::{Death, RankProcess},
     ranks::Runner,
-    runner::{ModelRunner, PromptRow, SamplingBatch, Scored},
     start::{cache_dtype, panic_message},
 };
 

@@ -17,7 +17,7 @@ use crate::{
     EngineMetrics, Pin, RankKind, Request, Result, TokenStream,
     engine::{Message, StepClock, Submission},
     pin::PinIds,
-    places::{Places, TakenPlace},
+    queue::{Places, TakenPlace},
     rank_process::Death,
     sequence::StreamSender,
     start::start,

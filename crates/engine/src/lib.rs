@@ -11,6 +11,7 @@
 
 mod constraint;
 mod cores;
+mod cpu_runner;
 mod device;
 mod device_graphs;
 mod device_runner;
@@ -22,12 +23,11 @@ mod follower;
 mod handle;
 mod metrics;
 mod pin;
-mod places;
 mod pooled;
+mod queue;
 mod rank_process;
 mod ranks;
 mod request;
-mod runner;
 mod running;
 mod sequence;
 mod start;

@@ -8,8 +8,8 @@ use rayon::ThreadPool;
 
 use crate::{
     Result,
+    cpu_runner::{ModelRunner, SamplingBatch, Scored, StepOutput},
     device_runner::DeviceRunner,
-    runner::{ModelRunner, SamplingBatch, Scored, StepOutput},
 };
 
 /// All ranks of the model: rank 0, which runs inline and has the others follow it.

@@ -6,7 +6,7 @@ use candlepower_grammar::Grammar;
 use candlepower_scheduler::Caller;
 use tokio::sync::mpsc;
 
-use crate::places::TakenPlace;
+use crate::queue::TakenPlace;
 
 /// One generation request, immutable once submitted.
 #[derive(Clone, Debug)]

@@ -9,8 +9,8 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::{
     FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs,
     constraint::{Constraint, Room, Taken},
-    places::TakenPlace,
-    runner::Place,
+    cpu_runner::Place,
+    queue::TakenPlace,
 };
 
 /// One choice of a request while it waits or runs.

@@ -26,16 +26,16 @@ use crate::{
     EngineConfig, EngineInfo, Error, Result, StartProgress,
     constraint::ConstraintWork,
     cores::Threads,
+    cpu_runner::{ModelRunner, SamplingBatch},
     device::{check_gpus, free_bytes},
     device_graphs::Graphs,
     device_runner::DeviceRunner,
     engine::{Counted, Engine, Message, StepClock},
     follower::{Followers, Order, RankDevice, Setup, encode},
     handle::Shared,
-    places::Places,
+    queue::Places,
     rank_process::Death,
     ranks::{Ranks, Runner},
-    runner::{ModelRunner, SamplingBatch},
     running::Running,
 };
 

@@ -24,11 +24,11 @@ use crate::{
         Attention, Layers, Linear, Norm, NormForm, Ops, PerLayer, Place, RoutedExperts, Tokens,
         Wanted,
     },
+    output_tokens::WantedTokens,
     parts::Parts,
     recurrence::Recurrence,
     short_conv::ShortConv,
     states::state_config,
-    wanted::WantedTokens,
 };
 
 /// What one step computes: some tokens of some sequences, one sequence after the other.

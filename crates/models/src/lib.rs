@@ -17,6 +17,7 @@ mod kv_scales;
 mod latent_attention;
 mod layers;
 mod load;
+mod output_tokens;
 mod parts;
 mod quantized;
 mod recurrence;
@@ -25,7 +26,6 @@ mod rows;
 mod shards;
 mod short_conv;
 mod states;
-mod wanted;
 
 pub use cache::{Cache, CacheSize};
 pub use decoder::{Decoder, ForwardInput};
@@ -36,5 +36,5 @@ pub use load::{
     LoadDtype, LoadFormat, LoadOptions, LoadProgress, load, load_on_device, load_shard,
     load_shard_on_device,
 };
+pub use output_tokens::WantedTokens;
 pub use quantized::{dequantize_reference, recoded_numbers};
-pub use wanted::WantedTokens;

@@ -194,10 +194,8 @@ pub(crate) const ALL: [(&str, &str); 2] = [PROGRAMS, UNIT_TESTS];
 
 /// The two build commands, and the packages that each leaves out. Without more of them dependencies would have other
 /// features, and would be built again; `cargo build --unit-graph` shows that.
-const PROGRAMS: (&str, &str) = (
-    "build --bin candlepower --test main --test cuda_kernels --test all",
-    "fuzz tokenizer",
-);
+const PROGRAMS: (&str, &str) =
+    ("build --bin candlepower --test main --test cuda_kernels --test all", "fuzz tokenizer");
 /// The engine's alone run there: a library's unit tests are all of it once more. The end-to-end tests are named again, because
 /// without their `syn` every crate below a derive macro would be built again.
 const UNIT_TESTS: (&str, &str) = (

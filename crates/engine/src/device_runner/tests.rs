@@ -14,7 +14,7 @@ use candlepower_models::{
 use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StateSlot, StepRow, TokenSource};
 
 use super::*;
-use crate::runner::Place;
+use crate::cpu_runner::Place;
 
 const SEQS: u32 = 3;
 const PROMPT: u32 = 5;

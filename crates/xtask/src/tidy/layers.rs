@@ -33,16 +33,7 @@ const CRATES: &[Crate] = &[
     row(
         "engine",
         4,
-        &[
-            "checkpoint",
-            "comm",
-            "gpu",
-            "grammar",
-            "kernels",
-            "machine",
-            "models",
-            "scheduler",
-        ],
+        &["checkpoint", "comm", "gpu", "grammar", "kernels", "machine", "models", "scheduler"],
     ),
     row(
         "server",
