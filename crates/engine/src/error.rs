@@ -6,9 +6,6 @@ pub enum Error {
     /// The checkpoint cannot be served as asked.
     #[error(transparent)]
     Model(#[from] candlepower_models::Error),
-    /// The encoder cannot be served as asked.
-    #[error(transparent)]
-    Encoder(#[from] candlepower_models::EncoderError),
     /// The model does not fit the memory.
     #[error(transparent)]
     Memory(#[from] candlepower_checkpoint::Error),

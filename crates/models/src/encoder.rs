@@ -3,18 +3,18 @@
 use candle_core::{Device, Tensor};
 use candlepower_checkpoint::{EncoderCheckpoint, EncoderSpec, Pooling};
 
-use crate::LoadProgress;
+use crate::{
+    LoadProgress,
+    error::{Error, Result},
+};
 
 mod bert;
-mod error;
 mod layers;
 mod pooler;
 mod pooling;
 mod score;
 mod weights;
 
-pub use error::Error;
-use error::Result;
 use layers::Layers;
 pub use pooler::Pooler;
 use pooling::pool;

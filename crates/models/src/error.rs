@@ -167,4 +167,7 @@ pub enum Error {
         /// What it may be, in words.
         expected: &'static str,
     },
+    /// An encoder's input that cannot be computed.
+    #[error("the input {0}")]
+    Input(String),
 }

@@ -30,7 +30,7 @@ mod states;
 pub use cache::{Cache, CacheSize};
 pub use decoder::{Decoder, ForwardInput};
 pub use device_decoder::{DeviceDecoder, DeviceInput, DeviceWanted, Workspace, WorkspaceSize};
-pub use encoder::{Encoder, EncoderInput, Error as EncoderError, Pooler};
+pub use encoder::{Encoder, EncoderInput, Pooler};
 pub use error::{Error, Result};
 pub use load::{
     LoadDtype, LoadFormat, LoadOptions, LoadProgress, load, load_on_device, load_shard,

@@ -4,12 +4,13 @@
 //! and the packed weights together.
 
 use std::{
+    borrow::Cow,
     collections::{HashMap, HashSet},
     fs::File,
     ops::Deref,
 };
 
-use candle_core::DType;
+use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{
     Checkpoint, CheckpointFiles, Gguf, GgufType, StoredKind, StoredTensor, TensorPlan, WeightFiles,
 };
@@ -66,12 +67,25 @@ impl Shards {
         if let Some(gguf) = checkpoint.files().gguf() {
             return Self::open_gguf(checkpoint.files(), gguf, &names);
         }
+        Self::open_safetensors(checkpoint.files(), &names, &|name| checkpoint.planned_name(name))
+    }
+
+    /// Opens safetensors files, whose tensors keep their names, and reads their headers.
+    pub(crate) fn open_files(files: &CheckpointFiles, names: &WeightFiles) -> Result<Self> {
+        Self::open_safetensors(files, names, &|name| Cow::Borrowed(name))
+    }
+
+    fn open_safetensors(
+        checkpoint: &CheckpointFiles,
+        names: &WeightFiles,
+        planned_name: &dyn for<'a> Fn(&'a str) -> Cow<'a, str>,
+    ) -> Result<Self> {
         let mut files = Vec::new();
         let mut tensors: HashMap<String, InFile> = HashMap::new();
         for name in names.names() {
-            let shard = Shard::open(checkpoint.files(), name, &names)?;
+            let shard = Shard::open(checkpoint, name, names)?;
             for (tensor, stored) in shard.header(files.len())? {
-                let tensor = checkpoint.planned_name(&tensor).into_owned();
+                let tensor = planned_name(&tensor).into_owned();
                 if let Some(other) = tensors.insert(tensor.clone(), stored) {
                     let first = files.get(other.file).map_or(name, |f: &Shard| &f.name).clone();
                     return Err(Error::TensorTwice { name: tensor, first, second: name.clone() });
@@ -196,6 +210,18 @@ impl Shards {
         self.tensors.get(name).map_or(0, bytes)
     }
 
+    /// The shape of a tensor, where the files hold it.
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|stored| stored.shape.as_slice())
+    }
+
+    /// A whole tensor of plain values on the CPU, as f32.
+    pub(crate) fn tensor(&self, name: &str) -> Result<Tensor> {
+        let (dtype, shape) = (self.dtype(name)?, &self.tensors[name].shape);
+        let stored = Tensor::from_raw_buffer(&self.whole(name)?, dtype, shape, &Device::Cpu)?;
+        Ok(stored.to_dtype(DType::F32)?)
+    }
+
     /// The dtype of a tensor that [`Self::check`] has seen.
     pub(crate) fn dtype(&self, name: &str) -> Result<DType> {
         use StoredDtype::{Gguf, Safetensors};
@@ -225,7 +251,7 @@ impl Shards {
 }
 
 /// The first five names, in words.
-fn first_of(names: Vec<&str>) -> String {
+pub(crate) fn first_of(names: Vec<&str>) -> String {
     let rest = names.len().saturating_sub(5);
     let shown = names.into_iter().take(5).collect::<Vec<_>>().join(", ");
     if rest == 0 { shown } else { format!("{shown} and {rest} more") }

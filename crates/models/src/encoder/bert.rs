@@ -12,7 +12,8 @@ use candlepower_kernels::{
     full_attention, layer_norm, linear,
 };
 
-use super::{EncoderInput, error::Result};
+use super::EncoderInput;
+use crate::error::Result;
 
 /// Embedding and layers.
 pub(crate) struct Bert {

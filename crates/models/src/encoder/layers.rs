@@ -11,7 +11,8 @@ use candle_nn::VarBuilder;
 use candle_transformers::models::{modernbert, nomic_bert};
 use candlepower_checkpoint::{EncoderKind, EncoderSpec};
 
-use super::{EncoderInput, bert::Bert, error::Result};
+use super::{EncoderInput, bert::Bert};
+use crate::error::Result;
 
 /// Embedding and layers.
 pub(crate) enum Layers {

@@ -9,11 +9,11 @@ use candlepower_checkpoint::{
 use candlepower_kernels::{Weight, WeightRows, linear};
 
 use super::{
-    error::{Error, Result},
     pooling::{normalize, pool},
     score::activate,
-    weights,
+    weights::{self, CONFIG_FILE},
 };
+use crate::error::{Error, Result};
 
 /// What makes a text's vector of its hidden states.
 pub struct Pooler {
@@ -47,6 +47,7 @@ impl Pooler {
                 name: format!("linear.weight of {}", first.file),
                 found: vec![first.outputs, first.inputs],
                 expected: vec![first.outputs, width],
+                file: CONFIG_FILE.to_owned(),
             });
         }
         let dense = sentence.dense.iter().map(|spec| Dense::load(files, spec));

@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use candle_nn::{LayerNorm, Linear, Module};
 use candlepower_checkpoint::{EncoderSpec, HeadAct, ScoreHead};
 
-use super::error::Result;
+use crate::error::Result;
 
 /// The head with its weights.
 pub(crate) struct Head {
