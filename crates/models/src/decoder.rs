@@ -15,15 +15,16 @@ use candlepower_kernels::{
 use half::{bf16, f16};
 
 use crate::{
+    attention::Attention,
     cache::{Cache, CacheSize},
     collectives::{all_gather_columns, all_reduce},
     error::Result,
     kv_scales::LayerKvScales,
     latent_attention::LatentAttention,
-    layers::{
-        Attention, Layers, Linear, Norm, NormForm, Ops, PerLayer, Place, RoutedExperts, Tokens,
-        Wanted,
-    },
+    layers::{Layers, PerLayer, RoutedExperts},
+    linear::Linear,
+    norm::{Norm, NormForm},
+    ops::{Ops, Place, Tokens, Wanted},
     output_tokens::WantedTokens,
     parts::Parts,
     recurrence::Recurrence,

@@ -12,15 +12,16 @@ use candlepower_gpu::{
 use candlepower_kernels::{Activation, AttentionMetadata, KvCacheConfig, VocabPart};
 
 use crate::{
+    attention::Attention,
     collectives::DeviceRanks,
     decoder::embed_scale,
     error::Result,
     kv_scales::LayerKvScales,
     latent_attention::LatentAttention,
-    layers::{
-        Attention, Layers, Linear, Norm, NormForm, Ops, PerLayer, Place, RoutedExperts, Tokens,
-        Wanted,
-    },
+    layers::{Layers, PerLayer, RoutedExperts},
+    linear::Linear,
+    norm::{Norm, NormForm},
+    ops::{Ops, Place, Tokens, Wanted},
     parts::Parts,
     recurrence::Recurrence,
     short_conv::ShortConv,

@@ -1,12 +1,12 @@
 //! A layer's multi-head latent attention: its parts, and what is computed of them.
 
-use candle_core::Tensor;
 use candlepower_checkpoint::{AttentionSpec, KvPlace, LatentSpec, NormKind, NormSpec};
 use candlepower_kernels::{PagedAttention, RopeTable};
 
 use crate::{
     error::Result,
-    layers::{Linear, Norm, Ops, Place},
+    linear::Linear,
+    norm::Norm,
     parts::{Matrix, Part, Parts},
 };
 
@@ -15,9 +15,9 @@ pub(crate) struct LatentAttention<M: Matrix> {
     /// Where its latents lie.
     pub(crate) place: KvPlace,
     /// What latents of queries are made by, and their norm.
-    q_latent: Option<(Linear<M>, Norm)>,
-    q: Linear<M>,
-    kv_latent: Linear<M>,
+    pub(crate) q_latent: Option<(Linear<M>, Norm)>,
+    pub(crate) q: Linear<M>,
+    pub(crate) kv_latent: Linear<M>,
     pub(crate) kv_norm: Norm,
     /// What queries of each head are multiplied by, as long as latents are in the cache `[latent, key_dim]`.
     pub(crate) key_up: M::All,
@@ -25,13 +25,13 @@ pub(crate) struct LatentAttention<M: Matrix> {
     pub(crate) value_up: M::All,
     pub(crate) rope: RopeTable,
     pub(crate) params: PagedAttention,
-    out: Linear<M>,
+    pub(crate) out: Linear<M>,
     pub(crate) heads: usize,
     /// Elements of a head of queries, of which the last are rotated.
     pub(crate) q_dim: usize,
     pub(crate) spec: LatentSpec,
     /// Bytes of the matrices of heads.
-    bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 impl<M: Matrix> LatentAttention<M> {
@@ -71,19 +71,6 @@ impl<M: Matrix> LatentAttention<M> {
             spec: *spec,
             bytes,
         })
-    }
-
-    /// `[tokens, hidden]` -> `[tokens, hidden]`.
-    pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
-        let q = match &self.q_latent {
-            Some((down, norm)) => {
-                let latents = ops.post_norm(ops.linear(x, down, Place::Narrow)?, norm)?;
-                ops.linear(&latents, &self.q, Place::Wide)?
-            }
-            None => ops.linear(x, &self.q, Place::Wide)?,
-        };
-        let latents = ops.linear(x, &self.kv_latent, Place::Narrow)?;
-        ops.linear(&ops.attend_latents(&q, &latents, self)?, &self.out, Place::Branch)
     }
 
     pub(crate) fn num_bytes(&self) -> usize {

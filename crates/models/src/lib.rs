@@ -6,6 +6,7 @@
 //! [`Decoder::forward`]. [`load_on_device()`] makes a [`DeviceDecoder`] of it, which walks through the same layers with
 //! the operations of a GPU. [`load_shard()`] and [`load_shard_on_device()`] load what one of several ranks computes.
 
+mod attention;
 mod cache;
 mod collectives;
 mod decoder;
@@ -16,7 +17,10 @@ mod error;
 mod kv_scales;
 mod latent_attention;
 mod layers;
+mod linear;
 mod load;
+mod norm;
+mod ops;
 mod output_tokens;
 mod parts;
 mod quantized;
@@ -26,6 +30,7 @@ mod rows;
 mod shards;
 mod short_conv;
 mod states;
+mod walk;
 
 pub use cache::{Cache, CacheSize};
 pub use decoder::{Decoder, ForwardInput};

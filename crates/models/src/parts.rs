@@ -14,7 +14,7 @@ use half::{bf16, f16};
 
 use crate::{
     error::Result,
-    layers::{Norm, NormForm},
+    norm::{Norm, NormForm},
 };
 
 mod of_heads;

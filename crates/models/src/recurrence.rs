@@ -6,7 +6,8 @@ use candlepower_kernels::{RecurrenceDims, Rule};
 
 use crate::{
     error::Result,
-    layers::{Linear, Norm, Ops, Place, tensor_bytes},
+    linear::Linear,
+    norm::{Norm, tensor_bytes},
     parts::{Matrix, Part, Parts},
 };
 
@@ -14,12 +15,12 @@ use crate::{
 pub(crate) struct Recurrence<M> {
     /// Which of the layers that keep a state it is.
     pub(crate) layer: usize,
-    rows: Linear<M>,
-    gates: Linear<M>,
+    pub(crate) rows: Linear<M>,
+    pub(crate) gates: Linear<M>,
     pub(crate) net: candlepower_kernels::Recurrence,
     /// Of what comes out, in groups; delta nets norm heads themselves.
-    norm: Option<Norm>,
-    out: Linear<M>,
+    pub(crate) norm: Option<Norm>,
+    pub(crate) out: Linear<M>,
 }
 
 impl<M: Matrix> Recurrence<M> {
@@ -72,17 +73,6 @@ impl<M: Matrix> Recurrence<M> {
             net,
             norm,
         })
-    }
-
-    /// `[tokens, hidden]` -> `[tokens, hidden]`.
-    pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
-        let rows = ops.linear(x, &self.rows, Place::Wide)?;
-        let gates = ops.linear(x, &self.gates, Place::Narrow)?;
-        let mut made = ops.recurrence(&rows, &gates, self)?;
-        if let Some(norm) = &self.norm {
-            made = ops.norm_groups(made, norm)?;
-        }
-        ops.linear(&made, &self.out, Place::Branch)
     }
 
     pub(crate) fn num_bytes(&self) -> usize {

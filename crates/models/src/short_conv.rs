@@ -1,12 +1,13 @@
 //! A layer's gated short convolution: its parts, and what is computed of them.
 
-use candle_core::{Device, Tensor};
+use candle_core::Device;
 use candlepower_checkpoint::ShortConvSpec;
 use candlepower_kernels::ConvDims;
 
 use crate::{
     error::Result,
-    layers::{Linear, Ops, Place, tensor_bytes},
+    linear::Linear,
+    norm::tensor_bytes,
     parts::{Matrix, Part, Parts},
 };
 
@@ -14,9 +15,9 @@ use crate::{
 pub(crate) struct ShortConv<M> {
     /// Which of the layers that keep a state it is.
     pub(crate) layer: usize,
-    rows: Linear<M>,
+    pub(crate) rows: Linear<M>,
     pub(crate) conv: candlepower_kernels::ShortConv,
-    out: Linear<M>,
+    pub(crate) out: Linear<M>,
 }
 
 impl<M: Matrix> ShortConv<M> {
@@ -36,12 +37,6 @@ impl<M: Matrix> ShortConv<M> {
             conv: candlepower_kernels::ShortConv { dims: conv_dims(spec), taps },
             out: Linear::without_bias(parts, layer, Part::Out),
         })
-    }
-
-    /// `[tokens, hidden]` -> `[tokens, hidden]`.
-    pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
-        let rows = ops.linear(x, &self.rows, Place::Wide)?;
-        ops.linear(&ops.short_conv(&rows, self)?, &self.out, Place::Branch)
     }
 
     pub(crate) fn num_bytes(&self) -> usize {

@@ -1,0 +1,90 @@
+//! A layer's attention: its parts, and the numbers that describe it.
+
+use candle_core::Tensor;
+use candlepower_checkpoint::{AttentionSpec, KvPlace, QkNormSpan};
+use candlepower_kernels::{PagedAttention, RopeTable};
+
+use crate::{
+    error::Result,
+    linear::Linear,
+    norm::{Norm, tensor_bytes},
+    parts::{Matrix, Part, Parts},
+};
+
+/// One layer's attention.
+pub(crate) struct Attention<M> {
+    /// Where its keys and values lie.
+    pub(crate) place: KvPlace,
+    /// Whether it makes them: else there are queries alone.
+    pub(crate) has_keys: bool,
+    pub(crate) qkv: Linear<M>,
+    /// The gate of what comes out.
+    pub(crate) gate: Option<Linear<M>>,
+    pub(crate) q_norm: Option<Norm>,
+    pub(crate) k_norm: Option<Norm>,
+    /// What the two norm together.
+    pub(crate) norm_span: QkNormSpan,
+    pub(crate) rope: RopeTable,
+    pub(crate) params: PagedAttention,
+    /// Tokens see what is behind them, too.
+    pub(crate) both_ways: bool,
+    /// What is added to the mean square of each head of v, where those are normed.
+    pub(crate) v_norm: Option<f32>,
+    /// f32 `[heads]`: scores of the heads' sinks.
+    pub(crate) sinks: Option<Tensor>,
+    pub(crate) out: Linear<M>,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    /// Elements of a head as the cache has them.
+    pub(crate) head_dim: usize,
+    /// Elements of a head that are not padding.
+    pub(crate) head_len: usize,
+}
+
+impl<M: Matrix> Attention<M> {
+    /// Takes the parts of the attention of layer `layer`, whose keys and values lie at `place`.
+    pub(crate) fn take(
+        parts: &mut Parts<M>,
+        (layer, place): (usize, KvPlace),
+        spec: &AttentionSpec,
+        rope: RopeTable,
+    ) -> Result<Self> {
+        let head_dim = parts.layout().padded_head(spec.head_dim);
+        let mut head_norm = |part| match &spec.qk_norm {
+            Some(norm) => parts.head_norm(layer, part, norm, spec.head_dim),
+            None => Ok(None),
+        };
+        let (q_norm, k_norm) = (head_norm(Part::QNorm)?, head_norm(Part::KNorm)?);
+        let gate = || Linear::without_bias(parts, layer, Part::AttnGate);
+        Ok(Self {
+            place,
+            has_keys: spec.keys_of.is_none(),
+            gate: spec.gated.then(gate),
+            q_norm,
+            k_norm,
+            norm_span: spec.qk_norm.map_or(QkNormSpan::Head, |norm| norm.span),
+            qkv: Linear::take(parts, layer, Part::Qkv, Part::QkvBias)?,
+            rope,
+            params: PagedAttention {
+                scale: spec.scale as f32,
+                window: spec.window,
+                softcap: spec.softcap.map(|cap| cap as f32),
+            },
+            both_ways: spec.both_ways,
+            v_norm: spec.v_norm.map(|eps| eps as f32),
+            sinks: parts.exact(layer, Part::Sinks)?,
+            out: Linear::take(parts, layer, Part::Out, Part::OutBias)?,
+            heads: spec.heads,
+            kv_heads: spec.kv_heads,
+            head_dim,
+            head_len: spec.head_dim,
+        })
+    }
+
+    pub(crate) fn num_bytes(&self) -> usize {
+        let norms = self.q_norm.iter().chain(&self.k_norm).map(Norm::num_bytes);
+        let sinks = self.sinks.as_ref().map_or(0, tensor_bytes);
+        let gate = self.gate.as_ref().map_or(0, Linear::num_bytes);
+        self.qkv.num_bytes() + gate + self.out.num_bytes() + norms.sum::<usize>() + sinks
+    }
+}
