@@ -1,4 +1,4 @@
-//! Runs steps on a device: tables are made on the host and uploaded, tokens are drawn there, and one copy comes back.
+//! Runs steps on a device: tables are made on the host and uploaded, tokens are sampled there, and one copy comes back.
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -12,73 +12,85 @@ use candlepower_kernels::{
     sampling::{RowLogprobs, SampledRow},
 };
 use candlepower_models::{
-    DeviceDecoder, DeviceInput, DeviceWanted, WantedTokens, Workspace, WorkspaceSize,
+    DeviceDecoder, DeviceInput, DeviceOutputTokens, OutputTokens, Workspace, WorkspaceSize,
 };
 use candlepower_scheduler::Step;
 
 use crate::{
     Error, Result,
-    cpu_runner::{PromptRow, SamplingBatch, Scored, StepOutput, num_wanted},
     device_graphs::Graphs,
-    device_tables::{Chunk, DrawLimits, DrawTables, InputTables, SwapTo, Upload, swap_pairs},
-    follower::{Followers, tell_others},
+    device_tables::{
+        Chunk, ChunkLimits, InputTables, SamplingTables, SlotTokens, SwapTo, Upload, swap_pairs,
+    },
+    orders::send_step,
+    step_io::{SamplingBatch, ScoredRow, StepOutput, num_output_tokens},
 };
 
-/// "No token" in what the device reports.
+/// "No token" in the device's report.
 const NONE: u32 = u32::MAX;
 
-/// One rank's model on a device, with everything that its steps need there.
+/// One rank's model on a device, with all memory that its steps need there.
 pub(crate) struct DeviceRunner {
-    /// Dropped first: NCCL's end of a group, which the model has, waits for every graph with one of the group's sums in it.
+    /// Dropped first: NCCL's end of a group, which the model has, waits for every graph that contains one of the group's sums.
     graphs: Graphs,
     model: DeviceDecoder,
     workspace: Workspace,
     size: WorkspaceSize,
-    /// Tokens, positions and slots, then the rows whose logits a graph computes: at the same place in each step.
+    /// Tokens, positions and slots, then the logits indices of a graph: at the same addresses in each step.
     inputs: Staging,
-    /// What a step draws and copies; replaced by a larger one where a step needs it.
+    /// The tables of a step's samples and copies; replaced by larger ones where a step needs them.
     tables: Staging,
     scratch: SamplingScratch,
-    /// u32: the tokens that the last step drew, in the order of its samples.
-    drawn: Tensor,
-    /// u32: what the last step's draws report.
+    /// u32: the tokens that the last step sampled, in the order of its samples.
+    sampled: Tensor,
+    /// u32: the reports of the last step's samples.
     report: Tensor,
-    /// Made when the first sequence with a penalty comes.
+    /// The token counts for penalties; reserved for the first sequence that has one.
     counts: Option<TokenCounts>,
-    /// Steps on their way, the oldest first.
+    /// Steps that were launched, the oldest first.
     launched: VecDeque<Launched>,
-    /// When the report of the last step that was waited for had come: the next one's forward has run since, at the earliest.
+    /// The arrival time of the last report. The forward of the next step has run since then at the earliest.
     reported: Instant,
-    /// Room for the reports of others.
+    /// Free host buffers for reports.
     readbacks: Vec<Readback>,
-    /// Blocks of preempted sequences, where there is room for any.
-    /// For each of the workspace's caches; none where nothing is swapped.
-    host: Vec<HostBlocks>,
-    num_swap_blocks: usize,
-    /// The tokens that the last step drew, as far as the host knows them.
+    swap: SwapSpace,
+    /// The tokens that the last step sampled, as far as the host knows them.
     previous_samples: Vec<u32>,
-    /// Of rank 0. They are waited for when the model is gone, and with it rank 0's end of the collectives.
-    followers: Followers,
-    /// How often steps took memory for more than what was reserved: all that they ever take is taken where this is counted.
+    /// Number of times that a step took more memory than was reserved. Every such place counts here.
     grown: usize,
 }
 
-/// A step on its way.
+/// Host memory for the blocks of preempted sequences.
+struct SwapSpace {
+    /// For each of the workspace's caches; empty where nothing is swapped.
+    blocks: Vec<HostBlocks>,
+    /// Blocks of each.
+    num_blocks: usize,
+}
+
+/// A step that was launched.
 struct Launched {
     started: Instant,
-    /// Whether each sample's log-probabilities are asked for, and how many others.
+    /// For each sample the number of alternatives, where the request wants log-probabilities.
     samples: Vec<Option<usize>>,
-    /// Tokens that are scored, and how many others are reported with each.
-    prompts: Vec<(Vec<u32>, usize)>,
-    /// Numbers per draw.
+    /// The prompt tokens that are scored.
+    prompts: Vec<ScoredPrompt>,
+    /// Words of a sample's report.
     width: usize,
     vocab: usize,
-    /// Its report, on its way to the host.
+    /// The copy of its report to the host.
     readback: Readback,
 }
 
+/// Prompt tokens of a row that are scored.
+struct ScoredPrompt {
+    token_ids: Vec<u32>,
+    /// Alternatives that are reported with each.
+    top: usize,
+}
+
 impl DeviceRunner {
-    /// Reserves what steps of up to `size` need, and room for so many blocks in the memory of the host.
+    /// Reserves the memory for steps of up to `size`, and host memory for `num_swap_blocks` blocks.
     pub(crate) fn new(
         model: DeviceDecoder,
         size: WorkspaceSize,
@@ -87,49 +99,40 @@ impl DeviceRunner {
     ) -> Result<Self> {
         let device = model.device().clone();
         let workspace = model.workspace(size)?;
-        let caches = workspace.caches().iter().filter(|_| num_swap_blocks > 0);
-        let host = caches.map(|cache| Ok(HostBlocks::new(cache, num_swap_blocks)?));
-        let host = host.collect::<Result<_>>()?;
-        let draws = 2 * size.max_rows;
+        let swap = SwapSpace::new(&workspace, num_swap_blocks)?;
+        let samples = 2 * size.max_rows;
         let vocab = model.vocab_size();
         Ok(Self {
             workspace,
-            host,
-            num_swap_blocks,
+            swap,
             size,
             graphs,
             inputs: Staging::new(InputViews::capacity(&size), &device)?,
-            tables: Staging::new(64 * draws, &device)?,
+            tables: Staging::new(64 * samples, &device)?,
             scratch: SamplingScratch::new(size.max_rows, vocab, &device)?,
-            drawn: Tensor::zeros(draws, DType::U32, &device)?,
-            report: Tensor::zeros(8 * draws, DType::U32, &device)?,
+            sampled: Tensor::zeros(samples, DType::U32, &device)?,
+            report: Tensor::zeros(8 * samples, DType::U32, &device)?,
             counts: None,
             launched: VecDeque::new(),
             reported: Instant::now(),
             readbacks: Vec::new(),
             previous_samples: Vec::new(),
-            followers: Followers::default(),
             grown: 0,
             model,
         })
     }
 
-    /// As rank 0, which these follow.
-    pub(crate) fn leading(self, followers: Followers) -> Self {
-        Self { followers, ..self }
-    }
-
-    /// Whether other ranks follow this one, or are followed by it.
-    pub(crate) fn has_followers(&self) -> bool {
+    /// Whether the model is split among ranks.
+    pub(crate) fn is_in_group(&self) -> bool {
         self.model.comm().is_some()
     }
 
-    /// Blocks of preempted sequences that fit the memory of the host.
+    /// Number of swapped-out blocks that fit the host memory reserved for them.
     pub(crate) fn num_swap_blocks(&self) -> usize {
-        self.num_swap_blocks
+        self.swap.num_blocks
     }
 
-    /// Records a graph for each number of sequences that has one, telling how many are done.
+    /// Records a graph for each number of sequences that has one. `progress` gets the number of recorded graphs, and of all.
     pub(crate) fn capture_graphs(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<()> {
         let buckets = self.graphs.buckets().to_vec();
         for (done, &bucket) in buckets.iter().enumerate() {
@@ -147,26 +150,27 @@ impl DeviceRunner {
         Ok(())
     }
 
-    /// Queues a step on the device; [`DeviceRunner::wait`] has its outcome.
+    /// Queues a step on the device; [`DeviceRunner::wait`] returns its output.
     pub(crate) fn launch(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<()> {
-        self.lead(step, batch).map_err(|error| self.followers.explain(error))
-    }
-
-    fn lead(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<()> {
         let started = Instant::now();
-        let told = match self.model.comm() {
-            Some(comm) => Some(tell_others(comm, step, &self.previous_samples, batch)?),
+        let sent = match self.model.comm() {
+            Some(comm) => Some(send_step(comm, step, &self.previous_samples, batch)?),
             None => None,
         };
-        let Queued { computed, draws, views } = self.queue(told.as_ref().unwrap_or(step), batch)?;
-        let width = draws.width();
-        self.draw(&computed, &draws, &views, width)?;
-        let report = self.report.narrow(0, 0, draws.num_draws() * width)?;
+        let Queued { computed, tables, views } =
+            self.queue(sent.as_ref().unwrap_or(step), batch)?;
+        let width = tables.width();
+        self.sample(&computed, &tables, &views)?;
+        let report = self.report.narrow(0, 0, tables.num_samples() * width)?;
         let readback = self.read_back(&report)?;
+        let prompts = batch.prompts.iter().map(|prompt| ScoredPrompt {
+            token_ids: prompt.next_token_ids.clone(),
+            top: prompt.top,
+        });
         self.launched.push_back(Launched {
             started,
             samples: batch.samples.iter().map(|sample| sample.logprobs).collect(),
-            prompts: batch.prompts.iter().map(|p| (p.next_token_ids.clone(), p.top)).collect(),
+            prompts: prompts.collect(),
             width,
             vocab: self.model.vocab_size(),
             readback,
@@ -174,8 +178,8 @@ impl DeviceRunner {
         Ok(())
     }
 
-    /// Runs a step of rank 0's, which draws: all that is computed here goes to it.
-    pub(crate) fn follow(&mut self, step: &Step, scored: &[Scored]) -> Result<()> {
+    /// Runs a step of rank 0 on another rank. Rank 0 gets this rank's shard of the logits, and samples.
+    pub(crate) fn follow(&mut self, step: &Step, scored: &[ScoredRow]) -> Result<()> {
         let batch = SamplingBatch::like_rank_0(step, scored);
         let Queued { computed, views, .. } = self.queue(step, &batch)?;
         if let Computed::Hidden(hidden) = &computed {
@@ -183,11 +187,11 @@ impl DeviceRunner {
                 self.model.logits(hidden, &chunk.rows, &self.workspace)?;
             }
         }
-        // sync: the next step's tables are written where this one's are read.
+        // sync: the next step's tables overwrite those that this step reads.
         Ok(self.model.device().synchronize()?)
     }
 
-    /// Queues what comes before a step's draws.
+    /// Queues the part of a step before its sampling.
     fn queue(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<Queued> {
         let mut inputs = InputTables::new(step, self.size.block_size as u32);
         let decodes = inputs.num_tokens() == step.rows.len();
@@ -195,23 +199,22 @@ impl DeviceRunner {
         if let Some(bucket) = bucket {
             inputs.pad(bucket);
         }
-        let limits = DrawLimits {
+        let limits = ChunkLimits {
             rows: self.size.max_rows,
             vocab: self.model.vocab_size(),
             has_logits: bucket.is_some(),
         };
-        let mut draws = DrawTables::new(step, batch, limits);
+        let mut tables = SamplingTables::new(step, batch, limits);
         let spec = self.model.spec();
         if bucket.is_none() && spec.first_reader() < spec.layers.len() {
-            let scored: Vec<_> = batch.prompts.iter().map(PromptRow::scored).collect();
-            let counts = num_wanted(step, &scored);
-            inputs.wanted = WantedTokens::of(&inputs.attention, &inputs.positions, &counts)?;
+            let counts = num_output_tokens(step, &batch.scored());
+            inputs.output = OutputTokens::of(&inputs.attention, &inputs.positions, &counts)?;
         }
-        if let Some(wanted) = &inputs.wanted {
-            draws.read_wanted(wanted);
+        if let Some(output) = &inputs.output {
+            tables.index_output_tokens(output);
         }
-        let views = self.upload_draws(step, &draws)?;
-        self.swap(&views.swaps)?;
+        let views = self.upload_sampling(step, &tables)?;
+        self.swap.queue(&self.workspace, &views.swaps)?;
         if !step.copies.is_empty() {
             let mut caches = self.workspace.caches().iter();
             caches.try_for_each(|cache| cache.copy_blocks(&views.copies))?;
@@ -221,8 +224,8 @@ impl DeviceRunner {
         }
         let launch = if bucket.is_some() { LaunchShape::Fixed } else { LaunchShape::Fitted };
         let inputs_on_device = self.prepare(&inputs, launch)?;
-        if inputs.has_drawn {
-            gpu::resolve_tokens(&inputs_on_device.token_ids, &self.drawn)?;
+        if inputs.has_sampled {
+            gpu::resolve_tokens(&inputs_on_device.token_ids, &self.sampled)?;
         }
         let computed = match bucket {
             Some(bucket) => Computed::Logits(self.run_graph(bucket, &inputs_on_device)?),
@@ -230,7 +233,7 @@ impl DeviceRunner {
                 Computed::Hidden(self.model.forward(&inputs_on_device.input(), &self.workspace)?)
             }
         };
-        Ok(Queued { computed, draws, views })
+        Ok(Queued { computed, tables, views })
     }
 
     /// Waits for the oldest step that was launched.
@@ -247,28 +250,10 @@ impl DeviceRunner {
         Ok(output)
     }
 
-    /// Queues a step's swaps.
-    fn swap(&self, swaps: &[(SwapTo, Tensor)]) -> Result<()> {
-        if !swaps.is_empty() && self.host.is_empty() {
-            return Err(Error::Invariant(
-                "a step swaps blocks, and there is no room for any".into(),
-            ));
-        }
-        for (to, pairs) in swaps {
-            for (cache, host) in self.workspace.caches().iter().zip(&self.host) {
-                match to {
-                    SwapTo::Host => cache.bring_out(host, pairs)?,
-                    SwapTo::Cache => cache.bring_back(host, pairs)?,
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Queues the copy of a report.
     fn read_back(&mut self, report: &Tensor) -> Result<Readback> {
         let count = report.elem_count();
-        let mut readback = match self.readbacks.pop().filter(|room| room.capacity() >= count) {
+        let mut readback = match self.readbacks.pop().filter(|buffer| buffer.capacity() >= count) {
             Some(readback) => readback,
             None => {
                 self.grown += 1;
@@ -291,28 +276,28 @@ impl DeviceRunner {
             let query_start = upload.push(inputs.attention.query_start.iter().copied());
             (query_start, upload.push(inputs.state_slots.iter().copied()))
         });
-        let wanted = inputs.wanted.as_ref().map(|wanted| {
-            let rows = upload.push(wanted.rows.iter().copied());
-            (rows, upload.push(wanted.positions.iter().copied()), wanted.attention.clone())
+        let output = inputs.output.as_ref().map(|output| {
+            let rows = upload.push(output.rows.iter().copied());
+            (rows, upload.push(output.positions.iter().copied()), output.attention.clone())
         });
-        self.inputs.upload(&upload.numbers)?;
+        self.inputs.upload(&upload.words)?;
         let view = |range: std::ops::Range<usize>| self.inputs.view(range.start, &[range.len()]);
         let states = match states {
             Some((query_start, slots)) => Some((view(query_start)?, view(slots)?)),
             None => None,
         };
-        let wanted = match wanted {
+        let output = match output {
             Some((rows, positions, attention)) => {
                 let tables = match rows.is_empty() {
                     true => None,
                     false => Some((view(rows)?, view(positions)?)),
                 };
-                Some(WantedViews { tables, attention })
+                Some(OutputViews { tables, attention })
             }
             None => None,
         };
         let views = InputViews {
-            wanted,
+            output,
             states,
             token_ids: view(token_ids)?,
             positions: view(positions)?,
@@ -323,7 +308,7 @@ impl DeviceRunner {
         Ok(views)
     }
 
-    /// The logits of a decode, whose launches were recorded.
+    /// The logits of a decode that has a CUDA graph, or would have one on a GPU.
     fn run_graph(&self, bucket: usize, inputs: &InputViews) -> Result<Tensor> {
         match self.graphs.launch(bucket)? {
             Some(logits) => Ok(logits),
@@ -334,8 +319,8 @@ impl DeviceRunner {
         }
     }
 
-    /// Uploads what the step draws and copies, into larger tables where these do not do.
-    fn upload_draws(&mut self, step: &Step, draws: &DrawTables) -> Result<DrawViews> {
+    /// Uploads the tables of the step's samples and copies. Tables that are too small are replaced.
+    fn upload_sampling(&mut self, step: &Step, tables: &SamplingTables) -> Result<SamplingViews> {
         let mut upload = Upload::default();
         let copies = upload.push(step.copies.iter().flat_map(|copy| [copy.src.0, copy.dst.0]));
         let state_copies =
@@ -344,39 +329,40 @@ impl DeviceRunner {
             .into_iter()
             .map(|(to, pairs)| (to, upload.push(pairs)))
             .collect();
-        let bias_ids = upload.push(draws.bias_ids.iter().copied());
-        let biases = upload.push(draws.biases.iter().copied());
-        let masks = upload.push(draws.masks.iter().copied());
-        let mut chunks = Vec::with_capacity(draws.chunks.len());
-        for chunk in &draws.chunks {
+        let bias_ids = upload.push(tables.bias_ids.iter().copied());
+        let biases = upload.push(tables.biases.iter().copied());
+        let masks = upload.push(tables.masks.iter().copied());
+        let mut chunks = Vec::with_capacity(tables.chunks.len());
+        for chunk in &tables.chunks {
             chunks.push([
                 upload.push(chunk.rows.iter().copied()),
-                upload.push(chunk.draws.iter().flat_map(SamplerRow::words)),
+                upload.push(chunk.samplers.iter().flat_map(SamplerRow::words)),
                 upload.push(0..chunk.counted),
-                upload.push(chunk.prompt.0.iter().copied()),
-                upload.push(chunk.prompt.1.iter().copied()),
-                upload.push(chunk.generated.0.iter().copied()),
-                upload.push(chunk.generated.1.iter().copied()),
+                upload.push(chunk.prompt.slots.iter().copied()),
+                upload.push(chunk.prompt.ids.iter().copied()),
+                upload.push(chunk.generated.slots.iter().copied()),
+                upload.push(chunk.generated.ids.iter().copied()),
             ]);
         }
-        self.make_room(upload.numbers.len(), draws)?;
-        self.tables.upload(&upload.numbers)?;
+        self.reserve(upload.words.len(), tables)?;
+        self.tables.upload(&upload.words)?;
         let view = |range: &std::ops::Range<usize>| self.tables.view(range.start, &[range.len()]);
         let pairs = |range: &std::ops::Range<usize>| -> Result<Tensor> {
             Ok(view(range)?.reshape((range.len() / 2, 2))?)
         };
         let words = self.model.vocab_size().div_ceil(32);
-        let chunks = chunks.iter().map(|[rows, words, reset, p0, p1, g0, g1]| {
-            Ok(ChunkViews {
-                rows: view(rows)?,
-                draws: view(words)?
-                    .reshape((words.len() / SamplerRow::WORDS, SamplerRow::WORDS))?,
-                reset: view(reset)?,
-                prompt: (view(p0)?, view(p1)?),
-                generated: (view(g0)?, view(g1)?),
-            })
-        });
-        Ok(DrawViews {
+        let chunks =
+            chunks.iter().map(|[rows, samplers, reset, p_slots, p_ids, g_slots, g_ids]| {
+                Ok(ChunkViews {
+                    rows: view(rows)?,
+                    samplers: view(samplers)?
+                        .reshape((samplers.len() / SamplerRow::WORDS, SamplerRow::WORDS))?,
+                    reset: view(reset)?,
+                    prompt: SlotTokenViews { slots: view(p_slots)?, ids: view(p_ids)? },
+                    generated: SlotTokenViews { slots: view(g_slots)?, ids: view(g_ids)? },
+                })
+            });
+        Ok(SamplingViews {
             chunks: chunks.collect::<Result<_>>()?,
             copies: pairs(&copies)?,
             state_copies: pairs(&state_copies)?,
@@ -393,8 +379,8 @@ impl DeviceRunner {
         })
     }
 
-    /// Replaces what is too small for a step. No graph reads any of it.
-    fn make_room(&mut self, numbers: usize, draws: &DrawTables) -> Result<()> {
+    /// Replaces the buffers that are too small for a step. No graph reads them.
+    fn reserve(&mut self, words: usize, tables: &SamplingTables) -> Result<()> {
         let device = self.model.device().clone();
         let larger = |count: usize, tensor: &Tensor| -> Result<Option<Tensor>> {
             match count > tensor.elem_count() {
@@ -402,23 +388,23 @@ impl DeviceRunner {
                 false => Ok(None),
             }
         };
-        if numbers > self.tables.capacity() {
+        if words > self.tables.capacity() {
             self.grown += 1;
-            self.tables = Staging::new(numbers.next_power_of_two(), &device)?;
+            self.tables = Staging::new(words.next_power_of_two(), &device)?;
         }
-        let count = draws.num_draws();
-        // Tokens that this step looks up are in the old tensor, so they go along.
-        if let Some(drawn) = larger(count, &self.drawn)? {
-            drawn.slice_set(&self.drawn, 0, 0)?;
-            self.drawn = drawn;
+        let count = tables.num_samples();
+        // This step looks up tokens in the old tensor, so they are copied.
+        if let Some(sampled) = larger(count, &self.sampled)? {
+            sampled.slice_set(&self.sampled, 0, 0)?;
+            self.sampled = sampled;
             self.grown += 1;
         }
-        let reported = count * draws.width();
+        let reported = count * tables.width();
         if let Some(report) = larger(reported, &self.report)? {
             self.report = report;
             self.grown += 1;
         }
-        if self.counts.is_none() && draws.chunks.iter().any(|chunk| chunk.counted > 0) {
+        if self.counts.is_none() && tables.chunks.iter().any(|chunk| chunk.counted > 0) {
             let vocab = self.model.vocab_size();
             self.grown += 1;
             self.counts = Some(TokenCounts::new(self.size.max_rows, vocab, &device)?);
@@ -426,14 +412,14 @@ impl DeviceRunner {
         Ok(())
     }
 
-    /// Draws every chunk.
-    fn draw(
+    /// Samples every chunk.
+    fn sample(
         &self,
         computed: &Computed,
-        tables: &DrawTables,
-        views: &DrawViews,
-        width: usize,
+        tables: &SamplingTables,
+        views: &SamplingViews,
     ) -> Result<()> {
+        let width = tables.width();
         let mut first = 0;
         for (chunk, views_of) in tables.chunks.iter().zip(&views.chunks) {
             let logits = match computed {
@@ -443,50 +429,76 @@ impl DeviceRunner {
                 }
             };
             self.count(chunk, views_of)?;
-            let draws = chunk.draws.len();
+            let count = chunk.samplers.len();
             let batch = gpu::SamplingBatch {
-                rows: &views_of.draws,
+                rows: &views_of.samplers,
                 counts: self.counts.as_ref().filter(|_| chunk.counted > 0),
                 biases: views.biases.as_ref().map(|(ids, biases)| (ids, biases)),
                 masks: views.masks.as_ref(),
             };
             let output = SamplingOutput {
-                token_ids: self.drawn.narrow(0, first, draws)?,
+                token_ids: self.sampled.narrow(0, first, count)?,
                 report: self
                     .report
-                    .narrow(0, first * width, draws * width)?
-                    .reshape((draws, width))?,
+                    .narrow(0, first * width, count * width)?
+                    .reshape((count, width))?,
             };
             gpu::sample(&logits, &batch, &self.scratch, &output)?;
-            first += draws;
+            first += count;
         }
         Ok(())
     }
 
-    /// Fills the counts that a chunk's penalties look at.
+    /// Fills the token counts for a chunk's penalties.
     fn count(&self, chunk: &Chunk, views: &ChunkViews) -> Result<()> {
         let Some(counts) = self.counts.as_ref().filter(|_| chunk.counted > 0) else {
             return Ok(());
         };
         counts.reset(&views.reset)?;
-        if !chunk.prompt.0.is_empty() {
-            counts.add_prompt(&views.prompt.0, &views.prompt.1)?;
+        let has_tokens = |tokens: &SlotTokens| !tokens.slots.is_empty();
+        if has_tokens(&chunk.prompt) {
+            counts.add_prompt(&views.prompt.slots, &views.prompt.ids)?;
         }
-        if !chunk.generated.0.is_empty() {
-            counts.add_generated(&views.generated.0, &views.generated.1)?;
+        if has_tokens(&chunk.generated) {
+            counts.add_generated(&views.generated.slots, &views.generated.ids)?;
         }
         Ok(())
     }
 }
 
-/// A step that is on its way but for its draws.
-struct Queued {
-    computed: Computed,
-    draws: DrawTables,
-    views: DrawViews,
+impl SwapSpace {
+    fn new(workspace: &Workspace, num_blocks: usize) -> Result<Self> {
+        let caches = workspace.caches().iter().filter(|_| num_blocks > 0);
+        let blocks = caches.map(|cache| Ok(HostBlocks::new(cache, num_blocks)?));
+        Ok(Self { blocks: blocks.collect::<Result<_>>()?, num_blocks })
+    }
+
+    /// Queues a step's swaps.
+    fn queue(&self, workspace: &Workspace, swaps: &[(SwapTo, Tensor)]) -> Result<()> {
+        if !swaps.is_empty() && self.blocks.is_empty() {
+            let reason = "a step swaps blocks, and no host memory is reserved for any";
+            return Err(Error::Invariant(reason.into()));
+        }
+        for (to, pairs) in swaps {
+            for (cache, host) in workspace.caches().iter().zip(&self.blocks) {
+                match to {
+                    SwapTo::Host => cache.bring_out(host, pairs)?,
+                    SwapTo::Cache => cache.bring_back(host, pairs)?,
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
-/// What there is of a step before its draws.
+/// A step that is queued up to its sampling.
+struct Queued {
+    computed: Computed,
+    tables: SamplingTables,
+    views: SamplingViews,
+}
+
+/// The result of a step before its sampling.
 enum Computed {
     /// The hidden states of its tokens.
     Hidden(Tensor),
@@ -499,25 +511,25 @@ struct InputViews {
     token_ids: Tensor,
     positions: Tensor,
     slots: Tensor,
-    /// The numbers from 0 on: the rows of a decode whose logits are wanted, all of them.
+    /// The logits indices of a decode: 0, 1, 2 .., since every token is an output token.
     rows: Tensor,
-    /// Where each sequence's tokens begin, and where its state is, where layers have such.
+    /// The first token of each sequence, and the slot of its state, where layers have recurrent states.
     states: Option<(Tensor, Tensor)>,
-    /// Whose hidden states are wanted, where not all are.
-    wanted: Option<WantedViews>,
+    /// The output tokens, where not all tokens are.
+    output: Option<OutputViews>,
 }
 
-/// As [`DeviceWanted`].
-struct WantedViews {
+/// The output tokens on the device, for [`DeviceOutputTokens`].
+struct OutputViews {
     tables: Option<(Tensor, Tensor)>,
     attention: AttentionMetadata,
 }
 
 impl InputViews {
-    /// Numbers that the largest step needs, each table from a multiple of four on.
+    /// Words that the largest step needs, each table from a multiple of four on.
     fn capacity(size: &WorkspaceSize) -> usize {
         let of_states = 2 * (size.max_seqs + 1).next_multiple_of(4);
-        // Tokens, positions and slots, and the rows and positions of those that are wanted.
+        // Tokens, positions and slots, and the rows and positions of the output tokens.
         5 * size.max_tokens.next_multiple_of(4) + size.max_rows.next_multiple_of(4) + of_states
     }
 
@@ -531,20 +543,20 @@ impl InputViews {
                 slots,
                 positions: &self.positions,
             }),
-            wanted: self.wanted.as_ref().map(|wanted| DeviceWanted {
-                tables: wanted.tables.as_ref().map(|(rows, positions)| (rows, positions)),
-                attention: &wanted.attention,
+            output: self.output.as_ref().map(|output| DeviceOutputTokens {
+                tables: output.tables.as_ref().map(|(rows, positions)| (rows, positions)),
+                attention: &output.attention,
             }),
         }
     }
 }
 
-/// The tables of a step's draws on the device.
-struct DrawViews {
+/// The tables of a step's samples on the device.
+struct SamplingViews {
     chunks: Vec<ChunkViews>,
     copies: Tensor,
     state_copies: Tensor,
-    /// In the order in which they are made.
+    /// In the order of the step.
     swaps: Vec<(SwapTo, Tensor)>,
     biases: Option<(Tensor, Tensor)>,
     masks: Option<Tensor>,
@@ -552,14 +564,19 @@ struct DrawViews {
 
 struct ChunkViews {
     rows: Tensor,
-    draws: Tensor,
+    samplers: Tensor,
     reset: Tensor,
-    prompt: (Tensor, Tensor),
-    generated: (Tensor, Tensor),
+    prompt: SlotTokenViews,
+    generated: SlotTokenViews,
+}
+
+struct SlotTokenViews {
+    slots: Tensor,
+    ids: Tensor,
 }
 
 impl Launched {
-    /// The step's outcome, from what its draws report, and the room that it needs no more.
+    /// The step's output, from the report of its samples, and the host buffer, which is free again.
     fn read(self, report: &[u32], forward_seconds: f64) -> (StepOutput, Readback) {
         let mut rows = report.chunks(self.width);
         let samples = self.samples.iter().zip(rows.by_ref()).map(|(top, row)| {
@@ -568,11 +585,11 @@ impl Launched {
             SampledRow { token_id, logprobs }
         });
         let samples = samples.collect();
-        let scored = |(tokens, top): (Vec<u32>, usize)| {
-            let rows = tokens.iter().zip(rows.by_ref());
+        let scored = |ScoredPrompt { token_ids, top }: ScoredPrompt| {
+            let rows = token_ids.iter().zip(rows.by_ref());
             rows.map(|(&token, row)| match row[0] == token {
                 true => logprobs(row, top),
-                // Its logit was minus infinity, which no bias lifts.
+                // The token's logit was minus infinity, which no bias lifts.
                 false => RowLogprobs {
                     logprob: f32::NEG_INFINITY,
                     rank: self.vocab,

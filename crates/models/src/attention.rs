@@ -1,4 +1,4 @@
-//! A layer's attention: its parts, and the numbers that describe it.
+//! A layer's attention: its weights and its dimensions.
 
 use candle_core::Tensor;
 use candlepower_checkpoint::{AttentionSpec, KvPlace, QkNormSpan};

@@ -34,12 +34,14 @@ mod walk;
 
 pub use cache::{Cache, CacheSize};
 pub use decoder::{Decoder, ForwardInput};
-pub use device_decoder::{DeviceDecoder, DeviceInput, DeviceWanted, Workspace, WorkspaceSize};
+pub use device_decoder::{
+    DeviceDecoder, DeviceInput, DeviceOutputTokens, Workspace, WorkspaceSize,
+};
 pub use encoder::{Encoder, EncoderInput, Pooler};
 pub use error::{Error, Result};
 pub use load::{
     LoadDtype, LoadFormat, LoadOptions, LoadProgress, load, load_on_device, load_shard,
     load_shard_on_device,
 };
-pub use output_tokens::WantedTokens;
+pub use output_tokens::OutputTokens;
 pub use quantized::{dequantize_reference, recoded_numbers};

@@ -15,31 +15,49 @@ use crate::{
     short_conv::ShortConv,
 };
 
-/// The operations that the walk is made of. Each returns a tensor that holds its result until the same operation, or
-/// one that writes to the same place, is asked for again: a new tensor, or a buffer.
+/// The operations of the walk over the layers.
+///
+/// On the CPU each operation returns a new tensor. On a GPU the results lie in buffers, which are reserved once and used by every
+/// layer. So the walk has to keep this contract:
+///
+/// - A result is valid until its buffer is written again. [`Buffer`] names the buffers that the walk chooses. The others are the
+///   residual's (written by [`embed`](Self::embed), [`add`](Self::add), [`add_norm`](Self::add_norm)) and that of normed rows
+///   (written by [`norm`](Self::norm), [`add_norm`](Self::add_norm)).
+/// - An operation may use further buffers for intermediate results: [`gated`](Self::gated) and [`experts`](Self::experts)
+///   [`Buffer::Wide`], [`attend`](Self::attend) [`Buffer::Inner`], [`attend_latents`](Self::attend_latents) all but
+///   [`Buffer::Branch`].
+/// - An operation that takes a tensor by value changes it in place. After that only the returned tensor is valid.
+/// - No operation may write to a buffer that it reads, except in place.
+///
+/// Debug builds check the contract on devices, and panic where a tensor is read after its buffer was written again.
 pub(crate) trait Ops {
     /// How this device keeps matrices.
     type Matrix: Matrix;
 
-    /// The embeddings of the step's tokens, `[tokens, hidden]`, with those of their positions where the model has such:
+    /// The embeddings of the step's tokens, `[tokens, hidden]`, plus those of their positions where the model has such. They are
     /// the first residual.
     fn embed(&self, table: &Self::Matrix, positions: Option<&Self::Matrix>) -> Result<Tensor>;
-    /// What each layer gets of the step's tokens beside the residual, `[tokens, layers * width]`, of their embeddings.
+    /// The per-layer embeddings of the step's tokens, `[tokens, layers * width]`, made of their embeddings `x` and of a table.
     fn per_layer(&self, x: &Tensor, of: &PerLayer<Self::Matrix>) -> Result<Tensor>;
-    /// `act(x)` times as many columns of `per_layer`, from `first` on, in place of `x`.
-    fn times(&self, x: Tensor, act: Activation, per_layer: &Tensor, first: usize)
-    -> Result<Tensor>;
-    /// The operations on the wanted tokens alone, of which `tokens` are the rows, where not all are wanted; `None` of these where
-    /// none is.
-    fn of_wanted(&self, tokens: &Tokens) -> Result<Wanted<Self>>
+    /// `act(x)` times as many columns of `per_layer`, from the column `first` on.
+    fn act_times(
+        &self,
+        x: Tensor,
+        act: Activation,
+        per_layer: &Tensor,
+        first: usize,
+    ) -> Result<Tensor>;
+    /// The operations for layers that are computed for the output tokens alone. `tokens` has the rows of all tokens.
+    fn for_output_tokens(&self, tokens: &Tokens) -> Result<OutputOps<Self>>
     where
         Self: Sized;
-    /// What [`Layers::forward`] is to return where not all tokens are wanted: on the CPU their rows among those of all, the others zeros; on a
-    /// device the rows themselves. `None` where there are none.
-    fn among_all(&self, wanted: Option<&Tensor>) -> Result<Tensor>;
+    /// The result of [`Layers::forward`](crate::layers::Layers::forward) where only output tokens have hidden states; `None` where there
+    /// is no output token. On the CPU the result has a row for every token, with zeros for the others. On a device it has the rows
+    /// of the output tokens alone.
+    fn output_rows(&self, hidden: Option<&Tensor>) -> Result<Tensor>;
     /// The norm of the residual.
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor>;
-    /// The norm of what is about to be added to the residual.
+    /// The norm of rows that are about to be added to the residual.
     fn post_norm(&self, x: Tensor, norm: &Norm) -> Result<Tensor>;
     /// `(residual + x) * scale`.
     fn add(&self, residual: Tensor, x: &Tensor, scale: f32) -> Result<Tensor>;
@@ -51,77 +69,98 @@ pub(crate) trait Ops {
         scale: f32,
         norm: &Norm,
     ) -> Result<(Tensor, Tensor)>;
-    /// `x W^T + b`.
-    fn linear(&self, x: &Tensor, linear: &Linear<Self::Matrix>, place: Place) -> Result<Tensor>;
-    /// From the rows of q, k and v, or of q alone, to the attended rows `[tokens, heads * head_dim]`; writes keys and values to the
-    /// cache.
+    /// `x W^T + b`, in the buffer `to`.
+    fn linear(
+        &self,
+        x: &Tensor,
+        linear: &Linear<Self::Matrix>,
+        to: Buffer,
+        reduce: Reduce,
+    ) -> Result<Tensor>;
+    /// Attention. `qkv` has the rows of q, k and v, or of q alone; the result is `[tokens, heads * head_dim]`, in
+    /// [`Buffer::Attended`]. Writes keys and values to the cache.
     fn attend(&self, qkv: &Tensor, attention: &Attention<Self::Matrix>) -> Result<Tensor>;
-    /// From the rows of queries and of latents to the attended rows `[tokens, heads * value_dim]`; writes latents to the cache.
+    /// Latent attention, from the rows of queries and of latents to `[tokens, heads * value_dim]`, in [`Buffer::Inner`]. Writes
+    /// latents to the cache.
     fn attend_latents(
         &self,
         q: &Tensor,
         latents: &Tensor,
         attention: &LatentAttention<Self::Matrix>,
     ) -> Result<Tensor>;
-    /// From the rows `[q, k, v, z]` of a recurrence and what steers its states to what comes out, `[tokens, values]`; moves on the states.
+    /// Linear attention or an SSM, from the rows `[q, k, v, z]` and the inputs of decay and beta to `[tokens, values]`, in
+    /// [`Buffer::Attended`]. Updates the states.
     fn recurrence(
         &self,
         rows: &Tensor,
         gates: &Tensor,
         net: &Recurrence<Self::Matrix>,
     ) -> Result<Tensor>;
-    /// From the rows `[b, c, x]` of a short convolution to what comes out, `[tokens, channels]`; keeps what later tokens see.
+    /// A short convolution, from the rows `[b, c, x]` to `[tokens, channels]`, in [`Buffer::Attended`]. Updates the states, which are the
+    /// inputs that later tokens need.
     fn short_conv(&self, rows: &Tensor, conv: &ShortConv<Self::Matrix>) -> Result<Tensor>;
-    /// The norm of each group of `x`, `[tokens, groups * dim]`, where the norm has weights `[groups, dim]`.
+    /// The norm of each group of `x`, `[tokens, groups * dim]`, by weights `[groups, dim]`.
     fn norm_groups(&self, x: Tensor, norm: &Norm) -> Result<Tensor>;
-    /// `x * sigmoid(gate)`, where `gate` is as wide as `x` or has one number for each row.
+    /// `x * sigmoid(gate)`. `gate` is as wide as `x`, or has one value for each row.
     fn gate(&self, x: Tensor, gate: &Tensor) -> Result<Tensor>;
-    /// `act(gate) * up`, where `[gate, up]` are the rows of `x W^T + b`.
+    /// `act(gate) * up`, where `[gate, up]` are the rows of `x W^T + b`, in [`Buffer::Inner`].
     fn gated(&self, x: &Tensor, linear: &Linear<Self::Matrix>, act: Activation) -> Result<Tensor>;
-    /// `act(x)`.
+    /// `act(x)`, in [`Buffer::Inner`].
     fn activate(&self, x: &Tensor, act: Activation) -> Result<Tensor>;
-    /// Finds by `scored` which experts the tokens go to: what [`Self::experts`] is to be told.
+    /// Chooses the experts of each token by `scored`, the input of the router. The result is for [`Self::experts`]; on a device it lies in
+    /// [`Buffer::Inner`].
     fn route(&self, scored: &Tensor, layer: &RoutedExperts<Self::Matrix>) -> Result<Tensor>;
-    /// What the experts make of the rows that they get, in [`Place::Branch`] or [`Place::Aside`]; with `shared`, what [`Place::Part`] has.
+    /// The weighted sum of each token's experts, over all ranks, in the buffer `to`. With `shared`, which has to lie there already, the
+    /// sum of both.
     fn experts(
         &self,
         x: &Tensor,
         routes: &Tensor,
         layer: &RoutedExperts<Self::Matrix>,
         shared: Option<Tensor>,
-        place: Place,
+        to: Buffer,
     ) -> Result<Tensor>;
 }
 
-/// What goes from layer to layer.
+/// The tensors that go from layer to layer.
 #[derive(Clone)]
 pub(crate) struct Tokens {
     /// The residual, `[tokens, hidden]`.
     pub(crate) x: Tensor,
-    /// What the next block reads of it.
+    /// The input of the next block: a norm of the residual, or the residual itself.
     pub(crate) input: Tensor,
-    /// What [`Ops::per_layer`] has made.
+    /// The result of [`Ops::per_layer`].
     pub(crate) per_layer: Option<Tensor>,
 }
 
-/// Of which tokens the hidden states are wanted.
-pub(crate) enum Wanted<O> {
+/// The operations for the output tokens.
+pub(crate) enum OutputOps<O> {
+    /// Every token is an output token, so the operations stay.
     All,
+    /// Operations on the rows of the output tokens, and these rows.
     Some(O, Tokens),
+    /// There is no output token.
     None,
 }
 
-/// Where a product goes: on a device with buffers to one of them, and among ranks to this one alone or to a sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// Rows wider than the model: q, k and v, or gate and up, or a gate of what is elsewhere.
+/// The buffers of a device for results whose place the walk chooses. The CPU has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Buffer {
+    /// Rows wider than the model: q, k and v, or gate and up; or a gate for rows in another buffer.
     Wide,
-    /// A few numbers for each row, which are read together with rows in [`Self::Wide`].
-    Narrow,
+    /// Narrower rows that are read together with rows in [`Self::Wide`], or the activated rows of a feed-forward.
+    Inner,
     /// Rows as wide as the model, to be added to the residual.
     Branch,
-    /// As [`Self::Branch`], but what a rank makes stays its own: the sum is made of it and of something else, or all ranks make the same.
-    Part,
-    /// As [`Self::Branch`], where the attended rows were, so that what is in the other place stays.
-    Aside,
+    /// Rows of heads. Where these are not needed any more, a second branch.
+    Attended,
+}
+
+/// The part of ranks in a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reduce {
+    /// Each rank keeps its own result: its shard of the columns, a term of a later sum, or the same as all ranks.
+    Keep,
+    /// Each rank has some of the inputs, and the results are summed over all ranks.
+    Sum,
 }

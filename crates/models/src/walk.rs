@@ -10,14 +10,15 @@ use crate::{
     latent_attention::LatentAttention,
     layers::{Ffn, Layers, Mixer, Mlp},
     norm::Norm,
-    ops::{Ops, Place, Tokens, Wanted},
+    ops::{Buffer, Ops, OutputOps, Reduce, Tokens},
     parts::Matrix,
     recurrence::Recurrence,
     short_conv::ShortConv,
 };
 
 impl<M: Matrix> Layers<M> {
-    /// Runs the layers over a step's tokens. Returns the hidden states `[tokens, hidden]` after the final norm, of those that are wanted.
+    /// Runs the layers over a step's tokens. Returns the hidden states `[tokens, hidden]` of the output tokens after the final norm:
+    /// see [`Ops::output_rows`].
     pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O) -> Result<Tensor> {
         let x = ops.embed(&self.embed, self.positions.as_ref())?;
         let per_layer = self.per_layer.as_ref().map(|of| ops.per_layer(&x, of)).transpose()?;
@@ -32,13 +33,13 @@ impl<M: Matrix> Layers<M> {
         if readers.is_empty() {
             return Ok(tokens.input);
         }
-        match ops.of_wanted(&tokens)? {
-            Wanted::All => Ok(self.walk(ops, readers, tokens)?.input),
-            Wanted::Some(of_wanted, tokens) => {
-                let hidden = self.walk(&of_wanted, readers, tokens)?.input;
-                ops.among_all(Some(&hidden))
+        match ops.for_output_tokens(&tokens)? {
+            OutputOps::All => Ok(self.walk(ops, readers, tokens)?.input),
+            OutputOps::Some(output_ops, tokens) => {
+                let hidden = self.walk(&output_ops, readers, tokens)?.input;
+                ops.output_rows(Some(&hidden))
             }
-            Wanted::None => ops.among_all(None),
+            OutputOps::None => ops.output_rows(None),
         }
     }
 
@@ -75,9 +76,11 @@ impl<M: Matrix> Layers<M> {
             let of_model = self.per_layer.as_ref().zip(per_layer.as_ref());
             if let Some((own, (of, all))) = layer.per_layer.as_ref().zip(of_model) {
                 x = ops.add(x, &y, 1.0)?;
-                let gate = ops.linear(&x, &own.gate, Place::Narrow)?;
-                let part = ops.times(gate, of.activation, all, i * of.width)?;
-                y = ops.post_norm(ops.linear(&part, &own.out, Place::Part)?, &own.norm)?;
+                let gate = ops.linear(&x, &own.gate, Buffer::Inner, Reduce::Keep)?;
+                let gated = ops.act_times(gate, of.activation, all, i * of.width)?;
+                // All ranks compute the same, so there is no sum.
+                let out = ops.linear(&gated, &own.out, Buffer::Branch, Reduce::Keep)?;
+                y = ops.post_norm(out, &own.norm)?;
             }
             (x, input) = add_norm(ops, x, &y, layer.scale, next_norm)?;
         }
@@ -93,7 +96,7 @@ fn optional<O: Ops>(ops: &O, norm: &Option<Norm>, x: Tensor) -> Result<Tensor> {
     }
 }
 
-/// `(residual + x) * scale`, and what the next block reads: its norm, or, where that has none before it, the sum itself.
+/// `(residual + x) * scale`, and the input of the next block: the norm of this sum, or the sum itself where the block has no norm.
 fn add_norm<O: Ops>(
     ops: &O,
     residual: Tensor,
@@ -125,13 +128,13 @@ impl<M: Matrix> Mixer<M> {
 impl<M: Matrix> Attention<M> {
     /// `[tokens, hidden]` -> `[tokens, hidden]`.
     fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
-        let qkv = ops.linear(x, &self.qkv, Place::Wide)?;
+        let qkv = ops.linear(x, &self.qkv, Buffer::Wide, Reduce::Keep)?;
         let mut attended = ops.attend(&qkv, self)?;
         if let Some(gate) = &self.gate {
-            let gate = ops.linear(x, gate, Place::Wide)?;
+            let gate = ops.linear(x, gate, Buffer::Wide, Reduce::Keep)?;
             attended = ops.gate(attended, &gate)?;
         }
-        ops.linear(&attended, &self.out, Place::Branch)
+        ops.linear(&attended, &self.out, Buffer::Branch, Reduce::Sum)
     }
 }
 
@@ -140,39 +143,42 @@ impl<M: Matrix> LatentAttention<M> {
     fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
         let q = match &self.q_latent {
             Some((down, norm)) => {
-                let latents = ops.post_norm(ops.linear(x, down, Place::Narrow)?, norm)?;
-                ops.linear(&latents, &self.q, Place::Wide)?
+                let latents = ops.linear(x, down, Buffer::Inner, Reduce::Keep)?;
+                let latents = ops.post_norm(latents, norm)?;
+                ops.linear(&latents, &self.q, Buffer::Wide, Reduce::Keep)?
             }
-            None => ops.linear(x, &self.q, Place::Wide)?,
+            None => ops.linear(x, &self.q, Buffer::Wide, Reduce::Keep)?,
         };
-        let latents = ops.linear(x, &self.kv_latent, Place::Narrow)?;
-        ops.linear(&ops.attend_latents(&q, &latents, self)?, &self.out, Place::Branch)
+        let latents = ops.linear(x, &self.kv_latent, Buffer::Inner, Reduce::Keep)?;
+        let attended = ops.attend_latents(&q, &latents, self)?;
+        ops.linear(&attended, &self.out, Buffer::Branch, Reduce::Sum)
     }
 }
 
 impl<M: Matrix> Recurrence<M> {
     /// `[tokens, hidden]` -> `[tokens, hidden]`.
     fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
-        let rows = ops.linear(x, &self.rows, Place::Wide)?;
-        let gates = ops.linear(x, &self.gates, Place::Narrow)?;
-        let mut made = ops.recurrence(&rows, &gates, self)?;
+        let rows = ops.linear(x, &self.rows, Buffer::Wide, Reduce::Keep)?;
+        let gates = ops.linear(x, &self.gates, Buffer::Inner, Reduce::Keep)?;
+        let mut mixed = ops.recurrence(&rows, &gates, self)?;
         if let Some(norm) = &self.norm {
-            made = ops.norm_groups(made, norm)?;
+            mixed = ops.norm_groups(mixed, norm)?;
         }
-        ops.linear(&made, &self.out, Place::Branch)
+        ops.linear(&mixed, &self.out, Buffer::Branch, Reduce::Sum)
     }
 }
 
 impl<M: Matrix> ShortConv<M> {
     /// `[tokens, hidden]` -> `[tokens, hidden]`.
     fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
-        let rows = ops.linear(x, &self.rows, Place::Wide)?;
-        ops.linear(&ops.short_conv(&rows, self)?, &self.out, Place::Branch)
+        let rows = ops.linear(x, &self.rows, Buffer::Wide, Reduce::Keep)?;
+        let mixed = ops.short_conv(&rows, self)?;
+        ops.linear(&mixed, &self.out, Buffer::Branch, Reduce::Sum)
     }
 }
 
 impl<M: Matrix> Ffn<M> {
-    /// `[tokens, hidden]` -> `[tokens, hidden]`, of what is normed and of the residual that it is the norm of.
+    /// `[tokens, hidden]` -> `[tokens, hidden]`. `x` is a norm of `residual`; some experts read norms of their own.
     fn forward<O: Ops<Matrix = M>>(
         &self,
         ops: &O,
@@ -180,37 +186,42 @@ impl<M: Matrix> Ffn<M> {
         residual: &Tensor,
     ) -> Result<Tensor> {
         match self {
-            Self::Dense(mlp) => mlp.forward(ops, x, Place::Branch),
-            Self::Experts { routed, shared: Some(beside), norms: Some(norms), .. } => {
-                let made = beside.forward(ops, x, Place::Branch)?;
-                let made = ops.post_norm(made, &norms.shared_post)?;
+            Self::Dense(mlp) => mlp.forward(ops, x, Reduce::Sum),
+            Self::Experts { routed, shared: Some(shared), norms: Some(norms), .. } => {
+                let shared = shared.forward(ops, x, Reduce::Sum)?;
+                let shared = ops.post_norm(shared, &norms.shared_post)?;
                 let routes = ops.route(&ops.norm(residual, &norms.router)?, routed)?;
                 let x = ops.norm(residual, &norms.experts)?;
-                let others = ops.experts(&x, &routes, routed, None, Place::Aside)?;
-                let others = ops.post_norm(others, &norms.experts_post)?;
-                ops.add(made, &others, 1.0)
+                let chosen = ops.experts(&x, &routes, routed, None, Buffer::Attended)?;
+                let chosen = ops.post_norm(chosen, &norms.experts_post)?;
+                ops.add(shared, &chosen, 1.0)
             }
             Self::Experts { routed, shared, score, .. } => {
+                // The experts are added to it before the sum over ranks.
                 let mut shared =
-                    shared.as_ref().map(|mlp| mlp.forward(ops, x, Place::Part)).transpose()?;
+                    shared.as_ref().map(|mlp| mlp.forward(ops, x, Reduce::Keep)).transpose()?;
                 if let Some(score) = score {
-                    let made = shared.expect("what has a score is there");
-                    let score = ops.linear(x, score, Place::Wide)?;
-                    shared = Some(ops.gate(made, &score)?);
+                    let rows = shared.expect("a shared expert with a score has rows");
+                    let score = ops.linear(x, score, Buffer::Wide, Reduce::Keep)?;
+                    shared = Some(ops.gate(rows, &score)?);
                 }
                 let routes = ops.route(x, routed)?;
-                ops.experts(x, &routes, routed, shared, Place::Branch)
+                ops.experts(x, &routes, routed, shared, Buffer::Branch)
             }
         }
     }
 }
 
 impl<M: Matrix> Mlp<M> {
-    fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor, place: Place) -> Result<Tensor> {
+    /// `[tokens, hidden]` -> `[tokens, hidden]`.
+    fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor, reduce: Reduce) -> Result<Tensor> {
         let inner = match self.gated {
             true => ops.gated(x, &self.up, self.activation)?,
-            false => ops.activate(&ops.linear(x, &self.up, Place::Wide)?, self.activation)?,
+            false => {
+                let up = ops.linear(x, &self.up, Buffer::Wide, Reduce::Keep)?;
+                ops.activate(&up, self.activation)?
+            }
         };
-        ops.linear(&inner, &self.down, place)
+        ops.linear(&inner, &self.down, Buffer::Branch, reduce)
     }
 }

@@ -11,8 +11,8 @@ use candlepower_comm::Comm;
 use candlepower_gpu::{AttentionStep, LaunchShape, NO_SLOT, StateTables};
 use candlepower_kernels::AttentionMetadata;
 use candlepower_models::{
-    DeviceDecoder, DeviceInput, DeviceWanted, LoadDtype, LoadOptions, WantedTokens, Workspace,
-    WorkspaceSize, load_on_device, load_shard_on_device,
+    DeviceDecoder, DeviceInput, DeviceOutputTokens, LoadDtype, LoadOptions, OutputTokens,
+    Workspace, WorkspaceSize, load_on_device, load_shard_on_device,
 };
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
@@ -70,7 +70,7 @@ impl Runner {
         self.step_of(work, padded, launch, None)
     }
 
-    /// As [`Self::step`], where the hidden states of so many last tokens of each sequence are wanted: logits of these.
+    /// Runs [`Self::step`], and returns the logits of the last tokens of each sequence, `counts` of them.
     fn step_of(
         &mut self,
         work: &[Work<'_>],
@@ -113,8 +113,8 @@ impl Runner {
         let state_slots = own.chain(vec![NO_SLOT; padded.saturating_sub(work.len())]).collect();
         self.workspace.prepare(&AttentionStep { meta: &meta, tokens, launch }).unwrap();
         let tensor = |numbers: Vec<u32>| Tensor::new(numbers, self.model.device()).unwrap();
-        let wanted = counts.and_then(|counts| WantedTokens::of(&meta, &positions, counts).unwrap());
-        let wanted = wanted.map(|of| {
+        let output = counts.and_then(|counts| OutputTokens::of(&meta, &positions, counts).unwrap());
+        let output = output.map(|of| {
             let tables = (!of.rows.is_empty())
                 .then(|| (tensor(of.rows.clone()), tensor(of.positions.clone())));
             (of, tables)
@@ -126,13 +126,13 @@ impl Runner {
             positions,
             slot_mapping: &tensor(slots),
             states: Some(StateTables { query_start, slots: slots_of_states, positions }),
-            wanted: wanted.as_ref().map(|(of, tables)| DeviceWanted {
+            output: output.as_ref().map(|(of, tables)| DeviceOutputTokens {
                 tables: tables.as_ref().map(|(rows, positions)| (rows, positions)),
                 attention: &of.attention,
             }),
         };
         let hidden = self.model.forward(&input, &self.workspace).unwrap();
-        let real = wanted.as_ref().map_or(real, |(of, _)| of.rows.len());
+        let real = output.as_ref().map_or(real, |(of, _)| of.rows.len());
         if real == 0 {
             return Vec::new();
         }

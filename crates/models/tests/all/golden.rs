@@ -148,7 +148,7 @@ fn input_of(work: &mut [(&mut Sequence, &[u32])]) -> ForwardInput {
         slot_mapping: tensor(slots),
         state_slots: work.iter().map(|(sequence, _)| sequence.state_slot()).collect(),
         attention,
-        wanted: None,
+        output: None,
     }
 }
 
@@ -444,7 +444,7 @@ fn tokens_that_nobody_looks_at_change_nothing() {
             let sequences = [[9, 1, 14], [3, 20, 11], [4, 5, 6]].map(Sequence::new);
             let [mut a, mut b, mut c] = sequences;
             let work = &mut [(&mut a, prompts[0]), (&mut b, prompts[1]), (&mut c, prompts[2])];
-            let input = input_of(work).with_wanted(counts).unwrap();
+            let input = input_of(work).with_output_tokens(counts).unwrap();
             let logits = run(&model, &cache, input);
             let next = &mut [(&mut a, &[7][..]), (&mut b, &[8]), (&mut c, &[9])];
             (logits, step(&model, &cache, next))
@@ -454,8 +454,8 @@ fn tokens_that_nobody_looks_at_change_nothing() {
             let (logits, next) = run(&counts);
             assert_eq!(max_difference(&next, &whole.1), 0.0, "{name}: what comes next");
             for (end, count) in [30, 48, 72].into_iter().zip(counts) {
-                let wanted = end - count..end;
-                let (found, expected) = (&logits[wanted.clone()], &whole.0[wanted]);
+                let outputs = end - count..end;
+                let (found, expected) = (&logits[outputs.clone()], &whole.0[outputs]);
                 assert_eq!(max_difference(found, expected), 0.0, "{name}: {counts:?}");
             }
             // The others' were not computed, where they need not be.
@@ -464,7 +464,7 @@ fn tokens_that_nobody_looks_at_change_nothing() {
         }
         let mut sequence = Sequence::new([0, 1]);
         let input = input_of(&mut [(&mut sequence, &golden.prompt[..5])]);
-        assert!(input.with_wanted(&[6]).is_err());
+        assert!(input.with_output_tokens(&[6]).is_err());
     }
 }
 
