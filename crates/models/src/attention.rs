@@ -13,36 +13,36 @@ use crate::{
 
 /// One layer's attention.
 pub(crate) struct Attention<M> {
-    /// Where its keys and values lie.
+    /// The cache and the layer of its keys and values.
     pub(crate) place: KvPlace,
-    /// Whether it makes them: else there are queries alone.
+    /// Whether it computes keys and values. Otherwise it has queries alone, and reads those of another layer.
     pub(crate) has_keys: bool,
     pub(crate) qkv: Linear<M>,
-    /// The gate of what comes out.
+    /// The gate of the attended rows.
     pub(crate) gate: Option<Linear<M>>,
     pub(crate) q_norm: Option<Norm>,
     pub(crate) k_norm: Option<Norm>,
-    /// What the two norm together.
+    /// The elements that these norms norm together.
     pub(crate) norm_span: QkNormSpan,
     pub(crate) rope: RopeTable,
     pub(crate) params: PagedAttention,
-    /// Tokens see what is behind them, too.
+    /// Tokens see later tokens, too.
     pub(crate) both_ways: bool,
-    /// What is added to the mean square of each head of v, where those are normed.
+    /// The epsilon of the norm of each head of v, where there is such a norm.
     pub(crate) v_norm: Option<f32>,
-    /// f32 `[heads]`: scores of the heads' sinks.
+    /// f32 `[heads]`: the attention sink logits.
     pub(crate) sinks: Option<Tensor>,
     pub(crate) out: Linear<M>,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
-    /// Elements of a head as the cache has them.
+    /// Elements of a head in the cache, padding included.
     pub(crate) head_dim: usize,
     /// Elements of a head that are not padding.
     pub(crate) head_len: usize,
 }
 
 impl<M: Matrix> Attention<M> {
-    /// Takes the parts of the attention of layer `layer`, whose keys and values lie at `place`.
+    /// Takes the weights of the attention of layer `layer`, whose keys and values lie at `place`.
     pub(crate) fn take(
         parts: &mut Parts<M>,
         (layer, place): (usize, KvPlace),

@@ -1,4 +1,4 @@
-//! A layer's multi-head latent attention: its parts, and what is computed of them.
+//! A layer's multi-head latent attention: its weights and its dimensions.
 
 use candlepower_checkpoint::{AttentionSpec, KvPlace, LatentSpec, NormKind, NormSpec};
 use candlepower_kernels::{PagedAttention, RopeTable};
@@ -12,16 +12,16 @@ use crate::{
 
 /// One layer's latent attention.
 pub(crate) struct LatentAttention<M: Matrix> {
-    /// Where its latents lie.
+    /// The cache and the layer of its latents.
     pub(crate) place: KvPlace,
-    /// What latents of queries are made by, and their norm.
+    /// The projection to latents of queries, and their norm.
     pub(crate) q_latent: Option<(Linear<M>, Norm)>,
     pub(crate) q: Linear<M>,
     pub(crate) kv_latent: Linear<M>,
     pub(crate) kv_norm: Norm,
-    /// What queries of each head are multiplied by, as long as latents are in the cache `[latent, key_dim]`.
+    /// For each head the matrix `[latent, key_dim]` that makes queries as long as the cache's latents.
     pub(crate) key_up: M::All,
-    /// What makes values of each head of latents as long `[value_dim, latent]`.
+    /// For each head the matrix `[value_dim, latent]` that makes values of attended latents.
     pub(crate) value_up: M::All,
     pub(crate) rope: RopeTable,
     pub(crate) params: PagedAttention,
@@ -35,7 +35,7 @@ pub(crate) struct LatentAttention<M: Matrix> {
 }
 
 impl<M: Matrix> LatentAttention<M> {
-    /// Takes the parts of the attention of layer `layer`, whose latents lie at `place`.
+    /// Takes the weights of the attention of layer `layer`, whose latents lie at `place`.
     pub(crate) fn take(
         parts: &mut Parts<M>,
         (layer, place): (usize, KvPlace),

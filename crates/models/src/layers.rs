@@ -28,36 +28,35 @@ pub(crate) struct Layers<M: Matrix> {
     pub(crate) positions: Option<M>,
     pub(crate) per_layer: Option<PerLayer<M>>,
     pub(crate) layers: Vec<Layer<M>>,
-    /// From this layer on, all have queries alone: what they make of a token is of no use to others.
+    /// From this layer on, all layers read keys of earlier layers. Their results for a token are of no use to other tokens.
     pub(crate) first_reader: usize,
     pub(crate) final_norm: Norm,
     pub(crate) head: Linear<M>,
     pub(crate) tied: bool,
 }
 
-/// What makes of a token what each layer gets beside the residual.
+/// The weights of per-layer embeddings.
 pub(crate) struct PerLayer<M> {
-    /// Its rows `[vocab, layers * width]`.
+    /// The table `[vocab, layers * width]`.
     pub(crate) table: M,
-    /// The factor on these.
+    /// The factor on the table's rows.
     pub(crate) embed: EmbedSpec,
-    /// What the embedding becomes `[layers * width, hidden]`.
+    /// The projection of the embedding, `[layers * width, hidden]`.
     pub(crate) projection: M,
-    /// The norm of that, for each layer's numbers.
+    /// The norm of the projection, of each layer's values on their own.
     pub(crate) norm: Norm,
     pub(crate) width: usize,
     pub(crate) activation: Activation,
 }
 
-/// Where a layer takes its part of them.
+/// The weights with which a layer takes its per-layer embeddings.
 pub(crate) struct OfLayer<M> {
     pub(crate) gate: Linear<M>,
     pub(crate) out: Linear<M>,
     pub(crate) norm: Norm,
 }
 
-/// One layer. The norm before the attention belongs to the sum before it, so that the two are one
-/// kernel.
+/// One layer. The norm before the attention is computed with the sum before it, as one kernel.
 pub(crate) struct Layer<M: Matrix> {
     pub(crate) attn_norm: Option<Norm>,
     pub(crate) mixer: Mixer<M>,
@@ -66,13 +65,13 @@ pub(crate) struct Layer<M: Matrix> {
     pub(crate) ffn: Option<Ffn<M>>,
     pub(crate) ffn_post_norm: Option<Norm>,
     pub(crate) per_layer: Option<OfLayer<M>>,
-    /// What the residual behind it is multiplied by.
+    /// The factor on the residual behind the layer.
     pub(crate) scale: f32,
-    /// The feed-forward reads what the attention read, or a norm of the same residual.
+    /// Whether the feed-forward reads the attention's input, or a norm of the same residual.
     pub(crate) parallel: bool,
 }
 
-/// What mixes the tokens of a sequence.
+/// The mixer of a layer.
 pub(crate) enum Mixer<M: Matrix> {
     Attention(Attention<M>),
     Latent(LatentAttention<M>),
@@ -81,7 +80,7 @@ pub(crate) enum Mixer<M: Matrix> {
 }
 
 impl<M: Matrix> Layers<M> {
-    /// Takes the model's parts, with rope tables for `max_model_len` positions.
+    /// Takes the model's weights, with rope tables for `max_model_len` positions.
     pub(crate) fn take(
         spec: &ModelSpec,
         mut parts: Parts<M>,
@@ -125,11 +124,11 @@ impl<M: Matrix> Layers<M> {
                     }
                 }
                 MixerSpec::Recurrence(net) => {
-                    let index = states.next().expect("there is no end of numbers");
+                    let index = states.next().expect("the range has no end");
                     Mixer::Recurrence(Recurrence::take(&mut parts, (i, index), net)?)
                 }
                 MixerSpec::ShortConv(conv) => {
-                    let index = states.next().expect("there is no end of numbers");
+                    let index = states.next().expect("the range has no end");
                     Mixer::ShortConv(ShortConv::take(&mut parts, (i, index), conv)?)
                 }
             };
@@ -166,7 +165,7 @@ impl<M: Matrix> Layers<M> {
 impl<M: Matrix> PerLayer<M> {
     fn take(parts: &mut Parts<M>, spec: &PerLayerSpec, model: &ModelSpec) -> Result<Self> {
         let table = parts.matrix(None, Part::PerLayerEmbed);
-        // What is projected has a factor before its norm, which the norm takes out again but for what it adds.
+        // The model scales the projection before its norm. The norm removes that factor again, except from its epsilon.
         let eps = spec.eps * model.hidden_size as f64;
         let norm = NormSpec { eps, ..model.final_norm };
         let norm = parts.norm(None, Part::PerLayerNorm, &norm)?;

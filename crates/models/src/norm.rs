@@ -13,7 +13,7 @@ pub(crate) struct Norm {
 
 /// Which norm.
 pub(crate) enum NormForm {
-    /// RMSNorm, and how the weight enters: always plainly on the CPU.
+    /// RMSNorm, and the form of its weight: always the plain form on the CPU.
     Rms(NormWeight),
     /// LayerNorm, with the bias `[dim]` where there is one.
     Layer(Option<Tensor>),

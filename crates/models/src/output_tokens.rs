@@ -29,7 +29,8 @@ impl OutputTokens {
             step.query_start.windows(2).map(|pair| (pair[1] - pair[0]) as usize).collect();
         let fits = |(count, tokens): (&usize, &usize)| count <= tokens;
         if counts.len() != tokens.len() || !counts.iter().zip(&tokens).all(fits) {
-            let reason = "a sequence has fewer tokens than output tokens, or there is no count for it";
+            let reason =
+                "a sequence has fewer tokens than output tokens, or there is no count for it";
             return Err(KernelError::Metadata(reason.into()).into());
         }
         if counts == tokens {

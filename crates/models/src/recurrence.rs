@@ -1,4 +1,4 @@
-//! A layer's gated delta net or Mamba-2: its parts, and what is computed of them.
+//! A layer's gated delta net or Mamba-2: its weights and its dimensions.
 
 use candle_core::Tensor;
 use candlepower_checkpoint::{NormKind, NormSpec, RecurrenceSpec, RuleSpec};
@@ -13,18 +13,18 @@ use crate::{
 
 /// One layer's gated delta net or Mamba-2.
 pub(crate) struct Recurrence<M> {
-    /// Which of the layers that keep a state it is.
+    /// Its index among the layers with recurrent states.
     pub(crate) layer: usize,
     pub(crate) rows: Linear<M>,
     pub(crate) gates: Linear<M>,
     pub(crate) net: candlepower_kernels::Recurrence,
-    /// Of what comes out, in groups; delta nets norm heads themselves.
+    /// The norm of the result, in groups. Delta nets norm heads themselves.
     pub(crate) norm: Option<Norm>,
     pub(crate) out: Linear<M>,
 }
 
 impl<M: Matrix> Recurrence<M> {
-    /// Takes the parts of the `index`-th layer that keeps a state, which is layer `layer`.
+    /// Takes the weights of the `index`-th layer with recurrent states, which is layer `layer`.
     pub(crate) fn take(
         parts: &mut Parts<M>,
         (layer, index): (usize, usize),
@@ -90,7 +90,7 @@ impl<M: Matrix> Recurrence<M> {
     }
 }
 
-/// The dimensions of a recurrence as kernels take them.
+/// The dimensions of a delta net or Mamba-2 for the kernels.
 pub(crate) fn recurrence_dims(spec: &RecurrenceSpec) -> RecurrenceDims {
     RecurrenceDims {
         key_heads: spec.key_heads,

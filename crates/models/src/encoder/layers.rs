@@ -1,4 +1,4 @@
-//! The layers of an encoder: of BERT and its like our own, of ModernBERT and NomicBERT those of candle-transformers.
+//! The layers of an encoder: our own for BERT and similar models, those of candle-transformers for ModernBERT and NomicBERT.
 //!
 //! candle-transformers' BERT pads, and takes an erf per element for GELU, one by one. Its DistilBERT computes GELU by an
 //! approximation, and its XLM-RoBERTa takes a token that happens to be the padding token for padding; here both are BERT with

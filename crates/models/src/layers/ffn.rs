@@ -1,4 +1,4 @@
-//! What follows a layer's mixer: a feed-forward, or experts.
+//! A layer's feed-forward: dense, or MoE.
 
 use candle_core::Tensor;
 use candlepower_checkpoint::{
@@ -16,23 +16,23 @@ use crate::{
 /// A layer's experts, over a device's matrices.
 pub(crate) type RoutedExperts<M> = Experts<M, <M as Matrix>::All>;
 
-/// What follows the attention.
+/// The feed-forward of a layer.
 pub(crate) enum Ffn<M: Matrix> {
     Dense(Mlp<M>),
     Experts {
         routed: RoutedExperts<M>,
-        /// One that every token goes to.
+        /// The shared expert.
         shared: Option<Mlp<M>>,
-        /// The gate of what that makes: one number for each token.
+        /// The gate of the shared expert: one value for each token.
         score: Option<Linear<M>>,
-        /// Where each of the two reads what it norms itself.
+        /// The norms of the two, where each has its own.
         norms: Option<Box<OwnNorms>>,
         /// Bytes of the routed ones.
         bytes: usize,
     },
 }
 
-/// Norms of experts, of what chooses them, and of what is beside them.
+/// Norms of the routed experts, of the router, and of the shared expert.
 pub(crate) struct OwnNorms {
     pub(crate) router: Norm,
     pub(crate) experts: Norm,
@@ -166,7 +166,7 @@ impl<M: Matrix> Mlp<M> {
         })
     }
 
-    /// The one beside experts, which has no biases.
+    /// Takes the shared expert, which has no biases.
     fn take_shared(parts: &mut Parts<M>, layer: usize, spec: &MlpSpec) -> Self {
         let mut linear = |part| Linear::without_bias(parts, layer, part);
         Self {

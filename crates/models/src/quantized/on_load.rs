@@ -307,7 +307,7 @@ mod tests {
                     numbers[k - 1] = beyond;
                     let error = coded(of_kind, k, &numbers, 0..k).err().unwrap().to_string();
                     let expected = format!(
-                        "tensor a.weight holds infinity, NaN or numbers too large for {}; leave --quantize-on-load out",
+                        "tensor a.weight holds infinity, NaN or values too large for {}; leave --quantize-on-load out",
                         kind.as_str()
                     );
                     assert_eq!(error, expected);

@@ -58,7 +58,7 @@ fn model_as(name: &str, dtype: LoadDtype) -> Decoder {
     load(&checkpoint, &LoadOptions { dtype, max_model_len, ..options() }, &mut |_| {}).unwrap()
 }
 
-/// What transformers computed.
+/// The results of transformers.
 pub(crate) struct Golden {
     pub(crate) prompt: Vec<u32>,
     /// A row for each position.
@@ -170,7 +170,7 @@ pub(crate) fn prefill(
     prefill_in(model, &cache(model), prompt, chunk, blocks)
 }
 
-/// As [`prefill`], in a cache that is there.
+/// Runs [`prefill`] in an existing cache.
 pub(crate) fn prefill_in(
     model: &Decoder,
     cache: &Cache,
@@ -244,8 +244,8 @@ fn a_cache_in_bf16_moves_the_logits_but_little() {
     }
 }
 
-/// As stored, in bf16, activations are rounded where they meet weights: logits move, but not far, and do not depend on how
-/// the prompt comes.
+/// With weights as stored, in bf16, activations are rounded before each product. Logits change a little, and do not depend on the
+/// chunks of the prompt.
 #[test]
 fn products_in_bf16_stay_near_transformers() {
     let mut worst = 0f32;
@@ -501,7 +501,7 @@ fn weights_are_converted_when_asked() {
     assert!(sizes[1] < sizes[0] * 6 / 10, "{sizes:?}");
 }
 
-/// What a model needs is known from its configuration alone, to the byte.
+/// The memory that a model needs is known from its configuration alone, to the byte.
 #[test]
 fn memory_is_computed_before_loading() {
     for name in GOLDENS {
