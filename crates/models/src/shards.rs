@@ -29,13 +29,13 @@ pub(crate) struct Shards {
 #[derive(Clone, Debug)]
 pub(crate) struct InFile {
     file: usize,
-    /// Where its bytes begin in the file.
+    /// The offset of its bytes in the file.
     offset: u64,
     shape: Vec<usize>,
     dtype: StoredDtype,
 }
 
-/// How a tensor's numbers are stored, as its file says.
+/// The dtype of a stored tensor, by its file.
 #[derive(Clone, Copy, Debug)]
 enum StoredDtype {
     Safetensors(safetensors::Dtype),
@@ -51,11 +51,11 @@ impl StoredDtype {
         }
     }
 
-    /// Bytes of so many numbers.
-    fn num_bytes(self, numbers: usize) -> usize {
+    /// Bytes of `count` values.
+    fn num_bytes(self, count: usize) -> usize {
         match self {
-            Self::Safetensors(dtype) => numbers * dtype.bitsize() / 8,
-            Self::Gguf(kind) => numbers / kind.block() * kind.block_bytes(),
+            Self::Safetensors(dtype) => count * dtype.bitsize() / 8,
+            Self::Gguf(kind) => count / kind.block() * kind.block_bytes(),
         }
     }
 }
@@ -101,7 +101,7 @@ impl Shards {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The tensors that the model takes of these files.
+    /// The tensors that the model takes from these files.
     pub(crate) fn plan(&self, checkpoint: &Checkpoint) -> Vec<TensorPlan> {
         checkpoint.plan_of_stored(&|name| self.tensors.contains_key(name))
     }
@@ -118,7 +118,7 @@ impl Shards {
                 shape: tensor.shape.clone(),
                 dtype: StoredDtype::Gguf(tensor.kind),
             };
-            // A file that was shortened since its header was read.
+            // The file may be shorter than when its header was read.
             let shard = &files[stored.file];
             let bytes = stored.dtype.num_bytes(stored.shape.iter().product());
             if stored.offset + bytes as u64 > shard.len {
@@ -129,8 +129,7 @@ impl Shards {
         Ok(Self { files, tensors })
     }
 
-    /// Checks that the files hold exactly the planned tensors, each in its shape and in a dtype
-    /// that can be computed with.
+    /// Checks that the files hold exactly the planned tensors, each in its shape and in a supported dtype.
     pub(crate) fn check(&self, checkpoint: &Checkpoint, plan: &[TensorPlan]) -> Result<()> {
         let mut stored = Vec::new();
         for tensor in plan {
@@ -237,7 +236,7 @@ impl Shards {
         }
     }
 
-    /// Where a tensor lies: sorting by it reads the files from beginning to end.
+    /// The file and the offset of a tensor. Sorting by it reads the files from beginning to end.
     pub(crate) fn position(&self, name: &str) -> (usize, u64) {
         let stored = &self.tensors[name];
         (stored.file, stored.offset)
@@ -343,9 +342,9 @@ impl Shard {
                 Ok(MappedBytes::Embedded(&bytes[start..start + len]))
             }
             Content::File(file) => {
-                // SAFETY: the file is mapped read-only and privately. That nobody shortens or
-                // rewrites it meanwhile is what every program that maps weights relies on; the map
-                // lives only while a piece of a tensor is copied out of it.
+                // SAFETY: the file is mapped read-only and privately. Like every
+                // program that maps weights, this one relies on nobody shortening or rewriting it
+                // meanwhile. The map lives only while a piece of a tensor is copied out of it.
                 let map = unsafe { MmapOptions::new().offset(offset).len(len).map(file) };
                 map.map(MappedBytes::Mapped)
                     .map_err(|source| Error::Io { file: self.name.clone(), source })
