@@ -11,6 +11,15 @@ use crate::{
     parts::{Matrix, Part, Parts},
 };
 
+/// A layer that has keys and values in a cache.
+#[derive(Clone, Copy)]
+pub(crate) struct CachedLayer {
+    /// Its index in the model.
+    pub(crate) index: usize,
+    /// The cache and the layer of its keys and values there.
+    pub(crate) place: KvPlace,
+}
+
 /// One layer's attention.
 pub(crate) struct Attention<M> {
     /// The cache and the layer of its keys and values.
@@ -42,10 +51,10 @@ pub(crate) struct Attention<M> {
 }
 
 impl<M: Matrix> Attention<M> {
-    /// Takes the weights of the attention of layer `layer`, whose keys and values lie at `place`.
+    /// Takes the weights of a layer's attention.
     pub(crate) fn take(
         parts: &mut Parts<M>,
-        (layer, place): (usize, KvPlace),
+        CachedLayer { index: layer, place }: CachedLayer,
         spec: &AttentionSpec,
         rope: RopeTable,
     ) -> Result<Self> {

@@ -4,6 +4,7 @@ use candlepower_checkpoint::{AttentionSpec, KvPlace, LatentSpec, NormKind, NormS
 use candlepower_kernels::{PagedAttention, RopeTable};
 
 use crate::{
+    attention::CachedLayer,
     error::Result,
     linear::Linear,
     norm::Norm,
@@ -35,13 +36,14 @@ pub(crate) struct LatentAttention<M: Matrix> {
 }
 
 impl<M: Matrix> LatentAttention<M> {
-    /// Takes the weights of the attention of layer `layer`, whose latents lie at `place`.
+    /// Takes the weights of a layer's attention, whose cache has latents.
     pub(crate) fn take(
         parts: &mut Parts<M>,
-        (layer, place): (usize, KvPlace),
-        (attention, spec): (&AttentionSpec, &LatentSpec),
+        CachedLayer { index: layer, place }: CachedLayer,
+        attention: &AttentionSpec,
         rope: RopeTable,
     ) -> Result<Self> {
+        let spec = attention.latent.as_ref().expect("only latent attention is taken here");
         let norm = NormSpec { kind: NormKind::Rms, eps: spec.eps };
         let mut norm_of = |part| -> Result<Norm> {
             let norm = parts.norm(Some(layer), part, &norm)?;

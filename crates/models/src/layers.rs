@@ -6,7 +6,7 @@ use candlepower_checkpoint::{
 use candlepower_kernels::{Activation, RopeTable};
 
 use crate::{
-    attention::Attention,
+    attention::{Attention, CachedLayer},
     error::Result,
     latent_attention::LatentAttention,
     linear::Linear,
@@ -112,24 +112,24 @@ impl<M: Matrix> Layers<M> {
                         }
                     };
                     let place = spec.kv_place(i).expect("the layer has an attention");
-                    let at = (i, place);
-                    match &attention.latent {
+                    let at = CachedLayer { index: i, place };
+                    match attention.latent {
                         None => {
                             Mixer::Attention(Attention::take(&mut parts, at, attention, table)?)
                         }
-                        Some(latent) => {
-                            let of = (&**attention, latent);
-                            Mixer::Latent(LatentAttention::take(&mut parts, at, of, table)?)
+                        Some(_) => {
+                            let latent = LatentAttention::take(&mut parts, at, attention, table)?;
+                            Mixer::Latent(latent)
                         }
                     }
                 }
                 MixerSpec::Recurrence(net) => {
                     let index = states.next().expect("the range has no end");
-                    Mixer::Recurrence(Recurrence::take(&mut parts, (i, index), net)?)
+                    Mixer::Recurrence(Recurrence::take(&mut parts, i, index, net)?)
                 }
                 MixerSpec::ShortConv(conv) => {
                     let index = states.next().expect("the range has no end");
-                    Mixer::ShortConv(ShortConv::take(&mut parts, (i, index), conv)?)
+                    Mixer::ShortConv(ShortConv::take(&mut parts, i, index, conv)?)
                 }
             };
             layers.push(Layer::take(&mut parts, i, layer, mixer)?);

@@ -27,7 +27,8 @@ impl<M: Matrix> Recurrence<M> {
     /// Takes the weights of the `index`-th layer with recurrent states, which is layer `layer`.
     pub(crate) fn take(
         parts: &mut Parts<M>,
-        (layer, index): (usize, usize),
+        layer: usize,
+        index: usize,
         spec: &RecurrenceSpec,
     ) -> Result<Self> {
         let mut exact = |part| -> Result<Tensor> {

@@ -24,7 +24,8 @@ impl<M: Matrix> ShortConv<M> {
     /// Takes the weights of the `index`-th layer with recurrent states, which is layer `layer`.
     pub(crate) fn take(
         parts: &mut Parts<M>,
-        (layer, index): (usize, usize),
+        layer: usize,
+        index: usize,
         spec: &ShortConvSpec,
     ) -> Result<Self> {
         let weights = parts.exact(layer, Part::ConvTaps)?;
