@@ -583,5 +583,5 @@ impl Ops for DeviceOps<'_> {
     }
 }
 
-#[cfg(all(test, debug_assertions))]
+#[cfg(test)]
 mod tests;

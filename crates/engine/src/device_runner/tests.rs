@@ -112,7 +112,7 @@ fn decode<T>(runner: &mut DeviceRunner, taken: impl Fn(&DeviceRunner) -> T) -> (
 #[test]
 fn decodes_take_no_memory_once_each_kind_of_draw_was_there() {
     let mut runner = runner(&Device::Cpu, LoadDtype::F32, false);
-    let (before, after) = decode(&mut runner, |runner| runner.grown);
+    let (before, after) = decode(&mut runner, |runner| runner.grown());
     assert_eq!(before, after);
     // The first readback and the first counts; all else was reserved.
     assert_eq!(before, 2);

@@ -1,5 +1,8 @@
 //! Stale results in buffers are found: see the contract of [`Ops`].
 
+// Only these builds have the check.
+#![cfg(debug_assertions)]
+
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
 
 use super::*;
