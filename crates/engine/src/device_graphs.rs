@@ -20,9 +20,9 @@ impl Graphs {
         Self { buckets: Vec::new(), captured: HashMap::new() }
     }
 
-    /// Graphs for all decodes of steps of up to `size`, or none.
-    pub(crate) fn of(size: &WorkspaceSize, wanted: bool) -> Self {
-        if wanted { Self::up_to(size.max_rows.min(size.max_seqs)) } else { Self::none() }
+    /// Graphs for all decodes of steps of up to `size`, or none where they are not `enabled`.
+    pub(crate) fn of(size: &WorkspaceSize, enabled: bool) -> Self {
+        if enabled { Self::up_to(size.max_rows.min(size.max_seqs)) } else { Self::none() }
     }
 
     /// Graphs for up to `max_seqs` sequences. Fewer graphs mean more padding, more graphs a longer start. Here a quarter is

@@ -131,7 +131,7 @@ fn check(config: &EngineConfig) -> Result<()> {
     }
 }
 
-/// The place where rank 0 starts, and its threads beside those of the other ranks.
+/// The threads of the ranks, and rank 0's record of why one has ended.
 struct RankHost {
     /// Threads of each rank.
     threads: Vec<Threads>,

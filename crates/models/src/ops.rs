@@ -143,7 +143,7 @@ pub(crate) enum OutputOps<O> {
     None,
 }
 
-/// The buffers of a device for results whose place the walk chooses. The CPU has none.
+/// The buffers of a device among which the walk chooses. The CPU has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Buffer {
     /// Rows wider than the model: q, k and v, or gate and up; or a gate for rows in another buffer.
