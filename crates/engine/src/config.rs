@@ -1,9 +1,9 @@
-//! Settings of an engine, its progress while it starts, and the values that it has found.
+//! Settings of engines, their progress while they start, and the values that they have found.
 
 use std::time::Duration;
 
-use candlepower_checkpoint::KvDtype;
-use candlepower_models::{LoadOptions, LoadProgress};
+use candlepower_checkpoint::{KvDtype, Pooling};
+use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, LoadProgress};
 use candlepower_scheduler::{PrefixCacheScope, SchedulingPolicy};
 
 use crate::{EngineMetrics, followers::RankKind};
@@ -121,6 +121,52 @@ pub struct EngineInfo {
     pub device: String,
     /// Most alternatives that log-probabilities can have; `None`: any number.
     pub max_logprobs: Option<usize>,
+    /// Threads that compute.
+    pub num_threads: usize,
+}
+
+/// Settings of the engine of a model that gives vectors or scores.
+#[derive(Clone, Debug)]
+pub struct EmbedderConfig {
+    /// Longest input, in tokens; the checkpoint's own where `None`.
+    pub max_model_len: Option<usize>,
+    /// The pooling that makes one vector of hidden states; the checkpoint's own where `None`.
+    pub pooling: Option<Pooling>,
+    /// The dtype of a decoder's matrices; an encoder's are in f32.
+    pub dtype: LoadDtype,
+    /// The source of a decoder's weights; an encoder's come from its files.
+    pub load_format: LoadFormat,
+    /// Most tokens in one batch, padding included; one text may have more.
+    pub max_num_batched_tokens: usize,
+    /// Requests of one caller that may be computed or wait. All callers together may have twice as many.
+    pub max_in_flight: usize,
+    /// Threads that compute; `None` takes one per physical core that the process may use.
+    pub num_threads: Option<usize>,
+    /// A round that takes longer than this makes [`Embedder::health`](crate::Embedder::health) report `Stuck`.
+    pub stuck_after: Duration,
+    /// Where the engine counts what it does.
+    pub metrics: EngineMetrics,
+}
+
+/// Values found and chosen at start, which stay as they are.
+#[derive(Clone, Debug)]
+pub struct EmbedderInfo {
+    /// Architecture name, as in `config.json`.
+    pub architecture: String,
+    /// Longest input, in tokens.
+    pub max_model_len: usize,
+    /// Size of the vocabulary; every token id is below it.
+    pub vocab_size: usize,
+    /// Elements of a vector; `None` where the model gives scores of pairs.
+    pub dimensions: Option<usize>,
+    /// The pooling that makes one vector of hidden states.
+    pub pooling: Pooling,
+    /// Whether vectors are normalized to length one.
+    pub normalizes: bool,
+    /// Bytes of the weights as they lie in memory.
+    pub weights_bytes: u64,
+    /// The dtype that most matrices are kept in: `f32`, `f16` or `bf16`.
+    pub weights_dtype: &'static str,
     /// Threads that compute.
     pub num_threads: usize,
 }

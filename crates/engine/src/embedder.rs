@@ -11,17 +11,17 @@ use std::{
     fmt,
     sync::{Arc, mpsc},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use candlepower_checkpoint::Pooling;
-use candlepower_models::{EncoderInput, LoadDtype, LoadFormat};
+use candlepower_models::EncoderInput;
 use candlepower_scheduler::{Caller, CallerId};
 use rayon::ThreadPool;
 use tokio::sync::oneshot;
 
 use crate::{
-    EngineMetrics, Error, PoolingSource, Result, StartProgress,
+    EngineMetrics, Error, PoolingSource, Result,
+    config::{EmbedderConfig, EmbedderInfo, StartProgress},
     error::SubmitError,
     gate::{Death, EngineGate, EngineHealth},
     pooled::PoolingRunner,
@@ -33,52 +33,6 @@ use crate::{
 /// Batches of a round for each that is computed at the same time: enough for the threads to even out, few enough that a
 /// round is short.
 const BATCHES_IN_TURN: usize = 4;
-
-/// Settings of the engine.
-#[derive(Clone, Debug)]
-pub struct EmbedderConfig {
-    /// Longest input, in tokens; the checkpoint's own where `None`.
-    pub max_model_len: Option<usize>,
-    /// The pooling that makes one vector of hidden states; the checkpoint's own where `None`.
-    pub pooling: Option<Pooling>,
-    /// The dtype of a decoder's matrices; an encoder's are in f32.
-    pub dtype: LoadDtype,
-    /// The source of a decoder's weights; an encoder's come from its files.
-    pub load_format: LoadFormat,
-    /// Most tokens in one batch, padding included; one text may have more.
-    pub max_num_batched_tokens: usize,
-    /// Requests of one caller that may be computed or wait. All callers together may have twice as many.
-    pub max_in_flight: usize,
-    /// Threads that compute; `None` takes one per physical core that the process may use.
-    pub num_threads: Option<usize>,
-    /// A round that takes longer than this makes [`Embedder::health`] report `Stuck`.
-    pub stuck_after: Duration,
-    /// Where the engine counts what it does.
-    pub metrics: EngineMetrics,
-}
-
-/// Values found and chosen at start, which stay as they are.
-#[derive(Clone, Debug)]
-pub struct EmbedderInfo {
-    /// Architecture name, as in `config.json`.
-    pub architecture: String,
-    /// Longest input, in tokens.
-    pub max_model_len: usize,
-    /// Size of the vocabulary; every token id is below it.
-    pub vocab_size: usize,
-    /// Elements of a vector; `None` where the model gives scores of pairs.
-    pub dimensions: Option<usize>,
-    /// The pooling that makes one vector of hidden states.
-    pub pooling: Pooling,
-    /// Whether vectors are normalized to length one.
-    pub normalizes: bool,
-    /// Bytes of the weights as they lie in memory.
-    pub weights_bytes: u64,
-    /// The dtype that most matrices are kept in: `f32`, `f16` or `bf16`.
-    pub weights_dtype: &'static str,
-    /// Threads that compute.
-    pub num_threads: usize,
-}
 
 /// A running engine. Cheap to clone; the engine ends when the last handle is dropped.
 #[derive(Clone)]

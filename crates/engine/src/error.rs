@@ -44,7 +44,7 @@ pub enum Error {
     },
     /// A rank's GPU cannot be used.
     #[error(transparent)]
-    NoGpu(#[from] crate::NoGpu),
+    NoGpu(#[from] NoGpu),
     /// A message between ranks cannot be decoded.
     #[error("internal fault: a message between ranks is damaged: {0}")]
     Message(String),
@@ -69,6 +69,46 @@ pub enum Error {
     /// A thread could not be started.
     #[error("cannot start a thread: {0}; raise the limit on processes or lower --threads")]
     Thread(String),
+}
+
+/// The reason why no GPU can be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoGpu {
+    /// The build is without the feature `cuda`.
+    #[error("this build has no CUDA")]
+    NotBuilt,
+    /// CUDA does not start.
+    #[error("{0}")]
+    NoDriver(String),
+    /// The driver cannot run what this build was compiled to.
+    #[error(
+        "the NVIDIA driver {driver} is too old: it runs CUDA up to {}.{}, and this build needs {}.{}",
+        found.0, found.1, needed.0, needed.1
+    )]
+    DriverTooOld {
+        /// The driver's version, such as `570.86.10`.
+        driver: String,
+        /// The newest CUDA that it runs, major and minor.
+        found: (u32, u32),
+        /// The CUDA of this build.
+        needed: (u32, u32),
+    },
+    /// The GPU, or a library that it is used through, does not start.
+    #[error(
+        "the GPU cannot be used: {0}; libcublas and libcurand must lie where the system looks for libraries, in LD_LIBRARY_PATH, or in a folder `lib` beside the program"
+    )]
+    Unusable(String),
+    /// The kernels are for other GPUs.
+    #[error(
+        "this build is for GPUs of compute capability {}.{}, and this one has {}.{}",
+        built.0, built.1, found.0, found.1
+    )]
+    OtherArchitecture {
+        /// The compute capability that the kernels were compiled for, major and minor.
+        built: (u32, u32),
+        /// The compute capability of the GPU.
+        found: (u32, u32),
+    },
 }
 
 /// Why a request was not taken.

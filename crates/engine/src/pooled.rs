@@ -5,7 +5,10 @@ use candlepower_checkpoint::{Checkpoint, EncoderCheckpoint, Pooling};
 use candlepower_models::{Decoder, Encoder, EncoderInput, LoadOptions, Pooler, load};
 use rayon::{ThreadPool, prelude::*};
 
-use crate::{EmbedderConfig, Result, StartProgress};
+use crate::{
+    Result,
+    config::{EmbedderConfig, StartProgress},
+};
 
 /// The pooling of a decoder whose checkpoint and settings name none: the last token, which has seen all others, or the mean where
 /// every token has.
