@@ -22,7 +22,7 @@ const NONE_AMONG: &str = "none of the tokens that may follow here is among the a
 #[derive(Clone)]
 pub(crate) struct Constraint {
     grammar: Grammar,
-    /// The only tokens that the request takes at all.
+    /// The only tokens that the request allows at all.
     among: Option<Mask>,
     /// The tokens that may be sampled next; `None` where nothing is.
     pub(crate) mask: Option<Mask>,
@@ -44,6 +44,15 @@ pub(crate) struct Room {
     pub(crate) forced: usize,
     /// All.
     pub(crate) all: usize,
+}
+
+/// A sampled token that a constraint is to take.
+pub(crate) struct SampledToken {
+    /// Its sequence.
+    pub(crate) id: SeqId,
+    pub(crate) sampled: SampledRow,
+    pub(crate) token_id: u32,
+    pub(crate) room: Room,
 }
 
 /// Work that is done.
@@ -119,10 +128,11 @@ impl ConstraintWork {
     pub(crate) fn go_on(
         &mut self,
         pool: &ThreadPool,
-        (id, sampled): (SeqId, SampledRow),
-        (mut constraint, token_id, room): (Constraint, u32, Room),
+        mut constraint: Constraint,
+        token: SampledToken,
     ) {
-        self.start(pool, (id, sampled), move || {
+        let SampledToken { id, sampled, token_id, room } = token;
+        self.start(pool, id, sampled, move || {
             let mut taken = None;
             let constraint = followed(|| {
                 let found = taken.insert(constraint.take(token_id, room)?);
@@ -138,7 +148,8 @@ impl ConstraintWork {
     fn start(
         &mut self,
         pool: &ThreadPool,
-        (id, sampled): (SeqId, SampledRow),
+        id: SeqId,
+        sampled: SampledRow,
         work: impl FnOnce() -> (Option<Taken>, Result<Constraint>) + Send + 'static,
     ) {
         let (number, began, sender) = (self.next_number, Instant::now(), self.sender.clone());
@@ -195,7 +206,7 @@ mod tests {
         until: impl FnOnce() + Send + 'static,
     ) {
         let sampled = SampledRow { token_id: None, logprobs: None };
-        work.start(pool, (SeqId(id), sampled), || {
+        work.start(pool, SeqId(id), sampled, || {
             until();
             (None, Err(Error::EmptyChoice))
         });

@@ -1,4 +1,4 @@
-//! Which processors each rank computes on: cores of its own, next to each other, of those that this process may use.
+//! The processors of each rank: cores of its own, next to each other, among those that this process may use.
 
 use std::{collections::BTreeMap, fs, ops::Range};
 
@@ -12,13 +12,13 @@ use crate::{Error, Result};
 /// The threads on which one rank computes.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Threads {
-    /// How many; at least one.
+    /// Number of threads; at least one.
     pub(crate) count: usize,
     /// The processors that they are bound to, by number; to none where this is empty.
     cpus: Vec<usize>,
 }
 
-/// What a core is known by: its package, and the first of its processors.
+/// The key of a core: its package, and the first of its processors.
 type Core = (usize, usize);
 
 impl Threads {
@@ -31,7 +31,7 @@ impl Threads {
         (0..ranks).zip(cpus).map(of_rank).collect()
     }
 
-    /// Starts those that load the model, and compute what is no step of the CPU's.
+    /// Starts the threads that load the model, and that compute whatever is no step on the CPU.
     ///
     /// # Errors
     /// The system has none left.
@@ -45,7 +45,7 @@ impl Threads {
             .map_err(|error| Error::Thread(error.to_string()))
     }
 
-    /// Starts those of the CPU's steps, of which the thread that calls for a step is one.
+    /// Starts the threads for steps on the CPU. The thread that calls for a step is one of them.
     ///
     /// # Errors
     /// The system has none left.
@@ -67,13 +67,13 @@ impl Threads {
     }
 }
 
-/// The part of `count` things that a rank has: the first ranks have one more where they do not divide.
+/// A rank's range of `count` items. The first ranks have one more where the number of ranks does not divide `count`.
 fn part(count: usize, rank: usize, ranks: usize) -> Range<usize> {
     let first = |rank: usize| count / ranks * rank + rank.min(count % ranks);
     first(rank)..first(rank + 1)
 }
 
-/// The processors of each rank: whole cores. No processors where there are fewer cores than ranks.
+/// The processors of each rank, as whole cores; none where there are fewer cores than ranks.
 fn divided(cores: Vec<Vec<usize>>, ranks: usize) -> Vec<Vec<usize>> {
     if cores.len() < ranks {
         return vec![Vec::new(); ranks];
@@ -81,8 +81,8 @@ fn divided(cores: Vec<Vec<usize>>, ranks: usize) -> Vec<Vec<usize>> {
     (0..ranks).map(|rank| cores[part(cores.len(), rank, ranks)].concat()).collect()
 }
 
-/// The processors that this process may run on, core by core, and the cores of a package next to each other. None where the system does
-/// not say.
+/// The processors that this process may run on, core by core, with the cores of a package next to each other; none where the system
+/// does not say.
 fn cores() -> Vec<Vec<usize>> {
     let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
     let mut cores: BTreeMap<Core, Vec<usize>> = BTreeMap::new();
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(Threads::of_ranks(5, 1), [Threads { count: 5, cpus: Vec::new() }]);
     }
 
-    /// What `taskset` allows this process is what its ranks have, and no rank has another's.
+    /// The ranks have the processors that `taskset` allows this process, and no two share one.
     #[test]
     fn ranks_stay_within_what_the_process_may_use() {
         let allowed = sched_getaffinity(None).unwrap();

@@ -1,10 +1,10 @@
-//! Where the model computes: on the CPU, or on a GPU where this build can use one and the machine has one.
+//! The device of a model: the CPU, or a GPU where this build can use one and the machine has one.
 
 use candle_core::Device;
 
-use crate::{Error, Result};
+use crate::error::{Error, NoGpu, Result};
 
-/// What was asked for.
+/// The device that the settings ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// A GPU where one can be used, else the CPU.
@@ -16,53 +16,13 @@ pub enum DeviceChoice {
     Cuda,
 }
 
-/// What it became.
+/// The device that was chosen.
 #[derive(Clone, Debug)]
 pub struct ChosenDevice {
-    /// Where to compute.
+    /// The device.
     pub device: Device,
-    /// Why it is not a GPU, in one line, where a build with CUDA was left the choice.
+    /// The reason, in one line, why a build with CUDA that had the choice did not take a GPU.
     pub note: Option<String>,
-}
-
-/// Why no GPU is computed on.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoGpu {
-    /// The build is without the feature `cuda`.
-    #[error("this build has no CUDA")]
-    NotBuilt,
-    /// CUDA does not start.
-    #[error("{0}")]
-    NoDriver(String),
-    /// The driver cannot run what this build was compiled to.
-    #[error(
-        "the NVIDIA driver {driver} is too old: it runs CUDA up to {}.{}, and this build needs {}.{}",
-        found.0, found.1, needed.0, needed.1
-    )]
-    DriverTooOld {
-        /// The driver's version, such as `570.86.10`.
-        driver: String,
-        /// The newest CUDA that it runs, major and minor.
-        found: (u32, u32),
-        /// The CUDA of this build.
-        needed: (u32, u32),
-    },
-    /// The GPU, or a library that it is used through, does not start.
-    #[error(
-        "the GPU cannot be used: {0}; libcublas and libcurand must lie where the system looks for libraries, in LD_LIBRARY_PATH, or in a folder `lib` beside the program"
-    )]
-    Unusable(String),
-    /// The kernels are for other GPUs.
-    #[error(
-        "this build is for GPUs of compute capability {}.{}, and this one has {}.{}",
-        built.0, built.1, found.0, found.1
-    )]
-    OtherArchitecture {
-        /// What the kernels were compiled for, major and minor.
-        built: (u32, u32),
-        /// What the GPU has.
-        found: (u32, u32),
-    },
 }
 
 /// Finds the device to compute on.
@@ -77,7 +37,7 @@ pub fn choose_device(choice: DeviceChoice) -> Result<ChosenDevice, NoGpu> {
     }
 }
 
-/// Free bytes of a GPU's memory, or of the machine's; `None` where nobody knows.
+/// Free bytes of a GPU's memory, or of host memory; `None` where they are unknown.
 pub fn free_bytes(device: &Device) -> Option<u64> {
     #[cfg(feature = "cuda")]
     if device.is_cuda() {
@@ -87,7 +47,7 @@ pub fn free_bytes(device: &Device) -> Option<u64> {
     candlepower_machine::available_bytes()
 }
 
-/// A build without CUDA has nothing to explain; one with it says why it does without.
+/// The GPU, or the CPU. A build with CUDA says why it takes no GPU; a build without has nothing to explain.
 fn gpu_or_cpu(gpu: Result<Device, NoGpu>) -> ChosenDevice {
     match gpu {
         Ok(device) => ChosenDevice { device, note: None },
@@ -98,7 +58,7 @@ fn gpu_or_cpu(gpu: Result<Device, NoGpu>) -> ChosenDevice {
     }
 }
 
-/// Fails where there are fewer GPUs than ranks: each has one of its own. Ranks of the CPU can be as many as there may be.
+/// Fails where there are fewer GPUs than ranks, because each rank has a GPU of its own. On the CPU any number of ranks fits.
 ///
 /// # Errors
 /// [`Error::TooFewGpus`]
@@ -126,7 +86,7 @@ fn num_gpus() -> usize {
 #[cfg(feature = "cuda")]
 pub(crate) use gpu::{num_gpus, open_gpu};
 
-/// What can be told of a GPU before a model is put on it.
+/// Checks of a GPU before a model is loaded to it.
 #[cfg(any(feature = "cuda", test))]
 mod gpu {
     use candlepower_machine::Gpus;
@@ -166,13 +126,13 @@ mod gpu {
         Ok(device)
     }
 
-    /// The management library knows best why there is no GPU; where it sees one, CUDA's own words are all there is.
+    /// The management library knows best why there is no GPU. Where it sees one, only CUDA's own message is left.
     pub(super) fn no_driver(gpus: &Gpus, error: &str) -> NoGpu {
         let reason = gpus.reason.clone();
         NoGpu::NoDriver(reason.unwrap_or_else(|| format!("CUDA does not start: {error}")))
     }
 
-    /// Machine code of kernels that the driver compiles itself is as new as the toolkit: the driver must not be older.
+    /// The driver must not be older than the toolkit, because the toolkit decides the newest machine code of the kernels.
     pub(super) fn check_driver(gpus: &Gpus, needed: (u32, u32)) -> Result<(), NoGpu> {
         let Some(driver) = &gpus.driver else { return Ok(()) };
         match version(&driver.cuda_version) {

@@ -1,4 +1,4 @@
-//! Decodes whose launches are recorded once for some numbers of sequences; steps are padded to the next of them.
+//! CUDA graphs of decodes, recorded once for some numbers of sequences. Steps are padded to the next of them.
 
 use std::collections::HashMap;
 
@@ -15,17 +15,17 @@ pub(crate) struct Graphs {
 }
 
 impl Graphs {
-    /// None: every step is launched as it is.
+    /// No graphs: every step is launched as it is.
     fn none() -> Self {
         Self { buckets: Vec::new(), captured: HashMap::new() }
     }
 
-    /// Graphs for all decodes of steps of up to `size`, or none.
-    pub(crate) fn of(size: &WorkspaceSize, wanted: bool) -> Self {
-        if wanted { Self::up_to(size.max_rows.min(size.max_seqs)) } else { Self::none() }
+    /// Graphs for all decodes of steps of up to `size`, or none where they are not `enabled`.
+    pub(crate) fn of(size: &WorkspaceSize, enabled: bool) -> Self {
+        if enabled { Self::up_to(size.max_rows.min(size.max_seqs)) } else { Self::none() }
     }
 
-    /// Graphs for up to `max_seqs` sequences. The fewer, the more padding; the more, the longer the start: a quarter is
+    /// Graphs for up to `max_seqs` sequences. Fewer graphs mean more padding, more graphs a longer start. Here a quarter is
     /// padded at most.
     fn up_to(max_seqs: usize) -> Self {
         let steps = [1, 2, 4]
@@ -48,8 +48,8 @@ impl Graphs {
         self.buckets.iter().copied().find(|bucket| *bucket >= seqs)
     }
 
-    /// Runs `forward` once, so that everything that it calls is loaded, and records it where the device can. It returns
-    /// the logits, in a tensor that later launches overwrite.
+    /// Runs `forward` once, so that its kernels are loaded, and records it where the device can. `forward` returns the
+    /// logits, in a tensor that later launches overwrite.
     pub(crate) fn capture(
         &mut self,
         device: &Device,
@@ -77,7 +77,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// Starts what was recorded for `bucket`; `None` where nothing was.
+    /// Launches the graph of `bucket`, and returns its logits; `None` where there is no graph.
     pub(crate) fn launch(&self, bucket: usize) -> Result<Option<Tensor>> {
         let Some((graph, logits)) = self.captured.get(&bucket) else { return Ok(None) };
         graph.launch()?;

@@ -1,33 +1,33 @@
-//! The tables of a step on a device, made on the host: what every token is and where it goes, what is drawn and how.
+//! The tables of a step on a device, made on the host: token ids, positions and slots, samples and their parameters.
 
 use std::ops::Range;
 
 use candlepower_gpu::{NO_SLOT, REPORT_HEAD, SamplerRow};
 use candlepower_kernels::{AttentionMetadata, sampling::SamplingRow};
-use candlepower_models::WantedTokens;
+use candlepower_models::OutputTokens;
 use candlepower_scheduler::{Step, Swap, TokenSource};
 
-use crate::runner::{Place, SamplingBatch};
+use crate::step_io::{OutputPosition, SamplingBatch};
 
-/// Marks a token that the previous step drew: see `resolve_tokens`.
-const DRAWN: u32 = 1 << 31;
+/// Marks a token that the previous step sampled: see `resolve_tokens`.
+const SAMPLED: u32 = 1 << 31;
 
-/// Added to the logit of a token that is to be scored, so that it is drawn, whatever the others.
+/// Added to the logit of a token that is to be scored, so that it is sampled whatever the other logits are.
 const FORCED: f32 = 1e30;
 
-/// What a step's forward reads.
+/// The inputs of a step's forward.
 #[derive(Default)]
 pub(crate) struct InputTables {
     pub(crate) token_ids: Vec<u32>,
     pub(crate) positions: Vec<u32>,
     pub(crate) slots: Vec<u32>,
     pub(crate) attention: AttentionMetadata,
-    /// Where each sequence's state is.
+    /// The recurrent state's slot of each sequence.
     pub(crate) state_slots: Vec<u32>,
-    /// Whether the device has to look up tokens that it drew itself.
-    pub(crate) has_drawn: bool,
-    /// Whose hidden states are wanted, where not all are.
-    pub(crate) wanted: Option<WantedTokens>,
+    /// Whether the device has to look up tokens that it sampled itself.
+    pub(crate) has_sampled: bool,
+    /// The output tokens, where not all tokens are.
+    pub(crate) output: Option<OutputTokens>,
 }
 
 impl InputTables {
@@ -41,9 +41,9 @@ impl InputTables {
             for (position, source) in (row.first_position..).zip(&row.tokens) {
                 tables.token_ids.push(match *source {
                     TokenSource::Id(id) => id,
-                    TokenSource::PreviousRow(sample) => DRAWN | sample,
+                    TokenSource::PreviousRow(sample) => SAMPLED | sample,
                 });
-                tables.has_drawn |= matches!(source, TokenSource::PreviousRow(_));
+                tables.has_sampled |= matches!(source, TokenSource::PreviousRow(_));
                 tables.positions.push(position);
                 let block = row.block_table[(position / block_size) as usize];
                 tables.slots.push(block.0 * block_size + position % block_size);
@@ -55,7 +55,7 @@ impl InputTables {
         tables
     }
 
-    /// Adds sequences of one token that is written nowhere, until there are `seqs`.
+    /// Adds sequences of one token that is not written to the cache, until there are `seqs`.
     pub(crate) fn pad(&mut self, seqs: usize) {
         self.attention.max_blocks = self.attention.max_blocks.max(1);
         while self.attention.context_len.len() < seqs {
@@ -67,7 +67,7 @@ impl InputTables {
         }
     }
 
-    /// Numbers of tokens, padding included.
+    /// Number of tokens, padding included.
     pub(crate) fn num_tokens(&self) -> usize {
         self.token_ids.len()
     }
@@ -81,90 +81,106 @@ impl InputTables {
     }
 }
 
-/// Draws whose logits exist at the same time.
+/// Samples whose logits exist at the same time.
 #[derive(Default)]
 pub(crate) struct Chunk {
-    /// The tokens of the step whose logits are wanted; logits lie in this order.
+    /// The logits indices, in the order of the logits.
     pub(crate) rows: Vec<u32>,
-    pub(crate) draws: Vec<SamplerRow>,
-    /// Slots whose counts begin anew.
+    pub(crate) samplers: Vec<SamplerRow>,
+    /// Number of slots for token counts, which are reset.
     pub(crate) counted: u32,
-    /// Slots and tokens of prompts.
-    pub(crate) prompt: (Vec<u32>, Vec<u32>),
-    /// Slots and tokens that were generated, each as often as it was.
-    pub(crate) generated: (Vec<u32>, Vec<u32>),
+    /// The tokens of prompts.
+    pub(crate) prompt: SlotTokens,
+    /// The generated tokens, each as often as it was generated.
+    pub(crate) generated: SlotTokens,
 }
 
-/// What a step draws: its samples in the order of its rows, then the prompt tokens that it scores.
+/// Tokens to count, each with its slot of counts.
 #[derive(Default)]
-pub(crate) struct DrawTables {
+pub(crate) struct SlotTokens {
+    pub(crate) slots: Vec<u32>,
+    pub(crate) ids: Vec<u32>,
+}
+
+/// A token whose logits are needed.
+#[derive(Clone, Copy)]
+struct LogitsIndex {
+    /// Index of its row in the step.
+    row: usize,
+    /// Its index among all tokens of the step.
+    token: u32,
+}
+
+/// The samples of a step: those of its sequences in the order of its rows, then the prompt tokens that it scores.
+#[derive(Default)]
+pub(crate) struct SamplingTables {
     pub(crate) chunks: Vec<Chunk>,
     pub(crate) bias_ids: Vec<u32>,
     /// The bits of f32.
     pub(crate) biases: Vec<u32>,
     pub(crate) masks: Vec<u32>,
-    /// Most likely tokens that any draw reports.
+    /// Most alternatives that any sample reports.
     pub(crate) max_top: usize,
 }
 
-/// How much of a step fits together.
+/// The limits of a chunk.
 #[derive(Clone, Copy)]
-pub(crate) struct DrawLimits {
-    /// Rows of logits, and draws, of a chunk.
+pub(crate) struct ChunkLimits {
+    /// Most rows of logits, and most samples.
     pub(crate) rows: usize,
     pub(crate) vocab: usize,
-    /// Logits are there for the last token of every row of the step already, in the order of the rows.
+    /// Whether the logits of the last token of every row of the step are computed already, in the order of the rows.
     pub(crate) has_logits: bool,
 }
 
-impl DrawTables {
-    /// The tables of a step's draws.
-    pub(crate) fn new(step: &Step, batch: &SamplingBatch<'_>, limits: DrawLimits) -> Self {
+impl SamplingTables {
+    /// The tables of a step's samples.
+    pub(crate) fn new(step: &Step, batch: &SamplingBatch<'_>, limits: ChunkLimits) -> Self {
         let mut tables = Self::default();
-        let mut samples = batch.samples.iter().zip(&batch.places);
+        let mut samples = batch.samples.iter().zip(&batch.positions);
         let mut end = 0;
         for (index, row) in step.rows.iter().enumerate() {
             end += row.tokens.len() as u32;
-            for (sample, place) in samples.by_ref().take(row.samples.len()) {
-                let chunk = tables.chunk_for((index, end - 1), limits);
-                let logits_row = chunk.logits_row((index, end - 1), limits);
-                tables.add(logits_row, sample, *place, limits.vocab);
+            let last = LogitsIndex { row: index, token: end - 1 };
+            for (sample, position) in samples.by_ref().take(row.samples.len()) {
+                let logits_row = tables.chunk_for(last, limits).logits_row(last, limits);
+                tables.add(logits_row, sample, *position, limits.vocab);
             }
         }
         for prompt in &batch.prompts {
             let first: usize = step.rows[..prompt.row].iter().map(|row| row.tokens.len()).sum();
             for (token, &next) in (first as u32..).zip(&prompt.next_token_ids) {
-                let chunk = tables.chunk_for((prompt.row, token), limits);
-                let logits_row = chunk.logits_row((prompt.row, token), limits);
+                let index = LogitsIndex { row: prompt.row, token };
+                let logits_row = tables.chunk_for(index, limits).logits_row(index, limits);
                 tables.add_score(logits_row, next, prompt.top);
             }
         }
         tables
     }
 
-    /// Has draws read the hidden states of the wanted tokens, which alone there are: all of these draws'.
-    pub(crate) fn read_wanted(&mut self, wanted: &WantedTokens) {
+    /// Replaces logits indices among all tokens by indices among the output tokens, where only these have hidden states.
+    pub(crate) fn index_output_tokens(&mut self, output: &OutputTokens) {
         for row in self.chunks.iter_mut().flat_map(|chunk| &mut chunk.rows) {
-            let place = wanted.rows.binary_search(row);
-            *row = place.expect("what draws is wanted") as u32;
+            let index = output.rows.binary_search(row);
+            *row = index.expect("every sampled or scored token is an output token") as u32;
         }
     }
 
-    /// Draws of all chunks.
-    pub(crate) fn num_draws(&self) -> usize {
-        self.chunks.iter().map(|chunk| chunk.draws.len()).sum()
+    /// Number of samples of all chunks.
+    pub(crate) fn num_samples(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.samplers.len()).sum()
     }
 
-    /// Words that each sample reports: of its own token, and of the most likely ones.
+    /// Words of each sample's report: its own token, and the alternatives.
     pub(crate) fn width(&self) -> usize {
         REPORT_HEAD + 2 * self.max_top
     }
 
     /// The last chunk, or a new one where it is full.
-    fn chunk_for(&mut self, (_, token): (usize, u32), limits: DrawLimits) -> &mut Chunk {
+    fn chunk_for(&mut self, index: LogitsIndex, limits: ChunkLimits) -> &mut Chunk {
         let full = self.chunks.last().is_none_or(|chunk| {
-            let new_row = !limits.has_logits && chunk.rows.last() != Some(&token);
-            chunk.draws.len() == limits.rows || (new_row && chunk.rows.len() == limits.rows)
+            let new_row = !limits.has_logits && chunk.rows.last() != Some(&index.token);
+            chunk.samplers.len() == limits.rows || (new_row && chunk.rows.len() == limits.rows)
         });
         if full {
             self.chunks.push(Chunk::default());
@@ -172,7 +188,13 @@ impl DrawTables {
         self.chunks.last_mut().expect("there is one")
     }
 
-    fn add(&mut self, logits_row: u32, row: &SamplingRow<'_>, place: Place, vocab: usize) {
+    fn add(
+        &mut self,
+        logits_row: u32,
+        row: &SamplingRow<'_>,
+        position: OutputPosition,
+        vocab: usize,
+    ) {
         let begin = self.bias_ids.len() as u32;
         for &(id, bias) in row.logit_bias {
             self.bias_ids.push(id);
@@ -190,14 +212,13 @@ impl DrawTables {
             let slot = chunk.counted;
             chunk.counted += 1;
             for (&id, &times) in penalties.seen {
-                let (slots, ids) =
-                    if times == 0 { &mut chunk.prompt } else { &mut chunk.generated };
-                slots.extend((0..times.max(1)).map(|_| slot));
-                ids.extend((0..times.max(1)).map(|_| id));
+                let tokens = if times == 0 { &mut chunk.prompt } else { &mut chunk.generated };
+                tokens.slots.extend((0..times.max(1)).map(|_| slot));
+                tokens.ids.extend((0..times.max(1)).map(|_| id));
             }
             slot
         });
-        chunk.draws.push(SamplerRow {
+        chunk.samplers.push(SamplerRow {
             logits_row: Some(logits_row),
             temperature: row.temperature,
             top_k: row.top_k.map(|k| u32::try_from(k).unwrap_or(u32::MAX)),
@@ -210,19 +231,19 @@ impl DrawTables {
             biases,
             mask_row,
             top_logprobs: row.logprobs.map(|top| top as u32),
-            seed: place.seed,
-            place: place.index,
+            seed: position.seed,
+            place: position.index,
         });
     }
 
-    /// A draw whose outcome is known, for its log-probability.
+    /// Adds a sample whose token is known, for its log-probability.
     fn add_score(&mut self, logits_row: u32, token: u32, top: usize) {
         let begin = self.bias_ids.len() as u32;
         self.bias_ids.push(token);
         self.biases.push(FORCED.to_bits());
         self.max_top = self.max_top.max(top);
         let chunk = self.chunks.last_mut().expect("a chunk was made for the row");
-        chunk.draws.push(SamplerRow {
+        chunk.samplers.push(SamplerRow {
             biases: (begin, begin + 1),
             top_logprobs: Some(top as u32),
             ..SamplerRow::greedy(logits_row)
@@ -239,19 +260,19 @@ impl DrawTables {
 }
 
 impl Chunk {
-    /// Where the logits of a token are, which become the chunk's last unless they are there.
-    fn logits_row(&mut self, (row, token): (usize, u32), limits: DrawLimits) -> u32 {
+    /// The row of a token's logits. A new row is added unless it is the chunk's last.
+    fn logits_row(&mut self, index: LogitsIndex, limits: ChunkLimits) -> u32 {
         if limits.has_logits {
-            return row as u32;
+            return index.row as u32;
         }
-        if self.rows.last() != Some(&token) {
-            self.rows.push(token);
+        if self.rows.last() != Some(&index.token) {
+            self.rows.push(index.token);
         }
         self.rows.len() as u32 - 1
     }
 }
 
-/// Where blocks go.
+/// The direction of a swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SwapTo {
     Host,
@@ -274,19 +295,19 @@ pub(crate) fn swap_pairs(swaps: &[Swap]) -> Vec<(SwapTo, Vec<u32>)> {
     runs
 }
 
-/// Numbers that are uploaded together, each table from a multiple of sixteen bytes on.
+/// Tables that are uploaded together, each from a multiple of sixteen bytes on.
 #[derive(Default)]
 pub(crate) struct Upload {
-    pub(crate) numbers: Vec<u32>,
+    pub(crate) words: Vec<u32>,
 }
 
 impl Upload {
-    /// Appends a table; returns where it lies.
+    /// Appends a table, and returns its range of words.
     pub(crate) fn push(&mut self, table: impl IntoIterator<Item = u32>) -> Range<usize> {
-        self.numbers.resize(self.numbers.len().next_multiple_of(4), 0);
-        let first = self.numbers.len();
-        self.numbers.extend(table);
-        first..self.numbers.len()
+        self.words.resize(self.words.len().next_multiple_of(4), 0);
+        let first = self.words.len();
+        self.words.extend(table);
+        first..self.words.len()
     }
 }
 
@@ -317,9 +338,9 @@ mod tests {
         let tokens = [TokenSource::Id(4), TokenSource::PreviousRow(2)];
         let step = Step { rows: vec![row(0, 15, &tokens, 1)], ..Step::default() };
         let mut tables = InputTables::new(&step, 16);
-        assert_eq!(tables.token_ids, [4, DRAWN | 2]);
+        assert_eq!(tables.token_ids, [4, SAMPLED | 2]);
         assert_eq!((&tables.positions[..], &tables.slots[..]), (&[15, 16][..], &[127, 48][..]));
-        assert!(tables.has_drawn);
+        assert!(tables.has_sampled);
         tables.pad(3);
         assert_eq!(tables.attention.query_start, [0, 2, 3, 4]);
         assert_eq!(tables.attention.context_len, [17, 1, 1]);
@@ -328,7 +349,7 @@ mod tests {
         assert_eq!(tables.state_slots, [5, NO_SLOT, NO_SLOT]);
     }
 
-    /// A place that is given back may be taken again in the same step: the order stays.
+    /// A slot that is freed may be taken again in the same step, so the order must stay.
     #[test]
     fn swaps_keep_their_order() {
         let (out, back) = (
@@ -355,23 +376,23 @@ mod tests {
         let step = Step { rows, ..Step::default() };
         let batch = SamplingBatch {
             samples: vec![sampling(&[(1, 2.0)]); 4],
-            places: vec![Place { seed: 1, index: 2 }; 4],
+            positions: vec![OutputPosition { seed: 1, index: 2 }; 4],
             prompts: vec![],
         };
-        let limits = DrawLimits { rows: 2, vocab: 64, has_logits: false };
-        let tables = DrawTables::new(&step, &batch, limits);
+        let limits = ChunkLimits { rows: 2, vocab: 64, has_logits: false };
+        let tables = SamplingTables::new(&step, &batch, limits);
         let rows: Vec<_> = tables.chunks.iter().map(|chunk| chunk.rows.clone()).collect();
         assert_eq!(rows, [vec![1], vec![1, 3]]);
         let of = |chunk: &Chunk| -> Vec<_> {
-            chunk.draws.iter().map(|draw| (draw.logits_row, draw.biases, draw.mask_row)).collect()
+            chunk.samplers.iter().map(|row| (row.logits_row, row.biases, row.mask_row)).collect()
         };
         assert_eq!(of(&tables.chunks[0]), [(Some(0), (0, 2), Some(0)), (Some(0), (2, 4), Some(1))]);
         assert_eq!(of(&tables.chunks[1])[1], (Some(1), (6, 8), Some(3)));
         assert_eq!(tables.masks, [5, 0, 5, 0, 5, 0, 5, 0]);
         assert_eq!(f32::from_bits(tables.biases[1]), f32::NEG_INFINITY);
         let known =
-            DrawTables::new(&step, &batch, DrawLimits { rows: 8, has_logits: true, ..limits });
-        let rows: Vec<_> = known.chunks[0].draws.iter().map(|draw| draw.logits_row).collect();
+            SamplingTables::new(&step, &batch, ChunkLimits { rows: 8, has_logits: true, ..limits });
+        let rows: Vec<_> = known.chunks[0].samplers.iter().map(|row| row.logits_row).collect();
         assert_eq!(rows, [Some(0), Some(0), Some(0), Some(2)]);
         assert!(known.chunks[0].rows.is_empty());
     }

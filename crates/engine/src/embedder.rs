@@ -9,77 +9,30 @@ use std::{
     cmp::Reverse,
     collections::{BTreeSet, HashMap, VecDeque},
     fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, OnceLock, mpsc},
+    sync::{Arc, mpsc},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use candlepower_checkpoint::Pooling;
-use candlepower_encoder::EncoderInput;
-use candlepower_models::{LoadDtype, LoadFormat};
+use candlepower_models::EncoderInput;
 use candlepower_scheduler::{Caller, CallerId};
 use rayon::ThreadPool;
 use tokio::sync::oneshot;
 
 use crate::{
-    EngineHealth, EngineMetrics, Error, PoolingSource, Result, StartProgress, SubmitError,
-    engine::StepClock,
-    places::{Places, TakenPlace},
+    EngineMetrics, Error, PoolingSource, Result,
+    config::{EmbedderConfig, EmbedderInfo, StartProgress},
+    error::SubmitError,
+    gate::{Death, EngineGate, EngineHealth},
     pooled::PoolingRunner,
+    queue::QueueSlot,
     running::Running,
-    start::{panic_message, warm_up_tokens},
+    warm_up::warm_up_tokens,
 };
 
 /// Batches of a round for each that is computed at the same time: enough for the threads to even out, few enough that a
 /// round is short.
 const BATCHES_IN_TURN: usize = 4;
-
-/// What the engine is started with.
-#[derive(Clone, Debug)]
-pub struct EmbedderConfig {
-    /// Longest input, in tokens; the checkpoint's own where `None`.
-    pub max_model_len: Option<usize>,
-    /// How hidden states become one vector; as the checkpoint says where `None`.
-    pub pooling: Option<Pooling>,
-    /// In which a decoder's matrices are kept; an encoder's are in f32.
-    pub dtype: LoadDtype,
-    /// Where a decoder's weights come from; an encoder's come from its files.
-    pub load_format: LoadFormat,
-    /// Most tokens in one batch, padding included; one text may have more.
-    pub max_num_batched_tokens: usize,
-    /// Requests of one caller that may be computed or wait. All callers together may have twice as many.
-    pub max_in_flight: usize,
-    /// Threads that compute; `None` takes one per physical core that the process may use.
-    pub num_threads: Option<usize>,
-    /// A round that takes longer than this makes [`Embedder::health`] report `Stuck`.
-    pub stuck_after: Duration,
-    /// Where the engine counts what it does.
-    pub metrics: EngineMetrics,
-}
-
-/// What was found and chosen at start; fixed afterwards.
-#[derive(Clone, Debug)]
-pub struct EmbedderInfo {
-    /// Architecture name, as in `config.json`.
-    pub architecture: String,
-    /// Longest input, in tokens.
-    pub max_model_len: usize,
-    /// Every token id is below it.
-    pub vocab_size: usize,
-    /// Elements of a vector; `None` where the model gives scores of pairs.
-    pub dimensions: Option<usize>,
-    /// How hidden states become one.
-    pub pooling: Pooling,
-    /// Whether vectors have length one.
-    pub normalizes: bool,
-    /// Bytes of the weights as they lie in memory.
-    pub weights_bytes: u64,
-    /// The dtype that most matrices are kept in: `f32`, `f16` or `bf16`.
-    pub weights_dtype: &'static str,
-    /// Threads that compute.
-    pub num_threads: usize,
-}
 
 /// A running engine. Cheap to clone; the engine ends when the last handle is dropped.
 #[derive(Clone)]
@@ -88,26 +41,22 @@ pub struct Embedder {
     messages: mpsc::Sender<Job>,
 }
 
-/// What the handles and the engine's thread both see.
+/// The state that the handles and the engine's thread share.
 struct Shared {
     info: EmbedderInfo,
-    clock: StepClock,
-    stuck_after: Duration,
-    /// One for each request that is computed or waits.
-    places: Arc<Places>,
-    /// Why the engine's thread has ended.
-    death: OnceLock<String>,
+    /// Has a queue slot for each request that is computed or waits.
+    gate: EngineGate,
 }
 
-/// What becomes of a request: for each input its vector, or its score alone. Dropping it cancels the request.
+/// The future result of a request: for each input its vector, or its score alone. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct Vectors(oneshot::Receiver<Result<Vec<Vec<f32>>, String>>);
 
 impl Vectors {
-    /// Waits for them.
+    /// Waits for the vectors.
     ///
     /// # Errors
-    /// The request could not be computed, in words; or nothing where the engine has ended (see [`Embedder::health`]).
+    /// A message where the request could not be computed; `None` where the engine has ended (see [`Embedder::health`]).
     pub async fn wait(self) -> Result<Vec<Vec<f32>>, Option<String>> {
         self.0.await.map_err(|_| None)?.map_err(Some)
     }
@@ -167,10 +116,7 @@ impl Embedder {
         };
         let shared = Arc::new(Shared {
             info,
-            clock: StepClock::new(),
-            stuck_after: config.stuck_after,
-            places: Places::new(config.max_in_flight),
-            death: OnceLock::new(),
+            gate: EngineGate::new(config.max_in_flight, config.stuck_after, Death::default()),
         });
         let (messages, receiver) = mpsc::channel();
         let rounds = Rounds {
@@ -187,7 +133,7 @@ impl Embedder {
         Ok(Self { shared, messages })
     }
 
-    /// What was found and chosen at start.
+    /// The values found and chosen at start.
     pub fn info(&self) -> &EmbedderInfo {
         &self.shared.info
     }
@@ -202,40 +148,28 @@ impl Embedder {
         inputs: Vec<EncoderInput>,
     ) -> Result<Vectors, SubmitError> {
         self.check(&inputs)?;
-        let place = self.shared.places.take(caller.id, 1)?;
+        let slot = self.shared.gate.queue.take(caller.id, 1)?;
         let (reply, vectors) = oneshot::channel();
         let results = vec![None; inputs.len()];
         let submitted_at = Instant::now();
-        let job = Job { caller, inputs, next: 0, results, reply, submitted_at, _place: place };
+        let job = Job { caller, inputs, next: 0, results, reply, submitted_at, _slot: slot };
         match self.messages.send(job) {
             Ok(()) => Ok(Vectors(vectors)),
-            Err(_) => Err(SubmitError::Dead(self.death())),
+            Err(_) => Err(self.shared.gate.dead()),
         }
     }
 
-    /// How the engine is.
+    /// The health of the engine.
     pub fn health(&self) -> EngineHealth {
-        if let Some(reason) = self.shared.death.get() {
-            return EngineHealth::Dead(reason.clone());
-        }
-        match self.shared.clock.step_seconds() {
-            Some(time) if time > self.shared.stuck_after => {
-                EngineHealth::Stuck { seconds: time.as_secs() }
-            }
-            _ => EngineHealth::Healthy,
-        }
+        self.shared.gate.health()
     }
 
-    /// Whether the queue has a place for a request of a caller.
+    /// Checks that the queue has a slot for a request of a caller.
     ///
     /// # Errors
     /// [`SubmitError::QueueFull`] if not.
-    pub fn check_place(&self, caller: CallerId) -> Result<(), SubmitError> {
-        self.shared.places.check(caller, 1)
-    }
-
-    fn death(&self) -> String {
-        self.shared.death.get().cloned().unwrap_or_else(|| "it is stopping".into())
+    pub fn check_queue(&self, caller: CallerId) -> Result<(), SubmitError> {
+        self.shared.gate.queue.check(caller, 1)
     }
 
     fn check(&self, inputs: &[EncoderInput]) -> Result<(), SubmitError> {
@@ -271,12 +205,12 @@ impl fmt::Debug for Embedder {
 struct Job {
     caller: Caller,
     inputs: Vec<EncoderInput>,
-    /// The first input that no round has taken.
+    /// The first input that is in no round yet.
     next: usize,
     results: Vec<Option<Vec<f32>>>,
     reply: oneshot::Sender<Result<Vec<Vec<f32>>, String>>,
     submitted_at: Instant,
-    _place: Vec<Arc<TakenPlace>>,
+    _slot: Vec<Arc<QueueSlot>>,
 }
 
 /// One input of one job.
@@ -308,12 +242,11 @@ impl Rounds {
         let run = move || {
             let _ends_last = running;
             let mut rounds = self;
-            // The reason is recorded before the replies close, so that whoever finds one closed can tell why.
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| rounds.run())) {
-                let reason = panic_message(&*panic);
-                tracing::error!(%reason, "the engine has stopped");
-                let _ = shared.death.set(reason); // only this thread sets it, once
-            }
+            // The rounds, with their replies, are dropped after the reason of their end is recorded.
+            shared.gate.run(|| {
+                rounds.run();
+                Ok(())
+            });
         };
         let thread = thread::Builder::new().name("engine".into()).spawn(run);
         thread.map_err(|error| Error::Thread(error.to_string())).map(drop)
@@ -350,7 +283,7 @@ impl Rounds {
             return;
         }
         let began = Instant::now();
-        self.shared.clock.begin();
+        self.shared.gate.clock.begin();
         self.count_waiting(taken.len());
         let tokens: usize = taken.iter().map(|taken| taken.tokens).sum();
         self.metrics.iteration_tokens.record(tokens as f64);
@@ -376,8 +309,8 @@ impl Rounds {
                 }
             }
         }
-        // Before the answers, so that whoever has one finds the round in the metrics, and ended.
-        self.shared.clock.end();
+        // Before the answers, so that a client with an answer finds the ended round in the metrics.
+        self.shared.gate.clock.end();
         self.metrics.step_duration_seconds.record(began.elapsed().as_secs_f64());
         self.count_waiting(0);
         self.answer(failures);
@@ -412,7 +345,7 @@ impl Rounds {
                     continue;
                 }
             };
-            let _ = job.reply.send(outcome); // whoever asked may be gone
+            let _ = job.reply.send(outcome); // the client may be gone
         }
     }
 
@@ -499,7 +432,7 @@ mod tests {
             results: Vec::new(),
             reply: oneshot::channel().0,
             submitted_at: Instant::now(),
-            _place: Vec::new(),
+            _slot: Vec::new(),
         }
     }
 

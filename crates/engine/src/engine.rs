@@ -4,10 +4,10 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::AtomicU64,
         mpsc::{Receiver, TryRecvError},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use candlepower_grammar::Mask;
@@ -17,18 +17,18 @@ use candlepower_scheduler::{
 };
 
 use crate::{
-    EngineMetrics, Error, Request, Result, TokenLogprobs,
-    constraint::{Constraint, ConstraintWork, Done, Room, Taken},
-    handle::Shared,
+    EngineInfo, EngineMetrics, Error, Request, Result, TokenLogprobs,
+    constraint::{Constraint, ConstraintWork, Done, Room, SampledToken, Taken},
+    gate::EngineGate,
     ranks::Ranks,
-    runner::{PromptRow, SamplingBatch, StepOutput},
-    sequence::{Sequence, StreamSender},
+    sequence::{Choices, Sequence, StreamSender},
+    step_io::{PromptRow, SamplingBatch, StepOutput},
 };
 
-/// What the engine thread is told.
+/// A message to the engine thread.
 pub(crate) enum Message {
     Submit(Box<Submission>),
-    /// Keep what was computed of these tokens, until the pin with this id ends.
+    /// Keep the computed prefix of these tokens, until the pin with this id ends.
     Pin {
         id: u64,
         token_ids: Vec<u32>,
@@ -49,32 +49,13 @@ pub(crate) struct Submission {
     pub(crate) submitted_at: Instant,
 }
 
-/// When the step that runs now began.
+/// The state that the handles and the engine thread share.
 #[derive(Debug)]
-pub(crate) struct StepClock {
-    epoch: Instant,
-    /// Milliseconds after `epoch`, at least 1; 0 while idle.
-    began_ms: AtomicU64,
-}
-
-impl StepClock {
-    pub(crate) fn new() -> Self {
-        Self { epoch: Instant::now(), began_ms: AtomicU64::new(0) }
-    }
-
-    /// How long the step that runs now has been running.
-    pub(crate) fn step_seconds(&self) -> Option<Duration> {
-        let began_ms = self.began_ms.load(Ordering::Relaxed);
-        (began_ms > 0).then(|| self.epoch.elapsed().saturating_sub(Duration::from_millis(began_ms)))
-    }
-
-    pub(crate) fn begin(&self) {
-        self.began_ms.store((self.epoch.elapsed().as_millis() as u64).max(1), Ordering::Relaxed);
-    }
-
-    pub(crate) fn end(&self) {
-        self.began_ms.store(0, Ordering::Relaxed);
-    }
+pub(crate) struct Shared {
+    pub(crate) info: EngineInfo,
+    pub(crate) gate: EngineGate,
+    /// Gives requests without a seed one of their own.
+    pub(crate) next_seed: AtomicU64,
 }
 
 /// Everything that the thread owns.
@@ -87,16 +68,16 @@ pub(crate) struct Engine {
     pub(crate) constraints: ConstraintWork,
     pub(crate) pins: HashMap<u64, PinId>,
     pub(crate) messages: Receiver<Message>,
-    /// Whether tokens that a grammar leaves no choice about are appended without being drawn.
+    /// Whether a token is appended without being sampled where a grammar allows no other.
     pub(crate) jump_forward: bool,
     pub(crate) metrics: EngineMetrics,
     pub(crate) counted: Counted,
-    /// When the last step had been handed out.
+    /// The time when the output of the last step had been sent.
     pub(crate) finished: Instant,
     pub(crate) shared: Arc<Shared>,
 }
 
-/// A step that was launched and whose outcome is yet to come.
+/// A step that was launched and is not waited for yet.
 pub(crate) struct InFlightStep {
     step: Step,
     /// Its rows whose prompt tokens are scored.
@@ -104,7 +85,7 @@ pub(crate) struct InFlightStep {
     began: Instant,
 }
 
-/// What of the scheduler's running totals has been passed on to the counters.
+/// The scheduler's running totals, as far as they are added to the counters.
 #[derive(Default)]
 pub(crate) struct Counted {
     prefix_queries: u64,
@@ -121,16 +102,16 @@ impl Engine {
         while self.receive() {
             self.remove_cancelled();
             if !self.is_idle() {
-                self.shared.clock.begin();
+                self.shared.gate.clock.begin();
                 self.step()?;
-                self.shared.clock.end();
+                self.shared.gate.clock.end();
             }
             self.publish();
         }
         Ok(())
     }
 
-    /// Takes in what it was told; waits for it if there is nothing else to do. False at the end.
+    /// Takes the messages that are there, and waits for one if there is nothing else to do. False at the end.
     fn receive(&mut self) -> bool {
         if self.is_idle() {
             match self.messages.recv() {
@@ -162,7 +143,7 @@ impl Engine {
 
     fn admit(&mut self, submission: Submission) {
         let Submission { mut request, streams, seed, submitted_at } = submission;
-        // A request that goes on was counted when it came.
+        // A request that continues another was counted when the other came.
         if request.num_generated == 0 {
             self.metrics.prompt_tokens.increment(request.prompt.len() as u64);
         }
@@ -175,15 +156,16 @@ impl Engine {
         let constraint = match constraint.transpose() {
             Ok(constraint) => constraint,
             Err(error) => {
-                return Sequence::choices(
+                let choices = Choices {
                     request,
-                    (None, allowed),
+                    constraint: None,
+                    allowed,
                     streams,
                     seed,
                     max_model_len,
                     submitted_at,
-                )
-                .for_each(|choice| choice.fail_constraint(&error));
+                };
+                return choices.sequences().for_each(|choice| choice.fail_constraint(&error));
             }
         };
         let new = NewSequence {
@@ -198,13 +180,13 @@ impl Engine {
                 .prompt_logprobs
                 .map(|_| request.prompt_logprobs_from.saturating_sub(1)),
             max_tokens: request.sampling.max_tokens.saturating_sub(request.num_generated),
-            // What may follow, and which tokens are appended, is known when the newest token is; so is what a penalty
-            // falls on, and what a bad word begins with.
+            // Masks, appended tokens, penalties and the ends of bad words depend on the newest token, so the next step has to wait
+            // for it.
             runs_ahead: constraint.is_none() && !request.sampling.looks_back(),
         };
-        let tokens = (constraint, allowed);
         let choices =
-            Sequence::choices(request, tokens, streams, seed, max_model_len, submitted_at);
+            Choices { request, constraint, allowed, streams, seed, max_model_len, submitted_at };
+        let choices = choices.sequences();
         match self.scheduler.add(new) {
             Ok(ids) => self.sequences.extend(ids.into_iter().zip(choices)),
             Err(error) => choices.for_each(|choice| choice.fail(error.to_string())),
@@ -234,11 +216,11 @@ impl Engine {
         let launched = self.launch()?;
         if launched.is_none() && previous.is_none() {
             if self.sequences.is_empty() {
-                // The last ones have just ended.
+                // The last sequences have just ended.
                 return Ok(());
             }
             if !self.constraints.is_idle() {
-                // All that could run sits out.
+                // Every sequence waits for its constraint.
                 self.constraints.wait();
                 return Ok(());
             }
@@ -259,7 +241,7 @@ impl Engine {
         }
     }
 
-    /// Schedules a step and launches it; none if nothing can run before the step in flight is known.
+    /// Schedules a step and launches it; `None` if nothing can run before the step in flight is done.
     fn launch(&mut self) -> Result<Option<InFlightStep>> {
         let began = Instant::now();
         let step = self.scheduler.schedule();
@@ -287,7 +269,7 @@ impl Engine {
         Ok(Some(InFlightStep { step, prompts, began }))
     }
 
-    /// Waits for a step and hands out what it computed.
+    /// Waits for a step and sends its output.
     fn finish(&mut self, launched: InFlightStep) -> Result<()> {
         let InFlightStep { step, prompts, began } = launched;
         let output = self.ranks.wait()?;
@@ -303,7 +285,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes the work on constraints that is done: the sequences that sat out for it go on.
+    /// Takes the work on constraints that is done. Its sequences may run again.
     fn take_constraints(&mut self) -> Result<()> {
         let finished = self.constraints.finished();
         if let Some(seconds) = finished.iter().map(|done| done.seconds).reduce(f64::max) {
@@ -312,7 +294,7 @@ impl Engine {
         finished.into_iter().try_for_each(|done| self.go_on(done))
     }
 
-    /// Ends the wait of a sequence whose new token has been looked at. It may have been cancelled since.
+    /// Ends the wait of a sequence whose constraint has taken its new token. The sequence may have been cancelled since.
     fn go_on(&mut self, done: Done) -> Result<()> {
         let Done { id, sampled, taken, constraint, .. } = done;
         let Some(sequence) = self.sequences.get_mut(&id) else { return Ok(()) };
@@ -333,19 +315,19 @@ impl Engine {
     fn keep_scores(&self, step: &Step, prompts: &[PromptRow], output: &StepOutput) {
         for (prompt, rows) in prompts.iter().zip(&output.prompts) {
             let row = &step.rows[prompt.row];
-            // One that was cancelled while the step ran has no use for them.
+            // A sequence that was cancelled while the step ran has no use for them.
             let sequence = self.sequences.get(&row.seq);
             let Some(scores) = sequence.and_then(Sequence::scores) else { continue };
-            let places = &mut scores.borrow_mut().tokens[row.first_position as usize + 1..];
-            for ((place, &token_id), row) in places.iter_mut().zip(&prompt.next_token_ids).zip(rows)
-            {
+            let entries = &mut scores.borrow_mut().tokens[row.first_position as usize + 1..];
+            let entries = entries.iter_mut().zip(&prompt.next_token_ids);
+            for ((entry, &token_id), row) in entries.zip(rows) {
                 let (logprob, rank, top) = (row.logprob, row.rank, row.top.clone());
-                *place = Some(TokenLogprobs { token_id, logprob, rank, top });
+                *entry = Some(TokenLogprobs { token_id, logprob, rank, top });
             }
         }
     }
 
-    /// Hands the drawn tokens to the scheduler and to their streams, and removes what has ended.
+    /// Passes the sampled tokens to the scheduler and to their streams, and removes sequences that have ended.
     fn commit(&mut self, step: &Step, output: StepOutput) -> Result<()> {
         let ids = || step.rows.iter().flat_map(|row| &row.samples);
         let sampled: Vec<Sampled> = ids()
@@ -355,9 +337,9 @@ impl Engine {
         self.scheduler.commit(step, &sampled)?;
         #[cfg(debug_assertions)]
         self.scheduler.check().map_err(Error::Invariant)?;
-        // What was drawn for a sequence that has ended since goes nowhere.
-        let wanted = sampled.iter().filter(|sampled| self.sequences.contains_key(&sampled.seq));
-        self.metrics.generation_tokens.increment(wanted.count() as u64);
+        // A token of a sequence that has ended since is lost.
+        let kept = sampled.iter().filter(|sampled| self.sequences.contains_key(&sampled.seq));
+        self.metrics.generation_tokens.increment(kept.count() as u64);
         let mut samples = output.samples.into_iter();
         for row in &step.rows {
             let end = row.first_position as usize + row.tokens.len();
@@ -374,8 +356,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes the sampled token of a sequence. Where it has a constraint, that is asked first, and the sequence sits out
-    /// meanwhile.
+    /// Takes the sampled token of a sequence. A constraint takes the token first, and the sequence sits out meanwhile.
     fn take_sample(&mut self, id: SeqId, sampled: SampledRow) -> Result<()> {
         let eos_token_ids = &self.shared.info.eos_token_ids;
         if let Some(sequence) = self.sequences.get_mut(&id)
@@ -385,15 +366,15 @@ impl Engine {
         {
             self.scheduler.hold(id);
             let room = if self.jump_forward { room } else { Room { forced: 0, ..room } };
-            let work = (constraint, token_id, room);
-            self.constraints.go_on(self.ranks.pool(), (id, sampled), work);
+            let token = SampledToken { id, sampled, token_id, room };
+            self.constraints.go_on(self.ranks.pool(), constraint, token);
             return Ok(());
         }
         self.advance(id, Some((sampled, Taken::default())))
     }
 
-    /// Lets a sequence report its prompt and take the token that was drawn, with those that must follow it; removes it
-    /// if it does not go on.
+    /// Lets a sequence report its prompt and take its sampled token, with those that must follow it. Removes the sequence if it
+    /// has ended.
     fn advance(&mut self, id: SeqId, sampled: Option<(SampledRow, Taken)>) -> Result<()> {
         let cached = self.scheduler.num_cached_tokens(id);
         let Some(sequence) = self.sequences.get_mut(&id) else { return Ok(()) };
@@ -444,7 +425,7 @@ impl Engine {
     }
 }
 
-/// How the step's tokens are to be drawn and which prompt tokens scored.
+/// The sampling parameters of the step's samples, and the prompt tokens to score.
 fn sampling_batch<'a>(
     step: &Step,
     sequences: &'a HashMap<SeqId, Sequence>,
@@ -456,7 +437,7 @@ fn sampling_batch<'a>(
         batch
             .samples
             .extend(row.samples.iter().map(|id| sequences[id].sampling_row(eos_token_ids)));
-        batch.places.extend(row.samples.iter().map(|id| sequences[id].place()));
+        batch.positions.extend(row.samples.iter().map(|id| sequences[id].next_position()));
         let sequence = &sequences[&row.seq];
         if let Some(scores) = sequence.scores().filter(|_| row.logits == LogitsFor::All) {
             let prompt = &scheduler.tokens(row.seq)[..sequence.prompt_len()];

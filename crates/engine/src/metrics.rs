@@ -1,4 +1,4 @@
-//! The measurements that the engine takes of itself, as handles that its owner registers somewhere.
+//! The metrics of the engine, as handles that its owner registers.
 
 use metrics::{Counter, Gauge, Histogram};
 
@@ -6,9 +6,9 @@ use metrics::{Counter, Gauge, Histogram};
 /// [`EngineMetrics::noop`] counts nowhere.
 #[derive(Clone, Debug)]
 pub struct EngineMetrics {
-    /// Sequences that are being computed.
+    /// Sequences that are running.
     pub num_requests_running: Gauge,
-    /// Sequences that wait for blocks or for a place in the batch.
+    /// Sequences that wait for blocks or for room in the batch.
     pub num_requests_waiting: Gauge,
     /// Share of KV blocks that some sequence or pin holds, 0 to 1; cached blocks that nobody holds count as free.
     pub kv_cache_usage_ratio: Gauge,
@@ -26,15 +26,15 @@ pub struct EngineMetrics {
     pub prompt_tokens: Counter,
     /// Tokens generated.
     pub generation_tokens: Counter,
-    /// Those of them that were not drawn, because a grammar allowed no other.
+    /// Generated tokens that were not sampled, because a grammar allowed no other.
     pub jump_forward_tokens: Counter,
     /// Sequences that were preempted, since blocks ran out or for another caller: recomputed later, or swapped out and in.
     pub num_preemptions: Counter,
-    /// Blocks that preempted sequences have in the memory of the host.
+    /// Blocks of preempted sequences in host memory.
     pub kv_blocks_swapped: Gauge,
-    /// Blocks brought to the memory of the host.
+    /// Blocks swapped out to host memory.
     pub swapped_out_blocks: Counter,
-    /// Blocks brought back from there.
+    /// Blocks swapped in from host memory.
     pub swapped_in_blocks: Counter,
     /// Tokens computed in a step.
     pub iteration_tokens: Histogram,
@@ -44,7 +44,7 @@ pub struct EngineMetrics {
     pub step_duration_seconds: Histogram,
     /// Seconds of the model's forward within a step, logits included.
     pub forward_duration_seconds: Histogram,
-    /// Seconds of a step in which grammars said what they allow and took what was drawn; none for steps without any.
+    /// Seconds of a step's work on grammars: masks, and sampled tokens that they took. Steps without a grammar record nothing.
     pub grammar_duration_seconds: Histogram,
 }
 

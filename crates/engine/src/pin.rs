@@ -1,4 +1,4 @@
-//! Pins: guards that keep computed beginnings in the cache.
+//! Pins: guards that keep computed prefixes in the cache.
 
 use std::{
     fmt,
@@ -13,7 +13,7 @@ use candlepower_scheduler::CallerId;
 
 use crate::engine::Message;
 
-/// Keeps in the cache what was computed of some tokens, as long as it lives and no sequence needs the memory. Losing it
+/// Keeps the computed prefix of some tokens in the cache, as long as it lives and no sequence needs the memory. Losing it
 /// costs time, never a result.
 pub struct Pin {
     id: u64,
@@ -40,7 +40,7 @@ impl PinIds {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        // An engine that has ended holds nothing any more.
+        // An engine that has ended keeps nothing.
         let _ = self.messages.send(Message::Unpin { id: self.id });
     }
 }

@@ -1,14 +1,17 @@
-//! What makes vectors or scores of texts: an encoder, or a decoder whose hidden states are pooled.
+//! The models that make vectors or scores of texts: an encoder, or a decoder whose hidden states are pooled.
 
 use candle_core::DType;
 use candlepower_checkpoint::{Checkpoint, EncoderCheckpoint, Pooling};
-use candlepower_encoder::{Encoder, EncoderInput, Pooler};
-use candlepower_models::{Decoder, LoadOptions, load};
+use candlepower_models::{Decoder, Encoder, EncoderInput, LoadOptions, Pooler, load};
 use rayon::{ThreadPool, prelude::*};
 
-use crate::{EmbedderConfig, Result, StartProgress};
+use crate::{
+    Result,
+    config::{EmbedderConfig, StartProgress},
+};
 
-/// The pooling of a decoder for which nobody names one: the token that has seen all others, or the mean where all have.
+/// The pooling of a decoder whose checkpoint and settings name none: the last token, which has seen all others, or the mean where
+/// every token has.
 fn default_pooling(checkpoint: &Checkpoint) -> Pooling {
     match checkpoint.spec().sees_both_ways() {
         true => Pooling::Mean,
@@ -21,7 +24,7 @@ fn default_pooling(checkpoint: &Checkpoint) -> Pooling {
 pub enum PoolingSource<'a> {
     /// An encoder, which is computed in f32.
     Encoder(&'a EncoderCheckpoint),
-    /// A decoder, which keeps the dtype of its weights or gets that of [`EmbedderConfig::dtype`].
+    /// A decoder, whose weights keep their dtype or get that of [`EmbedderConfig::dtype`].
     Decoder(&'a Checkpoint),
 }
 
@@ -34,7 +37,7 @@ impl PoolingSource<'_> {
         }
     }
 
-    /// Every token id is below it.
+    /// Size of the vocabulary; every token id is below it.
     pub(crate) fn vocab_size(&self) -> usize {
         match self {
             Self::Encoder(checkpoint) => checkpoint.spec().vocab_size,
@@ -42,7 +45,7 @@ impl PoolingSource<'_> {
         }
     }
 
-    /// The longest input in tokens, where `asked` is what the settings say.
+    /// The longest input in tokens, where `asked` is the setting.
     pub(crate) fn max_model_len(&self, asked: Option<usize>) -> Result<usize> {
         Ok(match self {
             Self::Encoder(checkpoint) => checkpoint.max_model_len(asked)?,
@@ -66,12 +69,8 @@ impl PoolingRunner {
     ) -> Result<Self> {
         match source {
             PoolingSource::Encoder(checkpoint) => {
-                let encoder = Encoder::load(checkpoint, config.pooling, &mut |done| {
-                    progress(StartProgress::Loading {
-                        bytes_done: done.bytes_done,
-                        bytes_total: done.bytes_total,
-                    });
-                })?;
+                let encoder =
+                    Encoder::load(checkpoint, config.pooling, &mut |done| progress(done.into()))?;
                 Ok(Self::Encoder(Box::new(encoder)))
             }
             PoolingSource::Decoder(checkpoint) => {
@@ -129,8 +128,8 @@ impl PoolingRunner {
         }
     }
 
-    /// How many batches are computed at the same time on `num_threads` threads: an encoder's one on each, a decoder's one
-    /// on all.
+    /// Number of batches that are computed at the same time on `num_threads` threads: one a thread for an encoder, one on all threads
+    /// for a decoder.
     pub(crate) fn batches_at_once(&self, num_threads: usize) -> usize {
         match self {
             Self::Encoder(_) => num_threads,
@@ -138,7 +137,7 @@ impl PoolingRunner {
         }
     }
 
-    /// Computes some batches: of each a vector, or a score alone, for each of its inputs.
+    /// Computes some batches: for each input of a batch a vector, or a score alone.
     pub(crate) fn run(
         &self,
         batches: &[Vec<EncoderInput>],
@@ -162,7 +161,7 @@ impl PoolingRunner {
     }
 }
 
-/// One vector of each text, whose hidden states `[tokens, width]` lie one after the other.
+/// One vector for each text. The hidden states `[tokens, width]` of the texts lie one after the other.
 fn pooled(
     mut states: &[f32],
     texts: &[&[u32]],

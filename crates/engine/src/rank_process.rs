@@ -1,5 +1,5 @@
-//! A rank as a process: this binary started again, which has the socket to rank 0 as its standard input. On its standard output it
-//! lets itself be heard, so that one that is stopped is missed however long a step may take.
+//! A rank as a process: this binary started again, with the socket to rank 0 as its standard input. On its standard output it sends
+//! heartbeats, so a stopped rank is noticed however long a step may take.
 
 use std::{
     collections::VecDeque,
@@ -14,7 +14,7 @@ use std::{
     },
     process::{Child, ChildStderr, Command, ExitCode, ExitStatus, Stdio},
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicBool, Ordering},
         mpsc::{Receiver, RecvTimeoutError, channel},
     },
@@ -28,24 +28,23 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 
 use crate::{
     Error, Result,
-    follower::{Setup, decode, run},
+    follower::{Setup, run},
+    gate::Death,
+    orders::decode,
 };
 
 /// The hidden command of the binary that becomes a rank: `__rank PARENT RANK RANKS DEADLINE_MS`.
 pub const RANK_COMMAND: &str = "__rank";
 /// This binary, also after it was replaced by a newer one.
 const OWN_BINARY: &str = "/proc/self/exe";
-/// How long a rank has to end by itself when rank 0 has.
+/// Time for a rank to end by itself after rank 0 has ended.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
-/// How often a rank lets itself be heard.
-const PULSE: Duration = Duration::from_millis(500);
-/// After how long a rank of which nothing is heard is taken for stopped. The server exits two seconds later.
+/// Time between two heartbeats of a rank.
+const HEARTBEAT: Duration = Duration::from_millis(500);
+/// Time without a heartbeat after which a rank counts as stopped. The server exits two seconds later.
 const SILENCE: Duration = Duration::from_secs(6);
-/// Lines that are told of a rank that has died.
+/// Last lines of a dead rank's log that the reason of its end repeats.
 const LAST_LINES: usize = 3;
-
-/// Why ranks are not there any more, once one of them is not: told by whoever watches it.
-pub(crate) type Death = Arc<OnceLock<String>>;
 
 /// A rank's process. Dropping waits for it, and ends it where it does not end by itself.
 pub(crate) struct RankProcess {
@@ -56,32 +55,34 @@ pub(crate) struct RankProcess {
 }
 
 impl RankProcess {
-    /// Starts rank `rank` of `ranks`. Returns the socket to it. An end that nobody asked for is told to `death`.
+    /// Starts rank `rank` of `ranks`. Returns the socket to it. An unexpected end is recorded in `death`.
     pub(crate) fn start(
-        (rank, ranks): (usize, usize),
+        rank: usize,
+        ranks: usize,
         deadline: Duration,
         death: Death,
     ) -> Result<(Self, UnixStream)> {
         let failed = |source| Error::RankStart { rank, source };
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-        let (pulse, beats) = UnixStream::pair().map_err(failed)?;
+        let (heartbeats, sender) = UnixStream::pair().map_err(failed)?;
         let closing = Arc::new(AtomicBool::new(false));
         let is_closing = Arc::clone(&closing);
-        let (told, started) = channel();
+        let (report, started) = channel();
         let (end, ended) = channel::<()>();
         let deadline_ms = deadline.as_millis().to_string();
-        // A process dies with the thread that started it: this one stays until the end.
+        // The kernel ends a process with the thread that started it, so this thread stays until the process has ended.
         let stay = move || {
-            match spawn((theirs, beats), [rank.to_string(), ranks.to_string(), deadline_ms]) {
+            let args = [rank.to_string(), ranks.to_string(), deadline_ms];
+            match spawn(theirs, sender, args) {
                 Ok(child) => {
-                    let _ = told.send(Ok(child.id())); // it is waited for
+                    let _ = report.send(Ok(child.id())); // it is waited for
                     // A rank ends without a failure when rank 0 has ended.
-                    let failure = watch(child, rank, &pulse);
+                    let failure = watch(child, rank, &heartbeats);
                     if let Some(how) = failure.filter(|_| !is_closing.load(Ordering::SeqCst)) {
                         let _ = death.set(how); // the first is the cause
                     }
                 }
-                Err(error) => drop(told.send(Err(error))),
+                Err(error) => drop(report.send(Err(error))),
             }
             drop(end);
         };
@@ -91,7 +92,7 @@ impl RankProcess {
         Ok((Self { pid, watcher: Some(watcher), ended, closing }, ours))
     }
 
-    /// Says that its end is not a failure from here on.
+    /// Marks its end as expected from here on.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);
     }
@@ -103,7 +104,7 @@ impl Drop for RankProcess {
         if self.ended.recv_timeout(STOP_PATIENCE) == Err(RecvTimeoutError::Timeout)
             && let Some(pid) = Pid::from_raw(self.pid.cast_signed())
         {
-            // Nobody has waited for it, so the number is its own.
+            // The process is not waited for yet, so the system has not given its id to another.
             let _ = kill_process(pid, Signal::KILL);
         }
         if let Some(watcher) = self.watcher.take() {
@@ -112,29 +113,29 @@ impl Drop for RankProcess {
     }
 }
 
-fn spawn((link, beats): (UnixStream, UnixStream), numbers: [String; 3]) -> io::Result<Child> {
+fn spawn(link: UnixStream, heartbeats: UnixStream, args: [String; 3]) -> io::Result<Child> {
     Command::new(OWN_BINARY)
         .arg0("candlepower")
         .arg(RANK_COMMAND)
         .arg(std::process::id().to_string())
-        .args(numbers)
+        .args(args)
         .stdin(OwnedFd::from(link))
-        .stdout(OwnedFd::from(beats))
+        .stdout(OwnedFd::from(heartbeats))
         .stderr(Stdio::piped())
-        // A terminal's Ctrl-C is for rank 0, which lets running requests end first.
+        // Ctrl-C in a terminal must reach rank 0 alone, which lets running requests end first.
         .process_group(0)
         .spawn()
 }
 
-/// Passes on what a rank says until it has ended, and tells how it failed, if it did. One that falls silent is ended.
-fn watch(mut child: Child, rank: usize, pulse: &UnixStream) -> Option<String> {
-    let said = child.stderr.take().expect("it is piped");
+/// Forwards the log of a rank until it has ended, and returns how it failed, if it did. A rank without heartbeats is killed.
+fn watch(mut child: Child, rank: usize, heartbeats: &UnixStream) -> Option<String> {
+    let log = child.stderr.take().expect("it is piped");
     let (ended, last) = thread::scope(|scope| {
         let listener = thread::Builder::new().name(format!("rank-{rank}-log"));
-        let last = listener.spawn_scoped(scope, move || pass_on(said, rank));
+        let last = listener.spawn_scoped(scope, move || forward_log(log, rank));
         let ended = match &last {
             Err(error) => Some(format!("cannot be watched: {error}")),
-            Ok(_) => falls_silent(pulse).then(|| {
+            Ok(_) => falls_silent(heartbeats).then(|| {
                 let after = SILENCE.as_secs();
                 format!("is stopped or stuck: nothing was heard of it for {after} s")
             }),
@@ -151,17 +152,17 @@ fn watch(mut child: Child, rank: usize, pulse: &UnixStream) -> Option<String> {
         (None, Ok(status)) => describe(status),
         (None, Err(error)) => format!("has ended, nobody knows how ({error})"),
     };
-    let said: Vec<String> = last.into();
-    Some(match said.is_empty() {
+    let last: Vec<String> = last.into();
+    Some(match last.is_empty() {
         true => format!("rank {rank} {how}"),
-        false => format!("rank {rank} {how}: {}", said.join(" / ")),
+        false => format!("rank {rank} {how}: {}", last.join(" / ")),
     })
 }
 
-/// Passes on the lines of a rank, and returns the last of them.
-fn pass_on(said: ChildStderr, rank: usize) -> VecDeque<String> {
+/// Forwards the lines of a rank's log, and returns the last of them.
+fn forward_log(log: ChildStderr, rank: usize) -> VecDeque<String> {
     let mut last: VecDeque<String> = VecDeque::new();
-    for line in BufReader::new(said).split(b'\n').map_while(io::Result::ok) {
+    for line in BufReader::new(log).split(b'\n').map_while(io::Result::ok) {
         let line = String::from_utf8_lossy(&line).into_owned();
         tracing::warn!("rank {rank}: {line}");
         last.push_back(line);
@@ -172,17 +173,17 @@ fn pass_on(said: ChildStderr, rank: usize) -> VecDeque<String> {
     last
 }
 
-/// Listens to a rank's pulse until the rank has ended; or until nothing was heard of it for too long, which is true.
-fn falls_silent(mut pulse: &UnixStream) -> bool {
-    if pulse.set_read_timeout(Some(SILENCE)).is_err() {
+/// Reads a rank's heartbeats until the rank has ended (false), or until none came for too long (true).
+fn falls_silent(mut heartbeats: &UnixStream) -> bool {
+    if heartbeats.set_read_timeout(Some(SILENCE)).is_err() {
         return false;
     }
-    let mut beats = [0; 64];
+    let mut bytes = [0; 64];
     loop {
-        match pulse.read(&mut beats) {
+        match heartbeats.read(&mut bytes) {
             Ok(0) => return false,
             Ok(_) => {}
-            // This process was stopped itself: what was sent meanwhile lies there.
+            // This process was stopped itself. Heartbeats that were sent meanwhile are in the socket.
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => {
                 return matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
@@ -191,12 +192,12 @@ fn falls_silent(mut pulse: &UnixStream) -> bool {
     }
 }
 
-/// Lets this rank be heard as long as it runs and rank 0 listens.
-fn let_be_heard() -> io::Result<()> {
-    let mut pulse = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
+/// Sends heartbeats as long as this rank runs and rank 0 reads them.
+fn send_heartbeats() -> io::Result<()> {
+    let mut socket = UnixStream::from(io::stdout().as_fd().try_clone_to_owned()?);
     let beat = move || {
-        while pulse.write_all(&[1]).is_ok() {
-            thread::sleep(PULSE);
+        while socket.write_all(&[1]).is_ok() {
+            thread::sleep(HEARTBEAT);
         }
     };
     thread::Builder::new().name("pulse".into()).spawn(beat).map(drop)
@@ -211,8 +212,8 @@ fn describe(status: ExitStatus) -> String {
     }
 }
 
-/// Becomes a rank that the kernel kills when its parent ends: what follows the hidden command is the parent's number, which
-/// rank this is, of how many, and how long it waits for rank 0 within a step, in milliseconds.
+/// Becomes a rank that the kernel kills when its parent ends. The arguments after the hidden command are the parent's process id, the
+/// rank's number, the number of ranks, and the time that it waits for rank 0 within a step, in milliseconds.
 pub fn run_rank(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let numbers: Option<Vec<u64>> =
         args.into_iter().map(|arg| arg.to_str()?.parse().ok()).collect();
@@ -220,11 +221,11 @@ pub fn run_rank(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         return ExitCode::FAILURE;
     };
     let bound = set_parent_process_death_signal(Some(Signal::KILL));
-    // It may have ended before the kernel was told.
+    // The parent may have ended before the call.
     if bound.is_err() || parent != u64::from(parent_id()) {
         return ExitCode::FAILURE;
     }
-    let link = match let_be_heard().and_then(|()| io::stdin().as_fd().try_clone_to_owned()) {
+    let link = match send_heartbeats().and_then(|()| io::stdin().as_fd().try_clone_to_owned()) {
         Ok(link) => UnixStream::from(link),
         Err(error) => {
             print_error(format_args!("there are no sockets to rank 0: {error}"));

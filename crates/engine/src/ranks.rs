@@ -2,20 +2,22 @@
 
 use std::collections::VecDeque;
 
-use candlepower_kernels::WarmThreads;
 use candlepower_scheduler::Step;
 use rayon::ThreadPool;
 
 use crate::{
     Result,
-    device_runner::DeviceRunner,
-    runner::{ModelRunner, SamplingBatch, Scored, StepOutput},
+    followers::Followers,
+    runner::Runner,
+    step_io::{SamplingBatch, StepOutput},
 };
 
-/// All ranks of the model: rank 0, which runs inline and has the others follow it.
+/// All ranks of the model. Rank 0 runs inline, and the others follow it.
 pub(crate) struct Ranks {
+    /// Dropped before `followers`: they end when rank 0's end of the collectives, which the model has, is gone.
     runner: Runner,
-    /// The threads that compute what is no step.
+    followers: Followers,
+    /// The threads for work outside of steps.
     pool: ThreadPool,
     /// Steps that were launched, the oldest first; at most two.
     launched: VecDeque<Launched>,
@@ -29,35 +31,9 @@ enum Launched {
     OnDevice,
 }
 
-/// What a rank computes with.
-pub(crate) enum Runner {
-    /// The CPU's kernels, on their threads.
-    Cpu(Box<ModelRunner>, WarmThreads),
-    /// A device's, which go on by themselves.
-    Device(Box<DeviceRunner>),
-}
-
-impl Runner {
-    /// Runs a step of rank 0's on another rank, whose part of the logits goes there.
-    pub(crate) fn follow(&mut self, step: &Step, scored: &[Scored]) -> Result<()> {
-        match self {
-            Self::Cpu(runner, threads) => threads.run(|| runner.follow(step, scored)),
-            Self::Device(runner) => runner.follow(step, scored),
-        }
-    }
-
-    /// Blocks of preempted sequences that fit the memory of the host.
-    pub(crate) fn num_swap_blocks(&self) -> usize {
-        match self {
-            Self::Cpu(..) => 0,
-            Self::Device(runner) => runner.num_swap_blocks(),
-        }
-    }
-}
-
 impl Ranks {
-    pub(crate) fn new(runner: Runner, pool: ThreadPool) -> Self {
-        Self { runner, pool, launched: VecDeque::new() }
+    pub(crate) fn new(runner: Runner, followers: Followers, pool: ThreadPool) -> Self {
+        Self { runner, followers, pool, launched: VecDeque::new() }
     }
 
     /// The threads that compute, which are idle between two steps.
@@ -65,15 +41,20 @@ impl Ranks {
         &self.pool
     }
 
-    /// Whether a step may be launched before the one before it is done: a device goes on by itself, unless other ranks have to be
-    /// told its tokens.
+    /// Number of swapped-out blocks that fit the host memory reserved for them.
+    pub(crate) fn num_swap_blocks(&self) -> usize {
+        self.runner.num_swap_blocks()
+    }
+
+    /// Whether a step may be launched before the previous one is done. A device runs on by itself, but other ranks need the
+    /// tokens of the previous step first.
     pub(crate) fn run_ahead(&self) -> bool {
-        matches!(&self.runner, Runner::Device(runner) if !runner.has_followers())
+        matches!(&self.runner, Runner::Device(runner) if !runner.is_in_group())
     }
 
     /// Starts a step. On the CPU it is done when this returns.
     pub(crate) fn launch(&mut self, step: &Step, batch: &SamplingBatch<'_>) {
-        self.launched.push_back(match &mut self.runner {
+        let launched = match &mut self.runner {
             Runner::Cpu(runner, threads) => {
                 Launched::Done(threads.run(|| runner.execute(step, batch)))
             }
@@ -81,10 +62,14 @@ impl Ranks {
                 Ok(()) => Launched::OnDevice,
                 Err(error) => Launched::Done(Err(error)),
             },
+        };
+        self.launched.push_back(match launched {
+            Launched::Done(Err(error)) => Launched::Done(Err(self.followers.explain(error))),
+            launched => launched,
         });
     }
 
-    /// The output of the oldest step that was launched and not waited for.
+    /// Waits for the oldest step that was launched, and returns its output.
     pub(crate) fn wait(&mut self) -> Result<StepOutput> {
         match (&mut self.runner, self.launched.pop_front()) {
             (_, Some(Launched::Done(done))) => done,

@@ -1,4 +1,4 @@
-//! What goes into the engine and what comes out of it: requests, sampling parameters, token streams.
+//! Requests, sampling parameters and token streams: what goes into the engine, and what comes out of it.
 
 use std::sync::{Arc, Weak};
 
@@ -6,44 +6,44 @@ use candlepower_grammar::Grammar;
 use candlepower_scheduler::Caller;
 use tokio::sync::mpsc;
 
-use crate::places::TakenPlace;
+use crate::queue::QueueSlot;
 
 /// One generation request, immutable once submitted.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The prompt's token ids; never empty, each below the vocabulary's size.
     pub prompt: Vec<u32>,
-    /// How to draw tokens; shared by all choices (choice `i` is seeded with `seed + i`).
+    /// Sampling parameters, shared by all choices (choice `i` is seeded with `seed + i`).
     pub sampling: SamplingParams,
     /// Number of choices, at least 1; each has a [`TokenStream`] of its own.
     pub n: usize,
     /// Lower runs first among the caller's requests; arrival order within one priority.
     pub priority: i32,
-    /// Who asks, and the caller's share.
+    /// The caller, with its share.
     pub caller: Caller,
-    /// Lower runs first, whoever asks; shares are for callers of equal priority.
+    /// Lower runs first, for whatever caller; shares are for callers of equal priority.
     pub caller_priority: i32,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: Option<Arc<str>>,
     /// Report the log-probability of every prompt token, and so many alternatives.
     pub prompt_logprobs: Option<usize>,
-    /// The first prompt token whose log-probability is reported, if any is. What is before the token before it may come
-    /// from the cache.
+    /// The first prompt token whose log-probability is reported, if any is. Its logits need the token before it. Earlier tokens
+    /// may come from the cache.
     pub prompt_logprobs_from: usize,
-    /// What the output must be; each choice goes its own way from this state.
+    /// The grammar of the output. Each choice starts from this state.
     pub grammar: Option<Grammar>,
-    /// So many of the prompt's last tokens were generated for the same request, by a sequence that was given up. Samples,
-    /// penalties and all that counts generated tokens go on from there.
+    /// Number of the prompt's last tokens that were generated for the same request, by a sequence that was given up. Samples,
+    /// penalties and limits on generated tokens go on from there.
     pub num_generated: usize,
 }
 
-/// How the next token of one sequence is drawn. Every field is this sequence's own: a batch shares none.
+/// Parameters by which the next token of one sequence is sampled. Every field is this sequence's own: a batch shares none.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Most tokens to generate; 0 only scores the prompt.
     pub max_tokens: usize,
-    /// Until so many tokens are out, end-of-sequence and stop tokens cannot be drawn, unless the request's grammar leaves
-    /// nothing else.
+    /// Fewest tokens before the end: until then end-of-sequence and stop tokens cannot be sampled, unless the request's grammar
+    /// allows nothing else.
     pub min_tokens: usize,
     /// 0 is greedy; above 0 divides the logits.
     pub temperature: f32,
@@ -61,9 +61,9 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Added to the logits of these tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// The same seed gives the same tokens whatever else is in the batch; `None` draws one.
+    /// The same seed gives the same tokens whatever else is in the batch; `None` takes a random one.
     pub seed: Option<u64>,
-    /// Only these tokens can be sampled. Where the request has a grammar, it is to allow them as well.
+    /// Only these tokens can be sampled. A grammar of the request has to allow them as well.
     pub allowed_token_ids: Option<Arc<[u32]>>,
     /// Tokens that are never generated in this order, each list on its own: the last one cannot be sampled behind the others.
     pub bad_words: Arc<[Vec<u32>]>,
@@ -71,12 +71,12 @@ pub struct SamplingParams {
     pub stop_token_ids: Vec<u32>,
     /// The model's end-of-sequence tokens do not end the sequence.
     pub ignore_eos: bool,
-    /// Report the drawn token's log-probability, and so many most likely alternatives.
+    /// Report the sampled token's log-probability, and this number of most likely alternatives.
     pub logprobs: Option<usize>,
 }
 
 impl SamplingParams {
-    /// Whether a draw depends on the tokens before it.
+    /// Whether a sample depends on the tokens before it.
     pub(crate) fn looks_back(&self) -> bool {
         self.has_penalties() || self.has_long_bad_words()
     }
@@ -93,7 +93,7 @@ impl SamplingParams {
         self.bad_words.iter().any(|word| word.len() > 1)
     }
 
-    /// Whether some tokens are never sampled at some place.
+    /// Whether some tokens are never sampled at some position.
     pub(crate) fn rules_out_tokens(&self) -> bool {
         self.allowed_token_ids.is_some() || !self.bad_words.is_empty()
     }
@@ -134,12 +134,12 @@ impl Default for SamplingParams {
     }
 }
 
-/// Why a sequence ended.
+/// The reason why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model drew one of its end-of-sequence tokens.
+    /// One of the model's end-of-sequence tokens was sampled.
     EndOfSequence(u32),
-    /// The model drew one of the request's `stop_token_ids`.
+    /// One of the request's `stop_token_ids` was sampled.
     StopToken(u32),
     /// The request's grammar allows nothing more.
     GrammarEnd,
@@ -154,13 +154,13 @@ pub struct TokenLogprobs {
     pub token_id: u32,
     /// Its log-probability.
     pub logprob: f32,
-    /// One more than there are likelier tokens.
+    /// Its rank: one more than the number of likelier tokens.
     pub rank: usize,
     /// The most likely tokens with their log-probabilities, most likely first.
     pub top: Vec<(u32, f32)>,
 }
 
-/// What a [`TokenStream`] yields, in order: one `Prompt`, then `Token`s; the last event has `finish` set.
+/// An event of a [`TokenStream`]: first one `Prompt`, then `Token`s. The last event has `finish` set.
 #[derive(Clone, Debug)]
 pub enum TokenEvent {
     /// The prompt is computed.
@@ -177,41 +177,41 @@ pub enum TokenEvent {
     },
     /// One generated token. A token that ends the sequence is reported too.
     Token {
-        /// The token drawn.
+        /// The token.
         token_id: u32,
         /// Present if the request asked for log-probabilities.
         logprobs: Option<TokenLogprobs>,
         /// Set on the sequence's last token.
         finish: Option<FinishReason>,
     },
-    /// What this sequence must be takes more to follow than a request may take; nothing follows.
+    /// The constraint of this sequence needs more work than a request may cause; nothing follows.
     TooComplex {
-        /// What does, for the caller.
+        /// The reason, for the caller.
         message: String,
     },
     /// This sequence alone failed; nothing follows.
     Failed {
-        /// What went wrong, for the caller.
+        /// The error, for the caller.
         message: String,
     },
 }
 
-/// The tokens of one sequence as they are drawn. Dropping it cancels the sequence.
+/// The tokens of one sequence as they are generated. Dropping it cancels the sequence.
 #[derive(Debug)]
 pub struct TokenStream {
     events: mpsc::UnboundedReceiver<TokenEvent>,
-    /// The sequence's place in the queue, until it ends.
-    place: Weak<TakenPlace>,
+    /// The sequence's queue slot, until it ends.
+    slot: Weak<QueueSlot>,
 }
 
 impl TokenStream {
-    pub(crate) fn channel(place: Weak<TakenPlace>) -> (mpsc::UnboundedSender<TokenEvent>, Self) {
+    pub(crate) fn channel(slot: Weak<QueueSlot>) -> (mpsc::UnboundedSender<TokenEvent>, Self) {
         let (sender, events) = mpsc::unbounded_channel();
-        (sender, Self { events, place })
+        (sender, Self { events, slot })
     }
 
-    pub(crate) fn place(&self) -> &Weak<TakenPlace> {
-        &self.place
+    pub(crate) fn slot(&self) -> &Weak<QueueSlot> {
+        &self.slot
     }
 
     /// The next event; `None` after the last one, or before it if the engine died

@@ -1,4 +1,4 @@
-//! Which engines run, so that a program can end after them.
+//! The engines that run, so that a program can end after them.
 
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -8,7 +8,7 @@ use std::{
 static RUNNING: Mutex<usize> = Mutex::new(0);
 static ENDED: Condvar = Condvar::new();
 
-/// An engine's thread, from before its start until it has dropped all that it had.
+/// An engine's thread, from before its start until it has dropped all its data.
 pub(crate) struct Running(());
 
 impl Running {
@@ -29,11 +29,11 @@ fn running() -> MutexGuard<'static, usize> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until the threads of all engines have ended, which they do when their last handles are dropped; at most for `limit`. Whether
-/// they have.
+/// Waits until the threads of all engines have ended, at most for `limit`, and returns whether they have. A thread ends when the last
+/// handle of its engine is dropped.
 ///
-/// A program calls it before it exits: what CUDA's libraries have is gone when their exit handlers have run, and a thread that still
-/// frees its part of it crashes.
+/// A program calls it before it exits: the exit handlers of CUDA's libraries free their memory, and a thread that frees it later
+/// crashes.
 pub fn wait_for_engines(limit: Duration) -> bool {
     let waited = ENDED.wait_timeout_while(running(), limit, |running| *running > 0);
     *waited.unwrap_or_else(PoisonError::into_inner).0 == 0

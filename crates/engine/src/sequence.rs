@@ -1,4 +1,4 @@
-//! What the engine keeps of a sequence beside its tokens and blocks, which are the scheduler's.
+//! The engine's state of a sequence. Its tokens and blocks are the scheduler's.
 
 use std::{cell::RefCell, collections::HashMap, rc::Rc, sync::Arc, time::Instant};
 
@@ -9,8 +9,8 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::{
     FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs,
     constraint::{Constraint, Room, Taken},
-    places::TakenPlace,
-    runner::Place,
+    queue::QueueSlot,
+    step_io::OutputPosition,
 };
 
 /// One choice of a request while it waits or runs.
@@ -20,7 +20,7 @@ pub(crate) struct Sequence {
     seed: u64,
     prompt_len: usize,
     num_output_tokens: usize,
-    /// Tokens that steps draw which are not finished yet.
+    /// Tokens of steps that are not finished yet.
     num_expected_tokens: usize,
     /// How often each token of prompt and output was generated; kept only where a penalty needs it.
     seen: Option<HashMap<u32, u32>>,
@@ -39,30 +39,30 @@ pub(crate) struct Sequence {
     started_at: Option<Instant>,
 }
 
-/// Whether something is asked of the output.
+/// The constraint of the output, and where it is.
 enum Constrained {
     No,
     By(Box<Constraint>),
-    /// The sequence sits out, because it is not known yet what may follow its newest token.
+    /// A thread works on the constraint, and the sequence sits out until it is known which tokens may follow the newest one.
     Working,
 }
 
 /// The log-probabilities of a prompt, as its chunks are computed; one for all choices of a request.
 pub(crate) struct PromptScores {
     pub(crate) top: usize,
-    /// One place per prompt token; the first stays empty.
+    /// One entry per prompt token; the first stays empty.
     pub(crate) tokens: Vec<Option<TokenLogprobs>>,
 }
 
 /// The engine thread's end of a [`TokenStream`](crate::TokenStream).
 pub(crate) struct StreamSender {
     events: UnboundedSender<TokenEvent>,
-    place: Option<Arc<TakenPlace>>,
+    slot: Option<Arc<QueueSlot>>,
 }
 
 impl StreamSender {
-    pub(crate) fn new(events: UnboundedSender<TokenEvent>, place: Arc<TakenPlace>) -> Self {
-        Self { events, place: Some(place) }
+    pub(crate) fn new(events: UnboundedSender<TokenEvent>, slot: Arc<QueueSlot>) -> Self {
+        Self { events, slot: Some(slot) }
     }
 
     /// Sends an event. True if the sequence goes on: somebody listens, and this was not the last event.
@@ -74,24 +74,31 @@ impl StreamSender {
             TokenEvent::TooComplex { .. } | TokenEvent::Failed { .. } => true,
         };
         if last {
-            // Whoever hears of the end may rely on the place being free.
-            self.place = None;
+            // A reader of the end may rely on the free queue slot.
+            self.slot = None;
         }
         self.events.send(event).is_ok() && !last
     }
 }
 
-impl Sequence {
-    /// The choices of a request, one per stream; choice `i` draws with `seed + i`. All begin with the same constraint and the same
-    /// allowed tokens.
-    pub(crate) fn choices(
-        request: Request,
-        (constraint, allowed): (Option<Constraint>, Option<Mask>),
-        streams: Vec<StreamSender>,
-        seed: u64,
-        max_model_len: usize,
-        submitted_at: Instant,
-    ) -> impl Iterator<Item = Self> {
+/// The choices of a request, one per stream. All begin with the same constraint and the same allowed tokens.
+pub(crate) struct Choices {
+    pub(crate) request: Request,
+    pub(crate) constraint: Option<Constraint>,
+    /// The only tokens that the request allows.
+    pub(crate) allowed: Option<Mask>,
+    pub(crate) streams: Vec<StreamSender>,
+    /// Choice `i` samples with `seed + i`.
+    pub(crate) seed: u64,
+    pub(crate) max_model_len: usize,
+    pub(crate) submitted_at: Instant,
+}
+
+impl Choices {
+    /// The sequence of each choice.
+    pub(crate) fn sequences(self) -> impl Iterator<Item = Sequence> {
+        let Self { request, constraint, allowed, streams, seed, max_model_len, submitted_at } =
+            self;
         let params = Rc::new(request.sampling);
         let prompt_len = request.prompt.len();
         let asked_len = prompt_len.saturating_sub(request.num_generated);
@@ -103,12 +110,12 @@ impl Sequence {
             seen
         });
         let output = params.has_long_bad_words().then(|| generated.to_vec());
-        // A constraint knows its own.
+        // A constraint knows the allowed tokens itself.
         let allowed = allowed.filter(|_| constraint.is_none());
         let scores = request
             .prompt_logprobs
             .map(|top| Rc::new(RefCell::new(PromptScores { top, tokens: vec![None; prompt_len] })));
-        streams.into_iter().enumerate().map(move |(choice, stream)| Self {
+        streams.into_iter().enumerate().map(move |(choice, stream)| Sequence {
             constraint: match &constraint {
                 Some(constraint) => Constrained::By(Box::new(constraint.clone())),
                 None => Constrained::No,
@@ -129,18 +136,20 @@ impl Sequence {
             params: Rc::clone(&params),
         })
     }
+}
 
-    /// Whether nobody reads this sequence's stream any more.
+impl Sequence {
+    /// Whether the stream of this sequence is dropped.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.stream.events.is_closed()
     }
 
-    /// Where the prompt's log-probabilities go, until the prompt is reported.
+    /// The log-probabilities of the prompt, until the prompt is reported.
     pub(crate) fn scores(&self) -> Option<&Rc<RefCell<PromptScores>>> {
         self.scores.as_ref()
     }
 
-    /// Hands out the constraint, for work on a new token. The sequence then sits out until it has another one.
+    /// Takes the constraint out, for work on a new token. The sequence then sits out until the constraint is back.
     pub(crate) fn take_constraint(&mut self) -> Option<Constraint> {
         match std::mem::replace(&mut self.constraint, Constrained::Working) {
             Constrained::By(constraint) => Some(*constraint),
@@ -155,7 +164,7 @@ impl Sequence {
         self.constraint = Constrained::By(Box::new(constraint));
     }
 
-    /// Seconds that it waited, the first time that it is asked.
+    /// Seconds that it waited in the queue; `None` after the first call.
     pub(crate) fn take_queue_time(&mut self) -> Option<f64> {
         let submitted_at = self.submitted_at.take()?;
         let now = Instant::now();
@@ -179,22 +188,22 @@ impl Sequence {
         });
     }
 
-    /// The place of this sequence's next token.
-    pub(crate) fn place(&self) -> Place {
-        Place { seed: self.seed, index: self.next_place() as u32 }
+    /// The output position of this sequence's next token.
+    pub(crate) fn next_position(&self) -> OutputPosition {
+        OutputPosition { seed: self.seed, index: self.next_index() as u32 }
     }
 
-    /// Tokens before the one that is drawn next, known or not.
-    fn next_place(&self) -> usize {
+    /// Number of output tokens before the next sample, known or not.
+    fn next_index(&self) -> usize {
         self.num_output_tokens + self.num_expected_tokens
     }
 
-    /// A step that draws this sequence's next token was launched.
+    /// Counts the token of a launched step that samples this sequence.
     pub(crate) fn expect_token(&mut self) {
         self.num_expected_tokens += 1;
     }
 
-    /// How this sequence's next token is to be drawn.
+    /// The sampling parameters of this sequence's next token.
     pub(crate) fn sampling_row<'a>(&'a self, eos_token_ids: &[u32]) -> SamplingRow<'a> {
         let params = &*self.params;
         let mask = match &self.constraint {
@@ -204,9 +213,9 @@ impl Sequence {
         };
         let output = self.output.as_deref().unwrap_or_default();
         let mut banned: Vec<u32> = params.ends_of_bad_words(output).collect();
-        if self.next_place() < params.min_tokens {
+        if self.next_index() < params.min_tokens {
             let with_ends = [&banned, eos_token_ids, &params.stop_token_ids].concat();
-            // A text that can only end does so, however short it is.
+            // A text that can only end may end, however short it is.
             if !mask.is_some_and(|mask| mask.allows_only(&with_ends)) {
                 banned = with_ends;
             }
@@ -216,7 +225,7 @@ impl Sequence {
             top_k: params.top_k,
             top_p: params.top_p,
             min_p: params.min_p,
-            uniform: uniform(self.seed, self.next_place() as u64),
+            uniform: uniform(self.seed, self.next_index() as u64),
             penalties: self.seen.as_ref().map(|seen| Penalties {
                 repetition: params.repetition_penalty,
                 presence: params.presence_penalty,
@@ -230,7 +239,7 @@ impl Sequence {
         }
     }
 
-    /// Reports the prompt, once. True if the sequence goes on.
+    /// Reports the prompt once. True if the sequence goes on.
     pub(crate) fn send_prompt(&mut self, num_cached_tokens: usize) -> bool {
         if self.prompt_sent {
             return true;
@@ -242,20 +251,20 @@ impl Sequence {
         self.stream.send(TokenEvent::Prompt { num_cached_tokens, logprobs, prefill_s, finish })
     }
 
-    /// How many tokens may follow this one when it is sampled; `None` if it ends the sequence, whatever its constraint says.
+    /// Number of tokens that may follow this one when it is sampled; `None` if it ends the sequence, whatever its constraint allows.
     pub(crate) fn room_after(&self, token_id: u32, eos_token_ids: &[u32]) -> Option<Room> {
         if self.ends_with(token_id, eos_token_ids).is_some() {
             return None;
         }
         let all = self.output_limit.saturating_sub(self.num_output_tokens + 1);
-        // A token that is not sampled gets no log-probability, and is not compared with what the request rules out.
-        let is_drawn = self.params.logprobs.is_some() || self.params.rules_out_tokens();
-        let forced = if is_drawn { 0 } else { all };
+        // A token that is appended without sampling has no log-probability, and is not compared with ruled-out tokens.
+        let must_sample = self.params.logprobs.is_some() || self.params.rules_out_tokens();
+        let forced = if must_sample { 0 } else { all };
         Some(Room { forced, all })
     }
 
-    /// Takes the token that was drawn, with those that must follow it, and reports them. Returns whether the sequence
-    /// goes on, and those that followed.
+    /// Takes the sampled token, with those that must follow it, and reports them. Returns whether the sequence goes on, and
+    /// the tokens that followed.
     pub(crate) fn push(
         &mut self,
         sampled: SampledRow,
@@ -287,7 +296,7 @@ impl Sequence {
         (goes_on, forced)
     }
 
-    /// Why no token was sampled.
+    /// The event for a sample without a token.
     fn no_token(&self) -> TokenEvent {
         match self.params.rules_out_tokens() {
             true => TokenEvent::TooComplex {
@@ -299,7 +308,7 @@ impl Sequence {
         }
     }
 
-    /// Counts a token of the output; returns whether the sequence ends with it. `is_grammar_end` says that the grammar
+    /// Counts a token of the output. Returns the reason if the sequence ends with it. `is_grammar_end` says that the grammar
     /// allows nothing behind it.
     fn count(
         &mut self,
@@ -320,7 +329,7 @@ impl Sequence {
             .or(is_full.then_some(FinishReason::Length))
     }
 
-    /// How a token ends the sequence by being what it is.
+    /// The reason why this token ends the sequence, if it is an end token.
     fn ends_with(&self, token_id: u32, eos_token_ids: &[u32]) -> Option<FinishReason> {
         if self.params.stop_token_ids.contains(&token_id) {
             Some(FinishReason::StopToken(token_id))

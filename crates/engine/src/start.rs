@@ -1,42 +1,39 @@
-//! Brings an engine up: checks the settings, loads the model, plans the KV cache, starts the thread.
+//! Brings an engine up: checks the settings, starts the ranks, warms the model up, starts the engine's thread.
 
 use std::{
     collections::HashMap,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::AtomicU64, mpsc::Receiver},
     thread,
     time::Instant,
 };
 
-use candle_core::DType;
 use candlepower_checkpoint::{
     Checkpoint, Counted as MemoryCounted, DeviceKind, DeviceMemory, Dtype, KvDtype, MemoryPlan,
     MemoryRequest, device_logits_rows,
 };
 use candlepower_gpu::MOST_LOGPROBS;
-use candlepower_models::{
-    CacheSize, LoadProgress, WorkspaceSize, load_on_device, load_shard, load_shard_on_device,
-};
+use candlepower_models::{CacheSize, WorkspaceSize};
 use candlepower_scheduler::{
     BlockId, LogitsFor, Scheduler, SchedulerConfig, SeqId, StateSlot, Step, StepRow, TokenSource,
 };
 use rayon::ThreadPool;
 
 use crate::{
-    EngineConfig, EngineInfo, Error, Result, StartProgress,
+    Error, Result,
+    config::{EngineConfig, EngineInfo, StartProgress},
     constraint::ConstraintWork,
     cores::Threads,
     device::{check_gpus, free_bytes},
-    device_graphs::Graphs,
-    device_runner::DeviceRunner,
-    engine::{Counted, Engine, Message, StepClock},
-    follower::{Followers, Order, RankDevice, Setup, encode},
-    handle::Shared,
-    places::Places,
-    rank_process::Death,
-    ranks::{Ranks, Runner},
-    runner::{ModelRunner, SamplingBatch},
+    engine::{Counted, Engine, Message, Shared},
+    follower::Setup,
+    followers::Followers,
+    gate::{Death, EngineGate},
+    orders::{Loaded, Order, StepMemory, encode},
+    rank_model::{RankDevice, RankLoad, RankModel, plain_dtype},
+    ranks::Ranks,
     running::Running,
+    step_io::SamplingBatch,
+    warm_up::warm_up_tokens,
 };
 
 /// See [`EngineHandle::start`](crate::EngineHandle::start).
@@ -57,13 +54,9 @@ pub(crate) fn start(
     let num_threads = config.num_threads.unwrap_or_else(candlepower_machine::compute_threads);
     let threads = Threads::of_ranks(num_threads, config.tensor_parallel_size);
     let own_threads = threads[0].clone();
-    let pool = own_threads.start()?;
     let death = Death::default();
-    let on_device = !config.load.device.is_cpu() || config.device_reference;
-    let (info, runner) = match on_device {
-        true => device_runner(checkpoint, &config, threads, (&pool, &death), progress)?,
-        false => cpu_runner(checkpoint, &config, threads, (&pool, &death), progress)?,
-    };
+    let host = RankHost { threads, pool: own_threads.start()?, death: Arc::clone(&death) };
+    let (info, mut ranks) = start_ranks(checkpoint, &config, host, progress)?;
     let scheduler = Scheduler::new(SchedulerConfig {
         block_size: config.block_size,
         num_blocks: info.num_blocks,
@@ -74,20 +67,16 @@ pub(crate) fn start(
         prefix_cache_scope: config.prefix_cache_scope,
         policy: config.scheduling_policy,
         max_pinned_blocks: max_pinned_blocks(&config, &info),
-        num_swap_blocks: runner.num_swap_blocks(),
+        num_swap_blocks: ranks.num_swap_blocks(),
         num_state_slots: info.num_states,
     })?;
-    let mut ranks = Ranks::new(runner, pool);
     progress(StartProgress::WarmingUp);
     warm_up(&mut ranks, info.vocab_size)?;
     let in_flight_limit = info.max_num_seqs + config.max_queued_seqs;
     let shared = Arc::new(Shared {
         info,
-        clock: StepClock::new(),
-        stuck_after: config.stuck_after,
-        places: Places::new(in_flight_limit),
+        gate: EngineGate::new(in_flight_limit, config.stuck_after, death),
         next_seed: AtomicU64::new(config.seed),
-        death,
     });
     let for_thread = Arc::clone(&shared);
     let running = Running::begin();
@@ -109,14 +98,8 @@ pub(crate) fn start(
             finished: Instant::now(),
             shared,
         };
-        // The reason is recorded before the streams close, so that whoever finds one closed can tell why.
-        let reason = match catch_unwind(AssertUnwindSafe(|| engine.run())) {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(panic) => panic_message(&*panic),
-        };
-        tracing::error!(%reason, "the engine has stopped");
-        let _ = for_thread.death.set(reason); // a rank that has ended may have said why before
+        // The engine, with its streams, is dropped after the reason of its end is recorded.
+        for_thread.gate.run(|| engine.run());
     };
     thread::Builder::new()
         .name("engine".into())
@@ -148,146 +131,138 @@ fn check(config: &EngineConfig) -> Result<()> {
     }
 }
 
-/// The model on the CPU, on one rank or several.
-fn cpu_runner(
-    checkpoint: &Checkpoint,
-    config: &EngineConfig,
+/// The threads of the ranks, and rank 0's record of why one has ended.
+struct RankHost {
+    /// Threads of each rank.
     threads: Vec<Threads>,
-    (pool, death): (&ThreadPool, &Death),
-    progress: &mut (dyn FnMut(StartProgress) + Send),
-) -> Result<(EngineInfo, Runner)> {
-    let (spec, ranks) = (checkpoint.spec(), config.tensor_parallel_size);
-    spec.check_tensor_parallel(ranks)?;
-    let num_threads = threads.iter().map(|threads| threads.count).sum();
-    let own_threads = threads[0].clone();
-    let load = (&config.load, RankDevice::Cpu);
-    let setup = Setup::new(checkpoint, load, config.block_size, threads);
-    // Where this fails, rank 0's end goes first, and the others end.
-    let (followers, comm) =
-        Followers::start(config.rank_kind, &setup, config.stuck_after, Arc::clone(death))?;
-    let began = Instant::now();
-    let load = || {
-        load_shard(checkpoint, &config.load, Arc::clone(&comm), &mut |bytes| progress(bytes.into()))
-    };
-    let model = pool.install(load).map_err(|error| followers.explain(error.into()))?;
-    let loaded = followers.loaded(&comm, config.stuck_after + 4 * began.elapsed())?;
-    // All ranks have their weights now, and share what is left.
-    let memory = DeviceMemory {
-        device: DeviceKind::Cpu,
-        available_bytes: free_bytes(model.device()).map(|bytes| bytes / ranks as u64),
-        counted: MemoryCounted::AfterLoading,
-    };
-    let weights = dtype(model.weight_dtype());
-    let request = memory_request(checkpoint, config, (model.max_model_len(), weights), memory)?;
-    let plan = MemoryPlan::new(spec, request);
-    plan.check(spec)?;
-    let others_bytes = loaded.iter().map(|loaded| loaded.weights_bytes);
-    let info = EngineInfo {
-        weights_bytes: model.weight_bytes() as u64 + others_bytes.sum::<u64>(),
-        kv_cache_bytes: plan.kv_cache_bytes * ranks as u64,
-        state_bytes: plan.state_bytes * ranks as u64,
-        device: "cpu".into(),
-        max_logprobs: None,
-        ..info(checkpoint, &plan, num_threads)
-    };
-    let (num_blocks, num_states, kv) = (plan.num_blocks, plan.num_states, plan.request.kv);
-    let size = CacheSize { num_blocks, block_size: config.block_size, num_states };
-    let cache = model.new_cache(size, cache_dtype(kv))?;
-    comm.send_message(&encode(&Order::Begin { num_blocks, num_states, kv })?)?;
-    let runner = ModelRunner::new(model, cache, config.block_size, followers);
-    Ok((info, Runner::Cpu(Box::new(runner), own_threads.warm()?)))
+    /// Threads of rank 0 for work outside of steps.
+    pool: ThreadPool,
+    /// The reason why a rank has ended.
+    death: Death,
 }
 
-/// The model on a GPU, or what takes its place in tests, on one rank or several.
-fn device_runner(
+/// Starts all ranks of the model: each loads its shard, rank 0 plans the memory, each reserves it.
+fn start_ranks(
     checkpoint: &Checkpoint,
     config: &EngineConfig,
-    threads: Vec<Threads>,
-    (pool, death): (&ThreadPool, &Death),
+    host: RankHost,
     progress: &mut (dyn FnMut(StartProgress) + Send),
-) -> Result<(EngineInfo, Runner)> {
+) -> Result<(EngineInfo, Ranks)> {
+    let device = RankDevice::of(&config.load, config.device_reference);
     let ranks = config.tensor_parallel_size;
     checkpoint.spec().check_tensor_parallel(ranks)?;
     check_gpus(&config.load.device, ranks)?;
-    let num_threads = threads.iter().map(|threads| threads.count).sum();
-    let on = if config.load.device.is_cuda() { RankDevice::Gpu } else { RankDevice::Reference };
-    let setup = Setup::new(checkpoint, (&config.load, on), config.block_size, threads);
+    let setup = Setup::new(checkpoint, device, &config.load, host.threads.clone());
+    // Where a later step fails, `comm` is dropped before `followers`, so they end and can be waited for.
     let (followers, comm) =
-        Followers::start(config.rank_kind, &setup, config.stuck_after, Arc::clone(death))?;
+        Followers::start(config.rank_kind, &setup, config.stuck_after, Arc::clone(&host.death))?;
+
     let began = Instant::now();
-    let load = || {
-        let progress = &mut |bytes: LoadProgress| progress(bytes.into());
-        match ranks {
-            1 => load_on_device(checkpoint, &config.load, progress),
-            _ => load_shard_on_device(checkpoint, &config.load, Arc::clone(&comm), progress),
-        }
+    let load = RankLoad { device, options: &config.load, comm: &comm };
+    let load = || RankModel::load(checkpoint, &load, &mut |bytes| progress(bytes.into()));
+    let model = host.pool.install(load).map_err(|error| followers.explain(error))?;
+    let others = followers.loaded(&comm, config.stuck_after + 4 * began.elapsed())?;
+
+    let plan = plan_memory(checkpoint, config, &model, &others)?;
+    let others_bytes = others.iter().map(|other| other.weights_bytes);
+    let info = EngineInfo {
+        weights_bytes: model.weights_bytes() + others_bytes.sum::<u64>(),
+        kv_cache_bytes: plan.kv_cache_bytes * ranks as u64,
+        state_bytes: plan.state_bytes * ranks as u64,
+        device: if model.device().is_cuda() { "cuda" } else { "cpu" }.into(),
+        max_logprobs: match device {
+            RankDevice::Cpu => None,
+            RankDevice::Reference | RankDevice::Gpu => Some(MOST_LOGPROBS),
+        },
+        num_threads: host.threads.iter().map(|threads| threads.count).sum(),
+        ..info(checkpoint, &plan)
     };
-    let model = pool.install(load).map_err(|error| followers.explain(error.into()))?;
-    let loaded = followers.loaded(&comm, config.stuck_after + 4 * began.elapsed())?;
-    // Ranks of the CPU share what is left, and the GPU with the least decides.
-    let free = loaded
-        .iter()
-        .map(|loaded| loaded.free_bytes)
-        .fold(free_bytes(model.device()), |least, free| {
-            least.zip(free).map(|(least, free)| least.min(free))
-        });
-    let sharers = if model.device().is_cpu() { ranks as u64 } else { 1 };
-    let weights = dtype(model.dtype());
-    let memory = DeviceMemory {
-        device: DeviceKind::Gpu { utilization: config.gpu_memory_utilization },
-        available_bytes: free.map(|bytes| bytes / sharers),
-        counted: MemoryCounted::AfterLoading,
-    };
-    let request = memory_request(checkpoint, config, (model.max_model_len(), weights), memory)?;
+
+    let memory = step_memory(config, device, &plan, &info)?;
+    comm.send_message(&encode(&Order::Reserve(memory))?)?;
+    let mut captured = |done, total| progress(StartProgress::CapturingGraphs { done, total });
+    let runner = model.reserve(memory, &host.threads[0], &mut captured)?;
+    Ok((info, Ranks::new(runner, followers, host.pool)))
+}
+
+/// Divides the memory that is left after all ranks have loaded.
+fn plan_memory(
+    checkpoint: &Checkpoint,
+    config: &EngineConfig,
+    model: &RankModel,
+    others: &[Loaded],
+) -> Result<MemoryPlan> {
     let spec = checkpoint.spec();
-    let plan = MemoryPlan::new(spec, request);
+    let free = free_bytes(model.device());
+    let available_bytes = match model.device().is_cpu() {
+        // The ranks share the memory of the machine.
+        true => free.map(|bytes| bytes / config.tensor_parallel_size as u64),
+        // The GPU with the least memory decides for all.
+        false => others
+            .iter()
+            .map(|other| other.free_bytes)
+            .fold(free, |least, free| least.zip(free).map(|(least, free)| least.min(free))),
+    };
+    let device = match model {
+        RankModel::Cpu(_) => DeviceKind::Cpu,
+        RankModel::Device(_) => DeviceKind::Gpu { utilization: config.gpu_memory_utilization },
+    };
+    let memory = DeviceMemory { device, available_bytes, counted: MemoryCounted::AfterLoading };
+    let plan = MemoryPlan::new(spec, memory_request(checkpoint, config, model, memory)?);
+    if let RankModel::Device(model) = model {
+        log_memory(&plan, model.weight_bytes() as u64);
+    }
+    plan.check(spec)?;
+    Ok(plan)
+}
+
+fn log_memory(plan: &MemoryPlan, weight_bytes: u64) {
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     tracing::info!(
         "memory of the device: {:.2} GiB of weights, {:.2} GiB free beside them, of which {:.2} GiB for steps and CUDA graphs, {:.2} GiB for states of sequences and {:.2} GiB for the KV cache",
-        gib(model.weight_bytes() as u64),
+        gib(weight_bytes),
         gib(plan.request.memory.available_bytes.unwrap_or(0)),
         gib(plan.activation_bytes),
         gib(plan.state_bytes),
         gib(plan.kv_cache_bytes)
     );
-    plan.check(spec)?;
+}
+
+/// The memory that each rank reserves by the plan.
+fn step_memory(
+    config: &EngineConfig,
+    device: RankDevice,
+    plan: &MemoryPlan,
+    info: &EngineInfo,
+) -> Result<StepMemory> {
+    let &MemoryPlan { num_blocks, num_states, .. } = plan;
+    let (kv, block_size) = (plan.request.kv, config.block_size);
+    if device == RankDevice::Cpu {
+        let size = CacheSize { num_blocks, block_size, num_states };
+        return Ok(StepMemory::Cpu { size, kv });
+    }
     let max_rows = device_logits_rows(plan.max_num_seqs);
     let size = WorkspaceSize {
         max_tokens: plan.max_num_batched_tokens.max(max_rows),
         max_seqs: plan.max_num_seqs,
         max_rows,
-        num_states: plan.num_states,
-        num_blocks: plan.num_blocks,
-        block_size: config.block_size,
-        fp8_cache: plan.request.kv == KvDtype::Fp8,
+        num_states,
+        num_blocks,
+        block_size,
+        fp8_cache: kv == KvDtype::Fp8,
     };
-    let others_bytes = loaded.iter().map(|loaded| loaded.weights_bytes);
-    let info = EngineInfo {
-        weights_bytes: model.weight_bytes() as u64 + others_bytes.sum::<u64>(),
-        kv_cache_bytes: plan.kv_cache_bytes * ranks as u64,
-        state_bytes: plan.state_bytes * ranks as u64,
-        device: if model.device().is_cuda() { "cuda" } else { "cpu" }.into(),
-        max_logprobs: Some(MOST_LOGPROBS),
-        ..info(checkpoint, &plan, num_threads)
-    };
-    let num_swap_blocks = num_swap_blocks(config, &info)?;
-    let graphs = !config.enforce_eager;
-    comm.send_message(&encode(&Order::BeginOnDevice { size, graphs, num_swap_blocks })?)?;
-    let runner = DeviceRunner::new(model, size, Graphs::of(&size, graphs), num_swap_blocks)?;
-    let mut runner = runner.leading(followers);
-    runner.capture_graphs(&mut |done, total| {
-        progress(StartProgress::CapturingGraphs { done, total });
-    })?;
-    Ok((info, Runner::Device(Box::new(runner))))
+    let num_swap_blocks = num_swap_blocks(config, info)?;
+    Ok(StepMemory::Device { size, graphs: !config.enforce_eager, num_swap_blocks })
 }
 
 fn memory_request(
     checkpoint: &Checkpoint,
     config: &EngineConfig,
-    (max_model_len, weights): (usize, Dtype),
+    model: &RankModel,
     memory: DeviceMemory,
 ) -> Result<MemoryRequest> {
-    let asked = config.load.dtype.chosen().map(dtype);
+    let (max_model_len, weights) = (model.max_model_len(), model.weights_dtype());
+    let asked = config.load.dtype.chosen().map(plain_dtype);
     Ok(MemoryRequest {
         weights,
         kv: checkpoint.kv_dtype(memory.device, config.kv_cache_dtype, asked, weights)?,
@@ -301,7 +276,7 @@ fn memory_request(
     })
 }
 
-/// Blocks that fit the memory of the host that preempted sequences may take.
+/// Number of blocks that fit the host memory for preempted sequences.
 fn num_swap_blocks(config: &EngineConfig, info: &EngineInfo) -> Result<usize> {
     if config.swap_bytes > 0 && info.state_bytes > 0 {
         tracing::warn!(
@@ -333,26 +308,8 @@ fn max_pinned_blocks(config: &EngineConfig, info: &EngineInfo) -> usize {
     }
 }
 
-fn dtype(dtype: DType) -> Dtype {
-    match dtype {
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::Bf16,
-        _ => Dtype::F32,
-    }
-}
-
-/// In which the CPU's kernels keep keys and values.
-pub(crate) fn cache_dtype(kv: KvDtype) -> DType {
-    match kv {
-        KvDtype::Plain(Dtype::F32) => DType::F32,
-        KvDtype::Plain(Dtype::F16) => DType::F16,
-        KvDtype::Plain(Dtype::Bf16) => DType::BF16,
-        KvDtype::Fp8 => DType::F8E4M3,
-    }
-}
-
-/// What the plan and the checkpoint say.
-fn info(checkpoint: &Checkpoint, plan: &MemoryPlan, num_threads: usize) -> EngineInfo {
+/// The values that the plan and the checkpoint determine.
+fn info(checkpoint: &Checkpoint, plan: &MemoryPlan) -> EngineInfo {
     EngineInfo {
         architecture: checkpoint.architecture().to_owned(),
         max_model_len: plan.request.max_model_len,
@@ -379,17 +336,11 @@ fn info(checkpoint: &Checkpoint, plan: &MemoryPlan, num_threads: usize) -> Engin
         looked_up_bytes: checkpoint.spec().looked_up_bytes(plan.request.weights),
         device: String::new(),
         max_logprobs: None,
-        num_threads,
+        num_threads: 0,
     }
 }
 
-impl From<LoadProgress> for StartProgress {
-    fn from(LoadProgress { bytes_done, bytes_total }: LoadProgress) -> Self {
-        Self::Loading { bytes_done, bytes_total }
-    }
-}
-
-/// Runs the model over one token, in a block that nothing else uses yet. Some token's logits must be finite.
+/// Runs the model over one token, in a block that no sequence uses yet. The logits of some token must be finite.
 fn warm_up(ranks: &mut Ranks, vocab_size: usize) -> Result<()> {
     for token_id in warm_up_tokens(vocab_size) {
         let row = StepRow {
@@ -408,15 +359,4 @@ fn warm_up(ranks: &mut Ranks, vocab_size: usize) -> Result<()> {
         }
     }
     Err(Error::NothingFinite)
-}
-
-/// Tokens to try a model with: one may be padding, whose embedding nobody has trained.
-pub(crate) fn warm_up_tokens(vocab_size: usize) -> [u32; 3] {
-    [0, vocab_size / 4, vocab_size / 2].map(|token_id| token_id as u32)
-}
-
-pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("the engine thread panicked: {}", text.unwrap_or("without a message"))
 }

@@ -85,7 +85,7 @@ fn greedy(max_tokens: usize) -> SamplingParams {
     SamplingParams { max_tokens, temperature: 0.0, ignore_eos: true, ..SamplingParams::default() }
 }
 
-/// What a stream yielded.
+/// The events of a stream.
 #[derive(Debug, Default, PartialEq)]
 struct Collected {
     cached: usize,

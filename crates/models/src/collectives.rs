@@ -1,4 +1,4 @@
-//! Tensors that ranks put together: sums of partial products, parts of the logits.
+//! Collectives on tensors: sums of partial products, and shards of the logits side by side.
 
 use std::sync::Arc;
 
@@ -30,8 +30,8 @@ pub(crate) fn all_gather_columns(comm: &Comm, part: Tensor) -> Result<Tensor> {
     Ok(all.transpose(0, 1)?.reshape((rows, comm.size() * columns))?)
 }
 
-/// The ranks of a model on devices. They write into the tensors that they are given, by NCCL on GPUs, and elsewhere, where the kernels'
-/// definitions compute, by `comm`.
+/// The ranks of a model on devices. Their collectives write into the operands: by NCCL on GPUs, and by `comm` where the reference
+/// implementations compute.
 pub(crate) struct DeviceRanks {
     comm: Arc<Comm>,
     #[cfg(feature = "cuda")]
@@ -51,7 +51,7 @@ impl DeviceRanks {
                 }
                 comm.broadcast(&mut id)?;
                 comm.barrier()?;
-                // NCCL waits for ever for a rank that has failed.
+                // NCCL would wait for ever for a rank that has failed.
                 let (device, rank, ranks) = (device.clone(), comm.rank(), comm.size());
                 Some(comm.meet(move || Nccl::join(&device, &id, rank, ranks))??)
             }
@@ -64,17 +64,17 @@ impl DeviceRanks {
         })
     }
 
-    /// What the ranks talk through beside their tensors.
+    /// The messages between the ranks.
     pub(crate) fn comm(&self) -> &Arc<Comm> {
         &self.comm
     }
 
-    /// Which rank this is.
+    /// The number of this rank.
     pub(crate) fn rank(&self) -> usize {
         self.comm.rank()
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub(crate) fn size(&self) -> usize {
         self.comm.size()
     }

@@ -15,54 +15,55 @@ use candlepower_kernels::{
 use half::{bf16, f16};
 
 use crate::{
+    attention::Attention,
     cache::{Cache, CacheSize},
     collectives::{all_gather_columns, all_reduce},
     error::Result,
     kv_scales::LayerKvScales,
     latent_attention::LatentAttention,
-    layers::{
-        Attention, Layers, Linear, Norm, NormForm, Ops, PerLayer, Place, RoutedExperts, Tokens,
-        Wanted,
-    },
+    layers::{Layers, PerLayer, RoutedExperts},
+    linear::Linear,
+    norm::{Norm, NormForm},
+    ops::{Buffer, Ops, OutputOps, Reduce, Tokens},
+    output_tokens::OutputTokens,
     parts::Parts,
     recurrence::Recurrence,
     short_conv::ShortConv,
     states::state_config,
-    wanted::WantedTokens,
 };
 
-/// What one step computes: some tokens of some sequences, one sequence after the other.
+/// The input of one step: some tokens of some sequences, one sequence after the other.
 pub struct ForwardInput {
     /// `[tokens]` u32.
     pub token_ids: Tensor,
     /// `[tokens]` u32: each token's position in its sequence.
     pub positions: Tensor,
-    /// `[tokens]` u32: where each token's key and value go, `block * block_size + offset`.
+    /// `[tokens]` u32: each token's slot in the KV cache, `block * block_size + offset`.
     pub slot_mapping: Tensor,
-    /// Which tokens are whose, and where each sequence's keys and values lie.
+    /// The tokens and the block table of each sequence.
     pub attention: AttentionMetadata,
-    /// Where each sequence's state is; not looked at where layers have none.
+    /// The slot of each sequence's recurrent state; not read where layers have none.
     pub state_slots: Vec<u32>,
-    /// Whose hidden states are wanted, where not all are.
-    pub wanted: Option<WantedTokens>,
+    /// The output tokens, where not all tokens are.
+    pub output: Option<OutputTokens>,
 }
 
-/// Tokens of a block where a text's keys and values are not kept.
+/// Tokens of a block for texts whose keys and values are not kept.
 const TEXT_BLOCK: usize = 16;
 
 impl ForwardInput {
-    /// With the last `counts` tokens of each sequence wanted and no others, so that layers whose work only these need leave the others
-    /// out; the hidden states of others may be zeros then.
+    /// Makes the last `counts` tokens of each sequence the output tokens. Layers that only these need leave the others out, and the
+    /// hidden states of the others may be zeros.
     ///
     /// # Errors
     /// There is not a count for each sequence, or one is beyond its tokens.
-    pub fn with_wanted(mut self, counts: &[usize]) -> Result<Self> {
+    pub fn with_output_tokens(mut self, counts: &[usize]) -> Result<Self> {
         let positions = self.positions.to_vec1::<u32>()?;
-        self.wanted = WantedTokens::of(&self.attention, &positions, counts)?;
+        self.output = OutputTokens::of(&self.attention, &positions, counts)?;
         Ok(self)
     }
 
-    /// All tokens of some texts, and how many blocks of [`TEXT_BLOCK`] tokens their keys and values take.
+    /// All tokens of some texts, and the number of blocks of [`TEXT_BLOCK`] tokens that their keys and values take.
     fn of_texts(texts: &[&[u32]]) -> Result<(Self, usize)> {
         let blocks = |text: &&[u32]| text.len().div_ceil(TEXT_BLOCK);
         let max_blocks = texts.iter().map(blocks).max().unwrap_or(0);
@@ -96,7 +97,7 @@ impl ForwardInput {
             slot_mapping: tensor(slots)?,
             attention,
             state_slots: (0..texts.len() as u32).collect(),
-            wanted: None,
+            output: None,
         };
         Ok((input, first_block as usize))
     }
@@ -104,7 +105,7 @@ impl ForwardInput {
 
 /// A decoder-only language model with its weights.
 pub struct Decoder {
-    /// What this rank computes.
+    /// The description of this rank's shard.
     spec: ModelSpec,
     comm: Arc<Comm>,
     max_model_len: usize,
@@ -129,7 +130,7 @@ impl Decoder {
         Ok(Self { spec, comm, max_model_len, device, embed_scale, kv_scales, layers })
     }
 
-    /// Runs the layers on a step's tokens, writes their keys and values to the cache, and moves on the states there. Returns
+    /// Runs the layers on a step's tokens, writes their keys and values to the cache, and updates the states there. Returns
     /// the hidden states `[tokens, hidden]` f32 after the final norm.
     ///
     /// # Errors
@@ -139,8 +140,8 @@ impl Decoder {
         self.run(input, cache, true)
     }
 
-    /// The hidden states `[tokens, hidden]` f32 after the final norm of whole texts, one after the other. Nothing is kept:
-    /// while a layer is computed there are the keys and values, or the states, of that layer alone, unless later ones read them.
+    /// The hidden states `[tokens, hidden]` f32 after the final norm of whole texts, one after the other. No cache is kept: memory
+    /// holds the keys and values, or the states, of one layer at a time, unless later layers read them.
     ///
     /// # Errors
     /// There is no text or an empty one, one is longer than [`Self::max_model_len`], or a token id is beyond the model's.
@@ -187,7 +188,7 @@ impl Decoder {
         all_gather_columns(&self.comm, logits)
     }
 
-    /// The description of what this rank computes: the whole model, where there is one rank.
+    /// The description of this rank's shard: the whole model, where there is one rank.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
@@ -197,18 +198,18 @@ impl Decoder {
         &self.comm
     }
 
-    /// How many positions the model was loaded for, in tokens.
+    /// The number of positions that the model was loaded for.
     pub fn max_model_len(&self) -> usize {
         self.max_model_len
     }
 
-    /// Where the model is.
+    /// The device of the model.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Bytes of the weights as loaded: matrices packed, in their dtype; norms and biases in f32. What
-    /// `ModelSpec::rank_weight_bytes` says beforehand, but for the few biases that only rank 0 has.
+    /// Bytes of the weights as loaded: matrices packed, in their dtype; norms and biases in f32. `ModelSpec::rank_weight_bytes`
+    /// predicts them, except the few biases that only rank 0 has.
     pub fn weight_bytes(&self) -> usize {
         self.layers.num_bytes()
     }
@@ -218,8 +219,8 @@ impl Decoder {
         self.layers.embed.dtype()
     }
 
-    /// An empty cache for this model, with keys and values in f32, bf16 or f8e4m3; that with the checkpoint's scales of keys and
-    /// values, where it has them.
+    /// An empty cache for this model, with keys and values in f32, bf16 or f8e4m3. In f8e4m3 it has the checkpoint's scales of keys
+    /// and values, if there are any.
     ///
     /// # Errors
     /// The memory cannot be had, the sizes are not what the kernels take, or the scales cannot be used.
@@ -234,7 +235,7 @@ impl Decoder {
         Ok(cache)
     }
 
-    /// A cache for all layers, or for so many of each kind.
+    /// A cache for all layers, or for `num_layers` of each kind.
     fn cache_of(&self, num_layers: Option<usize>, size: CacheSize, dtype: DType) -> Result<Cache> {
         let of_kind = |kind: KvKind| {
             let config = KvCacheConfig {
@@ -254,8 +255,8 @@ impl Decoder {
     }
 }
 
-/// The embedding's factor; Gemma's is in the embedding's dtype: transformers casts it so, and models trained in bfloat16
-/// expect the rounded one. Source: transformers `Gemma2TextScaledWordEmbedding`.
+/// The embedding's factor. Gemma's is rounded to the embedding's dtype: transformers casts it, and models trained in bfloat16
+/// expect the rounded factor. Source: transformers `Gemma2TextScaledWordEmbedding`.
 pub(crate) fn embed_scale(spec: &EmbedSpec, dtype: DType) -> f32 {
     match dtype {
         DType::BF16 if spec.rounded => bf16::from_f64(spec.scale).to_f32(),
@@ -264,14 +265,14 @@ pub(crate) fn embed_scale(spec: &EmbedSpec, dtype: DType) -> f32 {
     }
 }
 
-/// The operations on the CPU, over one step; each makes its result.
+/// The operations on the CPU, over one step. Each returns a new tensor.
 struct CpuOps<'a> {
     input: &'a ForwardInput,
-    /// Of the tokens that are computed: all of the input, or those that are wanted.
+    /// Positions of the tokens that are computed: all of the input, or the output tokens.
     positions: Tensor,
     attention: &'a AttentionMetadata,
     cache: &'a Cache,
-    /// The cache has a place for each layer, and not one for all of them.
+    /// Whether the cache has memory for each layer, instead of memory that all layers share.
     keeps_layers: bool,
     embed_scale: f32,
     hidden: usize,
@@ -303,7 +304,7 @@ impl Ops for CpuOps<'_> {
         Ok(add_scaled(&normed.reshape(rows.shape())?, &rows, FRAC_1_SQRT_2)?)
     }
 
-    fn times(
+    fn act_times(
         &self,
         x: Tensor,
         act: Activation,
@@ -313,12 +314,12 @@ impl Ops for CpuOps<'_> {
         Ok(activation_times(&x, act, per_layer, first)?)
     }
 
-    fn of_wanted(&self, tokens: &Tokens) -> Result<Wanted<Self>> {
-        let Some(WantedTokens { rows, positions, attention }) = &self.input.wanted else {
-            return Ok(Wanted::All);
+    fn for_output_tokens(&self, tokens: &Tokens) -> Result<OutputOps<Self>> {
+        let Some(OutputTokens { rows, positions, attention }) = &self.input.output else {
+            return Ok(OutputOps::All);
         };
         if rows.is_empty() {
-            return Ok(Wanted::None);
+            return Ok(OutputOps::None);
         }
         let of = |tensor: &Tensor| gather_rows(tensor, rows);
         let tokens = Tokens {
@@ -327,19 +328,19 @@ impl Ops for CpuOps<'_> {
             per_layer: tokens.per_layer.as_ref().map(of).transpose()?,
         };
         let positions = Tensor::from_slice(positions, rows.len(), &Device::Cpu)?;
-        Ok(Wanted::Some(Self { positions, attention, ..*self }, tokens))
+        Ok(OutputOps::Some(Self { positions, attention, ..*self }, tokens))
     }
 
-    fn among_all(&self, wanted: Option<&Tensor>) -> Result<Tensor> {
+    fn output_rows(&self, hidden: Option<&Tensor>) -> Result<Tensor> {
         let tokens = self.input.token_ids.elem_count();
-        let Some(hidden) = wanted else {
+        let Some(hidden) = hidden else {
             return Ok(Tensor::zeros((tokens, self.hidden), DType::F32, &Device::Cpu)?);
         };
-        let rows = self.input.wanted.iter().flat_map(|wanted| &wanted.rows);
+        let rows = self.input.output.iter().flat_map(|output| &output.rows);
         let mut all = vec![0f32; tokens * self.hidden];
-        let numbers = hidden.flatten_all()?.to_vec1::<f32>()?;
-        for (row, numbers) in rows.zip(numbers.chunks_exact(self.hidden)) {
-            all[*row as usize * self.hidden..][..self.hidden].copy_from_slice(numbers);
+        let values = hidden.flatten_all()?.to_vec1::<f32>()?;
+        for (row, values) in rows.zip(values.chunks_exact(self.hidden)) {
+            all[*row as usize * self.hidden..][..self.hidden].copy_from_slice(values);
         }
         Ok(Tensor::from_vec(all, (tokens, self.hidden), &Device::Cpu)?)
     }
@@ -376,13 +377,17 @@ impl Ops for CpuOps<'_> {
         }
     }
 
-    fn linear(&self, x: &Tensor, layer: &Linear<Weight>, place: Place) -> Result<Tensor> {
+    fn linear(
+        &self,
+        x: &Tensor,
+        layer: &Linear<Weight>,
+        _: Buffer,
+        reduce: Reduce,
+    ) -> Result<Tensor> {
         let product = linear(x, &layer.weight, layer.bias.as_ref())?;
-        match place {
-            // Each rank has outputs of its own.
-            Place::Wide | Place::Narrow | Place::Part => Ok(product),
-            // Each rank has some of the inputs.
-            Place::Branch | Place::Aside => all_reduce(self.comm, product),
+        match reduce {
+            Reduce::Keep => Ok(product),
+            Reduce::Sum => all_reduce(self.comm, product),
         }
     }
 
@@ -424,15 +429,15 @@ impl Ops for CpuOps<'_> {
         a: &LatentAttention<Weight>,
     ) -> Result<Tensor> {
         let (tokens, LatentSpec { rank, key_dim, value_dim, .. }) = (q.dim(0)?, a.spec);
-        let turned = a.q_dim - key_dim;
+        let rotated = a.q_dim - key_dim;
         let q = q.reshape((tokens, a.heads, a.q_dim))?;
-        let of_keys = q.narrow(2, key_dim, turned)?.contiguous()?;
+        let of_keys = q.narrow(2, key_dim, rotated)?.contiguous()?;
         let of_keys = rope(&of_keys, &a.rope, &self.positions)?;
         let q = Tensor::cat(&[linear_heads(&q, &a.key_up)?, of_keys], 2)?;
         let q = scale_queries(q, &a.rope, &self.positions)?;
         let values = self.norm(&latents.narrow(1, 0, rank)?.contiguous()?, &a.kv_norm)?;
         let values = values.reshape((tokens, 1, rank))?;
-        let keys = latents.narrow(1, rank, turned)?.contiguous()?.reshape((tokens, 1, turned))?;
+        let keys = latents.narrow(1, rank, rotated)?.contiguous()?.reshape((tokens, 1, rotated))?;
         let keys = Tensor::cat(&[&values, &rope(&keys, &a.rope, &self.positions)?], 2)?;
         let kv = &self.cache.kv[a.place.kind];
         let layer = if self.keeps_layers { a.place.layer } else { 0 };
@@ -476,7 +481,7 @@ impl Ops for CpuOps<'_> {
         Ok(activation(x, act)?)
     }
 
-    /// What the router reads; experts look themselves.
+    /// Returns the input of the router, because `experts` routes.
     fn route(&self, scored: &Tensor, _: &RoutedExperts<Weight>) -> Result<Tensor> {
         Ok(scored.clone())
     }
@@ -487,7 +492,7 @@ impl Ops for CpuOps<'_> {
         routes: &Tensor,
         layer: &RoutedExperts<Weight>,
         shared: Option<Tensor>,
-        _: Place,
+        _: Buffer,
     ) -> Result<Tensor> {
         let mut sum = experts(x, routes, layer)?;
         if let Some(shared) = shared {
@@ -499,7 +504,7 @@ impl Ops for CpuOps<'_> {
 }
 
 impl CpuOps<'_> {
-    /// Attention of whole texts, of which nothing is kept.
+    /// Attention of whole texts, without a cache.
     fn attend_both_ways(&self, a: &Attention<Weight>, qkv: [Tensor; 3]) -> Result<Tensor> {
         let [q, k, v] = qkv.map(|part| part.flatten_from(1));
         let attention = FullAttention {
@@ -513,7 +518,7 @@ impl CpuOps<'_> {
         Ok(full_attention(&qkv, &attention, &self.attention.query_start)?)
     }
 
-    /// The states of layers without attention, and whose they are in this step.
+    /// The recurrent states of all layers, and their sequences in this step.
     fn states(&self) -> (&RecurrentState, StateRows<'_>) {
         let states = self.cache.states.as_ref().expect("the cache has the states of the model");
         let AttentionMetadata { query_start, context_len, .. } = &self.input.attention;
@@ -533,7 +538,7 @@ impl CpuOps<'_> {
                 let tokens = q.dim(0)?;
                 let sums = Tensor::cat(&[square_sums(&q_rows)?, square_sums(&k_rows)?], 0)?;
                 let sums = all_reduce(self.comm, sums)?;
-                // Keys that several ranks have are as often in the sum as in the width.
+                // Keys that several ranks have count as often in the sum as in the width.
                 let normed = |x: &Tensor, norm: &Norm, first| -> Result<Tensor> {
                     let whole = (&sums.narrow(0, first, tokens)?, ranks * x.dim(1)?);
                     Ok(rms_norm_part(x, &norm.weight, norm.eps, whole)?)

@@ -1,4 +1,4 @@
-//! The decoder on a device: row-major weights or codes, and buffers that are reserved once.
+//! The decoder on a device: row-major or quantized weights, and buffers that are reserved once.
 
 use std::{f32::consts::FRAC_1_SQRT_2, sync::Arc};
 
@@ -12,30 +12,33 @@ use candlepower_gpu::{
 use candlepower_kernels::{Activation, AttentionMetadata, KvCacheConfig, VocabPart};
 
 use crate::{
+    attention::Attention,
     collectives::DeviceRanks,
     decoder::embed_scale,
     error::Result,
     kv_scales::LayerKvScales,
     latent_attention::LatentAttention,
-    layers::{
-        Attention, Layers, Linear, Norm, NormForm, Ops, PerLayer, Place, RoutedExperts, Tokens,
-        Wanted,
-    },
+    layers::{Layers, PerLayer, RoutedExperts},
+    linear::Linear,
+    norm::{Norm, NormForm},
+    ops::{Buffer, Ops, OutputOps, Reduce, Tokens},
     parts::Parts,
     recurrence::Recurrence,
     short_conv::ShortConv,
 };
 
+mod generations;
 mod workspace;
 
+use generations::Region;
 pub use workspace::{Workspace, WorkspaceSize};
 use workspace::{plan_all, plan_of};
 
 /// A decoder-only language model whose weights are on a device.
 pub struct DeviceDecoder {
-    /// What this rank computes.
+    /// The description of this rank's shard.
     spec: ModelSpec,
-    /// Where the model is split.
+    /// The ranks, where the model is split.
     ranks: Option<DeviceRanks>,
     max_model_len: usize,
     device: Device,
@@ -45,28 +48,27 @@ pub struct DeviceDecoder {
     layers: Layers<Matrix>,
 }
 
-/// What one step computes, in tensors on the device. The schedules of its attention are those that the plans were
-/// prepared with.
+/// The input of one step, in tensors on the device. [`Workspace::prepare`] has to have planned its attention.
 #[derive(Clone, Copy)]
 pub struct DeviceInput<'a> {
     /// `[tokens]` u32.
     pub token_ids: &'a Tensor,
     /// `[tokens]` u32: each token's position in its sequence.
     pub positions: &'a Tensor,
-    /// `[tokens]` u32: where each token's key and value go, or [`gpu::NO_SLOT`].
+    /// `[tokens]` u32: each token's slot in the KV cache, or [`gpu::NO_SLOT`].
     pub slot_mapping: &'a Tensor,
-    /// Which tokens are whose, and where each sequence's state is, where layers have such.
+    /// The tokens and the state's slot of each sequence, where layers have recurrent states.
     pub states: Option<StateTables<'a>>,
-    /// Whose hidden states are wanted, where not all are: only for models that have a [`ModelSpec::first_reader`].
-    pub wanted: Option<DeviceWanted<'a>>,
+    /// The output tokens, where not all tokens are: only for models that have a [`ModelSpec::first_reader`].
+    pub output: Option<DeviceOutputTokens<'a>>,
 }
 
-/// The tokens of a step whose hidden states are wanted, as [`crate::WantedTokens`] has them.
+/// The output tokens of a step: see [`crate::OutputTokens`].
 #[derive(Clone, Copy)]
-pub struct DeviceWanted<'a> {
-    /// u32 `[wanted]` each: which of the step's tokens they are, and the position of each; `None` where nobody's are wanted.
+pub struct DeviceOutputTokens<'a> {
+    /// u32 `[output tokens]` each: their indices among the step's tokens, and their positions; `None` where there is no output token.
     pub tables: Option<(&'a Tensor, &'a Tensor)>,
-    /// Of the sequences that have such.
+    /// The metadata of the sequences that have output tokens.
     pub attention: &'a AttentionMetadata,
 }
 
@@ -86,13 +88,19 @@ impl DeviceDecoder {
         Ok(Self { spec, ranks, max_model_len, device, dtype, embed_scale, kv_scales, layers })
     }
 
-    /// Runs the layers on a step's tokens, writes their keys and values to the cache, and moves on the states. Returns the hidden states
-    /// `[tokens, hidden]` after the final norm, which the next step overwrites: those of the wanted tokens, where not all are wanted.
+    /// Runs the layers on a step's tokens, writes their keys and values to the cache, and updates the states. Returns the hidden states
+    /// `[tokens, hidden]` of the output tokens after the final norm, which the next step overwrites.
     ///
     /// # Errors
     /// The input's tensors do not fit together, to the plan or to the workspace; or CUDA refused.
     pub fn forward(&self, input: &DeviceInput<'_>, workspace: &Workspace) -> Result<Tensor> {
-        self.layers.forward(&DeviceOps {
+        self.layers.forward(&self.ops(input, workspace))
+    }
+
+    /// The operations over one step.
+    fn ops<'a>(&'a self, input: &'a DeviceInput<'a>, workspace: &'a Workspace) -> DeviceOps<'a> {
+        workspace.generations.begin_step();
+        DeviceOps {
             input,
             workspace,
             tokens: input.token_ids.elem_count(),
@@ -100,7 +108,7 @@ impl DeviceDecoder {
             hidden: self.spec.hidden_size,
             embed_scale: self.embed_scale,
             ranks: self.ranks.as_ref(),
-        })
+        }
     }
 
     /// The logits `[rows, vocab]` of the hidden states at `rows`, u32 `[rows]`, which the next call overwrites.
@@ -111,15 +119,16 @@ impl DeviceDecoder {
         let count = rows.elem_count();
         let last = view(&workspace.last, &[count, self.spec.hidden_size])?;
         let logits = view(&workspace.logits, &[count, self.vocab_size()])?;
+        workspace.generations.read(&[hidden]);
         gpu::gather_rows(hidden, rows, &last)?;
         let Some((ranks, gathered)) = self.ranks.as_ref().zip(workspace.gathered.as_ref()) else {
-            self.part_of_logits(&last, &logits, workspace)?;
+            self.shard_of_logits(&last, &logits, workspace)?;
             return Ok(logits);
         };
         let width = self.spec.vocab_size;
         let own = view(&gathered.own, &[count, width])?;
         let all = view(&gathered.all, &[ranks.size(), count, width])?;
-        self.part_of_logits(&last, &own, workspace)?;
+        self.shard_of_logits(&last, &own, workspace)?;
         ranks.all_gather(&own, &all)?;
         for rank in 0..ranks.size() {
             logits.slice_set(&all.narrow(0, rank, 1)?.squeeze(0)?, 1, rank * width)?;
@@ -127,8 +136,8 @@ impl DeviceDecoder {
         Ok(logits)
     }
 
-    /// The logits of this rank's tokens, `[rows, tokens]`.
-    fn part_of_logits(&self, last: &Tensor, out: &Tensor, workspace: &Workspace) -> Result<()> {
+    /// The logits of this rank's shard of the vocabulary, `[rows, tokens]`.
+    fn shard_of_logits(&self, last: &Tensor, out: &Tensor, workspace: &Workspace) -> Result<()> {
         let Linear { weight, bias } = &self.layers.head;
         workspace.matmul.run(last, weight, bias.as_ref(), out)?;
         let head = &self.spec.head;
@@ -143,22 +152,22 @@ impl DeviceDecoder {
         self.ranks.as_ref().map(DeviceRanks::comm)
     }
 
-    /// Tokens of the whole vocabulary.
+    /// Size of the whole vocabulary.
     pub fn vocab_size(&self) -> usize {
         self.ranks.as_ref().map_or(1, DeviceRanks::size) * self.spec.vocab_size
     }
 
-    /// The description of what this rank computes: the whole model, where there is one rank.
+    /// The description of this rank's shard: the whole model, where there is one rank.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
 
-    /// How many positions the model was loaded for, in tokens.
+    /// The number of positions that the model was loaded for.
     pub fn max_model_len(&self) -> usize {
         self.max_model_len
     }
 
-    /// Where the model is.
+    /// The device of the model.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -168,24 +177,30 @@ impl DeviceDecoder {
         self.dtype
     }
 
-    /// Bytes of the weights as loaded. What `ModelSpec::device_weight_bytes` says beforehand.
+    /// Bytes of the weights as loaded. `ModelSpec::device_weight_bytes` predicts them.
     pub fn weight_bytes(&self) -> usize {
         self.layers.num_bytes()
     }
 }
 
-/// The beginning of a buffer in some shape: the same memory each time.
+/// The buffers that the walk chooses, by shorter names.
+const WIDE: Region = Region::Of(Buffer::Wide);
+const INNER: Region = Region::Of(Buffer::Inner);
+const BRANCH: Region = Region::Of(Buffer::Branch);
+const ATTENDED: Region = Region::Of(Buffer::Attended);
+
+/// The first elements of a buffer in some shape: the same memory each time.
 fn view(buffer: &Tensor, dims: &[usize]) -> Result<Tensor> {
     Ok(buffer.narrow(0, 0, dims.iter().product())?.reshape(dims)?)
 }
 
-/// The operations on a device, over one step; each writes to its buffer.
+/// The operations on a device, over one step. Each writes to its buffer.
 struct DeviceOps<'a> {
     input: &'a DeviceInput<'a>,
     workspace: &'a Workspace,
-    /// Those that are computed: all of the input, or those that are wanted.
+    /// Number of tokens that are computed: all of the input, or the output tokens.
     tokens: usize,
-    /// Of these.
+    /// Positions of these tokens.
     positions: &'a Tensor,
     hidden: usize,
     embed_scale: f32,
@@ -193,18 +208,18 @@ struct DeviceOps<'a> {
 }
 
 impl DeviceOps<'_> {
-    /// The states of layers without attention, and whose they are in this step.
+    /// The recurrent states of all layers, and their sequences in this step.
     fn states(&self) -> (&StatePool, StateTables<'_>) {
         let states = self.workspace.states.as_ref().zip(self.input.states);
         states.expect("the workspace and the step have the model's states")
     }
 
-    /// What each rank has a part of becomes the sum.
+    /// Replaces `x` by its sum over all ranks.
     fn sum(&self, x: &Tensor) -> Result<()> {
         self.ranks.map_or(Ok(()), |ranks| ranks.all_reduce(x))
     }
 
-    /// The sums of squares of all heads of q and of k, those of other ranks too.
+    /// The sums of squares of all heads of q and of k, over all ranks.
     fn square_sums(&self, qkv: &Tensor, a: &Attention<Matrix>) -> Result<Tensor> {
         let sums = self.workspace.square_sums.as_ref();
         let sums = view(sums.expect("the workspace has room for sums"), &[self.tokens, 2])?;
@@ -219,8 +234,26 @@ impl DeviceOps<'_> {
         Ok(routing.expect("the workspace has tables for experts").of(self.tokens)?)
     }
 
-    fn rows(&self, buffer: &Tensor, width: usize) -> Result<Tensor> {
-        view(buffer, &[self.tokens, width])
+    /// A buffer for a result of these dimensions. Earlier results in the buffer are stale after that.
+    fn result(&self, region: Region, dims: &[usize]) -> Result<Tensor> {
+        let result = view(self.workspace.buffer(region), dims)?;
+        self.workspace.generations.write(region, &result);
+        Ok(result)
+    }
+
+    /// A buffer for a row of `width` elements a token.
+    fn rows(&self, region: Region, width: usize) -> Result<Tensor> {
+        self.result(region, &[self.tokens, width])
+    }
+
+    /// Checks operands, in debug builds, after the buffers of the results were taken.
+    fn read(&self, operands: &[&Tensor]) {
+        self.workspace.generations.read(operands);
+    }
+
+    /// The result of an operation that has changed `x` in place.
+    fn rewritten(&self, x: Tensor) -> Result<Tensor> {
+        self.workspace.generations.rewrite(x)
     }
 }
 
@@ -245,14 +278,14 @@ impl Ops for DeviceOps<'_> {
     type Matrix = Matrix;
 
     fn embed(&self, table: &Matrix, positions: Option<&Matrix>) -> Result<Tensor> {
-        let out = self.rows(&self.workspace.residual, self.hidden)?;
+        let out = self.rows(Region::Residual, self.hidden)?;
         let (rank, ranks) = self.ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
         let rows = table.n();
         let part = VocabPart { first: rank * rows, vocab_size: ranks * rows };
         gpu::embedding(self.input.token_ids, table, self.embed_scale, part, &out)?;
         self.sum(&out)?;
         if let Some(table) = positions {
-            let rows = self.rows(&self.workspace.branch, self.hidden)?;
+            let rows = self.rows(BRANCH, self.hidden)?;
             let whole = VocabPart { first: 0, vocab_size: table.n() };
             gpu::embedding(self.input.positions, table, 1.0, whole, &rows)?;
             gpu::add(&out, &rows, 1.0)?;
@@ -261,14 +294,13 @@ impl Ops for DeviceOps<'_> {
     }
 
     fn per_layer(&self, x: &Tensor, of: &PerLayer<Matrix>) -> Result<Tensor> {
-        let Workspace { per_layer, wide, matmul, .. } = self.workspace;
-        let buffer = per_layer.as_ref().expect("the workspace has room for what layers get");
         let (all, width) = (of.projection.n(), of.norm.weight.elem_count());
-        let out = self.rows(buffer, all)?;
-        matmul.run(x, &of.projection, None, &out)?;
+        let out = self.rows(Region::PerLayer, all)?;
+        self.read(&[x]);
+        self.workspace.matmul.run(x, &of.projection, None, &out)?;
         let by_layer = out.reshape(((), width))?;
         of.norm.run(&by_layer, &by_layer)?;
-        let rows = self.rows(wide, all)?;
+        let rows = self.rows(WIDE, all)?;
         let whole = VocabPart { first: 0, vocab_size: of.table.n() };
         let scale = embed_scale(&of.embed, x.dtype());
         gpu::embedding(self.input.token_ids, &of.table, scale, whole, &rows)?;
@@ -276,67 +308,71 @@ impl Ops for DeviceOps<'_> {
         Ok(out)
     }
 
-    fn times(
+    fn act_times(
         &self,
         x: Tensor,
         act: Activation,
         per_layer: &Tensor,
         first: usize,
     ) -> Result<Tensor> {
+        self.read(&[&x, per_layer]);
         gpu::activation_times(&x, act, per_layer, first, &x)?;
-        Ok(x)
+        self.rewritten(x)
     }
 
-    fn of_wanted(&self, tokens: &Tokens) -> Result<Wanted<Self>> {
-        let Some(DeviceWanted { tables, attention }) = self.input.wanted else {
-            return Ok(Wanted::All);
+    fn for_output_tokens(&self, tokens: &Tokens) -> Result<OutputOps<Self>> {
+        let Some(DeviceOutputTokens { tables, attention }) = self.input.output else {
+            return Ok(OutputOps::All);
         };
-        let Some((rows, positions)) = tables else { return Ok(Wanted::None) };
-        let Workspace { branch, wide, normed, residual, per_layer, plans, .. } = self.workspace;
+        let Some((rows, positions)) = tables else { return Ok(OutputOps::None) };
         let count = rows.elem_count();
         let step = AttentionStep { meta: attention, tokens: count, launch: LaunchShape::Fitted };
-        plan_all(&mut plans.borrow_mut(), &step)?;
-        // By way of another buffer: rows move within their own.
-        let keep = |from: &Tensor, beside: &Tensor, to: &Tensor| -> Result<Tensor> {
+        plan_all(&mut self.workspace.plans.borrow_mut(), &step)?;
+        // Through another buffer, because rows move within their own.
+        let keep = |from: &Tensor, through: Region, to: Region| -> Result<Tensor> {
             let dims = [count, from.dim(1)?];
-            let (beside, to) = (view(beside, &dims)?, view(to, &dims)?);
-            gpu::gather_rows(from, rows, &beside)?;
-            to.slice_set(&beside, 0, 0)?;
-            Ok(to)
+            let gathered = self.result(through, &dims)?;
+            self.read(&[from]);
+            gpu::gather_rows(from, rows, &gathered)?;
+            let kept = self.result(to, &dims)?;
+            kept.slice_set(&gathered, 0, 0)?;
+            Ok(kept)
         };
-        // The residual last: what is read of it may be itself.
-        let input = keep(&tokens.input, branch, normed)?;
-        let per_layer = tokens.per_layer.as_ref().zip(per_layer.as_ref());
+        // The input before the residual, because they may be the same tensor.
+        let input = keep(&tokens.input, BRANCH, Region::Normed)?;
+        let per_layer = tokens.per_layer.as_ref();
         let kept = Tokens {
             input,
-            per_layer: per_layer.map(|(from, to)| keep(from, wide, to)).transpose()?,
-            x: keep(&tokens.x, branch, residual)?,
+            per_layer: per_layer.map(|from| keep(from, WIDE, Region::PerLayer)).transpose()?,
+            x: keep(&tokens.x, BRANCH, Region::Residual)?,
         };
-        Ok(Wanted::Some(Self { tokens: count, positions, ..*self }, kept))
+        Ok(OutputOps::Some(Self { tokens: count, positions, ..*self }, kept))
     }
 
-    /// The wanted ones' themselves.
-    fn among_all(&self, wanted: Option<&Tensor>) -> Result<Tensor> {
-        match wanted {
-            Some(wanted) => Ok(wanted.clone()),
-            None => self.rows(&self.workspace.normed, self.hidden),
+    fn output_rows(&self, hidden: Option<&Tensor>) -> Result<Tensor> {
+        match hidden {
+            Some(hidden) => Ok(hidden.clone()),
+            None => self.rows(Region::Normed, self.hidden),
         }
     }
 
     fn norm(&self, residual: &Tensor, norm: &Norm) -> Result<Tensor> {
-        let out = self.rows(&self.workspace.normed, self.hidden)?;
+        let out = self.rows(Region::Normed, self.hidden)?;
+        self.read(&[residual]);
         norm.run(residual, &out)?;
         Ok(out)
     }
 
     fn post_norm(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
+        self.read(&[&x]);
         norm.run(&x, &x)?;
-        Ok(x)
+        self.rewritten(x)
     }
 
     fn add(&self, residual: Tensor, x: &Tensor, scale: f32) -> Result<Tensor> {
+        self.read(&[&residual, x]);
         gpu::add(&residual, x, scale)?;
-        Ok(residual)
+        self.rewritten(residual)
     }
 
     fn add_norm(
@@ -351,22 +387,24 @@ impl Ops for DeviceOps<'_> {
             let normed = self.norm(&residual, norm)?;
             return Ok((residual, normed));
         };
-        let out = self.rows(&self.workspace.normed, self.hidden)?;
+        let out = self.rows(Region::Normed, self.hidden)?;
+        self.read(&[&residual, x]);
         let norm = RmsNorm { weight: &norm.weight, form, eps: norm.eps };
         gpu::add_rms_norm(&residual, x, scale, &norm, &out)?;
-        Ok((residual, out))
+        Ok((self.rewritten(residual)?, out))
     }
 
-    fn linear(&self, x: &Tensor, linear: &Linear<Matrix>, place: Place) -> Result<Tensor> {
-        let buffer = match place {
-            Place::Wide => &self.workspace.wide,
-            Place::Narrow => &self.workspace.inner,
-            Place::Branch | Place::Part => &self.workspace.branch,
-            Place::Aside => &self.workspace.attended,
-        };
-        let out = self.rows(buffer, linear.weight.n())?;
+    fn linear(
+        &self,
+        x: &Tensor,
+        linear: &Linear<Matrix>,
+        to: Buffer,
+        reduce: Reduce,
+    ) -> Result<Tensor> {
+        let out = self.rows(Region::Of(to), linear.weight.n())?;
+        self.read(&[x]);
         self.workspace.matmul.run(x, &linear.weight, linear.bias.as_ref(), &out)?;
-        if matches!(place, Place::Branch | Place::Aside) {
+        if reduce == Reduce::Sum {
             self.sum(&out)?;
         }
         Ok(out)
@@ -374,8 +412,9 @@ impl Ops for DeviceOps<'_> {
 
     fn attend(&self, qkv: &Tensor, a: &Attention<Matrix>) -> Result<Tensor> {
         let dims = [self.tokens, a.heads, a.head_dim];
-        let q = view(&self.workspace.inner, &dims)?;
-        let out = view(&self.workspace.attended, &dims)?;
+        let q = self.result(INNER, &dims)?;
+        let out = self.rows(ATTENDED, a.heads * a.head_dim)?;
+        self.read(&[qkv]);
         let square_sums = match a.norm_span {
             QkNormSpan::AllHeads => Some(self.square_sums(qkv, a)?),
             _ => None,
@@ -416,9 +455,9 @@ impl Ops for DeviceOps<'_> {
             layer,
             &a.params,
             a.sinks.as_ref(),
-            &out,
+            &out.reshape(&dims)?,
         )?;
-        Ok(out.reshape((self.tokens, a.heads * a.head_dim))?)
+        Ok(out)
     }
 
     fn attend_latents(
@@ -439,19 +478,19 @@ impl Ops for DeviceOps<'_> {
             slot_mapping: self.input.slot_mapping,
             cache: (cache, a.place.layer),
         };
-        let Workspace { wide, inner, attended, plans, .. } = self.workspace;
+        let absorbed = self.result(ATTENDED, &[tokens, heads, head_dim])?;
+        self.read(&[q, latents]);
         let q = q.reshape((tokens, heads, a.q_dim))?;
-        let absorbed = view(attended, &[tokens, heads, head_dim])?;
         gpu::head_product(&q, &a.key_up, &absorbed)?;
         gpu::latents_to_cache(&q, latents, &operands, &absorbed)?;
-        // Where the queries were.
-        let out = view(wide, &[tokens, heads, latent])?;
-        let (layer, plans) = (cache.layer(a.place.layer)?, plans.borrow());
+        // The queries are not needed any more, so their buffer takes the attended latents.
+        let out = self.result(WIDE, &[tokens, heads, latent])?;
+        let (layer, plans) = (cache.layer(a.place.layer)?, self.workspace.plans.borrow());
         plan_of(&plans, a.place, None).attend(&absorbed, layer, &a.params, None, &out)?;
-        // Where the latents were.
-        let values = view(inner, &[tokens, heads, value_dim])?;
-        gpu::head_product(&out, &a.value_up, &values)?;
-        Ok(values.reshape((tokens, heads * value_dim))?)
+        // The step's latents are not needed any more, so their buffer takes the values.
+        let values = self.rows(INNER, heads * value_dim)?;
+        gpu::head_product(&out, &a.value_up, &values.reshape((tokens, heads, value_dim))?)?;
+        Ok(values)
     }
 
     fn recurrence(
@@ -460,46 +499,52 @@ impl Ops for DeviceOps<'_> {
         gates: &Tensor,
         net: &Recurrence<Matrix>,
     ) -> Result<Tensor> {
-        let out = self.rows(&self.workspace.attended, net.net.dims.values())?;
+        let out = self.rows(ATTENDED, net.net.dims.values())?;
+        self.read(&[rows, gates]);
         let (pool, tables) = self.states();
         gpu::recurrence(rows, gates, &net.net, pool, net.layer, &tables, &out)?;
         Ok(out)
     }
 
     fn short_conv(&self, rows: &Tensor, conv: &ShortConv<Matrix>) -> Result<Tensor> {
-        let out = self.rows(&self.workspace.attended, conv.conv.dims.channels)?;
+        let out = self.rows(ATTENDED, conv.conv.dims.channels)?;
+        self.read(&[rows]);
         let (pool, tables) = self.states();
         gpu::short_conv(rows, &conv.conv, pool, conv.layer, &tables, &out)?;
         Ok(out)
     }
 
     fn norm_groups(&self, x: Tensor, norm: &Norm) -> Result<Tensor> {
+        self.read(&[&x]);
         let groups = x.reshape((self.tokens, norm.weight.dim(0)?, norm.weight.dim(1)?))?;
         norm.run(&groups, &groups)?;
-        Ok(x)
+        self.rewritten(x)
     }
 
     fn gate(&self, x: Tensor, gate: &Tensor) -> Result<Tensor> {
+        self.read(&[&x, gate]);
         gpu::sigmoid_gate(&x, gate)?;
-        Ok(x)
+        self.rewritten(x)
     }
 
     fn gated(&self, x: &Tensor, linear: &Linear<Matrix>, act: Activation) -> Result<Tensor> {
-        let gate_up = &self.linear(x, linear, Place::Wide)?;
-        let out = self.rows(&self.workspace.inner, gate_up.dim(1)? / 2)?;
-        gpu::gated_activation(gate_up, act, &out)?;
+        let gate_up = self.linear(x, linear, Buffer::Wide, Reduce::Keep)?;
+        let out = self.rows(INNER, gate_up.dim(1)? / 2)?;
+        gpu::gated_activation(&gate_up, act, &out)?;
         Ok(out)
     }
 
     fn activate(&self, x: &Tensor, act: Activation) -> Result<Tensor> {
-        let out = self.rows(&self.workspace.inner, x.dim(1)?)?;
+        let out = self.rows(INNER, x.dim(1)?)?;
+        self.read(&[x]);
         gpu::activation(x, act, &out)?;
         Ok(out)
     }
 
-    /// The scores; which experts these choose lies in the workspace's tables.
+    /// Returns the scores. The workspace's tables have the chosen experts.
     fn route(&self, scored: &Tensor, layer: &RoutedExperts<Matrix>) -> Result<Tensor> {
-        let scores = self.rows(&self.workspace.inner, layer.router.n())?;
+        let scores = self.rows(INNER, layer.router.n())?;
+        self.read(&[scored]);
         let bias = layer.router_bias.as_ref();
         self.workspace.matmul.run(scored, &layer.router, bias, &scores)?;
         gpu::route(&scores, &layer.gating, &self.routing()?)?;
@@ -509,28 +554,34 @@ impl Ops for DeviceOps<'_> {
     fn experts(
         &self,
         x: &Tensor,
-        _: &Tensor,
+        routes: &Tensor,
         layer: &RoutedExperts<Matrix>,
         shared: Option<Tensor>,
-        place: Place,
+        to: Buffer,
     ) -> Result<Tensor> {
-        let Workspace { wide, inner, branch, attended, .. } = self.workspace;
         let routing = self.routing()?;
         let (pairs, width) = (routing.pairs(), layer.gate_up.n());
-        let gate_up = view(wide, &[pairs, width])?;
+        let gate_up = self.result(WIDE, &[pairs, width])?;
+        self.read(&[x, routes]);
         gpu::expert_product(x, &layer.gate_up, layer.gate_up_bias.as_ref(), &routing, &gate_up)?;
-        let activated = view(inner, &[pairs, if layer.gated { width / 2 } else { width }])?;
+        let inner_width = if layer.gated { width / 2 } else { width };
+        let activated = self.result(INNER, &[pairs, inner_width])?;
         match layer.gated {
             true => gpu::gated_activation(&gate_up, layer.activation, &activated)?,
             false => gpu::activation(&gate_up, layer.activation, &activated)?,
         }
-        let results = view(wide, &[pairs, self.hidden])?;
+        let results = self.result(WIDE, &[pairs, self.hidden])?;
         gpu::expert_product(&activated, &layer.down, layer.down_bias.as_ref(), &routing, &results)?;
-        // Where the shared one has left its rows, if there is one.
-        let out = if place == Place::Aside { attended } else { branch };
-        let out = self.rows(out, self.hidden)?;
+        // The rows of the shared expert, if there is one, lie there already.
+        if let Some(shared) = &shared {
+            self.read(&[shared]);
+        }
+        let out = self.rows(Region::Of(to), self.hidden)?;
         gpu::combine_experts(&results, &routing, shared.is_some(), &out)?;
         self.sum(&out)?;
         Ok(out)
     }
 }
+
+#[cfg(test)]
+mod tests;

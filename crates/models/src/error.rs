@@ -1,4 +1,4 @@
-//! What can go wrong while loading or running a model, in words that say what to do.
+//! Errors while loading or running a model, in words that say what to do.
 
 use candle_core::DeviceLocation;
 use candlepower_checkpoint::QuantizationMethod;
@@ -27,22 +27,22 @@ pub enum Error {
         /// The method's name.
         method: String,
     },
-    /// A quantized matrix holds what cannot be right.
+    /// A quantized matrix has impossible values.
     #[error("tensor {name} is damaged: {reason}; download the checkpoint again")]
     DamagedTensor {
         /// The tensor's name.
         name: String,
-        /// What was found, in words.
+        /// The fault, in words.
         reason: &'static str,
     },
-    /// What should scale keys and values does not.
+    /// The scales of keys and values cannot be used.
     #[error(
         "tensor {name} cannot scale keys and values: {reason}; leave --kv-cache-dtype fp8 out, or take another version of the checkpoint"
     )]
     KvScale {
         /// The tensor's name.
         name: String,
-        /// What is wrong with it, in words.
+        /// The fault, in words.
         reason: &'static str,
     },
     /// A step is larger than attention over latents takes on a GPU.
@@ -52,17 +52,17 @@ pub enum Error {
     LatentTokens {
         /// Tokens of a step.
         asked: usize,
-        /// How many there may be.
+        /// Most tokens of a step.
         most: usize,
     },
-    /// A matrix that is to be quantized holds what no scale reaches.
+    /// A matrix that is to be quantized has values that no scale reaches.
     #[error(
-        "tensor {name} holds infinity, NaN or numbers too large for {kind}; leave --quantize-on-load out"
+        "tensor {name} holds infinity, NaN or values too large for {kind}; leave --quantize-on-load out"
     )]
     NotQuantizable {
         /// The tensor's name.
         name: String,
-        /// What it was to become.
+        /// The quantization that it was to get.
         kind: &'static str,
     },
     /// A quantized matrix whose inputs cannot be split.
@@ -73,13 +73,13 @@ pub enum Error {
         /// The tensor's name.
         name: String,
     },
-    /// The ranks of the model do not come together.
+    /// A collective of the ranks failed.
     #[error(transparent)]
     Comm(#[from] candlepower_comm::Error),
     /// A device without kernels.
     #[error("no kernels for the device {device:?} in this build; use the CPU")]
     UnsupportedDevice {
-        /// Where the model was asked to be.
+        /// The device that the settings ask for.
         device: DeviceLocation,
     },
     /// Single precision on a GPU.
@@ -110,13 +110,13 @@ pub enum Error {
         file: String,
         /// Its length in bytes.
         len: u64,
-        /// What was found, in words.
+        /// The fault, in words.
         reason: String,
     },
     /// The weight files lack tensors.
     #[error("{count} tensors of the model are not in the weight files: {names}")]
     TensorsMissing {
-        /// How many.
+        /// Number of tensors.
         count: usize,
         /// The first of them.
         names: String,
@@ -126,7 +126,7 @@ pub enum Error {
         "{count} tensors in the weight files are not part of {architecture} as {file} describes it: {names}"
     )]
     TensorsUnknown {
-        /// How many.
+        /// Number of tensors.
         count: usize,
         /// The first of them.
         names: String,
@@ -157,14 +157,17 @@ pub enum Error {
         /// The file with the configuration.
         file: String,
     },
-    /// A tensor's numbers are of a kind that is not computed with.
+    /// A tensor's dtype is not supported.
     #[error("tensor {name} is stored as {found}, which is not supported; {expected}")]
     TensorDtype {
         /// The tensor's name.
         name: String,
         /// Its dtype as safetensors calls it.
         found: String,
-        /// What it may be, in words.
+        /// The supported dtypes, in words.
         expected: &'static str,
     },
+    /// An encoder's input that cannot be computed.
+    #[error("the input {0}")]
+    Input(String),
 }

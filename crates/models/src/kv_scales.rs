@@ -1,4 +1,4 @@
-//! The scales of keys and values that a checkpoint brings for a cache in FP8.
+//! The scales of keys and values in a checkpoint, for a cache in FP8.
 
 use std::result::Result as StdResult;
 
@@ -11,7 +11,7 @@ use crate::{
     shards::Shards,
 };
 
-/// Ends of names, each with whether it is of keys and of values. Source: vLLM `maybe_remap_kv_scale_name`.
+/// Ends of names, each with whether it belongs to keys and to values. Source: vLLM `maybe_remap_kv_scale_name`.
 const KINDS: [(&str, [bool; 2]); 3] =
     [(".k_scale", [true, false]), (".v_scale", [false, true]), (".kv_scale", [true, true])];
 
@@ -26,17 +26,17 @@ struct Unusable {
 }
 
 impl LayerKvScales {
-    /// Those that change nothing, of so many layers as names of tensors count.
+    /// Scales of 1 for as many layers as names of tensors count.
     pub(crate) fn none(num_layers: usize) -> Self {
         Self(Ok(vec![KvScales::ONE; num_layers]))
     }
 
-    /// Those in a checkpoint's files; a layer without any has those that change nothing.
+    /// The scales in a checkpoint's files. A layer without scales has scales of 1.
     pub(crate) fn read(shards: &Shards, num_layers: usize) -> Result<Self> {
         let kinds_of = |name: &str| KINDS.iter().find(|(end, _)| name.ends_with(end));
         let names = shards.names().filter_map(|name| Some((name, kinds_of(name)?.1)));
         let mut names: Vec<(&str, [bool; 2])> = names.collect();
-        // What is wrong is said of the same tensor each time.
+        // In the order of names, so that the same tensor is reported each time.
         names.sort_unstable();
         let mut stored = Vec::new();
         for (name, kinds) in names {
@@ -56,7 +56,7 @@ impl LayerKvScales {
     /// The scales of each layer of one of [`ModelSpec::kv_kinds`]' caches.
     ///
     /// # Errors
-    /// What the checkpoint has are none.
+    /// The checkpoint's scales cannot be used.
     pub(crate) fn of_kind(&self, spec: &ModelSpec, kind: usize) -> Result<Vec<KvScales>> {
         match &self.0 {
             Ok(scales) => {
@@ -81,7 +81,7 @@ impl LayerKvScales {
     }
 }
 
-/// A tensor's name, whether it is of keys and of values, and its number.
+/// A tensor's name, whether it belongs to keys and to values, and its value.
 type StoredScale<'a> = (&'a str, [bool; 2], f32);
 
 fn of_layers(stored: &[StoredScale<'_>], num_layers: usize) -> StdResult<Vec<KvScales>, Unusable> {

@@ -1,47 +1,49 @@
-//! A layer's multi-head latent attention: its parts, and what is computed of them.
+//! A layer's multi-head latent attention: its weights and its dimensions.
 
-use candle_core::Tensor;
 use candlepower_checkpoint::{AttentionSpec, KvPlace, LatentSpec, NormKind, NormSpec};
 use candlepower_kernels::{PagedAttention, RopeTable};
 
 use crate::{
+    attention::CachedLayer,
     error::Result,
-    layers::{Linear, Norm, Ops, Place},
+    linear::Linear,
+    norm::Norm,
     parts::{Matrix, Part, Parts},
 };
 
 /// One layer's latent attention.
 pub(crate) struct LatentAttention<M: Matrix> {
-    /// Where its latents lie.
+    /// The cache and the layer of its latents.
     pub(crate) place: KvPlace,
-    /// What latents of queries are made by, and their norm.
-    q_latent: Option<(Linear<M>, Norm)>,
-    q: Linear<M>,
-    kv_latent: Linear<M>,
+    /// The projection to latents of queries, and their norm.
+    pub(crate) q_latent: Option<(Linear<M>, Norm)>,
+    pub(crate) q: Linear<M>,
+    pub(crate) kv_latent: Linear<M>,
     pub(crate) kv_norm: Norm,
-    /// What queries of each head are multiplied by, as long as latents are in the cache `[latent, key_dim]`.
+    /// For each head the matrix `[latent, key_dim]` that makes queries as long as the cache's latents.
     pub(crate) key_up: M::All,
-    /// What makes values of each head of latents as long `[value_dim, latent]`.
+    /// For each head the matrix `[value_dim, latent]` that makes values of attended latents.
     pub(crate) value_up: M::All,
     pub(crate) rope: RopeTable,
     pub(crate) params: PagedAttention,
-    out: Linear<M>,
+    pub(crate) out: Linear<M>,
     pub(crate) heads: usize,
     /// Elements of a head of queries, of which the last are rotated.
     pub(crate) q_dim: usize,
     pub(crate) spec: LatentSpec,
     /// Bytes of the matrices of heads.
-    bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 impl<M: Matrix> LatentAttention<M> {
-    /// Takes the parts of the attention of layer `layer`, whose latents lie at `place`.
+    /// Takes the weights of a layer's attention, whose cache has latents.
     pub(crate) fn take(
         parts: &mut Parts<M>,
-        (layer, place): (usize, KvPlace),
-        (attention, spec): (&AttentionSpec, &LatentSpec),
+        CachedLayer { index: layer, place }: CachedLayer,
+        attention: &AttentionSpec,
         rope: RopeTable,
     ) -> Result<Self> {
+        let spec = attention.latent.as_ref().expect("only latent attention is taken here");
         let norm = NormSpec { kind: NormKind::Rms, eps: spec.eps };
         let mut norm_of = |part| -> Result<Norm> {
             let norm = parts.norm(Some(layer), part, &norm)?;
@@ -71,19 +73,6 @@ impl<M: Matrix> LatentAttention<M> {
             spec: *spec,
             bytes,
         })
-    }
-
-    /// `[tokens, hidden]` -> `[tokens, hidden]`.
-    pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
-        let q = match &self.q_latent {
-            Some((down, norm)) => {
-                let latents = ops.post_norm(ops.linear(x, down, Place::Narrow)?, norm)?;
-                ops.linear(&latents, &self.q, Place::Wide)?
-            }
-            None => ops.linear(x, &self.q, Place::Wide)?,
-        };
-        let latents = ops.linear(x, &self.kv_latent, Place::Narrow)?;
-        ops.linear(&ops.attend_latents(&q, &latents, self)?, &self.out, Place::Branch)
     }
 
     pub(crate) fn num_bytes(&self) -> usize {

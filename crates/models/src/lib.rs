@@ -6,16 +6,22 @@
 //! [`Decoder::forward`]. [`load_on_device()`] makes a [`DeviceDecoder`] of it, which walks through the same layers with
 //! the operations of a GPU. [`load_shard()`] and [`load_shard_on_device()`] load what one of several ranks computes.
 
+mod attention;
 mod cache;
 mod collectives;
 mod decoder;
 mod device_decoder;
 mod dummy;
+mod encoder;
 mod error;
 mod kv_scales;
 mod latent_attention;
 mod layers;
+mod linear;
 mod load;
+mod norm;
+mod ops;
+mod output_tokens;
 mod parts;
 mod quantized;
 mod recurrence;
@@ -24,15 +30,18 @@ mod rows;
 mod shards;
 mod short_conv;
 mod states;
-mod wanted;
+mod walk;
 
 pub use cache::{Cache, CacheSize};
 pub use decoder::{Decoder, ForwardInput};
-pub use device_decoder::{DeviceDecoder, DeviceInput, DeviceWanted, Workspace, WorkspaceSize};
+pub use device_decoder::{
+    DeviceDecoder, DeviceInput, DeviceOutputTokens, Workspace, WorkspaceSize,
+};
+pub use encoder::{Encoder, EncoderInput, Pooler};
 pub use error::{Error, Result};
 pub use load::{
     LoadDtype, LoadFormat, LoadOptions, LoadProgress, load, load_on_device, load_shard,
     load_shard_on_device,
 };
+pub use output_tokens::OutputTokens;
 pub use quantized::{dequantize_reference, recoded_numbers};
-pub use wanted::WantedTokens;

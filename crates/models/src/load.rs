@@ -27,20 +27,20 @@ use crate::{
 /// How to load a model.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Where to.
+    /// The device of the model.
     pub device: Device,
     /// The dtype of the matrices that are not quantized.
     pub dtype: LoadDtype,
-    /// Where the weights come from.
+    /// The source of the weights.
     pub load_format: LoadFormat,
     /// The longest context, in tokens; the model's own where `None`.
     pub max_model_len: Option<usize>,
 }
 
-/// The dtype of the matrices; on the CPU norms and biases are always f32.
+/// The dtype of the matrices. Norms and biases are always f32 on the CPU.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadDtype {
-    /// As stored.
+    /// The stored dtype.
     #[default]
     Auto,
     /// IEEE single.
@@ -62,13 +62,13 @@ impl From<Option<Dtype>> for LoadDtype {
     }
 }
 
-/// Where the weights come from.
+/// The source of the weights.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadFormat {
     /// The checkpoint's weight files.
     #[default]
     Auto,
-    /// Nowhere: random numbers from a fixed seed, in the shapes that `config.json` gives.
+    /// No files: random values from a fixed seed, in the shapes of `config.json`.
     Dummy,
 }
 
@@ -80,7 +80,7 @@ impl LoadFormat {
     ];
 }
 
-/// How far loading has come.
+/// Progress of loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
     /// Bytes of weights read.
@@ -105,11 +105,10 @@ pub fn load(
     load_shard(checkpoint, options, Arc::new(Comm::solo()), progress)
 }
 
-/// Loads the part of a checkpoint's weights that belongs to the rank of `comm`. Of each matrix only the rank's rows and
-/// columns are read.
+/// Loads the shard of a checkpoint's weights for the rank of `comm`. Only the rank's rows and columns of each matrix are read.
 ///
 /// # Errors
-/// As [`load`]; and the layers cannot be split over so many ranks.
+/// The same as those of [`load`]; or the layers cannot be split over so many ranks.
 pub fn load_shard(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
@@ -126,7 +125,7 @@ pub fn load_shard(
     let source = Source::open(checkpoint, options)?;
     let dtype = |tensor: &TensorPlan| match (options.dtype.chosen(), &source) {
         (Some(dtype), _) => Ok(dtype),
-        // It would be widened.
+        // Quantized tensors that are not kept quantized are widened to f32.
         (None, _) if is_quantized(tensor) => Ok(DType::F32),
         (None, Source::Files(shards)) => shards.dtype(&tensor.name),
         (None, Source::Random(dtype)) => Ok(*dtype),
@@ -147,19 +146,19 @@ pub fn load_shard(
     let parts = PartsBuilder::new(spec, &plan, Layout::cpu(), dtype, reserve)?;
     let parts = source.fill(spec, plan, parts, &mut |done| {
         progress(done);
-        // What another rank cannot load need not be loaded here.
+        // Stops where another rank has failed to load.
         Ok(comm.look_around()?)
     })?;
     let kv_scales = source.kv_scales(spec.num_stored_layers())?;
     Decoder::new(spec.clone(), parts, kv_scales, max_model_len, comm)
 }
 
-/// Loads a checkpoint's weights to a device, where all of them but codes are in one dtype: bfloat16 or float16 as stored or as
-/// asked for, and bfloat16 where float32 is stored. On the CPU, where the definitions of the device's kernels compute
-/// with it, it may be float32.
+/// Loads a checkpoint's weights to a device, where all weights that are not quantized have one dtype. It is bfloat16 or float16, as stored
+/// or as the options say, and bfloat16 where float32 is stored. On the CPU, where the reference implementations of the device's
+/// kernels compute, it may be float32.
 ///
 /// # Errors
-/// As [`load`]; and the device's kernels lack something of the model.
+/// The same as those of [`load`]; or the device's kernels lack a feature of the model.
 pub fn load_on_device(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
@@ -168,11 +167,11 @@ pub fn load_on_device(
     load_device_part(checkpoint, options, None, progress)
 }
 
-/// As [`load_on_device`], of the part of the weights that belongs to the rank of `comm`: on GPUs the ranks join by NCCL, even where
-/// there is only one.
+/// Loads the shard of the weights for the rank of `comm` to a device, like [`load_on_device`]. GPUs join by NCCL, even where there is
+/// only one rank.
 ///
 /// # Errors
-/// As [`load_on_device`]; and the layers cannot be split over so many ranks, or NCCL is not there.
+/// The same as those of [`load_on_device`]; or the layers cannot be split over so many ranks, or NCCL is missing.
 pub fn load_shard_on_device(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
@@ -220,19 +219,19 @@ fn load_device_part(
     DeviceDecoder::new(spec.clone(), parts, kv_scales, max_model_len, ranks)
 }
 
-/// Whether a tensor is kept as codes.
+/// Whether a tensor is kept quantized.
 fn is_quantized(tensor: &TensorPlan) -> bool {
     tensor.scheme.is_some() || tensor.on_load.is_some()
 }
 
-/// Who is told how far loading has come, and may end it.
+/// A callback for the progress of loading, which may end it by an error.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(LoadProgress) -> Result<()>;
 
-/// Where the numbers come from.
+/// The source of the values.
 enum Source {
     /// The checkpoint's files, whose tensors are those of the plan.
     Files(Shards),
-    /// Nowhere: random numbers of a dtype.
+    /// No files: random values of a dtype.
     Random(DType),
 }
 
@@ -256,7 +255,7 @@ impl Source {
         Ok(Self::Files(shards))
     }
 
-    /// The tensors of a rank, with what the files alone say of them.
+    /// The tensors of a rank, with the dtypes of scales, which only the files know.
     fn plan(&self, checkpoint: &Checkpoint, shard: Shard) -> Result<Vec<TensorPlan>> {
         let Self::Files(shards) = self else {
             return Ok(checkpoint.shard_plan(shard, checkpoint.tensor_plan()));
@@ -266,7 +265,7 @@ impl Source {
         Ok(plan)
     }
 
-    /// The scales of keys and values of so many layers.
+    /// The scales of keys and values of `num_layers` layers.
     fn kv_scales(&self, num_layers: usize) -> Result<LayerKvScales> {
         match self {
             Self::Files(shards) => LayerKvScales::read(shards, num_layers),
@@ -290,7 +289,7 @@ impl Source {
 }
 
 impl LoadDtype {
-    /// What is asked for; `None` where the matrices keep their own.
+    /// The dtype that the options ask for; `None` where the matrices keep their own.
     pub fn chosen(self) -> Option<DType> {
         match self {
             Self::Auto => None,
@@ -301,11 +300,11 @@ impl LoadDtype {
     }
 }
 
-/// Most bytes of a weight file that are mapped at once.
+/// Most bytes of a weight file that are mapped at a time.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// Copies every planned tensor into its parts, from the beginning of the files to their end. Of a quantized matrix the
-/// first of its tensors says where it lies.
+/// Copies every planned tensor into its parts, from the beginning of the files to their end. The first tensor of a quantized matrix
+/// determines its turn.
 fn read_weights<M: Matrix>(
     shards: &Shards,
     plan: Vec<TensorPlan>,
@@ -342,13 +341,13 @@ fn read_weights<M: Matrix>(
     Ok(())
 }
 
-/// How many of a tensor's numbers are wanted.
+/// Number of a tensor's values that are loaded.
 pub(crate) fn taken(tensor: &TensorPlan) -> usize {
     let rows: usize = tensor.slots.iter().map(|slot| slot.rows.len()).sum();
     rows * tensor.columns().map_or(1, |columns| columns.len())
 }
 
-/// Copies a tensor of plain numbers, and tells how many bytes it has copied each time.
+/// Copies a tensor of plain values. `copied` gets the number of bytes after each piece.
 fn read_numbers<M: Matrix>(
     shards: &Shards,
     tensor: &TensorPlan,
@@ -397,8 +396,8 @@ fn read_numbers<M: Matrix>(
     Ok(())
 }
 
-/// The rows `rows` of one slot, of numbers of `size` bytes, gathered from a matrix that is stored with a row for each of our
-/// columns, as each expert's is where one tensor has those of all.
+/// The rows `rows` of one slot, of values of `size` bytes, gathered from a transposed matrix, which has a row for each of our
+/// columns. A tensor of all experts stores each expert's matrix like this.
 fn transposed_rows(
     shards: &Shards,
     tensor: &TensorPlan,
@@ -409,7 +408,7 @@ fn transposed_rows(
     let (stored_columns, order) = (n / tensor.experts(), tensor.row_order());
     let stored_bytes = stored_columns * size;
     let first_byte = rows.start / stored_columns * k * stored_bytes;
-    let places: Vec<usize> =
+    let offsets: Vec<usize> =
         rows.clone().map(|row| order.stored(row) % stored_columns * size).collect();
     let mut gathered = vec![0; rows.len() * k * size];
     let piece_columns = (PIECE_BYTES / stored_bytes).max(1);
@@ -418,9 +417,9 @@ fn transposed_rows(
         let start = first_byte + first * stored_bytes;
         let bytes = shards.bytes(&tensor.name, start, count * stored_bytes)?;
         for (column, stored) in (first..).zip(bytes.chunks_exact(stored_bytes)) {
-            for (row, place) in places.iter().enumerate() {
-                let number = &stored[*place..place + size];
-                gathered[(row * k + column) * size..][..size].copy_from_slice(number);
+            for (row, offset) in offsets.iter().enumerate() {
+                let value = &stored[*offset..offset + size];
+                gathered[(row * k + column) * size..][..size].copy_from_slice(value);
             }
         }
     }

@@ -14,7 +14,7 @@ use half::{bf16, f16};
 
 use crate::{
     error::Result,
-    layers::{Norm, NormForm},
+    norm::{Norm, NormForm},
 };
 
 mod of_heads;
@@ -28,17 +28,17 @@ use place::Place;
 pub(crate) trait Matrix: Clone {
     /// A matrix that is being filled.
     type Builder: MatrixBuilder<Matrix = Self>;
-    /// One of each expert of a layer.
+    /// The matrices of all experts of a layer, one each.
     type All;
     /// Bytes of memory held.
     fn num_bytes(&self) -> usize;
-    /// Takes those of all experts together.
+    /// Takes the matrices of all experts together.
     fn all(matrices: Vec<Self>) -> Result<Self::All>;
 }
 
 /// A matrix that is being filled, by rows in any order.
 pub(crate) trait MatrixBuilder {
-    /// What it becomes.
+    /// The finished matrix.
     type Matrix;
     /// Writes rows from `first_row` on.
     fn write_rows(&mut self, first_row: usize, rows: WeightRows<'_>) -> Result<()>;
@@ -90,34 +90,34 @@ pub(crate) struct Shape {
     pub(crate) columns: usize,
     pub(crate) dtype: DType,
     pub(crate) form: MatrixForm,
-    /// The columns are those of heads, which the device pads.
+    /// The padding of heads, where the columns belong to heads that the device pads.
     pub(crate) heads: Option<HeadPadding>,
     /// Rows that will be written; the others, between padded heads, are zeros.
     pub(crate) written_rows: usize,
 }
 
 impl Shape {
-    /// The columns without what pads heads.
+    /// The columns without the padding of heads.
     pub(crate) fn stored_columns(&self) -> usize {
         self.heads.map_or(self.columns, |heads| self.columns / heads.padded * heads.len)
     }
 }
 
-/// How the parts lie in a device's memory.
+/// The layout of parts in a device's memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
-    /// Where they are.
+    /// The device.
     pub(crate) device: Device,
     /// The dtype of norms and biases.
     pub(crate) vectors: DType,
     /// Heads are padded with zeros to one of these widths, in ascending order; to none on the CPU.
     pub(crate) head_dims: &'static [usize],
-    /// RMSNorms stored as differences from one have it added.
+    /// Whether 1 is added to RMSNorms that are stored as differences from 1.
     pub(crate) adds_one: bool,
 }
 
 impl Layout {
-    /// As the CPU's kernels want them.
+    /// The layout for the CPU's kernels.
     pub(crate) fn cpu() -> Self {
         let device = Device::Cpu;
         Self { device, vectors: DType::F32, head_dims: &[], adds_one: true }
@@ -128,7 +128,7 @@ impl Layout {
         self.head_dims.iter().copied().find(|dim| *dim >= head_dim).unwrap_or(head_dim)
     }
 
-    /// The elements of a latent of `rank` elements, behind which `turned` elements lie.
+    /// The padded elements of a latent of `rank` elements, behind which `turned` rotated elements lie.
     fn padded_latent(&self, rank: usize, turned: usize) -> usize {
         if self.head_dims.is_empty() { rank } else { device_latent_dims(rank, turned).0 }
     }
@@ -149,8 +149,8 @@ pub(crate) struct PartsBuilder<'a, M: Matrix> {
 type Reserve<'a, M> = dyn Fn(Shape) -> Result<<M as Matrix>::Builder> + 'a;
 
 impl<'a, M: Matrix> PartsBuilder<'a, M> {
-    /// Reserves every part. `dtype` says in which dtype a planned tensor's numbers are to be kept, where it is not
-    /// quantized; a part made of several tensors that disagree is kept in f32. `reserve` begins a matrix.
+    /// Reserves every part. `dtype` returns the dtype of a planned tensor that is not quantized. A part of several tensors that disagree
+    /// is kept in f32. `reserve` begins a matrix.
     pub(crate) fn new(
         spec: &'a ModelSpec,
         plan: &[TensorPlan],
@@ -208,7 +208,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         Ok(Self { spec, matrices, of_heads, vectors, layout })
     }
 
-    /// Writes rows of a slot, from the row `first` of those that `slot` names on.
+    /// Writes rows of a slot, from the row `first` of the rows of `slot` on.
     pub(crate) fn write(
         &mut self,
         slot: &SlotRows,
@@ -253,7 +253,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         Ok(())
     }
 
-    /// Writes quantized rows of a matrix's slot, each of `k` columns, from the row `first` of those that `slot` names on.
+    /// Writes quantized rows of a matrix's slot, each of `k` columns, from the row `first` of the rows of `slot` on.
     pub(crate) fn write_quantized(
         &mut self,
         slot: &SlotRows,
@@ -282,8 +282,8 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         })
     }
 
-    /// Calls `write` with the matrix of which a quantized slot is a part, and those of the rows `rows` that `slot` names that lie
-    /// together in it, with the matrix's row of their first.
+    /// Calls `write` with the matrix of a quantized slot, for each run of the rows `rows` of `slot` that lie together in it. `write` gets the
+    /// run, and the matrix's row of its first.
     fn each_run(
         &mut self,
         slot: &SlotRows,
@@ -322,7 +322,7 @@ fn heads(rows: Range<usize>, head_dim: usize) -> impl Iterator<Item = Range<usiz
         .map(move |head| rows.start.max(head * head_dim)..rows.end.min((head + 1) * head_dim))
 }
 
-/// The numbers of a stored vector.
+/// The values of a stored vector.
 pub(crate) fn numbers(data: WeightRows<'_>) -> Vec<f32> {
     let bytes = data.bytes;
     match data.dtype {
@@ -336,7 +336,7 @@ pub(crate) fn numbers(data: WeightRows<'_>) -> Vec<f32> {
     }
 }
 
-/// Rows whose columns are those of heads, with zeros after each head.
+/// Rows whose columns belong to heads, with zeros after each head.
 pub(crate) fn pad_columns(data: WeightRows<'_>, heads: HeadPadding) -> Vec<u8> {
     let HeadPadding { len, padded } = heads;
     let size = data.dtype.size_in_bytes();
@@ -357,7 +357,7 @@ pub(crate) struct Parts<M> {
 }
 
 impl<M> Parts<M> {
-    /// How the parts lie in memory.
+    /// The layout of the parts in memory.
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -385,7 +385,7 @@ impl<M> Parts<M> {
         Ok(Some(Tensor::from_vec(vector, len, &self.layout.device)?))
     }
 
-    /// A number that the host has, where the model has it.
+    /// A value that the host has, where the model has it.
     pub(crate) fn number(&mut self, layer: usize, part: Part) -> Option<f32> {
         Some(self.vectors.remove(&(Some(layer), part))?[0])
     }
@@ -411,7 +411,7 @@ impl<M> Parts<M> {
 
     /// The norm of q or k, with heads of `head_dim` elements, where the model has it.
     ///
-    /// LayerNorm is told how many elements count. With RMSNorm they need not be known:
+    /// LayerNorm gets the number of elements that count. RMSNorm does not need it:
     /// The zeros that pad a head add nothing to its squares, but count in their mean. With `p` the part of a head that
     /// is not padding, the mean is `p` times too small, and so must be epsilon; the root of `p` then makes up for it in
     /// the weight: `x / sqrt(mean + eps) = x * sqrt(p) / sqrt(p * mean + p * eps)`.

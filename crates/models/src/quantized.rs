@@ -1,4 +1,4 @@
-//! Quantized matrices as they are stored: where each code lies, and how rows of codes come into the packed weights.
+//! Quantized matrices as they are stored: the position of each quantized weight, and how rows become packed weights.
 
 use std::ops::Range;
 
@@ -34,36 +34,36 @@ mod tests;
 
 /// A quantized matrix `[n, k]` in the weight files.
 pub(crate) trait Stored: Sync {
-    /// What its codes mean, which columns share scales, and what these are.
+    /// The encoding of its quantized weights, the columns that share scales, and the form of the scales.
     fn packed(&self) -> Packed;
-    /// Which input each column is, where the groups' columns do not lie together: then the columns are those of the first
+    /// The input of each column, where the inputs of a group do not lie together (act-order). The columns are then those of the first
     /// group, of the second, and so on.
     fn inputs(&self) -> Option<&[u32]> {
         None
     }
-    /// The code of an output and an input.
+    /// The quantized weight of an output and an input.
     fn code(&self, row: usize, input: usize) -> u8;
-    /// The codes of an output from an input on.
+    /// The quantized weights of an output from an input on.
     fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]);
-    /// The scale of an output's `index`-th group, or block, or the number of its table.
+    /// The scale of an output's `index`-th group or super-block, or the `index`-th value of its table.
     fn scale(&self, row: usize, index: usize) -> f32;
-    /// The minimum beside it, where it is a number of its own.
+    /// The offset of an output's `index`-th group or super-block, where the format stores offsets.
     fn min(&self, row: usize, index: usize) -> f32 {
-        unreachable!("group {index} of row {row} has no minimum of its own")
+        unreachable!("group {index} of row {row} has no offset of its own")
     }
-    /// The code that means zero in an output's group, where each group has one.
+    /// The zero-point of an output's group, where each group has one.
     fn zero_point(&self, row: usize, group: usize) -> u8 {
         unreachable!("group {group} of row {row} has no zero point of its own")
     }
-    /// What multiplies a block's scale, and its minimum, to be that of an output's group, where there are blocks.
+    /// The sub-scales of an output's group, where there are super-blocks: the factors on the super-block's scale and on its offset.
     fn multiples(&self, row: usize, group: usize) -> [i8; 2] {
         unreachable!("group {group} of row {row} has a scale of its own")
     }
-    /// What is added to the numbers that the codes mean.
+    /// A sparse matrix that is added to the dequantized weights.
     fn sparse(&self) -> Option<SparseRows<'_>> {
         None
     }
-    /// The number of an output and an input, as the format defines it.
+    /// The dequantized weight of an output and an input: the reference of the format.
     fn number(&self, row: usize, input: usize) -> f32;
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn open(shards: &Shards, tensor: &TensorPlan, scheme: Scheme) -> Resu
     open_rows(&files, scheme, 0..files.n)
 }
 
-/// Opens a matrix of which only the rows `rows` are asked for: where rows lie one after the other, only they are mapped.
+/// Opens a matrix for reads of the rows `rows` alone. Only they are mapped where rows lie one after the other.
 fn open_rows(files: &Tensors<'_>, scheme: Scheme, rows: Range<usize>) -> Result<AnyStored> {
     let packed = scheme.packed(files.k);
     Ok(match scheme {
@@ -101,8 +101,8 @@ fn open_rows(files: &Tensors<'_>, scheme: Scheme, rows: Range<usize>) -> Result<
     })
 }
 
-/// Writes the planned rows and columns of a matrix that [`Shards::check`] has seen to the parts that they belong to. Of a
-/// format whose rows lie one after the other only some are mapped at a time.
+/// Writes the planned rows and columns of a matrix that [`Shards::check`] has seen to their parts. Where a format stores rows one
+/// after the other, only some are mapped at a time.
 pub(crate) fn read<M: Matrix>(
     shards: &Shards,
     tensor: &TensorPlan,
@@ -127,13 +127,13 @@ pub(crate) fn read<M: Matrix>(
 }
 
 impl AnyStored {
-    /// Writes the planned rows and columns to the parts that they belong to.
+    /// Writes the planned rows and columns to their parts.
     fn write<M: Matrix>(&self, tensor: &TensorPlan, parts: &mut PartsBuilder<'_, M>) -> Result<()> {
         if tensor.columns.is_some() && self.stored().inputs().is_some() {
             return Err(Error::OrderedColumns { name: tensor.name.clone() });
         }
         for slot in &tensor.slots {
-            // Before the codes: a matrix is finished with the last of them.
+            // Before the quantized weights, because the last of them finishes the matrix.
             if let Some(sparse) = self.stored().sparse() {
                 let columns = tensor.columns().expect("quantized tensors are matrices");
                 let sparse = sparse.rows(slot.rows.clone());
@@ -161,8 +161,7 @@ impl AnyStored {
         })
     }
 
-    /// Calls `take` with the columns `columns` of some of the rows `rows`, and the index of the first of these, until it had
-    /// all.
+    /// Calls `take` with the columns `columns` of the rows `rows`, piece by piece, and with the index of each piece's first row.
     fn each_piece(
         &self,
         rows: Range<usize>,
@@ -193,8 +192,8 @@ impl AnyStored {
     }
 }
 
-/// The numbers `[n, k]` of a checkpoint's quantized matrix, one by one as its format defines them; `None` where no matrix
-/// that is quantized would have this name as plain numbers. What runs has them packed; this is what they are tested with.
+/// The dequantized values `[n, k]` of a checkpoint's quantized matrix, one by one by the reference of its format. `None` where no
+/// quantized matrix has this name. The model uses packed weights; this is the reference for their tests.
 ///
 /// # Errors
 /// The weight files are damaged, or do not hold what the configuration says.
@@ -210,13 +209,13 @@ pub fn dequantize_reference(checkpoint: &Checkpoint, name: &str) -> Result<Optio
     Ok(Some(numbers.collect()))
 }
 
-/// Begins a weight of `n` rows of `k` codes.
+/// Begins a weight of `n` rows of `k` quantized weights.
 pub(crate) fn builder(n: usize, k: usize, packed: Packed) -> Result<WeightBuilder> {
     let Packed { codes, group, scales, .. } = packed;
     Ok(Weight::quantized_builder(n, k, codes, group, scales.within(k, group))?)
 }
 
-/// Has the plan say in which dtype the files have scales that are kept as they are stored.
+/// Notes in the plan the dtype of scales that are kept as stored.
 pub(crate) fn note_scales(plan: &mut [TensorPlan], shards: &Shards) -> Result<()> {
     for tensor in plan {
         let scheme = tensor.scheme.as_mut();
@@ -232,7 +231,7 @@ pub(crate) fn note_scales(plan: &mut [TensorPlan], shards: &Shards) -> Result<()
     Ok(())
 }
 
-/// Rows of codes, and what they mean.
+/// Rows of quantized weights, with their encoding and scales.
 pub(crate) struct CodedRows {
     pub(crate) codes: Codes,
     pub(crate) group: usize,
@@ -241,15 +240,15 @@ pub(crate) struct CodedRows {
     pub(crate) inputs: Option<Vec<u32>>,
 }
 
-/// The scales and the minima of some rows, or their tables.
+/// The scales and the offsets of some rows, or their tables.
 pub(crate) struct Scales {
     pub(crate) scales: Vec<f32>,
     pub(crate) mins: RowMins,
-    /// Where they are those of blocks: the columns of a block, and what multiplies the scales and the minima.
+    /// Where they belong to super-blocks: the columns of a super-block, and the sub-scales of scales and offsets.
     pub(crate) multiples: Option<(usize, [Vec<i8>; 2])>,
 }
 
-/// The minima of some rows, as [`Mins`] has them.
+/// The offsets of some rows, as in [`Mins`].
 pub(crate) enum RowMins {
     None,
     Own(Vec<f32>),
@@ -289,16 +288,16 @@ impl CodedRows {
     }
 }
 
-/// Codes that are unpacked at once, a byte each: few enough that the allocator keeps the memory for the next ones.
+/// Quantized weights that are unpacked at a time, a byte each: few enough that the allocator keeps the memory for the next ones.
 const PIECE_CODES: usize = 8 << 20;
-/// Numbers of a table.
+/// Values of a table.
 const TABLE: usize = 16;
-/// Rows that one task unpacks: of codes that are packed along the rows, a cache line has as many.
+/// Rows that one task unpacks: a cache line has as many quantized weights where they are packed along the rows.
 const TASK_ROWS: usize = 128;
-/// Columns that a task unpacks of each of its rows, before those that follow.
+/// Columns that a task unpacks of each of its rows, before the next columns.
 const TASK_COLUMNS: usize = 64;
 
-/// Rows of `k` columns that are unpacked at once.
+/// Rows of `k` columns that are unpacked at a time.
 fn piece_rows(k: usize) -> usize {
     (PIECE_CODES / k).next_multiple_of(TASK_ROWS).max(TASK_ROWS)
 }
@@ -328,14 +327,14 @@ fn each_piece<S: Stored>(
     Ok(())
 }
 
-/// The scales and the minima of the rows' groups that begin within the columns, or the rows' tables.
+/// The scales and the offsets of the rows' groups that begin within the columns, or the rows' tables.
 fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> Scales {
     let packed = matrix.packed();
     if packed.codes == Codes::Table {
         let scales = each_of(&rows, 0..TABLE, |row, entry| matrix.scale(row, entry));
         return Scales { scales, mins: RowMins::None, multiples: None };
     }
-    // The columns of a scale as it is stored, and as it is wanted: a block that the columns cut is taken in parts.
+    // Columns of a scale as stored, and as returned: a super-block that the columns cut is taken in parts.
     let stored = packed.scales.run(packed.group);
     let wanted = packed.scales.block_within(columns.len()).unwrap_or(packed.group);
     let parts = |width: usize| columns.start / width..columns.end.div_ceil(width);
@@ -360,7 +359,7 @@ fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> 
     Scales { scales, mins, multiples }
 }
 
-/// What `get` says of each row and part, `[rows][parts]`.
+/// The value of `get` for each row and part, `[rows][parts]`.
 fn each_of<T: Copy + Default + Send>(
     rows: &Range<usize>,
     parts: Range<usize>,
@@ -375,7 +374,7 @@ fn each_of<T: Copy + Default + Send>(
     all
 }
 
-/// What lies in some of the columns, of which the first gets the number 0: where each row begins, the columns, the numbers.
+/// The entries of some columns, which are counted from 0: the beginning of each row, the columns, the values.
 fn columns_of(rows: SparseRows<'_>, columns: &Range<usize>) -> (Vec<u32>, Vec<u32>, Vec<f32>) {
     let (mut starts, mut inputs, mut numbers) = (vec![0], Vec::new(), Vec::new());
     for row in rows.starts.windows(2) {
@@ -391,7 +390,7 @@ fn columns_of(rows: SparseRows<'_>, columns: &Range<usize>) -> (Vec<u32>, Vec<u3
     (starts, inputs, numbers)
 }
 
-/// The codes `[rows][columns]`, one in each byte, in the order of the columns.
+/// The quantized weights `[rows][columns]`, one in each byte, in the order of the columns.
 fn unpacked<S: Stored>(matrix: &S, rows: Range<usize>, taken: Range<usize>) -> Vec<u8> {
     let k = taken.len();
     let mut codes = vec![0; rows.len() * k];
@@ -418,7 +417,7 @@ fn unpacked<S: Stored>(matrix: &S, rows: Range<usize>, taken: Range<usize>) -> V
 /// The tensors that hold one matrix.
 struct Tensors<'a> {
     shards: &'a Shards,
-    /// By the last parts of their names, in the order of the plan.
+    /// Their names, in the order of the plan.
     names: Vec<String>,
     n: usize,
     k: usize,
@@ -442,7 +441,7 @@ impl<'a> Tensors<'a> {
         Ok(Words(self.shards.whole(&self.names[index])?))
     }
 
-    /// The `index`-th tensor, as finite numbers.
+    /// The `index`-th tensor, as finite values.
     fn numbers(&self, index: usize) -> Result<Vec<f32>> {
         let name = &self.names[index];
         let (dtype, bytes) = (self.shards.dtype(name)?, self.shards.whole(name)?);
@@ -458,16 +457,16 @@ impl<'a> Tensors<'a> {
     }
 }
 
-/// Which inputs share scales.
+/// The groups of inputs that share scales.
 struct GroupOrder {
-    /// The inputs of the first group, of the second, and so on, where they do not lie so.
+    /// The inputs of the first group, of the second, and so on, where they do not lie in this order.
     inputs: Option<Vec<u32>>,
     /// `[k]`: the group of each input.
     groups: Vec<u32>,
 }
 
 impl GroupOrder {
-    /// As the `index`-th tensor says, where it is there; otherwise inputs lie group by group.
+    /// Reads the `index`-th tensor, if it is there. Otherwise inputs lie group by group.
     fn read(tensors: &Tensors<'_>, index: usize, packed: Packed) -> Result<Self> {
         let in_order: Vec<u32> =
             (0..tensors.k).map(|input| (input / packed.group) as u32).collect();
@@ -503,14 +502,14 @@ impl Words {
         u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
     }
 
-    /// Every `stride`-th word from one on.
+    /// Every `stride`-th word from `index` on.
     fn every(&self, stride: usize, index: usize) -> impl Iterator<Item = u32> {
         let words = self.0[index * 4..].as_chunks().0.iter().step_by(stride);
         words.map(|bytes| u32::from_le_bytes(*bytes))
     }
 
-    /// The codes of output `row` of `n` from an input on, where a word has the codes of neighbouring inputs, and those of the outputs
-    /// follow one another.
+    /// The quantized weights of output `row` of `n` from an input on, where a word has those of neighbouring inputs, and the words of
+    /// the outputs follow one another.
     fn fields_along(&self, n: usize, row: usize, input: usize, bits: usize, codes: &mut [u8]) {
         let per_word = 32 / bits;
         let fields = self.every(n, input / per_word * n + row).flat_map(|word| {

@@ -1,4 +1,4 @@
-//! A layer's gated delta net or Mamba-2: its parts, and what is computed of them.
+//! A layer's gated delta net or Mamba-2: its weights and its dimensions.
 
 use candle_core::Tensor;
 use candlepower_checkpoint::{NormKind, NormSpec, RecurrenceSpec, RuleSpec};
@@ -6,27 +6,29 @@ use candlepower_kernels::{RecurrenceDims, Rule};
 
 use crate::{
     error::Result,
-    layers::{Linear, Norm, Ops, Place, tensor_bytes},
+    linear::Linear,
+    norm::{Norm, tensor_bytes},
     parts::{Matrix, Part, Parts},
 };
 
 /// One layer's gated delta net or Mamba-2.
 pub(crate) struct Recurrence<M> {
-    /// Which of the layers that keep a state it is.
+    /// Its index among the layers with recurrent states.
     pub(crate) layer: usize,
-    rows: Linear<M>,
-    gates: Linear<M>,
+    pub(crate) rows: Linear<M>,
+    pub(crate) gates: Linear<M>,
     pub(crate) net: candlepower_kernels::Recurrence,
-    /// Of what comes out, in groups; delta nets norm heads themselves.
-    norm: Option<Norm>,
-    out: Linear<M>,
+    /// The norm of the result, in groups. Delta nets norm heads themselves.
+    pub(crate) norm: Option<Norm>,
+    pub(crate) out: Linear<M>,
 }
 
 impl<M: Matrix> Recurrence<M> {
-    /// Takes the parts of the `index`-th layer that keeps a state, which is layer `layer`.
+    /// Takes the weights of the `index`-th layer with recurrent states, which is layer `layer`.
     pub(crate) fn take(
         parts: &mut Parts<M>,
-        (layer, index): (usize, usize),
+        layer: usize,
+        index: usize,
         spec: &RecurrenceSpec,
     ) -> Result<Self> {
         let mut exact = |part| -> Result<Tensor> {
@@ -74,17 +76,6 @@ impl<M: Matrix> Recurrence<M> {
         })
     }
 
-    /// `[tokens, hidden]` -> `[tokens, hidden]`.
-    pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
-        let rows = ops.linear(x, &self.rows, Place::Wide)?;
-        let gates = ops.linear(x, &self.gates, Place::Narrow)?;
-        let mut made = ops.recurrence(&rows, &gates, self)?;
-        if let Some(norm) = &self.norm {
-            made = ops.norm_groups(made, norm)?;
-        }
-        ops.linear(&made, &self.out, Place::Branch)
-    }
-
     pub(crate) fn num_bytes(&self) -> usize {
         let candlepower_kernels::Recurrence { conv, conv_bias, a_log, dt_bias, rule, .. } =
             &self.net;
@@ -100,7 +91,7 @@ impl<M: Matrix> Recurrence<M> {
     }
 }
 
-/// The dimensions of a recurrence as kernels take them.
+/// The dimensions of a delta net or Mamba-2 for the kernels.
 pub(crate) fn recurrence_dims(spec: &RecurrenceSpec) -> RecurrenceDims {
     RecurrenceDims {
         key_heads: spec.key_heads,

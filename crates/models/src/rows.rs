@@ -1,4 +1,4 @@
-//! Matrices as a GPU has them: row-major in one dtype, or codes, uploaded as soon as they are whole.
+//! Matrices for a GPU: row-major in one dtype, or quantized, uploaded as soon as they are whole.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -27,22 +27,22 @@ impl parts::Matrix for Matrix {
     }
 }
 
-/// A matrix that is gathered on the host. Its memory there is given back as soon as the device has it.
+/// A matrix that is gathered in host memory, which is freed as soon as the device has the matrix.
 pub(crate) struct RowsBuilder {
     shape: Shape,
     device: Device,
-    /// What has been written: nothing before the first row and after the last.
+    /// The written rows: `None` before the first row and after the last.
     written: Option<Written>,
     missing_rows: usize,
-    /// By row, of matrices that are kept as numbers: what is to be added to them.
+    /// The entries of a sparse matrix by row, which are added to matrices that are not kept quantized.
     sparse: HashMap<usize, Vec<(u32, f32)>>,
     uploaded: Option<Matrix>,
 }
 
 enum Written {
-    /// Row-major numbers.
+    /// Row-major values.
     Rows(Vec<u8>),
-    /// Codes, packed as on the CPU.
+    /// Quantized weights, packed as on the CPU.
     Codes(WeightBuilder),
 }
 
@@ -55,7 +55,7 @@ impl RowsBuilder {
         Self { shape, device, written: None, missing_rows, sparse: HashMap::new(), uploaded: None }
     }
 
-    /// The codes, where they are kept.
+    /// The quantized weights, where they are kept.
     fn codes(&mut self) -> Result<Option<&mut WeightBuilder>> {
         let MatrixForm::Quantized(packed) = self.shape.form else { return Ok(None) };
         if self.written.is_none() {

@@ -4,12 +4,13 @@
 //! and the packed weights together.
 
 use std::{
+    borrow::Cow,
     collections::{HashMap, HashSet},
     fs::File,
     ops::Deref,
 };
 
-use candle_core::DType;
+use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{
     Checkpoint, CheckpointFiles, Gguf, GgufType, StoredKind, StoredTensor, TensorPlan, WeightFiles,
 };
@@ -28,13 +29,13 @@ pub(crate) struct Shards {
 #[derive(Clone, Debug)]
 pub(crate) struct InFile {
     file: usize,
-    /// Where its bytes begin in the file.
+    /// The offset of its bytes in the file.
     offset: u64,
     shape: Vec<usize>,
     dtype: StoredDtype,
 }
 
-/// How a tensor's numbers are stored, as its file says.
+/// The dtype of a stored tensor, by its file.
 #[derive(Clone, Copy, Debug)]
 enum StoredDtype {
     Safetensors(safetensors::Dtype),
@@ -50,11 +51,11 @@ impl StoredDtype {
         }
     }
 
-    /// Bytes of so many numbers.
-    fn num_bytes(self, numbers: usize) -> usize {
+    /// Bytes of `count` values.
+    fn num_bytes(self, count: usize) -> usize {
         match self {
-            Self::Safetensors(dtype) => numbers * dtype.bitsize() / 8,
-            Self::Gguf(kind) => numbers / kind.block() * kind.block_bytes(),
+            Self::Safetensors(dtype) => count * dtype.bitsize() / 8,
+            Self::Gguf(kind) => count / kind.block() * kind.block_bytes(),
         }
     }
 }
@@ -66,12 +67,25 @@ impl Shards {
         if let Some(gguf) = checkpoint.files().gguf() {
             return Self::open_gguf(checkpoint.files(), gguf, &names);
         }
+        Self::open_safetensors(checkpoint.files(), &names, &|name| checkpoint.planned_name(name))
+    }
+
+    /// Opens safetensors files, whose tensors keep their names, and reads their headers.
+    pub(crate) fn open_files(files: &CheckpointFiles, names: &WeightFiles) -> Result<Self> {
+        Self::open_safetensors(files, names, &|name| Cow::Borrowed(name))
+    }
+
+    fn open_safetensors(
+        checkpoint: &CheckpointFiles,
+        names: &WeightFiles,
+        planned_name: &dyn for<'a> Fn(&'a str) -> Cow<'a, str>,
+    ) -> Result<Self> {
         let mut files = Vec::new();
         let mut tensors: HashMap<String, InFile> = HashMap::new();
         for name in names.names() {
-            let shard = Shard::open(checkpoint.files(), name, &names)?;
+            let shard = Shard::open(checkpoint, name, names)?;
             for (tensor, stored) in shard.header(files.len())? {
-                let tensor = checkpoint.planned_name(&tensor).into_owned();
+                let tensor = planned_name(&tensor).into_owned();
                 if let Some(other) = tensors.insert(tensor.clone(), stored) {
                     let first = files.get(other.file).map_or(name, |f: &Shard| &f.name).clone();
                     return Err(Error::TensorTwice { name: tensor, first, second: name.clone() });
@@ -87,7 +101,7 @@ impl Shards {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The tensors that the model takes of these files.
+    /// The tensors that the model takes from these files.
     pub(crate) fn plan(&self, checkpoint: &Checkpoint) -> Vec<TensorPlan> {
         checkpoint.plan_of_stored(&|name| self.tensors.contains_key(name))
     }
@@ -104,7 +118,7 @@ impl Shards {
                 shape: tensor.shape.clone(),
                 dtype: StoredDtype::Gguf(tensor.kind),
             };
-            // A file that was shortened since its header was read.
+            // The file may be shorter than when its header was read.
             let shard = &files[stored.file];
             let bytes = stored.dtype.num_bytes(stored.shape.iter().product());
             if stored.offset + bytes as u64 > shard.len {
@@ -115,8 +129,7 @@ impl Shards {
         Ok(Self { files, tensors })
     }
 
-    /// Checks that the files hold exactly the planned tensors, each in its shape and in a dtype
-    /// that can be computed with.
+    /// Checks that the files hold exactly the planned tensors, each in its shape and in a supported dtype.
     pub(crate) fn check(&self, checkpoint: &Checkpoint, plan: &[TensorPlan]) -> Result<()> {
         let mut stored = Vec::new();
         for tensor in plan {
@@ -196,6 +209,18 @@ impl Shards {
         self.tensors.get(name).map_or(0, bytes)
     }
 
+    /// The shape of a tensor, where the files hold it.
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|stored| stored.shape.as_slice())
+    }
+
+    /// A whole tensor of plain values on the CPU, as f32.
+    pub(crate) fn tensor(&self, name: &str) -> Result<Tensor> {
+        let (dtype, shape) = (self.dtype(name)?, &self.tensors[name].shape);
+        let stored = Tensor::from_raw_buffer(&self.whole(name)?, dtype, shape, &Device::Cpu)?;
+        Ok(stored.to_dtype(DType::F32)?)
+    }
+
     /// The dtype of a tensor that [`Self::check`] has seen.
     pub(crate) fn dtype(&self, name: &str) -> Result<DType> {
         use StoredDtype::{Gguf, Safetensors};
@@ -211,7 +236,7 @@ impl Shards {
         }
     }
 
-    /// Where a tensor lies: sorting by it reads the files from beginning to end.
+    /// The file and the offset of a tensor. Sorting by it reads the files from beginning to end.
     pub(crate) fn position(&self, name: &str) -> (usize, u64) {
         let stored = &self.tensors[name];
         (stored.file, stored.offset)
@@ -225,7 +250,7 @@ impl Shards {
 }
 
 /// The first five names, in words.
-fn first_of(names: Vec<&str>) -> String {
+pub(crate) fn first_of(names: Vec<&str>) -> String {
     let rest = names.len().saturating_sub(5);
     let shown = names.into_iter().take(5).collect::<Vec<_>>().join(", ");
     if rest == 0 { shown } else { format!("{shown} and {rest} more") }
@@ -317,9 +342,9 @@ impl Shard {
                 Ok(MappedBytes::Embedded(&bytes[start..start + len]))
             }
             Content::File(file) => {
-                // SAFETY: the file is mapped read-only and privately. That nobody shortens or
-                // rewrites it meanwhile is what every program that maps weights relies on; the map
-                // lives only while a piece of a tensor is copied out of it.
+                // SAFETY: the file is mapped read-only and privately. Like every
+                // program that maps weights, this one relies on nobody shortening or rewriting it
+                // meanwhile. The map lives only while a piece of a tensor is copied out of it.
                 let map = unsafe { MmapOptions::new().offset(offset).len(len).map(file) };
                 map.map(MappedBytes::Mapped)
                     .map_err(|source| Error::Io { file: self.name.clone(), source })

@@ -1,35 +1,38 @@
-//! A layer's gated short convolution: its parts, and what is computed of them.
+//! A layer's gated short convolution: its weights and its dimensions.
 
-use candle_core::{Device, Tensor};
+use candle_core::Device;
 use candlepower_checkpoint::ShortConvSpec;
 use candlepower_kernels::ConvDims;
 
 use crate::{
     error::Result,
-    layers::{Linear, Ops, Place, tensor_bytes},
+    linear::Linear,
+    norm::tensor_bytes,
     parts::{Matrix, Part, Parts},
 };
 
 /// One layer's gated short convolution.
 pub(crate) struct ShortConv<M> {
-    /// Which of the layers that keep a state it is.
+    /// Its index among the layers with recurrent states.
     pub(crate) layer: usize,
-    rows: Linear<M>,
+    pub(crate) rows: Linear<M>,
     pub(crate) conv: candlepower_kernels::ShortConv,
-    out: Linear<M>,
+    pub(crate) out: Linear<M>,
 }
 
 impl<M: Matrix> ShortConv<M> {
-    /// Takes the parts of the `index`-th layer that keeps a state, which is layer `layer`.
+    /// Takes the weights of the `index`-th layer with recurrent states, which is layer `layer`.
     pub(crate) fn take(
         parts: &mut Parts<M>,
-        (layer, index): (usize, usize),
+        layer: usize,
+        index: usize,
         spec: &ShortConvSpec,
     ) -> Result<Self> {
-        let taps = parts.exact(layer, Part::ConvTaps)?.expect("the plan holds the taps");
-        // On the host: a GPU has no kernel of ours for it.
-        let of_channels = taps.to_device(&Device::Cpu)?.reshape((spec.channels, spec.taps))?;
-        let taps = of_channels.t()?.contiguous()?.to_device(taps.device())?;
+        let weights = parts.exact(layer, Part::ConvTaps)?;
+        let weights = weights.expect("the plan holds the conv kernel weights");
+        // Transposed on the CPU, because we have no GPU kernel for it.
+        let of_channels = weights.to_device(&Device::Cpu)?.reshape((spec.channels, spec.taps))?;
+        let taps = of_channels.t()?.contiguous()?.to_device(weights.device())?;
         Ok(Self {
             layer: index,
             rows: Linear::without_bias(parts, layer, Part::ConvIn),
@@ -38,18 +41,12 @@ impl<M: Matrix> ShortConv<M> {
         })
     }
 
-    /// `[tokens, hidden]` -> `[tokens, hidden]`.
-    pub(crate) fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
-        let rows = ops.linear(x, &self.rows, Place::Wide)?;
-        ops.linear(&ops.short_conv(&rows, self)?, &self.out, Place::Branch)
-    }
-
     pub(crate) fn num_bytes(&self) -> usize {
         self.rows.num_bytes() + tensor_bytes(&self.conv.taps) + self.out.num_bytes()
     }
 }
 
-/// The dimensions of a short convolution as kernels take them.
+/// The dimensions of a short convolution for the kernels.
 pub(crate) fn conv_dims(spec: &ShortConvSpec) -> ConvDims {
     ConvDims { channels: spec.channels, kernel: spec.taps }
 }

@@ -1,11 +1,11 @@
-//! What layers without attention keep of each sequence.
+//! The recurrent states of layers without attention.
 
 use candlepower_checkpoint::{Mixer, ModelSpec};
 use candlepower_kernels::{StateConfig, StateDims};
 
 use crate::{recurrence::recurrence_dims, short_conv::conv_dims};
 
-/// So many states of a model, of all layers that keep one or of so many; `None` where none does.
+/// The config of `num_states` states of a model, for all layers that have one or for `num_layers`; `None` where no layer has one.
 pub(crate) fn state_config(
     spec: &ModelSpec,
     num_layers: Option<usize>,

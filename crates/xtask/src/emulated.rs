@@ -197,15 +197,13 @@ pub(crate) const ALL: [(&str, &str); 2] = [PROGRAMS, UNIT_TESTS];
 
 /// The two build commands, with the packages that each excludes. Excluding more would give dependencies other
 /// features, and they would be built again; `cargo build --unit-graph` shows that.
-const PROGRAMS: (&str, &str) = (
-    "build --bin candlepower --test main --test cuda_kernels --test all",
-    "encoder fuzz tokenizer",
-);
+const PROGRAMS: (&str, &str) =
+    ("build --bin candlepower --test main --test cuda_kernels --test all", "fuzz tokenizer");
 /// Only the engine's unit tests run here, since a library's unit tests are a second copy of the whole library. The
 /// end-to-end tests are named again: without their `syn`, every crate below a derive macro would be built again.
 const UNIT_TESTS: (&str, &str) = (
     "test --no-run --lib --test main",
-    "api checkpoint comm dialect encoder fuzz hub kernels layout machine models scheduler server tokenizer xtask",
+    "api checkpoint comm dialect fuzz hub kernels layout machine models scheduler server tokenizer xtask",
 );
 
 /// The built programs, and the kernels that they watch.

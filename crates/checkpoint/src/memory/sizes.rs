@@ -13,7 +13,7 @@ use crate::{
     weights::Slot,
 };
 
-/// Most rows of logits that exist at once. Source: `ModelRunner` of the crate `engine`.
+/// Most rows of logits that exist at once. Source: `CpuRunner` of the crate `engine`.
 const LOGITS_ROWS: usize = 128;
 /// Activations are single precision on the CPU.
 const ACTIVATION_BYTES: u64 = 4;

@@ -1,4 +1,4 @@
-//! What the runner of steps takes of the device's memory.
+//! The device memory that steps take.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use candlepower_models::{
 use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StateSlot, StepRow, TokenSource};
 
 use super::*;
-use crate::runner::Place;
+use crate::step_io::OutputPosition;
 
 const SEQS: u32 = 3;
 const PROMPT: u32 = 5;
@@ -48,7 +48,7 @@ fn runner(device: &Device, dtype: LoadDtype, in_group: bool) -> DeviceRunner {
     runner
 }
 
-/// A step of all sequences from `first_position` on, each of which draws in the way `kind`.
+/// A step of all sequences from `first_position` on, each with samples of the kind `kind`.
 fn step(runner: &mut DeviceRunner, first_position: u32, tokens: u32, kind: u32) {
     let source = |token| match first_position {
         0 => TokenSource::Id(7 + token),
@@ -65,7 +65,7 @@ fn step(runner: &mut DeviceRunner, first_position: u32, tokens: u32, kind: u32) 
     };
     let seen = HashMap::from([(5, 1), (9, 2)]);
     let mask = vec![u32::MAX; runner.model.spec().vocab_size.div_ceil(32)];
-    let draw = SamplingRow {
+    let sample = SamplingRow {
         temperature: if kind == 0 { 0.0 } else { 0.9 },
         top_k: (kind == 1).then_some(20),
         top_p: if kind == 1 { 0.9 } else { 1.0 },
@@ -80,10 +80,10 @@ fn step(runner: &mut DeviceRunner, first_position: u32, tokens: u32, kind: u32) 
         logprobs: (kind == 1).then_some(5),
         ..SamplingRow::greedy()
     };
-    let places = (0..SEQS).map(|seq| Place { seed: u64::from(seq), index: first_position });
+    let position = |seq: u32| OutputPosition { seed: u64::from(seq), index: first_position };
     let batch = SamplingBatch {
-        samples: vec![draw; SEQS as usize],
-        places: places.collect(),
+        samples: vec![sample; SEQS as usize],
+        positions: (0..SEQS).map(position).collect(),
         prompts: Vec::new(),
     };
     let step = Step { rows: (0..SEQS).map(row).collect(), ..Step::default() };
@@ -92,7 +92,7 @@ fn step(runner: &mut DeviceRunner, first_position: u32, tokens: u32, kind: u32) 
     assert!(output.samples.iter().all(|sample| sample.token_id.is_some()), "kind {kind}");
 }
 
-/// Four kinds of draws in turn, after one round of them; what was taken before and after.
+/// Runs four kinds of samples in turn, after one round of them. Returns the memory taken before and after.
 fn decode<T>(runner: &mut DeviceRunner, taken: impl Fn(&DeviceRunner) -> T) -> (T, T) {
     step(runner, 0, PROMPT, 0);
     let mut position = PROMPT;
@@ -108,11 +108,11 @@ fn decode<T>(runner: &mut DeviceRunner, taken: impl Fn(&DeviceRunner) -> T) -> (
     (before, taken(runner))
 }
 
-/// As far as the CPU shows it: what the runner itself takes. What operations take, a GPU's pool shows.
+/// Only memory that the runner itself takes: the CPU shows no more. The next test reads a GPU's pool, which operations use, too.
 #[test]
 fn decodes_take_no_memory_once_each_kind_of_draw_was_there() {
     let mut runner = runner(&Device::Cpu, LoadDtype::F32, false);
-    let (before, after) = decode(&mut runner, |runner| runner.grown);
+    let (before, after) = decode(&mut runner, |runner| runner.grown());
     assert_eq!(before, after);
     // The first readback and the first counts; all else was reserved.
     assert_eq!(before, 2);

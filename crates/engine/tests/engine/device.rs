@@ -1,5 +1,5 @@
-//! The engine on a device, whose kernels' definitions compute on the CPU: requests of every kind, each compared with
-//! what the CPU's own kernels give.
+//! The engine on a device, by the reference implementations on the CPU: requests of every kind, each compared with
+//! the output of the CPU's own kernels.
 
 use std::sync::{
     Arc,
@@ -19,7 +19,7 @@ fn sampled(seed: u64) -> SamplingParams {
     SamplingParams { seed: Some(seed), temperature: 1.2, ..greedy(12) }
 }
 
-/// Requests that differ in everything that a draw depends on.
+/// Requests that differ in everything that a sample depends on.
 fn requests() -> Vec<Request> {
     let kinds = [
         greedy(20),
@@ -87,7 +87,8 @@ fn a_device_gives_what_the_cpu_gives_whatever_is_asked() {
     assert_same(&run_together(&eager), &want, "eager");
 }
 
-/// Several caches, and layers that are computed for the tokens alone that draw or are scored; prompts in chunks of a few tokens, alone and over ranks.
+/// Several caches, and layers that are computed for output tokens alone. Prompts come in chunks of a few tokens, on one rank and on
+/// several.
 #[test]
 fn layers_that_read_others_keys_give_the_same_on_both() {
     let checkpoint = checkpoint("gemma4");
@@ -103,7 +104,7 @@ fn layers_that_read_others_keys_give_the_same_on_both() {
     assert_same(&run_together(&start(chunked)), &want, "on a device, in chunks");
 }
 
-/// A device draws the token after the last while the last is not known yet; nobody sees that one.
+/// A device samples a token after the last one before the last one is known. No client sees that token.
 #[test]
 fn what_runs_ahead_of_an_end_is_dropped() {
     let engine = start(on_device());
@@ -132,7 +133,7 @@ fn what_runs_ahead_of_an_end_is_dropped() {
     }
 }
 
-/// Three sequences at a time: draws come in several chunks, prompts in pieces, and blocks are taken back.
+/// Three sequences at a time: samples come in several chunks, prompts in pieces, and sequences are preempted.
 #[test]
 fn a_small_device_gives_the_same() {
     let want = run_together(&start(config()));

@@ -1,4 +1,4 @@
-//! What prism adds, on the demo model: tokens appended without being drawn, pins, and scores of the end of a prompt.
+//! The additions of prism, on the demo model: tokens appended without being sampled, pins, and scores of the end of a prompt.
 
 use std::{
     path::PathBuf,
@@ -202,7 +202,7 @@ fn a_text_that_can_only_end_does_so_whatever_min_tokens_says() {
     let got = demo.run(demo.constrained(&choice, sampling.clone())).remove(0);
     assert_eq!(demo.text(&got), "yes, please", "the one that is longer");
     assert_eq!(got.finish, Some(FinishReason::GrammarEnd));
-    // A token that may not be drawn yet, where no other one is allowed.
+    // A token that may not be sampled yet, where no other one is allowed.
     let stop = demo.token("n");
     let sampling = SamplingParams { stop_token_ids: vec![stop], ..sampling };
     let got = demo.run(demo.constrained(&Constraint::Choice(vec!["n".into()]), sampling)).remove(0);

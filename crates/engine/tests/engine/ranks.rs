@@ -48,7 +48,7 @@ fn requests_of_every_kind_give_what_one_rank_gives() {
     let small = EngineConfig {
         max_num_seqs: 3,
         max_num_batched_tokens: Some(11),
-        // Of each of the ranks.
+        // The cache of each rank.
         kv_cache_bytes: Some(9 * block_bytes / 2),
         ..over(2)
     };
@@ -57,8 +57,8 @@ fn requests_of_every_kind_give_what_one_rank_gives() {
     assert_same(&run_together(&small), &want, "small");
 }
 
-/// As ranks on GPUs do it, but that the kernels' definitions compute and that sums go over sockets: the same tables on each rank, draws on
-/// rank 0 alone.
+/// The ranks work like ranks on GPUs, with the reference implementations, and with sums over sockets. Each rank has the same tables,
+/// and rank 0 alone samples.
 #[test]
 fn ranks_on_devices_give_what_one_rank_gives() {
     let want = run_together(&start(config()));

@@ -40,7 +40,7 @@ fn conversations_and_shared_beginnings_are_not_computed_again() {
     for name in MODELS {
         let (engine, alone) = (start(name, config()), alone(name));
         let first = run(&engine, request(prompt(1, 30), greedy(9))).remove(0);
-        // The last token was drawn and not computed.
+        // The last token was sampled and not computed.
         let turn = [&prompt(1, 30)[..], &first.tokens, &[7, 8, 9]].concat();
         let second = run(&engine, request(turn.clone(), greedy(9))).remove(0);
         assert_eq!((first.cached, second.cached), (0, 32), "{name}");
@@ -76,7 +76,7 @@ fn choices_go_on_from_the_state_of_their_prompt() {
     }
 }
 
-/// By the definitions of the device's kernels: its tables, graphs' padding, steps that run ahead, and copies of states.
+/// The reference implementations of the device's kernels: its tables, graphs' padding, steps that run ahead, and copies of states.
 #[test]
 fn a_device_answers_as_the_cpu_does() {
     let name = "qwen3_5";

@@ -14,9 +14,13 @@ use candlepower_gpu::{
 use candlepower_kernels::KvCacheConfig;
 use serde::{Deserialize, Serialize};
 
-use super::DeviceDecoder;
+use super::{
+    DeviceDecoder,
+    generations::{Generations, Region},
+};
 use crate::{
     error::{Error, Result},
+    ops::Buffer,
     states::state_config,
 };
 
@@ -24,34 +28,36 @@ use crate::{
 pub struct Workspace {
     /// One for each of the model's `kv_kinds`.
     pub(super) caches: Vec<PagedCache>,
-    /// Where layers have states.
+    /// The recurrent states, where layers have such.
     pub(super) states: Option<StatePool>,
-    /// Planned anew within a step where some tokens alone are wanted.
+    /// Planned again within a step where not all tokens are output tokens.
     pub(super) plans: RefCell<Vec<PlanOf>>,
     pub(super) matmul: Matmul,
+    /// The validity of results in the buffers below.
+    pub(super) generations: Generations,
     /// `[max_tokens, hidden]`.
     pub(super) residual: Tensor,
     /// `[max_tokens, hidden]`.
     pub(super) normed: Tensor,
-    /// `[max_tokens, hidden]`: what is added to the residual.
+    /// `[max_tokens, hidden]`: rows that are added to the residual.
     pub(super) branch: Tensor,
-    /// `max_tokens` rows of q, k and v, of a delta net, or of gate and up, or of what experts make of a token.
+    /// `max_tokens` rows of q, k and v, of a delta net, of gate and up, or of the experts of a token.
     pub(super) wide: Tensor,
-    /// `max_tokens` rows of q, of what steers states, or of activated gates, or of the scores of experts.
+    /// `max_tokens` rows of q, of decay and beta inputs, of activated gates, or of the scores of experts.
     pub(super) inner: Tensor,
-    /// `max_tokens` rows of heads, or of what experts make beside another feed-forward.
+    /// `max_tokens` rows of heads, or of the routed experts where a shared expert has the branch.
     pub(super) attended: Tensor,
-    /// `max_tokens` rows of what layers get beside the residual, where they get such.
+    /// `max_tokens` rows of per-layer embeddings, where the model has such.
     pub(super) per_layer: Option<Tensor>,
     /// `[max_rows, hidden]`.
     pub(super) last: Tensor,
     /// `[max_rows, vocab]`.
     pub(super) logits: Tensor,
-    /// f32 `max_tokens` rows of two, where norms of q and k are over all heads.
+    /// f32 `[max_tokens, 2]`, where norms of q and k are over all heads.
     pub(super) square_sums: Option<Tensor>,
-    /// Where there are experts.
+    /// The routing tables, where there are experts.
     pub(super) routing: Option<Routing>,
-    /// Where there are ranks.
+    /// Gathered logits, where there are ranks.
     pub(super) gathered: Option<Gathered>,
 }
 
@@ -62,24 +68,24 @@ pub(super) struct PlanOf {
     plan: AttentionPlan,
 }
 
-/// Logits on their way from the ranks that computed them.
+/// Buffers for the logits of all ranks.
 pub(super) struct Gathered {
-    /// This rank's, `[max_rows, tokens]`.
+    /// This rank's logits, `[max_rows, tokens]`.
     pub(super) own: Tensor,
-    /// Those of each rank, one after the other.
+    /// The logits of each rank, one after the other.
     pub(super) all: Tensor,
 }
 
-/// How large steps are.
+/// The largest step, and the size of the cache.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug)]
 pub struct WorkspaceSize {
     /// Tokens of a step.
     pub max_tokens: usize,
     /// Sequences of a step.
     pub max_seqs: usize,
-    /// Rows of logits that exist at once.
+    /// Rows of logits that exist at a time.
     pub max_rows: usize,
-    /// States of sequences, where layers have such.
+    /// Recurrent states, where layers have such.
     pub num_states: usize,
     /// Blocks of the cache.
     pub num_blocks: usize,
@@ -90,8 +96,8 @@ pub struct WorkspaceSize {
 }
 
 impl DeviceDecoder {
-    /// Reserves what steps of up to this size need, with an empty cache: in FP8 with the checkpoint's scales of keys and values,
-    /// where it has them.
+    /// Reserves the memory for steps of up to this size, with an empty cache. A cache in FP8 has the checkpoint's scales of keys and
+    /// values, if there are any.
     ///
     /// # Errors
     /// Memory does not suffice, the sizes are not what the kernels take, or the scales cannot be used.
@@ -156,7 +162,7 @@ impl DeviceDecoder {
             None => None,
         };
         let (tokens, hidden) = (size.max_tokens, self.spec.hidden_size);
-        // All layers that have experts have as many.
+        // All MoE layers have the same number of experts.
         let experts = self.spec.layers.iter().find_map(|layer| layer.ffn.experts());
         let routing = |experts: &ExpertsSpec| {
             Routing::new(tokens, experts.count, experts.top_k, &self.device)
@@ -169,6 +175,7 @@ impl DeviceDecoder {
             caches,
             states: states.transpose()?,
             plans: RefCell::new(plans),
+            generations: Generations::default(),
             matmul: Matmul::new(
                 &self.device,
                 tokens.max(size.max_rows),
@@ -195,6 +202,21 @@ impl DeviceDecoder {
 }
 
 impl Workspace {
+    pub(super) fn buffer(&self, region: Region) -> &Tensor {
+        match region {
+            Region::Residual => &self.residual,
+            Region::Normed => &self.normed,
+            Region::PerLayer => {
+                let buffer = self.per_layer.as_ref();
+                buffer.expect("the workspace has a buffer for per-layer embeddings")
+            }
+            Region::Of(Buffer::Wide) => &self.wide,
+            Region::Of(Buffer::Inner) => &self.inner,
+            Region::Of(Buffer::Branch) => &self.branch,
+            Region::Of(Buffer::Attended) => &self.attended,
+        }
+    }
+
     /// Plans the attention of a step.
     ///
     /// # Errors
@@ -203,12 +225,12 @@ impl Workspace {
         plan_all(self.plans.get_mut(), step)
     }
 
-    /// Keys and values, of each of the model's `kv_kinds`; a block is the same place in all of them.
+    /// The caches of each of the model's `kv_kinds`. A block id names the same tokens in all of them.
     pub fn caches(&self) -> &[PagedCache] {
         &self.caches
     }
 
-    /// The states of sequences, where layers have such.
+    /// The recurrent states, where layers have such.
     pub fn states(&self) -> Option<&StatePool> {
         self.states.as_ref()
     }

@@ -1,4 +1,4 @@
-//! What follows a layer's mixer: a feed-forward, or experts.
+//! A layer's feed-forward: dense, or MoE.
 
 use candle_core::Tensor;
 use candlepower_checkpoint::{
@@ -6,42 +6,46 @@ use candlepower_checkpoint::{
 };
 use candlepower_kernels::{Activation, ExpertGroups, Experts, Gating, GatingFunction, GroupScore};
 
-use super::{Linear, Norm, Ops, Place, RoutedExperts, tensor_bytes};
 use crate::{
     error::Result,
+    linear::Linear,
+    norm::{Norm, tensor_bytes},
     parts::{Matrix, Part, Parts},
 };
 
-/// What follows the attention.
-pub(super) enum Ffn<M: Matrix> {
+/// A layer's experts, over a device's matrices.
+pub(crate) type RoutedExperts<M> = Experts<M, <M as Matrix>::All>;
+
+/// The feed-forward of a layer.
+pub(crate) enum Ffn<M: Matrix> {
     Dense(Mlp<M>),
     Experts {
         routed: RoutedExperts<M>,
-        /// One that every token goes to.
+        /// The shared expert.
         shared: Option<Mlp<M>>,
-        /// The gate of what that makes: one number for each token.
+        /// The gate of the shared expert: one value for each token.
         score: Option<Linear<M>>,
-        /// Where each of the two reads what it norms itself.
+        /// The norms of the two, where each has its own.
         norms: Option<Box<OwnNorms>>,
         /// Bytes of the routed ones.
         bytes: usize,
     },
 }
 
-/// Norms of experts, of what chooses them, and of what is beside them.
-pub(super) struct OwnNorms {
-    router: Norm,
-    experts: Norm,
-    experts_post: Norm,
-    shared_post: Norm,
+/// Norms of the routed experts, of the router, and of the shared expert.
+pub(crate) struct OwnNorms {
+    pub(crate) router: Norm,
+    pub(crate) experts: Norm,
+    pub(crate) experts_post: Norm,
+    pub(crate) shared_post: Norm,
 }
 
 /// `down(act(gate(x)) * up(x))`, with gate and up as one weight, or `down(act(up(x)))`.
-pub(super) struct Mlp<M> {
-    up: Linear<M>,
-    gated: bool,
-    activation: Activation,
-    down: Linear<M>,
+pub(crate) struct Mlp<M> {
+    pub(crate) up: Linear<M>,
+    pub(crate) gated: bool,
+    pub(crate) activation: Activation,
+    pub(crate) down: Linear<M>,
 }
 
 impl<M: Matrix> Ffn<M> {
@@ -58,38 +62,6 @@ impl<M: Matrix> Ffn<M> {
                 Some(Self::take_experts(parts, layer, experts, norms)?)
             }
         })
-    }
-
-    /// `[tokens, hidden]` -> `[tokens, hidden]`, of what is normed and of the residual that it is the norm of.
-    pub(super) fn forward<O: Ops<Matrix = M>>(
-        &self,
-        ops: &O,
-        x: &Tensor,
-        residual: &Tensor,
-    ) -> Result<Tensor> {
-        match self {
-            Self::Dense(mlp) => mlp.forward(ops, x, Place::Branch),
-            Self::Experts { routed, shared: Some(beside), norms: Some(norms), .. } => {
-                let made = beside.forward(ops, x, Place::Branch)?;
-                let made = ops.post_norm(made, &norms.shared_post)?;
-                let routes = ops.route(&ops.norm(residual, &norms.router)?, routed)?;
-                let x = ops.norm(residual, &norms.experts)?;
-                let others = ops.experts(&x, &routes, routed, None, Place::Aside)?;
-                let others = ops.post_norm(others, &norms.experts_post)?;
-                ops.add(made, &others, 1.0)
-            }
-            Self::Experts { routed, shared, score, .. } => {
-                let mut shared =
-                    shared.as_ref().map(|mlp| mlp.forward(ops, x, Place::Part)).transpose()?;
-                if let Some(score) = score {
-                    let made = shared.expect("what has a score is there");
-                    let score = ops.linear(x, score, Place::Wide)?;
-                    shared = Some(ops.gate(made, &score)?);
-                }
-                let routes = ops.route(x, routed)?;
-                ops.experts(x, &routes, routed, shared, Place::Branch)
-            }
-        }
     }
 
     pub(super) fn num_bytes(&self) -> usize {
@@ -194,7 +166,7 @@ impl<M: Matrix> Mlp<M> {
         })
     }
 
-    /// The one beside experts, which has no biases.
+    /// Takes the shared expert, which has no biases.
     fn take_shared(parts: &mut Parts<M>, layer: usize, spec: &MlpSpec) -> Self {
         let mut linear = |part| Linear::without_bias(parts, layer, part);
         Self {
@@ -207,13 +179,5 @@ impl<M: Matrix> Mlp<M> {
 
     fn num_bytes(&self) -> usize {
         self.up.num_bytes() + self.down.num_bytes()
-    }
-
-    fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor, place: Place) -> Result<Tensor> {
-        let inner = match self.gated {
-            true => ops.gated(x, &self.up, self.activation)?,
-            false => ops.activate(&ops.linear(x, &self.up, Place::Wide)?, self.activation)?,
-        };
-        ops.linear(&inner, &self.down, place)
     }
 }

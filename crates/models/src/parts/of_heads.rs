@@ -9,12 +9,12 @@ use candlepower_kernels::{SparseRows, WeightRows};
 use super::{Layout, Matrix, MatrixBuilder, Reserve, Shape};
 use crate::error::Result;
 
-/// The matrices of the heads of one part, which are gathered as numbers, and made when all of them are there.
+/// The matrices of the heads of one part. They are gathered as plain values, and made when all values are there.
 pub(super) struct HeadsBuilder<'a, M: Matrix> {
     reserve: Rc<Reserve<'a, M>>,
-    /// Of each of the matrices, as it is to be.
+    /// The shape of each of the matrices.
     shape: Shape,
-    /// As they are stored: rows of each head, and columns.
+    /// Rows of each head, and columns, as stored.
     stored: [usize; 2],
     /// A stored matrix is transposed.
     transposed: bool,
@@ -24,7 +24,7 @@ pub(super) struct HeadsBuilder<'a, M: Matrix> {
 }
 
 impl<'a, M: Matrix> HeadsBuilder<'a, M> {
-    /// For the slot `slot` of `rows` rows of `columns` columns, in an attention of latents.
+    /// The builder for the slot `slot` of `rows` rows of `columns` columns, in a latent attention.
     pub(super) fn new(
         reserve: Rc<Reserve<'a, M>>,
         attention: &AttentionSpec,
@@ -50,7 +50,7 @@ impl<'a, M: Matrix> HeadsBuilder<'a, M> {
         }
     }
 
-    /// Adds rows from `first` on; those that are quantized may have a sparse part beside them.
+    /// Adds rows from `first` on. Quantized rows may have a sparse part, too.
     pub(super) fn add_rows(&mut self, first: usize, numbers: &[f32]) -> Result<()> {
         let [of_head, columns] = self.stored;
         let places = self.numbers[first * columns..][..numbers.len()].iter_mut();

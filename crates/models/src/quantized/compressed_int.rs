@@ -1,4 +1,5 @@
-//! Integers of compressed-tensors: of four or eight bits in words, of neighbouring inputs, the first in the lowest bits; or a signed byte each.
+//! Integers of compressed-tensors: four or eight bits in words of neighbouring inputs, the first in the lowest bits; or a signed byte
+//! each.
 //! Source: compressed-tensors, `compressors/pack_quantized` and `compressors/naive_quantized`.
 
 use candlepower_checkpoint::{CompressedInt, Packed};
@@ -12,7 +13,7 @@ pub(crate) struct CompressedIntMatrix {
     scheme: CompressedInt,
     packed: Packed,
     codes: IntCodes,
-    /// `[n / codes per word][groups]`.
+    /// `[n / weights per word][groups]`.
     zeros: Option<Words>,
     /// `[n][groups]`.
     scales: Vec<f32>,
@@ -20,9 +21,9 @@ pub(crate) struct CompressedIntMatrix {
 }
 
 enum IntCodes {
-    /// `[n][k / codes per word]`.
+    /// `[n][k / weights per word]`.
     Words(Words),
-    /// `[n][k]`, each as far from zero as a code is from the one in the middle.
+    /// `[n][k]`, each as far from zero as a quantized weight is from the middle of its range.
     Bytes(MappedBytes),
 }
 

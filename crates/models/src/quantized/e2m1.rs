@@ -1,5 +1,5 @@
-//! Four-bit floating point: two codes in a byte, the first in its low bits, and a byte for the scale of each group of an output. Of MXFP4 it is
-//! an exponent, of NVFP4 an eight-bit number that a number of the whole matrix scales.
+//! Four-bit floating point: two quantized weights in a byte, the first in its low bits, and a byte for the scale of each group of an
+//! output. The scale of MXFP4 is an exponent; that of NVFP4 is an eight-bit float, which one value of the whole matrix scales.
 //! Source: transformers `convert_moe_packed_tensors`; compressed-tensors, `compressors/nvfp4`.
 
 use std::{array, ops::Range};
@@ -9,7 +9,7 @@ use candlepower_checkpoint::{Nvfp4, Packed, RowOrder};
 use super::{Stored, Tensors, fp8::e4m3};
 use crate::{error::Result, shards::MappedBytes};
 
-/// Beyond this exponent a scale times what a GPU's codes lack would not be finite; 255 is NaN.
+/// Largest exponent of a scale. Beyond it the product with the factor that a GPU's encoding lacks would not be finite; 255 is NaN.
 const MOST_EXPONENT: u8 = 240;
 
 /// The scale of an exponent; NaN where it is too large.
@@ -28,17 +28,17 @@ pub(crate) struct E2m1Matrix {
     codes: MappedBytes,
     /// `[rows][k / group]`.
     scales: MappedBytes,
-    /// The scale that each byte of `scales` is.
+    /// The scale of each byte of `scales`.
     scale_of: Box<[f32; 256]>,
 }
 
 impl E2m1Matrix {
-    /// Maps the rows `rows` of an MXFP4 matrix, of which alone codes and scales may be asked for: those of one slot, or all.
+    /// Maps the rows `rows` of an MXFP4 matrix, for reads of these rows alone: those of one slot, or all.
     pub(super) fn mxfp4(tensors: &Tensors<'_>, packed: Packed, rows: Range<usize>) -> Result<Self> {
         Self::open(tensors, packed, rows, power_of_two)
     }
 
-    /// As [`Self::mxfp4`], of an NVFP4 matrix.
+    /// Maps the rows `rows` of an NVFP4 matrix, like [`Self::mxfp4`].
     pub(super) fn nvfp4(
         tensors: &Tensors<'_>,
         scheme: Nvfp4,
@@ -77,7 +77,7 @@ impl E2m1Matrix {
         Ok(matrix)
     }
 
-    /// Which of the mapped rows a row is.
+    /// The index of a row among the mapped rows.
     fn row(&self, row: usize) -> usize {
         self.order.stored(row) - self.first_row
     }
@@ -110,7 +110,7 @@ impl Stored for E2m1Matrix {
     }
 }
 
-/// The number that a code without a scale is. Source: "OCP Microscaling Formats (MX) Specification", 2023, 5.3.3.
+/// The dequantized value before scaling. Source: "OCP Microscaling Formats (MX) Specification", 2023, 5.3.3.
 pub(super) fn e2m1(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 1 & 3), f32::from(code & 1) / 2.0);
     let size = match exponent {

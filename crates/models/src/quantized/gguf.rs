@@ -1,4 +1,4 @@
-//! GGUF: blocks of 32 or 256 codes of one output, each with its scales. Source: `dequantize_row_*` of ggml's
+//! GGUF: blocks of 32 or super-blocks of 256 quantized weights of one output, each with its scales. Source: `dequantize_row_*` of ggml's
 //! `ggml-quants.c`.
 
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::{error::Result, shards::MappedBytes};
 pub(crate) struct GgufMatrix {
     kind: GgufType,
     packed: Packed,
-    /// Codes of a block, and its bytes.
+    /// Quantized weights of a block, and its bytes.
     block_len: usize,
     block_bytes: usize,
     /// Blocks of a row.
@@ -25,7 +25,7 @@ pub(crate) struct GgufMatrix {
 }
 
 impl GgufMatrix {
-    /// Maps the rows `rows`, of which alone codes and scales may be asked for.
+    /// Maps the rows `rows`, for reads of these rows alone.
     pub(super) fn open(
         tensors: &Tensors<'_>,
         kind: GgufType,
@@ -56,12 +56,12 @@ impl GgufMatrix {
         &self.bytes[block * self.block_bytes..][..self.block_bytes]
     }
 
-    /// The block of an output and an input, and the input's place in it.
+    /// The block of an output and an input, and the input's index in it.
     fn place(&self, row: usize, input: usize) -> (&[u8], usize) {
         (self.block(row, input / self.block_len), input % self.block_len)
     }
 
-    /// The scale and the minimum of an input's group.
+    /// The scale and the offset of an input's group.
     fn group_of(&self, row: usize, input: usize) -> (f32, f32) {
         let (block, at) = self.place(row, input);
         let (scale, min) = factors(self.kind, block);
@@ -118,7 +118,7 @@ impl Stored for GgufMatrix {
     }
 }
 
-/// The numbers of `kvalues_iq4nl`.
+/// The values of `kvalues_iq4nl`.
 const IQ4: [f32; 16] = [
     -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0,
     89.0, 113.0,
@@ -128,7 +128,7 @@ fn half(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
-/// What a block's scales and its minima have in common; without minima the second is zero.
+/// The scale and the offset of a block, which sub-scales multiply; the second is zero where the type has no offsets.
 fn factors(kind: GgufType, block: &[u8]) -> (f32, f32) {
     match kind {
         GgufType::Q4_1 | GgufType::Q5_1 => (half(block, 0), half(block, 2)),
@@ -141,7 +141,7 @@ fn factors(kind: GgufType, block: &[u8]) -> (f32, f32) {
     }
 }
 
-/// The scale and the minimum of a block's group, in units of the block's factors.
+/// The sub-scales of a block's group: the factors on the block's scale and on its offset.
 fn sub_scales(kind: GgufType, block: &[u8], group: usize) -> [i8; 2] {
     match kind {
         GgufType::Q2K => [(block[group] & 15) as i8, (block[group] >> 4) as i8],
@@ -173,10 +173,10 @@ fn sub_scales(kind: GgufType, block: &[u8], group: usize) -> [i8; 2] {
     }
 }
 
-/// Codes that lie alike: of all types those of a sixteenth come from bytes that follow one another, at the same bits.
+/// Quantized weights that are unpacked alike: in every type, sixteen of them come from consecutive bytes, at the same bits.
 const ALIKE: usize = 16;
 
-/// The codes from a place in a block on: for each type a loop of its own, which finds the type once.
+/// The quantized weights of a block, from the `first` on. Each type has a loop of its own, so the type is matched once.
 fn codes_of_block(kind: GgufType, block: &[u8], first: usize, codes: &mut [u8]) {
     macro_rules! of_type {
         ($($kind:ident)*) => {
@@ -198,37 +198,37 @@ fn codes_of_block(kind: GgufType, block: &[u8], first: usize, codes: &mut [u8]) 
     of_type!(F32 F16 Bf16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Mxfp4 Iq4Nl Iq4Xs Q2K Q3K Q4K Q5K Q6K);
 }
 
-/// The codes of the `part`-th sixteenth of a block.
+/// The `part`-th sixteen quantized weights of a block.
 #[inline(always)]
 fn codes_alike(kind: GgufType, block: &[u8], part: usize) -> [u8; ALIKE] {
     let bits = |at: usize, shift: usize, mask: u8| -> [u8; ALIKE] {
-        let bytes = block[at..].first_chunk::<ALIKE>().expect("a block has bytes for its codes");
+        let bytes = block[at..].first_chunk::<ALIKE>().expect("a block has bytes for its weights");
         bytes.map(|byte| byte >> shift & mask)
     };
     let join = |low: [u8; ALIKE], high: [u8; ALIKE], shift: usize| -> [u8; ALIKE] {
         std::array::from_fn(|i| low[i] | high[i] << shift)
     };
-    // Of 32 codes those of the first half lie in the low bits of sixteen bytes.
+    // 32 weights in sixteen bytes: the first half lies in the low bits.
     let nibble = |at: usize| bits(at, part * 4, 15);
-    // Of 64 codes those of the first half lie in the low bits of 32 bytes.
+    // 64 weights in 32 bytes: the first half lies in the low bits.
     let long_nibble = |at: usize| bits(at + part / 4 * 32 + part % 2 * 16, part / 2 % 2 * 4, 15);
-    // Of 128 codes the first quarter lies in the lowest bits of 32 bytes.
+    // 128 weights in 32 bytes: the first quarter lies in the lowest bits.
     let pair = |at: usize| bits(at + part / 8 * 32 + part % 2 * 16, part / 2 % 4 * 2, 3);
-    // Of 32 codes each has a bit of 32 bytes, the next ones the next bit.
+    // 32 weights have one bit each in 32 bytes, and the next 32 weights the next bit.
     let bit = |at: usize| bits(at + part % 2 * 16, part / 2, 1);
-    // A bit for each of 32 codes.
+    // A bit for each of 32 weights, in four bytes.
     let own_bit = |at: usize| -> [u8; ALIKE] {
         std::array::from_fn(|i| block[at + part * 2 + i / 8] >> (i % 8) & 1)
     };
     match kind {
         GgufType::Mxfp4 => nibble(1),
         GgufType::Q4_0 | GgufType::Iq4Nl => nibble(2),
-        // Each 32 as those of a block of its own.
+        // 32 weights each, like a block of its own.
         GgufType::Iq4Xs => bits(8 + part / 2 * 16, part % 2 * 4, 15),
         GgufType::Q4_1 => nibble(4),
         GgufType::Q5_0 => join(nibble(6), own_bit(2), 4),
         GgufType::Q5_1 => join(nibble(8), own_bit(4), 4),
-        // Signed; 128 more is none.
+        // Signed bytes; 128 more is unsigned.
         GgufType::Q8_0 => bits(2 + part * 16, 0, 255).map(|code| code ^ 0x80),
         GgufType::Q2K => pair(16),
         GgufType::Q3K => join(pair(32), bit(0), 2),
@@ -238,6 +238,8 @@ fn codes_alike(kind: GgufType, block: &[u8], part: usize) -> [u8; ALIKE] {
             let low = bits(part / 8 * 64 + part % 4 * 16, part / 4 % 2 * 4, 15);
             join(low, pair(128), 4)
         }
-        GgufType::F32 | GgufType::F16 | GgufType::Bf16 => unreachable!("plain types have no codes"),
+        GgufType::F32 | GgufType::F16 | GgufType::Bf16 => {
+            unreachable!("plain types are not quantized")
+        }
     }
 }

@@ -19,11 +19,11 @@ mod search;
 /// Rows that one task quantizes.
 const TASK_ROWS: usize = 16;
 
-/// The columns `columns` of rows of `k` weights, quantized; `name` is the tensor's. They are what they would be among all
-/// columns, whatever part of them a rank takes.
+/// The columns `columns` of rows of `k` weights, quantized; `name` is the tensor's. They are the same
+/// whatever part of the columns a rank takes.
 ///
 /// # Errors
-/// A number is not finite, or too large for the scales.
+/// A value is not finite, or too large for the scales.
 pub(crate) fn quantized(
     recoded: Recoded,
     name: &str,
@@ -50,7 +50,7 @@ pub(crate) fn quantized(
 /// The dequantized values of rows of `k` weights; `name` is the tensor's.
 ///
 /// # Errors
-/// A number is not finite, or too large for the scales.
+/// A value is not finite, or too large for the scales.
 pub fn recoded_numbers(
     recoded: Recoded,
     name: &str,
@@ -69,7 +69,7 @@ struct Coded {
     multiples: [Vec<i8>; 2],
 }
 
-/// How each row is quantized.
+/// The quantization of each row.
 struct Row {
     codes: Codes,
     group: usize,
@@ -77,9 +77,9 @@ struct Row {
     block: Option<usize>,
     /// The columns that are taken.
     columns: Range<usize>,
-    /// Those of all groups, or blocks, that have some of them.
+    /// The columns of all groups, or super-blocks, that contain some of them.
     whole: Range<usize>,
-    /// How many of those that are taken share a scale: a block may be cut.
+    /// Number of taken columns that share a scale: a super-block may be cut.
     run: usize,
 }
 
@@ -94,7 +94,7 @@ impl Row {
         Self { codes: recoded.codes, group, block, columns, whole, run }
     }
 
-    /// Adds a row; `false` where a number cannot be kept.
+    /// Adds a row; `false` where a value cannot be quantized.
     fn write(&self, numbers: &[f32], coded: &mut Coded) -> bool {
         let numbers = &numbers[self.whole.clone()];
         let mut codes = vec![0; numbers.len()];
@@ -123,7 +123,7 @@ impl Row {
             coded.multiples[0].extend(groups.iter().map(|[scale, _]| *scale));
             coded.multiples[1].extend(groups.iter().map(|[_, min]| *min));
         }
-        // The largest of numbers is none of those that are not numbers.
+        // `f32::max` ignores NaN, so NaN is looked for on its own.
         runs.iter().flatten().chain(numbers).all(|number| number.is_finite())
     }
 
@@ -148,7 +148,7 @@ impl Row {
     }
 }
 
-/// Writes a group's codes; returns its scale. A number is `scale * (code - 128)`. Source: `quantize_row_q8_0_ref` of ggml's
+/// Writes a group's quantized weights, and returns its scale. A dequantized weight is `scale * (quantized - 128)`. Source: `quantize_row_q8_0_ref` of ggml's
 /// `ggml-quants.c`.
 fn eight_bits(numbers: &[f32], bytes: &mut [u8]) -> f32 {
     let largest = numbers.iter().fold(0f32, |largest, number| largest.max(number.abs()));
@@ -157,7 +157,7 @@ fn eight_bits(numbers: &[f32], bytes: &mut [u8]) -> f32 {
     for (number, byte) in numbers.iter().zip(bytes) {
         *byte = ((number * inverse).round() as i8 as u8).wrapping_add(OnLoad::ZERO_POINT);
     }
-    // The sixteen bits that GGUF has for it.
+    // GGUF has sixteen bits for the scale.
     f16::from_f32(scale).to_f32()
 }
 
@@ -220,7 +220,7 @@ mod tests {
         (0..count).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect()
     }
 
-    /// The mean square of what GGUF's Q4_1 loses: the range in fifteen steps.
+    /// The mean square error of GGUF's Q4_1: the range in fifteen steps.
     fn lost_by_rounding(numbers: &[f32]) -> f32 {
         let of_group = |numbers: &[f32]| {
             let max = numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -258,7 +258,7 @@ mod tests {
         }
     }
 
-    /// A rank has what the whole matrix has in its columns, where blocks are cut, too.
+    /// A rank has the same values as the whole matrix in its columns, where super-blocks are cut, too.
     #[test]
     fn parts_of_the_columns_are_those_of_the_whole() {
         let k = 768;
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn groups_end_with_the_row_and_what_no_scale_reaches_is_refused() {
         let numbers: Vec<f32> = (0..80).map(|i| i as f32 - 20.0).collect();
-        // Of the second group, of eight numbers, the step is small.
+        // The second group, of eight values, has a small step.
         for (kind, codes, step) in [
             (OnLoad::Int8, Codes::U8, 60.0 / 127.0 * 0.51),
             (OnLoad::Int4, Codes::U4, 31.0 / 15.0 * 0.75),
@@ -300,14 +300,14 @@ mod tests {
             for k in [2, 64] {
                 let of_kind = Recoded::new(codes, k);
                 let mut beyond = vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
-                // Eight bits have scales in half precision, as GGUF has.
+                // Eight bits have scales in half precision, like GGUF.
                 beyond.extend([1e9, -1e9].iter().filter(|_| kind == OnLoad::Int8));
                 for beyond in beyond {
                     let mut numbers = vec![1.0; k];
                     numbers[k - 1] = beyond;
                     let error = coded(of_kind, k, &numbers, 0..k).err().unwrap().to_string();
                     let expected = format!(
-                        "tensor a.weight holds infinity, NaN or numbers too large for {}; leave --quantize-on-load out",
+                        "tensor a.weight holds infinity, NaN or values too large for {}; leave --quantize-on-load out",
                         kind.as_str()
                     );
                     assert_eq!(error, expected);

@@ -1,4 +1,4 @@
-//! What is packed for the kernels are the numbers that the format defines, to the bit.
+//! The packed weights are the dequantized values of the reference, to the bit.
 
 use candle_core::{Device, Tensor};
 use candlepower_checkpoint::CheckpointFiles;
@@ -24,7 +24,7 @@ fn packed_numbers(matrix: &AnyStored, tensor: &TensorPlan) -> Vec<f32> {
     embedding(&all_rows, &weight, 1.0).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// All columns, and, where their order allows it, those before and after the end of the first group, or the middle.
+/// All columns, and, where their order allows it, the columns before and after the end of the first group, or the middle.
 fn parts(matrix: &AnyStored, k: usize) -> Vec<Option<Range<usize>>> {
     let group = matrix.stored().packed().group;
     let end = if group < k { group } else { k / 2 };

@@ -1,4 +1,4 @@
-//! GGUF files of every architecture as llama.cpp's converter writes them, against what transformers computes from the same numbers.
+//! GGUF files of every architecture as llama.cpp's converter writes them, compared with transformers on the same values.
 
 use candle_core::Device;
 use candlepower_checkpoint::Dtype;
@@ -77,7 +77,7 @@ fn the_converters_files_are_split_over_ranks() {
     assert!(split > CONVERTED.len() / 2, "{split}");
 }
 
-/// But for routers, whose numbers are of 32 bits in these files, and stay so.
+/// Routers are the exception: their values have 32 bits in these files, and keep them.
 #[test]
 fn the_converters_files_are_counted_before_loading() {
     for name in CONVERTED {

@@ -1,4 +1,4 @@
-//! The golden decoders whose weights are numbers, for the tests of every crate that runs them.
+//! The golden decoders whose weights are not quantized, for the tests of every crate that runs them.
 
 pub(crate) use candlepower_goldens::folder;
 

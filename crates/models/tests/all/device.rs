@@ -1,5 +1,5 @@
-//! The device's decoder on the CPU, where its kernels' definitions compute: the same layers, buffers, tables and views
-//! as on a GPU, against what transformers computed.
+//! The device's decoder on the CPU, by the reference implementations of its kernels: the same layers, buffers, tables and views
+//! as on a GPU, compared with transformers.
 
 #![expect(clippy::print_stdout, reason = "on a GPU machine the agreement is a result")]
 
@@ -11,8 +11,8 @@ use candlepower_comm::Comm;
 use candlepower_gpu::{AttentionStep, LaunchShape, NO_SLOT, StateTables};
 use candlepower_kernels::AttentionMetadata;
 use candlepower_models::{
-    DeviceDecoder, DeviceInput, DeviceWanted, LoadDtype, LoadOptions, WantedTokens, Workspace,
-    WorkspaceSize, load_on_device, load_shard_on_device,
+    DeviceDecoder, DeviceInput, DeviceOutputTokens, LoadDtype, LoadOptions, OutputTokens,
+    Workspace, WorkspaceSize, load_on_device, load_shard_on_device,
 };
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
@@ -36,7 +36,7 @@ pub(crate) struct Runner {
 type Work<'a> = (usize, &'a [u32], &'a [u32]);
 
 impl Runner {
-    /// By the kernels' definitions, on the CPU.
+    /// The reference implementations, on the CPU.
     fn new(name: &str, dtype: LoadDtype) -> Self {
         Self::on(&Device::Cpu, name, dtype)
     }
@@ -50,7 +50,7 @@ impl Runner {
         Self::of(load_on_device(&checkpoint, &options, &mut |_| {}).unwrap(), fp8_cache)
     }
 
-    /// A rank's part of a model.
+    /// A rank's shard of a model.
     fn of_rank(device: &Device, name: &str, dtype: LoadDtype, comm: Arc<Comm>) -> Self {
         let (checkpoint, options) = (checkpoint(name), options_for(name, device, dtype));
         Self::of(load_shard_on_device(&checkpoint, &options, comm, &mut |_| {}).unwrap(), false)
@@ -70,7 +70,7 @@ impl Runner {
         self.step_of(work, padded, launch, None)
     }
 
-    /// As [`Self::step`], where the hidden states of so many last tokens of each sequence are wanted: logits of these.
+    /// Runs [`Self::step`], and returns the logits of the last tokens of each sequence, `counts` of them.
     fn step_of(
         &mut self,
         work: &[Work<'_>],
@@ -113,8 +113,8 @@ impl Runner {
         let state_slots = own.chain(vec![NO_SLOT; padded.saturating_sub(work.len())]).collect();
         self.workspace.prepare(&AttentionStep { meta: &meta, tokens, launch }).unwrap();
         let tensor = |numbers: Vec<u32>| Tensor::new(numbers, self.model.device()).unwrap();
-        let wanted = counts.and_then(|counts| WantedTokens::of(&meta, &positions, counts).unwrap());
-        let wanted = wanted.map(|of| {
+        let output = counts.and_then(|counts| OutputTokens::of(&meta, &positions, counts).unwrap());
+        let output = output.map(|of| {
             let tables = (!of.rows.is_empty())
                 .then(|| (tensor(of.rows.clone()), tensor(of.positions.clone())));
             (of, tables)
@@ -126,13 +126,13 @@ impl Runner {
             positions,
             slot_mapping: &tensor(slots),
             states: Some(StateTables { query_start, slots: slots_of_states, positions }),
-            wanted: wanted.as_ref().map(|(of, tables)| DeviceWanted {
+            output: output.as_ref().map(|(of, tables)| DeviceOutputTokens {
                 tables: tables.as_ref().map(|(rows, positions)| (rows, positions)),
                 attention: &of.attention,
             }),
         };
         let hidden = self.model.forward(&input, &self.workspace).unwrap();
-        let real = wanted.as_ref().map_or(real, |(of, _)| of.rows.len());
+        let real = output.as_ref().map_or(real, |(of, _)| of.rows.len());
         if real == 0 {
             return Vec::new();
         }
@@ -215,13 +215,13 @@ fn every_architecture_and_format_computes_what_transformers_does() {
     }
 }
 
-/// What codes mean is larger than other weights, and so is what rounding leaves of sums in another order.
+/// Dequantized weights are larger than other weights, and so is the rounding of sums in another order.
 fn tolerance(name: &str) -> f32 {
     let is_quantized = checkpoint(name).quantization().is_some();
     if is_quantized { 3.0 * TOLERANCE } else { TOLERANCE }
 }
 
-/// All goldens, of numbers and of codes.
+/// All goldens, quantized or not.
 fn goldens() -> impl Iterator<Item = &'static str> {
     GOLDENS.iter().copied().chain(quantized::all())
 }
@@ -253,7 +253,8 @@ fn two_ranks_and_four_compute_what_transformers_does() {
     }
 }
 
-/// As many GPUs as CANDLEPOWER_TEST_GPUS says, a thread for each: they give what one gives without NCCL. With one, NCCL has a group of one.
+/// CANDLEPOWER_TEST_GPUS is the number of GPUs. Each has a thread, and all give the result of one GPU without NCCL. With one GPU, NCCL
+/// has a group of one.
 #[cfg(feature = "cuda")]
 #[test]
 #[ignore = "needs GPUs: scripts/gpu-check.sh and, with emulated ones, `cargo xtask emulated` run it"]
@@ -266,7 +267,7 @@ fn gpus_compute_what_one_does() {
     let some = GOLDENS.iter().copied().step_by(2).chain(quantized::all().step_by(3));
     for name in some.filter(splits) {
         let golden = Golden::read(name);
-        // Of two blocks: what is added up among ranks is the same work for every token, and emulated GPUs take their time for each.
+        // Two blocks are enough: sums among ranks are the same work for every token, and emulated GPUs are slow.
         let prompt = &golden.prompt[..BLOCK_SIZE + 1];
         let answer = |mut runner: Runner| {
             let logits = runner.prefill(prompt, prompt.len(), &[3, 1, 2, 0]);
@@ -383,7 +384,7 @@ fn a_file_of_transformers_logits_is_compared() {
     assert!(!beside(&other).is_close());
 }
 
-/// As scripts/gpu-goldens.py writes it, of one prompt.
+/// The golden of one prompt, as scripts/gpu-goldens.py writes it.
 fn file_of(prompt: &[u32], exact: &[Vec<f32>], rounded: &[Vec<f32>]) -> Vec<u8> {
     let bytes = |rows: &[Vec<f32>]| -> Vec<u8> {
         rows.iter().flatten().flat_map(|number| number.to_le_bytes()).collect()
@@ -465,7 +466,7 @@ fn compare_sixteen_bits(
         for &(dtype, found, limit) in &dtypes {
             let mut runner = Runner::on(device, name, dtype);
             assert_eq!(runner.model.dtype(), found);
-            // What differs from bf16 is the rounding alone: some tokens say as much.
+            // The rounding alone differs from bf16, which some tokens suffice to show.
             let tokens = if dtype == LoadDtype::F16 { BLOCK_SIZE } else { golden.prompt.len() };
             let tokens = tokens.min(most);
             let (prompt, expected) = (&golden.prompt[..tokens], &golden.logits[..tokens]);
@@ -493,7 +494,7 @@ fn compare_sixteen_bits(
     );
 }
 
-/// What is kept in eight bits is rounded, alike on the CPU and by the device's definitions, and nothing else is.
+/// Values of eight bits are rounded, alike on the CPU and by the device's reference implementations. Nothing else is rounded.
 #[test]
 fn a_cache_in_fp8_moves_the_logits_but_little() {
     let mut worst = 0f32;
@@ -516,7 +517,7 @@ fn a_cache_in_fp8_moves_the_logits_but_little() {
         let bytes = runner.cache_bytes();
         assert_eq!(bytes, planned * (NUM_BLOCKS * BLOCK_SIZE) as u64, "{name}");
         let on_device = runner.prefill(prompt, prompt.len(), &blocks);
-        // A number between two codes may go to either.
+        // A value between two quantized values may go to either.
         let apart = max_difference(&on_device, &on_cpu) / largest(&on_cpu);
         assert!(apart < limits[1], "{name}: CPU and device differ by {apart}");
         worst = worst.max(if has_experts(name) { 0.0 } else { error });
@@ -572,7 +573,7 @@ fn sequences_of_a_batch_do_not_see_each_other() {
     }
 }
 
-/// What a GPU needs is known from the configuration alone, to the byte.
+/// The memory that a GPU needs is known from the configuration alone, to the byte.
 #[test]
 fn memory_on_a_device_is_computed_before_loading() {
     for name in goldens() {

@@ -58,7 +58,7 @@ fn model_as(name: &str, dtype: LoadDtype) -> Decoder {
     load(&checkpoint, &LoadOptions { dtype, max_model_len, ..options() }, &mut |_| {}).unwrap()
 }
 
-/// What transformers computed.
+/// The results of transformers.
 pub(crate) struct Golden {
     pub(crate) prompt: Vec<u32>,
     /// A row for each position.
@@ -148,7 +148,7 @@ fn input_of(work: &mut [(&mut Sequence, &[u32])]) -> ForwardInput {
         slot_mapping: tensor(slots),
         state_slots: work.iter().map(|(sequence, _)| sequence.state_slot()).collect(),
         attention,
-        wanted: None,
+        output: None,
     }
 }
 
@@ -170,7 +170,7 @@ pub(crate) fn prefill(
     prefill_in(model, &cache(model), prompt, chunk, blocks)
 }
 
-/// As [`prefill`], in a cache that is there.
+/// Runs [`prefill`] in an existing cache.
 pub(crate) fn prefill_in(
     model: &Decoder,
     cache: &Cache,
@@ -244,8 +244,8 @@ fn a_cache_in_bf16_moves_the_logits_but_little() {
     }
 }
 
-/// As stored, in bf16, activations are rounded where they meet weights: logits move, but not far, and do not depend on how
-/// the prompt comes.
+/// With weights as stored, in bf16, activations are rounded before each product. Logits change a little, and do not depend on the
+/// chunks of the prompt.
 #[test]
 fn products_in_bf16_stay_near_transformers() {
     let mut worst = 0f32;
@@ -444,7 +444,7 @@ fn tokens_that_nobody_looks_at_change_nothing() {
             let sequences = [[9, 1, 14], [3, 20, 11], [4, 5, 6]].map(Sequence::new);
             let [mut a, mut b, mut c] = sequences;
             let work = &mut [(&mut a, prompts[0]), (&mut b, prompts[1]), (&mut c, prompts[2])];
-            let input = input_of(work).with_wanted(counts).unwrap();
+            let input = input_of(work).with_output_tokens(counts).unwrap();
             let logits = run(&model, &cache, input);
             let next = &mut [(&mut a, &[7][..]), (&mut b, &[8]), (&mut c, &[9])];
             (logits, step(&model, &cache, next))
@@ -454,8 +454,8 @@ fn tokens_that_nobody_looks_at_change_nothing() {
             let (logits, next) = run(&counts);
             assert_eq!(max_difference(&next, &whole.1), 0.0, "{name}: what comes next");
             for (end, count) in [30, 48, 72].into_iter().zip(counts) {
-                let wanted = end - count..end;
-                let (found, expected) = (&logits[wanted.clone()], &whole.0[wanted]);
+                let outputs = end - count..end;
+                let (found, expected) = (&logits[outputs.clone()], &whole.0[outputs]);
                 assert_eq!(max_difference(found, expected), 0.0, "{name}: {counts:?}");
             }
             // The others' were not computed, where they need not be.
@@ -464,7 +464,7 @@ fn tokens_that_nobody_looks_at_change_nothing() {
         }
         let mut sequence = Sequence::new([0, 1]);
         let input = input_of(&mut [(&mut sequence, &golden.prompt[..5])]);
-        assert!(input.with_wanted(&[6]).is_err());
+        assert!(input.with_output_tokens(&[6]).is_err());
     }
 }
 
@@ -501,7 +501,7 @@ fn weights_are_converted_when_asked() {
     assert!(sizes[1] < sizes[0] * 6 / 10, "{sizes:?}");
 }
 
-/// What a model needs is known from its configuration alone, to the byte.
+/// The memory that a model needs is known from its configuration alone, to the byte.
 #[test]
 fn memory_is_computed_before_loading() {
     for name in GOLDENS {

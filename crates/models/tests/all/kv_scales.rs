@@ -11,7 +11,7 @@ use crate::{
     golden::{CACHE, Golden, largest, max_difference, options, prefill_in},
 };
 
-/// What keys and values are multiplied by: far beyond the 448 of e4m3.
+/// The factor on keys and values: far beyond the 448 of e4m3.
 const FACTOR: f32 = 4096.0;
 
 /// The golden checkpoint `fp8` with larger keys and values, smaller queries and outputs, so that it computes the same, and with
@@ -20,7 +20,7 @@ fn checkpoint_with(names: &[&str]) -> Checkpoint {
     checkpoint_of(names, &[])
 }
 
-/// As [`checkpoint_with`], with scales of a shape.
+/// Makes a checkpoint by [`checkpoint_with`], with scales of a shape.
 fn checkpoint_of(names: &[&str], shape: &[usize]) -> Checkpoint {
     let bytes = std::fs::read(folder("fp8").join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -65,7 +65,7 @@ fn logits(checkpoint: &Checkpoint, dtype: DType) -> Vec<Vec<f32>> {
     prefill_in(&model, &cache, &prompt, prompt.len(), [3, 1, 2, 0])
 }
 
-/// By the definitions of the device's kernels, with a cache in FP8.
+/// The reference implementations of the device's kernels, with a cache in FP8.
 fn logits_on_device(checkpoint: &Checkpoint) -> Vec<Vec<f32>> {
     let model = load_on_device(checkpoint, &options(), &mut |_| {}).unwrap();
     let prompt = Golden::read("fp8").prompt;

@@ -1,4 +1,4 @@
-//! What is wrong with a checkpoint is said in one line that names it, before anything is computed.
+//! A fault of a checkpoint is reported in one line that names it, before the first step.
 
 use std::{
     fs,
@@ -205,7 +205,7 @@ fn a_truncated_file() {
     }
 }
 
-/// What a failed download often leaves.
+/// The rest of a failed download.
 #[test]
 fn a_file_that_is_no_safetensors() {
     let copy = Copy::of("gemma2", "html");
@@ -272,7 +272,7 @@ fn quantized_weights() {
     assert!(e.starts_with("63 tensors of the model are not in the weight files: "), "{e}");
 }
 
-/// What a flipped bit, or a mistaken script, leaves in tensors whose shapes are right.
+/// The traces of a flipped bit, or of a mistaken script, in tensors whose shapes are right.
 #[test]
 fn damaged_quantized_tensors() {
     let whole = |name: &str, value: &[u8]| {

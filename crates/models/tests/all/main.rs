@@ -5,6 +5,7 @@
 mod converted;
 mod decoders;
 mod device;
+mod encoder;
 mod golden;
 mod hostile;
 mod kv_scales;

@@ -1,4 +1,4 @@
-//! Quantized checkpoints against the numbers that NumPy unpacks and what transformers computes from them.
+//! Quantized checkpoints compared with the values that NumPy dequantizes, and with transformers on these values.
 
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, OnLoad};
 use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, dequantize_reference, load};
@@ -70,7 +70,7 @@ fn numbers_are_those_that_numpy_unpacks_to_the_bit() {
             let found = dequantize_reference(&checkpoint, tensor).unwrap();
             let found = found.unwrap_or_else(|| panic!("{name}: {tensor} is not quantized"));
             let expected = view.data().chunks_exact(4);
-            // Of GGUF's the first rows are enough.
+            // The first rows are enough for GGUF's matrices.
             let all = *method != "gguf";
             assert!(
                 expected.len() == found.len() || !all && expected.len() < found.len(),
@@ -100,7 +100,7 @@ fn logits_and_greedy_tokens_are_those_of_the_unpacked_model() {
     }
 }
 
-/// What a quantized model needs is known from its configuration alone, to the byte.
+/// The memory that a quantized model needs is known from its configuration alone, to the byte.
 #[test]
 fn memory_is_computed_before_loading() {
     for name in all() {
@@ -147,7 +147,7 @@ fn scales_of_any_dtype_are_the_same_numbers() {
     }
 }
 
-/// Random codes, in the shapes of the configuration, give logits of about one.
+/// Random quantized weights, in the shapes of the configuration, give logits of about one.
 #[test]
 fn dummy_codes_run_every_format() {
     for name in all() {

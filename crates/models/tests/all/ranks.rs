@@ -18,7 +18,7 @@ use crate::{
 /// Tokens that are compared.
 const NEW_TOKENS: usize = 64;
 
-/// What is split between two ranks, or four, cuts this model's blocks of scales.
+/// The split between two ranks, or four, cuts this model's blocks of scales.
 const K_QUANTS: &str = "gguf-qwen2";
 
 /// Runs `work` on each of so many ranks, in threads of their own; the results in the order of the ranks.
@@ -82,7 +82,7 @@ fn two_ranks_and_four_give_what_one_gives() {
     }
 }
 
-/// What takes minutes to load is not loaded where another rank has said that it cannot.
+/// A rank does not load for minutes after another rank has reported that it cannot.
 #[test]
 fn loading_ends_when_another_rank_fails() {
     let mut comms = Comm::local(2, Duration::from_secs(120)).unwrap();
@@ -98,9 +98,9 @@ pub(crate) fn numbers_of_ranks(checkpoint: &Checkpoint) -> Vec<usize> {
     [2, 4].into_iter().filter(|ranks| sizes.contains(ranks)).collect()
 }
 
-/// What a rank holds is known from the configuration alone, to the byte, and so is what it says to the others: sums of
-/// hidden states for each mixer and each feed-forward, one for the embedding, its part of the logits, and two sums of squares for each token where a norm goes
-/// over all heads.
+/// The memory of a rank is known from the configuration alone, to the byte, and so are its messages to the others. These are sums of
+/// hidden states for each mixer and each feed-forward, one for the embedding, and its shard of the logits. Where a norm goes over all
+/// heads, two sums of squares for each token are added.
 #[test]
 fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
     for name in GOLDENS.iter().chain([&K_QUANTS]) {
@@ -124,7 +124,7 @@ fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
                 assert_eq!(cache, tokens * spec.rank_kv_bytes_per_token(Dtype::F32, ranks));
                 let norms = spec.attentions().filter(|a| a.norms_all_heads());
                 let norms = norms.count() as u64;
-                // What is normed before it is added up is added up over the ranks before that.
+                // A post-norm needs the sum over the ranks before it.
                 let has_own = |layer: &&LayerSpec| {
                     layer.ffn.experts().is_some_and(|experts| experts.own_norms)
                 };
@@ -144,7 +144,7 @@ fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
     }
 }
 
-/// What other ranks lack: biases that are added to sums of all ranks, in f32.
+/// Bytes that other ranks do not have: biases that are added to sums of all ranks, in f32.
 pub(crate) fn bytes_of_rank_0_alone(spec: &ModelSpec, rank: usize) -> u64 {
     let biases = |layer: &LayerSpec| {
         let of_each = layer.ffn.experts().map_or(1, |experts| experts.count);
@@ -156,7 +156,7 @@ pub(crate) fn bytes_of_rank_0_alone(spec: &ModelSpec, rank: usize) -> u64 {
     if rank == 0 { 0 } else { (4 * spec.hidden_size * biases) as u64 }
 }
 
-/// Dummy numbers depend on the tensor and the place in it, not on the rank that has them.
+/// Dummy values depend on the tensor and the position in it, not on the rank that has them.
 #[test]
 fn ranks_make_the_dummy_weights_of_the_whole() {
     // Groups of 32 inputs, of which each rank has a whole number.

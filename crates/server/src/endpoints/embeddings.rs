@@ -36,7 +36,7 @@ use crate::model::served_model::PoolingModel;
 pub(crate) async fn embeddings(
     request: Incoming<PoolingModel>,
 ) -> ApiResult<Json<EmbeddingsResponse>> {
-    request.model.embedder.check_place(request.caller.id)?;
+    request.model.embedder.check_queue(request.caller.id)?;
     let prepared = request.prepare(Prepared::new).await?;
     let usage = usage(&prepared.inputs);
     let vectors = compute(&request, prepared.inputs).await?;

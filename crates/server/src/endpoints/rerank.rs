@@ -30,7 +30,7 @@ use crate::model::served_model::PoolingModel;
     )
 )]
 pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Response> {
-    incoming.model.embedder.check_place(incoming.caller.id)?;
+    incoming.model.embedder.check_queue(incoming.caller.id)?;
     let prepare = |body: &[u8], model: &Preparation<'_, PoolingModel>| {
         let request = RerankRequest::parse(body)?;
         let model_name = model.asked_name(request.model.as_deref())?;
@@ -90,7 +90,7 @@ pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Respon
     )
 )]
 pub(crate) async fn score(incoming: Incoming<PoolingModel>) -> ApiResult<Json<ScoreResponse>> {
-    incoming.model.embedder.check_place(incoming.caller.id)?;
+    incoming.model.embedder.check_queue(incoming.caller.id)?;
     let prepare = |body: &[u8], model: &Preparation<'_, PoolingModel>| {
         let request = ScoreRequest::parse(body)?;
         let model_name = model.asked_name(request.model.as_deref())?;

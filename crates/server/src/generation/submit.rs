@@ -48,7 +48,7 @@ pub(crate) fn check_queue(
         );
         return Err(ApiError::invalid(param, message));
     }
-    Ok(model.engine.check_places(model.caller, asked)?)
+    Ok(model.engine.check_queue(model.caller, asked)?)
 }
 
 /// Submits the prompts; choice `i` of prompt `p` has the index `p * n + i`.

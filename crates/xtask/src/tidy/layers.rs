@@ -26,7 +26,6 @@ const CRATES: &[Crate] = &[
     row("kernels", 1, &["layout"]),
     row("grammar", 1, &["tokenizer"]),
     row("gpu", 2, &["kernels", "layout"]),
-    row("encoder", 2, &["checkpoint", "kernels"]),
     row("hub", 2, &["checkpoint"]),
     row("dialect", 2, &["grammar", "tokenizer"]),
     row("models", 3, &["checkpoint", "comm", "gpu", "kernels"]),
@@ -34,17 +33,7 @@ const CRATES: &[Crate] = &[
     row(
         "engine",
         4,
-        &[
-            "checkpoint",
-            "comm",
-            "encoder",
-            "gpu",
-            "grammar",
-            "kernels",
-            "machine",
-            "models",
-            "scheduler",
-        ],
+        &["checkpoint", "comm", "gpu", "grammar", "kernels", "machine", "models", "scheduler"],
     ),
     row(
         "server",

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use candlepower_checkpoint::{CheckpointFiles, Description};
-use candlepower_encoder::Encoder;
+use candlepower_models::Encoder;
 
 /// A copy of a golden checkpoint, removed with the test.
 struct Copy(PathBuf);

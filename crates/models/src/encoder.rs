@@ -1,35 +1,37 @@
-//! An encoder with its weights, and one batch of texts through it.
+//! An encoder: its checkpoint becomes vectors or scores of texts. It runs on the CPU, in f32.
+//!
+//! BERT and similar models run over our own kernels, ModernBERT and NomicBERT as candle-transformers has them. A text's result does not
+//! depend on the other texts of its batch: with BERT not by a bit, otherwise up to the rounding of f32.
 
 use candle_core::{Device, Tensor};
 use candlepower_checkpoint::{EncoderCheckpoint, EncoderSpec, Pooling};
 
 use crate::{
+    LoadProgress,
     error::{Error, Result},
-    layers::Layers,
-    pooler::Pooler,
-    pooling::pool,
-    score::Head,
-    weights,
 };
 
-/// The pooling of an encoder whose checkpoint says nothing of it, as in sentence-transformers.
-const DEFAULT_POOLING: Pooling = Pooling::Mean;
+mod bert;
+mod layers;
+mod pooler;
+mod pooling;
+mod score;
+mod weights;
 
-/// How far loading has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadProgress {
-    /// Bytes of weights read.
-    pub bytes_done: u64,
-    /// Bytes of weights to read.
-    pub bytes_total: u64,
-}
+use layers::Layers;
+pub use pooler::Pooler;
+use pooling::pool;
+use score::Head;
+
+/// The pooling of an encoder whose checkpoint names none, as in sentence-transformers.
+const DEFAULT_POOLING: Pooling = Pooling::Mean;
 
 /// A text, or a pair of texts, as tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncoderInput {
     /// The tokens; never empty.
     pub token_ids: Vec<u32>,
-    /// For each token to which text of a pair it belongs, 0 or 1; empty where there is one text.
+    /// For each token its text of a pair, 0 or 1; empty where there is one text.
     pub type_ids: Vec<u32>,
 }
 
@@ -41,7 +43,7 @@ pub struct Encoder {
     weights_bytes: u64,
 }
 
-/// What becomes of the last hidden states.
+/// The result that is made of the last hidden states.
 enum Output {
     /// A vector.
     Vector(Pooler),
@@ -50,7 +52,7 @@ enum Output {
 }
 
 impl Encoder {
-    /// Reads the weights. `pooling` overrides what the checkpoint says.
+    /// Reads the weights. `pooling` overrides the checkpoint's.
     ///
     /// Every tensor that the architecture needs must be there in its shape, and every tensor that is there must be
     /// explained; both are checked before the first of the weights is read.
@@ -87,7 +89,7 @@ impl Encoder {
         }
     }
 
-    /// How hidden states become one.
+    /// The pooling that makes one vector of hidden states.
     pub fn pooling(&self) -> Pooling {
         match &self.output {
             Output::Vector(pooler) => pooler.pooling(),
@@ -107,7 +109,7 @@ impl Encoder {
 
     /// Computes one batch: for each input its vector, or its score alone.
     ///
-    /// Inputs of about the same length are cheapest: where the layers want it, the shorter ones are padded.
+    /// Inputs of about the same length are cheapest, because some layers pad the shorter ones.
     ///
     /// # Errors
     /// An input is empty, too long, or has a token that the model does not know; or a tensor operation failed.
@@ -130,7 +132,7 @@ impl Encoder {
         }
     }
 
-    /// The input as the layers take it.
+    /// The input for the layers, after checks.
     fn checked(&self, input: &EncoderInput) -> Result<EncoderInput> {
         let (len, limit) = (input.token_ids.len(), self.spec.max_positions);
         let vocab_size = self.spec.vocab_size;

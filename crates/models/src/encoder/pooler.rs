@@ -8,14 +8,14 @@ use candlepower_checkpoint::{
 };
 use candlepower_kernels::{Weight, WeightRows, linear};
 
-use crate::{
-    error::{Error, Result},
+use super::{
     pooling::{normalize, pool},
     score::activate,
-    weights,
+    weights::{self, CONFIG_FILE},
 };
+use crate::error::{Error, Result};
 
-/// What makes a text's vector of its hidden states.
+/// Makes a text's vector of its hidden states.
 pub struct Pooler {
     pooling: Pooling,
     /// Width of the hidden states.
@@ -32,7 +32,7 @@ struct Dense {
 }
 
 impl Pooler {
-    /// Makes what the sentence-transformers files beside a model say of hidden states of `width` elements, with `pooling`.
+    /// Loads the modules that the sentence-transformers files beside a model describe, for hidden states of `width` elements.
     ///
     /// # Errors
     /// The weights of a dense layer are missing, damaged, or of another shape.
@@ -47,6 +47,7 @@ impl Pooler {
                 name: format!("linear.weight of {}", first.file),
                 found: vec![first.outputs, first.inputs],
                 expected: vec![first.outputs, width],
+                file: CONFIG_FILE.to_owned(),
             });
         }
         let dense = sentence.dense.iter().map(|spec| Dense::load(files, spec));
@@ -54,7 +55,7 @@ impl Pooler {
         Ok(Self { pooling, width, dense, normalizes })
     }
 
-    /// How hidden states become one.
+    /// The pooling that makes one vector of hidden states.
     pub fn pooling(&self) -> Pooling {
         self.pooling
     }

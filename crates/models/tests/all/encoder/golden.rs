@@ -1,9 +1,9 @@
-//! Every architecture against what transformers computed from the same files; and a text's result whatever its batch is.
+//! Every architecture compared with transformers on the same files; and a text's result whatever its batch is.
 
 use std::path::PathBuf;
 
 use candlepower_checkpoint::{CheckpointFiles, Description, EncoderCheckpoint, Pooling};
-use candlepower_encoder::{Encoder, EncoderInput};
+use candlepower_models::{Encoder, EncoderInput};
 use safetensors::SafeTensors;
 
 const VECTORS: [&str; 6] =
@@ -33,7 +33,7 @@ fn encoder(name: &str, pooling: Option<Pooling>) -> Encoder {
     Encoder::load(&checkpoint(name), pooling, &mut |_| {}).unwrap()
 }
 
-/// What transformers computed.
+/// The results of transformers.
 struct Golden {
     inputs: Vec<EncoderInput>,
     bytes: Vec<u8>,

@@ -1,7 +1,7 @@
-//! BERT and what is built like it, over our own kernels.
+//! BERT and similar models, over our own kernels.
 //!
-//! The tokens of all texts of a batch lie one after the other, without padding, and every kernel gives a row the same bits
-//! whatever the other rows are: so does this, a text's states are the same in any batch.
+//! The tokens of all texts of a batch lie one after the other, without padding. Every kernel gives a row the same bits whatever the
+//! other rows are, so a text's states are the same in any batch.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,8 @@ use candlepower_kernels::{
     full_attention, layer_norm, linear,
 };
 
-use crate::{EncoderInput, error::Result};
+use super::EncoderInput;
+use crate::error::Result;
 
 /// Embedding and layers.
 pub(crate) struct Bert {
@@ -26,7 +27,7 @@ pub(crate) struct Bert {
     layers: Vec<Layer>,
     hidden: usize,
     heads: usize,
-    /// The biases for distances, where the model has such.
+    /// The biases by distance, where the model has such.
     bias: Option<DistanceBias>,
     act: Activation,
 }

@@ -1,4 +1,4 @@
-//! The layers of an encoder: of BERT and its like our own, of ModernBERT and NomicBERT those of candle-transformers.
+//! The layers of an encoder: our own for BERT and similar models, those of candle-transformers for ModernBERT and NomicBERT.
 //!
 //! candle-transformers' BERT pads, and takes an erf per element for GELU, one by one. Its DistilBERT computes GELU by an
 //! approximation, and its XLM-RoBERTa takes a token that happens to be the padding token for padding; here both are BERT with
@@ -11,7 +11,8 @@ use candle_nn::VarBuilder;
 use candle_transformers::models::{modernbert, nomic_bert};
 use candlepower_checkpoint::{EncoderKind, EncoderSpec};
 
-use crate::{EncoderInput, bert::Bert, error::Result};
+use super::{EncoderInput, bert::Bert};
+use crate::error::Result;
 
 /// Embedding and layers.
 pub(crate) enum Layers {

@@ -1,22 +1,22 @@
-//! The tokens of a step whose hidden states are looked at: layers that only these need leave the others out.
+//! The output tokens of a step. The last layers of some models are computed for these tokens alone.
 
 use candlepower_kernels::{AttentionMetadata, Error as KernelError};
 
 use crate::error::Result;
 
-/// The tokens of a step whose hidden states are wanted: the last ones of each sequence.
+/// The tokens of a step whose logits are computed: the last ones of each sequence.
 #[derive(Clone, Debug)]
-pub struct WantedTokens {
-    /// Which of the step's tokens they are, in their order.
+pub struct OutputTokens {
+    /// Their indices among the step's tokens, ascending.
     pub rows: Vec<u32>,
     /// The position of each in its sequence.
     pub positions: Vec<u32>,
-    /// Of the sequences that have such.
+    /// The metadata of the sequences that have output tokens.
     pub attention: AttentionMetadata,
 }
 
-impl WantedTokens {
-    /// The last `counts` tokens of each sequence of a step; `None` where these are all.
+impl OutputTokens {
+    /// The last `counts` tokens of each sequence of a step; `None` where these are all tokens.
     ///
     /// # Errors
     /// There is not a count for each sequence, or one is beyond its tokens.
@@ -29,7 +29,8 @@ impl WantedTokens {
             step.query_start.windows(2).map(|pair| (pair[1] - pair[0]) as usize).collect();
         let fits = |(count, tokens): (&usize, &usize)| count <= tokens;
         if counts.len() != tokens.len() || !counts.iter().zip(&tokens).all(fits) {
-            let reason = "as many tokens are wanted as sequences do not have";
+            let reason =
+                "a sequence has fewer tokens than output tokens, or there is no count for it";
             return Err(KernelError::Metadata(reason.into()).into());
         }
         if counts == tokens {

@@ -1,0 +1,4 @@
+//! Encoders: golden values, and errors while loading.
+
+mod golden;
+mod load_errors;
