@@ -87,7 +87,7 @@ fn the_engine_is_measured_by_batch_and_length() {
 fn an_embedding_that_is_not_the_head_is_not_read_in_each_step() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     let demo = tests.join("../crates/server/demo");
-    let model = candlepower_goldens::folder("llama");
+    let model = candlepower_testing::goldens::folder("llama");
     let args = ["run", model.to_str().unwrap(), "--tokenizer", demo.to_str().unwrap()];
     let shape = ["--batch", "2", "--input-tokens", "16", "--output-tokens", "8"];
     let report = json(&[&args[..], &shape[..]].concat(), 0);

@@ -10,7 +10,7 @@ use crate::support::{Server, ServerBuilder, TempFolder, python, run_to_end};
 const MODEL: &str = "all-minilm";
 
 fn golden(name: &str) -> PathBuf {
-    candlepower_goldens::folder(&format!("encoders/{name}"))
+    candlepower_testing::goldens::folder(&format!("encoders/{name}"))
 }
 
 /// The folder of all-MiniLM-L6-v2.
@@ -53,7 +53,7 @@ mod python_client {
 
     fn check(case: &str) {
         let server = mini_lm();
-        let reference = candlepower_goldens::root().join("encoders/all-minilm-l6-v2.json");
+        let reference = candlepower_testing::goldens::root().join("encoders/all-minilm-l6-v2.json");
         run_to_end(
             python("clients/embeddings_client.py").args([case, &server.url()]).arg(reference),
         );

@@ -1,6 +1,6 @@
 //! GGUF files: served like folders, and refused with one line.
 
-use candlepower_goldens::folder as golden;
+use candlepower_testing::goldens::folder as golden;
 use serde_json::Value;
 
 use crate::support::{ServerBuilder, TempFolder, program, python, run_to_end};

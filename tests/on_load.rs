@@ -1,6 +1,6 @@
 //! Quantization while weights are loaded.
 
-use candlepower_goldens::folder;
+use candlepower_testing::goldens::folder;
 use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder, program};

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use candlepower_goldens::folder as golden;
+use candlepower_testing::goldens::folder as golden;
 use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder, TempFolder};

@@ -82,7 +82,7 @@ fn the_engine_is_asked_for_what_was_asked_for() {
 }
 
 fn copy_golden(folder: &TempFolder) {
-    for entry in std::fs::read_dir(candlepower_goldens::folder("llama")).unwrap() {
+    for entry in std::fs::read_dir(candlepower_testing::goldens::folder("llama")).unwrap() {
         let path = entry.unwrap().path();
         if path.is_file() {
             std::fs::copy(&path, folder.path().join(path.file_name().unwrap())).unwrap();

@@ -243,7 +243,7 @@ fn without_a_cluster_or_a_model_that_it_can_have_nothing_is_tried() {
     let nowhere = Home::new().with_env("KUBECONFIG", "/nowhere/kubeconfig");
     let error = nowhere.error(&demo("x", ""), 11);
     assert!(error["message"].as_str().unwrap().starts_with("no cluster can be used: "), "{error}");
-    let folder = candlepower_goldens::folder("llama");
+    let folder = candlepower_testing::goldens::folder("llama");
     let folder = folder.display();
     let args = format!("deploy {folder} --name x --backend kubernetes --gpu-count 0 --dry-run");
     assert_eq!(nowhere.error(&args, 2)["field"], "model");

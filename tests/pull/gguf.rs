@@ -13,7 +13,7 @@ fn padded() -> Vec<u8> {
 }
 
 fn golden(model: &str, file: &str) -> Vec<u8> {
-    Files::of_folder(candlepower_goldens::folder(model)).contents(file).to_vec()
+    Files::of_folder(candlepower_testing::goldens::folder(model)).contents(file).to_vec()
 }
 
 /// Two models, one of them split, and other files of such repositories.

@@ -195,7 +195,7 @@ fn models_that_compute_nothing_finite_are_refused() {
         assert!(line.contains("no finite values") && line.contains(setting), "{line}");
     }
     let encoder = TempFolder::new();
-    for entry in candlepower_goldens::folder("encoders/bert-score").read_dir().unwrap() {
+    for entry in candlepower_testing::goldens::folder("encoders/bert-score").read_dir().unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
         if path.is_file() {

@@ -1,11 +1,9 @@
 //! Random schemas over HTTP. A model that would generate a fixed text generates only what the schema allows.
 
+use candlepower_testing::schemas::Pairs;
 use serde_json::{Value, json};
 
 use crate::support::Scripted;
-
-#[path = "../../crates/grammar/tests/schemas/pairs.rs"]
-mod pairs;
 
 const SCHEMAS: usize = 42;
 const TEXTS: usize = 12;
@@ -28,7 +26,7 @@ fn validator(schema: &Value) -> Result<jsonschema::Validator, String> {
 
 #[test]
 fn what_comes_is_valid_by_another_implementation() {
-    let mut source = pairs::Pairs::new(83);
+    let mut source = Pairs::new(83);
     let mut pairs: Vec<(Value, String)> = Vec::new();
     while pairs.len() < SCHEMAS * TEXTS {
         let schema = source.schema(3);

@@ -61,7 +61,7 @@ mod tests {
     /// No key of a checkpoint that transformers wrote is refused for being unknown.
     #[test]
     fn every_key_of_the_goldens_is_known() {
-        let golden = candlepower_goldens::folder("llama");
+        let golden = candlepower_testing::goldens::folder("llama");
         let root = golden.parent().unwrap();
         let folders = [root.to_owned(), root.join("encoders"), root.join("on-load")];
         let folders = folders.iter().flat_map(|folder| folder.read_dir().unwrap());

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::Device;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
-use candlepower_goldens::folder as golden;
 use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, load};
+use candlepower_testing::goldens::folder as golden;
 
 use crate::{Target, Verdict};
 

@@ -5,9 +5,6 @@
 
 #![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
 
-#[path = "../tests/schemas/varied.rs"]
-mod varied;
-
 use std::error::Error;
 use std::time::{Duration, Instant};
 
@@ -39,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let (mut compiled, mut masks, mut accepted) = (Vec::new(), Vec::new(), Vec::new());
     let mut random = Rng::with_seed(0);
-    for schema in varied::schemas() {
+    for schema in candlepower_testing::schemas::varied() {
         let constraint = Constraint::JsonSchema(schema);
         let grammar = timed(&mut compiled, || compiler.compile(&constraint))?;
         for _ in 0..OUTPUTS_PER_SCHEMA {

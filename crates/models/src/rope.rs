@@ -116,7 +116,7 @@ mod tests {
     /// Frequencies are compared relatively: at a position of 100,000 an error of 1e-6 would be a
     /// tenth of a radian.
     fn check(golden: &str, tensor: &str, max_len: usize) {
-        let folder = candlepower_goldens::folder(golden);
+        let folder = candlepower_testing::goldens::folder(golden);
         let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let data = file.tensor(tensor).unwrap().data();

@@ -124,9 +124,10 @@ fn run() -> Result<ExitCode> {
 
 /// Writes the generated weights of the goldens, for scripts and other machines.
 fn goldens(_: &Shell) -> Result<String> {
-    let folders = candlepower_goldens::seeded_folders(&candlepower_goldens::root())?;
+    let folders =
+        candlepower_testing::goldens::seeded_folders(&candlepower_testing::goldens::root())?;
     for folder in &folders {
-        candlepower_goldens::write_weights(folder)?;
+        candlepower_testing::goldens::write_weights(folder)?;
     }
     Ok(format!("{} folders", folders.len()))
 }

@@ -42,7 +42,7 @@ impl Files {
 
     /// A model that can be served: the golden model of this name, with a tokenizer for its vocabulary.
     pub(crate) fn golden(name: &str) -> Self {
-        let files = Self::of_folder(candlepower_goldens::folder(name));
+        let files = Self::of_folder(candlepower_testing::goldens::folder(name));
         let config: Value = serde_json::from_slice(&files.0["config.json"]).unwrap();
         let vocab_size = config["vocab_size"].as_u64().unwrap() as usize;
         let settings = json!({

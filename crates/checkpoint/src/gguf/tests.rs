@@ -4,7 +4,7 @@ mod names;
 
 use std::sync::Arc;
 
-use candlepower_goldens::folder as golden;
+use candlepower_testing::goldens::folder as golden;
 use serde_json::{Map, json};
 
 use super::*;

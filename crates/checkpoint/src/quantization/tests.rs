@@ -490,7 +490,7 @@ fn columns_that_are_no_whole_blocks_have_scales_of_their_own() {
 #[test]
 fn other_tools_say_the_same_in_other_files_and_by_other_names() {
     let read = |golden: &str, edit: &dyn Fn(&mut Value) -> Vec<(&'static str, String)>| {
-        let folder = candlepower_goldens::folder(golden);
+        let folder = candlepower_testing::goldens::folder(golden);
         let config = std::fs::read(folder.join("config.json")).unwrap();
         let mut config: Value = serde_json::from_slice(&config).unwrap();
         let mut files = edit(&mut config);
@@ -561,7 +561,8 @@ fn other_tools_say_the_same_in_other_files_and_by_other_names() {
 #[test]
 fn keys_and_values_are_rounded_beside_codes_as_activations_are() {
     let kept = |name: &str, dtype: Option<Dtype>| {
-        let files = CheckpointFiles::find(&candlepower_goldens::folder(name)).unwrap().unwrap();
+        let files =
+            CheckpointFiles::find(&candlepower_testing::goldens::folder(name)).unwrap().unwrap();
         let checkpoint = Checkpoint::open(files).unwrap();
         let weights = dtype.unwrap_or(Dtype::F32);
         checkpoint.kv_dtype(DeviceKind::Cpu, None, dtype, weights).unwrap()

@@ -21,7 +21,7 @@ const PROMPT: u32 = 5;
 
 /// With a graph for each number of sequences; in a group of ranks of which it is the only one, or in none.
 fn runner(device: &Device, dtype: LoadDtype, in_group: bool) -> DeviceRunner {
-    let folder = candlepower_goldens::folder("llama");
+    let folder = candlepower_testing::goldens::folder("llama");
     let checkpoint = Checkpoint::open(CheckpointFiles::Folder(folder)).unwrap();
     let load_format = LoadFormat::Auto;
     let options =

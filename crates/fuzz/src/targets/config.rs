@@ -11,7 +11,7 @@ use super::Folder;
 use crate::{Round, Verdict, change};
 
 pub(super) fn open() -> Round {
-    let mut folders: Vec<_> = std::fs::read_dir(candlepower_goldens::root())
+    let mut folders: Vec<_> = std::fs::read_dir(candlepower_testing::goldens::root())
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .collect();

@@ -12,7 +12,7 @@ const TOKENS: usize = 3;
 
 /// Runs `with` on the operations of a step of the golden llama, with its first residual.
 fn with_ops(with: impl FnOnce(&DeviceOps<'_>, &Layers<Matrix>, Tensor)) {
-    let folder = candlepower_goldens::folder("llama");
+    let folder = candlepower_testing::goldens::folder("llama");
     let checkpoint = Checkpoint::open(CheckpointFiles::Folder(folder)).unwrap();
     let options = LoadOptions {
         device: Device::Cpu,

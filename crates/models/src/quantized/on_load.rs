@@ -164,7 +164,7 @@ fn eight_bits(numbers: &[f32], bytes: &mut [u8]) -> f32 {
 #[cfg(test)]
 mod tests {
     use candle_core::DType;
-    use candlepower_goldens::folder;
+    use candlepower_testing::goldens::folder;
     use safetensors::SafeTensors;
 
     use super::{super::builder, *};

@@ -2,8 +2,8 @@
 
 use candle_core::{Device, Tensor};
 use candlepower_checkpoint::CheckpointFiles;
-use candlepower_goldens::{root, write_weights};
 use candlepower_kernels::embedding;
+use candlepower_testing::goldens::{root, write_weights};
 
 use super::*;
 

@@ -18,13 +18,13 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::quantized::{self, SPARSE};
 use crate::{
-    decoders::GOLDENS,
     golden::{
         BLOCK_SIZE, CACHE, Golden, NUM_BLOCKS, TOLERANCE, argmax, checkpoint, has_experts, largest,
         max_difference, options, prefill_in,
     },
     ranks::{bytes_of_rank_0_alone, numbers_of_ranks, on_ranks},
 };
+use candlepower_testing::goldens::DECODERS;
 
 /// A model with the memory of its steps.
 pub(crate) struct Runner {
@@ -223,7 +223,7 @@ fn tolerance(name: &str) -> f32 {
 
 /// All goldens, quantized or not.
 fn goldens() -> impl Iterator<Item = &'static str> {
-    GOLDENS.iter().copied().chain(quantized::all())
+    DECODERS.iter().copied().chain(quantized::all())
 }
 
 /// Parts of matrices and of the vocabulary, sums and gathers, heads that two ranks share; graphs of a GPU record the same walk.
@@ -264,7 +264,7 @@ fn gpus_compute_what_one_does() {
     let (mut worst, mut models) = (0f32, 0);
     let splits = |name: &&str| checkpoint(name).spec().check_tensor_parallel(gpus).is_ok();
     // How each model and format is split among ranks is tested on the CPU; here are some that are.
-    let some = GOLDENS.iter().copied().step_by(2).chain(quantized::all().step_by(3));
+    let some = DECODERS.iter().copied().step_by(2).chain(quantized::all().step_by(3));
     for name in some.filter(splits) {
         let golden = Golden::read(name);
         // Two blocks are enough: sums among ranks are the same work for every token, and emulated GPUs are slow.
@@ -343,7 +343,7 @@ fn a_gpu_rounds_as_transformers_does() {
     let folder = std::path::PathBuf::from(std::env::var_os("CANDLEPOWER_TRANSFORMERS").unwrap());
     let gpu = candlepower_gpu::cuda::open(0).unwrap();
     let mut found = Vec::new();
-    for name in GOLDENS {
+    for name in DECODERS {
         if let Ok(file) = std::fs::read(folder.join(format!("{name}.safetensors"))) {
             found.push(Beside::compute(&gpu, name, &file));
         }
@@ -498,7 +498,7 @@ fn compare_sixteen_bits(
 #[test]
 fn a_cache_in_fp8_moves_the_logits_but_little() {
     let mut worst = 0f32;
-    for name in GOLDENS {
+    for name in DECODERS {
         let golden = Golden::read(name);
         let (prompt, blocks) = (&golden.prompt[..], [3, 1, 2, 0]);
         let model = crate::golden::model(name);

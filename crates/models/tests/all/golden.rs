@@ -13,7 +13,7 @@ use candlepower_models::{
 };
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
-use crate::decoders::{GOLDENS, folder};
+use candlepower_testing::goldens::{DECODERS, folder};
 
 /// Folders of what transformers computed with matrices as they are after loading, whose models are, and what they become.
 pub(crate) const ON_LOAD: &[(&str, &str, OnLoad)] = &[
@@ -217,7 +217,7 @@ pub(crate) fn has_experts(name: &str) -> bool {
 
 #[test]
 fn logits_and_greedy_tokens_are_those_of_transformers() {
-    for name in GOLDENS {
+    for name in DECODERS {
         let (model, golden) = (model(name), Golden::read(name));
         let logits = prefill(&model, &golden.prompt, golden.prompt.len(), 0..8);
         let difference = max_difference(&logits, &golden.logits);
@@ -229,7 +229,7 @@ fn logits_and_greedy_tokens_are_those_of_transformers() {
 /// With a cache in bf16, as the CPU keeps it beside such weights, and all else in f32.
 #[test]
 fn a_cache_in_bf16_moves_the_logits_but_little() {
-    for name in GOLDENS.iter().filter(|name| !has_experts(name)) {
+    for name in DECODERS.iter().filter(|name| !has_experts(name)) {
         let (model, golden) = (model(name), Golden::read(name));
         let cache = model.new_cache(CACHE, DType::BF16).unwrap();
         let prompt = &golden.prompt[..];
@@ -249,7 +249,7 @@ fn a_cache_in_bf16_moves_the_logits_but_little() {
 #[test]
 fn products_in_bf16_stay_near_transformers() {
     let mut worst = 0f32;
-    for name in GOLDENS.iter().filter(|name| !has_experts(name)) {
+    for name in DECODERS.iter().filter(|name| !has_experts(name)) {
         let (model, golden) = (model_as(name, LoadDtype::Auto), Golden::read(name));
         let logits = prefill(&model, &golden.prompt, golden.prompt.len(), 0..8);
         let error = max_difference(&logits, &golden.logits) / largest(&golden.logits);
@@ -388,7 +388,7 @@ fn longrope_at_its_original_context_takes_the_short_factors() {
 
 #[test]
 fn whole_chunked_and_token_by_token_prefill_agree_to_the_bit() {
-    for name in GOLDENS {
+    for name in DECODERS {
         let (model, golden) = (model(name), Golden::read(name));
         let whole = prefill(&model, &golden.prompt, golden.prompt.len(), 0..8);
         for chunk in [7, 1] {
@@ -400,7 +400,7 @@ fn whole_chunked_and_token_by_token_prefill_agree_to_the_bit() {
 
 #[test]
 fn scattered_blocks_equal_contiguous_ones_to_the_bit() {
-    for name in GOLDENS {
+    for name in DECODERS {
         let (model, golden) = (model(name), Golden::read(name));
         let contiguous = prefill(&model, &golden.prompt, 13, 0..8);
         let scattered = prefill(&model, &golden.prompt, 13, [19, 2, 23, 7]);
@@ -412,7 +412,7 @@ fn scattered_blocks_equal_contiguous_ones_to_the_bit() {
 /// alone.
 #[test]
 fn sequences_in_one_batch_equal_each_alone_to_the_bit() {
-    for name in GOLDENS {
+    for name in DECODERS {
         let (model, golden) = (model(name), Golden::read(name));
         let (a, b) = (&golden.prompt[..], &golden.prompt[5..39]);
         let alone = [prefill(&model, a, a.len(), 0..8), prefill(&model, b, b.len(), 0..8)];
@@ -504,7 +504,7 @@ fn weights_are_converted_when_asked() {
 /// The memory that a model needs is known from its configuration alone, to the byte.
 #[test]
 fn memory_is_computed_before_loading() {
-    for name in GOLDENS {
+    for name in DECODERS {
         let checkpoint = checkpoint(name);
         for (dtype, planned) in [
             (LoadDtype::Auto, None),
@@ -585,7 +585,7 @@ fn progress_ends_at_all_bytes() {
 #[test]
 fn dummy_weights_run_every_architecture() {
     // GGUF files have no configuration apart.
-    for name in GOLDENS.iter().filter(|name| !name.starts_with("gguf-")) {
+    for name in DECODERS.iter().filter(|name| !name.starts_with("gguf-")) {
         let config: &'static [u8] = std::fs::read(folder(name).join("config.json")).unwrap().leak();
         let files = CheckpointFiles::Embedded(Box::leak(Box::new([("config.json", config)])));
         let checkpoint = Checkpoint::open(files).unwrap();

@@ -6,7 +6,8 @@ use std::{fs, path::PathBuf};
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
 use candlepower_models::load;
 
-use crate::{decoders::folder, golden::options};
+use crate::golden::options;
+use candlepower_testing::goldens::folder;
 
 /// A copy of a golden checkpoint whose weights are written anew each time.
 struct Hostile(PathBuf);

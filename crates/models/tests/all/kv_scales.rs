@@ -6,10 +6,10 @@ use candlepower_models::{load, load_on_device};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::{
-    decoders::folder,
     device::{Runner, size},
     golden::{CACHE, Golden, largest, max_difference, options, prefill_in},
 };
+use candlepower_testing::goldens::folder;
 
 /// The factor on keys and values: far beyond the 448 of e4m3.
 const FACTOR: f32 = 4096.0;

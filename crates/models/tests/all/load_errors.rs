@@ -10,7 +10,7 @@ use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
 use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, load};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
-use crate::decoders::folder;
+use candlepower_testing::goldens::folder;
 
 /// A copy of a golden checkpoint that a test may damage.
 struct Copy(PathBuf);

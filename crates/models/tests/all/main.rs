@@ -3,7 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod converted;
-mod decoders;
 mod device;
 mod encoder;
 mod golden;

@@ -5,13 +5,11 @@ use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, dequantize_referenc
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
-use crate::{
-    decoders::folder,
-    golden::{
-        Golden, ON_LOAD, checkpoint, greedy, max_difference, model, options, prefill,
-        stored_otherwise, widened,
-    },
+use crate::golden::{
+    Golden, ON_LOAD, checkpoint, greedy, max_difference, model, options, prefill, stored_otherwise,
+    widened,
 };
+use candlepower_testing::goldens::folder;
 
 /// Golden folders, and the method of each.
 pub(crate) const QUANTIZED: &[(&str, &str)] = &[

@@ -7,13 +7,11 @@ use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, FfnSpec, LayerS
 use candlepower_comm::{Comm, Traffic};
 use candlepower_models::{Decoder, LoadDtype, LoadFormat, LoadOptions, load, load_shard};
 
-use crate::{
-    decoders::{GOLDENS, folder},
-    golden::{
-        BLOCK_SIZE, CACHE, Golden, NUM_BLOCKS, ON_LOAD, TOLERANCE, checkpoint, greedy,
-        max_difference, options, prefill,
-    },
+use crate::golden::{
+    BLOCK_SIZE, CACHE, Golden, NUM_BLOCKS, ON_LOAD, TOLERANCE, checkpoint, greedy, max_difference,
+    options, prefill,
 };
+use candlepower_testing::goldens::{DECODERS, folder};
 
 /// Tokens that are compared.
 const NEW_TOKENS: usize = 64;
@@ -60,7 +58,7 @@ fn two_ranks_and_four_give_what_one_gives() {
         K_QUANTS,
     ];
     let on_load = ON_LOAD.iter().map(|(name, ..)| *name);
-    for name in GOLDENS.iter().copied().chain(quantized).chain(on_load) {
+    for name in DECODERS.iter().copied().chain(quantized).chain(on_load) {
         let (checkpoint, golden) = (checkpoint(name), Golden::read(name));
         let options = at_full_length(&checkpoint);
         let room = checkpoint.spec().max_positions - golden.prompt.len();
@@ -103,7 +101,7 @@ pub(crate) fn numbers_of_ranks(checkpoint: &Checkpoint) -> Vec<usize> {
 /// heads, two sums of squares for each token are added.
 #[test]
 fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
-    for name in GOLDENS.iter().chain([&K_QUANTS]) {
+    for name in DECODERS.iter().chain([&K_QUANTS]) {
         let checkpoint = checkpoint(name);
         let spec = checkpoint.spec();
         let (layers, hidden) = (spec.layers.len() as u64, spec.hidden_size as u64);

@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(find(&["demo"]).unwrap().name, "demo");
         let folder = find(&[env!("CARGO_MANIFEST_DIR")]).unwrap();
         assert_eq!(folder.name, "server");
-        let file = candlepower_goldens::folder("gguf-phi3").join("model.gguf");
+        let file = candlepower_testing::goldens::folder("gguf-phi3").join("model.gguf");
         let file = find(&[file.to_str().unwrap()]);
         assert_eq!(file.unwrap().name, "model");
         assert!(matches!(find(&[]), Err(Error::NoModel)));

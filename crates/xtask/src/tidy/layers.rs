@@ -21,7 +21,7 @@ const CRATES: &[Crate] = &[
     row("layout", 0, &[]),
     row("machine", 0, &[]),
     row("comm", 0, &[]),
-    row("goldens", 0, &[]),
+    row("testing", 0, &[]),
     row("checkpoint", 1, &["layout"]),
     row("kernels", 1, &["layout"]),
     row("grammar", 1, &["tokenizer"]),
@@ -49,7 +49,7 @@ const CRATES: &[Crate] = &[
             "api",
             "checkpoint",
             "client",
-            "goldens",
+            "testing",
             "grammar",
             "hub",
             "models",
@@ -57,14 +57,14 @@ const CRATES: &[Crate] = &[
             "tokenizer",
         ],
     ),
-    row("xtask", 7, &["goldens"]),
+    row("xtask", 7, &["testing"]),
 ];
 
 /// The tables of a manifest that name other crates.
 const DEPENDENCIES: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
 
 /// The crate with data for tests, which the tests of every crate may import.
-const FOR_TESTS: (&str, &str) = ("dev-dependencies", "candlepower-goldens");
+const FOR_TESTS: (&str, &str) = ("dev-dependencies", "candlepower-testing");
 
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
     files.iter().flat_map(manifest_findings).collect()
@@ -172,8 +172,8 @@ mod tests {
     }
 
     #[test]
-    fn only_tests_import_the_goldens() {
-        let text = |kind| format!("[{kind}]\ncandlepower-goldens.workspace = true\n");
+    fn only_tests_import_what_is_for_tests() {
+        let text = |kind| format!("[{kind}]\ncandlepower-testing.workspace = true\n");
         assert!(messages("crates/models/Cargo.toml", &text("dev-dependencies")).is_empty());
         for kind in ["dependencies", "build-dependencies"] {
             assert_eq!(messages("crates/models/Cargo.toml", &text(kind)).len(), 1, "{kind}");

@@ -10,7 +10,7 @@ const END: &str = "<!-- models: end -->\n";
 
 /// The tests that name the goldens they run.
 const TESTS: [&str; 3] = [
-    "crates/models/tests/all/decoders.rs",
+    "crates/testing/src/goldens/decoders.rs",
     "crates/models/tests/all/quantized.rs",
     "crates/models/tests/all/converted.rs",
 ];

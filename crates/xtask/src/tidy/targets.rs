@@ -1,25 +1,25 @@
 //! Checks for one test binary per package. Each binary links everything again, so a second one costs time in every
 //! build.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use super::Finding;
 use super::files::SourceFile;
 
 /// The manifest of the end-to-end tests, which names their one binary.
 const TESTS: &str = "tests/Cargo.toml";
 
+/// The comparisons of GPU kernels have a `main` of their own.
+const COMPARISONS: &str = "crates/gpu/tests/cuda_kernels/main.rs";
+
 pub(super) fn findings(files: &[SourceFile]) -> Vec<Finding> {
     let mut findings: Vec<Finding> =
         files.iter().filter(|file| file.path == TESTS).filter_map(unnamed).collect();
-    let mut binaries: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for file in files {
-        if let Some((package, binary)) = discovered(&file.path)
-            && binaries.entry(package).or_default().insert(binary)
-            && binaries[package].len() > 1
+        if let Some(package) = package_of_binary(&file.path)
+            && !file.path.ends_with("/tests/all/main.rs")
+            && file.path != COMPARISONS
         {
             let message =
-                format!("a second test binary in {package}: make it a module of the first");
+                format!("a test binary of {package}: make it a module of tests/all/main.rs");
             findings.push(Finding::new(file, 0, message));
         }
     }
@@ -34,11 +34,11 @@ fn unnamed(file: &SourceFile) -> Option<Finding> {
     (autotests != Some(&toml::Value::Boolean(false))).then(|| Finding::new(file, 0, message))
 }
 
-/// Package and name of the test binary that cargo discovers at this path, if it does.
-fn discovered(path: &str) -> Option<(&str, &str)> {
+/// The package whose test binary cargo discovers at this path, if it does.
+fn package_of_binary(path: &str) -> Option<&str> {
     let (package, file) = path.strip_prefix("crates/")?.split_once("/tests/")?;
     let binary = file.strip_suffix("/main.rs").or_else(|| file.strip_suffix(".rs"))?;
-    (!package.contains('/') && !binary.contains('/')).then_some((package, binary))
+    (!package.contains('/') && !binary.contains('/')).then_some(package)
 }
 
 #[cfg(test)]
@@ -53,13 +53,14 @@ mod tests {
     }
 
     #[test]
-    fn a_second_test_binary_is_found() {
-        let mut files = sample("crates/api/tests/wire.rs", "");
-        assert!(findings(&files).is_empty());
+    fn other_test_binaries_are_found() {
+        let mut files = sample("crates/api/tests/all/main.rs", "");
+        files.extend(sample("crates/api/tests/all/model.rs", ""));
         files.extend(sample("crates/api/tests/properties/model.rs", ""));
-        files.extend(sample("crates/engine/tests/steps.rs", ""));
+        files.extend(sample(COMPARISONS, ""));
         assert!(findings(&files).is_empty());
-        files.extend(sample("crates/api/tests/properties/main.rs", ""));
-        assert_eq!(findings(&files)[0].path, "crates/api/tests/properties/main.rs");
+        for path in ["crates/api/tests/properties/main.rs", "crates/engine/tests/all.rs"] {
+            assert_eq!(findings(&sample(path, ""))[0].path, path);
+        }
     }
 }

@@ -19,7 +19,7 @@ const SCORES: [&str; 6] = [
 const TOLERANCE: f32 = 1e-4;
 
 fn folder(name: &str) -> PathBuf {
-    candlepower_goldens::folder(&format!("encoders/{name}"))
+    candlepower_testing::goldens::folder(&format!("encoders/{name}"))
 }
 
 fn checkpoint(name: &str) -> EncoderCheckpoint {

@@ -10,7 +10,7 @@ struct Copy(PathBuf);
 
 impl Copy {
     fn new(test: &str) -> Self {
-        let from = candlepower_goldens::folder("encoders/bert");
+        let from = candlepower_testing::goldens::folder("encoders/bert");
         let to = std::env::temp_dir().join(format!("candlepower-{}-{test}", std::process::id()));
         std::fs::create_dir_all(&to).unwrap();
         for name in ["config.json", "model.safetensors"] {

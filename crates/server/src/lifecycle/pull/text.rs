@@ -255,7 +255,7 @@ mod tests {
     /// GPT-2's two files cut texts as the `tokenizer.json` of the same vocabulary does.
     #[test]
     fn a_vocabulary_and_its_merges_cut_texts_as_their_tokenizer_does() {
-        let model = candlepower_goldens::folder("gguf-qwen2").join("tokenizer.json");
+        let model = candlepower_testing::goldens::folder("gguf-qwen2").join("tokenizer.json");
         let json = std::fs::read(model).unwrap();
         let original = Tokenizer::from_bytes(&json, None).unwrap();
         let json: Value = serde_json::from_slice(&json).unwrap();
@@ -293,7 +293,7 @@ mod tests {
         let config = command.try_get_matches_from(["demo"]).unwrap();
         let config = ServeConfig::from_arg_matches(&config).unwrap();
         for (model, kind) in MODELS {
-            let folder = candlepower_goldens::folder(model);
+            let folder = candlepower_testing::goldens::folder(model);
             let original = std::fs::read(folder.join("tokenizer.json")).unwrap();
             let original = Tokenizer::from_bytes(&original, None).unwrap();
             let files = CheckpointFiles::find(&folder).unwrap().unwrap();

@@ -2,17 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-#[path = "../../models/tests/all/decoders.rs"]
-mod decoders;
-#[path = "engine/device.rs"]
 mod device;
-#[path = "engine/prism.rs"]
 mod prism;
-#[path = "engine/ranks.rs"]
 mod ranks;
-#[path = "engine/ruled_out.rs"]
 mod ruled_out;
-#[path = "engine/states.rs"]
 mod states;
 
 use std::time::Duration;
@@ -25,7 +18,7 @@ use candlepower_engine::{
 };
 
 fn checkpoint(name: &str) -> Checkpoint {
-    let files = CheckpointFiles::find(&decoders::folder(name)).unwrap();
+    let files = CheckpointFiles::find(&candlepower_testing::goldens::folder(name)).unwrap();
     Checkpoint::open(files.unwrap()).unwrap()
 }
 

@@ -3,6 +3,7 @@
 //! Git tracks a folder's `model.seeded` but not its `model.safetensors`, which [`folder`] writes if it is missing or
 //! outdated. `scripts/seeded_weights.py` generates the same bits, and describes the method.
 
+mod decoders;
 mod random;
 mod seeded;
 
@@ -10,6 +11,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+pub use decoders::DECODERS;
 use seeded::Seeded;
 
 /// The tracked file of a golden's weights.

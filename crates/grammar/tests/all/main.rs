@@ -3,8 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod differential;
-mod pairs;
-mod varied;
 
 use candlepower_grammar::{Constraint, Grammar, GrammarCompiler};
 use candlepower_tokenizer::{SkipSpecialTokens, Tokenizer};
@@ -44,7 +42,7 @@ fn draw(mut grammar: Grammar, random: &mut Rng, max_tokens: usize) -> Option<Vec
 fn outputs_drawn_at_random_are_valid() {
     let tokenizer = Tokenizer::from_bytes(TOKENIZER, None).unwrap();
     let compiler = GrammarCompiler::new(&tokenizer, &[EOS], NUM_LOGITS).unwrap();
-    let schemas = varied::schemas();
+    let schemas = candlepower_testing::schemas::varied();
     assert_eq!(schemas.len(), 100);
     let (mut finished, mut random) = (0, Rng::with_seed(0));
     for schema in &schemas {

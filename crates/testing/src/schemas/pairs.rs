@@ -50,12 +50,13 @@ const STRINGS: [&str; 14] = [
 ];
 
 /// Schemas and texts of JSON as a client may meet them: written by hand, so that spelling matters.
-pub(crate) struct Pairs {
+pub struct Pairs {
     random: Rng,
 }
 
 impl Pairs {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// A source of schemas and texts, the same for the same seed.
+    pub fn new(seed: u64) -> Self {
         Self { random: Rng::with_seed(seed) }
     }
 
@@ -64,10 +65,11 @@ impl Pairs {
     }
 
     fn number(&mut self) -> Value {
-        serde_json::from_str(self.pick(&NUMBERS)).unwrap()
+        serde_json::from_str(self.pick(&NUMBERS)).expect("each of them is JSON")
     }
 
-    pub(crate) fn schema(&mut self, depth: usize) -> Value {
+    /// A schema of at most this depth.
+    pub fn schema(&mut self, depth: usize) -> Value {
         let kinds = if depth == 0 { 7 } else { 13 };
         match self.random.usize(..kinds) {
             0 | 1 => self.numeric("number"),
@@ -93,7 +95,8 @@ impl Pairs {
         if self.random.u8(..5) == 0 {
             // The other implementation divides in double precision, which is exact for these.
             let steps = ["0.5", "0.125", "2", "3", "10"];
-            schema["multipleOf"] = serde_json::from_str(self.pick(&steps)).unwrap();
+            schema["multipleOf"] =
+                serde_json::from_str(self.pick(&steps)).expect("each step is JSON");
         }
         schema
     }
@@ -147,7 +150,7 @@ impl Pairs {
     }
 
     /// A text that may be an instance of a schema.
-    pub(crate) fn instance(&mut self, root: &Value, schema: &Value, depth: usize) -> String {
+    pub fn instance(&mut self, root: &Value, schema: &Value, depth: usize) -> String {
         let schema = match schema.get("$ref") {
             Some(_) => root,
             None => schema,
@@ -181,7 +184,7 @@ impl Pairs {
 
     fn members(&mut self, root: &Value, schema: &Value, depth: usize) -> String {
         let mut members = Vec::new();
-        for (name, property) in schema["properties"].as_object().unwrap() {
+        for (name, property) in schema["properties"].as_object().into_iter().flatten() {
             let required = schema.get("required").is_some_and(|names| names[0] == name.as_str());
             if required || self.random.u8(..3) > 0 {
                 let value = self.instance(root, property, depth - 1);

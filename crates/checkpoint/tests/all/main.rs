@@ -17,7 +17,7 @@ fn open(test: &str, config: String) -> Result<(), String> {
 }
 
 fn golden(name: &str) -> String {
-    std::fs::read_to_string(candlepower_goldens::folder(name).join("config.json")).unwrap()
+    std::fs::read_to_string(candlepower_testing::goldens::folder(name).join("config.json")).unwrap()
 }
 
 #[test]

@@ -1,8 +1,7 @@
-//! The golden decoders whose weights are not quantized, for the tests of every crate that runs them.
+//! The golden decoders whose weights are not quantized.
 
-pub(crate) use candlepower_goldens::folder;
-
-pub(crate) const GOLDENS: &[&str] = &[
+/// Their folders.
+pub const DECODERS: &[&str] = &[
     "llama",
     "llama-linear",
     "llama-yarn",

@@ -1,7 +1,8 @@
 //! The engine over ranks, which are threads: every architecture and every kind of request as on one rank.
 
+use candlepower_testing::goldens::DECODERS;
+
 use super::{
-    decoders::GOLDENS,
     device::{assert_same, on_device, run_together},
     *,
 };
@@ -17,7 +18,7 @@ fn over(ranks: usize) -> EngineConfig {
 
 #[test]
 fn every_architecture_gives_the_text_of_one_rank() {
-    for name in GOLDENS.iter().filter(|name| !LEFT_OUT.contains(name)) {
+    for name in DECODERS.iter().filter(|name| !LEFT_OUT.contains(name)) {
         let answer = |ranks| {
             let engine = EngineHandle::start(&checkpoint(name), over(ranks), &mut |_| ()).unwrap();
             let params = SamplingParams { logprobs: Some(3), ..greedy(64) };

@@ -10,8 +10,8 @@ use candlepower_tokenizer::{AddSpecialTokens, SkipSpecialTokens, Tokenizer};
 use fastrand::Rng;
 use serde_json::Value;
 
-use crate::pairs::Pairs;
 use crate::{EOS, NUM_LOGITS, TOKENIZER};
+use candlepower_testing::schemas::Pairs;
 
 const USUAL_PAIRS: usize = 20_000;
 /// Valid texts that are not taken, shown for each kind.

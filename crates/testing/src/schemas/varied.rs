@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 /// All of them.
-pub(crate) fn schemas() -> Vec<Value> {
+pub fn schemas() -> Vec<Value> {
     let values = values();
     let mut schemas = values.clone();
     let within = within();

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use candlepower_goldens::{folder, root, seeded_folders, write_weights};
+use candlepower_testing::goldens::{folder, root, seeded_folders, write_weights};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
