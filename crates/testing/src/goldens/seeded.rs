@@ -9,7 +9,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::random::Noise;
+use super::random::Noise;
 
 /// More elements than any golden has. The limit keeps a damaged shape from allocating memory.
 const MAX_ELEMENTS: usize = 1 << 24;
