@@ -3,7 +3,7 @@
 The templates in this file have the published prompt formats of model families.
 
 Needs: `pip install transformers==5.23.0 jinja2==3.1.6`. Run from the repository's root: `python
-scripts/make_template_goldens.py`.
+scripts/goldens/chat_templates.py`.
 """
 
 import datetime

@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests" / "golden"
 PROMPT_LEN = 48
 NEW_TOKENS = 32

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Makes the GGUF files of tests/golden that llama.cpp's converter writes, one for each of GGUF's architectures.
 
-    python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt sentencepiece
+    python3 -m venv .venv && .venv/bin/pip install -r scripts/goldens/requirements.txt sentencepiece
     .venv/bin/pip download --no-deps --no-binary llama-cpp-python --dest .venv llama-cpp-python==0.3.36
     tar -xzf .venv/llama_cpp_python-0.3.36.tar.gz -C .venv
-    .venv/bin/python scripts/convert_gguf_goldens.py --converter .venv/llama_cpp_python-0.3.36/vendor/llama.cpp
+    .venv/bin/python scripts/goldens/gguf_models.py --converter .venv/llama_cpp_python-0.3.36/vendor/llama.cpp
 
-Each folder has a tiny random model, a smaller variant of a recipe of make_goldens.py, as a GGUF file with BF16
+Each folder has a tiny random model, a smaller variant of a recipe of decoders.py, as a GGUF file with BF16
 matrices. golden.safetensors has what transformers computes from the same BF16 values. The files have no vocabulary.
 """
 
@@ -20,11 +20,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import goldens
-import make_goldens
+import common
+import decoders
 import torch
 
-SMALL = {**goldens.TWO_LAYERS, "vocab_size": 96}
+SMALL = {**common.TWO_LAYERS, "vocab_size": 96}
 
 # For models that mix linear attention and attention.
 RECURRENT = dict(num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])
@@ -101,7 +101,7 @@ def convert(folder: Path, file: Path, edit: dict) -> None:
 
     config = json.loads((folder / "config.json").read_text()) | edit
     config = {key: value for key, value in config.items() if value is not None}
-    goldens.write_json(folder / "config.json", config)
+    common.write_json(folder / "config.json", config)
     # The configuration as it is, without keys that this version of transformers would add.
     ModelBase.load_hparams = staticmethod(lambda *_, **__: copy.deepcopy(config))
     [architecture] = config["architectures"]
@@ -115,27 +115,27 @@ def convert(folder: Path, file: Path, edit: dict) -> None:
 
 
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:
-    source = make_goldens.MODELS[recipe["of"]]
+    source = decoders.MODELS[recipe["of"]]
     source = {**source, "config": source.get("config", {}) | {"vocab_size": SMALL["vocab_size"]} | recipe.get("config", {})}
-    model = goldens.random_model(source, SMALL, seed)
-    folder = goldens.empty(out / name)
+    model = common.random_model(source, SMALL, seed)
+    folder = common.empty(out / name)
     with tempfile.TemporaryDirectory() as temporary:
         # The folder's name becomes part of the file.
         checkpoint = Path(temporary) / name
         model.to(torch.bfloat16).save_pretrained(checkpoint)
         convert(checkpoint, folder / "model.gguf", recipe.get("edit", {}))
-        model = goldens.read_back(type(model), checkpoint)
-    goldens.write_golden(folder, model, seed + 1)
+        model = common.read_back(type(model), checkpoint)
+    common.write_golden(folder, model, seed + 1)
 
 
 def main() -> None:
-    parser = goldens.arguments(__doc__)
+    parser = common.arguments(__doc__)
     parser.add_argument("--converter", type=Path, required=True, help="the folder of llama.cpp's sources")
     args = parser.parse_args()
     # The converter's own version of the package gguf.
     sys.path[:0] = [str(args.converter), str(args.converter / "gguf-py")]
     importlib.import_module("conversion")
-    for name, recipe, seed in goldens.wanted(MODELS, args.only, 11000):
+    for name, recipe, seed in common.wanted(MODELS, args.only, 11000):
         make(name, recipe, args.out, seed)
 
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Makes the golden checkpoints of tests/golden that are GGUF files.
 
-    python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt
-    .venv/bin/python scripts/make_gguf_goldens.py
+    python3 -m venv .venv && .venv/bin/pip install -r scripts/goldens/requirements.txt
+    .venv/bin/python scripts/goldens/gguf_writer.py
 
 Each folder has a tiny random model in the form that llama.cpp's converter writes. golden.safetensors has the same
-content as for the models of make_goldens.py, computed by transformers in f32 from the dequantized values of the file.
+content as for the models of decoders.py, computed by transformers in f32 from the dequantized values of the file.
 It also has the first rows of some of these, as `dequantized.NAME`. tokenizer.json is the tokenizer that the file's
 vocabulary was taken from.
 
@@ -20,22 +20,22 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import common
+import experts
 import gguf
 import gguf_formats
-import golden_experts
-import golden_int4
-import goldens
 import numpy as np
+import on_load
 import torch
 import transformers
+from experts import yarn
+from gemma4 import TWO_LAYERS_OF_EXPERTS
 from gguf import GGMLQuantizationType as Type
 from gguf import TokenType
-from golden_experts import yarn
-from golden_gemma4 import TWO_LAYERS_OF_EXPERTS
-from make_tokenizer_fixtures import LLAMA3_SPLIT
+from tokenizer_fixtures import LLAMA3_SPLIT
 from transformers.convert_slow_tokenizer import generate_merges
 
-FIXTURES = goldens.ROOT / "crates" / "tokenizer" / "tests" / "data"
+FIXTURES = common.ROOT / "crates" / "tokenizer" / "tests" / "data"
 DEQUANTIZED_ROWS = 8
 
 TEMPLATE = (
@@ -63,7 +63,7 @@ LEGACY = [Type.Q5_0, Type.Q4_1, Type.Q4_0, Type.Q5_1, Type.F16, Type.Q8_0, Type.
 K_QUANTS = [Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K]
 
 # Settings of models with multi-head latent attention. The formats have blocks of 32 values.
-LATENTS = golden_experts.WITH_EXPERTS | dict(
+LATENTS = experts.WITH_EXPERTS | dict(
     q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=32
 )
 
@@ -137,7 +137,7 @@ MODELS = {
             head_dim=32,
             query_pre_attn_scalar=32,
             sliding_window=10,
-            layer_types=goldens.ALTERNATING,
+            layer_types=common.ALTERNATING,
             tie_word_embeddings=True,
             rope_parameters=dict(
                 full_attention=dict(rope_type="linear", rope_theta=50000.0, factor=4.0),
@@ -609,11 +609,11 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     spm = recipe["tokenizer"].startswith("spm")
     original = (sentence_piece if spm else byte_level)(recipe["tokenizer"])
     vocab_size = len(original["model"]["vocab"])
-    common = {**goldens.TWO_LAYERS, "vocab_size": vocab_size}
+    base = {**common.TWO_LAYERS, "vocab_size": vocab_size}
     if recipe["arch"] == "gemma4":
-        common["vocab_size_per_layer_input"] = vocab_size
-    model = goldens.random_model(recipe, common, seed)
-    config, folder = model.config, goldens.empty(out / name)
+        base["vocab_size_per_layer_input"] = vocab_size
+    model = common.random_model(recipe, base, seed)
+    config, folder = model.config, common.empty(out / name)
     (folder / "tokenizer.json").write_text(json.dumps(original, ensure_ascii=False, separators=(",", ":")) + "\n")
     arch = recipe["arch"]
     writer = gguf.GGUFWriter(folder / "model.gguf", arch, split_max_tensors=16 if recipe.get("split") else 0)
@@ -623,7 +623,7 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     if config.rope_parameters.get("rope_type") == "llama3":
         head_dim = config.hidden_size // config.num_attention_heads
         plain = 1 / 10000.0 ** (torch.arange(0, head_dim, 2) / head_dim)
-        writer.add_tensor("rope_freqs.weight", (plain / goldens.inv_freq(model)).numpy())
+        writer.add_tensor("rope_freqs.weight", (plain / common.inv_freq(model)).numpy())
 
     rng = np.random.default_rng(seed)
     names = gguf.get_tensor_name_map(
@@ -663,11 +663,11 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     writer.write_tensors_to_file()
     writer.close()
 
-    goldens.write_golden(folder, model, seed + 1, recipe.get("short_prompt"), dequantized)
+    common.write_golden(folder, model, seed + 1, recipe.get("short_prompt"), dequantized)
 
 
 def make_on_load(name: str, source: str, kind: Type, out: Path, seed: int) -> None:
-    model = goldens.read_back(transformers.AutoModelForCausalLM, out / source)
+    model = common.read_back(transformers.AutoModelForCausalLM, out / source)
     dequantized = {}
     for parameter_name, parameter in model.named_parameters():
         if parameter.dim() == 1 or parameter_name.endswith(KEPT):
@@ -681,15 +681,15 @@ def make_on_load(name: str, source: str, kind: Type, out: Path, seed: int) -> No
         parameter.data.copy_(torch.from_numpy(numbers.T if turned else numbers))
         if source == "llama" and ("layers.0." in parameter_name or parameter_name.endswith(HEADS)):
             dequantized[f"dequantized.{parameter_name}"] = torch.from_numpy(numbers[:DEQUANTIZED_ROWS].copy())
-    goldens.write_golden(goldens.empty(out / name), model, seed + 1, dequantized=dequantized)
+    common.write_golden(common.empty(out / name), model, seed + 1, dequantized=dequantized)
 
 
 def main() -> None:
-    args = goldens.arguments(__doc__).parse_args()
-    for name, recipe, seed in goldens.wanted(MODELS, args.only, 9000):
+    args = common.arguments(__doc__).parse_args()
+    for name, recipe, seed in common.wanted(MODELS, args.only, 9000):
         make(name, recipe, args.out, seed)
-    for name, (source, kind), seed in goldens.wanted(ON_LOAD, args.only, 10000):
-        golden_int4.make(name, source, args.out, seed) if kind == "int4" else make_on_load(name, source, kind, args.out, seed)
+    for name, (source, kind), seed in common.wanted(ON_LOAD, args.only, 10000):
+        on_load.make(name, source, args.out, seed) if kind == "int4" else make_on_load(name, source, kind, args.out, seed)
 
 
 if __name__ == "__main__":

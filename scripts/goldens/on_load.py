@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import goldens
+import common
 import torch
 import transformers
 
@@ -15,6 +15,6 @@ def make(name: str, source: str, out: Path, seed: int) -> None:
     """The method is not part of GGUF, so candlepower itself is asked for the dequantized values."""
     with tempfile.TemporaryDirectory() as folder:
         example = ["cargo", "run", "--quiet", "--package", "candlepower-models", "--example", "on_load", "--"]
-        subprocess.run([*example, out / source, "int4", folder], check=True, cwd=goldens.ROOT)
+        subprocess.run([*example, out / source, "int4", folder], check=True, cwd=common.ROOT)
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-        goldens.write_golden(goldens.empty(out / name), model.eval(), seed + 1)
+        common.write_golden(common.empty(out / name), model.eval(), seed + 1)

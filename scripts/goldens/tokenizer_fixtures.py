@@ -2,7 +2,7 @@
 
 Each tokenizes 1,000 strings. The results of the `tokenizers` package are written to tokenization.json.
 
-Needs: `pip install tokenizers==0.23.3`. Run from the repository's root: `python scripts/make_tokenizer_fixtures.py`.
+Needs: `pip install tokenizers==0.23.3`. Run from the repository's root: `python scripts/goldens/tokenizer_fixtures.py`.
 
 Among merges of equal count, the trainer chooses differently in each run. So an existing tokenizer is kept. Delete its
 file to train it again.

@@ -505,7 +505,7 @@ fn goldens(files: &[SourceFile]) -> Vec<Golden> {
 
 /// Goldens that a converter has written, each with the golden whose recipe it varies.
 fn converted(files: &[SourceFile]) -> impl Iterator<Item = (&str, &str)> {
-    let script = files.iter().find(|file| file.path == "scripts/convert_gguf_goldens.py");
+    let script = files.iter().find(|file| file.path == "scripts/goldens/gguf_models.py");
     let recipes = script.into_iter().flat_map(|script| script.text.split("\n    \"").skip(1));
     recipes.filter_map(|recipe| {
         let (name, rest) = recipe.split_once("\": dict(")?;
@@ -515,7 +515,7 @@ fn converted(files: &[SourceFile]) -> impl Iterator<Item = (&str, &str)> {
 
 /// The `cls=".."` of a golden's recipe.
 fn gguf_class<'a>(files: &'a [SourceFile], golden: &str) -> Option<&'a str> {
-    let script = files.iter().find(|file| file.path == "scripts/make_gguf_goldens.py")?;
+    let script = files.iter().find(|file| file.path == "scripts/goldens/gguf_writer.py")?;
     let recipe = script.text.split_once(&format!("\"{golden}\": dict("))?.1;
     recipe.split_once("cls=\"")?.1.split('"').next()
 }
