@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Makes the golden checkpoints of tests/golden: one tiny random model per architecture.
 
-    python3 -m venv .venv && .venv/bin/pip install -r scripts/goldens/requirements.txt
     .venv/bin/python scripts/goldens/decoders.py
 
 Each folder has a Hugging Face checkpoint with every flag of its architecture switched on, and golden.safetensors with

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Makes the golden encoders of tests/golden/encoders: tiny random models, and embeddings of a real one.
 
-    python3 -m venv .venv && .venv/bin/pip install -r scripts/goldens/requirements.txt
     .venv/bin/python scripts/goldens/encoders.py
 
 Each folder has a Hugging Face checkpoint and golden.safetensors. The latter has what transformers computes on the CPU

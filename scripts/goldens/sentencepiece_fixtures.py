@@ -2,8 +2,7 @@
 
 The results of the sentencepiece package are written to crates/tokenizer/tests/data/sentencepiece.
 
-Needs: `pip install sentencepiece==0.2.3 tokenizers==0.23.3`. Run from the repository's root: `python
-scripts/goldens/sentencepiece_fixtures.py`.
+    .venv/bin/python scripts/goldens/sentencepiece_fixtures.py
 
 Texts are compared as messages, in which no special token is searched. Two kinds of string are left out. Other
 tokenizers cut user-defined tokens out of a text first. The package `tokenizers` drops a combining character together

@@ -3,8 +3,7 @@
 The strings are those of tokenizer_fixtures.py. The results of the `tiktoken` package are written to
 crates/tokenizer/tests/data/kimi.
 
-Needs: `pip install tiktoken==0.14.0 tokenizers==0.23.3`. Run from the repository's root: `python
-scripts/goldens/tiktoken_fixtures.py`.
+    .venv/bin/python scripts/goldens/tiktoken_fixtures.py
 """
 
 import base64
