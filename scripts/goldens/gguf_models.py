@@ -45,7 +45,8 @@ UNSCALED = dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0))
 LATENTS = dict(q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=32)
 
 # folder: the recipe, ggml's architecture, types of the matrices in turn, tokenizer, and the differences from the
-# recipe. `text` means the text part alone. Seeds follow from positions, so new folders are only appended.
+# recipe. `text` means the text part alone. A seed follows from the position, so new folders are only appended. Some have
+# a seed of their own, since others were put before them.
 PACKED = {
     # In three files, with biases, and with Llama 3.1's RoPE factors as a tensor.
     "gguf-llama": dict(of="llama", arch="llama", types=LEGACY, tokenizer="spm", split=True),
@@ -119,14 +120,25 @@ PACKED = {
         config=TWO_LAYERS_OF_EXPERTS,
     ),
     "gguf-phi3": dict(
-        of="phi3-longrope", arch="phi3", types=["F32"], tokenizer="spm-phi3", config=dict(sliding_window=15)
+        of="phi3-longrope",
+        seed=9600,
+        arch="phi3",
+        types=["F32"],
+        tokenizer="spm-phi3",
+        config=dict(sliding_window=15),
     ),
     "gguf-granite": dict(
-        of="granite", arch="granite", types=["Q8_0", "Q5_1"], tokenizer="refact", config=dict(attention_bias=False)
+        of="granite",
+        seed=9700,
+        arch="granite",
+        types=["Q8_0", "Q5_1"],
+        tokenizer="refact",
+        config=dict(attention_bias=False),
     ),
     # The matrices of experts are one tensor for each kind.
     "gguf-qwen3-moe": dict(
         of="qwen3-moe-renormalized",
+        seed=9800,
         arch="qwen3moe",
         types=["Q5_0", "Q4_1", "Q4_0", "Q5_1", "Q8_0"],
         tokenizer="qwen2",
@@ -137,6 +149,7 @@ PACKED = {
     # Rows of q and k in pairs.
     "gguf-mixtral": dict(
         of="mixtral",
+        seed=9900,
         arch="llama",
         types=["Q4_K", "Q6_K"],
         tokenizer="spm",
@@ -144,6 +157,7 @@ PACKED = {
     ),
     "gguf-olmoe": dict(
         of="olmoe",
+        seed=10000,
         arch="olmoe",
         types=["Q8_0"],
         tokenizer="llama-bpe",
@@ -169,6 +183,7 @@ PACKED = {
     # Biases of experts, and the experts' four-bit type.
     "gguf-gpt-oss": dict(
         of="gpt-oss",
+        seed=10100,
         arch="gpt-oss",
         types=["MXFP4", "Q8_0", "MXFP4"],
         tokenizer="gpt-4o",
@@ -314,7 +329,7 @@ def main() -> None:
     args = parser.parse_args()
     if not args.converter:
         for name, recipe, seed in common.wanted(PACKED, args.only, 9000):
-            make_packed(name, recipe, args.out, seed)
+            make_packed(name, recipe, args.out, recipe.get("seed", seed))
         return
     # The converter's own version of the package gguf.
     sys.path[:0] = [str(args.converter), str(args.converter / "gguf-py")]
