@@ -45,8 +45,8 @@ UNSCALED = dict(rope_parameters=dict(rope_type="default", rope_theta=10000.0))
 LATENTS = dict(q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=32)
 
 # folder: the recipe, ggml's architecture, types of the matrices in turn, tokenizer, and the differences from the
-# recipe. `text` means the text part alone. A seed follows from the position, so new folders are only appended. Some have
-# a seed of their own, since others were put before them.
+# recipe. `text` means the text part alone. A seed follows from the position, so new folders are only appended. Some
+# have a seed of their own, since others were put before them.
 PACKED = {
     # In three files, with biases, and with Llama 3.1's RoPE factors as a tensor.
     "gguf-llama": dict(of="llama", arch="llama", types=LEGACY, tokenizer="spm", split=True),
