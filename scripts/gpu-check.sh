@@ -64,8 +64,8 @@ shutil.copy(built["cuda_kernels"], sys.argv[1] + "/cuda_kernels")
 shutil.copy(built["all"], sys.argv[1] + "/goldens")
 shutil.copy(built["candlepower_engine"], sys.argv[1] + "/engine")' "$dir" <<<"$messages"
   strip "$dir/cuda_kernels" "$dir/goldens" "$dir/engine"
-  cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-{check.sh,peers.py,weights.py,goldens.py} \
-    scripts/seeded_weights.py "$dir"
+  cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-{check.sh,peers.py,weights.py} \
+    scripts/goldens/{gpu_logits,seeded_weights}.py "$dir"
   rm -rf "$dir/golden" "$dir/shapes"
   cp -r tests/golden "$dir/golden"
   shapes "$dir/shapes"
@@ -385,7 +385,7 @@ compare_all() {
 beside_transformers() {
   local folder result=0
   folder=$(mktemp -d)
-  timeout -k 10 "$TEST_SECONDS" python3 "$here/gpu-goldens.py" "$golden" "$folder" >"$results/goldens-transformers.txt" 2>&1 &&
+  timeout -k 10 "$TEST_SECONDS" python3 "$here/gpu_logits.py" "$golden" "$folder" >"$results/goldens-transformers.txt" 2>&1 &&
     CANDLEPOWER_TRANSFORMERS=$folder CANDLEPOWER_GOLDENS=$golden timeout -k 10 "$TEST_SECONDS" "$here/goldens" --ignored --exact \
       device::a_gpu_rounds_as_transformers_does --nocapture >>"$results/goldens-transformers.txt" 2>&1 || result=1
   rm -r "$folder"

@@ -14,7 +14,7 @@ use crate::support::{Server, ServerBuilder, TempFolder, python, run_to_end};
 const TOLERANCE: f64 = 1e-4;
 /// Relative tolerance of a perplexity.
 const PERPLEXITY: f64 = 0.01;
-/// Number of tokens of a chat, as in `scripts/make_real_model.py`.
+/// Number of tokens of a chat, as in `scripts/goldens/real_model.py`.
 const CHAT_TOKENS: u32 = 48;
 
 /// The questions, and transformers' results.

@@ -1,7 +1,7 @@
 //! Weights of the golden checkpoints in `tests/golden`, for tests. Large matrices are generated from a seed.
 //!
 //! Git tracks a folder's `model.seeded` but not its `model.safetensors`, which [`folder`] writes if it is missing or
-//! outdated. `scripts/seeded_weights.py` generates the same bits, and describes the method.
+//! outdated. `scripts/goldens/seeded_weights.py` generates the same bits, and describes the method.
 
 mod decoders;
 mod random;

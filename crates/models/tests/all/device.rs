@@ -335,7 +335,7 @@ fn a_gpu_computes_every_architecture() {
     });
 }
 
-/// Beside transformers on the same GPU: what scripts/gpu-goldens.py has put into CANDLEPOWER_TRANSFORMERS.
+/// Beside transformers on the same GPU: what scripts/goldens/gpu_logits.py has put into CANDLEPOWER_TRANSFORMERS.
 #[cfg(feature = "cuda")]
 #[test]
 #[ignore = "needs a GPU and what transformers computed on it: scripts/gpu-check.sh runs it"]
@@ -384,7 +384,7 @@ fn a_file_of_transformers_logits_is_compared() {
     assert!(!beside(&other).is_close());
 }
 
-/// The golden of one prompt, as scripts/gpu-goldens.py writes it.
+/// Result of one prompt, in the format of scripts/goldens/gpu_logits.py.
 fn file_of(prompt: &[u32], exact: &[Vec<f32>], rounded: &[Vec<f32>]) -> Vec<u8> {
     let bytes = |rows: &[Vec<f32>]| -> Vec<u8> {
         rows.iter().flatten().flat_map(|number| number.to_le_bytes()).collect()

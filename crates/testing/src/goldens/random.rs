@@ -1,4 +1,4 @@
-//! Noise from a seed. `scripts/seeded_weights.py` makes the same bits, and so does every machine.
+//! Noise from a seed. `scripts/goldens/seeded_weights.py` makes the same bits, and so does every machine.
 
 /// The noise of one matrix.
 #[derive(Debug, Clone, Copy)]

@@ -16,7 +16,7 @@ const MAX_ELEMENTS: usize = 1 << 24;
 
 const DIGEST: &str = "sha256";
 
-/// The content of model.seeded. scripts/seeded_weights.py describes its format.
+/// The content of model.seeded. scripts/goldens/seeded_weights.py describes its format.
 pub(crate) struct Seeded<'a> {
     kept: SafeTensors<'a>,
     seed: u64,

@@ -10,7 +10,7 @@ mod tokenizer;
 
 use candlepower_tokenizer::Tokenizer;
 
-/// One of the tokenizers made by scripts/make_tokenizer_fixtures.py.
+/// One of the tokenizers made by scripts/goldens/tokenizer_fixtures.py.
 fn fixture(name: &str) -> Tokenizer {
     Tokenizer::from_bytes(&fixture_bytes(name), None).unwrap()
 }

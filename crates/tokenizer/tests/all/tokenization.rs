@@ -1,6 +1,6 @@
 //! The ids of 1,000 strings are those of the `tokenizers` Python package, for each kind of tokenizer.
 //!
-//! They are made by scripts/make_tokenizer_fixtures.py.
+//! They are made by scripts/goldens/tokenizer_fixtures.py.
 
 use candlepower_tokenizer::{AddSpecialTokens, ChatTemplate, Tokenizer};
 use serde_json::{Value, json};

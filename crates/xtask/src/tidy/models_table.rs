@@ -15,6 +15,8 @@ const TESTS: [&str; 3] = [
     "crates/models/tests/all/converted.rs",
 ];
 const GOLDENS: &str = "tests/golden/";
+/// The script that makes the goldens that are GGUF files.
+const GGUF_SCRIPT: &str = "scripts/goldens/gguf_models.py";
 
 /// The list of GGUF's types, and the list of quantization methods.
 const GGUF_TYPES: &str = "crates/checkpoint/src/gguf/tensor_type.rs";
@@ -477,47 +479,45 @@ fn goldens(files: &[SourceFile]) -> Vec<Golden> {
     let mut goldens = Vec::new();
     for file in files {
         let Some(path) = file.path.strip_prefix(GOLDENS) else { continue };
-        let architecture = match path.split_once('/') {
-            Some((name, "config.json")) => {
-                let holds = |a: &&Architecture| file.text.contains(&format!("\"{}\"", a.class));
-                ARCHITECTURES.iter().find(holds).map(|a| (name, a))
-            }
-            // GGUF files are not text. The script that writes them names the architecture.
-            Some((name, "tokenizer.json")) => {
-                let class = gguf_class(files, name).map(|class| format!("{class}For"));
-                let is = |a: &&Architecture| class.as_ref().is_some_and(|c| a.class.starts_with(c));
-                ARCHITECTURES.iter().find(is).map(|a| (name, a))
-            }
-            _ => None,
-        };
-        if let Some((name, architecture)) = architecture.filter(|(name, _)| runs(name)) {
+        let Some((name, "config.json")) = path.split_once('/') else { continue };
+        let holds = |a: &&Architecture| file.text.contains(&format!("\"{}\"", a.class));
+        if let Some(architecture) = ARCHITECTURES.iter().find(holds).filter(|_| runs(name)) {
             goldens.push(Golden { name: name.to_owned(), class: architecture.class });
         }
     }
-    let class_of = |of: &str| goldens.iter().find(|golden| golden.name == of).map(|g| g.class);
-    let converted = converted(files).filter(|(name, _)| runs(name));
-    let converted: Vec<Golden> = converted
-        .filter_map(|(name, of)| Some(Golden { name: name.to_owned(), class: class_of(of)? }))
+    let of_gguf: Vec<Golden> = gguf_recipes(files)
+        .filter(|recipe| runs(recipe.name))
+        .filter_map(|recipe| {
+            let mut class = goldens.iter().find(|golden| golden.name == recipe.of)?.class;
+            if recipe.is_text {
+                let text_class = class.replace("ForConditionalGeneration", "ForCausalLM");
+                class = ARCHITECTURES.iter().find(|a| a.class == text_class)?.class;
+            }
+            Some(Golden { name: recipe.name.to_owned(), class })
+        })
         .collect();
-    goldens.extend(converted);
+    goldens.extend(of_gguf);
     goldens
 }
 
-/// Goldens that a converter has written, each with the golden whose recipe it varies.
-fn converted(files: &[SourceFile]) -> impl Iterator<Item = (&str, &str)> {
-    let script = files.iter().find(|file| file.path == "scripts/convert_gguf_goldens.py");
+/// The recipe of a golden that is a GGUF file.
+struct GgufRecipe<'a> {
+    name: &'a str,
+    /// The golden whose recipe it varies.
+    of: &'a str,
+    /// Whether it is the text part alone of a model for text and images.
+    is_text: bool,
+}
+
+/// GGUF files are not text, so their architectures are read from the script that makes them.
+fn gguf_recipes(files: &[SourceFile]) -> impl Iterator<Item = GgufRecipe<'_>> {
+    let script = files.iter().find(|file| file.path == GGUF_SCRIPT);
     let recipes = script.into_iter().flat_map(|script| script.text.split("\n    \"").skip(1));
     recipes.filter_map(|recipe| {
         let (name, rest) = recipe.split_once("\": dict(")?;
-        Some((name, rest.split_once("of=\"")?.1.split('"').next()?))
+        let of = rest.split_once("of=\"")?.1.split('"').next()?;
+        Some(GgufRecipe { name, of, is_text: rest.contains("text=True") })
     })
-}
-
-/// The `cls=".."` of a golden's recipe.
-fn gguf_class<'a>(files: &'a [SourceFile], golden: &str) -> Option<&'a str> {
-    let script = files.iter().find(|file| file.path == "scripts/make_gguf_goldens.py")?;
-    let recipe = script.text.split_once(&format!("\"{golden}\": dict("))?.1;
-    recipe.split_once("cls=\"")?.1.split('"').next()
 }
 
 /// The names of the supported types of GGUF tensors.
@@ -644,6 +644,29 @@ mod tests {
         assert!(found(&more).is_some_and(|message| message.starts_with("new has no row in ")));
         let fewer = listed[1..].concat();
         assert!(found(&fewer).is_some_and(|message| message.starts_with("awq has a row, and ")));
+    }
+
+    #[test]
+    fn architectures_of_gguf_files_are_those_of_the_recipes_that_they_vary() {
+        let script = "PACKED = {\n    \"gguf-a\": dict(\n        of=\"llama\",\n    ),\n    \
+                      \"gguf-b\": dict(of=\"gemma4\", text=True),\n}\n";
+        let mut files = sample(GGUF_SCRIPT, script);
+        for (name, class) in
+            [("llama", "LlamaForCausalLM"), ("gemma4", "Gemma4ForConditionalGeneration")]
+        {
+            files
+                .extend(sample(&format!("{GOLDENS}{name}/config.json"), &format!("[\"{class}\"]")));
+        }
+        files.extend(sample(TESTS[0], r#"["llama", "gemma4", "gguf-a", "gguf-b"]"#));
+        let found: Vec<(String, &str)> =
+            goldens(&files).into_iter().map(|golden| (golden.name, golden.class)).collect();
+        let expected = [
+            ("llama", "LlamaForCausalLM"),
+            ("gemma4", "Gemma4ForConditionalGeneration"),
+            ("gguf-a", "LlamaForCausalLM"),
+            ("gguf-b", "Gemma4ForCausalLM"),
+        ];
+        assert_eq!(found, expected.map(|(name, class)| (name.to_owned(), class)));
     }
 
     #[test]

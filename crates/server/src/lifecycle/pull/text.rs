@@ -122,7 +122,7 @@ mod tests {
     ];
 
     /// A vocabulary in tiktoken's format cuts a thousand texts as the Python package of this name does
-    /// (scripts/make_tiktoken_fixture.py).
+    /// (scripts/goldens/tiktoken_fixtures.py).
     #[test]
     fn tiktoken_vocabularies_cut_texts_as_their_package_does() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tokenizer/tests/data");
@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    /// Vocabularies of sentencepiece cut a thousand texts as its package does (scripts/make_sentencepiece_fixture.py). Texts are
+    /// Vocabularies of sentencepiece cut a thousand texts as its package does (scripts/goldens/sentencepiece_fixtures.py). Texts are
     /// messages of a conversation: the package finds no special tokens in them.
     #[test]
     fn sentencepiece_vocabularies_cut_texts_as_their_package_does() {

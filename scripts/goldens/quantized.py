@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Makes the golden checkpoints of tests/golden whose weights are quantized.
 
-    python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt
-    .venv/bin/python scripts/make_quantized_goldens.py
+    .venv/bin/python scripts/goldens/quantized.py
 
 Each folder has a tiny random model, packed by `quantized_formats.py`. golden.safetensors has the same content as for
-the models of make_goldens.py, computed by transformers in f32 from the dequantized values. It also has these values
+the models of decoders.py, computed by transformers in f32 from the dequantized values. It also has these values
 for one layer, as `dequantized.NAME`. Large matrices that are not quantized come from a seed, as described in
-make_goldens.py.
+decoders.py.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-import golden_experts
-import goldens
+import common
+import experts
 import numpy as np
 import torch
-from golden_gemma4 import TWO_LAYERS_OF_EXPERTS
+from gemma4 import TWO_LAYERS_OF_EXPERTS
 from quantized_formats import Awq, CompressedInt, Fp8, Gptq, Mxfp4, Nvfp4, SqueezeLlm
 from safetensors.torch import load_file, save_file
 from seeded_weights import seed_weights
@@ -93,7 +92,7 @@ MODELS = {
         format=Fp8("block", block=(48, 32)),
         dtype=torch.bfloat16,
         config=dict(
-            **golden_experts.WITH_EXPERTS | dict(moe_intermediate_size=32),
+            **experts.WITH_EXPERTS | dict(moe_intermediate_size=32),
             n_routed_experts=4,
             num_experts_per_tok=2,
             n_group=2,
@@ -250,8 +249,8 @@ def to_torch(name: str, array: np.ndarray | torch.Tensor) -> torch.Tensor:
 
 
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:
-    model = goldens.random_model(recipe, goldens.TWO_LAYERS, seed)
-    folder = goldens.empty(out / name)
+    model = common.random_model(recipe, common.TWO_LAYERS, seed)
+    folder = common.empty(out / name)
     # transformers writes the configuration. The weights are replaced below.
     copy.deepcopy(model).to(recipe["dtype"]).save_pretrained(folder)
     # The parameters are rounded, but not the RoPE frequencies, which are buffers and are not stored.
@@ -293,18 +292,18 @@ def make(name: str, recipe: dict, out: Path, seed: int) -> None:
     if own_file := recipe.get("own_file"):
         quantization.pop("quant_method", None)
         section = recipe.get("own_section")
-        goldens.write_json(folder / own_file, {section: quantization} if section else quantization)
+        common.write_json(folder / own_file, {section: quantization} if section else quantization)
     else:
-        goldens.rewrite_json(
+        common.rewrite_json(
             folder / "config.json", lambda c: c.update(quantization_config=quantization)
         )
-    goldens.forget_version(folder)
-    goldens.write_golden(folder, model, seed + 1, dequantized=dequantized)
+    common.forget_version(folder)
+    common.write_golden(folder, model, seed + 1, dequantized=dequantized)
 
 
 def main() -> None:
-    args = goldens.arguments(__doc__).parse_args()
-    for name, recipe, seed in goldens.wanted(MODELS, args.only, 5000):
+    args = common.arguments(__doc__).parse_args()
+    for name, recipe, seed in common.wanted(MODELS, args.only, 5000):
         make(name, recipe, args.out, seed)
 
 

@@ -1,17 +1,16 @@
 """Writes a small vocabulary in tiktoken's format, as in Kimi's models, and tokenizes strings with it.
 
-The strings are those of make_tokenizer_fixtures.py. The results of the `tiktoken` package are written to
+The strings are those of tokenizer_fixtures.py. The results of the `tiktoken` package are written to
 crates/tokenizer/tests/data/kimi.
 
-Needs: `pip install tiktoken==0.14.0 tokenizers==0.23.3`. Run from the repository's root: `python
-scripts/make_tiktoken_fixture.py`.
+    .venv/bin/python scripts/goldens/tiktoken_fixtures.py
 """
 
 import base64
 import json
 
 import tiktoken
-from make_tokenizer_fixtures import OUT, digest, strings
+from tokenizer_fixtures import OUT, digest, strings
 
 # The splitting rule is in `tokenization_kimi.py` only, and in no other file of the models.
 LOWER, UPPER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"

@@ -1,9 +1,9 @@
-"""Recipes of make_goldens.py: models with Mamba-2."""
+"""Recipes of decoders.py: models with Mamba-2."""
 
 from __future__ import annotations
 
 import torch
-from golden_experts import GRANITE
+from experts import GRANITE
 
 # transformers applies the lower bound of time steps in prompts only, and NVIDIA's own code and vLLM never do. So the
 # bound is too small to have an effect.
@@ -25,7 +25,7 @@ def nemotron_as_published(config: dict) -> None:
     config.update(hybrid_override_pattern="MM-*-M", time_step_limit=[0.0, float("inf")])
 
 
-# Same form as MODELS in make_goldens.py.
+# Same form as MODELS in decoders.py.
 MODELS = {
     "bamba": dict(
         cls="Bamba",

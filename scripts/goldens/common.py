@@ -1,4 +1,4 @@
-"""Common parts of the scripts that write tests/golden: arguments, random models, and expected results."""
+"""Common parts of the scripts in this folder: arguments, random models, and expected results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GOLDENS = ROOT / "tests" / "golden"
 PROMPT_LEN = 48
 NEW_TOKENS = 32
+# Rows that golden.safetensors has of a dequantized matrix.
+DEQUANTIZED_ROWS = 8
 
 # The folders in the repository must be small. Heads and KV heads are divisible by two, for tensor parallelism.
 COMMON = dict(

@@ -2,8 +2,7 @@
 
 The templates in this file have the published prompt formats of model families.
 
-Needs: `pip install transformers==5.23.0 jinja2==3.1.6`. Run from the repository's root: `python
-scripts/make_template_goldens.py`.
+    .venv/bin/python scripts/goldens/chat_templates.py
 """
 
 import datetime
@@ -12,7 +11,8 @@ import pathlib
 
 from transformers.utils import chat_template_utils
 
-OUT = pathlib.Path("crates/tokenizer/tests/data/chat_templates.json")
+DATA = pathlib.Path(__file__).resolve().parents[2] / "crates" / "tokenizer" / "tests" / "data"
+OUT = DATA / "chat_templates.json"
 NOW_UNIX_S = 1_752_000_000  # 2025-07-08 18:40:00 UTC
 
 

@@ -1,4 +1,4 @@
-"""Recipes of make_goldens.py: Gemma 4, whose layers differ not only in their windows."""
+"""Recipes of decoders.py: Gemma 4, whose layers differ not only in their windows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def as_published(config: dict) -> None:
     text["num_global_key_value_heads"] = of_global.get("num_key_value_heads")
 
 
-# Same form as MODELS in make_goldens.py.
+# Same form as MODELS in decoders.py.
 MODELS = {
     # The last three layers use the keys and values of the two layers before them, of the same kind. Their own are
     # stored but not used.

@@ -1,9 +1,8 @@
-"""Trains small sentencepiece vocabularies and tokenizes the strings of make_tokenizer_fixtures.py with each.
+"""Trains small sentencepiece vocabularies and tokenizes the strings of tokenizer_fixtures.py with each.
 
 The results of the sentencepiece package are written to crates/tokenizer/tests/data/sentencepiece.
 
-Needs: `pip install sentencepiece==0.2.3 tokenizers==0.23.3`. Run from the repository's root: `python
-scripts/make_sentencepiece_fixture.py`.
+    .venv/bin/python scripts/goldens/sentencepiece_fixtures.py
 
 Texts are compared as messages, in which no special token is searched. Two kinds of string are left out. Other
 tokenizers cut user-defined tokens out of a text first. The package `tokenizers` drops a combining character together
@@ -17,7 +16,7 @@ import re
 import tempfile
 
 import sentencepiece
-from make_tokenizer_fixtures import CORPUS, OUT, digest, strings
+from tokenizer_fixtures import CORPUS, OUT, digest, strings
 
 # A selection of NFKC's rules. All of them would be most of the file.
 RULES = [("Ａ", "A"), ("ﬁ", "fi"), ("e\u0301", "é"), ("Ⅷ", "VIII"), ("½", "1⁄2"), ("\t", " "), ("\n", " "), ("\u3000", " ")]

@@ -1,4 +1,4 @@
-"""Writes what transformers computes on this GPU: gpu-goldens.py GOLDENS OUT, with GOLDENS like tests/golden.
+"""Writes what transformers computes on this GPU: gpu_logits.py GOLDENS OUT, with GOLDENS like tests/golden.
 
 OUT/NAME.safetensors is written for each folder whose model transformers supports. It has `prompts` [prompts, tokens],
 the golden's prompt in other orders, and the logits of each position, `exact` in f32 and `rounded` in bf16. The test

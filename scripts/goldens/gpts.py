@@ -1,9 +1,9 @@
-"""Recipes of make_goldens.py: GPTs and similar models, and models with squared ReLUs."""
+"""Recipes of decoders.py: GPTs and similar models, and models with squared ReLUs."""
 
 from __future__ import annotations
 
 import torch
-from goldens import TWO_LAYERS
+from common import TWO_LAYERS
 
 # Keys of COMMON that these configurations replace by others.
 LLAMA_KEYS = ["intermediate_size", "num_key_value_heads", "rms_norm_eps"]
@@ -21,7 +21,7 @@ def old_ropes(config: dict) -> None:
     config.update(rotary_emb_base=rope["rope_theta"], rotary_pct=rope["partial_rotary_factor"])
 
 
-# Same form as MODELS in make_goldens.py.
+# Same form as MODELS in decoders.py.
 MODELS = {
     "opt": dict(
         cls="OPT",

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Makes the golden checkpoints of tests/golden: one tiny random model per architecture.
 
-    python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt
-    .venv/bin/python scripts/make_goldens.py
+    .venv/bin/python scripts/goldens/decoders.py
 
 Each folder has a Hugging Face checkpoint with every flag of its architecture switched on, and golden.safetensors with
 what transformers computes from it on the CPU in f32 (eager attention):
@@ -25,13 +24,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import golden_experts
-import golden_gemma4
-import golden_gpts
-import golden_recurrent
-import goldens
+import common
+import experts
+import gemma4
+import gpts
+import mamba
 import torch
-from goldens import ALTERNATING
+from common import ALTERNATING
 from safetensors.torch import load_file, save_file
 from seeded_weights import seed_weights
 
@@ -252,7 +251,7 @@ MODELS = {
             scale_attn_by_inverse_layer_idx=True,
             tie_word_embeddings=True,
         ),
-        rewrite=golden_gpts.without(),
+        rewrite=gpts.without(),
         rename=lambda tensors: {
             **{name.removeprefix("transformer."): t for name, t in tensors.items()},
             "h.0.attn.bias": torch.ones(1, 1, 96, 96).tril(),
@@ -265,7 +264,7 @@ MODELS = {
         config=dict(
             max_position_embeddings=96, activation_function="gelu", scale_attn_weights=False
         ),
-        rewrite=golden_gpts.without(),
+        rewrite=gpts.without(),
         dtype=torch.float16,
     ),
     "cohere": dict(
@@ -516,32 +515,32 @@ MODELS = {
         ),
         dtype=torch.bfloat16,
     ),
-    **golden_experts.MODELS,
-    **golden_gemma4.MODELS,
-    **golden_gpts.MODELS,
-    **golden_experts.MORE,
-    **golden_recurrent.MODELS,
+    **experts.MODELS,
+    **gemma4.MODELS,
+    **gpts.MODELS,
+    **experts.MORE,
+    **mamba.MODELS,
 }
 
 def make(name: str, recipe: dict, out: Path, seed: int) -> None:
-    model = goldens.random_model(recipe, goldens.COMMON, seed)
-    folder = goldens.empty(out / name)
+    model = common.random_model(recipe, common.COMMON, seed)
+    folder = common.empty(out / name)
     stored = recipe.get("dtype", torch.float32)
     model.to(stored).save_pretrained(folder, max_shard_size=recipe.get("shard_size", "1GB"))
     if "rewrite" in recipe:
-        goldens.rewrite_json(folder / "config.json", recipe["rewrite"])
+        common.rewrite_json(folder / "config.json", recipe["rewrite"])
     if "rename" in recipe:
         weights = folder / "model.safetensors"
         save_file(recipe["rename"](load_file(weights)), weights, metadata={"format": "pt"})
     seed_weights(folder, seed)
-    goldens.forget_version(folder)
-    model = goldens.read_back(type(model), folder)
-    goldens.write_golden(folder, model, seed + 1, recipe.get("short_prompt"))
+    common.forget_version(folder)
+    model = common.read_back(type(model), folder)
+    common.write_golden(folder, model, seed + 1, recipe.get("short_prompt"))
 
 
 def main() -> None:
-    args = goldens.arguments(__doc__).parse_args()
-    for name, recipe, seed in goldens.wanted(MODELS, args.only, 0):
+    args = common.arguments(__doc__).parse_args()
+    for name, recipe, seed in common.wanted(MODELS, args.only, 0):
         make(name, recipe, args.out, recipe.get("seed", seed))
 
 

