@@ -175,7 +175,7 @@ fn every_wrong_input_has_its_error() {
             "{body}"
         );
     }
-    let text = "This model gives vectors and generates no text: ask POST /v1/embeddings.";
+    let text = "This is an embedding model and does not generate text: use POST /v1/embeddings.";
     let messages = json!([{"role": "user", "content": "a"}]);
     for (path, body) in [
         ("/v1/chat/completions", json!({"model": MODEL, "messages": messages})),
@@ -245,7 +245,8 @@ fn a_model_says_what_it_is() {
         (&json!(MODEL), &json!(256))
     );
     let log = server.log_when_ready();
-    for part in ["BertModel", "vectors of 384 numbers (mean pooling, of length one)", "no KV cache"]
+    for part in
+        ["BertModel", "embeddings of 384 dimensions (mean pooling, normalized)", "no KV cache"]
     {
         assert!(log.contains(part), "{part} is not in\n{log}");
     }
@@ -266,7 +267,7 @@ fn settings_that_are_for_other_models_stop_the_start() {
     for (flags, message) in [
         (
             "--dtype bfloat16",
-            "--dtype bfloat16 is for models that generate text, and BertModel does not: leave it out",
+            "--dtype bfloat16 is for models that generate text, and BertModel is an encoder: leave it out",
         ),
         ("--load-format dummy", "--load-format dummy is for models that generate text"),
         ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8 is for models that generate text"),
@@ -277,19 +278,20 @@ fn settings_that_are_for_other_models_stop_the_start() {
         assert!(refused.message.contains(message), "{flags}: {}", refused.message);
     }
     let refused = ServerBuilder::new("demo").flags("--pooling last --kv-cache-dtype fp8").refused();
-    let message = "--kv-cache-dtype fp8 is for models that generate text, and LlamaForCausalLM is served for its vectors";
+    let message = "--kv-cache-dtype fp8 is for models that generate text, and LlamaForCausalLM is served for embeddings";
     assert!(refused.message.contains(message), "{}", refused.message);
     let refused =
         ServerBuilder::new(golden("bert-score")).flags("--pooling mean").refused().message;
-    let message = "--pooling mean is for models that give vectors, and BertForSequenceClassification does not";
+    let message =
+        "--pooling mean is for embedding models, and BertForSequenceClassification gives scores";
     assert!(refused.contains(message), "{refused}");
 }
 
 #[test]
 fn a_decoder_gives_the_vectors_of_sentence_transformers() {
     for (name, line) in [
-        ("qwen3-embedding", "vectors of 32 numbers (last pooling, of length one)"),
-        ("embedding-gemma", "vectors of 24 numbers (mean pooling, of length one)"),
+        ("qwen3-embedding", "embeddings of 32 dimensions (last pooling, normalized)"),
+        ("embedding-gemma", "embeddings of 24 dimensions (mean pooling, normalized)"),
     ] {
         vectors_are_those_of_sentence_transformers(name, line);
     }
@@ -325,7 +327,7 @@ fn vectors_are_those_of_sentence_transformers(name: &str, line: &str) {
     server.log_with(line);
     let body = json!({"model": "words", "messages": [{"role": "user", "content": "a"}]});
     let error = server.post("/v1/chat/completions", &body).error(400);
-    let message = "This model gives vectors and generates no text: ask POST /v1/embeddings.";
+    let message = "This is an embedding model and does not generate text: use POST /v1/embeddings.";
     assert_eq!(error["message"], message);
 }
 
@@ -378,8 +380,8 @@ fn any_decoder_gives_vectors_where_a_pooling_is_named() {
 #[test]
 fn a_model_that_generates_text_gives_no_vectors() {
     let server = Server::demo();
-    let message = "This model generates text and gives neither vectors nor scores: serve an embedding model or a \
-                   cross-encoder for this endpoint, or start this one with --pooling.";
+    let message = "This model generates text. This endpoint needs an embedding model or a cross-encoder: serve one, \
+                   or start this model with --pooling for embeddings.";
     for (path, body) in [
         ("/v1/embeddings", json!({"model": "demo", "input": "a"})),
         ("/v1/rerank", json!({"model": "demo", "query": "a", "documents": ["b"]})),
@@ -452,7 +454,7 @@ fn a_cross_encoder_refuses_what_it_cannot_do() {
     let scores_only =
         "This model scores pairs of texts and gives no vectors: ask POST /v1/rerank or /v1/score.";
     let no_text =
-        "This model scores pairs of texts and generates none: ask POST /v1/rerank or /v1/score.";
+        "This is a reranking model and does not generate text: use POST /v1/rerank or /v1/score.";
     let too_long = "This model's maximum context length is 64 tokens, but the input has 84: shorten it, or give \
                     `truncate_prompt_tokens`.";
     for (path, body, param, message) in [

@@ -19,7 +19,7 @@ fn a_port_that_is_taken_is_told_with_what_helps() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let refused = ServerBuilder::new("demo").flags(&format!("--port {port}")).refused_on_its_port();
-    assert!(refused.message.contains("another server listens there"), "{}", refused.message);
+    assert!(refused.message.contains("another server listens on this port"), "{}", refused.message);
     assert!(refused.message.contains("--port N"), "{}", refused.message);
 }
 
@@ -73,7 +73,7 @@ fn refused_requests_and_the_load_are_told() {
         (answer.status == 429).then_some(answer)
     });
     refused.error(429);
-    let log = server.log_with("requests were not answered");
+    let log = server.log_with("requests were refused or failed");
     assert!(
         log.contains("1 with 429 (too many requests") && log.contains("POST /v1/completions"),
         "{log}"

@@ -1,4 +1,4 @@
-//! The files of a model that turn text into tokens: its tokenizer and its chat templates.
+//! Reads a model's tokenizer and chat templates.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::config::ServeConfig;
 use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::template_trial;
 
-/// Reads the tokenizer and, where there is one, the chat template.
+/// Reads the tokenizer, and the chat template if there is one.
 ///
 /// # Errors
 /// A file is missing, damaged or cannot be read.
@@ -41,16 +41,18 @@ pub(super) fn load(
         tokenizer_config: tokenizer_config.as_deref(),
         chat_template_json: chat_template_json.as_deref(),
     };
-    // The demo's template is our own.
+    // The demo's template is part of this program, so that it needs no trial.
     let is_own = config.model.as_deref() == Some("demo") && config.tokenizer.is_none();
     if !is_own || chosen.is_some() {
         template_trial::check(&sources, &template_file(config, files, template.is_some()))?;
     }
     let template = match ChatTemplate::from_sources(&sources) {
-        // A model with a broken template may still continue texts.
+        // A model with a broken template can still serve text completions.
         Err(error @ TemplateError::TemplateSyntax { .. }) if chosen.is_none() => {
             let file = template_file(config, files, template.is_some());
-            tracing::warn!("{file}: {error}: until then conversations are refused");
+            tracing::warn!(
+                "{file}: {error}; chat requests are refused until the template is fixed"
+            );
             None
         }
         template => template?,
@@ -58,13 +60,13 @@ pub(super) fn load(
     Ok((tokenizer, template))
 }
 
-/// The tokens of a vocabulary that end texts and turns: the one that its files name, and those that are known by name.
+/// The vocabulary's end tokens of texts and turns: the one that its files name, and well-known ones.
 pub(super) fn ends(tokenizer: &Tokenizer) -> Vec<u32> {
     let known = ends_by_name(&|name| tokenizer.added_token(name));
     tokenizer.eos_token_id().into_iter().chain(known).collect()
 }
 
-/// Where the template comes from that is used first.
+/// The file of the template that is used first.
 fn template_file(config: &ServeConfig, files: &CheckpointFiles, has_own_file: bool) -> String {
     match &config.chat_template {
         Some(path) => path.display().to_string(),
@@ -73,12 +75,12 @@ fn template_file(config: &ServeConfig, files: &CheckpointFiles, has_own_file: bo
     }
 }
 
-/// Names and texts of `additional_chat_templates/NAME.jinja`, in the order of their names.
+/// Names and texts of `additional_chat_templates/NAME.jinja`, sorted by name.
 fn additional_templates(files: &CheckpointFiles) -> Result<Vec<(String, String)>> {
     let Some(folder) = files.folder().map(|folder| folder.join("additional_chat_templates")) else {
         return Ok(Vec::new());
     };
-    // A folder that is not there holds none.
+    // A missing folder has no templates.
     let paths =
         folder.read_dir().into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let mut paths =

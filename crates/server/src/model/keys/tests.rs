@@ -91,7 +91,7 @@ fn a_file_names_keys_and_their_limits() {
 #[test]
 fn errors_name_the_place_and_show_no_key() {
     for (text, problem) in [
-        ("", "it has no keys: write a table [[key]] for each"),
+        ("", "it has no keys: add a table [[key]] for each"),
         ("[[key]]\nname = \"a\"", "the key `a` at line 1: it has neither `key` nor `sha256`"),
         ("\n[[key]]\nkey = \"canary\"", "the key `?` at line 2: it has no `name`"),
         ("[[key]]\nname = \"a b\"\nkey = \"canary\"", "`name` must have 1 to 64"),
