@@ -95,7 +95,7 @@ fn a_text_has_one_vector_whatever_its_batch() {
 fn every_wrong_input_has_its_error() {
     let server = mini_lm();
     let long = "rain ".repeat(300);
-    let only_scores = "This model gives vectors and no scores: ask POST /v1/embeddings, or serve a cross-encoder.";
+    let only_scores = "This is an embedding model and gives no scores: use POST /v1/embeddings, or serve a cross-encoder.";
     for (path, body, param, message) in [
         (
             "/v1/embeddings",
@@ -134,13 +134,13 @@ fn every_wrong_input_has_its_error() {
             "/v1/embeddings",
             json!({"model": MODEL, "input": "a", "dimensions": 385}),
             "dimensions",
-            "`dimensions` is 385, but the model's vectors have 384 elements: give 1 to 384.",
+            "`dimensions` is 385; it must be 1 to 384, the dimensions of the model.",
         ),
         (
             "/v1/embeddings",
             json!({"model": MODEL, "input": "a", "dimensions": 0}),
             "dimensions",
-            "`dimensions` is 0, but the model's vectors have 384 elements: give 1 to 384.",
+            "`dimensions` is 0; it must be 1 to 384, the dimensions of the model.",
         ),
         (
             "/v1/embeddings",
@@ -452,7 +452,7 @@ fn a_cross_encoder_refuses_what_it_cannot_do() {
     let server = cross_encoder();
     let long = "a ".repeat(80);
     let scores_only =
-        "This model scores pairs of texts and gives no vectors: ask POST /v1/rerank or /v1/score.";
+        "This is a reranking model and has no embeddings: use POST /v1/rerank or /v1/score.";
     let no_text =
         "This is a reranking model and does not generate text: use POST /v1/rerank or /v1/score.";
     let too_long = "This model's maximum context length is 64 tokens, but the input has 84: shorten it, or give \
@@ -470,7 +470,7 @@ fn a_cross_encoder_refuses_what_it_cannot_do() {
             "/v1/rerank",
             json!({"model": "pairs", "query": "a", "documents": ["b"], "top_n": 0}),
             "top_n",
-            "`top_n` is 0: give 1 or more, or leave it out.",
+            "`top_n` is 0; it must be at least 1, or left out.",
         ),
         (
             "/v1/rerank",

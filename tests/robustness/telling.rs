@@ -9,7 +9,7 @@ use crate::support::{Request, Server, ServerBuilder, wait_for};
 #[test]
 fn the_start_says_when_answers_end() {
     let log = Server::demo().log_when_ready();
-    assert!(log.contains("answers end after 16 tokens unless a request says otherwise"), "{log}");
+    assert!(log.contains("answers end after 16 tokens unless a request sets max_tokens"), "{log}");
     let all = ServerBuilder::new("demo").flags("--default-max-tokens max").start().log_when_ready();
     assert!(!all.contains("answers end after"), "{all}");
 }

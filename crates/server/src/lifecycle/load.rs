@@ -97,7 +97,7 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
     }
 }
 
-/// The name that the server was started with. Of a local path it is only the last part, because clients see it.
+/// The argument MODEL as clients see it: only the last part of a local path.
 fn shown_root(root: &str) -> String {
     let path = Path::new(root);
     let last = path.file_name().filter(|_| path.exists()).and_then(|name| name.to_str());

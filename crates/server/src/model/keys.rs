@@ -1,4 +1,4 @@
-//! API keys with their names and limits. Only digests of keys are kept, so that neither logs nor core dumps contain a key.
+//! API keys with their names and limits. Only digests of keys are kept here, never the keys.
 
 mod file;
 mod usage;

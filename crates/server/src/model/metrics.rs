@@ -1,4 +1,4 @@
-//! Prometheus metrics of one server. The recorder is the server's own, not global, because tests run several servers in a process.
+//! Prometheus metrics of one server. The recorder belongs to the server, not to the process.
 
 use std::sync::Arc;
 use std::time::Duration;

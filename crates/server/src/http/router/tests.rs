@@ -437,7 +437,7 @@ async fn models_tokens_and_documents_are_described() {
     assert_eq!(list["data"][0]["id"], "a/b");
     assert_eq!(list["data"][1]["root"], "demo");
     assert_eq!(call(&state, get("/v1/models/a/b")).await.status(), 200);
-    // What requests may ask for can be looked up, and nothing else.
+    // Browsers may read only these headers and methods.
     let state_of_root = ready(&["--served-model-name=a/b"]);
     answer(&state_of_root, "/tokenize", json!({"model": "demo", "prompt": "x"})).await;
     assert_eq!(call(&state_of_root, get("/v1/models/demo")).await.status(), 200);
