@@ -108,14 +108,14 @@ fn every_wrong_input_has_its_error() {
             "/v1/embeddings",
             json!({"model": MODEL, "input": long}),
             "input",
-            "This model's maximum context length is 256 tokens, but the input has 302: shorten it, or give \
+            "This model's maximum context length is 256 tokens, but the input has 302: shorten it, or set \
              `truncate_prompt_tokens`.",
         ),
         (
             "/v1/embeddings",
             json!({"model": MODEL, "input": ["a", long]}),
             "input[1]",
-            "This model's maximum context length is 256 tokens, but the input has 302: shorten it, or give \
+            "This model's maximum context length is 256 tokens, but the input has 302: shorten it, or set \
              `truncate_prompt_tokens`.",
         ),
         (
@@ -455,7 +455,7 @@ fn a_cross_encoder_refuses_what_it_cannot_do() {
         "This is a reranking model and has no embeddings: use POST /v1/rerank or /v1/score.";
     let no_text =
         "This is a reranking model and does not generate text: use POST /v1/rerank or /v1/score.";
-    let too_long = "This model's maximum context length is 64 tokens, but the input has 84: shorten it, or give \
+    let too_long = "This model's maximum context length is 64 tokens, but the input has 84: shorten it, or set \
                     `truncate_prompt_tokens`.";
     for (path, body, param, message) in [
         ("/v1/embeddings", json!({"model": "pairs", "input": "a"}), "model", scores_only),
@@ -482,7 +482,7 @@ fn a_cross_encoder_refuses_what_it_cannot_do() {
             "/v1/score",
             json!({"model": "pairs", "text_1": ["a", "b"], "text_2": ["c"]}),
             "text_1",
-            "`text_1` has 2 texts and `text_2` has 1: give one text or as many of each.",
+            "`text_1` has 2 texts and `text_2` has 1: give one text in `text_1`, or as many as in `text_2`.",
         ),
     ] {
         let error = server.post(path, &body).error(400);

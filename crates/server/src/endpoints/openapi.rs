@@ -105,7 +105,7 @@ fn say_who_may_ask(
     }
 }
 
-/// The model's name in examples. Of a path it is the last part, which is the name that requests use.
+/// The model's name in examples: the last part of a path, which is the name that requests use.
 fn model_name(config: &ServeConfig) -> String {
     let model = config.model.as_deref().unwrap_or("demo");
     let is_path = model.starts_with(['/', '.']) || model.ends_with(".gguf");

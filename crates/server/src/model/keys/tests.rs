@@ -179,7 +179,7 @@ fn refusals_name_the_limit_and_the_key() {
     places.iter().for_each(|place| (0..20).for_each(|_| place.count_token()));
     drop(places);
     let spent = message(key.check().unwrap_err());
-    assert!(spent.contains("60 tokens a minute") && spent.contains("in 1"), "{spent}");
+    assert!(spent.contains("60 tokens per minute") && spent.contains("in 1"), "{spent}");
     let text = metrics.render();
     for line in [
         "candlepower_key_prompt_tokens_total{key=\"ann\"} 30",
