@@ -84,7 +84,7 @@ impl<'a> Fields<'a> {
             }
             if let Some(values) = neutral_values(&name) {
                 let message =
-                    format!("`{name}` is supported with the value {values} only: leave it out.");
+                    format!("`{name}` other than {values} is not supported yet: leave it out.");
                 return Err(FieldError::new(&name, message));
             }
             if NOT_YET.contains(&name.as_str()) {
@@ -238,7 +238,7 @@ mod tests {
         for text in [r#""\ud83d""#, r#""\ud83d\u0041""#, r#""\udc00""#] {
             let body = format!(r#"{{"t": {text}}}"#);
             let error = fields(&body).take::<String>("t").unwrap_err();
-            assert!(error.message.contains("surrogate pair alone"), "{}", error.message);
+            assert!(error.message.contains("lone surrogate"), "{}", error.message);
         }
     }
 
