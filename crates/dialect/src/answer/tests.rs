@@ -1,4 +1,4 @@
-//! What the grammars of answers allow, over the vocabulary of a small tokenizer, and how the parsers read it.
+//! Texts that the grammars of answers allow, over the vocabulary of a small tokenizer, and their parsing.
 
 use candlepower_grammar::{Grammar, GrammarCompiler};
 use fastrand::Rng;
@@ -46,7 +46,7 @@ fn schema() -> Map<String, Value> {
     schema.as_object().unwrap().clone()
 }
 
-/// A model and what it is asked for.
+/// A model and a request.
 struct Case {
     tokenizer: Tokenizer,
     dialect: Dialect,
@@ -143,7 +143,7 @@ impl Case {
     }
 }
 
-/// A text of tokens that are drawn from those allowed; `None` if it has no end.
+/// A text of tokens sampled from the allowed ones; `None` if it does not end.
 fn draw(tokenizer: &Tokenizer, mut grammar: Grammar, random: &mut Rng) -> Option<String> {
     let mut ids = Vec::new();
     for _ in 0..3000 {
@@ -188,7 +188,7 @@ fn required_calls_are_written_and_read_in_every_format() {
             let (grammar, mut random) = (case.grammar(), Rng::with_seed(format as u64));
             let mut most = 0;
             for _ in 0..24 {
-                // Reasoning need not end, as nothing but a token does that.
+                // Reasoning may go on without end, because only a token ends it.
                 let Some(text) = draw(&case.tokenizer, grammar.clone(), &mut random) else {
                     assert_eq!(format, ToolFormat::GptOss);
                     continue;

@@ -1,4 +1,4 @@
-//! What answers in each format turn into, whole and however they are cut.
+//! Events of answers in each format, whole and in pieces.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value};

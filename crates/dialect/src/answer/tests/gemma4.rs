@@ -71,7 +71,7 @@ impl Held {
         compiler.compile(&constraint).unwrap_or_else(|error| panic!("{error}: {constraint:?}"))
     }
 
-    /// What of this text is not allowed.
+    /// The part of this text that is not allowed.
     fn rest<'a>(&self, text: &'a str) -> &'a str {
         let mut grammar = self.grammar();
         let mut taken = 0;
@@ -196,7 +196,7 @@ fn nothing_else_is_allowed() {
 
 #[test]
 fn all_that_may_be_written_fits_the_schema() {
-    // Where the marks are spelled out, texts that are drawn do not end.
+    // If the marks are plain text, sampled texts do not end.
     for (special, seed) in SPECIAL[1..].iter().zip(0..) {
         let held = Held::new(special, &schema());
         let (grammar, mut random) = (held.grammar(), Rng::with_seed(seed));
@@ -293,7 +293,7 @@ fn what_the_notation_cannot_hold_is_refused() {
             assert_eq!(rest.is_empty(), is_allowed, "{schema} {special:?}");
         }
     }
-    // What no value is needed of is left out.
+    // Properties that are not required are left out.
     let held = Held::new(
         &[],
         &json!({"properties": {"a": false, "b": {"oneOf": [{"type": "string"}, {"type": "null"}]}}}),
@@ -348,7 +348,7 @@ fn references_come_to_an_end() {
         json!({"x": {"anyOf": [reference("y")]}, "y": {"allOf": [reference("x")]}}),
     ] {
         let message = refused(reference("x"), defs);
-        assert!(message.contains("which says itself alone"), "{message}");
+        assert!(message.contains("which refers only to itself"), "{message}");
     }
     // A list of itself is something, and so is another name of what is being defined.
     let defs = json!({
@@ -359,7 +359,7 @@ fn references_come_to_an_end() {
     assert_eq!(held.rest_of_call(&json!({"a": [[], [[]]]})), "");
     assert_ne!(held.rest_of_call(&json!({"a": [1]})), "");
 
-    // As many ways as a tree of eight levels with thirty branches has.
+    // The number of paths is that of a tree of eight levels with thirty branches.
     let all = vec![reference("x"); 30];
     let message = refused(reference("x"), json!({"x": {"allOf": all}}));
     assert!(message.contains("`allOf`"), "{message}");
@@ -368,7 +368,7 @@ fn references_come_to_an_end() {
         (format!("d{i}"), json!({"type": "object", "properties": {"p": next}}))
     });
     let message = refused(reference("d0"), chain.collect());
-    assert!(message.contains("more than 128 schemas within each other"), "{message}");
+    assert!(message.contains("schemas are nested more than 128 levels deep"), "{message}");
     let many = (0..20_000).map(|i| (format!("d{i}"), json!({"type": "array"})));
     let any = (0..20_000).map(|i| reference(&format!("d{i}"))).collect::<Vec<_>>();
     let message = refused(json!({"anyOf": any}), many.collect());
@@ -435,7 +435,7 @@ fn calls_are_behind_the_reasoning() {
         case.stops("<|channel>thought\na<channel|>b", "<|channel>thought\na<channel|>");
         case.thinking = Thinking::Open;
         check(&case, thoughtful.strip_prefix("<|channel>thought\n").unwrap(), "Hm, <b>.\n\nSo.");
-        // What ends the reasoning is no part of it.
+        // The mark that ends reasoning is not part of it.
         let (taken, _) = case.take("a<|tool_call>call:x");
         assert!(taken.len() <= "a<|tool_call>call".len(), "{taken}");
         case.thinking = Thinking::Closed;

@@ -100,7 +100,7 @@ fn what_models_write_otherwise_is_taken() {
         ("{city:3,days:3,any:3}", r#"{"city": "3", "days": 3, "any": 3}"#),
         ("{city:true}", r#"{"city": "true"}"#),
         ("{city:null}", r#"{"city": null}"#),
-        // As JSON or Python has it.
+        // Literals of JSON and Python.
         (r#"{"city":"B\"é\n","days":3}"#, "{\"city\": \"B\\\"é\\n\", \"days\": 3}"),
         (
             r#"{'city': 'a, b: "c"}', tags: ["x", 'y']}"#,
@@ -251,7 +251,7 @@ fn reasoning_is_set_apart() {
             seen("", "Hm <|tool_call>", 1)
         );
         assert_eq!(read(&format!("<|channel>thought\n{call} Done.")), seen("Done.", "", 1));
-        // There are no thoughts.
+        // There is no reasoning.
         assert_eq!(read("<|channel>thought\n<channel|>Four."), seen("Four.", "", 0));
         assert_eq!(read("<|channel>thought<channel|>\nFour."), seen("Four.", "", 0));
         assert_eq!(read("<|channel><channel|>Four."), seen("Four.", "", 0));
@@ -338,7 +338,7 @@ proptest! {
         let whole = read(parser(), [text.as_str()]);
         prop_assert_eq!(read(parser(), cut(&text, &ends)), whole.clone());
         prop_assert_eq!(read(parser(), text.split_inclusive(|_| true)), whole.clone());
-        // Whatever a model writes, a call that ends has arguments in JSON.
+        // A call that ends has valid JSON arguments, for any text of the model.
         for call in whole.2.iter().filter_map(|call| call.strip_suffix('.')) {
             let arguments = call.split_once(' ').map_or(call, |(_, arguments)| arguments);
             prop_assert!(serde_json::from_str::<Map<String, Value>>(arguments).is_ok(), "{}", call);
