@@ -263,7 +263,7 @@ impl Translation<'_> {
         Some(code)
     }
 
-    /// The rest of `\u`: four digits, twice for a surrogate pair, or one code point in braces.
+    /// The rest of `\u`: four digits, twice for a surrogate pair, or a number in braces.
     fn unicode(&mut self) -> Step<char> {
         let wrong = || {
             "`\\u` needs four hexadecimal digits, or a number in braces, after it, and no lone surrogate".to_owned()
