@@ -358,7 +358,7 @@ mod tests {
         assert!(!request.unwrap().prompt.thinking.enabled.unwrap().value);
     }
 
-    /// Parts of Claude Code's first request.
+    /// A shortened first request of Claude Code.
     #[test]
     fn instructions_may_come_later_and_edits_are_left_out() {
         let keep = json!({"type": "clear_thinking_20251015", "keep": "all"});

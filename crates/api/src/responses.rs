@@ -407,7 +407,7 @@ mod tests {
         }
     }
 
-    /// Parts of every request of Codex.
+    /// A shortened request of Codex.
     #[test]
     fn what_cannot_change_the_text_is_taken_and_the_rest_told() {
         let request = parse(json!({

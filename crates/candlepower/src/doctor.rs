@@ -84,7 +84,7 @@ pub(crate) struct Doctor {
     /// Memory of the KV cache, such as 512M or 4Gi [default: 1/4 of free memory; on a GPU the rest of its share; no more than needed]
     #[arg(long, value_name = "SIZE")]
     kv_cache_memory: Option<ByteSize>,
-    /// Data type of the KV cache. auto takes the weights' type, on the CPU bfloat16 or float32
+    /// Data type of the KV cache. auto is the weights' type, on the CPU bfloat16 or float32
     #[arg(long, default_value = "auto", value_parser = one_of(KvDtype::CHOICES))]
     kv_cache_dtype: Asked<KvDtype>,
     /// Maximum sequences in a batch
@@ -363,7 +363,7 @@ mod tests {
         let plans = json["plans"].as_array().unwrap();
         assert_eq!(plans.len(), 6);
         assert_eq!((&plans[1]["device"], &plans[1]["fits"]), (&"gpu 0".into(), &true.into()));
-        // Beside bfloat16 keys and values are kept so everywhere, but on a GPU heads of 32 elements are padded to 64.
+        // The KV cache is bfloat16 everywhere, but on a GPU heads of 32 elements are padded to 64.
         let kv_bytes = |plan: usize| plans[plan]["kv_bytes_per_token"].as_u64().unwrap();
         assert_eq!(kv_bytes(1), kv_bytes(0) * 64 / 32);
         assert!(report.to_string().contains("gpu 0"));

@@ -35,7 +35,8 @@ use health::HealthArgs;
 /// Exit status for an invalid command line, environment or config file.
 const EXIT_USAGE: u8 = 2;
 
-/// Time that the program waits for its engines when all else has ended. An engine that is stuck is abandoned.
+/// Maximum wait for the engines' threads before the process exits. Without the wait, a thread would still free CUDA memory while exit
+/// handlers run, which can crash the process. A thread that hangs is abandoned.
 const ENGINES_END: Duration = Duration::from_secs(10);
 
 const LICENSE: &str = include_str!("../../../LICENSE");

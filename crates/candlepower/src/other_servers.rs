@@ -268,7 +268,7 @@ mod tests {
             ),
             ("c serve x --tool-call-parser openai", "c serve x --tool-call-parser=gpt_oss"),
             ("c serve x -ngl 0", "c serve x --device=cpu"),
-            // Ours are not touched.
+            // Candlepower's own flags stay unchanged.
             (
                 "c serve x --max-model-len 512 --api-key m",
                 "c serve x --max-model-len 512 --api-key m",

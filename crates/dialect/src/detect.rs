@@ -104,7 +104,7 @@ mod tests {
         Dialect::detect(&ChatTemplate::from_sources(&sources).unwrap().unwrap())
     }
 
-    /// A template whose assistant's turns are between `[A]` and `[/A]`, and whose calls are written as `call`.
+    /// A template that writes assistant messages between `[A]` and `[/A]`, and each call as `call`.
     fn calling(call: &str) -> String {
         format!(
             "{{% if tools %}}{{{{ tools | tojson }}}}{{% endif %}}{{% for m in messages %}}{{% if m.role == 'assistant' %}}<A>\n\
@@ -252,13 +252,13 @@ mod tests {
         }
     }
 
-    /// The published template of LFM2-8B-A1B is such a one.
+    /// An example is the published template of LFM2-8B-A1B.
     #[test]
     fn templates_that_write_no_calls_are_recognized_by_their_prompts() {
         let source = "{% if tools %}List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}\
             {% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}";
         assert_eq!(detect(source).tools, Some(ToolFormat::Lfm2));
-        // GLM-4-0414's is another one.
+        // Another example is the one of GLM-4-0414.
         let source = "{% for tool in tools %}## {{ tool.function.name }}\n{{ tool.function | tojson }}\n\
             在调用上述函数时，请使用 Json 格式表示调用的参数。{% endfor %}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}";
         assert_eq!(detect(source).tools, Some(ToolFormat::Glm4));
@@ -292,7 +292,7 @@ mod tests {
         );
         assert_eq!(reasoning(&apart_in("<thoughts>"), ""), None);
         assert_eq!(reasoning(&apart_in("<seed:think>"), ""), Some(ReasoningFormat::SeedOss));
-        // Command R7B thinks where it calls.
+        // Command R7B reasons only before calls.
         let called = "{% if m.tool_calls %}<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|>{% endif %}{{ m.content }}";
         assert_eq!(reasoning(called, ""), Some(ReasoningFormat::CohereCommand));
         let gemma = Some(ReasoningFormat::Gemma4);

@@ -289,7 +289,7 @@ mod tests {
         ChatTemplate::from_sources(&sources).unwrap().unwrap()
     }
 
-    /// Turns as DeepSeek's templates write them: `calls` writes those of a turn, with `m` for the turn; texts are joined by `+`.
+    /// A template like DeepSeek's, which concatenates strings with `+`. `calls` writes the calls of the message `m`.
     fn deepseek(calls: &str) -> ChatTemplate {
         template(&format!(
             "{{% for m in messages %}}{{% if m['role'] == 'user' %}}{{{{ '<｜User｜>' + m['content'] }}}}{{% endif %}}{calls}\
@@ -302,7 +302,7 @@ mod tests {
     const ANSWER: &str = "{% if '</think>' in m['content'] %}{{ m['content'].split('</think>')[-1] }}\
                           {% else %}{{ '<｜Assistant｜>' + m['content'] }}{% endif %}";
 
-    /// Calls as R1 has them, whose content is joined to them unless it is null.
+    /// A template like R1's, which concatenates the content and each call, unless the content is null.
     fn r1() -> ChatTemplate {
         deepseek(&format!(
             "{{% if m['role'] == 'assistant' and 'tool_calls' in m %}}{{% for c in m['tool_calls'] %}}\
@@ -312,7 +312,7 @@ mod tests {
         ))
     }
 
-    /// Calls as R1's distilled models have them, which are written only where the content is null.
+    /// A template like those of R1's distilled models, which write calls only if the content is null.
     fn distilled() -> ChatTemplate {
         deepseek(&format!(
             "{{% if m['role'] == 'assistant' and m['content'] is none %}}{{% for c in m['tool_calls'] %}}\
@@ -328,7 +328,7 @@ mod tests {
             reasoning: Some(ReasoningFormat::Qwen3),
         };
         for template in [r1(), distilled()] {
-            // The usual form is an error.
+            // The most common form raises an error.
             assert_eq!(render_call(&template, OBJECT), None);
             let form = PastCalls::detect(&template);
             assert_eq!(form, PastCalls::form(true, NoContent::Null));
@@ -359,7 +359,7 @@ mod tests {
         }
     }
 
-    /// The published template of LFM2 writes the content as JSON unless it is a text, and no calls.
+    /// The published template of LFM2 writes content that is not a string as JSON, and no calls.
     #[test]
     fn templates_that_write_no_calls_are_given_a_content_that_they_take() {
         let source = "{% for m in messages %}{% set content = m['content'] %}\
@@ -419,7 +419,7 @@ mod tests {
         assert!(!of("{{ c.function.arguments | tojson }}").needs_objects);
         let nine = "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}{{ c.function.arguments | tojson }}";
         assert_eq!(of(nine).ids, CallIdForm::NineLetters);
-        // It writes no calls, and looks into every content, as LFM2's does.
+        // Like LFM2's, it writes no calls, and uses the content of every message.
         let silent = template("{% for m in messages %}{{ m.content | tojson }}{% endfor %}");
         assert_eq!(PastCalls::detect(&silent), PastCalls::form(false, NoContent::Empty));
     }
@@ -451,13 +451,13 @@ mod tests {
         assert_eq!((of(1), of(3), id(2, 0)), (id(0, 0), "abcdefgh1".into(), "abcdefgh1".into()));
         assert_eq!((of(5), of(6), of(7)), (id(4, 0), id(4, 1), id(0, 0)));
         assert_ne!(id(4, 0), id(4, 1));
-        // Alone it has the same one.
+        // The id alone maps to the same short id.
         let mut alone = vec![turn("toolu_01")];
         form.name_calls(&mut alone);
         assert_eq!(alone[0]["tool_calls"][0]["id"], id(0, 0));
     }
 
-    /// Ids in place of names, as Kimi K2's template writes them.
+    /// Ids instead of names, as in Kimi K2's template.
     #[test]
     fn ids_that_are_written_in_place_of_names_name_functions() {
         let kimi = template(
@@ -477,7 +477,7 @@ mod tests {
             {"role": "assistant", "tool_calls": [call("functions.f:0", "f")]},
             {"role": "tool", "tool_call_id": "functions.f:0", "content": "3"},
             {"role": "tool", "tool_call_id": "unknown", "content": "4"},
-            // Clients may repeat ids in other turns.
+            // Clients may repeat ids in other messages.
             {"role": "assistant", "tool_calls": [call("call_a", "g"), call("call_b", "f")]},
             {"role": "tool", "tool_call_id": "call_a", "content": "5"},
         ]);

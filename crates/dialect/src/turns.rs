@@ -184,20 +184,20 @@ mod tests {
     }
 
     const ANY: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
-    /// Instructions at the beginning alone, as Qwen3.5 has them.
+    /// Instructions only at the start, as in Qwen3.5.
     const FIRST: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
         {{ raise_exception('System message must be at the beginning.') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}";
-    /// Turns of user and assistant in alternation, as Mistral's have them.
+    /// Alternating user and assistant messages, as in Mistral's templates.
     const ALTERNATING: &str = "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{{ messages[0].content }}{% else %}\
         {% set rest = messages %}{% endif %}{% set ns = namespace(index=0) %}{% for m in rest %}\
         {% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}{% if (m.role == 'user') != (ns.index % 2 == 0) %}\
         {{ raise_exception('roles must alternate') }}{% endif %}{% set ns.index = ns.index + 1 %}{% endif %}\
         {% if m.role == 'system' %}{{ raise_exception('only one') }}{% endif %}<{{ m.role }}>{{ m.content }}\
         {% for c in m.tool_calls %}{{ c | tojson }}{% endfor %}{% endfor %}";
-    /// No instructions, as Gemma 2 has none.
+    /// No instructions, as in Gemma 2.
     const NONE: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}\
         <{{ m.role }}>{{ m.content }}{% endfor %}";
-    /// Later instructions are dropped without a word, as gpt-oss drops them.
+    /// Later instructions are dropped silently, as in gpt-oss.
     const DROPPING: &str = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}\
         {% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}";
 

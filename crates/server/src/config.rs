@@ -77,7 +77,7 @@ pub struct ServeConfig {
     /// Context length: tokens of prompt and output together [default: the model's own limit]
     #[arg(long, help_heading = "Model", value_name = "TOKENS", value_parser = at_least_one)]
     pub max_model_len: Option<usize>,
-    /// Default sampling parameters: none takes the OpenAI API's, auto the model's generation_config.json
+    /// Default sampling parameters: none (the OpenAI API's) or auto (the model's generation_config.json)
     #[arg(long, help_heading = "Model", value_enum, default_value_t)]
     pub generation_config: GenerationConfigSource,
     /// Seed of requests without `seed`
@@ -90,7 +90,7 @@ pub struct ServeConfig {
     /// Address to listen on; 0.0.0.0 opens the server to the network
     #[arg(long, help_heading = "Server", value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = not_empty)]
     pub host: String,
-    /// Port to listen on; 0 takes a free one [default: 8000; 30000 with prism]
+    /// Port to listen on; 0 picks a free port [default: 8000; 30000 with prism]
     #[arg(long, help_heading = "Server", value_name = "PORT")]
     pub port: Option<u16>,
     /// API key that clients send as `Authorization: Bearer KEY`; may be repeated. Prefer the environment, which other users cannot read
@@ -197,7 +197,7 @@ pub struct ServeConfig {
     /// Memory of the KV cache, such as 512M or 4Gi [default: 1/4 of free memory; on a GPU the rest of its share; no more than needed]
     #[arg(long, help_heading = "Engine", value_name = "SIZE")]
     pub kv_cache_memory: Option<ByteSize>,
-    /// Data type of the KV cache. auto takes the weights' type, on the CPU bfloat16 or float32. fp8 is e4m3, with the checkpoint's KV scales
+    /// Data type of the KV cache. auto is the weights' type, on the CPU bfloat16 or float32. fp8 is e4m3, with the checkpoint's KV scales
     #[arg(long, help_heading = "Engine", default_value = "auto", value_parser = one_of(KvDtype::CHOICES))]
     pub kv_cache_dtype: Asked<KvDtype>,
     /// Maximum memory of the KV cache that idle sessions keep; requests that need it evict them [default: half of the cache]

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use crate::{EmbeddingsRequest, MessagesRequest, ResponsesRequest};
 
-    /// The names of a schema's properties and those that are required, with what its parts have.
+    /// The names of a schema's properties, and of its required ones, including those of its parts.
     fn described<T: ToSchema>() -> (Vec<String>, Vec<String>) {
         let mut known = vec![(T::name().into_owned(), T::schema())];
         T::schemas(&mut known);

@@ -72,7 +72,7 @@ fn answer(link: &mut UnixStream, answer: &Answer) -> io::Result<()> {
     link::write(link, &serde_json::to_vec(answer)?)
 }
 
-/// Compiles a constraint in a new thread, which goes on after a limit is exceeded.
+/// Compiles a constraint in a new thread. The thread goes on after a limit is exceeded.
 fn attempt(compiler: &Arc<GrammarCompiler>, question: Question<Constraint>) -> io::Result<Answer> {
     let Question { constraint, time_ms, memory_bytes, stack_bytes } = question;
     let (began, before) = (process_time(), resident_bytes()?);

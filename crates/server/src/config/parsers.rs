@@ -43,7 +43,7 @@ pub(super) fn reasoning_parser() -> impl TypedValueParser<Value = ReasoningParse
     choice("Detect from the chat template", none, ReasoningFormat::ALL, ReasoningFormat::name)
 }
 
-/// Takes `auto`, `none` and the names of all formats.
+/// Parses `auto`, `none` and the names of all formats.
 fn choice<F: Copy + Send + Sync + 'static>(
     auto: &'static str,
     none: &'static str,

@@ -64,7 +64,7 @@ fn origin(setting: &Setting) -> String {
     }
 }
 
-/// The value as TOML: a number or a Boolean where the text is one in TOML, else a string.
+/// The value as TOML: a number or a Boolean if the text is one in TOML, otherwise a string.
 fn literal(text: &str) -> String {
     let is_bare = matches!(text, "true" | "false")
         || text.parse::<i64>().is_ok_and(|number| number.to_string() == text)

@@ -216,7 +216,7 @@ impl Found<'_> {
             .get("framework")
             .and_then(|given| given.values.first())
             .and_then(|name| name.to_str());
-        // An unknown framework was refused where it was read.
+        // An unknown framework was refused when it was read.
         name.and_then(|name| Framework::from_str(name, true).ok()).unwrap_or_default()
     }
 

@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(read_all(stalled, 5).await, Err(ApiError::body_timeout()));
     }
 
-    /// A body of chunks that come one a second.
+    /// A body with one chunk per second.
     fn slow(bytes: usize, count: usize) -> Body {
         Body::from_stream(stream::iter(0..count).then(move |_| async move {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(refused, Err(ApiError::bodies_full(64 << 10)));
         drop(held);
         read_with(large(), 1 << 20, &memory).await.unwrap();
-        // One that comes in parts is counted as a whole.
+        // A body in parts counts as a whole.
         let parts = || {
             let chunk = Bytes::from(vec![b'a'; 4 << 10]);
             let chunks = (0..20).map(move |_| Ok::<_, std::io::Error>(chunk.clone()));
@@ -185,7 +185,7 @@ mod tests {
         };
         assert!(read_with(parts(), 1 << 20, &memory).await.is_err());
         read_with(parts(), 1 << 20, &BodyMemory::new(512 << 10)).await.unwrap();
-        assert_eq!(memory.free_bytes(), 64 << 10, "what was refused is given back");
+        assert_eq!(memory.free_bytes(), 64 << 10, "the permits of a refused body are released");
     }
 
     #[tokio::test]

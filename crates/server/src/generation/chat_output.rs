@@ -188,7 +188,7 @@ mod tests {
         AnswerFormat { dialect, thinking: Thinking::Possible, functions, are_calls: false }
     }
 
-    /// An answer that is read as a whole, and its message.
+    /// An answer parsed as a whole, and its message.
     fn message(tools: ToolFormat, text: &str) -> (Answer, ResponseMessage) {
         let (mut answer, mut parser) = (format(tools).answer(), format(tools).parser());
         let events = [parser.push(text), parser.finish()].concat();
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!((answer.finish_reason(stop), answer.is_cut(stop)), (stop, true));
         assert!(!calling.is_cut(stop) && calling.is_cut(FinishReason::Length));
 
-        // A broken call is not mended by a whole one behind it.
+        // A truncated call counts even if a complete one follows.
         let broken = format!("{cut}</tool_call>\n{CALL}");
         let (answer, said) = message(ToolFormat::Hermes, &broken);
         assert_eq!(said.tool_calls.unwrap().len(), 2);

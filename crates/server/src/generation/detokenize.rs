@@ -122,7 +122,7 @@ impl TextAssembler {
         Ok(piece)
     }
 
-    /// The text that was held back, for a choice that is aborted.
+    /// The text held back so far, for an aborted choice.
     ///
     /// # Errors
     /// The tokens cannot be decoded.
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use crate::lifecycle::demo;
 
-    /// The output if `text` is generated token by token, and its finish.
+    /// The output for `text`, generated token by token, and its end.
     fn generate(text: &str, options: TextOptions) -> (String, Option<Finish>) {
         let tokenizer = demo::tokenizer();
         let ids = tokenizer.encode(text, candlepower_tokenizer::AddSpecialTokens::No).unwrap();
@@ -277,7 +277,7 @@ mod tests {
         let (text, ids) = ("one two three two", encode("one two three two"));
         for min_tokens in 0..=ids.len() {
             let decode = |ids: &[u32]| tokenizer.decode(ids, SkipSpecialTokens::No).unwrap().len();
-            // The first one that is complete behind these tokens.
+            // The first stop string that ends after these tokens.
             let ends = text.match_indices("two").map(|(at, found)| (at, at + found.len()));
             let cut = ends.into_iter().find(|(_, end)| *end > decode(&ids[..min_tokens]));
             let expected = cut.map_or(text, |(at, _)| &text[..at]);

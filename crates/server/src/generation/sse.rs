@@ -180,7 +180,7 @@ impl<F: ChunkFormat> Sender<F> {
 mod tests {
     use super::*;
 
-    /// Chunks that are the texts alone.
+    /// Chunks with only the texts.
     struct Texts;
 
     impl ChunkFormat for Texts {
@@ -205,7 +205,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_stream_is_kept_alive() {
-        // The prompt takes 25 s, the first text another second, and text that is not told yet comes in between.
+        // The prompt takes 25 s and the first text another second; then a chunk without text comes in between.
         let pauses = [(25, None), (1, Some("a")), (6, Some("")), (6, Some("b"))];
         let events = stream::iter(pauses).then(|(seconds, text)| async move {
             tokio::time::sleep(Duration::from_secs(seconds)).await;

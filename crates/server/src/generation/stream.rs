@@ -177,7 +177,7 @@ impl Choice {
                 self.tokens = None;
                 Err(ApiError::internal(message))
             }
-            // This prompt continues a choice whose reasoning was closed, so it is no new event.
+            // This prompt continues a choice after its reasoning was closed, so it is not a new event.
             TokenEvent::Prompt { .. }
                 if self.thought_end.as_ref().is_some_and(ThoughtEnd::is_used) =>
             {

@@ -102,7 +102,7 @@ mod tests {
             assert_eq!(name(proxy, "ann"), "header ann");
         }
         assert_eq!(name("11.0.0.1", "ann"), name("11.0.0.1", "bob"));
-        // A name cannot pass for an address.
+        // A name never equals an address.
         assert_ne!(name("10.0.0.1", "address 11.0.0.1"), name("11.0.0.1", ""));
     }
 

@@ -270,7 +270,7 @@ mod tests {
         assert!(second.is_ok() && place().is_err());
         drop((first, second));
         assert_eq!((*requests.open.borrow(), places.available_permits()), (0, 1));
-        // Requests of HTTP/1.1 follow each other.
+        // HTTP/1.1 requests of a connection are sequential.
         let places = Arc::new(Semaphore::new(0));
         let requests = Arc::new(Requests::new(Protocol::Either));
         let place = || requests.place(Version::HTTP_11, &places);

@@ -93,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// A body of chunks of a mebibyte, and how many of them were read.
+    /// A body of 1 MiB chunks, and the number of chunks read.
     fn endless(sent: bool) -> (Lingering, Arc<AtomicUsize>) {
         let read = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&read);

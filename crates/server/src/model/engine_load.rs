@@ -131,12 +131,12 @@ mod tests {
             line().unwrap(),
             "load: 2 running, 1 waiting; 50.0 prompt tokens/s, 15.5 generated tokens/s; KV cache 12.5 % used"
         );
-        // They still run, though no token came.
+        // The requests still run, although no token was generated.
         assert!(line().unwrap().contains("0.0 generated"));
         metrics.num_requests_running.set(0.0);
         metrics.num_requests_waiting.set(0.0);
         assert_eq!(line(), None);
-        // Work that began and ended between two lines.
+        // A request that began and ended between two lines.
         metrics.generation_tokens.increment(2);
         assert!(line().unwrap().starts_with("load: 0 running"));
         assert_eq!(line(), None);

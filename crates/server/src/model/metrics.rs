@@ -573,7 +573,7 @@ mod tests {
         metrics.set_cache_config(16, 300);
         let config = "vllm:cache_config_info{model_name=\"m\",engine=\"0\",block_size=\"16\",num_gpu_blocks=\"300\"} 1";
         assert!(metrics.render().contains(config), "{}", metrics.render());
-        // Measurements that vLLM does not have keep their own names.
+        // Metrics that vLLM does not have keep their own names.
         assert!(
             text.contains("candlepower_kv_blocks_total{model_name=\"m\",engine=\"0\"}"),
             "{text}"

@@ -4,7 +4,7 @@ use super::*;
 
 const XML: [ToolFormat; 3] = [ToolFormat::Qwen3Coder, ToolFormat::Glm45, ToolFormat::MinimaxM2];
 
-/// How much of a text a required call of `f` with these arguments allows, and whether it may end there.
+/// The part of a text that a required call of `f` with these arguments allows, and whether it may end there.
 fn take(format: ToolFormat, special: bool, schema: &Value, text: &str) -> (usize, bool) {
     let marks = format.marks();
     let tokenizer = tokenizer(if special { marks } else { &[] });

@@ -187,7 +187,7 @@ mod tests {
     const INFO: bool = false;
     const ERROR: bool = true;
 
-    /// A queue with room for so many lines of three bytes.
+    /// A queue for `lines` lines of three bytes.
     fn with_room_for(lines: usize) -> Queue {
         Queue::new(lines * (3 + OVERHEAD))
     }
@@ -277,7 +277,7 @@ mod tests {
         queue.wait_until_written(short);
         assert!(popped.elapsed() >= short);
         let writer = Arc::clone(&queue);
-        // It waits for ever, as the thread of the log does.
+        // This thread waits forever, like the log's thread.
         thread::spawn(move || writer.pop());
         queue.wait_until_written(Duration::from_secs(60));
         assert!(begin.elapsed() < Duration::from_secs(50));

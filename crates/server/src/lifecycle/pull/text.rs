@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// Golden models, and how the vocabulary of each is cut.
+    /// Golden models and the kind of tokenizer of each.
     const MODELS: [(&str, &str); 11] = [
         ("gguf-llama", "llama"),
         ("gguf-gemma2", "llama without a leading space"),
@@ -123,7 +123,7 @@ mod tests {
         ("gguf-deepseek2-lite", "glm4"),
     ];
 
-    /// A vocabulary in tiktoken's format cuts a thousand texts as the Python package of this name does
+    /// A vocabulary in tiktoken's format tokenizes a thousand texts like the Python package tiktoken
     /// (scripts/make_tiktoken_fixture.py).
     #[test]
     fn tiktoken_vocabularies_cut_texts_as_their_package_does() {
@@ -148,8 +148,8 @@ mod tests {
         }
     }
 
-    /// Vocabularies of sentencepiece cut a thousand texts as its package does (scripts/make_sentencepiece_fixture.py). Texts are
-    /// messages of a conversation: the package finds no special tokens in them.
+    /// Vocabularies of sentencepiece tokenize a thousand texts like its package (scripts/make_sentencepiece_fixture.py). The texts
+    /// are messages of a conversation: the package finds no special tokens in them.
     #[test]
     fn sentencepiece_vocabularies_cut_texts_as_their_package_does() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tokenizer/tests/data");
@@ -205,7 +205,7 @@ mod tests {
         folder
     }
 
-    /// The tokenizer of a folder that has no `tokenizer.json`.
+    /// The tokenizer of a folder without `tokenizer.json`.
     fn tokenizer_of(folder: PathBuf) -> Tokenizer {
         let files = CheckpointFiles::Folder(folder.clone());
         let json = files.read("tokenizer.json").unwrap().unwrap();
@@ -221,7 +221,7 @@ mod tests {
         serde_json::from_value(json["strings"].clone()).unwrap()
     }
 
-    /// Mistral's file has the same tokens behind its special ones.
+    /// Mistral's file has the same tokens after its special ones.
     #[test]
     fn a_tekken_vocabulary_cuts_texts_as_tiktokens_of_its_tokens() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tokenizer/tests/data/kimi");
@@ -241,7 +241,7 @@ mod tests {
         let tekken = tokenizer_of(folder("tekken", &[("tekken.json", file)]));
         assert_eq!((tekken.bos_token_id(), tekken.eos_token_id()), (Some(1), Some(2)));
         assert_eq!(tekken.added_token("[TOOL_CALLS]"), Some((9, true)));
-        // Special tokens of Mistral's are plain text in the other tokenizer.
+        // Special tokens of Mistral's file are plain text in the other tokenizer.
         let has_mark = |text: &str| {
             ["<s>", "</s>", "<unk>", "<pad>", "[INST]", "[TOOL_CALLS]"]
                 .iter()
@@ -254,7 +254,7 @@ mod tests {
         }
     }
 
-    /// GPT-2's two files cut texts as the `tokenizer.json` of the same vocabulary does.
+    /// GPT-2's two files tokenize texts like the `tokenizer.json` of the same vocabulary.
     #[test]
     fn a_vocabulary_and_its_merges_cut_texts_as_their_tokenizer_does() {
         let model = candlepower_goldens::folder("gguf-qwen2").join("tokenizer.json");
@@ -284,7 +284,7 @@ mod tests {
         }
     }
 
-    /// A vocabulary in a GGUF file cuts a thousand texts as the tokenizer.json does from which it was written.
+    /// A vocabulary in a GGUF file tokenizes a thousand texts like the tokenizer.json from which it was written.
     #[test]
     fn vocabularies_of_gguf_files_cut_texts_as_their_originals() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -1,10 +1,10 @@
-//! Keys of flags and of files, their limits, and reloading.
+//! Keys from flags and from files, their limits, and reloading.
 
 use clap::{Args, Command, FromArgMatches};
 
 use super::*;
 
-/// A file of keys that is removed in the end.
+/// A key file, which is removed on drop.
 struct TempFile(std::path::PathBuf);
 
 impl TempFile {
@@ -153,7 +153,7 @@ fn a_file_is_read_again_and_a_bad_one_changes_nothing() {
     file.write("[[key]]\nname = 1");
     keys.reload(&config).unwrap_err();
     assert!(keys.find(b"one").is_some());
-    // Another key of the same owner, who still has a sequence.
+    // Another key of the same owner, who still has a running sequence.
     file.write(&entry("a", "key = \"two\"\nmax_concurrent = 1"));
     keys.reload(&config).unwrap();
     assert!(keys.find(b"one").is_none());

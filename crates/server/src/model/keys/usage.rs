@@ -125,12 +125,12 @@ mod tests {
         check(0).unwrap();
         usage.spend(599);
         check(0).unwrap();
-        // A request may take more than is left, and the next one waits for it.
+        // A request may use more tokens than remain; then the next one waits.
         usage.spend(101);
         assert_eq!(check(0), Err(Refused::Tokens { limit: 600, seconds: 10 }));
         assert_eq!(check(4), Err(Refused::Tokens { limit: 600, seconds: 6 }));
         check(11).unwrap();
-        // Nothing is saved up beyond a minute's.
+        // Unused tokens are not saved beyond the limit for one minute.
         check(10_000).unwrap();
         usage.spend(600);
         assert!(check(10_000).is_err());
