@@ -1,7 +1,7 @@
 //! The time budget of a request's grammars during generation.
 //!
-//! An ambiguous grammar takes longer with each token, and its masks are computed in the steps that all requests share:
-//! without a budget, one request could stall the tokens of all others.
+//! An ambiguous grammar takes longer with each token, and all requests share the threads that compute masks: without a budget,
+//! one request could delay the tokens of all others for seconds.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -21,7 +21,7 @@ use crate::{Constraint, Error, Grammar, Result};
 
 /// llguidance's own limits. The times are its authors' figures for one core.
 const LIMITS: ParserLimits = ParserLimits {
-    // Items of one row of the parser: four for each optional property of an object, and one for each literal of a rule.
+    // Items of one row of the parser: four for each optional property of an object, and one for each string of a rule.
     max_items_in_row: 5000,
     // 20 ms.
     initial_lexer_fuel: 1_000_000,

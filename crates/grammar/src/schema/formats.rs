@@ -46,7 +46,7 @@ pub(super) fn held(format: &str) -> (Option<&str>, Vec<Value>) {
         "uri-reference" => by_pattern(reference(Alphabet::Ascii)),
         "iri-reference" => by_pattern(reference(Alphabet::Unicode)),
         "uri-template" => by_pattern(uri_template()),
-        // Each text of the stricter format is valid for the other one too.
+        // Every `hostname` is an `idn-hostname` too.
         "idn-hostname" => (Some("hostname"), stricter("hostname")),
         known if OF_LIBRARY.contains(&known) => (Some(known), stricter(known)),
         // Unknown formats are only annotations, and schemas from pydantic and zod have many of them: refusing would break them.
@@ -109,7 +109,7 @@ fn ipv6() -> String {
     let ls32 = format!(r"({h16}:{h16}|({OCTET}\.){{3}}{OCTET})");
     let full = format!("({h16}:){{6}}{ls32}");
     let short = (0..=5).map(|after: usize| {
-        // At most `before` groups before the two colons, and the rest of the groups after them.
+        // At most `5 - after` groups before the two colons, and `after` groups and the last two after them.
         let before = match 5 - after {
             0 => String::new(),
             1 => format!("({h16})?"),

@@ -4,8 +4,8 @@ use serde_json::{Map, Number, Value, json};
 
 use crate::{Error, Result};
 
-/// The distance from zero at which an exclusive bound of zero begins, unless the other bound is smaller. For other bounds it is
-/// the next number in double precision.
+/// The inclusive bound in place of an exclusive bound of zero, unless a tenth of the other bound is smaller. Other exclusive bounds
+/// are replaced by the next number in double precision.
 const SMALLEST: f64 = 1e-20;
 /// Maximum digits after the point of a step.
 const MAX_DIGITS: u32 = 9;
