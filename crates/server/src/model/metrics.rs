@@ -522,7 +522,7 @@ impl Naming {
     }
 
     fn name_of(self, description: &Description) -> String {
-        // A dashboard of another server's is to find nothing under that server's prefix which it does not have.
+        // Other metrics keep our prefix: under vLLM's prefix, dashboards must not find metrics that vLLM does not have.
         match description.vllm.filter(|_| self == Self::Vllm) {
             Some(name) => name.to_owned(),
             None => format!("candlepower_{}", description.name),
