@@ -146,7 +146,7 @@ fn every_wrong_input_has_its_error() {
             "/v1/embeddings",
             json!({"model": MODEL, "input": "a", "truncate_prompt_tokens": 257}),
             "truncate_prompt_tokens",
-            "`truncate_prompt_tokens` is 257: give 1 to 256, or -1 for 256.",
+            "`truncate_prompt_tokens` is 257; it must be 1 to 256, or -1 for 256.",
         ),
         (
             "/v1/embeddings",
@@ -476,7 +476,7 @@ fn a_cross_encoder_refuses_what_it_cannot_do() {
             "/v1/rerank",
             json!({"model": "pairs", "query": "a", "documents": []}),
             "documents",
-            "`documents`: the list is empty.",
+            "`documents` is empty: give at least one text.",
         ),
         (
             "/v1/score",

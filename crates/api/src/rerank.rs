@@ -364,6 +364,6 @@ mod tests {
     fn the_number_of_texts_is_bounded() {
         let many = serde_json::to_string(&vec!["a"; MAX_PROMPTS + 1]).unwrap();
         let error = rerank(&format!(r#""documents": {many}"#)).unwrap_err();
-        assert_eq!(error.message, "`documents`: more than 2048 texts.");
+        assert_eq!(error.message, "`documents` has more than 2048 texts: send several requests.");
     }
 }
