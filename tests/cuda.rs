@@ -145,7 +145,7 @@ fn knows_what_it_should(server: &Server) {
 fn an_emulated_gpu_answers_as_the_cpu_does() {
     for eager in ["", "--enforce-eager"] {
         let server = on_emulated_gpus(1, eager);
-        assert_eq!(server.log_when_ready().contains("recording CUDA graphs"), eager.is_empty());
+        assert_eq!(server.log_when_ready().contains("capturing CUDA graphs"), eager.is_empty());
         knows_what_it_should(&server);
         let drawn = server.chat(json!({
             "messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20,
@@ -166,7 +166,7 @@ fn an_emulated_gpu_answers_as_the_cpu_does() {
 #[ignore = "needs an emulated GPU: `cargo xtask emulated` runs it"]
 fn emulated_gpus_answer_together_as_one_does() {
     let server = on_emulated_gpus(2, "--tensor-parallel-size 2");
-    server.log_with("recording CUDA graphs");
+    server.log_with("capturing CUDA graphs");
     knows_what_it_should(&server);
     ends_the_server(server, "KILL", "rank 1 was killed (SIGKILL)");
 }

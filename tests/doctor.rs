@@ -106,7 +106,7 @@ fn codes_are_counted_as_they_are_kept() {
     assert_eq!(json["weights_bytes"], expected);
     assert_eq!((&json["quantization"], &json["dtype"]), (&"awq".into(), &"bfloat16".into()));
     let shown = text(&run(&["doctor", &model]).stdout);
-    assert!(shown.contains("quantized with awq, the rest stored in bfloat16"), "{shown}");
+    assert!(shown.contains("quantized with awq, other weights stored in bfloat16"), "{shown}");
 }
 
 #[test]

@@ -95,7 +95,7 @@ fn a_text_has_one_vector_whatever_its_batch() {
 fn every_wrong_input_has_its_error() {
     let server = mini_lm();
     let long = "rain ".repeat(300);
-    let only_scores = "This model gives vectors and no scores: ask POST /v1/embeddings, or serve a cross-encoder.";
+    let only_scores = "This is an embedding model and gives no scores: use POST /v1/embeddings, or serve a cross-encoder.";
     for (path, body, param, message) in [
         (
             "/v1/embeddings",
@@ -108,14 +108,14 @@ fn every_wrong_input_has_its_error() {
             "/v1/embeddings",
             json!({"model": MODEL, "input": long}),
             "input",
-            "This model's maximum context length is 256 tokens, but the input has 302: shorten it, or give \
+            "This model's maximum context length is 256 tokens, but the input has 302: shorten it, or set \
              `truncate_prompt_tokens`.",
         ),
         (
             "/v1/embeddings",
             json!({"model": MODEL, "input": ["a", long]}),
             "input[1]",
-            "This model's maximum context length is 256 tokens, but the input has 302: shorten it, or give \
+            "This model's maximum context length is 256 tokens, but the input has 302: shorten it, or set \
              `truncate_prompt_tokens`.",
         ),
         (
@@ -134,19 +134,19 @@ fn every_wrong_input_has_its_error() {
             "/v1/embeddings",
             json!({"model": MODEL, "input": "a", "dimensions": 385}),
             "dimensions",
-            "`dimensions` is 385, but the model's vectors have 384 elements: give 1 to 384.",
+            "`dimensions` is 385; it must be 1 to 384, the dimensions of the model.",
         ),
         (
             "/v1/embeddings",
             json!({"model": MODEL, "input": "a", "dimensions": 0}),
             "dimensions",
-            "`dimensions` is 0, but the model's vectors have 384 elements: give 1 to 384.",
+            "`dimensions` is 0; it must be 1 to 384, the dimensions of the model.",
         ),
         (
             "/v1/embeddings",
             json!({"model": MODEL, "input": "a", "truncate_prompt_tokens": 257}),
             "truncate_prompt_tokens",
-            "`truncate_prompt_tokens` is 257: give 1 to 256, or -1 for 256.",
+            "`truncate_prompt_tokens` is 257; it must be 1 to 256, or -1 for 256.",
         ),
         (
             "/v1/embeddings",
@@ -175,7 +175,7 @@ fn every_wrong_input_has_its_error() {
             "{body}"
         );
     }
-    let text = "This model gives vectors and generates no text: ask POST /v1/embeddings.";
+    let text = "This is an embedding model and does not generate text: use POST /v1/embeddings.";
     let messages = json!([{"role": "user", "content": "a"}]);
     for (path, body) in [
         ("/v1/chat/completions", json!({"model": MODEL, "messages": messages})),
@@ -245,7 +245,8 @@ fn a_model_says_what_it_is() {
         (&json!(MODEL), &json!(256))
     );
     let log = server.log_when_ready();
-    for part in ["BertModel", "vectors of 384 numbers (mean pooling, of length one)", "no KV cache"]
+    for part in
+        ["BertModel", "embeddings of 384 dimensions (mean pooling, normalized)", "no KV cache"]
     {
         assert!(log.contains(part), "{part} is not in\n{log}");
     }
@@ -266,7 +267,7 @@ fn settings_that_are_for_other_models_stop_the_start() {
     for (flags, message) in [
         (
             "--dtype bfloat16",
-            "--dtype bfloat16 is for models that generate text, and BertModel does not: leave it out",
+            "--dtype bfloat16 is for models that generate text, and BertModel is an encoder: leave it out",
         ),
         ("--load-format dummy", "--load-format dummy is for models that generate text"),
         ("--kv-cache-dtype fp8", "--kv-cache-dtype fp8 is for models that generate text"),
@@ -277,19 +278,20 @@ fn settings_that_are_for_other_models_stop_the_start() {
         assert!(refused.message.contains(message), "{flags}: {}", refused.message);
     }
     let refused = ServerBuilder::new("demo").flags("--pooling last --kv-cache-dtype fp8").refused();
-    let message = "--kv-cache-dtype fp8 is for models that generate text, and LlamaForCausalLM is served for its vectors";
+    let message = "--kv-cache-dtype fp8 is for models that generate text, and LlamaForCausalLM is served for embeddings";
     assert!(refused.message.contains(message), "{}", refused.message);
     let refused =
         ServerBuilder::new(golden("bert-score")).flags("--pooling mean").refused().message;
-    let message = "--pooling mean is for models that give vectors, and BertForSequenceClassification does not";
+    let message =
+        "--pooling mean is for embedding models, and BertForSequenceClassification gives scores";
     assert!(refused.contains(message), "{refused}");
 }
 
 #[test]
 fn a_decoder_gives_the_vectors_of_sentence_transformers() {
     for (name, line) in [
-        ("qwen3-embedding", "vectors of 32 numbers (last pooling, of length one)"),
-        ("embedding-gemma", "vectors of 24 numbers (mean pooling, of length one)"),
+        ("qwen3-embedding", "embeddings of 32 dimensions (last pooling, normalized)"),
+        ("embedding-gemma", "embeddings of 24 dimensions (mean pooling, normalized)"),
     ] {
         vectors_are_those_of_sentence_transformers(name, line);
     }
@@ -326,7 +328,7 @@ fn vectors_are_those_of_sentence_transformers(name: &str, line: &str) {
     server.log_with(line);
     let body = json!({"model": "words", "messages": [{"role": "user", "content": "a"}]});
     let error = server.post("/v1/chat/completions", &body).error(400);
-    let message = "This model gives vectors and generates no text: ask POST /v1/embeddings.";
+    let message = "This is an embedding model and does not generate text: use POST /v1/embeddings.";
     assert_eq!(error["message"], message);
 }
 
@@ -379,8 +381,8 @@ fn any_decoder_gives_vectors_where_a_pooling_is_named() {
 #[test]
 fn a_model_that_generates_text_gives_no_vectors() {
     let server = Server::demo();
-    let message = "This model generates text and gives neither vectors nor scores: serve an embedding model or a \
-                   cross-encoder for this endpoint, or start this one with --pooling.";
+    let message = "This model generates text. This endpoint needs an embedding model or a cross-encoder: serve one, \
+                   or start this model with --pooling for embeddings.";
     for (path, body) in [
         ("/v1/embeddings", json!({"model": "demo", "input": "a"})),
         ("/v1/rerank", json!({"model": "demo", "query": "a", "documents": ["b"]})),
@@ -451,10 +453,10 @@ fn a_cross_encoder_refuses_what_it_cannot_do() {
     let server = cross_encoder();
     let long = "a ".repeat(80);
     let scores_only =
-        "This model scores pairs of texts and gives no vectors: ask POST /v1/rerank or /v1/score.";
+        "This is a reranking model and has no embeddings: use POST /v1/rerank or /v1/score.";
     let no_text =
-        "This model scores pairs of texts and generates none: ask POST /v1/rerank or /v1/score.";
-    let too_long = "This model's maximum context length is 64 tokens, but the input has 84: shorten it, or give \
+        "This is a reranking model and does not generate text: use POST /v1/rerank or /v1/score.";
+    let too_long = "This model's maximum context length is 64 tokens, but the input has 84: shorten it, or set \
                     `truncate_prompt_tokens`.";
     for (path, body, param, message) in [
         ("/v1/embeddings", json!({"model": "pairs", "input": "a"}), "model", scores_only),
@@ -469,19 +471,19 @@ fn a_cross_encoder_refuses_what_it_cannot_do() {
             "/v1/rerank",
             json!({"model": "pairs", "query": "a", "documents": ["b"], "top_n": 0}),
             "top_n",
-            "`top_n` is 0: give 1 or more, or leave it out.",
+            "`top_n` is 0; it must be at least 1, or left out.",
         ),
         (
             "/v1/rerank",
             json!({"model": "pairs", "query": "a", "documents": []}),
             "documents",
-            "`documents`: the list is empty.",
+            "`documents` is empty: give at least one text.",
         ),
         (
             "/v1/score",
             json!({"model": "pairs", "text_1": ["a", "b"], "text_2": ["c"]}),
             "text_1",
-            "`text_1` has 2 texts and `text_2` has 1: give one text or as many of each.",
+            "`text_1` has 2 texts and `text_2` has 1: give one text in `text_1`, or as many as in `text_2`.",
         ),
     ] {
         let error = server.post(path, &body).error(400);

@@ -86,7 +86,7 @@ fn added_tokens_that_cannot_be_are_refused_by_name() {
     for (id, part) in [
         (
             "1280",
-            "adds the token \"<|new|>\" with the id 1280, and the model knows ids below 1280 only",
+            "adds the token \"<|new|>\" with the id 1280, but the model's vocabulary has 1280 tokens",
         ),
         ("7", "lists the added token \"<|new|>\", which cannot be added: its id 7 is that of "),
     ] {
@@ -102,7 +102,7 @@ fn renamed_tokens_are_told() {
         |json: &mut Value| json["added_tokens_decoder"]["1276"]["content"] = "<call>".into();
     let folder = demo_with(&[("tokenizer_config.json", &rename)]);
     let server = ServerBuilder::new(folder.path()).start();
-    server.log_with("tokenizer_config.json calls the token 1276 \"<call>\", and tokenizer.json \"<tool_call>\": the latter is used");
+    server.log_with("tokenizer_config.json names the token 1276 \"<call>\", and tokenizer.json names it \"<tool_call>\": using the latter");
     check_capital(&server);
 }
 

@@ -1,7 +1,7 @@
-//! Tells the CUDA build where else its libraries may lie.
+//! Adds folders from which a CUDA build loads its libraries.
 
-/// Beside the program, from its own folder on: a folder `lib`, and NVIDIA's Python packages where a wheel's program is installed.
-/// `LD_LIBRARY_PATH` comes before them, the system's folders after.
+/// Folders relative to the program's own: `lib`, and the folders of NVIDIA's Python packages beside an installed wheel.
+/// `--enable-new-dtags` makes them a runpath, so that `LD_LIBRARY_PATH` comes before them, and the system's folders after.
 const FOLDERS: [&str; 3] = ["lib", "../../nvidia/cu13/lib", "../../nvidia/nccl/lib"];
 
 fn main() {

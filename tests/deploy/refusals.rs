@@ -138,8 +138,8 @@ fn a_port_that_is_taken_fails_with_the_servers_own_words() {
     let port = taken.local_addr().unwrap().port();
     let error = refused(&home, &demo("x", &format!("--port {port}")), 1, "FAILED");
     let reason = format!(
-        "cannot listen on 127.0.0.1:{port}: Address already in use (os error 98); another server listens there: choose another \
-         port with --port N, or 0 for a free one"
+        "cannot listen on 127.0.0.1:{port}: Address already in use (os error 98); another server listens on this port: \
+         choose another with --port N, or a free one with --port 0"
     );
     assert_eq!(error["reason"], reason);
     assert_eq!(error["message"], format!("`x` failed: {reason}; nothing is left running"));

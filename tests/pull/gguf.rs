@@ -91,7 +91,7 @@ fn files_that_cannot_be_meant_are_answered_with_those_there_are() {
     );
     place.check_refused(
         place.serve("acme/none").flags("--tokenizer acme/tiny:Q4_K_M"),
-        "--tokenizer acme/tiny:Q4_K_M is a GGUF file on the hub, whose header is read with its model only; name a folder, a file on this machine, or a model on the hub as owner/name",
+        "--tokenizer acme/tiny:Q4_K_M is a GGUF file on the hub, which is not supported; give a folder, a GGUF file on this machine, or a hub id as owner/name",
     );
     place.hub.set_access(ID, Access::Gated);
     let name = "acme/tiny:Q4_K_M";

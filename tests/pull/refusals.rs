@@ -122,7 +122,7 @@ fn what_cannot_run_here_is_refused_before_its_weights_are_asked_for() {
     });
     place.check_refused(
         place.serve(ID),
-        "the weights are quantized with quip, which is not supported; awq, gptq, squeezellm, fp8, mxfp4, nvfp4 and compressed-tensors' integers are: use such a version of the model, or its float16 or bfloat16 original",
+        "the weights are quantized with quip, which is not supported; use a checkpoint quantized with one of awq, gptq, squeezellm, fp8, mxfp4, nvfp4 and compressed-tensors' integers, or the float16 or bfloat16 original",
     );
     place.check_refused(
         place.serve(ID).flags("--quantization gptq"),

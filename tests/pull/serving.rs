@@ -144,7 +144,7 @@ fn a_tokenizer_may_come_from_another_repository() {
     place.hub.publish("acme/words", &files.without("model.safetensors"));
     place.check_refused(
         place.serve(ID),
-        &format!("tokenizer.json is missing in {}: a model folder needs it", {
+        &format!("tokenizer.json is missing in {}: every model needs it", {
             let snapshots = place.cached(ID).join("snapshots");
             // The commit is not known here before the start.
             std::fs::create_dir_all(&snapshots).unwrap();

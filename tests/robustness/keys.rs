@@ -140,7 +140,7 @@ fn a_hangup_reads_the_keys_again() {
     // A damaged file changes nothing, and is reported.
     folder.write("keys.toml", "[[key]]\nname = \"ann\"\nkey = 7");
     server.signal("HUP");
-    let log = server.log_with("the keys that were read before stay in force");
+    let log = server.log_with("the old keys stay in force");
     assert!(log.contains("keys.toml: the key `ann` at line 1: `key` must be a string"), "{log}");
     works("second").unwrap();
     assert_eq!(server.metrics().series("reload_failures_total{files=\"keys\"}"), 1.0);

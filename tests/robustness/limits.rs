@@ -88,7 +88,7 @@ fn texts_over_the_limit_of_bytes_are_refused_wherever_they_come_from() {
         assert_eq!(error["code"], "context_length_exceeded", "{path} {error}");
         let message = error["message"].as_str().unwrap();
         assert!(
-            message.contains(" bytes, and this server takes at most 4000 "),
+            message.contains(" bytes, and this server accepts at most 4000 "),
             "{path} {message}"
         );
         assert!(message.contains("--max-prompt-bytes"), "{path} {message}");

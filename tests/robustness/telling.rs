@@ -9,7 +9,7 @@ use crate::support::{Request, Server, ServerBuilder, wait_for};
 #[test]
 fn the_start_says_when_answers_end() {
     let log = Server::demo().log_when_ready();
-    assert!(log.contains("answers end after 16 tokens unless a request says otherwise"), "{log}");
+    assert!(log.contains("answers end after 16 tokens unless a request sets max_tokens"), "{log}");
     let all = ServerBuilder::new("demo").flags("--default-max-tokens max").start().log_when_ready();
     assert!(!all.contains("answers end after"), "{all}");
 }
@@ -19,7 +19,7 @@ fn a_port_that_is_taken_is_told_with_what_helps() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let refused = ServerBuilder::new("demo").flags(&format!("--port {port}")).refused_on_its_port();
-    assert!(refused.message.contains("another server listens there"), "{}", refused.message);
+    assert!(refused.message.contains("another server listens on this port"), "{}", refused.message);
     assert!(refused.message.contains("--port N"), "{}", refused.message);
 }
 
@@ -73,7 +73,7 @@ fn refused_requests_and_the_load_are_told() {
         (answer.status == 429).then_some(answer)
     });
     refused.error(429);
-    let log = server.log_with("requests were not answered");
+    let log = server.log_with("requests were refused or failed");
     assert!(
         log.contains("1 with 429 (too many requests") && log.contains("POST /v1/completions"),
         "{log}"

@@ -140,7 +140,7 @@ impl<'a> Client<'a> {
         self.count(case, status);
         let is_fine = match status {
             200 => !case.streams() || case.is_whole(text),
-            400 => ["context_length_exceeded", "Another request goes on"]
+            400 => ["context_length_exceeded", "Another request is using"]
                 .iter()
                 .any(|known| text.contains(known)),
             404 => case.follows(),

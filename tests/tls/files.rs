@@ -42,7 +42,7 @@ fn a_bad_file_is_named_with_what_is_wrong() {
         (certificate, &missing, None, "--ssl-keyfile", &missing, "No such file"),
         (certificate, &garbage, None, "--ssl-keyfile", &garbage, "private key"),
         (certificate, certificate, None, "--ssl-keyfile", &pair.certificate, "private key"),
-        (certificate, &other, None, "--ssl-keyfile", &other, "not the key of the certificate"),
+        (certificate, &other, None, "--ssl-keyfile", &other, "it does not match the certificate"),
         (certificate, key, Some(garbage.as_path()), "--ssl-ca-certs", &garbage, "no certificate"),
         (certificate, key, Some(&damaged), "--ssl-ca-certs", &damaged, "certificate"),
     ] {

@@ -52,7 +52,7 @@ fn certificates_are_replaced_without_a_failed_request() {
         stop.store(true, Ordering::Relaxed);
     });
     assert_eq!(server.metrics().series(FAILURES), 0.0, "{}", server.log());
-    server.log_with("the certificates were read again");
+    server.log_with("reloaded the certificates");
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_bad_file_leaves_the_old_ones_in_force() {
     for (failures, (file, text, reason)) in [
         ("server.pem", "not PEM", "no certificate"),
         ("server.pem", "", "no certificate"),
-        ("server.key.pem", &key, "not the key"),
+        ("server.key.pem", &key, "does not match"),
     ]
     .into_iter()
     .enumerate()

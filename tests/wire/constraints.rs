@@ -289,11 +289,11 @@ fn objects_are_open_by_a_flag() {
 fn schemas_that_no_text_satisfies_are_refused_before_anything_is_generated() {
     let server = Server::demo();
     for (schema, part) in [
-        (json!({"$ref": "#"}), "no value that ends"),
-        (json!({"$ref": "#/"}), "has nothing at"),
+        (json!({"$ref": "#"}), "no finite value"),
+        (json!({"$ref": "#/"}), "points to nothing"),
         (
             json!({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
-            "no value that ends",
+            "no finite value",
         ),
     ] {
         let answer = server.post(

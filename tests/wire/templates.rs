@@ -144,7 +144,8 @@ fn a_template_that_would_end_or_hang_the_start_is_refused_by_name() {
             "{{% set n = namespace(a='a') %}}{{% for i in range({times}) %}}{{% set n.a = n.a ~ n.a %}}{{% endfor %}}"
         )
     };
-    let too_much = "to find out what it does takes more than 256 MiB of memory and 2 s of CPU time";
+    let too_much =
+        "rendering it for detection takes more than 256 MiB of memory and 2 s of CPU time";
     for (source, reason) in [
         (format!("{{{{ {}1 }}}}", "-".repeat(4891)), "a tag has more than 500 operators"),
         (format!("{{{{ {}1 }}}}", "not ".repeat(5086)), "a tag has more than 500 operators"),

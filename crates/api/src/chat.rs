@@ -20,75 +20,75 @@ pub use tools::{
     ToolCall, ToolCallDelta, ToolChoice, ToolOptions,
 };
 
-/// A conversation that the model is to continue.
+/// A conversation that the model continues.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ChatCompletionRequest {
-    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    /// Model name, from GET /v1/models; default: the served model.
     pub model: Option<String>,
-    /// The conversation so far; never empty.
+    /// The conversation so far; at least one message.
     #[schema(min_items = 1)]
     pub messages: Vec<ChatMessage>,
-    /// How to draw tokens and when to stop.
+    /// Sampling parameters, stops, constraints and streaming.
     #[serde(flatten)]
     pub generation: GenerationFields,
-    /// Whether the log-probabilities of the generated tokens are reported.
+    /// Return log-probabilities of the generated tokens.
     #[schema(default = false)]
     pub logprobs: Option<bool>,
-    /// So many most likely tokens are reported at each position; needs `logprobs`.
+    /// Return this number of most likely tokens at each position; needs `logprobs`.
     pub top_logprobs: Option<i64>,
-    /// Handed to the chat template as they are.
+    /// Variables for the chat template.
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// Whether the prompt ends with the opening of the assistant's turn.
+    /// End the prompt with the start of the assistant's turn.
     #[schema(default = true)]
     pub add_generation_prompt: Option<bool>,
-    /// Whether the last message is left open for the model to go on with.
+    /// Leave the last message open, so that the model continues it.
     #[schema(default = false)]
     pub continue_final_message: Option<bool>,
-    /// Whether the content begins with the last message, where that is the assistant's.
+    /// Put the last message before the content, if it is the assistant's.
     #[schema(default = false)]
     pub echo: Option<bool>,
-    /// Whether the tokenizer adds its own special tokens around what the template wrote.
+    /// Add the tokenizer's special tokens around the rendered prompt.
     #[schema(default = false)]
     pub add_special_tokens: Option<bool>,
-    /// Documents to answer from, a list of objects, for chat templates that take them.
+    /// Documents for the answer, a list of objects, for chat templates that support them.
     #[schema(value_type = Option<Vec<Object>>)]
     pub documents: Option<Value>,
-    /// Handed to the chat template: how long to think; `none` is not at all.
+    /// Reasoning effort, passed to the chat template; `none` switches reasoning off.
     pub reasoning_effort: Option<String>,
-    /// Whether, and how long, to think, in all the ways in which a request may say it.
+    /// Reasoning options, in all their forms.
     #[serde(flatten)]
     #[schema(value_type = WireThinking)]
     pub thinking: ThinkingOptions,
-    /// What the model may call, and whether it must.
+    /// Tools and tool choice.
     #[serde(flatten)]
     #[schema(value_type = tools::WireToolOptions)]
     pub tool_options: Option<ToolOptions>,
-    /// The parts of it that are left out.
+    /// Ignored parts of the request.
     #[serde(skip)]
     #[schema(ignore)]
     pub not_held: NotHeld,
 }
 
-/// The fields about thinking as they stand on the wire.
+/// The reasoning fields in JSON.
 #[derive(ToSchema)]
 #[schema(as = ThinkingFields)]
 #[expect(dead_code, reason = "it describes the fields for the OpenAPI document")]
 pub(crate) struct WireThinking {
-    /// After so many tokens the reasoning is ended.
+    /// Maximum number of reasoning tokens; then the server closes the reasoning.
     #[schema(minimum = 0)]
     thinking_token_budget: Option<i64>,
-    /// `effort`, `max_tokens` (a budget) and `enabled`.
+    /// An object with `effort`, `max_tokens` (a budget) and `enabled`.
     #[schema(value_type = Option<Object>)]
     reasoning: Option<Value>,
-    /// `type` (`enabled`, `adaptive` or `disabled`) and `budget_tokens`.
+    /// An object with `type` (`enabled`, `adaptive` or `disabled`) and `budget_tokens`.
     #[schema(value_type = Option<Object>)]
     thinking: Option<Value>,
-    /// Whether to think.
+    /// Switch reasoning on or off.
     enable_thinking: Option<bool>,
 }
 
 impl ChatCompletionRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let thinking = ThinkingOptions::take(&mut fields)?;
@@ -124,20 +124,20 @@ pub(crate) fn take_messages(fields: &mut Fields<'_>) -> Result<Vec<ChatMessage>,
     Ok(messages)
 }
 
-/// Documents, of which there is at least one.
+/// The documents; `None` for an empty list.
 fn take_documents(fields: &mut Fields<'_>) -> Result<Option<Value>, FieldError> {
     let documents: Option<Vec<Map<String, Value>>> = fields.take("documents")?;
     let documents = documents.filter(|documents| !documents.is_empty());
     Ok(documents.map(|documents| documents.into_iter().map(Value::Object).collect()))
 }
 
-/// A wish for long or short answers is one that no template passes on.
+/// Takes `verbosity`, which no chat template supports.
 fn take_verbosity(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     let verbosity: Option<String> = fields.take("verbosity")?;
     leave_out_verbosity(fields, "verbosity", verbosity.as_deref())
 }
 
-/// Leaves out a wish for long or short answers; the usual one is none.
+/// Ignores a verbosity other than the default, and notes it for the response header.
 pub(crate) fn leave_out_verbosity(
     fields: &mut Fields<'_>,
     path: &str,
@@ -157,35 +157,35 @@ pub(crate) fn leave_out_verbosity(
     }
 }
 
-/// Other outputs than text are refused for now.
+/// Refuses outputs other than text.
 fn refuse_modalities(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     if fields.take::<Vec<String>>("modalities")?.is_some_and(|modalities| modalities != ["text"]) {
         return Err(FieldError::new(
             "modalities",
-            "`modalities` other than [\"text\"] are not supported yet.",
+            "`modalities` other than [\"text\"] are not supported: leave it out.",
         ));
     }
     Ok(())
 }
 
-/// One turn of a conversation.
+/// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ChatMessage {
-    /// Who speaks.
+    /// Role of the author.
     pub role: Role,
-    /// What is said. May be absent only where `tool_calls` or `reasoning_content` are present.
+    /// Content of the message. It may be absent only if `tool_calls` or `reasoning_content` is present.
     pub content: Option<Content>,
-    /// Name of the speaker or of the tool, for templates that use it.
+    /// Name of the author or of the tool, for templates that use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The calls that the assistant made in this turn, as it answered them.
+    /// Tool calls that the assistant made in this message.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<ToolCall>>)]
     pub tool_calls: Option<Vec<PastToolCall>>,
-    /// In a tool's turn: the call that it answers.
+    /// In a tool's message: id of the call that it answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
-    /// What the assistant thought before this turn, for templates that use it.
+    /// Reasoning of the assistant before this message, for templates that use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
 }
@@ -225,7 +225,7 @@ impl<'de> Visitor<'de> for ChatMessageVisitor {
                         told = told.or(thoughts);
                     }
                 }
-                // The same reasoning as other servers spell it.
+                // Reasoning in the fields of other servers.
                 "thinking_blocks" | "reasoning_details" => {
                     let blocks: Option<Vec<Value>> = map.next_value()?;
                     told = told.or(blocks.and_then(|blocks| thoughts_of(&blocks)));
@@ -239,7 +239,7 @@ impl<'de> Visitor<'de> for ChatMessageVisitor {
                     let text: Option<String> = map.next_value()?;
                     message.reasoning_content = text.or(message.reasoning_content);
                 }
-                // What clients send back of an earlier answer, and what says how to cache or store it.
+                // Fields of earlier answers that clients send back, and hints for caching or storage.
                 "annotations"
                 | "cache_control"
                 | "id"
@@ -267,7 +267,7 @@ impl<'de> Visitor<'de> for ChatMessageVisitor {
             message.tool_calls = None;
         }
         if message.content.is_none() && message.tool_calls.is_none() {
-            // An answer that was cut while the model thought says nothing.
+            // An answer that was cut during its reasoning has no content.
             if message.role != Role::Assistant || message.reasoning_content.is_none() {
                 return Err(A::Error::custom("the message has no `content`"));
             }
@@ -277,34 +277,34 @@ impl<'de> Visitor<'de> for ChatMessageVisitor {
     }
 }
 
-/// Who speaks in a turn.
+/// Role of a message's author.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// The instructions.
+    /// Instructions.
     System,
-    /// The instructions, under their newer name.
+    /// Instructions, newer name.
     Developer,
-    /// The person.
+    /// The user.
     User,
     /// The model.
     Assistant,
-    /// The answer of a tool.
+    /// A tool's result.
     Tool,
 }
 
-/// What is said in a turn: one text, or several parts.
+/// Content of a message: a text or several parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum Content {
     /// A text.
     Text(String),
-    /// Parts; only texts for now.
+    /// Several parts, all of them text.
     Parts(Vec<ContentPart>),
 }
 
 impl Content {
-    /// The text; several parts are joined by line ends.
+    /// The text; several parts are joined with line breaks.
     pub fn to_text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -347,7 +347,7 @@ impl<'de> Visitor<'de> for ContentVisitor {
     }
 }
 
-/// The content of a turn, and the reasoning before it.
+/// The content of a message, and the reasoning before it.
 struct GivenContent {
     content: Content,
     thoughts: Option<String>,
@@ -365,7 +365,7 @@ impl<'de> Deserialize<'de> for GivenContent {
     }
 }
 
-/// The texts of blocks of reasoning; those that are hidden or encrypted have none.
+/// The texts of reasoning blocks; hidden or encrypted blocks have none.
 fn thoughts_of(blocks: &[Value]) -> Option<String> {
     let text = |block: &Value| {
         let text = ["thinking", "text"].into_iter().find_map(|key| block[key].as_str());
@@ -375,12 +375,12 @@ fn thoughts_of(blocks: &[Value]) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join("\n"))
 }
 
-/// Types of parts that are text, of what is said and of what was thought, and the fields of their texts.
+/// Types of content parts that are text, with the fields of their texts, and types of reasoning parts.
 const TEXT_PARTS: [(&str, &str); 4] =
     [("text", "text"), ("input_text", "text"), ("output_text", "text"), ("refusal", "refusal")];
 const THOUGHT_PARTS: [&str; 2] = ["thinking", "reasoning"];
 
-/// A part of a turn: `{"type": "text", "text": ".."}`.
+/// A content part: `{"type": "text", "text": ".."}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ContentPart {
     /// `text`.
@@ -430,7 +430,7 @@ impl<'de> Visitor<'de> for ContentPartVisitor {
         };
         let Some(field) = field else {
             return Err(A::Error::custom(format_args!(
-                "parts of type `{}` are not supported yet, only `text`",
+                "content parts of type `{}` are not supported, only `text`",
                 excerpt(&kind)
             )));
         };

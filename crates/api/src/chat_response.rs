@@ -1,4 +1,4 @@
-//! The answers of POST /v1/chat/completions, whole and in chunks.
+//! Responses of POST /v1/chat/completions, whole and in chunks.
 
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 use crate::chat::{ToolCall, ToolCallDelta};
 use crate::usage::{FinishReason, PromptLogprobs, StopReason, Usage};
 
-/// The whole answer.
+/// A whole answer.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ChatCompletion {
     /// `chatcmpl-` and a random part.
@@ -17,17 +17,17 @@ pub struct ChatCompletion {
     pub created: u64,
     /// Name of the model.
     pub model: String,
-    /// One per choice asked for.
+    /// The choices, `n` of them.
     pub choices: Vec<ChatChoice>,
-    /// Tokens that it cost.
+    /// Numbers of tokens.
     pub usage: Usage,
-    /// Always null: the engine's configuration is not encoded.
+    /// Always null.
     pub system_fingerprint: Option<String>,
-    /// If `prompt_logprobs` was asked for.
+    /// Log-probabilities of the prompt, with `prompt_logprobs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<Object>>)]
     pub prompt_logprobs: Option<PromptLogprobs>,
-    /// If `return_token_ids` was asked for.
+    /// Prompt token ids, with `return_token_ids`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
 }
@@ -35,37 +35,37 @@ pub struct ChatCompletion {
 /// One continuation of the conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ChatChoice {
-    /// Its place among the choices.
+    /// Index of the choice.
     pub index: usize,
-    /// What the assistant says.
+    /// Message of the assistant.
     pub message: ResponseMessage,
-    /// Present if asked for.
+    /// Log-probabilities, with `logprobs`.
     pub logprobs: Option<ChatLogprobs>,
-    /// How it ended.
+    /// Finish reason.
     pub finish_reason: FinishReason,
-    /// Which of the request's own stops ended it.
+    /// Stop token or stop string of the request that ended the text.
     pub stop_reason: Option<StopReason>,
-    /// If `return_token_ids` was asked for.
+    /// Generated token ids, with `return_token_ids`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
 }
 
-/// What the assistant says.
+/// Message of the assistant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ResponseMessage {
     /// `assistant`.
     pub role: &'static str,
-    /// The text; null where there are only calls.
+    /// The content; null if there are only tool calls.
     pub content: Option<String>,
     /// Always null.
     pub refusal: Option<String>,
-    /// What the model wrote to itself before, of models that do.
+    /// Reasoning before the content, for models with reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// The same, under the name that other clients read.
+    /// Same as `reasoning_content`, for other clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
-    /// The functions to call.
+    /// Tool calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<ToolCall>>,
 }
@@ -73,38 +73,38 @@ pub struct ResponseMessage {
 /// Log-probabilities of the tokens of a text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub struct ChatLogprobs {
-    /// One per token.
+    /// One entry for each token.
     pub content: Vec<ChatTokenLogprob>,
 }
 
-/// The log-probability of a generated token, and of the likeliest ones at its place.
+/// Log-probability of a generated token, and of the most likely tokens at its position.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ChatTokenLogprob {
-    /// Its text; a replacement character stands for a part of a character.
+    /// Text of the token; a part of a character is written as a replacement character.
     pub token: String,
-    /// Its log-probability, at least -9999.
+    /// Log-probability of the token, at least -9999.
     pub logprob: f32,
-    /// Its bytes, which are exact where the text is not.
+    /// Bytes of the token, which are exact also if the text is not.
     pub bytes: Vec<u8>,
-    /// The `top_logprobs` likeliest tokens, likeliest first.
+    /// The `top_logprobs` most likely tokens, most likely first.
     pub top_logprobs: Vec<ChatTopLogprob>,
 }
 
-/// A token that could have stood in a place.
+/// A likely token at a position.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ChatTopLogprob {
-    /// Its text.
+    /// Text of the token.
     pub token: String,
-    /// Its log-probability, at least -9999.
+    /// Log-probability of the token, at least -9999.
     pub logprob: f32,
-    /// Its bytes.
+    /// Bytes of the token.
     pub bytes: Vec<u8>,
 }
 
-/// A part of a streamed answer.
+/// A chunk of a streamed answer.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ChatCompletionChunk<'a> {
-    /// The same in all chunks of an answer.
+    /// Id, equal in all chunks of an answer.
     pub id: &'a str,
     /// `chat.completion.chunk`.
     pub object: &'static str,
@@ -112,53 +112,53 @@ pub struct ChatCompletionChunk<'a> {
     pub created: u64,
     /// Name of the model.
     pub model: &'a str,
-    /// Empty only in the chunk that holds the usage.
+    /// The choices with additions. Empty only in the chunk with the usage.
     pub choices: Vec<ChatChunkChoice>,
-    /// Present in the last chunk if `stream_options.include_usage` asks for it.
+    /// Present in the last chunk with `stream_options.include_usage`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// Always null: the engine's configuration is not encoded.
+    /// Always null.
     pub system_fingerprint: Option<String>,
-    /// In the first chunk, if `return_token_ids` was asked for.
+    /// Prompt token ids in the first chunk, with `return_token_ids`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Vec<u32>>,
 }
 
-/// What a chunk adds to one choice.
+/// A chunk's addition to a choice.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ChatChunkChoice {
-    /// Its place among the choices.
+    /// Index of the choice.
     pub index: usize,
-    /// What is added.
+    /// The addition.
     pub delta: ChatDelta,
-    /// Log-probabilities of the tokens added.
+    /// Log-probabilities of the added tokens.
     pub logprobs: Option<ChatLogprobs>,
-    /// Set in the choice's last chunk only.
+    /// Finish reason, only in the choice's last chunk.
     pub finish_reason: Option<FinishReason>,
-    /// Which of the request's own stops ended it; in its last chunk only.
+    /// Stop token or stop string of the request that ended the text, only in the choice's last chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_reason: Option<StopReason>,
-    /// Tokens added, if `return_token_ids` was asked for.
+    /// Added token ids, with `return_token_ids`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
 }
 
-/// What is added to a message.
+/// An addition to a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ChatDelta {
     /// `assistant`, in the choice's first chunk only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
-    /// The text to append.
+    /// Content to append.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// The reasoning to append.
+    /// Reasoning to append.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
-    /// The same, under the name that other clients read.
+    /// Same as `reasoning_content`, for other clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
-    /// A call that begins, or arguments to append.
+    /// The start of a tool call, or arguments to append.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<ToolCallDelta>>,
 }

@@ -12,37 +12,37 @@ use crate::generation::GenerationFields;
 use crate::not_held::NotHeld;
 use crate::scalar::{TokenId, integral, token_id};
 
-/// Most prompts of one request.
+/// Maximum number of prompts of a request.
 pub const MAX_PROMPTS: usize = 2048;
 
-/// Texts that the model is to continue.
+/// Prompts that the model continues.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct CompletionRequest {
-    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    /// Model name, from GET /v1/models; default: the served model.
     pub model: Option<String>,
-    /// A string, strings, token ids, or lists of token ids.
+    /// A string, a list of strings, a list of token ids, or a list of such lists.
     pub prompt: Prompt,
-    /// How to draw tokens and when to stop.
+    /// Sampling parameters, stops, constraints and streaming.
     #[serde(flatten)]
     pub generation: GenerationFields,
-    /// The text behind the answer, for models with tokens that say so. The prompt is one text then, or several.
+    /// Text after the answer, for models with fill-in-the-middle tokens. The prompt must be a string or a list of strings.
     pub suffix: Option<String>,
-    /// Whether the text begins with the prompt; then `max_tokens` may be 0, which only scores the prompt.
+    /// Return the prompt before the generated text. `max_tokens` may then be 0, to score the prompt only.
     #[schema(default = false)]
     pub echo: Option<bool>,
-    /// Report the log-probabilities of the tokens, and of so many most likely ones at each place.
+    /// Return log-probabilities of the tokens, and of this number of most likely tokens at each position.
     pub logprobs: Option<i64>,
-    /// Whether the tokenizer adds its own special tokens to prompts given as text.
+    /// Add the tokenizer's special tokens to text prompts.
     #[schema(default = true)]
     pub add_special_tokens: Option<bool>,
-    /// The parts of it that are left out.
+    /// Ignored parts of the request.
     #[serde(skip)]
     #[schema(ignore)]
     pub not_held: NotHeld,
 }
 
 impl CompletionRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let mut request = Self {
@@ -57,7 +57,7 @@ impl CompletionRequest {
         };
         if request.suffix.is_some() && !matches!(request.prompt, Prompt::Text(_) | Prompt::Texts(_))
         {
-            let message = "`suffix` needs a `prompt` that is a text: give token ids with the model's own marks instead.";
+            let message = "`suffix` needs a text `prompt`: leave `suffix` out and put the model's fill-in-the-middle tokens into the token ids.";
             return Err(FieldError::new("suffix", message));
         }
         request.not_held = fields.finish()?;
@@ -65,7 +65,7 @@ impl CompletionRequest {
     }
 }
 
-/// What is to be continued; never an empty list.
+/// One or several prompts; never an empty list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum Prompt {
@@ -105,7 +105,7 @@ impl<'de> Visitor<'de> for PromptVisitor {
             Some(Item::TokenId(id)) => Prompt::TokenIds(vec![id]),
             Some(Item::TokenIds(ids)) => Prompt::TokenIdLists(vec![ids]),
         };
-        // Items go where they belong at once: a list of ids takes four bytes an id, whatever its length.
+        // Items are converted immediately, so that a list of ids takes four bytes for each id and no intermediate JSON values.
         while let Some(item) = seq.next_element()? {
             let num_prompts = match (&mut prompt, item) {
                 (Prompt::Texts(texts), Item::Text(text)) => {

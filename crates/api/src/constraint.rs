@@ -1,4 +1,4 @@
-//! What the output is to be: `response_format`, `structured_outputs` and the names that came before it.
+//! Constraints on the output: `response_format`, `structured_outputs` and older field names.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -7,112 +7,112 @@ use utoipa::ToSchema;
 use crate::error::{FieldError, excerpt};
 use crate::fields::Fields;
 
-/// What the output is to be, and the field that says so.
+/// A constraint on the output, and its field.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputConstraint {
     /// Path of the field.
     pub param: &'static str,
-    /// What it asks for.
+    /// The kind of constraint.
     pub kind: ConstraintKind,
 }
 
-/// What an output can be asked to be.
+/// A kind of constraint on the output.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ConstraintKind {
     /// Any JSON object.
     JsonObject,
-    /// JSON that a schema describes.
+    /// JSON that matches a schema.
     JsonSchema(Value),
-    /// A text that a regular expression matches as a whole.
+    /// Text that matches a regular expression as a whole.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// A text of a grammar in Lark's notation or in GBNF.
+    /// Text of a grammar, in Lark's notation or GBNF.
     Grammar(String),
     /// Text with constrained parts.
     StructuralTag(Value),
 }
 
-/// The form of the answer: plain text, any JSON object, JSON that a schema describes, or text with constrained parts.
+/// Format of the answer: plain text, any JSON object, JSON of a schema, or text with constrained parts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResponseFormat {
     /// `text`, `json_object`, `json_schema` or `structural_tag`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// With `json_schema`.
+    /// The schema, with the type `json_schema`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub json_schema: Option<JsonSchemaFormat>,
-    /// With `structural_tag`: what the text is, as an object with a `type` (`triggered_tags`, `tag`, `json_schema`, ..).
+    /// With the type `structural_tag`: the structure, an object with a `type` (`triggered_tags`, `tag`, `json_schema`, ..).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub format: Option<Value>,
-    /// With `structural_tag`, in its older form: `begin`, `schema` and `end` of each constrained part.
+    /// With the type `structural_tag`, older form: `begin`, `schema` and `end` of each constrained part.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<Object>>)]
     pub structures: Option<Value>,
-    /// With `structures`: the strings after which one of them must come.
+    /// With `structures`: strings after which one of them must follow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub triggers: Option<Vec<String>>,
-    /// With `json_object` or `json_schema`: the schema, where other servers' clients have it.
+    /// With the type `json_object` or `json_schema`: the schema, for clients of Together and llama.cpp.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub schema: Option<Value>,
-    /// The same, under another name; with the type `regex` the regular expression.
+    /// Same as `schema`, for clients of TGI; with the type `regex`, the regular expression.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub value: Option<Value>,
 }
 
-/// A schema and what it is called.
+/// A schema and its name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JsonSchemaFormat {
-    /// What the schema is called; it changes nothing.
+    /// Name of the schema; it has no effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What it is for; it changes nothing.
+    /// Purpose of the schema; it has no effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
     /// The JSON schema.
     #[schema(value_type = Object)]
     pub schema: Option<Value>,
-    /// The schema is held in any case.
+    /// Accepted and ignored: the schema is always enforced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strict: Option<bool>,
 }
 
-/// One of several ways to say what the output is to be.
+/// A constraint on the output; exactly one field is set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StructuredOutputs {
-    /// A JSON schema, as an object or as its text.
+    /// JSON schema, as an object or as JSON text.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub json: Option<Value>,
-    /// A regular expression that matches the whole text.
+    /// Regular expression that the whole text must match.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub regex: Option<String>,
-    /// The texts of which one is to be the output.
+    /// Texts; the output is one of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub choice: Option<Vec<String>>,
-    /// A grammar in Lark's notation or in GBNF, the EBNF of llama.cpp.
+    /// Grammar, in Lark's notation or in GBNF, llama.cpp's EBNF.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grammar: Option<String>,
-    /// Whether the output is to be any JSON object.
+    /// With true, the output is any JSON object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub json_object: Option<bool>,
-    /// A structural tag, as an object or as its text; see `response_format`.
+    /// Structural tag, as an object or as JSON text; see `response_format`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub structural_tag: Option<Value>,
 }
 
 impl OutputConstraint {
-    /// What a request says of its output, in one of its fields.
+    /// The constraint of a request, from one of its fields.
     ///
     /// # Errors
-    /// One of them is wrong, or two of them say something.
+    /// A field is invalid, or two fields have a constraint.
     pub fn new(
         response_format: Option<&ResponseFormat>,
         structured_outputs: Option<&StructuredOutputs>,
@@ -125,7 +125,7 @@ impl OutputConstraint {
         if let Some(outputs) = structured_outputs {
             let said = of_outputs(outputs.clone())?;
             if said.is_empty() {
-                let message = "`structured_outputs` says nothing: give json, regex, choice, grammar, json_object or structural_tag.";
+                let message = "`structured_outputs` is empty: set one of json, regex, choice, grammar, json_object and structural_tag.";
                 return Err(FieldError::new("structured_outputs", message));
             }
             found.extend(said);
@@ -133,7 +133,7 @@ impl OutputConstraint {
         found.extend(of_older_names(fields)?);
         if let [first, second, ..] = &*found {
             let message = format!(
-                "`{}` and `{}` both say what the output is to be: give one of them.",
+                "`{}` and `{}` are both constraints on the output: give one of them.",
                 first.param, second.param
             );
             return Err(FieldError::new(second.param, message));
@@ -181,14 +181,14 @@ fn of_format(format: ResponseFormat) -> Result<Option<OutputConstraint>, FieldEr
         other => Err(FieldError::new(
             "response_format.type",
             format!(
-                "`response_format` of type `{}` is not supported: text, json_object, json_schema and structural_tag are.",
+                "`response_format` of type `{}` is not supported; use text, json_object, json_schema or structural_tag.",
                 excerpt(other)
             ),
         )),
     }
 }
 
-/// A schema or a regular expression beside the type. Sources: the protocols of Together and llama.cpp (`schema`), and of TGI (`value`).
+/// The constraint in `schema` or `value`. Sources: the protocols of Together and llama.cpp (`schema`), and of TGI (`value`).
 fn of_other_servers(format: &ResponseFormat) -> Result<Option<OutputConstraint>, FieldError> {
     let (param, given) = match (&format.schema, &format.value) {
         (None, None) => return Ok(None),
@@ -206,7 +206,7 @@ fn of_other_servers(format: &ResponseFormat) -> Result<Option<OutputConstraint>,
         ("regex", Value::String(regex)) => ConstraintKind::Regex(regex.clone()),
         _ => {
             let message = format!(
-                "`{param}` needs the type json_object or json_schema without `json_schema`, or the type regex and a text."
+                "`{param}` needs the type json_object or json_schema and no `json_schema` field, or the type regex and a string."
             );
             return Err(FieldError::new(param, message));
         }
@@ -214,7 +214,7 @@ fn of_other_servers(format: &ResponseFormat) -> Result<Option<OutputConstraint>,
     Ok(Some(OutputConstraint { param, kind }))
 }
 
-/// The tag in one of its two forms.
+/// The structural tag in one of its two forms.
 fn structural_tag(format: ResponseFormat) -> Result<ConstraintKind, FieldError> {
     let tag = match format {
         ResponseFormat { format: Some(format), structures: None, triggers: None, .. } => {
@@ -258,12 +258,12 @@ fn of_outputs(outputs: StructuredOutputs) -> Result<Vec<OutputConstraint>, Field
     Ok(said.collect())
 }
 
-/// A constraint that is one text; an empty text is none.
+/// A constraint that is a string; an empty string is no constraint.
 fn take_text(fields: &mut Fields<'_>, name: &str) -> Result<Option<String>, FieldError> {
     Ok(fields.take::<String>(name)?.filter(|text| !text.is_empty()))
 }
 
-/// `grammar`: a text, or what TGI's clients send, an object with a `type` and a `value`.
+/// `grammar`: a string, or an object with a `type` and a `value` from TGI's clients.
 fn take_grammar(fields: &mut Fields<'_>) -> Result<Option<ConstraintKind>, FieldError> {
     const PARAM: &str = "grammar";
     match fields.take::<Value>(PARAM)? {
@@ -280,14 +280,14 @@ fn take_grammar(fields: &mut Fields<'_>) -> Result<Option<ConstraintKind>, Field
             }
             (Some("regex"), Value::String(regex)) => Ok(Some(ConstraintKind::Regex(regex.clone()))),
             _ => {
-                let message = "`grammar` must be a text, or an object with the `type` json or regex and a `value`.";
+                let message = "`grammar` must be a string, or an object with the `type` json or regex and a `value`.";
                 Err(FieldError::new(PARAM, message))
             }
         },
     }
 }
 
-/// `json_schema`: a schema or its text, perhaps as OpenAI's clients wrap it.
+/// `json_schema`: a schema as an object or as text, perhaps in the wrapper of OpenAI's clients.
 fn take_json_schema(fields: &mut Fields<'_>) -> Result<Option<ConstraintKind>, FieldError> {
     const PARAM: &str = "json_schema";
     let Some(given) = fields.take::<Value>(PARAM)? else { return Ok(None) };
@@ -303,8 +303,8 @@ fn take_json_schema(fields: &mut Fields<'_>) -> Result<Option<ConstraintKind>, F
     schema_of(PARAM, schema).map(ConstraintKind::JsonSchema).map(Some)
 }
 
-/// Sources: the `guided_*` fields of vLLM's protocol before `structured_outputs`; `regex`, `ebnf` and `json_schema` of SGLang's;
-/// `grammar` and `json_schema` of llama.cpp's.
+/// Constraints in older fields. Sources: `guided_*` of vLLM's protocol before `structured_outputs`; `regex`, `ebnf` and
+/// `json_schema` of SGLang's; `grammar` and `json_schema` of llama.cpp's.
 fn of_older_names(fields: &mut Fields<'_>) -> Result<Vec<OutputConstraint>, FieldError> {
     let json = fields.take::<Value>("guided_json")?;
     let json = json.map(|schema| schema_of("guided_json", schema)).transpose()?;
@@ -323,16 +323,17 @@ fn of_older_names(fields: &mut Fields<'_>) -> Result<Vec<OutputConstraint>, Fiel
     Ok(said.collect())
 }
 
-/// A schema, which may be given as its text.
+/// A schema, which may be JSON text.
 fn schema_of(param: &'static str, schema: Value) -> Result<Value, FieldError> {
     checked_schema(param, json_of(param, schema)?)
 }
 
-/// A value, which may be given as its text.
+/// A JSON value, which may be JSON text.
 fn json_of(param: &'static str, value: Value) -> Result<Value, FieldError> {
     match value {
-        Value::String(text) => serde_json::from_str(&text)
-            .map_err(|_| FieldError::new(param, format!("`{param}` is a text, and no JSON."))),
+        Value::String(text) => serde_json::from_str(&text).map_err(|_| {
+            FieldError::new(param, format!("`{param}` is a string that is not valid JSON."))
+        }),
         value => Ok(value),
     }
 }

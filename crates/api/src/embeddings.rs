@@ -7,26 +7,26 @@ use crate::completion::Prompt;
 use crate::error::FieldError;
 use crate::fields::Fields;
 
-/// Texts of which vectors are wanted.
+/// Texts to embed.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct EmbeddingsRequest {
-    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    /// Model name, from GET /v1/models; default: the served model.
     pub model: Option<String>,
-    /// A string, strings, token ids, or lists of token ids.
+    /// A string, a list of strings, a list of token ids, or a list of such lists.
     pub input: Prompt,
-    /// How vectors are written.
+    /// Format of the embeddings.
     #[schema(required = false, default = "float")]
     pub encoding_format: EncodingFormat,
-    /// So many first elements of each vector, brought to length one again where the model's vectors have that.
+    /// Return only this number of first dimensions, normalized again if the model normalizes.
     pub dimensions: Option<i64>,
-    /// Cut inputs to so many tokens; -1 to as many as the model takes. Without it an input that is too long is refused.
+    /// Cut inputs to this number of tokens; -1 means the model's context length. By default, an input that is too long is refused.
     pub truncate_prompt_tokens: Option<i64>,
-    /// The name of one of the model's prompts, which is put before each text; an empty name is none.
+    /// Name of one of the model's prompts, which is put before each text; an empty name means no prompt.
     pub prompt_name: Option<String>,
 }
 
 impl EmbeddingsRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let request = Self {
@@ -42,74 +42,75 @@ impl EmbeddingsRequest {
     }
 }
 
-/// The length that inputs are cut to, at their end.
+/// The number of tokens to which inputs are cut, at their end.
 pub(crate) fn take_truncation(fields: &mut Fields<'_>) -> Result<Option<i64>, FieldError> {
     let length = fields.take_integer("truncate_prompt_tokens")?;
     let side: Option<String> = fields.take("truncation_side")?;
     match side.as_deref() {
         Some(side) if length.is_some() && side != "right" => {
-            let message = "Inputs are cut at their end: `truncation_side` must be right.";
+            let message =
+                "Inputs are cut at their end only: `truncation_side` must be right, or left out.";
             Err(FieldError::new("truncation_side", message))
         }
         _ => Ok(length),
     }
 }
 
-/// How a vector is written.
+/// Format of an embedding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EncodingFormat {
     /// A list of numbers.
     #[default]
     Float,
-    /// The bytes of the numbers, each a little-endian IEEE single, in base64.
+    /// Little-endian f32 values in base64.
     Base64,
 }
 
-/// Vectors.
+/// Embeddings.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct EmbeddingsResponse {
-    /// Names this answer.
+    /// Id of this response.
     pub id: String,
     /// Always `list`.
     pub object: &'static str,
     /// Seconds since 1970.
     pub created: u64,
-    /// The model's name in the request.
+    /// Model name of the request.
     pub model: String,
-    /// One for each input, in its order.
+    /// One embedding for each input, in the order of the request.
     pub data: Vec<Embedding>,
-    /// Tokens that were computed.
+    /// Numbers of tokens.
     pub usage: PoolingUsage,
 }
 
-/// The vector of one input.
+/// Embedding of one input.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Embedding {
     /// Always `embedding`.
     pub object: &'static str,
-    /// Which input.
+    /// Index of the input.
     pub index: usize,
-    /// The vector.
+    /// The embedding.
     pub embedding: Vector,
 }
 
-/// A vector in one of the two formats.
+/// An embedding in one of the two formats.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum Vector {
-    /// As numbers.
+    /// List of numbers.
     Float(Vec<f32>),
-    /// As bytes in base64.
+    /// Base64 text.
     Base64(String),
 }
 
-/// Tokens that a request cost which generates nothing.
+/// Numbers of tokens of a request that generates nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct PoolingUsage {
     /// Tokens of all inputs.
     pub prompt_tokens: usize,
-    /// The same.
+    /// Same as `prompt_tokens`.
     pub total_tokens: usize,
 }
 

@@ -1,37 +1,37 @@
-//! Errors as they stand on the wire, and how a value of a request is named in them.
+//! Error bodies, and excerpts of requests in them.
 
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The one shape of every error body.
+/// The body of every error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorResponse {
-    /// What went wrong.
+    /// The error.
     pub error: ErrorBody,
 }
 
-/// What went wrong. All four keys are always present.
+/// The error. All four keys are always present.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
-    /// What is wrong and what to do, for a person.
+    /// Description of the problem and what to do, for people.
     pub message: String,
-    /// Its kind: `invalid_request_error`, `authentication_error`, `rate_limit_error` or `server_error`.
+    /// Type of the error: `invalid_request_error`, `authentication_error`, `rate_limit_error` or `server_error`.
     #[serde(rename = "type")]
     pub kind: Cow<'static, str>,
-    /// Path of the field that caused it, such as `messages[0].role`.
+    /// Path of the field that caused the error, such as `messages[0].role`.
     pub param: Option<String>,
-    /// Its kind, more finely, such as `model_not_found`.
+    /// More specific type, such as `model_not_found`.
     pub code: Option<Cow<'static, str>>,
 }
 
-/// A request that cannot be taken because of one of its fields, or because it is no JSON object at all.
+/// An invalid request, because of one of its fields, or because it is not a JSON object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
-    /// Path of the field; `None` if the body as a whole is meant.
+    /// Path of the field; `None` for an error of the whole body.
     pub param: Option<String>,
-    /// What is wrong with it. Holds at most some characters of the input.
+    /// The reason. It quotes a limited number of characters of the input.
     pub message: String,
 }
 
@@ -41,19 +41,19 @@ impl FieldError {
         Self { param: Some(excerpt(param.as_ref())), message: message.into() }
     }
 
-    /// An error of the body as a whole.
+    /// An error of the whole body.
     pub fn body(message: impl Into<String>) -> Self {
         Self { param: None, message: message.into() }
     }
 }
 
-/// Most characters of a name or a path.
+/// Maximum characters of a quoted name or path.
 const EXCERPT_CHARS: usize = 60;
-/// Most characters of a message that holds input.
+/// Maximum characters of a message that quotes the input.
 const CLIPPED_CHARS: usize = 130;
 
-/// At most 60 characters of a name from the input, for an error: bodies are not to be reflected. With a message that is
-/// clipped by [`clip`], an error holds less than 200 characters of input.
+/// At most 60 characters of a name from the input, for an error, so that errors do not reflect request bodies. With a message
+/// clipped by [`clip`], an error quotes less than 200 characters of input.
 pub fn excerpt(input: &str) -> String {
     match input.char_indices().nth(EXCERPT_CHARS) {
         None => input.to_owned(),
@@ -61,7 +61,7 @@ pub fn excerpt(input: &str) -> String {
     }
 }
 
-/// At most 130 characters of a message that may quote the input; its end is kept, because there it says what is wrong.
+/// At most 130 characters of a message that may quote the input. Its end is kept, because it contains the reason.
 pub fn clip(message: &str) -> String {
     let num_chars = message.chars().count();
     if num_chars <= CLIPPED_CHARS {

@@ -1,4 +1,4 @@
-//! The top-level fields of a request body, taken one by one; what is left over at the end is refused.
+//! The top-level fields of a request body. Endpoints take them one by one, and the rest is refused.
 
 use std::fmt;
 
@@ -10,10 +10,10 @@ use crate::neutral::{is_neutral, neutral_values};
 use crate::not_held::NotHeld;
 use crate::scalar::Integer;
 
-/// More fields than any request has.
+/// Maximum number of fields, more than any request has.
 const MAX_FIELDS: usize = 256;
 
-/// Fields of the protocol that change the output and are not there yet.
+/// Fields of the protocol that would change the output and are not supported yet.
 const NOT_YET: &[&str] = &[
     "allowed_token_ids",
     "audio",
@@ -24,7 +24,7 @@ const NOT_YET: &[&str] = &[
     "web_search_options",
 ];
 
-/// The fields of a JSON object that were not taken yet. `null` counts as absent.
+/// The fields of a JSON object that are not taken yet. `null` counts as absent.
 #[derive(Debug)]
 pub struct Fields<'a> {
     entries: Vec<(String, &'a RawValue)>,
@@ -32,17 +32,17 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Splits a body into its fields without building the values.
+    /// Splits a body into its fields without parsing the values.
     pub fn parse(body: &'a [u8]) -> Result<Self, FieldError> {
         let text = std::str::from_utf8(body).map_err(|e| {
             FieldError::body(format!(
-                "The body is not UTF-8: byte {} is out of place.",
+                "The request body is not UTF-8: byte {} is invalid.",
                 e.valid_up_to()
             ))
         })?;
         serde_json::from_str(text).map_err(|e| {
-            let what = if e.is_data() { "does not hold a request" } else { "is not valid JSON" };
-            FieldError::body(format!("The body {what}: {}.", clip(&e.to_string())))
+            let what = if e.is_data() { "is not a valid request" } else { "is not valid JSON" };
+            FieldError::body(format!("The request body {what}: {}.", clip(&e.to_string())))
         })
     }
 
@@ -61,22 +61,22 @@ impl<'a> Fields<'a> {
             .map_err(|e| value_error(name, &e.path().to_string(), e.inner()))
     }
 
-    /// The field `name` as an integer; `1.0` is one.
+    /// The field `name` as an integer; `1.0` is accepted.
     pub fn take_integer(&mut self, name: &str) -> Result<Option<i64>, FieldError> {
         Ok(self.take::<Integer>(name)?.map(|integer| integer.0))
     }
 
-    /// The field `name`, which must be there.
+    /// The field `name`, which is required.
     pub fn require<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, FieldError> {
         self.take(name)?.ok_or_else(|| FieldError::new(name, format!("`{name}` is missing.")))
     }
 
-    /// Leaves out the part at `path`, of this kind, which the answer says.
+    /// Ignores the part at `path`, of this kind. The response header lists it.
     pub(crate) fn leave_out(&mut self, path: impl AsRef<str>, kind: Option<&str>) {
         self.not_held.push(path, kind);
     }
 
-    /// Refuses whatever was not taken, but for nulls and for values that cannot change the output. Says what is left out.
+    /// Refuses fields that were not taken, except nulls and values that cannot change the output. Returns the ignored parts.
     pub fn finish(self) -> Result<NotHeld, FieldError> {
         for (name, raw) in self.entries {
             if raw.get() == "null" || is_neutral(&name, raw.get()) {
@@ -104,7 +104,7 @@ impl<'a> Fields<'a> {
 
 /// The error of a value inside the field `name`; `path` is `.` for the field itself.
 fn value_error(name: &str, path: &str, error: &serde_json::Error) -> FieldError {
-    // Of a key that cannot be one the path has no name.
+    // The path of an invalid key ends without a name.
     let path =
         path.strip_suffix('?').map_or(path, |before| before.strip_suffix('.').unwrap_or("."));
     let param = match path {
@@ -112,14 +112,14 @@ fn value_error(name: &str, path: &str, error: &serde_json::Error) -> FieldError 
         inner if inner.starts_with('[') => format!("{name}{inner}"),
         inner => format!("{name}.{inner}"),
     };
-    // The position is that within the field, which nobody can use.
+    // serde's position is relative to the field, which does not help a user.
     let message = error.to_string();
     let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(before, _)| before);
-    // The parser's words for half of a pair speak of the next escape, which is not there.
+    // serde's error for a lone surrogate complains about the next escape, which does not exist.
     let is_half =
         ["unexpected end of hex escape", "lone leading surrogate in hex escape"].contains(&message);
     let message = if is_half {
-        "it has one half of a surrogate pair alone, which is no character"
+        "it has a lone surrogate (half of a UTF-16 pair), which is not a character"
     } else {
         message
     };
@@ -148,7 +148,7 @@ impl<'de> Visitor<'de> for FieldsVisitor {
         while let Some(key) = map.next_key::<String>()? {
             if entries.iter().any(|(known, _)| *known == key) {
                 return Err(A::Error::custom(format_args!(
-                    "the field `{}` is there twice",
+                    "the field `{}` occurs twice",
                     excerpt(&key)
                 )));
             }
@@ -161,7 +161,7 @@ impl<'de> Visitor<'de> for FieldsVisitor {
     }
 }
 
-/// A key inside a nested object that is not supported: accepted only as `null`.
+/// An unsupported key of a nested object, accepted only as `null`.
 pub(crate) struct Absent;
 
 impl<'de> Deserialize<'de> for Absent {
@@ -238,7 +238,7 @@ mod tests {
         for text in [r#""\ud83d""#, r#""\ud83d\u0041""#, r#""\udc00""#] {
             let body = format!(r#"{{"t": {text}}}"#);
             let error = fields(&body).take::<String>("t").unwrap_err();
-            assert!(error.message.contains("surrogate pair alone"), "{}", error.message);
+            assert!(error.message.contains("lone surrogate"), "{}", error.message);
         }
     }
 

@@ -1,4 +1,4 @@
-//! POST /generate: prompts as text or token ids, branches, scored choices and sessions.
+//! POST /generate: text or token ids, branches, scored choices and sessions.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -10,56 +10,56 @@ use crate::generation::GenerationFields;
 use crate::scalar::TokenId;
 use crate::usage::{FinishReason, StopReason, Usage};
 
-/// Most texts of which one can be chosen.
+/// Maximum number of `choices`.
 pub const MAX_SCORED_CHOICES: usize = 64;
 
-/// A prompt to be continued, in several branches, by one of some texts, or as the next part of a session.
+/// A prompt that is continued in one or several branches, by the most likely of given texts, or as the next part of a session.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct GenerateRequest {
-    /// Name of the model; the server's own when absent.
+    /// Model name; default: the served model.
     pub model: Option<String>,
-    /// The prompt, or what a session goes on with. Either this or `input_ids`; both may be absent in a session.
+    /// The prompt, or the next part of a session. Give either this or `input_ids`; in a session both are optional.
     pub text: Option<String>,
-    /// The same as token ids.
+    /// Same as `text`, as token ids.
     pub input_ids: Option<Vec<u32>>,
-    /// How to draw tokens and when to stop. `n` is the number of branches, which share the prompt's memory.
+    /// Sampling parameters, stops, constraints and streaming. `n` is the number of branches, which share the prompt's KV blocks.
     #[serde(flatten)]
     pub generation: GenerationFields,
-    /// Report the log-probabilities of the generated tokens, and of so many most likely ones at each place.
+    /// Return log-probabilities of the generated tokens, and of this number of most likely tokens at each position.
     pub logprobs: Option<i64>,
-    /// Instead of generating: the text that the model would say most likely, by the mean log-probability of its tokens.
+    /// Select the most likely of these texts instead of generating, by the mean log-probability of their tokens.
     #[schema(min_items = 1, max_items = 64)]
     pub choices: Option<Vec<String>>,
-    /// The conversation that this is a part of.
+    /// Session to open, continue, fork or close.
     pub session: Option<SessionRequest>,
-    /// Whether the tokenizer adds its own special tokens to a `text` that nothing precedes.
+    /// Add the tokenizer's special tokens to a `text` at the start of a prompt.
     #[schema(default = true)]
     pub add_special_tokens: Option<bool>,
 }
 
-/// What a request does with a session. Exactly one of `open`, `id` and `fork` is given.
+/// Operation on a session. Exactly one of `open`, `id` and `fork` is set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionRequest {
-    /// Begin a session with this prompt.
+    /// Open a session with this prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open: Option<bool>,
-    /// Go on in the session with this id.
+    /// Continue the session with this id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Begin a session where the one with this id is now, which stays as it is.
+    /// Open a session with the tokens of the session with this id, which stays unchanged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fork: Option<String>,
-    /// With `id`: end the session after this request. Without `text`, `input_ids` and `choices` nothing is generated.
+    /// With `id`: close the session after this request. Without `text`, `input_ids` and `choices` nothing is generated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub close: Option<bool>,
-    /// Seconds without a request after which the session ends by itself.
+    /// Seconds without a request after which the session expires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl: Option<u64>,
 }
 
 impl GenerateRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let request = Self {
@@ -79,7 +79,7 @@ impl GenerateRequest {
         Ok(request)
     }
 
-    /// Whether there is nothing to do but to end a session.
+    /// Whether the request only closes a session.
     pub fn only_closes(&self) -> bool {
         let closes = self.session.as_ref().is_some_and(|session| session.close == Some(true));
         closes && self.text.is_none() && self.input_ids.is_none() && self.choices.is_none()
@@ -89,13 +89,16 @@ impl GenerateRequest {
         if self.text.is_some() && self.input_ids.is_some() {
             return Err(FieldError::new(
                 "input_ids",
-                "`text` and `input_ids` are both the prompt: give one of them.",
+                "`text` and `input_ids` are both prompts: give one of them.",
             ));
         }
         match &self.session {
             Some(session) => session.check()?,
             None if self.text.is_none() && self.input_ids.is_none() => {
-                return Err(FieldError::new("text", "Give `text` or `input_ids`."));
+                return Err(FieldError::new(
+                    "text",
+                    "The prompt is missing: give `text` or `input_ids`.",
+                ));
             }
             None => {}
         }
@@ -106,36 +109,34 @@ impl GenerateRequest {
         let Some(choices) = &self.choices else { return Ok(()) };
         let refuse = |message: &str| Err(FieldError::new("choices", message));
         if choices.is_empty() || choices.iter().any(String::is_empty) {
-            return refuse("`choices` needs at least one text, and none that is empty.");
+            return refuse("`choices` must have at least one text, and no empty ones.");
         }
         if choices.len() > MAX_SCORED_CHOICES {
-            return refuse("`choices` has more than 64 texts.");
+            return refuse("`choices` has more than 64 texts: give fewer.");
         }
         if self.generation.constraint.is_some() {
             return refuse(
-                "`choices` says what the output is to be: leave the other constraint out.",
+                "`choices` cannot be combined with another constraint: leave one of them out.",
             );
         }
         if self.generation.stream() {
-            return refuse("`choices` are not available with `stream`.");
+            return refuse("`choices` cannot be combined with `stream`: leave one of them out.");
         }
         if self.generation.n.is_some_and(|n| n != 1) {
-            return refuse("`choices` gives one branch: leave `n` out.");
+            return refuse("`choices` cannot be combined with `n`: leave `n` out.");
         }
         match self.without_effect() {
             None => Ok(()),
             Some(name) => Err(FieldError::new(
                 name,
-                format!(
-                    "`choices` are scored as they are: leave `{name}` out, which has no effect on that."
-                ),
+                format!("`{name}` has no effect on the scores of `choices`: leave it out."),
             )),
         }
     }
 }
 
 impl GenerateRequest {
-    /// A field that says how to generate, where nothing is generated.
+    /// A field about generation, which has no effect with `choices`.
     fn without_effect(&self) -> Option<&'static str> {
         let GenerationFields {
             temperature,
@@ -193,7 +194,7 @@ impl SessionRequest {
         if num_said != 1 {
             return Err(FieldError::new(
                 "session",
-                "`session` needs exactly one of `open`: true, `id` and `fork`.",
+                "`session` needs exactly one of `open: true`, `id` and `fork`.",
             ));
         }
         if self.close == Some(true) && self.id.is_none() {
@@ -203,10 +204,10 @@ impl SessionRequest {
     }
 }
 
-/// What was generated, or a part of it.
+/// A whole answer, or a chunk of a streamed one.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct GenerateResponse<'a> {
-    /// `gen-` and a random part; the same in all chunks of an answer.
+    /// `gen-` and a random part; equal in all chunks of an answer.
     pub id: &'a str,
     /// `generation`, or `generation.chunk` in a stream.
     pub object: &'static str,
@@ -214,52 +215,52 @@ pub struct GenerateResponse<'a> {
     pub created: u64,
     /// Name of the model.
     pub model: &'a str,
-    /// One per branch, or one per text of `choices`. Empty where a session was only closed, and in a stream's last chunk.
+    /// One choice for each branch, or for each text of `choices`. Empty if a session was only closed, and in a stream's last chunk.
     pub choices: Vec<GenerateChoice>,
-    /// With `choices`: the index of the most likely one.
+    /// With `choices`: index of the most likely one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selected: Option<usize>,
-    /// With `choices`: the session, which goes on behind the selected text.
+    /// With `choices`: the session, which continues after the selected text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionState>,
-    /// Present in a whole answer, and in a stream's last chunk if asked for.
+    /// Present in a whole answer, and with `include_usage` in a stream's last chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
 }
 
-/// One branch, or what a chunk adds to it.
+/// One branch, or a chunk's addition to it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub struct GenerateChoice {
-    /// Its place among the choices.
+    /// Index of the choice.
     pub index: usize,
     /// The text, or the text to append.
     pub text: String,
-    /// Its tokens, or those to append. Their text may come later.
+    /// Token ids, or token ids to append. Their text may follow later.
     pub token_ids: Vec<u32>,
-    /// If asked for, one for each of `token_ids`.
+    /// One entry for each of `token_ids`, with `logprobs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Vec<ChatTokenLogprob>>,
-    /// With `choices`: the mean log-probability of its tokens.
+    /// With `choices`: mean log-probability of the text's tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub score: Option<f32>,
-    /// How it ended; in a stream, set in the choice's last chunk only. Never set with `choices`.
+    /// Finish reason; in a stream, only in the choice's last chunk. Null with `choices`.
     pub finish_reason: Option<FinishReason>,
-    /// Which of the request's own stops ended it.
+    /// Stop token or stop string of the request that ended the text.
     pub stop_reason: Option<StopReason>,
-    /// The session that goes on behind it: the request's own for the first branch, a fork of it for each other one. In a
-    /// stream, in the choice's last chunk.
+    /// Session that continues after this branch: the request's session for the first branch, a fork of it for each other one. In a
+    /// stream, only in the choice's last chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionState>,
 }
 
-/// Where a session is.
+/// State of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct SessionState {
-    /// Its id.
+    /// Id of the session.
     pub id: String,
-    /// Tokens in it, prompts and outputs together.
+    /// Number of tokens, of prompts and outputs together.
     pub num_tokens: usize,
-    /// Seconds without a request after which it ends by itself; 0 if it has ended.
+    /// Seconds without a request after which the session expires; 0 if it is closed.
     pub ttl: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The fields that chat and text completion have in common: how to draw tokens and when to stop.
+//! Fields that chat and text completions share: sampling parameters, stops, constraints and streaming.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,95 +16,95 @@ mod schema;
 
 pub(crate) use schema::{MessagesSampling, ResponsesSampling};
 
-/// Most stop strings of one request.
+/// Maximum number of stop strings of a request.
 pub const MAX_STOP_STRINGS: usize = 16;
 
-/// How to draw tokens and when to stop; every field may be absent. Bounds are checked by the server.
+/// Sampling parameters, stops, constraints and streaming. All fields are optional; the server checks their bounds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub struct GenerationFields {
     /// Sampling temperature, 0 to 2; 0 is greedy.
     #[schema(default = 1.0, minimum = 0.0, maximum = 2.0)]
     pub temperature: Option<f64>,
-    /// Nucleus sampling: keep the most likely tokens that sum to this probability, above 0 and at most 1.
+    /// Nucleus sampling: keep the most likely tokens whose probabilities sum to this value, above 0 and at most 1.
     #[schema(default = 1.0, maximum = 1.0)]
     pub top_p: Option<f64>,
-    /// Keep only so many most likely tokens; -1 and 0 keep all.
+    /// Keep only this number of most likely tokens; -1 and 0 keep all.
     #[schema(default = -1)]
     pub top_k: Option<i64>,
-    /// Keep tokens at least this times as likely as the most likely one, 0 to 1.
+    /// Keep tokens with at least this fraction of the most likely token's probability, 0 to 1.
     #[schema(default = 0.0, minimum = 0.0, maximum = 1.0)]
     pub min_p: Option<f64>,
-    /// Above 1 discourages tokens seen in the prompt or the output, 1 is off.
+    /// Values above 1 penalize tokens that occurred in the prompt or the output; 1 is off.
     #[schema(default = 1.0)]
     pub repetition_penalty: Option<f64>,
-    /// Above 0 discourages tokens already generated, -2 to 2.
+    /// Values above 0 penalize tokens that were generated before, -2 to 2.
     #[schema(default = 0.0, minimum = -2.0, maximum = 2.0)]
     pub presence_penalty: Option<f64>,
-    /// Above 0 discourages tokens by how often they were generated, -2 to 2.
+    /// Values above 0 penalize tokens in proportion to the number of times they were generated, -2 to 2.
     #[schema(default = 0.0, minimum = -2.0, maximum = 2.0)]
     pub frequency_penalty: Option<f64>,
-    /// The same seed gives the same text; choice `i` is seeded with `seed + i`.
+    /// Seed of sampling; the same seed gives the same text. Choice `i` uses `seed + i`.
     pub seed: Option<i64>,
-    /// Added to the logits of these token ids, -100 to 100 each.
+    /// Biases to add to the logits of token ids, each -100 to 100.
     #[schema(value_type = Option<BTreeMap<String, f64>>)]
     pub logit_bias: Option<BTreeMap<u32, f64>>,
-    /// Only these tokens can be sampled; with a constraint, those of them that it allows.
+    /// Sample only these tokens. A constraint excludes further ones.
     #[schema(min_items = 1)]
     pub allowed_token_ids: Option<Vec<u32>>,
-    /// Words that are not written, as the tokens that they are split into, alone and behind a space: up to 1024 of together
-    /// 64 KiB.
+    /// Words that are not generated, at the start of a text or after a space: at most 1024 words, 64 KiB in total. They are matched as
+    /// token sequences.
     pub bad_words: Option<Vec<String>>,
-    /// Most tokens to generate; no more than the prompt leaves of the context. `max_completion_tokens` is another name for it.
+    /// Maximum number of tokens to generate, limited by the rest of the context. Also accepted as `max_completion_tokens`.
     pub max_tokens: Option<i64>,
-    /// Under which name it was given.
+    /// Name under which `max_tokens` was given.
     #[serde(skip)]
     #[schema(ignore)]
     pub max_tokens_name: MaxTokensName,
-    /// Nothing ends the text before so many tokens are out.
+    /// Minimum number of tokens to generate before the text may end.
     #[schema(default = 0, minimum = 0)]
     pub min_tokens: Option<i64>,
-    /// Choices to generate, 1 to 128.
+    /// Number of choices to generate, 1 to 128.
     #[schema(default = 1, minimum = 1, maximum = 128)]
     pub n: Option<i64>,
-    /// A string or up to 16 strings that end the text; in a conversation its content, not reasoning or calls.
+    /// A string or up to 16 strings that end the text. In a conversation they are searched in the content, not in reasoning or tool calls.
     #[schema(value_type = Option<StopStrings>)]
     pub stop: Option<StopStrings>,
-    /// Tokens that end the text.
+    /// Token ids that end the text.
     pub stop_token_ids: Option<Vec<u32>>,
-    /// Whether the stop string that ended the text is kept in it.
+    /// Keep the stop string that ended the text.
     #[schema(default = false)]
     pub include_stop_str_in_output: Option<bool>,
-    /// Whether special tokens are left out of the text.
+    /// Remove special tokens from the text.
     #[schema(default = true)]
     pub skip_special_tokens: Option<bool>,
-    /// Whether the model's end-of-sequence token does not end the text.
+    /// Continue after the model's end-of-sequence token.
     #[schema(default = false)]
     pub ignore_eos: Option<bool>,
-    /// Requests of lower priority run first.
+    /// Scheduling priority among the caller's requests; lower values run first.
     #[schema(default = 0)]
     pub priority: Option<i64>,
-    /// Requests share cached prefixes only with requests of the same salt.
+    /// Share cached prefixes only with requests that have the same salt.
     pub cache_salt: Option<String>,
-    /// Whether the answer holds token ids beside the text.
+    /// Also return token ids.
     #[schema(default = false)]
     pub return_token_ids: Option<bool>,
-    /// Whether log-probabilities name tokens `token_id:` and their ids instead of by their text.
+    /// In log-probabilities, name tokens `token_id:ID` instead of by their text.
     #[schema(default = false)]
     pub return_tokens_as_token_ids: Option<bool>,
-    /// Report the log-probability of every prompt token, and so many alternatives.
+    /// Return log-probabilities of the prompt tokens, each with this number of alternatives.
     pub prompt_logprobs: Option<i64>,
-    /// The form of the answer.
+    /// Format of the answer, such as JSON of a schema.
     pub response_format: Option<ResponseFormat>,
-    /// One of several ways to say what the output is to be.
+    /// Constraint on the output: JSON schema, regex, choice, grammar, JSON object or structural tag.
     pub structured_outputs: Option<StructuredOutputs>,
-    /// What `response_format`, `structured_outputs` or one of the older `guided_` fields says.
+    /// The constraint of `response_format`, `structured_outputs` or an older `guided_` field.
     #[serde(skip)]
     #[schema(ignore)]
     pub constraint: Option<OutputConstraint>,
-    /// Whether the answer comes as server-sent events.
+    /// Stream the answer as server-sent events.
     #[schema(default = false)]
     pub stream: Option<bool>,
-    /// Only with `stream`.
+    /// Options of the stream; needs `stream: true`.
     pub stream_options: Option<StreamOptions>,
 }
 
@@ -153,37 +153,37 @@ impl GenerationFields {
         if generation.stream_options.is_some() && generation.stream != Some(true) {
             return Err(FieldError::new(
                 "stream_options",
-                "`stream_options` needs `stream`: true.",
+                "`stream_options` needs `stream: true`.",
             ));
         }
         generation.refuse_search(fields)?;
         Ok(generation)
     }
 
-    /// Whether the answer comes as server-sent events.
+    /// Whether the answer is streamed.
     pub fn stream(&self) -> bool {
         self.stream == Some(true)
     }
 
-    /// `best_of` and beam search are accepted where they change nothing.
+    /// Refuses `best_of` and beam search, unless they have no effect.
     fn refuse_search(&self, fields: &mut Fields<'_>) -> Result<(), FieldError> {
         if fields.take_integer("best_of")?.is_some_and(|best_of| best_of != self.n.unwrap_or(1)) {
             return Err(FieldError::new(
                 "best_of",
-                "`best_of` is not supported yet unless it equals `n`.",
+                "`best_of` is supported only if it equals `n`: leave it out.",
             ));
         }
         if fields.take::<bool>("use_beam_search")? == Some(true) {
             return Err(FieldError::new(
                 "use_beam_search",
-                "`use_beam_search` is not supported yet.",
+                "`use_beam_search` is not supported: leave it out.",
             ));
         }
         Ok(())
     }
 }
 
-/// A name of `max_tokens`, which endpoints call differently.
+/// Name of `max_tokens`, which differs between endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxTokensName(pub &'static str);
 
@@ -197,7 +197,7 @@ fn ids(token_ids: Vec<TokenId>) -> Vec<u32> {
     token_ids.into_iter().map(|id| id.0).collect()
 }
 
-/// `max_tokens` under either of its names.
+/// `max_tokens` or `max_completion_tokens`.
 fn take_max_tokens(fields: &mut Fields<'_>) -> Result<(Option<i64>, MaxTokensName), FieldError> {
     const NEWER: &str = "max_completion_tokens";
     match (fields.take_integer("max_tokens")?, fields.take_integer(NEWER)?) {
@@ -210,22 +210,22 @@ fn take_max_tokens(fields: &mut Fields<'_>) -> Result<(Option<i64>, MaxTokensNam
     }
 }
 
-/// What a stream holds beside the text.
+/// Usage reports of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StreamOptions {
-    /// One more chunk at the end, with no choices and the usage.
+    /// Send an additional chunk at the end, with the usage and without choices.
     #[serde(default)]
     pub include_usage: Option<bool>,
-    /// Every chunk holds the usage so far.
+    /// Send the usage so far in every chunk.
     #[serde(default)]
     pub continuous_usage_stats: Option<bool>,
-    /// Accepted and ignored: it pads chunks against side channels and does not change the text.
+    /// Accepted and ignored: it would only pad chunks against side channels.
     #[serde(default)]
     pub include_obfuscation: Option<bool>,
 }
 
-/// Up to [`MAX_STOP_STRINGS`] strings that end a text; one string may stand without its list.
+/// Up to [`MAX_STOP_STRINGS`] strings that end a text; a single string needs no list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct StopStrings(pub Vec<String>);

@@ -1,8 +1,8 @@
-//! The wire: JSON types of requests, responses and errors.
+//! JSON types of requests, responses and errors.
 //!
-//! Requests are read by [`Fields`], which knows the path of every value, so that an error names the
-//! field that caused it, and which refuses what it does not know unless ignoring it cannot change the
-//! output. This crate checks shapes; bounds that depend on the model or the server are the server's.
+//! [`Fields`] parses requests. It tracks the path of every value, so that each error names its field. It refuses
+//! unknown fields, unless ignoring them cannot change the output. This crate checks types and structure; the server
+//! checks bounds that depend on the model or the settings.
 
 mod chat;
 mod chat_response;

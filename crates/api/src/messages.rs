@@ -1,4 +1,4 @@
-//! The requests of POST /v1/messages and /v1/messages/count_tokens, in the shape of Anthropic's clients.
+//! The requests of POST /v1/messages and /v1/messages/count_tokens, in the format of Anthropic's Messages API.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,57 +15,56 @@ use crate::thinking::{ThinkingOptions, set};
 mod conversation;
 mod tools;
 
-/// A conversation that the model is to continue.
+/// A conversation that the model continues.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct MessagesRequest {
-    /// What the prompt is made of.
+    /// The parts of the prompt.
     #[serde(flatten)]
     pub prompt: MessagesPrompt,
-    /// `max_tokens`, which must be given, `temperature`, `top_p`, `top_k` and `stop_sequences`, under the names of
+    /// `max_tokens` (required), `temperature`, `top_p`, `top_k`, `stop_sequences` and `stream`, with the meaning of
     /// /v1/chat/completions.
     #[serde(flatten)]
     #[schema(value_type = MessagesSampling)]
     pub generation: GenerationFields,
 }
 
-/// What the prompt is made of; all that a request to count its tokens has.
+/// The parts of the prompt, which are also the body of /v1/messages/count_tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct MessagesPrompt {
-    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    /// Model name, from GET /v1/models; default: the served model.
     pub model: Option<String>,
-    /// The conversation, with `system` as its first message; never empty. Where the last message is the assistant's, the
-    /// model goes on with it.
+    /// The conversation; at least one message. If the last message is the assistant's, the model continues it.
     #[schema(value_type = Vec<Object>, min_items = 1)]
     pub messages: Vec<ChatMessage>,
-    /// What the model may call, and whether it must.
+    /// Tools and tool choice.
     #[serde(flatten)]
     #[schema(value_type = tools::WireOptions)]
     pub tool_options: Option<ToolOptions>,
-    /// Whether the model is to think before it answers, which is handed to the chat template: `enabled`, `adaptive` or
-    /// `disabled`. After `budget_tokens` tokens the thought is ended.
+    /// Reasoning: an object with the `type` `enabled`, `adaptive` or `disabled`, which is passed to the chat template. After
+    /// `budget_tokens` tokens the server closes the reasoning.
     #[schema(value_type = Option<Object>)]
     pub thinking: ThinkingOptions,
-    /// The form of the text, and how long to think, which is handed to the chat template.
+    /// Format of the text, and reasoning effort for the chat template.
     pub output_config: Option<OutputConfig>,
-    /// The parts of it that are left out.
+    /// Ignored parts of the request.
     #[serde(skip)]
     #[schema(ignore)]
     pub not_held: NotHeld,
 }
 
-/// What the text is to be like.
+/// Format of the text, and reasoning effort.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OutputConfig {
-    /// Handed to the chat template as `reasoning_effort`.
+    /// Reasoning effort, passed to the chat template as `reasoning_effort`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub effort: Option<String>,
-    /// JSON that a schema describes.
+    /// JSON schema of the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<OutputFormat>,
 }
 
-/// JSON that a schema describes.
+/// JSON schema of the text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OutputFormat {
@@ -78,7 +77,7 @@ pub struct OutputFormat {
 }
 
 impl MessagesRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let prompt = MessagesPrompt::take(&mut fields)?;
@@ -106,7 +105,7 @@ impl MessagesRequest {
 }
 
 impl MessagesPrompt {
-    /// Reads the body of a request that only asks for the number of tokens.
+    /// Parses the body of a request that counts tokens.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let mut prompt = Self::take(&mut fields)?;
@@ -116,9 +115,8 @@ impl MessagesPrompt {
 
     fn take(fields: &mut Fields<'_>) -> Result<Self, FieldError> {
         if fields.take::<Value>("thread")?.is_some() {
-            // Clients that offer to keep the conversation here go on without when this field is refused.
-            let message =
-                "Conversations are not kept here: leave `thread` out, and send all messages.";
+            // Clients send `thread` if the server may keep the conversation; they retry without it when it is refused.
+            let message = "This server does not store conversations: leave `thread` out, and send all messages.";
             return Err(FieldError::new(THREAD, message));
         }
         leave_out_edits(fields)?;
@@ -138,10 +136,10 @@ impl MessagesPrompt {
     }
 }
 
-/// The field that asks the server to keep the conversation.
+/// The field that asks the server to store the conversation.
 const THREAD: &str = "thread";
 
-/// Nothing is taken out of a conversation, so edits are left out. To keep all thinking is no edit.
+/// Ignores edits of the context, because the server never removes messages. Keeping all reasoning is no edit.
 fn leave_out_edits(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     #[derive(Deserialize)]
     struct ContextManagement {
@@ -360,7 +358,7 @@ mod tests {
         assert!(!request.unwrap().prompt.thinking.enabled.unwrap().value);
     }
 
-    /// Parts of Claude Code's first request.
+    /// A shortened first request of Claude Code.
     #[test]
     fn instructions_may_come_later_and_edits_are_left_out() {
         let keep = json!({"type": "clear_thinking_20251015", "keep": "all"});

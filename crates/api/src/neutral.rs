@@ -1,12 +1,15 @@
-//! Fields of neighbouring servers and the values of them that say nothing: one table for all endpoints.
+//! Fields of other servers, with the values that have no effect: one table for all endpoints.
+//!
+//! Routers such as SGLang's parse requests and send them on with all their own fields at default values. Refusing such fields would
+//! refuse every request through them.
 
 use serde_json::Value;
 
-/// The values that a field may have which no endpoint reads.
+/// The accepted values of a field that no endpoint reads.
 enum Neutral {
-    /// Anything: it says who asks, or how to store, route or account for it.
+    /// Any value: the field identifies the caller, or controls storage, routing or accounting.
     Any,
-    /// These values, as JSON: the field is off, or asks for what happens anyway.
+    /// These values, as JSON: they switch the field off, or are the default behaviour.
     These(&'static [&'static str]),
 }
 
@@ -18,7 +21,7 @@ const NO: Neutral = These(&["false"]);
 const YES: Neutral = These(&["true"]);
 const NONE: Neutral = These(&["[]", "{}", "\"\""]);
 
-/// Fields and their neutral values, by name. An endpoint that reads a field itself does not come here with it.
+/// Fields and their neutral values, by name. Fields that an endpoint reads are not looked up here.
 const TABLE: &[(&str, Neutral)] = &[
     ("bad_words", NONE),
     ("bad_words_ids", NONE),
@@ -31,7 +34,7 @@ const TABLE: &[(&str, Neutral)] = &[
     ("detokenize", YES),
     ("do_sample", YES),
     ("documents", NONE),
-    // The others of these samplers' fields say nothing while the sampler is off.
+    // The other fields of these samplers have no effect while the sampler is off.
     ("dry_allowed_length", Any),
     ("dry_base", Any),
     ("dry_multiplier", OFF),
@@ -67,17 +70,17 @@ const TABLE: &[(&str, Neutral)] = &[
     ("mirostat_tau", Any),
     ("mm_processor_kwargs", NONE),
     ("n", ONE),
-    // Nothing of a prompt is ever dropped to make room.
+    // Prompts are never shortened, so that there is nothing to keep.
     ("n_keep", Any),
     ("n_probs", OFF),
     ("no_repeat_ngram_size", OFF),
     ("no_stop_trim", NO),
     ("num_beams", ONE),
-    // It says something only where there are tools.
+    // It has an effect only with tools.
     ("parallel_tool_calls", Any),
     ("penalty_alpha", OFF),
     ("post_sampling_probs", NO),
-    // A hint for speed.
+    // A hint for speed only.
     ("prediction", Any),
     ("presence_penalty", OFF),
     ("prompt_cache_key", Any),
@@ -110,7 +113,7 @@ const TABLE: &[(&str, Neutral)] = &[
     ("top_logprobs_num", OFF),
     ("top_n_sigma", These(&["-1", "0"])),
     ("trace_id", Any),
-    // Without a length to cut to, nothing is cut.
+    // It has an effect only with a length to cut to.
     ("truncation_side", Any),
     ("typical", ONE),
     ("typical_p", ONE),
@@ -123,7 +126,7 @@ const TABLE: &[(&str, Neutral)] = &[
     ("xtc_threshold", Any),
 ];
 
-/// Whether `value`, JSON for the field `name`, cannot change what comes back.
+/// Whether `value`, the JSON of the field `name`, cannot change the answer.
 pub(crate) fn is_neutral(name: &str, value: &str) -> bool {
     let Some((_, neutral)) = TABLE.iter().find(|(known, _)| *known == name) else { return false };
     match neutral {
@@ -138,7 +141,7 @@ pub(crate) fn is_neutral(name: &str, value: &str) -> bool {
     }
 }
 
-/// The neutral values of the field `name`, where it has some.
+/// The neutral values of the field `name`, if it has some.
 pub(crate) fn neutral_values(name: &str) -> Option<String> {
     let (_, neutral) = TABLE.iter().find(|(known, _)| *known == name)?;
     match neutral {
@@ -147,7 +150,7 @@ pub(crate) fn neutral_values(name: &str) -> Option<String> {
     }
 }
 
-/// Whether two values are equal; `1` is `1.0`.
+/// Whether two values are equal; `1` equals `1.0`.
 fn same(one: &Value, other: &Value) -> bool {
     match (one.as_f64(), other.as_f64()) {
         (Some(one), Some(other)) => one == other,

@@ -1,31 +1,31 @@
-//! Parts of a request that the server neither runs nor holds, which the answer lists.
+//! Unsupported parts of a request, which are ignored and listed in the response header `x-candlepower-not-held`.
 
 use std::fmt;
 
 use crate::error::excerpt;
 
-/// Most parts that are kept; of the others only the number is.
+/// Maximum number of parts in the list; further ones are only counted.
 const MAX_PARTS: usize = 64;
-/// Most bytes of the text for a header.
+/// Maximum bytes of the header's value.
 const MAX_HEADER_BYTES: usize = 1024;
 
-/// The parts of a request that are left out, in the order in which they were found.
+/// The ignored parts of a request, in the order in which they were found.
 ///
-/// Code that leaves out a part pushes its path. The answer then has the header `x-candlepower-not-held`.
+/// Code that ignores a part pushes its path. The response then has the header `x-candlepower-not-held`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NotHeld {
     parts: Vec<NotHeldPart>,
     num_more: usize,
 }
 
-/// One part that is left out.
+/// An ignored part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotHeldPart {
-    /// Its place in the request, such as `tools[8]`.
+    /// Its path in the request, such as `tools[8]`.
     pub path: String,
-    /// Its kind, such as `web_search`, where the path does not say it.
+    /// Its kind, such as `web_search`, if the path does not show it.
     pub kind: Option<String>,
-    /// A wish, by which no answer can be judged.
+    /// Whether it is a preference whose effect an answer cannot show, such as an effort.
     pub is_wish: bool,
 }
 
@@ -36,7 +36,7 @@ impl NotHeld {
         self.add(NotHeldPart { path, kind, is_wish: false });
     }
 
-    /// Adds a wish at `path`, once. The answer lists it, and no request is refused for it.
+    /// Adds a preference at `path`, once. The header lists it, and no request is refused for it.
     pub fn push_wish(&mut self, path: &str) {
         self.add(NotHeldPart { path: excerpt(path), kind: None, is_wish: true });
     }
@@ -57,17 +57,17 @@ impl NotHeld {
         self.num_more += other.num_more;
     }
 
-    /// Whether nothing is left out.
+    /// Whether nothing was ignored.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
 
-    /// The parts, as far as they are kept.
+    /// The listed parts.
     pub fn parts(&self) -> &[NotHeldPart] {
         &self.parts
     }
 
-    /// All parts on one line of visible ASCII, for a header and a log: `tools[8] (web_search), tools[0].a.pattern`.
+    /// All parts on one line of visible ASCII, for the header and the log: `tools[8] (web_search), tools[0].a.pattern`.
     pub fn line(&self) -> String {
         let mut line = String::new();
         for (index, part) in self.parts.iter().enumerate() {
@@ -95,7 +95,7 @@ impl fmt::Display for NotHeldPart {
     }
 }
 
-/// The text with `?` for what a header cannot have.
+/// The text with `?` for characters that are not allowed in a header.
 fn visible(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect()
 }

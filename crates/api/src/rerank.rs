@@ -1,4 +1,4 @@
-//! POST /v1/rerank and /v1/score: how well texts answer a query.
+//! POST /v1/rerank and /v1/score: relevance scores of texts.
 
 use std::fmt;
 
@@ -11,36 +11,36 @@ use crate::embeddings::{PoolingUsage, take_truncation};
 use crate::error::FieldError;
 use crate::fields::Fields;
 
-/// Documents that are to be sorted by how well they answer a query.
+/// Documents to sort by relevance to a query.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct RerankRequest {
-    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    /// Model name, from GET /v1/models; default: the served model.
     pub model: Option<String>,
     /// The query.
     pub query: String,
     /// The documents: strings, or objects with a `text`.
     pub documents: Vec<Document>,
-    /// The same as `documents`, as clients of text-embeddings-inference name them. The answer is then a list of `index`, `score` and,
+    /// Same as `documents`, for clients of text-embeddings-inference. The response is then a list of objects with `index`, `score` and,
     /// with `return_text`, `text`.
     pub texts: Option<Vec<String>>,
-    /// Only with `texts`: whether the answer holds them.
+    /// With `texts`: also return the texts.
     #[schema(default = false)]
     pub return_text: Option<bool>,
-    /// Only with `texts`: cut pairs to as many tokens as the model takes.
+    /// With `texts`: cut each pair to the model's context length.
     #[schema(default = false)]
     pub truncate: Option<bool>,
-    /// Only so many best documents are in the answer.
+    /// Return only this number of most relevant documents.
     pub top_n: Option<i64>,
-    /// Whether the answer holds the documents' texts.
+    /// Also return the documents' texts.
     #[schema(default = true)]
     pub return_documents: Option<bool>,
-    /// Cut query and document together to so many tokens; -1 to as many as the model takes. Without it a pair that is too
+    /// Cut query and document together to this number of tokens; -1 means the model's context length. By default, a pair that is too
     /// long is refused.
     pub truncate_prompt_tokens: Option<i64>,
 }
 
 impl RerankRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let texts: Option<Vec<String>> = fields.take("texts")?;
@@ -70,7 +70,7 @@ impl RerankRequest {
         Ok(request)
     }
 
-    /// The texts that are to be sorted.
+    /// The texts to sort.
     pub fn candidates(&self) -> Vec<&str> {
         match &self.texts {
             Some(texts) => texts.iter().map(String::as_str).collect(),
@@ -78,22 +78,22 @@ impl RerankRequest {
         }
     }
 
-    /// Takes what clients of text-embeddings-inference send beside `texts`.
+    /// Takes fields that clients of text-embeddings-inference send with `texts`.
     ///
     /// Source: `RerankRequest` in its API.
     fn take_for_texts(&mut self, fields: &mut Fields<'_>) -> Result<(), FieldError> {
         if !self.documents.is_empty() {
-            let message = "`texts` and `documents` are the same: give one of them.";
+            let message = "`texts` and `documents` mean the same: give one of them.";
             return Err(FieldError::new("texts", message));
         }
         if fields.take::<bool>("raw_scores")? == Some(true) {
             let message =
-                "Scores are given as the model's configuration says: leave `raw_scores` out.";
+                "The model's configuration decides whether scores are raw: leave `raw_scores` out.";
             return Err(FieldError::new("raw_scores", message));
         }
         let direction: Option<String> = fields.take("truncation_direction")?;
         if direction.is_some_and(|direction| !direction.eq_ignore_ascii_case("right")) {
-            let message = "Texts are cut at their end: leave `truncation_direction` out.";
+            let message = "Texts are cut at their end only: leave `truncation_direction` out.";
             return Err(FieldError::new("truncation_direction", message));
         }
         self.return_text = fields.take("return_text")?;
@@ -105,7 +105,7 @@ impl RerankRequest {
     }
 }
 
-/// A document, which may be written as a string.
+/// A document, which may also be a string.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Document {
     /// Its text.
@@ -143,32 +143,32 @@ impl<'de> Deserialize<'de> for Document {
     }
 }
 
-/// Documents, the best first.
+/// Documents, most relevant first.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct RerankResponse {
-    /// Names this answer.
+    /// Id of this response.
     pub id: String,
-    /// The model's name in the request.
+    /// Model name of the request.
     pub model: String,
-    /// Tokens that were computed.
+    /// Numbers of tokens.
     pub usage: PoolingUsage,
-    /// The documents with their scores, the best first.
+    /// Documents with their scores, most relevant first.
     pub results: Vec<RerankResult>,
 }
 
 /// One document with its score.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct RerankResult {
-    /// Which of the request's documents.
+    /// Index of the document in the request.
     pub index: usize,
-    /// The document, unless the request does not want it.
+    /// The document, unless `return_documents` is false.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub document: Option<ResultDocument>,
-    /// How well it answers the query: 0 to 1, unless the model's configuration takes its scores as they are.
+    /// Relevance to the query: 0 to 1, unless the model's configuration has raw scores.
     pub relevance_score: f32,
 }
 
-/// A document of the answer.
+/// A document in the response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ResultDocument {
     /// Its text.
@@ -178,30 +178,30 @@ pub struct ResultDocument {
 /// One of the `texts` with its score.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct RankedText {
-    /// Which of the request's texts.
+    /// Index of the text in the request.
     pub index: usize,
-    /// How well it answers the query: 0 to 1, unless the model's configuration takes its scores as they are.
+    /// Relevance to the query: 0 to 1, unless the model's configuration has raw scores.
     pub score: f32,
-    /// The text, if the request wants it.
+    /// The text, with `return_text`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
 }
 
-/// Pairs of texts of which scores are wanted.
+/// Pairs of texts to score.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ScoreRequest {
-    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    /// Model name, from GET /v1/models; default: the served model.
     pub model: Option<String>,
-    /// The first texts: one for all of `text_2`, or as many.
+    /// First texts: one text for all of `text_2`, or as many as there.
     pub text_1: Texts,
-    /// The second texts.
+    /// Second texts.
     pub text_2: Texts,
-    /// Cut pairs to so many tokens; -1 to as many as the model takes. Without it a pair that is too long is refused.
+    /// Cut pairs to this number of tokens; -1 means the model's context length. By default, a pair that is too long is refused.
     pub truncate_prompt_tokens: Option<i64>,
 }
 
 impl ScoreRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let request = Self {
@@ -216,7 +216,7 @@ impl ScoreRequest {
         check_count("text_2", twos)?;
         if ones != 1 && ones != twos {
             let message = format!(
-                "`text_1` has {ones} texts and `text_2` has {twos}: give one text or as many of each."
+                "`text_1` has {ones} texts and `text_2` has {twos}: give one text in `text_1`, or as many as in `text_2`."
             );
             return Err(FieldError::new("text_1", message));
         }
@@ -236,7 +236,7 @@ impl<'de> Deserialize<'de> for Texts {
             type Value = Texts;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string or strings")
+                f.write_str("a string or a list of strings")
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Texts, E> {
@@ -259,36 +259,39 @@ impl<'de> Deserialize<'de> for Texts {
 /// Scores of pairs.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ScoreResponse {
-    /// Names this answer.
+    /// Id of this response.
     pub id: String,
     /// Always `list`.
     pub object: &'static str,
     /// Seconds since 1970.
     pub created: u64,
-    /// The model's name in the request.
+    /// Model name of the request.
     pub model: String,
-    /// One for each pair, in its order.
+    /// One score for each pair, in the order of the request.
     pub data: Vec<Score>,
-    /// Tokens that were computed.
+    /// Numbers of tokens.
     pub usage: PoolingUsage,
 }
 
 /// The score of one pair.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Score {
-    /// Which pair.
+    /// Index of the pair.
     pub index: usize,
     /// Always `score`.
     pub object: &'static str,
-    /// How well the texts go together: 0 to 1, unless the model's configuration takes its scores as they are.
+    /// Score of the pair: 0 to 1, unless the model's configuration has raw scores.
     pub score: f32,
 }
 
 fn check_count(name: &str, count: usize) -> Result<(), FieldError> {
     match count {
-        0 => Err(FieldError::new(name, format!("`{name}`: the list is empty."))),
+        0 => Err(FieldError::new(name, format!("`{name}` is empty: give at least one text."))),
         1..=MAX_PROMPTS => Ok(()),
-        _ => Err(FieldError::new(name, format!("`{name}`: more than {MAX_PROMPTS} texts."))),
+        _ => Err(FieldError::new(
+            name,
+            format!("`{name}` has more than {MAX_PROMPTS} texts: send several requests."),
+        )),
     }
 }
 
@@ -361,6 +364,6 @@ mod tests {
     fn the_number_of_texts_is_bounded() {
         let many = serde_json::to_string(&vec!["a"; MAX_PROMPTS + 1]).unwrap();
         let error = rerank(&format!(r#""documents": {many}"#)).unwrap_err();
-        assert_eq!(error.message, "`documents`: more than 2048 texts.");
+        assert_eq!(error.message, "`documents` has more than 2048 texts: send several requests.");
     }
 }

@@ -17,55 +17,55 @@ mod tools;
 
 pub(crate) use input::{check_fields, text_of, texts_of};
 
-/// Most pairs of `metadata`, and most characters of a key and of a value.
+/// Maximum number of pairs in `metadata`, and maximum characters of a key and of a value.
 const MAX_METADATA: usize = 16;
 const MAX_METADATA_KEY: usize = 64;
 const MAX_METADATA_VALUE: usize = 512;
 
-/// The next turn of a conversation, of which the server may hold the earlier ones.
+/// The next turn of a conversation, whose earlier turns the server may store.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct ResponsesRequest {
-    /// Name of the model, as GET /v1/models lists it; the server's own when absent.
+    /// Model name, from GET /v1/models; default: the served model.
     pub model: Option<String>,
-    /// What is new: a text, or items: messages with the roles user, assistant, system and developer, calls of functions,
-    /// what these answered, and reasoning.
+    /// New input: a string, or a list of items. Items are messages of the roles user, assistant, system and developer, tool calls,
+    /// results of tools, and reasoning.
     #[schema(value_type = Object)]
     pub input: Vec<ChatMessage>,
-    /// What the model is told before everything else; it holds for this turn only.
+    /// System prompt, for this turn only.
     pub instructions: Option<String>,
-    /// The response that this one follows: its conversation precedes `input`.
+    /// Id of the previous response, whose conversation precedes `input`.
     pub previous_response_id: Option<String>,
-    /// Most tokens to generate; the rest of the context when absent.
+    /// Maximum number of tokens to generate. Default: the rest of the context.
     pub max_output_tokens: Option<i64>,
-    /// Whether the response can be followed and retrieved later.
+    /// Store the response, so that it can be retrieved and continued.
     #[schema(default = true)]
     pub store: Option<bool>,
-    /// `effort`, how long to think, is handed to the chat template; after `max_tokens` tokens the thought is ended.
+    /// Reasoning: `effort` is passed to the chat template; after `max_tokens` tokens the server closes the reasoning.
     #[schema(rename = "reasoning", value_type = Option<Reasoning>)]
     pub thinking: ThinkingOptions,
-    /// Handed to the chat template as they are.
+    /// Variables for the chat template.
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// So many most likely tokens are reported at each position of the text.
+    /// Return this number of most likely tokens at each position of the text.
     pub top_logprobs: Option<i64>,
-    /// `message.output_text.logprobs` reports the log-probabilities of the text's tokens. Other values ask for what is never there.
+    /// Additional output: `message.output_text.logprobs` returns log-probabilities of the text's tokens. Other values have no effect.
     pub include: Option<Vec<String>>,
-    /// Given back as they are; they say who asks, or bound what does not happen here.
+    /// Fields that the response repeats and that have no other effect.
     #[serde(skip)]
     #[schema(ignore)]
     pub echoed: Map<String, Value>,
-    /// Given back as they are.
+    /// Key-value pairs that the response repeats.
     pub metadata: Option<Map<String, Value>>,
-    /// The form of the text, as it was given.
+    /// Format of the text.
     pub text: Option<TextSettings>,
-    /// What the model may call, and whether it must.
+    /// Tools and tool choice.
     #[serde(flatten)]
     #[schema(value_type = tools::WireToolOptions)]
     pub tool_options: Option<ToolOptions>,
-    /// How to draw tokens; one answer is generated.
+    /// Sampling parameters, stops and streaming. One response is generated.
     #[serde(flatten)]
     #[schema(value_type = ResponsesSampling)]
     pub generation: GenerationFields,
-    /// The parts of it that are left out.
+    /// Ignored parts of the request.
     #[serde(skip)]
     #[schema(ignore)]
     pub not_held: NotHeld,
@@ -86,56 +86,56 @@ enum Echoed {
     Text,
 }
 
-/// What the text is to be like.
+/// Format and verbosity of the text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TextSettings {
-    /// Its form.
+    /// Format of the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<TextFormat>,
-    /// Whether answers are to be long. No template passes it on: `low` and `high` are left out, which the answer says.
+    /// Verbosity. No chat template supports it: `low` and `high` are ignored and listed in the response header `x-candlepower-not-held`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verbosity: Option<String>,
 }
 
-/// The form of a text: plain, any JSON object, or JSON that a schema describes.
+/// Format of a text: plain, any JSON object, or JSON of a schema.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TextFormat {
     /// `text`, `json_object` or `json_schema`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// What the schema is called; it changes nothing.
+    /// Name of the schema; it has no effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What it is for; it changes nothing.
+    /// Purpose of the schema; it has no effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// The JSON schema, with `json_schema`.
+    /// JSON schema, with the type `json_schema`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub schema: Option<Value>,
-    /// The schema is held in any case.
+    /// Accepted and ignored: the schema is always enforced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strict: Option<bool>,
 }
 
-/// How to think.
+/// Reasoning options.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it describes the field for the OpenAPI document")]
 struct Reasoning {
-    /// How long.
+    /// Reasoning effort, passed to the chat template.
     effort: Option<String>,
-    /// After so many tokens the thought is ended.
+    /// Maximum number of reasoning tokens; then the server closes the reasoning.
     max_tokens: Option<i64>,
-    /// Whether to think.
+    /// Switch reasoning on or off.
     enabled: Option<bool>,
-    /// There is none: the reasoning itself is in the response.
+    /// Has no effect: the response contains the reasoning itself.
     summary: Option<String>,
 }
 
 impl ResponsesRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.take("model")?;
@@ -148,21 +148,23 @@ impl ResponsesRequest {
         let thinking = ThinkingOptions::take(&mut fields)?;
         let mut generation = GenerationFields::take(&mut fields)?;
         if generation.n.is_some_and(|n| n != 1) {
-            return Err(FieldError::new("n", "One response is generated: leave `n` out."));
+            return Err(FieldError::new(
+                "n",
+                "/v1/responses generates one response: leave `n` out.",
+            ));
         }
         if generation.prompt_logprobs.is_some() {
-            let message =
-                "/v1/responses reports no log-probabilities: leave `prompt_logprobs` out.";
+            let message = "/v1/responses does not support `prompt_logprobs`: leave it out, or use /v1/completions.";
             return Err(FieldError::new("prompt_logprobs", message));
         }
         if generation.return_token_ids == Some(true) {
-            let message = "/v1/responses reports no token ids: leave `return_token_ids` out.";
+            let message = "/v1/responses does not support `return_token_ids`: leave it out, or use /v1/chat/completions.";
             return Err(FieldError::new("return_token_ids", message));
         }
         if let Some(constraint) = text.as_ref().and_then(|text| text.format.as_ref()).map(of_format)
         {
             if generation.constraint.is_some() {
-                let message = "`text.format` and another field both say what the output is to be: give one of them.";
+                let message = "`text.format` and another field are both constraints on the output: give one of them.";
                 return Err(FieldError::new("text.format", message));
             }
             generation.constraint = constraint?;
@@ -195,7 +197,7 @@ impl ResponsesRequest {
     }
 }
 
-/// At most 16 texts of at most 512 characters, with keys of at most 64.
+/// Checks `metadata`: at most 16 strings of at most 512 characters, with keys of at most 64.
 ///
 /// Source: `metadata` in OpenAI's reference of the API.
 fn checked_metadata(metadata: Map<String, Value>) -> Result<Map<String, Value>, FieldError> {
@@ -207,31 +209,31 @@ fn checked_metadata(metadata: Map<String, Value>) -> Result<Map<String, Value>, 
         return Ok(metadata);
     }
     let message = format!(
-        "`metadata` may have at most {MAX_METADATA} pairs: keys of at most {MAX_METADATA_KEY} characters, and values \
-         that are texts of at most {MAX_METADATA_VALUE}."
+        "`metadata` may have at most {MAX_METADATA} pairs, with keys of at most {MAX_METADATA_KEY} characters and values \
+         that are strings of at most {MAX_METADATA_VALUE}."
     );
     Err(FieldError::new("metadata", message))
 }
 
-/// What would change the output and is not there.
+/// Refuses fields that would change the output and are not supported.
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     let refuse =
         |name: &str, what: &str| Err(FieldError::new(name, format!("{what}: leave `{name}` out.")));
     if fields.take::<String>("truncation")?.is_some_and(|truncation| truncation != "disabled") {
-        return refuse("truncation", "Conversations are never cut silently");
+        return refuse("truncation", "Conversations are never truncated");
     }
     if fields.take::<bool>("background")? == Some(true) {
-        return refuse("background", "Responses are not generated in the background");
+        return refuse("background", "Background responses are not supported");
     }
     for name in ["conversation", "prompt"] {
         if fields.take::<Value>(name)?.is_some() {
-            return refuse(name, "It is not supported");
+            return refuse(name, "This field is not supported");
         }
     }
     Ok(())
 }
 
-/// The wishes for more output. Nothing is encrypted here, and there are no built-in tools with results.
+/// Takes `include`. Values for encrypted reasoning and results of built-in tools have no effect, because there are none here.
 fn take_include(fields: &mut Fields<'_>) -> Result<Option<Vec<String>>, FieldError> {
     const KNOWN: [&str; 7] = [
         LOGPROBS,
@@ -255,7 +257,7 @@ fn take_include(fields: &mut Fields<'_>) -> Result<Option<Vec<String>>, FieldErr
 const LOGPROBS: &str = "message.output_text.logprobs";
 
 impl ResponsesRequest {
-    /// How many alternatives are reported beside the log-probability of each token of the text; `None` where none is.
+    /// Number of alternatives for each token of the text; `None` without log-probabilities.
     pub fn num_logprobs(&self) -> Option<i64> {
         let included = self.include.iter().flatten().any(|name| name == LOGPROBS);
         let top = self.top_logprobs.filter(|top| *top != 0);
@@ -296,7 +298,7 @@ fn of_format(format: &TextFormat) -> Result<Option<OutputConstraint>, FieldError
             return Err(FieldError::new(
                 "text.format.type",
                 format!(
-                    "`{}` is not supported: text, json_object and json_schema are.",
+                    "`{}` is not supported; use text, json_object or json_schema.",
                     excerpt(other)
                 ),
             ));
@@ -405,7 +407,7 @@ mod tests {
         }
     }
 
-    /// Parts of every request of Codex.
+    /// A shortened request of Codex.
     #[test]
     fn what_cannot_change_the_text_is_taken_and_the_rest_told() {
         let request = parse(json!({

@@ -1,13 +1,13 @@
-//! Integers as JSON clients write them: `1.0` is `1`, but `1.5`, `"1"` and `true` are not integers.
+//! Integers in JSON: `1.0` is accepted as `1`; `1.5`, `"1"` and `true` are not integers.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, Unexpected, Visitor};
 
-/// Floats above this do not hold every integer, so they cannot be meant as one.
+/// Floats above this cannot represent every integer, so they are refused.
 const EXACT_LIMIT: f64 = 9_007_199_254_740_992.0;
 
-/// An integer that may have been written with a fraction of zero.
+/// An integer that may be written with a fraction of zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Integer(pub(crate) i64);
 

@@ -1,4 +1,4 @@
-//! How a request wants the model to think, whichever API it comes by.
+//! Reasoning options of a request, in the forms of all APIs.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -6,20 +6,20 @@ use serde_json::Value;
 use crate::error::{FieldError, excerpt};
 use crate::fields::Fields;
 
-/// The wishes of a request about thinking, each with the field that has it.
+/// The reasoning options of a request, each with its field.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ThinkingOptions {
-    /// Whether the model is to think.
+    /// Whether the model reasons.
     pub enabled: Option<Said<bool>>,
-    /// How long, in a word that the chat template may know; `none` is not at all.
+    /// Effort, a word for the chat template; `none` switches reasoning off.
     pub effort: Option<Said<String>>,
-    /// How long at most, in tokens.
+    /// Maximum number of reasoning tokens.
     pub budget: Option<Said<i64>>,
-    /// Whether the model may decide.
+    /// Whether the model decides.
     pub adaptive: bool,
 }
 
-/// A value and the field that has it.
+/// A value and its field.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Said<T> {
     /// Path of the field.
@@ -28,7 +28,7 @@ pub struct Said<T> {
     pub value: T,
 }
 
-/// `reasoning`, as OpenAI's API and OpenRouter's have it.
+/// `reasoning` in the form of OpenAI's API and OpenRouter's.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Reasoning {
@@ -41,7 +41,7 @@ struct Reasoning {
     context: Option<Value>,
 }
 
-/// `thinking`, as Anthropic's API has it, and those that follow it.
+/// `thinking` in the form of Anthropic's API and compatible ones.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Thinking {
@@ -53,10 +53,10 @@ struct Thinking {
 }
 
 impl ThinkingOptions {
-    /// Takes all fields about thinking out of `fields`.
+    /// Takes all reasoning options out of `fields`.
     ///
     /// # Errors
-    /// One is wrong, or two of them differ.
+    /// An option is invalid, or two of them differ.
     pub(crate) fn take(fields: &mut Fields<'_>) -> Result<Self, FieldError> {
         let mut options = Self::default();
         set(&mut options.effort, "reasoning_effort", fields.take("reasoning_effort")?)?;
@@ -82,7 +82,7 @@ impl ThinkingOptions {
         let Some(reasoning) = fields.take::<Reasoning>("reasoning")? else { return Ok(()) };
         if reasoning.exclude == Some(true) {
             let message =
-                "Reasoning is always in the answer, apart from the text: leave `exclude` out.";
+                "Reasoning is always returned, separately from the content: leave `exclude` out.";
             return Err(FieldError::new("reasoning.exclude", message));
         }
         for (path, summary) in [
@@ -90,7 +90,7 @@ impl ThinkingOptions {
             ("reasoning.generate_summary", reasoning.generate_summary),
         ] {
             match summary.as_deref() {
-                // The reasoning is in the answer itself.
+                // A summary is not needed, because the answer contains the reasoning.
                 None | Some("auto" | "none") => {}
                 Some(kind @ ("concise" | "detailed")) => fields.leave_out(path, Some(kind)),
                 Some(other) => {
@@ -122,7 +122,7 @@ impl ThinkingOptions {
             }
             other => {
                 let message = format!(
-                    "`{}` is not supported: enabled, adaptive and disabled are.",
+                    "`{}` is not supported; it must be enabled, adaptive or disabled.",
                     excerpt(other)
                 );
                 return Err(FieldError::new("thinking.type", message));
@@ -146,10 +146,10 @@ impl ThinkingOptions {
     }
 }
 
-/// Sets what `field` says.
+/// Sets the value of `field`.
 ///
 /// # Errors
-/// Another field says something else.
+/// Another field has a different value.
 pub(crate) fn set<T: PartialEq>(
     said: &mut Option<Said<T>>,
     field: &'static str,

@@ -1,4 +1,4 @@
-//! POST /tokenize and /detokenize: token ids and back.
+//! POST /tokenize and /detokenize.
 
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -11,26 +11,26 @@ use crate::fields::Fields;
 use crate::not_held::NotHeld;
 use crate::scalar::TokenId;
 
-/// A text or a conversation to be split into tokens.
+/// A text or a conversation to tokenize.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct TokenizeRequest {
-    /// Name of the model; the server's own when absent.
+    /// Model name; default: the served model.
     pub model: Option<String>,
-    /// What is to be split.
+    /// The text or the conversation.
     #[serde(flatten)]
     pub input: TokenizeInput,
-    /// Whether the tokenizer adds its own special tokens: by default with `prompt`, not with `messages`.
+    /// Add the tokenizer's special tokens. Default: true with `prompt`, false with `messages`.
     pub add_special_tokens: Option<bool>,
-    /// Whether the answer holds the tokens' texts too.
+    /// Also return the tokens' texts.
     #[schema(default = false)]
     pub return_token_strs: Option<bool>,
-    /// The parts of it that are left out.
+    /// Ignored parts of the request.
     #[serde(skip)]
     #[schema(ignore)]
     pub not_held: NotHeld,
 }
 
-/// What is to be split.
+/// The text or the conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum TokenizeInput {
@@ -39,17 +39,17 @@ pub enum TokenizeInput {
         /// The text.
         prompt: String,
     },
-    /// A conversation, as POST /v1/chat/completions takes it.
+    /// A conversation in the format of POST /v1/chat/completions.
     Messages {
-        /// The conversation; never empty.
+        /// The messages; at least one.
         messages: Vec<ChatMessage>,
-        /// Whether the prompt ends with the opening of the assistant's turn; true by default.
+        /// End the prompt with the start of the assistant's turn. Default: true.
         add_generation_prompt: Option<bool>,
-        /// Whether the last message is left open for the model to go on with.
+        /// Leave the last message open, so that the model continues it.
         continue_final_message: Option<bool>,
-        /// Handed to the chat template as they are.
+        /// Variables for the chat template.
         chat_template_kwargs: Option<Map<String, Value>>,
-        /// What the model may call, and whether it must.
+        /// Tools and tool choice.
         #[serde(flatten)]
         #[schema(value_type = WireToolOptions)]
         tool_options: Option<ToolOptions>,
@@ -57,7 +57,7 @@ pub enum TokenizeInput {
 }
 
 impl TokenizeRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let input = match fields.take("prompt")? {
@@ -92,25 +92,25 @@ impl TokenizeRequest {
 pub struct TokenizeResponse {
     /// Number of tokens.
     pub count: usize,
-    /// Longest sequence, prompt and output together, in tokens.
+    /// Context length: tokens of prompt and output together.
     pub max_model_len: usize,
     /// The token ids.
     pub tokens: Vec<u32>,
-    /// The tokens' texts, if asked for.
+    /// The tokens' texts, with `return_token_strs`.
     pub token_strs: Option<Vec<String>>,
 }
 
-/// Token ids to be joined into a text.
+/// Token ids to convert to text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct DetokenizeRequest {
-    /// Name of the model; the server's own when absent.
+    /// Model name; default: the served model.
     pub model: Option<String>,
     /// The token ids.
     pub tokens: Vec<u32>,
 }
 
 impl DetokenizeRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let tokens: Vec<TokenId> = fields.require("tokens")?;
@@ -126,7 +126,7 @@ impl DetokenizeRequest {
 /// The text of token ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct DetokenizeResponse {
-    /// The text, special tokens included.
+    /// The text, with special tokens.
     pub prompt: String,
 }
 

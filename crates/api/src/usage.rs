@@ -1,26 +1,26 @@
-//! What responses have in common: how a text ended, what it cost, and log-probabilities of prompts.
+//! Types that responses share: finish reasons, usage, and log-probabilities of prompts.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How a text ended.
+/// Reason for which a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// The model ended it, or a stop string or stop token was met.
+    /// The model ended the text, or a stop string or stop token was found.
     Stop,
-    /// The model ended it with calls of functions.
+    /// The model ended the text with tool calls.
     ToolCalls,
     /// `max_tokens` or the model's context length is reached.
     Length,
-    /// The server cancelled it while shutting down.
+    /// The server aborted the request at shutdown.
     Abort,
 }
 
 impl FinishReason {
-    /// As it stands on the wire.
+    /// The value in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -31,7 +31,7 @@ impl FinishReason {
     }
 }
 
-/// Which of the request's own stops ended a text; absent if the model ended it.
+/// Stop token or stop string of the request that ended the text; absent if the model ended it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum StopReason {
@@ -41,26 +41,26 @@ pub enum StopReason {
     Text(String),
 }
 
-/// Tokens that a request cost.
+/// Numbers of tokens of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Usage {
-    /// Tokens of the prompt, or of all prompts.
+    /// Prompt tokens, of all prompts.
     pub prompt_tokens: usize,
-    /// Tokens generated, over all choices.
+    /// Generated tokens, of all choices.
     pub completion_tokens: usize,
-    /// The sum of both.
+    /// Sum of prompt and generated tokens.
     pub total_tokens: usize,
-    /// More about the prompt's tokens.
+    /// Details of the prompt tokens.
     pub prompt_tokens_details: PromptTokensDetails,
-    /// More about the tokens generated, where the model reasons.
+    /// Details of the generated tokens, for models with reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
 }
 
-/// More about the tokens generated.
+/// Details of the generated tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CompletionTokensDetails {
-    /// Tokens of the reasoning, counted in its text, which may differ by a few.
+    /// Reasoning tokens, counted by tokenizing the reasoning text again, which may differ by a few.
     pub reasoning_tokens: usize,
 }
 
@@ -77,23 +77,23 @@ impl Usage {
     }
 }
 
-/// More about the prompt's tokens.
+/// Details of the prompt tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PromptTokensDetails {
-    /// Tokens whose keys and values came from the prefix cache.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
 }
 
-/// One entry per prompt token: candidates by token id; the first token has none.
+/// One entry for each prompt token: candidates by token id. The first token has none.
 pub type PromptLogprobs = Vec<Option<BTreeMap<String, PromptLogprob>>>;
 
-/// The log-probability of one candidate at a position of the prompt.
+/// Log-probability of one candidate at a position of the prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PromptLogprob {
-    /// Its log-probability.
+    /// Log-probability of the token.
     pub logprob: f32,
-    /// One more than there are likelier tokens.
+    /// Rank of the token; 1 is the most likely.
     pub rank: usize,
-    /// Its text.
+    /// Text of the token.
     pub decoded_token: String,
 }

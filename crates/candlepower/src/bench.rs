@@ -1,4 +1,4 @@
-//! `candlepower bench`: how fast a server answers, over HTTP, and how fast the engine computes, without it.
+//! `candlepower bench`: measures a server over HTTP, or the engine without HTTP.
 
 mod client;
 mod load;
@@ -21,51 +21,51 @@ use indicatif::{ProgressBar, ProgressStyle};
 use run::RunArgs;
 use serve::ServeArgs;
 
-/// What the long help of `bench serve` says after the flags.
+/// End of the long help of `bench serve`.
 const SERVE_AFTER_HELP: &str = "Examples:\n  \
     candlepower bench serve\n  \
     candlepower bench serve --url http://gpu-1:8000 --model my-model --concurrency 1,8,64 --requests 8,32,256\n  \
     candlepower bench serve --rate 0.5,2 --requests 60 --input-tokens 64 --shared-prefix-tokens 1024 --json out.json\n  \
     candlepower bench serve --workload chat --output-tokens 64 --json - | jq .levels\n\n\
-    Each request is streamed. Output tokens are what the server's usage says, never chunks that were counted. Times are \
-    taken from the moment a request is sent: to its first text, between chunks with text, per output token after the \
-    first ((last text - first text) / (tokens - 1)), and to its end. No prompt is sent twice.\n\n\
-    The exit status is 0 if all requests succeeded, 1 if one failed or the server cannot be used, 2 if the command line \
-    cannot be used.\n\n\
-    --json writes one object; times are seconds, and null where there was nothing to measure:\n  \
+    Each request is streamed. Output tokens are counted by the server's usage, not by chunks. Times start when a request is \
+    sent: time to first token, time between chunks with text, time per output token after the first \
+    ((last text - first text) / (tokens - 1)), and time of the whole request. No prompt is sent twice.\n\n\
+    Exit status: 0 if all requests succeeded; 1 if a request failed or the server cannot be used; 2 for an invalid command \
+    line.\n\n\
+    --json writes one object; times are seconds, and null if nothing was measured:\n  \
     kind, version, started_at   serve, this program's version, seconds since 1970\n  \
     server                      url, model\n  \
-    settings                    every parameter; prompts says whether token ids or text was sent\n  \
+    settings                    all parameters; prompts is token_ids or text\n  \
     levels                      a list, one object for each concurrency or rate:\n    \
-    concurrency, rate_per_s     which of the two, the other null\n    \
+    concurrency, rate_per_s     one of the two; the other is null\n    \
     requests, succeeded, failed, errors [{message, count}], short_answers\n    \
     duration_s, requests_per_s, input_tokens_per_s, output_tokens_per_s\n    \
     input_tokens, cached_tokens, output_tokens\n    \
     time_to_first_token_s, inter_chunk_s, time_per_output_token_s, request_s\n                                \
     each mean, p50, p90, p99, max";
 
-/// What the long help of `bench run` says after the flags.
+/// End of the long help of `bench run`.
 const RUN_AFTER_HELP: &str = "Examples:\n  \
     candlepower bench run demo\n  \
     candlepower bench run ./Qwen2.5-0.5B-Instruct --batch 1,8,64 --input-tokens 128,1024 --output-tokens 64\n  \
     candlepower bench run ./Qwen2.5-0.5B-Instruct --load-format dummy --dtype bfloat16 --threads 2 --json out.json\n\n\
-    Model and engine are set up as `serve` does it, by the same flags, environment and config file. Each shape is measured \
-    twice: once to compute all prompts (prefill: prompt tokens / seconds to the last prompt's first token), then, with the \
-    prompts in the prefix cache, the steps in which all sequences decode together. Prompts are random token ids.\n\n\
-    The exit status is 0 if all shapes were measured, 1 if not, 2 if the command line cannot be used.\n\n\
+    Model and engine take the same flags, environment and config file as `serve`. Each shape (batch and prompt length) is \
+    measured twice. Prefill: prompt tokens / seconds until the last prompt's first token. Decode: with the prompts in the \
+    prefix cache, the steps in which all sequences decode together. Prompts are random token ids.\n\n\
+    Exit status: 0 if all shapes were measured; 1 if not; 2 for an invalid command line.\n\n\
     --json writes one object; times are seconds:\n  \
     kind, version, started_at   run, this program's version, seconds since 1970\n  \
-    machine                     as doctor shows it\n  \
+    machine                     as in `candlepower doctor --json`\n  \
     model                       name, architecture, weights_dtype, weights_bytes, weights_bytes_per_step, max_model_len\n  \
     engine                      device, threads, block_size, num_blocks, num_states, state_bytes, kv_cache_bytes, kv_cache_dtype, load_s (time to load),\n                              \
-    and settings: those of serve in force, as text\n  \
+    and settings: the settings of serve in force, as text\n  \
     settings                    batch, input_tokens, output_tokens, seed\n  \
     shapes                      a list, one object for each batch and length: batch, input_tokens, output_tokens,\n    \
     prefill                     tokens, duration_s, tokens_per_s, steps, forward_share\n    \
-    decode                      steps, tokens_per_s, step_s {mean, p50, p90, p99, max}, weights_bytes_per_s (of\n                                experts those that so many tokens go to, if all are as likely),\n                                \
+    decode                      steps, tokens_per_s, step_s {mean, p50, p90, p99, max}, weights_bytes_per_s (with the\n                                experts that a batch uses if all are equally likely),\n                                \
     forward_share, rest_of_step_share, between_steps_share";
 
-/// The two ways to measure.
+/// The two benchmarks.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 pub(crate) struct Bench {
@@ -75,15 +75,15 @@ pub(crate) struct Bench {
 
 #[derive(Debug, Subcommand)]
 enum Form {
-    /// Load any OpenAI-compatible server over HTTP, and measure its answers
+    /// Benchmark any OpenAI-compatible server over HTTP
     #[command(after_long_help = SERVE_AFTER_HELP)]
     Serve(Box<ServeArgs>),
-    /// Measure the engine alone, without HTTP: prefill and decode, by batch and length
+    /// Benchmark the engine without HTTP: prefill and decode, by batch and prompt length
     #[command(after_long_help = RUN_AFTER_HELP, mut_args(hide_what_serves))]
     Run(Box<RunArgs>),
 }
 
-/// Measures as the command line says.
+/// Runs the benchmark that the command line asks for.
 pub(crate) fn run(flags: &ArgMatches) -> ExitCode {
     let bench = match Bench::from_arg_matches(flags) {
         Ok(bench) => bench,
@@ -92,7 +92,7 @@ pub(crate) fn run(flags: &ArgMatches) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            print_error(format_args!("error: the runtime cannot start: {error}"));
+            print_error(format_args!("error: cannot start the async runtime: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -107,7 +107,7 @@ pub(crate) fn run(flags: &ArgMatches) -> ExitCode {
             runtime.block_on(args.run())
         }
     };
-    // A connection or an engine that is still there is not waited for.
+    // Nobody waits for connections or an engine that are still running.
     runtime.shutdown_background();
     measured.unwrap_or_else(|error| {
         print_error(format_args!("error: {error:#}"));
@@ -115,14 +115,14 @@ pub(crate) fn run(flags: &ArgMatches) -> ExitCode {
     })
 }
 
-/// Settings of the HTTP server do nothing here, and are not shown.
+/// Hides the settings of the HTTP server, which have no effect here.
 fn hide_what_serves(arg: Arg) -> Arg {
     let serves = matches!(arg.get_help_heading(), Some("Server" | "Log and metrics"));
     let hidden = serves && !matches!(arg.get_id().as_str(), "config" | "framework" | "log_level");
     if hidden { arg.hide(true) } else { arg }
 }
 
-/// Ends the program for flags that do not go together, as clap does.
+/// Exits with a usage error, like clap, for flags that exclude each other.
 fn usage_error(message: String) -> ! {
     crate::Cli::command().error(ErrorKind::ValueValidation, message).exit()
 }
@@ -132,9 +132,9 @@ fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// A bar on standard error, where that is a terminal.
+/// A progress bar on standard error, if that is a terminal.
 fn progress_bar(length: usize, prefix: String) -> anyhow::Result<ProgressBar> {
     let style = ProgressStyle::with_template("{prefix:.bold} {wide_bar} {pos}/{len} {eta} {msg}")
-        .context("the progress bar's template")?;
+        .context("invalid template of the progress bar")?;
     Ok(ProgressBar::new(length as u64).with_style(style).with_prefix(prefix))
 }

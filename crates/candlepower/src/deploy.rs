@@ -1,4 +1,4 @@
-//! `candlepower deploy` and `update`: from a model's name to a ready server in the background, and from that to another.
+//! `candlepower deploy` and `update`: start a server in the background, and replace it by one with other parameters.
 
 use std::process::ExitCode;
 
@@ -14,62 +14,64 @@ use serde_json::json;
 use crate::deployments::{self, Output, Shown};
 use crate::place::Place;
 
-/// What the long help says after the flags.
+/// End of the long help of `deploy`.
 pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     candlepower deploy demo --name chat\n  \
     candlepower deploy Qwen/Qwen2.5-0.5B-Instruct --name qwen --max-model-len 8192 --env BLAZE_MAX_NUM_SEQS=32\n  \
     candlepower deploy ./model --name tree --framework prism --ttl-seconds 3600\n  \
     candlepower deploy demo --name boxed --backend docker\n  \
     candlepower deploy demo --name chat --backend kubernetes --gpu-count 0 --dry-run | kubectl apply -f -\n\n\
-    The server outlives this command; `candlepower ls` lists what runs, `candlepower delete NAME` ends it. HF_TOKEN is taken \
-    from the environment, the API key from BLAZE_API_KEY or PRISM_API_KEY given with --env or from CANDLEPOWER_API_KEY in the \
-    environment, and both are kept in the memory of the supervisor alone (within the container, in the cluster's Secret). The same command again finds the deployment \
-    that is there. Ctrl-C ends the waiting, not the deployment.\n\nExit status and errors: as of `candlepower status --help`.";
+    The server outlives this command; `candlepower ls` lists deployments, `candlepower delete NAME` stops one. HF_TOKEN comes \
+    from the environment. The API key is BLAZE_API_KEY or PRISM_API_KEY of --env, or CANDLEPOWER_API_KEY of the environment. \
+    Both are kept only in the supervisor's memory, in the container, or in the cluster's Secret. The same command again \
+    returns the existing deployment. Ctrl-C stops waiting, not the deployment.\n\n\
+    For exit status and errors see `candlepower status --help`.";
 
-/// The long help of `update`, after the flags.
+/// End of the long help of `update`.
 pub(crate) const AFTER_UPDATE_HELP: &str = "Examples:\n  \
     candlepower update chat --max-model-len 8192\n  \
     candlepower update chat --model Qwen/Qwen2.5-1.5B-Instruct --env BLAZE_MAX_NUM_SEQS=64\n\n\
-    Parameters that are not given stay, secrets included. The new server is ready on another port before the old one ends; `candlepower \
-    status NAME` shows its address. Where the port stays the same, or there is no room for both, the old one ends first, and is started \
-    again if the new one fails. In a cluster pods are replaced one by one. A failed update leaves the server before it.\n\n\
-    Exit status and errors: as of `candlepower status --help`.";
+    Other parameters stay, secrets included. The new server starts on another port, and the old one stops when the new one is \
+    ready; `candlepower status NAME` shows its URL. If the port is fixed or memory is too small for both, the old server stops \
+    first and is started again if the new one fails. In a cluster, pods are replaced one by one. After a failed update the old \
+    server runs.\n\n\
+    For exit status and errors see `candlepower status --help`.";
 
-/// What to deploy.
+/// The deployment to create.
 #[derive(Debug, Args)]
 pub(crate) struct Deploy {
-    /// Hub id owner/name (of a GGUF file owner/name:Q4_K_M), a model folder, a GGUF file, or `demo`
+    /// Hub id owner/name (for a GGUF file owner/name:Q4_K_M), model folder, GGUF file, or `demo`
     #[arg(value_name = "MODEL")]
     model: String,
-    /// Name of the deployment: small letters, digits and hyphens, at most 63
+    /// Name of the deployment: at most 63 lower-case letters, digits and hyphens
     #[arg(long)]
     name: String,
-    /// blaze for throughput, prism for conversations that share prefixes
+    /// Serving mode: blaze for throughput, prism for conversations that share prefixes
     #[arg(long, value_enum, default_value = "blaze")]
     framework: FrameworkChoice,
     #[command(flatten)]
     choices: Choices,
-    /// Print the manifests of the kubernetes backend, and ask and change nothing; secrets are in the Secret
+    /// Print the Kubernetes manifests, with secrets, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Change the deployment that has the name, where it has other parameters; see `candlepower update`
+    /// Update an existing deployment of this name that has other parameters; see `candlepower update`
     #[arg(long)]
     update: bool,
     #[command(flatten)]
     place: Place,
-    /// Leave a deployment that failed to be looked at
+    /// Keep a deployment that failed, with its log, instead of deleting it
     #[arg(long)]
     keep_on_failure: bool,
     #[command(flatten)]
     output: Output,
 }
 
-/// The changes of `update`.
+/// The parameters to change.
 #[derive(Debug, Args)]
 pub(crate) struct Update {
-    /// The deployment
+    /// Name of the deployment
     name: String,
-    /// Another model
+    /// New model
     #[arg(long)]
     model: Option<String>,
     #[command(flatten)]
@@ -83,49 +85,49 @@ pub(crate) struct Update {
 /// Parameters that can be changed.
 #[derive(Debug, Args)]
 struct Choices {
-    /// GPUs to allocate; 0 computes on the CPU
+    /// Number of GPUs; 0 runs on the CPU
     #[arg(long, value_name = "N")]
     gpu_count: Option<u32>,
-    /// GPUs over which each layer is split [default: gpu_count]
+    /// Tensor-parallel ranks, one GPU each [default: --gpu-count]
     #[arg(long, value_name = "N")]
     tensor_parallel_size: Option<u32>,
-    /// Longest sequence, prompt and output together, in tokens [default: the model's own limit]
+    /// Context length: tokens of prompt and output together [default: the model's own limit]
     #[arg(long, alias = "context-length", value_name = "TOKENS")]
     max_model_len: Option<u64>,
     #[arg(
         long, value_name = "METHOD",
-        help = format!("Quantization that the weights must have: {}", QuantizationMethod::settings()),
+        help = format!("Quantization method that the checkpoint must have: {}", QuantizationMethod::settings()),
     )]
     quantization: Option<String>,
-    /// Names of GPUs that will do, separated by commas
+    /// GPU models that may be used, separated by commas, such as H100,H200
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     gpu_models: Vec<String>,
-    /// Least memory of a GPU
+    /// Minimum memory of each GPU
     #[arg(long, value_name = "GB")]
     min_gpu_memory_gb: Option<u64>,
-    /// Main memory that the server may take, a Kubernetes quantity [default: 16Gi]
+    /// Limit of main memory, as a Kubernetes quantity [default: 16Gi]
     #[arg(long, value_name = "QUANTITY")]
     memory: Option<String>,
-    /// CPUs that are set aside for it, a Kubernetes quantity such as 4 or 500m; it computes on as many threads
+    /// CPUs to reserve, as a Kubernetes quantity such as 4 or 500m; also sets the number of compute threads
     #[arg(long, value_name = "QUANTITY")]
     cpu: Option<String>,
-    /// One more variable of the server's environment; may be given several times. Its value is stored in clear, unless its
-    /// name has TOKEN, KEY, SECRET, PASSWORD, PASSWD or CREDENTIAL in it
+    /// Environment variable of the server; may be repeated. The value is stored as plain text, unless the name contains TOKEN,
+    /// KEY, SECRET, PASSWORD, PASSWD or CREDENTIAL
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<(String, String)>,
-    /// Seconds to wait until it is ready
+    /// Seconds to wait until the server is ready
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
-    /// Type that the weights are kept in: auto, float32, float16, bfloat16
+    /// Data type of weights and activations: auto, float32, float16, bfloat16
     #[arg(long)]
     dtype: Option<String>,
-    /// Name under which requests ask for the model
+    /// Model name that requests use
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
-    /// Part of a GPU's memory that the server may take
+    /// Fraction of a GPU's free memory to use
     #[arg(long, alias = "mem-fraction-static", value_name = "PART")]
     gpu_memory_utilization: Option<f64>,
-    /// No CUDA graphs
+    /// Disable CUDA graphs
     #[arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true",
     )]
@@ -136,31 +138,31 @@ struct Choices {
     /// Port of the server [default: a free one]
     #[arg(long)]
     port: Option<u16>,
-    /// Container image [default: CANDLEPOWER_IMAGE, or this version's for the CPU or the GPUs]
+    /// Container image [default: CANDLEPOWER_IMAGE, or this version's image for CPU or GPU]
     #[arg(long)]
     image: Option<String>,
-    /// Servers side by side; more than one takes the kubernetes backend
+    /// Number of server replicas; more than one needs --backend kubernetes
     #[arg(long, value_name = "N")]
     replicas: Option<u32>,
-    /// Where containers keep downloads: a volume (docker) or a persistent volume claim (kubernetes) by its name, or a folder by its full
-    /// path. A folder is there already, and user 10001 may write it
+    /// Storage for downloaded models: name of a volume (docker) or persistent volume claim (kubernetes), or full path of an existing
+    /// folder that user 10001 may write
     #[arg(long, value_name = "PLACE")]
     hub_cache: Option<String>,
 }
 
-/// The frameworks by their names.
+/// The serving modes.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum FrameworkChoice {
     Blaze,
     Prism,
 }
 
-/// Holds the API key of a deployment, where no other user sees it.
+/// Environment variable with the API key of a deployment. Other users cannot read it, unlike the command line.
 const API_KEY: &str = "CANDLEPOWER_API_KEY";
-/// Exit status of a command that Ctrl-C has ended, as shells have it.
+/// Exit status after Ctrl-C: 128 plus SIGINT, like a shell's.
 const INTERRUPTED: i32 = 130;
 
-/// Sets what was said: the two builders have the same methods and no type in common.
+/// Sets the given parameters. It is a macro because the two builders have the same methods but no common trait.
 macro_rules! build {
     ($choices:expr, $params:expr, $memory:ident) => {{
         let (choices, mut params) = ($choices, $params.timeout($choices.timeout));
@@ -247,7 +249,7 @@ impl Update {
     }
 }
 
-/// Does long work, with a line that shows its progress. Ctrl-C ends the waiting, and says that the work goes on.
+/// Waits for an operation with a progress line. Ctrl-C stops the waiting, not the operation.
 async fn waited(name: &str, work: impl AsyncFnOnce(&Line) -> Result<Deployment>) -> Result<Shown> {
     let line = Line::new();
     let done = tokio::select! {
@@ -255,7 +257,7 @@ async fn waited(name: &str, work: impl AsyncFnOnce(&Line) -> Result<Deployment>)
         _ = tokio::signal::ctrl_c() => {
             line.clear();
             print_error(format_args!(
-                "`{name}` goes on in the background: `candlepower status {name}` shows how it is, `candlepower delete {name}` ends it"
+                "`{name}` continues in the background: `candlepower status {name}` shows its state, `candlepower delete {name}` stops it"
             ));
             std::process::exit(INTERRUPTED);
         }
@@ -265,11 +267,11 @@ async fn waited(name: &str, work: impl AsyncFnOnce(&Line) -> Result<Deployment>)
 }
 
 fn variable(text: &str) -> std::result::Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or("NAME=VALUE is needed")?;
+    let (name, value) = text.split_once('=').ok_or("write it as NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// A line on the terminal that tells how far a start is; nothing where there is no terminal.
+/// A progress line on the terminal; nothing without a terminal.
 struct Line(ProgressBar);
 
 impl Line {

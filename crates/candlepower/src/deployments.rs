@@ -1,4 +1,4 @@
-//! What is done with deployments that are there: `ls`, `status`, `logs`, `restart`, `delete`, `events`.
+//! Commands on existing deployments: `ls`, `status`, `logs`, `restart`, `delete`, `events`.
 
 use std::process::ExitCode;
 
@@ -10,16 +10,16 @@ use serde_json::{Value, json};
 use crate::place::Place;
 use crate::table::table_of_words;
 
-/// What the long help says after the flags.
-pub(crate) const AFTER_HELP: &str = "Exit status: 0 done; 1 FAILED, the server ended; 2 VALIDATION_ERROR, or a command line that cannot be used; \
+/// End of the long help.
+pub(crate) const AFTER_HELP: &str = "Exit status: 0 success; 1 FAILED, the server stopped; 2 VALIDATION_ERROR, or an invalid command line; \
     3 NOT_FOUND; 4 NAME_IN_USE; 5 TIMEOUT; 6 RESOURCE_UNAVAILABLE; 7 OUT_OF_MEMORY; 8 GATED_MODEL; 9 QUANTIZATION_MISMATCH; \
-    10 NETWORK_ERROR; 11 BACKEND_ERROR. With --json an error is {\"error\": {\"code\", \"message\", \"retryable\", ..}} on standard \
-    output.";
+    10 NETWORK_ERROR; 11 BACKEND_ERROR. With --json, errors are printed to standard output as \
+    {\"error\": {\"code\", \"message\", \"retryable\", ..}}.";
 
-/// How results are written.
+/// The format of the output.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct Output {
-    /// Write JSON
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -36,7 +36,7 @@ pub(crate) struct List {
 /// `candlepower status`.
 #[derive(Debug, Args)]
 pub(crate) struct Status {
-    /// The deployment
+    /// Name of the deployment
     name: String,
     #[command(flatten)]
     place: Place,
@@ -47,12 +47,12 @@ pub(crate) struct Status {
 /// `candlepower logs`.
 #[derive(Debug, Args)]
 pub(crate) struct Logs {
-    /// The deployment
+    /// Name of the deployment
     name: String,
-    /// Newest lines to show [default: all]
+    /// Number of newest lines to show [default: all]
     #[arg(long, short = 'n', value_name = "N")]
     tail: Option<usize>,
-    /// Go on with lines to come, until the deployment is deleted
+    /// Follow the log until the deployment is deleted
     #[arg(long, short)]
     follow: bool,
     #[command(flatten)]
@@ -64,9 +64,9 @@ pub(crate) struct Logs {
 /// `candlepower restart`.
 #[derive(Debug, Args)]
 pub(crate) struct Restart {
-    /// The deployment
+    /// Name of the deployment
     name: String,
-    /// Seconds to wait until it is ready
+    /// Seconds to wait until the server is ready
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
     #[command(flatten)]
@@ -78,7 +78,7 @@ pub(crate) struct Restart {
 /// `candlepower delete`.
 #[derive(Debug, Args)]
 pub(crate) struct Delete {
-    /// The deployment
+    /// Name of the deployment
     name: String,
     #[command(flatten)]
     place: Place,
@@ -89,7 +89,7 @@ pub(crate) struct Delete {
 /// `candlepower events`.
 #[derive(Debug, Args)]
 pub(crate) struct Events {
-    /// The deployment
+    /// Name of the deployment
     name: String,
     #[command(flatten)]
     place: Place,
@@ -191,14 +191,14 @@ impl Events {
     }
 }
 
-/// Seconds since 1970 as a date of UTC.
+/// Seconds since 1970 as a UTC date.
 fn date(seconds: u64) -> String {
     let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
     jiff::Timestamp::from_second(seconds)
         .map_or_else(|_| seconds.to_string(), |time| time.to_string())
 }
 
-/// A result in both forms.
+/// A result as text and as JSON.
 pub(crate) struct Shown {
     pub(crate) text: String,
     pub(crate) json: Value,
@@ -229,12 +229,12 @@ pub(crate) async fn shown(deployment: &Deployment) -> Result<Shown> {
 }
 
 impl Output {
-    /// Does the work, and writes what came of it.
+    /// Runs a command and prints its result.
     pub(crate) fn finish(self, work: impl Future<Output = Result<Shown>>) -> ExitCode {
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => {
-                print_error(format_args!("error: the runtime cannot start: {error}"));
+                print_error(format_args!("error: cannot start the async runtime: {error}"));
                 return ExitCode::FAILURE;
             }
         };

@@ -1,4 +1,4 @@
-//! `candlepower doctor`: what this machine has, and whether a model fits it, before anything is loaded.
+//! `candlepower doctor`: shows this machine, and whether a model fits, without loading it.
 
 mod encoder;
 mod report;
@@ -24,77 +24,76 @@ use serde_json::json;
 use encoder::EncoderReport;
 use report::ModelReport;
 
-/// What the long help says after the flags.
+/// End of the long help.
 pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     candlepower doctor\n  \
     candlepower doctor ./Qwen2.5-7B-Instruct --max-model-len 8192\n  \
     candlepower doctor Qwen/Qwen2.5-7B-Instruct\n  \
     candlepower doctor demo --json\n\n\
-    The exit status is 0 if the model fits this machine, 1 if it does not or is not supported, 2 if the command line \
-    cannot be used.\n\n\
-    --json writes one object; sizes are bytes, contexts are tokens, numbers are those of one rank:\n  \
+    Exit status: 0 if the model fits this machine; 1 if it does not, or is not supported; 2 for an invalid command line.\n\n\
+    --json writes one object; sizes are bytes, contexts are tokens, and all values are of one rank:\n  \
     machine                  cpu, memory, gpus, container_engines, kubernetes\n  \
-    model                    as it was named (this and all below only with a model)\n  \
+    model                    the argument MODEL (this and all below only with a model)\n  \
     architecture             class name in config.json, or null\n  \
-    supported                whether this version can serve it\n  \
-    quantization             its method in config.json, or null\n  \
-    quantize_on_load         what its weights become while they are loaded: int8, int4 or null\n  \
-    message                  why it is not supported or does not fit; null if all is well\n  \
-    dtype                    of the weights that are not quantized: float32, float16, bfloat16\n  \
-    num_parameters           count of weights\n  \
-    max_model_len            the context asked for, or the model's own\n  \
-    max_num_batched_tokens   tokens of a step: what was asked for, or the default\n  \
-    tensor_parallel_size     ranks\n  \
+    supported                whether this version can serve the model\n  \
+    quantization             quantization method in config.json, or null\n  \
+    quantize_on_load         int8, int4 or null\n  \
+    message                  reason if the model is not supported or does not fit, else null\n  \
+    dtype                    of unquantized weights: float32, float16, bfloat16\n  \
+    num_parameters           number of parameters\n  \
+    max_model_len            context: --max-model-len, or the model's own\n  \
+    max_num_batched_tokens   batch tokens: --max-num-batched-tokens, or the default\n  \
+    tensor_parallel_size     number of ranks\n  \
     weights_bytes            of the weights as loaded\n  \
-    kv_bytes_per_token       of keys and values of one token\n  \
-    kv_bytes_per_sequence    of one sequence of max_model_len\n  \
-    max_num_seqs             sequences at once: what was asked for, or fewer where their states take too much\n  \
-    state_bytes              of states, which sequences of some models have beside keys and values\n  \
-    activation_bytes         of a step's intermediate results, an estimate from above\n  \
-    needed_bytes             weights, states, activations and one sequence\n  \
-    available_bytes          what is free, or null\n  \
-    kv_cache_bytes           what the KV cache would get\n  \
-    kv_cache_dtype           of keys and values: float32, float16, bfloat16, fp8; null without a cache\n  \
-    fits                     whether that fits the memory of this machine's CPU\n  \
-    max_model_len_that_fits  the longest context with which it would; 0 for none\n  \
-    num_sequences            sequences of max_model_len (of max_model_len_that_fits, where it does not fit) at once\n  \
+    kv_bytes_per_token       KV/token\n  \
+    kv_bytes_per_sequence    KV/context: KV cache of one sequence of max_model_len\n  \
+    max_num_seqs             max sequences: --max-num-seqs, or fewer if their recurrent states would take too much memory\n  \
+    state_bytes              of recurrent states (linear attention, SSM), which some models have besides the KV cache\n  \
+    activation_bytes         of a step's activations, an upper estimate\n  \
+    needed_bytes             weights, states, activations and the KV cache of one sequence\n  \
+    available_bytes          free memory, or null if unknown\n  \
+    kv_cache_bytes           of the KV cache that `serve` would allocate\n  \
+    kv_cache_dtype           float32, float16, bfloat16, fp8; null without a KV cache\n  \
+    fits                     whether `serve` would start on this device\n  \
+    max_model_len_that_fits  longest context that fits; 0 for none\n  \
+    num_sequences            sequences of max_model_len (or max_model_len_that_fits) that the KV cache holds\n  \
     plans                    a list with the same for each dtype and device: device (cpu, gpu 0, ..), dtype, stored ..";
 
-/// What to look at.
+/// The model to check, and the settings that change its memory.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// Model folder, of which config.json is enough, a GGUF file, or a hub id, of which config.json or the GGUF header is fetched, or `demo`; without one
-    /// only the machine is shown
+    /// Model folder, GGUF file, hub id or `demo`. Only config.json or the GGUF header is needed, and only that is downloaded. Without a
+    /// model, doctor shows only the machine
     #[arg(value_name = "MODEL")]
     model: Option<String>,
     /// Branch, tag or commit of a model on the hub
     #[arg(long, value_name = "REVISION", default_value = "main")]
     revision: String,
-    /// Longest sequence, prompt and output together, in tokens [default: the model's own limit]
+    /// Context length: tokens of prompt and output together [default: the model's own limit]
     #[arg(long, value_name = "TOKENS")]
     max_model_len: Option<NonZeroUsize>,
-    /// Type that the weights are kept in; auto keeps them as stored
+    /// Data type of weights and activations; auto keeps the checkpoint's type
     #[arg(long, default_value = "auto", value_parser = one_of(DTYPES))]
     dtype: Asked<Dtype>,
-    /// What weights that are not quantized become while they are loaded
+    /// Quantize unquantized weights while loading
     #[arg(long, value_name = "KIND", value_parser = one_of(OnLoad::CHOICES))]
     quantize_on_load: Option<OnLoad>,
-    /// Ranks over which each layer is split
+    /// Tensor-parallel ranks that split each layer
     #[arg(long, value_name = "N", default_value = "1")]
     tensor_parallel_size: NonZeroUsize,
-    /// Memory of the KV cache, such as 512M or 4Gi [default: a quarter of free memory, and no more than useful]
+    /// Memory of the KV cache, such as 512M or 4Gi [default: 1/4 of free memory; on a GPU the rest of its share; no more than needed]
     #[arg(long, value_name = "SIZE")]
     kv_cache_memory: Option<ByteSize>,
-    /// Type of keys and values in the cache; auto takes the weights', on the CPU float32 where they are not bfloat16
+    /// Data type of the KV cache. auto is the weights' type, on the CPU bfloat16 or float32
     #[arg(long, default_value = "auto", value_parser = one_of(KvDtype::CHOICES))]
     kv_cache_dtype: Asked<KvDtype>,
-    /// Most sequences running at once
+    /// Maximum sequences in a batch
     #[arg(long, value_name = "N", default_value = "256")]
     max_num_seqs: NonZeroUsize,
-    /// Token budget of one step [default: 512, on a GPU 8192, or what its memory has room for]
+    /// Maximum batch tokens, prompt chunks included [default: 512; on a GPU 8192, or fewer if memory is short]
     #[arg(long, value_name = "N")]
     max_num_batched_tokens: Option<NonZeroUsize>,
-    /// Tokens in one KV block
+    /// Tokens in one block of the KV cache
     #[arg(long, value_name = "N", default_value = "16")]
     block_size: NonZeroUsize,
     /// Write one JSON object instead of a table
@@ -102,11 +101,11 @@ pub(crate) struct Doctor {
     json: bool,
 }
 
-/// The files of a model, of which `config.json` is enough: a folder, a GGUF file, `demo`, or an id on the hub, from which nothing but
-/// `config.json`, or the header of a GGUF file, is fetched.
+/// The files of a model: a folder, a GGUF file, `demo` or a hub id. `config.json` or the header of a GGUF file is enough, and nothing
+/// else is downloaded.
 ///
 /// # Errors
-/// There is no such model, or it cannot be had.
+/// The model does not exist, or cannot be downloaded.
 fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
     if model == "demo" {
         return Ok(candlepower_server::demo_files());
@@ -116,7 +115,7 @@ fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
     }
     let Ok(name) = ModelName::not_here(model) else {
         bail!(
-            "there is no model folder or GGUF file `{model}`; name a folder with config.json, a GGUF file, a model on the hub as owner/name or owner/name:Q4_K_M, or `demo`"
+            "there is no model folder or GGUF file `{model}`; give a folder with config.json, a GGUF file, a hub id as owner/name or owner/name:Q4_K_M, or `demo`"
         );
     };
     let flags =
@@ -128,7 +127,7 @@ fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
     Ok(model.files())
 }
 
-/// What there is to say of a model.
+/// The report on a model.
 enum Report {
     Decoder(ModelReport),
     Encoder(EncoderReport),
@@ -160,7 +159,7 @@ impl fmt::Display for Report {
 }
 
 impl Doctor {
-    /// Looks and says what it sees.
+    /// Checks the model and prints the report.
     pub(crate) fn run(&self) -> ExitCode {
         let machine = Machine::probe();
         let Some(model) = &self.model else {
@@ -189,7 +188,7 @@ impl Doctor {
         }
     }
 
-    /// What is known of a model that is not supported.
+    /// The JSON report on a model that is not supported.
     fn refusal(&self, model: &str, machine: &Machine, error: &anyhow::Error) -> serde_json::Value {
         let config = checkpoint_files(model, &self.revision)
             .ok()
@@ -212,7 +211,7 @@ impl Doctor {
         })
     }
 
-    /// Does the arithmetic for every dtype on every device.
+    /// Plans the memory for each dtype on each device.
     fn look_at(&self, model: &str, machine: &Machine) -> Result<Report> {
         match Description::open(checkpoint_files(model, &self.revision)?)? {
             Description::Decoder(mut checkpoint) => {
@@ -222,7 +221,9 @@ impl Doctor {
                 self.look_at_decoder(model, &checkpoint, machine).map(Report::Decoder)
             }
             Description::Encoder(_) if self.quantize_on_load.is_some() => {
-                bail!("--quantize-on-load is for models that generate text: leave it out");
+                bail!(
+                    "--quantize-on-load is for models that generate text, and this is an encoder: leave it out"
+                );
             }
             Description::Encoder(checkpoint) => {
                 self.look_at_encoder(model, &checkpoint, machine).map(Report::Encoder)
@@ -238,7 +239,7 @@ impl Doctor {
     ) -> Result<EncoderReport> {
         if let Some(quantization) = checkpoint.quantization() {
             bail!(
-                "the weights are quantized with {}, which is not supported for models that give vectors or scores: take the model that is not quantized",
+                "the weights are quantized with {}, which is not supported for embedding and reranking models: use the unquantized model",
                 quantization.method
             );
         }
@@ -264,7 +265,7 @@ impl Doctor {
             && quantization.scheme.is_none()
         {
             bail!(
-                "the weights are quantized with {}, which this version does not support: take a version with {}, or the model that is not quantized",
+                "the weights are quantized with {}, which this version does not support: use a model quantized with {}, or the unquantized model",
                 quantization.method,
                 QuantizationMethod::recommended()
             );
@@ -280,7 +281,7 @@ impl Doctor {
             }
         }
         let memories = self.memories(machine);
-        // Not every device keeps keys and values beside any weights as asked.
+        // Not every device supports every KV cache type with every weights' type; such combinations have no plan.
         let plan = |dtype, (name, memory): &(String, DeviceMemory)| {
             let asked = (self.dtype.is_some() || dtype != stored).then_some(dtype);
             let kv = checkpoint.kv_dtype(memory.device, self.kv_cache_dtype, asked, dtype).ok()?;
@@ -312,7 +313,7 @@ impl Doctor {
         }
     }
 
-    /// What one rank may take on the CPU, whose memory all ranks share, and on each GPU.
+    /// Memory for one rank on the CPU, whose memory all ranks share, and on each GPU.
     fn memories(&self, machine: &Machine) -> Vec<(String, DeviceMemory)> {
         let memory = |device, available_bytes| DeviceMemory {
             device,
@@ -362,7 +363,7 @@ mod tests {
         let plans = json["plans"].as_array().unwrap();
         assert_eq!(plans.len(), 6);
         assert_eq!((&plans[1]["device"], &plans[1]["fits"]), (&"gpu 0".into(), &true.into()));
-        // Beside bfloat16 keys and values are kept so everywhere, but on a GPU heads of 32 elements are padded to 64.
+        // The KV cache is bfloat16 everywhere, but on a GPU heads of 32 elements are padded to 64.
         let kv_bytes = |plan: usize| plans[plan]["kv_bytes_per_token"].as_u64().unwrap();
         assert_eq!(kv_bytes(1), kv_bytes(0) * 64 / 32);
         assert!(report.to_string().contains("gpu 0"));

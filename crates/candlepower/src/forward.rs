@@ -1,4 +1,4 @@
-//! `candlepower forward`: a port of this machine that leads to a deployment in a cluster.
+//! `candlepower forward`: a local port that leads to a deployment in a cluster.
 
 use std::process::ExitCode;
 
@@ -13,9 +13,9 @@ use crate::place::Place;
 /// `candlepower forward`.
 #[derive(Debug, Args)]
 pub(crate) struct Forward {
-    /// The deployment
+    /// Name of the deployment
     name: String,
-    /// Port of this machine [default: a free one]
+    /// Local port [default: a free one]
     #[arg(long)]
     port: Option<u16>,
     #[command(flatten)]
@@ -31,7 +31,9 @@ impl Forward {
             let forward = deployment.forward(self.port).await?;
             print(&match self.output.json {
                 true => format!("{}\n", json!({ "name": self.name, "url": forward.url })),
-                false => format!("{} answers at {} until Ctrl-C\n", self.name, forward.url),
+                false => {
+                    format!("{} is available at {}; press Ctrl-C to stop\n", self.name, forward.url)
+                }
             });
             interrupted().await?;
             Ok(Shown { text: String::new(), json: Value::Null })
@@ -42,7 +44,7 @@ impl Forward {
 async fn interrupted() -> Result<()> {
     let waited = tokio::signal::ctrl_c().await;
     waited.map_err(|error| Error::Backend {
-        doing: "Ctrl-C cannot be waited for".into(),
+        doing: "cannot wait for Ctrl-C".into(),
         cause: error.to_string(),
     })
 }

@@ -1,4 +1,4 @@
-//! `candlepower health`: asks a server whether it is healthy, for container engines and scripts that have no HTTP client.
+//! `candlepower health`: checks a server's health, for container engines and scripts without an HTTP client.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
@@ -15,21 +15,21 @@ use clap::{Args, Command};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
-/// The first process of a container is its server, or an init that holds the server's command line.
+/// The first process of a container is its server, or an init process whose command line contains the server's.
 const FIRST_PROCESS: &str = "/proc/1/cmdline";
-/// More of an answer than this is not read: the server's own is one line.
+/// Maximum bytes of an answer. The server's own is one line.
 const MAX_ANSWER: u64 = 64 << 10;
 
 #[derive(Args)]
 pub(crate) struct HealthArgs {
-    /// Address of the server [default: the server of this container, or where the environment says that one listens]
+    /// URL of the server [default: the server of this container, or the address that the environment's settings give]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
-    /// PEM file with the certificate of an https server, or of its authority, to trust besides the system's. Not needed for a
-    /// server on a loopback address, whose certificate is not checked, nor for one that is found in the settings
+    /// PEM file with the server's certificate or its CA's, to trust besides the system's CAs. Not needed without --url, nor for a
+    /// loopback address, whose certificate is not checked
     #[arg(long, value_name = "FILE", requires = "url")]
     cacert: Option<PathBuf>,
-    /// PEM file with the certificate to show to an https server that asks clients for one
+    /// PEM file with a client certificate, for servers that ask for one
     #[arg(long, value_name = "FILE", requires_all = ["url", "key"])]
     cert: Option<PathBuf>,
     /// PEM file with the private key of --cert
@@ -40,7 +40,7 @@ pub(crate) struct HealthArgs {
     timeout: u64,
 }
 
-/// Prints what the server says of itself; succeeds if it is healthy.
+/// Prints the server's answer; succeeds if it is healthy.
 pub(crate) fn run(args: &HealthArgs, command: &Command) -> ExitCode {
     let timeout = Duration::from_secs(args.timeout);
     let asked = match &args.url {
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &HealthArgs, command: &Command) -> ExitCode {
     }
 }
 
-/// Asks where the server of this container listens; where there is none, where one of the frameworks would.
+/// Asks the server of this container. Without one, asks the default address of each serving mode.
 fn ask_own_server(command: &Command, timeout: Duration) -> Result<Answer> {
     let first_process = std::fs::read(FIRST_PROCESS).unwrap_or_default();
     if let Some(flags) = serve_flags(&first_process) {
@@ -72,12 +72,12 @@ fn ask_own_server(command: &Command, timeout: Duration) -> Result<Answer> {
     let blaze = Address::of_settings(command, &[])?.ask(timeout);
     blaze.or_else(|error| {
         let prism = Address::of_settings(command, &["--framework".into(), "prism".into()])?;
-        // If neither answers, the first is the one that is usually meant.
+        // If neither answers, the error names the blaze address, which most users mean.
         prism.ask(timeout).map_err(|_| error)
     })
 }
 
-/// What follows `candlepower serve` in a process's command line, whose words end with a zero byte each.
+/// The words after `candlepower serve` in a process's command line. Each word ends with a zero byte.
 fn serve_flags(command_line: &[u8]) -> Option<Vec<String>> {
     let command_line = String::from_utf8_lossy(command_line);
     let words: Vec<&str> = command_line.split_terminator('\0').collect();
@@ -87,12 +87,12 @@ fn serve_flags(command_line: &[u8]) -> Option<Vec<String>> {
     Some(words[at + 2..].iter().map(|word| (*word).to_owned()).collect())
 }
 
-/// Where a server is asked, and how.
+/// The address of a server, and its TLS files.
 #[derive(Debug, PartialEq, Eq)]
 struct Address {
-    /// Host and port as they stand in a URL.
+    /// Host and port, as in a URL.
     authority: String,
-    /// What stands before `/health`.
+    /// The path before `/health`.
     prefix: String,
     tls: Option<Tls>,
 }
@@ -100,9 +100,9 @@ struct Address {
 /// The files for TLS with a server.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tls {
-    /// Has certificates that are trusted.
+    /// File with trusted certificates.
     trusted: Option<PathBuf>,
-    /// Certificate and key to show.
+    /// Files of the client certificate and its key.
     identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -126,7 +126,7 @@ impl Address {
         Ok(Self { authority: format!("{authority}{port}"), prefix, tls })
     }
 
-    /// Where a server listens that was started with these flags in this environment.
+    /// The address of a server that was started with these flags in this environment.
     fn of_settings(command: &Command, flags: &[String]) -> Result<Self> {
         let serve = ["candlepower", "serve"].into_iter().chain(flags.iter().map(String::as_str));
         let matches = command.clone().try_get_matches_from(serve)?;
@@ -141,7 +141,7 @@ impl Address {
         let authority = format!("{host}:{}", config.port());
         let tls = config.ssl_certfile.map(|certificate| Tls {
             trusted: Some(certificate.clone()),
-            // A server that wants clients' certificates takes its own.
+            // A server that asks for client certificates also accepts its own, so that this check needs no other.
             identity: config.ssl_ca_certs.and(config.ssl_keyfile).map(|key| (certificate, key)),
         });
         Ok(Self { authority, prefix: String::new(), tls })
@@ -150,13 +150,13 @@ impl Address {
     fn ask(&self, timeout: Duration) -> Result<Answer> {
         let Self { authority, prefix, tls } = self;
         let (scheme, hint) = match tls {
-            Some(_) => ("https", " (http:// where it has no TLS)"),
+            Some(_) => ("https", " (http:// if it has no TLS)"),
             None => ("http", ""),
         };
         let answer = self.exchange(timeout).with_context(|| {
-            format!("no server answers at {scheme}://{authority}{prefix}; start one, or say where with --url{hint}")
+            format!("no server answers at {scheme}://{authority}{prefix}; start one, or give its address with --url{hint}")
         })?;
-        Answer::parse(&answer).with_context(|| format!("{authority} does not speak HTTP"))
+        Answer::parse(&answer).with_context(|| format!("the answer of {authority} is not HTTP"))
     }
 
     fn exchange(&self, timeout: Duration) -> Result<Vec<u8>> {
@@ -173,12 +173,12 @@ impl Address {
         let Some(tls) = &self.tls else { return Ok(self.request(stream)?) };
         let host = self.host();
         let name = ServerName::try_from(host.to_owned())
-            .map_err(|_| anyhow!("`{host}` is no name of a server"))?;
+            .map_err(|_| anyhow!("`{host}` is not a valid host name"))?;
         let session = ClientConnection::new(Arc::new(tls.config(host)?), name)?;
         Ok(self.request(StreamOwned::new(session, stream))?)
     }
 
-    /// The name or the address, without brackets.
+    /// The host name or address, without brackets.
     fn host(&self) -> &str {
         let host =
             self.authority.rsplit_once(':').map_or(self.authority.as_str(), |(host, _)| host);
@@ -193,9 +193,9 @@ impl Address {
         );
         let asked = asked.and_then(|()| stream.flush());
         let mut answer = Vec::new();
-        // A server that ends the connection has said why, where that can still be read.
+        // A server that closes the connection early may have sent an answer before, so the answer is read first.
         match stream.take(MAX_ANSWER).read_to_end(&mut answer) {
-            // Some servers end TLS without a word, when all is said.
+            // Some servers close the connection without TLS's close_notify after a complete answer.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof && !answer.is_empty() => {}
             read => drop(read?),
         }
@@ -204,7 +204,7 @@ impl Address {
 }
 
 impl Tls {
-    /// A server at a loopback address is of this machine, whatever its certificate; all others are checked.
+    /// Trusts any certificate at a loopback address, because that server is on this machine; checks all others.
     fn config(&self, host: &str) -> Result<ClientConfig> {
         let is_loopback = host.eq_ignore_ascii_case("localhost")
             || host.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback());
@@ -228,9 +228,10 @@ struct Answer {
 impl Answer {
     fn parse(answer: &[u8]) -> Result<Self> {
         let text = String::from_utf8_lossy(answer);
-        let (head, body) = text.split_once("\r\n\r\n").context("its answer has no end")?;
+        let (head, body) = text.split_once("\r\n\r\n").context("its headers have no end")?;
         let status = head.strip_prefix("HTTP/1.").and_then(|rest| rest.split(' ').nth(1));
-        let status: u16 = status.and_then(|status| status.parse().ok()).context("no status")?;
+        let status: u16 =
+            status.and_then(|status| status.parse().ok()).context("it has no HTTP status")?;
         Ok(Self { is_healthy: status == 200, body: body.trim_end().to_owned() })
     }
 }

@@ -32,10 +32,11 @@ use doctor::Doctor;
 use forward::Forward;
 use health::HealthArgs;
 
-/// Exit status for a command line, an environment or a config file that cannot be used.
+/// Exit status for an invalid command line, environment or config file.
 const EXIT_USAGE: u8 = 2;
 
-/// For how long the program waits for its engines when all else has ended. One that is stuck is left behind.
+/// Maximum wait for the engines' threads before the process exits. Without the wait, a thread would still free CUDA memory while exit
+/// handlers run, which can crash the process. A thread that hangs is abandoned.
 const ENGINES_END: Duration = Duration::from_secs(10);
 
 const LICENSE: &str = include_str!("../../../LICENSE");
@@ -46,7 +47,7 @@ const THIRD_PARTY: &str = include_str!("../../../THIRD-PARTY.txt");
 #[command(
     name = "candlepower",
     version,
-    about = "Serve language models to OpenAI clients, on your own machine."
+    about = "Serve language models through an OpenAI-compatible API, on your own machine."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -57,9 +58,9 @@ struct Cli {
 enum Command {
     /// Serve a model over HTTP
     #[command(
-        long_about = "Serve a model over HTTP, to any OpenAI client.\n\n\
-        Every flag is also an environment variable, BLAZE_ and its name in capitals (PRISM_ with --framework prism), and \
-        a key of the file that --config names. Precedence: flag > environment > file > default.",
+        long_about = "Serve a model through an OpenAI-compatible HTTP API.\n\n\
+        Every flag is also an environment variable (BLAZE_MAX_NUM_SEQS for --max-num-seqs; PRISM_.. with --framework prism) \
+        and a key of the file that --config names. Precedence: flag > environment > file > default.",
         after_long_help = "Examples:\n  \
         candlepower serve demo\n  \
         candlepower serve ./Qwen2.5-0.5B-Instruct --port 9000 --max-model-len 8192\n  \
@@ -67,57 +68,57 @@ enum Command {
         candlepower serve --config configs/default.toml demo"
     )]
     Serve(Box<ServeConfig>),
-    /// Print the settings that `serve` would have, and where each comes from
+    /// Print the settings that `serve` would use, each with its source
     #[command(
-        long_about = "Print the settings that `serve` would have with the same flags, environment and config file.\n\n\
-        The output is TOML and itself a config file; each line says in a comment where its value comes from."
+        long_about = "Print the settings that `serve` would use with the same flags, environment and config file.\n\n\
+        The output is TOML and itself a config file; a comment on each line names the source of its value."
     )]
     Config(Box<ServeConfig>),
-    /// Show what this machine has, and whether a model fits it
+    /// Show this machine's CPU, memory and GPUs, and whether a model fits
     #[command(after_long_help = doctor::AFTER_HELP)]
     Doctor(Doctor),
-    /// Ask a server whether it is healthy; exit status 0 if it is, else 1
+    /// Check the health of a server; exit status 0 if it is healthy, else 1
     Health(HealthArgs),
-    /// Measure a server over HTTP, or the engine alone
+    /// Benchmark a server over HTTP, or the engine alone
     Bench(Bench),
-    /// Start a supervised server in the background and wait until it is ready
+    /// Start a supervised server in the background, and wait until it is ready
     #[command(after_long_help = deploy::AFTER_HELP)]
     Deploy(Box<Deploy>),
-    /// Change a deployment; parameters that are not given stay
+    /// Change parameters of a deployment; the others stay
     #[command(after_long_help = deploy::AFTER_UPDATE_HELP)]
     Update(Box<Update>),
     /// List the deployments
     #[command(after_long_help = deployments::AFTER_HELP)]
     Ls(List),
-    /// Show how a deployment is
+    /// Show the state of a deployment
     #[command(after_long_help = deployments::AFTER_HELP)]
     Status(Status),
-    /// Show what a deployment's server has said
+    /// Show the log of a deployment's server
     #[command(after_long_help = deployments::AFTER_HELP)]
     Logs(Logs),
-    /// End a deployment's server and start it again
+    /// Restart a deployment's server
     #[command(after_long_help = deployments::AFTER_HELP)]
     Restart(Restart),
-    /// End a deployment and remove all of it
+    /// Stop a deployment and remove all its files
     #[command(after_long_help = deployments::AFTER_HELP)]
     Delete(Delete),
-    /// Show what has happened to a deployment
+    /// Show the events of a deployment, with times
     #[command(after_long_help = deployments::AFTER_HELP)]
     Events(Events),
-    /// Open a port of this machine that leads to a deployment in a cluster, until Ctrl-C
+    /// Forward a local port to a deployment in a cluster, until Ctrl-C
     #[command(after_long_help = deployments::AFTER_HELP)]
     Forward(Forward),
-    /// Print the licences of candlepower and of all that is linked into it
+    /// Print the licences of candlepower and of its dependencies
     Licenses,
-    /// Print a script that completes command lines in a shell
+    /// Print a completion script for a shell
     Completions {
-        /// Which shell
+        /// Shell for which to print the script
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
 }
 
-/// What supervisors, containers and servers start; people have no use for it.
+/// Runs a command that only supervisors, containers and servers start.
 fn hidden_command() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
     match args.next()?.to_str()? {
@@ -216,9 +217,9 @@ fn print_config(flags: &ArgMatches) -> ExitCode {
         Ok(keys) => {
             print(&format!("\n# Keys of clients: {keys}\n"));
         }
-        // The settings are shown all the same: the file may lie on another machine.
+        // The settings are printed all the same, because the file of keys may be on another machine.
         Err(error) => {
-            print_error(format_args!("warning: {error}: a server here would not start"));
+            print_error(format_args!("warning: `candlepower serve` would not start here: {error}"));
         }
     }
     ExitCode::SUCCESS
@@ -232,25 +233,25 @@ fn run_server(flags: &ArgMatches) -> ExitCode {
     let terminal = match init_logging(&effective.config) {
         Ok(terminal) => terminal,
         Err(error) => {
-            print_error(format_args!("error: the log cannot start: {error}"));
+            print_error(format_args!("error: cannot start the log: {error}"));
             return ExitCode::FAILURE;
         }
     };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            print_error(format_args!("error: the runtime cannot start: {error}"));
+            print_error(format_args!("error: cannot start the async runtime: {error}"));
             return ExitCode::FAILURE;
         }
     };
     allocator::return_freed_memory();
     let result = runtime.block_on(serve(effective, terminal, report::listening));
-    // Work that is still being prepared for requests that are gone is not waited for.
+    // Clients of work that is still being prepared are gone, so nobody waits for it.
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The log has said why to everybody else.
+            // Users find the error in the log; the supervisor reads this report.
             report::failed(&error);
             ExitCode::FAILURE
         }

@@ -1,8 +1,8 @@
-//! Flags and commands of other servers: what means the same is taken as ours, what is done anyway needs no flag, and for the rest
-//! there is a word on what to do.
+//! Translates flags and commands of other servers. A flag with an equivalent becomes ours, a flag for default behaviour is dropped with
+//! a note, and any other is refused with a hint.
 //!
-//! A command line is looked through before it is parsed. A flag that the parser knows is never touched, but for values that
-//! other servers write otherwise.
+//! The translation runs before the command line is parsed. It never touches a flag that the parser knows, except for values that
+//! other servers spell differently.
 
 mod table;
 
@@ -12,10 +12,10 @@ use clap::Command;
 
 use table::{COMMANDS, FLAGS, Foreign, Meaning, VALUES, Value};
 
-/// The commands whose flags are those of a server.
+/// The commands that have the flags of a server.
 const SERVERS: [&str; 2] = ["serve", "config"];
 
-/// A command line in this program's words.
+/// A translated command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Translated {
     pub(crate) args: Vec<OsString>,
@@ -26,7 +26,7 @@ pub(crate) struct Translated {
 /// Translates a command line, the program's name included.
 ///
 /// # Errors
-/// A flag or a command that there is not, with what there is in its place.
+/// The flag or command does not exist; the error names an alternative.
 pub(crate) fn translate(
     args: impl IntoIterator<Item = OsString>,
     command: &Command,
@@ -36,7 +36,7 @@ pub(crate) fn translate(
     translated.args.extend(args.next());
     let Some(name) = args.next() else { return Ok(translated) };
     if let Some((_, hint)) = COMMANDS.iter().find(|(foreign, _)| name == *foreign) {
-        return Err(format!("there is no command `{}`: {hint}", name.display()));
+        return Err(format!("candlepower has no command `{}`: {hint}", name.display()));
     }
     let own =
         command.find_subcommand(&name).filter(|_| SERVERS.iter().any(|server| name == *server));
@@ -113,7 +113,7 @@ impl Line<'_> {
         }
     }
 
-    /// A flag of ours, whose value may be written as other servers write it.
+    /// Passes a flag of ours on. Its value is translated if another server spells it differently.
     fn own_flag(
         &mut self,
         word: &str,
@@ -143,25 +143,25 @@ impl Line<'_> {
         }
         match ours {
             Some(ours) => self.translated.args.push(format!("--{key}={ours}").into()),
-            None => self.note(&format!("{name} {value}"), "it is what happens without the flag"),
+            None => self.note(&format!("{name} {value}"), "it is the default"),
         }
         Ok(())
     }
 
-    /// How many layers a GPU has: all or none.
+    /// Translates a number of layers on a GPU: all or none.
     fn layers(&mut self, name: &str, value: &str) -> Result<(), String> {
         match value.parse::<i64>() {
             Ok(0) => self.translated.args.push("--device=cpu".into()),
             Ok(number) if (0..99).contains(&number) => {
-                let hint = "a model is on the GPU as a whole or not at all: leave the flag out, or give --device cpu";
+                let hint = "layers cannot be divided between GPU and CPU; leave the flag out, or give --device cpu";
                 return Err(refused(&format!("{name} {value}"), hint));
             }
-            _ => self.note(name, "all layers are on the GPU if there is one"),
+            _ => self.note(name, "all layers are on the GPU if the machine has one"),
         }
         Ok(())
     }
 
-    /// The name of a flag that the parser knows, in its long form.
+    /// The long name of a flag that the parser knows.
     fn own_key(&self, name: &str) -> Option<String> {
         let known = ["-h", "--help", "-V", "--version"];
         let long = name.strip_prefix("--");
@@ -184,7 +184,7 @@ impl Line<'_> {
         next.ok_or_else(|| format!("{name} needs a value"))
     }
 
-    /// A value that may be left out: the next word is one if it is among these, or is no flag and no model.
+    /// An optional value. The next word is the value if it is among `values`, a switch or a number; otherwise it may be the model.
     fn optional_value(&mut self, given: Option<String>, values: &[&str]) -> Option<String> {
         const SWITCHES: [&str; 6] = ["on", "off", "0", "1", "true", "false"];
         let is_value = |next: &&str| {
@@ -268,7 +268,7 @@ mod tests {
             ),
             ("c serve x --tool-call-parser openai", "c serve x --tool-call-parser=gpt_oss"),
             ("c serve x -ngl 0", "c serve x --device=cpu"),
-            // Ours are not touched.
+            // Candlepower's own flags stay unchanged.
             (
                 "c serve x --max-model-len 512 --api-key m",
                 "c serve x --max-model-len 512 --api-key m",

@@ -1,32 +1,32 @@
-//! Where the deployment commands look: a backend, and where in a cluster.
+//! Flags that choose a backend, and the namespace and context of a cluster.
 
 use candlepower_client::{Backend, Client, Result};
 use clap::Args;
 
-/// Where deployments are made and looked for.
+/// The backend for deployments.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Place {
-    /// Where servers run: process, docker or kubernetes [default: process; a name is looked for among processes, then among
-    /// containers, and in a cluster only where this says so]
+    /// Backend that runs the servers: process, docker or kubernetes [default: process; existing names are searched in process, then
+    /// in docker]
     #[arg(long, env = "CANDLEPOWER_BACKEND")]
     backend: Option<String>,
-    /// Namespace of the cluster; implies --backend kubernetes [default: the context's]
+    /// Kubernetes namespace; implies --backend kubernetes [default: the context's]
     #[arg(long)]
     namespace: Option<String>,
-    /// Context of the kubeconfig; implies --backend kubernetes [default: the current one]
+    /// Kubeconfig context; implies --backend kubernetes [default: the current one]
     #[arg(long)]
     context: Option<String>,
 }
 
 impl Place {
-    /// A client that looks there.
+    /// A client for this backend.
     ///
     /// # Errors
-    /// There is no such backend, or it has no namespaces.
+    /// The backend does not exist, or it has no namespaces.
     pub(crate) fn client(&self) -> Result<Client> {
         let [backend, namespace, context] =
             [&self.backend, &self.namespace, &self.context].map(Option::as_deref);
-        // A variable that is empty says as little as one that is not set.
+        // An empty variable counts as unset.
         let backend = backend.filter(|name| !name.is_empty());
         Ok(match Backend::from_words(backend, namespace, context)? {
             Some(backend) => Client::new().backend(backend),

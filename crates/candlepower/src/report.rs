@@ -1,4 +1,4 @@
-//! Tells the supervisor of a deployment, where there is one, how its server is.
+//! Reports the state of a server to the supervisor of its deployment, if it has one.
 
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 use candlepower_client::{REPORT_VARIABLE, Report};
 use candlepower_machine::print_error;
 
-/// It listens.
+/// Reports that the server listens.
 pub(crate) fn listening(address: SocketAddr) {
     write(&Report { address: Some(address), error: None });
 }
 
-/// It cannot start, or go on.
+/// Reports that the server cannot start, or has failed.
 pub(crate) fn failed(error: &impl Display) {
     write(&Report { address: None, error: Some(error.to_string()) });
 }
@@ -19,6 +19,6 @@ pub(crate) fn failed(error: &impl Display) {
 fn write(report: &Report) {
     let Some(path) = std::env::var_os(REPORT_VARIABLE) else { return };
     if let Err(error) = report.write(path.as_ref()) {
-        print_error(format_args!("the supervisor cannot be told: {error}"));
+        print_error(format_args!("cannot report to the supervisor: {error}"));
     }
 }

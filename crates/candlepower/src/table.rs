@@ -1,17 +1,17 @@
-//! Columns of text under each other.
+//! Tables of aligned columns.
 
-/// Lines of cells, each column as wide as its widest cell; the first two columns begin at the left, numbers end at the
+/// Lines of cells, each column as wide as its widest cell. The first two columns are aligned left, the others, which are numbers,
 /// right.
 pub(crate) fn table(lines: &[Vec<String>]) -> String {
     aligned(lines, 2)
 }
 
-/// As [`table`], of words alone: all columns begin at the left.
+/// Like [`table`], but all columns are aligned left.
 pub(crate) fn table_of_words(lines: &[Vec<String>]) -> String {
     aligned(lines, usize::MAX)
 }
 
-/// The first `left` columns begin at the left.
+/// Aligns the first `left` columns left.
 fn aligned(lines: &[Vec<String>], left: usize) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -1,5 +1,5 @@
-//! Says which dialect each chat template of a folder writes: `detect_templates FOLDER`, with files NAME.jinja as
-//! `scripts/compare_templates.py --templates` takes them.
+//! Prints the dialect of each chat template of a folder: `detect_templates FOLDER`, with files NAME.jinja, which
+//! `scripts/compare_templates.py --templates` also uses.
 
 use std::io::Write;
 

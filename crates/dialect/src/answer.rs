@@ -1,7 +1,7 @@
-//! The grammar of a whole answer: reasoning first, then calls in the model's own format, or text.
+//! The grammar of a whole answer: reasoning, then tool calls in the model's format, or text.
 //!
-//! Grammars are written in llguidance's Lark. A mark that is a special token of the tokenizer stands there by its id,
-//! another one as the text it is. Text is free up to the mark that begins a call.
+//! Grammars are in llguidance's Lark. A mark that is a special token of the tokenizer is written by its id, other marks as text. Text is
+//! free up to the mark that begins a call.
 
 mod elements;
 mod keywords;
@@ -15,49 +15,49 @@ use crate::error::{Error, Result};
 use crate::format::{Arguments, Format, Layout, LineBreaks, ReasoningFormat, Thinking, ToolFormat};
 use crate::parser::Dialect;
 
-/// What an answer may be.
+/// The allowed form of an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerShape<'a> {
-    /// How the model writes.
+    /// The model's formats.
     pub dialect: Dialect,
-    /// Where the answer stands before its first character.
+    /// Whether reasoning is open before the first character.
     pub thinking: Thinking,
-    /// Whether functions are called.
+    /// Whether tool calls are allowed or required.
     pub calls: Calls,
-    /// Whether there may be more than one call.
+    /// Whether several calls are allowed.
     pub parallel: bool,
-    /// The functions that may be called.
+    /// The callable functions.
     pub functions: &'a [Function<'a>],
-    /// Whether the model knows of others, which may not be called.
+    /// Whether the prompt has further functions, which may not be called.
     pub has_others: bool,
-    /// What the text of the answer must be, where it is no call.
+    /// The constraint on the answer's text.
     pub text: Option<&'a Constraint>,
 }
 
-/// Whether functions are called.
+/// Whether tool calls are allowed or required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Calls {
-    /// Never.
+    /// No calls.
     None,
-    /// As the model decides.
+    /// The model decides.
     Allowed,
-    /// Always.
+    /// At least one call, and no text.
     Required,
 }
 
-/// A function that may be called.
+/// A callable function.
 #[derive(Clone, Copy, Debug)]
 pub struct Function<'a> {
-    /// Its name.
+    /// Name of the function.
     pub name: &'a str,
-    /// The JSON schema of its arguments; without it there are none.
+    /// JSON schema of the arguments; `None` means no arguments.
     pub parameters: Option<&'a Map<String, Value>>,
-    /// Whether its arguments are held to the schema also where a call is the model's decision.
+    /// Whether arguments are constrained to the schema also if the model decides about calls.
     pub strict: bool,
 }
 
 impl Function<'_> {
-    /// The schema of the arguments, always that of an object.
+    /// The schema of the arguments, always of an object.
     pub fn schema(&self) -> Value {
         let Some(parameters) = self.parameters else {
             return json!({"type": "object", "properties": {}, "additionalProperties": false});
@@ -69,10 +69,10 @@ impl Function<'_> {
 }
 
 impl AnswerShape<'_> {
-    /// What the whole answer has to be; `None` if it may be any text.
+    /// The constraint on the whole answer; `None` if any text is allowed.
     ///
     /// # Errors
-    /// Calls in a format that is not known, or arguments that this format cannot hold.
+    /// The format of calls is unknown, or a schema cannot be enforced in it.
     pub fn constraint(&self, tokenizer: &Tokenizer) -> Result<Option<Constraint>> {
         let holds_calls = match self.calls {
             Calls::None => false,
@@ -111,7 +111,7 @@ fn escaped(mark: &str) -> String {
     mark.chars().flat_map(escape).collect()
 }
 
-/// A grammar that is being written.
+/// A grammar under construction.
 struct Lark<'a> {
     shape: &'a AnswerShape<'a>,
     tokenizer: &'a Tokenizer,
@@ -128,7 +128,7 @@ impl Lark<'_> {
         self.tokenizer.token_to_id(mark).filter(|id| self.tokenizer.is_special(*id))
     }
 
-    /// A text, in which marks that are special tokens are these.
+    /// A text, with special tokens for marks that are special tokens.
     fn literal(&self, text: &str) -> String {
         let marks = self.shape.dialect.marks();
         let first = marks
@@ -145,7 +145,7 @@ impl Lark<'_> {
         }
     }
 
-    /// Text up to a mark, and the mark. `before` is the terminal of the text, which may be empty.
+    /// Text up to a mark, and the mark. `before` is the terminal of the text, which may match an empty text.
     fn until(&mut self, name: &str, mark: &str, before: &str) -> String {
         match self.special(mark) {
             Some(id) => self.rule(name, &format!("{before}? <[{id}]>")),
@@ -184,14 +184,14 @@ impl Lark<'_> {
         if !self.is_free() || self.special(open).is_some() {
             return Ok(format!("{thoughtful} | body"));
         }
-        // Free text could be the reasoning as well; it is not, if it does not begin with the mark.
+        // Free text could also be reasoning. It is not reasoning if it does not begin with the mark.
         let open = escaped(open);
         self.rule("UNTHOUGHT", &format!(r"UNCALLED & ~/[ \t\r\n]*{open}(.|\n)*/"));
         let thoughtless = self.free("first", "UNTHOUGHT")?;
         Ok(format!("{thoughtful} | {thoughtless}"))
     }
 
-    /// The terminal of reasoning, in which nothing ends it for the parser but its mark.
+    /// The terminal of reasoning. It contains nothing that ends reasoning for the parser, except its mark.
     fn thought(&self) -> String {
         let tools = self.shape.dialect.tools.filter(|_| self.shape.calls != Calls::None);
         let ended_by = tools.and_then(|tools| tools.format().ends_reasoning);
@@ -199,12 +199,12 @@ impl Lark<'_> {
         format!(r"/(.|\n)*/{}", ended_by.unwrap_or_default())
     }
 
-    /// Whether the answer may be any text.
+    /// Whether any text is allowed.
     fn is_free(&self) -> bool {
         self.shape.calls == Calls::Allowed && self.shape.text.is_none()
     }
 
-    /// The answer without its reasoning.
+    /// The answer without reasoning.
     fn body(&mut self) -> Result<String> {
         if self.shape.calls == Calls::None {
             return self.text();
@@ -222,7 +222,7 @@ impl Lark<'_> {
         }
     }
 
-    /// What is no call.
+    /// The rule of text without calls.
     fn text(&mut self) -> Result<String> {
         let value = |text: &Constraint| text.as_lark_value(self.tokenizer);
         let value = self.shape.text.map(value).transpose()?;
@@ -230,8 +230,8 @@ impl Lark<'_> {
         Ok("text".to_owned())
     }
 
-    /// Any text, in which calls are held to their format. `text` is the terminal of the text before the first call, which
-    /// with its mark is the rule `name`, and of a text without calls. Later calls are behind `lead`.
+    /// Any text, in which calls are constrained to their format. `text` is the terminal of a text without calls, and of the text
+    /// before the first call; with the call's mark it is the rule `name`. Later calls follow `lead`.
     fn free(&mut self, name: &str, text: &str) -> Result<String> {
         let layout = &self.format()?.layout;
         let Some(trigger) = layout.trigger else {
@@ -252,18 +252,18 @@ impl Lark<'_> {
         Ok(format!("{lead} {rest} (lead {rest})* UNCALLED? | {text}?"))
     }
 
-    /// A regular expression of the beginnings of calls that no mark is before.
+    /// A regular expression of the starts of calls without a mark.
     fn bare_heads(&self, layout: &Layout) -> String {
         let names = self.shape.functions.iter().map(|function| escaped(function.name));
         let names = names.collect::<Vec<_>>().join("|");
         format!(r"[ \t\r\n]*({names}){}[ \t\r\n]*\{{", escaped(layout.before_arguments))
     }
 
-    /// What keeps a terminal from holding what the parser takes for a call besides the format's trigger.
+    /// A restriction of terminals: they must not contain a text, other than the format's trigger, that the parser reads as a call.
     fn no_call(&self) -> Result<String> {
         let tools = self.shape.dialect.tools.ok_or(Error::NoToolFormat)?;
         let trigger = tools.format().layout.trigger;
-        // Special tokens are no text.
+        // Terminals of text do not match special tokens.
         let others = tools.openers().iter().copied();
         let others = others.filter(|mark| Some(*mark) != trigger && self.special(mark).is_none());
         let others = others.map(escaped).collect::<Vec<_>>();
@@ -281,7 +281,7 @@ impl Lark<'_> {
         self.shape.parallel && layout.repeats
     }
 
-    /// What stands between calls.
+    /// The separator of calls.
     fn separator(&self, layout: &Layout) -> String {
         match layout.line_breaks {
             LineBreaks::Optional if layout.separator == "\n" => {
@@ -291,7 +291,7 @@ impl Lark<'_> {
         }
     }
 
-    /// Calls and nothing else.
+    /// Calls only.
     fn calls(&mut self) -> Result<String> {
         let format = self.format()?;
         let functions = self.functions(format)?;
@@ -305,7 +305,7 @@ impl Lark<'_> {
         Ok(format!("{open} call {more} {close}"))
     }
 
-    /// Calls without the trigger that they begin with.
+    /// Calls without their trigger.
     fn calls_behind(&mut self, layout: &Layout, trigger: &str) -> Result<String> {
         let name = "triggered";
         if self.rules.iter().any(|rule| rule.starts_with("triggered:")) {
@@ -315,7 +315,7 @@ impl Lark<'_> {
         let begin = self.literal(all.strip_prefix(trigger).unwrap_or(&all));
         let functions = (0..self.shape.functions.len()).map(|index| format!("f{index}"));
         let functions = functions.collect::<Vec<_>>().join(" | ");
-        // Where every call has its own mark, the next one is found in the text behind it.
+        // If every call has its own mark, the text after it leads to the next call.
         let more = match self.repeats(layout) && !layout.open.is_empty() {
             true => format!("({} call)*", self.separator(layout)),
             false => String::new(),
@@ -325,7 +325,7 @@ impl Lark<'_> {
         Ok(name.to_owned())
     }
 
-    /// A rule per function, from its name to the end of its arguments; the alternatives.
+    /// Adds a rule for each function, from its name to the end of its arguments; returns the alternatives.
     fn functions(&mut self, format: &Format) -> Result<String> {
         let mut names = Vec::new();
         let layout = &format.layout;
@@ -355,7 +355,7 @@ impl Lark<'_> {
             };
             self.rule(&format!("a{index}"), &arguments);
             let end = match format.arguments {
-                // The end of the call belongs to its last argument.
+                // The last argument's rule contains the end of the call.
                 Arguments::Elements(marks) => {
                     let end = layout.after_arguments;
                     self.literal(end.strip_prefix(marks.close).unwrap_or(end))

@@ -1,12 +1,12 @@
-//! The functions whose calls are read.
+//! The functions whose calls are parsed.
 
 use serde_json::{Map, Value};
 
-/// A function that may be called, as far as reading its calls needs it.
+/// A callable function, with the data that the parser needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Callable {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// The JSON schema of its arguments, which tells strings from other values where these are written alike.
+    /// JSON schema of the arguments. In formats without quotes, it distinguishes strings from other values.
     pub parameters: Option<Map<String, Value>>,
 }

@@ -1,4 +1,4 @@
-//! The dialect of a model, found by what its chat template makes of a call and of reasoning.
+//! Detects the dialect of a model from the way in which its chat template renders a tool call and reasoning.
 
 use candlepower_tokenizer::{ChatTemplate, PromptEnd};
 use serde_json::{Value, json};
@@ -10,13 +10,13 @@ use crate::probe::{ANSWER, FUNCTION, QUESTION, THOUGHT, render, render_question}
 use crate::written_call::WrittenCall;
 
 impl Dialect {
-    /// The dialect that a template writes.
+    /// The dialect of a template.
     pub fn detect(template: &ChatTemplate) -> Self {
         Self { tools: tool_format(template), reasoning: reasoning_format(template) }
     }
 }
 
-/// Whether the template tells the model what it may call.
+/// Whether the template writes tools into the prompt.
 pub fn writes_tools(template: &ChatTemplate) -> bool {
     render_question(template).is_some_and(|prompt| prompt.contains(FUNCTION))
 }
@@ -27,7 +27,7 @@ fn tool_format(template: &ChatTemplate) -> Option<ToolFormat> {
         let rendered = render_call(template, form)?;
         format_of(&WrittenCall::find(&asked, &rendered)?)
     });
-    // Some templates offer functions and write no calls.
+    // Some templates write tools but no tool calls.
     let mut formats = ToolFormat::ALL.iter().copied();
     let is_offered = |format: &ToolFormat| {
         format.format().offered.is_some_and(|offered| asked.contains(offered))
@@ -35,7 +35,7 @@ fn tool_format(template: &ChatTemplate) -> Option<ToolFormat> {
     written.or_else(|| formats.find(is_offered))
 }
 
-/// The format of a call. One that is the whole answer has no mark of its own, so it is looked for last.
+/// The format of a call. Formats without a mark, whose call is the whole answer, are tried last.
 fn format_of(call: &WrittenCall<'_>) -> Option<ToolFormat> {
     let (bare, marked): (Vec<ToolFormat>, Vec<ToolFormat>) =
         ToolFormat::ALL.iter().partition(|format| format.format().opens_at_start());
@@ -51,7 +51,7 @@ fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
     };
     // The prompt itself opens or closes the reasoning.
     let opening = turn(&json!([question]), PromptEnd::GenerationPrompt).unwrap_or_default();
-    // Reasoning that is set apart in the conversation is written between marks.
+    // The template writes separate reasoning of the conversation between marks.
     let apart =
         json!([question, {"role": "assistant", "reasoning_content": THOUGHT, "content": ANSWER}]);
     let apart = turn(&apart, PromptEnd::LastMessage).unwrap_or_default();
@@ -60,7 +60,7 @@ fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
     let parts =
         turn(&json!([question, {"role": "assistant", "content": parts}]), PromptEnd::LastMessage);
     let parts = parts.unwrap_or_default();
-    // Templates of models that think before they call may write it there alone.
+    // Some templates write reasoning before tool calls only.
     let call = json!({"id": "abcdefgh1", "type": "function", "function": {"name": FUNCTION, "arguments": {}}});
     let called = json!([question, {"role": "assistant", "reasoning_content": THOUGHT, "content": "", "tool_calls": [call]}]);
     let called = turn(&called, PromptEnd::LastMessage).unwrap_or_default();
@@ -72,7 +72,7 @@ fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
             .filter_map(|text| before_thought(text))
             .any(|before| before.strip_suffix(title).is_some_and(|before| before.ends_with(mark)))
     };
-    // Reasoning within an earlier answer is taken away.
+    // The template removes reasoning from an earlier answer.
     let taken = |(open, close): (&str, &str)| {
         let answer = format!("{open}\n{THOUGHT}\n{close}\n\n{ANSWER}");
         let messages = json!([question, {"role": "assistant", "content": answer}, {"role": "user", "content": "More."}]);
@@ -104,7 +104,7 @@ mod tests {
         Dialect::detect(&ChatTemplate::from_sources(&sources).unwrap().unwrap())
     }
 
-    /// A template whose assistant's turns are between `[A]` and `[/A]`, and whose calls are written as `call`.
+    /// A template that writes assistant messages between `[A]` and `[/A]`, and each call as `call`.
     fn calling(call: &str) -> String {
         format!(
             "{{% if tools %}}{{{{ tools | tojson }}}}{{% endif %}}{{% for m in messages %}}{{% if m.role == 'assistant' %}}<A>\n\
@@ -252,13 +252,13 @@ mod tests {
         }
     }
 
-    /// The published template of LFM2-8B-A1B is such a one.
+    /// An example is the published template of LFM2-8B-A1B.
     #[test]
     fn templates_that_write_no_calls_are_recognized_by_their_prompts() {
         let source = "{% if tools %}List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}\
             {% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}";
         assert_eq!(detect(source).tools, Some(ToolFormat::Lfm2));
-        // GLM-4-0414's is another one.
+        // Another example is the one of GLM-4-0414.
         let source = "{% for tool in tools %}## {{ tool.function.name }}\n{{ tool.function | tojson }}\n\
             在调用上述函数时，请使用 Json 格式表示调用的参数。{% endfor %}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}";
         assert_eq!(detect(source).tools, Some(ToolFormat::Glm4));
@@ -292,7 +292,7 @@ mod tests {
         );
         assert_eq!(reasoning(&apart_in("<thoughts>"), ""), None);
         assert_eq!(reasoning(&apart_in("<seed:think>"), ""), Some(ReasoningFormat::SeedOss));
-        // Command R7B thinks where it calls.
+        // Command R7B reasons only before calls.
         let called = "{% if m.tool_calls %}<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|>{% endif %}{{ m.content }}";
         assert_eq!(reasoning(called, ""), Some(ReasoningFormat::CohereCommand));
         let gemma = Some(ReasoningFormat::Gemma4);

@@ -1,23 +1,23 @@
-//! Why an answer cannot be held to calls.
+//! Errors of grammars for answers.
 
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An answer that cannot be held.
+/// The reason why an answer cannot be constrained.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Nobody knows how the model writes calls.
+    /// The format of the model's tool calls is unknown.
     #[error("the format of this model's tool calls is not known")]
     NoToolFormat,
-    /// The arguments of a function cannot be held in the model's format.
+    /// The schema of a function's arguments cannot be enforced in the model's format.
     #[error("{reason}")]
     Parameters {
-        /// The function's place among those that may be called.
+        /// Index of the function among the callable ones.
         function: usize,
-        /// What is in the way.
+        /// The keyword or value that prevents it.
         reason: String,
     },
-    /// The constraint of the answer is wrong.
+    /// The constraint on the text is invalid.
     #[error(transparent)]
     Answer(#[from] candlepower_grammar::Error),
 }

@@ -1,35 +1,35 @@
-//! What an answer's text turns out to be.
+//! Events of a parsed answer.
 
-/// What is added to an answer. In order, and together, the texts are what the model wrote, without the format's marks.
+/// An addition to an answer. All texts in order are the model's output without the format's marks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutputEvent {
-    /// Text for the reader.
+    /// Content.
     Content(String),
-    /// Text that the model wrote to itself.
+    /// Reasoning.
     Reasoning(String),
-    /// A call begins; calls are numbered from 0.
+    /// Start of a tool call; calls are numbered from 0.
     CallStart {
-        /// Its number.
+        /// Number of the call.
         index: usize,
-        /// The function's name.
+        /// Name of the function.
         name: String,
     },
-    /// More of the arguments of the last call: a piece of JSON.
+    /// More arguments of the last call: a piece of JSON.
     CallArguments {
-        /// The call's number.
+        /// Number of the call.
         index: usize,
-        /// What is added to the arguments.
+        /// Text to append to the arguments.
         fragment: String,
     },
-    /// The arguments of the last call are complete. Missing where the text ended too early.
+    /// The arguments of the last call are complete. Missing if the text ended too early.
     CallEnd {
-        /// The call's number.
+        /// Number of the call.
         index: usize,
     },
 }
 
 impl OutputEvent {
-    /// Adds the event to others; what goes on with the last of them becomes a part of it.
+    /// Appends the event to others, and merges it with the last one if both are of the same kind.
     pub fn add_to(self, events: &mut Vec<Self>) {
         match (events.last_mut(), self) {
             (Some(Self::Content(before)), Self::Content(text))
@@ -43,7 +43,7 @@ impl OutputEvent {
     }
 }
 
-/// Events, of which neighbours of one kind become one.
+/// A list of events, in which neighbours of one kind are merged.
 #[derive(Debug, Default)]
 pub(crate) struct Events(Vec<OutputEvent>);
 

@@ -1,9 +1,9 @@
-//! The formats of tool calls and of reasoning, and the list of formats of calls.
+//! The formats of reasoning and tool calls, and the list of formats of tool calls.
 //!
-//! A format of calls is one `const` in a file of its own, and a line in the list here. Reading, grammars, detection and the
-//! command line take all that they know of a format from there.
+//! A format of tool calls is one `const` in its own file and a line in the list here. Parser, grammars, detection and command line take
+//! all data of a format from it.
 
-/// Makes an enum of formats, so that a format is one line of a list.
+/// Defines an enum of formats, so that a format is one line of a list.
 macro_rules! formats {
     ($(#[$about:meta])* $list:ident of $format:ty { $($name:ident = $value:expr,)* }) => {
         $(#[$about])*
@@ -14,10 +14,10 @@ macro_rules! formats {
         }
 
         impl $list {
-            /// All of them, in the order in which users read their names.
+            /// All formats, in the order of the documentation.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// The name under which users ask for it.
+            /// The name in settings.
             pub fn name(self) -> &'static str {
                 self.format().name
             }
@@ -62,7 +62,7 @@ pub(crate) use layout::{Layout, LineBreaks};
 pub use reasoning::{ReasoningFormat, Thinking};
 
 formats! {
-    /// How calls are written.
+    /// The formats of tool calls.
     ToolFormat of Format {
         Hermes = hermes::HERMES,
         Llama3Json = llama3::LLAMA3_JSON,
@@ -96,68 +96,68 @@ formats! {
 }
 
 impl ToolFormat {
-    /// The models that write it.
+    /// The models that use the format.
     pub fn models(self) -> &'static str {
         self.format().models
     }
 
-    /// Texts that may be special tokens of the tokenizer and have to be seen.
+    /// Texts that may be special tokens, and that the parser must see.
     pub(crate) fn marks(self) -> &'static [&'static str] {
         self.format().marks
     }
 
-    /// The marks that calls begin with, anywhere in the text.
+    /// The marks with which calls begin, anywhere in the text.
     pub(crate) fn openers(self) -> &'static [&'static str] {
         self.format().openers
     }
 
-    /// Whether it writes strings without the quotes of JSON.
+    /// Whether strings are raw text without JSON's quotes.
     pub fn has_raw_texts(self) -> bool {
         matches!(self.format().arguments, Arguments::Elements(_) | Arguments::Gemma4)
     }
 
-    /// The ids of calls that its templates take.
+    /// The ids of calls that the format's templates accept.
     pub fn call_ids(self) -> CallIds {
         self.format().call_ids
     }
 }
 
-/// The ids of calls that a template takes.
+/// The ids of calls that a template accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallIds {
     /// Any text.
     Plain,
-    /// Nine letters and digits, and nothing else.
+    /// Exactly nine letters and digits.
     NineLetters,
 }
 
-/// A format of calls: under which name users ask for it, how its calls are found in text, read, written and recognized.
+/// A format of tool calls: its name, and the data to find, parse, constrain and detect calls.
 #[derive(Debug)]
 pub(crate) struct Format {
     pub(crate) name: &'static str,
-    /// The models that write it, for people.
+    /// The models that use it, for the documentation.
     pub(crate) models: &'static str,
-    /// Texts that may be special tokens of the tokenizer and have to be seen.
+    /// Texts that may be special tokens, and that the parser must see.
     pub(crate) marks: &'static [&'static str],
-    /// The marks that calls begin with, anywhere in the text.
+    /// The marks with which calls begin, anywhere in the text.
     pub(crate) openers: &'static [&'static str],
-    /// A regular expression of what calls begin with in reasoning that is not closed. Grammars keep it out of reasoning.
+    /// A regular expression of starts of calls that end unclosed reasoning. Grammars exclude it from reasoning.
     pub(crate) ends_reasoning: Option<&'static str>,
-    /// The beginning of a call, if the text is one, looked for at this position. The functions are those that there are.
+    /// Parses the start of a call at this position; the functions are the callable ones.
     pub(crate) head: fn(&str, Position, &[Callable]) -> Scan<Head>,
     pub(crate) arguments: Arguments,
-    /// The text that follows the arguments of a call, which may be a value of an object that is still open.
+    /// Parses the text after the arguments of a call; the flag says whether an object around the arguments is still open.
     pub(crate) tail: fn(&str, bool) -> Scan<Tail>,
     pub(crate) layout: Layout,
     pub(crate) call_ids: CallIds,
-    /// A text of prompts that offer functions, by which it is known where the template writes no calls.
+    /// A text in prompts with tools, for the detection of templates that write no calls.
     pub(crate) offered: Option<&'static str>,
-    /// Whether a template's call is written in it. No two formats take the same call, unless one of them has no trigger.
+    /// Whether a template's call has this format. No two formats accept the same call, unless one of them has no trigger.
     pub(crate) wrote: fn(&WrittenCall<'_>) -> bool,
 }
 
 impl Format {
-    /// The fields that most formats have in common; it finds no call.
+    /// Defaults of most formats; this format finds no call.
     pub(crate) const PLAIN: Self = Self {
         name: "",
         models: "",
@@ -173,43 +173,43 @@ impl Format {
         wrote: |_| false,
     };
 
-    /// Whether calls are the whole answer, so that one without any mark may be the beginning of the text.
+    /// Whether a call is the whole answer, so that it may begin the text without a mark.
     pub(crate) fn opens_at_start(&self) -> bool {
         self.layout.trigger.is_none()
     }
 }
 
-/// How the arguments of a call are written.
+/// The form of the arguments of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Arguments {
-    /// A JSON object, passed on as it comes. Only its strings can hold `closer`, which ends a call.
+    /// A JSON object, passed on unchanged. `closer`, which ends a call, can occur only in its strings.
     Json { closer: Option<&'static str> },
-    /// An element for each.
+    /// One element for each argument.
     Elements(&'static xml::Marks),
-    /// Keyword arguments in Python, which the head reads.
+    /// Keyword arguments in Python, parsed with the head.
     Keywords,
     /// The notation of Gemma 4.
     Gemma4,
 }
 
-/// The beginning of a call, up to where its arguments begin.
+/// The start of a call, up to its arguments.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) name: String,
-    /// Where the arguments, an object or elements, begin; behind them if they are known already.
+    /// Position of the arguments (an object or elements), or after them if they are already known.
     pub(crate) at: usize,
-    /// The arguments, where they cannot be passed on as they come.
+    /// The arguments, if they cannot be passed on unchanged.
     pub(crate) arguments: Option<String>,
-    /// Whether the arguments are a value of an object that is still open.
+    /// Whether an object around the arguments is still open.
     pub(crate) in_object: bool,
 }
 
-/// The text that follows the arguments of a call.
+/// The text after the arguments of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Tail {
-    /// The call has so many more bytes.
+    /// Number of further bytes of the call.
     pub(crate) end: usize,
-    /// Behind so many bytes of a separator, another call may come.
+    /// Number of bytes of a separator after which another call may follow.
     pub(crate) separator: Option<usize>,
 }
 
@@ -218,7 +218,7 @@ impl Tail {
         Self { end, separator: None }
     }
 
-    /// Behind those of some marks that are there, in their order: models forget marks.
+    /// Skips the marks that are present, in their order, because models sometimes omit marks.
     fn behind(text: &str, marks: &[&str]) -> Scan<Self> {
         let mut cursor = Cursor::new(text);
         let mut end = 0;
@@ -232,7 +232,7 @@ impl Tail {
     }
 }
 
-/// Whether a call is looked for in content or right behind another one.
+/// The position of a possible call: in content, or directly after another call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Position {
     First,
@@ -253,7 +253,7 @@ mod tests {
         for format in ToolFormat::ALL {
             let Format { models, openers, layout, .. } = format.format();
             assert!(!models.is_empty(), "{format:?}");
-            // Grammars of free text tell a call by its beginning, or by its function's name and what follows it.
+            // Grammars of free text detect a call by its mark, or by a function's name and the text after it.
             let begins = ![layout.open, layout.before_name].concat().is_empty();
             assert!(begins || !layout.before_arguments.is_empty(), "{format:?}");
             let is_opener = |trigger| openers.contains(&trigger);

@@ -1,7 +1,7 @@
-//! Harmony, the format of gpt-oss: an answer is a row of messages, each with a channel and perhaps a recipient.
+//! Harmony, the format of gpt-oss: an answer is a sequence of messages, each with a channel and perhaps a recipient.
 //!
 //! `<|channel|>analysis<|message|>..<|end|><|start|>assistant<|channel|>final<|message|>..`; the prompt ends with
-//! `<|start|>assistant`, and what ends the answer, `<|return|>` or `<|call|>`, is an end-of-sequence token.
+//! `<|start|>assistant`, and `<|return|>` or `<|call|>`, an end-of-sequence token, ends the answer.
 //! Source: the guide "OpenAI Harmony Response Format".
 
 use std::sync::Arc;
@@ -16,37 +16,37 @@ const CHANNEL: &str = "<|channel|>";
 const CONSTRAIN: &str = "<|constrain|>";
 const MESSAGE: &str = "<|message|>";
 const RECIPIENT: &str = "to=";
-/// Before the name of a function.
+/// The prefix of a function's name in a recipient.
 const FUNCTIONS: &str = "functions.";
-/// What a body ends with.
+/// The marks that end a body.
 const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
 pub(crate) const MARKS: [&str; 7] =
     [START, CHANNEL, CONSTRAIN, MESSAGE, "<|end|>", "<|call|>", "<|return|>"];
 
-/// Longest header; beyond, what looks like one is content.
+/// Maximum bytes of a header; a longer one is content.
 const MAX_HEADER_BYTES: usize = 4 << 10;
 
-/// Reads an answer in pieces.
+/// A parser of an answer in pieces.
 #[derive(Debug)]
 pub(crate) struct HarmonyParser {
     state: State,
     held: String,
-    /// The functions that there are.
+    /// The callable functions.
     functions: Option<Arc<[Callable]>>,
     num_calls: usize,
     arguments: Arguments,
-    /// The functions that were called and that there are not.
+    /// Unknown functions that were called.
     unknown: Vec<String>,
-    /// The kinds of messages that have said something.
+    /// The kinds of messages that were not empty.
     said: Vec<Body>,
-    /// Whether this message has said nothing yet.
+    /// Whether the current message is still empty.
     is_new: bool,
 }
 
-/// How far the arguments of the last call are.
+/// The state of the last call's arguments.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Arguments {
-    /// None of them is there.
+    /// No arguments yet.
     #[default]
     Empty,
     Open(ValueScanner),
@@ -55,9 +55,9 @@ enum Arguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Before a message; white space says nothing.
+    /// Before a message; white space is ignored.
     Between,
-    /// In a header, which began like one.
+    /// In a header.
     Header,
     Body(Body),
 }
@@ -98,13 +98,13 @@ impl HarmonyParser {
         }
     }
 
-    /// Takes the next piece.
+    /// Parses the next piece.
     pub(crate) fn push(&mut self, text: &str, events: &mut Events) {
         self.held.push_str(text);
         while self.step(events) {}
     }
 
-    /// Tells what is held when no more text comes. A header without a body is no text.
+    /// Emits the held text at the end. A header without a body is dropped.
     pub(crate) fn finish(&mut self, events: &mut Events) {
         let rest = std::mem::take(&mut self.held);
         match self.state {
@@ -114,13 +114,13 @@ impl HarmonyParser {
             }
             State::Between | State::Header => {}
         }
-        // The token that ends a call may have ended the answer.
+        // The token that ends a call may also have ended the answer.
         if self.state == State::Body(Body::Call) && self.arguments == Arguments::Complete {
             events.call_end(self.num_calls);
         }
     }
 
-    /// Whether there is more to do with the text that is held.
+    /// Processes held text; returns whether it may be called again.
     fn step(&mut self, events: &mut Events) -> bool {
         match self.state {
             State::Between => {
@@ -145,7 +145,7 @@ impl HarmonyParser {
             }
             None if self.held.len() < MAX_HEADER_BYTES + MESSAGE.len() => false,
             _ => {
-                // The first mark is told too, so that it does not begin a header again.
+                // The first mark is emitted as text too, so that it does not begin a header again.
                 let first = self.held.chars().next().map_or(0, char::len_utf8);
                 events.content(&self.held[..first]);
                 self.go(first, State::Body(Body::Content))
@@ -153,7 +153,7 @@ impl HarmonyParser {
         }
     }
 
-    /// What the body is, by its header, which ends at `end`.
+    /// The kind of the body, from its header, which ends at `end`.
     fn body_of(&mut self, end: usize, events: &mut Events) -> Body {
         let header = &self.held[..end];
         let word = |mark: &str| {
@@ -178,17 +178,17 @@ impl HarmonyParser {
                 }
                 Body::Content
             }
-            // Tools of its own, which it was not offered, are thoughts.
+            // Calls of gpt-oss's built-in tools, which the request does not have, are reasoning.
             None => Body::Reasoning,
         }
     }
 
-    /// Functions that were called and that there are not. Their calls are content.
+    /// Unknown functions that were called. Their calls are content.
     pub(crate) fn unknown(&self) -> &[String] {
         &self.unknown
     }
 
-    /// The function that a recipient names. Models forget what stands before its name, or the mark behind it.
+    /// The function of a recipient. Models sometimes omit the prefix of its name, or the next mark.
     fn function(&self, recipient: &str) -> Option<String> {
         let functions = self.functions.as_ref()?;
         let name = recipient.strip_prefix(FUNCTIONS).unwrap_or(recipient);
@@ -202,7 +202,7 @@ impl HarmonyParser {
         let Some((at, mark)) = found else {
             let begun = ENDS.iter().map(|mark| len_of_beginning(&self.held, mark)).max();
             let certain = self.held.len() - begun.unwrap_or(0);
-            // White space at the end says nothing, but it is not held back without end.
+            // White space at the end is dropped, but not held back without limit.
             let least = self.held.floor_char_boundary(certain.saturating_sub(MAX_SPACE_BYTES));
             let certain = self.held[..certain].trim_end().len().max(least);
             let text: String = self.held.drain(..certain).collect();
@@ -224,7 +224,7 @@ impl HarmonyParser {
     }
 
     fn tell(&mut self, body: Body, text: &str, events: &mut Events) {
-        // Clients join the messages of a kind.
+        // Clients concatenate messages of a kind, so that they need a separator.
         let before = if self.is_new && self.said.contains(&body) { "\n\n" } else { "" };
         let before = if text.is_empty() { "" } else { before };
         if !text.is_empty() && std::mem::take(&mut self.is_new) && before.is_empty() {
@@ -240,7 +240,7 @@ impl HarmonyParser {
         }
     }
 
-    /// Takes so many bytes and is in another state.
+    /// Consumes this number of bytes and changes the state.
     fn go(&mut self, taken: usize, state: State) -> bool {
         self.held.drain(..taken);
         self.state = state;

@@ -1,9 +1,9 @@
-//! How a model writes its reasoning and its tool calls: found in its chat template, read from its text, held by a grammar.
+//! Formats of reasoning and tool calls: detects them in chat templates, parses answers, and builds grammars of answers.
 //!
-//! A [`Dialect`] is found once per model. An [`OutputParser`] then takes the text of one answer in pieces and tells, as
-//! [`OutputEvent`]s, what of it is reasoning, what is content and what are calls, however the text is cut. Nothing here
-//! knows of HTTP or of JSON on the wire. An [`AnswerShape`] is the other way round: the grammar that makes the model write
-//! calls, or a text of a certain form behind its reasoning.
+//! A [`Dialect`] is detected once for each model. An [`OutputParser`] then takes the text of an answer in pieces and splits it into
+//! reasoning, content and tool calls ([`OutputEvent`]s). The result does not depend on the pieces. An [`AnswerShape`] is the opposite:
+//! the grammar that makes the model write tool calls, or a constrained text after its reasoning. This crate knows neither HTTP nor the
+//! JSON of any API.
 
 mod answer;
 mod callable;

@@ -1,4 +1,4 @@
-//! The text of one answer, in pieces, becomes events.
+//! Parses the text of one answer, in pieces, to events.
 
 use std::sync::Arc;
 
@@ -9,23 +9,22 @@ use crate::harmony::HarmonyParser;
 use crate::reasoning::ReasoningParser;
 use crate::tool::ToolParser;
 
-/// How a model writes what is not plain text; `None` where it does not, or nobody knows how.
+/// The formats of a model's reasoning and tool calls; `None` if it has none, or the format is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dialect {
-    /// Its calls.
+    /// Format of tool calls.
     pub tools: Option<ToolFormat>,
-    /// Its reasoning.
+    /// Format of reasoning.
     pub reasoning: Option<ReasoningFormat>,
 }
 
 impl Dialect {
-    /// Whether answers are rows of messages.
+    /// Whether answers are sequences of harmony messages.
     pub fn is_harmony(self) -> bool {
         self.tools == Some(ToolFormat::GptOss) || self.reasoning == Some(ReasoningFormat::GptOss)
     }
 
-    /// Texts that tell the parts of an answer apart. Where the tokenizer has them as special tokens, the parser has to see
-    /// them all the same.
+    /// Texts that mark the parts of an answer. The parser must see them, also if they are special tokens of the tokenizer.
     pub fn marks(self) -> Vec<&'static str> {
         let reasoning = self.reasoning.and_then(ReasoningFormat::marks);
         let mut marks =
@@ -36,7 +35,7 @@ impl Dialect {
     }
 }
 
-/// Takes the text of one answer in pieces. Events of the pieces, neighbours of one kind joined, are those of the whole.
+/// A parser of one answer in pieces. The merged events of the pieces equal those of the whole text.
 #[derive(Debug)]
 pub struct OutputParser(Stages);
 
@@ -47,13 +46,13 @@ enum Stages {
 }
 
 impl OutputParser {
-    /// For an answer that stands at `thinking` before its first character. `functions` are those that may be called;
-    /// without them calls are content, and so are calls of others.
+    /// A parser for an answer that begins at `thinking`. `functions` are the callable ones; without them calls are content, and so are
+    /// calls of other functions.
     pub fn new(dialect: Dialect, thinking: Thinking, functions: Option<Arc<[Callable]>>) -> Self {
         Self::of(dialect, thinking, functions, false)
     }
 
-    /// The same, for an answer that is calls and nothing else: where it breaks off, the beginning of a call is no content.
+    /// A parser for an answer that consists of calls only. If it is cut, the start of a call is not content.
     pub fn of_calls(
         dialect: Dialect,
         thinking: Thinking,
@@ -80,7 +79,7 @@ impl OutputParser {
         })
     }
 
-    /// Takes the next piece; what is certain by now.
+    /// Parses the next piece; returns the events that are certain.
     pub fn push(&mut self, text: &str) -> Vec<OutputEvent> {
         let mut events = Events::default();
         match &mut self.0 {
@@ -97,17 +96,17 @@ impl OutputParser {
         events.into_vec()
     }
 
-    /// The rest when no more text comes, since the model has ended. Nothing is pushed after it.
+    /// Returns the remaining events at the model's end. Nothing may be pushed after it.
     pub fn finish(&mut self) -> Vec<OutputEvent> {
         self.end(false)
     }
 
-    /// The same where the text breaks off: a call that has only begun is no content.
+    /// The same for a text that was cut: the start of a call is not content.
     pub fn cut(&mut self) -> Vec<OutputEvent> {
         self.end(true)
     }
 
-    /// Functions that were called and that are not among those that may be: their calls are content.
+    /// Functions that were called and are not callable. Their calls are content.
     pub fn unknown_functions(&self) -> &[String] {
         match &self.0 {
             Stages::Harmony(parser) => parser.unknown(),
@@ -133,7 +132,7 @@ impl OutputParser {
     }
 }
 
-/// Content, in which there may be calls.
+/// Parses content, which may contain calls.
 fn tell(tools: &mut Option<ToolParser>, content: &str, events: &mut Events) {
     match tools {
         Some(tools) => tools.push(content, events),

@@ -1,4 +1,4 @@
-//! What a chat template is to be given for the calls that a conversation already has.
+//! The form of earlier tool calls that a chat template accepts.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -7,45 +7,45 @@ use serde_json::{Value, json};
 
 use crate::probe::{ANSWER, FUNCTION, KEY, QUESTION, VALUE, render, tools};
 
-/// The form in which a template takes the calls of earlier turns.
+/// The form of earlier tool calls that a template accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PastCalls {
-    /// Whether arguments are the text of a JSON object, which the template joins to other texts; else they are the object.
+    /// Whether arguments are JSON text, which the template concatenates to other text; otherwise they are an object.
     pub arguments_as_text: bool,
-    /// What the turn has for its content where nothing is said beside the calls.
+    /// The content of a message with tool calls only.
     pub no_content: NoContent,
-    /// The form that ids must have.
+    /// The required form of ids.
     pub ids: CallIdForm,
-    /// Whether the template fails where arguments are a text that is no JSON object.
+    /// Whether the template fails if arguments are text that is not a JSON object.
     pub needs_objects: bool,
 }
 
-/// The form that the ids of calls must have.
+/// The required form of ids of calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CallIdForm {
-    /// Anything.
+    /// Any id.
     #[default]
     Any,
-    /// Those of [`PastCalls::id`], with calls counted from the beginning of the conversation: the template writes them in place of names.
+    /// Ids of [`PastCalls::id`], with calls counted from the start of the conversation: the template writes them instead of names.
     NameFunctions,
-    /// Nine letters and digits: Mistral's templates refuse others.
+    /// Nine letters and digits, because Mistral's templates raise an error for others.
     NineLetters,
 }
 
-/// The content of a turn in which nothing is said.
+/// The content of a message without content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NoContent {
-    /// There is none, as in transformers.
+    /// No key, as in transformers.
     #[default]
     Absent,
-    /// Null, for templates that ask `is none`: what is absent is not.
+    /// Null, for templates that check `is none`, which is false for a missing key.
     Null,
-    /// A text without characters, for templates that look into it or join it to others.
+    /// An empty string, for templates that search in it or concatenate it.
     Empty,
 }
 
 impl NoContent {
-    /// The value of the key `content`, where there is one.
+    /// The value of the key `content`; `None` for no key.
     pub fn value(self) -> Option<Value> {
         match self {
             Self::Absent => None,
@@ -56,7 +56,7 @@ impl NoContent {
 }
 
 impl PastCalls {
-    /// The usual form first.
+    /// All forms, the most common first.
     pub(crate) const ALL: [Self; 7] = [
         Self::form(false, NoContent::Absent),
         Self { ids: CallIdForm::NameFunctions, ..Self::form(false, NoContent::Absent) },
@@ -67,7 +67,7 @@ impl PastCalls {
         Self::form(true, NoContent::Empty),
     ];
 
-    /// The order in which forms are tried on a template that writes no calls: an empty text says nothing more than none does.
+    /// The order of forms for a template that writes no calls: an empty string says nothing more than a missing key.
     const UNWRITTEN: [Self; 6] = [
         Self::form(false, NoContent::Absent),
         Self::form(false, NoContent::Empty),
@@ -81,8 +81,8 @@ impl PastCalls {
         Self { arguments_as_text, no_content, ids: CallIdForm::Any, needs_objects: false }
     }
 
-    /// The first form in which the template writes a call with its name and its arguments. Where it never does, the first one that it
-    /// takes, or else the usual one.
+    /// The first form in which the template writes a call with its name and its arguments. If there is none, the first form that the
+    /// template accepts, or else the most common one.
     pub fn detect(template: &ChatTemplate) -> Self {
         let is_written = |form: &Self| {
             let prompt = render_call(template, *form).unwrap_or_default();
@@ -119,7 +119,7 @@ impl PastCalls {
         format!("functions.{function}:{number}")
     }
 
-    /// Gives the calls of `messages`, and what answers them, the ids that the template needs.
+    /// Replaces the ids of calls and of their results in `messages` by ids of the required form.
     pub fn name_calls(self, messages: &mut [Value]) {
         match self.ids {
             CallIdForm::Any => {}
@@ -150,8 +150,8 @@ impl PastCalls {
         }
     }
 
-    /// Makes an object of arguments, or the text of one, what the template takes; of nothing an empty object. Whether nothing is lost:
-    /// what is no object stays as it is where the template takes it, and is an empty object elsewhere.
+    /// Converts arguments to an object or to JSON text, as the template needs; missing ones become an empty object. Returns false if
+    /// arguments were lost: arguments that are not an object stay if the template accepts them, and become an empty object otherwise.
     pub fn shape_arguments(self, arguments: &mut Value) -> bool {
         let is_nothing = match &*arguments {
             Value::Null => true,
@@ -179,7 +179,7 @@ impl PastCalls {
     }
 }
 
-/// Gives calls, and what answers them, ids of nine letters and digits: those that have them keep them.
+/// Gives calls and their results ids of nine letters and digits. Ids of this form stay.
 fn shorten_ids(messages: &mut [Value]) {
     let mut short = ShortIds::default();
     let mut unanswered = VecDeque::new();
@@ -193,7 +193,7 @@ fn shorten_ids(messages: &mut [Value]) {
         if message["role"] == "tool" {
             let id = match message.get("tool_call_id").and_then(Value::as_str) {
                 Some(id) => short.of(Some(id)),
-                // An answer that does not say so is that of the first call that has none.
+                // A result without an id belongs to the first call without a result.
                 None => unanswered.front().cloned().unwrap_or_else(|| short.of(None)),
             };
             unanswered.retain(|other| *other != id);
@@ -202,7 +202,7 @@ fn shorten_ids(messages: &mut [Value]) {
     }
 }
 
-/// Nine letters and digits for each id.
+/// The mapping of ids to ids of nine letters and digits.
 #[derive(Default)]
 struct ShortIds {
     by_id: HashMap<String, String>,
@@ -212,7 +212,8 @@ struct ShortIds {
 impl ShortIds {
     const LENGTH: usize = 9;
 
-    /// The short id of `id`; a new one for none. The same id is the same in every conversation, so that its prefix stays known.
+    /// The short id of `id`, or a new one.
+    /// An id maps to the same short id in every request, so that the prompt's prefix stays in the cache.
     fn of(&mut self, id: Option<&str>) -> String {
         if let Some(known) = id.and_then(|id| self.by_id.get(id)) {
             return known.clone();
@@ -243,15 +244,15 @@ impl ShortIds {
     }
 }
 
-/// The id of the probe's call, which every template takes that takes any.
+/// The id of the probe's call, which all templates accept that accept any.
 const PROBE_ID: &str = "abcdefgh1";
 
-/// A conversation with a call and its answer, in the given form.
+/// Renders a conversation with a call and its result, in the given form.
 pub(crate) fn render_call(template: &ChatTemplate, form: PastCalls) -> Option<String> {
     render(template, &call_messages(form), Some(&tools()), PromptEnd::LastMessage)
 }
 
-/// That conversation.
+/// The messages of that conversation.
 pub(crate) fn call_messages(form: PastCalls) -> Value {
     let id = match form.ids {
         CallIdForm::NameFunctions => PastCalls::id(FUNCTION, 0),
@@ -260,7 +261,7 @@ pub(crate) fn call_messages(form: PastCalls) -> Value {
     call_with(form, &id, form.probe_arguments())
 }
 
-/// The same with another id and other arguments.
+/// The same conversation with another id and other arguments.
 fn call_with(form: PastCalls, id: &str, arguments: Value) -> Value {
     let call = json!({"id": id, "type": "function", "function": {"name": FUNCTION, "arguments": arguments}});
     let mut turn = json!({"role": "assistant", "tool_calls": [call]});
@@ -288,7 +289,7 @@ mod tests {
         ChatTemplate::from_sources(&sources).unwrap().unwrap()
     }
 
-    /// Turns as DeepSeek's templates write them: `calls` writes those of a turn, with `m` for the turn; texts are joined by `+`.
+    /// A template like DeepSeek's, which concatenates strings with `+`. `calls` writes the calls of the message `m`.
     fn deepseek(calls: &str) -> ChatTemplate {
         template(&format!(
             "{{% for m in messages %}}{{% if m['role'] == 'user' %}}{{{{ '<｜User｜>' + m['content'] }}}}{{% endif %}}{calls}\
@@ -301,7 +302,7 @@ mod tests {
     const ANSWER: &str = "{% if '</think>' in m['content'] %}{{ m['content'].split('</think>')[-1] }}\
                           {% else %}{{ '<｜Assistant｜>' + m['content'] }}{% endif %}";
 
-    /// Calls as R1 has them, whose content is joined to them unless it is null.
+    /// A template like R1's, which concatenates the content and each call, unless the content is null.
     fn r1() -> ChatTemplate {
         deepseek(&format!(
             "{{% if m['role'] == 'assistant' and 'tool_calls' in m %}}{{% for c in m['tool_calls'] %}}\
@@ -311,7 +312,7 @@ mod tests {
         ))
     }
 
-    /// Calls as R1's distilled models have them, which are written only where the content is null.
+    /// A template like those of R1's distilled models, which write calls only if the content is null.
     fn distilled() -> ChatTemplate {
         deepseek(&format!(
             "{{% if m['role'] == 'assistant' and m['content'] is none %}}{{% for c in m['tool_calls'] %}}\
@@ -327,7 +328,7 @@ mod tests {
             reasoning: Some(ReasoningFormat::Qwen3),
         };
         for template in [r1(), distilled()] {
-            // The usual form is an error.
+            // The most common form raises an error.
             assert_eq!(render_call(&template, OBJECT), None);
             let form = PastCalls::detect(&template);
             assert_eq!(form, PastCalls::form(true, NoContent::Null));
@@ -358,7 +359,7 @@ mod tests {
         }
     }
 
-    /// The published template of LFM2 writes the content as JSON unless it is a text, and no calls.
+    /// The published template of LFM2 writes content that is not a string as JSON, and no calls.
     #[test]
     fn templates_that_write_no_calls_are_given_a_content_that_they_take() {
         let source = "{% for m in messages %}{% set content = m['content'] %}\
@@ -418,7 +419,7 @@ mod tests {
         assert!(!of("{{ c.function.arguments | tojson }}").needs_objects);
         let nine = "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}{{ c.function.arguments | tojson }}";
         assert_eq!(of(nine).ids, CallIdForm::NineLetters);
-        // It writes no calls, and looks into every content, as LFM2's does.
+        // Like LFM2's, it writes no calls, and uses the content of every message.
         let silent = template("{% for m in messages %}{{ m.content | tojson }}{% endfor %}");
         assert_eq!(PastCalls::detect(&silent), PastCalls::form(false, NoContent::Empty));
     }
@@ -450,13 +451,13 @@ mod tests {
         assert_eq!((of(1), of(3), id(2, 0)), (id(0, 0), "abcdefgh1".into(), "abcdefgh1".into()));
         assert_eq!((of(5), of(6), of(7)), (id(4, 0), id(4, 1), id(0, 0)));
         assert_ne!(id(4, 0), id(4, 1));
-        // Alone it has the same one.
+        // The id alone maps to the same short id.
         let mut alone = vec![turn("toolu_01")];
         form.name_calls(&mut alone);
         assert_eq!(alone[0]["tool_calls"][0]["id"], id(0, 0));
     }
 
-    /// Ids in place of names, as Kimi K2's template writes them.
+    /// Ids instead of names, as in Kimi K2's template.
     #[test]
     fn ids_that_are_written_in_place_of_names_name_functions() {
         let kimi = template(
@@ -476,7 +477,7 @@ mod tests {
             {"role": "assistant", "tool_calls": [call("functions.f:0", "f")]},
             {"role": "tool", "tool_call_id": "functions.f:0", "content": "3"},
             {"role": "tool", "tool_call_id": "unknown", "content": "4"},
-            // Clients may repeat ids in other turns.
+            // Clients may repeat ids in other messages.
             {"role": "assistant", "tool_calls": [call("call_a", "g"), call("call_b", "f")]},
             {"role": "tool", "tool_call_id": "call_a", "content": "5"},
         ]);

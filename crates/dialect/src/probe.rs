@@ -1,9 +1,9 @@
-//! The probe: a conversation that no template has of its own. The rendered text shows how the model writes reasoning and calls.
+//! The probe: a conversation of texts that no template contains. The rendered text shows the format of reasoning and tool calls.
 
 use candlepower_tokenizer::{ChatTemplate, LocalTime, PromptEnd, RenderInput};
 use serde_json::{Map, Value, json};
 
-// Texts that no template has of its own.
+// Texts that no template contains.
 pub(crate) const QUESTION: &str = "probe_question";
 pub(crate) const FUNCTION: &str = "probe_function";
 pub(crate) const KEY: &str = "probe_key";
@@ -21,7 +21,7 @@ pub(crate) fn tools() -> Value {
     json!([{"type": "function", "function": {"name": FUNCTION, "description": "A function.", "parameters": parameters}}])
 }
 
-/// The text that the template makes of a conversation; `None` where it refuses it.
+/// The rendered conversation; `None` if the template refuses it.
 pub(crate) fn render(
     template: &ChatTemplate,
     messages: &Value,
@@ -31,7 +31,7 @@ pub(crate) fn render(
     render_with(template, messages, tools, end, &Map::new())
 }
 
-/// The same, with variables of these names.
+/// The same with template variables.
 pub(crate) fn render_with(
     template: &ChatTemplate,
     messages: &Value,
@@ -50,7 +50,7 @@ pub(crate) fn render_with(
     template.render(&input).ok()
 }
 
-/// The prompt for a question, with the tool of the probe.
+/// The rendered prompt of a question, with the probe's tool.
 pub(crate) fn render_question(template: &ChatTemplate) -> Option<String> {
     let messages = json!([{"role": "user", "content": QUESTION}]);
     render(template, &messages, Some(&tools()), PromptEnd::GenerationPrompt)

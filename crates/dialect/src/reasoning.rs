@@ -1,4 +1,5 @@
-//! Reasoning between two marks, before the content. A call ends it, too: models forget to close it before they call.
+//! Parses reasoning between two marks, before the content. A tool call ends it too, because models often call without closing their
+//! reasoning first, and the call would be lost in it. Only the complete start of a call of a callable function counts.
 
 use std::sync::Arc;
 
@@ -8,17 +9,17 @@ use crate::format::{Format, Position, ReasoningFormat, Thinking};
 use crate::scan::{Stop, len_of_beginning};
 use crate::tool::MAX_SPACE_BYTES;
 
-/// The beginning of a call within reasoning has at most so many bytes.
+/// Maximum bytes of the start of a call within reasoning.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// Reads text in pieces; reasoning becomes events, content is given back.
+/// A parser of text in pieces. It emits reasoning as events and returns content.
 #[derive(Debug)]
 pub(crate) struct ReasoningParser {
     open: &'static str,
     close: &'static str,
-    /// What the line behind the mark that opens may say, which is no reasoning.
+    /// The title line after the opening mark, which is not part of the reasoning.
     title: &'static str,
-    /// The calls that may be made.
+    /// The format of calls and the callable functions.
     calls: Option<(&'static Format, Arc<[Callable]>)>,
     state: State,
     held: String,
@@ -26,34 +27,34 @@ pub(crate) struct ReasoningParser {
     ended_by_call: bool,
 }
 
-/// The end of reasoning, or a place where it may end.
+/// The end of reasoning, or a possible end.
 enum Found {
-    /// The mark, at this place.
+    /// The closing mark, at this position.
     Closed(usize),
-    /// A call, which begins at this place.
+    /// A call that begins at this position.
     Call(usize),
-    /// Text at this place that may become one of them.
+    /// Text at this position that may become one of them.
     Maybe(usize),
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing but white space was seen, and the reasoning may be opened.
+    /// Only white space was seen, and reasoning may be opened.
     Start,
-    /// Behind the mark that opens; line breaks say nothing. A prompt's mark may be repeated.
+    /// After the opening mark, where line breaks are ignored. The answer may repeat a prompt's mark.
     Opened {
         again: bool,
         titled: bool,
     },
     Reasoning,
-    /// Behind the mark that closes; line breaks say nothing.
+    /// After the closing mark, where line breaks are ignored.
     Closed,
     Content,
 }
 
 impl ReasoningParser {
-    /// For an answer that stands at `thinking`; none where the format has no marks. The beginning of one of the calls that
-    /// may be made ends the reasoning, too.
+    /// A parser for an answer that begins at `thinking`; `None` if the format has no marks. The start of a call of a callable function
+    /// ends reasoning too.
     pub(crate) fn new(
         format: ReasoningFormat,
         thinking: Thinking,
@@ -66,17 +67,17 @@ impl ReasoningParser {
             Thinking::Possible => State::Start,
             Thinking::Closed => State::Closed,
         };
-        // Without marks of their own, calls are the whole answer and stand in no reasoning.
+        // Calls without marks are the whole answer, so that they do not occur in reasoning.
         let calls = calls.filter(|(format, _)| !format.opens_at_start());
         Some(Self { open, close, title, calls, state, held: String::new(), ended_by_call: false })
     }
 
-    /// The mark that closes the reasoning, if a call has ended it: the mark may still come, and says nothing.
+    /// The closing mark, if a call has ended the reasoning: it may still follow, and is then dropped.
     pub(crate) fn take_unclosed(&mut self) -> Option<&'static str> {
         std::mem::take(&mut self.ended_by_call).then_some(self.close)
     }
 
-    /// Takes the next piece; the content in it.
+    /// Parses the next piece; returns its content.
     pub(crate) fn push(&mut self, text: &str, events: &mut Events) -> String {
         self.held.push_str(text);
         let mut content = String::new();
@@ -84,7 +85,7 @@ impl ReasoningParser {
         content
     }
 
-    /// What is held when no more text comes: an unclosed reasoning is one.
+    /// Returns the held content at the end. Unclosed reasoning stays reasoning.
     pub(crate) fn finish(&mut self, events: &mut Events) -> String {
         let rest = std::mem::take(&mut self.held);
         match self.state {
@@ -100,7 +101,7 @@ impl ReasoningParser {
         }
     }
 
-    /// Whether there is more to do with the text that is held.
+    /// Processes held text; returns whether it may be called again.
     fn step(&mut self, events: &mut Events, content: &mut String) -> bool {
         match self.state {
             State::Start => {
@@ -124,7 +125,7 @@ impl ReasoningParser {
         }
     }
 
-    /// Takes the mark that opens, behind so many bytes.
+    /// Consumes the opening mark after `skipped` bytes.
     fn open(&mut self, skipped: usize) -> bool {
         let titled = self.title.is_empty();
         self.go(skipped + self.open.len(), State::Opened { again: false, titled })
@@ -178,7 +179,7 @@ impl ReasoningParser {
     fn find_end(&self) -> Found {
         let text = self.held.as_str();
         let closed = text.find(self.close);
-        // Text behind the mark is no reasoning, and begins no call in it.
+        // Text after the closing mark is not reasoning.
         let reasoning = &text[..closed.unwrap_or(text.len())];
         let openers = self.calls.as_ref().map_or(&[][..], |(format, _)| format.openers);
         let mut from = 0;
@@ -204,7 +205,7 @@ impl ReasoningParser {
         Found::Maybe(text.len() - begun)
     }
 
-    /// Models that title their reasoning open and close it again without a thought.
+    /// Handles empty reasoning of models with titles, which open and close it immediately.
     fn closed(&mut self) -> bool {
         if !self.title.is_empty() {
             let text = self.held.trim_start();
@@ -225,7 +226,7 @@ impl ReasoningParser {
         is_over && self.go(breaks.min(MAX_SPACE_BYTES), State::Content)
     }
 
-    /// Takes so many bytes and is in another state.
+    /// Consumes this number of bytes and changes the state.
     fn go(&mut self, taken: usize, state: State) -> bool {
         self.held.drain(..taken);
         self.state = state;

@@ -1,18 +1,18 @@
-//! Reading of text that may not be complete yet.
+//! Parsing of text that may be incomplete.
 
-/// Why reading stops without a result.
+/// The reason to stop without a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// The text ends too early; more of it may lead to a result.
+    /// The text is incomplete; more text may lead to a result.
     Wait,
-    /// No text that begins like this leads to a result.
+    /// No continuation of this text leads to a result.
     No,
 }
 
-/// Result of reading text that may go on.
+/// Result of parsing text that may continue.
 pub(crate) type Scan<T> = Result<T, Stop>;
 
-/// A place in a text.
+/// A position in a text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor<'a> {
     text: &'a str,
@@ -24,12 +24,12 @@ impl<'a> Cursor<'a> {
         Self { text, at: 0 }
     }
 
-    /// Bytes read.
+    /// Number of consumed bytes.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
 
-    /// What was not read.
+    /// The rest of the text.
     pub(crate) fn rest(&self) -> &'a str {
         &self.text[self.at..]
     }
@@ -38,7 +38,7 @@ impl<'a> Cursor<'a> {
         self.at += num_bytes;
     }
 
-    /// The next byte, which is not taken.
+    /// The next byte, which is not consumed.
     pub(crate) fn peek(&self) -> Scan<u8> {
         self.rest().bytes().next().ok_or(Stop::Wait)
     }
@@ -56,7 +56,7 @@ impl<'a> Cursor<'a> {
         Err(if literal.starts_with(rest) { Stop::Wait } else { Stop::No })
     }
 
-    /// Takes `literal` if it is there.
+    /// Consumes `literal` if it follows.
     pub(crate) fn accept(&mut self, literal: &str) -> Scan<bool> {
         match self.expect(literal) {
             Ok(()) => Ok(true),
@@ -65,7 +65,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The text up to `end`, which is taken too.
+    /// The text up to `end`, which is consumed too.
     pub(crate) fn until(&mut self, end: &str) -> Scan<&'a str> {
         let found = self.rest().find(end).ok_or(Stop::Wait)?;
         let text = &self.rest()[..found];
@@ -73,7 +73,7 @@ impl<'a> Cursor<'a> {
         Ok(text)
     }
 
-    /// The longest text of characters that are `allowed`; complete only where another one follows.
+    /// The longest text of `allowed` characters; complete only if another character follows.
     pub(crate) fn word(&mut self, allowed: impl Fn(char) -> bool) -> Scan<&'a str> {
         let rest = self.rest();
         let end = rest.find(|character| !allowed(character)).ok_or(Stop::Wait)?;
@@ -90,7 +90,7 @@ impl<'a> Cursor<'a> {
         serde_json::from_str(raw).map_err(|_| Stop::No)
     }
 
-    /// The text of a value of JSON, whose inside is not checked.
+    /// The text of a JSON value, whose inside is not checked.
     pub(crate) fn json_value(&mut self) -> Scan<&'a str> {
         let rest = self.rest();
         let end = match self.peek()? {
@@ -107,18 +107,18 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// How far a value goes.
+/// The extent of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reached {
-    /// It ends behind so many bytes.
+    /// It ends after this number of bytes.
     End(usize),
-    /// Behind so many bytes of it there is a mark.
+    /// A mark follows after this number of bytes.
     Mark(usize),
-    /// So many bytes belong to it; a mark may begin behind them.
+    /// This number of bytes belongs to it; a mark may begin after them.
     Text(usize),
 }
 
-/// Finds the end of an object, a list or a string of JSON in text that comes in pieces.
+/// Finds the end of a JSON object, list or string in text that arrives in pieces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ValueScanner {
     depth: usize,
@@ -135,7 +135,7 @@ impl ValueScanner {
         }
     }
 
-    /// Goes on to the end of the value, or to where `mark` stands outside of its strings, which is no JSON.
+    /// Continues to the end of the value, or to `mark` outside of its strings, which is not valid JSON.
     pub(crate) fn push_before(&mut self, text: &str, mark: Option<&str>) -> Reached {
         for (at, byte) in text.bytes().enumerate() {
             if !self.in_string
@@ -175,7 +175,7 @@ impl ValueScanner {
     }
 }
 
-/// Bytes at the end of `text` that `mark` may begin with, but not all of it.
+/// Length of the longest end of `text` that is a proper prefix of `mark`.
 pub(crate) fn len_of_beginning(text: &str, mark: &str) -> usize {
     let most = text.len().min(mark.len() - 1);
     let begins = |length: &usize| {

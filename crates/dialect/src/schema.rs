@@ -1,15 +1,15 @@
-//! What a JSON schema says of a value whose text does not tell a string from other JSON.
+//! Types of a value from its JSON schema, for formats whose text does not distinguish strings from other JSON.
 
 use std::cell::Cell;
 
 use serde_json::{Map, Value};
 
-/// Schemas within schemas are looked at this deep.
+/// Maximum depth of schemas within schemas.
 const MAX_DEPTH: usize = 16;
-/// So many of them, all together.
+/// Maximum number of visited schemas.
 const MAX_SCHEMAS: usize = 1 << 12;
 
-/// Types of JSON; integers are numbers.
+/// A set of JSON types; integers are numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Types(u8);
 
@@ -22,20 +22,20 @@ impl Types {
     pub(crate) const ARRAY: Self = Self(16);
     pub(crate) const OBJECT: Self = Self(32);
     pub(crate) const ALL: Self = Self(63);
-    /// Where no schema says: a bare word is rather a text than JSON.
+    /// The types without a schema. A bare word is then a string rather than `true` or `null`.
     const UNSAID: Self = Self(Self::NUMBER.0 | Self::STRING.0 | Self::ARRAY.0 | Self::OBJECT.0);
 
-    /// The types that `schema`, which stands in `root`, allows.
+    /// The types that `schema` allows, with references into `root`.
     pub(crate) fn of(schema: &Value, root: &Map<String, Value>) -> Self {
         Look::at(root).said(schema, 0).unwrap_or(Self::UNSAID)
     }
 
-    /// Those of them that `schema`, which stands in `root`, does not rule out.
+    /// The types of this set that `schema` does not exclude, with references into `root`.
     pub(crate) fn within(self, schema: &Map<String, Value>, root: &Map<String, Value>) -> Self {
         Look::at(root).said_by(schema, 0).map_or(self, |types| self.and(types))
     }
 
-    /// The types that `schema` does not rule out.
+    /// The types that `schema` does not exclude.
     pub(crate) fn not_ruled_out(schema: &Value, root: &Map<String, Value>) -> Self {
         match schema {
             Value::Object(schema) => Self::ALL.within(schema, root),
@@ -52,7 +52,7 @@ impl Types {
         schema.map_or(Self::UNSAID, |schema| Self::of(schema, object))
     }
 
-    /// Whether a value is a string or null, so that its text needs no quotes.
+    /// Whether a value is a string or null, so that its text has no quotes.
     pub(crate) fn are_text(self) -> bool {
         self.have(Self::STRING) && self.0 & !(Self::STRING.0 | Self::NULL.0) == 0
     }
@@ -73,8 +73,7 @@ impl Types {
         self.0 & other.0 != 0
     }
 
-    /// The argument, as JSON, that is written as `text`. Python's words for JSON's are taken, and what is no value of these
-    /// types is a string.
+    /// The argument `text` as JSON. Python's literals are accepted, and text that is not a value of these types is a string.
     pub(crate) fn argument(self, text: &str) -> String {
         let is_null = text == "null" && self.allow(&Value::Null);
         if self.are_text() && !is_null {
@@ -108,10 +107,10 @@ fn type_of(value: &Value) -> Types {
     }
 }
 
-/// A look at what schemas say, which ends: schemas may refer to each other without end.
+/// A bounded traversal of schemas, which may refer to each other in cycles.
 struct Look<'a> {
     root: &'a Map<String, Value>,
-    /// Schemas that may still be looked at.
+    /// Number of schemas that may still be visited.
     left: Cell<usize>,
 }
 

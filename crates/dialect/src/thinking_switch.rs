@@ -1,14 +1,14 @@
-//! The variables of a chat template that switch thinking, and say how long to think.
+//! The variables of a chat template for reasoning: switches and effort.
 
 use candlepower_tokenizer::{ChatTemplate, PromptEnd};
 use serde_json::{Map, Value, json};
 
 use crate::probe::{QUESTION, render_with};
 
-/// The variables that change what a template writes.
+/// The variables that change the template's output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThinkingSwitch {
-    /// `reasoning_effort`, a word.
+    /// `reasoning_effort`, a string.
     pub effort: bool,
     /// `enable_thinking`, true or false.
     pub enable_thinking: bool,
@@ -20,7 +20,7 @@ impl ThinkingSwitch {
     /// The variables that change the prompt of a question.
     pub fn detect(template: &ChatTemplate) -> Self {
         let prompt = |name: &str, value: Value| {
-            // Some templates write their effort before instructions only.
+            // Some templates write the effort only if the conversation has instructions.
             let messages = json!([{"role": "system", "content": QUESTION}, {"role": "user", "content": QUESTION}]);
             let bare = json!([{"role": "user", "content": QUESTION}]);
             let kwargs = Map::from_iter([(name.to_owned(), value)]);
@@ -37,7 +37,7 @@ impl ThinkingSwitch {
         }
     }
 
-    /// Whether thinking can be switched on and off.
+    /// Whether reasoning can be switched on and off.
     pub fn is_there(self) -> bool {
         self.enable_thinking || self.thinking
     }

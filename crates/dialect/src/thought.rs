@@ -1,20 +1,20 @@
-//! Where a thought begins and ends in an answer, for whoever ends one that is too long.
+//! Counts the reasoning tokens of an answer, for budgets that close reasoning.
 
 use crate::format::{ReasoningFormat, Thinking};
 
-/// The marks around a thought.
+/// The marks around reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThoughtMarks {
-    /// The mark that opens it.
+    /// The opening mark.
     pub open: &'static str,
-    /// The mark that closes it.
+    /// The closing mark.
     pub close: &'static str,
-    /// The text that closes it, as models write it.
+    /// The text that closes reasoning, in the models' form.
     pub ending: &'static str,
 }
 
 impl ThoughtMarks {
-    /// Those of a format.
+    /// The marks of a format.
     pub fn of(format: ReasoningFormat) -> Self {
         match format.marks() {
             // Source: Qwen3's and DeepSeek's chat templates.
@@ -30,7 +30,7 @@ impl ThoughtMarks {
     }
 }
 
-/// Follows the text of an answer, and counts the tokens of its thought.
+/// A counter of reasoning tokens in the text of an answer.
 #[derive(Clone, Debug)]
 pub struct ThoughtMeter {
     marks: ThoughtMarks,
@@ -39,11 +39,11 @@ pub struct ThoughtMeter {
 
 #[derive(Clone, Debug)]
 enum State {
-    /// Nothing but the beginning of the mark that opens was seen.
+    /// Only a prefix of the opening mark was seen.
     Before {
         seen: String,
     },
-    /// In the thought. `tail` is as much of its end as the mark that closes may begin in.
+    /// In the reasoning. `tail` is the end of the text, in which the closing mark may begin.
     Within {
         num_tokens: usize,
         tail: String,
@@ -52,7 +52,7 @@ enum State {
 }
 
 impl ThoughtMeter {
-    /// For an answer that stands at `thinking`.
+    /// A counter for an answer that begins at `thinking`.
     pub fn new(marks: ThoughtMarks, thinking: Thinking) -> Self {
         let state = match thinking {
             Thinking::Open => State::Within { num_tokens: 0, tail: String::new() },
@@ -62,7 +62,7 @@ impl ThoughtMeter {
         Self { marks, state }
     }
 
-    /// Takes the text of the next token, which may be empty. The number of tokens of the thought; `None` outside of one.
+    /// Adds the text of the next token, which may be empty. Returns the number of reasoning tokens; `None` outside of reasoning.
     pub fn push(&mut self, text: &str) -> Option<usize> {
         match &mut self.state {
             State::Over => None,
@@ -92,7 +92,7 @@ impl ThoughtMeter {
         }
     }
 
-    /// The thought was closed in the model's place.
+    /// Notes that the server has closed the reasoning.
     pub fn close(&mut self) {
         self.state = State::Over;
     }

@@ -1,4 +1,4 @@
-//! Calls within content: what is no call after all is given back as the content it is.
+//! Parses tool calls within content. Text that turns out not to be a call is returned as content.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,33 +12,33 @@ use crate::format::{Arguments, Format, Position, Tail, gemma4, pythonic};
 use crate::scan::{Reached, Stop, ValueScanner, len_of_beginning};
 use crate::schema::Types;
 
-/// A call's name stands within so many bytes. Beyond, what begins like a call is content: text is not held back forever. An
-/// argument has no such limit, as it can be nothing else behind the call's name, and files are written as one.
+/// Maximum bytes of a call up to its name. Longer text is content, so that text is not held back without limit. Arguments have no limit:
+/// after the name, the text can only be a call, and agents write whole files as one argument.
 const MAX_HELD_BYTES: usize = 64 << 10;
 
-/// White space before a call is no content. Beyond so many bytes it is, so that an answer of white space is not held back.
+/// White space before a call is dropped up to this number of bytes. More is content, so that white space is not held back without limit.
 pub(crate) const MAX_SPACE_BYTES: usize = 256;
 
-/// Reads content in pieces and finds calls in it.
+/// A parser of content in pieces that finds calls.
 #[derive(Debug)]
 pub(crate) struct ToolParser {
     format: &'static Format,
-    /// The functions that there are.
+    /// The callable functions.
     functions: Arc<[Callable]>,
-    /// Whether the answer is calls and nothing else, so that the beginning of one is no content.
+    /// Whether the answer consists of calls only, so that the start of a call is not content.
     are_required: bool,
-    /// A mark that ended nothing, and is left out where it comes.
+    /// A mark without effect, which is dropped when it comes.
     stray: Option<&'static str>,
     /// Whether the last call has arguments, or a piece of them.
     has_arguments: bool,
-    /// The functions that were called and that there are not.
+    /// Unknown functions that were called.
     unknown: Vec<String>,
-    /// Text that is not told yet.
+    /// Text that is not emitted yet.
     held: String,
     state: State,
     num_calls: usize,
     has_content: bool,
-    /// Whether no more text comes.
+    /// Whether no more text follows.
     ended: bool,
 }
 
@@ -46,30 +46,30 @@ pub(crate) struct ToolParser {
 enum State {
     /// In content.
     Content,
-    /// At the beginning of a call, behind so many bytes that are content if it is none.
+    /// At a possible start of a call, after `skipped` bytes that are content if it is not a call.
     Head { skipped: usize, position: Position },
-    /// In the arguments of a call, which are JSON. It does not hold `closer`.
+    /// In the arguments of a call, which are JSON without `closer`.
     Arguments { scanner: ValueScanner, closer: Option<&'static str>, in_object: bool },
-    /// In the arguments of a call of this function, which become JSON.
+    /// In the arguments of a call of this function, which are converted to JSON.
     Translated { function: Option<usize>, arguments: gemma4::Arguments },
-    /// Before an argument of a call of this function, or its end. So many bytes of its value hold no mark.
+    /// Before an argument of a call of this function, or the call's end. `searched` bytes of the value contain no mark.
     Elements {
         marks: &'static Marks,
         function: Option<usize>,
-        /// The names of the arguments so far.
+        /// Names of the arguments so far.
         told: BTreeSet<String>,
         searched: usize,
     },
-    /// Behind the arguments of a call.
+    /// After the arguments of a call.
     Tail { in_object: bool },
-    /// Behind a call, where white space says nothing.
+    /// After a call, where white space is ignored.
     Space,
 }
 
-/// So many functions are noted that were called and that there are not.
+/// Maximum number of unknown functions that are noted.
 pub(crate) const MAX_UNKNOWN: usize = 8;
 
-/// Whether there is more to do with the text that is held.
+/// Whether held text can be processed further.
 #[derive(PartialEq, Eq)]
 enum Step {
     Again,
@@ -97,23 +97,23 @@ impl ToolParser {
         }
     }
 
-    /// Takes the next piece of content.
+    /// Parses the next piece of content.
     pub(crate) fn push(&mut self, text: &str, events: &mut Events) {
         self.held.push_str(text);
         while self.step(events) == Step::Again {}
     }
 
-    /// Leaves this mark out where it comes next: the reasoning that it closes has ended without it.
+    /// Drops this mark when it comes: it closes reasoning that has already ended.
     pub(crate) fn leave_out(&mut self, mark: &'static str) {
         self.stray = Some(mark);
     }
 
-    /// The functions that were called and that there are not, at most a few of them. Their calls are content.
+    /// Unknown functions that were called, at most [`MAX_UNKNOWN`]. Their calls are content.
     pub(crate) fn unknown(&self) -> &[String] {
         &self.unknown
     }
 
-    /// Tells what is held when no more content comes. In an answer that `is_cut`, the beginning of a call is no content.
+    /// Emits the held text at the end. If the answer `is_cut`, the start of a call is not content.
     pub(crate) fn finish(&mut self, is_cut: bool, events: &mut Events) {
         self.ended = true;
         if let State::Head { skipped, .. } = self.state
@@ -122,7 +122,7 @@ impl ToolParser {
             self.held.clear();
         }
         while self.step(events) == Step::Again {}
-        // A call that breaks off before its arguments has none.
+        // A call that is cut before its arguments has no arguments.
         let in_arguments = matches!(
             self.state,
             State::Arguments { .. } | State::Translated { .. } | State::Elements { .. }
@@ -132,7 +132,7 @@ impl ToolParser {
         }
     }
 
-    /// Whether a mark of calls stands behind so many bytes.
+    /// Whether a mark of calls follows after `skipped` bytes.
     fn is_marked(&self, skipped: usize) -> bool {
         let text = self.held[skipped..].trim_start();
         self.format.openers.iter().any(|opener| text.starts_with(opener))
@@ -173,7 +173,7 @@ impl ToolParser {
         }
         self.tell_content(certain, events);
         match opened {
-            // Behind so much white space, calls have to have a mark.
+            // After this much white space, a call needs a mark.
             None if at_start && self.has_content && !self.held.is_empty() => Step::Again,
             None if self.ended => {
                 self.held.clear();
@@ -187,11 +187,11 @@ impl ToolParser {
         }
     }
 
-    /// So many bytes are content for certain. Behind them, and behind so many more of white space, a call may begin.
+    /// The number of bytes that are certainly content, and of white space after which a call may begin.
     fn find_opener(&self) -> (usize, Option<usize>) {
         let text = self.held.as_str();
         let length = text.len();
-        // White space is held back, but not without end.
+        // White space is held back, but not without limit.
         let before = |end: usize| {
             let least = text.floor_char_boundary(end.saturating_sub(MAX_SPACE_BYTES));
             text[..end].trim_end().len().max(least)
@@ -229,7 +229,7 @@ impl ToolParser {
         let (head, function) = match found {
             Ok(head) => match known(&head.name) {
                 Some(function) => (head, function),
-                // The client cannot run it, so it is what the model said.
+                // The client cannot run an unknown function, so the call is content.
                 None => {
                     let told = skipped + head.at;
                     self.note_unknown(head.name);
@@ -257,7 +257,7 @@ impl ToolParser {
         Step::Again
     }
 
-    /// Makes content of text that looked like the beginning of a call.
+    /// Emits text that looked like the start of a call as content.
     fn no_call(&mut self, num_bytes: usize, events: &mut Events) -> Step {
         self.tell_content(num_bytes, events);
         self.state = State::Content;
@@ -270,7 +270,7 @@ impl ToolParser {
         }
     }
 
-    /// Before the arguments of a call of this function, of which none was read yet.
+    /// The state before the first argument of a call of this function.
     fn begin_arguments(&self, function: Option<usize>, in_object: bool) -> State {
         match self.format.arguments {
             Arguments::Elements(marks) => {
@@ -301,7 +301,7 @@ impl ToolParser {
         self.state = match reached {
             Reached::Text(_) => return Step::Enough,
             Reached::End(_) => self.end_call(in_object, events),
-            // The arguments break off, and the call with them.
+            // The arguments are cut, and the call with them.
             Reached::Mark(_) => {
                 self.break_off(events);
                 State::Tail { in_object }
@@ -310,7 +310,7 @@ impl ToolParser {
         Step::Again
     }
 
-    /// Tells what there is of arguments that are not written as JSON.
+    /// Emits the parsed part of arguments that are not written as JSON.
     fn translated(&mut self, events: &mut Events) -> Step {
         let State::Translated { function, arguments } = &mut self.state else {
             return Step::Enough;
@@ -331,7 +331,7 @@ impl ToolParser {
         Step::Again
     }
 
-    /// Tells one argument, whose type the function's schema says, or the end of the call.
+    /// Emits one argument, whose type is in the function's schema, or the end of the call.
     fn element(&mut self, events: &mut Events) -> Step {
         let State::Elements { marks, function, told, searched } = &mut self.state else {
             return Step::Enough;
@@ -342,7 +342,7 @@ impl ToolParser {
         if ended {
             *searched = 0;
         }
-        // A string of JSON that never ends was none.
+        // A JSON string that never ends is not a string.
         let is_json = |key: &str| !Types::of_property(key, schema).have_string();
         let may_follow = |key: &str| !told.contains(key) && is_property(key, schema);
         let known = Known { ended, is_json: &is_json, may_follow: &may_follow };
@@ -372,7 +372,7 @@ impl ToolParser {
         Step::Again
     }
 
-    /// Damaged text is content, and the call has no end. One without arguments has none.
+    /// Ends a damaged call: the text is content, and the call stays incomplete.
     fn break_off(&mut self, events: &mut Events) -> State {
         if !self.has_arguments {
             events.call_arguments(self.num_calls, "{}");
@@ -399,7 +399,7 @@ impl ToolParser {
                     return Step::Again;
                 }
             }
-            // The beginning of what ends a call is no content.
+            // A prefix of the text that ends a call is not content.
             Err(Stop::Wait) if self.ended => self.held.clear(),
             Err(Stop::Wait) if self.held.len() < MAX_HELD_BYTES => return Step::Enough,
             Err(_) => {}
@@ -415,13 +415,13 @@ impl ToolParser {
     }
 }
 
-/// Whether an argument of this name is one of the function's, as far as its schema says.
+/// Whether the function's schema allows an argument of this name.
 fn is_property(key: &str, schema: Option<&Map<String, Value>>) -> bool {
     let properties = schema.and_then(|schema| schema.get("properties")?.as_object());
     properties.is_none_or(|properties| properties.contains_key(key))
 }
 
-/// The argument `key`, as JSON, that is written as `text`. Models write the literals of Python, too.
+/// The argument `key` with the text `text`, as JSON. Models also write Python's literals.
 fn argument(key: &str, text: &str, schema: Option<&Map<String, Value>>) -> String {
     let types = Types::of_property(key, schema);
     let is_json = serde_json::from_str::<Value>(text).is_ok();
@@ -430,7 +430,7 @@ fn argument(key: &str, text: &str, schema: Option<&Map<String, Value>>) -> Strin
         let value = serde_json::from_str::<Value>(json);
         value.is_ok_and(|value| types.allow(&value) && (value.is_null() || !types.have_string()))
     };
-    // Where strings are raw text, `None` is one if the schema says so.
+    // In raw text, `None` is a string if the schema has strings only.
     let is_said = || {
         let property = schema.and_then(|schema| schema.get("properties")?.get(key));
         property.is_some_and(|property| property.to_string().contains("\"None\""))

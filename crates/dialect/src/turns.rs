@@ -1,4 +1,4 @@
-//! Which rows of turns a chat template takes, and a conversation brought into such a row.
+//! The orders of roles that a chat template accepts, and the rearrangement of conversations to such an order.
 
 use candlepower_tokenizer::{ChatTemplate, PromptEnd};
 use serde_json::{Value, json};
@@ -6,20 +6,20 @@ use serde_json::{Value, json};
 use crate::past_calls::{PastCalls, call_messages};
 use crate::probe::{ANSWER, QUESTION, THOUGHT, render, tools};
 
-/// Which rows of turns a template takes. Where it raises an error, or drops a turn, it takes none such.
+/// The orders of roles that a template accepts. An order is not accepted if the template raises an error or drops a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turns {
-    /// Instructions.
+    /// Instructions at all.
     system: bool,
-    /// Instructions in several messages at the beginning.
+    /// Several messages of instructions at the start.
     several_systems: bool,
-    /// Instructions after other turns.
+    /// Instructions after other messages, which Qwen3.5's template refuses.
     later_systems: bool,
-    /// Two turns of the user, one after the other.
+    /// Two user messages in a row.
     repeated_users: bool,
-    /// Two turns of the assistant, one after the other.
+    /// Two assistant messages in a row.
     repeated_assistants: bool,
-    /// A turn of the user after the result of a call.
+    /// A user message after a tool's result.
     user_after_tool: bool,
 }
 
@@ -36,11 +36,11 @@ impl Default for Turns {
     }
 }
 
-/// The separator of texts that are joined.
+/// The separator of joined texts.
 const BREAK: &str = "\n\n";
 
 impl Turns {
-    /// The rows that a template takes; all where it does not even take a question.
+    /// Detects the orders that a template accepts; all if it does not even accept a question.
     pub fn detect(template: &ChatTemplate) -> Self {
         let takes = |turns: &[(&str, &str)]| {
             let message = |(role, text): &(&str, &str)| json!({"role": role, "content": text});
@@ -66,7 +66,7 @@ impl Turns {
         }
     }
 
-    /// The conversation in a row that the template takes. All texts stay, in their order. Messages have texts or null as content.
+    /// Rearranges a conversation to an order that the template accepts. All texts stay, in their order. Contents are texts or null.
     pub fn arrange(self, messages: Vec<Value>) -> Vec<Value> {
         let num_leading = messages.iter().take_while(|message| is_instruction(message)).count();
         let mut rest = messages;
@@ -93,7 +93,7 @@ impl Turns {
     }
 }
 
-/// Whether the template takes what the user says right behind the result of a call; so too where it takes no calls.
+/// Whether the template accepts a user message directly after a tool's result; true if it accepts no calls.
 fn takes_user_after_tool(template: &ChatTemplate) -> bool {
     const MORE: &str = "probe_more";
     let form = PastCalls::detect(template);
@@ -117,7 +117,7 @@ fn is_instruction(message: &Value) -> bool {
     is(message, "system") || is(message, "developer")
 }
 
-/// The texts of two messages.
+/// The joined texts of two messages.
 fn join(one: &Value, other: &Value) -> Value {
     let text = |message: &Value| message["content"].as_str().unwrap_or_default().to_owned();
     let texts = [text(one), text(other)];
@@ -125,7 +125,7 @@ fn join(one: &Value, other: &Value) -> Value {
     texts.join(BREAK).into()
 }
 
-/// Messages of which neighbours are one where `belong` says so; it has what the first of them has.
+/// Joins neighbouring messages for which `belong` is true; other fields are those of the first one.
 fn joined(messages: Vec<Value>, belong: impl Fn(&Value, &Value) -> bool) -> Vec<Value> {
     let mut turns: Vec<Value> = Vec::with_capacity(messages.len());
     for message in messages {
@@ -137,7 +137,7 @@ fn joined(messages: Vec<Value>, belong: impl Fn(&Value, &Value) -> bool) -> Vec<
     turns
 }
 
-/// Instructions as a part of the user's next turn, else of the one before, else as a turn of the user.
+/// Moves instructions into the next user message, else into the previous one, else into a new user message.
 fn to_users(messages: Vec<Value>) -> Vec<Value> {
     let mut turns: Vec<Value> = Vec::with_capacity(messages.len());
     let mut messages = messages.into_iter().peekable();
@@ -184,20 +184,20 @@ mod tests {
     }
 
     const ANY: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
-    /// Instructions at the beginning alone, as Qwen3.5 has them.
+    /// Instructions only at the start, as in Qwen3.5.
     const FIRST: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
         {{ raise_exception('System message must be at the beginning.') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}";
-    /// Turns of user and assistant in alternation, as Mistral's have them.
+    /// Alternating user and assistant messages, as in Mistral's templates.
     const ALTERNATING: &str = "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}{{ messages[0].content }}{% else %}\
         {% set rest = messages %}{% endif %}{% set ns = namespace(index=0) %}{% for m in rest %}\
         {% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}{% if (m.role == 'user') != (ns.index % 2 == 0) %}\
         {{ raise_exception('roles must alternate') }}{% endif %}{% set ns.index = ns.index + 1 %}{% endif %}\
         {% if m.role == 'system' %}{{ raise_exception('only one') }}{% endif %}<{{ m.role }}>{{ m.content }}\
         {% for c in m.tool_calls %}{{ c | tojson }}{% endfor %}{% endfor %}";
-    /// No instructions, as Gemma 2 has none.
+    /// No instructions, as in Gemma 2.
     const NONE: &str = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}\
         <{{ m.role }}>{{ m.content }}{% endfor %}";
-    /// Later instructions are dropped without a word, as gpt-oss drops them.
+    /// Later instructions are dropped silently, as in gpt-oss.
     const DROPPING: &str = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}\
         {% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}";
 

@@ -1,20 +1,20 @@
-//! A call as a chat template writes it, taken apart so that each format can tell whether it is its own.
+//! The tool call in a rendered chat template, split so that each format can check whether it matches.
 
 use crate::probe::{FUNCTION, QUESTION};
 
-/// The call of the probe, in the text that a template makes of a conversation.
+/// The probe's call in a rendered conversation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrittenCall<'a> {
-    /// The text between the question and the function's name.
+    /// Text between the question and the function's name.
     before: &'a str,
-    /// The text behind the name.
+    /// Text after the name.
     pub(crate) after: &'a str,
-    /// The text that the template writes between the question and an answer.
+    /// Text that the template writes between the question and an answer.
     opening: &'a str,
 }
 
 impl<'a> WrittenCall<'a> {
-    /// The call in `rendered`. `asked` is the same conversation up to the call.
+    /// The call in `rendered`; `asked` is the rendered conversation up to the call.
     pub(crate) fn find(asked: &'a str, rendered: &'a str) -> Option<Self> {
         let turn = &rendered[rendered.find(QUESTION)? + QUESTION.len()..];
         let (before, after) = turn.split_once(FUNCTION)?;
@@ -22,7 +22,7 @@ impl<'a> WrittenCall<'a> {
         Some(Self { before, after, opening })
     }
 
-    /// Whether the name stands between these texts.
+    /// Whether the name is between these texts.
     pub(crate) fn is_between(&self, before: &str, after: &str) -> bool {
         self.before.ends_with(before) && self.after.starts_with(after)
     }
@@ -38,7 +38,7 @@ impl<'a> WrittenCall<'a> {
         Some(before.strip_suffix("\"name\"")?.trim_end().strip_suffix('{')?.trim_end())
     }
 
-    /// Whether the assistant says nothing before the call, where `before` stands before the call.
+    /// Whether the assistant's message has no text before the call; `before` is the text before the call.
     pub(crate) fn begins_answer(&self, before: &str) -> bool {
         before.trim_end().ends_with(self.opening)
     }

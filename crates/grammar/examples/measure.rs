@@ -1,7 +1,7 @@
-//! How long constraints take: to compile, and for the mask of each token.
+//! Measures the time to compile constraints, and to compute the mask of each token.
 //!
-//! `cargo run --release -p candlepower-grammar --example measure -- [TOKENIZER_JSON END_TOKEN]` writes percentiles over a
-//! hundred schemas, each followed through outputs drawn at random; without a tokenizer the demo's is taken.
+//! `cargo run --release -p candlepower-grammar --example measure -- [TOKENIZER_JSON END_TOKEN]` prints percentiles over a
+//! hundred schemas, with randomly sampled outputs for each. The default tokenizer is the demo model's.
 
 #![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
 
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Follows one output, each token of which is the first allowed one from a random place on.
+/// Generates one output, in which each token is the first allowed one from a random id on.
 fn walk(
     mut grammar: Grammar,
     end: u32,

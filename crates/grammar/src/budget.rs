@@ -1,4 +1,7 @@
-//! How long a grammar may keep a thread while it is followed: a text that can be read in many ways takes longer with each token.
+//! The time budget of a request's grammars during generation.
+//!
+//! An ambiguous grammar takes longer with each token, and all requests share the threads that compute masks: without a budget,
+//! one request could delay the tokens of all others for seconds.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,14 +10,14 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Error, Result};
 
-/// What a request has at first, and at most.
+/// The budget at first, and its maximum.
 const MOST: Duration = Duration::from_millis(500);
-/// What each token of its sequences adds. Masks take some hundredths of a millisecond, and the longest some milliseconds.
+/// The time that each sampled token adds. Most masks take some hundredths of a millisecond, and the slowest some milliseconds.
 const PER_TOKEN: Duration = Duration::from_millis(2);
-/// Added by a token that had to follow. Such a token is not looked for, only taken.
+/// The time that a forced token adds: no mask is computed for it.
 const PER_FORCED_TOKEN: Duration = Duration::from_micros(100);
 
-/// The time of threads that the sequences of a request may still take. Clones are one.
+/// The thread time left to the sequences of a request. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
     left: Arc<Mutex<Duration>>,
@@ -25,12 +28,12 @@ impl Budget {
         Self { left: Arc::new(Mutex::new(MOST)) }
     }
 
-    /// Adds what a sampled token does, unless nothing was left.
+    /// Adds the time of a sampled token, unless the budget is used up.
     pub(crate) fn earn(&self) {
         self.add(PER_TOKEN);
     }
 
-    /// Adds what a token does that had to follow, unless nothing was left.
+    /// Adds the time of a forced token, unless the budget is used up.
     pub(crate) fn earn_forced(&self) {
         self.add(PER_FORCED_TOKEN);
     }
@@ -42,10 +45,10 @@ impl Budget {
         }
     }
 
-    /// Does some work, if anything is left for it: many sequences of a request do theirs in one step.
+    /// Does some work if any budget is left. Many sequences of one request may do so in the same step.
     ///
     /// # Errors
-    /// [`Error::Limit`] if it, or what was done before it, took too long.
+    /// [`Error::Limit`] if this work or the work before it took too long.
     pub(crate) fn spend<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.take(Duration::ZERO)?;
         let before = thread_time();
@@ -58,9 +61,7 @@ impl Budget {
         let mut left = self.left();
         *left = left.saturating_sub(spent);
         if left.is_zero() {
-            return Err(Error::Limit(
-                "its texts take too long; write it so that each can be read in one way only",
-            ));
+            return Err(Error::Limit("its masks take too long; make the grammar unambiguous"));
         }
         Ok(())
     }
@@ -70,12 +71,12 @@ impl Budget {
     }
 }
 
-/// The time that this thread has computed for; that of others beside it does not count.
+/// The CPU time of this thread.
 fn thread_time() -> Duration {
     clock(ClockId::ThreadCPUTime)
 }
 
-/// The time that all threads of this process have computed for.
+/// The CPU time of all threads of this process.
 pub(crate) fn process_time() -> Duration {
     clock(ClockId::ProcessCPUTime)
 }

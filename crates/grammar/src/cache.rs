@@ -1,19 +1,19 @@
-//! Compiled constraints that are kept for the next request with the same one, up to a bound in bytes.
+//! A cache of compiled constraints, limited in bytes.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 
 use crate::Grammar;
 
-/// Memory of all that is kept.
+/// Memory of all entries.
 const MAX_BYTES: usize = 16 << 20;
 
-/// Every caller finds what any of them had compiled. Room for a new entry is made by the caller that has most: it loses the
-/// one that was not used for longest. So nobody can displace what others keep, below an equal share.
+/// Callers share all entries. To make room for a new entry, the caller with the most bytes loses its least recently used one.
+/// So no caller can evict entries of another that is below an equal share.
 pub(crate) struct Cache<G = Grammar> {
-    /// The last used at the end.
+    /// Entries, the most recently used last.
     entries: VecDeque<Entry<G>>,
-    /// Bytes of each caller that has entries.
+    /// Bytes by caller.
     bytes: HashMap<u64, usize>,
 }
 
@@ -21,7 +21,7 @@ struct Entry<G> {
     key: String,
     grammar: G,
     bytes: usize,
-    /// The caller that had it compiled.
+    /// The caller for which it was compiled.
     caller: u64,
 }
 
@@ -39,9 +39,9 @@ impl<G> Cache<G> {
         self.entries.back().map(|entry| &entry.grammar)
     }
 
-    /// Keeps a grammar that takes so many bytes, if there is room for it at all.
+    /// Adds a grammar of this size, unless it is larger than the cache.
     pub(crate) fn insert(&mut self, key: String, caller: u64, grammar: G, bytes: usize) {
-        // Two requests may have compiled the same.
+        // Two requests may have compiled the same constraint at once.
         if bytes > MAX_BYTES || self.get(&key).is_some() {
             return;
         }

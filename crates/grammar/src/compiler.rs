@@ -1,4 +1,4 @@
-//! From a constraint to the first state of a grammar.
+//! Compiling a constraint to the first state of a grammar.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
@@ -19,9 +19,9 @@ use crate::trial::{STACK_BYTES, Trials};
 use crate::vocabulary::{SpecialToken, Words};
 use crate::{Constraint, Error, Grammar, Result};
 
-/// The library's own limits. The times are its authors' figures for one core.
+/// llguidance's own limits. The times are its authors' figures for one core.
 const LIMITS: ParserLimits = ParserLimits {
-    // Alternatives at one place: four for each optional property of an object, and one for each text of a rule.
+    // Items of one row of the parser: four for each optional property of an object, and one for each string of a rule.
     max_items_in_row: 5000,
     // 20 ms.
     initial_lexer_fuel: 1_000_000,
@@ -35,15 +35,15 @@ const LIMITS: ParserLimits = ParserLimits {
     precompute_large_lexemes: true,
     verbose_errors: false,
 };
-/// Memory that a small constraint is taken to need. Measured were 50 to 240 KiB.
+/// The assumed memory of a small constraint. 50 to 240 KiB were measured.
 const SMALL_BYTES: usize = 256 << 10;
 
 /// Limits for compiling one constraint, unless it is small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompileLimits {
-    /// Time of one thread.
+    /// CPU time of one thread.
     pub time: Duration,
-    /// Memory, the stack included.
+    /// Memory, including the stack.
     pub memory_bytes: usize,
 }
 
@@ -69,7 +69,7 @@ impl CompileLimits {
     }
 }
 
-/// Compiles constraints for one model. May be used by many threads at once.
+/// Compiles constraints for one model. Many threads may use it at once.
 pub struct GrammarCompiler {
     factory: ParserFactory,
     words: Words,
@@ -79,8 +79,8 @@ pub struct GrammarCompiler {
 }
 
 impl GrammarCompiler {
-    /// For a model with `num_logits` logits, whose texts end with one of `eos_token_ids`. Takes a tenth of a second for
-    /// a vocabulary of 100,000.
+    /// A compiler for a model with `num_logits` logits, whose outputs end with one of `eos_token_ids`.
+    /// It takes a tenth of a second for a vocabulary of 100,000 tokens.
     ///
     /// # Errors
     /// [`Error::Vocabulary`].
@@ -88,7 +88,7 @@ impl GrammarCompiler {
         Self::over(Words::new(tokenizer, eos_token_ids, num_logits)?, Some(tokenizer.clone()))
     }
 
-    /// Without a tokenizer: forced texts are then split as greedily as possible.
+    /// A compiler without a tokenizer, which splits forced text greedily into tokens.
     pub(crate) fn of_words(words: Words) -> Result<Self> {
         Self::over(words, None)
     }
@@ -104,27 +104,27 @@ impl GrammarCompiler {
         Ok(Self { factory, words, special, cache: Mutex::default(), trials: None })
     }
 
-    /// Has each constraint that is not small compiled by a child process first, which these limits hold for. `program`
-    /// starts this program with [`TRIAL_COMMAND`](crate::TRIAL_COMMAND).
+    /// Compiles each constraint that is not small in a child process first, which has these limits. `program` starts this
+    /// program with [`TRIAL_COMMAND`](crate::TRIAL_COMMAND).
     #[must_use]
     pub fn with_trials(self, program: fn() -> Command, limits: CompileLimits) -> Self {
         let trials = Trials::new(program, self.words.encode(), limits);
         Self { trials: Some(trials), ..self }
     }
 
-    /// The first state of a constraint; the same constraint is compiled once.
+    /// The first state of a constraint, from the cache if it was compiled before.
     ///
     /// # Errors
-    /// [`Error::Constraint`] with the keyword, the place or the limit; [`Error::EmptyChoice`]; [`Error::Trial`].
+    /// [`Error::Constraint`] with the keyword, the position or the limit; [`Error::EmptyChoice`]; [`Error::Trial`].
     pub fn compile(&self, constraint: &Constraint) -> Result<Grammar> {
         self.compile_unless(constraint, 0, &AtomicBool::new(false))
     }
 
-    /// Like [`compile`](Self::compile), but gives up soon after `cancelled` has become true. `caller` is the number of whoever
-    /// asks: callers have equal shares of what is kept.
+    /// Like [`compile`](Self::compile), but stops soon after `cancelled` becomes true. Callers, numbered by `caller`, have
+    /// equal shares of the cache.
     ///
     /// # Errors
-    /// Those, and [`Error::Cancelled`].
+    /// Those of [`compile`](Self::compile), and [`Error::Cancelled`].
     pub fn compile_unless(
         &self,
         constraint: &Constraint,
@@ -154,7 +154,7 @@ impl GrammarCompiler {
         Ok(grammar)
     }
 
-    /// The first state of a constraint that was compiled before; `None` if it is not kept.
+    /// The first state of a constraint in the cache.
     pub fn compiled(&self, constraint: &Constraint) -> Option<Grammar> {
         self.cache().get(&constraint.key()).map(Grammar::for_another_request)
     }
@@ -163,7 +163,7 @@ impl GrammarCompiler {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Compiles on a thread with a large stack, all of which is address space alone until it is needed.
+    /// Compiles on a thread with a large stack, which is only address space until it is used.
     fn compile_deep(&self, constraint: &Constraint) -> Result<Grammar> {
         std::thread::scope(|scope| {
             let thread =
@@ -174,7 +174,7 @@ impl GrammarCompiler {
         })
     }
 
-    /// Compiles on this thread.
+    /// Compiles in this thread.
     pub(crate) fn compile_here(&self, constraint: &Constraint) -> Result<Grammar> {
         let compile = || {
             let (top, digits) = match constraint.notation(&self.special)? {
@@ -195,21 +195,21 @@ impl GrammarCompiler {
                 None => Grammar::new(matcher, self.words.num_logits()),
             }
         };
-        // A constraint must not end the server, whatever the library makes of it.
+        // A panic of the library must not end the server. A stack overflow cannot be caught: the child process is for that.
         catch_unwind(AssertUnwindSafe(compile)).unwrap_or_else(|_| Err(cannot_be_compiled()))
     }
 }
 
 fn cannot_be_compiled() -> Error {
-    Error::Constraint("it cannot be compiled".to_owned())
+    Error::Constraint("compiling it failed unexpectedly; please report this as a bug".to_owned())
 }
 
-/// The first line of the library's message, and the cause, if another line has it. The rest shows its own state. The
-/// words of its panics, which it catches, and of its settings are for its authors.
+/// The first line of the library's message, and the cause if it is in another line. The rest shows its internal state.
+/// Messages of panics, which it catches, and names of its settings mean nothing to users.
 pub(crate) fn reason(text: &str) -> String {
     const INTERNAL: [&str; 3] = ["panic", "limits.", "NoExtensionBias"];
     if INTERNAL.iter().any(|words| text.contains(words)) {
-        return "it is too complex to be compiled".to_owned();
+        return "it is too complex to compile; make it smaller".to_owned();
     }
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let first = lines.next().unwrap_or_default();

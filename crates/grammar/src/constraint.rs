@@ -1,4 +1,4 @@
-//! What an output may be asked to be.
+//! Constraints on outputs, and their form for llguidance.
 
 use candlepower_tokenizer::Tokenizer;
 use serde::{Deserialize, Serialize};
@@ -7,37 +7,36 @@ use serde_json::{Map, Value, json};
 use crate::vocabulary::{self, SpecialToken};
 use crate::{Error, Result, cost, gbnf, lark, schema, structural_tag};
 
-/// What an output must be.
+/// A constraint on a whole output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Constraint {
     /// Any JSON object.
     JsonObject,
-    /// JSON that a schema describes.
+    /// JSON that is valid by a JSON schema.
     JsonSchema(Value),
-    /// A text that a regular expression matches as a whole.
+    /// Text that a regular expression matches as a whole.
     Regex(String),
-    /// One of these texts.
+    /// One of these strings.
     Choice(Vec<String>),
-    /// A text of a context-free grammar in Lark's notation.
+    /// Text of a context-free grammar in Lark syntax.
     Lark(String),
-    /// A text of a grammar in Lark's notation that was put together here: each of its texts can be read in one way, but for
-    /// what a grammar within it says.
+    /// Text of a grammar in Lark syntax that this server built. It is unambiguous, except for grammars of the request in it.
     Composed(String),
-    /// A text of a context-free grammar in GBNF, the EBNF of llama.cpp and SGLang, of its rule `root`.
+    /// Text of the rule `root` of a context-free grammar in GBNF, the EBNF of llama.cpp and SGLang.
     Gbnf(String),
-    /// Text with constrained parts, as a `structural_tag` of vLLM and SGLang describes it.
+    /// Text with constrained parts, a `structural_tag` of vLLM and SGLang.
     StructuralTag(Value),
 }
 
-/// White space between the tokens of JSON: at most a line break and an indentation. Unbounded, a model may write nothing
-/// else until its tokens run out.
+/// White space between the tokens of JSON: at most a line break and an indentation. Without a limit, a model may write
+/// white space until `max_tokens`.
 pub(crate) const WHITE_SPACE: &str = r"(\r?\n)?[ \t]{0,40}";
 
 impl Constraint {
-    /// The constraint as a value in Lark's notation, which may stand within a larger grammar.
+    /// The constraint as a value in Lark syntax, for use within a larger grammar.
     ///
     /// # Errors
-    /// [`Error::EmptyChoice`], or [`Error::Constraint`] with what is wrong.
+    /// [`Error::EmptyChoice`], or [`Error::Constraint`] with the cause.
     pub fn as_lark_value(&self, tokenizer: &Tokenizer) -> Result<String> {
         let special = vocabulary::special_tokens(tokenizer, tokenizer.vocab_size());
         Ok(match self.notation(&special)? {
@@ -46,10 +45,10 @@ impl Constraint {
         })
     }
 
-    /// The constraint, in whose schemas objects take their declared keys only, unless they say which others.
+    /// The constraint with closed objects: they accept no properties except declared ones, unless a schema allows others explicitly.
     ///
     /// # Errors
-    /// [`Error::Constraint`] for a schema whose compositions are too large to be looked through.
+    /// [`Error::Constraint`] for a schema with too many compositions.
     pub fn closed(self) -> Result<Self> {
         Ok(match self {
             Self::JsonSchema(schema) => Self::JsonSchema(schema::closed(&schema)?),
@@ -58,20 +57,20 @@ impl Constraint {
         })
     }
 
-    /// A grammar in the notation that it is written in: GBNF, or else Lark's.
+    /// A grammar, whose syntax (GBNF or Lark) is recognized.
     pub fn grammar(text: String) -> Self {
         if gbnf::is_gbnf(&text) { Self::Gbnf(text) } else { Self::Lark(text) }
     }
 
-    /// Whether it is so small that it is compiled at once, in about a millisecond.
+    /// Whether it is so small that it compiles in about a millisecond, without a child process.
     ///
     /// # Errors
-    /// [`Error::Constraint`] with the limit that it exceeds.
+    /// [`Error::Constraint`] with the exceeded limit.
     pub fn is_small(&self) -> Result<bool> {
         cost::is_small(self)
     }
 
-    /// The same for the same constraint.
+    /// The key of the cache, equal for equal constraints.
     pub(crate) fn key(&self) -> String {
         let (kind, text) = match self {
             Self::JsonObject => ("object", String::new()),
@@ -86,7 +85,7 @@ impl Constraint {
         format!("{kind} {text}")
     }
 
-    /// The constraint in llguidance's notation.
+    /// The constraint in llguidance's form.
     pub(crate) fn notation(&self, special: &[SpecialToken]) -> Result<Notation> {
         Ok(match self {
             Self::JsonObject => Notation::Json(with_white_space(&json!({"type": "object"}))?),
@@ -97,7 +96,7 @@ impl Constraint {
             }
             Self::Choice(texts) => {
                 let literals: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
-                // One terminal: as rules, so many texts would be looked at one by one for each token.
+                // One terminal: as alternatives of a rule, all strings would be checked one by one for each token.
                 Notation::Lark(format!("start: CHOICE\nCHOICE: {}\n", literals.join(" | ")))
             }
             Self::Lark(grammar) | Self::Composed(grammar) => {
@@ -115,25 +114,25 @@ impl Constraint {
     }
 }
 
-/// A constraint as llguidance takes it.
+/// A constraint in the form of llguidance.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Notation {
     Json(Value),
     Lark(String),
 }
 
-/// The schema with our white space; what the request says of llguidance's own options is dropped, because they are no
-/// part of JSON Schema.
+/// The schema with our white space. llguidance's own options in the request are dropped, because they are not part of
+/// JSON Schema.
 ///
 /// # Errors
-/// [`Error::Constraint`] with the keyword that cannot be held.
+/// [`Error::Constraint`] with the keyword that cannot be enforced.
 pub(crate) fn with_white_space(schema: &Value) -> Result<Value> {
     schema::check_patterns(schema)?;
     let prepared = schema::prepared(schema);
     schema::check(&prepared)?;
     let mut schema = match prepared {
         Value::Object(schema) => schema,
-        // `true` allows all JSON, `false` none.
+        // `true` allows any JSON, `false` none.
         other => Map::from_iter([("allOf".to_owned(), Value::Array(vec![other]))]),
     };
     let options = json!({"whitespace_flexible": true, "whitespace_pattern": WHITE_SPACE});
@@ -141,12 +140,12 @@ pub(crate) fn with_white_space(schema: &Value) -> Result<Value> {
     Ok(Value::Object(schema))
 }
 
-/// A text as a string of Lark's notation, which is JSON's but for one character.
+/// A string literal in Lark syntax, which differs from JSON's in one character.
 pub(crate) fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 
-/// A regular expression as it stands between slashes in Lark's notation.
+/// A regular expression escaped for the slashes around it in Lark syntax.
 pub fn escape_slashes(regex: &str) -> String {
     let mut escaped = String::with_capacity(regex.len());
     let mut after_backslash = false;

@@ -1,7 +1,7 @@
-//! How large a constraint is, found in one pass over it: limits that hold for every kind, and whether it is small.
+//! The size of a constraint, computed in one pass: limits for every kind, and whether it is small.
 //!
-//! The library compiles schemas and rules by recursion, so depth is bounded before anything is compiled. A small constraint
-//! compiles in about a millisecond. Any other one is tried in a child process first (`trial`).
+//! The library compiles schemas and rules by recursion, so depth is limited before anything is compiled. A small constraint
+//! compiles in about a millisecond. Others are compiled in a child process first (`trial`).
 
 mod references;
 
@@ -10,15 +10,15 @@ use serde_json::{Map, Value};
 use crate::schema::{COUNTS, LITERAL, NAMED, with_plain_references};
 use crate::{Constraint, Error, Result, lark};
 
-/// Most bytes of a constraint, all its schemas included.
+/// Maximum bytes of a constraint, including all its schemas.
 const MAX_BYTES: usize = 2 << 20;
-/// Most schemas and literals within a constraint.
+/// Maximum number of schemas and literals in a constraint.
 const MAX_NODES: usize = 200_000;
-/// Most schemas within each other, references followed. The library needs about 9 KiB of stack for each.
+/// Maximum nesting of schemas, with references followed. The library needs about 9 KiB of stack for each level.
 const MAX_DEPTH: usize = 4000;
-/// Most members of one object or list: properties, required names, alternatives, items of a literal.
+/// Maximum members of one object or array: properties, required names, alternatives, items of a literal.
 const MAX_MEMBERS: usize = 20_000;
-/// Longest identifier or reference, in bytes.
+/// Maximum bytes of an identifier or a reference.
 const MAX_REFERENCE_BYTES: usize = 2048;
 
 /// Limits of a small constraint.
@@ -35,19 +35,19 @@ const SMALL: Size = Size {
 /// The size of a constraint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Size {
-    /// Bytes of all texts: names, literals, expressions, rules.
+    /// Bytes of all strings: names, literals, regular expressions, rules.
     bytes: usize,
-    /// Values within the schemas.
+    /// Values in the schemas.
     nodes: usize,
-    /// The most members of one object or list.
+    /// The members of the largest object or array.
     members: usize,
-    /// Schemas within each other, references followed.
+    /// Nesting of schemas, with references followed.
     depth: usize,
-    /// The largest count that something is repeated: of items, of characters, within expressions.
+    /// The largest repetition: of items, of characters, in regular expressions.
     repeats: usize,
-    /// Operators of expressions and rules: choices, repetitions, groups.
+    /// Operators of regular expressions and rules: choices, repetitions, groups.
     operators: usize,
-    /// Schemas that are intersected with others, and patterns of names.
+    /// Schemas that are intersected with others, and patterns of names. Some of them compile in worse than cubic time.
     products: usize,
 }
 
@@ -73,13 +73,13 @@ impl Size {
     }
 
     /// # Errors
-    /// [`Error::Constraint`] with the limit that it exceeds.
+    /// [`Error::Constraint`] with the exceeded limit.
     fn check(&self) -> Result<()> {
         let limits = [
             (self.bytes, MAX_BYTES, "bytes of text"),
             (self.nodes, MAX_NODES, "schemas and literals"),
-            (self.members, MAX_MEMBERS, "members of one object or list"),
-            (self.depth, MAX_DEPTH, "schemas within each other, references followed"),
+            (self.members, MAX_MEMBERS, "members of one object or array"),
+            (self.depth, MAX_DEPTH, "levels of nested schemas, with references followed"),
         ];
         match limits.iter().find(|(size, most, _)| size > most) {
             None => Ok(()),
@@ -89,13 +89,13 @@ impl Size {
 }
 
 fn too_large(size: usize, what: &str, most: usize) -> Error {
-    Error::Constraint(format!("it has {size} {what}, more than {most}"))
+    Error::Constraint(format!("it has {size} {what}, but the maximum is {most}"))
 }
 
 /// Whether a constraint is small.
 ///
 /// # Errors
-/// [`Error::Constraint`] with the limit that it exceeds.
+/// [`Error::Constraint`] with the exceeded limit.
 pub(crate) fn is_small(constraint: &Constraint) -> Result<bool> {
     let size = match constraint {
         Constraint::JsonObject => Size::default(),
@@ -114,7 +114,7 @@ pub(crate) fn is_small(constraint: &Constraint) -> Result<bool> {
     Ok(size.is_within(&SMALL))
 }
 
-/// A structural tag: what is a schema in it, and the rest as texts.
+/// The size of a structural tag: of its schemas, and of the rest as strings.
 fn of_tag(tag: &Value) -> Result<Size> {
     let mut size = Size::default();
     add_tag(tag, &mut size, 0)?;
@@ -136,7 +136,7 @@ fn add_tag(value: &Value, size: &mut Size, depth: usize) -> Result<()> {
         }
         Value::Array(values) => {
             size.members = size.members.max(values.len());
-            // Each tag is a rule of its own, with texts that end it.
+            // Each tag is a rule of its own, with strings that end it.
             size.products += values.len() / 8;
             values.iter().try_for_each(|value| add_tag(value, size, depth + 1))?;
         }
@@ -146,7 +146,7 @@ fn add_tag(value: &Value, size: &mut Size, depth: usize) -> Result<()> {
     Ok(())
 }
 
-/// A grammar in Lark's notation, or another one that may be in it.
+/// The size of a grammar in Lark syntax, or of another one that may be in it.
 fn of_lark(grammar: &str) -> Result<Size> {
     let mut size = Size { bytes: grammar.len(), ..Size::default() };
     let mut rest = String::with_capacity(grammar.len());
@@ -161,13 +161,13 @@ fn of_lark(grammar: &str) -> Result<Size> {
     Ok(size)
 }
 
-/// A regular expression, or rules with some.
+/// The size of a regular expression, or of rules with some.
 fn of_expression(text: &str) -> Size {
     let operators = text.bytes().filter(|byte| b"?*+|{(".contains(byte)).count();
     Size { bytes: text.len(), repeats: repeats(text), operators, ..Size::default() }
 }
 
-/// How often the innermost part of an expression may be repeated at most: the product of all counts in braces.
+/// The maximum repetition of the innermost part of an expression: the product of all counts in braces.
 fn repeats(text: &str) -> usize {
     let mut product = 1_usize;
     for counts in text.split('{').skip(1) {
@@ -178,7 +178,7 @@ fn repeats(text: &str) -> usize {
     product
 }
 
-/// A schema, with all that its references lead to.
+/// The size of a schema and of all the targets of its references.
 fn of_schema(schema: &Value) -> Result<Size> {
     let mut size = Size::default();
     add_schema(schema, &mut size, 0)?;
@@ -247,7 +247,7 @@ fn add_named(
     size: &mut Size,
     depth: usize,
 ) -> Result<()> {
-    // Many definitions are no wide object.
+    // Many definitions do not make a wide object.
     if !matches!(keyword, "$defs" | "definitions") {
         size.members = size.members.max(named.len());
     }
@@ -261,7 +261,7 @@ fn add_named(
     Ok(())
 }
 
-/// The names in a literal are texts, not keywords.
+/// Adds a literal, whose names are strings, not keywords.
 fn add_literals(literal: &Map<String, Value>, size: &mut Size) -> Result<()> {
     size.members = size.members.max(literal.len());
     for (name, value) in literal {

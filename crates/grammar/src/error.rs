@@ -1,38 +1,38 @@
-//! Why a constraint cannot be held.
+//! Errors of constraints.
 
 /// Result with this crate's [`enum@Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A constraint that cannot be held.
+/// An error of a constraint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The tokenizer's vocabulary cannot be used.
     #[error("the tokenizer's vocabulary cannot be constrained: {0}")]
     Vocabulary(String),
-    /// The constraint is wrong, asks for what is not supported, or is beyond the limits.
+    /// The constraint is invalid, not supported, or exceeds a limit.
     #[error("{0}")]
     Constraint(String),
-    /// A choice without alternatives, or with an empty one.
-    #[error("a choice needs at least one alternative, and none that is empty")]
+    /// A choice without alternatives, or with an empty string.
+    #[error("a choice needs at least one string, and no string may be empty")]
     EmptyChoice,
-    /// A token came that the state did not allow, or it leads nowhere.
+    /// A token that the state does not allow, or a state that the library failed at.
     #[error("the grammar failed: {0}")]
     State(String),
-    /// Nothing may follow, though the output is not finished.
+    /// No token is allowed, although the output is not complete.
     #[error(
-        "after {num_tokens} tokens of the output nothing may follow: no text that satisfies the constraint begins so"
+        "no token is allowed after {num_tokens} tokens of the output: nothing that satisfies the constraint begins with them"
     )]
     DeadEnd {
-        /// The length of the output so far.
+        /// Tokens of the output so far.
         num_tokens: usize,
     },
-    /// The state became too complex, or takes too long.
-    #[error("the grammar cannot be followed: {0}")]
+    /// The state has become too complex, or its masks take too long.
+    #[error("the grammar is too complex: {0}")]
     Limit(&'static str),
-    /// The request is gone, or took too long.
-    #[error("compiling the constraint was given up")]
+    /// The request was cancelled, or took too long.
+    #[error("compiling the constraint was cancelled")]
     Cancelled,
-    /// No child process could try the constraint.
-    #[error("the constraint could not be tried: {0}")]
+    /// No child process could compile the constraint.
+    #[error("the constraint could not be compiled in a child process: {0}")]
     Trial(String),
 }

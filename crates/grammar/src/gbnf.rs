@@ -1,10 +1,10 @@
-//! Grammars in GBNF, the EBNF that clients of llama.cpp and SGLang send, as grammars in Lark's notation.
+//! Conversion of GBNF, the EBNF that clients of llama.cpp and SGLang send, to Lark syntax.
 //!
-//! GBNF describes texts character by character; the library reads lexemes, each of which takes as many characters as it can.
-//! What is regular becomes one lexeme, within which nothing is lost. Where a lexeme could take a character that belongs to
-//! what follows, it is split (`plan`), down to single characters if need be, so that every text of the grammar is allowed.
+//! GBNF describes texts character by character; the library reads lexemes, each of which matches as many characters as possible.
+//! A regular part becomes one lexeme, which loses no text. A lexeme that could match a character of the next one is split
+//! (`plan`), down to single characters if necessary, so that every text of the grammar is allowed.
 //!
-//! Source: grammars/README.md of llama.cpp, whose format this is.
+//! Source: grammars/README.md of llama.cpp.
 
 mod automaton;
 mod chars;
@@ -17,7 +17,7 @@ mod tests;
 
 use crate::Result;
 
-/// Whether a grammar is in this format: rules are defined with `::=`, which Lark's notation does not have.
+/// Whether a grammar is in GBNF: it defines rules with `::=`, which Lark syntax does not have.
 pub(crate) fn is_gbnf(text: &str) -> bool {
     text.lines().filter_map(|line| line.split_once("::=")).any(|(name, _)| {
         let name = name.trim();
@@ -25,7 +25,7 @@ pub(crate) fn is_gbnf(text: &str) -> bool {
     })
 }
 
-/// The same grammar in Lark's notation.
+/// The same grammar in Lark syntax.
 ///
 /// # Errors
 /// [`crate::Error::Constraint`] with the line and the rule.
@@ -37,7 +37,7 @@ pub(crate) fn to_lark(text: &str) -> Result<String> {
     Ok(emit::lark(&grammar, &plan))
 }
 
-/// A regular expression of one text.
+/// A regular expression for one string.
 pub(crate) fn literal_regex(text: &str) -> String {
     text.chars().map(|character| chars::CharSet::one(character).to_regex()).collect()
 }

@@ -1,4 +1,4 @@
-//! The state of one sequence under a constraint.
+//! The state of a constrained sequence.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,28 +10,28 @@ use crate::budget::Budget;
 use crate::compiler::reason;
 use crate::{Error, Result};
 
-/// Tokens that a grammar is tried with before it is taken.
+/// Tokens by which a new grammar is advanced as a test.
 const NUM_TRIED: usize = 3;
 
-/// Where one sequence is in its grammar. A clone goes its own way, and is of the same request.
+/// The state of one sequence in its grammar. A clone advances independently, but shares the request's time budget.
 pub struct Grammar {
     matcher: Matcher,
     num_logits: usize,
     budget: Budget,
-    /// The tokens that are allowed next, once that is known. The first mask is known since the compilation.
+    /// The mask of the next token, if it is computed already, as the first one is by compilation.
     mask: Option<Mask>,
-    /// The length of the output so far.
+    /// Tokens of the output so far.
     num_tokens: usize,
-    /// The tokens that must follow, as far as they are known. The text that must follow is split into tokens once.
+    /// The forced tokens that are known. Forced text is split into tokens once.
     forced: VecDeque<u32>,
 }
 
-/// The tokens that are allowed next: bit `id % 32` of word `id / 32`.
+/// The tokens that are allowed next: the token `id` is bit `id % 32` of word `id / 32`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mask(Arc<[u32]>);
 
 impl Mask {
-    /// The words.
+    /// The words of the mask.
     pub fn words(&self) -> &[u32] {
         &self.0
     }
@@ -42,7 +42,7 @@ impl Mask {
         word.is_some_and(|word| word >> (token_id % 32) & 1 == 1)
     }
 
-    /// The mask for so many logits that allows these tokens.
+    /// The mask for `num_logits` logits that allows these tokens.
     #[must_use]
     pub fn of(token_ids: &[u32], num_logits: usize) -> Self {
         let mut words = vec![0; num_logits.div_ceil(32)];
@@ -54,7 +54,7 @@ impl Mask {
         Self(words.into())
     }
 
-    /// The mask that allows what both allow.
+    /// The mask of the tokens that both allow.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&*other.0).map(|(own, other)| own & other).collect())
@@ -66,7 +66,7 @@ impl Mask {
         self.0.iter().all(|word| *word == 0)
     }
 
-    /// The mask of `num_words` words that allows one token.
+    /// The mask of `num_words` words that allows only one token.
     fn only(token_id: u32, num_words: usize) -> Self {
         let mut words = vec![0; num_words];
         if let Some(word) = words.get_mut(token_id as usize / 32) {
@@ -75,13 +75,13 @@ impl Mask {
         Self(words.into())
     }
 
-    /// The first token that is allowed.
+    /// The first allowed token.
     fn first(&self) -> Option<u32> {
         let at = self.0.iter().position(|word| *word != 0)?;
         u32::try_from(at * 32).ok().map(|id| id + self.0[at].trailing_zeros())
     }
 
-    /// Whether nothing but these tokens is allowed.
+    /// Whether no other tokens are allowed.
     pub fn allows_only(&self, token_ids: &[u32]) -> bool {
         let mut among = token_ids.to_vec();
         among.sort_unstable();
@@ -93,10 +93,10 @@ impl Mask {
 }
 
 impl Grammar {
-    /// The state that `matcher` is in.
+    /// The state of `matcher`.
     ///
     /// # Errors
-    /// [`Error::Constraint`] if no output at all satisfies it, or if it cannot be held from the beginning.
+    /// [`Error::Constraint`] if no output satisfies it, or if its first state is too complex.
     pub(crate) fn new(matcher: Matcher, num_logits: usize) -> Result<Self> {
         let mut grammar = Self {
             matcher,
@@ -115,7 +115,7 @@ impl Grammar {
         let mut tried = grammar.clone();
         let first = tried.allowed().map_err(refused)?;
         (grammar.mask, grammar.forced) = (Some(first.clone()), tried.forced.clone());
-        // A grammar that is finished takes only the empty output, which no token would end.
+        // A finished grammar allows only the empty output, which no token would end.
         if first.first().is_none() || grammar.is_finished() {
             return Err(Error::Constraint("no output can satisfy it".to_owned()));
         }
@@ -129,24 +129,24 @@ impl Grammar {
         Self { budget: Budget::new(), ..self.clone() }
     }
 
-    /// Follows some tokens: what is too large shows there.
+    /// Advances by some tokens, because an overly complex grammar shows there.
     fn follow_some(&mut self, mut mask: Mask) -> Result<()> {
         for _ in 0..NUM_TRIED {
             let Some(token) = mask.first() else { break };
             match self.accept(token).and_then(|()| self.allowed()) {
                 Ok(next) if !self.is_finished() => mask = next,
                 Err(error @ Error::Limit(_)) => return Err(error),
-                // Other tokens may lead further.
+                // Other tokens may be accepted.
                 Ok(_) | Err(_) => break,
             }
         }
         Ok(())
     }
 
-    /// The tokens that are allowed next; those that end a text are among them where it may end here.
+    /// The tokens that are allowed next, including end-of-sequence tokens if the output may end here.
     ///
     /// # Errors
-    /// [`Error::Limit`] if the state has become too complex; [`Error::State`] if it leads nowhere.
+    /// [`Error::Limit`] if the state has become too complex; [`Error::State`] if the library failed.
     pub fn allowed(&mut self) -> Result<Mask> {
         if let Some(mask) = &self.mask {
             return Ok(mask.clone());
@@ -166,8 +166,7 @@ impl Grammar {
         Ok(mask)
     }
 
-    /// The one token that is allowed next, where the text that must follow leaves no choice: the only one in
-    /// [`allowed`](Self::allowed) then, found without asking for the whole mask.
+    /// The only token of [`allowed`](Self::allowed) if the next text is forced, found without computing the whole mask.
     pub fn forced_token(&mut self) -> Option<u32> {
         if self.forced.is_empty() && self.mask.is_none() && !self.is_finished() {
             self.forced = self.work(|matcher| Ok(matcher.compute_ff_tokens().into())).ok()?;
@@ -175,10 +174,10 @@ impl Grammar {
         self.forced.front().copied()
     }
 
-    /// Takes the token that was drawn.
+    /// Advances the state by a sampled token.
     ///
     /// # Errors
-    /// [`Error::State`] if it was not allowed; [`Error::Limit`] if what follows has become too complex.
+    /// [`Error::State`] if it was not allowed; [`Error::Limit`] if the next state is too complex.
     pub fn accept(&mut self, token_id: u32) -> Result<()> {
         self.mask = None;
         self.num_tokens += 1;
@@ -205,7 +204,7 @@ impl Grammar {
         &self.matcher
     }
 
-    /// Whether nothing may follow any more.
+    /// Whether the output is complete and no token may follow.
     pub fn is_finished(&self) -> bool {
         self.matcher.is_stopped()
     }
@@ -235,14 +234,14 @@ impl std::fmt::Debug for Grammar {
     }
 }
 
-/// Failures that come from what was asked for, by words of the library's messages.
+/// Parts of the library's messages for errors whose cause is the constraint.
 const TOO_COMPLEX: [&str; 7] =
     ["Current row has", "oo many", "too complex", "lexer error", "fuel", "limit", "panic"];
 
 fn state_error(error: &impl std::fmt::Display, num_tokens: usize) -> Error {
     let text = error.to_string();
     if TOO_COMPLEX.iter().any(|words| text.contains(words)) {
-        return Error::Limit("too many different things may come next at one place");
+        return Error::Limit("too many alternatives at one position; write fewer alternatives");
     }
     if text.contains("NoExtensionBias") {
         return Error::DeadEnd { num_tokens };

@@ -1,4 +1,4 @@
-//! How deep the rules of a grammar from outside lead: the library follows them by recursion, whose stack is finite.
+//! Checks of grammars in Lark syntax: depth of rules, because the library follows them by recursion, and attributes.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,26 +6,26 @@ use serde_json::{Deserializer, Value};
 
 use crate::{Error, Result};
 
-/// The rule that everything is reached from.
+/// The root rule.
 const START: &str = "start";
-/// Rules within rules, each counted with the brackets around it.
+/// The maximum nesting of rules, each counted with the brackets around it.
 const MAX_DEPTH: usize = 400;
 
-/// Attributes of a rule that change nothing here: tokens are sampled at the request's temperature, and captured parts are not reported.
+/// Attributes without effect here: tokens are sampled at the request's temperature, and captures are not returned.
 const IDLE_ATTRIBUTES: [&str; 4] = ["temperature", "capture", "stop_capture", "stop_capture_name"];
 
-/// Names that a definition refers to, each with the number of brackets around it.
+/// Names in a definition, each with the number of brackets around it.
 type References<'a> = Vec<(&'a str, usize)>;
 
-/// Refuses a grammar in Lark's notation whose rules lead too deep.
+/// Refuses a grammar in Lark syntax whose rules are nested too deeply.
 ///
 /// # Errors
 /// [`Error::Constraint`] with the rule.
 pub(crate) fn check_depth(grammar: &str) -> Result<()> {
     let definitions = definitions(grammar);
-    // In the order of the text, as the library does: what was seen is not entered again.
+    // In the order of the text, as in the library: a known name is not entered again.
     let mut seen = HashSet::from([START]);
-    // Names on the way, how deep each is, and how many of its references were followed.
+    // The names of the path, the depth of each, and the number of its references followed so far.
     let mut way = vec![(START, 0, 0)];
     while let Some((name, depth, next)) = way.last_mut() {
         let Some(&(reference, brackets)) = definitions.get(*name).and_then(|all| all.get(*next))
@@ -37,7 +37,7 @@ pub(crate) fn check_depth(grammar: &str) -> Result<()> {
         let deeper = *depth + 1 + brackets;
         if deeper > MAX_DEPTH {
             return Err(Error::Constraint(format!(
-                "rule `{name}` is within more than {MAX_DEPTH} others"
+                "rule `{name}` is nested in more than {MAX_DEPTH} others; use fewer levels"
             )));
         }
         if definitions.contains_key(reference) && seen.insert(reference) {
@@ -47,12 +47,12 @@ pub(crate) fn check_depth(grammar: &str) -> Result<()> {
     Ok(())
 }
 
-/// Refuses attributes of rules that would be taken and have no effect.
+/// Refuses attributes of rules that the library would accept without effect.
 ///
 /// # Errors
 /// [`Error::Constraint`] with the rule and the attribute.
 pub(crate) fn check_attributes(grammar: &str) -> Result<()> {
-    // The state: a rule's name at the beginning of a line, a bracket behind it, and an attribute's name at its beginning.
+    // The state: a rule's name at the start of a line, a bracket after it, and an attribute's name at the start of the brackets.
     let (mut rule, mut in_brackets, mut is_line_start, mut is_key) = (None, false, true, false);
     let mut rest = grammar;
     while let Some((first, token)) = next_token(rest) {
@@ -68,12 +68,12 @@ pub(crate) fn check_attributes(grammar: &str) -> Result<()> {
                 if IDLE_ATTRIBUTES.contains(&token) {
                     let name = rule.unwrap_or(START);
                     return Err(Error::Constraint(format!(
-                        "rule `{name}`: the attribute `{token}` has no effect here: leave it out"
+                        "rule `{name}`: the attribute `{token}` has no effect here; remove it"
                     )));
                 }
                 is_key = false;
             }
-            // A priority may stand between a rule's name and its attributes.
+            // A priority may be between a rule's name and its attributes.
             '.' => {}
             _ if is_name(first) && rule.is_some() && !in_brackets => {}
             ']' | ':' if !in_brackets || first == ']' => (rule, in_brackets) = (None, false),
@@ -83,7 +83,7 @@ pub(crate) fn check_attributes(grammar: &str) -> Result<()> {
     Ok(())
 }
 
-/// Rules and terminals with what they refer to. Those of grammars within the grammar count as its own.
+/// Rules and terminals with their references. Those of nested grammars count as the grammar's own.
 fn definitions(grammar: &str) -> HashMap<&str, References<'_>> {
     let mut definitions: HashMap<&str, References<'_>> = HashMap::new();
     let mut current = START;
@@ -95,7 +95,7 @@ fn definitions(grammar: &str) -> HashMap<&str, References<'_>> {
         match first {
             '(' | '[' | '{' => brackets.push(first),
             ')' | ']' | '}' => drop(brackets.pop()),
-            // Only within parentheses does a definition go on with a name in another line.
+            // Only in parentheses does a definition continue with a name in another line.
             _ if is_name(first) && is_line_start && !matches!(brackets.last(), Some('(' | '[')) => {
                 current = token;
                 definitions.entry(current).or_default();
@@ -105,7 +105,7 @@ fn definitions(grammar: &str) -> HashMap<&str, References<'_>> {
             }
             _ => {}
         }
-        // What may stand before the name of a rule says how its tree is written.
+        // A prefix of a rule's name only affects its syntax tree.
         is_line_start =
             first == '\n' || (is_line_start && matches!(first, ' ' | '\t' | '\r' | '!' | '?'));
     }
@@ -116,14 +116,14 @@ fn definitions(grammar: &str) -> HashMap<&str, References<'_>> {
 #[derive(Debug, PartialEq)]
 pub(crate) enum Part<'a> {
     Text(&'a str),
-    /// The schema behind a `%json`.
+    /// The schema after a `%json`.
     Json(Value),
 }
 
-/// The schemas of a grammar, and the text between them.
+/// The schemas of a grammar and the text between them.
 ///
 /// # Errors
-/// [`Error::Constraint`] where no JSON is behind a `%json`.
+/// [`Error::Constraint`] if no JSON is after a `%json`.
 pub(crate) fn parts(grammar: &str) -> Result<Vec<Part<'_>>> {
     const MARK: &str = "%json";
     let (mut parts, mut begin, mut at) = (Vec::new(), 0, 0);
@@ -164,7 +164,7 @@ fn is_name(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '_' | '-')
 }
 
-/// The length of a text up to the mark that it begins with, or of all of it.
+/// The length of the text before the next `mark`, or of all of it.
 fn quoted_len(text: &str, mark: char) -> usize {
     let mut is_escaped = true;
     for (at, character) in text.char_indices() {
@@ -199,7 +199,7 @@ mod tests {
         assert!(parts("start: %json {\"a\"").is_err());
     }
 
-    /// So many rules, each of which is the next one in brackets.
+    /// `count` rules, each of which is the next one in brackets.
     fn chain(len: usize, open: &str, close: &str) -> String {
         let rule = |index: usize| format!("r{index}: {open}r{}{close} \"x\"\n", index + 1);
         format!("start: r0\n{}r{len}: \"y\"\n", (0..len).map(rule).collect::<String>())
@@ -209,7 +209,7 @@ mod tests {
     fn rules_lead_only_so_deep() {
         assert_eq!(check_depth(&chain(MAX_DEPTH - 1, "", "")), Ok(()));
         let error = check_depth(&chain(MAX_DEPTH, "", "")).unwrap_err();
-        assert!(error.to_string().contains("within more than"), "{error}");
+        assert!(error.to_string().contains("nested in more than"), "{error}");
         assert!(check_depth(&chain(150, "((", "))")).is_err());
         check_depth(&chain(100, "((", "))")).unwrap();
     }
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(found["item"], [("1", 0), ("item", 1), ("item", 1)]);
         assert_eq!(found["OTHER"], [("item", 0)]);
         assert_eq!(check_depth(grammar), Ok(()));
-        // Many rules beside each other are not deep.
+        // Many rules on one level are not deep.
         let wide: String = (0..5_000).map(|index| format!("w{index}: \"x\"\n")).collect();
         let all: Vec<String> = (0..5_000).map(|index| format!("w{index}")).collect();
         assert_eq!(check_depth(&format!("start: {}\n{wide}", all.join(" | "))), Ok(()));

@@ -1,7 +1,7 @@
-//! Lexemes of JSON, made stricter than the library makes them.
+//! Stricter lexemes of JSON than the library's.
 //!
-//! Numbers have so many digits at most. A name that only has to differ from others has one spelling, so that no escape makes it
-//! equal to one of them.
+//! Numbers have a maximum of digits. A name of an additional property has only one spelling: otherwise a model could write a
+//! declared name with escapes (`\u0061`), and its value would pass as an additional property's, which may be anything.
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
@@ -10,18 +10,18 @@ use llguidance::toktrie::TokEnv;
 
 use crate::{Error, Result};
 
-/// White space between the tokens of JSON, as schemas here and the library's own have it. Lexemes between such white space are those of JSON.
+/// The white space of our schemas and of the library's own. Lexemes between such white space are those of JSON.
 const JSON_WHITE_SPACE: [&str; 2] = [crate::constraint::WHITE_SPACE, r"[\x20\x0A\x0D\x09]+"];
-/// Strings with escapes of one letter, and no others: each text has one spelling.
+/// Strings with one-letter escapes and no others: each text has one spelling.
 const ONE_SPELLING: &str = r#""([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*""#;
-/// Work for finding out whether a lexeme has any text.
+/// The limit of work to find out whether a lexeme matches any text.
 const EMPTINESS_FUEL: u64 = 200_000;
-/// Most lexemes of one constraint for which that is found out: each copies what all of them are made of.
+/// Maximum lexemes of one constraint for which that is found out, because each check copies the expressions of all of them.
 const MAX_CHECKED: usize = 64;
-/// Most digits that a bound, a step or a literal can ask for: double precision has no more before the point.
+/// Maximum digits for a bound, a step or a literal: double precision has no more before the point.
 const MAX_DIGITS: usize = 330;
 
-/// Most digits of a number.
+/// Maximum digits of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Digits {
     before_point: usize,
@@ -29,10 +29,10 @@ pub(crate) struct Digits {
 }
 
 impl Digits {
-    /// No double and no integer of 64 bits needs more.
+    /// Enough for every double and every 64-bit integer.
     const USUAL: Self = Self { before_point: 20, behind_point: 20 };
 
-    /// Those that the numbers written in a constraint need, and no fewer than usual.
+    /// The digits that the numbers in a constraint need, but no fewer than usual.
     pub(crate) fn needed(text: &str) -> Self {
         let mut digits = Self::USUAL;
         let mut rest = text;
@@ -58,7 +58,7 @@ impl Digits {
         self.behind_point = self.behind_point.max(most(behind.len(), -exponent));
     }
 
-    /// A number of at most so many digits that double precision has, or what is no number.
+    /// A regular expression for numbers with these digits in the range of double precision, and for all other lexemes.
     fn regex(self) -> String {
         let Self { before_point, behind_point } = self;
         let behind = format!(r"(\.[0-9]{{1,{behind_point}}})?");
@@ -80,7 +80,7 @@ impl Digits {
 /// The grammar with stricter lexemes.
 ///
 /// # Errors
-/// [`Error::Constraint`] with the library's words, or where a part of the grammar has no text.
+/// [`Error::Constraint`] with the library's message, or if a part of the grammar matches no text.
 pub(crate) fn tightened(
     top: TopLevelGrammar,
     env: &TokEnv,
@@ -109,11 +109,11 @@ fn refused(error: &impl std::fmt::Display) -> Error {
 }
 
 struct Tightening {
-    /// Numbers of so many digits, and all other lexemes.
+    /// Numbers with a maximum of digits, and all other lexemes.
     digits: ExprRef,
-    /// Strings without escapes by number.
+    /// Strings without numeric escapes.
     one_spelling: ExprRef,
-    /// Lexemes that may still be looked into.
+    /// The number of further lexemes that may be checked for texts.
     left: usize,
 }
 
@@ -128,7 +128,7 @@ impl Tightening {
         })
     }
 
-    /// Makes each lexeme anew, in its place: the library gives out places in order.
+    /// Adds each lexeme again, in order, so that it keeps its index.
     fn run(mut self, spec: &mut LexerSpec, is_of_json: &[bool]) -> Result<()> {
         let class = spec.current_class;
         for lexeme in std::mem::take(&mut spec.lexemes) {
@@ -145,8 +145,8 @@ impl Tightening {
             let both = spec.regex_builder.mk(&both).map_err(|error| refused(&error))?;
             if beside == self.one_spelling && !self.has_text(spec, both) {
                 return Err(Error::Constraint(
-                    "an object takes names beside its own, and there is no such name: see its \
-                     `patternProperties` and `properties`"
+                    "an object allows additional properties, but no name is left for them: change its \
+                     `patternProperties` or `properties`"
                         .to_owned(),
                 ));
             }
@@ -160,7 +160,7 @@ impl Tightening {
             );
             let made = made.map_err(|error| refused(&error))?;
             if made.as_usize() != place {
-                // The library knows the lexeme by another place already.
+                // The library knows the lexeme under another index already.
                 spec.lexemes.push(lexeme);
             }
         }
@@ -168,7 +168,7 @@ impl Tightening {
         Ok(())
     }
 
-    /// A second expression that a lexeme has to match, if there is one.
+    /// A second expression that a lexeme must match too, if there is one.
     fn beside(&mut self, spec: &LexerSpec, old: ExprRef) -> Option<ExprRef> {
         let expressions = spec.regex_builder.exprset();
         let forced = |byte: &u8| expressions.has_simply_forced_bytes(old, &[*byte]);
@@ -183,7 +183,7 @@ impl Tightening {
         (!self.begins_without_digit(spec, old)).then_some(self.digits)
     }
 
-    /// Whether a lexeme is surely no number.
+    /// Whether a lexeme certainly is not a number.
     fn begins_without_digit(&mut self, spec: &LexerSpec, lexeme: ExprRef) -> bool {
         if self.left == 0 {
             return false;
@@ -196,7 +196,7 @@ impl Tightening {
         })
     }
 
-    /// Whether a lexeme has any text, as far as that can be found out.
+    /// Whether a lexeme matches any text; also true if that cannot be found out.
     fn has_text(&mut self, spec: &LexerSpec, lexeme: ExprRef) -> bool {
         if self.left == 0 {
             return true;
@@ -211,7 +211,7 @@ fn has_tag(spec: &LexerSpec, expression: ExprRef, name: &str) -> bool {
     format!("{:?}", spec.regex_builder.exprset().get_tag(expression)) == name
 }
 
-/// The expression that a lexeme is. The library shows it in text alone: `(ExprRef 39)` behind the lexeme's name.
+/// The expression of a lexeme. The library shows it only as text: `(ExprRef 39)` after the lexeme's name.
 fn expression(lexeme: &LexemeSpec) -> Option<ExprRef> {
     let text = lexeme.to_string(1 << 10, None);
     let number = text.strip_suffix(')')?.rsplit_once("(ExprRef ")?.1;

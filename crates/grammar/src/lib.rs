@@ -1,10 +1,9 @@
-//! Which tokens a constraint allows next: a JSON schema, a regular expression, a choice or a grammar becomes, for each
-//! sequence, a set of tokens at every step.
+//! Structured output: token masks for a JSON schema, a regular expression, a choice or a grammar.
 //!
-//! [`GrammarCompiler`] is made once per model. It compiles a [`Constraint`] into a [`Grammar`], the state of one sequence:
-//! [`Grammar::allowed`] gives the mask for the next token, [`Grammar::accept`] takes the token that was drawn, and
-//! [`Grammar::forced_token`] is the token that needs no drawing. Nothing is dropped in silence: what a constraint asks for
-//! and cannot be had is an error that names it.
+//! [`GrammarCompiler`] is made once per model. It compiles a [`Constraint`] into a [`Grammar`], the state of one sequence.
+//! [`Grammar::allowed`] returns the mask for the next token, and [`Grammar::accept`] advances the state by the sampled token.
+//! [`Grammar::forced_token`] is the only allowed token, if there is one, so that no sampling is needed. Nothing is ignored
+//! silently: a part of a constraint that cannot be enforced is an error that names it.
 
 mod budget;
 mod cache;

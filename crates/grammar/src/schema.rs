@@ -1,5 +1,5 @@
-//! JSON schemas as the library takes them: what it would hold too loosely is said more strictly, and keywords that can be said
-//! by others are. What is left and not supported the library refuses by name.
+//! Rewriting of JSON schemas for the library: stricter where it would allow too much, and without keywords that others can express.
+//! The library refuses the remaining keywords that it does not support, and names them.
 
 mod closed;
 mod ecma;
@@ -30,20 +30,19 @@ pub use unheld::take_unheld_patterns;
 /// Keywords whose values are named schemas.
 pub(crate) const NAMED: [&str; 5] =
     ["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"];
-/// Keywords whose values are schemas that only references are to.
+/// Keywords for definitions, which are used only by references.
 pub(crate) const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
-/// Keywords whose values are no schemas.
+/// Keywords whose values are not schemas.
 pub(crate) const LITERAL: [&str; 5] = ["const", "enum", "default", "examples", "x-guidance"];
-/// Keywords whose values are counts, which may be spelled `2.0`.
+/// Keywords whose values are counts, which may be written as `2.0`.
 pub(crate) const COUNTS: [&str; 6] =
     ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
-/// References and alternatives within names are followed this deep.
+/// The maximum depth of references and alternatives in `propertyNames`.
 const MAX_NAMES_DEPTH: usize = 16;
-/// Keywords that say something only together.
+/// Keywords that have an effect only together.
 const CONDITION: [&str; 3] = ["if", "then", "else"];
 
-/// Schemas and literals that are looked at to say what a schema is not and which ones are disjoint; beyond that, schemas are
-/// left as they are.
+/// Maximum schemas and literals visited to negate schemas and to find disjoint ones. Beyond it, schemas stay unchanged.
 const BUDGET: usize = 20_000;
 
 /// The schema with plain references.
@@ -51,8 +50,8 @@ pub(crate) fn with_plain_references(schema: &Value) -> Value {
     references::plain(schema, is_old(draft(schema)))
 }
 
-/// The schema in which each reference is to a definition of the root, so that any part of it means the same beside these
-/// definitions.
+/// The schema with each reference pointing to a definition of the root, so that a part of it can be used alone, together with
+/// these definitions.
 pub fn with_references_to_definitions(schema: Map<String, Value>) -> Map<String, Value> {
     let schema = Value::Object(schema);
     match references::to_definitions(&schema, is_old(draft(&schema))) {
@@ -61,7 +60,7 @@ pub fn with_references_to_definitions(schema: Map<String, Value>) -> Map<String,
     }
 }
 
-/// Sees which schemas of one root exclude each other, with a budget for all of them.
+/// Finds schemas of one root that exclude each other, with one budget for all of them.
 #[derive(Debug)]
 pub struct Exclusions {
     root: Value,
@@ -69,12 +68,12 @@ pub struct Exclusions {
 }
 
 impl Exclusions {
-    /// For schemas that stand in `root`, whose references are plain.
+    /// For schemas in `root`, whose references must be plain.
     pub fn new(root: Map<String, Value>) -> Self {
         Self { root: Value::Object(root), budget: Cell::new(BUDGET) }
     }
 
-    /// Whether no value is of two of these schemas; `false` where that is not seen.
+    /// Whether no value is valid by two of these schemas; `false` if unknown.
     pub fn are_disjoint(&self, schemas: &[Value]) -> bool {
         let draft = draft(&self.root);
         let budget = Cell::new(self.budget.get());
@@ -106,9 +105,9 @@ pub(crate) fn prepared(schema: &Value) -> Value {
 
 struct Preparation<'a> {
     root: &'a Value,
-    /// Schemas that may still be looked at.
+    /// The number of schemas that may still be visited.
     budget: Cell<usize>,
-    /// Before 2019: what stands beside `$ref` says nothing.
+    /// Whether the draft is older than 2019: keywords beside `$ref` are ignored.
     is_old: bool,
     is_2020: bool,
 }
@@ -123,7 +122,7 @@ impl Preparation<'_> {
         }
     }
 
-    /// Whether so many more schemas may be looked at.
+    /// Whether `num` more schemas may be visited.
     fn spend(&self, num: usize) -> bool {
         let left = self.budget.get().checked_sub(num);
         self.budget.set(left.unwrap_or(0));
@@ -153,7 +152,7 @@ impl Preparation<'_> {
         prepared
     }
 
-    /// Takes keywords out of a schema; what others say instead.
+    /// Takes keywords out of a schema and returns equivalent schemas of other keywords.
     fn by_other_keywords(&self, schema: &mut Map<String, Value>) -> Vec<Value> {
         let mut more = dependencies(schema);
         if schema.get("uniqueItems") == Some(&json!(false)) {
@@ -174,7 +173,7 @@ impl Preparation<'_> {
         more
     }
 
-    /// `propertyNames` that may be references to names, or alternatives of them.
+    /// `propertyNames` with references and alternatives resolved.
     fn names(&self, names: &Value, depth: usize) -> Option<Value> {
         let said = plain_names(names);
         if said.is_some() || depth == MAX_NAMES_DEPTH || !self.spend(1) {
@@ -193,7 +192,7 @@ impl Preparation<'_> {
                 let all = all.iter().map(inner).collect::<Option<Vec<_>>>()?;
                 Some(json!({"allOf": all}))
             }
-            // A name may be of one arm, and another name of another one.
+            // Each name may match another alternative.
             ("anyOf" | "oneOf", Value::Array(arms)) => {
                 let arms = arms.iter().map(inner).collect::<Option<Vec<_>>>()?;
                 let (mut names, mut patterns) = (Map::new(), Map::new());
@@ -211,7 +210,7 @@ impl Preparation<'_> {
         }
     }
 
-    /// `if`, `then` and `else` as: the condition and what follows, or not the condition and what follows then.
+    /// `if`, `then` and `else` as alternatives: the condition and `then`, or its negation and `else`.
     fn condition(&self, schema: &mut Map<String, Value>) -> Option<Value> {
         let said = match (schema.get("if"), schema.get("then"), schema.get("else")) {
             (None, ..) | (Some(_), None, None) => None,
@@ -258,21 +257,21 @@ fn whole(number: &Number) -> Number {
     }
 }
 
-/// Adds schemas that have to be satisfied, too.
+/// Adds schemas to `allOf`.
 fn add_to_all_of(schema: &mut Map<String, Value>, mut more: Vec<Value>) {
     if more.is_empty() {
         return;
     }
     let mut all = match schema.shift_remove("allOf") {
         Some(Value::Array(all)) => all,
-        // What is no list is no schema either, and will be refused.
+        // A value that is not an array is invalid, and will be refused.
         other => other.into_iter().collect(),
     };
     all.append(&mut more);
     schema.insert("allOf".to_owned(), Value::Array(all));
 }
 
-/// `contains`, where every item or none is meant; otherwise it stays.
+/// `contains` in other keywords if it means every item or none; otherwise it stays.
 fn contains(schema: &mut Map<String, Value>) -> Option<Value> {
     const KEYWORDS: [&str; 3] = ["contains", "minContains", "maxContains"];
     let (least, most) = (schema.get("minContains"), schema.get("maxContains"));
@@ -295,7 +294,8 @@ fn contains(schema: &mut Map<String, Value>) -> Option<Value> {
     said
 }
 
-/// `dependentRequired`, `dependentSchemas` and the older `dependencies`, each as: the property is not there, or all is.
+/// `dependentRequired`, `dependentSchemas` and the older `dependencies` as alternatives: the property is absent, or its
+/// dependencies are satisfied.
 fn dependencies(schema: &mut Map<String, Value>) -> Vec<Value> {
     let mut found = Vec::new();
     for keyword in ["dependentRequired", "dependentSchemas", "dependencies"] {
@@ -313,12 +313,12 @@ fn dependencies(schema: &mut Map<String, Value>) -> Vec<Value> {
     found
 }
 
-/// Objects that have such names only.
+/// Objects whose names are all among these.
 fn of_names(properties: Value, patterns: Value) -> Value {
     json!({"properties": properties, "patternProperties": patterns, "additionalProperties": false})
 }
 
-/// `propertyNames`, where it can be said by the properties; what it may be besides is refused.
+/// `propertyNames` as keywords for properties, if possible; other forms are refused.
 fn plain_names(names: &Value) -> Option<Value> {
     let only = of_names;
     let of_literals = |literals: &[Value]| {

@@ -1,6 +1,6 @@
-//! Structural tags: free text in which what stands between given strings is constrained, as a grammar in Lark's notation.
+//! Structural tags, free text with constrained parts between given strings, as a grammar in Lark syntax.
 //!
-//! Source: the structural tags of XGrammar, as vLLM and SGLang take them: `format` with its types, and the older form with
+//! Source: the structural tags of XGrammar in the API of vLLM and SGLang: `format` with its types, and the older form with
 //! `structures` and `triggers`.
 
 use std::fmt::Write;
@@ -15,7 +15,7 @@ use crate::{Error, Result, schema};
 
 /// Any text.
 const TEXT: &str = "(?s:.*)";
-/// Formats within formats.
+/// Maximum nesting of formats.
 const MAX_DEPTH: usize = 32;
 
 #[derive(Deserialize)]
@@ -102,10 +102,10 @@ enum TagKind {
     Tag,
 }
 
-/// The tag, in whose schemas objects are closed.
+/// The tag with closed objects in its schemas.
 ///
 /// # Errors
-/// [`Error::Constraint`] for a schema whose compositions are too large to be looked through.
+/// [`Error::Constraint`] for a schema with too many compositions.
 pub(crate) fn closed(tag: &Value) -> Result<Value> {
     match tag {
         Value::Array(tags) => tags.iter().map(closed).collect(),
@@ -122,10 +122,10 @@ pub(crate) fn closed(tag: &Value) -> Result<Value> {
     }
 }
 
-/// The grammar of a structural tag; `special` are the tokens that are no text.
+/// The grammar of a structural tag. `special` lists the special tokens.
 ///
 /// # Errors
-/// [`Error::Constraint`] with what is wrong or not supported.
+/// [`Error::Constraint`] with the part that is invalid or not supported.
 pub(crate) fn to_lark(tag: &Value, special: &[SpecialToken]) -> Result<String> {
     let wrong = |error: serde_json::Error| Error::Constraint(error.to_string());
     let format = if tag.get("structures").is_some() || tag.get("triggers").is_some() {
@@ -155,14 +155,14 @@ impl From<Older> for Format {
     }
 }
 
-/// What ends a format.
+/// The end of a format.
 #[derive(Clone, Copy)]
 enum End<'a> {
-    /// The output ends there.
+    /// The end of the output.
     OfOutput,
-    /// This string, which is part of what is written for the format.
+    /// This string, which the format's expression includes.
     String(&'a str),
-    /// Something else, which follows.
+    /// Another format, which follows.
     Open,
 }
 
@@ -174,11 +174,11 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// The expression of a format and its end.
+    /// The expression for a format and its end.
     fn format(&mut self, format: &Format, end: End<'_>, depth: usize) -> Result<String> {
         if depth > MAX_DEPTH {
             return Err(Error::Constraint(format!(
-                "more than {MAX_DEPTH} formats are within each other"
+                "formats are nested more than {MAX_DEPTH} levels deep"
             )));
         }
         let own = match format {
@@ -226,12 +226,12 @@ impl Writer<'_> {
             End::OfOutput => Ok(self.optional_text(&[])),
             End::String(end) if !end.is_empty() => self.until(end),
             _ => Err(Error::Constraint(
-                "text that is free (any_text, triggered_tags) must be the last of a tag with an `end`, or of the output".into(),
+                "free text (any_text, triggered_tags) must be the last element of a tag with an `end`, or of the output".into(),
             )),
         }
     }
 
-    /// Free text, and tags where their triggers come.
+    /// Free text, and tags after their triggers.
     fn triggered(&mut self, tags: &Triggered, end: End<'_>, depth: usize) -> Result<String> {
         if tags.triggers.iter().any(String::is_empty) {
             return Err(Error::Constraint("a trigger is empty".into()));
@@ -254,7 +254,7 @@ impl Writer<'_> {
         };
         if let Some(tag) = tags.tags.iter().find(untriggered) {
             return Err(Error::Constraint(format!(
-                "the tag {:?} begins with none of the triggers",
+                "the tag {:?} does not begin with any of the triggers",
                 tag.begin
             )));
         }
@@ -296,7 +296,7 @@ impl Writer<'_> {
         if let End::String(end) = end { self.literal(end) } else { String::new() }
     }
 
-    /// A string, in which special tokens are tokens.
+    /// A string, in which special tokens are matched as tokens.
     fn literal(&self, text: &str) -> String {
         let (mut parts, mut rest) = (Vec::new(), text);
         while let Some((at, token)) = self.next_special(rest) {
@@ -308,18 +308,18 @@ impl Writer<'_> {
         if parts.is_empty() { "\"\"".to_owned() } else { parts.join(" ") }
     }
 
-    /// The first special token of a text, the longest if several begin there.
+    /// The first special token of a text, the longest if several begin at the same position.
     fn next_special(&self, text: &str) -> Option<(usize, &SpecialToken)> {
         let found = self.special.iter().filter_map(|token| Some((text.find(&token.text)?, token)));
         found.min_by_key(|(at, token)| (*at, std::cmp::Reverse(token.text.len())))
     }
 
-    /// Text up to the first time that a string comes, and the string.
+    /// Text up to and including the first `end`.
     fn until(&mut self, end: &str) -> Result<String> {
         self.until_any(end, &[])
     }
 
-    /// As [`until`](Self::until); one of these triggers comes before no other.
+    /// Text up to and including `end`, as in [`until`](Self::until), without any of the triggers in between.
     fn until_any(&mut self, end: &str, triggers: &[String]) -> Result<String> {
         match self.next_special(end) {
             None => {
@@ -327,18 +327,18 @@ impl Writer<'_> {
                 self.line(&format!("u{name}[lazy]: /{TEXT}{}/", literal_regex(end)));
                 Ok(format!("u{name}"))
             }
-            // A special token is no text, and so ends it.
+            // A special token is not text, and therefore ends it.
             Some((0, _)) => {
                 let text = self.optional_text(triggers);
                 Ok(format!("{text} {}", self.literal(end)))
             }
             Some(_) => Err(Error::Constraint(format!(
-                "{end:?}, which ends free text, has a special token within: it may only begin with one"
+                "{end:?} ends free text, so that a special token is allowed only at its start"
             ))),
         }
     }
 
-    /// Text in which no trigger comes, maybe none.
+    /// Text without triggers, possibly empty.
     fn optional_text(&mut self, triggers: &[String]) -> String {
         let plain: Vec<String> = triggers
             .iter()

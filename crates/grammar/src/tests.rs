@@ -1,4 +1,4 @@
-//! What grammars allow, over the vocabulary of a small tokenizer.
+//! Texts that grammars allow, with the vocabulary of a small tokenizer.
 
 mod schemas;
 
@@ -10,7 +10,7 @@ use crate::{Constraint, Error, Grammar, GrammarCompiler};
 
 const EOS: u32 = 257;
 
-/// A tokenizer whose tokens are the bytes, one word and the end of a text.
+/// A tokenizer with all bytes, one word and an end-of-sequence token.
 fn tokenizer() -> Tokenizer {
     let mut vocab = serde_json::Map::new();
     for (id, letter) in byte_letters().into_iter().enumerate() {
@@ -29,7 +29,7 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::from_bytes(tokenizer.to_string().as_bytes(), None).unwrap()
 }
 
-/// The letters that byte-level tokenizers write the bytes as.
+/// The letters for bytes in byte-level tokenizers.
 fn byte_letters() -> Vec<char> {
     let mut next = 256;
     (0..256_u32)
@@ -46,7 +46,7 @@ pub(crate) fn compiler() -> GrammarCompiler {
     GrammarCompiler::new(&tokenizer(), &[EOS], 320).unwrap()
 }
 
-/// Takes a text byte by byte; `None` if it is not allowed, else whether it may end there.
+/// Advances by a text byte by byte; `None` if it is not allowed, otherwise whether it may end there.
 pub(crate) fn take(mut grammar: Grammar, text: &str) -> Option<bool> {
     for byte in text.bytes() {
         if grammar.is_finished() || !grammar.allowed().unwrap().allows(byte.into()) {
@@ -258,7 +258,7 @@ fn a_long_text_that_must_follow_costs_little() {
         grammar.accept(forced).unwrap();
         num_forced += 1;
     }
-    // Splitting the whole text for each token would spend the budget.
+    // Splitting the whole text for each token would use up the budget.
     assert!(num_forced >= 5000 && grammar.is_finished(), "{num_forced}");
 }
 
@@ -285,7 +285,7 @@ fn a_constraint_is_compiled_once() {
     }
 }
 
-/// A tag of a schema for a number, and what may come around it.
+/// A tag with a schema for a number, and free text around it.
 fn call(begin: &str) -> Value {
     let digit = json!({"type": "integer", "minimum": 0, "maximum": 9});
     json!({"begin": begin, "content": {"type": "json_schema", "json_schema": digit}, "end": "</f>"})
@@ -363,7 +363,7 @@ fn formats_of_structural_tags_are_held() {
     assert_eq!(take(list.clone(), "<f>1</f>, <f>2</f>"), Some(true));
     assert_eq!(take(list.clone(), "<f>1</f>,"), Some(false));
     assert_eq!(take(list, ""), Some(false));
-    // A special token within a string is the token.
+    // A special token in a string is matched as the token.
     let mut special = compiler
         .compile(&Constraint::StructuralTag(json!({"format": constant("a</s>b")})))
         .unwrap();
@@ -459,7 +459,7 @@ fn what_can_be_read_in_too_many_ways_ends_early() {
         });
         let error = failed.expect("it fails").to_string();
         assert!(error.contains("too long"), "{error}");
-        assert!(state.clone().allowed().is_err(), "it is of the same request");
+        assert!(state.clone().allowed().is_err(), "it shares the request's budget");
         compiler.compile(&constraint).unwrap().allowed().unwrap();
     }
 }
@@ -474,7 +474,7 @@ fn errors_say_why() {
     assert!(error.contains("invalid repetition"), "{error}");
 }
 
-/// A schema of random keywords, some of which refer to definitions.
+/// A schema with random keywords, some of which refer to definitions.
 fn random_schema(random: &mut fastrand::Rng, depth: usize) -> Value {
     let next = |random: &mut fastrand::Rng| random_schema(random, depth.saturating_sub(1));
     let few = random.usize(1..6);
@@ -552,7 +552,7 @@ fn a_vocabulary_passes_between_processes() {
     for len in 0..bytes.len() {
         assert_eq!(Words::decode(&bytes[..len]), None, "{len} bytes");
     }
-    // A compiler without the tokenizer allows the same.
+    // A compiler without a tokenizer allows the same texts.
     let alone = GrammarCompiler::of_words(words).unwrap();
     let tag = json!({"format": {"type": "tag", "begin": "</s>", "content": {"type": "regex", "pattern": "a+"}, "end": "b"}});
     for constraint in [Constraint::Regex("[a-c]true".into()), Constraint::StructuralTag(tag)] {

@@ -1,8 +1,9 @@
-//! Trials of constraints in child processes: compiling one that is too large takes minutes, all memory, or overflows the stack, and the
-//! library can be stopped in none of these. A child can be killed, so only a constraint that it has compiled is compiled here.
+//! Trial compilation of constraints in child processes. Compiling a too large one takes minutes, uses all memory, or overflows
+//! the stack, and the library cannot be stopped in any of these cases. A stack overflow would even end the server, because it
+//! is not a panic that could be caught. A child can be killed, so the server compiles only what a child has compiled before.
 //!
-//! A child is this program, started again with [`TRIAL_COMMAND`], which has a socket as its standard input. It waits for constraints with
-//! the vocabulary loaded, and ends when the socket is closed.
+//! A child is this program, started again with [`TRIAL_COMMAND`] and a socket as its standard input. It loads the vocabulary,
+//! waits for constraints, and ends when the socket is closed.
 
 mod child;
 mod link;
@@ -20,19 +21,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::{CompileLimits, Constraint, Error, Result};
 
-/// The hidden command of the binary that tries constraints.
+/// The binary's hidden command for trial compilation.
 pub const TRIAL_COMMAND: &str = "__try_constraints";
-/// A child that needed more than this for one constraint is not used again: memory that it uses again is not seen to grow.
+/// A child that needed more than this for one constraint is not used again: when it reuses memory, no growth can be measured.
 const MAX_KEPT_BYTES: usize = 8 << 20;
-/// Children that wait for constraints.
+/// Maximum idle children.
 const MAX_IDLE: usize = 2;
-/// How often it is looked whether the request is gone.
+/// The interval at which cancellation is checked.
 const POLL: Duration = Duration::from_millis(10);
-/// Longest wait for a child. Its own limit counts processor time, which it may get little of.
+/// Maximum wait for a child. Its own limit counts CPU time, of which it may get little.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The stack that a child compiles with.
+/// The size of the stack in a child.
 const CHILD_STACK_BYTES: usize = 64 << 20;
-/// The stack for compiling what a child has compiled: the order in which the library enters schemas varies.
+/// The size of the stack in the server. It is larger, because the order in which the library enters schemas varies.
 pub(crate) const STACK_BYTES: usize = 4 * CHILD_STACK_BYTES;
 
 /// A request to a child.
@@ -49,11 +50,11 @@ struct Question<C> {
 enum Answer {
     /// The vocabulary is loaded.
     Ready,
-    /// It was compiled, and memory has grown by so many bytes.
+    /// It compiled, and memory grew by this number of bytes.
     Compiled {
         bytes: usize,
     },
-    /// It cannot be held, for this reason.
+    /// It cannot be enforced, for this reason.
     Refused(String),
     TooLong,
     TooLarge,
@@ -79,7 +80,7 @@ impl Trials {
         trials
     }
 
-    /// Compiles a constraint in a child; the bytes that it takes.
+    /// Compiles a constraint in a child and returns its size in bytes.
     ///
     /// # Errors
     /// [`Error::Constraint`] with the keyword or the limit, [`Error::Cancelled`], [`Error::Trial`].
@@ -109,9 +110,11 @@ impl Trials {
             Some(Answer::Compiled { bytes }) => Ok(bytes),
             Some(Answer::Refused(reason)) => Err(Error::Constraint(reason)),
             Some(Answer::TooLong) => Err(self.limits.too_long()),
-            // A child that has ended had no memory left, or no stack.
+            // A child that has ended ran out of memory or stack.
             None | Some(Answer::TooLarge) => Err(self.limits.too_large()),
-            Some(Answer::Ready) => Err(Error::Trial("a child is ready twice".to_owned())),
+            Some(Answer::Ready) => {
+                Err(Error::Trial("a child process sent an unexpected answer".to_owned()))
+            }
         }
     }
 
@@ -122,12 +125,12 @@ impl Trials {
         }
     }
 
-    /// Starts a child for the next constraint, if none is left.
+    /// Starts a child for the next constraint, if none is idle.
     fn start_one(self: &Arc<Self>) {
         let trials = Arc::clone(self);
         let start = move || {
             let is_needed = trials.idle.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
-            // One that cannot be started now is started, and its error told, when it is needed.
+            // After a failure, the next constraint starts a child, and returns the error.
             if is_needed && let Ok(worker) = trials.start() {
                 trials.keep(worker);
             }
@@ -137,13 +140,13 @@ impl Trials {
 
     fn start(&self) -> Result<Worker> {
         let failed = |error: std::io::Error| {
-            Error::Trial(format!("the child process that tries constraints: {error}"))
+            Error::Trial(format!("cannot start the child process: {error}"))
         };
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let mut command = (self.program)();
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().map_err(failed)?;
-        // The child alone keeps the other end open from here on.
+        // From here on, only the child has the other end open.
         drop(command);
         let mut worker = Worker { child, link: ours };
         worker.link.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
@@ -156,14 +159,14 @@ impl Trials {
     }
 }
 
-/// A child. Dropping kills it.
+/// A child, which is killed on drop.
 struct Worker {
     child: Child,
     link: UnixStream,
 }
 
 impl Worker {
-    /// Asks about a constraint; `None` if the child has ended.
+    /// Sends a constraint and waits for the answer; `None` if the child has ended.
     fn ask(
         &mut self,
         question: &Question<&Constraint>,
@@ -171,7 +174,7 @@ impl Worker {
     ) -> Result<Option<Answer>> {
         let question =
             serde_json::to_vec(question).map_err(|error| Error::Trial(error.to_string()))?;
-        // A child that has ended answers nothing, which is found below.
+        // If the child has ended, reading the answer finds out.
         let _ = link::write(&mut self.link, &question);
         self.answer(cancelled)
     }
@@ -200,7 +203,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The child may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! A tokenizer's vocabulary as the grammar library walks it.
+//! A tokenizer's vocabulary in the form of the grammar library.
 
 use std::sync::Arc;
 
@@ -7,22 +7,22 @@ use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
 use crate::{Error, Result};
 
-/// The tree of the tokens' bytes, and the tokenizer. A process that only tries constraints has none.
+/// The tree of the tokens' bytes, and the tokenizer, which child processes do not have.
 struct Vocabulary {
     tokenizer: Option<Tokenizer>,
     trie: TokTrie,
 }
 
-/// The tokens of a model as bytes, which is all that compiling needs.
+/// The tokens of a model as bytes, enough for compiling.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Words {
-    /// By their ids. Special ones begin with a byte that no text has, so that no text of theirs leads to them.
+    /// Tokens by id. Special ones begin with a byte that no text has, so that their text does not match them.
     words: Vec<Vec<u8>>,
-    /// Those that end a text, at least one.
+    /// End-of-sequence tokens, at least one.
     eos: Vec<u32>,
 }
 
-/// A token that is no text, and what it is written as.
+/// A special token and its text.
 #[derive(Clone, Debug)]
 pub(crate) struct SpecialToken {
     pub(crate) text: String,
@@ -41,11 +41,11 @@ fn special_token(id: u32, bytes: &[u8]) -> Option<SpecialToken> {
 }
 
 impl Words {
-    /// The vocabulary of a model with `num_logits` logits, which ends texts with `eos_token_ids`. Tokens beyond the logits can
-    /// never be sampled.
+    /// The vocabulary of a model with `num_logits` logits and these end-of-sequence tokens. Tokens beyond the logits are left
+    /// out, because they can never be sampled.
     ///
     /// # Errors
-    /// There are too many tokens, or none that ends a text.
+    /// There are too many tokens, or none that ends a sequence.
     pub(crate) fn new(
         tokenizer: &Tokenizer,
         eos_token_ids: &[u32],
@@ -72,14 +72,14 @@ impl Words {
         special.collect()
     }
 
-    /// The form that the grammar library takes.
+    /// The form for the grammar library.
     pub(crate) fn env(&self, tokenizer: Option<Tokenizer>) -> TokEnv {
         let info = TokRxInfo::new(self.words.len() as u32, self.eos[0]);
         let trie = TokTrie::from(&info, &self.words).with_eos_tokens(&self.eos);
         Arc::new(Vocabulary { tokenizer, trie })
     }
 
-    /// The form that another process takes: counts and ids of four bytes each, then each word behind its length.
+    /// The form for a child process: counts and ids of four bytes each, then each word after its length.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let number = |number: usize| (number as u32).to_le_bytes();
@@ -93,7 +93,7 @@ impl Words {
         bytes
     }
 
-    /// The reverse of [`encode`](Self::encode); `None` if it is something else.
+    /// The reverse of [`encode`](Self::encode); `None` if the bytes are invalid.
     pub(crate) fn decode(mut bytes: &[u8]) -> Option<Self> {
         let number = |bytes: &mut &[u8]| {
             let (number, rest) = bytes.split_first_chunk::<4>()?;
@@ -130,7 +130,7 @@ impl TokenizerEnv for Vocabulary {
     fn tokenize_bytes(&self, bytes: &[u8]) -> Vec<TokenId> {
         let Some(tokenizer) = &self.tokenizer else { return self.trie.greedy_tokenize(bytes) };
         self.trie.tokenize_with_greedy_fallback(bytes, |text| {
-            // A text that the tokenizer gives up, or that spells out a special token, is taken byte by byte.
+            // If the tokenizer fails or finds a special token, the text is split greedily.
             match tokenizer.encode(text, AddSpecialTokens::No) {
                 Ok(ids) if !ids.iter().any(|&id| tokenizer.is_special(id)) => ids,
                 _ => self.trie.greedy_tokenize(text.as_bytes()),

@@ -1,7 +1,7 @@
-//! The path of a generation request, whatever its endpoint: body, parameters, prompt, constraint, engine, text, stream.
+//! The path of a generation request of any endpoint: body, parameters, prompt, constraint, engine, text, stream.
 //!
 //! `request` takes the body, `params` checks bounds, `conversation` and `prompt` make tokens, `submit` hands them to the
-//! engine. `stream` and `detokenize` make text of its tokens, `chat_output` splits text into content, reasoning and calls,
+//! engine. `stream` and `detokenize` make text of its tokens, `chat_output` splits text into content, reasoning and tool calls,
 //! and `sse` streams chunks.
 
 pub(crate) mod body;

@@ -1,4 +1,4 @@
-//! The HTTP layer around the endpoints: listening, TLS, connections, routing, authentication, request ids and request metrics.
+//! The HTTP layers around the endpoints: listening, TLS, connections, routing, authentication, request ids and metrics.
 
 pub(crate) mod answer_head;
 pub(crate) mod auth;

@@ -1,12 +1,12 @@
 //! The HTTP server: configuration, routes, streaming, metrics.
 //!
 //! The path of a request: `http::track` names and measures it, `http::auth` and the gate in `http::router` let it
-//! through, and `generation::request` takes its body. A file of `endpoints` reads it, `generation::params` checks its
+//! through, and `generation::request` takes its body. A file of `endpoints` parses it, `generation::params` checks its
 //! bounds, `generation::conversation` and `generation::prompt` turn it into tokens, and `generation::submit` hands them to
 //! the engine. `generation::stream` and `generation::detokenize` turn tokens into text. `generation::chat_output` splits
-//! it into content, reasoning and calls, which go out whole or through `generation::sse`.
+//! it into content, reasoning and tool calls, which are sent whole or through `generation::sse`.
 //!
-//! A folder imports only from those below it: `lifecycle`, `http`, `endpoints`, `generation`, `model`, `config`.
+//! A folder imports only from later ones in this list: `lifecycle`, `http`, `endpoints`, `generation`, `model`, `config`.
 
 pub mod config;
 mod endpoints;

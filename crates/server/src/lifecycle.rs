@@ -1,6 +1,6 @@
-//! The life of a server process: settings become a loaded model and an open socket, which drain when it stops.
+//! The lifecycle of a server process: listen, find and load the model, serve, drain.
 //!
-//! `startup` drives it: `source` finds the model, `pull` downloads and describes it, `preflight` checks that it fits,
+//! `startup` controls it: `source` finds the model, `pull` downloads and describes it, `preflight` checks that it fits, and
 //! `load` reads the weights. `offline` does the same without HTTP.
 
 pub(crate) mod activity;

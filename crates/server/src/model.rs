@@ -1,4 +1,4 @@
-//! The state that handlers share: the loaded model, its stored conversations, metrics, and how an error becomes HTTP.
+//! The state that handlers share: the loaded model, stored conversations, API keys, metrics, and errors of requests.
 
 pub(crate) mod api_error;
 pub(crate) mod body_memory;

@@ -1,4 +1,4 @@
-//! Chat requests as clients send them, and as they should not.
+//! Valid and invalid chat requests.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn parse(body: &str) -> Result<ChatCompletionRequest, FieldError> {
     ChatCompletionRequest::parse(body.as_bytes())
 }
 
-/// A request of one message, with `more` fields.
+/// A request with one message and `more` fields.
 fn with(more: &str) -> Result<ChatCompletionRequest, FieldError> {
     parse(&format!(
         r#"{{"model": "m", "messages": [{{"role": "user", "content": "hi"}}], {more}}}"#

@@ -1,4 +1,4 @@
-//! The functions that a model may call, and the calls that were made.
+//! Tools, tool choices and tool calls.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -8,37 +8,37 @@ use utoipa::ToSchema;
 use crate::error::{FieldError, excerpt};
 use crate::fields::Fields;
 
-/// Most functions of one request.
+/// Maximum number of tools of a request.
 pub const MAX_TOOLS: usize = 512;
-/// Longest name of a function, in bytes.
+/// Maximum length of a function's name, in bytes.
 const MAX_NAME_BYTES: usize = 128;
 
-/// What a request says of functions, whichever API it comes by.
+/// The tools and the tool choice of a request, for all APIs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ToolOptions {
-    /// Never empty; names differ.
+    /// At least one tool; names are unique.
     pub tools: Vec<Tool>,
-    /// Which of them are to be called.
+    /// The tool choice.
     #[serde(rename = "tool_choice")]
     pub choice: ToolChoice,
-    /// Whether one answer may hold several calls.
+    /// Whether one answer may have several calls.
     #[serde(rename = "parallel_tool_calls")]
     pub parallel: bool,
-    /// Where a tool of this API has the schema of its arguments.
+    /// Name of the field with the schema of a tool's arguments, which differs between APIs.
     #[serde(skip)]
     pub schema_field: &'static str,
 }
 
-/// Where an API has what can be wrong with functions.
+/// Paths of an API's fields, for errors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ToolPaths {
-    /// A tool's name, within the tool.
+    /// Name of the function, within the tool.
     pub(crate) name: &'static str,
-    /// The schema of its arguments, within the tool.
+    /// Schema of the arguments, within the tool.
     pub(crate) schema: &'static str,
-    /// The one function that is chosen.
+    /// The function that the tool choice names.
     pub(crate) chosen: &'static str,
-    /// Those that are allowed.
+    /// The functions that the tool choice allows.
     pub(crate) allowed: &'static str,
 }
 
@@ -49,29 +49,29 @@ const PATHS: ToolPaths = ToolPaths {
     allowed: "tool_choice.allowed_tools.tools",
 };
 
-/// The fields as they stand on the wire.
+/// The fields in JSON.
 #[derive(ToSchema)]
 #[schema(as = ToolOptions)]
 #[expect(dead_code, reason = "it describes the fields for the OpenAPI document")]
 pub(crate) struct WireToolOptions {
-    /// The functions that the model may call.
+    /// Tools that the model may call.
     #[schema(min_items = 1)]
     tools: Option<Vec<WireTool>>,
-    /// `none`, `auto`, `required`, the function to call, or those that are allowed; `auto` where there are tools.
+    /// `none`, `auto`, `required`, a function to call, or allowed functions. Default: `auto` if there are tools.
     tool_choice: Option<WireToolChoice>,
-    /// Whether one answer may hold several calls.
+    /// Allow several calls in one answer.
     #[schema(default = true)]
     parallel_tool_calls: Option<bool>,
 }
 
-/// A choice as it stands on the wire.
+/// The tool choice in JSON.
 #[derive(Serialize, ToSchema)]
 #[schema(as = ToolChoice)]
 #[serde(untagged)]
 pub(crate) enum WireToolChoice {
     /// `none`, `auto` or `required`.
     Word(&'static str),
-    /// This function.
+    /// A call of this function.
     Function {
         /// `function`.
         #[serde(rename = "type")]
@@ -79,27 +79,27 @@ pub(crate) enum WireToolChoice {
         /// The function.
         function: WireFunctionName,
     },
-    /// One of these functions.
+    /// Calls of these functions only.
     Allowed {
         /// `allowed_tools`.
         #[serde(rename = "type")]
         kind: &'static str,
-        /// The functions.
+        /// The allowed functions.
         allowed_tools: WireAllowedTools,
     },
 }
 
-/// Some of the functions.
+/// The allowed functions.
 #[derive(Serialize, ToSchema)]
 #[schema(as = AllowedTools)]
 pub(crate) struct WireAllowedTools {
-    /// `auto`, or `required` where one of them has to be called.
+    /// `auto`, or `required` if the answer must call at least one of them.
     mode: &'static str,
-    /// The functions.
+    /// The allowed functions.
     tools: Vec<WireAllowedTool>,
 }
 
-/// One of the functions that are allowed.
+/// An allowed function.
 #[derive(Serialize, ToSchema)]
 #[schema(as = AllowedTool)]
 pub(crate) struct WireAllowedTool {
@@ -114,15 +114,15 @@ pub(crate) struct WireAllowedTool {
 #[derive(Serialize, ToSchema)]
 #[schema(as = FunctionName)]
 pub(crate) struct WireFunctionName {
-    /// One of those in `tools`.
+    /// Name of a function in `tools`.
     name: String,
 }
 
 impl ToolOptions {
-    /// Takes the fields out of `fields`; `None` without tools that can be called.
+    /// Takes the tools and the choice out of `fields`; `None` without tools that can be called.
     ///
     /// # Errors
-    /// A function or the choice is wrong, or there is a choice without anything to choose from.
+    /// A tool or the choice is invalid, or there is a choice without tools.
     pub fn take(fields: &mut Fields<'_>) -> Result<Option<Self>, FieldError> {
         refuse_older_names(fields)?;
         let given: Option<Vec<GivenTool>> = fields.take("tools")?;
@@ -134,10 +134,10 @@ impl ToolOptions {
         Self::of_given(fields, given.unwrap_or_default(), choice, parallel, PATHS)
     }
 
-    /// The functions among the tools that were given; others are left out. `None` without functions.
+    /// The functions among the given tools; other tools are ignored. `None` without functions.
     ///
     /// # Errors
-    /// As [`Self::checked`]. The choice asks for a call where nothing can be called.
+    /// The errors of [`Self::checked`], or the choice requires a call and no tool can be called.
     pub(crate) fn of_given(
         fields: &mut Fields<'_>,
         given: Vec<GivenTool>,
@@ -160,7 +160,7 @@ impl ToolOptions {
                 let message = match kinds.first() {
                     None => "`tool_choice` needs `tools`.".to_owned(),
                     Some(kind) => format!(
-                        "`tool_choice` asks for a call, and none of `tools` can be called here: the server does not run `{}`.",
+                        "`tool_choice` requires a call, but none of `tools` is a function: this server does not support tools of type `{}`.",
                         excerpt(kind)
                     ),
                 };
@@ -172,7 +172,7 @@ impl ToolOptions {
         }
     }
 
-    /// The name that the request has for a function, and its namespace.
+    /// The namespace and the name of a function in the request.
     pub fn given_name<'a>(&'a self, name: &'a str) -> (Option<&'a str>, &'a str) {
         match self.tools.iter().find(|tool| tool.name == name) {
             Some(tool) => (tool.namespace.as_deref(), tool.given_name()),
@@ -180,10 +180,10 @@ impl ToolOptions {
         }
     }
 
-    /// Checks functions, of which there is at least one, and the choice among them.
+    /// Checks functions (at least one) and the tool choice.
     ///
     /// # Errors
-    /// There are too many, two have one name, or the choice names one that is not there.
+    /// There are too many functions, two have the same name, or the choice names an unknown one.
     pub(crate) fn checked(
         tools: Vec<Tool>,
         choice: ToolChoice,
@@ -199,7 +199,7 @@ impl ToolOptions {
         if let Some(name) = names.iter().find(|name| !tools.iter().any(|tool| tool.name == **name))
         {
             let message =
-                format!("`tool_choice` names `{}`, which is none of `tools`.", excerpt(name));
+                format!("`tool_choice` names `{}`, which is not in `tools`.", excerpt(name));
             return Err(FieldError::new(param, message));
         }
         let parallel = parallel.unwrap_or(true);
@@ -211,7 +211,7 @@ impl ToolOptions {
 fn refuse_older_names(fields: &mut Fields<'_>) -> Result<(), FieldError> {
     for (older, newer) in [("functions", "tools"), ("function_call", "tool_choice")] {
         if fields.take::<serde::de::IgnoredAny>(older)?.is_some() {
-            let message = format!("`{older}` is not supported: give `{newer}` instead.");
+            let message = format!("`{older}` is not supported: use `{newer}` instead.");
             return Err(FieldError::new(older, message));
         }
     }
@@ -220,55 +220,55 @@ fn refuse_older_names(fields: &mut Fields<'_>) -> Result<(), FieldError> {
 
 fn check_tools(tools: &[Tool], paths: ToolPaths) -> Result<(), FieldError> {
     if tools.len() > MAX_TOOLS {
-        let message = format!("`tools` has {} functions; {MAX_TOOLS} are the most.", tools.len());
+        let message = format!("`tools` has {} functions; the maximum is {MAX_TOOLS}.", tools.len());
         return Err(FieldError::new("tools", message));
     }
     for (index, tool) in tools.iter().enumerate() {
         if tools[..index].iter().any(|other| other.name == tool.name) {
-            let message = format!("`{}` is the name of two of `tools`.", tool.name);
+            let message = format!("two of `tools` have the name `{}`: rename one.", tool.name);
             return Err(FieldError::new(format!("{}.{}", tool.path, paths.name), message));
         }
     }
     Ok(())
 }
 
-/// A function that the model may call.
+/// A function among the tools.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tool {
-    /// The function's name.
+    /// Name of the function.
     pub name: String,
-    /// The JSON schema of its arguments, an object.
+    /// JSON schema of the arguments, an object.
     pub parameters: Option<Map<String, Value>>,
-    /// Whether its arguments are held to the schema whenever it is called.
+    /// Whether arguments are always constrained to the schema.
     pub strict: bool,
-    /// All that the request says of it, for the chat template: `type` and `function`, as /v1/chat/completions has them.
+    /// Definition for the chat template: `type` and `function` in the format of /v1/chat/completions.
     pub definition: Value,
-    /// Its place in the request, such as `tools[3]`.
+    /// Path in the request, such as `tools[3]`.
     pub path: String,
-    /// The group that it belongs to, whose name the model sees in front of the function's.
+    /// Namespace, whose name the model sees before the function's.
     pub namespace: Option<String>,
 }
 
-/// The name that the model knows a function of a namespace by.
+/// Name of a function of a namespace, as the model sees it.
 pub(crate) fn namespaced(namespace: &str, name: &str) -> String {
     format!("{namespace}__{name}")
 }
 
-/// One of the tools of a request.
+/// A tool of a request.
 #[derive(Debug)]
 pub(crate) enum GivenTool {
     Function(Tool),
-    /// Functions with a name in common.
+    /// Functions of a namespace.
     Namespace(Vec<GivenTool>),
-    /// A tool of this type, which the server does not run.
+    /// A tool of this type, which is not supported.
     Other(String),
 }
 
 impl GivenTool {
-    /// A tool that is no function is left out, unless it looks like one whose type is wrong.
+    /// A tool that is not a function, which is ignored, unless it looks like a function with a wrong type.
     ///
     /// # Errors
-    /// It has the fields of a function.
+    /// The tool has fields of a function.
     pub(crate) fn other(kind: &str, tool: &Value, function: &str) -> Result<Self, String> {
         const OF_FUNCTIONS: [&str; 3] = ["function", "parameters", "input_schema"];
         let kind = excerpt(kind);
@@ -278,7 +278,7 @@ impl GivenTool {
         Ok(Self::Other(kind))
     }
 
-    /// Adds its functions to `tools`; `leave_out` gets the rest.
+    /// Adds the functions to `tools`, and passes other tools to `leave_out`.
     fn add(self, path: String, tools: &mut Vec<Tool>, leave_out: &mut dyn FnMut(String, String)) {
         match self {
             Self::Function(tool) => tools.push(Tool { path, ..tool }),
@@ -293,16 +293,16 @@ impl GivenTool {
 }
 
 impl Tool {
-    /// Its name without that of its namespace.
+    /// Name without the namespace.
     pub fn given_name(&self) -> &str {
         let before = self.namespace.as_ref().map_or(0, |namespace| namespaced(namespace, "").len());
         &self.name[before..]
     }
 
-    /// A function of an API that says of it no more than this.
+    /// A function from its name, description and schema.
     ///
     /// # Errors
-    /// What is wrong with its name or its schema.
+    /// The name or the schema is invalid; the error has the reason.
     pub(crate) fn described(
         name: String,
         description: Option<String>,
@@ -330,18 +330,18 @@ impl Tool {
         check_name(name)?;
         match self.parameters.as_ref().and_then(|schema| schema.get("type")) {
             Some(kind) if kind != "object" => {
-                Err(format!("the arguments of `{name}` must have the schema of an object"))
+                Err(format!("the schema of `{name}` must have the type `object`"))
             }
             _ => Ok(self),
         }
     }
 }
 
-/// A tool as it stands on the wire.
+/// A tool in JSON.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Tool)]
 pub(crate) struct WireTool {
-    /// `function`. Tools of other types are left out, which the answer's header `x-candlepower-not-held` says.
+    /// `function`. Tools of other types are ignored and listed in the response header `x-candlepower-not-held`.
     #[serde(rename = "type")]
     #[expect(dead_code, reason = "it is checked before the other fields are read")]
     kind: String,
@@ -349,22 +349,22 @@ pub(crate) struct WireTool {
     function: Option<WireFunction>,
 }
 
-/// A function as it stands on the wire.
+/// A function in JSON.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Function)]
 pub(crate) struct WireFunction {
-    /// Letters, digits, `_`, `-` and `.`; at most 128.
+    /// Name of the function: at most 128 letters, digits, `_`, `-` and `.`.
     name: String,
-    /// What it does, for the model.
+    /// Description of the function, for the model.
     #[expect(
         dead_code,
         reason = "it is read for its type; the template gets the whole definition"
     )]
     description: Option<String>,
-    /// The JSON schema of its arguments, an object; without it there are none.
+    /// JSON schema of the arguments, an object. Default: no arguments.
     #[schema(value_type = Option<Object>)]
     parameters: Option<Map<String, Value>>,
-    /// Whether its arguments are held to the schema whenever it is called.
+    /// Constrain arguments to the schema, also with `tool_choice` `auto`.
     #[schema(default = false)]
     strict: Option<bool>,
 }
@@ -400,46 +400,46 @@ fn check_name(name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "`{}` is no name of a function: letters, digits, `_`, `-` and `.`, at most {MAX_NAME_BYTES}",
+        "`{}` is not a valid function name: use at most {MAX_NAME_BYTES} letters, digits, `_`, `-` and `.`",
         excerpt(name)
     ))
 }
 
-/// Which functions are to be called.
+/// The tool choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// None; the model does not see them.
+    /// No calls; the model does not see the tools.
     None,
-    /// As the model decides.
+    /// The model decides.
     Auto,
-    /// At least one.
+    /// At least one call.
     Required,
-    /// This one.
+    /// A call of this function.
     Function(String),
-    /// Only these, though the model knows of the others.
+    /// Calls of these functions only, although the model sees the others.
     Allowed(AllowedTools),
 }
 
-/// Some of the functions that the model knows of.
+/// The allowed functions, among those that the model sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowedTools {
-    /// Whether one of them has to be called.
+    /// Whether a call is required.
     pub mode: AllowedMode,
-    /// Their names; never empty.
+    /// Names of the functions; never empty.
     pub names: Vec<String>,
 }
 
-/// Whether one of the allowed functions has to be called.
+/// Whether a call of the allowed functions is required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllowedMode {
-    /// As the model decides.
+    /// The model decides.
     Auto,
-    /// At least one.
+    /// At least one call.
     Required,
 }
 
 impl AllowedMode {
-    /// Its name.
+    /// The value in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -449,10 +449,10 @@ impl AllowedMode {
 }
 
 impl AllowedTools {
-    /// Reads `mode` and `tools` of an object; `name_of` finds the name in one of the tools.
+    /// Parses `mode` and `tools` of an object; `name_of` returns the name of a tool.
     ///
     /// # Errors
-    /// What it must be instead.
+    /// The expected form.
     pub(crate) fn read(
         allowed: &Value,
         name_of: fn(&Value) -> Option<String>,
@@ -470,7 +470,9 @@ impl AllowedTools {
         });
         let names = names.collect::<Result<Vec<_>, _>>()?;
         if names.is_empty() {
-            return Err("`tools` of `allowed_tools` is empty: say none instead".to_owned());
+            return Err(
+                "`tools` of `allowed_tools` is empty: use the tool choice none instead".to_owned()
+            );
         }
         Ok(Self { mode, names })
     }
@@ -529,7 +531,7 @@ impl<'de> Deserialize<'de> for ToolChoice {
 }
 
 impl ToolChoice {
-    /// The choice that is one word.
+    /// The choice for a word.
     pub(crate) fn of_word(word: &str) -> Option<Self> {
         match word {
             "none" => Some(Self::None),
@@ -540,18 +542,18 @@ impl ToolChoice {
     }
 }
 
-/// What is wrong with a choice of a type that is not known.
+/// The error for a choice of an unknown type.
 pub(crate) fn unknown_choice(kind: &str) -> String {
     format!("the type `{}` is not supported, only `function` and `allowed_tools`", excerpt(kind))
 }
 
-/// A call that the assistant made in an earlier turn, as the request brings it.
+/// A tool call of an earlier turn, in the request's form.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct PastToolCall(pub Map<String, Value>);
 
 impl PastToolCall {
-    /// A call of a function. `arguments` are a JSON object, or its text.
+    /// A tool call. `arguments` is a JSON object, or its text.
     pub fn new(id: &str, name: &str, arguments: Value) -> Self {
         let function = json!({"name": name, "arguments": arguments});
         let entries = [("id", id.into()), ("type", "function".into()), ("function", function)];
@@ -573,56 +575,56 @@ impl<'de> Deserialize<'de> for PastToolCall {
             return refuse("the call's `function` has no `name`");
         }
         match &function["arguments"] {
-            // Those of a call without parameters may be missing.
+            // Calls without parameters may lack arguments: some clients send null or nothing.
             Value::String(_) | Value::Object(_) | Value::Null => Ok(Self(call)),
             _ => refuse("the call's `arguments` must be the text of a JSON object"),
         }
     }
 }
 
-/// A call of a function.
+/// A tool call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ToolCall {
-    /// Names the call; the tool's answer says it again.
+    /// Id of the call, which the tool's result repeats.
     pub id: String,
     /// `function`.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// What is called.
+    /// The function and its arguments.
     pub function: FunctionCall,
 }
 
-/// A function and what it is called with.
+/// A function and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct FunctionCall {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
-    /// JSON as the model wrote it.
+    /// Arguments as JSON text, as the model wrote it.
     pub arguments: String,
 }
 
-/// What a chunk adds to a call.
+/// A chunk's addition to a tool call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ToolCallDelta {
-    /// The call's place among those of the message.
+    /// Index of the call in the message.
     pub index: usize,
-    /// In the call's first chunk only.
+    /// Id, only in the call's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// `function`, in the call's first chunk only.
+    /// `function`, only in the call's first chunk.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub kind: Option<&'static str>,
-    /// What is added.
+    /// The addition.
     pub function: FunctionCallDelta,
 }
 
-/// What a chunk adds to a function's name and arguments.
+/// A chunk's addition to a function's name and arguments.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct FunctionCallDelta {
-    /// In the call's first chunk only.
+    /// Name, only in the call's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// To be appended.
+    /// Arguments to append.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub arguments: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! How fields of [`GenerationFields`](super::GenerationFields) are described in the OpenAPI document.
+//! OpenAPI schemas of [`GenerationFields`](super::GenerationFields).
 
 use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, OneOfBuilder, SchemaType, Type};
 use utoipa::openapi::{RefOr, Schema};
@@ -6,7 +6,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::{GenerationFields, MAX_STOP_STRINGS, StopStrings};
 
-/// A schema as it is or as a reference.
+/// A schema or a reference to one.
 type AnySchema = RefOr<Schema>;
 
 impl PartialSchema for StopStrings {
@@ -17,14 +17,14 @@ impl PartialSchema for StopStrings {
             .build();
         let list = ArrayBuilder::new().items(string.clone()).max_items(Some(MAX_STOP_STRINGS));
         let either = OneOfBuilder::new().item(string).item(list);
-        let text = "The answer ends before the first of these texts.";
+        let text = "Strings that end the text. The text ends before the first of them.";
         Schema::OneOf(either.description(Some(text)).build()).into()
     }
 }
 
 impl ToSchema for StopStrings {}
 
-/// The fields that /v1/messages has of them.
+/// The fields that /v1/messages supports.
 pub(crate) struct MessagesSampling;
 
 impl PartialSchema for MessagesSampling {
@@ -54,7 +54,7 @@ impl ToSchema for MessagesSampling {
     }
 }
 
-/// The fields that /v1/responses has of them.
+/// The fields that /v1/responses supports.
 pub(crate) struct ResponsesSampling;
 
 impl PartialSchema for ResponsesSampling {
@@ -70,7 +70,7 @@ impl ToSchema for ResponsesSampling {
     }
 }
 
-/// The fields for which `name` has a name.
+/// The fields for which `name` returns a name, under that name.
 fn renamed(name: impl Fn(String) -> Option<String>) -> AnySchema {
     let mut schema = GenerationFields::schema();
     if let RefOr::T(Schema::Object(object)) = &mut schema {
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use crate::{EmbeddingsRequest, MessagesRequest, ResponsesRequest};
 
-    /// The names of a schema's properties and those that are required, with what its parts have.
+    /// The names of a schema's properties, and of its required ones, including those of its parts.
     fn described<T: ToSchema>() -> (Vec<String>, Vec<String>) {
         let mut known = vec![(T::name().into_owned(), T::schema())];
         T::schemas(&mut known);

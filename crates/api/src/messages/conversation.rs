@@ -1,4 +1,4 @@
-//! The messages of a request to POST /v1/messages, as those of a conversation.
+//! Converts the messages of a request to POST /v1/messages to chat messages.
 
 use serde_json::{Map, Value};
 
@@ -24,19 +24,19 @@ pub(super) fn take(fields: &mut Fields<'_>) -> Result<Vec<ChatMessage>, FieldErr
     Ok(messages)
 }
 
-/// Adds a message; what functions answered are messages of their own.
+/// Adds a message. Results of tools become messages of their own.
 fn add(path: &str, message: &Value, messages: &mut Vec<ChatMessage>) -> Result<(), FieldError> {
     let role = match message["role"].as_str() {
         Some("user") => Role::User,
         Some("assistant") => Role::Assistant,
-        // Instructions that come later than those of `system`.
+        // Claude Code sends instructions within the conversation as messages of this role.
         Some("system") => Role::System,
         _ => {
             let message = "`role` must be user, assistant or system.";
             return Err(FieldError::new(format!("{path}.role"), message));
         }
     };
-    // What a message of an answer has besides says nothing to the model.
+    // Clients send back further fields of earlier answers, which the model does not see.
     const KNOWN: [&str; 9] = [
         "role",
         "content",
@@ -57,7 +57,7 @@ fn add(path: &str, message: &Value, messages: &mut Vec<ChatMessage>) -> Result<(
         }
         Value::Array(blocks) => blocks,
         _ => {
-            let message = format!("`{path}` must be a text or a list of blocks.");
+            let message = format!("`{path}` must be a string or a list of blocks.");
             return Err(FieldError::new(path, message));
         }
     };
@@ -79,7 +79,7 @@ fn add(path: &str, message: &Value, messages: &mut Vec<ChatMessage>) -> Result<(
     Ok(())
 }
 
-/// What one message says.
+/// The parts of one message.
 #[derive(Default)]
 struct Turn<'a> {
     texts: Vec<&'a str>,
@@ -88,28 +88,28 @@ struct Turn<'a> {
 }
 
 impl<'a> Turn<'a> {
-    /// Adds a block of a message of `role`; what a function answered is given back as a message of its own.
+    /// Adds a block of a message of `role`. Returns a tool's result as a message of its own.
     fn add(&mut self, role: Role, block: &Block<'a>) -> Result<Option<ChatMessage>, FieldError> {
         let kind = block.block["type"].as_str().unwrap_or_default();
         match (kind, role) {
             ("text", _) => self.texts.push(text_of(&block.path, block.block)?),
-            // What the server signs it with is empty.
+            // This server's signatures are empty, so that they are not checked.
             ("thinking", Role::Assistant) => {
                 block.check_fields(&["thinking", "signature"])?;
                 self.thoughts.push(block.text("thinking")?);
             }
-            // Another server has hidden it, so it is lost.
+            // Another server has encrypted this reasoning, so that it cannot be used.
             ("redacted_thinking", Role::Assistant) => {}
             ("tool_use", Role::Assistant) => self.calls.push(block.call()?),
             ("tool_result", Role::User) => return block.answer().map(Some),
             _ => {
                 let known = match role {
-                    Role::Assistant => "text, thinking and tool_use",
-                    Role::User => "text and tool_result",
+                    Role::Assistant => "text, thinking or tool_use",
+                    Role::User => "text or tool_result",
                     _ => "text",
                 };
                 let message = format!(
-                    "Blocks of type `{}` are not supported here: {known} are.",
+                    "Blocks of type `{}` are not supported here; use {known}.",
                     excerpt(kind)
                 );
                 return Err(FieldError::new(format!("{}.type", block.path), message));
@@ -118,7 +118,7 @@ impl<'a> Turn<'a> {
         Ok(None)
     }
 
-    /// The message; `None` if nothing was said.
+    /// The message; `None` if it has no parts.
     fn message(self, role: Role) -> Option<ChatMessage> {
         let join = |texts: Vec<&str>| (!texts.is_empty()).then(|| texts.join("\n"));
         let is_empty = self.texts.is_empty() && self.thoughts.is_empty() && self.calls.is_empty();
@@ -134,21 +134,21 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// A block and its place in the request.
+/// A block and its path in the request.
 struct Block<'a> {
     path: String,
     block: &'a Value,
 }
 
 impl<'a> Block<'a> {
-    /// Refuses other fields than these and those that all blocks have.
+    /// Refuses fields other than these and those that all blocks have.
     fn check_fields(&self, known: &[&str]) -> Result<(), FieldError> {
         let known = [known, &["type", "cache_control"]].concat();
         self.block.as_object().map_or(Ok(()), |block| check_fields(&self.path, block, &known))
     }
 
     fn text(&self, key: &str) -> Result<&'a str, FieldError> {
-        self.block[key].as_str().ok_or_else(|| self.wrong(key, "a text"))
+        self.block[key].as_str().ok_or_else(|| self.wrong(key, "a string"))
     }
 
     fn wrong(&self, key: &str, must_be: &str) -> FieldError {
@@ -158,18 +158,18 @@ impl<'a> Block<'a> {
     }
 
     fn call(&self) -> Result<PastToolCall, FieldError> {
-        // Who called is the model itself, as there are no others here.
+        // `caller` is ignored: here only the model itself calls tools.
         self.check_fields(&["id", "name", "input", "caller"])?;
         let input = match &self.block["input"] {
             Value::Object(input) => input.clone(),
-            // Those of a call without parameters.
+            // Calls without parameters may lack input.
             Value::Null => Map::new(),
             _ => return Err(self.wrong("input", "an object")),
         };
         Ok(PastToolCall::new(self.text("id")?, self.text("name")?, input.into()))
     }
 
-    /// What a function answered; that it failed is said in front of it, as templates have no other place for it.
+    /// A tool's result. A failure is written before its text, because templates have no field for it.
     fn answer(&self) -> Result<ChatMessage, FieldError> {
         self.check_fields(&["tool_use_id", "content", "is_error"])?;
         let call_id = self.text("tool_use_id")?.to_owned();

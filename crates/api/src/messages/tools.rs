@@ -1,4 +1,4 @@
-//! The functions of a request to POST /v1/messages.
+//! The tools of a request to POST /v1/messages.
 
 use serde::de::{Error, IgnoredAny};
 use serde::{Deserialize, Deserializer};
@@ -17,56 +17,56 @@ const PATHS: ToolPaths = ToolPaths {
     allowed: "tool_choice.name",
 };
 
-/// The fields as they stand on the wire.
+/// The fields in JSON.
 #[derive(ToSchema)]
 #[schema(as = MessagesOptions)]
 #[expect(dead_code, reason = "it describes the fields for the OpenAPI document")]
 pub(crate) struct WireOptions {
-    /// What the model is told before everything else: a text or a list of text blocks.
+    /// System prompt: a string or a list of text blocks.
     #[schema(value_type = Option<Object>)]
     system: Option<Value>,
-    /// The functions that the model may call.
+    /// Tools that the model may call.
     tools: Option<Vec<WireTool>>,
-    /// Which of them are to be called; `auto` where there are tools.
+    /// Tool choice. Default: `auto` if there are tools.
     tool_choice: Option<WireChoice>,
 }
 
-/// A tool as it stands on the wire.
+/// A tool in JSON.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = MessagesTool)]
 #[serde(deny_unknown_fields)]
 struct WireTool {
-    /// `custom`, or absent. Tools of other types are left out, which the answer's header `x-candlepower-not-held` says.
+    /// `custom`, or absent. Tools of other types are ignored and listed in the response header `x-candlepower-not-held`.
     #[serde(rename = "type")]
     #[expect(dead_code, reason = "it is checked before the other fields are read")]
     kind: Option<String>,
-    /// Letters, digits, `_`, `-` and `.`; at most 128.
+    /// Name of the tool: at most 128 letters, digits, `_`, `-` and `.`.
     name: String,
-    /// What it does, for the model.
+    /// Description of the tool, for the model.
     description: Option<String>,
-    /// The JSON schema of its arguments, an object.
+    /// JSON schema of the arguments, an object.
     #[schema(value_type = Object)]
     input_schema: Map<String, Value>,
-    /// Whether its arguments are held to the schema whenever it is called.
+    /// Constrain arguments to the schema, also with the tool choice `auto`.
     #[schema(default = false)]
     strict: Option<bool>,
-    /// Accepted and ignored: it says what to cache.
+    /// Accepted and ignored: the prefix cache needs no hints.
     #[schema(value_type = Option<Object>)]
     #[expect(dead_code, reason = "it cannot change the answer")]
     cache_control: Option<IgnoredAny>,
-    /// Accepted and ignored: arguments are always streamed as they come.
+    /// Accepted and ignored: arguments are always streamed as they are generated.
     #[expect(dead_code, reason = "it cannot change the answer")]
     eager_input_streaming: Option<bool>,
-    /// Accepted and ignored: the model knows of all functions at once.
+    /// Accepted and ignored: the model always sees all tools.
     #[expect(dead_code, reason = "there is no search for tools")]
     defer_loading: Option<bool>,
-    /// Accepted and ignored: the model itself calls.
+    /// Accepted and ignored: only the model calls tools.
     #[schema(value_type = Option<Object>)]
     #[expect(dead_code, reason = "there are no other callers")]
     allowed_callers: Option<IgnoredAny>,
 }
 
-/// A choice as it stands on the wire.
+/// A tool choice in JSON.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = MessagesToolChoice)]
 #[serde(deny_unknown_fields)]
@@ -74,9 +74,9 @@ struct WireChoice {
     /// `auto`, `any` (at least one), `tool` or `none`.
     #[serde(rename = "type")]
     kind: String,
-    /// With `tool`: the function to call.
+    /// With `tool`: name of the tool to call.
     name: Option<String>,
-    /// Whether one answer holds at most one call.
+    /// Allow at most one call in an answer.
     #[schema(default = false)]
     disable_parallel_tool_use: Option<bool>,
 }
@@ -115,10 +115,10 @@ impl WireChoice {
     }
 }
 
-/// Takes the functions out of `fields`; `None` without any.
+/// Takes the tools out of `fields`; `None` without functions.
 ///
 /// # Errors
-/// A function or the choice is wrong, or there is nothing to choose from.
+/// A tool or the choice is invalid, or there is a choice without tools.
 pub(super) fn take(fields: &mut Fields<'_>) -> Result<Option<ToolOptions>, FieldError> {
     let given: Option<Vec<MessagesTool>> = fields.take("tools")?;
     let choice: Option<WireChoice> = fields.take("tool_choice")?;

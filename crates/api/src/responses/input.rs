@@ -1,4 +1,4 @@
-//! The items of a request to POST /v1/responses, as the messages of a conversation.
+//! Converts the input items of a request to POST /v1/responses to chat messages.
 
 use serde_json::{Map, Value};
 
@@ -6,12 +6,12 @@ use super::tools::full_name;
 use crate::chat::{ChatMessage, Content, PastToolCall, Role};
 use crate::error::{FieldError, excerpt};
 
-/// The messages of an `input`. What the assistant thought, said and called in one turn is one message.
+/// The messages of an `input`. Reasoning, content and tool calls of one assistant's turn become one message.
 pub(super) fn messages(input: Value) -> Result<Vec<ChatMessage>, FieldError> {
     let items = match input {
         Value::String(text) => return Ok(vec![ChatMessage::text(Role::User, text)]),
         Value::Array(items) => items,
-        _ => return Err(FieldError::new("input", "`input` must be a text or a list of items.")),
+        _ => return Err(FieldError::new("input", "`input` must be a string or a list of items.")),
     };
     if items.is_empty() {
         return Err(FieldError::new("input", "`input` is empty: give at least one message."));
@@ -20,7 +20,7 @@ pub(super) fn messages(input: Value) -> Result<Vec<ChatMessage>, FieldError> {
     for (index, item) in items.iter().enumerate() {
         add(&format!("input[{index}]"), item, &mut messages)?;
     }
-    // Thoughts that nothing followed.
+    // A message with reasoning only, because the answer was cut.
     for message in messages.iter_mut().filter(|message| message.tool_calls.is_none()) {
         message.content.get_or_insert_with(|| Content::Text(String::new()));
     }
@@ -29,7 +29,7 @@ pub(super) fn messages(input: Value) -> Result<Vec<ChatMessage>, FieldError> {
 
 fn add(path: &str, item: &Value, messages: &mut Vec<ChatMessage>) -> Result<(), FieldError> {
     let Value::Object(item) = item else {
-        return Err(FieldError::new(path, format!("`{path}` must be an item: an object.")));
+        return Err(FieldError::new(path, format!("`{path}` must be an object.")));
     };
     let item = Item { path, item };
     match item.item.get("type").map_or(Some("message"), Value::as_str) {
@@ -50,14 +50,14 @@ fn add(path: &str, item: &Value, messages: &mut Vec<ChatMessage>) -> Result<(), 
         other => Err(FieldError::new(
             format!("{path}.type"),
             format!(
-                "Items of type `{}` are not supported: message, function_call, function_call_output and reasoning are.",
+                "Items of type `{}` are not supported; use message, function_call, function_call_output or reasoning.",
                 excerpt(other.unwrap_or_default())
             ),
         )),
     }
 }
 
-/// An assistant's turn of which nothing is there yet.
+/// An empty assistant message.
 fn assistant() -> ChatMessage {
     ChatMessage { content: None, ..ChatMessage::text(Role::Assistant, String::new()) }
 }
@@ -65,7 +65,7 @@ fn assistant() -> ChatMessage {
 fn add_message(item: &Item<'_>, messages: &mut Vec<ChatMessage>) -> Result<(), FieldError> {
     let message = item.message()?;
     match messages.last_mut() {
-        // What was thought before it.
+        // The reasoning before this message.
         Some(last)
             if message.role == Role::Assistant
                 && last.role == Role::Assistant
@@ -84,12 +84,12 @@ fn add_call(item: &Item<'_>, messages: &mut Vec<ChatMessage>) -> Result<(), Fiel
     if messages.last().is_none_or(|last| last.role != Role::Assistant) {
         messages.push(assistant());
     }
-    let last = messages.last_mut().expect("one was added if there was none");
+    let last = messages.last_mut().expect("a message was added if there was none");
     last.tool_calls.get_or_insert_default().push(call);
     Ok(())
 }
 
-/// An item and its place in the request.
+/// An item and its path in the request.
 struct Item<'a> {
     path: &'a str,
     item: &'a Map<String, Value>,
@@ -97,7 +97,7 @@ struct Item<'a> {
 
 impl Item<'_> {
     fn message(&self) -> Result<ChatMessage, FieldError> {
-        // Where in a turn it stood says nothing to the model.
+        // `phase` is ignored: the model does not see it.
         self.check_fields(&["role", "content", "phase"])?;
         let role = match self.item.get("role").and_then(Value::as_str) {
             Some("user") => Role::User,
@@ -118,14 +118,14 @@ impl Item<'_> {
         let (id, name) = (self.text("call_id")?, self.text("name")?);
         let name = full_name(self.item).unwrap_or_else(|| name.to_owned());
         let arguments = match self.item.get("arguments") {
-            // Those of a call without parameters may be missing.
+            // Calls without parameters may lack arguments.
             None | Some(Value::Null) => "",
             Some(_) => self.text("arguments")?,
         };
         Ok(PastToolCall::new(id, &name, arguments.into()))
     }
 
-    /// What a function answered.
+    /// A tool's result.
     fn output(&self) -> Result<ChatMessage, FieldError> {
         self.check_fields(&["call_id", "output"])?;
         let call_id = self.text("call_id")?.to_owned();
@@ -133,9 +133,9 @@ impl Item<'_> {
         Ok(ChatMessage { tool_call_id: Some(call_id), ..ChatMessage::text(Role::Tool, text) })
     }
 
-    /// What was thought, where the text itself is there.
+    /// The text of the reasoning, or its summary.
     fn reasoning(&self) -> Result<String, FieldError> {
-        // Another server may have encrypted it. Then a summary stands for it.
+        // Another server may have encrypted the reasoning. Then its summary is used.
         self.check_fields(&["content", "summary", "encrypted_content"])?;
         match (self.item.get("content"), self.item.get("summary")) {
             (None | Some(Value::Null), None | Some(Value::Null)) => Ok(String::new()),
@@ -144,7 +144,7 @@ impl Item<'_> {
         }
     }
 
-    /// Refuses other fields than these and those that all items have.
+    /// Refuses fields other than these and those that all items have.
     fn check_fields(&self, known: &[&str]) -> Result<(), FieldError> {
         check_fields(self.path, self.item, &[known, &["type", "id", "status"]].concat())
     }
@@ -152,7 +152,7 @@ impl Item<'_> {
     fn text(&self, key: &str) -> Result<&str, FieldError> {
         self.item.get(key).and_then(Value::as_str).ok_or_else(|| {
             let path = format!("{}.{key}", self.path);
-            let message = format!("`{path}` must be a text.");
+            let message = format!("`{path}` must be a string.");
             FieldError::new(path, message)
         })
     }
@@ -162,7 +162,7 @@ impl Item<'_> {
     }
 }
 
-/// Refuses other fields of what is at `path` than these; null is no field.
+/// Refuses fields of the object at `path` other than these. Null counts as absent.
 pub(crate) fn check_fields(
     path: &str,
     object: &Map<String, Value>,
@@ -173,17 +173,17 @@ pub(crate) fn check_fields(
         None => Ok(()),
         Some((key, _)) => {
             let key = excerpt(key);
-            let message = format!("`{key}` is not a field here: leave it out.");
+            let message = format!("`{key}` is not a field of this object: leave it out.");
             Err(FieldError::new(format!("{path}.{key}"), message))
         }
     }
 }
 
-/// What clients send back with a text, or say of how to cache it.
+/// Accepted fields of a text part. Clients send back fields of earlier answers, and hints for caching.
 const TEXT_PART: [&str; 8] =
     ["type", "text", "refusal", "id", "annotations", "logprobs", "citations", "cache_control"];
 
-/// A text, or the texts of parts of these types, joined by line ends.
+/// A string, or the texts of parts of these types, joined with line breaks.
 pub(crate) fn texts_of(
     path: &str,
     content: Option<&Value>,
@@ -195,7 +195,7 @@ pub(crate) fn texts_of(
         _ => {
             return Err(FieldError::new(
                 path,
-                format!("`{path}` must be a text or a list of parts."),
+                format!("`{path}` must be a string or a list of parts."),
             ));
         }
     };
@@ -203,7 +203,7 @@ pub(crate) fn texts_of(
         let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
         if !kinds.contains(&kind) {
             let message = format!(
-                "Parts of type `{}` are not supported: {} is.",
+                "Parts of type `{}` are not supported; use {}.",
                 excerpt(kind),
                 kinds.join(", ")
             );
@@ -218,7 +218,7 @@ pub(crate) fn texts_of(
 pub(crate) fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, FieldError> {
     let is_cited = part.get("citations").and_then(Value::as_array).is_some_and(|c| !c.is_empty());
     if is_cited {
-        let message = "Citations cannot be told to the model: leave `citations` out.";
+        let message = "Citations are not supported: leave `citations` out.";
         return Err(FieldError::new(format!("{path}.citations"), message));
     }
     part.as_object().map_or(Ok(()), |part| check_fields(path, part, &TEXT_PART))?;
@@ -228,7 +228,7 @@ pub(crate) fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, FieldE
 }
 
 impl ChatMessage {
-    /// A turn that is one text.
+    /// A message with a text.
     pub fn text(role: Role, text: String) -> Self {
         Self {
             role,

@@ -1,4 +1,4 @@
-//! The functions of a request to POST /v1/responses.
+//! The tools of a request to POST /v1/responses.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
@@ -17,48 +17,48 @@ const PATHS: ToolPaths = ToolPaths {
     allowed: "tool_choice.tools",
 };
 
-/// The fields as they stand on the wire.
+/// The fields in JSON.
 #[derive(ToSchema)]
 #[schema(as = ResponsesToolOptions)]
 #[expect(dead_code, reason = "it describes the fields for the OpenAPI document")]
 pub(crate) struct WireToolOptions {
-    /// The functions that the model may call.
+    /// Tools that the model may call.
     tools: Option<Vec<WireTool>>,
-    /// `none`, `auto`, `required`, `{"type": "function", "name": ..}`, or `{"type": "allowed_tools", "mode": .., "tools": ..}`;
-    /// `auto` where there are tools.
+    /// `none`, `auto`, `required`, `{"type": "function", "name": ..}`, or `{"type": "allowed_tools", "mode": .., "tools": ..}`.
+    /// Default: `auto` if there are tools.
     #[schema(value_type = Option<Object>)]
     tool_choice: Option<Value>,
-    /// Whether one answer may hold several calls.
+    /// Allow several calls in one answer.
     #[schema(default = true)]
     parallel_tool_calls: Option<bool>,
 }
 
-/// A tool as it stands on the wire.
+/// A tool in JSON.
 #[derive(Deserialize, ToSchema)]
 #[schema(as = ResponsesTool)]
 #[serde(deny_unknown_fields)]
 struct WireTool {
-    /// `function`, or `namespace` with a `name`, a `description` and `tools`. Tools of other types are left out, which the answer's
-    /// header `x-candlepower-not-held` says.
+    /// `function`, or `namespace` with a `name`, a `description` and `tools`. Tools of other types are ignored and listed in the
+    /// response header `x-candlepower-not-held`.
     #[serde(rename = "type")]
     #[expect(dead_code, reason = "it is checked before the other fields are read")]
     kind: String,
-    /// Letters, digits, `_`, `-` and `.`; at most 128, with the name of its namespace and `__`.
+    /// Name of the function: at most 128 letters, digits, `_`, `-` and `.`, counted with the namespace and `__`.
     name: String,
-    /// What it does, for the model.
+    /// Description of the function, for the model.
     description: Option<String>,
-    /// The JSON schema of its arguments, an object; without it there are none.
+    /// JSON schema of the arguments, an object. Default: no arguments.
     #[schema(value_type = Option<Object>)]
     parameters: Option<Map<String, Value>>,
-    /// Whether its arguments are held to the schema whenever it is called.
+    /// Constrain arguments to the schema, also with the tool choice `auto`.
     #[schema(default = true)]
     strict: Option<bool>,
-    /// Accepted and ignored: the model knows of all functions at once.
+    /// Accepted and ignored: the model always sees all tools.
     #[expect(dead_code, reason = "there is no search for tools")]
     defer_loading: Option<bool>,
 }
 
-/// Functions with a name in common.
+/// A namespace of functions.
 #[derive(Deserialize)]
 struct WireNamespace {
     name: String,
@@ -84,7 +84,7 @@ fn tool(value: &Value) -> Result<GivenTool, String> {
     }
 }
 
-/// A function, perhaps of a namespace, whose description stands before that of its first function.
+/// A function. The namespace's description is put before that of its first function.
 fn function(
     value: &Value,
     namespace: Option<&str>,
@@ -97,7 +97,7 @@ fn function(
         (before, description) => before.or(description),
     };
     let name = namespace.map_or(name.clone(), |namespace| namespaced(namespace, &name));
-    // This API holds calls to their schemas unless it is told not to.
+    // In this API, calls are constrained to their schemas by default.
     let tool = Tool::described(name, description, parameters, strict.unwrap_or(true))?;
     Ok(Tool { namespace: namespace.map(str::to_owned), ..tool })
 }
@@ -106,7 +106,7 @@ fn namespace(value: &Value) -> Result<GivenTool, String> {
     let WireNamespace { name, mut description, tools } =
         WireNamespace::deserialize(value).map_err(|error| format!("a namespace: {error}"))?;
     if tools.len() > MAX_TOOLS {
-        return Err(format!("a namespace has {} tools; {MAX_TOOLS} are the most", tools.len()));
+        return Err(format!("a namespace has {} tools; the maximum is {MAX_TOOLS}", tools.len()));
     }
     let member = |tool: &Value| match tool["type"].as_str() {
         Some("function") => {
@@ -117,7 +117,7 @@ fn namespace(value: &Value) -> Result<GivenTool, String> {
     tools.iter().map(member).collect::<Result<_, _>>().map(GivenTool::Namespace)
 }
 
-/// The name of a function that a choice or a call has, with its namespace in front.
+/// The name of a function in a choice or a call, with its namespace.
 pub(super) fn full_name(item: &Map<String, Value>) -> Option<String> {
     let name = item.get("name")?.as_str()?;
     let namespace = item.get("namespace").and_then(Value::as_str);
@@ -151,10 +151,10 @@ impl<'de> Deserialize<'de> for ResponsesChoice {
     }
 }
 
-/// Takes the functions out of `fields`; `None` without any.
+/// Takes the tools out of `fields`; `None` without functions.
 ///
 /// # Errors
-/// A function or the choice is wrong, or there is nothing to choose from.
+/// A tool or the choice is invalid, or there is a choice without tools.
 pub(super) fn take(fields: &mut Fields<'_>) -> Result<Option<ToolOptions>, FieldError> {
     let given: Option<Vec<ResponsesTool>> = fields.take("tools")?;
     let choice = fields.take("tool_choice")?.map(|ResponsesChoice(choice)| choice);

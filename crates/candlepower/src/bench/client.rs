@@ -1,4 +1,4 @@
-//! The HTTP side of `bench serve`: asks a server, and measures a streamed answer.
+//! The HTTP client of `bench serve`: sends requests, and measures streamed answers.
 
 use std::error::Error as _;
 use std::path::Path;
@@ -11,35 +11,35 @@ use reqwest::{Client, ClientBuilder, RequestBuilder, Response, Url};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// So much of what a server says of an error is shown.
+/// Characters of a server's error that are shown.
 const ERROR_CHARS: usize = 200;
 const DONE: &str = "[DONE]";
 
-/// A server that is asked.
+/// A server under test.
 pub(super) struct Api {
     http: Client,
     /// Opens a connection for each request.
     unpooled: Client,
-    /// Without a slash or `/v1` at its end.
+    /// The base URL, without a slash or `/v1` at its end.
     pub(super) base: String,
     authorization: Option<HeaderValue>,
 }
 
-/// What a streamed answer came to; times are since the request was sent.
+/// Measurements of a streamed answer; times are since the request was sent.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answer {
-    /// To the first chunk with text; `None` if no chunk had any.
+    /// Time to the first chunk with text; `None` if no chunk had any.
     pub(super) first_text: Option<Duration>,
-    /// To the last chunk with text.
+    /// Time to the last chunk with text.
     pub(super) last_text: Option<Duration>,
-    /// Between chunks with text.
+    /// Times between chunks with text.
     pub(super) gaps: Vec<Duration>,
-    /// To the end of the answer.
+    /// Time to the end of the answer.
     pub(super) end: Duration,
     pub(super) usage: Usage,
 }
 
-/// Tokens as the server counts them.
+/// Numbers of tokens, as the server counts them.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub(super) struct Usage {
     #[serde(default)]
@@ -55,20 +55,20 @@ struct PromptTokensDetails {
 }
 
 impl Usage {
-    /// Prompt tokens that the server had computed before.
+    /// Prompt tokens that the server had in its prefix cache.
     pub(super) fn cached_tokens(&self) -> usize {
         self.prompt_tokens_details.and_then(|details| details.cached_tokens).unwrap_or(0)
     }
 }
 
-/// How a server is reached.
+/// Options of the connection to a server.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Transport<'a> {
     /// PEM file with certificates to trust besides the system's.
     pub(super) cacert: Option<&'a Path>,
-    /// The certificate to show.
+    /// The client certificate to present.
     pub(super) identity: Option<Identity<'a>>,
-    /// HTTP/2, without TLS by prior knowledge.
+    /// Use HTTP/2, by prior knowledge if there is no TLS.
     pub(super) http2: bool,
 }
 
@@ -92,7 +92,7 @@ impl Transport<'_> {
 
 impl Api {
     /// # Errors
-    /// The address, the key or the certificates cannot be used.
+    /// The URL, the key or a certificate is invalid.
     pub(super) fn new(
         url: &str,
         key: Option<&str>,
@@ -100,18 +100,18 @@ impl Api {
         transport: Transport<'_>,
     ) -> Result<Self> {
         let base = url.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches('/');
-        let parsed = Url::parse(base).with_context(|| format!("`{url}` is not a URL"))?;
+        let parsed = Url::parse(base).with_context(|| format!("--url `{url}` is not a URL"))?;
         if !matches!(parsed.scheme(), "http" | "https") {
-            bail!("`{url}`: a URL that begins with http:// or https:// is needed");
+            bail!("--url `{url}`: a URL that begins with http:// or https:// is needed");
         }
         if transport.has_tls_files() && parsed.scheme() != "https" {
-            bail!("`{url}`: --cacert and --cert are for URLs that begin with https://");
+            bail!("--url `{url}`: --cacert and --cert are for URLs that begin with https://");
         }
         let host = parsed.host_str().unwrap_or_default();
         let is_local = host == "localhost" || host.starts_with("127.") || host == "[::1]";
         let client = |idle_connections| {
             let http = Client::builder().timeout(timeout).pool_max_idle_per_host(idle_connections);
-            // A proxy that the environment names would be measured, too.
+            // A proxy named by the environment would be measured too.
             let http = if is_local { http.no_proxy() } else { http };
             transport.apply(http)?.build().context("cannot start the HTTP client")
         };
@@ -120,19 +120,21 @@ impl Api {
             http: client(usize::MAX)?,
             unpooled: client(0)?,
             base: base.to_owned(),
-            authorization: authorization.transpose().context("the API key cannot be sent")?,
+            authorization: authorization
+                .transpose()
+                .context("the API key has characters that a header cannot have")?,
         })
     }
 
     /// # Errors
-    /// The server cannot be reached, or answers with an error or with something that is not JSON.
+    /// The server cannot be reached, answers with an error, or its answer is not JSON.
     pub(super) async fn get(&self, path: &str) -> Result<Value> {
         let response = self.send(self.http.get(self.url(path))).await?;
         self.json(response).await
     }
 
     /// # Errors
-    /// As [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value> {
         let request = self.http.post(self.url(path)).body(body.to_string());
         let response = self.send(request.header(CONTENT_TYPE, "application/json")).await?;
@@ -142,7 +144,7 @@ impl Api {
     /// Sends a request for a streamed answer, and reads it to its end.
     ///
     /// # Errors
-    /// The server cannot be reached, answers with an error, breaks off, or does not say how many tokens it has generated.
+    /// The server cannot be reached, answers with an error, breaks off, or does not report the number of generated tokens.
     pub(super) async fn measure(&self, path: &str, body: Vec<u8>) -> Result<Answer> {
         let request = self.http.post(self.url(path)).body(body);
         let request = request.header(CONTENT_TYPE, "application/json");
@@ -153,7 +155,7 @@ impl Api {
                 break;
             }
         }
-        // What is left is the end of the body: read, it frees the connection for the next request.
+        // Reading the end of the body makes the connection free for the next request.
         while let Ok(Some(_)) = response.chunk().await {}
         reader.finish()
     }
@@ -169,7 +171,7 @@ impl Api {
         let request = request.build().map_err(|error| self.failure(&error))?;
         let again = request.try_clone();
         let response = match (self.http.execute(request).await, again) {
-            // Some servers close a connection just when it is used again.
+            // Some servers close an idle connection just when it is used again. That is no failure of the request, so it is sent once more.
             (Err(error), Some(again))
                 if error.is_request() && !error.is_connect() && !error.is_timeout() =>
             {
@@ -193,10 +195,10 @@ impl Api {
             .map_err(|_| anyhow!("{}: not JSON: {}", self.base, shortened(&body)))
     }
 
-    /// What went wrong between here and the server, without the layers in between.
+    /// The innermost cause of a failed connection.
     fn failure(&self, error: &reqwest::Error) -> anyhow::Error {
         if error.is_timeout() {
-            return anyhow!("{}: no end of the answer in time; raise --timeout", self.base);
+            return anyhow!("{}: the answer did not end within --timeout; raise it", self.base);
         }
         let mut cause = error.source();
         while let Some(deeper) = cause.and_then(|cause| cause.source()) {
@@ -209,7 +211,7 @@ impl Api {
     }
 }
 
-/// What `{"error": ..}` says.
+/// The message of `{"error": ..}`.
 fn error_text(body: &Value) -> String {
     let error = body.get("error").unwrap_or(body);
     let message = error.get("message").unwrap_or(error);
@@ -220,17 +222,17 @@ fn shortened(text: &str) -> String {
     text.trim().chars().take(ERROR_CHARS).collect()
 }
 
-/// Whether more of an answer is to come.
+/// Whether an answer has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Going,
     Done,
 }
 
-/// Reads server-sent events from bytes as they arrive.
+/// A reader of server-sent events.
 struct AnswerReader {
     sent: Instant,
-    /// The beginning of a line whose end has not arrived.
+    /// The first part of a line whose end has not arrived.
     line: Vec<u8>,
     progress: Progress,
     usage: Option<Usage>,
@@ -302,10 +304,13 @@ impl AnswerReader {
         }
         let chunk: Chunk = serde_json::from_slice(data).map_err(|error| {
             let data = String::from_utf8_lossy(data);
-            anyhow!("a chunk that cannot be read ({error}): {}", shortened(&data))
+            anyhow!("a chunk of the stream is invalid ({error}): {}", shortened(&data))
         })?;
         if let Some(error) = chunk.error.filter(|error| !error.is_null()) {
-            bail!("an error within the answer: {}", shortened(&error_text(&error)));
+            bail!(
+                "the server reports an error within the answer: {}",
+                shortened(&error_text(&error))
+            );
         }
         self.usage = chunk.usage.or(self.usage);
         if chunk.choices.iter().flatten().any(Choice::has_text) {
@@ -329,7 +334,7 @@ impl AnswerReader {
         }
         let Some(usage) = self.usage else {
             bail!(
-                "the server did not say how many tokens it generated (usage), though it was asked"
+                "the answer has no `usage`, although the request asked for it (stream_options.include_usage)"
             );
         };
         Ok(Answer { usage, ..self.answer })
@@ -377,7 +382,7 @@ mod tests {
         assert!(cut("data: {nonsense\n\n").contains("nonsense"));
     }
 
-    /// A server that closes its first `closed` connections after a request, and answers on the next.
+    /// A server that closes its first `closed` connections after a request, and answers on the next one.
     async fn closing(closed: usize) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

@@ -1,4 +1,4 @@
-//! Sends requests: so many at once, or so many a second.
+//! Sends requests: with a number of concurrent clients, or at a rate.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use tokio::task::JoinSet;
 
 use super::client::{Answer, Api};
 
-/// How requests follow each other.
+/// The arrival pattern of requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Load {
-    /// So many clients, each of which sends its next request when its last one has ended.
+    /// A number of clients, each of which sends its next request when its last one has ended.
     Closed { concurrency: usize },
-    /// So many requests a second on average, at random times, whether or not earlier ones have ended.
+    /// Requests at random times with this average rate, whether or not earlier ones have ended.
     Open { rate_per_s: f64 },
 }
 
@@ -37,9 +37,9 @@ pub(super) struct Requests {
     pub(super) bodies: Vec<Vec<u8>>,
 }
 
-/// What a level came to.
+/// The measurements of a level.
 pub(super) struct Measured {
-    /// From the first request to the end of the last answer.
+    /// Time from the first request to the end of the last answer.
     pub(super) duration: Duration,
     /// In no order.
     pub(super) answers: Vec<Result<Answer>>,
@@ -69,7 +69,7 @@ impl Load {
                         bar.inc(1);
                         vec![answer]
                     });
-                    // Times between the arrivals of a Poisson process are exponential.
+                    // Times between arrivals of a Poisson process have an exponential distribution.
                     at += Duration::from_secs_f64(-(1.0 - rng.f64()).ln() / rate_per_s);
                 }
             }

@@ -1,4 +1,4 @@
-//! Takes down what the engine says of each of its steps.
+//! Records the engine's metrics of each step.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -9,29 +9,29 @@ use metrics::{Histogram, HistogramFn};
 /// One step of the engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepSample {
-    /// When it had been committed and its tokens sent.
+    /// Time at which it had been committed and its tokens sent.
     pub(super) ended: Instant,
     /// Tokens computed.
     pub(super) tokens: usize,
-    /// In the whole step: schedule, forward, sample, commit, send.
+    /// Seconds of the whole step: schedule, forward, sample, commit, send.
     pub(super) step_s: f64,
-    /// In the model's forward, logits included.
+    /// Seconds of the forward pass, logits included.
     pub(super) forward_s: f64,
 }
 
-/// All steps since they were last taken. Cheap to clone.
+/// All steps since the last [`take`](Self::take). Cheap to clone.
 #[derive(Clone, Default)]
 pub(super) struct StepMeter(Arc<Mutex<Log>>);
 
 #[derive(Default)]
 struct Log {
     steps: Vec<StepSample>,
-    /// Of the step that is being recorded.
+    /// Seconds of the current step's forward pass.
     forward_s: f64,
     tokens: f64,
 }
 
-/// The engine records a step's forward, then its tokens, and the whole step at its end.
+/// The order in which the engine records a step: its forward pass, its tokens, and the whole step at its end.
 #[derive(Clone, Copy)]
 enum Part {
     Forward,
@@ -64,7 +64,7 @@ impl HistogramFn for Recorder {
 }
 
 impl StepMeter {
-    /// Metrics that write here.
+    /// Metrics of an engine that write here.
     pub(super) fn metrics(&self) -> EngineMetrics {
         let part = |part| Histogram::from_arc(Arc::new(Recorder { meter: self.clone(), part }));
         EngineMetrics {

@@ -1,4 +1,4 @@
-//! Where the results go: a table for people, JSON for programs.
+//! Writes the results: a table for people, JSON for programs.
 
 use std::fs::File;
 use std::io::Write;
@@ -21,7 +21,7 @@ impl From<String> for JsonTarget {
     }
 }
 
-/// Opened before anything is measured: a file that cannot be written is told at once.
+/// The destination of the results. It is opened first, so that a file that cannot be written fails before the measurement.
 pub(super) enum Output {
     Table,
     JsonOnly,

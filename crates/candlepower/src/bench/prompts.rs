@@ -1,4 +1,4 @@
-//! Prompts of a wanted number of tokens, each different, and the same for the same seed.
+//! Random prompts of a given number of tokens. Each is different, and the same seed gives the same prompts.
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -6,27 +6,29 @@ use serde_json::{Value, json};
 
 use super::client::Api;
 
-/// Words that most vocabularies have whole.
-const WORDS: &str = "time year people way day man thing woman life child world school state family student group country \
-    problem hand part place case week company system program question work government number night point home water room \
-    mother area money story fact month lot right study book eye job word business issue side kind head house service \
-    friend father power hour game line end member law car city name president team minute idea body back parent face \
-    level office door health person art war history party result change morning reason research girl guy moment air \
-    teacher force education";
-/// Ids that every vocabulary has, and that are no special tokens, where the server has no tokenizer to ask.
+/// Words that are one token in most vocabularies.
+const WORDS: &str = concat!(
+    "time year people way day man thing woman life child world school state family student group country ",
+    "problem hand part place case week company system program question work government number night point home water room ",
+    "mother area money story fact month lot right study book eye job word business issue side kind head house service ",
+    "friend father power hour game line end member law car city name president team minute idea body back parent face ",
+    "level office door health person art war history party result change morning reason research girl guy moment air ",
+    "teacher force education",
+);
+/// Ids that every vocabulary has and that are not special tokens, for servers without `/tokenize`.
 const COMMON_IDS: std::ops::Range<u32> = 300..1000;
-/// Fewer different tokens would make prompts too much alike.
+/// Minimum of different ids. With fewer, prompts would be too similar.
 const LEAST_IDS: usize = 16;
-/// Token ids in the request that finds out whether the server takes them.
+/// Token ids in the request that checks whether the server accepts token ids.
 const PROBE_IDS: usize = 12;
 
-/// Which route the requests take.
+/// Endpoint for the requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Workload {
     /// POST /v1/completions.
     #[default]
     Completions,
-    /// POST /v1/chat/completions, one message of the user's each.
+    /// POST /v1/chat/completions, with one user message each.
     Chat,
 }
 
@@ -46,50 +48,50 @@ impl Workload {
     }
 }
 
-/// How prompts are sent.
+/// Form of the prompts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum PromptForm {
-    /// As token ids where the server takes them, else as text.
+    /// Token ids if the server accepts them, else text.
     #[default]
     Auto,
-    /// As token ids: exactly so many tokens.
+    /// Token ids: the number of tokens is exact.
     Ids,
-    /// As text of about so many tokens.
+    /// Text: the number of tokens is approximate.
     Text,
 }
 
-/// What the prompts are to be like.
+/// Parameters of the prompts.
 #[derive(Clone, Debug)]
 pub(super) struct PromptSettings {
     pub(super) model: String,
     pub(super) workload: Workload,
     pub(super) form: PromptForm,
-    /// Tokens of each prompt that no other has.
+    /// Tokens of each prompt that it shares with no other.
     pub(super) input_tokens: usize,
-    /// Tokens in front of them that all prompts have.
+    /// Tokens of the prefix that all prompts share.
     pub(super) shared_prefix_tokens: usize,
     pub(super) seed: u64,
 }
 
-/// Makes prompts.
+/// A generator of prompts.
 pub(super) struct Prompts {
     settings: PromptSettings,
     material: Material,
 }
 
-/// What prompts are made of.
+/// The vocabulary of the prompts.
 enum Material {
-    /// Ids to draw from.
+    /// Ids to choose from.
     Ids(Vec<u32>),
-    /// Numbers of words that come to the wanted numbers of tokens.
+    /// Numbers of words that give about the requested numbers of tokens.
     Text { prefix_words: usize, words: usize },
 }
 
 impl Prompts {
-    /// Finds out how the server takes prompts.
+    /// Checks which form of prompts the server accepts.
     ///
     /// # Errors
-    /// It takes none, or not in the form that is asked for.
+    /// The server accepts no prompts, or not in the requested form.
     pub(super) async fn new(api: &Api, settings: PromptSettings) -> Result<Self> {
         if settings.workload == Workload::Completions && settings.form != PromptForm::Text {
             match ids_material(api, &settings).await {
@@ -104,7 +106,7 @@ impl Prompts {
         Ok(Self { settings, material })
     }
 
-    /// How prompts are sent, in a word.
+    /// The form in which prompts are sent.
     pub(super) fn form(&self) -> &'static str {
         match self.material {
             Material::Ids(_) => "token_ids",
@@ -139,7 +141,7 @@ fn text_field(workload: Workload, text: String) -> (&'static str, Value) {
     }
 }
 
-/// A generator of its own for each prompt: neighbouring numbers give unrelated draws.
+/// A random generator for each prompt. Neighbouring numbers give unrelated prompts.
 fn rng(seed: u64, number: u64) -> fastrand::Rng {
     let mut of_seed = fastrand::Rng::with_seed(seed);
     fastrand::Rng::with_seed(of_seed.u64(..) ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -149,13 +151,13 @@ fn draw_ids(ids: &[u32], count: usize, rng: &mut fastrand::Rng) -> Vec<u32> {
     (0..count).map(|_| ids[rng.usize(..ids.len())]).collect()
 }
 
-/// Words, each after a space.
+/// Random words, each after a space.
 fn draw_words(count: usize, rng: &mut fastrand::Rng) -> String {
     let words: Vec<&str> = WORDS.split_whitespace().collect();
     (0..count).flat_map(|_| [" ", words[rng.usize(..words.len())]]).collect()
 }
 
-/// Token ids of words as the server's tokenizer has them, if a prompt of ids is counted as what it is.
+/// Token ids of the words in the server's vocabulary. Fails unless the server counts a prompt of ids correctly.
 async fn ids_material(api: &Api, settings: &PromptSettings) -> Result<Material> {
     let question = json!({"model": settings.model, "prompt": WORDS, "add_special_tokens": false});
     let mut ids: Vec<u32> = match api.post("/tokenize", &question).await {
@@ -170,12 +172,12 @@ async fn ids_material(api: &Api, settings: &PromptSettings) -> Result<Material> 
     let probe = draw_ids(&ids, PROBE_IDS, &mut rng(settings.seed, u64::MAX));
     let counted = prompt_tokens(api, settings, "prompt", json!(probe)).await?;
     if counted != PROBE_IDS {
-        bail!("it counts {counted} tokens where {PROBE_IDS} were sent");
+        bail!("the server counts {counted} tokens for a prompt of {PROBE_IDS} token ids");
     }
     Ok(Material::Ids(ids))
 }
 
-/// Finds by two requests how many tokens a word is, and how many the template adds.
+/// Measures with two requests the tokens per word, and the tokens that the chat template adds.
 async fn text_material(api: &Api, settings: &PromptSettings) -> Result<Material> {
     let few = (settings.input_tokens / 16).max(8);
     let many = few * 4;
@@ -187,9 +189,7 @@ async fn text_material(api: &Api, settings: &PromptSettings) -> Result<Material>
     }
     let per_word = (counted[1] - counted[0]) / (many - few) as f64;
     if per_word <= 0.0 {
-        bail!(
-            "the server does not count the tokens of prompts: {counted:?} for {few} and {many} words"
-        );
+        bail!("the server does not count prompt tokens: {counted:?} for {few} and {many} words");
     }
     let template = (counted[0] - per_word * few as f64).max(0.0);
     let words = |tokens: f64| (tokens / per_word).round() as usize;
@@ -199,7 +199,7 @@ async fn text_material(api: &Api, settings: &PromptSettings) -> Result<Material>
     })
 }
 
-/// How many tokens the server counts in a prompt.
+/// Number of tokens that the server counts in a prompt.
 async fn prompt_tokens(
     api: &Api,
     settings: &PromptSettings,
@@ -209,7 +209,7 @@ async fn prompt_tokens(
     let body = json!({"model": settings.model, name: prompt, "max_tokens": 1});
     let answer = api.post(settings.workload.path(), &body).await?;
     let counted = answer["usage"]["prompt_tokens"].as_u64();
-    Ok(counted.context("the server does not say how many tokens a prompt has (usage)")? as usize)
+    Ok(counted.context("the server's answer has no `usage.prompt_tokens`")? as usize)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `candlepower bench run`: the engine alone, shape by shape.
+//! `candlepower bench run`: measures the engine alone, shape by shape.
 
 mod report;
 mod shape;
@@ -21,33 +21,33 @@ use super::{progress_bar, unix_seconds};
 use report::{Weights, to_json, to_table};
 use shape::{Shape, ShapeRunner};
 
-/// Tokens of the shape that is run and forgotten before anything is measured.
+/// Tokens of the warm-up shape.
 const WARMUP_TOKENS: usize = 8;
 
-/// What to measure.
+/// The shapes to measure.
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
     #[command(flatten)]
     settings: ServeConfig,
-    /// The same as text.
+    /// The settings as text.
     #[arg(skip)]
     in_force: Vec<Setting>,
-    /// Sequences at once; several batches are separated by commas
+    /// Batch sizes in sequences, separated by commas
     #[arg(long, help_heading = "Bench", value_name = "N,..", value_delimiter = ',', default_value = "1,8,64", value_parser = super::serve::positive)]
     batch: Vec<usize>,
-    /// Tokens of each prompt; several lengths are separated by commas
+    /// Prompt lengths in tokens, separated by commas
     #[arg(long, help_heading = "Bench", value_name = "N,..", value_delimiter = ',', default_value = "512", value_parser = super::serve::positive)]
     input_tokens: Vec<usize>,
     /// Tokens that each sequence generates
     #[arg(long, help_heading = "Bench", value_name = "N", default_value = "128", value_parser = super::serve::positive)]
     output_tokens: usize,
-    /// Write the results as JSON to a file, or with - to standard output, and the table to standard error
+    /// Write the results as JSON to a file; with -, to standard output, and the table to standard error
     #[arg(long, help_heading = "Bench", value_name = "FILE|-")]
     json: Option<JsonTarget>,
 }
 
 impl RunArgs {
-    /// Takes the settings in force, of which the command line is only a part.
+    /// Takes the settings in force, from the environment and the config file too.
     pub(super) fn set_in_force(&mut self, effective: Effective) {
         self.settings = effective.config;
         self.in_force = effective.settings;
@@ -58,7 +58,7 @@ impl RunArgs {
     pub(super) async fn run(self) -> Result<ExitCode> {
         let output = Output::open(self.json.as_ref())?;
         let started_at = unix_seconds();
-        let terminal = init_logging(&self.settings).context("the log cannot start")?;
+        let terminal = init_logging(&self.settings).context("cannot start the log")?;
         let meter = StepMeter::default();
         let begin = Instant::now();
         let started = start_engine(self.settings.clone(), &terminal, meter.metrics()).await?;
@@ -108,27 +108,32 @@ impl RunArgs {
         Shape { batch: 1, input_tokens, output_tokens: self.output_tokens.min(WARMUP_TOKENS) }
     }
 
-    /// Refuses what the engine could only run in parts, which would measure something else.
+    /// Refuses shapes that the engine would split into several batches, because then another shape would be measured.
     fn check(&self, shape: &Shape, info: &EngineInfo) -> Result<()> {
         let settings = &self.settings;
         let at_once = info.max_num_seqs.min(info.max_num_batched_tokens);
         if shape.batch > at_once {
             bail!(
-                "{shape}: at most {at_once} sequences are in a step; raise --max-num-seqs and --max-num-batched-tokens, or give sequences that have states more memory"
+                "{shape}: a step has at most {at_once} sequences; raise --max-num-seqs and --max-num-batched-tokens (a model with recurrent states also needs memory for more state slots)"
             );
         }
         let length = shape.sequence_tokens();
         if length > info.max_model_len {
-            bail!("{shape}: {length} tokens are more than the context of {}", info.max_model_len);
+            bail!(
+                "{shape}: {length} tokens are more than the context of {}; lower --input-tokens or --output-tokens",
+                info.max_model_len
+            );
         }
         if !settings.prefix_caching() {
-            bail!("decoding is measured with the prompts in the prefix cache: leave it on");
+            bail!(
+                "decoding is measured with the prompts in the prefix cache: leave out --no-enable-prefix-caching"
+            );
         }
         let needed = shape.batch * length.div_ceil(info.block_size);
         if needed > info.num_blocks {
             let block_bytes = info.kv_cache_bytes / info.num_blocks as u64;
             bail!(
-                "{shape}: {needed} KV blocks are needed, there are {}; give --kv-cache-memory {} ({})",
+                "{shape}: {needed} KV blocks are needed, the KV cache has {}; give --kv-cache-memory {} ({})",
                 info.num_blocks,
                 needed as u64 * block_bytes,
                 ByteSize(needed as u64 * block_bytes)
@@ -146,7 +151,7 @@ impl RunArgs {
         })
     }
 
-    /// The engine as it was started, with every setting of `serve` in force.
+    /// The engine's properties, and all settings of `serve` in force.
     fn engine_json(&self, info: &EngineInfo, load_s: f64) -> Value {
         let settings: BTreeMap<&str, &str> = self
             .in_force

@@ -1,4 +1,4 @@
-//! `candlepower bench serve`: loads a server over HTTP, level by level.
+//! `candlepower bench serve`: measures a server over HTTP, level by level.
 
 mod report;
 
@@ -20,82 +20,82 @@ use super::prompts::{PromptForm, PromptSettings, Prompts, Workload};
 use super::{progress_bar, unix_seconds, usage_error};
 use report::Level;
 
-/// Requests of a level unless told, for each client; never fewer than the second number.
+/// Default number of requests of a level for each client, and the minimum for a level.
 const REQUESTS_PER_CLIENT: usize = 4;
 const LEAST_REQUESTS: usize = 8;
-/// Requests of a level with a rate, unless told.
+/// Default number of requests of a level with a rate.
 const REQUESTS_AT_A_RATE: usize = 32;
-/// Prompts of different levels, and of the warm-up, have numbers that are so far apart.
+/// Distance between the first prompts' numbers of two levels, so that no prompt is sent twice.
 const LEVEL_STRIDE: u64 = 1 << 32;
 
-/// What to measure.
+/// The server and the load to measure.
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
-    /// Address of the server, with or without /v1
+    /// URL of the server, with or without /v1
     #[arg(long, alias = "base-url", value_name = "URL", default_value = "http://127.0.0.1:8000")]
     url: String,
-    /// Name of the model [default: the first that the server lists]
+    /// Model name [default: the first that the server lists]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// Key for the server; prefer the environment, which other users cannot see
+    /// API key of the server. Prefer the environment, which other users cannot read
     #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// PEM file with the certificate of an https server, or of its authority, to trust besides the system's
+    /// PEM file with the server's certificate or its CA's, to trust besides the system's CAs
     #[arg(long, value_name = "FILE")]
     cacert: Option<PathBuf>,
-    /// PEM file with the certificate to show to an https server that asks clients for one
+    /// PEM file with a client certificate, for servers that ask for one
     #[arg(long, value_name = "FILE", requires = "key")]
     cert: Option<PathBuf>,
     /// PEM file with the private key of --cert
     #[arg(long, value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
-    /// Ask over HTTP/2, without TLS by prior knowledge; else over HTTP/1.1
+    /// Use HTTP/2 instead of HTTP/1.1; without TLS by prior knowledge
     #[arg(long)]
     http2: bool,
-    /// Route that is asked
+    /// Endpoint to measure
     #[arg(long, value_enum, default_value_t)]
     workload: Workload,
-    /// Clients at once, each with one request at a time; several levels are separated by commas
+    /// Concurrent clients, each with one request at a time; one level for each number, separated by commas
     #[arg(long, alias = "max-concurrency", value_name = "N,..", value_delimiter = ',', default_value = "1,4,16", value_parser = positive)]
     concurrency: Vec<usize>,
-    /// Requests a second, at random times (a Poisson process), in place of a number of clients
+    /// Requests per second at random times (a Poisson process), instead of a number of clients
     #[arg(long, alias = "request-rate", value_name = "R,..", value_delimiter = ',', conflicts_with = "concurrency", value_parser = rate)]
     rate: Vec<f64>,
-    /// Requests of each level: one number, or one for each level [default: 4 for each client, at least 8; with --rate 32]
+    /// Number of requests: one number, or one for each level [default: 4 for each client, at least 8; 32 with --rate]
     #[arg(long, alias = "num-prompts", value_name = "N,..", value_delimiter = ',', value_parser = positive)]
     requests: Vec<usize>,
-    /// Tokens of each prompt that no other prompt has
+    /// Prompt length in tokens, without the shared prefix
     #[arg(long, alias = "random-input-len", value_name = "N", default_value = "512", value_parser = positive)]
     input_tokens: usize,
-    /// Tokens to generate
+    /// Tokens to generate for each request
     #[arg(long, alias = "random-output-len", value_name = "N", default_value = "128", value_parser = positive)]
     output_tokens: usize,
-    /// Tokens in front of the input tokens that all prompts share; they are sent once before anything is measured
+    /// Tokens of a prefix that all prompts share; the warm-up sends it, so that it is cached
     #[arg(long, value_name = "N", default_value = "0", value_parser = any)]
     shared_prefix_tokens: usize,
-    /// How prompts are sent
+    /// Form of the prompts
     #[arg(long, value_enum, default_value_t)]
     prompts: PromptForm,
-    /// Let the model end its answers early; without it ignore_eos is sent, which some servers refuse
+    /// Do not send ignore_eos, which some servers refuse. Answers may then be shorter than --output-tokens
     #[arg(long)]
     no_ignore_eos: bool,
-    /// Requests that are sent before anything is measured
+    /// Warm-up requests before the measurement
     #[arg(long, value_name = "N", default_value = "2", value_parser = any)]
     warmup: usize,
-    /// Most seconds for one request
+    /// Maximum seconds for one request
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
-    /// Seeds prompts and arrival times
+    /// Seed of prompts and arrival times
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Write the results as JSON to a file, or with - to standard output, and the table to standard error
+    /// Write the results as JSON to a file; with -, to standard output, and the table to standard error
     #[arg(long, value_name = "FILE|-")]
     json: Option<JsonTarget>,
 }
 
-/// Most tokens, requests or clients: what is larger is a slip, and fits no memory.
+/// Maximum of tokens, requests and clients. A larger number is a typing error, and would not fit memory.
 const MOST: usize = 10_000_000;
-/// Fewest and most requests a second: one in eleven days, and more than any clock tells apart.
+/// Range of requests per second: from one in eleven days to one in a nanosecond.
 const RATES: RangeInclusive<f64> = 1e-6..=1e9;
 
 pub(super) fn positive(text: &str) -> Result<usize, String> {
@@ -123,7 +123,10 @@ impl ServeArgs {
     pub(super) async fn run(self) -> Result<ExitCode> {
         let loads = self.loads();
         if self.workload == Workload::Chat && self.prompts == PromptForm::Ids {
-            usage_error("--prompts ids: chat takes text only".to_owned());
+            usage_error(
+                "--prompts ids: --workload chat takes text only; use --prompts text or auto"
+                    .to_owned(),
+            );
         }
         let output = Output::open(self.json.as_ref())?;
         let started_at = unix_seconds();
@@ -159,7 +162,7 @@ impl ServeArgs {
         Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
-    /// Each level with its number of requests.
+    /// The levels with their numbers of requests.
     fn loads(&self) -> Vec<(Load, usize)> {
         let loads: Vec<Load> = if self.rate.is_empty() {
             let closed = |&concurrency: &usize| Load::Closed { concurrency };
@@ -170,7 +173,7 @@ impl ServeArgs {
         let (given, needed) = (self.requests.len(), loads.len());
         if given > 1 && given != needed {
             usage_error(format!(
-                "--requests has {given} numbers for {needed} levels: give one, or one for each level"
+                "--requests has {given} numbers for {needed} levels: give one number, or one for each level"
             ));
         }
         let counts = loads.iter().enumerate().map(|(i, load)| match (given, load) {
@@ -184,7 +187,7 @@ impl ServeArgs {
         loads.iter().copied().zip(counts).collect()
     }
 
-    /// Finds the model and the form of prompts, and warms the server up.
+    /// Finds the model and the form of prompts, and sends the warm-up.
     async fn prepare(&self, api: &Arc<Api>) -> Result<Target> {
         let model = match &self.model {
             Some(model) => model.clone(),
@@ -200,7 +203,7 @@ impl ServeArgs {
         };
         let prompts = Prompts::new(api, settings).await?;
         let target = Target { model, prompts };
-        // One at a time, so that the later ones find the shared prefix computed.
+        // Warm-up requests are sent one at a time, so that the later ones find the shared prefix in the cache.
         let warmup = self.warmup.max(usize::from(self.shared_prefix_tokens > 0));
         let bar = progress_bar(warmup, "warm-up".to_owned())?;
         for body in self.requests(api, &target, 0, warmup).bodies {
@@ -211,7 +214,7 @@ impl ServeArgs {
         Ok(target)
     }
 
-    /// Requests with the prompts from number `first` on.
+    /// Requests with `count` prompts, from number `first` on.
     fn requests(&self, api: &Arc<Api>, target: &Target, first: u64, count: usize) -> Requests {
         let bodies = (0..count as u64)
             .map(|i| self.body(target, first + i).to_string().into_bytes())
@@ -252,14 +255,14 @@ impl ServeArgs {
     }
 }
 
-/// A server that is ready to be measured.
+/// A server that is warmed up.
 struct Target {
     model: String,
     prompts: Prompts,
 }
 
 impl Target {
-    /// What is measured, in a line.
+    /// A line that describes the workload.
     fn description(&self, args: &ServeArgs) -> String {
         let shared = match args.shared_prefix_tokens {
             0 => String::new(),
@@ -279,5 +282,5 @@ impl Target {
 async fn first_model(api: &Api) -> Result<String> {
     let models = api.get("/v1/models").await?;
     let id = models["data"][0]["id"].as_str();
-    Ok(id.context("the server lists no model: name one with --model")?.to_owned())
+    Ok(id.context("the server lists no model; give one with --model")?.to_owned())
 }

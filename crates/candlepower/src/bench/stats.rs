@@ -1,4 +1,4 @@
-//! What many measurements come to.
+//! Summaries of measurements.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// A summary of values in any order; `None` of none.
+    /// A summary of values in any order; `None` if there are none.
     pub(super) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -39,7 +39,7 @@ impl Summary {
     }
 }
 
-/// A number with about four digits that matter.
+/// A number with about four significant digits.
 pub(super) fn number(value: f64) -> String {
     match value.abs() {
         0.0..10.0 => format!("{value:.2}"),
@@ -48,7 +48,7 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
-/// The value below which so many percent of the sorted values lie, interpolated between neighbours.
+/// The percentile of sorted values, interpolated between neighbours.
 ///
 /// Source: the default of `numpy.percentile`.
 fn percentile(sorted: &[f64], percent: f64) -> f64 {

@@ -1,4 +1,4 @@
-//! What `doctor` has found of an encoder: weights and activations on the CPU, and no KV cache.
+//! The report of `doctor` on an encoder: weights and activations on the CPU, without a KV cache.
 
 use std::fmt;
 
@@ -45,7 +45,7 @@ impl EncoderReport {
         self.problem.is_none()
     }
 
-    /// The keys that the help explains; those of keys and values are 0.
+    /// The keys that the help explains. Those of the KV cache are 0.
     pub(super) fn to_json(&self, machine: &Machine) -> Value {
         let memory = &self.memory;
         let plan = json!({
@@ -86,7 +86,7 @@ impl fmt::Display for EncoderReport {
         writeln!(f, "Model")?;
         writeln!(
             f,
-            "  {}: {}, {} weights, up to {} tokens",
+            "  {}: {}, {} parameters, context of {} tokens",
             self.model,
             self.architecture,
             millions(self.num_parameters),
@@ -94,7 +94,7 @@ impl fmt::Display for EncoderReport {
         )?;
         writeln!(
             f,
-            "  for inputs of {} tokens, in batches of {} tokens on {} threads, without a KV cache",
+            "  for inputs of {} tokens, with {} batch tokens on {} threads, without a KV cache",
             self.request.max_model_len,
             self.request.max_num_batched_tokens,
             self.request.num_threads

@@ -1,4 +1,4 @@
-//! What `doctor` has found, as text and as JSON.
+//! The report of `doctor` on a decoder, and the description of the machine, as text and as JSON.
 
 use std::fmt;
 
@@ -17,9 +17,9 @@ pub(super) struct ModelReport {
     num_parameters: u64,
     own_context: usize,
     stored: Option<Dtype>,
-    /// Why the first placement does not fit.
+    /// The reason if the first placement does not fit.
     problem: Option<Error>,
-    /// First the one that `serve` would take.
+    /// Placements, first the one that `serve` would use.
     placements: Vec<Placement>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Placement {
 }
 
 impl ModelReport {
-    /// A report on `plans`, each with the name of its device; the first is the one that `serve` would take.
+    /// A report on `plans`, each with the name of its device; the first is the one that `serve` would use.
     pub(super) fn new(
         model: &str,
         checkpoint: &Checkpoint,
@@ -92,17 +92,17 @@ impl fmt::Display for ModelReport {
             None => "config.json does not say its dtype".to_owned(),
         };
         let stored = match &self.quantization {
-            Some(method) => format!("quantized with {method}, the rest {stored}"),
+            Some(method) => format!("quantized with {method}, other weights {stored}"),
             None => stored,
         };
         let stored = match self.on_load {
-            Some(kind) => format!("{stored}, {} once loaded", kind.as_str()),
+            Some(kind) => format!("{stored}, quantized to {} while loading", kind.as_str()),
             None => stored,
         };
         writeln!(f, "Model")?;
         writeln!(
             f,
-            "  {}: {}, {} weights, {stored}, its own context {} tokens",
+            "  {}: {}, {} parameters, {stored}, context of {} tokens",
             self.model,
             self.architecture,
             millions(self.num_parameters),
@@ -112,29 +112,33 @@ impl fmt::Display for ModelReport {
         let request = &first.plan.request;
         writeln!(
             f,
-            "  for contexts of {} tokens, at most {} at once",
+            "  for contexts of {} tokens and at most {} sequences in a batch",
             request.max_model_len, first.plan.max_num_seqs
         )?;
         let state = first.plan.state_bytes.checked_div(first.plan.num_states as u64);
         if let Some(bytes) = state {
-            writeln!(f, "  each keeps a state of {} beside keys and values", Bytes(bytes))?;
+            writeln!(
+                f,
+                "  each sequence has a recurrent state of {} besides the KV cache",
+                Bytes(bytes)
+            )?;
         }
         if request.tensor_parallel_size > 1 {
-            writeln!(f, "  each of {} ranks takes:", request.tensor_parallel_size)?;
+            writeln!(f, "  each of the {} ranks needs:", request.tensor_parallel_size)?;
         }
         let head = [
             "dtype",
             "on",
             "weights",
-            "KV of a token",
-            "KV of a context",
-            "tokens a step",
+            "KV/token",
+            "KV/context",
+            "batch tokens",
             "activations",
             "KV cache",
             "free",
             "fits",
-            "longest that fits",
-            "at once",
+            "max context",
+            "max sequences",
         ];
         let mut lines = vec![head.map(str::to_owned).to_vec()];
         lines.extend(self.placements.iter().map(Placement::cells));
@@ -213,7 +217,7 @@ impl Placement {
     }
 }
 
-/// The machine as lines for people.
+/// The machine as lines of text.
 pub(super) fn machine(machine: &Machine) -> String {
     let mut lines = vec![
         ("cpu".to_owned(), machine.cpu.to_string()),
@@ -225,7 +229,7 @@ pub(super) fn machine(machine: &Machine) -> String {
     if let Some(driver) = &machine.gpus.driver {
         lines.push((
             "driver".into(),
-            format!("NVIDIA {}, for CUDA up to {}", driver.version, driver.cuda_version),
+            format!("NVIDIA {}, supports CUDA up to {}", driver.version, driver.cuda_version),
         ));
     }
     for (i, gpu) in machine.gpus.devices.iter().enumerate() {
@@ -240,13 +244,13 @@ pub(super) fn machine(machine: &Machine) -> String {
     let kubernetes = machine.kubernetes.as_ref();
     lines.push((
         "kubernetes".into(),
-        kubernetes.map_or_else(|| "is not configured here".to_owned(), ToString::to_string),
+        kubernetes.map_or_else(|| "not configured".to_owned(), ToString::to_string),
     ));
     let cells = |(name, text): (String, String)| vec![format!("  {name}"), text];
     format!("Machine\n{}", table(&lines.into_iter().map(cells).collect::<Vec<_>>()))
 }
 
-/// A count of weights as people say it.
+/// A number of parameters in millions or billions.
 pub(super) fn millions(count: u64) -> String {
     match count {
         0..1_000_000_000 => format!("{:.1} million", count as f64 / 1e6),

@@ -1,36 +1,36 @@
-//! The meaning of flags, values and commands of other servers.
+//! Tables of flags, values and commands of other servers, with their translation.
 //!
 //! Sources: `vllm serve --help`, `llama-server --help`, the server arguments of SGLang, and `ollama --help`.
 
-/// A flag of other servers, by all of its names.
+/// A flag of other servers, with all its names.
 pub(super) struct Foreign {
     pub(super) names: &'static [&'static str],
     pub(super) meaning: Meaning,
 }
 
-/// The meaning of a flag.
+/// The translation of a flag.
 pub(super) enum Meaning {
-    /// The same as one of ours, which takes the same value.
+    /// Equivalent to this flag of ours, with the same value.
     Flag(&'static str),
     /// The model.
     Model,
-    /// Done anyway, and why; it has no value.
+    /// Without a value, and on by default; the text says why.
     Needless(&'static str),
-    /// Done anyway, as long as the value is one of these; it may be left out.
+    /// The default if the value is absent or one of these; otherwise refused with the hint.
     NeedlessAs { values: &'static [&'static str], why: &'static str, hint: &'static str },
-    /// Layers of the model on a GPU.
+    /// Number of layers on a GPU.
     Layers,
-    /// Nothing that there is; what to do.
+    /// Not supported; the text says what to do.
     Not(&'static str),
 }
 
-/// The meaning of a value.
+/// The translation of a value.
 pub(super) enum Value {
-    /// The same as one of ours.
+    /// Equivalent to this value of ours.
     Is(&'static str),
     /// The default.
     Default,
-    /// Nothing that there is; what to do.
+    /// Not supported; the text says what to do.
     Not(&'static str),
 }
 
@@ -38,11 +38,11 @@ const fn of(names: &'static [&'static str], meaning: Meaning) -> Foreign {
     Foreign { names, meaning }
 }
 
-const IN_LOG: &str = "requests are not logged unless --access-log is given";
-const ON_ONE: &str = "one model runs on one machine: more GPUs take --tensor-parallel-size, more servers a gateway before them";
-const PROXY: &str = "put a proxy before the server: it listens on --host and --port";
+const IN_LOG: &str = "requests are logged only with --access-log";
+const ON_ONE: &str = "one server runs on one machine; use --tensor-parallel-size for several GPUs, and a load balancer for several servers";
+const PROXY: &str = "the server listens on --host and --port; put a reverse proxy in front of it";
 const FROM_FILES: &str =
-    "the kind of a model is found in its files: leave the flag out, or see --pooling";
+    "the task of a model is detected from its files; leave the flag out, or see --pooling";
 
 pub(super) const FLAGS: &[Foreign] = &[
     of(&["--model", "--model-path", "-m", "-hf", "-hfr", "--hf-repo"], Meaning::Model),
@@ -61,26 +61,23 @@ pub(super) const FLAGS: &[Foreign] = &[
     of(&["-n", "--predict", "--n-predict"], Meaning::Flag("default-max-tokens")),
     of(
         &["-ctk", "--cache-type-k"],
-        Meaning::Not("keys and values have one type: --kv-cache-dtype"),
+        Meaning::Not("keys and values have the same type; use --kv-cache-dtype"),
     ),
     of(
         &["-ctv", "--cache-type-v"],
-        Meaning::Not("keys and values have one type: --kv-cache-dtype"),
+        Meaning::Not("keys and values have the same type; use --kv-cache-dtype"),
     ),
     of(&["-ngl", "--gpu-layers", "--n-gpu-layers"], Meaning::Layers),
     of(&["--uvicorn-log-level"], Meaning::Flag("log-level")),
     of(
         &["--enable-auto-tool-choice"],
-        Meaning::Needless("tools are called wherever the model can"),
+        Meaning::Needless("automatic tool choice is on for models that support tools"),
     ),
     of(&["--jinja"], Meaning::Needless("chat templates are always Jinja")),
-    of(
-        &["--enable-chunked-prefill"],
-        Meaning::Needless("long prompts are always computed in parts"),
-    ),
-    of(&["-cb", "--cont-batching"], Meaning::Needless("requests are always batched as they come")),
-    of(&["--metrics", "--enable-metrics"], Meaning::Needless("GET /metrics is always there")),
-    of(&["--trust-remote-code"], Meaning::Needless("no code of a model is ever run")),
+    of(&["--enable-chunked-prefill"], Meaning::Needless("chunked prefill is always on")),
+    of(&["-cb", "--cont-batching"], Meaning::Needless("continuous batching is always on")),
+    of(&["--metrics", "--enable-metrics"], Meaning::Needless("GET /metrics is always on")),
+    of(&["--trust-remote-code"], Meaning::Needless("code from a model's repository is never run")),
     of(
         &["--disable-log-requests", "--no-enable-log-requests", "--disable-uvicorn-access-log"],
         Meaning::Needless(IN_LOG),
@@ -93,15 +90,15 @@ pub(super) const FLAGS: &[Foreign] = &[
         &["-fa", "--flash-attn"],
         Meaning::NeedlessAs {
             values: &["on", "auto", "1", "true"],
-            why: "attention is computed so wherever it can be",
-            hint: "there is one way to compute attention: leave the flag out",
+            why: "flash attention is used wherever possible",
+            hint: "flash attention cannot be disabled; leave the flag out",
         },
     ),
     of(
         &["--task", "--runner"],
         Meaning::NeedlessAs {
             values: &["auto", "generate"],
-            why: "it is what happens without the flag",
+            why: "it is the default",
             hint: FROM_FILES,
         },
     ),
@@ -115,47 +112,49 @@ pub(super) const FLAGS: &[Foreign] = &[
             "--data-parallel-size",
             "--nnodes",
         ],
-        Meaning::NeedlessAs {
-            values: &["1"],
-            why: "it is what happens without the flag",
-            hint: ON_ONE,
-        },
+        Meaning::NeedlessAs { values: &["1"], why: "it is the default", hint: ON_ONE },
     ),
-    of(&["--enable-log-requests"], Meaning::Not("give --access-log: a line for each request")),
-    of(&["--disable-log-stats"], Meaning::Not("give --stats-interval 0")),
+    of(
+        &["--enable-log-requests"],
+        Meaning::Not("use --access-log, which logs a line for each request"),
+    ),
+    of(&["--disable-log-stats"], Meaning::Not("use --stats-interval 0")),
     of(
         &["--api-key-file"],
-        Meaning::Not(
-            "give --api-keys-file, which names a TOML file with keys, their names and limits",
-        ),
+        Meaning::Not("use --api-keys-file, a TOML file with keys, their names and limits"),
     ),
     of(&["--uds"], Meaning::Not(PROXY)),
     of(&["--root-path", "--api-prefix"], Meaning::Not(PROXY)),
-    of(&["--otlp-traces-endpoint"], Meaning::Not("there are no traces: scrape GET /metrics")),
+    of(&["--otlp-traces-endpoint"], Meaning::Not("traces are not supported; scrape GET /metrics")),
     of(
         &["-ub", "--ubatch-size"],
-        Meaning::Not("--max-num-batched-tokens is the one limit of a step"),
+        Meaning::Not("use --max-num-batched-tokens, the only limit of a step"),
     ),
     of(
         &["--mlock", "--no-mmap"],
-        Meaning::Not("weights are mapped or copied as the device needs it: leave the flag out"),
+        Meaning::Not("weights are mapped or copied as the device needs; leave the flag out"),
     ),
     of(
         &["--rope-scaling", "--rope-freq-base", "--rope-freq-scale", "--hf-overrides"],
-        Meaning::Not("positions are computed as the model's own files say"),
+        Meaning::Not("RoPE settings come from the model's files; change them in config.json"),
     ),
     of(
         &["--cpu-offload-gb"],
-        Meaning::Not("weights are on one device: --device cpu, or --quantize-on-load"),
+        Meaning::Not(
+            "weights cannot be offloaded; use --device cpu, or --quantize-on-load to make them smaller",
+        ),
     ),
-    of(&["-md", "--model-draft"], Meaning::Not("there is no draft model: leave the flag out")),
+    of(
+        &["-md", "--model-draft"],
+        Meaning::Not("draft models are not supported; leave the flag out"),
+    ),
     of(
         &["--slots", "--props", "--no-webui", "--webui"],
-        Meaning::Not("GET /docs lists the paths that are served: leave the flag out"),
+        Meaning::Not("GET /docs lists the endpoints; leave the flag out"),
     ),
     of(
         &["--schedule-policy"],
-        Meaning::Not("--framework prism prefers requests with a long known prefix"),
+        Meaning::Not("use --framework prism to prefer requests with a long cached prefix"),
     ),
 ];
 
@@ -164,7 +163,7 @@ pub(super) const VALUES: &[(&str, &str, Value)] = &[
     (
         "kv-cache-dtype",
         "fp8_e5m2",
-        Value::Not("fp8 is e4m3, which is more exact: --kv-cache-dtype fp8"),
+        Value::Not("use --kv-cache-dtype fp8, which is e4m3 and more exact"),
     ),
     ("generation-config", "vllm", Value::Is("none")),
     ("load-format", "safetensors", Value::Default),
@@ -176,11 +175,7 @@ pub(super) const VALUES: &[(&str, &str, Value)] = &[
     ("quantization", "modelopt_fp4", Value::Not(QUANTIZED)),
     ("quantization", "mxfp4", Value::Not(QUANTIZED)),
     ("quantization", "gguf", Value::Not(QUANTIZED)),
-    (
-        "quantization",
-        "bitsandbytes",
-        Value::Not("give --quantize-on-load int4 or int8 in its place"),
-    ),
+    ("quantization", "bitsandbytes", Value::Not("use --quantize-on-load int4 or int8 instead")),
     ("tool-call-parser", "openai", Value::Is("gpt_oss")),
     ("reasoning-parser", "openai_gptoss", Value::Is("gpt_oss")),
     ("tool-call-parser", "qwen3_xml", Value::Is("qwen3_coder")),
@@ -192,27 +187,26 @@ pub(super) const VALUES: &[(&str, &str, Value)] = &[
     (
         "max-num-batched-tokens",
         "-1",
-        Value::Not("a number of at least 1 is needed, or leave the flag out"),
+        Value::Not("give a number of at least 1, or leave the flag out"),
     ),
     ("default-max-tokens", "-1", Value::Is("max")),
     ("log-level", "warning", Value::Is("warn")),
     ("log-level", "critical", Value::Is("error")),
 ];
 
-const QUANTIZED: &str =
-    "how weights are quantized is found in the model's files: leave the flag out";
+const QUANTIZED: &str = "the quantization is detected from the model's files; leave the flag out";
 
 pub(super) const COMMANDS: &[(&str, &str)] = &[
     (
         "run",
-        "`candlepower serve MODEL` serves a model here, `candlepower deploy MODEL --name NAME` in the background",
+        "use `candlepower serve MODEL`, or in the background `candlepower deploy MODEL --name NAME`",
     ),
-    ("start", "`candlepower deploy MODEL --name NAME` starts a server in the background"),
-    ("stop", "`candlepower delete NAME` ends a deployment and removes it"),
-    ("rm", "`candlepower delete NAME` ends a deployment and removes it"),
-    ("ps", "`candlepower ls` lists the deployments"),
-    ("list", "`candlepower ls` lists the deployments"),
-    ("pull", "`candlepower serve owner/name` fetches a model and serves it"),
-    ("show", "`candlepower doctor MODEL` says what a model takes"),
-    ("chat", "`candlepower serve MODEL` serves it to any OpenAI client"),
+    ("start", "use `candlepower deploy MODEL --name NAME` to start a server in the background"),
+    ("stop", "use `candlepower delete NAME` to stop and remove a deployment"),
+    ("rm", "use `candlepower delete NAME` to stop and remove a deployment"),
+    ("ps", "use `candlepower ls` to list deployments"),
+    ("list", "use `candlepower ls` to list deployments"),
+    ("pull", "use `candlepower serve owner/name`, which downloads a model and serves it"),
+    ("show", "use `candlepower doctor MODEL` to show a model's architecture and memory"),
+    ("chat", "use `candlepower serve MODEL`, and chat with any OpenAI client"),
 ];

@@ -1,4 +1,4 @@
-//! The arguments of a call in XML, an element for each, from a JSON schema: strings are raw text, other values JSON.
+//! Grammar rules for arguments in XML, one element for each, from a JSON schema. Strings are raw text, other values are JSON.
 
 use candlepower_grammar::{Constraint, TEXT_KEYWORDS, escape_slashes, expressions};
 use serde_json::{Map, Value};
@@ -10,7 +10,7 @@ use crate::format::xml::Marks;
 use crate::format::{Layout, LineBreaks};
 use crate::schema::{Types, resolve};
 
-/// Keywords that say nothing of a value but its type.
+/// Keywords that do not constrain a value, and `type`.
 pub(super) const ANNOTATIONS: [&str; 12] = [
     "title",
     "description",
@@ -26,7 +26,7 @@ pub(super) const ANNOTATIONS: [&str; 12] = [
     "type",
 ];
 
-/// Keywords of values that are no texts.
+/// Keywords that do not constrain strings.
 const SAY_NOTHING_OF_TEXT: [&str; 16] = [
     "properties",
     "patternProperties",
@@ -46,20 +46,20 @@ const SAY_NOTHING_OF_TEXT: [&str; 16] = [
     "exclusiveMaximum",
 ];
 
-/// References within references are followed this deep.
+/// Maximum depth of references within references.
 const MAX_DEPTH: usize = 16;
 
-/// How the value of an argument is written.
+/// The form of an argument's value.
 enum Form {
     Json,
     Text,
-    /// As one of these texts.
+    /// One of these texts.
     Choice(Vec<String>),
-    /// A text of this expression of terminals.
+    /// A text that matches this expression of terminals.
     Matching(String),
 }
 
-/// The marks that may follow an argument.
+/// The marks that are allowed after an argument.
 #[derive(Clone, Copy)]
 struct May {
     go_on: bool,
@@ -67,8 +67,8 @@ struct May {
 }
 
 impl May {
-    /// More texts that no value has. Where a model begins a mark that may not follow, it is led away at the second character.
-    /// The value would have to go on otherwise, with nearly all of the mark in it.
+    /// Texts that no value may contain. If the model begins a mark that is not allowed, its second character is refused. Otherwise the
+    /// refusal would come at the mark's last character, and the value would contain nearly all of the mark.
     fn refused(self, layout: &Layout, marks: &Marks) -> String {
         let line = match layout.line_breaks {
             LineBreaks::Absent => "",
@@ -85,7 +85,7 @@ impl May {
         next + &last
     }
 
-    /// A text that no value ends with where the call may not end: its own mark, behind which it would be closed again.
+    /// A text with which no value may end if the call may not end: the mark that closes a value, because the value would be closed twice.
     fn no_end(self, marks: &Marks) -> String {
         match self.end {
             true => String::new(),
@@ -94,21 +94,21 @@ impl May {
     }
 }
 
-/// The function whose arguments are written, while their rules are.
+/// The function whose rules are under construction.
 struct Writing<'a> {
     layout: &'a Layout,
     marks: &'a Marks,
     index: usize,
-    /// The regular expression of what the parser takes for the end of a value.
+    /// A regular expression of texts that the parser reads as the end of a value.
     ends: String,
 }
 
 impl Lark<'_> {
-    /// The arguments of function `index` up to the end of the call: required ones always, all of them in the schema's order.
-    /// Where they are not held to the schema, any.
+    /// The arguments of function `index` up to the end of the call, in the schema's order; required ones are always present. Any
+    /// arguments if they are not constrained to the schema.
     ///
-    /// A value of raw text may have the marks of a call in it. So its terminal goes on to the mark behind its own: the next
-    /// argument's, or that of the call's end.
+    /// A raw text may contain marks of calls, such as `</parameter>` in a page of XML. So its terminal includes the next mark, which begins
+    /// another argument or ends the call: a mark alone does not end a value.
     pub(super) fn elements(
         &mut self,
         (index, function): (usize, &Function<'_>),
@@ -167,7 +167,7 @@ impl Lark<'_> {
         })
     }
 
-    /// The value of a property with what follows it: the mark of the next argument, or that of the call's end.
+    /// The value of a property, with the next mark, which begins another argument or ends the call.
     fn property(
         &mut self,
         writing: &Writing<'_>,
@@ -177,11 +177,11 @@ impl Lark<'_> {
     ) -> Result<[String; 2], String> {
         let (marks, name) = (writing.marks, property.name);
         if !is_key(name) {
-            return Err(format!("the property `{name}` is no name in XML"));
+            return Err(format!("the property `{name}` is not a valid name in XML"));
         }
         let form = form(&property.schema, root).map_err(|reason| {
             format!(
-                "the property `{name}` is written as raw text, for which {reason} cannot be held"
+                "the property `{name}` is written as raw text, for which {reason} cannot be enforced"
             )
         })?;
         let rule = format!("v{}_{place}", writing.index);
@@ -192,7 +192,9 @@ impl Lark<'_> {
             }
             Form::Choice(texts) => {
                 if texts.iter().any(|text| ends_early(marks, text)) {
-                    return Err(format!("a value of the property `{name}` has marks of a call"));
+                    return Err(format!(
+                        "a value of the property `{name}` contains marks of a tool call"
+                    ));
                 }
                 let texts = texts.iter().map(|text| Value::from(text.as_str()).to_string());
                 self.rule(&rule, &texts.collect::<Vec<_>>().join(" | "));
@@ -209,7 +211,7 @@ impl Lark<'_> {
         Ok([marks.before_key, marks.close].map(|mark| format!("{value} {}", self.literal(mark))))
     }
 
-    /// A value of raw text that some terminals match, and what follows it.
+    /// A raw text that matches some terminals, with the next mark.
     fn raw_text(
         &mut self,
         writing: &Writing<'_>,
@@ -219,7 +221,7 @@ impl Lark<'_> {
         let Writing { layout, marks, index, ends } = writing;
         let begin = if marks.on_lines { r"\n" } else { "" };
         let raw = format!("RAW{index}_{name}").to_uppercase();
-        // No terminal of text has a special token.
+        // Terminals of text do not match special tokens.
         let marks_of_end = [marks.after_value, marks.before_key, marks.close];
         let special = marks_of_end.iter().any(|mark| self.special(mark).is_some());
         let ends = match special {
@@ -241,7 +243,7 @@ impl Lark<'_> {
         let line = layout.line_breaks.lark();
         if special {
             let value = match self.special(marks.after_value) {
-                // With an empty text there is no terminal.
+                // Terminals cannot be empty, so an empty text is a separate alternative.
                 Some(id) if terminals.is_none() => format!("{raw}? <[{id}]>"),
                 Some(id) => format!("{raw} <[{id}]>"),
                 None => {
@@ -263,7 +265,7 @@ impl Lark<'_> {
         })
     }
 
-    /// A key, and all that stands before its value.
+    /// A key, with all text up to its value.
     fn behind_key(&self, writing: &Writing<'_>, key: &str) -> String {
         let Writing { layout, marks, .. } = writing;
         let between = self.literal(marks.after_key);
@@ -275,8 +277,8 @@ impl Lark<'_> {
     }
 }
 
-/// A regular expression of all that the parser takes for the end of a value: its mark, or the line break where that is forgotten,
-/// and a mark that follows values.
+/// A regular expression of texts that the parser reads as the end of a value.
+/// Such a text is the value's mark, or a line break if the mark is missing, and then a mark that may come after a value.
 fn ends_of_values<'a>(marks: &Marks, keys: impl Iterator<Item = &'a str>) -> String {
     const SPACE: &str = r"[ \t\r\n]*";
     let [after_value, before_key, after_key, close, close_all, open, open_all] = [
@@ -309,12 +311,12 @@ fn ends_of_values<'a>(marks: &Marks, keys: impl Iterator<Item = &'a str>) -> Str
     format!(r"{closed}|\n({call_end}{key})")
 }
 
-/// The end of a value, as the template writes it.
+/// The end of a value, in the template's form.
 fn value_end(marks: &Marks) -> String {
     [if marks.on_lines { "\n" } else { "" }, marks.after_value].concat()
 }
 
-/// Whether the parser could find the end of the value within this text.
+/// Whether the parser would find the end of the value within this text.
 fn ends_early(marks: &Marks, text: &str) -> bool {
     let written = if marks.on_lines { format!("\n{text}\n") } else { text.to_owned() };
     written.contains(marks.after_value) || marks.instead.iter().any(|mark| written.contains(mark))
@@ -324,7 +326,7 @@ fn is_key(name: &str) -> bool {
     !name.is_empty() && name.trim() == name && !name.contains(['<', '>', '"', '\r', '\n'])
 }
 
-/// How a value of this schema is written, or what of it cannot be held.
+/// The form of values of this schema, or the keyword that cannot be enforced.
 fn form(schema: &Value, root: &Map<String, Value>) -> Result<Form, String> {
     let is_any = match schema {
         Value::Object(schema) => {
@@ -349,12 +351,12 @@ fn form(schema: &Value, root: &Map<String, Value>) -> Result<Form, String> {
     })
 }
 
-/// The texts that a schema of strings allows.
+/// The strings that a schema allows.
 enum Text {
     Any,
-    /// These, of which there may be none.
+    /// These texts, perhaps none.
     Choice(Vec<String>),
-    /// Those of an expression of terminals in Lark's notation.
+    /// Texts that match an expression of terminals, in Lark's notation.
     Matching(String),
 }
 
@@ -401,7 +403,7 @@ impl Text {
 }
 
 /// # Errors
-/// The keyword that cannot be held in raw text.
+/// The keyword that cannot be enforced in raw text.
 fn text(
     schema: &Value,
     root: &Map<String, Value>,
@@ -423,12 +425,12 @@ fn text(
         });
     };
     if depth == MAX_DEPTH {
-        return Err(format!("more than {MAX_DEPTH} references within each other"));
+        return Err(format!("a chain of more than {MAX_DEPTH} references"));
     }
     let inner = |schema: &Value| text(schema, root, types, depth + 1);
     let mut all = if types.have_string() { Text::Any } else { null() };
     if object.keys().any(|keyword| TEXT_KEYWORDS.contains(&keyword.as_str())) {
-        // They say nothing of null.
+        // These keywords do not constrain null.
         let matching = expressions(object)?
             .into_iter()
             .map(|expression| format!("/{}/", escape_slashes(&expression)));

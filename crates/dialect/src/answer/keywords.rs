@@ -1,5 +1,5 @@
-//! The keyword arguments of a call in Python, `a=1, b='x'`, from a JSON schema: values in the notation of JSON, which
-//! the parser of such calls reads too.
+//! Grammar rules for keyword arguments in Python, `a=1, b='x'`, from a JSON schema. Values are in JSON, which the parser of such calls
+//! also reads.
 
 use candlepower_grammar::{Constraint, without_unused_definitions};
 use serde_json::{Map, Value};
@@ -8,10 +8,10 @@ use super::elements::ANNOTATIONS;
 use super::{Function, Lark};
 use crate::error::{Error, Result};
 
-/// Keywords of the schema that say nothing that is not held; others cannot be.
+/// Keywords of a schema that are enforced. Others cannot be enforced.
 const KNOWN: [&str; 4] = ["type", "properties", "required", "additionalProperties"];
 
-/// An argument that a function takes.
+/// An argument of a function.
 pub(super) struct Property<'a> {
     pub(super) name: &'a str,
     pub(super) schema: Value,
@@ -19,19 +19,19 @@ pub(super) struct Property<'a> {
 }
 
 impl<'a> Property<'a> {
-    /// Those of the schema of a function's arguments, in its order, then those that it only requires.
+    /// The properties of a function's schema, in its order, then names that occur in `required` only.
     ///
     /// # Errors
-    /// What of the schema cannot be held in calls that are written in this `notation`.
+    /// The keyword that cannot be enforced in this `notation`.
     pub(super) fn all(schema: &'a Map<String, Value>, notation: &str) -> Result<Vec<Self>, String> {
         let is_held = |key: &str| KNOWN.contains(&key) || ANNOTATIONS.contains(&key);
         if let Some(key) = schema.keys().find(|key| !is_held(key)) {
-            return Err(format!("`{key}` cannot be held in calls that are written as {notation}"));
+            return Err(format!("`{key}` cannot be enforced in tool calls in {notation}"));
         }
         Ok(Self::named_by(schema))
     }
 
-    /// Those of any schema of objects.
+    /// The properties of any schema of objects.
     pub(super) fn named_by(schema: &'a Map<String, Value>) -> Vec<Self> {
         let properties = schema.get("properties").and_then(Value::as_object);
         let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
@@ -53,7 +53,7 @@ impl<'a> Property<'a> {
 }
 
 impl Lark<'_> {
-    /// The arguments of function `index`: required ones always, all of them in the schema's order.
+    /// The arguments of function `index`, in the schema's order; required ones are always present.
     pub(super) fn keywords(&mut self, index: usize, function: &Function<'_>) -> Result<String> {
         let refuse = |reason: String| Error::Parameters { function: index, reason };
         let empty = Map::new();
@@ -61,7 +61,7 @@ impl Lark<'_> {
         let properties = Property::all(schema, "Python").map_err(refuse)?;
         for (place, Property { name, schema: value, .. }) in properties.iter().enumerate() {
             if !is_identifier(name) {
-                return Err(refuse(format!("the property `{name}` is no name in Python")));
+                return Err(refuse(format!("the property `{name}` is not a valid name in Python")));
             }
             let value = Constraint::JsonSchema(with_definitions(value, schema))
                 .as_lark_value(self.tokenizer)?;
@@ -72,7 +72,7 @@ impl Lark<'_> {
         Ok(self.members(&index.to_string(), ", ", are_required))
     }
 
-    /// The members of an object, `p{name}_0`, `p{name}_1` and so on, with separators between those that are written.
+    /// The members of an object, `p{name}_0`, `p{name}_1` and so on, with separators between those that are present.
     pub(super) fn members(
         &mut self,
         name: &str,
@@ -80,7 +80,7 @@ impl Lark<'_> {
         are_required: impl ExactSizeIterator<Item = bool>,
     ) -> String {
         let count = are_required.len();
-        // From place i on: `i{name}_{i}` is what may follow where nothing was written yet, `m{name}_{i}` where it was.
+        // Members from index i on: `i{name}_{i}` if no member was written before, `m{name}_{i}` if one was.
         for (place, is_required) in are_required.enumerate() {
             let (this, next) = (format!("p{name}_{place}"), place + 1);
             let (first, more) = match is_required {
@@ -107,7 +107,7 @@ fn is_identifier(name: &str) -> bool {
     begins && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// The schema of a value, with the definitions that it refers to.
+/// The schema of a value, with all definitions of its root.
 pub(super) fn with_definitions(value: &Value, schema: &Map<String, Value>) -> Value {
     let Value::Object(value) = value else { return value.clone() };
     let mut value = value.clone();

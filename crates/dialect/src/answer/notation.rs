@@ -1,5 +1,5 @@
-//! The arguments of a call in Gemma's notation, from a JSON schema: keys are bare, in the order in which the template writes
-//! them, strings stand between marks, and other values are those of JSON.
+//! Grammar rules for arguments in Gemma's notation, from a JSON schema. Keys are bare and in the template's order, strings are between
+//! marks, and other values are JSON.
 
 use candlepower_grammar::{
     Constraint, Exclusions, TEXT_KEYWORDS, escape_slashes, expressions, match_empty,
@@ -16,7 +16,7 @@ use crate::schema::{Types, resolve};
 const NUMERIC: [&str; 5] =
     ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
 
-/// Keywords that say something of values of one type, and are held.
+/// Keywords for values of one type that are enforced.
 const HELD: [(Types, &[&str]); 4] = [
     (Types::OBJECT, &["properties", "required", "additionalProperties", "propertyNames"]),
     (Types::ARRAY, &["items", "minItems", "maxItems"]),
@@ -24,40 +24,40 @@ const HELD: [(Types, &[&str]); 4] = [
     (Types::NUMBER, &NUMERIC),
 ];
 
-/// Most definitions that a schema's values are made of.
+/// Maximum number of definitions of a schema.
 const MAX_DEFINITIONS: usize = 256;
 
-/// Most schemas within each other, by nesting and by reference: each takes a part of the stack.
+/// Maximum depth of schemas, by nesting and by reference, because each level takes stack space.
 const MAX_DEPTH: usize = 128;
 
 const NO_VALUE: &str = "a schema that allows no value";
 
-/// A rule's name or what it says, or what of a schema cannot be held.
+/// The name or the body of a rule, or the part of a schema that cannot be enforced.
 type Rule = Result<String, String>;
 
-/// The schema of a function's arguments while its rules are written.
+/// The schema of a function's arguments, whose rules are under construction.
 struct Schema<'a> {
     function: usize,
     root: &'a Map<String, Value>,
     exclusions: Exclusions,
-    /// The rules of definitions.
+    /// The rules of its definitions.
     definitions: Vec<Definition>,
-    /// Schemas around the one that is being written.
+    /// Depth of the current schema.
     depth: usize,
     num_names: usize,
 }
 
-/// A definition, and the types that are left of it.
+/// A definition, restricted to some types.
 struct Definition {
     reference: String,
     types: Types,
     rule: String,
-    /// The rule of another one, where it says that alone.
+    /// The rule of another definition, if it only refers to that one.
     same_as: Option<String>,
 }
 
 impl Schema<'_> {
-    /// Whether a rule is another one's, by any number of definitions that say others alone.
+    /// Whether a rule leads to another one, through definitions that only refer to others.
     fn leads_to<'b>(&'b self, mut rule: &'b str, other: &str) -> bool {
         for _ in 0..=self.definitions.len() {
             if rule == other {
@@ -72,7 +72,7 @@ impl Schema<'_> {
         true
     }
 
-    /// What no other rule's name ends with.
+    /// A suffix for a rule's name that no other rule has.
     fn name(&mut self) -> String {
         self.num_names += 1;
         format!("{}_{}", self.function, self.num_names)
@@ -80,7 +80,7 @@ impl Schema<'_> {
 }
 
 impl Lark<'_> {
-    /// What the arguments of all functions are made of.
+    /// The rules that the arguments of all functions share.
     pub(super) fn notation_rules(&mut self) {
         let quote = self.literal(QUOTE);
         self.rule("RAW", &raw("*"));
@@ -94,8 +94,8 @@ impl Lark<'_> {
         self.rule("object", r#""{" (KEY ":" any ("," KEY ":" any)*)? "}""#);
     }
 
-    /// The arguments of function `index`, of which each object has the required keys always. Where they are not held to the
-    /// schema, any.
+    /// The arguments of function `index`; objects always have their required keys. Any arguments if they are not constrained to the
+    /// schema.
     pub(super) fn notation(
         &mut self,
         index: usize,
@@ -116,12 +116,12 @@ impl Lark<'_> {
             num_names: 0,
         };
         self.object_schema(&mut schema, root, Types::OBJECT).map_err(|what| {
-            let reason = format!("{what} cannot be held in calls that are written as Gemma's");
+            let reason = format!("{what} cannot be enforced in tool calls in Gemma's notation");
             Error::Parameters { function: index, reason }
         })
     }
 
-    /// A rule of its own; its name.
+    /// Adds a rule, and returns its name.
     fn named(&mut self, schema: &mut Schema<'_>, value: &str) -> String {
         let name = format!("v{}", schema.name());
         self.rule(&name, value);
@@ -131,7 +131,7 @@ impl Lark<'_> {
     /// The values of these types that a schema allows.
     fn schema(&mut self, schema: &mut Schema<'_>, of: &Value, types: Types) -> Rule {
         if schema.depth == MAX_DEPTH {
-            return Err(format!("more than {MAX_DEPTH} schemas within each other"));
+            return Err(format!("schemas are nested more than {MAX_DEPTH} levels deep"));
         }
         schema.depth += 1;
         let rule = match of {
@@ -156,7 +156,7 @@ impl Lark<'_> {
         };
         let said = of.iter().filter(says);
         let said = said.map(|(keyword, value)| (keyword.as_str(), value)).collect::<Vec<_>>();
-        // A number may be of this type and not of that of an inner schema.
+        // A number may match this schema's type but not the inner schema's (integer).
         let is_integer = of.get("type").is_some_and(|names| {
             *names == "integer"
                 || names.as_array().is_some_and(|names| names.contains(&json!("integer")))
@@ -209,7 +209,7 @@ impl Lark<'_> {
         }
     }
 
-    /// One of some rules.
+    /// Alternatives of rules.
     fn one_of(&mut self, schema: &mut Schema<'_>, mut rules: Vec<String>) -> String {
         match rules.pop() {
             Some(rule) if rules.is_empty() => rule,
@@ -238,14 +238,14 @@ impl Lark<'_> {
         let value = self.schema(schema, definition, types)?;
         if schema.leads_to(&value, &rule) {
             let reference = &schema.definitions[place].reference;
-            return Err(format!("the reference `{reference}`, which says itself alone,"));
+            return Err(format!("the reference `{reference}`, which refers only to itself,"));
         }
         schema.definitions[place].same_as = Some(value.clone());
         self.rule(&rule, &value);
         Ok(rule)
     }
 
-    /// What keywords say of the values of each type.
+    /// The rules for values of each type, from the keywords.
     fn by_types(
         &mut self,
         schema: &mut Schema<'_>,
@@ -299,7 +299,7 @@ impl Lark<'_> {
                 }
             };
         }
-        // The template writes them in this order.
+        // The template writes members in this order.
         properties.sort_by_key(|property| property.name.to_lowercase());
         let name = schema.name();
         for (place, property) in properties.iter().enumerate() {
@@ -316,7 +316,7 @@ impl Lark<'_> {
         Ok(self.named(schema, &format!(r#""{{" {members} "}}""#)))
     }
 
-    /// The terminal of keys that are texts of this schema.
+    /// The terminal of keys that match this schema.
     fn key(&mut self, schema: &mut Schema<'_>, names: &Value) -> Rule {
         let refused = || "`propertyNames`".to_owned();
         let object = names.as_object().ok_or_else(refused)?;
@@ -372,7 +372,7 @@ impl Lark<'_> {
         self.rule(&terminal, &format!("{}{}", said.collect::<String>(), raw("*")));
         let rest = format!("r{name}");
         match self.special(QUOTE) {
-            // No terminal is empty, so it is left away where the text may be.
+            // Terminals cannot be empty, so the terminal is optional if the text may be empty.
             Some(id) if !match_empty(&expressions) => {
                 self.rule(&rest, &format!("{terminal} <[{id}]>"))
             }
@@ -381,7 +381,7 @@ impl Lark<'_> {
         Ok(self.named(schema, &format!("{} {rest}", self.literal(QUOTE))))
     }
 
-    /// What is neither a container nor a string, if the types have that.
+    /// Values that are neither containers nor strings, if the types allow them.
     fn scalar(
         &mut self,
         schema: &mut Schema<'_>,
@@ -412,12 +412,12 @@ impl Lark<'_> {
     }
 }
 
-/// A text that is repeated so often, and has no mark that would end it.
+/// A text with this repetition that contains no end mark.
 fn raw(times: &str) -> String {
     format!(r#"/(.|\n){times}/ & ~/(.|\n)*<\|"\|>(.|\n)*/"#)
 }
 
-/// Whether any text is of this schema, as far as its own keywords say.
+/// Whether the schema's own keywords allow any text.
 fn allows_all_texts(schema: &Value) -> bool {
     match schema {
         Value::Bool(all) => *all,
@@ -429,7 +429,7 @@ fn allows_all_texts(schema: &Value) -> bool {
     }
 }
 
-/// The texts that `const` or `enum` lists, where a schema says nothing else.
+/// The texts of `const` or `enum`, if the schema has no other keywords.
 fn literals(schema: &Value) -> Option<Vec<&str>> {
     let said = |(keyword, _): &(&String, &Value)| !ANNOTATIONS.contains(&keyword.as_str());
     let mut said = schema.as_object()?.iter().filter(said);
@@ -441,7 +441,7 @@ fn literals(schema: &Value) -> Option<Vec<&str>> {
     Some(values.iter().filter_map(Value::as_str).collect())
 }
 
-/// Properties of these names, each of which may be there.
+/// Optional properties with these names.
 fn among<'a>(mut names: Vec<&'a str>, schema: Option<&Value>) -> Vec<Property<'a>> {
     names.sort_unstable();
     names.dedup();
@@ -450,7 +450,7 @@ fn among<'a>(mut names: Vec<&'a str>, schema: Option<&Value>) -> Vec<Property<'a
     names.into_iter().map(property).collect()
 }
 
-/// A count that a keyword says, which may be spelled `2.0`.
+/// The count of a keyword, which may be written `2.0`.
 fn count(of: &Map<String, Value>, keyword: &str) -> Result<Option<u64>, String> {
     let Some(value) = of.get(keyword) else { return Ok(None) };
     let spelled = value.as_f64().filter(|number| number.fract() == 0.0 && *number >= 0.0);

@@ -1,4 +1,4 @@
-//! What the grammars of answers allow, over the vocabulary of a small tokenizer, and how the parsers read it.
+//! Texts that grammars of answers allow, with the vocabulary of a small tokenizer, and parsing of these texts.
 
 use candlepower_grammar::{Grammar, GrammarCompiler};
 use fastrand::Rng;
@@ -12,10 +12,10 @@ mod xml;
 
 const EOS: u32 = 256;
 
-/// A tokenizer whose tokens are the bytes, the end of a text, and special ones.
+/// A tokenizer with all bytes, an end-of-sequence token, and other special tokens.
 fn tokenizer(special: &[&str]) -> Tokenizer {
     let letters = (0..256_u32).scan(256, |next, byte| {
-        // The letters that byte-level tokenizers write the bytes as.
+        // The letters for bytes in byte-level tokenizers.
         let prints = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
         let code = if prints { byte } else { *next };
         *next += u32::from(!prints);
@@ -46,7 +46,7 @@ fn schema() -> Map<String, Value> {
     schema.as_object().unwrap().clone()
 }
 
-/// A model and what it is asked for.
+/// A model and a request.
 struct Case {
     tokenizer: Tokenizer,
     dialect: Dialect,
@@ -98,7 +98,7 @@ impl Case {
         compiler.compile(&constraint).unwrap_or_else(|error| panic!("{error}: {constraint:?}"))
     }
 
-    /// How much of a text is allowed, and whether it may end there. Special tokens in the text are these.
+    /// The allowed part of a text, and whether it may end there. Special tokens in the text are encoded as such.
     fn take<'a>(&self, text: &'a str) -> (&'a str, bool) {
         let mut grammar = self.grammar();
         let ids = self.tokenizer.encode(text, candlepower_tokenizer::AddSpecialTokens::No).unwrap();
@@ -143,7 +143,7 @@ impl Case {
     }
 }
 
-/// A text of tokens that are drawn from those allowed; `None` if it has no end.
+/// A text of tokens sampled from the allowed ones; `None` if it does not end.
 fn draw(tokenizer: &Tokenizer, mut grammar: Grammar, random: &mut Rng) -> Option<String> {
     let mut ids = Vec::new();
     for _ in 0..3000 {
@@ -188,7 +188,7 @@ fn required_calls_are_written_and_read_in_every_format() {
             let (grammar, mut random) = (case.grammar(), Rng::with_seed(format as u64));
             let mut most = 0;
             for _ in 0..24 {
-                // Reasoning need not end, as nothing but a token does that.
+                // Reasoning may go on without end, because only a token ends it.
                 let Some(text) = draw(&case.tokenizer, grammar.clone(), &mut random) else {
                     assert_eq!(format, ToolFormat::GptOss);
                     continue;

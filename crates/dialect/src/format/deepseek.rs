@@ -54,7 +54,7 @@ const EITHER: Format = Format {
     ..Format::PLAIN
 };
 
-/// Both versions are read, whichever the template has.
+/// Parses both versions, regardless of the template's.
 fn head(text: &str) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if cursor.accept(OPEN_ALL)? {

@@ -1,4 +1,4 @@
-//! DeepSeek V3.2 and V4: elements that are marked `｜DSML｜`, and say of each value whether it is a string.
+//! DeepSeek V3.2 and V4: elements marked `｜DSML｜`, with an attribute for each value that shows whether it is a string.
 //!
 //! Their repositories have no chat template that writes calls, so users ask for them by name. Sources: the models' files
 //! `encoding/encoding_dsv32.py` and `encoding/encoding_dsv4.py`, and vLLM's parsers `deepseek_v32` and `deepseek_v4`.

@@ -1,6 +1,6 @@
 //! Functionary 3.1: `<function=name>{..}</function>`.
 //!
-//! Source: the published template, which llama.cpp has as `meetkai-functionary-medium-v3.1.jinja`.
+//! Source: the published template, in llama.cpp `meetkai-functionary-medium-v3.1.jinja`.
 
 use super::{Arguments, Format, Head, Layout, Tail};
 use crate::scan::{Cursor, Scan, Stop};

@@ -1,9 +1,9 @@
-//! `<|tool_call>call:name{key:<|"|>text<|"|>,other:[1,true]}<tool_call|>`: keys are bare, and strings stand between marks
-//! without escapes.
+//! `<|tool_call>call:name{key:<|"|>text<|"|>,other:[1,true]}<tool_call|>`: keys are bare, and strings are between marks, without
+//! escapes.
 //!
-//! Arguments become JSON while they come. The models often write otherwise than their template does: they forget the first
-//! mark of a string, take the quotes of JSON or Python, or write `=` behind a key. That is read as what it means; a word
-//! that is no literal is a string.
+//! Arguments are converted to JSON while they arrive. The models often deviate from their template: they omit the first mark of a
+//! string, use quotes of JSON or Python, or write `=` after a key. The parser accepts these forms; a word that is not a literal is a
+//! string.
 
 mod words;
 
@@ -17,7 +17,7 @@ const OPEN: &str = "<|tool_call>";
 const CLOSE: &str = "<tool_call|>";
 pub(crate) const QUOTE: &str = "<|\"|>";
 const MARKS: [&str; 3] = [OPEN, CLOSE, QUOTE];
-/// The mark and the word that begin a call.
+/// The mark and the word with which a call begins.
 const BEGIN: &str = "<|tool_call>call:";
 
 pub(super) const GEMMA4: Format = Format {
@@ -39,7 +39,7 @@ pub(super) const GEMMA4: Format = Format {
     ..Format::PLAIN
 };
 
-/// Deepest nesting of values.
+/// Maximum nesting of values.
 const MAX_DEPTH: usize = 64;
 
 fn head(text: &str) -> Scan<Head> {
@@ -47,7 +47,7 @@ fn head(text: &str) -> Scan<Head> {
     cursor.expect(BEGIN)?;
     cursor.white_space();
     let path = cursor.word(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':'))?;
-    // Models put the name of a server before the function's.
+    // Models sometimes put the name of a server before the function's.
     let name = path.rsplit(':').next().unwrap_or_default().to_owned();
     cursor.white_space();
     let at = cursor.at();
@@ -62,41 +62,41 @@ fn head(text: &str) -> Scan<Head> {
     Ok(Head { name, at, arguments: None, in_object: false })
 }
 
-/// Models forget the mark.
+/// The end of a call. Models sometimes omit the mark.
 fn tail(text: &str) -> Scan<Tail> {
     let mut cursor = Cursor::new(text);
     cursor.white_space();
     Ok(Tail::end(if cursor.accept(CLOSE)? { cursor.at() } else { 0 }))
 }
 
-/// The arguments of a call, which begin with `{`, as far as they were read.
+/// The state of parsing a call's arguments, which begin with `{`.
 #[derive(Debug, Default)]
 pub(crate) struct Arguments {
-    /// The brackets that end what is open.
+    /// The closing brackets of open objects and lists.
     ends: Vec<char>,
     next: Next,
-    /// The last key of the call itself, which its function's schema may know.
+    /// The last top-level key, which the function's schema may contain.
     key: String,
 }
 
-/// What is read next.
+/// The expected next part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Next {
     #[default]
     Value,
-    /// A key or an item, or the end of what is open.
+    /// A key, an item, or a closing bracket.
     Member { is_first: bool },
     /// The rest of a string.
     Text,
-    /// What follows a value.
+    /// The text after a value.
     Behind { is_text: bool },
     /// Nothing.
     End,
 }
 
 impl Arguments {
-    /// Reads as much of `text` as there is, and adds it to `json`. The bytes that were read, and why not more. Text may
-    /// follow unless it has `ended`; `types` are those of the values of the function's arguments.
+    /// Parses as much of `text` as possible and appends it to `json`. Returns the number of bytes, and the reason to stop. More text may
+    /// follow unless it has `ended`; `types` are the types of the function's arguments.
     pub(crate) fn read(
         &mut self,
         text: &str,
@@ -108,7 +108,7 @@ impl Arguments {
         while self.next != Next::End {
             let before = cursor;
             if let Err(stop) = self.step(&mut cursor, ended, json, &types) {
-                // The part of a string that is certain was taken.
+                // The certain part of a string was taken.
                 let at = if self.next == Next::Text { cursor.at() } else { before.at() };
                 return (at, Err(stop));
             }
@@ -138,21 +138,21 @@ impl Arguments {
             }
             Next::Behind { .. } if self.ends_here(cursor)? => self.end(cursor, json),
             Next::Behind { .. } if cursor.accept(",")? => Next::Member { is_first: false },
-            // Models forget the comma behind a string.
+            // Models sometimes omit the comma after a string.
             Next::Behind { is_text: true } => Next::Member { is_first: false },
             Next::Behind { is_text: false } | Next::Text | Next::End => return Err(Stop::No),
         };
         Ok(())
     }
 
-    /// Whether the innermost of what is open ends here, or all of it, where models forget brackets before the mark.
+    /// Whether the innermost bracket closes here, or all of them, because models sometimes omit brackets before the mark.
     fn ends_here(&self, cursor: &Cursor<'_>) -> Scan<bool> {
         let mut cursor = *cursor;
         let is_end = self.ends.last().is_some_and(|end| cursor.rest().starts_with(*end));
         Ok(is_end || cursor.accept(CLOSE)?)
     }
 
-    /// Ends it. The mark is left for what follows the arguments.
+    /// Closes it. The mark is left for the text after the arguments.
     fn end(&mut self, cursor: &mut Cursor<'_>, json: &mut String) -> Next {
         if cursor.rest().starts_with(CLOSE) {
             json.extend(self.ends.drain(..).rev());
@@ -205,7 +205,7 @@ impl Arguments {
         Ok(Next::Behind { is_text })
     }
 
-    /// More of a string; `Wait` behind what is certain of it.
+    /// More of a string; `Wait` after its certain part.
     fn text(&mut self, cursor: &mut Cursor<'_>, json: &mut String) -> Scan<()> {
         let rest = cursor.rest();
         let end = rest.find(QUOTE);
@@ -222,7 +222,7 @@ impl Arguments {
     }
 }
 
-/// What stands between the quotes of a string of JSON.
+/// The text between the quotes of a JSON string.
 fn inner(string: &str) -> &str {
     &string[1..string.len() - 1]
 }

@@ -1,6 +1,6 @@
-//! GLM-4, the 0414 models among them: the function's name on a line of its own, then its arguments, as the whole answer.
+//! GLM-4, including the 0414 models: the function's name on its own line, then its arguments, as the whole answer.
 //!
-//! Its template offers functions and writes no calls. Sources: the published template of GLM-4-0414, and the examples of the
+//! Its template writes tools but no calls. Sources: the published template of GLM-4-0414, and the examples of the
 //! publisher's repository, which split an answer at its first line break.
 
 use super::{Format, Head, Layout, Tail};
@@ -17,7 +17,7 @@ pub(super) const GLM4: Format = Format {
     ..Format::PLAIN
 };
 
-/// Only a name that there is tells a call from an answer.
+/// A call begins with the name of a callable function; any other text is content.
 fn head(text: &str, functions: &[Callable]) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     let name = cursor.word(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'))?;

@@ -1,4 +1,4 @@
-//! gpt-oss: a call is a message to `functions.NAME`. Its messages are read by `harmony.rs`, reasoning and text with them.
+//! gpt-oss: a call is a message to `functions.NAME`. `harmony.rs` parses all messages, with reasoning and text.
 
 use super::{Format, Layout};
 use crate::harmony::MARKS;
@@ -10,7 +10,7 @@ pub(super) const GPT_OSS: Format = Format {
     layout: Layout {
         before_name: "<|channel|>commentary to=functions.",
         before_arguments: " <|constrain|>json<|message|>",
-        // The token behind a call ends the answer.
+        // The token after a call ends the answer.
         repeats: false,
         ..Layout::PLAIN
     },

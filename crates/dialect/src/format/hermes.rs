@@ -27,7 +27,7 @@ pub(super) const HERMES: Format = Format {
     ..Format::PLAIN
 };
 
-/// One call, or a list of them: models put several calls between the marks of one.
+/// One call, or a list of calls, because models sometimes put several calls between the marks of one.
 fn head(text: &str, position: Position) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if position == Position::First {
@@ -40,7 +40,7 @@ fn head(text: &str, position: Position) -> Scan<Head> {
     object::head(&mut cursor, None)
 }
 
-/// Models forget the object's brace, or the mark behind it.
+/// The end of a call. Models sometimes omit the closing brace or the mark.
 fn tail(text: &str) -> Scan<Tail> {
     let mut cursor = Cursor::new(text);
     let mut end = match object::tail(&mut cursor) {

@@ -1,11 +1,11 @@
-//! Kimi K2: calls within a section, each with an id in place of a name, `functions.NAME:NUMBER`, before its arguments.
+//! Kimi K2: calls within a section, each with an id instead of a name, `functions.NAME:NUMBER`, before its arguments.
 
 use super::{Arguments, Format, Head, Layout, Tail};
 use crate::scan::{Cursor, Scan, Stop};
 
 const OPEN_ALL: &str = "<|tool_calls_section_begin|>";
 const CLOSE_ALL: &str = "<|tool_calls_section_end|>";
-// Some models write the section's marks so. Source: vLLM's parser of Kimi K2.
+// Some models write the section's marks in the singular. Source: vLLM's parser of Kimi K2.
 const OPEN_ALL_TOO: &str = "<|tool_call_section_begin|>";
 const CLOSE_ALL_TOO: &str = "<|tool_call_section_end|>";
 const OPEN: &str = "<|tool_call_begin|>";
@@ -37,7 +37,7 @@ pub(super) const KIMI_K2: Format = Format {
     ..Format::PLAIN
 };
 
-/// The number says nothing: calls are numbered as they come.
+/// The start of a call. The number is ignored, because calls are numbered in their order.
 fn head(text: &str) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if cursor.accept(OPEN_ALL)? || cursor.accept(OPEN_ALL_TOO)? {

@@ -1,4 +1,4 @@
-//! How calls are laid out as the templates of the models write them, for the grammars of answers.
+//! The layout of calls in the models' templates, for the grammars of answers.
 
 /// `open`, then calls with `separator` between them, then `close`.
 #[derive(Clone, Copy, Debug)]
@@ -12,14 +12,14 @@ pub(crate) struct Layout {
     pub(crate) separator: &'static str,
     pub(crate) line_breaks: LineBreaks,
     pub(crate) close: &'static str,
-    /// The mark that calls begin with in the middle of text; without it they are the whole answer.
+    /// The mark with which calls begin within text; `None` if a call is the whole answer.
     pub(crate) trigger: Option<&'static str>,
-    /// Whether there may be several calls.
+    /// Whether several calls are allowed.
     pub(crate) repeats: bool,
 }
 
 impl Layout {
-    /// Names and arguments with nothing around them.
+    /// Names and arguments without marks.
     pub(crate) const PLAIN: Self = Self {
         open: "",
         before_name: "",
@@ -34,18 +34,18 @@ impl Layout {
     };
 }
 
-/// The line breaks around elements of arguments, and between calls where the separator is one.
+/// The line breaks around elements of arguments, and between calls if the separator is a line break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LineBreaks {
-    /// There are none around elements.
+    /// No line breaks around elements.
     Absent,
     Written,
-    /// Not all templates write them.
+    /// Some templates write them.
     Optional,
 }
 
 impl LineBreaks {
-    /// One of them, in Lark's notation.
+    /// A line break, in Lark's notation.
     pub(crate) fn lark(self) -> &'static str {
         match self {
             Self::Absent => "",

@@ -25,7 +25,7 @@ pub(super) const LFM2: Format = Format {
         trigger: Some(OPEN),
         ..Layout::PLAIN
     },
-    // The templates of LFM2 write no calls.
+    // The templates of LFM2 write no calls, only tools.
     offered: Some("List of tools: <|tool_list_start|>["),
     wrote: |call| {
         let before = call.before_object();
@@ -35,7 +35,7 @@ pub(super) const LFM2: Format = Format {
     ..Format::PLAIN
 };
 
-/// Some templates write objects in the list.
+/// The start of a call. Some templates write objects in the list.
 fn head(text: &str, position: Position, functions: &[Callable]) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if position == Position::First {

@@ -1,4 +1,4 @@
-//! Calls as JSON objects in a list behind a mark, `MARK[{"name": .., "arguments": {..}}]`, as several models have them.
+//! Calls as JSON objects in a list after a mark, `MARK[{"name": .., "arguments": {..}}]`, of several models.
 //!
 //! Sources: the published templates of Granite 3.3, Nemotron Nano v2 and Command R7B, llama.cpp's of Phi-4-mini, Apertus and
 //! Apriel 1.5, and vLLM's parsers `granite`, `phi4_mini_json`, `nemotron_json`, `minimax` and `xlam`.
@@ -8,7 +8,7 @@ use crate::callable::Callable;
 use crate::scan::{Cursor, Scan, Stop};
 use crate::written_call::WrittenCall;
 
-/// Fields that the formats have in common.
+/// Fields that these formats share.
 const LIST: Format = Format {
     arguments: Arguments::Json { closer: None },
     layout: Layout {
@@ -40,7 +40,7 @@ pub(super) const GRANITE: Format = Format {
     ..LIST
 };
 
-/// `<|tool_call|>{..}<|/tool_call|>`, or `functools[{..}]`, as the models were trained.
+/// `<|tool_call|>{..}<|/tool_call|>`, or `functools[{..}]`, with which the models were trained.
 pub(super) const PHI4_MINI: Format = Format {
     name: "phi4_mini_json",
     models: "Phi-4-mini",
@@ -98,7 +98,7 @@ pub(super) const COHERE_COMMAND: Format = Format {
         open: "<|START_ACTION|>[\n    ",
         before_name: "{\"tool_call_id\": \"0\", \"tool_name\": \"",
         before_arguments: "\", \"parameters\": ",
-        // The template numbers the calls of a conversation, which says nothing to who reads them.
+        // The numbers of calls in the template have no meaning for clients.
         separator: ",\n    ",
         close: "\n]<|END_ACTION|>",
         trigger: Some(ACTION),
@@ -207,7 +207,7 @@ fn named(text: &str, position: Position) -> Scan<Head> {
     }
 }
 
-/// An object of a list that no mark is before. Another list may be an answer in JSON.
+/// An object of a list without a mark. It must have the name of a callable function, because another list may be a JSON answer.
 fn bare(text: &str, position: Position, functions: &[Callable]) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if position == Position::First {
@@ -217,7 +217,7 @@ fn bare(text: &str, position: Position, functions: &[Callable]) -> Scan<Head> {
     object::head(&mut cursor, Some(functions))
 }
 
-/// Whether the call is an object behind a mark, perhaps in a list.
+/// Whether the call is an object after a mark, perhaps in a list.
 fn is_behind(call: &WrittenCall<'_>, mark: &str) -> bool {
     call.before_object().is_some_and(|before| {
         let before = before.strip_suffix('[').unwrap_or(before).trim_end();
@@ -225,7 +225,7 @@ fn is_behind(call: &WrittenCall<'_>, mark: &str) -> bool {
     })
 }
 
-/// An object behind one of some marks, perhaps in a list, or the next one.
+/// An object after one of some marks, perhaps in a list, or the next object.
 fn head(text: &str, position: Position, marks: &[&str]) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if position == Position::First {
@@ -244,7 +244,7 @@ fn head(text: &str, position: Position, marks: &[&str]) -> Scan<Head> {
     object::head(&mut cursor, None)
 }
 
-/// The rest of the object, then another one, or the end of the list and the mark behind it, which models forget.
+/// The rest of the object, then another one, or the end of the list and its mark, which models sometimes omit.
 fn tail(text: &str, close: Option<&str>) -> Scan<Tail> {
     let mut cursor = Cursor::new(text);
     object::tail(&mut cursor)?;

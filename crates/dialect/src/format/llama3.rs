@@ -1,4 +1,5 @@
-//! `{"name": .., "parameters": {..}}` as the whole answer, or behind `<|python_tag|>`; several with `;`, `,` or line breaks between them.
+//! `{"name": .., "parameters": {..}}` as the whole answer, or after `<|python_tag|>`.
+//! Several calls are separated by `;`, `,` or line breaks.
 
 use super::{Format, Head, Layout, Tail, object};
 use crate::callable::Callable;
@@ -18,7 +19,7 @@ pub(super) const LLAMA3_JSON: Format = Format {
         before_name: "{\"name\": \"",
         before_arguments: "\", \"parameters\": ",
         after_arguments: "}",
-        // The templates of these models refuse several calls.
+        // The templates of these models refuse several calls in a turn.
         repeats: false,
         ..Layout::PLAIN
     },
@@ -39,7 +40,7 @@ fn head(text: &str, functions: &[Callable]) -> Scan<Head> {
     object::head(&mut cursor, Some(functions))
 }
 
-/// Models put line breaks or commas between calls, too.
+/// The end of a call. Models also put line breaks or commas between calls.
 fn tail(text: &str) -> Scan<Tail> {
     let mut cursor = Cursor::new(text);
     object::tail(&mut cursor)?;

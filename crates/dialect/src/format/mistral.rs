@@ -54,7 +54,7 @@ const EITHER: Format = Format {
     ..Format::PLAIN
 };
 
-/// Both forms are read, whichever the template has.
+/// Parses both forms, regardless of the template's.
 fn head(text: &str, position: Position) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
     if position == Position::Next {
@@ -81,7 +81,7 @@ fn head(text: &str, position: Position) -> Scan<Head> {
     }
 }
 
-/// Behind an object of the list.
+/// The text after an object of the list.
 fn tail(text: &str) -> Scan<Tail> {
     let mut cursor = Cursor::new(text);
     object::tail(&mut cursor)?;

@@ -1,4 +1,4 @@
-//! A call as a JSON object, `{"name": .., "arguments": {..}}`, which several formats have.
+//! A call as a JSON object, `{"name": .., "arguments": {..}}`, for several formats.
 
 use serde_json::Value;
 
@@ -6,10 +6,10 @@ use super::Head;
 use crate::callable::Callable;
 use crate::scan::{Cursor, Scan, Stop};
 
-/// The object up to its arguments. Where these come first, or are no object, it is read as a whole.
+/// The object up to its arguments. If the arguments come first, or are not an object, it is parsed as a whole.
 ///
-/// An object without a mark before it may be an answer in JSON: it is a call only if its name is one of `functions`, and that is
-/// decided at its first other key, so that such an answer is not held back.
+/// An object without a mark may be an answer in JSON. It is a call only if its name is one of `functions`. That is decided at the first
+/// other key, so that a JSON answer is not held back.
 pub(super) fn head(cursor: &mut Cursor<'_>, functions: Option<&[Callable]>) -> Scan<Head> {
     cursor.expect("{")?;
     let (mut name, mut arguments) = (None, None);
@@ -48,7 +48,7 @@ pub(super) fn head(cursor: &mut Cursor<'_>, functions: Option<&[Callable]>) -> S
     }
 }
 
-/// The rest of the object behind its arguments.
+/// The rest of the object after its arguments.
 pub(super) fn tail(cursor: &mut Cursor<'_>) -> Scan<()> {
     cursor.white_space();
     while cursor.accept(",")? {
@@ -60,7 +60,7 @@ pub(super) fn tail(cursor: &mut Cursor<'_>) -> Scan<()> {
     cursor.expect("}")
 }
 
-/// Whether another object follows, perhaps behind one of these separators; the cursor is before it. Else it is behind white
+/// Whether another object follows, perhaps after one of these separators; the cursor is then before it, otherwise after white
 /// space.
 pub(super) fn next(cursor: &mut Cursor<'_>, separators: &[&str]) -> Scan<bool> {
     cursor.white_space();
@@ -87,7 +87,7 @@ fn key(cursor: &mut Cursor<'_>) -> Scan<String> {
     Ok(key)
 }
 
-/// Arguments that may be given as their text, or not at all.
+/// Arguments as an object; they may be JSON text or missing.
 fn as_object(value: &str) -> Scan<String> {
     if value.starts_with('{') {
         return Ok(value.to_owned());

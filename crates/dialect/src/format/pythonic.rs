@@ -1,4 +1,4 @@
-//! `[name(key='value', other=[1, None])]`: a list of calls in Python, whose arguments become JSON.
+//! `[name(key='value', other=[1, None])]`: a list of calls in Python. Arguments are converted to JSON.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::probe::KEY;
 use crate::scan::{Cursor, Scan, Stop};
 use crate::written_call::WrittenCall;
 
-/// Deepest nesting of values.
+/// Maximum nesting of values.
 const MAX_DEPTH: usize = 64;
 
 pub(super) const PYTHONIC: Format = Format {
@@ -80,7 +80,7 @@ fn keywords(cursor: &mut Cursor<'_>) -> Scan<String> {
     Ok(format!("{{{}}}", items(cursor, ")", item)?))
 }
 
-/// A text that is a literal of Python, other than a string, as JSON.
+/// A Python literal other than a string, as JSON.
 pub(crate) fn literal(text: &str) -> Option<String> {
     if !text.starts_with(['{', '[', '(']) {
         return (text == "None").then(|| "null".to_owned());
@@ -90,7 +90,7 @@ pub(crate) fn literal(text: &str) -> Option<String> {
     cursor.rest().is_empty().then_some(json)
 }
 
-/// Items with commas between them, up to `end`, which is taken.
+/// Items separated by commas, up to `end`, which is consumed.
 fn items(
     cursor: &mut Cursor<'_>,
     end: &str,
@@ -111,7 +111,7 @@ fn items(
     }
 }
 
-/// A literal of Python, or of JSON, as JSON.
+/// A literal of Python or JSON, as JSON.
 fn value(cursor: &mut Cursor<'_>, depth: usize) -> Scan<String> {
     if depth > MAX_DEPTH {
         return Err(Stop::No);
@@ -149,7 +149,7 @@ fn value(cursor: &mut Cursor<'_>, depth: usize) -> Scan<String> {
     }
 }
 
-/// The text of a string of Python, without prefixes and triple quotes.
+/// The text of a Python string, without prefixes and triple quotes.
 ///
 /// Source: the table of escape sequences in The Python Language Reference, 2.4.1.
 pub(super) fn string(cursor: &mut Cursor<'_>) -> Scan<String> {
@@ -188,7 +188,7 @@ fn next_char(cursor: &mut Cursor<'_>) -> Scan<char> {
     Ok(character)
 }
 
-/// A character by its number; strings of JSON write those beyond 16 bits as two surrogates.
+/// A character by its number. JSON strings write characters beyond 16 bits as two surrogates.
 fn code_point(cursor: &mut Cursor<'_>, num_digits: usize) -> Scan<char> {
     let code = hexadecimal(cursor, num_digits)?;
     if num_digits == 4 && (0xD800..0xDC00).contains(&code) {

@@ -3,7 +3,7 @@
 use super::xml::Marks;
 use super::{Arguments, Format, Layout, LineBreaks};
 
-/// The marks of calls, of which Seed-OSS has its own around them.
+/// The marks of calls. Seed-OSS has the same, with its own marks around calls.
 pub(super) const MARKS: Marks = Marks {
     open_all: "<tool_call>",
     open: "<function=",

@@ -1,22 +1,23 @@
-//! The formats of reasoning, one entry of the list each, and where an answer stands in it.
+//! The formats of reasoning, one entry of the list for each, and the state of reasoning at the start of an answer.
 
 /// A format of reasoning.
 #[derive(Debug)]
 pub(crate) struct Reasoning {
-    /// The name under which users ask for it.
+    /// The name in settings.
     pub(super) name: &'static str,
-    /// The marks around it; none in harmony, where it is a message of its own.
+    /// The marks around it; `None` in harmony, where reasoning is a message of its own.
     pub(super) marks: Option<(&'static str, &'static str)>,
-    /// The line behind the mark that opens, which is no reasoning; empty where there is none.
+    /// The title line after the opening mark, which is not part of the reasoning; empty if there is none.
     pub(super) title: &'static str,
-    /// Whether it is there even where neither prompt nor answer opens it. No template tells, so users have to ask for it.
+    /// Whether answers begin with reasoning although neither prompt nor answer opens it.
+    /// Templates do not show this, so it is never detected.
     pub(crate) is_always_there: bool,
 }
 
 const THINK: (&str, &str) = ("<think>", "</think>");
 
 formats! {
-    /// How reasoning is set apart.
+    /// The formats of reasoning.
     ReasoningFormat of Reasoning {
         DeepseekR1 = Reasoning { name: "deepseek_r1", marks: Some(THINK), title: "", is_always_there: true },
         Qwen3 = Reasoning { name: "qwen3", marks: Some(THINK), title: "", is_always_there: false },
@@ -28,7 +29,7 @@ formats! {
     }
 }
 
-/// Where an answer stands before its first character.
+/// The state of reasoning before the first character of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thinking {
     /// The prompt has opened the reasoning, or it is never opened.
@@ -40,17 +41,17 @@ pub enum Thinking {
 }
 
 impl ReasoningFormat {
-    /// The marks around reasoning; none in harmony, where it is a message of its own.
+    /// The marks around reasoning; `None` in harmony, where reasoning is a message of its own.
     pub(crate) fn marks(self) -> Option<(&'static str, &'static str)> {
         self.format().marks
     }
 
-    /// The line behind the mark that opens, which is no reasoning; empty where there is none.
+    /// The title line after the opening mark, which is not part of the reasoning; empty if there is none.
     pub(crate) fn title(self) -> &'static str {
         self.format().title
     }
 
-    /// Where an answer to this prompt, as the template wrote it, stands before its first character.
+    /// The state of reasoning after this rendered prompt.
     pub fn after_prompt(self, prompt: &str) -> Thinking {
         let Some((open, close)) = self.marks() else { return Thinking::Possible };
         let end = prompt.trim_end();

@@ -1,4 +1,4 @@
-//! Solar Open: calls behind a mark, each with an id, its name and its arguments behind marks of their own.
+//! Solar Open: calls after a mark, each with an id, its name and its arguments after marks of their own.
 //!
 //! Sources: the publisher's parser for vLLM, and the published template.
 
@@ -23,7 +23,7 @@ pub(super) const SOLAR_OPEN: Format = Format {
     tail: |text, _| Tail::behind(text, &[CLOSE, CLOSE_ALL]),
     layout: Layout {
         open: OPEN_ALL,
-        // Ten letters or digits, which say nothing: calls get ids of their own.
+        // Ten letters or digits, which are ignored, because the server creates ids.
         before_name: "<|tool_call:begin|>0000000000<|tool_call:name|>",
         before_arguments: ARGUMENTS,
         after_arguments: CLOSE,

@@ -1,70 +1,70 @@
 //! Calls with an element for each argument, like `<parameter=key>value</parameter>`: Qwen3-Coder, GLM and MiniMax.
 //!
-//! Values that are strings are raw text; which ones are, only the function's schema says.
+//! String values are raw text. Only the function's schema shows which values are strings.
 
 use super::{Head, Tail};
 use crate::probe::KEY;
 use crate::scan::{Cursor, Scan, Stop, ValueScanner};
 use crate::written_call::WrittenCall;
 
-/// Longest key of an argument.
+/// Maximum bytes of an argument's key.
 const MAX_KEY_BYTES: usize = 4 << 10;
 
-/// Most white space between two marks of a call.
+/// Maximum white space between two marks of a call.
 const MAX_SPACE_BYTES: usize = 1 << 10;
 
 /// The marks of a format, in the order in which they are written.
 #[derive(Debug)]
 pub(crate) struct Marks {
-    /// Around one call or several; may be empty, and models forget them.
+    /// Marks around one or several calls; may be empty, and models sometimes omit them.
     pub(crate) open_all: &'static str,
     pub(crate) open: &'static str,
     pub(crate) after_name: &'static str,
     pub(crate) before_key: &'static str,
     pub(crate) after_key: &'static str,
-    /// Behind the key; may be empty.
+    /// Text after the key; may be empty.
     pub(crate) before_value: &'static str,
     pub(crate) after_value: &'static str,
     pub(crate) close: &'static str,
     pub(crate) close_all: &'static str,
-    /// Whether a value stands on lines of its own, whose first and last line break are not its.
+    /// Whether a value has its own lines. Its first and last line break are then not part of it.
     pub(crate) on_lines: bool,
-    /// Whether `" string="true` or `" string="false` may stand behind a key.
+    /// Whether `" string="true` or `" string="false` may follow a key.
     pub(crate) says_strings: bool,
-    /// What ends a value whose mark the model forgot.
+    /// Marks that end a value whose own mark the model omitted.
     pub(crate) instead: &'static [&'static str],
 }
 
-/// Facts that the text of a call does not say.
+/// Facts that the text of a call does not contain.
 pub(crate) struct Known<'a> {
-    /// Whether no more text comes.
+    /// Whether no more text follows.
     pub(crate) ended: bool,
-    /// Whether the value of this key is JSON and no text.
+    /// Whether the value of this key is JSON, not raw text.
     pub(crate) is_json: &'a dyn Fn(&str) -> bool,
     /// Whether an argument of this name may come next, so that its mark ends a value whose own mark is missing.
     pub(crate) may_follow: &'a dyn Fn(&str) -> bool,
 }
 
-/// A mark that may end a value: where the value ends, and where the text behind the mark begins.
+/// A mark that may end a value: the end of the value, and the start of the text after the mark.
 type End = (usize, usize);
 
-/// What stands in a call behind its name.
+/// A part of a call after its name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Element<'a> {
     Argument {
         key: &'a str,
         value: &'a str,
-        /// Whether it is a string, where the element says so.
+        /// Whether it is a string, if the element has that attribute.
         is_string: Option<bool>,
-        /// It has so many bytes.
+        /// Its number of bytes.
         end: usize,
     },
-    /// The end of the call, which is behind so many bytes.
+    /// The end of the call, after this number of bytes.
     End(usize),
 }
 
 impl Marks {
-    /// Whether they stand around the call's name and its first key.
+    /// Whether these marks are around the call's name and its first key.
     pub(super) fn are_around(&self, call: &WrittenCall<'_>) -> bool {
         let before = call.before(self.open);
         let opens = before.is_some_and(|before| before.trim_end().ends_with(self.open_all));
@@ -91,10 +91,10 @@ impl Marks {
         Ok(Head { name: name.to_owned(), at, arguments: None, in_object: false })
     }
 
-    /// The next element. `searched` bytes of its value are known to have no mark that ends it.
+    /// The next element. The first `searched` bytes of its value contain no mark that ends it.
     ///
-    /// A mark ends a value only where what follows is what follows values: the next argument, or the end of the call. Values
-    /// that are JSON end at the first mark outside of their strings.
+    /// A mark ends a raw text only if the next argument or the end of the call follows it. Agents write XML, tests and documentation that
+    /// contain `</parameter>`, and the first mark would cut such values silently. JSON values end at the first mark outside of strings.
     pub(crate) fn element<'a>(
         &self,
         text: &'a str,
@@ -110,7 +110,7 @@ impl Marks {
         let (key, is_string) = self.said(self.key(&mut cursor)?);
         if !self.before_value.is_empty() {
             cursor.white_space();
-            // Models forget it.
+            // Models sometimes omit it.
             cursor.accept(self.before_value)?;
         }
         let rest = cursor.rest();
@@ -126,7 +126,7 @@ impl Marks {
         Ok(Element::Argument { key, value, is_string, end: cursor.at() })
     }
 
-    /// A key, and whether it says that its value is a string.
+    /// A key, and its attribute for strings.
     fn said<'a>(&self, key: &'a str) -> (&'a str, Option<bool>) {
         match key.split_once("\" string=\"").filter(|_| self.says_strings) {
             Some((key, said)) => (key, Some(said == "true")),
@@ -134,7 +134,7 @@ impl Marks {
         }
     }
 
-    /// A key up to the mark behind it, which is taken.
+    /// A key up to the next mark, which is consumed.
     fn key<'a>(&self, cursor: &mut Cursor<'a>) -> Scan<&'a str> {
         let rest = cursor.rest();
         let length = rest[..rest.floor_char_boundary(MAX_KEY_BYTES)].find(self.after_key);
@@ -144,7 +144,7 @@ impl Marks {
         Ok(rest[..length].trim())
     }
 
-    /// What follows a call.
+    /// The text after a call.
     pub(super) fn tail(&self, text: &str) -> Scan<Tail> {
         let mut cursor = Cursor::new(text);
         if self.close_all.is_empty() {
@@ -154,7 +154,7 @@ impl Marks {
         Ok(Tail::end(if cursor.accept(self.close_all)? { cursor.at() } else { 0 }))
     }
 
-    /// Where the call is behind, if it ends here. Models forget the mark before the last one, which stays.
+    /// The position after the call, if it ends here. Models sometimes omit the mark before the last one.
     fn end(&self, mut cursor: Cursor<'_>) -> Scan<Option<usize>> {
         let before = cursor.at();
         if cursor.accept(self.close)? {
@@ -164,7 +164,7 @@ impl Marks {
         Ok(ends.then_some(before))
     }
 
-    /// The bytes of a value, and with the mark that ends it.
+    /// The number of bytes of a value, without and with the mark that ends it.
     fn value(
         &self,
         text: &str,
@@ -179,7 +179,7 @@ impl Marks {
             };
             match is_end {
                 Ok(true) => return Ok(end),
-                // The mark is looked at again when there is more text behind it.
+                // The mark is checked again when more text follows it.
                 Err(Stop::Wait) => {
                     *searched = end.0;
                     return Err(Stop::Wait);
@@ -195,7 +195,7 @@ impl Marks {
         Err(Stop::Wait)
     }
 
-    /// The first mark behind so many bytes that may end a value.
+    /// The first mark after `searched` bytes that may end a value.
     fn next_mark(&self, text: &str, searched: usize) -> Option<End> {
         let text_behind = &text[text.floor_char_boundary(searched)..];
         let find =
@@ -205,7 +205,7 @@ impl Marks {
         closed.into_iter().chain(instead).min()
     }
 
-    /// Whether what is behind a mark is what stands behind a value.
+    /// Whether the text after a mark may follow a value.
     fn is_end(&self, text: &str, (at, taken): End, known: &Known<'_>) -> Scan<bool> {
         let mut cursor = Cursor::new(&text[taken..]);
         let fits = match at == taken {
@@ -215,13 +215,13 @@ impl Marks {
         match fits {
             Ok(()) => Ok(true),
             Err(Stop::No) => Ok(false),
-            // The text breaks off where nothing contradicts.
+            // The text ends here, and nothing contradicts the mark.
             Err(Stop::Wait) if known.ended => Ok(true),
             Err(Stop::Wait) => Err(Stop::Wait),
         }
     }
 
-    /// Behind the mark of a value: another argument, or the end of the call.
+    /// After the mark of a value: another argument, or the end of the call.
     fn fits_closed(&self, cursor: &mut Cursor<'_>) -> Scan<()> {
         space(cursor)?;
         if cursor.accept(self.before_key)? {
@@ -230,7 +230,7 @@ impl Marks {
         self.fits_end(cursor)
     }
 
-    /// Where the mark of a value is missing: an argument that the function has and that was not given, or the end of the call.
+    /// If the mark of a value is missing: an argument of the function that was not given before, or the end of the call.
     fn fits_unclosed(&self, cursor: &mut Cursor<'_>, known: &Known<'_>) -> Scan<()> {
         space(cursor)?;
         if !cursor.accept(self.before_key)? {
@@ -247,7 +247,7 @@ impl Marks {
         }
     }
 
-    /// The end of a call, with what stands behind calls: the end of all of them, or another one.
+    /// The end of a call, followed by the end of all calls or by another call.
     fn fits_end(&self, cursor: &mut Cursor<'_>) -> Scan<()> {
         if !cursor.accept(self.close)? {
             let is_section = !self.close_all.is_empty();
@@ -265,7 +265,7 @@ impl Marks {
         cursor.expect(self.open)
     }
 
-    /// The end of a value behind which nothing fits: the first mark at the end of its line.
+    /// The end of a value if no mark fits: the first mark at the end of a line.
     fn last_resort(&self, text: &str) -> Option<End> {
         let mut marks =
             text.match_indices(self.after_value).map(|(at, mark)| (at, at + mark.len()));

@@ -1,4 +1,4 @@
-//! What answers in each format turn into, whole and however they are cut.
+//! Events for answers in each format, whole and in pieces.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value};
@@ -10,7 +10,7 @@ mod formats;
 mod gemma4;
 mod xml;
 
-/// Functions of which nothing but the name is known.
+/// Functions with only a name.
 fn functions(names: &[&str]) -> Option<Arc<[Callable]>> {
     let function = |name: &&str| Callable { name: name.to_string(), parameters: None };
     Some(names.iter().map(function).collect())
@@ -26,7 +26,7 @@ fn thoughts(format: ReasoningFormat, thinking: Thinking) -> OutputParser {
     OutputParser::new(dialect, thinking, functions(&["f"]))
 }
 
-/// An answer as a reader sees it: content, reasoning, calls with `.` where they are complete.
+/// The parts of an answer: content, reasoning, and calls, with `.` after complete ones.
 fn read<'a>(
     mut parser: OutputParser,
     pieces: impl IntoIterator<Item = &'a str>,
@@ -59,7 +59,7 @@ fn read<'a>(
     (content, reasoning, calls)
 }
 
-/// Content and calls of an answer, the same character by character.
+/// Content and calls of an answer, which must be the same character by character.
 fn called(format: ToolFormat, text: &str) -> (String, Vec<String>) {
     let (content, reasoning, found) = read(calls(format), [text]);
     let characters = text.split_inclusive(|_| true);
@@ -210,7 +210,7 @@ fn deepseek() {
 fn kimi_k2() {
     let calls = "Ok.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\": 1}<|tool_call_end|><|tool_call_begin|>functions.get_weather:12<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>";
     assert_eq!(called(ToolFormat::KimiK2, calls), is("Ok.", &["f {\"a\": 1}.", "get_weather {}."]));
-    // Without what is around the name.
+    // Without the marks around the name.
     let bare = "<|tool_call_begin|>f<|tool_call_argument_begin|>{}<|tool_call_end|>";
     assert_eq!(called(ToolFormat::KimiK2, bare), is("", &["f {}."]));
     let nameless = "<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}";
@@ -285,7 +285,7 @@ fn prompts_say_where_the_answer_stands() {
     assert_eq!(ReasoningFormat::Mistral.after_prompt("[/INST]"), Thinking::Possible);
 }
 
-/// Pieces that calls are made of, in all formats, and what stands between them.
+/// Pieces of calls in all formats, and other text.
 const PIECES: [&str; 69] = [
     "<tool_call>",
     "</tool_call>",
@@ -358,7 +358,7 @@ const PIECES: [&str; 69] = [
     " é",
 ];
 
-/// Formats whose marks are no content where no call follows them.
+/// Formats whose marks are never content, even if no call follows them.
 fn in_content() -> Vec<ToolFormat> {
     let is_apart = |format: &ToolFormat| matches!(format, ToolFormat::Gemma4 | ToolFormat::GptOss);
     ToolFormat::ALL.iter().copied().filter(|format| !is_apart(format)).collect()

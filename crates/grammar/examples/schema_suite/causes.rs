@@ -1,26 +1,26 @@
-//! Why a valid instance was refused, as far as it can be seen.
+//! Likely reasons for refusing valid instances.
 
 use serde_json::Value;
 
-/// What an instance or its schema has that constraints are known not to allow.
+/// A property of an instance or its schema that constraints are known not to allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Cause {
-    /// `format` is held, where the suite only annotates.
+    /// `format` is enforced here, but only an annotation in the suite.
     Format,
-    /// A number is spelled in a way that is not written: `1.0` or `1e2` for an integer, more digits than are exact.
+    /// An unusual spelling of a number: `1.0` or `1e2` for an integer, or more digits than are exact.
     NumberSpelling,
-    /// Properties come in another order than the schema's.
+    /// Properties in another order than the schema's.
     PropertyOrder,
-    /// None of these.
+    /// Another cause.
     Other,
 }
 
 impl Cause {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Self::Format => "`format` is held where the suite only annotates",
+            Self::Format => "`format` is enforced, but only an annotation in the suite",
             Self::NumberSpelling => {
-                "a number is spelled in another way (`1.0` as an integer, an exponent)"
+                "an unusual spelling of a number (`1.0` as an integer, an exponent)"
             }
             Self::PropertyOrder => "the order of properties",
             Self::Other => "other",
@@ -28,7 +28,7 @@ impl Cause {
     }
 }
 
-/// The likeliest cause.
+/// The most likely cause.
 pub(crate) fn cause(schema: &Value, data: &Value) -> Cause {
     if has(schema, &|value| value.get("format").is_some()) {
         Cause::Format
@@ -41,8 +41,8 @@ pub(crate) fn cause(schema: &Value, data: &Value) -> Cause {
     }
 }
 
-/// Whether a schema describes strings in a way that newer drafts only annotate, and so do we: their content, and that they are
-/// regular expressions.
+/// Whether a schema has keywords that are only annotations in newer drafts and here: for the content of strings, and the
+/// format `regex`.
 pub(crate) fn is_annotated(schema: &Value) -> bool {
     has(schema, &|value| {
         value.get("contentMediaType").or_else(|| value.get("contentEncoding")).is_some()
@@ -50,7 +50,7 @@ pub(crate) fn is_annotated(schema: &Value) -> bool {
     })
 }
 
-/// Whether a number that is no integer in JSON's eyes is one in mathematics, or needs an exponent.
+/// Whether a number has an integer value but is not written as one, or needs an exponent.
 fn is_unusual(number: &Value) -> bool {
     let text = number.to_string();
     text.ends_with(".0") || text.contains(['e', 'E'])

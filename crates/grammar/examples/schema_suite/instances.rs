@@ -1,9 +1,9 @@
-//! How an instance is written: compactly, with its properties in the schema's order.
+//! Serialization of instances: compact, with properties in the schema's order.
 
 use serde_json::{Map, Value};
 
-/// The instance in the schema's order, as it came, and the other way round: where a schema lists no properties, what it makes
-/// of their names has an order, too.
+/// The instance with properties in the schema's order, in its own order, and in the reverse order. If a schema lists no
+/// properties, the names from its other keywords have an order too.
 pub(crate) fn spellings(schema: &Value, data: &Value) -> Vec<String> {
     let mut spellings = vec![ordered(schema, schema, data, 0).to_string(), data.to_string()];
     if let Value::Object(object) = data {
@@ -23,7 +23,7 @@ pub(crate) fn spellings(schema: &Value, data: &Value) -> Vec<String> {
     spellings
 }
 
-/// The data with properties as the schema lists them, then the others.
+/// The data with properties in the schema's order, then the others.
 fn ordered(root: &Value, schema: &Value, data: &Value, depth: usize) -> Value {
     const MAX_DEPTH: usize = 64;
     if depth > MAX_DEPTH {
@@ -66,7 +66,7 @@ fn ordered(root: &Value, schema: &Value, data: &Value, depth: usize) -> Value {
     }
 }
 
-/// The properties that a schema lists, itself and through references and combinations.
+/// Adds the properties that a schema lists, also through references and combinations.
 fn add_names<'a>(
     root: &'a Value,
     schema: &'a Value,

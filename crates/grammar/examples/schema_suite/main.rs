@@ -1,8 +1,8 @@
-//! Holds constraints against JSON Schema test suites: every instance of every schema that compiles is forced token by token.
+//! Runs JSON Schema test suites: checks every instance of every schema that compiles, token by token.
 //!
-//! `cargo xtask schema-suite FOLDER..` runs this. A folder holds JSON files, each a list of groups or one group:
-//! `{"description", "schema", "tests": [{"description", "data", "valid"}]}`. What is written is a table in Markdown. The exit
-//! status is 1 if an invalid instance was accepted, or if a schema that compiles does not with closed objects.
+//! `cargo xtask schema-suite FOLDER..` runs this. A folder has JSON files, each with one group or an array of groups:
+//! `{"description", "schema", "tests": [{"description", "data", "valid"}]}`. The output is a table in Markdown. The exit status
+//! is 1 if an invalid instance was accepted, or if a schema compiles only with open objects.
 
 #![expect(clippy::print_stdout, reason = "a command-line tool answers on its standard output")]
 
@@ -21,7 +21,7 @@ use serde_json::Value;
 use causes::{Cause, cause};
 use table::{Table, Wrong};
 
-/// The tokenizer of the demo model, and its token for the end of a text.
+/// The tokenizer of the demo model, and its end-of-sequence token.
 const TOKENIZER: &[u8] = include_bytes!("../../../server/demo/tokenizer.json");
 const EOS: u32 = 1275;
 const NUM_LOGITS: usize = 1280;
@@ -84,7 +84,7 @@ fn run(folders: &[PathBuf]) -> Result<Table, String> {
     Ok(table)
 }
 
-/// A suite's folder says which draft its schemas are of, where they do not.
+/// Adds the draft from the name of the suite's folder to a schema without one.
 fn set_draft(folder: &Path, schema: &mut Value) {
     let draft = match folder.file_name().and_then(|name| name.to_str()) {
         Some("draft4") => "http://json-schema.org/draft-04/schema#",
@@ -97,7 +97,7 @@ fn set_draft(folder: &Path, schema: &mut Value) {
     }
 }
 
-/// The JSON files below a folder.
+/// Adds the JSON files below a folder.
 fn add_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), String> {
     let wrong = |error: std::io::Error| format!("{}: {error}", folder.display());
     for entry in std::fs::read_dir(folder).map_err(wrong)? {
@@ -119,7 +119,7 @@ fn groups(file: &Path) -> Result<Vec<Group>, String> {
     serde_json::from_value(list).map_err(|error| wrong(&error))
 }
 
-/// Compiles a schema and forces its instances.
+/// Compiles a schema and checks its instances.
 fn judge(
     tokenizer: &Tokenizer,
     compiler: &GrammarCompiler,
@@ -130,7 +130,7 @@ fn judge(
     let grammar = match compiler.compile(&Constraint::JsonSchema(group.schema.clone())) {
         Ok(grammar) => grammar,
         Err(error) => {
-            // A schema that nothing satisfies is rightly refused.
+            // Refusing a schema that nothing satisfies is correct.
             let only_invalid = group.tests.iter().all(|test| !test.valid);
             table.refused(file, &error.to_string(), only_invalid);
             return Ok(());
@@ -167,7 +167,7 @@ fn judge(
     Ok(())
 }
 
-/// Whether a text is one of the grammar's, token by token.
+/// Whether a grammar allows a text, token by token.
 fn accepts(tokenizer: &Tokenizer, mut grammar: Grammar, text: &str) -> Result<bool, String> {
     let ids = tokenizer.encode(text, AddSpecialTokens::No).map_err(|error| error.to_string())?;
     for id in ids {

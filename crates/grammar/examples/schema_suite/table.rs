@@ -1,14 +1,14 @@
-//! What came of a suite, as tables in Markdown.
+//! Results of a suite as tables in Markdown.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::causes::Cause;
 
-/// Refusals that are shown one by one.
+/// Maximum number of refusals shown one by one.
 const MAX_SHOWN: usize = 200;
 
-/// An instance that was not judged as the suite says.
+/// An instance with another result than the suite's.
 pub(crate) struct Wrong {
     pub(crate) file: String,
     pub(crate) group: String,
@@ -19,13 +19,13 @@ pub(crate) struct Wrong {
 #[derive(Default)]
 pub(crate) struct Table {
     files: BTreeMap<String, Counts>,
-    /// Reasons for refusing a schema, and how many were refused for them.
+    /// The number of refused schemas by reason.
     refusals: BTreeMap<String, usize>,
     causes: BTreeMap<Cause, usize>,
-    /// Invalid by the content of a string, which is annotated only.
+    /// Instances that are invalid only by the content of a string, which is an annotation here.
     annotated: usize,
     unsound: Vec<Wrong>,
-    /// Schemas that cannot be satisfied with closed objects, and can with open ones: where they are, and why.
+    /// Schemas that are satisfiable only with open objects: their position and the reason.
     closed: Vec<(String, String)>,
     incomplete: Vec<(Cause, Wrong)>,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Table {
 struct Counts {
     compiled: usize,
     refused: usize,
-    /// Refused, and without a valid instance.
+    /// Refused schemas without a valid instance.
     unsatisfiable: usize,
     valid_accepted: usize,
     valid_refused: usize,
@@ -82,7 +82,7 @@ impl Table {
         self.closed.push((place, reason));
     }
 
-    /// Whether no invalid instance was accepted, and no schema is only satisfiable with open objects.
+    /// Whether no invalid instance was accepted, and no schema is satisfiable only with open objects.
     pub(crate) fn is_sound(&self) -> bool {
         self.unsound.is_empty() && self.closed.is_empty()
     }
@@ -109,8 +109,8 @@ impl fmt::Display for Table {
         let percent = |part: usize, rest: usize| 100.0 * part as f64 / (part + rest).max(1) as f64;
         writeln!(
             f,
-            "\nCompiled: {:.1} % of the schemas; {} of the refused ones have no valid instance, and are rightly refused. Valid instances \
-            refused: {:.1} %; without those for which `format` is held: {:.1} %.",
+            "\nCompiled: {:.1} % of the schemas; {} of the refused ones have no valid instance, so that refusing them is correct. Valid instances \
+            refused: {:.1} %; without those refused by `format`: {:.1} %.",
             percent(all.compiled, all.refused),
             all.unsatisfiable,
             percent(all.valid_refused, all.valid_accepted),
@@ -130,11 +130,11 @@ impl fmt::Display for Table {
             let count = self.annotated;
             writeln!(
                 f,
-                "\n{count} instances are invalid only where `contentMediaType`, `contentEncoding` or the format `regex` is held; they are annotations here."
+                "\n{count} instances are invalid only by `contentMediaType`, `contentEncoding` or the format `regex`, which are annotations here."
             )?;
         }
         if !self.closed.is_empty() {
-            writeln!(f, "\nSchemas that are refused with closed objects only:\n")?;
+            writeln!(f, "\nSchemas that are refused only with closed objects:\n")?;
             let mut closed = self.closed.iter();
             closed.try_for_each(|(place, reason)| writeln!(f, "- {place}: {reason}"))?;
         }

@@ -1,7 +1,7 @@
-//! How deep a schema is when its references are followed, in whatever order.
+//! The maximum depth of a schema with its references followed, in any order.
 //!
-//! The library enters each target of a reference once, while it is within the schemas that lead there. Targets that lead to each
-//! other may all be within each other then, so each of them counts.
+//! The library enters each target of a reference once, and recursively from the schemas on the path to it. Targets that refer to
+//! each other may then all be nested, so each of them counts.
 
 use std::collections::HashMap;
 
@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use crate::schema::{LITERAL, NAMED};
 
-/// The most schemas within each other, as a bound from above.
+/// An upper bound of the nesting of schemas.
 pub(super) fn depth(root: &Value) -> usize {
     let mut graph = Graph { root, targets: Vec::new(), numbers: HashMap::new() };
     graph.add("#", root);
-    // Targets are found while others are looked through.
+    // Visiting a target may find further ones.
     let mut next = 0;
     while next < graph.targets.len() {
         graph.look_through(next);
@@ -22,12 +22,12 @@ pub(super) fn depth(root: &Value) -> usize {
     deepest(&graph.targets)
 }
 
-/// The root, and each schema that a reference is to.
+/// The root, or the target of a reference.
 struct Target<'a> {
     schema: &'a Value,
-    /// Schemas within each other, references not followed.
+    /// Nesting of schemas, without following references.
     height: usize,
-    /// The targets of references within it, by number.
+    /// The indices of the targets of references in it.
     leads_to: Vec<usize>,
 }
 
@@ -63,7 +63,7 @@ impl<'a> Graph<'a> {
                                 leads_to.extend(self.target(reference));
                             }
                             Value::Object(named) if NAMED.contains(&keyword.as_str()) => {
-                                // Definitions are entered by references alone.
+                                // Definitions are entered only through references.
                                 let is_entered =
                                     !matches!(keyword.as_str(), "$defs" | "definitions");
                                 let named = named.values().filter(|_| is_entered);
@@ -81,7 +81,7 @@ impl<'a> Graph<'a> {
         self.targets[number].leads_to = leads_to;
     }
 
-    /// The number of a reference's target; `None` where it has no plain one.
+    /// The index of a reference's target; `None` if the reference is not plain.
     fn target(&mut self, reference: &'a str) -> Option<usize> {
         if let Some(number) = self.numbers.get(reference) {
             return Some(*number);
@@ -91,13 +91,13 @@ impl<'a> Graph<'a> {
     }
 }
 
-/// The heights along the deepest way, in which targets that lead to each other all count. Components are found as Tarjan's
-/// algorithm does: each after all that it leads to.
+/// The sum of heights on the deepest path. Targets that refer to each other form a component and all count. Tarjan's algorithm
+/// finds each component after all that are reachable from it.
 fn deepest(targets: &[Target<'_>]) -> usize {
     const UNSEEN: usize = usize::MAX;
     let mut order = vec![UNSEEN; targets.len()];
     let mut lowest = vec![0; targets.len()];
-    // The depth from each target on, once its component is known.
+    // The depth from each target on, after its component is known.
     let mut depths: Vec<Option<usize>> = vec![None; targets.len()];
     let (mut open, mut way, mut count) = (Vec::new(), vec![(0, 0)], 0);
     while let Some((target, next)) = way.last_mut() {

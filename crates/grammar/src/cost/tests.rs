@@ -8,7 +8,7 @@ fn is_small_schema(schema: Value) -> Result<bool> {
     is_small(&Constraint::JsonSchema(schema))
 }
 
-/// So many definitions, each of which is within `wrap` of the one before it.
+/// `len` definitions, each in `wrap` of the one before it.
 fn chain(len: usize, wrap: impl Fn(Value) -> Value) -> Value {
     let name = |index: usize| format!("a{index}");
     let definition = |index: usize| {
@@ -27,8 +27,8 @@ fn references_count_as_what_they_lead_to() {
     let short = depth(&chain(100, items)).unwrap();
     assert!((200..310).contains(&short), "{short}");
     let error = is_small_schema(chain(MAX_DEPTH, items)).unwrap_err().to_string();
-    assert!(error.contains("within each other"), "{error}");
-    // Anchors and escaped pointers are references, too.
+    assert!(error.contains("levels of nested schemas"), "{error}");
+    // Anchors and escaped pointers are references too.
     let anchors = |len: usize| {
         let schema = |index: usize| {
             let next = json!({"$anchor": format!("a{index}"), "not": {"$ref": format!("#a{}", index + 1)}});
@@ -50,7 +50,7 @@ fn schemas_that_lead_to_each_other_all_count_and_only_once() {
     ring["$defs"]["a50"] = json!({"$ref": "#/$defs/a0"});
     let size = of_schema(&ring).unwrap();
     assert!((100..260).contains(&size.depth), "{size:?}");
-    // A diamond is as deep as its longer side.
+    // The depth of a diamond is that of its longer side.
     let diamond = json!({
         "$defs": {"end": {"items": {}}, "a": {"$ref": "#/$defs/end"}, "b": {"items": {"items": {"$ref": "#/$defs/end"}}}},
         "anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
@@ -111,7 +111,7 @@ fn a_schema_is_looked_at_wherever_it_stands() {
         ),
     ] {
         let error = is_small(&constraint).unwrap_err().to_string();
-        assert!(error.contains("within each other"), "{error}");
+        assert!(error.contains("levels of nested schemas"), "{error}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! All lexemes side by side as an automaton, to see where one could take a character that belongs to what follows another.
+//! An automaton of all lexemes together, which finds lexemes that could match a character of the part after another lexeme.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -6,13 +6,13 @@ use super::chars::CharSet;
 use super::parse::{Grammar, Node};
 use crate::{Error, Result};
 
-/// States of the automaton, and sets of them that are looked at.
+/// Maximum number of states, and of visited sets of states.
 const MAX_STATES: usize = 50_000;
 const MAX_SETS: usize = 5_000;
-/// How far nodes and rules are within each other.
+/// Maximum nesting of nodes and rules.
 const MAX_DEPTH: usize = 500;
 
-/// The automaton of several lexemes, which begin together.
+/// The automaton of several lexemes, which begin at the same time.
 pub(super) struct Automaton<'a> {
     grammar: &'a Grammar,
     states: Vec<State>,
@@ -28,7 +28,7 @@ struct State {
 }
 
 impl<'a> Automaton<'a> {
-    /// The automaton of these lexemes. Counts are not counted: it takes what they take, and more.
+    /// The automaton of these lexemes. It ignores counts, and therefore accepts more texts than the lexemes do.
     pub(super) fn new(grammar: &'a Grammar, lexemes: &[Node]) -> Result<Self> {
         let mut automaton = Self { grammar, states: Vec::new(), starts: Vec::new() };
         for (lexeme, node) in lexemes.iter().enumerate() {
@@ -40,7 +40,7 @@ impl<'a> Automaton<'a> {
         Ok(automaton)
     }
 
-    /// The characters that a lexeme can begin with.
+    /// The characters with which a lexeme can begin.
     pub(super) fn first(&self, lexeme: usize) -> CharSet {
         let mut first = CharSet::default();
         for state in self.closure([self.starts[lexeme]]) {
@@ -56,7 +56,7 @@ impl<'a> Automaton<'a> {
         self.closure([self.starts[lexeme]]).iter().any(|state| self.states[*state].accepts)
     }
 
-    /// The lexemes that could go on where another one has ended and one of `follow` comes after it, if there are some.
+    /// The lexemes that could continue where another one ends and a character of its `follow` set comes next; `None` if there are none.
     ///
     /// # Errors
     /// There are too many sets of states.
@@ -73,7 +73,7 @@ impl<'a> Automaton<'a> {
                 })
                 .collect();
             let mut after = CharSet::default();
-            // At its start no lexeme has taken anything.
+            // At the start, no lexeme has matched a character yet.
             if !std::mem::take(&mut is_start) {
                 for state in set.iter().filter(|state| self.states[**state].accepts) {
                     after.add(&follow[self.states[*state].lexeme]);
@@ -105,7 +105,7 @@ impl<'a> Automaton<'a> {
         Ok(None)
     }
 
-    /// All states that are reached without a character, in order.
+    /// All states that are reachable without a character, in order.
     fn closure(&self, from: impl IntoIterator<Item = usize>) -> Vec<usize> {
         let mut waiting: Vec<usize> = from.into_iter().collect();
         let mut reached: BTreeSet<usize> = waiting.iter().copied().collect();
@@ -129,7 +129,7 @@ impl<'a> Automaton<'a> {
         Ok(self.states.len() - 1)
     }
 
-    /// Adds what takes a node, from a state on; the state in which it has.
+    /// Adds the states of a node after the state `from`, and returns its last state.
     fn build(&mut self, node: &Node, from: usize, depth: usize) -> Result<usize> {
         if depth > MAX_DEPTH {
             return Err(too_complex());
@@ -182,5 +182,7 @@ impl<'a> Automaton<'a> {
 }
 
 fn too_complex() -> Error {
-    Error::Constraint("the grammar is too complex to be divided into lexemes".to_owned())
+    Error::Constraint(
+        "the grammar is too complex to convert from GBNF; simplify its rules".to_owned(),
+    )
 }

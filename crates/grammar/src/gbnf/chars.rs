@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 /// The last code point.
 const LAST: u32 = 0x10_FFFF;
-/// Code points that are no characters.
+/// Code points that are not characters.
 const SURROGATES: (u32, u32) = (0xD800, 0xDFFF);
 
-/// Characters: ranges of code points, both ends included, in order and apart from each other.
+/// A set of characters as ranges of code points: inclusive, sorted and not adjacent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct CharSet(Vec<(u32, u32)>);
 
@@ -29,12 +29,12 @@ impl CharSet {
         Self(vec![(character.into(), character.into())])
     }
 
-    /// Every character.
+    /// All characters.
     pub(super) fn all() -> Self {
         Self(vec![(0, LAST)])
     }
 
-    /// Every other character.
+    /// All other characters.
     pub(super) fn complement(&self) -> Self {
         let mut ranges = Vec::with_capacity(self.0.len() + 1);
         let mut next = 0;
@@ -50,7 +50,7 @@ impl CharSet {
         Self(ranges)
     }
 
-    /// Adds what another set has; whether that was something.
+    /// Adds the characters of another set, and returns whether any was new.
     pub(super) fn add(&mut self, other: &Self) -> bool {
         let both = Self::new(self.0.iter().chain(&other.0).copied().collect());
         let grew = both != *self;

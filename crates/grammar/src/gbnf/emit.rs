@@ -1,4 +1,4 @@
-//! A planned grammar in Lark's notation.
+//! A planned grammar in Lark syntax.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -16,7 +16,7 @@ pub(super) fn lark(grammar: &Grammar, plan: &Plan) -> String {
     for (number, lexeme) in plan.lexemes.iter().enumerate() {
         let mut node = node_text(&lexeme.node);
         if lexeme.is_nullable {
-            // Where it is empty is said in the rules: a lexeme takes at least one character.
+            // Lexemes match at least one character; the rules allow the empty ones.
             node = format!("({node}) & /[\\x{{0}}-\\x{{10ffff}}]+/");
         }
         line(&mut text, &format!("L{number}: {node}"));
@@ -32,7 +32,7 @@ fn line(text: &mut String, line: &str) {
     writeln!(text, "{line}").expect("a string takes it");
 }
 
-/// The rules that a node leads to.
+/// Adds all rules that are reachable from a node.
 fn add_rules(grammar: &Grammar, node: &Node, found: &mut BTreeSet<usize>) {
     let mut waiting = Vec::new();
     node.for_each_rule(&mut |rule| waiting.push(rule));

@@ -1,9 +1,9 @@
-//! Rules that never end, and rules that call themselves last.
+//! Endless rules and tail recursion.
 
 use super::parse::{Grammar, Node};
 use crate::{Error, Result};
 
-/// Refuses rules of which no text is: those that always call themselves.
+/// Refuses rules that match no finite text, because they always call themselves.
 pub(super) fn check_that_all_end(grammar: &Grammar) -> Result<()> {
     let mut ends = vec![false; grammar.rules.len()];
     loop {
@@ -22,7 +22,7 @@ pub(super) fn check_that_all_end(grammar: &Grammar) -> Result<()> {
         Some((rule, _)) => {
             let (line, name) = (rule.line, &rule.name);
             Err(Error::Constraint(format!(
-                "line {line}, rule `{name}`: no text ends it, because it always calls itself"
+                "line {line}, rule `{name}`: it always calls itself, so that no text can end; add an alternative without it"
             )))
         }
     }
@@ -38,7 +38,7 @@ fn can_end(node: &Node, ends: &[bool]) -> bool {
     }
 }
 
-/// Rules that call themselves last, `ws ::= [ ] ws | ""`, become repetitions, which are regular: `ws ::= [ ]* ""`.
+/// Turns tail recursion, `ws ::= [ ] ws | ""`, into repetition, which is regular: `ws ::= [ ]* ""`.
 pub(super) fn remove_tail_recursion(grammar: &mut Grammar) {
     for (number, rule) in grammar.rules.iter_mut().enumerate() {
         if !mentions(&rule.body, number) {
@@ -58,13 +58,13 @@ fn mentions(node: &Node, rule: usize) -> bool {
     found
 }
 
-/// A node that is `again` and then the rule itself, or `otherwise`.
+/// A node of the form: `again` and then the rule itself, or `otherwise`.
 struct Split {
     again: Option<Node>,
     otherwise: Option<Node>,
 }
 
-/// `None` if it calls the rule elsewhere than at its end.
+/// Splits a node; `None` if it calls the rule at another position than its end.
 fn split(node: &Node, rule: usize) -> Option<Split> {
     if !mentions(node, rule) {
         return Some(Split { again: None, otherwise: Some(node.clone()) });

@@ -1,39 +1,39 @@
-//! From the text of a grammar to its rules.
+//! Parser for GBNF.
 
 use std::collections::HashMap;
 
 use super::chars::CharSet;
 use crate::{Error, Result};
 
-/// The rule that a text is of.
+/// The start rule.
 const ROOT: &str = "root";
-/// Groups within groups.
+/// Maximum nesting of groups.
 const MAX_DEPTH: usize = 32;
-/// Rules of a grammar.
+/// Maximum rules of a grammar.
 const MAX_RULES: usize = 500;
-/// Repetitions that are counted.
+/// Maximum count of a repetition.
 const MAX_COUNT: u32 = 10_000;
 
-/// Why tokens are refused.
-const TOKENS: &str = "tokens (`<[1]>`, `<name>`, `!<[1]>`) are not supported, as this notation is held character by character here: write the token's text as a string";
+/// The error for tokens.
+const TOKENS: &str = "tokens (`<[1]>`, `<name>`, `!<[1]>`) are not supported, because GBNF is enforced character by character: write the token's text as a string";
 
-/// What a text, or a part of it, is.
+/// An expression of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Node {
     /// One of these characters.
     Chars(CharSet),
-    /// What the rule of this number says.
+    /// The rule with this index.
     Rule(usize),
-    /// One after the other; nothing, if there is none.
+    /// One after the other; an empty sequence is the empty text.
     Sequence(Vec<Node>),
     /// One of them.
     Choice(Vec<Node>),
-    /// So many times, at least and at most.
+    /// A node with its minimum and maximum number of repetitions.
     Repeat(Box<Node>, u32, Option<u32>),
 }
 
 impl Node {
-    /// Calls `seen` with each rule that is mentioned.
+    /// Calls `seen` with each referenced rule.
     pub(super) fn for_each_rule(&self, seen: &mut impl FnMut(usize)) {
         match self {
             Self::Chars(_) => {}
@@ -45,12 +45,12 @@ impl Node {
         }
     }
 
-    /// Several as one.
+    /// A sequence of nodes, or the only one.
     pub(super) fn sequence(mut nodes: Vec<Self>) -> Self {
         if nodes.len() == 1 { nodes.remove(0) } else { Self::Sequence(nodes) }
     }
 
-    /// One of several.
+    /// A choice of nodes, or the only one.
     pub(super) fn choice(mut nodes: Vec<Self>) -> Self {
         if nodes.len() == 1 { nodes.remove(0) } else { Self::Choice(nodes) }
     }
@@ -59,7 +59,7 @@ impl Node {
 #[derive(Clone, Debug)]
 pub(super) struct Rule {
     pub(super) name: String,
-    /// Where it is defined.
+    /// The line of its definition.
     pub(super) line: usize,
     pub(super) body: Node,
 }
@@ -70,12 +70,12 @@ pub(super) struct Grammar {
     pub(super) root: usize,
 }
 
-/// A character of a rule's name.
+/// Whether a rule's name may have a character.
 pub(super) fn is_name(character: char) -> bool {
     character.is_ascii_alphanumeric() || "-_.".contains(character)
 }
 
-/// Reads a grammar.
+/// Parses a grammar.
 pub(super) fn parse(text: &str) -> Result<Grammar> {
     let mut parser = Parser {
         chars: text.chars().collect(),
@@ -106,7 +106,7 @@ pub(super) fn parse(text: &str) -> Result<Grammar> {
 }
 
 fn wrong(line: usize, rule: &str, what: &str) -> Error {
-    // It may hold a piece of the grammar, which may hold the end of a line.
+    // The message may quote the grammar, which may contain line breaks.
     let what = what.replace('\n', "\\n").replace('\r', "\\r");
     match rule {
         "" => Error::Constraint(format!("line {line}: {what}")),
@@ -119,10 +119,10 @@ struct Parser {
     at: usize,
     line: usize,
     numbers: HashMap<String, usize>,
-    /// Of each rule its name, and line and rule of its first mention.
+    /// The name of each rule, with the line and the rule of its first mention.
     uses: Vec<(String, usize, String)>,
     rules: Vec<Option<Rule>>,
-    /// The rule that is being read.
+    /// The current rule.
     rule: String,
     depth: usize,
 }
@@ -186,17 +186,17 @@ impl Parser {
         self.at += 1;
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return Err(self.wrong(&format!("more than {MAX_DEPTH} groups are within each other")));
+            return Err(self.wrong(&format!("groups are nested more than {MAX_DEPTH} levels deep")));
         }
         let node = self.alternatives()?;
         self.depth -= 1;
         if !self.take(")") {
-            return Err(self.unexpected(&format!("`)`, which closes the `(` of line {line},")));
+            return Err(self.unexpected(&format!("`)` for the `(` of line {line}")));
         }
         Ok(node)
     }
 
-    /// A string is the sequence of its characters.
+    /// A string, as the sequence of its characters.
     fn string(&mut self) -> Result<Node> {
         self.at += 1;
         let mut nodes = Vec::new();
@@ -232,19 +232,21 @@ impl Parser {
                 last = self.unescaped(end)?;
             }
             if first > last {
-                return Err(self.wrong(&format!("in a class, `{first}` comes after `{last}`")));
+                return Err(self.wrong(&format!(
+                    "the range `{first}-{last}` is reversed: write the smaller character first"
+                )));
             }
             ranges.push((first.into(), last.into()));
         }
         let set = CharSet::new(ranges);
         let set = if is_negated { set.complement() } else { set };
         match set.is_empty() {
-            true => Err(self.wrong("a class has no character")),
+            true => Err(self.wrong("a class has no characters")),
             false => Ok(Node::Chars(set)),
         }
     }
 
-    /// A character, or what an escape that begins with it stands for.
+    /// A character, or the one of an escape that begins with it.
     fn unescaped(&mut self, character: char) -> Result<char> {
         if character != '\\' {
             return Ok(character);
@@ -260,16 +262,17 @@ impl Parser {
                 Some('U') => 8,
                 Some(character) if character.is_ascii_punctuation() => return Ok(character),
                 _ => return Err(self.wrong(
-                    "an escape is none of \\n \\r \\t \\\\ \\\" \\[ \\] \\xNN \\uNNNN \\UNNNNNNNN",
+                    "an escape is unknown: use one of \\n \\r \\t \\\\ \\\" \\[ \\] \\xNN \\uNNNN \\UNNNNNNNN",
                 )),
             };
         let code: String = (0..digits).filter_map(|_| self.next()).collect();
         let code = u32::from_str_radix(&code, 16).ok().filter(|_| code.len() == digits);
-        code.and_then(char::from_u32)
-            .ok_or_else(|| self.wrong("an escape with \\x, \\u or \\U is no character"))
+        code.and_then(char::from_u32).ok_or_else(|| {
+            self.wrong("an escape with \\x, \\u or \\U needs the hexadecimal code of a character")
+        })
     }
 
-    /// What follows an element: `*`, `+`, `?`, `{2}`, `{2,}`, `{,3}`, `{2,3}`.
+    /// The quantifiers after an element: `*`, `+`, `?`, `{2}`, `{2,}`, `{,3}`, `{2,3}`.
     fn repeated(&mut self, mut node: Node) -> Result<Node> {
         loop {
             self.skip_space();
@@ -288,7 +291,7 @@ impl Parser {
         }
     }
 
-    /// The numbers in braces; the closing one is next then.
+    /// The numbers in braces, up to the closing brace.
     fn counts(&mut self) -> Result<(u32, Option<u32>)> {
         let close = self.chars[self.at..].iter().position(|character| *character == '}');
         let text: String = match close {
@@ -297,8 +300,10 @@ impl Parser {
         };
         let number = |text: &str| match text.trim().parse::<u32>() {
             Ok(number) if number <= MAX_COUNT => Ok(number),
-            _ => Err(self
-                .wrong(&format!("`{{{}}}` are no counts of at most {MAX_COUNT}", excerpt(text)))),
+            _ => Err(self.wrong(&format!(
+                "`{{{}}}` needs one or two counts up to {MAX_COUNT}",
+                excerpt(text)
+            ))),
         };
         let counts = match text.split_once(',') {
             None => number(&text).map(|count| (count, Some(count)))?,
@@ -308,7 +313,7 @@ impl Parser {
             }
         };
         if counts.1.is_some_and(|most| most < counts.0) {
-            return Err(self.wrong(&format!("in `{{{text}}}` the first is more than the second")));
+            return Err(self.wrong(&format!("`{{{text}}}` has a minimum above its maximum")));
         }
         self.at += close.expect("it was found");
         Ok(counts)
@@ -334,7 +339,7 @@ impl Parser {
         (!name.is_empty()).then_some(name)
     }
 
-    /// Whether the next rule's definition begins here.
+    /// Whether a rule's definition begins here.
     fn at_definition(&self) -> bool {
         let rest = &self.chars[self.at..];
         let name = rest.iter().take_while(|c| is_name(**c)).count();
@@ -342,7 +347,7 @@ impl Parser {
         name > 0 && [':', ':', '='].iter().all(|expected| after.next() == Some(expected))
     }
 
-    /// White space and comments.
+    /// Skips white space and comments.
     fn skip_space(&mut self) {
         let mut in_comment = false;
         while let Some(character) = self.peek() {
@@ -384,7 +389,7 @@ impl Parser {
     }
 }
 
-/// The beginning of what a request said.
+/// The start of a text from a request.
 fn excerpt(text: &str) -> String {
     text.chars().take(20).collect()
 }

@@ -1,4 +1,4 @@
-//! Which parts of a grammar are lexemes.
+//! Division of a grammar into lexemes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -7,14 +7,14 @@ use super::chars::CharSet;
 use super::parse::{Grammar, Node};
 use crate::{Error, Result};
 
-/// How often lexemes may turn out to be too greedy.
+/// Maximum rounds of dividing greedy lexemes.
 const MAX_ROUNDS: usize = 100;
 
 /// A grammar over lexemes.
 pub(super) struct Plan {
-    /// What each lexeme takes; it is regular.
+    /// The lexemes, all of them regular.
     pub(super) lexemes: Vec<Lexeme>,
-    /// The rules that are not part of lexemes.
+    /// The rules outside lexemes.
     pub(super) rules: BTreeMap<usize, Piece>,
     pub(super) root: Piece,
 }
@@ -24,7 +24,7 @@ pub(super) struct Lexeme {
     pub(super) is_nullable: bool,
 }
 
-/// As [`Node`], over lexemes.
+/// A [`Node`] over lexemes.
 pub(super) enum Piece {
     Lexeme(usize),
     Rule(usize),
@@ -34,7 +34,7 @@ pub(super) enum Piece {
 }
 
 impl Plan {
-    /// Begins with the largest lexemes, and divides those that could take what belongs to what follows.
+    /// Begins with the largest lexemes, and divides those that could match characters of the next part.
     ///
     /// # Errors
     /// The grammar is too complex.
@@ -42,7 +42,7 @@ impl Plan {
         let regular = regular_rules(grammar);
         let root = Node::Rule(grammar.root);
         if regular[grammar.root] {
-            // The one lexeme ends where the text ends.
+            // A single lexeme ends at the end of the text.
             let lexeme = Lexeme { node: root, is_nullable: false };
             return Ok(Self {
                 lexemes: vec![lexeme],
@@ -65,11 +65,13 @@ impl Plan {
             };
             divided.extend(greedy.into_iter().map(|lexeme| planner.lexemes[lexeme].clone()));
         }
-        Err(Error::Constraint("the grammar is too ambiguous to be divided into lexemes".to_owned()))
+        Err(Error::Constraint(
+            "the grammar is too ambiguous to convert from GBNF; simplify its rules".to_owned(),
+        ))
     }
 }
 
-/// Which rules do not lead to themselves, nor to others that do.
+/// Whether each rule is regular: neither it nor any rule reachable from it is recursive.
 fn regular_rules(grammar: &Grammar) -> Vec<bool> {
     let mut regular = vec![false; grammar.rules.len()];
     loop {
@@ -90,7 +92,7 @@ fn regular_rules(grammar: &Grammar) -> Vec<bool> {
 struct Planner<'a> {
     grammar: &'a Grammar,
     regular: &'a [bool],
-    /// Regular nodes that are no lexemes.
+    /// Regular nodes that must not be lexemes.
     divided: &'a HashSet<Node>,
     lexemes: Vec<Node>,
     numbers: HashMap<Node, usize>,
@@ -103,7 +105,7 @@ impl<'a> Planner<'a> {
         Self { grammar, regular, divided, lexemes, numbers, rules }
     }
 
-    /// A node, and all rules that it leads to.
+    /// The piece for a node, after adding all rules reachable from it.
     fn whole(&mut self, node: &Node) -> Piece {
         let mut waiting = Vec::new();
         let piece = self.piece(node, &mut waiting);
@@ -122,7 +124,7 @@ impl<'a> Planner<'a> {
         all
     }
 
-    /// The rules that it mentions are added to `waiting`.
+    /// The piece for a node. The rules in it are added to `waiting`.
     fn piece(&mut self, node: &Node, waiting: &mut Vec<usize>) -> Piece {
         if self.is_regular(node) {
             return self.regular_piece(node, waiting);
@@ -198,7 +200,7 @@ struct Follow<'a> {
     grew: bool,
 }
 
-/// The characters that a piece can begin with, and whether it can be empty.
+/// The characters with which a piece can begin, and whether it can be empty.
 struct First<'a> {
     automaton: &'a Automaton<'a>,
     rules: BTreeMap<usize, (CharSet, bool)>,
@@ -229,7 +231,7 @@ impl<'a> Follow<'a> {
         follow
     }
 
-    /// Adds what comes after the lexemes and rules of a piece that `after` comes after.
+    /// Adds the characters after the lexemes and rules of a piece, which is followed by `after`.
     fn add(&mut self, piece: &Piece, after: &CharSet) {
         match piece {
             Piece::Lexeme(lexeme) => self.grew |= self.lexemes[*lexeme].add(after),

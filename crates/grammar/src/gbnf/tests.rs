@@ -1,4 +1,4 @@
-//! Grammars as they are written, against a naive recognizer that reads them by the format's definition.
+//! Compares converted grammars with a naive recognizer that follows the definition of GBNF.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -53,7 +53,7 @@ castle  ::= "O-O" "-O"?
 const LIST: &str =
     "root ::= item+\nitem ::= \"- \" [^\\r\\n\\x0b\\x0c\\x85\\u2028\\u2029]+ \"\\n\"";
 
-/// Keywords that are identifiers, too, and a recursion at the end that is white space.
+/// Keywords that are also identifiers, and tail recursion for white space.
 const PROGRAM: &str = r#"
 root ::= statement root | statement
 statement ::= "if" ws "(" name ")" ws statement | name "=" [0-9]+ ";" ws
@@ -104,36 +104,36 @@ fn what_is_wrong_is_said_with_its_line_and_rule() {
         ("root ::= [a\n]", "line 2, rule `root`: a class does not end in its line"),
         (
             "root ::= \"a\"\n\nb ::= other | [z-a]",
-            "line 3, rule `b`: in a class, `z` comes after `a`",
+            "line 3, rule `b`: the range `z-a` is reversed: write the smaller character first",
         ),
         ("root ::= b\n", "line 1, rule `root`: there is no rule `b`"),
         ("start ::= \"a\"", "there is no rule `root`"),
         (
             "root ::= (\"a\"\n\nb ::= \"c\"",
-            "line 3, rule `root`: `)`, which closes the `(` of line 1, is expected, not `b`",
+            "line 3, rule `root`: `)` for the `(` of line 1 is expected, not `b`",
         ),
         ("root ::= \"a\"\nroot ::= \"b\"", "line 2, rule `root`: it is defined twice"),
         (
             "root ::= \"\\q\"",
-            "line 1, rule `root`: an escape is none of \\n \\r \\t \\\\ \\\" \\[ \\] \\xNN \\uNNNN \\UNNNNNNNN",
+            "line 1, rule `root`: an escape is unknown: use one of \\n \\r \\t \\\\ \\\" \\[ \\] \\xNN \\uNNNN \\UNNNNNNNN",
         ),
         (
             "root ::= \"\\ud800\"",
-            "line 1, rule `root`: an escape with \\x, \\u or \\U is no character",
+            "line 1, rule `root`: an escape with \\x, \\u or \\U needs the hexadecimal code of a character",
         ),
-        ("root ::= [^\\x00-\\U0010FFFF]", "line 1, rule `root`: a class has no character"),
+        ("root ::= [^\\x00-\\U0010FFFF]", "line 1, rule `root`: a class has no characters"),
+        ("root ::= \"a\"{3,2}", "line 1, rule `root`: `{3,2}` has a minimum above its maximum"),
         (
-            "root ::= \"a\"{3,2}",
-            "line 1, rule `root`: in `{3,2}` the first is more than the second",
+            "root ::= \"a\"{99999}",
+            "line 1, rule `root`: `{99999}` needs one or two counts up to 10000",
         ),
-        ("root ::= \"a\"{99999}", "line 1, rule `root`: `{99999}` are no counts of at most 10000"),
         (
             "root ::= \"a\"**",
             "line 1, rule `root`: a repetition is repeated: put it into parentheses",
         ),
         (
             "root ::= (=\"a\")",
-            "line 1, rule `root`: `)`, which closes the `(` of line 1, is expected, not `=`",
+            "line 1, rule `root`: `)` for the `(` of line 1 is expected, not `=`",
         ),
         (
             "root ::= \"a\" )",
@@ -141,14 +141,14 @@ fn what_is_wrong_is_said_with_its_line_and_rule() {
         ),
         (
             "root ::= b\nb ::= \"x\" b",
-            "line 1, rule `root`: no text ends it, because it always calls itself",
+            "line 1, rule `root`: it always calls itself, so that no text can end; add an alternative without it",
         ),
         ("root = \"a\"\nb ::= \"a\"", "line 1: `::=` after `root` is expected, not `=`"),
     ] {
         assert_eq!(to_lark(grammar).unwrap_err(), Error::Constraint(message.into()), "{grammar}");
     }
     let deep = format!("root ::= {}\"a\"{}", "(".repeat(100_000), ")".repeat(100_000));
-    assert!(to_lark(&deep).unwrap_err().to_string().contains("more than 32 groups"));
+    assert!(to_lark(&deep).unwrap_err().to_string().contains("more than 32 levels"));
     let many: String = (0..501).map(|i| format!("r{i} ::= r{}\n", i + 1)).collect();
     assert!(to_lark(&many).unwrap_err().to_string().contains("more than 500 rules"));
     let wide: String = (0..40).map(|i| format!("r{i} ::= r{} r{}\n", i + 1, i + 1)).collect();
@@ -168,7 +168,7 @@ fn the_two_notations_are_told_apart() {
     }
 }
 
-/// Where a node can end that begins at `at`, by trying everything; `ends` has what is known of rules so far.
+/// The positions where a node that begins at `at` can end, by trying everything; `ends` has the known ends of rules.
 fn ends(
     node: &Node,
     text: &[char],
@@ -201,7 +201,7 @@ fn ends(
     }
 }
 
-/// Whether a text is one of the grammar.
+/// Whether a text matches the grammar.
 fn is_text_of(grammar: &Grammar, text: &str) -> bool {
     let text: Vec<char> = text.chars().collect();
     let mut known = HashMap::new();
@@ -220,7 +220,7 @@ fn is_text_of(grammar: &Grammar, text: &str) -> bool {
     }
 }
 
-/// An element of a rule, over two characters and three rules.
+/// A random element of two characters and three rules.
 fn element() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("\"a\"".to_owned()),
@@ -250,7 +250,7 @@ proptest! {
     fn every_short_text_is_allowed_exactly_if_the_grammar_has_it(root in element(), x in element(), y in element()) {
         let text = format!("root ::= {root}\nx ::= {x} | \"b\"\ny ::= \"a\" | {y}");
         let Ok(_) = to_lark(&text) else {
-            // It never ends, or is refused as too complex.
+            // The grammar never ends, or is refused as too complex.
             return Ok(());
         };
         let grammar = parse::parse(&text).unwrap();

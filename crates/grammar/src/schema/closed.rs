@@ -1,7 +1,7 @@
-//! Objects with their declared keys only. JSON Schema allows any other key beside `properties`; models that are constrained to
-//! a schema would write some, again and again. So most servers close such objects.
+//! Closing of objects: they accept only declared keys. JSON Schema allows any other key beside `properties`, and models that
+//! are constrained to a schema would write such keys again and again. So most servers close objects.
 //!
-//! Declared is what `unevaluatedProperties: false` would let pass: the keys of the whole composition that an object is described by.
+//! Declared keys are those that `unevaluatedProperties: false` would allow: the keys of the whole composition for an object.
 //! Source: JSON Schema Core 2020-12, section 11.3.
 
 use std::collections::{BTreeSet, HashMap};
@@ -11,24 +11,24 @@ use serde_json::{Map, Value, json};
 use super::{DEFINITIONS, LITERAL, references};
 use crate::{Error, Result};
 
-/// Schemas that are looked at, each as often as it is part of a composition.
+/// Maximum visits of schemas, with several for a schema in several compositions.
 const BUDGET: usize = 400_000;
-/// Keywords of conditions, in which nothing is closed: what they do not allow would grow.
+/// Keywords of conditions, in which nothing is closed: a stricter condition would allow more.
 const CONDITIONS: [&str; 4] = ["not", "if", "contains", "propertyNames"];
-/// Keywords that say themselves which other keys there may be.
+/// Keywords that define which other keys are allowed.
 const OTHERS: [&str; 2] = ["additionalProperties", "unevaluatedProperties"];
 /// Keywords whose values describe the same object.
 const COMPOSED: [&str; 8] =
     ["allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas", "dependencies"];
-/// Keywords that list names by name.
+/// Keywords with arrays of names by name.
 const DEPENDENT: [&str; 2] = ["dependentRequired", "dependencies"];
-/// Keywords of alternatives, each of which is closed by itself.
+/// Keywords of alternatives, each of which is closed on its own.
 const ALTERNATIVES: [&str; 2] = ["anyOf", "oneOf"];
 
-/// The schema with its objects closed, but those that declare no keys, and those that say which others there may be.
+/// The schema with closed objects, except those without declared keys and those that define which other keys are allowed.
 ///
 /// # Errors
-/// [`Error::Constraint`] for a schema whose compositions are too large to be looked through.
+/// [`Error::Constraint`] for a schema with too many compositions.
 pub fn closed(schema: &Value) -> Result<Value> {
     let is_old = super::is_old(super::draft(schema));
     let root = references::to_definitions(schema, is_old);
@@ -45,7 +45,7 @@ pub fn closed(schema: &Value) -> Result<Value> {
     }
     if closing.budget == 0 {
         return Err(Error::Constraint(
-            "its compositions (`allOf`, `anyOf`, `$ref` ..) are too large".to_owned(),
+            "it has too many compositions (`allOf`, `anyOf`, `$ref` ..)".to_owned(),
         ));
     }
     if let (Value::Object(closed), false) = (&mut closed, made.is_empty()) {
@@ -57,23 +57,23 @@ pub fn closed(schema: &Value) -> Result<Value> {
     Ok(references::without_unused_definitions(&closed))
 }
 
-/// How a definition is used.
+/// The two uses of a definition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Variant {
-    /// It is all that is said of a value.
+    /// It describes a value alone.
     Closed,
-    /// It is one of several schemas of the same value.
+    /// It describes a value together with other schemas.
     Part,
 }
 
-/// The keys that are declared of an object.
+/// The declared keys of an object.
 #[derive(Clone, Default)]
 struct Declared {
     names: BTreeSet<String>,
     patterns: BTreeSet<String>,
-    /// Keys that it has at least.
+    /// The minimum number of keys.
     least: u64,
-    /// Whether it is said which others there may be.
+    /// Whether the schema defines which other keys are allowed.
     says_others: bool,
 }
 
@@ -82,13 +82,13 @@ impl Declared {
         self.names.is_empty() && self.patterns.is_empty()
     }
 
-    /// Whether objects are closed: they stay satisfiable.
+    /// Whether objects are closed: only if they stay satisfiable.
     fn closes(&self) -> bool {
         let has_enough = !self.patterns.is_empty() || self.least <= self.names.len() as u64;
         !self.is_nothing() && !self.says_others && has_enough
     }
 
-    /// The keywords that close an object with these keys.
+    /// Keywords that close an object with these keys.
     fn closing(&self) -> Map<String, Value> {
         let all = |keys: &BTreeSet<String>| -> Value {
             keys.iter().map(|key| (key.clone(), json!(true))).collect::<Map<_, _>>().into()
@@ -104,12 +104,12 @@ impl Declared {
 
 struct Closing<'a> {
     root: &'a Value,
-    /// Before 2019: what stands beside `$ref` says nothing.
+    /// Whether the draft is older than 2019: keywords beside `$ref` are ignored.
     is_old: bool,
-    /// Definitions that were made, by what they are made of.
+    /// Names of the new definitions, by reference and variant.
     names: HashMap<(String, Variant), String>,
     waiting: Vec<(String, Variant, &'a Value)>,
-    /// Schemas that may still be looked at.
+    /// The number of schemas that may still be visited.
     budget: usize,
 }
 
@@ -119,7 +119,7 @@ impl<'a> Closing<'a> {
         self.budget > 0
     }
 
-    /// A schema that is all that is said of a value, but for what `outer` declares.
+    /// A schema that describes a value alone, except for the keys that `outer` declares.
     fn location(&mut self, schema: &'a Value, outer: &Declared) -> Value {
         let Value::Object(object) = schema else {
             return match schema {
@@ -168,8 +168,8 @@ impl<'a> Closing<'a> {
         Value::Object(part)
     }
 
-    /// Whether a schema has alternatives that are closed one by one. Those of `oneOf` are told apart by what they refuse, which
-    /// can be said of closed ones only where their types differ from those of others.
+    /// Whether a schema has alternatives that are closed one by one. Alternatives of `oneOf` exclude each other by negation,
+    /// which can be expressed for closed ones only if their types differ.
     fn has_alternatives(&self, object: &Map<String, Value>, keyword: &str) -> bool {
         let Some(Value::Array(arms)) = object.get(keyword) else { return false };
         let has_type = |arm: &Value| {
@@ -180,7 +180,7 @@ impl<'a> Closing<'a> {
         keyword == "anyOf" || arms.iter().all(has_type)
     }
 
-    /// Whether a schema is a reference alone.
+    /// Whether a schema is only a reference.
     fn is_alone(&self, object: &Map<String, Value>, outer: &Declared) -> bool {
         const BESIDE: [&str; 8] = [
             "$ref",
@@ -196,7 +196,7 @@ impl<'a> Closing<'a> {
             && (self.is_old || object.keys().all(|keyword| BESIDE.contains(&keyword.as_str())))
     }
 
-    /// The name of a definition for a variant of the one that a reference is to.
+    /// The name of a new definition: a variant of the reference's target.
     fn definition(&mut self, reference: &str, variant: Variant) -> Option<String> {
         let target = self.target(reference)?;
         let key = (reference.to_owned(), variant);
@@ -225,7 +225,7 @@ impl<'a> Closing<'a> {
         self.root.pointer(reference.strip_prefix('#')?)
     }
 
-    /// A schema among others of the same value: what it says of values within that one is closed.
+    /// A schema that describes a value together with others: only the values within that value are closed.
     fn part(&mut self, schema: &'a Value) -> Value {
         match schema {
             Value::Object(object) if self.spend() => Value::Object(self.part_of(object)),
@@ -252,7 +252,7 @@ impl<'a> Closing<'a> {
                 None => value.clone(),
             },
             _ if CONDITIONS.contains(&keyword) || LITERAL.contains(&keyword) => value.clone(),
-            // Conditions may refer to them.
+            // Conditions may refer to the unchanged definitions.
             _ if DEFINITIONS.contains(&keyword) => value.clone(),
             ("properties" | "patternProperties", Value::Object(named)) => named
                 .iter()
@@ -289,7 +289,7 @@ impl<'a> Closing<'a> {
         }
     }
 
-    /// Adds what a schema declares of an object, and all that is composed with it but the keywords that are `left_out`.
+    /// Adds the declarations of a schema and of all schemas composed with it, except for the keywords `left_out`.
     fn add(
         &mut self,
         schema: &'a Map<String, Value>,
@@ -333,7 +333,7 @@ impl<'a> Closing<'a> {
     }
 }
 
-/// Adds what the keywords of one schema declare.
+/// Adds the declarations of a schema's own keywords.
 fn add_own(object: &Map<String, Value>, declared: &mut Declared) {
     let keys = |keyword: &str| {
         object.get(keyword).and_then(Value::as_object).into_iter().flat_map(Map::keys)
@@ -354,7 +354,7 @@ fn add_own(object: &Map<String, Value>, declared: &mut Declared) {
     let least = object.get("minProperties").and_then(Value::as_f64).unwrap_or(0.0);
     declared.least = declared.least.max(least as u64);
     declared.says_others |= OTHERS.iter().any(|keyword| object.contains_key(*keyword));
-    // A literal is what it is.
+    // A literal is complete already.
     declared.says_others |= ["const", "enum"].iter().any(|keyword| object.contains_key(*keyword));
 }
 
@@ -366,7 +366,7 @@ fn may_be_object(object: &Map<String, Value>) -> bool {
     }
 }
 
-/// Closes an object where it is described, or beside the schemas that it is composed of.
+/// Closes an object in its own schema, or beside the schemas that it is composed of.
 fn close(part: &mut Map<String, Value>, declared: &Declared) {
     let is_composed =
         part.contains_key("$ref") || COMPOSED.iter().any(|keyword| part.contains_key(*keyword));
@@ -378,7 +378,7 @@ fn close(part: &mut Map<String, Value>, declared: &Declared) {
     for keyword in ["properties", "patternProperties"] {
         let Some(Value::Object(all)) = closing.get_mut(keyword) else { continue };
         if let Some(Value::Object(own)) = part.shift_remove(keyword) {
-            // Its own schemas, in its own order, then the names that are only required.
+            // The declared properties in their order, then names that are only required.
             let mut merged = own;
             for (name, schema) in std::mem::take(all) {
                 merged.entry(name).or_insert(schema);
@@ -502,6 +502,6 @@ mod tests {
         };
         let definitions: Map<String, Value> = (0..3000).map(chain).collect();
         let error = closed(&json!({"$defs": definitions, "$ref": "#/$defs/d0"})).unwrap_err();
-        assert!(error.to_string().contains("too large"), "{error}");
+        assert!(error.to_string().contains("too many compositions"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
-//! Patterns of ECMA-262, which JSON Schema means, as Rust's regular expressions: what both write alike and read differently is
-//! written so that both read the same, and what ECMA-262 has no reading for is refused.
+//! Translation of ECMA-262 patterns, which JSON Schema uses, to Rust's regular expressions. Constructs that Rust reads in
+//! another way are rewritten, and constructs that are not ECMA-262 are refused.
 //!
-//! Translating twice is translating once. Source: ECMA-262, "RegExp (Regular Expression) Objects" and annex B.1.2.
+//! The translation of a translated pattern is the same. Source: ECMA-262, "RegExp (Regular Expression) Objects" and annex B.1.2.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -11,10 +11,10 @@ use serde_json::{Map, Value};
 use super::{LITERAL, NAMED};
 use crate::{Error, Result};
 
-/// White space and line terminators, within a class. Unicode's White_Space has U+0085 and lacks U+FEFF.
+/// White space and line terminators, for use in a class. Unicode's White_Space has U+0085 and lacks U+FEFF.
 const SPACE: &str =
     r"\t-\r \u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}\u{feff}";
-/// All other characters, within a class.
+/// All other characters, for use in a class.
 const NO_SPACE: &str = concat!(
     r"\u{0}-\u{8}\u{e}-\u{1f}!-\u{9f}\u{a1}-\u{167f}\u{1681}-\u{1fff}\u{200b}-\u{2027}\u{202a}-\u{202e}\u{2030}-\u{205e}",
     r"\u{2060}-\u{2fff}\u{3001}-\u{fefe}\u{ff00}-\u{10ffff}"
@@ -22,10 +22,10 @@ const NO_SPACE: &str = concat!(
 /// The characters of `.` without the flag `s`.
 const NO_LINE_END: &str = r"[^\n\r\u{2028}\u{2029}]";
 
-/// The most characters of a name of a property, or of a count.
+/// Maximum characters of a property's name or a count.
 const MOST_AHEAD: usize = 64;
 
-/// The pattern for Rust; one that is refused stays as it is.
+/// The pattern for Rust; an invalid one stays unchanged.
 pub(super) fn translated(pattern: &str) -> String {
     translate(pattern).unwrap_or_else(|_| pattern.to_owned())
 }
@@ -33,7 +33,7 @@ pub(super) fn translated(pattern: &str) -> String {
 /// The pattern for Rust.
 ///
 /// # Errors
-/// The construct that is no part of ECMA-262, with the way to write it.
+/// The construct that is not ECMA-262, with the correct form.
 pub(super) fn translate(pattern: &str) -> std::result::Result<String, String> {
     let mut translation = Translation {
         left: pattern.chars().peekable(),
@@ -44,10 +44,10 @@ pub(super) fn translate(pattern: &str) -> std::result::Result<String, String> {
     Ok(translation.written)
 }
 
-/// Refuses a schema with a pattern that ECMA-262 does not have.
+/// Refuses a schema with a pattern that is not ECMA-262.
 ///
 /// # Errors
-/// [`Error::Constraint`] with the pattern's construct.
+/// [`Error::Constraint`] with the construct.
 pub(crate) fn check_patterns(schema: &Value) -> Result<()> {
     let check = |keyword: &str, pattern: &str| {
         let refused = |reason| Error::Constraint(format!("`{keyword}`: {reason}"));
@@ -77,23 +77,25 @@ pub(crate) fn check_patterns(schema: &Value) -> Result<()> {
 struct Translation<'a> {
     left: Peekable<Chars<'a>>,
     written: String,
-    /// For each group around, whether `.` is any character there.
+    /// Whether `.` matches any character, for each enclosing group.
     dots_are_any: Vec<bool>,
 }
 
-/// Whether something stands behind what it says how often to repeat.
+/// The quantifier before the current position, if any.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Repeated {
     No,
     Yes,
-    /// With a question mark.
+    /// A quantifier with a question mark.
     Lazily,
 }
 
 fn check_repeated(before: Repeated, count: &dyn std::fmt::Display) -> Step {
     match before {
         Repeated::No => Ok(()),
-        _ => Err(format!("`{count}` repeats what is repeated already: put a group around it")),
+        _ => Err(format!(
+            "`{count}` follows another quantifier: put a group around the repeated part"
+        )),
     }
 }
 
@@ -132,7 +134,7 @@ impl Translation<'_> {
         Ok(())
     }
 
-    /// A count in braces, or the brace itself.
+    /// A count in braces, or a literal brace.
     fn brace(&mut self, before: Repeated) -> Step<Repeated> {
         let ahead = self.ahead();
         let (rest, is_closed) = ahead.split_once('}').map_or(("", false), |(rest, _)| (rest, true));
@@ -140,9 +142,9 @@ impl Translation<'_> {
         let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         let is_count = is_closed && is_number(least) && (most.is_empty() || is_number(most));
         if is_closed && least.trim().is_empty() && is_number(most.trim()) {
-            return Err(format!("`{{{rest}}}` has no least number: write {{0,{}}}", most.trim()));
+            return Err(format!("`{{{rest}}}` has no minimum: write {{0,{}}}", most.trim()));
         }
-        // Else it is a character, which Rust would not take for one.
+        // Otherwise it is a literal brace, which Rust would refuse.
         if !is_count {
             self.written.push_str(r"\{");
             return Ok(Repeated::No);
@@ -153,12 +155,12 @@ impl Translation<'_> {
         Ok(Repeated::Yes)
     }
 
-    /// The next characters, as many as a name or a count may have.
+    /// The next characters, up to the maximum for a name or a count.
     fn ahead(&self) -> String {
         self.left.clone().take(MOST_AHEAD).collect()
     }
 
-    /// A group behind its parenthesis.
+    /// A group after its opening parenthesis.
     fn group(&mut self) -> Step {
         self.written.push('(');
         let mut dots_are_any = self.dots_are_any.last().copied().unwrap_or(false);
@@ -173,7 +175,7 @@ impl Translation<'_> {
                 let all_known = on.chars().chain(off.chars()).all(|flag| "ims".contains(flag));
                 if end != Some(':') || !all_known {
                     return Err(format!(
-                        "`(?{flags}` is no group: flags i, m and s stand before a group's colon, as in (?i:..)"
+                        "`(?{flags}` is not a group: write flags (i, m, s) before a group's colon, as in (?i:..)"
                     ));
                 }
                 dots_are_any = (dots_are_any || on.contains('s')) && !off.contains('s');
@@ -183,7 +185,7 @@ impl Translation<'_> {
         Ok(())
     }
 
-    /// An escape outside of a class.
+    /// An escape outside a class.
     fn escape(&mut self) -> Step {
         match self.left.next() {
             Some('s') => self.written.push_str(&format!("[{SPACE}]")),
@@ -199,7 +201,7 @@ impl Translation<'_> {
         Ok(())
     }
 
-    /// `\p{..}`, within a class or not.
+    /// `\p{..}`, in a class or outside.
     fn property(&mut self, letter: char) -> Step {
         let ahead = self.ahead();
         let name = ahead.strip_prefix('{').and_then(|rest| Some(rest.split_once('}')?.0));
@@ -208,16 +210,14 @@ impl Translation<'_> {
                 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_=".contains(&b))
         };
         let Some(name) = name.filter(|name| is_name(name)) else {
-            return Err(format!(
-                "`\\{letter}` needs the name of a property in braces, as in \\p{{L}}"
-            ));
+            return Err(format!("`\\{letter}` needs a property's name in braces, as in \\p{{L}}"));
         };
         self.written.extend(['\\', letter]);
         self.written.extend(self.left.by_ref().take(name.len() + 2));
         Ok(())
     }
 
-    /// The character that an escape stands for, of which `first` is what follows the backslash.
+    /// The character of an escape; `first` is the first character after the backslash.
     fn character(&mut self, first: char) -> Step<char> {
         let control = |code: u32| char::from_u32(code).ok_or_else(String::new);
         match first {
@@ -228,21 +228,21 @@ impl Translation<'_> {
             'v' => control(0xb),
             '0' if !self.left.peek().is_some_and(char::is_ascii_digit) => Ok('\0'),
             '0'..='9' => Err(format!(
-                "`\\{first}` refers to a group or is an octal number, which is not supported: write the text itself"
+                "`\\{first}` (a back reference or an octal escape) is not supported: write the text itself"
             )),
             'c' => match self.left.next() {
                 Some(letter) if letter.is_ascii_alphabetic() => control(u32::from(letter) % 32),
-                _ => Err("`\\c` needs a letter behind it".to_owned()),
+                _ => Err("`\\c` needs a letter after it".to_owned()),
             },
             'x' => self.hex(2).ok_or_else(|| {
-                "`\\x` needs two hexadecimal digits behind it: write \\u{..} for others".to_owned()
+                "`\\x` needs two hexadecimal digits after it: write \\u{..} for other characters".to_owned()
             }),
             'u' => self.unicode(),
             letter if letter.is_ascii_alphabetic() => Err(format!(
-                "`\\{letter}` is none of the escapes of ECMA-262, whose patterns schemas have{}",
+                "`\\{letter}` is not an escape in ECMA-262, the syntax of patterns in JSON Schema{}",
                 match letter {
-                    'A' => ": the beginning of a text is ^",
-                    'z' | 'Z' => ": the end of a text is $",
+                    'A' => ": write ^ for the start of the text",
+                    'z' | 'Z' => ": write $ for the end of the text",
                     _ => "",
                 }
             )),
@@ -250,7 +250,7 @@ impl Translation<'_> {
         }
     }
 
-    /// So many digits.
+    /// A number of `count` hexadecimal digits.
     fn hex(&mut self, count: usize) -> Option<char> {
         char::from_u32(self.code(count)?)
     }
@@ -263,10 +263,10 @@ impl Translation<'_> {
         Some(code)
     }
 
-    /// The rest of `\u`: four digits, twice for a pair of surrogates, or any number in braces.
+    /// The rest of `\u`: four digits, twice for a surrogate pair, or a number in braces.
     fn unicode(&mut self) -> Step<char> {
         let wrong = || {
-            "`\\u` needs four hexadecimal digits or a character's number in braces behind it, and no half of a surrogate pair".to_owned()
+            "`\\u` needs four hexadecimal digits, or a number in braces, after it, and no lone surrogate".to_owned()
         };
         if self.left.peek() == Some(&'{') {
             let digits: String =
@@ -293,7 +293,7 @@ impl Translation<'_> {
         char::from_u32(first).ok_or_else(wrong)
     }
 
-    /// A class behind its bracket.
+    /// A class after its opening bracket.
     fn class(&mut self) -> Step {
         let is_negated = self.left.next_if_eq(&'^').is_some();
         if self.left.peek() == Some(&']') {
@@ -302,12 +302,12 @@ impl Translation<'_> {
                 self.written.push_str(r"[\u{0}-\u{10ffff}]");
                 return Ok(());
             }
-            return Err("`[]` is a class of no characters, which no text has".to_owned());
+            return Err("`[]` is an empty class, which matches no text".to_owned());
         }
         self.written.push_str(if is_negated { "[^" } else { "[" });
         loop {
             match self.left.next() {
-                // It is left open, which Rust says.
+                // An unclosed class: Rust's error says so.
                 None => return Ok(()),
                 Some(']') => {
                     self.written.push(']');
@@ -315,7 +315,7 @@ impl Translation<'_> {
                 }
                 Some('[') if self.is_posix_name() => {
                     return Err(
-                        "`[:` and a name is no class of ECMA-262: write its characters, as in a-zA-Z"
+                        "classes such as `[:alpha:]` are not in ECMA-262: write the characters, as in a-zA-Z"
                             .to_owned(),
                     );
                 }
@@ -324,7 +324,7 @@ impl Translation<'_> {
         }
     }
 
-    /// Whether a name as in `[:alpha:]` goes on here, behind its first bracket.
+    /// Whether a class such as `[:alpha:]` follows, after its first bracket.
     fn is_posix_name(&self) -> bool {
         let mut ahead = self.left.clone().take(MOST_AHEAD);
         ahead.next() == Some(':')
@@ -332,7 +332,7 @@ impl Translation<'_> {
             && ahead.next() == Some(']')
     }
 
-    /// A character, a range, or characters that an escape stands for.
+    /// A character, a range, or the characters of an escape.
     fn class_item(&mut self, first: char) -> Step {
         let Some(least) = self.class_atom(first)? else { return Ok(()) };
         let mut ahead = self.left.clone();
@@ -350,7 +350,7 @@ impl Translation<'_> {
                 self.written.push('-');
                 push_in_class(&mut self.written, most);
             }
-            // A hyphen before characters that an escape stands for is one itself.
+            // A hyphen before a class escape is a literal hyphen.
             None => {
                 let mut characters = String::new();
                 push_in_class(&mut characters, least);
@@ -361,7 +361,7 @@ impl Translation<'_> {
         Ok(())
     }
 
-    /// One character; `None` where more were written.
+    /// One character; `None` if more characters were written.
     fn class_atom(&mut self, first: char) -> Step<Option<char>> {
         if first != '\\' {
             return Ok(Some(first));
@@ -380,7 +380,7 @@ impl Translation<'_> {
     }
 }
 
-/// Writes a character that an escape stands for.
+/// Writes a literal character.
 fn push_literal(written: &mut String, character: char) {
     match character {
         '\0'..='\x1f' | '\x7f'.. => push_number(written, character),
@@ -429,7 +429,7 @@ mod tests {
             r"\b\B",
         ] {
             let got = translate(pattern).unwrap();
-            // A hyphen at an end is written as a character.
+            // A hyphen at an end is a literal hyphen.
             assert_eq!(got.replace(r"\-]", "-]"), pattern);
         }
     }

@@ -1,16 +1,16 @@
-//! Formats and patterns that the library takes too loosely.
+//! Formats and patterns for which the library allows too much.
 
 use serde_json::{Map, Value, json};
 
-/// Seconds without the leap second, which only some days have, and the offset from UTC.
+/// A time without the leap second, which only some days have, and with the offset from UTC.
 const TIME: &str =
     r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]+)?([zZ]|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
-/// Days that are there in every year, and the 29th of February of those that have it.
+/// The days of all years, and the 29th of February of leap years.
 const DATE: &str = concat!(
     r"([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))",
     r"|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
 );
-/// Labels without two hyphens at the third place, which mark an encoding that would have to be decoded.
+/// Labels without two hyphens at the third position, which mark an encoding that would have to be decoded.
 const HOSTNAME: &str =
     r"^([^.]{1,3}|[^.]{2}([^.-][^.]|-[^.-])[^.]*)(\.([^.]{1,3}|[^.]{2}([^.-][^.]|-[^.-])[^.]*))*$";
 /// Source: RFC 1123, section 2.1.
@@ -21,21 +21,21 @@ const DURATION: &str = concat!(
     r"P((([0-9]+Y([0-9]+M([0-9]+D)?)?)|([0-9]+M([0-9]+D)?)|([0-9]+D))(T(([0-9]+H([0-9]+M([0-9]+S)?)?)|([0-9]+M([0-9]+S)?)|([0-9]+S)))?",
     r"|T(([0-9]+H([0-9]+M([0-9]+S)?)?)|([0-9]+M([0-9]+S)?)|([0-9]+S))|[0-9]+W)"
 );
-/// The longest name of a host.
+/// Maximum characters of a host name.
 const MAX_HOSTNAME: usize = 253;
 
-/// A pointer within JSON.
+/// A JSON pointer.
 const POINTER: &str = "(/([^/~]|~[01])*)*";
 
-/// Formats that the library knows by these names.
+/// Formats that the library enforces under the same names.
 const OF_LIBRARY: [&str; 8] =
     ["date-time", "date", "time", "duration", "hostname", "ipv4", "uuid", "uri"];
 
-/// How a format is held: by the library under this name, if at all, and by these schemas.
+/// The enforcement of a format: its name in the library, if that knows it, and further schemas.
 pub(super) fn held(format: &str) -> (Option<&str>, Vec<Value>) {
     let by_pattern = |pattern: String| (None, vec![json!({"pattern": format!("^({pattern})$")})]);
     match format {
-        // Which texts are regular expressions, no regular expression says: this one annotates.
+        // No regular expression matches exactly all regular expressions, so this format is only an annotation.
         "regex" => (None, Vec::new()),
         "json-pointer" => by_pattern(POINTER.to_owned()),
         "relative-json-pointer" => by_pattern(format!("(0|[1-9][0-9]*)(#|{POINTER})")),
@@ -46,15 +46,16 @@ pub(super) fn held(format: &str) -> (Option<&str>, Vec<Value>) {
         "uri-reference" => by_pattern(reference(Alphabet::Ascii)),
         "iri-reference" => by_pattern(reference(Alphabet::Unicode)),
         "uri-template" => by_pattern(uri_template()),
-        // Each of these is one of those.
+        // Every `hostname` is an `idn-hostname` too.
         "idn-hostname" => (Some("hostname"), stricter("hostname")),
         known if OF_LIBRARY.contains(&known) => (Some(known), stricter(known)),
-        // A format that is not known is an annotation. Source: JSON Schema Validation 2020-12, section 7.2.2.
+        // Unknown formats are only annotations, and schemas from pydantic and zod have many of them: refusing would break them.
+        // Source: JSON Schema Validation 2020-12, section 7.2.2.
         _ => (None, Vec::new()),
     }
 }
 
-/// A format in other keywords of strings.
+/// A format expressed in other keywords for strings.
 pub(super) fn of_text(format: &str) -> Vec<Map<String, Value>> {
     let (known, mut all) = held(format);
     let whole = match known {
@@ -71,7 +72,7 @@ pub(super) fn of_text(format: &str) -> Vec<Map<String, Value>> {
     all.into_iter().filter_map(|said| said.as_object().cloned()).collect()
 }
 
-/// What a string of a format must be besides what the library asks of it.
+/// Requirements of a format that the library does not enforce.
 fn stricter(format: &str) -> Vec<Value> {
     let stricter = match format {
         "time" => json!({"pattern": format!("^{TIME}$")}),
@@ -83,32 +84,32 @@ fn stricter(format: &str) -> Vec<Value> {
     vec![stricter]
 }
 
-/// Which characters an identifier or a mailbox may have.
+/// The characters of an identifier or a mailbox.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Alphabet {
     Ascii,
     Unicode,
 }
 
-/// `ucschar` of RFC 3987, within a class.
+/// `ucschar` of RFC 3987, for use in a class.
 const UCS: &str = concat!(
     r"\u{a0}-\u{d7ff}\u{f900}-\u{fdcf}\u{fdf0}-\u{ffef}\u{10000}-\u{1fffd}\u{20000}-\u{2fffd}\u{30000}-\u{3fffd}",
     r"\u{40000}-\u{4fffd}\u{50000}-\u{5fffd}\u{60000}-\u{6fffd}\u{70000}-\u{7fffd}\u{80000}-\u{8fffd}\u{90000}-\u{9fffd}",
     r"\u{a0000}-\u{afffd}\u{b0000}-\u{bfffd}\u{c0000}-\u{cfffd}\u{d0000}-\u{dfffd}\u{e1000}-\u{efffd}",
 );
-/// `iprivate` of RFC 3987, within a class.
+/// `iprivate` of RFC 3987, for use in a class.
 const PRIVATE: &str = r"\u{e000}-\u{f8ff}\u{f0000}-\u{ffffd}\u{100000}-\u{10fffd}";
-/// A byte that is written as its digits.
+/// A percent-encoded byte.
 const ENCODED: &str = "%[0-9a-fA-F]{2}";
 const OCTET: &str = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 
-/// Source: RFC 3986, section 3.2.2, which is RFC 4291's text form.
+/// Source: RFC 3986, section 3.2.2, which is the text form of RFC 4291.
 fn ipv6() -> String {
     let h16 = "[0-9a-fA-F]{1,4}";
     let ls32 = format!(r"({h16}:{h16}|({OCTET}\.){{3}}{OCTET})");
     let full = format!("({h16}:){{6}}{ls32}");
     let short = (0..=5).map(|after: usize| {
-        // So many groups at most before the two colons, this many and the last two behind them.
+        // At most `5 - after` groups before the two colons, and `after` groups and the last two after them.
         let before = match 5 - after {
             0 => String::new(),
             1 => format!("({h16})?"),
@@ -171,8 +172,8 @@ fn uri_template() -> String {
     format!(r"({literal}|{ENCODED}|\{{[+#./;?&=,!@|]?{variable}(,{variable})*\}})*")
 }
 
-/// Source: RFC 5321, `Mailbox`, with the local parts of RFC 6531. Of other domains than ASCII's those are taken whose labels are
-/// short and of letters that RFC 5892 allows anywhere: Latin, Greek, Cyrillic, Kana, Han and Hangul.
+/// Source: RFC 5321, `Mailbox`, with the local parts of RFC 6531. Domains that are not ASCII are allowed if their labels are
+/// short and have only letters that RFC 5892 allows everywhere: Latin, Greek, Cyrillic, Kana, Han and Hangul.
 fn mailbox(alphabet: Alphabet) -> String {
     let (more, label) = match alphabet {
         Alphabet::Ascii => ("", ""),
@@ -185,7 +186,7 @@ fn mailbox(alphabet: Alphabet) -> String {
     let quoted = format!(r#""([ !#-\[\]-~{more}]|\\[ -~])*""#);
     let label = format!("([a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?{label})");
     let h16 = "[0-9a-fA-F]{1,4}";
-    // At most six groups beside the two colons.
+    // At most six groups besides the two colons.
     let some = format!("({h16}(:{h16}){{0,2}})?");
     let address =
         format!(r"\[(({OCTET}\.){{3}}{OCTET}|IPv6:(({h16}:){{7}}{h16}|{some}::{some}))\]");

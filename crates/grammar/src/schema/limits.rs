@@ -1,4 +1,4 @@
-//! Demands that the library would take and cannot hold: names that are to differ, large integers, and objects that are too wide.
+//! Checks for keywords that the library would accept but not enforce: distinct names, large integers, and too wide objects.
 
 use std::collections::BTreeSet;
 
@@ -8,24 +8,23 @@ use super::numbers::check_literal;
 use super::{LITERAL, NAMED};
 use crate::{Error, Result};
 
-/// Most properties of an object that are not required. Compiling them takes a second, and following them some
-/// milliseconds a token.
+/// Maximum optional properties of an object. With as many, compiling takes a second, and each token some milliseconds.
 const MAX_OPTIONAL: usize = 1000;
-/// Keywords whose schemas are held beside those around them.
+/// Keywords whose schemas apply together with those around them.
 const BESIDE: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 
-/// Refuses what a prepared schema asks for and would not get.
+/// Refuses a prepared schema with parts that would not be enforced.
 ///
 /// # Errors
 /// [`Error::Constraint`] with the keyword.
 pub(crate) fn check(schema: &Value) -> Result<()> {
     if *schema == Value::Bool(false) {
-        return Err(Error::Constraint("no value that ends satisfies it".to_owned()));
+        return Err(Error::Constraint("no finite value satisfies it".to_owned()));
     }
     check_within(schema, schema, &BTreeSet::new())
 }
 
-/// `around` are the names that schemas around this one require of the same object.
+/// `around` are the names that enclosing schemas require of the same object.
 fn check_within(root: &Value, schema: &Value, around: &BTreeSet<&str>) -> Result<()> {
     let Value::Object(object) = schema else { return Ok(()) };
     check_reference(root, object)?;
@@ -52,18 +51,18 @@ fn check_within(root: &Value, schema: &Value, around: &BTreeSet<&str>) -> Result
     Ok(())
 }
 
-/// The library takes `#/` for `#`, and names no place.
+/// Checks a reference, because the library's error does not name its position, and it reads `#/` as `#`.
 fn check_reference(root: &Value, object: &Map<String, Value>) -> Result<()> {
     let Some(Value::String(reference)) = object.get("$ref") else { return Ok(()) };
     match reference.strip_prefix('#') {
-        Some(pointer) if root.pointer(pointer).is_none() => {
-            Err(Error::Constraint(format!("the schema has nothing at `$ref` \"{reference}\"")))
-        }
+        Some(pointer) if root.pointer(pointer).is_none() => Err(Error::Constraint(format!(
+            "`$ref` \"{reference}\" points to nothing in the schema"
+        ))),
         _ => Ok(()),
     }
 }
 
-/// The names that an object and all that `allOf` says of it require.
+/// Adds the names that an object's schema and its `allOf` require.
 fn add_required<'a>(object: &'a Map<String, Value>, required: &mut BTreeSet<&'a str>) {
     let list = |keyword: &str| object.get(keyword).and_then(Value::as_array).into_iter().flatten();
     required.extend(list("required").filter_map(Value::as_str));
@@ -72,7 +71,7 @@ fn add_required<'a>(object: &'a Map<String, Value>, required: &mut BTreeSet<&'a 
     }
 }
 
-/// A name that is free may come again, so that free names count as one.
+/// Checks `minProperties`. Additional names may repeat, so that all of them count as one.
 fn check_free_names(object: &Map<String, Value>, required: &BTreeSet<&str>) -> Result<()> {
     let Some(least) = object.get("minProperties").and_then(Value::as_u64) else { return Ok(()) };
     let may_be_object = match object.get("type") {
@@ -84,8 +83,8 @@ fn check_free_names(object: &Map<String, Value>, required: &BTreeSet<&str>) -> R
         return Ok(());
     }
     Err(Error::Constraint(format!(
-        "`minProperties` is {least} and {} names are required: names that are free may come twice, so that at most one \
-         of them can be counted",
+        "`minProperties` is {least}, but only {} names are required: additional names may repeat, so that only one \
+         of them counts; lower `minProperties` or require more names",
         required.len()
     )))
 }
@@ -97,7 +96,7 @@ fn check_width(object: &Map<String, Value>, required: &BTreeSet<&str>) -> Result
         return Ok(());
     }
     Err(Error::Constraint(format!(
-        "{optional} of an object's `properties` are not required, more than {MAX_OPTIONAL}"
+        "{optional} of an object's `properties` are optional, but the maximum is {MAX_OPTIONAL}"
     )))
 }
 

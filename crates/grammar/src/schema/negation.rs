@@ -1,15 +1,15 @@
-//! What a schema is not, where that can be said by keywords: `not`, `if`, and the other arms of `oneOf`.
+//! Negation of schemas if keywords can express it: for `not`, `if`, and the other alternatives of `oneOf`.
 
 use serde_json::{Map, Value, json};
 
 use super::{Preparation, whole};
 
-/// Schemas within each other, references included, that are followed.
+/// Maximum nesting of schemas, with references followed.
 const MAX_DEPTH: usize = 16;
-/// Most characters of the texts that a string is not to be.
+/// Maximum characters of the excluded strings.
 const MAX_LITERAL_CHARS: usize = 1_000;
 const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
-/// Keywords that every instance satisfies.
+/// Keywords that every value satisfies.
 const ANNOTATIONS: [&str; 14] = [
     "$schema",
     "$id",
@@ -26,7 +26,7 @@ const ANNOTATIONS: [&str; 14] = [
     "writeOnly",
     "discriminator",
 ];
-/// Keywords that every instance satisfies if they are `true`.
+/// Keywords that every value satisfies if they are `true`.
 const APPLICATORS: [&str; 6] = [
     "items",
     "additionalItems",
@@ -37,7 +37,7 @@ const APPLICATORS: [&str; 6] = [
 ];
 
 impl Preparation<'_> {
-    /// A schema of all that another one refuses; `None` where keywords cannot say it.
+    /// A schema of all values that another one refuses; `None` if keywords cannot express it.
     pub(super) fn negated(&self, schema: &Value, depth: usize) -> Option<Value> {
         if depth > MAX_DEPTH || !self.spend(1) {
             return None;
@@ -61,7 +61,7 @@ impl Preparation<'_> {
         Some(any_of(any))
     }
 
-    /// What a keyword, which means the same whatever is beside it, refuses.
+    /// The negation of a keyword that does not depend on others.
     fn keyword_negated(&self, keyword: &str, value: &Value, depth: usize) -> Option<Value> {
         let not = |schema: &Value| self.negated(schema, depth + 1);
         let nots =
@@ -110,7 +110,7 @@ impl Preparation<'_> {
         })
     }
 
-    /// Everything but these literals, none of which is an array or an object.
+    /// All values except these literals, which must not be arrays or objects.
     fn literals_negated(&self, literals: &[Value]) -> Option<Value> {
         let (mut numbers, mut texts, mut flags) = (Vec::new(), Vec::new(), Vec::new());
         let mut types = vec!["array", "object"];
@@ -147,7 +147,7 @@ impl Preparation<'_> {
         Some(json!({"anyOf": any}))
     }
 
-    /// The schema that a plain reference is to.
+    /// The target of a plain reference.
     pub(super) fn target(&self, reference: &Value) -> Option<&Value> {
         self.root.pointer(reference.as_str()?.strip_prefix('#')?)
     }
@@ -157,7 +157,7 @@ fn is_true(schema: &Value) -> bool {
     *schema == json!(true) || schema.as_object().is_some_and(Map::is_empty)
 }
 
-/// One of these; nothing if there are none.
+/// Any of these schemas; `false` if there are none.
 fn any_of(mut schemas: Vec<Value>) -> Value {
     schemas.retain(|schema| *schema != json!(false));
     match schemas.len() {
@@ -174,7 +174,7 @@ fn types_negated(types: &Value) -> Option<Value> {
         _ => return None,
     };
     let known = |name: &Value| {
-        // What is a number and no integer cannot be said.
+        // No keyword means a number that is not an integer.
         TYPES.iter().any(|known| name == known)
             || (name == "integer" && types.contains(&json!("number")))
     };
@@ -200,13 +200,13 @@ fn more(kind: &str, keyword: &str, value: &Value) -> Option<Value> {
     Some(json!({"type": kind, keyword: most.checked_add(1)?}))
 }
 
-/// Whether a number is exactly the one that was written, if that was an integer.
+/// Whether double precision represents the written integer exactly.
 fn is_exact(number: &f64) -> bool {
     const LARGEST: f64 = 9_007_199_254_740_992.0;
     number.abs() < LARGEST
 }
 
-/// The numbers below, between and above some.
+/// Schemas for the numbers below, between and above these.
 fn gaps(mut numbers: Vec<f64>) -> Vec<Value> {
     numbers.sort_by(f64::total_cmp);
     numbers.dedup();
@@ -220,7 +220,7 @@ fn gaps(mut numbers: Vec<f64>) -> Vec<Value> {
         .collect()
 }
 
-/// A regular expression of every text but these.
+/// A regular expression of every text except these.
 fn other_than(texts: &[&[char]]) -> String {
     const ANY: &str = r"[\u{0}-\u{10ffff}]";
     if texts.is_empty() {

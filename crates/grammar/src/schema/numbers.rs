@@ -1,16 +1,16 @@
-//! Bounds and steps of numbers, where the library takes too much or too little.
+//! Bounds and steps of numbers for which the library allows too much or too little.
 
 use serde_json::{Map, Number, Value, json};
 
 use crate::{Error, Result};
 
-/// The number next to zero that a bound tells from it, unless the other bound is smaller. Next to other numbers it is the
-/// next one in double precision.
+/// The inclusive bound in place of an exclusive bound of zero, unless a tenth of the other bound is smaller. Other exclusive bounds
+/// are replaced by the next number in double precision.
 const SMALLEST: f64 = 1e-20;
-/// Digits behind the point of a step that are looked at.
+/// Maximum digits after the point of a step.
 const MAX_DIGITS: u32 = 9;
 
-/// Takes bounds and steps out of a schema; the same, said in another way.
+/// Takes bounds and steps out of a schema and returns equivalent schemas.
 pub(super) fn exact(schema: &mut Map<String, Value>) -> Vec<Value> {
     if schema.get("type") != Some(&json!("integer")) {
         inclusive(schema, Side::Least);
@@ -43,8 +43,8 @@ impl Side {
     }
 }
 
-/// An exclusive bound that is a whole number as the inclusive bound next to it. The library takes the bound itself
-/// where both bounds have the same digits before the point.
+/// An exclusive bound that is a whole number, as the inclusive bound next to it. The library would allow the bound itself
+/// if both bounds have the same digits before the point.
 fn inclusive(schema: &mut Map<String, Value>, side: Side) {
     let inclusive = schema.get(side.keyword()).and_then(Value::as_f64);
     let exclusive = match schema.get(side.exclusive()) {
@@ -53,7 +53,7 @@ fn inclusive(schema: &mut Map<String, Value>, side: Side) {
         _ => None,
     };
     let sign = if side == Side::Least { 1.0 } else { -1.0 };
-    // On the other side of zero the library is right.
+    // On the other side of zero the library is correct.
     let Some(bound) = exclusive.map(|bound| sign * bound) else { return };
     if bound < 0.0 || bound.fract() != 0.0 {
         return;
@@ -70,8 +70,8 @@ fn inclusive(schema: &mut Map<String, Value>, side: Side) {
     schema.insert(side.keyword().to_owned(), Value::Number(next));
 }
 
-/// `multipleOf` with digits behind the point as a choice of one for each number of such digits. The library takes numbers
-/// that have as many digits as the step.
+/// `multipleOf` with digits after the point, as one alternative for each number of digits, because the library only allows
+/// numbers with as many digits as the step.
 fn step(schema: &mut Map<String, Value>) -> Option<Value> {
     let text = schema.get("multipleOf")?.as_f64()?.abs().to_string();
     let (whole, behind) = text.split_once('.')?;
@@ -94,10 +94,10 @@ fn greatest_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { greatest_divisor(b, a % b) }
 }
 
-/// An integer bound that double precision would round outwards as the next number inside.
+/// An integer bound that double precision would round outwards, as the next number inside.
 fn representable(schema: &mut Map<String, Value>, side: Side) {
     let Some(bound) = schema.get(side.keyword()).and_then(integer) else { return };
-    // The library's integers have 64 bits, and it negates the least one.
+    // The library's integers have 64 bits, and negating the smallest one overflows.
     let is_least = bound == i64::MIN.into();
     if is_exact(bound) && !is_least || bound == i64::MAX.into() {
         return;
@@ -115,12 +115,12 @@ fn integer(value: &Value) -> Option<i128> {
     value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from))
 }
 
-/// Whether an integer is a number in double precision, in which the library computes.
+/// Whether double precision, in which the library computes, has an integer.
 fn is_exact(integer: i128) -> bool {
     (integer as f64) as i128 == integer
 }
 
-/// Refuses integers of `const` and `enum` that the library would round.
+/// Refuses integers in `const` and `enum` that the library would round.
 ///
 /// # Errors
 /// [`Error::Constraint`] with the number.
@@ -133,8 +133,8 @@ pub(super) fn check_literal(keyword: &str, literal: &Value) -> Result<()> {
         number => match integer(number) {
             Some(integer) if !is_exact(integer) && integer != i64::MAX.into() => {
                 Err(Error::Constraint(format!(
-                    "`{keyword}` has {integer}: an integer beyond 2^53 can be held where double precision has it, and this \
-                 one would be rounded"
+                    "`{keyword}` has {integer}, which double precision would round: use an integer up to 2^53, or a \
+                 larger one that double precision can represent"
                 )))
             }
             _ => Ok(()),

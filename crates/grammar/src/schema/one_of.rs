@@ -1,13 +1,13 @@
-//! `oneOf` as `anyOf`, of arms that no instance can satisfy two of.
+//! `oneOf` as `anyOf` with disjoint alternatives.
 
 use serde_json::{Map, Value, json};
 
 use super::Preparation;
 
-/// References and combinations that are followed to see that two arms are disjoint.
+/// Maximum depth of references and combinations to find out whether two alternatives are disjoint.
 const MAX_DEPTH: usize = 16;
 
-/// The types of JSON as bits; an integer is a number.
+/// The bit of a JSON type; integers are numbers.
 fn type_bit(name: &str) -> u8 {
     match name {
         "null" => 1,
@@ -22,7 +22,7 @@ fn type_bit(name: &str) -> u8 {
 const OBJECT: u8 = 32;
 
 impl Preparation<'_> {
-    /// What `oneOf` says; `None` where arms may overlap and what one of them refuses cannot be said.
+    /// `oneOf` in other keywords; `None` if alternatives may overlap and the negation of one of them cannot be expressed.
     pub(super) fn one_of(&self, arms: &Value) -> Option<Value> {
         let arms = arms.as_array()?;
         let exclusive = arms.iter().enumerate().map(|(index, arm)| {
@@ -37,14 +37,14 @@ impl Preparation<'_> {
         Some(json!({"anyOf": exclusive.collect::<Option<Vec<Value>>>()?}))
     }
 
-    /// Objects that are not of `other`, as they lack a key that it requires and `arm` does not. There are more that are not of it.
+    /// Objects that `other` refuses because they lack a key that it requires and `arm` does not. It may refuse more objects.
     fn lacking(&self, arm: &Value, other: &Value) -> Option<Value> {
         let of_arm = self.required(arm, 0);
         let lacked = self.required(other, 0).into_iter().find(|name| !of_arm.contains(name))?;
         Some(json!({"type": "object", "properties": {lacked: false}}))
     }
 
-    /// The keys that a schema requires by itself, by what it refers to, and by all of its parts.
+    /// The keys that a schema, the target of its reference and its parts in `allOf` require.
     fn required<'b>(&'b self, schema: &'b Value, depth: usize) -> Vec<&'b str> {
         let Some(object) = schema.as_object().filter(|_| depth <= MAX_DEPTH && self.spend(1))
         else {
@@ -63,14 +63,14 @@ impl Preparation<'_> {
         names
     }
 
-    /// Whether no instance satisfies two of them; `false` where that is not seen.
+    /// Whether no value satisfies two of them; `false` if unknown.
     pub(super) fn are_all_disjoint(&self, arms: &[Value]) -> bool {
         arms.iter()
             .enumerate()
             .all(|(index, arm)| arms[..index].iter().all(|other| self.are_disjoint(arm, other, 0)))
     }
 
-    /// Whether no instance satisfies both; `false` where that is not seen.
+    /// Whether no value satisfies both; `false` if unknown.
     fn are_disjoint(&self, one: &Value, other: &Value, depth: usize) -> bool {
         if depth > MAX_DEPTH {
             return false;
@@ -92,12 +92,12 @@ impl Preparation<'_> {
                 && (excludes(pair.0, pair.1) || self.has_disjoint_property(pair, depth)))
     }
 
-    /// Before 2019, what stands beside `$ref` says nothing.
+    /// Whether a schema is only a reference: before 2019, keywords beside `$ref` are ignored.
     fn is_reference(&self, schema: &Map<String, Value>) -> bool {
         self.is_old && schema.contains_key("$ref")
     }
 
-    /// Whether what `one` refers to, or a part that all its instances satisfy, is disjoint from `other`.
+    /// Whether the target of `one`'s reference, or a part that all its values satisfy, is disjoint from `other`.
     fn has_disjoint_part(&self, one: &Map<String, Value>, other: &Value, depth: usize) -> bool {
         let is_apart = |part: &Value| self.are_disjoint(part, other, depth + 1);
         if one.get("$ref").and_then(|reference| self.target(reference)).is_some_and(is_apart) {
@@ -110,7 +110,7 @@ impl Preparation<'_> {
                 || parts("oneOf").is_some_and(|parts| parts.iter().all(is_apart)))
     }
 
-    /// Whether both describe objects, which would need a property that cannot be as both say.
+    /// Whether both describe objects and require a property for which they are disjoint.
     fn has_disjoint_property(
         &self,
         (one, other): (&Map<String, Value>, &Map<String, Value>),
@@ -130,7 +130,7 @@ impl Preparation<'_> {
     }
 }
 
-/// Whether the types or the literals of two schemas have none in common.
+/// Whether two schemas have no type or no literal in common.
 fn excludes(one: &Map<String, Value>, other: &Map<String, Value>) -> bool {
     if types(one) & types(other) == 0 {
         return true;
@@ -139,7 +139,7 @@ fn excludes(one: &Map<String, Value>, other: &Map<String, Value>) -> bool {
     one.iter().all(|one| other.iter().all(|other| are_different(one, other)))
 }
 
-/// The types that a schema's instances may have, as far as it says.
+/// The types that a schema allows, as far as its own keywords say.
 fn types(schema: &Map<String, Value>) -> u8 {
     let said = match schema.get("type") {
         Some(Value::String(name)) => type_bit(name),
@@ -162,13 +162,13 @@ fn types(schema: &Map<String, Value>) -> u8 {
     said & literal
 }
 
-/// The only instances that there are, if a schema lists them.
+/// The only values of a schema, if it lists them.
 fn literals(schema: &Map<String, Value>) -> Option<&[Value]> {
     let one = schema.get("const").map(std::slice::from_ref);
     one.or_else(|| Some(schema.get("enum")?.as_array()?.as_slice()))
 }
 
-/// Whether two literals cannot be the same instance; what has parts is not looked into.
+/// Whether two literals are certainly different; arrays and objects are not compared.
 fn are_different(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => one.as_f64() != other.as_f64(),
@@ -177,7 +177,7 @@ fn are_different(one: &Value, other: &Value) -> bool {
     }
 }
 
-/// What a property has to be, as far as the schema says it by its name.
+/// The schema of a property, if `properties` has it.
 fn property<'a>(schema: &'a Map<String, Value>, name: &str) -> &'a Value {
     const ANY: &Value = &Value::Bool(true);
     let listed = schema.get("properties").and_then(|properties| properties.get(name));
@@ -224,7 +224,7 @@ mod tests {
             {"allOf": [{"minLength": 2}, long]}, {"allOf": [{"maxLength": 4}, short]},
         ]);
         assert_eq!(found, json!({"allOf": [{"anyOf": arms}]}));
-        // Both take what is no object, and the second one cannot be negated.
+        // Both allow values that are not objects, and the second one cannot be negated.
         let kept = json!({"oneOf": [{"properties": {"a": {"const": 1}}, "required": ["a"]}, {"pattern": "x"}]});
         assert_eq!(prepared(&kept), kept);
     }
@@ -238,7 +238,7 @@ mod tests {
         let exclusive = &found["allOf"][0]["anyOf"];
         assert_eq!(exclusive[0]["allOf"][1], lacks("database"), "{found}");
         assert_eq!(exclusive[1]["allOf"][1], lacks("page"), "{found}");
-        // The first one requires all that the second one does.
+        // The first one requires all keys that the second one requires.
         let mut both = arms[0].clone();
         both["required"] = json!(["page", "database"]);
         let kept = json!({"oneOf": [both, arms[1]]});

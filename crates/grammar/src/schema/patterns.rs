@@ -1,15 +1,17 @@
-//! Patterns of names that only known names match: these hold what the patterns say, and no other name is waited for.
+//! `patternProperties` that match only names in `properties`: their schemas move to these properties.
+//!
+//! The library would allow a comma before a further name, although none could come after it, so that the output could not end.
 
 use llguidance::derivre::{RegexAst, RegexBuilder};
 use llguidance::regex_to_lark;
 use serde_json::{Map, Value, json};
 
-/// Work for one pattern; beyond that, it is left as it is.
+/// The limit of work for one pattern. Beyond it, the pattern stays unchanged.
 const FUEL: u64 = 100_000;
-/// Most names that a pattern is compared with.
+/// Maximum names that a pattern is compared with.
 const MAX_NAMES: usize = 200;
 
-/// Moves what such patterns say to the properties.
+/// Moves the schemas of such patterns to the properties.
 pub(super) fn known_names(schema: &mut Map<String, Value>) {
     let Some(Value::Object(patterns)) = schema.get("patternProperties") else { return };
     let properties = schema.get("properties").and_then(Value::as_object);
@@ -47,7 +49,7 @@ pub(super) fn known_names(schema: &mut Map<String, Value>) {
     }
 }
 
-/// The names that match a pattern, if there are no others.
+/// The names that match a pattern, if it matches no others.
 fn only_of<'a>(pattern: &str, names: &[&'a str]) -> Option<Vec<&'a str>> {
     let search = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
     let mut builder = RegexBuilder::new();

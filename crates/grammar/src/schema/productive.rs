@@ -1,5 +1,5 @@
-//! Schemas that no finite value satisfies, since each value would hold another one like it without end: they become `false`,
-//! so that nothing is begun that cannot be finished.
+//! Pruning of endlessly recursive schemas, whose values would contain each other without end: they become `false`, so that
+//! a model does not begin a value that it cannot finish.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 
 use super::{DEFINITIONS, LITERAL, NAMED};
 
-/// Schemas that are looked at; beyond that, schemas are left as they are.
+/// Maximum visited schemas. Beyond it, schemas stay unchanged.
 const BUDGET: usize = 2_000_000;
 
-/// The prepared schema without what has no end.
+/// The prepared schema, in which schemas without finite values are `false`.
 pub(super) fn pruned(root: &Value) -> Value {
     let mut targets = HashMap::new();
     add_targets(root, root, &mut targets);
@@ -25,7 +25,7 @@ pub(super) fn pruned(root: &Value) -> Value {
     search.written(root)
 }
 
-/// Adds the targets of all references, none of them known to have a finite value.
+/// Adds the targets of all references, at first without a known finite value.
 fn add_targets<'a>(root: &'a Value, schema: &'a Value, targets: &mut HashMap<&'a str, bool>) {
     match schema {
         Value::Array(schemas) => {
@@ -60,7 +60,7 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// Finds finite values until no more are found.
+    /// Repeats the search until it finds no further finite values.
     fn run(&mut self) {
         loop {
             let unknown = self.finite.iter().filter(|(_, is_finite)| !**is_finite);
@@ -79,7 +79,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether a schema has a finite value, as far as references say.
+    /// Whether a schema has a finite value, by the targets known so far.
     fn is_finite(&mut self, schema: &Value) -> bool {
         let Value::Object(object) = schema else { return *schema != json!(false) };
         self.budget = self.budget.saturating_sub(1);
@@ -136,7 +136,7 @@ impl<'a> Search<'a> {
         prefix_is_finite && items.is_none_or(|items| self.is_finite(items))
     }
 
-    /// The schema, in which what has no finite value is `false`.
+    /// The schema, in which schemas without finite values are `false`.
     fn written(&mut self, schema: &Value) -> Value {
         match schema {
             Value::Object(_) if !self.is_finite(schema) => json!(false),

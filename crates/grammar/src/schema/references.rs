@@ -1,4 +1,4 @@
-//! References by identifiers, anchors and escaped pointers, as plain pointers into `$defs`. What is not within the schema stays.
+//! References by identifiers, anchors and escaped pointers, as plain pointers into `$defs`. References to other documents stay.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -7,9 +7,9 @@ use serde_json::{Map, Value};
 
 use super::{DEFINITIONS, LITERAL, NAMED};
 
-/// Where a schema without an identifier is.
+/// The base URI of a schema without an identifier.
 const NOWHERE: &str = "schema:///";
-/// The beginning of the names of targets in `$defs`.
+/// The prefix of the names of targets in `$defs`.
 const PREFIX: &str = "referenced-";
 
 /// Keywords that only references by identifiers and anchors need.
@@ -20,13 +20,13 @@ pub(super) fn plain(root: &Value, is_old: bool) -> Value {
     written(root, is_old, Targets::Anywhere)
 }
 
-/// The schema with plain references, each to a definition, so that any part of it means the same elsewhere beside the
+/// The schema with plain references, each to a definition, so that a part of it can be used elsewhere together with the
 /// definitions.
 pub(super) fn to_definitions(root: &Value, is_old: bool) -> Value {
     written(root, is_old, Targets::Definitions)
 }
 
-/// The schema without the definitions that nothing leads to from outside of them. References are to definitions.
+/// The schema without unused definitions. All its references must point to definitions.
 pub fn without_unused_definitions(root: &Value) -> Value {
     let mut used: HashSet<&str> = HashSet::new();
     let mut rest = vec![root];
@@ -75,11 +75,11 @@ pub fn without_unused_definitions(root: &Value) -> Value {
     Value::Object(kept)
 }
 
-/// Where references may be to.
+/// The allowed targets of references.
 #[derive(Clone, Copy, PartialEq)]
 enum Targets {
     Anywhere,
-    /// Schemas that `$defs` or `definitions` of the root name.
+    /// Only schemas in `$defs` or `definitions` of the root.
     Definitions,
 }
 
@@ -99,7 +99,7 @@ fn written(root: &Value, is_old: bool, allowed: Targets) -> Value {
     while let Some((name, target)) = writer.waiting.pop() {
         let mut target = writer.schema(target);
         if let (Targets::Definitions, Value::Object(target)) = (allowed, &mut target) {
-            // Nothing refers to them there any more.
+            // No reference points to them there any more.
             DEFINITIONS.iter().for_each(|keyword| drop(target.shift_remove(*keyword)));
         }
         targets.insert(name, target);
@@ -113,14 +113,14 @@ fn written(root: &Value, is_old: bool, allowed: Targets) -> Value {
     plain
 }
 
-/// All schemas within one, by their places.
+/// All schemas within one, by their URIs.
 struct Index<'a> {
     is_old: bool,
-    /// The base of each schema, by its address.
+    /// The base URI of each schema, by its address in memory.
     places: HashMap<usize, Rc<str>>,
     resources: HashMap<Rc<str>, &'a Value>,
     anchors: HashMap<String, &'a Value>,
-    /// Those that dynamic references may be to, by their names: where they are, and the schemas.
+    /// The targets of dynamic references by name: their URIs and schemas.
     dynamic: HashMap<String, Vec<(Rc<str>, &'a Value)>>,
 }
 
@@ -138,13 +138,13 @@ impl<'a> Index<'a> {
             _ => return,
         };
         let mut base = Rc::clone(base);
-        // In older drafts nothing beside a reference counts.
+        // In older drafts, keywords beside a reference are ignored.
         let counts = !(self.is_old && object.contains_key("$ref"));
         if let Some(Value::String(id)) = object.get("$id").filter(|_| counts) {
             match id.strip_prefix('#') {
                 Some(anchor) => drop(self.anchors.insert(format!("{base}#{anchor}"), schema)),
                 None => {
-                    // A base that is not known is one that nothing refers to.
+                    // No reference can point to a schema with an unknown base.
                     base = joined(&base, id)
                         .unwrap_or_else(|| format!("{NOWHERE}{}", self.places.len()))
                         .into();
@@ -176,7 +176,7 @@ impl<'a> Index<'a> {
         }
     }
 
-    /// The schema that a reference of another one is to.
+    /// The target of a reference in a schema with this base.
     fn target(&self, reference: &str, base: &str) -> Option<&'a Value> {
         let url = joined(base, reference)?;
         let fragment = reference.split_once('#').map_or("", |(_, fragment)| fragment);
@@ -185,12 +185,12 @@ impl<'a> Index<'a> {
         }
         let pointer = decoded(fragment)?;
         let target = self.resources.get(url.as_str())?.pointer(&pointer)?;
-        // Where no schema is looked for, none is found.
+        // A value that is not at the position of a schema was not indexed.
         (target.is_boolean() || self.places.contains_key(&address(target))).then_some(target)
     }
 
-    /// The schema that a dynamic reference of another one is to, if that does not depend on the way to it: what is evaluated
-    /// first is the root, whose anchor precedes all others.
+    /// The target of a dynamic reference, if it does not depend on the path of evaluation: evaluation begins at the root, whose
+    /// anchor precedes all others.
     ///
     /// Source: JSON Schema Core 2020-12, section 8.2.3.2.
     fn dynamic_target(&self, reference: &str, base: &str, root: &Value) -> Option<&'a Value> {
@@ -209,13 +209,13 @@ impl<'a> Index<'a> {
     }
 }
 
-/// Whether a reference is to what `$defs` or `definitions` of the root name.
+/// Whether a reference points to an entry of the root's `$defs` or `definitions`.
 fn is_definition(reference: &str) -> bool {
     let path = reference.strip_prefix("#/").and_then(|path| path.split_once('/'));
     path.is_some_and(|(keyword, name)| DEFINITIONS.contains(&keyword) && !name.contains('/'))
 }
 
-/// What a reference is to, without its fragment. `None` where a path would have to be normalised.
+/// The URI of a reference without its fragment. `None` if its path would need normalization.
 ///
 /// Source: RFC 3986, section 5.2.
 fn joined(base: &str, reference: &str) -> Option<String> {
@@ -268,7 +268,7 @@ impl<'a> Writer<'a, '_> {
                 let allowed = self.allowed;
                 let mut entries: Map<String, Value> = object
                     .iter()
-                    // Nothing refers to them by their names any more.
+                    // No reference uses these names any more.
                     .filter(|(keyword, _)| match allowed {
                         Targets::Anywhere => *keyword != "$dynamicAnchor",
                         Targets::Definitions => !IDENTIFIERS.contains(&keyword.as_str()),
@@ -300,7 +300,7 @@ impl<'a> Writer<'a, '_> {
         }
     }
 
-    /// The plain form of a reference; `None` if it has one already, or leads out of the schema.
+    /// The plain form of a reference; `None` if it is plain already, or points outside the schema.
     fn reference(&mut self, reference: &str, base: &str) -> Option<String> {
         let is_plain =
             reference.starts_with('#') && !reference.contains(['%', '~']) && reference != "#";
@@ -317,14 +317,14 @@ impl<'a> Writer<'a, '_> {
         Some(self.pointer_to(target))
     }
 
-    /// What a schema's dynamic reference is to; `None` without one, where it depends, and beside another reference.
+    /// The target of a schema's dynamic reference; `None` without one, if it depends on the path, or beside another reference.
     fn dynamic_target(&self, schema: &Map<String, Value>, base: &str) -> Option<&'a Value> {
         let reference =
             schema.get("$dynamicRef")?.as_str().filter(|_| !schema.contains_key("$ref"))?;
         self.index.dynamic_target(reference, base, self.root)
     }
 
-    /// The plain reference to a schema, which is given a name for it.
+    /// A plain reference to a schema, which gets a name in `$defs`.
     fn pointer_to(&mut self, target: &'a Value) -> String {
         if self.allowed == Targets::Anywhere && address(target) == address(self.root) {
             return "#".to_owned();
@@ -354,7 +354,7 @@ mod tests {
             "allOf": [{"$ref": "#/$defs/a~0b%25"}, {"$ref": "#here"}, {"$ref": "inner.json"}, {"$ref": "/root.json#"}],
         });
         let found = plain(&schema, false);
-        // The first one is that of `inner`.
+        // The first reference points to the one of `inner`.
         let to = |number: usize| json!({"$ref": format!("#/$defs/referenced-{number}")});
         assert_eq!(found["$defs"]["inner"]["$ref"], to(0)["$ref"]);
         assert_eq!(found["allOf"], json!([to(1), to(2), to(3), {"$ref": "#"}]));
@@ -381,7 +381,7 @@ mod tests {
         assert_eq!(found["$defs"]["n"]["properties"]["r"], to("referenced-0"));
         assert_eq!(found["$defs"]["referenced-1"], json!({"type": "integer"}));
         assert_eq!(found["$defs"]["referenced-2"], to("referenced-0"));
-        // The root as it is, but for its definitions.
+        // The root is unchanged, except for its definitions.
         assert_eq!(found["$defs"]["referenced-0"], json!({"properties": properties.take()}));
         assert_eq!(found.get("$id"), None);
     }
@@ -396,7 +396,7 @@ mod tests {
         let found = plain(&of_root, false);
         let name = found["$defs"]["list"]["items"]["$ref"].as_str().unwrap();
         assert_eq!(found.pointer(&name[1..]), Some(&json!({"type": "string"})));
-        // Two others may be first, each on a way of its own.
+        // Either of two others may be first, depending on the path.
         let other = json!({"$id": "other", "$ref": "list", "$defs": {"x": {"$dynamicAnchor": "item", "type": "null"}}});
         let depends =
             json!({"$id": "https://example.com/root", "$defs": {"list": list, "other": other}});

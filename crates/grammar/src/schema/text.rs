@@ -1,4 +1,4 @@
-//! Keywords of strings as regular expressions of whole texts, for formats of calls that write strings without quotes.
+//! Keywords for strings as regular expressions of whole texts, for formats of calls in which strings have no quotes.
 
 use llguidance::regex_to_lark;
 use regex_syntax::hir::{Hir, HirKind, Look};
@@ -6,17 +6,17 @@ use serde_json::{Map, Value};
 
 use super::{ecma, formats};
 
-/// Keywords of strings that [`expressions`] knows.
+/// Keywords for strings that [`expressions`] supports.
 pub const TEXT_KEYWORDS: [&str; 4] = ["pattern", "format", "minLength", "maxLength"];
 /// Any text.
 const ANY: &str = "(?s:.*)";
-/// Longest pattern that is looked into: each group of it takes a part of the stack.
+/// Maximum bytes of a pattern to parse, because each group of it uses stack.
 const MAX_PATTERN_BYTES: usize = 4 << 10;
 
-/// Regular expressions that a text has to match as a whole to be what the keywords of a schema ask of a string.
+/// Regular expressions that a text must match as a whole to satisfy a schema's keywords for strings.
 ///
 /// # Errors
-/// The keyword that cannot be held.
+/// The keyword that cannot be enforced.
 pub fn expressions(schema: &Map<String, Value>) -> Result<Vec<String>, String> {
     let mut all = Vec::new();
     if let Some(pattern) = schema.get("pattern") {
@@ -45,7 +45,7 @@ pub fn expressions(schema: &Map<String, Value>) -> Result<Vec<String>, String> {
     Ok(all)
 }
 
-/// Whether the empty text is one that all of these expressions match as a whole, as far as is seen.
+/// Whether all of these expressions match the empty text as a whole; `false` if unknown.
 pub fn match_empty(expressions: &[String]) -> bool {
     expressions.iter().all(|expression| {
         let parsed = regex_syntax::Parser::new().parse(expression);
@@ -53,12 +53,12 @@ pub fn match_empty(expressions: &[String]) -> bool {
     })
 }
 
-/// Whether a pattern is known as one of whole texts.
+/// Whether a pattern can be turned into an expression of whole texts.
 pub(super) fn is_held(pattern: &str) -> bool {
     whole(pattern).is_some()
 }
 
-/// The expression of the whole texts in which a pattern is found; `None` for a pattern with other anchors than those of a text.
+/// An expression of the whole texts in which a pattern matches; `None` if the pattern has anchors inside.
 fn whole(pattern: &str) -> Option<String> {
     if pattern.len() > MAX_PATTERN_BYTES {
         return None;
@@ -68,8 +68,7 @@ fn whole(pattern: &str) -> Option<String> {
     Some(at_ends(&parsed, true, true)?.to_string())
 }
 
-/// An expression that may stand at the beginning of a text, at its end, or both: without its anchors, and with any text where
-/// there is none.
+/// An expression at the start of a text, at its end, or both: without its anchors, and with any text in place of missing ones.
 fn at_ends(expression: &Hir, begins: bool, ends: bool) -> Option<Hir> {
     let any = || regex_syntax::Parser::new().parse(ANY).ok();
     match expression.kind() {

@@ -1,12 +1,12 @@
-//! `unevaluatedProperties` and `unevaluatedItems`, where it is the same for every instance what the schema evaluates.
+//! `unevaluatedProperties` and `unevaluatedItems`, if the schema evaluates the same properties and items of every value.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-/// References that are followed.
+/// Maximum chain of references.
 const MAX_DEPTH: usize = 16;
-/// Keywords that evaluate depending on the instance.
+/// Keywords whose evaluation depends on the value.
 const CONDITIONAL: [&str; 11] = [
     "anyOf",
     "oneOf",
@@ -21,7 +21,7 @@ const CONDITIONAL: [&str; 11] = [
     "$recursiveRef",
 ];
 
-/// What a schema evaluates.
+/// The properties and items that a schema evaluates.
 #[derive(Default)]
 struct Evaluated {
     names: BTreeSet<String>,
@@ -31,7 +31,7 @@ struct Evaluated {
     all_items: bool,
 }
 
-/// What takes the place of the keywords in `prepared`; they stay where they cannot be replaced.
+/// Replaces the keywords in `prepared`; they stay if that is not possible.
 pub(super) fn replaced(
     root: &Value,
     schema: &Map<String, Value>,
@@ -66,10 +66,10 @@ pub(super) fn replaced(
 }
 
 impl Evaluated {
-    /// `None` where it depends on the instance.
+    /// Adds a schema's own and referenced properties and items; `None` if they depend on the value.
     fn add(&mut self, root: &Value, schema: &Map<String, Value>, depth: usize) -> Option<()> {
         let is_conditional = CONDITIONAL.iter().any(|keyword| schema.contains_key(*keyword));
-        // Another base would change what references mean.
+        // Another base URI would change the targets of references.
         if is_conditional || depth > MAX_DEPTH || (depth > 0 && schema.contains_key("$id")) {
             return None;
         }

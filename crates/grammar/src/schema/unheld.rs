@@ -1,4 +1,4 @@
-//! Patterns that no constraint holds, such as those with look-around, taken out of a schema so that the rest of it can be held.
+//! Removal of patterns that cannot be enforced, such as those with look-around, so that the rest of a schema is still enforced.
 
 use llguidance::derivre::{RegexAst, RegexBuilder};
 use llguidance::regex_to_lark;
@@ -7,15 +7,15 @@ use serde_json::{Map, Value};
 
 use super::{LITERAL, NAMED, ecma, text};
 
-/// Schemas within each other that are looked at.
+/// Maximum nesting of schemas.
 const MAX_DEPTH: usize = 64;
-/// Keywords in which a schema that allows more makes the one around it allow less.
+/// Keywords in which a more permissive schema makes the enclosing one stricter.
 const CONDITIONS: [&str; 3] = ["not", "if", "oneOf"];
 
-/// Takes out the patterns that cannot be held. With `is_raw`, texts are written without the quotes of JSON. Returns where they
-/// were, each as a path such as `properties.a.pattern`.
+/// Takes out the patterns that cannot be enforced and returns their paths, such as `properties.a.pattern`. With `is_raw`, strings
+/// are written without the quotes of JSON.
 ///
-/// Patterns of conditions stay, since without them other values would be refused.
+/// Patterns in conditions stay, because without them valid values would be refused.
 pub fn take_unheld_patterns(schema: &mut Map<String, Value>, is_raw: bool) -> Vec<String> {
     let mut taken = Vec::new();
     take(schema, is_raw, &mut Vec::new(), &mut taken);
@@ -79,7 +79,7 @@ fn take_within(schema: &mut Value, is_raw: bool, path: &mut Vec<String>, taken: 
     }
 }
 
-/// Whether a pattern is held, or is none at all, which is an error of the request's.
+/// Whether a pattern can be enforced, or is invalid, which is an error of the request.
 fn stays(pattern: &str, is_raw: bool) -> bool {
     let translated = ecma::translate(pattern).ok();
     let expression = translated.as_ref().map(|pattern| regex_to_lark(pattern, "dw"));
@@ -87,7 +87,7 @@ fn stays(pattern: &str, is_raw: bool) -> bool {
     {
         Err(regex_syntax::Error::Parse(error)) => !matches!(
             error.kind(),
-            // Other engines know `\Z` and its like.
+            // Other engines support `\Z` and the like.
             ErrorKind::UnsupportedLookAround
                 | ErrorKind::UnsupportedBackreference
                 | ErrorKind::EscapeUnrecognized
@@ -135,7 +135,7 @@ mod tests {
         expected["properties"]["b"]["items"][1] = json!({});
         expected["patternProperties"] = json!({"^x": true});
         expected["$defs"]["d"]["anyOf"][0] = json!({});
-        // A text that is no pattern is an error of the request's.
+        // An invalid pattern is an error of the request.
         assert_eq!(expected["$defs"]["d"]["anyOf"][1], json!({"pattern": "(a"}));
         assert_eq!(Value::Object(rest), expected);
     }

@@ -1,11 +1,11 @@
-//! `uniqueItems` over few values: the lists without repetition, one by one.
+//! `uniqueItems` over few values: the arrays without repetition, one by one.
 
 use serde_json::{Map, Value, json};
 
-/// Most lists that are written out.
+/// Maximum number of arrays.
 const MAX_LISTS: usize = 400;
 
-/// Alternatives that say the same as `uniqueItems`. Where there are none, the keyword stays, and is refused.
+/// Alternatives that are equivalent to `uniqueItems`. Without them, the keyword stays and is refused.
 pub(super) fn lists(root: &Value, schema: &mut Map<String, Value>) -> Option<Value> {
     if schema.get("uniqueItems") != Some(&json!(true)) || schema.contains_key("prefixItems") {
         return None;
@@ -20,7 +20,7 @@ pub(super) fn lists(root: &Value, schema: &mut Map<String, Value>) -> Option<Val
     let values = values(root, schema.get("items")?)?;
     let mut lists: Vec<Vec<&Value>> = vec![Vec::new()];
     let mut begin = 0;
-    // Each list once more for each value that it does not have.
+    // Each array, extended by each value that it does not have.
     while begin < lists.len() {
         let list = lists[begin].clone();
         begin += 1;
@@ -50,7 +50,7 @@ pub(super) fn lists(root: &Value, schema: &mut Map<String, Value>) -> Option<Val
     Some(json!({"anyOf": arms}))
 }
 
-/// The values of a schema that lists them.
+/// The values of a schema, if it lists them.
 fn values(root: &Value, items: &Value) -> Option<Vec<Value>> {
     let object = items.as_object()?;
     let says = |keyword: &str| !matches!(keyword, "title" | "description" | "default" | "examples");
@@ -87,7 +87,7 @@ fn values(root: &Value, items: &Value) -> Option<Vec<Value>> {
     }
 }
 
-/// Whether two values are equal as JSON Schema has it: `1.0` is `1`.
+/// Whether two values are equal in the sense of JSON Schema: `1.0` is `1`.
 fn is_equal(a: &Value, b: &Value) -> bool {
     match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a == b,

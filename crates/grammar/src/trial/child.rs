@@ -1,4 +1,4 @@
-//! The child's side: it compiles what it is sent and watches itself meanwhile.
+//! The child process: it compiles constraints and watches its time and memory.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
@@ -16,14 +16,14 @@ use crate::budget::process_time;
 use crate::vocabulary::Words;
 use crate::{Constraint, GrammarCompiler, Result};
 
-/// How often time and memory are looked at.
+/// The interval at which time and memory are checked.
 const WATCH: Duration = Duration::from_millis(2);
-/// Lower than the server's: a trial is to delay nobody's tokens.
+/// A lower priority than the server's, because a trial must not delay tokens.
 const NICENESS: i32 = 10;
-/// Address space beyond what is watched. A single large allocation fails there before it is seen.
+/// Address space above the memory limit. A single large allocation may fail before the next check.
 const SPARE_BYTES: u64 = 512 << 20;
 
-/// Tries constraints until the server closes the link.
+/// Compiles constraints until the server closes the socket.
 pub fn run_trials() -> ExitCode {
     match serve() {
         Ok(()) => ExitCode::SUCCESS,
@@ -50,7 +50,7 @@ fn serve() -> io::Result<()> {
         let answered = attempt(&compiler, question)?;
         answer(&mut link, &answered)?;
         if matches!(answered, Answer::TooLong | Answer::TooLarge) {
-            // The thread cannot be stopped: the server kills this process.
+            // The thread cannot be stopped, so the server kills this process.
             break;
         }
     }
@@ -72,14 +72,14 @@ fn answer(link: &mut UnixStream, answer: &Answer) -> io::Result<()> {
     link::write(link, &serde_json::to_vec(answer)?)
 }
 
-/// Compiles a constraint on a thread of its own, within the limits. Beyond them, the thread is left behind.
+/// Compiles a constraint in a new thread. The thread goes on after a limit is exceeded.
 fn attempt(compiler: &Arc<GrammarCompiler>, question: Question<Constraint>) -> io::Result<Answer> {
     let Question { constraint, time_ms, memory_bytes, stack_bytes } = question;
     let (began, before) = (process_time(), resident_bytes()?);
     let (done, compiled) = channel::<Result<()>>();
     let compiler = Arc::clone(compiler);
     let compile = move || {
-        // Dropped here: what a state holds may be as deep as what it was made of.
+        // Dropped in this thread with its large stack, because a state may be as deep as its constraint.
         let outcome = compiler.compile_here(&constraint).map(drop);
         let _ = done.send(outcome); // nobody listens once it took too long
     };
@@ -101,7 +101,7 @@ fn attempt(compiler: &Arc<GrammarCompiler>, question: Question<Constraint>) -> i
     }
 }
 
-/// Resident memory, by the kernel's own count.
+/// Resident memory from `/proc/self/statm`.
 fn resident_bytes() -> io::Result<usize> {
     pages(1)
 }

@@ -1,8 +1,8 @@
-//! Messages between the server and a child: a length of four bytes, then as many bytes.
+//! Messages between the server and a child: a length of four bytes, then the bytes.
 
 use std::io::{self, ErrorKind, Read, Write};
 
-/// Longest message. A vocabulary of a million tokens has a tenth.
+/// Maximum bytes of a message. A vocabulary of a million tokens needs a tenth of it.
 const MAX_BYTES: usize = 256 << 20;
 
 pub(super) fn write(link: &mut impl Write, message: &[u8]) -> io::Result<()> {
@@ -19,7 +19,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// Reads on; true when all is there, false at the end of the link. After an error that is temporary it may go on.
+    /// Reads more; true if the message is complete, false at the end of the stream. May be called again after a temporary error.
     pub(super) fn read(&mut self, link: &mut impl Read) -> io::Result<bool> {
         let mut part = [0; 64 << 10];
         loop {
@@ -61,7 +61,7 @@ mod tests {
         let mut rest = sent.as_slice();
         for expected in [&b"first"[..], b""] {
             let mut frame = Frame::default();
-            // One byte at a time, and the end of each part as if nothing more was there yet.
+            // One byte at a time, with a `WouldBlock` error in between.
             while !matches!(frame.read(&mut (&mut rest).take(1)), Ok(true)) {}
             assert_eq!(frame.bytes(), expected);
         }

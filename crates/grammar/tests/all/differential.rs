@@ -1,7 +1,7 @@
-//! Random schemas, and instances at their edges, judged by the grammar and by another implementation of JSON Schema.
+//! Compares grammars with another implementation of JSON Schema, for random schemas and instances close to their limits.
 //!
-//! An instance that the grammar takes has to be valid. Valid ones that it does not take are counted by kind: a grammar may be
-//! narrower than its schema. `CANDLEPOWER_SCHEMA_PAIRS` says how many pairs are tried.
+//! An instance that the grammar accepts must be valid. Refused valid instances are counted by kind, because a grammar may be
+//! stricter than its schema. `CANDLEPOWER_SCHEMA_PAIRS` is the number of pairs.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ use crate::{EOS, NUM_LOGITS, TOKENIZER};
 use candlepower_testing::schemas::Pairs;
 
 const USUAL_PAIRS: usize = 20_000;
-/// Valid texts that are not taken, shown for each kind.
+/// Maximum refused valid texts shown for each kind.
 const SHOWN: usize = 8;
 const INSTANCES: usize = 12;
-/// Most tokens of an output that is sampled from the allowed ones.
+/// Maximum tokens of an output sampled from the allowed tokens.
 const DRAWN_TOKENS: usize = 60;
-/// Digits of numbers that the other implementation, which reads them in double precision, can judge.
+/// Maximum digits of numbers for the other implementation, which parses them in double precision.
 const EXACT_DIGITS: usize = 15;
 
-/// Whether the grammar takes a text as a whole. It must not lead to a place where nothing may follow.
+/// Whether the grammar accepts a text as a whole. It must not reach a state in which no token is allowed.
 fn takes(tokenizer: &Tokenizer, mut grammar: Grammar, schema: &Value, text: &str) -> bool {
     let allows = |grammar: &mut Grammar, id: u32| {
         let mask = grammar.allowed().unwrap_or_else(|error| panic!("{error}: {text} of {schema}"));
@@ -44,7 +44,7 @@ fn is_rounded(text: &str) -> bool {
         .any(|number| digits(number) > EXACT_DIGITS)
 }
 
-/// Names of an object that come twice, which other implementations see the last of only.
+/// Whether an object has a name twice, of which other implementations see only the last.
 fn is_ambiguous(text: &str, value: &Value) -> bool {
     let keys = |value: &Value| -> usize {
         fn count(value: &Value) -> usize {
@@ -93,7 +93,7 @@ fn what_the_grammar_takes_is_valid() {
             let is_ambiguous = is_ambiguous(&text, &value);
             tried += 1;
             valid += usize::from(is_valid && is_taken);
-            assert!(!is_taken || is_valid, "{text} is no instance of {schema}");
+            assert!(!is_taken || is_valid, "{text} is not an instance of {schema}");
             if is_valid && !is_taken && !is_ambiguous {
                 let (count, shown): &mut (usize, Vec<String>) =
                     refused.entry(kind_of(&text)).or_default();
@@ -105,16 +105,16 @@ fn what_the_grammar_takes_is_valid() {
         }
     }
     println!(
-        "{tried} pairs, {valid} valid and taken, {drawn} outputs drawn; {not_compiled} schemas refused; valid and not taken:"
+        "{tried} pairs, {valid} valid and accepted, {drawn} outputs sampled; {not_compiled} schemas refused; valid but refused:"
     );
     for (kind, (count, shown)) in &refused {
         println!("- {count} with {kind}:\n    {}", shown.join("\n    "));
     }
     assert!(drawn * 20 > tried / INSTANCES, "{drawn} outputs have ended");
-    assert!(valid * 5 > tried, "{valid} of {tried} are valid and taken");
+    assert!(valid * 5 > tried, "{valid} of {tried} are valid and accepted");
 }
 
-/// Why a valid text may be refused.
+/// The likely reason for refusing a valid text.
 fn kind_of(text: &str) -> &'static str {
     match text {
         _ if text.contains("\\u") => "a character as an escape",

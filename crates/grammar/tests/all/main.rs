@@ -1,4 +1,4 @@
-//! Outputs that are drawn at random from the allowed tokens are valid by another implementation of JSON Schema.
+//! Outputs sampled from the allowed tokens are valid according to another implementation of JSON Schema.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -15,10 +15,10 @@ const NUM_LOGITS: usize = 1280;
 
 const OUTPUTS_PER_SCHEMA: usize = 10;
 const MAX_TOKENS: usize = 400;
-/// Of 1,000 outputs; random strings without an upper length seldom end.
+/// The minimum of finished outputs in 1,000: random strings without a maximum length seldom end.
 const MIN_FINISHED: usize = 900;
 
-/// Draws tokens, each allowed one as likely as another; `None` if the output does not end in time.
+/// Samples tokens uniformly from the allowed ones; `None` if the output does not end in time.
 fn draw(mut grammar: Grammar, random: &mut Rng, max_tokens: usize) -> Option<Vec<u32>> {
     let mut ids = Vec::new();
     while ids.len() < max_tokens {

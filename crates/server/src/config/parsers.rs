@@ -1,4 +1,4 @@
-//! The formats of calls and of reasoning that users can ask for: those that there are, and two words besides.
+//! The values of `--tool-call-parser` and `--reasoning-parser`: all formats, `auto` and `none`.
 
 use candlepower_checkpoint::Choice;
 use candlepower_dialect::{ReasoningFormat, ToolFormat};
@@ -6,24 +6,24 @@ use clap::builder::TypedValueParser;
 
 use super::values::one_of;
 
-/// How calls of functions are written.
+/// The format of tool calls.
 pub type ToolCallParser = ParserChoice<ToolFormat>;
-/// How reasoning is set apart.
+/// The format of reasoning.
 pub type ReasoningParser = ParserChoice<ReasoningFormat>;
 
-/// The format that a model's answers are read in.
+/// The choice of a format for a model's answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParserChoice<F> {
-    /// The one that its chat template writes.
+    /// The format that the chat template writes.
     Auto,
-    /// None: what the model writes is content.
+    /// No format: the whole answer is content.
     None,
-    /// This one.
+    /// This format.
     Format(F),
 }
 
 impl<F> ParserChoice<F> {
-    /// The format of answers, where `found` is the one of the chat template.
+    /// The format of answers; `found` is the one of the chat template.
     pub fn or_found(self, found: Option<F>) -> Option<F> {
         match self {
             Self::Auto => found,
@@ -34,16 +34,16 @@ impl<F> ParserChoice<F> {
 }
 
 pub(super) fn tool_call_parser() -> impl TypedValueParser<Value = ToolCallParser> {
-    let none = "In no way: functions are refused";
-    choice("As the chat template writes them", none, ToolFormat::ALL, ToolFormat::name)
+    let none = "Disable tool calling; requests with tools get 400";
+    choice("Detect from the chat template", none, ToolFormat::ALL, ToolFormat::name)
 }
 
 pub(super) fn reasoning_parser() -> impl TypedValueParser<Value = ReasoningParser> {
-    let none = "Not at all: it is content";
-    choice("As the chat template writes it", none, ReasoningFormat::ALL, ReasoningFormat::name)
+    let none = "Do not split reasoning; return it as content";
+    choice("Detect from the chat template", none, ReasoningFormat::ALL, ReasoningFormat::name)
 }
 
-/// Takes `auto`, `none` and the names of all formats.
+/// Parses `auto`, `none` and the names of all formats.
 fn choice<F: Copy + Send + Sync + 'static>(
     auto: &'static str,
     none: &'static str,

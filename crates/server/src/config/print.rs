@@ -1,4 +1,4 @@
-//! The settings in force as a config file, each line with its origin.
+//! Prints the settings in force as a config file, each line with its source.
 
 use std::fmt::Write as _;
 
@@ -8,12 +8,13 @@ use super::resolve::{FLAG_ONLY, SECRET, TOKEN, command, is_negation};
 use super::{Effective, Setting};
 
 impl Effective {
-    /// The settings in force as TOML, which is itself a config file with the same effect: each line ends with a comment
-    /// that says where the value came from. What is not set, and what is secret, is a comment as a whole.
+    /// The settings in force as TOML, which is itself a config file with the same effect. Each line ends with a comment
+    /// that names the source of the value. Settings without a value and secrets are written as comments.
     pub fn to_toml(&self) -> String {
-        let mut text = "# The settings in force, each with where it comes from. This is a config file itself:\n\
+        let mut text =
+            "# The settings in force, each with its source. This is a config file itself:\n\
                         # candlepower serve --config FILE.\n"
-            .to_owned();
+                .to_owned();
         let mut heading = None;
         for arg in command().get_arguments() {
             let key = arg.get_id().as_str();
@@ -54,16 +55,16 @@ impl Effective {
     }
 }
 
-/// Where a value came from, with the name of the variable or the path of the file.
+/// The source of a value, with the name of the variable or the path of the file.
 fn origin(setting: &Setting) -> String {
     match &setting.place {
-        // A path is shown so that it stays in its line.
+        // A line break in a path would end the comment, and the rest of the path would be read as a setting.
         Some(place) => format!("{} ({})", setting.source, place.escape_debug()),
         None => setting.source.to_string(),
     }
 }
 
-/// The value as TOML: a number or a truth value where it is written as TOML writes those, else a string.
+/// The value as TOML: a number or a Boolean if the text is one in TOML, otherwise a string.
 fn literal(text: &str) -> String {
     let is_bare = matches!(text, "true" | "false")
         || text.parse::<i64>().is_ok_and(|number| number.to_string() == text)
@@ -72,7 +73,7 @@ fn literal(text: &str) -> String {
     if is_bare { text.to_owned() } else { toml::Value::from(text).to_string() }
 }
 
-/// What `[default: ..]` in the help says.
+/// The text of `[default: ..]` in the help.
 fn default_in_words(arg: &Arg) -> Option<String> {
     let help = arg.get_help()?.to_string();
     let words = help.split_once("[default: ")?.1;

@@ -1,4 +1,4 @@
-//! Where each setting comes from: flag > environment > file > default.
+//! Finds the source of each setting: flag > environment > file > default.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -12,40 +12,40 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueEnum};
 use super::environment::{HUB_TOKEN, Names};
 use super::{Framework, ServeConfig};
 
-/// Settings that only the command line has, because they say where to look for the others.
+/// Settings that only the command line has, because they name the source of the others.
 pub(super) const FLAG_ONLY: [&str; 1] = ["config"];
 /// Settings whose value is not shown.
 pub(super) const SECRET: [&str; 1] = ["api_key"];
-/// What looks like a setting and is none: it is in the environment only.
+/// The hub's token, which is not a setting: it is read from the environment only.
 pub(super) const TOKEN: &str = "hf_token";
 
 /// Why the settings cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// An environment variable with the framework's prefix that means nothing.
+    /// An unknown environment variable with the framework's prefix.
     #[error("the environment variable {name} is not known; did you mean {nearest}?")]
     UnknownVariable {
         /// Its name.
         name: String,
-        /// The most similar name that means something.
+        /// The most similar known name.
         nearest: String,
     },
-    /// A key of the config file that means nothing.
+    /// An unknown key in the config file.
     #[error("{}: the key `{key}` is not known; did you mean `{nearest}`?", file.display())]
     UnknownKey {
         /// The config file.
         file: PathBuf,
         /// The key.
         key: String,
-        /// The most similar key that means something.
+        /// The most similar known key.
         nearest: String,
     },
     /// A value that does not parse.
     #[error("{place}: {reason}")]
     BadValue {
-        /// Where it stands.
+        /// The flag, environment variable, or file and key.
         place: String,
-        /// What is wrong with it.
+        /// The reason, with the values that are allowed.
         reason: String,
     },
     /// The config file cannot be read.
@@ -53,18 +53,18 @@ pub enum ConfigError {
     File {
         /// The config file.
         file: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The hub's token where it can be seen.
+    /// The hub's token in a place that other users can read.
     #[error(
-        "{place}: the hub's token is read from the environment only, where other users cannot see it: set {HUB_TOKEN}"
+        "{place}: the hub's token is read from the environment only, because other users cannot see it there; set {HUB_TOKEN}"
     )]
     TokenInTheOpen {
-        /// Where it stands.
+        /// The flag, environment variable, or file and key.
         place: String,
     },
-    /// Settings that do not go together.
+    /// Settings that exclude each other.
     #[error("{0}")]
     Conflict(String),
 }
@@ -85,15 +85,15 @@ pub struct Setting {
     pub name: String,
     /// Its value; secrets are not shown.
     pub value: String,
-    /// Its parts, one but for lists; none of a secret.
+    /// The elements of a list, or the one value; empty for a secret.
     pub parts: Vec<String>,
-    /// Where it came from.
+    /// The kind of its source.
     pub source: Source,
-    /// The name of the environment variable, or the path of the file, that it came from.
+    /// The name of the environment variable or the path of the file, if it came from one.
     pub place: Option<String>,
 }
 
-/// Where a value came from.
+/// The kind of source of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Source {
@@ -145,7 +145,7 @@ impl ServeConfig {
     }
 }
 
-/// The command that has nothing but the settings as arguments.
+/// A command whose only arguments are the settings.
 pub(super) fn command() -> Command {
     ServeConfig::augment_args(Command::new("serve").no_binary_name(true).disable_help_flag(true))
 }
@@ -216,7 +216,7 @@ impl Found<'_> {
             .get("framework")
             .and_then(|given| given.values.first())
             .and_then(|name| name.to_str());
-        // A name that is no framework was refused where it was read.
+        // An unknown framework was refused when it was read.
         name.and_then(|name| Framework::from_str(name, true).ok()).unwrap_or_default()
     }
 
@@ -241,7 +241,7 @@ impl Found<'_> {
             let Some((_, value)) = env.iter().find(|(candidate, _)| candidate == name) else {
                 continue;
             };
-            // The hub's tools take an empty variable as none; an empty switch is off.
+            // `huggingface_hub` ignores an empty variable; an empty switch is off.
             if !value.is_empty() {
                 self.take_variable(name, key, value)?;
             } else if key == "hf_hub_offline" {
@@ -273,7 +273,7 @@ impl Found<'_> {
         }
     }
 
-    /// Takes a value from outside the command line after checking it by itself, so that the error names its place.
+    /// Takes a value from a file or the environment. It is checked alone first, so that the error names its source.
     fn take(&mut self, key: &str, given: Given, place: &str) -> Result<(), ConfigError> {
         let argv = self.argv(key, &given.values);
         if let Err(error) = self.command.clone().try_get_matches_from(argv) {
@@ -343,7 +343,7 @@ impl Found<'_> {
     }
 }
 
-/// The values of a flag that stands on the command line.
+/// The values of a flag that was given on the command line.
 fn given(flags: &ArgMatches, key: &str) -> Option<Vec<OsString>> {
     if flags.value_source(key) != Some(ValueSource::CommandLine) {
         return None;
@@ -351,19 +351,22 @@ fn given(flags: &ArgMatches, key: &str) -> Option<Vec<OsString>> {
     Some(flags.get_raw(key)?.map(OsStr::to_owned).collect())
 }
 
-/// Whether the setting switches another one off; only flags do that.
+/// Whether the flag switches a setting off (`--no-..`).
 pub(super) fn is_negation(key: &str) -> bool {
     key.starts_with("no_")
 }
 
-/// A value of the config file as the command line would have it.
+/// A value of the config file, written as on the command line.
 fn texts(value: toml::Value) -> Result<Vec<OsString>, String> {
     let text = |value| match value {
         toml::Value::String(text) => Ok(text),
         toml::Value::Integer(number) => Ok(number.to_string()),
         toml::Value::Float(number) => Ok(number.to_string()),
         toml::Value::Boolean(flag) => Ok(flag.to_string()),
-        other => Err(format!("a {} cannot be a setting", other.type_str())),
+        other => Err(format!(
+            "a {} is not allowed here; use a string, a number, a Boolean or a list of them",
+            other.type_str()
+        )),
     };
     match value {
         toml::Value::Array(values) => {
@@ -373,18 +376,18 @@ fn texts(value: toml::Value) -> Result<Vec<OsString>, String> {
     }
 }
 
-/// What clap has to say, without its usage.
+/// The first line of clap's error, without the usage.
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
     let line = line.strip_prefix("error: ").unwrap_or(line).to_owned();
     match error.kind() {
-        // The values that are possible stand in the next line.
+        // clap lists the possible values in another line.
         ErrorKind::InvalidValue => {
             let possible =
                 text.lines().find_map(|line| line.trim().strip_prefix("[possible values: "));
             possible.map_or(line.clone(), |values| {
-                format!("{line}; possible are {}", values.trim_end_matches(']'))
+                format!("{line}; choose one of {}", values.trim_end_matches(']'))
             })
         }
         _ => line,

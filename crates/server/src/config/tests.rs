@@ -1,4 +1,4 @@
-//! Precedence, names that are not known, values that do not parse, and the files in `configs/`.
+//! Precedence, unknown names, invalid values, and the files in `configs/`.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ fn config(argv: &[&str], env: &[(&str, &str)]) -> ServeConfig {
     resolve(argv, env).unwrap().config
 }
 
-/// A config file that is removed again.
+/// A config file, which is removed on drop.
 struct TempFile(PathBuf);
 
 impl TempFile {
@@ -317,7 +317,7 @@ fn every_file_in_configs_is_valid() {
     let mut files = 0;
     for entry in std::fs::read_dir(configs()).unwrap() {
         let path = entry.unwrap().path();
-        // Beside them is `k8s`, which the tests of deployments hold.
+        // The folder `k8s` has tests of its own in `tests/deploy`.
         if path.is_dir() {
             continue;
         }
@@ -327,7 +327,7 @@ fn every_file_in_configs_is_valid() {
     assert!(files > 0);
 }
 
-/// A file's text without what differs between kinds of files.
+/// A file's text without the syntax of its kind of file.
 fn words_of(path: PathBuf) -> String {
     let text = std::fs::read_to_string(path).unwrap();
     let lines = text.lines().map(|line| line.trim_start_matches("# "));
@@ -350,7 +350,7 @@ fn the_default_file_and_the_documentation_list_every_format() {
         Vec::from_iter(ReasoningFormat::ALL.iter().map(|format| format.name())).join(", ");
     for list in [&tools, &reasoning] {
         let is_listed = words_of(default.clone()).contains(&format!(" {list}."));
-        assert!(is_listed, "{} has to list the formats as they are: {list}.", default.display());
+        assert!(is_listed, "{} must list the formats as follows: {list}.", default.display());
     }
 }
 
@@ -384,7 +384,7 @@ fn the_default_file_names_every_value_of_a_list() {
         if values.is_empty() || !arg.get_action().takes_values() {
             continue;
         }
-        // The lines above the key, down from the one that is no comment.
+        // The comment lines directly above the key.
         let key = format!("{} = ", arg.get_id());
         let above =
             text.lines().take_while(|line| !line.trim_start_matches("# ").starts_with(&key));

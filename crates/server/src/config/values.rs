@@ -1,4 +1,4 @@
-//! The values that settings can take, as they are written by people.
+//! The types of settings, with their text forms.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,18 +11,18 @@ use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use ipnet::IpNet;
 
-/// What the engine is set up for.
+/// The serving mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Framework {
-    /// Requests and responses at the highest throughput.
+    /// High throughput for independent requests.
     #[default]
     Blaze,
-    /// Conversations and branches that share prefixes.
+    /// Reuse of prefixes between conversations and their branches.
     Prism,
 }
 
 impl Framework {
-    /// What the names of its environment variables begin with.
+    /// Prefix of the names of its environment variables.
     pub fn env_prefix(self) -> &'static str {
         match self {
             Self::Blaze => "BLAZE_",
@@ -30,7 +30,7 @@ impl Framework {
         }
     }
 
-    /// The port that it listens on unless told.
+    /// The default port.
     pub fn default_port(self) -> u16 {
         match self {
             Self::Blaze => 8000,
@@ -47,10 +47,10 @@ impl Framework {
     }
 }
 
-/// A setting's value; `None` is its `auto`. The name is not `Option`, which clap takes for a flag that may be left out.
+/// A setting's value; `None` is its `auto`. The alias hides `Option` from clap, which would make the flag optional.
 pub type Asked<T> = Option<T>;
 
-/// Reads a value of a list by its name; help and errors show the list.
+/// Parses a value of a list by its name; help and errors show the list.
 pub fn one_of<T>(choices: impl IntoIterator<Item = Choice<T>>) -> impl TypedValueParser<Value = T>
 where
     T: Copy + Send + Sync + 'static,
@@ -64,29 +64,29 @@ where
         .map(move |text| Choice::find(&choices, &text).expect("clap takes names of the list alone"))
 }
 
-/// Where the sampling of requests that do not say comes from.
+/// The source of default sampling parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum GenerationConfigSource {
-    /// The protocol's defaults.
+    /// The defaults of the OpenAI API.
     #[default]
     None,
     /// The model's `generation_config.json`.
     Auto,
 }
 
-/// Callers that share computed prefixes.
+/// Callers that share cached prefixes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CacheScope {
-    /// All callers of the server.
+    /// All callers share them.
     Server,
-    /// The requests of one caller.
+    /// Each caller has its own.
     Caller,
 }
 
-/// Where to compute.
+/// The device that runs the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DeviceKind {
-    /// The best that this build has and the machine offers.
+    /// A GPU if this build supports it and the machine has one, else the CPU.
     #[default]
     Auto,
     /// The CPU.
@@ -95,7 +95,7 @@ pub enum DeviceKind {
     Cuda,
 }
 
-/// The least important messages that are logged.
+/// The lowest level of messages that are logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)]
 pub enum LogLevel {
@@ -119,27 +119,27 @@ impl LogLevel {
     }
 }
 
-/// The form of the log.
+/// The format of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people.
+    /// Readable lines.
     #[default]
     Text,
-    /// A JSON object a line.
+    /// One JSON object a line.
     Json,
 }
 
-/// Whose metric names are used.
+/// The server whose metric names are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MetricsCompat {
-    /// vLLM's.
+    /// The names of vLLM.
     Vllm,
 }
 
-/// `max_tokens` of requests that do not say.
+/// `max_tokens` of requests that do not set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultMaxTokens {
-    /// So many.
+    /// This number of tokens.
     Tokens(NonZeroUsize),
     /// The rest of the context.
     Max,
@@ -154,7 +154,7 @@ impl FromStr for DefaultMaxTokens {
         }
         text.parse()
             .map(Self::Tokens)
-            .map_err(|_| "a number of at least 1 or `max` is needed".to_owned())
+            .map_err(|_| "a whole number of at least 1, or `max`, is needed".to_owned())
     }
 }
 
@@ -192,7 +192,7 @@ pub(super) fn at_least_one(text: &str) -> Result<usize, String> {
         .map_err(|_| "a whole number of at least 1 is needed".into())
 }
 
-/// Seconds that a session may live: up to a day.
+/// Seconds until an idle session ends: 1 to 86400, a day.
 pub(super) fn session_seconds(text: &str) -> Result<u64, String> {
     match text.parse::<u64>() {
         Ok(seconds) if (1..=24 * 60 * 60).contains(&seconds) => Ok(seconds),
@@ -200,7 +200,7 @@ pub(super) fn session_seconds(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A part of a whole.
+/// A fraction above 0 and at most 1.
 pub(super) fn part(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(part) if part > 0.0 && part <= 1.0 => Ok(part),
@@ -212,7 +212,7 @@ pub(super) fn part(text: &str) -> Result<f64, String> {
 pub(super) fn gigabytes(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
-        _ => Err("a number of gigabytes is needed".into()),
+        _ => Err("a number of gigabytes, 0 or more, is needed".into()),
     }
 }
 
@@ -233,13 +233,13 @@ pub(super) fn host_name(text: &str) -> Result<String, String> {
     if !text.is_empty() && text.bytes().all(is_name) {
         Ok(text.to_owned())
     } else {
-        Err("a host such as example.com is needed, without a scheme and a port".into())
+        Err("a host such as example.com, without scheme and port, is needed".into())
     }
 }
 
 /// A header's name.
 pub(super) fn header_name(text: &str) -> Result<HeaderName, String> {
-    text.parse().map_err(|_| "the name of a header such as X-User is needed".into())
+    text.parse().map_err(|_| "the name of a header, such as X-User, is needed".into())
 }
 
 /// An address or a network.
@@ -250,7 +250,7 @@ pub(super) fn network(text: &str) -> Result<IpNet, String> {
         .ok_or_else(|| "an address or a network such as 10.0.0.0/8 is needed".into())
 }
 
-/// Yes or no, in the words that the hub's tools take.
+/// A Boolean in the words that `huggingface_hub` accepts.
 pub(super) fn switch(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => Ok(true),
@@ -266,14 +266,14 @@ pub(super) fn endpoint(text: &str) -> Result<String, String> {
     if !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic()) {
         Ok(text.trim_end_matches('/').to_owned())
     } else {
-        Err("an address such as https://huggingface.co is needed".into())
+        Err("a URL such as https://huggingface.co is needed".into())
     }
 }
 
-/// A text that says something.
+/// A text that is not empty.
 pub(super) fn not_empty(text: &str) -> Result<String, String> {
     if text.trim().is_empty() {
-        Err("it is empty; leave it out".into())
+        Err("the value is empty; leave it out or give one".into())
     } else {
         Ok(text.to_owned())
     }

@@ -24,17 +24,17 @@ use crate::generation::submit::{UsageCounter, check_queue, limits, submit};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::LoadedModel;
 
-/// Continues a conversation.
+/// Generates the next message of a conversation.
 #[utoipa::path(
     post,
     path = "/v1/chat/completions",
     tag = "Generation",
     request_body = ChatCompletionRequest,
     responses(
-        (status = 200, description = "The answer; with `stream`, server-sent events of chunks", body = ChatCompletion),
-        (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
-        (status = 404, description = "No such model", body = ErrorResponse),
-        (status = 429, description = "The queue is full", body = ErrorResponse),
+        (status = 200, description = "The completion; server-sent events of chunks with `stream`", body = ChatCompletion),
+        (status = 400, description = "A field is invalid; `param` names it", body = ErrorResponse),
+        (status = 404, description = "The model does not exist", body = ErrorResponse),
+        (status = 429, description = "The queue is full, or a limit of the API key is reached", body = ErrorResponse),
     )
 )]
 pub(crate) async fn chat_completions(request: Incoming) -> ApiResult<Response> {
@@ -65,13 +65,13 @@ pub(crate) async fn chat_completions(request: Incoming) -> ApiResult<Response> {
     }
 }
 
-/// A request that was checked and turned into tokens.
+/// A validated and tokenized request.
 struct Prepared {
     model_name: String,
     generation: Generation,
     prompt: Vec<u32>,
     answers: AnswerFormat,
-    /// The beginning of the content.
+    /// Text to put before the content.
     echo: String,
 }
 
@@ -104,7 +104,7 @@ impl Prepared {
     }
 }
 
-/// The last message, where the answer is of the same role.
+/// The last message, if the answer has the same role.
 ///
 /// Source: `echo` in vLLM's chat completions.
 fn echo(request: &ChatCompletionRequest) -> String {
@@ -120,19 +120,19 @@ fn logprobs(request: &ChatCompletionRequest, limits: &Limits<'_>) -> ApiResult<O
     match (request.logprobs.unwrap_or(false), request.top_logprobs) {
         (false, None | Some(0)) => Ok(None),
         (false, Some(_)) => {
-            Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs`: true."))
+            Err(ApiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs: true`."))
         }
         (true, top) => num_logprobs("top_logprobs", top.unwrap_or(0), limits).map(Some),
     }
 }
 
-/// What the parts of an answer have in common.
+/// The state that all parts of an answer share.
 struct ChatFormat {
     id: String,
     created: u64,
     model_name: String,
     names: TokenNames,
-    /// The beginning of each choice's content.
+    /// Text to put before each choice's content.
     echo: String,
     /// Whether log-probabilities are reported.
     logprobs: bool,
@@ -140,16 +140,16 @@ struct ChatFormat {
     token_ids: bool,
     /// Whether the model reasons.
     reasons: bool,
-    /// One per choice.
+    /// One state for each choice.
     answers: Vec<ChoiceAnswer>,
-    /// To be reported once.
+    /// Reported once, in the first chunk.
     prompt_token_ids: Option<Vec<u32>>,
 }
 
-/// A choice's message as it comes.
+/// The state of a choice's message while it is generated.
 struct ChoiceAnswer {
     answer: Answer,
-    /// Tokens whose text is not told yet; its text is empty.
+    /// Tokens whose text is not sent yet; its text is empty.
     waiting: Delta,
     /// The reasoning so far.
     thought: String,
@@ -196,7 +196,7 @@ impl ChatFormat {
 
     fn choice(&mut self, FinishedChoice { index, delta, .. }: FinishedChoice) -> ChatChoice {
         let logprobs = self.logprobs_of(&delta);
-        let finish = delta.finish.expect("a finished choice says how it ended");
+        let finish = delta.finish.expect("a finished choice has a finish reason");
         let ChoiceAnswer { answer, thought, .. } = &mut self.answers[index];
         let mut message = answer.message(delta.parts);
         if !self.echo.is_empty() {
@@ -213,7 +213,7 @@ impl ChatFormat {
         }
     }
 
-    /// The usage with the tokens of the reasoning, which is split again for that.
+    /// The usage with the number of reasoning tokens. The text is tokenized again for it, which may differ by a token or two.
     fn with_thoughts(&self, usage: Usage) -> Usage {
         let num_tokens = |answer: &ChoiceAnswer| {
             let ids = self.names.tokenizer.encode(&answer.thought, AddSpecialTokens::No);
@@ -308,12 +308,12 @@ impl ChunkFormat for ChatFormat {
             reason: answer.finish_reason(finish.reason),
             stop_reason: finish.stop_reason,
         });
-        // What ends a choice stands beside its last text, but behind its last call.
+        // The finish reason is in the chunk of the last text, but in its own chunk after a call.
         if finish.is_some() && added.last().is_none_or(|last| last.tool_calls.is_some()) {
             added.push(ChatDelta::default());
         }
         let Some(last) = added.pop() else { return Bytes::new() };
-        // Tokens are told with the first text that they led to.
+        // Tokens are sent with the first text that they produced.
         let mut tokens = std::mem::take(waiting);
         let mut chunks = Vec::new();
         for delta in added {

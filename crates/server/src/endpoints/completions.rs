@@ -24,17 +24,17 @@ use crate::generation::{constraint, fill_middle};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::LoadedModel;
 
-/// Continues texts.
+/// Continues one or several texts.
 #[utoipa::path(
     post,
     path = "/v1/completions",
     tag = "Generation",
     request_body = CompletionRequest,
     responses(
-        (status = 200, description = "The answer; with `stream`, server-sent events of the same shape", body = Completion),
-        (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
-        (status = 404, description = "No such model", body = ErrorResponse),
-        (status = 429, description = "The queue is full", body = ErrorResponse),
+        (status = 200, description = "The completion; server-sent events of the same format with `stream`", body = Completion),
+        (status = 400, description = "A field is invalid; `param` names it", body = ErrorResponse),
+        (status = 404, description = "The model does not exist", body = ErrorResponse),
+        (status = 429, description = "The queue is full, or a limit of the API key is reached", body = ErrorResponse),
     )
 )]
 pub(crate) async fn completions(request: Incoming) -> ApiResult<Response> {
@@ -66,19 +66,19 @@ pub(crate) async fn completions(request: Incoming) -> ApiResult<Response> {
     }
 }
 
-/// A request that was checked and turned into tokens.
+/// A validated and tokenized request.
 struct Prepared {
     model_name: String,
     generation: Generation,
     prompts: Vec<Vec<u32>>,
     /// With `echo`, the prompts' texts.
     echo: Option<Vec<Echo>>,
-    /// Whether the echoed prompt has log-probabilities.
+    /// Whether log-probabilities of the echoed prompt are reported.
     echo_logprobs: bool,
     num_prompt_logprobs: Option<usize>,
 }
 
-/// A prompt as it is echoed.
+/// The echo of a prompt.
 struct Echo {
     text: String,
     specials: SpecialTokens,
@@ -158,9 +158,9 @@ fn encode_prompts(
     }
 }
 
-/// The prompts as they are echoed: as they were given, or decoded.
+/// The echoes of the prompts: the given texts, or decoded token ids.
 fn echoes(model: &LoadedModel, prompts: &[Vec<u32>], given: Prompt) -> ApiResult<Vec<Echo>> {
-    // What the tokenizer adds around a text is not in the text.
+    // Special tokens that the tokenizer adds around a text are not part of the echo.
     let as_given = |text| Echo { text, specials: SpecialTokens::NotInText };
     let decoded = |prompt: &Vec<u32>| {
         let text = model.tokenizer.decode(prompt, SkipSpecialTokens::No);
@@ -174,7 +174,7 @@ fn echoes(model: &LoadedModel, prompts: &[Vec<u32>], given: Prompt) -> ApiResult
     }
 }
 
-/// What the parts of an answer have in common.
+/// The state that all parts of an answer share.
 struct CompletionFormat {
     id: String,
     created: u64,
@@ -189,12 +189,12 @@ struct CompletionFormat {
     output_specials: SpecialTokens,
     token_ids: bool,
     num_prompt_logprobs: Option<usize>,
-    /// One per choice.
+    /// One builder for each choice.
     builders: Vec<CompletionLogprobsBuilder>,
 }
 
 impl CompletionFormat {
-    /// The echoed prompt of choice `index`, if it is echoed, with its log-probabilities, if they are.
+    /// The echo of choice `index`, if the request asks for it, with log-probabilities if they are reported.
     fn echo(
         &mut self,
         index: usize,
@@ -212,7 +212,7 @@ impl CompletionFormat {
         Some((echo.text.clone(), logprobs))
     }
 
-    /// What `delta` adds to choice `index`.
+    /// The addition of `delta` to choice `index`.
     fn addition(&mut self, index: usize, delta: Delta) -> CompletionChoice {
         let logprobs = self.logprobs.then(|| {
             self.builders[index].output(&self.names, &delta.logprobs, self.output_specials)
@@ -278,7 +278,7 @@ impl CompletionFormat {
     }
 }
 
-/// The log-probabilities of a text from those of its two parts.
+/// Joins the log-probabilities of two parts of a text.
 fn joined(mut first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs {
     first.text_offset.extend(second.text_offset);
     first.token_logprobs.extend(second.token_logprobs);

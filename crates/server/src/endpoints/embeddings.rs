@@ -1,4 +1,4 @@
-//! POST /v1/embeddings, and what it has in common with the endpoints of scores.
+//! POST /v1/embeddings, and functions that the scoring endpoints share with it.
 
 use std::sync::Arc;
 
@@ -20,17 +20,17 @@ use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::keys::ApiKey;
 use crate::model::served_model::PoolingModel;
 
-/// Gives texts vectors.
+/// Computes embeddings of texts.
 #[utoipa::path(
     post,
     path = "/v1/embeddings",
     tag = "Embeddings",
     request_body = EmbeddingsRequest,
     responses(
-        (status = 200, description = "The vectors", body = EmbeddingsResponse),
-        (status = 400, description = "A field cannot be taken as it is, or the model gives no vectors; `param` names it", body = ErrorResponse),
-        (status = 404, description = "No such model", body = ErrorResponse),
-        (status = 429, description = "The queue is full", body = ErrorResponse),
+        (status = 200, description = "The embeddings", body = EmbeddingsResponse),
+        (status = 400, description = "A field is invalid, or the model is not an embedding model; `param` names the field", body = ErrorResponse),
+        (status = 404, description = "The model does not exist", body = ErrorResponse),
+        (status = 429, description = "The queue is full, or a limit of the API key is reached", body = ErrorResponse),
     )
 )]
 pub(crate) async fn embeddings(
@@ -67,7 +67,7 @@ pub(crate) async fn embeddings(
     }))
 }
 
-/// A request that was checked and turned into tokens.
+/// A validated and tokenized request.
 struct Prepared {
     model_name: String,
     inputs: Vec<EncoderInput>,
@@ -80,7 +80,7 @@ impl Prepared {
         let request = EmbeddingsRequest::parse(body)?;
         let model_name = model.asked_name(request.model.as_deref())?;
         let Some(own) = model.embedder.info().dimensions else {
-            let message = "This model scores pairs of texts and gives no vectors: ask POST /v1/rerank or /v1/score.";
+            let message = "This is a reranking model and has no embeddings: use POST /v1/rerank or /v1/score.";
             return Err(ApiError::invalid("model", message));
         };
         let dimensions = match request.dimensions {
@@ -90,7 +90,7 @@ impl Prepared {
                 .filter(|asked| (1..=own).contains(asked))
                 .ok_or_else(|| {
                     let message = format!(
-                        "`dimensions` is {asked}, but the model's vectors have {own} elements: give 1 to {own}."
+                        "`dimensions` is {asked}; it must be 1 to {own}, the dimensions of the model."
                     );
                     ApiError::invalid("dimensions", message)
                 })?,
@@ -106,7 +106,7 @@ impl Prepared {
     }
 }
 
-/// The text that stands before each input.
+/// The text to put before each input.
 fn prompt<'a>(
     model: &'a PoolingModel,
     asked: Option<&str>,
@@ -119,16 +119,18 @@ fn prompt<'a>(
             let default = model.sentence.default_prompt.as_ref().filter(|_| is_text);
             Ok(default.map(|name| prompts[name].as_str()))
         }
-        // It is none, whatever the default is, as in sentence-transformers.
+        // An empty name disables the default prompt, as in sentence-transformers.
         Some("") => Ok(None),
         Some(_) if !is_text => {
-            let message = "`prompt_name` is for texts, and the input is token ids: leave it out.";
+            let message =
+                "`prompt_name` applies to texts only, and `input` has token ids: leave it out.";
             Err(ApiError::invalid("prompt_name", message))
         }
         Some(name) => prompts.get(name).map(|prompt| Some(prompt.as_str())).ok_or_else(|| {
             let known: Vec<&str> = prompts.keys().map(String::as_str).collect();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            let message = format!("The model has no prompt `{}`; it has {known}.", excerpt(name));
+            let message =
+                format!("The model has no prompt `{}`; its prompts are: {known}.", excerpt(name));
             ApiError::invalid("prompt_name", message)
         }),
     }
@@ -165,7 +167,7 @@ fn inputs(
     }
 }
 
-/// The token ids of one text of an input; where the input is cut to `limit` tokens, at least so many.
+/// The token ids of one text of an input. If the input is cut to `limit` tokens, at least `limit` ids of a longer text.
 pub(crate) fn text_ids(
     model: &PoolingModel,
     param: &str,
@@ -182,7 +184,7 @@ pub(crate) fn text_ids(
     ids.map_err(|error| ApiError::invalid(param, candlepower_api::clip(&error.to_string())))
 }
 
-/// The input of a text or a pair, from their token ids, cut to `limit` tokens where there is one.
+/// The input for a text or a pair of texts, from their token ids, cut to `limit` tokens if there is a limit.
 pub(crate) fn text_input(
     model: &PoolingModel,
     param: String,
@@ -196,7 +198,7 @@ pub(crate) fn text_input(
     check(model, param, input)
 }
 
-/// Refuses an input that the model cannot take.
+/// Refuses an input that is empty, too long, or has unknown token ids.
 fn check(model: &PoolingModel, param: String, input: EncoderInput) -> ApiResult<EncoderInput> {
     let (len, limit, vocab_size) = (input.token_ids.len(), model.max_model_len, model.vocab_size);
     if len == 0 {
@@ -204,7 +206,7 @@ fn check(model: &PoolingModel, param: String, input: EncoderInput) -> ApiResult<
     }
     if len > limit {
         let message = format!(
-            "This model's maximum context length is {limit} tokens, but the input has {len}: shorten it, or give \
+            "This model's maximum context length is {limit} tokens, but the input has {len}: shorten it, or set \
              `truncate_prompt_tokens`."
         );
         return Err(ApiError::context_length(param, message));
@@ -219,7 +221,7 @@ fn check(model: &PoolingModel, param: String, input: EncoderInput) -> ApiResult<
     }
 }
 
-/// To how many tokens inputs are cut, if they are.
+/// The number of tokens to which inputs are cut, if the request asks for it.
 pub(crate) fn truncation(model: &PoolingModel, asked: Option<i64>) -> ApiResult<Option<usize>> {
     let limit = model.max_model_len;
     match asked {
@@ -229,7 +231,7 @@ pub(crate) fn truncation(model: &PoolingModel, asked: Option<i64>) -> ApiResult<
             Ok(asked) if (1..=limit).contains(&asked) => Ok(Some(asked)),
             _ => {
                 let message = format!(
-                    "`truncate_prompt_tokens` is {asked}: give 1 to {limit}, or -1 for {limit}."
+                    "`truncate_prompt_tokens` is {asked}; it must be 1 to {limit}, or -1 for {limit}."
                 );
                 Err(ApiError::invalid("truncate_prompt_tokens", message))
             }
@@ -237,7 +239,7 @@ pub(crate) fn truncation(model: &PoolingModel, asked: Option<i64>) -> ApiResult<
     }
 }
 
-/// The vectors, or scores, of all inputs. Dropping this cancels the request.
+/// The embeddings or scores of all inputs. Dropping the future cancels the request.
 pub(crate) async fn compute(
     request: &Incoming<PoolingModel>,
     inputs: Vec<EncoderInput>,
@@ -257,7 +259,7 @@ pub(crate) async fn compute(
         vectors = vectors.wait() => vectors,
         _ = aborted.wait_for(|aborted| *aborted) => {
             metrics.count_success("abort");
-            return Err(ApiError::unavailable("The server is stopping: the request was cut short."));
+            return Err(ApiError::unavailable("The server is stopping: the request was aborted."));
         }
     };
     let vectors = vectors.map_err(|reason| match (reason, model.embedder.health()) {
@@ -265,19 +267,21 @@ pub(crate) async fn compute(
         (None, EngineHealth::Dead(reason)) => {
             ApiError::unavailable(format!("The engine is not running: {reason}"))
         }
-        (None, _) => ApiError::internal("The engine has dropped the request."),
+        (None, _) => {
+            ApiError::internal("Defect of the server: the engine has dropped the request.")
+        }
     })?;
     metrics.e2e_latency.record(arrived.elapsed().as_secs_f64());
     metrics.count_success("stop");
     Ok(vectors)
 }
 
-/// What inputs cost.
+/// The usage of inputs.
 pub(crate) fn usage(inputs: &[EncoderInput]) -> PoolingUsage {
     PoolingUsage::new(inputs.iter().map(|input| input.token_ids.len()).sum())
 }
 
-/// Divides a vector by its length; zeros stay.
+/// Normalizes a vector to length 1; a zero vector stays.
 fn normalize(vector: &mut [f32]) {
     let length = vector.iter().map(|value| value * value).sum::<f32>().sqrt();
     if length > 0.0 {
@@ -285,7 +289,7 @@ fn normalize(vector: &mut [f32]) {
     }
 }
 
-/// The bytes of the numbers, little-endian, in base64.
+/// The values as little-endian f32, in base64.
 fn base64(vector: &[f32]) -> String {
     let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
     STANDARD.encode(bytes)

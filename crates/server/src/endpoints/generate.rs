@@ -1,4 +1,4 @@
-//! POST /generate: prism's own endpoint, with branches, scored choices and sessions.
+//! POST /generate, the endpoint of prism: branches, selection among choices, and sessions.
 
 mod select;
 
@@ -25,17 +25,17 @@ use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::LoadedModel;
 use crate::model::sessions::Turn;
 
-/// Generates in branches, selects, and goes on in sessions. Only with `--framework prism`.
+/// Generates text in branches, selects the most likely of given texts, or continues a session. Needs `--framework prism`.
 #[utoipa::path(
     post,
     path = "/generate",
     tag = "Generation",
     request_body = GenerateRequest,
     responses(
-        (status = 200, description = "The answer; with `stream`, server-sent events of the same shape", body = GenerateResponse),
-        (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
-        (status = 404, description = "No such model or session, or the framework is not prism", body = ErrorResponse),
-        (status = 429, description = "The queue is full", body = ErrorResponse),
+        (status = 200, description = "The answer; server-sent events of the same format with `stream`", body = GenerateResponse),
+        (status = 400, description = "A field is invalid; `param` names it", body = ErrorResponse),
+        (status = 404, description = "The model or session does not exist, or the server runs without `--framework prism`", body = ErrorResponse),
+        (status = 429, description = "The queue is full, or a limit of the API key is reached", body = ErrorResponse),
     )
 )]
 pub(crate) async fn generate(request: Incoming) -> ApiResult<Response> {
@@ -43,7 +43,7 @@ pub(crate) async fn generate(request: Incoming) -> ApiResult<Response> {
         return Err(ApiError::not_found(
             None,
             "not_found",
-            "POST /generate needs `--framework prism`; /v1/completions is there with any framework.",
+            "POST /generate needs `--framework prism`; use /v1/completions, or start the server with it.",
         ));
     }
     match request.prepare(Work::new).await? {
@@ -58,9 +58,9 @@ pub(crate) async fn generate(request: Incoming) -> ApiResult<Response> {
     }
 }
 
-/// What a request asks for, checked and turned into tokens.
+/// A validated and tokenized request.
 enum Work {
-    /// Only to end a session.
+    /// A request that only closes a session.
     Close {
         header: Header,
         id: String,
@@ -69,7 +69,7 @@ enum Work {
     Generate(Prepared),
 }
 
-/// What the parts of an answer begin with.
+/// The fields that all parts of an answer share.
 struct Header {
     id: String,
     created: u64,
@@ -98,12 +98,11 @@ impl Work {
             request.logprobs.map(|asked| num_logprobs("logprobs", asked, &limits)).transpose()?;
         generation.set_logprobs(logprobs);
         if generation.only_scores() && generation.n > 1 {
-            let message =
-                "`n` must be 1 where `max_tokens` is 0: nothing is drawn that could differ.";
+            let message = "`n` must be 1 if `max_tokens` is 0, because nothing is sampled.";
             return Err(ApiError::invalid("n", message));
         }
         if generation.prompt_logprobs.is_some() {
-            let message = "`prompt_logprobs` is not a field of /generate: /v1/completions has it, and `choices` score texts.";
+            let message = "`prompt_logprobs` is not supported by /generate: use /v1/completions, or `choices` to score texts.";
             return Err(ApiError::invalid("prompt_logprobs", message));
         }
         let num_choices = request.choices.as_ref().map_or(1, Vec::len);
@@ -120,7 +119,7 @@ impl Work {
     }
 }
 
-/// The turn of a session that a request is; its salt is the session's.
+/// The turn of a session, if the request has one. Its cache salt is the session's.
 fn turn(
     session: Option<&SessionRequest>,
     generation: &mut Generation,
@@ -136,14 +135,14 @@ fn turn(
     let salt = turn.cache_salt();
     if generation.cache_salt.is_some() && generation.cache_salt != salt {
         let message =
-            "The session has another `cache_salt`: leave it out, the session keeps its own.";
+            "The session has another `cache_salt`: leave it out; the session keeps its own.";
         return Err(ApiError::invalid("cache_salt", message));
     }
     generation.cache_salt = salt;
     Ok(Some(turn))
 }
 
-/// What the model is to continue, and the field that brings its last part.
+/// The prompt, and the field that contains its last part.
 fn prompt(
     request: &GenerateRequest,
     turn: Option<&Turn>,
@@ -211,14 +210,14 @@ impl Header {
     }
 }
 
-/// The session behind one branch, and the tokens that it will hold.
+/// The session of one branch, and its tokens after the answer.
 struct Branch {
     turn: Option<Turn>,
     token_ids: Vec<u32>,
 }
 
 impl Branch {
-    /// The branches of a request: the first goes on in its session, the others in forks of it.
+    /// The branches of a request: the first continues its session, the others continue forks of it.
     fn of(turn: Option<Turn>, prompt: &[u32], n: usize) -> Vec<Self> {
         let Some(turn) = turn else { return Vec::new() };
         let forks: Vec<Turn> = (1..n).map(|_| turn.branch()).collect();
@@ -227,13 +226,13 @@ impl Branch {
     }
 }
 
-/// How answers are written.
+/// Writes answers.
 struct GenerateFormat {
     header: Header,
     names: TokenNames,
     /// Whether log-probabilities are reported.
     logprobs: bool,
-    /// One per choice, in a session.
+    /// One branch for each choice; empty without a session.
     branches: Vec<Branch>,
 }
 
@@ -265,7 +264,7 @@ impl GenerateFormat {
         }
     }
 
-    /// Takes a branch's tokens into its session; returns where that is when the branch has ended.
+    /// Adds a branch's tokens to its session; returns the session's state when the branch has finished.
     fn advance(&mut self, index: usize, delta: &Delta) -> Option<SessionState> {
         let branch = self.branches.get_mut(index)?;
         branch.token_ids.extend(&delta.token_ids);

@@ -1,4 +1,4 @@
-//! GET /health, /version and /metrics: open, and answered in every phase.
+//! GET /health, /version and /metrics, which need no key and answer in every phase.
 
 use axum::Json;
 use axum::extract::State;
@@ -9,14 +9,14 @@ use candlepower_api::{HealthResponse, VersionResponse};
 
 use crate::model::state::AppState;
 
-/// Says whether requests can be answered.
+/// Reports the health of the server.
 #[utoipa::path(
     get,
     path = "/health",
     tag = "Server",
     responses(
         (status = 200, description = "Healthy", body = HealthResponse),
-        (status = 503, description = "Starting, draining, failed, or the engine is dead or stuck", body = HealthResponse),
+        (status = 503, description = "Starting, draining or failed, or the engine has stopped or is stuck", body = HealthResponse),
     )
 )]
 pub(crate) async fn health(State(state): State<AppState>) -> Response {
@@ -28,14 +28,14 @@ pub(crate) async fn health(State(state): State<AppState>) -> Response {
 /// The server's version.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Says which version this is.
+/// Returns the version of the server.
 #[utoipa::path(get, path = "/version", tag = "Server", responses((status = 200, description = "The version", body = VersionResponse)))]
 pub(crate) async fn version() -> Json<VersionResponse> {
     Json(VersionResponse { version: VERSION })
 }
 
-/// Gives measurements in Prometheus' text format.
-#[utoipa::path(get, path = "/metrics", tag = "Server", responses((status = 200, description = "The measurements", body = String, content_type = "text/plain")))]
+/// Returns metrics in Prometheus' text format.
+#[utoipa::path(get, path = "/metrics", tag = "Server", responses((status = 200, description = "The metrics", body = String, content_type = "text/plain")))]
 pub(crate) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], state.metrics().render())
 }

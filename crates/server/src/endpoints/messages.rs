@@ -1,4 +1,4 @@
-//! POST /v1/messages and /v1/messages/count_tokens, in the shape of Anthropic's clients.
+//! POST /v1/messages and /v1/messages/count_tokens, compatible with Anthropic's Messages API.
 
 use axum::body::Bytes;
 use axum::response::{IntoResponse, Response};
@@ -24,17 +24,17 @@ use crate::generation::tools::ToolUse;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::LoadedModel;
 
-/// Continues a conversation.
+/// Generates the next message of a conversation (Anthropic Messages API).
 #[utoipa::path(
     post,
     path = "/v1/messages",
     tag = "Generation",
     request_body = MessagesRequest,
     responses(
-        (status = 200, description = "The message; with `stream`, server-sent events", body = Object),
-        (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
-        (status = 404, description = "No such model", body = ErrorResponse),
-        (status = 429, description = "The queue is full", body = ErrorResponse),
+        (status = 200, description = "The message; server-sent events with `stream`", body = Object),
+        (status = 400, description = "A field is invalid; `param` names it", body = ErrorResponse),
+        (status = 404, description = "The model does not exist", body = ErrorResponse),
+        (status = 429, description = "The queue is full, or a limit of the API key is reached", body = ErrorResponse),
     )
 )]
 pub(crate) async fn create_message(request: Incoming) -> ApiResult<Response> {
@@ -50,7 +50,7 @@ pub(crate) async fn create_message(request: Incoming) -> ApiResult<Response> {
         finish: None,
     };
     if generation.stream.is_some() {
-        // The first event says what the prompt cost, the last one what the answer did.
+        // The first event reports the prompt's tokens, the last one the answer's.
         let shape = StreamShape { include_usage: true, continuous_usage: true };
         return Ok(sse::respond(format, choices, usage, shape));
     }
@@ -61,15 +61,15 @@ pub(crate) async fn create_message(request: Incoming) -> ApiResult<Response> {
     Ok(axum::Json(format.message(usage.usage())).into_response())
 }
 
-/// Says how many tokens a conversation has.
+/// Counts the tokens of a conversation.
 #[utoipa::path(
     post,
     path = "/v1/messages/count_tokens",
     tag = "Tokens",
     request_body = MessagesPrompt,
     responses(
-        (status = 200, description = "`input_tokens`", body = Object),
-        (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
+        (status = 200, description = "An object with `input_tokens`", body = Object),
+        (status = 400, description = "A field is invalid; `param` names it", body = ErrorResponse),
     )
 )]
 pub(crate) async fn count_tokens(request: Incoming) -> ApiResult<axum::Json<Value>> {
@@ -86,7 +86,7 @@ fn num_tokens(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<us
     Ok(ChatPrompt { tools: tools.definitions(), ..prompt }.encode(model)?.len())
 }
 
-/// A request that was checked and turned into tokens.
+/// A validated and tokenized request.
 struct Prepared {
     model_name: String,
     generation: Generation,
@@ -115,11 +115,12 @@ impl Prepared {
     }
 }
 
-/// The prompt of a conversation, without functions; the assistant's last message is left open.
+/// The prompt of a conversation, without tools. If the assistant's message is the last one, the model continues it.
 fn chat_prompt(request: &MessagesPrompt) -> ApiResult<ChatPrompt<'_>> {
     let last = request.messages.last().filter(|message| message.role == Role::Assistant);
     if last.is_some_and(|message| message.tool_calls.is_some()) {
-        let message = "The last message calls functions: give their results in another one.";
+        let message =
+            "The last message has tool calls: add a message with their results (`tool_result`).";
         return Err(ApiError::invalid("messages", message));
     }
     Ok(ChatPrompt {
@@ -129,7 +130,7 @@ fn chat_prompt(request: &MessagesPrompt) -> ApiResult<ChatPrompt<'_>> {
     })
 }
 
-/// An answer as it comes.
+/// The state of an answer while it is generated.
 struct MessageFormat {
     id: String,
     model_name: String,
@@ -143,7 +144,7 @@ impl MessageFormat {
         let events = self.blocks.push(delta.parts, reason);
         if let Some(finish) = delta.finish {
             let reason = match finish.reason {
-                // Clients run the calls of other answers.
+                // An answer with an incomplete call must not end with `tool_use`: clients would run the call.
                 FinishReason::Stop if self.blocks.is_cut(finish.reason) => FinishReason::Length,
                 other => self.blocks.finish_reason(other),
             };
@@ -152,7 +153,7 @@ impl MessageFormat {
         events
     }
 
-    /// The message as far as it is written.
+    /// The message so far.
     fn message(&self, usage: Usage) -> Value {
         let (stop_reason, stop_sequence) = stop(self.finish.as_ref());
         let content: Vec<Value> = self.blocks.list().iter().map(content_block).collect();
@@ -183,7 +184,7 @@ impl MessageFormat {
     }
 }
 
-/// A block of the message. Nothing is signed, as nothing is hidden.
+/// A block of the message. Signatures are empty, because the reasoning is not hidden from the client.
 fn content_block(block: &Block) -> Value {
     match block {
         Block::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
@@ -194,9 +195,9 @@ fn content_block(block: &Block) -> Value {
     }
 }
 
-/// The arguments of a call as the object that they have to be here.
+/// The arguments of a call as an object, which this API requires.
 ///
-/// Source: Anthropic's documentation of streamed tool use, for what is no object because it was cut short.
+/// Source: Anthropic's documentation of streamed tool use, for arguments that are not an object because they were cut.
 fn input(arguments: &str) -> Value {
     match serde_json::from_str(arguments) {
         Ok(input @ Value::Object(_)) => input,
@@ -205,7 +206,7 @@ fn input(arguments: &str) -> Value {
     }
 }
 
-/// Why it stopped, and at which of the request's strings.
+/// The stop reason, and the stop sequence of the request that was found.
 fn stop(finish: Option<&Finish>) -> (Value, Value) {
     match finish {
         None => (Value::Null, Value::Null),
@@ -214,13 +215,13 @@ fn stop(finish: Option<&Finish>) -> (Value, Value) {
         }
         Some(Finish { reason: FinishReason::Length, .. }) => ("max_tokens".into(), Value::Null),
         Some(Finish { reason: FinishReason::ToolCalls, .. }) => ("tool_use".into(), Value::Null),
-        // What the server cut short when it stopped is not complete.
+        // An answer that was aborted at shutdown is incomplete.
         Some(Finish { reason: FinishReason::Abort, .. }) => ("pause_turn".into(), Value::Null),
         Some(_) => ("end_turn".into(), Value::Null),
     }
 }
 
-/// Tokens from the cache are counted apart from the others of the prompt.
+/// The usage, in which cached prompt tokens are counted apart from the others.
 fn usage_of(usage: Usage) -> Value {
     let cached = usage.prompt_tokens_details.cached_tokens;
     json!({
@@ -235,7 +236,7 @@ fn typed_event(kind: &str, mut body: Value) -> Bytes {
 }
 
 impl ChunkFormat for MessageFormat {
-    /// The cached tokens of the prompt are not known yet; the last event has them.
+    /// The number of cached prompt tokens is not known yet; the last event has it.
     fn opening(&mut self, _: usize, usage: Option<Usage>) -> Option<Bytes> {
         let message = self.message(usage.unwrap_or_default());
         Some(typed_event("message_start", json!({"message": message})))

@@ -8,26 +8,26 @@ use candlepower_api::{ErrorResponse, Model, ModelList};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::{ModelCard, Served};
 
-/// Lists the names under which the model can be asked for.
-#[utoipa::path(get, path = "/v1/models", tag = "Models", responses((status = 200, description = "The names", body = ModelList)))]
+/// Lists the model names that requests may use.
+#[utoipa::path(get, path = "/v1/models", tag = "Models", responses((status = 200, description = "The list of names", body = ModelList)))]
 pub(crate) async fn list_models(Extension(model): Extension<Served>) -> Json<ModelList> {
     let data = model.names.iter().map(|name| describe(&model, name)).collect();
     Json(ModelList { object: "list", data })
 }
 
-/// Describes one of them, or the model by the name that it was started with. Names may hold slashes.
+/// Describes the model with this name, which may contain slashes.
 #[utoipa::path(
     get,
     path = "/v1/models/{*id}",
     tag = "Models",
     params(("id" = String, Path, description = "The model's name")),
-    responses((status = 200, description = "The model", body = Model), (status = 404, description = "No such model", body = ErrorResponse))
+    responses((status = 200, description = "The model", body = Model), (status = 404, description = "The model does not exist", body = ErrorResponse))
 )]
 pub(crate) async fn retrieve_model(
     Extension(model): Extension<Served>,
     id: Result<Path<String>, PathRejection>,
 ) -> ApiResult<Json<Model>> {
-    // What is not UTF-8 names no model.
+    // A name that is not UTF-8 belongs to no model.
     let Path(id) = id.map_err(|_| ApiError::model_not_found("?"))?;
     model.check_name(&id)?;
     Ok(Json(describe(&model, &id)))

@@ -1,4 +1,4 @@
-//! GET /openapi.json and a page that shows it.
+//! GET /openapi.json, and GET /docs, a page that shows it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,26 +15,26 @@ use utoipa::openapi::{RefOr, Server};
 
 use crate::config::{DefaultMaxTokens, ServeConfig};
 
-/// The document's head; the routes add themselves.
+/// The head of the document; the router adds the endpoints.
 #[derive(OpenApi)]
 #[openapi(
     info(title = "candlepower", description = "A self-hosted, OpenAI-compatible inference server."),
     components(schemas(candlepower_api::ChatCompletionChunk<'static>)),
     tags(
-        (name = "Generation", description = "Text from the model"),
-        (name = "Embeddings", description = "Vectors of texts, and scores of pairs"),
-        (name = "Models", description = "What is served"),
-        (name = "Tokens", description = "Text to tokens and back"),
-        (name = "Server", description = "How the server is"),
+        (name = "Generation", description = "Generate text"),
+        (name = "Embeddings", description = "Embeddings of texts, and scores of text pairs"),
+        (name = "Models", description = "The served model"),
+        (name = "Tokens", description = "Tokenize, detokenize and count tokens"),
+        (name = "Server", description = "Health, metrics and documentation"),
     )
 )]
 struct Document;
 
-/// The schemes of keys, by their names in the document.
+/// Names of the authentication schemes in the document.
 const BEARER: &str = "bearer";
 const HEADER: &str = "header";
 
-/// The document without its routes.
+/// The document without endpoints.
 pub(crate) fn document() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
     let bearer = SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build());
@@ -45,7 +45,7 @@ pub(crate) fn document() -> utoipa::openapi::OpenApi {
     document
 }
 
-/// The document as it is sent, in JSON.
+/// The document as JSON and as a page.
 #[derive(Clone)]
 pub(crate) struct Rendered {
     json: Arc<str>,
@@ -53,13 +53,13 @@ pub(crate) struct Rendered {
 }
 
 impl Rendered {
-    /// The document with its routes, of which those at `keyless` paths need no key.
+    /// Renders the document with its endpoints. Those at `keyless` paths need no key.
     pub(crate) fn new(
         mut document: utoipa::openapi::OpenApi,
         config: &ServeConfig,
         keyless: impl Iterator<Item = &'static str>,
     ) -> Self {
-        // The router's way to say that a parameter may hold slashes is not OpenAPI's.
+        // `{*id}` is the router's syntax for a parameter with slashes; OpenAPI has none.
         let paths = std::mem::take(&mut document.paths.paths);
         document.paths.paths =
             paths.into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
@@ -76,9 +76,9 @@ impl Rendered {
         let about = document.info.description.get_or_insert_default();
         about.push_str(&match config.default_max_tokens {
             DefaultMaxTokens::Tokens(tokens) => format!(
-                " Answers end after {tokens} tokens unless a request says otherwise (`max_tokens`): the server's --default-max-tokens changes that."
+                " Answers end after {tokens} tokens unless the request sets `max_tokens`; the server's --default-max-tokens changes this default."
             ),
-            DefaultMaxTokens::Max => " Answers go on to the end of the context unless a request says otherwise (`max_tokens`).".to_owned(),
+            DefaultMaxTokens::Max => " Answers may use the rest of the context unless the request sets `max_tokens`.".to_owned(),
         });
         let json = serde_json::to_string(&document).expect("an OpenAPI document is plain data");
         let html = include_str!("docs.html").replace("__DOCUMENT__", &json.replace('<', "\\u003c"));
@@ -86,7 +86,7 @@ impl Rendered {
     }
 }
 
-/// Says which keys are taken, where none is needed, and that the paths are this server's own.
+/// Adds the authentication schemes, the paths that need no key, and the server's URL.
 fn say_who_may_ask(
     document: &mut utoipa::openapi::OpenApi,
     needs_key: bool,
@@ -94,7 +94,7 @@ fn say_who_may_ask(
 ) {
     document.servers = Some(vec![Server::new("/")]);
     let schemes = [BEARER, HEADER].map(|scheme| SecurityRequirement::new(scheme, [""; 0]));
-    // Without keys in the settings, whatever a client sends is ignored.
+    // Without keys in the settings, a key that a client sends is ignored.
     let none = (!needs_key).then(SecurityRequirement::default);
     document.security = Some(none.into_iter().chain(schemes).collect());
     for path in keyless {
@@ -105,7 +105,7 @@ fn say_who_may_ask(
     }
 }
 
-/// The model's name in examples. A path is shortened to its last part, which is the name that requests use.
+/// The model's name in examples: the last part of a path, which is the name that requests use.
 fn model_name(config: &ServeConfig) -> String {
     let model = config.model.as_deref().unwrap_or("demo");
     let is_path = model.starts_with(['/', '.']) || model.ends_with(".gguf");
@@ -114,7 +114,7 @@ fn model_name(config: &ServeConfig) -> String {
     config.served_model_name.first().cloned().unwrap_or_else(|| name.into_owned())
 }
 
-/// A request to each endpoint that people ask most.
+/// Example requests of the most used endpoints.
 fn examples(model: &str) -> Vec<(&'static str, Value)> {
     let question = json!([{"role": "user", "content": "Name the capital of France."}]);
     vec![
@@ -144,14 +144,14 @@ fn examples(model: &str) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Describes this API.
+/// Returns the OpenAPI document of this server.
 #[utoipa::path(get, path = "/openapi.json", tag = "Server", responses((status = 200, description = "An OpenAPI document")))]
 pub(crate) async fn openapi_json(Extension(rendered): Extension<Rendered>) -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], rendered.json.to_string())
 }
 
-/// Shows this API to people; needs nothing from elsewhere.
-#[utoipa::path(get, path = "/docs", tag = "Server", responses((status = 200, description = "A page", content_type = "text/html")))]
+/// Shows the API as a page, which loads nothing from other servers.
+#[utoipa::path(get, path = "/docs", tag = "Server", responses((status = 200, description = "An HTML page", content_type = "text/html")))]
 pub(crate) async fn docs(Extension(rendered): Extension<Rendered>) -> Html<String> {
     Html(rendered.html.to_string())
 }

@@ -1,4 +1,4 @@
-//! POST /v1/rerank and /v1/score: scores of pairs of texts, from a cross-encoder.
+//! POST /v1/rerank and /v1/score: scores of text pairs, from a cross-encoder.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
@@ -16,17 +16,17 @@ use crate::generation::request::Incoming;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::PoolingModel;
 
-/// Sorts documents by how well they answer a query.
+/// Sorts documents by relevance to a query.
 #[utoipa::path(
     post,
     path = "/v1/rerank",
     tag = "Embeddings",
     request_body = RerankRequest,
     responses(
-        (status = 200, description = "The documents, the best first; a list of texts and scores where the request has `texts`", body = RerankResponse),
-        (status = 400, description = "A field cannot be taken as it is, or the model gives no scores; `param` names it", body = ErrorResponse),
-        (status = 404, description = "No such model", body = ErrorResponse),
-        (status = 429, description = "The queue is full", body = ErrorResponse),
+        (status = 200, description = "The documents, most relevant first; a list of indices and scores if the request has `texts`", body = RerankResponse),
+        (status = 400, description = "A field is invalid, or the model is not a cross-encoder; `param` names the field", body = ErrorResponse),
+        (status = 404, description = "The model does not exist", body = ErrorResponse),
+        (status = 429, description = "The queue is full, or a limit of the API key is reached", body = ErrorResponse),
     )
 )]
 pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Response> {
@@ -46,7 +46,7 @@ pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Respon
     let usage = usage(&inputs);
     let scores = scores(&incoming, inputs).await?;
     let mut order: Vec<usize> = (0..scores.len()).collect();
-    // The same score: in the order of the request.
+    // The sort is stable: documents with equal scores stay in the order of the request.
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     if let Some(top_n) = request.top_n {
         order.truncate(usize::try_from(top_n).unwrap_or(usize::MAX));
@@ -76,7 +76,7 @@ pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Respon
     .into_response())
 }
 
-/// Says how well texts go together.
+/// Scores pairs of texts.
 #[utoipa::path(
     post,
     path = "/v1/score",
@@ -84,9 +84,9 @@ pub(crate) async fn rerank(incoming: Incoming<PoolingModel>) -> ApiResult<Respon
     request_body = ScoreRequest,
     responses(
         (status = 200, description = "The scores", body = ScoreResponse),
-        (status = 400, description = "A field cannot be taken as it is, or the model gives no scores; `param` names it", body = ErrorResponse),
-        (status = 404, description = "No such model", body = ErrorResponse),
-        (status = 429, description = "The queue is full", body = ErrorResponse),
+        (status = 400, description = "A field is invalid, or the model is not a cross-encoder; `param` names the field", body = ErrorResponse),
+        (status = 404, description = "The model does not exist", body = ErrorResponse),
+        (status = 429, description = "The queue is full, or a limit of the API key is reached", body = ErrorResponse),
     )
 )]
 pub(crate) async fn score(incoming: Incoming<PoolingModel>) -> ApiResult<Json<ScoreResponse>> {
@@ -119,25 +119,25 @@ pub(crate) async fn score(incoming: Incoming<PoolingModel>) -> ApiResult<Json<Sc
 fn check_top_n(top_n: Option<i64>) -> ApiResult<()> {
     match top_n {
         Some(asked) if asked < 1 => {
-            let message = format!("`top_n` is {asked}: give 1 or more, or leave it out.");
+            let message = format!("`top_n` is {asked}; it must be at least 1, or left out.");
             Err(ApiError::invalid("top_n", message))
         }
         _ => Ok(()),
     }
 }
 
-/// The inputs of pairs, each with the name that an error gives it.
+/// The inputs of text pairs, each with its name in errors.
 fn pair_inputs<'a>(
     model: &PoolingModel,
     pairs: impl Iterator<Item = (String, &'a str, &'a str)>,
     truncate_prompt_tokens: Option<i64>,
 ) -> ApiResult<Vec<EncoderInput>> {
     if model.embedder.info().dimensions.is_some() {
-        let message = "This model gives vectors and no scores: ask POST /v1/embeddings, or serve a cross-encoder.";
+        let message = "This is an embedding model and gives no scores: use POST /v1/embeddings, or serve a cross-encoder.";
         return Err(ApiError::invalid("model", message));
     }
     let limit = truncation(model, truncate_prompt_tokens)?;
-    // A query is the same in each pair, and is tokenized once.
+    // The query is the same in each pair, so that it is tokenized only once.
     let mut last: Option<(&str, Vec<u32>)> = None;
     let input = |(param, one, two): (String, &'a str, &'a str)| {
         check_text_bytes(model, param.as_str(), one.len() + two.len())?;
@@ -155,6 +155,6 @@ async fn scores(
     request: &Incoming<PoolingModel>,
     inputs: Vec<EncoderInput>,
 ) -> ApiResult<Vec<f32>> {
-    // A cross-encoder gives one number for each pair.
+    // A cross-encoder gives one score for each pair.
     Ok(compute(request, inputs).await?.into_iter().flatten().collect())
 }

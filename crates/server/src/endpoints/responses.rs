@@ -1,4 +1,4 @@
-//! POST /v1/responses: conversations whose earlier turns the server may hold; GET and DELETE of what it holds.
+//! POST /v1/responses: conversations whose earlier turns the server may store. GET and DELETE of stored responses.
 
 mod items;
 mod object;
@@ -36,17 +36,17 @@ use items::{Page, items};
 use object::ResponseObject;
 use stream::ResponseStream;
 
-/// Answers the next turn of a conversation.
+/// Generates the next response of a conversation (OpenAI Responses API).
 #[utoipa::path(
     post,
     path = "/v1/responses",
     tag = "Generation",
     request_body = ResponsesRequest,
     responses(
-        (status = 200, description = "The response; with `stream`, server-sent events", body = Object),
-        (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
-        (status = 404, description = "No such model or previous response", body = ErrorResponse),
-        (status = 429, description = "The queue is full", body = ErrorResponse),
+        (status = 200, description = "The response; server-sent events with `stream`", body = Object),
+        (status = 400, description = "A field is invalid; `param` names it", body = ErrorResponse),
+        (status = 404, description = "The model or the previous response does not exist", body = ErrorResponse),
+        (status = 429, description = "The queue is full, or a limit of the API key is reached", body = ErrorResponse),
     )
 )]
 pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
@@ -62,12 +62,12 @@ pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
     let mut turn =
         Turn { object, messages, token_ids: prompt, caller, model: request.model, names };
     if generation.stream.is_some() {
-        // The usage is in the last event.
+        // Only the last event has the usage.
         let shape = StreamShape { include_usage: true, continuous_usage: false };
         return Ok(sse::respond(ResponseStream::new(turn, blocks), choices, usage, shape));
     }
     let (mut token_ids, mut finish) = (Vec::new(), None);
-    // Piece by piece, as in a stream, so that each token belongs to what it led to.
+    // Read piece by piece, as in a stream, so that each token's log-probability is assigned to its block.
     for mut choice in choices {
         while let Some(event) = choice.next().await {
             match event? {
@@ -83,12 +83,14 @@ pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
             }
         }
     }
-    let reason = finish.ok_or_else(|| ApiError::internal("It did not end."))?;
+    let reason = finish.ok_or_else(|| {
+        ApiError::internal("Defect of the server: the answer has no finish reason.")
+    })?;
     let response = turn.finish(&blocks, &token_ids, reason, usage.usage());
     Ok(axum::Json(response).into_response())
 }
 
-/// A response that the server holds.
+/// Returns a stored response.
 #[utoipa::path(
     get,
     path = "/v1/responses/{id}",
@@ -96,7 +98,7 @@ pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
     params(("id" = String, Path, description = "Id of the response")),
     responses(
         (status = 200, description = "The response", body = Object),
-        (status = 404, description = "No such response", body = ErrorResponse),
+        (status = 404, description = "The response does not exist or is not stored", body = ErrorResponse),
     )
 )]
 pub(crate) async fn retrieve_response(
@@ -109,20 +111,20 @@ pub(crate) async fn retrieve_response(
     Ok(([(CONTENT_TYPE, "application/json")], stored.object.to_string()))
 }
 
-/// Lists the input of a response that the server holds.
+/// Lists the input items of a stored response.
 #[utoipa::path(
     get,
     path = "/v1/responses/{id}/input_items",
     tag = "Generation",
     params(
         ("id" = String, Path, description = "Id of the response"),
-        ("limit" = Option<usize>, Query, description = "Items of the page, 1 to 100; 20 by default"),
-        ("order" = Option<String>, Query, description = "`asc` or `desc`, the default"),
-        ("after" = Option<String>, Query, description = "Id of the item before the page"),
+        ("limit" = Option<usize>, Query, description = "Number of items, 1 to 100; 20 by default"),
+        ("order" = Option<String>, Query, description = "`asc` or `desc`; `desc` by default"),
+        ("after" = Option<String>, Query, description = "Id of the last item of the previous page"),
     ),
     responses(
         (status = 200, description = "A list of items", body = Object),
-        (status = 404, description = "No such response", body = ErrorResponse),
+        (status = 404, description = "The response does not exist or is not stored", body = ErrorResponse),
     )
 )]
 pub(crate) async fn list_input_items(
@@ -133,12 +135,12 @@ pub(crate) async fn list_input_items(
     let page = Page::of_query(query.as_deref().unwrap_or_default())?;
     let id = known_id(id);
     let stored = model.responses.get(caller.id, "id", &id)?;
-    // The last turn is the response.
+    // The last message is the response itself.
     let input = stored.messages.split_last().map_or(&[][..], |(_, input)| input);
     Ok(axum::Json(page.list(items(&id, input))?))
 }
 
-/// Refuses to cancel a response: none is generated in the background.
+/// Refuses to cancel a response, because responses are not generated in the background.
 #[utoipa::path(
     post,
     path = "/v1/responses/{id}/cancel",
@@ -146,7 +148,7 @@ pub(crate) async fn list_input_items(
     params(("id" = String, Path, description = "Id of the response")),
     responses(
         (status = 400, description = "The response was not generated in the background", body = ErrorResponse),
-        (status = 404, description = "No such response", body = ErrorResponse),
+        (status = 404, description = "The response does not exist or is not stored", body = ErrorResponse),
     )
 )]
 pub(crate) async fn cancel_response(
@@ -156,22 +158,22 @@ pub(crate) async fn cancel_response(
     match model.responses.get(caller.id, "id", &known_id(id)) {
         Err(error) => error,
         Ok(_) => {
-            let message = "This response is complete: only responses in the background can be cancelled. Close the connection \
-                           of one that is being generated.";
+            let message = "This response is complete; only background responses can be cancelled. To cancel a running response, \
+                           close its connection.";
             ApiError::invalid("id", message)
         }
     }
 }
 
-/// Says how many tokens the prompt of a response has.
+/// Counts the prompt tokens of a request.
 #[utoipa::path(
     post,
     path = "/v1/responses/input_tokens",
     tag = "Tokens",
     request_body = ResponsesRequest,
     responses(
-        (status = 200, description = "`input_tokens`", body = Object),
-        (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
+        (status = 200, description = "An object with `input_tokens`", body = Object),
+        (status = 400, description = "A field is invalid; `param` names it", body = ErrorResponse),
     )
 )]
 pub(crate) async fn count_input_tokens(request: Incoming) -> ApiResult<axum::Json<Value>> {
@@ -180,34 +182,35 @@ pub(crate) async fn count_input_tokens(request: Incoming) -> ApiResult<axum::Jso
     Ok(axum::Json(json!({"object": "response.input_tokens", "input_tokens": input_tokens})))
 }
 
-/// What is not UTF-8 names no response.
+/// The id; one that is not UTF-8 belongs to no response.
 fn known_id(id: Result<Path<String>, PathRejection>) -> String {
     id.map_or_else(|_| "?".to_owned(), |Path(id)| id)
 }
 
-/// Refuses what would change the answer to a GET and is not there.
+/// Refuses query parameters that would change the answer and are not supported.
 fn check_query(query: &str) -> ApiResult<()> {
     for parameter in query.split('&') {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
         let name = name.trim_end_matches("[]").trim_end_matches("%5B%5D");
         if ["include", "starting_after"].contains(&name) || (name == "stream" && value != "false") {
-            let message =
-                format!("A response is given as a whole, and as it was: leave `{name}` out.");
+            let message = format!(
+                "`{name}` is not supported: a stored response is returned whole. Leave `{name}` out."
+            );
             return Err(ApiError::invalid(name, message));
         }
     }
     Ok(())
 }
 
-/// Forgets a response.
+/// Deletes a stored response.
 #[utoipa::path(
     delete,
     path = "/v1/responses/{id}",
     tag = "Generation",
     params(("id" = String, Path, description = "Id of the response")),
     responses(
-        (status = 200, description = "It is forgotten", body = Object),
-        (status = 404, description = "No such response", body = ErrorResponse),
+        (status = 200, description = "The response is deleted", body = Object),
+        (status = 404, description = "The response does not exist or is not stored", body = ErrorResponse),
     )
 )]
 pub(crate) async fn delete_response(
@@ -219,7 +222,7 @@ pub(crate) async fn delete_response(
     Ok(axum::Json(json!({"id": id, "object": "response", "deleted": true})))
 }
 
-/// A request that was checked and turned into tokens.
+/// A validated and tokenized request.
 struct Prepared {
     generation: Generation,
     prompt: Vec<u32>,
@@ -274,11 +277,11 @@ impl Prepared {
     }
 }
 
-/// A turn that is being answered.
+/// A response that is being generated.
 struct Turn {
     object: ResponseObject,
     messages: Vec<ChatMessage>,
-    /// The prompt.
+    /// The tokens of the prompt.
     token_ids: Vec<u32>,
     caller: CallerId,
     model: Arc<LoadedModel>,
@@ -286,9 +289,9 @@ struct Turn {
 }
 
 impl Turn {
-    /// Adds the log-probabilities of more tokens of a text; these.
+    /// Adds the log-probabilities of more tokens of a text, and returns them.
     fn add_logprobs(&mut self, index: usize, tokens: &[TokenLogprobs]) -> Vec<ChatTokenLogprob> {
-        // The token that ends a turn is none of its text.
+        // The end token of a turn is not part of its text.
         let ends = &self.model.engine.info().eos_token_ids;
         let tokens = tokens.iter().filter(|token| !ends.contains(&token.token_id)).cloned();
         let tokens = tokens.collect::<Vec<_>>();
@@ -297,7 +300,7 @@ impl Turn {
         logprobs
     }
 
-    /// Ends the turn; holds the response if it is to be held.
+    /// Ends the turn, and stores the response if the request asks for it.
     fn finish(
         mut self,
         blocks: &Blocks,
@@ -310,7 +313,7 @@ impl Turn {
         if self.object.store {
             self.messages.push(turn(blocks.list()));
             let eos_token_ids = &self.model.engine.info().eos_token_ids;
-            // What ends a turn is the template's to write.
+            // End tokens are left out, because the chat template writes them in the next prompt.
             let output = output_ids.iter().filter(|id| !eos_token_ids.contains(id));
             self.token_ids.extend(output);
             let stored = StoredResponse::new(self.caller, self.messages, self.token_ids, &object);
@@ -319,7 +322,7 @@ impl Turn {
         object
     }
 
-    /// How many tokens the reasoning has; it is split again for that, which may differ by a token or two.
+    /// Number of tokens of the reasoning. The text is tokenized again for it, which may differ by a token or two.
     fn num_thought(&self, blocks: &[Block]) -> usize {
         let num_tokens = |text: &str| {
             self.model.tokenizer.encode(text, AddSpecialTokens::No).map_or(0, |ids| ids.len())

@@ -14,7 +14,7 @@ use crate::generation::tools::ToolUse;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::Served;
 
-/// Splits a text or a conversation into tokens.
+/// Tokenizes a text or a conversation.
 #[utoipa::path(
     post,
     path = "/tokenize",
@@ -22,7 +22,7 @@ use crate::model::served_model::Served;
     request_body = TokenizeRequest,
     responses(
         (status = 200, description = "The tokens", body = TokenizeResponse),
-        (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
+        (status = 400, description = "A field is invalid; `param` names it", body = ErrorResponse),
     )
 )]
 pub(crate) async fn tokenize(request: Incoming<Served>) -> ApiResult<Json<TokenizeResponse>> {
@@ -34,7 +34,7 @@ fn tokens(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<TokenizeRes
     model.asked_name(request.model.as_deref())?;
     model.leave_out_all(&request.not_held);
     let tokens = match &request.input {
-        // A text may be longer than the context: finding that out is what this is for.
+        // A text may be longer than the context, because clients use this endpoint to find that out.
         TokenizeInput::Prompt { prompt } => {
             let add_special = request.add_special_tokens.unwrap_or(true);
             encode_any_length(model, "prompt", prompt, add_special)?
@@ -47,7 +47,8 @@ fn tokens(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<TokenizeRes
             tool_options,
         } => {
             let Served::Generating(model) = &**model else {
-                let message = "This model has no chat template: give `prompt`.";
+                let message =
+                    "This model has no chat template: use `prompt` instead of `messages`.";
                 return Err(ApiError::invalid("messages", message));
             };
             let tools = ToolUse::new(tool_options.as_ref(), model)?;
@@ -72,7 +73,7 @@ fn tokens(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<TokenizeRes
     })
 }
 
-/// Joins token ids into a text.
+/// Converts token ids to text.
 #[utoipa::path(
     post,
     path = "/detokenize",
@@ -80,7 +81,7 @@ fn tokens(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<TokenizeRes
     request_body = DetokenizeRequest,
     responses(
         (status = 200, description = "The text", body = DetokenizeResponse),
-        (status = 400, description = "A field cannot be taken as it is; `param` names it", body = ErrorResponse),
+        (status = 400, description = "A field is invalid; `param` names it", body = ErrorResponse),
     )
 )]
 pub(crate) async fn detokenize(request: Incoming<Served>) -> ApiResult<Json<DetokenizeResponse>> {
@@ -90,12 +91,12 @@ pub(crate) async fn detokenize(request: Incoming<Served>) -> ApiResult<Json<Deto
 fn text(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<DetokenizeResponse> {
     let request = DetokenizeRequest::parse(body)?;
     model.asked_name(request.model.as_deref())?;
-    // An id counts as many bytes as a token of the context has of the limit.
+    // The limit of bytes, converted to ids: each id counts as many bytes as the limit has for a token of the context.
     let (count, limit) = (request.tokens.len(), model.max_prompt_bytes / BYTES_PER_TOKEN);
     let limit = limit.max(model.max_model_len);
     if count > limit {
         let message = format!(
-            "`tokens` has {count} ids, and this server takes at most {limit} at once: send fewer, or start the server with a \
+            "`tokens` has {count} ids, and this server accepts at most {limit}: send fewer, or start the server with a \
              larger --max-prompt-bytes."
         );
         return Err(ApiError::context_length("tokens", message));

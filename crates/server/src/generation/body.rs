@@ -1,4 +1,4 @@
-//! Request bodies: JSON, of bounded size, arriving in bounded time.
+//! Request bodies: JSON with limits of size and time.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use tokio::time::Instant;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::body_memory::BodyMemory;
 
-/// Most bytes of a body.
+/// Maximum bytes of a body.
 pub(crate) const MAX_BODY_BYTES: usize = 32 << 20;
-/// Longest wait for more of a body, and for the first part of it.
+/// Maximum wait for the next part of a body.
 const BODY_IDLE: Duration = Duration::from_secs(30);
-/// Bytes a second that a body has to come with beyond that.
+/// Minimum rate of a body, in bytes per second. A time limit between parts alone would let a client send one byte at a time for years.
 const LEAST_RATE: usize = 8 << 10;
 
-/// The bytes of a body that says of itself that it is JSON.
+/// The bytes of a body with a JSON content type.
 #[derive(Debug)]
 pub(crate) struct JsonBytes {
     pub(crate) bytes: Bytes,
-    /// Their part of the memory for bodies, which is given back with them.
+    /// Their share of the memory for bodies, released on drop.
     _memory: Vec<OwnedSemaphorePermit>,
 }
 
@@ -64,14 +64,14 @@ async fn read(body: Body, limit: usize, memory: &BodyMemory) -> ApiResult<JsonBy
         if received + chunk.len() > limit {
             return Err(ApiError::body_too_large(limit));
         }
-        // A body of several pieces is joined in memory that doubles when it is full.
+        // A body of several pieces is joined in a buffer that doubles when it is full.
         let after = received + chunk.len();
         let needed = if received == 0 { after } else { 2 * after };
         let held = taken.iter().map(OwnedSemaphorePermit::num_permits).sum::<usize>() * 1024;
         if needed > held {
             taken.push(memory.take(needed - held)?);
         }
-        // Most bodies come in one piece, which is then not copied.
+        // Most bodies arrive in one piece, which is not copied.
         if received == 0 {
             first = chunk;
             continue;
@@ -83,7 +83,7 @@ async fn read(body: Body, limit: usize, memory: &BodyMemory) -> ApiResult<JsonBy
     Ok(JsonBytes { bytes, _memory: taken })
 }
 
-/// `application/json`, or another type that is JSON, with or without parameters.
+/// Whether the content type is `application/json` or another JSON type, with or without parameters.
 fn is_json(headers: &HeaderMap) -> bool {
     let Some(value) = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()) else {
         return false;
@@ -93,7 +93,7 @@ fn is_json(headers: &HeaderMap) -> bool {
         || (essence.starts_with("application/") && essence.ends_with("+json"))
 }
 
-/// Whether the bytes are the text itself.
+/// Whether the body is not compressed.
 fn is_plain(headers: &HeaderMap) -> bool {
     let is_identity = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
     headers.get_all(CONTENT_ENCODING).iter().all(is_identity)
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(read_all(stalled, 5).await, Err(ApiError::body_timeout()));
     }
 
-    /// A body of chunks that come one a second.
+    /// A body with one chunk per second.
     fn slow(bytes: usize, count: usize) -> Body {
         Body::from_stream(stream::iter(0..count).then(move |_| async move {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(refused, Err(ApiError::bodies_full(64 << 10)));
         drop(held);
         read_with(large(), 1 << 20, &memory).await.unwrap();
-        // One that comes in parts is counted as a whole.
+        // A body in parts counts as a whole.
         let parts = || {
             let chunk = Bytes::from(vec![b'a'; 4 << 10]);
             let chunks = (0..20).map(move |_| Ok::<_, std::io::Error>(chunk.clone()));
@@ -185,7 +185,7 @@ mod tests {
         };
         assert!(read_with(parts(), 1 << 20, &memory).await.is_err());
         read_with(parts(), 1 << 20, &BodyMemory::new(512 << 10)).await.unwrap();
-        assert_eq!(memory.free_bytes(), 64 << 10, "what was refused is given back");
+        assert_eq!(memory.free_bytes(), 64 << 10, "the permits of a refused body are released");
     }
 
     #[tokio::test]

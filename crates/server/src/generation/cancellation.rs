@@ -1,4 +1,4 @@
-//! Whether the request that this thread prepares was given up.
+//! The cancellation flag of the request that this thread prepares.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ thread_local! {
     static CURRENT: RefCell<Arc<AtomicBool>> = RefCell::default();
 }
 
-/// Does the work; what it tokenizes ends with an error soon after `is_cancelled` has become true.
+/// Runs `work`. Tokenization in it fails soon after `is_cancelled` has become true.
 pub(crate) fn until<T>(is_cancelled: Arc<AtomicBool>, work: impl FnOnce() -> T) -> T {
-    /// Puts the earlier flag back, after a panic too.
+    /// Restores the earlier flag, after a panic too.
     struct Restored(Arc<AtomicBool>);
     impl Drop for Restored {
         fn drop(&mut self) {
@@ -21,7 +21,7 @@ pub(crate) fn until<T>(is_cancelled: Arc<AtomicBool>, work: impl FnOnce() -> T) 
     work()
 }
 
-/// Becomes true when the work of this thread is given up.
+/// Becomes true when the work of this thread is cancelled.
 pub(crate) fn flag() -> Arc<AtomicBool> {
     CURRENT.with_borrow(Arc::clone)
 }

@@ -1,4 +1,4 @@
-//! The text of one choice becomes the parts of an answer: text, reasoning, calls.
+//! Splits the text of one choice into content, reasoning and tool calls.
 
 use std::sync::Arc;
 
@@ -11,30 +11,30 @@ use candlepower_dialect::{
 };
 use uuid::Uuid;
 
-/// How the answers to one request are read.
+/// The format in which the answers to one request are parsed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AnswerFormat {
     pub(crate) dialect: Dialect,
-    /// Where an answer stands before its first character.
+    /// Whether reasoning is open before the first character of an answer.
     pub(crate) thinking: Thinking,
-    /// The functions that may be called.
+    /// The tools that an answer may call.
     pub(crate) functions: Option<Arc<[Callable]>>,
-    /// Whether an answer is calls and nothing else.
+    /// Whether an answer consists of tool calls only.
     pub(crate) are_calls: bool,
 }
 
-/// The answer of one choice, as it comes.
+/// The state of one choice's answer while it is generated.
 #[derive(Debug)]
 pub(crate) struct Answer {
     ids: CallIds,
     has_calls: bool,
-    /// Whether the last call is not complete.
+    /// Whether the last call is incomplete.
     in_call: bool,
-    /// Whether a call before it is not.
+    /// Whether an earlier call is incomplete.
     has_broken_call: bool,
 }
 
-/// What is added to an answer.
+/// An addition to an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AnswerPart {
     Text(String),
@@ -61,7 +61,7 @@ impl AnswerFormat {
         new(self.dialect, self.thinking, self.functions.clone())
     }
 
-    /// The answer of a choice, of which nothing came yet.
+    /// The state of a choice's answer before its first token.
     pub(crate) fn answer(&self) -> Answer {
         let ids = self.dialect.tools.map_or(CallIds::Plain, ToolFormat::call_ids);
         Answer { ids, has_calls: false, in_call: false, has_broken_call: false }
@@ -69,7 +69,7 @@ impl AnswerFormat {
 }
 
 impl Answer {
-    /// The parts that the next piece adds.
+    /// The parts that a piece adds.
     pub(crate) fn push(&mut self, piece: Vec<OutputEvent>) -> Vec<AnswerPart> {
         piece.into_iter().map(|event| self.part(event)).collect()
     }
@@ -102,7 +102,7 @@ impl Answer {
         }
     }
 
-    /// How the answer ended, if its text ended for this reason.
+    /// The finish reason of the answer, from that of its text.
     pub(crate) fn finish_reason(&self, reason: FinishReason) -> FinishReason {
         match reason {
             FinishReason::Stop if self.has_calls && !self.is_broken() => FinishReason::ToolCalls,
@@ -110,12 +110,12 @@ impl Answer {
         }
     }
 
-    /// Whether the answer, whose text ended for this reason, is not complete.
+    /// Whether the answer is incomplete, given the finish reason of its text.
     pub(crate) fn is_cut(&self, reason: FinishReason) -> bool {
         reason != FinishReason::Stop || self.is_broken()
     }
 
-    /// Whether a call is not complete.
+    /// Whether a call is incomplete.
     fn is_broken(&self) -> bool {
         self.in_call || self.has_broken_call
     }
@@ -141,7 +141,7 @@ impl Answer {
 }
 
 impl AnswerPart {
-    /// The part in a chunk; the end of a call is not told.
+    /// The part as a chunk's delta. The end of a call is not sent.
     pub(crate) fn delta(self) -> Option<ChatDelta> {
         let call =
             |delta| Some(ChatDelta { tool_calls: Some(vec![delta]), ..ChatDelta::default() });
@@ -188,7 +188,7 @@ mod tests {
         AnswerFormat { dialect, thinking: Thinking::Possible, functions, are_calls: false }
     }
 
-    /// An answer that is read as a whole, and its message.
+    /// An answer parsed as a whole, and its message.
     fn message(tools: ToolFormat, text: &str) -> (Answer, ResponseMessage) {
         let (mut answer, mut parser) = (format(tools).answer(), format(tools).parser());
         let events = [parser.push(text), parser.finish()].concat();
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!((answer.finish_reason(stop), answer.is_cut(stop)), (stop, true));
         assert!(!calling.is_cut(stop) && calling.is_cut(FinishReason::Length));
 
-        // A broken call is not mended by a whole one behind it.
+        // A truncated call counts even if a complete one follows.
         let broken = format!("{cut}</tool_call>\n{CALL}");
         let (answer, said) = message(ToolFormat::Hermes, &broken);
         assert_eq!(said.tool_calls.unwrap().len(), 2);

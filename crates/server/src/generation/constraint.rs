@@ -1,4 +1,4 @@
-//! From what a request asks the output to be to the grammar that holds it there.
+//! Compiles the output constraint of a request to a grammar.
 
 use std::process::Command;
 
@@ -10,10 +10,10 @@ use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::own_program::{knows_commands, own_program};
 use crate::model::served_model::LoadedModel;
 
-/// The grammar of a request, if it asks for one.
+/// The grammar of a request's constraint, if it has one.
 ///
 /// # Errors
-/// 400 with what the constraint asks for and cannot be had.
+/// 400 with the part of the constraint that is invalid or cannot be enforced.
 pub(crate) fn compile(
     model: &Preparation<'_, LoadedModel>,
     constraint: Option<&OutputConstraint>,
@@ -23,7 +23,7 @@ pub(crate) fn compile(
     constraint.map(compile).transpose()
 }
 
-/// What the grammar crate knows such a constraint as.
+/// The constraint in the types of the grammar crate.
 ///
 /// # Errors
 /// 400 with the limit that it exceeds.
@@ -46,10 +46,10 @@ pub(crate) fn of_output(
     constraint.closed().map_err(|error| refused(output.param, &error))
 }
 
-/// The grammar of a constraint that the field `param` asks for. On the event loop it is only looked up.
+/// The grammar of a constraint from the field `param`. On the event loop it is only looked up in the cache.
 ///
 /// # Errors
-/// 400 with what the constraint asks for and cannot be had.
+/// 400 with the part of the constraint that is invalid or cannot be enforced.
 pub(crate) fn compile_as(
     model: &Preparation<'_, LoadedModel>,
     param: &str,
@@ -76,7 +76,7 @@ pub(crate) fn compile_as(
     compiler.compile_unless(constraint, model.caller.0, cancelled).map_err(refused)
 }
 
-/// Has a constraint that is not small looked at on a thread alone.
+/// Moves the preparation to a thread if the constraint is not small.
 ///
 /// # Errors
 /// 400 with the limit that it exceeds.
@@ -92,14 +92,14 @@ pub(crate) fn check_small(
 pub(crate) fn refused(param: &str, error: &Error) -> ApiError {
     let reason = candlepower_api::clip(&error.to_string());
     match error {
-        // Nobody waits for this answer, or the deadline has an answer of its own.
+        // Nobody waits for this answer, or the deadline has its own.
         Error::Cancelled => ApiError::unavailable(format!("`{param}`: {reason}.")),
         Error::Trial(_) => ApiError::internal(format!("`{param}`: {reason}.")),
-        _ => ApiError::invalid(param, format!("`{param}` cannot be held: {reason}.")),
+        _ => ApiError::invalid(param, format!("`{param}` cannot be enforced: {reason}.")),
     }
 }
 
-/// This program as a process that tries constraints.
+/// This program as a child process that tries constraints.
 fn trial_command() -> Command {
     own_program(TRIAL_COMMAND)
 }

@@ -1,4 +1,4 @@
-//! An answer as a row of blocks: reasoning, texts and calls, in the order in which they were written.
+//! An answer as a list of blocks: reasoning, texts and tool calls, in the order in which the model wrote them.
 
 use std::collections::BTreeSet;
 
@@ -9,25 +9,25 @@ use candlepower_engine::TokenLogprobs;
 use crate::generation::chat_output::{Answer, AnswerPart};
 use crate::generation::stream::Delta;
 
-/// A part of an answer that is of one kind.
+/// A part of an answer of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Block {
-    /// What the model wrote to itself.
+    /// Reasoning.
     Reasoning(String),
-    /// What it says.
+    /// Content.
     Text(String),
-    /// A function that it calls.
+    /// A tool call.
     Call {
-        /// Names the call; the function's answer says it again.
+        /// Id of the call, which the tool's result repeats.
         id: String,
-        /// The function.
+        /// Name of the function.
         name: String,
-        /// JSON as the model wrote it.
+        /// Arguments as JSON text, as the model wrote it.
         arguments: String,
     },
 }
 
-/// What happens to a block. Blocks are numbered from 0, and one ends before the next one begins.
+/// A change of a block. Blocks are numbered from 0, and each ends before the next begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BlockEvent {
     Start(usize),
@@ -36,22 +36,22 @@ pub(crate) enum BlockEvent {
     End(usize),
 }
 
-/// The blocks of one answer, as they come.
+/// The blocks of one answer while it is generated.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     answer: Answer,
     blocks: Vec<Block>,
-    /// The calls that are not complete.
+    /// The incomplete calls.
     open_calls: BTreeSet<usize>,
-    /// Log-probabilities of tokens whose text is not told yet.
+    /// Log-probabilities of tokens whose text is not sent yet.
     waiting: Vec<TokenLogprobs>,
 }
 
-/// Log-probabilities of the tokens that led to more of a text, and its block.
+/// Log-probabilities of the tokens of an addition to a text, with the index of its block.
 pub(crate) type TextLogprobs = (usize, Vec<TokenLogprobs>);
 
 impl Block {
-    /// A block of this kind of which nothing is there yet.
+    /// An empty block of this kind.
     fn begun(&self) -> Self {
         match self {
             Self::Reasoning(_) => Self::Reasoning(String::new()),
@@ -74,18 +74,18 @@ impl Blocks {
         Self { answer, blocks: Vec::new(), open_calls: BTreeSet::new(), waiting: Vec::new() }
     }
 
-    /// All blocks so far; after the last piece there is at least one.
+    /// All blocks so far; at least one after the last piece.
     pub(crate) fn list(&self) -> &[Block] {
         &self.blocks
     }
 
-    /// A block as it was when it began.
+    /// A block as it was at its start.
     pub(crate) fn begun(&self, index: usize) -> Block {
         self.blocks[index].begun()
     }
 
-    /// The events of the next piece of an answer, and the log-probabilities of its text. Tokens come with the first text that they led
-    /// to; those of reasoning and calls do not.
+    /// The events of the next piece of an answer, and the log-probabilities of its text. Tokens are reported with the first text that they
+    /// produced; tokens of reasoning and calls are not reported.
     pub(crate) fn push_delta(&mut self, delta: Delta) -> (Vec<BlockEvent>, Option<TextLogprobs>) {
         let events = self.push(delta.parts, delta.finish.map(|finish| finish.reason));
         self.waiting.extend(delta.logprobs);
@@ -133,17 +133,17 @@ impl Blocks {
         events
     }
 
-    /// How the answer ended, if its text ended for this reason.
+    /// The finish reason of the answer, from that of its text.
     pub(crate) fn finish_reason(&self, reason: FinishReason) -> FinishReason {
         self.answer.finish_reason(reason)
     }
 
-    /// Whether the answer, whose text ended for this reason, is not complete.
+    /// Whether the answer is incomplete, given the finish reason of its text.
     pub(crate) fn is_cut(&self, reason: FinishReason) -> bool {
         self.answer.is_cut(reason)
     }
 
-    /// Whether a block is not complete. `reason` is that for which the text ended, if it has.
+    /// Whether a block is incomplete. `reason` is the finish reason of the text, if it has ended.
     pub(crate) fn is_cut_at(&self, index: usize, reason: Option<FinishReason>) -> bool {
         let is_last = index + 1 == self.blocks.len();
         let breaks_off = reason.is_some_and(|reason| reason != FinishReason::Stop);
@@ -159,11 +159,11 @@ impl Blocks {
         events.push(BlockEvent::Start(index));
     }
 
-    /// Appends to the last block if it is of the kind of `begun`, or else to that.
+    /// Appends to the last block if it has the kind of `begun`, otherwise begins that block.
     fn extend(&mut self, begun: Block, mut text: String, events: &mut Vec<BlockEvent>) {
         let kind = std::mem::discriminant(&begun);
         if self.blocks.last().map(std::mem::discriminant) != Some(kind) {
-            // Between blocks, a break says nothing.
+            // Line breaks between blocks have no meaning.
             if self.blocks.iter().any(|block| std::mem::discriminant(block) == kind) {
                 text = text.trim_start_matches('\n').to_owned();
             }
@@ -180,7 +180,7 @@ impl Blocks {
     }
 }
 
-/// The assistant's turn that these blocks are.
+/// The assistant message with these blocks.
 pub(crate) fn turn(blocks: &[Block]) -> ChatMessage {
     let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     for block in blocks {

@@ -1,4 +1,4 @@
-//! A conversation becomes a prompt, and it is settled what its answers are held to and how they are read.
+//! Prepares a conversation: its prompt, the constraint on answers, and the parsers for them.
 
 use std::sync::Arc;
 
@@ -16,19 +16,19 @@ use crate::generation::tools::ToolUse;
 use crate::model::api_error::ApiResult;
 use crate::model::served_model::LoadedModel;
 
-/// What a request says of a conversation and of the answer to it.
+/// A conversation, its tools, and the constraint on its answer.
 pub(crate) struct Conversation<'a> {
-    /// Without functions, which are told to the template as far as the model may know of them.
+    /// The prompt without tools; those that the tool choice allows are added later.
     pub(crate) prompt: ChatPrompt<'a>,
     pub(crate) tools: Option<&'a ToolOptions>,
     pub(crate) output: Option<&'a OutputConstraint>,
 }
 
 impl Conversation<'_> {
-    /// The prompt's token ids, and how answers are read; `generation` is told what holds them.
+    /// The prompt's token ids, and the format of answers. Sets the grammar and the text options of `generation`.
     ///
     /// # Errors
-    /// 400 with the field that cannot be taken as it is.
+    /// 400 with the field that is invalid.
     pub(crate) fn prepare(
         self,
         model: &Preparation<'_, LoadedModel>,
@@ -68,7 +68,7 @@ impl Conversation<'_> {
     }
 }
 
-/// How the answers to a prompt are read.
+/// The format in which answers to a prompt are parsed.
 fn answer_format(
     prompt: &ChatPrompt<'_>,
     model: &LoadedModel,
@@ -77,7 +77,7 @@ fn answer_format(
 ) -> AnswerFormat {
     let mut dialect = model.dialect;
     if prompt.continue_final_message == Some(true) {
-        // The message that goes on has left its reasoning behind.
+        // The continued message has already ended its reasoning.
         dialect.reasoning = dialect.reasoning.filter(|_| dialect.is_harmony());
     }
     let thinking = dialect.reasoning.map(|format| format.after_prompt(rendered.text()));
@@ -89,7 +89,7 @@ fn answer_format(
     }
 }
 
-/// The special tokens that tell the parts of an answer apart.
+/// The special tokens that mark the parts of an answer, which the parser must see in the text.
 fn shown_marks(answers: &AnswerFormat, model: &LoadedModel) -> Arc<[u32]> {
     let mut dialect = answers.dialect;
     if answers.functions.is_none() && !dialect.is_harmony() {

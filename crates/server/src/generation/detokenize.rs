@@ -1,7 +1,7 @@
-//! One choice's tokens become text: detokenizer, parser of answers, then stop strings.
+//! Converts one choice's tokens to text: detokenizer, parser of answers, then stop strings.
 //!
-//! Stop strings are looked for in what the client reads as the answer. Reasoning and calls are none of it: models think of the
-//! very words that are to end their answers. A text that nobody reads is an answer as a whole.
+//! Stop strings are searched in the content only, not in reasoning and tool calls. Models often reason about the very words that should
+//! stop their answers, and a match there would lose the answer. Without a parser, the whole text is content.
 
 use std::sync::Arc;
 
@@ -15,30 +15,30 @@ use candlepower_tokenizer::{
 use crate::generation::chat_output::AnswerFormat;
 use crate::generation::params::TextOptions;
 
-/// Turns the generated tokens of one choice into pieces of text, and finds its end.
+/// Converts the generated tokens of one choice to pieces of text, and finds its end.
 pub(crate) struct TextAssembler {
     detokenizer: Detokenizer,
-    /// Reads the text of an answer in a conversation.
+    /// Parses the answer in a conversation.
     parser: Option<OutputParser>,
     matcher: StopMatcher,
     options: TextOptions,
     num_tokens: usize,
 }
 
-/// What one token led to.
+/// The text that one token produced.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// All text that the model wrote with it, marks of reasoning and calls included.
+    /// All text of the token, with marks of reasoning and calls.
     pub(crate) written: String,
-    /// Text that may be sent; empty where it is read.
+    /// Text to send; empty if there is a parser.
     pub(crate) text: String,
-    /// The parts of the text, if it is read.
+    /// The parsed parts of the text, if there is a parser.
     pub(crate) parts: Vec<OutputEvent>,
     /// Set if the choice has ended.
     pub(crate) finish: Option<Finish>,
 }
 
-/// How a choice ended.
+/// The end of a choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finish {
     pub(crate) reason: FinishReason,
@@ -65,10 +65,10 @@ impl From<EngineFinish> for Finish {
 }
 
 impl TextAssembler {
-    /// For what is generated after `prompt`.
+    /// An assembler for the text after `prompt`.
     ///
     /// # Errors
-    /// If the prompt's tokens cannot be decoded, or a stop string is empty.
+    /// The prompt's tokens cannot be decoded, or a stop string is empty.
     pub(crate) fn new(tokenizer: Tokenizer, prompt: &[u32], options: TextOptions) -> Result<Self> {
         let skip = if options.skip_special_tokens {
             SkipSpecialTokens::Yes
@@ -90,16 +90,16 @@ impl TextAssembler {
         })
     }
 
-    /// Takes the next token; `finish` says whether the engine ended the sequence with it.
+    /// Adds the next token; `finish` is set if the engine ended the sequence with it.
     ///
     /// # Errors
-    /// If the tokens cannot be decoded.
+    /// The tokens cannot be decoded.
     pub(crate) fn push(&mut self, token_id: u32, finish: Option<EngineFinish>) -> Result<Piece> {
         self.num_tokens += 1;
         let is_stop =
             matches!(finish, Some(EngineFinish::EndOfSequence(_) | EngineFinish::StopToken(_)));
         let mut text = String::new();
-        // A token that ends the text is cut from it like a stop string.
+        // A stop token is removed from the text, like a stop string.
         if !is_stop || self.options.include_stop_str_in_output {
             text.extend(self.detokenizer.push(token_id)?);
         }
@@ -122,22 +122,22 @@ impl TextAssembler {
         Ok(piece)
     }
 
-    /// The text that is held back, when the choice is cut short.
+    /// The text held back so far, for an aborted choice.
     ///
     /// # Errors
-    /// If the tokens cannot be decoded.
+    /// The tokens cannot be decoded.
     pub(crate) fn cut_short(&mut self) -> Result<Piece> {
         let text = self.cut_text()?;
         Ok(self.read(&text, Some(Ending::Cut)).0)
     }
 
-    /// The rest of a text that is cut, without the character in which it may be.
+    /// The rest of a text that was cut, without an incomplete character.
     fn cut_text(&mut self) -> Result<String> {
         let rest = self.detokenizer.finish()?.unwrap_or_default();
         Ok(rest.trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned())
     }
 
-    /// Reads a text, the last one with its `ending`: the piece that it adds, and the stop string that has ended the answer.
+    /// Parses a text, the last one with its `ending`. Returns the piece, and the index of the stop string that ended the answer.
     fn read(&mut self, text: &str, ending: Option<Ending>) -> (Piece, Option<usize>) {
         let mut piece = Piece::default();
         let Some(parser) = &mut self.parser else {
@@ -156,7 +156,10 @@ impl TextAssembler {
         if ending.is_some() {
             for function in parser.unknown_functions() {
                 let function = clip(function);
-                tracing::info!(?function, "a call of a function that was not offered is content");
+                tracing::info!(
+                    ?function,
+                    "the model called an unknown function; the call is returned as content"
+                );
             }
         }
         for event in events {
@@ -185,7 +188,7 @@ impl TextAssembler {
         (piece, None)
     }
 
-    /// Adds content as far as it is certain to `out`; the stop string that ends it.
+    /// Appends content to `out`, except a possible start of a stop string. Returns the stop string that ended it.
     fn content(&mut self, text: &str, out: &mut String) -> Option<usize> {
         if self.num_tokens <= self.options.min_tokens {
             out.push_str(&self.matcher.pass(text));
@@ -197,10 +200,10 @@ impl TextAssembler {
     }
 }
 
-/// How a text ends.
+/// The kind of end of a text.
 #[derive(Clone, Copy)]
 enum Ending {
-    /// There was to be more of it.
+    /// The text is incomplete.
     Cut,
     Whole,
 }
@@ -210,7 +213,7 @@ mod tests {
     use super::*;
     use crate::lifecycle::demo;
 
-    /// What comes out when `text` is generated token by token, and how it ends.
+    /// The output for `text`, generated token by token, and its end.
     fn generate(text: &str, options: TextOptions) -> (String, Option<Finish>) {
         let tokenizer = demo::tokenizer();
         let ids = tokenizer.encode(text, candlepower_tokenizer::AddSpecialTokens::No).unwrap();
@@ -274,7 +277,7 @@ mod tests {
         let (text, ids) = ("one two three two", encode("one two three two"));
         for min_tokens in 0..=ids.len() {
             let decode = |ids: &[u32]| tokenizer.decode(ids, SkipSpecialTokens::No).unwrap().len();
-            // The first one that is complete behind these tokens.
+            // The first stop string that ends after these tokens.
             let ends = text.match_indices("two").map(|(at, found)| (at, at + found.len()));
             let cut = ends.into_iter().find(|(_, end)| *end > decode(&ids[..min_tokens]));
             let expected = cut.map_or(text, |(at, _)| &text[..at]);

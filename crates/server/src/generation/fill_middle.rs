@@ -1,15 +1,15 @@
-//! Completions with a text behind them: the model's own tokens say where the prompt ends and the suffix begins.
+//! Fill-in-the-middle completions (`suffix`), with the special tokens of each model family.
 
 use candlepower_tokenizer::{AddSpecialTokens, Tokenizer};
 
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::LoadedModel;
 
-/// The tokens of a family of models.
+/// The special tokens of a model family.
 struct Marks {
     prefix: &'static str,
     suffix: &'static str,
-    /// Behind it the model writes; empty where it writes behind the prefix.
+    /// The model writes after this token; empty if it writes after the prefix.
     middle: &'static str,
 }
 
@@ -25,7 +25,7 @@ const FAMILIES: [Marks; 6] = [
     Marks { prefix: "[PREFIX]", suffix: "[SUFFIX]", middle: "" },
 ];
 
-/// The ids of the marks of a family.
+/// Ids of the special tokens of a family.
 #[derive(Clone, Copy)]
 struct MarkIds {
     prefix: u32,
@@ -47,10 +47,10 @@ fn mark_ids(tokenizer: &Tokenizer) -> Option<MarkIds> {
     })
 }
 
-/// The prompt for what stands between `prefix` and `suffix`.
+/// The prompt for a text between `prefix` and `suffix`.
 ///
 /// # Errors
-/// 400 where the model has no tokens for it, or a text cannot be split.
+/// 400 if the model has no such tokens, or a text cannot be tokenized.
 pub(crate) fn prompt(
     model: &LoadedModel,
     suffix: &str,
@@ -59,10 +59,10 @@ pub(crate) fn prompt(
     encode: impl Fn(&str) -> ApiResult<Vec<u32>>,
 ) -> ApiResult<Vec<u32>> {
     let ids = mark_ids(&model.tokenizer).ok_or_else(|| {
-        let message = "This model has no tokens for a text in the middle: leave `suffix` out.";
+        let message = "This model has no tokens for fill-in-the-middle: leave `suffix` out.";
         ApiError::invalid("suffix", message)
     })?;
-    // The token that begins every text of the model stands in front of all marks.
+    // The begin-of-text token comes before all marks.
     let start = model.tokenizer.encode("", AddSpecialTokens::Yes).unwrap_or_default();
     let start = if add_special_tokens { start.first().copied() } else { None };
     let suffix = encode(suffix)?;

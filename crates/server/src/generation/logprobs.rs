@@ -1,4 +1,4 @@
-//! Log-probabilities in the three forms that answers have.
+//! Log-probabilities in the three formats of the API.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use candlepower_api::{
 use candlepower_engine::TokenLogprobs;
 use candlepower_tokenizer::Tokenizer;
 
-/// Stands for minus infinity, which JSON does not have. Source: the OpenAI API reference, `logprob`.
+/// Written for minus infinity, which JSON cannot express. Source: the OpenAI API reference, `logprob`.
 const LEAST_LOGPROB: f32 = -9999.0;
 
-/// How tokens are named beside their log-probabilities.
+/// The names of tokens beside log-probabilities.
 #[derive(Clone)]
 pub(crate) struct TokenNames {
     pub(crate) tokenizer: Tokenizer,
-    /// By their ids, as not every token is a text of its own.
+    /// Whether tokens are named by their ids, because not every token is valid text by itself.
     pub(crate) by_id: bool,
 }
 
@@ -30,11 +30,11 @@ impl TokenNames {
 }
 
 fn finite(logprob: f32) -> f32 {
-    // Also true of NaN, which a model with broken weights gives.
+    // This comparison also replaces NaN, which a model with broken weights produces.
     if logprob > LEAST_LOGPROB { logprob } else { LEAST_LOGPROB }
 }
 
-/// Chat's form.
+/// The format of chat completions.
 pub(crate) fn chat_logprobs(names: &TokenNames, tokens: &[TokenLogprobs]) -> ChatLogprobs {
     let top = |&(id, logprob): &(u32, f32)| ChatTopLogprob {
         token: names.name(id),
@@ -50,21 +50,21 @@ pub(crate) fn chat_logprobs(names: &TokenNames, tokens: &[TokenLogprobs]) -> Cha
     ChatLogprobs { content: tokens.iter().map(token).collect() }
 }
 
-/// Whether special tokens are characters of the text that offsets count in.
+/// Whether special tokens are part of the text in which offsets are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpecialTokens {
     InText,
     NotInText,
 }
 
-/// Text completion's form, built piece by piece: offsets go on where the last piece ended.
+/// The format of text completions, built piece by piece. Offsets continue from the last piece.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CompletionLogprobsBuilder {
     text_offset: usize,
 }
 
 impl CompletionLogprobsBuilder {
-    /// The log-probabilities of generated tokens.
+    /// Log-probabilities of generated tokens.
     pub(crate) fn output(
         &mut self,
         names: &TokenNames,
@@ -78,7 +78,7 @@ impl CompletionLogprobsBuilder {
         logprobs
     }
 
-    /// The log-probabilities of a prompt's tokens; the first has none.
+    /// Log-probabilities of a prompt's tokens; the first token has none.
     pub(crate) fn prompt(
         &mut self,
         names: &TokenNames,
@@ -93,7 +93,7 @@ impl CompletionLogprobsBuilder {
         logprobs
     }
 
-    /// Goes on behind a text that has no log-probabilities.
+    /// Advances the offset by a text without log-probabilities.
     pub(crate) fn skip(&mut self, text: &str) {
         self.text_offset += text.chars().count();
     }
@@ -111,7 +111,7 @@ impl CompletionLogprobsBuilder {
         logprobs.token_logprobs.push(token.map(|token| finite(token.logprob)));
         logprobs.top_logprobs.push(token.map(|token| {
             let candidates = token.top.iter().copied().chain([(token.token_id, token.logprob)]);
-            // Where two tokens have one text, the likelier one is meant.
+            // If two tokens have the same text, the likelier one is reported.
             let mut map = BTreeMap::new();
             for (id, logprob) in candidates {
                 let entry = map.entry(names.name(id)).or_insert(LEAST_LOGPROB);
@@ -130,12 +130,12 @@ impl CompletionLogprobsBuilder {
     }
 }
 
-/// Whether a byte of UTF-8 is the first of its character; so a character of several tokens counts once.
+/// Whether a byte of UTF-8 is the first of its character, so that a character of several tokens counts once.
 fn begins_character(byte: u8) -> bool {
     byte & 0b1100_0000 != 0b1000_0000
 }
 
-/// The form of `prompt_logprobs`, with at most `num_top` alternatives beside the prompt's own token.
+/// The format of `prompt_logprobs`, with at most `num_top` alternatives beside the prompt's token.
 pub(crate) fn prompt_logprobs(
     tokenizer: &Tokenizer,
     tokens: &[Option<TokenLogprobs>],
@@ -150,7 +150,7 @@ pub(crate) fn prompt_logprobs(
         (id.to_string(), entry)
     };
     let position = |token: &TokenLogprobs| {
-        // Equally likely tokens share a rank.
+        // Tokens with equal log-probabilities share a rank.
         let rank = |logprob| 1 + token.top.partition_point(|(_, other)| *other > logprob);
         let top = token.top.iter().take(num_top);
         let top = top.map(|(id, logprob)| candidate(*id, *logprob, rank(*logprob)));

@@ -1,4 +1,4 @@
-//! From the wire's fields to the engine's sampling parameters: all bounds, each with its field's name.
+//! Converts request fields to sampling parameters and checks all bounds. Each error names its field.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,75 +15,75 @@ use crate::generation::ruled_out::{allowed_token_ids, bad_words};
 use crate::generation::thought_limit::ThoughtLimit;
 use crate::model::api_error::{ApiError, ApiResult};
 
-/// Most choices of one request.
+/// Maximum `n`.
 const MAX_N: i64 = 128;
-/// Most entries of `logit_bias` and of `stop_token_ids`.
+/// Maximum number of entries of `logit_bias`, `stop_token_ids` and `bad_words`.
 pub(crate) const MAX_TOKEN_LIST: usize = 1024;
-/// Longest `cache_salt`, in bytes.
+/// Maximum length of `cache_salt`, in bytes.
 const MAX_SALT_BYTES: usize = 1024;
-/// Temperatures below this are greedy: dividing logits by them would overflow. Source: `_SAMPLING_EPS` in vLLM.
+/// Temperatures below this are greedy, because dividing logits by them would overflow. Source: `_SAMPLING_EPS` in vLLM.
 const GREEDY_BELOW: f64 = 1e-5;
-/// What keeps a token from being drawn.
+/// The bias that keeps a token from being sampled.
 const LEAST_BIAS: f32 = -100.0;
 
-/// What bounds a request, of the model and of the server.
+/// The limits of a request, from the model and the settings.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits<'a> {
     pub(crate) vocab_size: usize,
     pub(crate) tokenizer: &'a Tokenizer,
     pub(crate) max_logprobs: usize,
     pub(crate) default_max_tokens: DefaultMaxTokens,
-    /// Sampling of requests that do not say.
+    /// Default sampling parameters.
     pub(crate) sampling_defaults: &'a SamplingDefaults,
-    /// 1, or 0 where a prompt may only be scored.
+    /// Minimum of `max_tokens`: 1, or 0 if a request may only score its prompt.
     pub(crate) least_max_tokens: i64,
 }
 
-/// What a request asks for, checked.
+/// The validated parameters of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct Generation {
     pub(crate) n: usize,
-    /// Without `max_tokens`, which depends on the prompt's length, and without `logprobs`.
+    /// Sampling parameters, without `max_tokens`, which depends on the prompt's length, and without `logprobs`.
     sampling: SamplingParams,
-    /// `None` is the rest of the context.
+    /// `None` means the rest of the context.
     max_tokens: Option<usize>,
     pub(crate) priority: i32,
     pub(crate) cache_salt: Option<Arc<str>>,
     pub(crate) prompt_logprobs: Option<usize>,
     /// The first prompt token whose log-probability is reported.
     pub(crate) prompt_logprobs_from: usize,
-    /// What the output must be; the model compiles it.
+    /// The constraint on the output, set when it is compiled.
     pub(crate) grammar: Option<Grammar>,
-    /// When reasoning is ended.
+    /// The limit of reasoning.
     pub(crate) thought_limit: Option<ThoughtLimit>,
     pub(crate) text: TextOptions,
     pub(crate) return_token_ids: bool,
     /// Whether log-probabilities name tokens by their ids.
     tokens_by_id: bool,
-    /// `Some` if the answer is a stream.
+    /// Set if the answer is streamed.
     pub(crate) stream: Option<StreamShape>,
 }
 
-/// How tokens become text and where text ends.
+/// Options of detokenization and stop strings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct TextOptions {
     pub(crate) stop: Vec<String>,
     pub(crate) include_stop_str_in_output: bool,
     pub(crate) skip_special_tokens: bool,
-    /// Special tokens that are spelled out in any case, for whoever reads the text.
+    /// Special tokens that are always in the text, because the parser needs them.
     pub(crate) always_shown: Arc<[u32]>,
-    /// No stop string ends the text before so many tokens are out.
+    /// Number of tokens before which no stop string ends the text.
     pub(crate) min_tokens: usize,
-    /// How the text is read, where it is an answer in a conversation: stop strings then end its content alone.
+    /// The format of an answer in a conversation. Stop strings are then searched in its content only.
     pub(crate) answers: Option<AnswerFormat>,
 }
 
-/// What a stream holds beside the text.
+/// The usage reports of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StreamShape {
-    /// One more chunk at the end, with the usage.
+    /// An additional chunk at the end has the usage.
     pub(crate) include_usage: bool,
-    /// Every chunk holds the usage so far.
+    /// Every chunk has the usage so far.
     pub(crate) continuous_usage: bool,
 }
 
@@ -129,7 +129,7 @@ impl Generation {
             logit_bias: logit_bias(fields, limits)?,
             allowed_token_ids: allowed_token_ids(fields.allowed_token_ids.as_deref(), limits)?,
             bad_words: bad_words(fields.bad_words.as_deref().unwrap_or_default(), limits)?,
-            // Negative seeds are as good as others: their bits are taken.
+            // A negative seed is reinterpreted as unsigned.
             seed: fields.seed.map(|seed| seed as u64),
             stop_token_ids: stop_token_ids(fields, limits)?,
             ignore_eos: fields.ignore_eos.unwrap_or(false),
@@ -165,7 +165,7 @@ impl Generation {
         })
     }
 
-    /// Asks for the log-probabilities of generated tokens, and of so many alternatives.
+    /// Sets the number of alternatives whose log-probabilities are reported for each generated token.
     pub(crate) fn set_logprobs(&mut self, logprobs: Option<usize>) {
         self.sampling.logprobs = logprobs;
     }
@@ -174,12 +174,12 @@ impl Generation {
         self.sampling.logprobs
     }
 
-    /// How log-probabilities name tokens.
+    /// The names of tokens beside log-probabilities.
     pub(crate) fn token_names(&self, tokenizer: &Tokenizer) -> TokenNames {
         TokenNames { tokenizer: tokenizer.clone(), by_id: self.tokens_by_id }
     }
 
-    /// The sampling parameters for a prompt of so many tokens: prompt and output together fit the context.
+    /// The sampling parameters for a prompt of this length. `max_tokens` is cut to the rest of the context.
     pub(crate) fn sampling_for(&self, prompt_len: usize, max_model_len: usize) -> SamplingParams {
         let room = max_model_len.saturating_sub(prompt_len);
         let max_tokens = self.max_tokens.map_or(room, |asked| asked.min(room));
@@ -190,26 +190,26 @@ impl Generation {
         }
     }
 
-    /// Generates nothing, but reports the log-probabilities of the prompt's tokens from one on, with as many alternatives
-    /// as were asked for.
+    /// Generates nothing, but reports log-probabilities of the prompt's tokens from index `from` on, with the requested
+    /// alternatives.
     pub(crate) fn only_score(&mut self, from: usize) {
         self.max_tokens = Some(0);
         self.prompt_logprobs = Some(self.sampling.logprobs.take().unwrap_or(0));
         self.prompt_logprobs_from = from;
     }
 
-    /// Whether nothing is to be generated.
+    /// Whether nothing is generated.
     pub(crate) fn only_scores(&self) -> bool {
         self.max_tokens == Some(0)
     }
 }
 
-/// The number of alternatives that `name` asks for; -1 asks for all tokens.
+/// The number of alternatives in the field `name`; -1 means all tokens.
 pub(crate) fn num_logprobs(name: &str, asked: i64, limits: &Limits<'_>) -> ApiResult<usize> {
     if asked == -1 {
         let (all, most) = (limits.vocab_size, limits.max_logprobs);
         let message = format!(
-            "`{name}` is -1, which asks for all {all} tokens; this server reports at most {most} (`--max-logprobs`)."
+            "`{name}` is -1, which means all {all} tokens; this server reports at most {most} (`--max-logprobs`)."
         );
         return if most >= all { Ok(all) } else { Err(ApiError::invalid(name, message)) };
     }
@@ -237,7 +237,7 @@ fn float(
 }
 
 fn top_p(value: f64) -> ApiResult<f32> {
-    // A value that is above 0 but below what a float holds would keep nothing.
+    // A value that is rounded to 0 in f32 would exclude all tokens.
     if value > 0.0 && value <= 1.0 {
         Ok((value as f32).max(f32::MIN_POSITIVE))
     } else {
@@ -258,7 +258,7 @@ fn top_k(asked: Option<i64>, limits: &Limits<'_>) -> ApiResult<Option<usize>> {
     match asked {
         None => Ok(limits.sampling_defaults.top_k),
         Some(-1 | 0) => Ok(None),
-        // More than the vocabulary is all of it.
+        // A value above the vocabulary's size means all tokens.
         Some(k) if k >= 1 => {
             Ok(Some(usize::try_from(k).unwrap_or(usize::MAX)).filter(|k| *k < limits.vocab_size))
         }
@@ -278,7 +278,7 @@ fn max_tokens(fields: &GenerationFields, limits: &Limits<'_>) -> ApiResult<Optio
     if asked < limits.least_max_tokens {
         return Err(out_of_range(name, asked, "at least 1"));
     }
-    // More than the context is cut to the rest of it behind the prompt.
+    // A larger value is cut later, to the rest of the context.
     Ok(Some(usize::try_from(asked).unwrap_or(usize::MAX)))
 }
 
@@ -291,7 +291,7 @@ fn min_tokens(fields: &GenerationFields, max_tokens: Option<usize>) -> ApiResult
     Err(out_of_range("min_tokens", asked, "at least 0 and at most `max_tokens`"))
 }
 
-/// The biases that are asked for, and of what the model is not to draw the least that there is.
+/// The requested biases, and the lowest bias for the model's `suppress_tokens`.
 fn logit_bias(fields: &GenerationFields, limits: &Limits<'_>) -> ApiResult<Vec<(u32, f32)>> {
     let none = BTreeMap::new();
     let biases = fields.logit_bias.as_ref().unwrap_or(&none);
@@ -340,7 +340,7 @@ pub(crate) fn check_token_id(name: &str, id: u32, limits: &Limits<'_>) -> ApiRes
 }
 
 fn priority(asked: i64) -> ApiResult<i32> {
-    i32::try_from(asked).map_err(|_| out_of_range("priority", asked, "a number of 32 bits"))
+    i32::try_from(asked).map_err(|_| out_of_range("priority", asked, "a 32-bit integer"))
 }
 
 fn cache_salt(asked: Option<&str>) -> ApiResult<Option<Arc<str>>> {
@@ -358,7 +358,7 @@ fn prompt_logprobs(fields: &GenerationFields, limits: &Limits<'_>) -> ApiResult<
     if fields.stream() {
         return Err(ApiError::invalid(
             "prompt_logprobs",
-            "`prompt_logprobs` is not available with `stream`.",
+            "`prompt_logprobs` is not supported with `stream`: leave one of them out.",
         ));
     }
     num_logprobs("prompt_logprobs", asked, limits).map(Some)

@@ -1,5 +1,7 @@
-//! The place where a request is prepared: on the event loop while that is short, or on a thread of its own, which gives up when the
-//! request is gone.
+//! Prepares a request: on the event loop if that is short, otherwise on a thread, which stops when the client has gone.
+//!
+//! Preparation that may take long must never run on the event loop, because /health would not answer meanwhile. The decision is made
+//! while the parsed request is prepared, not by a search in the raw body: JSON allows escapes in field names, which would hide a field.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
@@ -13,23 +15,23 @@ use rustix::process::{getpriority_process, setpriority_process};
 use crate::config::ServeConfig;
 use crate::model::api_error::ApiError;
 
-/// How much less urgent than the event loop a preparing thread is.
+/// Niceness of a preparing thread, relative to the event loop.
 const NICENESS: i32 = 5;
 
-/// The model that a request is prepared for, and what the preparation may do where it runs.
+/// The model for which a request is prepared, and the place where the preparation runs.
 pub(crate) struct Preparation<'a, M> {
     model: &'a M,
     pub(crate) config: &'a ServeConfig,
     pub(crate) caller: CallerId,
     place: Place<'a>,
-    /// The parts of the request that are left out.
+    /// The ignored parts of the request.
     not_held: RefCell<NotHeld>,
 }
 
 enum Place<'a> {
-    /// Nothing else is answered meanwhile. True once something came that takes longer.
+    /// The event loop, which answers nothing else meanwhile. The value becomes true if the preparation must move to a thread.
     EventLoop(Cell<bool>),
-    /// Becomes true when nobody waits for the outcome any more.
+    /// A thread. The value becomes true when nobody waits for the result any more.
     Thread(&'a AtomicBool),
 }
 
@@ -51,27 +53,27 @@ impl<'a, M> Preparation<'a, M> {
         Self { model, config, caller, place, not_held: RefCell::default() }
     }
 
-    /// Leaves the part of the request at `path` out, which its answer will say. Only what the contract lets pass may be left out.
+    /// Ignores the part of the request at `path`, and notes it for the response header.
     pub(crate) fn leave_out(&self, path: &str, kind: Option<&str>) {
         self.not_held.borrow_mut().push(path, kind);
     }
 
-    /// Leaves out the wish at `path`, which the answer will say.
+    /// Ignores the preference at `path`, and notes it for the response header.
     pub(crate) fn leave_out_wish(&self, path: &str) {
         self.not_held.borrow_mut().push_wish(path);
     }
 
-    /// Has the answer say what was left out when the request was read.
+    /// Notes the parts that were ignored when the request was parsed.
     pub(crate) fn leave_out_all(&self, not_held: &NotHeld) {
         self.not_held.borrow_mut().extend(not_held);
     }
 
-    /// All that was left out.
+    /// All ignored parts.
     pub(crate) fn not_held(&self) -> NotHeld {
         self.not_held.borrow().clone()
     }
 
-    /// When to give up, on a thread; `None` on the event loop, where nothing may take long.
+    /// The cancellation flag on a thread; `None` on the event loop, where nothing may take long.
     pub(crate) fn cancelled(&self) -> Option<&'a AtomicBool> {
         match self.place {
             Place::EventLoop(_) => None,
@@ -79,12 +81,12 @@ impl<'a, M> Preparation<'a, M> {
         }
     }
 
-    /// The error that ends a preparation on the event loop, because it has to begin again on a thread. No client sees it.
+    /// The error that stops a preparation on the event loop, so that it starts again on a thread. No client sees it.
     pub(crate) fn postpone(&self) -> ApiError {
         if let Place::EventLoop(is_postponed) = &self.place {
             is_postponed.set(true);
         }
-        ApiError::internal("The request has to be prepared on a thread of its own.")
+        ApiError::internal("Defect of the server: the request must be prepared on a thread.")
     }
 
     pub(crate) fn is_postponed(&self) -> bool {
@@ -100,7 +102,7 @@ impl<M> Deref for Preparation<'_, M> {
     }
 }
 
-/// Says that a request is gone when it is dropped with the future that waits for it.
+/// Sets the cancellation flag when it is dropped, with the future that waits for the result.
 #[derive(Default)]
 pub(crate) struct CancelOnDrop(Arc<AtomicBool>);
 
@@ -116,7 +118,7 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// Lets the event loop and the engine go before this thread, once.
+/// Lowers the priority of this thread below the event loop and the engine, once.
 pub(crate) fn lower_priority() {
     thread_local! {
         static IS_LOWERED: Cell<bool> = const { Cell::new(false) };
@@ -124,7 +126,7 @@ pub(crate) fn lower_priority() {
     if !IS_LOWERED.replace(true)
         && let Ok(niceness) = getpriority_process(None)
     {
-        // On Linux this is the calling thread's alone. It works as well without.
+        // On Linux this changes the calling thread only. A failure is harmless.
         let _ = setpriority_process(None, niceness + NICENESS);
     }
 }

@@ -1,4 +1,4 @@
-//! From a request's texts and conversations to token ids.
+//! Converts texts and conversations of requests to token ids.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,13 +11,13 @@ use crate::generation::{cancellation, thinking};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::{LoadedModel, ModelCard};
 
-/// Bytes of a prompt's limit for each token of the context; common text has four bytes a token.
+/// Bytes of a prompt's limit for each token of the context. Common text has four bytes a token.
 pub(crate) const BYTES_PER_TOKEN: usize = 16;
 
-/// How a conversation becomes a prompt.
+/// A conversation, with all options of its prompt.
 pub(crate) struct ChatPrompt<'a> {
     pub(crate) messages: &'a [ChatMessage],
-    /// What the model may call, a list in the form of the protocol.
+    /// Tools, as a list in the format of the OpenAI API.
     pub(crate) tools: Option<&'a Value>,
     pub(crate) add_generation_prompt: Option<bool>,
     pub(crate) continue_final_message: Option<bool>,
@@ -28,7 +28,7 @@ pub(crate) struct ChatPrompt<'a> {
 }
 
 impl<'a> ChatPrompt<'a> {
-    /// The usual prompt of a conversation, which ends with the opening of the assistant's turn.
+    /// The default prompt of a conversation, which ends with the start of the assistant's turn.
     pub(crate) fn new(messages: &'a [ChatMessage]) -> Self {
         Self {
             messages,
@@ -43,10 +43,10 @@ impl<'a> ChatPrompt<'a> {
     }
 }
 
-/// A prompt as the template writes it, and what of the conversation the template cannot take.
+/// A rendered prompt, and the parts of the conversation that the template cannot render.
 pub(crate) struct Rendered {
     pub(crate) prompt: Prompt,
-    /// Paths of arguments of earlier calls that are no JSON objects, in whose place the template has empty ones.
+    /// Paths of arguments of earlier calls that are not JSON objects, and were replaced by empty ones.
     pub(crate) mended: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ impl ChatPrompt<'_> {
         self.tokenize(model, &self.render(model)?.prompt)
     }
 
-    /// The prompt as the template writes it.
+    /// Renders the prompt with the chat template.
     pub(crate) fn render(&self, model: &LoadedModel) -> ApiResult<Rendered> {
         let template = model.chat_template.as_ref().ok_or_else(|| {
             ApiError::invalid(
@@ -76,8 +76,7 @@ impl ChatPrompt<'_> {
             (given, own) => given.as_ref().or(own),
         };
         if documents.is_some() && !model.takes_documents {
-            let message =
-                "The chat template of this model takes no documents: put them into a message.";
+            let message = "The chat template of this model does not support `documents`: put them into a message.";
             return Err(ApiError::invalid("documents", message));
         }
         let mut mended = Vec::new();
@@ -106,7 +105,7 @@ impl ChatPrompt<'_> {
         ids.map_err(invalid_messages)
     }
 
-    /// How the prompt ends; `by_kwargs` is what the template's own variables say of it.
+    /// The end of the prompt; `by_kwargs` is the value of `add_generation_prompt` in the template's variables.
     fn end(&self, by_kwargs: Option<bool>) -> ApiResult<PromptEnd> {
         let add_generation_prompt = match (self.add_generation_prompt, by_kwargs) {
             (Some(one), Some(other)) if one != other => {
@@ -126,19 +125,20 @@ impl ChatPrompt<'_> {
     }
 }
 
-/// Template variables that are fields of their own, given among `chat_template_kwargs`.
+/// Variables in `chat_template_kwargs` that are also fields of the request.
 struct Overrides {
     documents: Option<Value>,
     add_generation_prompt: Option<bool>,
 }
 
 impl Overrides {
-    /// Takes them out of the variables.
+    /// Removes them from the variables.
     fn take(kwargs: &mut Map<String, Value>) -> ApiResult<Self> {
         for name in ["messages", "tools"] {
             if kwargs.remove(name).is_some_and(|value| !value.is_null()) {
-                let message =
-                    format!("`chat_template_kwargs.{name}`: give `{name}` itself instead.");
+                let message = format!(
+                    "`chat_template_kwargs.{name}` is not allowed: use the field `{name}` instead."
+                );
                 return Err(ApiError::invalid(format!("chat_template_kwargs.{name}"), message));
             }
         }
@@ -170,7 +170,7 @@ fn given_twice(name: &str) -> ApiError {
     ApiError::invalid(format!("chat_template_kwargs.{name}"), message)
 }
 
-/// The error of a conversation. A template's error may quote the conversation at its end, so that is cut.
+/// The error of a conversation. Its end is cut, because a template's error may quote the conversation there.
 fn invalid_messages(error: candlepower_tokenizer::Error) -> ApiError {
     const MAX_CHARS: usize = 190;
     let message = error.to_string();
@@ -179,7 +179,7 @@ fn invalid_messages(error: candlepower_tokenizer::Error) -> ApiError {
     ApiError::invalid("messages", message)
 }
 
-/// The token ids of a text. A text that cannot fit the context is refused without looking at all of it.
+/// The token ids of a text. A text that cannot fit the context is refused without tokenizing it.
 pub(crate) fn encode(
     model: &LoadedModel,
     param: &'static str,
@@ -190,7 +190,7 @@ pub(crate) fn encode(
     encode_any_length(model, param, text, add_special)
 }
 
-/// The token ids of a text, which may be longer than the context, but not without bound.
+/// The token ids of a text that may be longer than the context, up to `--max-prompt-bytes`.
 pub(crate) fn encode_any_length(
     model: &ModelCard,
     param: &'static str,
@@ -214,7 +214,7 @@ pub(crate) fn check_text_length(
     param: impl Into<String>,
     text: &str,
 ) -> ApiResult<()> {
-    // Normalisation may shorten a text, but not to a quarter.
+    // Normalization may shorten a text, but not to less than a quarter.
     let least_tokens = text.len() / model.max_token_bytes / 4;
     let context = model.max_model_len;
     if least_tokens <= context {
@@ -226,7 +226,7 @@ pub(crate) fn check_text_length(
     Err(ApiError::context_length(param, message))
 }
 
-/// Refuses the texts of a prompt that have more bytes than the server takes.
+/// Refuses texts of a prompt with more bytes than the limit: tokenizing takes some hundred bytes of memory for a byte of text.
 pub(crate) fn check_text_bytes(
     model: &ModelCard,
     param: impl Into<String>,
@@ -237,13 +237,13 @@ pub(crate) fn check_text_bytes(
         return Ok(());
     }
     let message = format!(
-        "The text has {num_bytes} bytes, and this server takes at most {limit} for one prompt: shorten it, or start the \
+        "The text has {num_bytes} bytes, and this server accepts at most {limit} for one prompt: shorten it, or start the \
          server with a larger --max-prompt-bytes."
     );
     Err(ApiError::context_length(param, message))
 }
 
-/// The bytes of all texts in a JSON value. Each value counts as some, because a template writes something for it.
+/// The bytes of all texts in a JSON value. Each value adds a few, because a template writes something for it.
 fn text_bytes(value: &Value) -> usize {
     const BYTES_PER_VALUE: usize = 8;
     BYTES_PER_VALUE
@@ -257,7 +257,7 @@ fn text_bytes(value: &Value) -> usize {
         }
 }
 
-/// Checks that a prompt has tokens, all of them of the model, and leaves room for an answer.
+/// Checks that a prompt is not empty, has valid token ids, and leaves space for an answer.
 pub(crate) fn check_prompt(
     model: &LoadedModel,
     param: &'static str,
@@ -275,7 +275,9 @@ pub(crate) fn check_prompt(
         return Err(ApiError::context_length(param, message));
     }
     if len == context && !only_scores {
-        let message = format!("{message} At least one token must be left for the answer.");
+        let message = format!(
+            "{message} Shorten it by at least one token, so that there is space for the answer."
+        );
         return Err(ApiError::context_length(param, message));
     }
     let vocab_size = model.vocab_size;
@@ -288,7 +290,7 @@ pub(crate) fn check_prompt(
     }
 }
 
-/// The messages as templates know them; calls in the form that the template takes.
+/// The messages in the form that the template accepts.
 fn template_messages(
     messages: &[ChatMessage],
     model: &LoadedModel,
@@ -302,7 +304,7 @@ fn template_messages(
     form.messages(messages, mended)
 }
 
-/// The form in which a template takes a conversation.
+/// The form of a conversation that a template accepts.
 #[derive(Clone, Copy, Default)]
 struct TemplateForm {
     knows_developer: bool,
@@ -357,7 +359,7 @@ impl TemplateForm {
     }
 }
 
-/// What a message says, and in the form that the template takes where it says nothing beside its calls.
+/// The content of a message. If a message has only calls, it is the form of empty content that the template accepts.
 fn content(message: &ChatMessage, no_content: NoContent) -> Option<Value> {
     let Some(content) = &message.content else { return no_content.value() };
     let text = content.to_text();
@@ -365,8 +367,8 @@ fn content(message: &ChatMessage, no_content: NoContent) -> Option<Value> {
     Some(if is_null { Value::Null } else { text.into() })
 }
 
-/// A call with its arguments as the template takes them, and whether these are the request's; the protocol has them as a string of
-/// JSON.
+/// A call with its arguments in the form that the template accepts, and whether they are valid. The protocol has arguments as JSON text.
+/// Invalid ones are not refused, because the client would send the same history in every later turn, and the conversation could not go on.
 fn tool_call(PastToolCall(call): &PastToolCall, past_calls: PastCalls) -> (Value, bool) {
     let mut call = call.clone();
     let function = call.get_mut("function").and_then(Value::as_object_mut);
@@ -376,7 +378,7 @@ fn tool_call(PastToolCall(call): &PastToolCall, past_calls: PastCalls) -> (Value
     (Value::Object(call), is_whole)
 }
 
-/// The time, in UTC.
+/// The current time in UTC.
 fn now() -> LocalTime {
     LocalTime { unix_s: i64::try_from(unix_seconds()).unwrap_or(i64::MAX), utc_offset_s: 0 }
 }

@@ -1,4 +1,4 @@
-//! A request that asks the model for something: what all such endpoints begin with.
+//! A request to the model: the extractor that all its endpoints share.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -16,37 +16,37 @@ use crate::model::served_model::{Asked, LoadedModel, served};
 use crate::model::state::AppState;
 use crate::model::tokens::RequestTokens;
 
-/// Bodies up to this size are prepared where they arrive; longer ones would hold up other requests there.
+/// Bodies up to this size are prepared on the event loop; longer ones would delay other requests there.
 const SHORT_BODY_BYTES: usize = 8 << 10;
-/// Longest preparation, the wait for a thread included.
+/// Time limit of the preparation, the wait for a thread included.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A request with a body of JSON, and the model that is asked: one that generates text, unless the endpoint says otherwise.
+/// A request with a JSON body, and the model. The default kind is a model that generates text.
 pub(crate) struct Incoming<M = LoadedModel> {
     pub(crate) state: AppState,
     pub(crate) model: Arc<M>,
     pub(crate) caller: Caller,
-    /// The caller's key, where there are keys.
+    /// The caller's API key, if there are keys.
     pub(crate) key: Option<Arc<ApiKey>>,
     pub(crate) arrived: Instant,
-    /// Its tokens, for its line in the log.
+    /// Its numbers of tokens, for the access log.
     pub(crate) tokens: Arc<RequestTokens>,
     body: Arc<JsonBytes>,
     told: Told,
 }
 
-/// Where a request's parts that are left out are noted for its answer.
+/// The ignored parts of a request, for the response header.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Told(Arc<OnceLock<NotHeld>>);
 
 impl Told {
-    /// The parts that were noted.
+    /// The ignored parts, if there are some.
     pub(crate) fn not_held(&self) -> Option<&NotHeld> {
         self.0.get()
     }
 }
 
-/// How a body becomes what is asked for: all that is refused with a 400 is refused here.
+/// A function that validates and tokenizes a body. All errors with status 400 come from it.
 type Prepare<M, T> = fn(&[u8], &Preparation<'_, M>) -> ApiResult<T>;
 
 impl<M: Asked> FromRequest<AppState> for Incoming<M> {
@@ -76,7 +76,7 @@ impl<M: Asked> FromRequest<AppState> for Incoming<M> {
 }
 
 impl<M: Asked> Incoming<M> {
-    /// Prepares the body where that does not hold up other requests. Long work is given up when the client is gone.
+    /// Prepares the body without delaying other requests. Long work is cancelled when the client has gone.
     pub(crate) async fn prepare<T: Send + 'static>(&self, prepare: Prepare<M, T>) -> ApiResult<T> {
         if self.body.bytes.len() <= SHORT_BODY_BYTES {
             let here =
@@ -92,7 +92,7 @@ impl<M: Asked> Incoming<M> {
         let prepared = prepared.unwrap_or_else(|_| {
             let seconds = DEADLINE.as_secs();
             Err(ApiError::unavailable(format!(
-                "The request could not be prepared within {seconds} s: it is too large, or the server is too busy."
+                "The request could not be prepared within {seconds} s: it is too large, or the server is too busy. Send a smaller one, or try again later."
             )))
         });
         let (prepared, not_held) = prepared?;
@@ -100,10 +100,10 @@ impl<M: Asked> Incoming<M> {
         Ok(prepared)
     }
 
-    /// Notes, counts and logs what is left out of the request.
+    /// Counts and logs the ignored parts of the request.
     ///
     /// # Errors
-    /// 400 where such requests are refused.
+    /// 400 with `--strict-requests`.
     fn tell(&self, not_held: NotHeld) -> ApiResult<()> {
         if not_held.is_empty() {
             return Ok(());
@@ -111,13 +111,13 @@ impl<M: Asked> Incoming<M> {
         let refused = not_held.parts().iter().find(|part| !part.is_wish);
         if let Some(first) = refused.filter(|_| self.state.config().strict_requests) {
             let message = format!(
-                "`{first}` cannot be run or held here, and this server refuses such requests (--strict-requests): leave it out."
+                "`{first}` is not supported, and this server refuses requests with unsupported parts (--strict-requests): leave it out."
             );
             return Err(ApiError::invalid(first.path.clone(), message));
         }
         self.state.metrics().not_held.increment(1);
-        tracing::info!(parts = not_held.line(), "left out what this server does not run or hold");
-        // A request is prepared once.
+        tracing::info!(parts = not_held.line(), "ignored unsupported parts of a request");
+        // The cell is still empty, because a request is prepared once.
         let _ = self.told.0.set(not_held);
         Ok(())
     }
@@ -137,7 +137,7 @@ impl<M: Asked> Incoming<M> {
         let cancel = CancelOnDrop::default();
         let cancelled = cancel.flag();
         let work = move || {
-            // Kept until the work is done, even if its request is gone by then.
+            // The permit is kept until the work is done, even if the client has gone before.
             let _permit = permit;
             lower_priority();
             let preparation = Preparation::on_thread(&*model, state.config(), caller, &cancelled);
@@ -147,9 +147,9 @@ impl<M: Asked> Incoming<M> {
         };
         match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,
-            Err(error) => {
-                Err(ApiError::internal(format!("The request could not be prepared: {error}")))
-            }
+            Err(error) => Err(ApiError::internal(format!(
+                "Defect of the server: the request could not be prepared: {error}"
+            ))),
         }
     }
 }

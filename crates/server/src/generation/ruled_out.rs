@@ -1,4 +1,4 @@
-//! Tokens that a request rules out: all but `allowed_token_ids`, and those that would end one of its `bad_words`.
+//! Tokens that a request excludes: all except `allowed_token_ids`, and those that would complete one of its `bad_words`.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use candlepower_tokenizer::AddSpecialTokens;
 use crate::generation::params::{Limits, MAX_TOKEN_LIST, check_token_id, out_of_range};
 use crate::model::api_error::{ApiError, ApiResult};
 
-/// Most bytes of all `bad_words` together.
+/// Maximum bytes of all `bad_words` together.
 const MAX_WORD_BYTES: usize = 64 << 10;
 
 /// The only tokens that can be sampled.
@@ -18,7 +18,7 @@ pub(crate) fn allowed_token_ids(
     const NAME: &str = "allowed_token_ids";
     let Some(asked) = asked else { return Ok(None) };
     if asked.is_empty() {
-        let message = "`allowed_token_ids` is empty, so that no token could be sampled: leave it out, or name tokens.";
+        let message = "`allowed_token_ids` is empty, so that no token could be sampled: leave it out, or list tokens.";
         return Err(ApiError::invalid(NAME, message));
     }
     if let Some(index) = asked.iter().position(|id| *id as usize >= limits.vocab_size) {
@@ -30,7 +30,7 @@ pub(crate) fn allowed_token_ids(
     Ok(Some(ids.into()))
 }
 
-/// The tokens of each word, alone and behind a space, as a text may begin with it or go on.
+/// The tokens of each word, with and without a space before it, because the word may begin a text or continue it.
 pub(crate) fn bad_words(words: &[String], limits: &Limits<'_>) -> ApiResult<Arc<[Vec<u32>]>> {
     const NAME: &str = "bad_words";
     if words.len() > MAX_TOKEN_LIST {
@@ -49,7 +49,8 @@ pub(crate) fn bad_words(words: &[String], limits: &Limits<'_>) -> ApiResult<Arc<
     for (index, word) in words.iter().enumerate() {
         let param = format!("{NAME}[{index}]");
         if word.is_empty() {
-            let message = format!("`{param}` is empty: every text has it.");
+            let message =
+                format!("`{param}` is empty, so that every text would contain it: leave it out.");
             return Err(ApiError::invalid(param, message));
         }
         all.extend(spellings(word, &param, limits)?);
@@ -59,16 +60,16 @@ pub(crate) fn bad_words(words: &[String], limits: &Limits<'_>) -> ApiResult<Arc<
     Ok(all.into())
 }
 
-/// The ways in which a word is split into tokens.
+/// The token sequences that spell a word.
 fn spellings(word: &str, param: &str, limits: &Limits<'_>) -> ApiResult<Vec<Vec<u32>>> {
     let tokenizer = limits.tokenizer;
     let encode = |text: &str| {
         let ids = tokenizer.encode(text, AddSpecialTokens::No);
         ids.map_err(|error| ApiError::invalid(param, candlepower_api::clip(&error.to_string())))
     };
-    // A word that is nothing but spaces keeps them: nothing else would be left.
+    // A word of spaces only keeps them, because nothing else would be left.
     let bare = Some(word.trim_start_matches(' ')).filter(|bare| !bare.is_empty()).unwrap_or(word);
-    // Some tokenizers put a mark of the beginning before any text that they split.
+    // Some tokenizers put a prefix token before each text, so that a single token is looked up too.
     let whole = tokenizer.token_to_id(bare).map(|id| vec![id]);
     let split = [encode(bare)?, encode(&format!(" {bare}"))?];
     Ok(split.into_iter().chain(whole).filter(|ids| !ids.is_empty()).collect())

@@ -1,4 +1,4 @@
-//! Answers as server-sent events.
+//! Streams answers as server-sent events.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -18,14 +18,14 @@ use crate::generation::stream::{Choice, ChoiceEvent, Delta};
 use crate::generation::submit::UsageCounter;
 use crate::model::api_error::{ApiError, ApiResult};
 
-/// Longest silence of a stream: proxies and clients take a longer one for the end of the connection.
+/// Maximum silence of a stream. Proxies (60 s by default) and clients (300 s in Node's fetch) close a connection that is silent for long.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// What differs between the chunks of the endpoints.
+/// The chunk format of an endpoint.
 pub(crate) trait ChunkFormat: Send + 'static {
-    /// Chunks of choice `index` before anything is computed.
+    /// The chunks of choice `index` before anything is computed.
     fn opening(&mut self, index: usize, usage: Option<Usage>) -> Option<Bytes>;
-    /// The chunk when the prompt of choice `index` is computed.
+    /// The chunk after the prompt of choice `index` is computed.
     fn prompt(
         &mut self,
         index: usize,
@@ -34,17 +34,17 @@ pub(crate) trait ChunkFormat: Send + 'static {
     ) -> Option<Bytes>;
     /// The chunks that add `delta` to choice `index`; may be empty.
     fn delta(&mut self, index: usize, delta: Delta, usage: Option<Usage>) -> Bytes;
-    /// The chunk without choices that says what the request cost.
+    /// The chunk without choices that reports the usage.
     fn usage(&mut self, usage: Usage) -> Bytes;
-    /// The chunk that says what went wrong.
+    /// The chunk that reports an error.
     fn error(&mut self, error: &ApiError) -> Bytes {
         event(&error.to_body())
     }
-    /// The sign of life of a stream that has nothing to send: a comment, which clients pass over.
+    /// A keep-alive for a stream that has nothing to send: a comment, which clients ignore.
     fn keep_alive(&mut self) -> Bytes {
         Bytes::from_static(b": keep-alive\n\n")
     }
-    /// What says that nothing follows.
+    /// The end marker of the stream.
     fn close(&mut self) -> Option<Bytes> {
         Some(Bytes::from_static(b"data: [DONE]\n\n"))
     }
@@ -55,7 +55,7 @@ pub(crate) fn event(chunk: &impl Serialize) -> Bytes {
     let mut line = Vec::with_capacity(256);
     line.extend_from_slice(b"data: ");
     serde_json::to_writer(&mut line, chunk)
-        .expect("chunks are plain data, and a Vec takes everything");
+        .expect("chunks are plain data, and writing to a Vec cannot fail");
     line.extend_from_slice(b"\n\n");
     line.into()
 }
@@ -65,8 +65,8 @@ pub(crate) fn named_event(name: &str, body: &impl Serialize) -> Bytes {
     [b"event: ", name.as_bytes(), b"\n", &event(body)].concat().into()
 }
 
-/// The answer that streams `choices`. Nothing runs outside of it: when the client goes, it is dropped, and the
-/// choices with it, which cancels them.
+/// The response that streams `choices`. It owns them, so that when the client disconnects, dropping the response cancels
+/// the choices.
 pub(crate) fn respond(
     format: impl ChunkFormat,
     choices: Vec<Choice>,
@@ -93,7 +93,7 @@ pub(crate) fn respond(
     let headers = [
         (CONTENT_TYPE, "text/event-stream; charset=utf-8"),
         (CACHE_CONTROL, "no-cache"),
-        // Asks proxies such as nginx to pass events on as they come.
+        // Tells proxies such as nginx not to buffer the stream.
         (HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     (headers, Body::from_stream(body)).into_response()
@@ -103,7 +103,7 @@ type Events = SelectAll<BoxStream<'static, (usize, ApiResult<ChoiceEvent>)>>;
 
 struct Sender<F> {
     format: F,
-    /// Chunks to be sent before the next event is awaited.
+    /// Chunks to send before the next event is awaited.
     ready: VecDeque<Bytes>,
     usage: UsageCounter,
     shape: StreamShape,
@@ -112,9 +112,9 @@ struct Sender<F> {
 }
 
 impl<F: ChunkFormat> Sender<F> {
-    /// The next chunk, or what says that it still comes.
+    /// The next chunk, or a keep-alive.
     async fn next_in_time(&mut self) -> Option<Bytes> {
-        // The events that wait are in here: nothing is lost when the wait is given up.
+        // Pending events are kept in `self`, so that a timeout of this wait loses none.
         match tokio::time::timeout(SILENCE, self.next()).await {
             Ok(bytes) => bytes,
             Err(_) => Some(self.format.keep_alive()),
@@ -132,7 +132,7 @@ impl<F: ChunkFormat> Sender<F> {
             match self.events.next().await {
                 Some((index, Ok(event))) => self.take(index, event),
                 Some((_, Err(error))) => {
-                    // The status is out; the error comes as the last event, and the other choices end too.
+                    // The HTTP status is already sent, so the error is the last event, and the other choices are cancelled.
                     let chunk = self.format.error(&error);
                     self.ready.push_back(chunk);
                     self.events = Events::new();
@@ -162,7 +162,7 @@ impl<F: ChunkFormat> Sender<F> {
                 Some(self.format.delta(index, delta, usage))
             }
         };
-        // There is nothing to send of text that is not told yet.
+        // No chunk is sent while the text is held back.
         self.ready.extend(chunk.filter(|bytes| !bytes.is_empty()));
     }
 
@@ -180,7 +180,7 @@ impl<F: ChunkFormat> Sender<F> {
 mod tests {
     use super::*;
 
-    /// Chunks that are the texts alone.
+    /// Chunks with only the texts.
     struct Texts;
 
     impl ChunkFormat for Texts {
@@ -205,7 +205,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_stream_is_kept_alive() {
-        // The prompt takes 25 s, the first text another second, and text that is not told yet comes in between.
+        // The prompt takes 25 s and the first text another second; then a chunk without text comes in between.
         let pauses = [(25, None), (1, Some("a")), (6, Some("")), (6, Some("b"))];
         let events = stream::iter(pauses).then(|(seconds, text)| async move {
             tokio::time::sleep(Duration::from_secs(seconds)).await;

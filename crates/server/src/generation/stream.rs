@@ -1,4 +1,4 @@
-//! From the engine's tokens to text: the one place that streaming, whole answers, chat and completion share.
+//! Converts the engine's tokens to events of text, for streamed and whole answers of all endpoints.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,51 +21,51 @@ use crate::model::keys::KeyPlace;
 use crate::model::metrics::Metrics;
 use crate::model::tokens::RequestTokens;
 
-/// One choice that is being generated. Dropping it cancels it.
+/// One choice that is being generated. Dropping it cancels the sequence.
 pub(crate) struct Choice {
-    /// Its place among the choices of the answer.
+    /// Its index among the choices of the answer.
     pub(crate) index: usize,
-    /// `None` once the choice has ended: the engine stops working on it at once.
+    /// `None` once the choice has ended, so that the engine stops its sequence.
     tokens: Option<TokenStream>,
     assembler: TextAssembler,
     clock: TokenClock,
-    /// Among the sequences of the key, where there are keys; given back with `tokens`.
+    /// Its slot among the sequences of the API key, if there are keys.
     key_place: Option<KeyPlace>,
-    /// Present where reasoning has a budget.
+    /// Set if reasoning has a budget.
     thought_end: Option<ThoughtEnd>,
     engine: EngineHandle,
-    /// Becomes true when the server stops, of its own or because the engine has.
+    /// Becomes true when the server or the engine stops.
     aborted: watch::Receiver<bool>,
-    /// What is collected for the next event.
+    /// The addition that the next event will report.
     delta: Delta,
     num_generated: usize,
 }
 
-/// What happens to a choice, in order: one `Prompt`, then `Delta`s; the last one has `finish` set.
+/// An event of a choice: one `Prompt`, then `Delta`s, of which the last one has `finish` set.
 pub(crate) enum ChoiceEvent {
     /// The prompt is computed.
     Prompt {
         /// Prompt tokens that came from the prefix cache.
         num_cached_tokens: usize,
-        /// If asked for.
+        /// Set if the request asks for them.
         logprobs: Option<Vec<Option<TokenLogprobs>>>,
     },
-    /// Text was generated.
+    /// More text was generated.
     Delta(Delta),
 }
 
-/// What is added to a choice.
+/// An addition to a choice.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Delta {
-    /// Text to append; empty where `parts` have it.
+    /// Text to append; empty if `parts` contain it.
     pub(crate) text: String,
-    /// Parts to add to an answer in a conversation.
+    /// Parts to append to an answer in a conversation.
     pub(crate) parts: Vec<OutputEvent>,
-    /// The tokens that were generated meanwhile. Their text may come later.
+    /// The tokens generated since the last event. Their text may follow later.
     pub(crate) token_ids: Vec<u32>,
-    /// If asked for, one for each of `token_ids`.
+    /// One for each of `token_ids`, if the request asks for them.
     pub(crate) logprobs: Vec<TokenLogprobs>,
-    /// Set in the last one.
+    /// Set in the last event.
     pub(crate) finish: Option<Finish>,
 }
 
@@ -103,13 +103,13 @@ impl Choice {
         }
     }
 
-    /// The same, whose thought is ended where it is too long.
+    /// Sets the limit of reasoning.
     pub(crate) fn ending_thoughts(self, thought_end: Option<ThoughtEnd>) -> Self {
         Self { thought_end, ..self }
     }
 
-    /// What happens next; `None` after the end. Waits for a token and takes along what else is there, until there is
-    /// text to show.
+    /// The next event; `None` after the end. Waits for a token and also takes all others that are ready, until there is
+    /// text to send.
     pub(crate) async fn next(&mut self) -> Option<ApiResult<ChoiceEvent>> {
         loop {
             if self.delta.finish.is_some() {
@@ -128,7 +128,7 @@ impl Choice {
             let event = match event {
                 Some(Some(event)) => event,
                 None if !is_dead() => return Some(self.abort()),
-                // An engine that waits for a rank that is gone does not close its streams.
+                // An engine that waits for a dead rank does not close its streams.
                 None | Some(None) => {
                     self.tokens = None;
                     return Some(Err(engine_ended(&self.engine)));
@@ -158,7 +158,7 @@ impl Choice {
         .boxed()
     }
 
-    /// Takes tokens that are already there.
+    /// Takes tokens that are ready.
     fn take_ready(&mut self) -> ApiResult<()> {
         while self.delta.finish.is_none() {
             let Some(event) = self.tokens.as_mut().and_then(TokenStream::try_next) else { break };
@@ -177,7 +177,7 @@ impl Choice {
                 self.tokens = None;
                 Err(ApiError::internal(message))
             }
-            // The choice goes on behind a thought that was ended.
+            // This prompt continues a choice after its reasoning was closed, so it is not a new event.
             TokenEvent::Prompt { .. }
                 if self.thought_end.as_ref().is_some_and(ThoughtEnd::is_used) =>
             {
@@ -200,7 +200,7 @@ impl Choice {
         }
     }
 
-    /// Adds a token to what is collected; the text that the model wrote with it.
+    /// Adds a token to the next event; returns its text.
     fn add(
         &mut self,
         token_id: u32,
@@ -223,12 +223,12 @@ impl Choice {
         Ok(written)
     }
 
-    /// Writes the mark that closes the thought, and goes on behind it.
+    /// Adds the mark that closes reasoning, and continues after it.
     fn end_thought(&mut self) -> ApiResult<()> {
         let given_up = self.tokens.take();
         let Some(ending) = self.thought_end.as_ref().map(ThoughtEnd::ending) else { return Ok(()) };
         for token_id in ending.iter().copied() {
-            // Nothing else could be written here.
+            // The mark was not sampled: its probability is 1.
             let certain = TokenLogprobs { token_id, logprob: 0.0, rank: 1, top: Vec::new() };
             let reports = self.thought_end.as_ref().is_some_and(ThoughtEnd::reports_logprobs);
             self.add(token_id, reports.then_some(certain), None)?;
@@ -267,17 +267,17 @@ impl Choice {
     }
 }
 
-/// Why a stream of tokens ended early.
+/// The error for a stream of tokens that ended early.
 fn engine_ended(engine: &EngineHandle) -> ApiError {
     match engine.health() {
         EngineHealth::Dead(reason) => {
             ApiError::internal(format!("The engine has stopped: {reason}"))
         }
-        _ => ApiError::internal("The engine gave this request up."),
+        _ => ApiError::internal("Defect of the server: the engine has dropped this request."),
     }
 }
 
-/// Measures one choice.
+/// Latency metrics of one choice.
 pub(crate) struct TokenClock {
     metrics: Metrics,
     arrived: Instant,
@@ -288,21 +288,21 @@ pub(crate) struct TokenClock {
     longest: Arc<LongestChoice>,
 }
 
-/// The most tokens of any choice of a prompt.
+/// The maximum of generated tokens among the choices of a prompt.
 #[derive(Debug)]
 pub(crate) struct LongestChoice {
     num_tokens: AtomicUsize,
-    /// Choices that have not ended.
+    /// Number of choices that have not ended.
     num_left: AtomicUsize,
 }
 
 impl LongestChoice {
-    /// The longest of so many choices.
+    /// The maximum of `n` choices.
     pub(crate) fn of(n: usize) -> Arc<Self> {
         Arc::new(Self { num_tokens: AtomicUsize::new(0), num_left: AtomicUsize::new(n) })
     }
 
-    /// Takes the tokens of a choice that has ended; those of the longest one, where it was the last to end.
+    /// Adds a choice that has ended; returns the maximum if it was the last one.
     fn end(&self, num_tokens: usize) -> Option<usize> {
         self.num_tokens.fetch_max(num_tokens, Ordering::Relaxed);
         let was_last = self.num_left.fetch_sub(1, Ordering::AcqRel) == 1;
@@ -355,7 +355,7 @@ impl TokenClock {
     }
 }
 
-/// A choice from beginning to end.
+/// A complete choice.
 pub(crate) struct FinishedChoice {
     pub(crate) index: usize,
     pub(crate) num_cached_tokens: usize,
@@ -364,7 +364,7 @@ pub(crate) struct FinishedChoice {
     pub(crate) delta: Delta,
 }
 
-/// Runs all choices to their ends; in the order of their indices.
+/// Runs all choices to their ends, and returns them in the order of their indices.
 pub(crate) async fn finish_all(choices: Vec<Choice>) -> ApiResult<Vec<FinishedChoice>> {
     join_all(choices.into_iter().map(finish)).await.into_iter().collect()
 }

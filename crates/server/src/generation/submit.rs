@@ -1,4 +1,4 @@
-//! Prompts go into the engine and come back as choices; used by all endpoints that generate.
+//! Submits prompts to the engine, for all endpoints that generate text.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::keys::ApiKey;
 use crate::model::served_model::LoadedModel;
 
-/// The limits of a request to this model and this server.
+/// The limits of a request, from the model and the settings.
 pub(crate) fn limits<'a>(
     model: &'a LoadedModel,
     config: &ServeConfig,
@@ -32,9 +32,9 @@ pub(crate) fn limits<'a>(
     }
 }
 
-/// Turns a request away before the costly part if there is no place for its choices.
+/// Refuses a request before the expensive part of the preparation if the queue is full.
 ///
-/// `param` is the field that the prompts are in.
+/// `param` is the field that contains the prompts.
 pub(crate) fn check_queue(
     model: &Preparation<'_, LoadedModel>,
     param: &str,
@@ -44,7 +44,7 @@ pub(crate) fn check_queue(
     let (asked, limit) = (num_prompts.saturating_mul(n), model.engine.in_flight_limit());
     if num_prompts > 1 && asked > limit {
         let message = format!(
-            "`{param}` asks for {num_prompts} times {n} texts, more than the {limit} that this server takes at once."
+            "`{param}` has {num_prompts} prompts and `n` is {n}: more choices than the {limit} that this server accepts at once. Send fewer."
         );
         return Err(ApiError::invalid(param, message));
     }
@@ -54,7 +54,7 @@ pub(crate) fn check_queue(
 /// Submits the prompts; choice `i` of prompt `p` has the index `p * n + i`.
 ///
 /// # Errors
-/// If the queue is full, or the key's limit is reached. Prompts that were submitted before are then cancelled.
+/// The queue is full, or a limit of the key is reached. Prompts that were submitted before are then cancelled.
 pub(crate) fn submit(
     request: &Incoming,
     prompts: &[Vec<u32>],
@@ -119,7 +119,7 @@ pub(crate) fn submit(
     Ok(choices)
 }
 
-/// Adds up what a request costs.
+/// Sums up the usage of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct UsageCounter {
     prompt_tokens: usize,
@@ -133,7 +133,7 @@ impl UsageCounter {
         Self { prompt_tokens: prompts.iter().map(Vec::len).sum(), n, ..Self::default() }
     }
 
-    /// Counts the cached tokens of a prompt: those that its first choice found.
+    /// Counts the cached tokens of a prompt, which are those of its first choice.
     pub(crate) fn prompt(&mut self, index: usize, num_cached_tokens: usize) {
         if index.is_multiple_of(self.n) {
             self.cached_tokens += num_cached_tokens;

@@ -1,11 +1,11 @@
-//! How a request wants the model to think, as passed to its chat template.
+//! Passes the reasoning options of a request to the chat template.
 
 use candlepower_api::{Said, ThinkingOptions};
 use serde_json::{Map, Value};
 
 use crate::model::served_model::LoadedModel;
 
-/// Adds the variables of the template that say it to `kwargs`; those that the request gives itself win.
+/// Adds the template's variables for reasoning to `kwargs`. Variables that the request sets take precedence.
 pub(crate) fn tell_template(
     options: &ThinkingOptions,
     model: &LoadedModel,
@@ -28,7 +28,7 @@ pub(crate) fn tell_template(
     }
 }
 
-/// Whether the model is to think, where the request says so. A template that knows efforts decides by these, but for `none`.
+/// Whether the request switches reasoning on or off. An effort other than `none` does so only if the template has no efforts.
 fn is_on(options: &ThinkingOptions, knows_effort: bool) -> Option<bool> {
     let by_effort = options.effort.as_ref().and_then(|effort| match effort.value.as_str() {
         "none" => Some(false),
@@ -38,22 +38,22 @@ fn is_on(options: &ThinkingOptions, knows_effort: bool) -> Option<bool> {
     enabled.or(by_effort).or(options.adaptive.then_some(true))
 }
 
-/// A field of which the template takes no notice, where the answer could be another one with it.
+/// A field that the template ignores although it could change the answer.
 pub(crate) enum Unheard {
-    /// Whether to think.
+    /// Reasoning on or off.
     Switch(&'static str),
-    /// How hard to think. No answer shows it, and coding agents send it to every model.
+    /// The effort. Its effect is not visible in an answer, and coding agents send it to every model, so it never refuses a request.
     Effort(&'static str),
 }
 
-/// The field that the template does not hear of, if there is one.
+/// The field that the template ignores, if there is one.
 pub(crate) fn unheard(options: &ThinkingOptions, model: &LoadedModel) -> Option<Unheard> {
     let (switch, thinks) = (model.thinking_switch, model.dialect.reasoning.is_some());
     if switch.is_there() {
         return None;
     }
     match (&options.enabled, &options.effort) {
-        // It thinks in any case, or in none.
+        // The model always reasons, or never.
         (Some(Said { field, value }), _) if *value != thinks => Some(Unheard::Switch(field)),
         (_, Some(Said { field, value })) if !switch.effort && thinks && value == "none" => {
             Some(Unheard::Switch(field))

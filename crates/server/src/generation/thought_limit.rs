@@ -1,7 +1,7 @@
-//! Thinking budgets: a thought that is too long is closed in the model's place, and the model goes on behind it.
+//! Thinking budgets: reasoning that is too long is closed by the server, and the model continues with its answer.
 //!
-//! The engine knows nothing of it. The sequence is given up, and another one goes on from all that was generated and the mark that
-//! closes the thought; the prefix cache has nearly all of its tokens.
+//! The engine does not know of budgets. The sequence is cancelled, and a new one continues from the generated tokens and the mark that
+//! closes the reasoning. Nearly all of its tokens are in the prefix cache.
 
 use std::sync::Arc;
 
@@ -10,23 +10,23 @@ use candlepower_engine::Request;
 use candlepower_grammar::Grammar;
 use candlepower_tokenizer::{AddSpecialTokens, Tokenizer};
 
-/// A thought ends within so many tokens beyond its budget.
+/// Maximum tokens by which reasoning may exceed its budget, because of the mark that closes it.
 const MOST_BEYOND: usize = 8;
 
-/// When and how reasoning is ended, for all choices of a request.
+/// The limit of reasoning, for all choices of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct ThoughtLimit {
     meter: ThoughtMeter,
-    /// Tokens of a thought after which it is closed.
+    /// Number of tokens after which reasoning is closed.
     most_tokens: usize,
-    /// The tokens that close it.
+    /// The tokens that close reasoning.
     ending: Arc<[u32]>,
-    /// The constraint of the answer behind the reasoning.
+    /// The constraint on the answer after the reasoning.
     grammar: Option<Grammar>,
 }
 
 impl ThoughtLimit {
-    /// For answers that stand at `thinking`; `None` where the tokenizer cannot write the mark.
+    /// A limit for answers that begin at `thinking`; `None` if the tokenizer cannot write the mark.
     pub(crate) fn new(
         format: ReasoningFormat,
         thinking: Thinking,
@@ -42,13 +42,13 @@ impl ThoughtLimit {
         Some(Self { meter, most_tokens, ending: ending.into(), grammar: None })
     }
 
-    /// The same, with what holds the answer behind the thought.
+    /// Sets the constraint on the answer after the reasoning.
     pub(crate) fn with_grammar(self, grammar: Option<Grammar>) -> Self {
         Self { grammar, ..self }
     }
 }
 
-/// The limit of one choice, and what it needs to go on.
+/// The limit of one choice, and the request that continues it.
 pub(crate) struct ThoughtEnd {
     limit: ThoughtLimit,
     request: Request,
@@ -56,14 +56,14 @@ pub(crate) struct ThoughtEnd {
 }
 
 impl ThoughtEnd {
-    /// For choice `index` of a request that was submitted as `request`.
+    /// The limit for choice `index` of a submitted request.
     pub(crate) fn new(limit: ThoughtLimit, request: &Request, index: usize) -> Self {
         let mut request = Request { n: 1, prompt_logprobs: None, ..request.clone() };
         request.sampling.seed = request.sampling.seed.map(|seed| seed.wrapping_add(index as u64));
         Self { limit, request, is_used: false }
     }
 
-    /// Takes a token and its text; whether the thought has to end behind it.
+    /// Adds a token and its text; returns whether reasoning must be closed after it.
     pub(crate) fn push(&mut self, token_id: u32, text: &str) -> bool {
         if self.is_used {
             return false;
@@ -73,22 +73,22 @@ impl ThoughtEnd {
         tokens.is_some_and(|tokens| tokens >= self.limit.most_tokens)
     }
 
-    /// Whether the sequence goes on from one that was given up.
+    /// Whether the sequence continues a cancelled one.
     pub(crate) fn is_used(&self) -> bool {
         self.is_used
     }
 
-    /// Whether each token comes with its log-probability.
+    /// Whether log-probabilities of tokens are reported.
     pub(crate) fn reports_logprobs(&self) -> bool {
         self.request.sampling.logprobs.is_some()
     }
 
-    /// The tokens that close the thought.
+    /// The tokens that close the reasoning.
     pub(crate) fn ending(&self) -> Arc<[u32]> {
         Arc::clone(&self.limit.ending)
     }
 
-    /// The request that goes on behind the closed thought, after so many generated tokens; `None` where no token may follow.
+    /// The request that continues after the closed reasoning and `num_generated` tokens; `None` if `max_tokens` is reached.
     pub(crate) fn go_on(&mut self, num_generated: usize) -> Option<Request> {
         self.is_used = true;
         self.limit.meter.close();

@@ -1,4 +1,4 @@
-//! The functions of a request: what the model is told of them, and what its answer is held to.
+//! The tools of a request: their definitions for the chat template, and the constraint on tool calls.
 
 use std::sync::Arc;
 
@@ -16,23 +16,23 @@ use crate::generation::preparation::Preparation;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::LoadedModel;
 
-/// What a request says of functions, checked against the model.
+/// The tools and the tool choice of a request, checked against the model.
 pub(crate) struct ToolUse<'a> {
     calls: Calls,
     parallel: bool,
-    /// Whether the request names the one to call.
+    /// Whether the tool choice names one function.
     is_named: bool,
-    /// Those that may be called.
+    /// The tools that the tool choice allows.
     callable: Vec<&'a Tool>,
-    /// Where a tool has the schema of its arguments.
+    /// Name of the field that has the schema of a tool's arguments.
     schema_field: &'static str,
-    /// All of them, for the chat template.
+    /// All tools, for the chat template.
     definitions: Option<Value>,
 }
 
 impl<'a> ToolUse<'a> {
     /// # Errors
-    /// Functions are to be called, and the model has no way to.
+    /// 400 if the request has tools, and the model or its chat template does not support them.
     pub(crate) fn new(options: Option<&'a ToolOptions>, model: &LoadedModel) -> ApiResult<Self> {
         let options = options.filter(|options| options.choice != ToolChoice::None);
         let Some(ToolOptions { tools, choice, parallel, schema_field }) = options else {
@@ -46,13 +46,13 @@ impl<'a> ToolUse<'a> {
             });
         };
         if model.chat_template.is_some() && !model.writes_tools {
-            let message = "The chat template of this model does not tell it of functions: leave `tools` out, or start \
-                           the server with another --chat-template.";
+            let message = "The chat template of this model does not support tools: leave `tools` out, or start the server \
+                           with another --chat-template.";
             return Err(ApiError::invalid("tools", message));
         }
         if model.dialect.tools.is_none() {
-            let message = "It is not known how this model writes calls of functions: leave `tools` out, or start the \
-                           server with --tool-call-parser.";
+            let message = "The format of this model's tool calls is unknown: leave `tools` out, or start the server with \
+                           --tool-call-parser.";
             return Err(ApiError::invalid("tools", message));
         }
         let is_callable = |tool: &Tool| match choice {
@@ -67,7 +67,7 @@ impl<'a> ToolUse<'a> {
         };
         Ok(Self {
             calls,
-            // A function that is named is called once.
+            // A named function is called once.
             parallel: *parallel && !matches!(choice, ToolChoice::Function(_)),
             is_named: matches!(choice, ToolChoice::Function(_)),
             callable: tools.iter().filter(|tool| is_callable(tool)).collect(),
@@ -76,17 +76,17 @@ impl<'a> ToolUse<'a> {
         })
     }
 
-    /// What the chat template is told.
+    /// The definitions of all tools, for the chat template.
     pub(crate) fn definitions(&self) -> Option<&Value> {
         self.definitions.as_ref()
     }
 
-    /// Whether the answer is calls and nothing else.
+    /// Whether the answer must consist of tool calls only.
     pub(crate) fn are_required(&self) -> bool {
         self.calls == Calls::Required
     }
 
-    /// The functions that may be called; `None` if there are none.
+    /// The tools that the answer may call; `None` if there are none.
     pub(crate) fn functions(&self) -> Option<Arc<[Callable]>> {
         let function = |tool: &Tool| {
             let parameters = tool.parameters.clone().map(with_references_to_definitions);
@@ -96,17 +96,17 @@ impl<'a> ToolUse<'a> {
         (self.calls != Calls::None).then(functions)
     }
 
-    /// What holds an answer that stands at `thinking`: its calls, and its text to `output`.
+    /// The grammar of an answer that begins at `thinking`: it constrains tool calls to their schemas, and text to `output`.
     ///
     /// # Errors
-    /// 400 with the field of the schema or the constraint that cannot be held.
+    /// 400 with the field of the schema or constraint that cannot be enforced.
     pub(crate) fn grammar(
         &self,
         model: &Preparation<'_, LoadedModel>,
         (dialect, thinking): (Dialect, Thinking),
         output: Option<&OutputConstraint>,
     ) -> ApiResult<Option<Grammar>> {
-        // On its own first, so that what is wrong with it is named after its field.
+        // The output's constraint is compiled alone first, so that an error names its field.
         let alone = constraint::compile(model, output)?;
         let text = output.map(|output| constraint::of_output(model, output)).transpose()?;
         self.check_sizes(model)?;
@@ -129,7 +129,7 @@ impl<'a> ToolUse<'a> {
         let whole = match shape.constraint(&model.tokenizer) {
             Ok(whole) => whole,
             Err(error) => {
-                // A schema that is wrong by itself is named by its field.
+                // If one schema is invalid by itself, the error names its field.
                 self.check_schemas(model, &functions)?;
                 return Err(self.refused(&error));
             }
@@ -149,7 +149,7 @@ impl<'a> ToolUse<'a> {
         }
     }
 
-    /// Looks at the size of each schema, before anything that takes longer is done with one.
+    /// Checks the size of each schema before any work that takes longer.
     fn check_sizes(&self, model: &Preparation<'_, LoadedModel>) -> ApiResult<()> {
         for tool in &self.callable {
             let Some(parameters) = tool.parameters.clone() else { continue };
@@ -159,8 +159,8 @@ impl<'a> ToolUse<'a> {
         Ok(())
     }
 
-    /// The schemas that constrain the arguments of calls. Their references lead to definitions, so that each property means the
-    /// same on its own. Objects are closed.
+    /// The schemas that constrain the arguments of calls. Objects are closed. References lead to definitions only, because formats with
+    /// an element for each argument compile each property as a schema of its own, in which `#` would mean the property.
     fn held_parameters(
         &self,
         model: &Preparation<'_, LoadedModel>,
@@ -180,8 +180,8 @@ impl<'a> ToolUse<'a> {
         self.callable.iter().zip(loosened).map(held).collect()
     }
 
-    /// The schemas that are held, without the patterns that cannot be, which the answer will list. A function that the request
-    /// names keeps its patterns, and so do all where a call is required and each of them has such a pattern: these are refused.
+    /// The schemas without patterns that cannot be enforced, which the response header lists. A named function keeps its patterns, and so
+    /// do all tools if a call is required and each of them has such a pattern; these requests are refused.
     fn loosened(&self, model: &Preparation<'_, LoadedModel>) -> Vec<Option<Map<String, Value>>> {
         let is_held = |tool: &&Tool| tool.strict || self.calls == Calls::Required;
         let is_raw = model.dialect.tools.is_some_and(ToolFormat::has_raw_texts);
@@ -211,7 +211,7 @@ impl<'a> ToolUse<'a> {
         each.collect()
     }
 
-    /// Compiles each schema that is held on its own, so that what is wrong with it is named after its field.
+    /// Compiles each enforced schema alone, so that an error names its field.
     fn check_schemas(
         &self,
         model: &Preparation<'_, LoadedModel>,
@@ -234,11 +234,11 @@ impl<'a> ToolUse<'a> {
                 .map_or_else(|| "tools".to_owned(), |tool| self.schema_path(tool)),
             _ => "tools".to_owned(),
         };
-        let message = format!("`{field}` cannot be held: {}.", clip(&error.to_string()));
+        let message = format!("`{field}` cannot be enforced: {}.", clip(&error.to_string()));
         ApiError::invalid(field, message)
     }
 
-    /// How many functions the model is told of.
+    /// Number of tools in the prompt.
     fn num_known(&self) -> usize {
         self.definitions.as_ref().and_then(Value::as_array).map_or(0, Vec::len)
     }

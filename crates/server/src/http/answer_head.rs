@@ -1,4 +1,4 @@
-//! Layers around answers: the header that lists the parts of a request that were left out, and the shape of errors.
+//! Layers around responses: the header that lists ignored parts of a request, and the format of errors.
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -9,26 +9,26 @@ use axum::response::Response;
 use crate::generation::request::Told;
 use crate::model::api_error::ApiError;
 
-/// Says which parts of the request the server neither runs nor holds.
+/// Response header that lists the unsupported parts of the request, which were ignored.
 pub(crate) const X_NOT_HELD: HeaderName = HeaderName::from_static("x-candlepower-not-held");
 
-/// Adds the header to answers of requests of which a part was left out.
+/// Adds the header to responses if a part of the request was ignored.
 pub(crate) async fn tell_not_held(mut request: Request, next: Next) -> Response {
     let told = Told::default();
     request.extensions_mut().insert(told.clone());
     let mut response = next.run(request).await;
     let line = told.not_held().map(|not_held| HeaderValue::from_str(&not_held.line()));
-    // A line of visible characters is always a value.
+    // The line has visible ASCII characters only, which are always a valid header value.
     if let Some(Ok(line)) = line {
         response.headers_mut().insert(X_NOT_HELD, line);
     }
     response
 }
 
-/// The paths whose errors have the shape of Anthropic's API.
+/// The prefix of paths whose errors have the format of Anthropic's API.
 const ANTHROPIC_PATHS: &str = "/v1/messages";
 
-/// Gives errors the shape that the clients of their path read.
+/// Converts errors to the format that the clients of their path expect.
 pub(crate) async fn shape_errors(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let rest = path.strip_prefix(ANTHROPIC_PATHS);

@@ -1,4 +1,4 @@
-//! API keys, where there are some: every path but a few needs one.
+//! Authentication by API keys. If the settings have keys, every path except a few needs one.
 
 use std::sync::Arc;
 
@@ -12,19 +12,19 @@ use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::keys::ApiKey;
 use crate::model::state::AppState;
 
-/// Paths that probes and scrapers ask: no key is needed, and they answer in every phase.
+/// Paths of probes and scrapers. They need no key, and answer in every phase.
 pub(crate) const OPEN_PATHS: [&str; 3] = ["/health", "/version", "/metrics"];
 
-/// Pages that say nothing of what is asked here. A browser cannot send a key for them.
+/// Pages of documentation, which contain nothing confidential. They need no key, because a browser cannot send one.
 const DOCS: [&str; 2] = ["/docs", "/openapi.json"];
 
-/// The paths that need no key, whatever the settings say of keys.
+/// The paths that never need a key.
 pub(crate) fn keyless_paths(config: &ServeConfig) -> impl Iterator<Item = &'static str> {
     OPEN_PATHS.into_iter().chain(DOCS.into_iter().filter(|_| !config.private_docs))
 }
 
-/// Refuses requests without a known key; to others it adds the [`ApiKey`], and to their answers. Without keys in the settings,
-/// anything that a client sends is ignored.
+/// Refuses requests without a known key. Adds the [`ApiKey`] to other requests and to their responses. Without keys in the settings,
+/// a key that a client sends is ignored.
 pub(crate) async fn authenticate(
     State(state): State<AppState>,
     mut request: Request,
@@ -42,12 +42,12 @@ pub(crate) async fn authenticate(
     Ok(response)
 }
 
-/// The key of a request: in the Authorization header, or where Anthropic's clients send it.
+/// The key in the `Authorization` header, or in `x-api-key`, which Anthropic's clients use.
 fn sent_key(request: &Request) -> Option<&[u8]> {
     bearer(request).or_else(|| Some(request.headers().get("x-api-key")?.as_bytes()))
 }
 
-/// What stands behind `Bearer` in the Authorization header.
+/// The token after `Bearer` in the `Authorization` header.
 fn bearer(request: &Request) -> Option<&[u8]> {
     let value = request.headers().get(AUTHORIZATION)?.as_bytes();
     let (scheme, token) = value.split_at_checked("Bearer ".len())?;

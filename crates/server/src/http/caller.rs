@@ -1,4 +1,4 @@
-//! Who asks: the owner of the key, or without keys the address, or the name that a trusted proxy gives.
+//! Identifies the caller: by its API key, or without keys by a trusted proxy's header, or by its address.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
@@ -13,14 +13,14 @@ use crate::config::ServeConfig;
 use crate::model::keys::ApiKey;
 use crate::model::state::AppState;
 
-/// Bits of an IPv6 address that one customer of a provider has.
+/// Length of the IPv6 prefix that a provider gives one customer. All addresses in it are one caller.
 const IPV6_PREFIX: u32 = 64;
 
-/// The caller's name, on an answer: what the log calls the caller.
+/// The caller's name in the log, attached to a response.
 #[derive(Clone, Debug)]
 pub(crate) struct CallerName(pub(crate) String);
 
-/// Adds the [`Caller`] to the request, and the [`CallerName`] to its answer.
+/// Adds the [`Caller`] to the request, and the [`CallerName`] to its response.
 pub(crate) async fn identify(
     State(state): State<AppState>,
     mut request: Request,
@@ -36,7 +36,7 @@ pub(crate) async fn identify(
     response
 }
 
-/// The caller's name. Names of different kinds begin differently.
+/// The caller's name. Each kind of name has its own prefix, so that a header cannot imitate a key or an address.
 fn name(request: &Request, config: &ServeConfig) -> String {
     if let Some(key) = request.extensions().get::<Arc<ApiKey>>() {
         return format!("key {}", key.name);
@@ -54,7 +54,7 @@ fn name(request: &Request, config: &ServeConfig) -> String {
     }
 }
 
-/// The network of an IPv6 address; an IPv4 address as it is.
+/// The network of an IPv6 address; an IPv4 address unchanged.
 fn without_host(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
@@ -102,7 +102,7 @@ mod tests {
             assert_eq!(name(proxy, "ann"), "header ann");
         }
         assert_eq!(name("11.0.0.1", "ann"), name("11.0.0.1", "bob"));
-        // A name cannot pass for an address.
+        // A name never equals an address.
         assert_ne!(name("10.0.0.1", "address 11.0.0.1"), name("11.0.0.1", ""));
     }
 

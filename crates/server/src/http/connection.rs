@@ -1,4 +1,4 @@
-//! HTTP on one connection: which version, within which bounds, and until when.
+//! HTTP on one connection: its version, its limits, and its end.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -24,32 +24,32 @@ use crate::http::held::Held;
 use crate::http::linger::linger;
 use crate::model::api_error::ApiError;
 
-/// Longest time for the head of a request, so that clients that never finish it do not pile up. A connection that is
-/// kept open between two requests is closed after this, too.
+/// Maximum time for the head of a request, so that clients that never finish it do not accumulate. It also closes a connection that
+/// is idle between two requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long an HTTP/2 connection without a request may take to close after GOAWAY.
+/// Time in which an HTTP/2 connection without a request must close after GOAWAY.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Silence after which an HTTP/2 client is asked for a sign of life, and how long it has for it.
+/// Silence after which an HTTP/2 client gets a PING, and the time in which it must answer.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// Most open streams of an HTTP/2 connection.
+/// Maximum open streams of an HTTP/2 connection.
 const MAX_STREAMS: u32 = 100;
-/// Most bytes of a head; the library bounds the CONTINUATION frames by it.
+/// Maximum bytes of a head. The library also limits CONTINUATION frames by it.
 const MAX_HEAD_BYTES: u32 = 16 << 10;
-/// Most streams that an HTTP/2 client may have reset before they were looked at, and most that were reset for its faults.
+/// Maximum streams that an HTTP/2 client resets before they are accepted (rapid reset), and that the server resets for protocol errors.
 /// One more ends the connection.
 const MAX_EARLY_RESETS: usize = 20;
 const MAX_FAULTY_STREAMS: usize = 100;
-/// Most bytes of bodies that are on their way to a stream, and to all streams of a connection.
+/// Flow-control windows for request bodies, in bytes: of a stream, and of all streams of a connection.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
-/// Most bytes of an answer that wait for an HTTP/2 client to read.
+/// Maximum bytes of a response that wait for an HTTP/2 client to read.
 const SEND_BUFFER: usize = 64 << 10;
 
-/// How far the server is with stopping.
+/// The phase of stopping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// It does not stop.
+    /// The server is not stopping.
     Serving,
     /// Running requests finish. HTTP/2 clients get GOAWAY.
     Draining,
@@ -62,7 +62,7 @@ pub(crate) enum Stop {
 pub(crate) enum Protocol {
     Http1,
     Http2,
-    /// Either: the client's first bytes tell.
+    /// Either one, detected from the client's first bytes.
     Either,
 }
 
@@ -70,7 +70,7 @@ pub(crate) enum Protocol {
 pub(crate) struct Http {
     app: Router,
     builder: auto::Builder<TokioExecutor>,
-    /// One for each connection, and for each further request on an HTTP/2 connection.
+    /// A permit for each connection, and for each further concurrent request on an HTTP/2 connection.
     places: Arc<Semaphore>,
 }
 
@@ -94,7 +94,7 @@ impl Http {
         Self { app, builder, places }
     }
 
-    /// The place of one more connection; `None` if there is none left.
+    /// A permit for a new connection; `None` if none is left.
     pub(crate) fn place(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.places).try_acquire_owned().ok()
     }
@@ -107,7 +107,7 @@ impl Http {
         }
     }
 
-    /// Answers the requests of a connection until its client leaves, is idle for too long, or the server stops.
+    /// Answers the requests of a connection until the client leaves, is idle for too long, or the server stops.
     pub(crate) async fn serve<I>(
         &self,
         io: I,
@@ -126,7 +126,7 @@ impl Http {
         });
         let builder = self.builder(protocol);
         let mut connection = pin!(builder.serve_connection(io, service));
-        // A connection that comes while the server drains is a probe's, and is answered.
+        // A connection that opens while the server drains is a probe's, and is answered.
         let began = *stop.borrow_and_update();
         let stopped = async {
             let is_asked = |now: &Stop| match now {
@@ -134,7 +134,7 @@ impl Http {
                 Stop::Draining => began != Stop::Draining && requests.are(Protocol::Http2),
                 Stop::Closing => true,
             };
-            // A sender that is gone has closed, too.
+            // A dropped sender means closing too.
             let _ = stop.wait_for(is_asked).await;
         };
         let ended = tokio::select! {
@@ -153,7 +153,7 @@ impl Http {
         }
     }
 
-    /// Answers every request of an HTTP/2 connection that it is one too many.
+    /// Refuses every request of an HTTP/2 connection beyond the limit.
     pub(crate) async fn refuse<I>(&self, io: I)
     where
         I: Read + Write + Unpin + Send + 'static,
@@ -161,15 +161,15 @@ impl Http {
         let service = service_fn(|_| async {
             Ok::<_, Infallible>(ApiError::too_many_connections().into_response())
         });
-        // The caller bounds its time, however it ends.
+        // The caller limits its time, so that its result does not matter.
         let _ = self.builder(Protocol::Http2).serve_connection(io, service).await;
     }
 }
 
-/// A request's place among the connections that there may be, for as long as it is answered; `Err` if there is none left.
+/// A request's permit, until its response is complete; `Err` if none is left.
 type Place = Result<Open, Open>;
 
-/// Answers a request, or says that it is one too many.
+/// Answers a request, or refuses it because of the limit.
 async fn answer(app: Router, request: Request, place: Place) -> Result<Response, Infallible> {
     let (app, open) = match place {
         Ok(open) => (app, open),
@@ -179,7 +179,7 @@ async fn answer(app: Router, request: Request, place: Place) -> Result<Response,
     Ok(response.map(|body| Held::body(body, open)))
 }
 
-/// The application of a request that is one too many.
+/// The application for a refused request.
 fn refusing() -> Router {
     let refusal = || async { ApiError::too_many_connections() };
     Router::new().fallback(refusal).layer(middleware::from_fn(linger))
@@ -187,9 +187,9 @@ fn refusing() -> Router {
 
 /// The requests of one connection.
 struct Requests {
-    /// How many are not answered to their end.
+    /// Number of requests whose responses are not complete.
     open: watch::Sender<usize>,
-    /// A [`Protocol`]: the one of the newest request, or before there is any, that of the connection.
+    /// The [`Protocol`] of the newest request; before the first one, that of the connection.
     protocol: AtomicU8,
 }
 
@@ -198,7 +198,7 @@ impl Requests {
         Self { open: watch::Sender::new(0), protocol: AtomicU8::new(protocol as u8) }
     }
 
-    /// Counts a request. The first one has the connection's own place.
+    /// Counts a request. The first one uses the connection's own permit.
     fn place(self: &Arc<Self>, version: Version, places: &Arc<Semaphore>) -> Place {
         let is_http2 = version == Version::HTTP_2;
         let spoken = if is_http2 { Protocol::Http2 } else { Protocol::Http1 };
@@ -222,7 +222,7 @@ impl Requests {
         self.protocol.load(Ordering::Relaxed) == protocol as u8
     }
 
-    /// Waits until no request was open for too long. HTTP/1.1 has a limit of its own.
+    /// Waits until the connection was without a request for too long. HTTP/1.1 has its own limit.
     async fn idle(&self) {
         let mut open = self.open.subscribe();
         loop {
@@ -237,7 +237,7 @@ impl Requests {
     }
 }
 
-/// A request that is not answered to its end.
+/// A request whose response is not complete.
 struct Open {
     requests: Arc<Requests>,
     #[expect(dead_code, reason = "held for its drop")]
@@ -270,7 +270,7 @@ mod tests {
         assert!(second.is_ok() && place().is_err());
         drop((first, second));
         assert_eq!((*requests.open.borrow(), places.available_permits()), (0, 1));
-        // Requests of HTTP/1.1 follow each other.
+        // HTTP/1.1 requests of a connection are sequential.
         let places = Arc::new(Semaphore::new(0));
         let requests = Arc::new(Requests::new(Protocol::Either));
         let place = || requests.place(Version::HTTP_11, &places);

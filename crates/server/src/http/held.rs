@@ -1,4 +1,4 @@
-//! A body that keeps a value until it is sent or given up.
+//! A response body that keeps a value until it is sent or dropped.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -6,14 +6,14 @@ use std::task::{Context, Poll};
 use axum::body::{Body, Bytes, HttpBody};
 use http_body::{Frame, SizeHint};
 
-/// The body of an answer, and what ends with it.
+/// The body of a response, and a value that is dropped with it.
 pub(crate) struct Held<T> {
     body: Body,
     _value: T,
 }
 
 impl<T: Send + Unpin + 'static> Held<T> {
-    /// A body with the same content that drops the value at its end.
+    /// A body with the same content, which drops the value at its end.
     pub(crate) fn body(body: Body, value: T) -> Body {
         Body::new(Self { body, _value: value })
     }

@@ -1,7 +1,7 @@
-//! Who a request is for, and whether its framing is known: what a browser or a proxy could be misled about is refused.
+//! Checks the host and the framing of a request, so that neither a browser nor a proxy in front can be misled.
 //!
-//! A web page can point its own name at a loopback address (DNS rebinding). Its requests are then of the page's origin, and only their
-//! `Host` gives them away. A server without a key that listens on loopback therefore serves loopback names alone.
+//! A web page can point its own name at a loopback address (DNS rebinding). Its requests then have the page's origin, and only their
+//! `Host` shows it. A server without a key on a loopback address therefore accepts loopback names only.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ use crate::config::ServeConfig;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::state::AppState;
 
-/// Refuses requests for another host, with two hosts, or with a transfer coding or an expectation that is not known.
+/// Refuses requests for another host, with two hosts, or with an unknown transfer coding or expectation.
 pub(crate) async fn check_host(
     State(state): State<AppState>,
     request: Request,
@@ -28,7 +28,7 @@ pub(crate) async fn check_host(
         Ok(()) => next.run(request).await,
         Err(error) => {
             let mut response = error.into_response();
-            // Where the framing is in doubt, so is where the next request begins.
+            // If the framing is ambiguous, so is the start of the next request.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             response
         }
@@ -50,7 +50,7 @@ fn check_framing(headers: &HeaderMap) -> ApiResult<()> {
     Ok(())
 }
 
-/// The hosts that a request names: in its target, which of HTTP/2 is `:authority`, and in its `Host`.
+/// The hosts that a request names: in its target (`:authority` in HTTP/2), and in `Host`.
 fn hosts(request: &Request) -> ApiResult<Vec<Authority>> {
     let is_http2 = request.version() == Version::HTTP_2;
     let mut hosts: Vec<Authority> = request.uri().authority().cloned().into_iter().collect();
@@ -69,7 +69,7 @@ fn hosts(request: &Request) -> ApiResult<Vec<Authority>> {
         }
         (None, _) => {}
     }
-    // Source: RFC 9113, section 8.3.1. With HTTP/1.1 the target counts, and `Host` does not.
+    // Source: RFC 9113, section 8.3.1. In HTTP/1.1 the target counts, and `Host` is ignored.
     if is_http2 && hosts.windows(2).any(|pair| pair[0] != pair[1]) {
         return Err(ApiError::bad_host("`:authority` and `Host` name different hosts."));
     }
@@ -77,7 +77,7 @@ fn hosts(request: &Request) -> ApiResult<Vec<Authority>> {
 }
 
 /// # Errors
-/// 421 with the host that this server does not serve.
+/// 421 with the host that this server does not accept.
 fn check_hosts(hosts: &[Authority], config: &ServeConfig) -> ApiResult<()> {
     if config.needs_key() || !is_loopback(&config.host) {
         return Ok(());
@@ -92,7 +92,7 @@ fn check_hosts(hosts: &[Authority], config: &ServeConfig) -> ApiResult<()> {
     }
 }
 
-/// Whether a name or address is of this machine alone. Source: RFC 6761, section 6.3, for `localhost`.
+/// Whether a name or address is loopback. Source: RFC 6761, section 6.3, for `localhost`.
 fn is_loopback(host: &str) -> bool {
     let host = host.trim_end_matches('.').to_ascii_lowercase();
     let address = host.trim_start_matches('[').trim_end_matches(']');

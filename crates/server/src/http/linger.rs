@@ -1,4 +1,5 @@
-//! Reads on after an early answer: a client that is still sending its body would otherwise see a broken connection, and not the answer.
+//! Reads the rest of a body after an early response. A client that is still sending would otherwise get a broken connection instead of
+//! the response: Python's `http.client` raises `BrokenPipeError`, and nginx in front answers 502 instead of 413.
 //!
 //! Source: nginx's `lingering_close`.
 
@@ -16,22 +17,22 @@ use http_body::{Frame, SizeHint};
 
 use crate::generation::body::MAX_BODY_BYTES;
 
-/// Most bytes that are read and dropped.
+/// Maximum bytes that are read and dropped.
 const MAX_BYTES: usize = 2 * MAX_BODY_BYTES;
-/// Longest time that is spent on them.
+/// Maximum time for reading them.
 const MAX_TIME: Duration = Duration::from_secs(30);
 
-/// Has what is left of a body read and dropped, however the request is answered.
+/// Reads and drops the rest of a body after any response.
 pub(crate) async fn linger(request: Request, next: Next) -> Response {
-    // A client that waits to be asked for its body has not sent it.
+    // A client that waits for `100 Continue` has not sent its body.
     let waits = request.headers().contains_key(EXPECT);
     let request = request.map(|body| Body::new(Lingering { body: Some(body), is_sent: !waits }));
     next.run(request).await
 }
 
-/// A body whose rest is read when it is dropped.
+/// A body whose rest is read after it is dropped.
 struct Lingering {
-    /// Empty at its end.
+    /// `None` at its end.
     body: Option<Body>,
     /// Whether the client is sending it.
     is_sent: bool,
@@ -92,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// A body of chunks of a mebibyte, and how many of them were read.
+    /// A body of 1 MiB chunks, and the number of chunks read.
     fn endless(sent: bool) -> (Lingering, Arc<AtomicUsize>) {
         let read = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&read);

@@ -1,4 +1,4 @@
-//! Accepts connections, and has TLS and HTTP run on each.
+//! Accepts connections, and runs TLS and HTTP on each.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use crate::http::connection::{Http, Protocol, Stop};
 use crate::http::tls::{HTTP2, Tls};
 use crate::model::api_error::ApiError;
 
-/// Pause after a failed accept, which mostly means that file handles have run out.
+/// Pause after a failed accept. The usual reason is that file descriptors have run out.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// Connections beyond the limit that are answered at once; more are closed without an answer.
+/// Connections beyond the limit that get a response concurrently; more are closed without one.
 const MAX_REFUSALS: usize = 64;
-/// Most bytes that are read of a refused connection.
+/// Maximum bytes that are read from a refused connection.
 const REFUSED_BYTES: u64 = 1 << 20;
-/// How long connections may take to close when the server stops, or refuses them.
+/// Time in which connections must close when the server stops or refuses them.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The protocols of a listener, and its limits.
+/// The protocols and limits of a listener.
 pub(crate) struct Door {
     http: Http,
     tls: Option<Arc<Tls>>,
-    /// Whether HTTP/2 is spoken without TLS.
+    /// Whether HTTP/2 is accepted without TLS.
     prior_knowledge: bool,
     refusals: Arc<Semaphore>,
 }
@@ -48,7 +48,7 @@ impl Door {
     /// Serves until `stop` is [`Stop::Closing`], then closes the connections.
     pub(crate) async fn serve(self, listener: TcpListener, mut stop: watch::Receiver<Stop>) {
         let door = Arc::new(self);
-        // Each connection has a receiver: the sender sees when all have ended.
+        // Each connection has a receiver, so that the sender is notified when all have ended.
         let (connections, running) = watch::channel(());
         loop {
             let accepted = tokio::select! {
@@ -58,7 +58,7 @@ impl Door {
             let (stream, peer) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_RETRY).await;
                     continue;
                 }
@@ -67,7 +67,7 @@ impl Door {
                 door.clone().refuse(stream);
                 continue;
             };
-            // Without this a token could wait for the acknowledgement of the one before.
+            // With Nagle's algorithm, a token could wait for the acknowledgement of the one before.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "set_nodelay");
             }
@@ -81,7 +81,7 @@ impl Door {
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, connections.closed()).await;
     }
 
-    /// Runs a connection to its end. A handshake that takes long holds up no other connection.
+    /// Runs a connection to its end, in its own task: a slow TLS handshake delays no other connection.
     async fn connect(&self, stream: TcpStream, peer: SocketAddr, stop: watch::Receiver<Stop>) {
         let Some(tls) = &self.tls else {
             let protocol = if self.prior_knowledge { Protocol::Either } else { Protocol::Http1 };
@@ -96,7 +96,7 @@ impl Door {
         }
     }
 
-    /// Answers a connection that is one too many, and closes it.
+    /// Answers a connection beyond the limit with 503, and closes it.
     fn refuse(self: Arc<Self>, stream: TcpStream) {
         let Ok(refusal) = Arc::clone(&self.refusals).try_acquire_owned() else { return };
         tokio::spawn(async move {
@@ -120,17 +120,17 @@ fn negotiated(stream: &TlsStream<TcpStream>) -> Protocol {
     if session.alpn_protocol() == Some(HTTP2) { Protocol::Http2 } else { Protocol::Http1 }
 }
 
-/// Says in HTTP/1.1 that there are too many connections, without waiting for a request.
+/// Sends 503 in HTTP/1.1 without waiting for a request.
 async fn say_full(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
     let body = serde_json::to_string(&ApiError::too_many_connections().to_body());
-    let body = body.expect("an error has no keys that are no text");
+    let body = body.expect("all keys of an error are strings");
     let answer = format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {}\r\nretry-after: 1\r\nconnection: close\r\n\r\n{body}",
         body.len()
     );
     stream.write_all(answer.as_bytes()).await?;
     stream.shutdown().await?;
-    // A request that is left unread would reset the connection, and the answer with it.
+    // Closing with unread data would reset the connection, and the client would lose the response.
     tokio::io::copy(&mut stream.take(REFUSED_BYTES), &mut tokio::io::sink()).await?;
     Ok(())
 }

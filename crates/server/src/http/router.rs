@@ -53,7 +53,7 @@ pub(crate) fn router(state: AppState) -> Router {
         .routes(routes!(openapi::openapi_json))
         .routes(routes!(openapi::docs))
         .split_for_parts();
-    // The last layer is the outermost: it sees a request first and its answer last.
+    // The last layer is the outermost: it gets a request first and its response last.
     let router = aliases(router)
         .fallback(path_not_found)
         .method_not_allowed_fallback(method_not_allowed)
@@ -75,7 +75,7 @@ pub(crate) fn router(state: AppState) -> Router {
         .with_state(state)
 }
 
-/// Paths under which clients of other servers ask the same, and one that would be taken for the id of a response.
+/// Paths that clients of other servers use for the same endpoints, and one that would otherwise match the id of a response.
 ///
 /// Sources: llama.cpp's server (paths without `/v1`), vLLM, Jina and Cohere (`/rerank`, `/v2/rerank`, `/score`).
 fn aliases(router: Router<AppState>) -> Router<AppState> {
@@ -91,7 +91,7 @@ fn aliases(router: Router<AppState>) -> Router<AppState> {
         .route("/v1/responses/compact", any(path_not_found))
 }
 
-/// Lets requests through only while the model can be asked, and hands it to their handlers.
+/// Admits requests only while the model is ready, and passes it to their handlers.
 async fn gate(
     State(state): State<AppState>,
     mut request: Request,
@@ -113,12 +113,12 @@ async fn method_not_allowed(request: Request) -> ApiError {
 }
 
 fn panicked(_: Box<dyn Any + Send>) -> Response {
-    // What the panic said went to standard error when it happened.
-    ApiError::internal("The server has a defect that this request met; its log says more.")
+    // The panic hook has written the message to the log.
+    ApiError::internal("This request hit a defect of the server; see the server's log.")
         .into_response()
 }
 
-/// Which web pages may call this server; none unless some are named.
+/// The CORS layer; `None` if the settings name no origins.
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     if origins.is_empty() {
         return None;

@@ -1,4 +1,4 @@
-//! TLS: the server's certificate and key, and the authorities of clients, read from files at start and again when asked to.
+//! TLS: the server's certificate and key, and CA certificates for clients. SIGHUP reloads the files.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -20,20 +20,20 @@ use tokio_rustls::server::TlsStream;
 
 use crate::config::ServeConfig;
 
-/// Longest handshake.
+/// Maximum time of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The protocols' names in the negotiation. Source: RFC 7301 and RFC 9113.
+/// The protocols' ALPN names. Source: RFC 7301 and RFC 9113.
 const HTTP1: &[u8] = b"http/1.1";
 pub(crate) const HTTP2: &[u8] = b"h2";
 
-/// The files that TLS needs, and what was last read from them.
+/// The files for TLS, and the configuration that was last read from them.
 pub(crate) struct Tls {
     files: Files,
-    /// Settings of new handshakes. Those that have begun go on with earlier ones.
+    /// Configuration of new handshakes. Running ones keep the earlier configuration.
     current: RwLock<Arc<ServerConfig>>,
 }
 
-/// Where certificates and key are, and what is negotiated.
+/// Paths of certificates and key, and whether HTTP/2 is negotiated.
 struct Files {
     certificate: PathBuf,
     key: PathBuf,
@@ -45,7 +45,7 @@ impl Tls {
     /// `None` if the settings name no certificate.
     ///
     /// # Errors
-    /// A setting without which another makes no sense is missing, or a file cannot be used, in one line.
+    /// A setting that another one needs is missing, or a file is invalid; the error has one line.
     pub(crate) fn of(config: &ServeConfig) -> Result<Option<Self>, String> {
         let (certificate, key) = match (&config.ssl_certfile, &config.ssl_keyfile) {
             (Some(certificate), Some(key)) => (certificate.clone(), key.clone()),
@@ -62,20 +62,20 @@ impl Tls {
         Ok(Some(Self { files, current }))
     }
 
-    /// Reads the files again. Later handshakes have what they say now, and clients that come back are checked anew.
+    /// Reloads the files for later handshakes. Session tickets of the old files are void, so that returning clients are verified again.
     ///
     /// # Errors
-    /// One cannot be used, in one line: then nothing changes.
+    /// A file is invalid, in one line; then nothing changes.
     pub(crate) fn reload(&self) -> Result<(), String> {
         let read = Arc::new(self.files.read()?);
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = read;
         Ok(())
     }
 
-    /// The handshake with a client, in bounded time.
+    /// Does the handshake with a client in bounded time.
     ///
     /// # Errors
-    /// It fails, or takes too long.
+    /// The handshake fails or takes too long.
     pub(crate) async fn accept(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
         let config = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner));
         let accepted = TlsAcceptor::from(config).accept(stream);
@@ -84,7 +84,7 @@ impl Tls {
 }
 
 fn needs(given: &str, missing: &str) -> String {
-    format!("{given} is of no use without {missing}: give both, or neither")
+    format!("{given} needs {missing}: give both, or neither")
 }
 
 impl Files {
@@ -112,14 +112,12 @@ impl Files {
         Ok(config)
     }
 
-    /// Why certificate and key cannot be used together.
+    /// The error if certificate and key do not match.
     fn wrong(&self, error: &Error) -> String {
         match error {
             Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
-                let reason = format!(
-                    "it is not the key of the certificate in {}",
-                    self.certificate.display()
-                );
+                let reason =
+                    format!("it does not match the certificate in {}", self.certificate.display());
                 unusable("--ssl-keyfile", &self.key, &reason)
             }
             Error::InvalidCertificate(_) => {
@@ -142,9 +140,9 @@ fn certificates(flag: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>,
 
 fn pem_reason(error: pem::Error, kind: &str) -> String {
     match error {
-        pem::Error::NoItemsFound => format!("it has no {kind} in PEM form"),
+        pem::Error::NoItemsFound => format!("it has no {kind} in PEM format"),
         pem::Error::Io(error) => error.to_string(),
-        error => format!("it is no whole PEM file ({error})"),
+        error => format!("it is not a complete PEM file ({error})"),
     }
 }
 
@@ -152,8 +150,8 @@ fn unusable(flag: &str, path: &Path, reason: &str) -> String {
     format!("{flag} {} cannot be used: {reason}", path.display())
 }
 
-/// Takes clients whose certificate is of one of the authorities, and whoever has the server's own key: that is the operator,
-/// whose probes need no other certificate.
+/// Verifies clients' certificates by the CAs, and accepts the server's own certificate: only the operator has its key, and health probes
+/// then need no certificate of their own.
 #[derive(Debug)]
 struct Clients {
     own: CertificateDer<'static>,
@@ -189,7 +187,7 @@ impl ClientCertVerifier for Clients {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        // The signatures below prove that the client has the key, too.
+        // The signatures below prove that the client also has the key.
         if *end_entity == self.own {
             return Ok(ClientCertVerified::assertion());
         }

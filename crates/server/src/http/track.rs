@@ -1,4 +1,4 @@
-//! The outermost layer: names each request, counts it until its answer is out, and measures it.
+//! The outermost layer: gives each request an id, counts it until its response is complete, and measures it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use crate::model::state::{ActiveRequest, AppState};
 use crate::model::tokens::RequestTokens;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Longest id of a client's that is echoed.
+/// Maximum length of a client's request id that is echoed.
 const MAX_REQUEST_ID_LEN: usize = 128;
 
-/// What counts as the status of a request whose client went before there was one. Source: nginx.
+/// Status in logs and metrics for a request whose client left before the response. Source: nginx.
 const CLIENT_GONE: u16 = 499;
 
-/// Runs the request and follows its answer to the last byte.
+/// Runs the request and follows its response to the last byte.
 pub(crate) async fn track(
     State(state): State<AppState>,
     mut request: Request,
@@ -77,11 +77,11 @@ fn request_id(request: &Request) -> HeaderValue {
         |id: &&HeaderValue| !id.is_empty() && id.len() <= MAX_REQUEST_ID_LEN && id.to_str().is_ok();
     given.filter(usable).cloned().unwrap_or_else(|| {
         HeaderValue::from_str(&Uuid::new_v4().to_string())
-            .expect("an UUID is made of letters, digits and dashes")
+            .expect("a UUID consists of letters, digits and dashes")
     })
 }
 
-/// The method as a label; clients cannot make up new ones.
+/// The method as a label. The set is fixed, so that clients cannot create new time series.
 fn method_label(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
@@ -95,19 +95,19 @@ fn method_label(method: &Method) -> &'static str {
     }
 }
 
-/// Ends with the answer, however that ends.
+/// Data of a request, dropped with its response, however that ends.
 struct Tracker {
     #[expect(dead_code, reason = "held for its drop")]
     active: ActiveRequest,
     started: Instant,
     method: &'static str,
-    /// The path as it was routed: clients cannot make up new ones.
+    /// The route's path, so that clients cannot create new time series.
     label: String,
-    /// The path as the client wrote it.
+    /// The path that the client sent.
     path: String,
     status: u16,
     caller: String,
-    /// The name of its key, where there are keys.
+    /// Its API key, if there are keys.
     key: Option<Arc<ApiKey>>,
     tokens: Arc<RequestTokens>,
     request_id: String,
@@ -115,7 +115,7 @@ struct Tracker {
 }
 
 impl Tracker {
-    /// Writes the request's line, for everybody or for those who debug.
+    /// Logs the request's line, at level info with `--access-log`, else at debug.
     fn write_line(&self, took: Duration) {
         macro_rules! line {
             ($level:ident) => {

@@ -1,14 +1,14 @@
-//! Lines of the log while the server runs: the load now and then, and requests that were refused.
+//! Periodic lines of the log: the load, and refused requests.
 
 use std::time::{Duration, Instant};
 
 use crate::model::engine_load::Counted;
 use crate::model::state::AppState;
 
-/// How often histograms are folded, so that they do not grow while nobody asks for them, and refusals are logged.
+/// Interval at which histograms are aggregated and refusals are logged. Histograms that nobody scrapes would grow otherwise.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// Looks at the server until it ends.
+/// Logs until the server stops.
 pub(crate) async fn watch(state: AppState) {
     let upkeep = async {
         let mut interval = tokio::time::interval(UPKEEP);

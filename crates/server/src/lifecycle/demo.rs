@@ -1,8 +1,8 @@
-//! The model that is part of this program: what `candlepower serve demo` answers with.
+//! The model that is part of this program, for `candlepower serve demo`.
 
 use candlepower_checkpoint::CheckpointFiles;
 
-/// A file of the folder `demo/` as a pair of its name and its contents.
+/// A file of the folder `demo/`: its name and its contents.
 macro_rules! file {
     ($name:literal) => {
         ($name, include_bytes!(concat!("../../demo/", $name)))

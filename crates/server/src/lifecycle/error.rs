@@ -1,4 +1,4 @@
-//! Why the server cannot start or go on, in one line each.
+//! Errors that keep the server from starting or running, in one line each.
 
 use std::path::PathBuf;
 
@@ -8,99 +8,101 @@ use candlepower_engine::NoGpu;
 use crate::config::ConfigError;
 use crate::model::keys::KeysError;
 
-/// An error of the server as a whole; errors of requests are `ApiError`s.
+/// An error of the whole server; errors of requests are `ApiError`s.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The settings cannot be used.
+    /// The settings are invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The API keys cannot be used.
+    /// The API keys are invalid.
     #[error(transparent)]
     Keys(#[from] KeysError),
-    /// Harmony holds calls and reasoning in one format.
+    /// Harmony writes tool calls and reasoning in one format, so that one parser reads both.
     #[error(
-        "--tool-call-parser and --reasoning-parser do not go together: gpt_oss is for both or for neither"
+        "--tool-call-parser and --reasoning-parser conflict: give gpt_oss for both, or for neither"
     )]
     MixedParsers,
-    /// The chat template cannot be used, because it takes too much.
+    /// The chat template takes too much time or memory.
     #[error(
         "the chat template in {file} cannot be used: {reason}; give another with --chat-template"
     )]
     Template {
-        /// The file that it comes from.
+        /// The template's file.
         file: String,
-        /// The limit, or how its trial ended.
+        /// The limit, or the result of its trial.
         reason: String,
     },
     /// No model was named.
-    #[error("which model? Name one: `candlepower serve demo`, or the folder of a model")]
-    NoModel,
-    /// The model is neither `demo` nor a folder nor an id.
     #[error(
-        "there is no model folder or GGUF file `{0}`; name a folder with config.json, a GGUF file, a model on the hub as owner/name or owner/name:Q4_K_M, or `demo`"
+        "no model is named: give one, such as `candlepower serve demo` or `candlepower serve FOLDER`"
+    )]
+    NoModel,
+    /// The model is neither `demo` nor a folder, a GGUF file or a hub id.
+    #[error(
+        "there is no model folder or GGUF file `{0}`; give a folder with config.json, a GGUF file, a hub id as owner/name or owner/name:Q4_K_M, or `demo`"
     )]
     NoSuchModel(String),
-    /// The model could not be had from the hub.
+    /// The model could not be downloaded from the hub.
     #[error(transparent)]
     Hub(#[from] candlepower_hub::Error),
-    /// The tokenizer is to come from a GGUF file that is not on this machine.
+    /// The tokenizer's GGUF file is not on this machine.
     #[error(
-        "--tokenizer {0} is a GGUF file on the hub, whose header is read with its model only; name a folder, a file on this machine, or a model on the hub as owner/name"
+        "--tokenizer {0} is a GGUF file on the hub, which is not supported; give a folder, a GGUF file on this machine, or a hub id as owner/name"
     )]
     TokenizerInGguf(String),
-    /// A token that the model has no embedding for.
+    /// The tokenizer has a token without an embedding in the model.
     #[error(
-        "tokenizer_config.json (or added_tokens.json) adds the token {token:?} with the id {id}, and the model knows ids below {known} only; take the files of one version of the model, or name another tokenizer by --tokenizer"
+        "tokenizer_config.json (or added_tokens.json) adds the token {token:?} with the id {id}, but the model's vocabulary has {known} tokens; use the files of one version of the model, or give another tokenizer with --tokenizer"
     )]
     TokenOutsideVocabulary {
-        /// The token as it is written.
+        /// The token's text.
         token: String,
         /// Its id.
         id: u32,
-        /// How many the model knows.
+        /// The size of the model's vocabulary.
         known: usize,
     },
     /// The build has no CUDA.
-    #[error("this build has no CUDA: leave --device out, or take a build with CUDA")]
+    #[error("this build has no CUDA: leave --device out, or use a build with CUDA")]
     NoCuda,
-    /// There is no GPU that could be used.
-    #[error("{0}; leave --device out to compute on the CPU")]
+    /// No GPU can be used.
+    #[error("{0}; leave --device out to run on the CPU")]
     NoGpu(NoGpu),
-    /// The engine has ended while the server ran.
+    /// The engine has stopped while the server ran.
     #[error("the engine has stopped: {0}")]
     EngineDied(String),
     /// HTTP has no date before 1970, and the library that writes dates panics there.
     #[error("the clock of this machine is before 1970: set it")]
     NoClock,
     /// Requests were still running when a second signal came.
-    #[error("asked to stop a second time: running requests are dropped")]
+    #[error("second stop signal: running requests are dropped")]
     StoppedTwice,
-    /// The weights are quantized in another way than was asked for.
+    /// `--quantization` names another method than the checkpoint.
     #[error(
         "--quantization {asked} does not match the weights: {file} says {found}; leave the flag out"
     )]
     QuantizationMismatch {
-        /// What was asked for.
+        /// The method of `--quantization`.
         asked: &'static str,
         /// The file with the configuration.
         file: String,
-        /// What the checkpoint says.
+        /// The method in the checkpoint, or that there is none.
         found: String,
     },
-    /// The weights are quantized in a way that is not computed with.
+    /// The quantization method is not supported.
     #[error(
-        "the weights are quantized with {0}, which is not supported; {supported} are: use such a version of the model, or its float16 or bfloat16 original",
+        "the weights are quantized with {0}, which is not supported; use a checkpoint quantized with one of {supported}, or the float16 or bfloat16 original",
         supported = QuantizationMethod::supported()
     )]
     QuantizationUnsupported(String),
-    /// The weights are quantized, and the model gives vectors or scores.
+    /// The weights of an embedding or reranking model are quantized.
     #[error(
-        "the weights are quantized with {0}, which is not supported for models that give vectors or scores; use the float32, float16 or bfloat16 original of the model"
+        "the weights are quantized with {0}, which is not supported for embedding and reranking models; use the float32, float16 or bfloat16 original"
     )]
     QuantizedEncoder(String),
-    /// A setting that is for models that generate text.
+    /// A setting for models that generate text was given to an encoder.
     #[error(
-        "{setting} is for models that generate text, and {architecture} does not: leave it out"
+        "{setting} is for models that generate text, and {architecture} is an encoder: leave it out"
     )]
     OnlyGenerating {
         /// The setting, with its value.
@@ -108,9 +110,9 @@ pub enum Error {
         /// The model's class name.
         architecture: &'static str,
     },
-    /// A setting that a model cannot have which is served for its vectors.
+    /// A setting that is not supported for a decoder that serves embeddings.
     #[error(
-        "{setting} is for models that generate text, and {architecture} is served for its vectors (--pooling, or the model's modules.json, says so), which are computed on the CPU: leave it out"
+        "{setting} is for models that generate text, and {architecture} is served for embeddings (because of --pooling, or the model's modules.json), which run on the CPU: leave it out"
     )]
     NotForVectors {
         /// The setting, with its value.
@@ -118,55 +120,55 @@ pub enum Error {
         /// The model's class name.
         architecture: &'static str,
     },
-    /// A setting that is for models that give vectors.
-    #[error("{setting} is for models that give vectors, and {architecture} does not: leave it out")]
+    /// A setting for embedding models was given to a reranking model.
+    #[error("{setting} is for embedding models, and {architecture} gives scores: leave it out")]
     OnlyPooling {
         /// The setting, with its value.
         setting: String,
         /// The model's class name.
         architecture: &'static str,
     },
-    /// Text was to be generated by a model that generates none.
-    #[error("this model generates no text: name one that does")]
+    /// A model that generates text is needed, and this is an embedding or reranking model.
+    #[error("this model does not generate text: give one that does")]
     NotGenerating,
-    /// Certificates or keys cannot be used; it says which and why.
+    /// A certificate or a private key is invalid; the text names the flag and the reason.
     #[error("{0}")]
     Tls(String),
-    /// The address cannot be listened on.
+    /// The server cannot listen on the address.
     #[error("cannot listen on {address}: {source}{}", listen_hint(source))]
     Listen {
         /// Host and port.
         address: String,
-        /// The system's own error.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A file that was named cannot be read.
+    /// A file in the settings cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     ReadFile {
         /// The file.
         path: PathBuf,
-        /// The system's own error.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A file that every model needs is not there.
-    #[error("{file} is missing in {place}: a model folder needs it")]
+    /// A file that every model needs is missing.
+    #[error("{file} is missing in {place}: every model needs it")]
     FileMissing {
         /// The file's name.
         file: &'static str,
-        /// The folder, in words.
+        /// The folder or GGUF file.
         place: String,
     },
-    /// The checkpoint cannot be understood.
+    /// The checkpoint is invalid or not supported.
     #[error(transparent)]
     Checkpoint(#[from] candlepower_checkpoint::Error),
-    /// The tokenizer or the chat template cannot be used.
+    /// The tokenizer or the chat template is invalid.
     #[error(transparent)]
     Tokenizer(#[from] candlepower_tokenizer::Error),
     /// The engine cannot be started.
     #[error(transparent)]
     Engine(Box<candlepower_engine::Error>),
-    /// Loading ended without a result.
-    #[error("loading the model failed without a reason: {0}")]
+    /// Loading panicked.
+    #[error("loading the model failed because of a defect of candlepower: {0}")]
     LoadingPanicked(String),
     /// Signals cannot be received.
     #[error("cannot wait for signals: {0}")]
@@ -191,14 +193,14 @@ impl From<NoGpu> for Error {
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Advice where an address is taken.
+/// Advice for common errors of listening.
 fn listen_hint(source: &std::io::Error) -> &'static str {
     match source.kind() {
         std::io::ErrorKind::AddrInUse => {
-            "; another server listens there: choose another port with --port N, or 0 for a free one"
+            "; another server listens on this port: choose another with --port N, or a free one with --port 0"
         }
         std::io::ErrorKind::PermissionDenied => {
-            "; ports below 1024 need a right of their own: --port N"
+            "; ports below 1024 need a privilege: choose another with --port N"
         }
         _ => "",
     }

@@ -1,4 +1,4 @@
-//! From a model on this machine to one that can be asked.
+//! Loads a local model and starts its engine.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -28,14 +28,14 @@ use crate::model::sessions::Sessions;
 use crate::model::state::AppState;
 use crate::model::stored_responses::StoredResponses;
 
-/// A step that takes longer makes /health report the engine as stuck. The longest honest step is a full token budget of
+/// A step that takes longer makes /health report the engine as stuck. The longest legitimate step has the maximum of batch tokens, with
 /// a large model on a small CPU.
 const STUCK_AFTER: Duration = Duration::from_secs(300);
 
-/// Where to compute, by the settings and by what there is.
+/// The device, from the settings and the hardware.
 ///
 /// # Errors
-/// A GPU is asked for, and none can be used.
+/// The settings ask for a GPU, and none can be used.
 pub(crate) fn chosen_device(config: &ServeConfig) -> Result<ChosenDevice> {
     Ok(choose_device(match config.device {
         DeviceKind::Auto => DeviceChoice::Auto,
@@ -44,10 +44,10 @@ pub(crate) fn chosen_device(config: &ServeConfig) -> Result<ChosenDevice> {
     })?)
 }
 
-/// Loads the model and starts the engine, telling `state` how far it is. Takes its time: seconds to minutes.
+/// Loads the model and starts the engine, and reports the progress to `state`. This takes seconds to minutes.
 ///
 /// # Errors
-/// Whatever is wrong with the model or the settings, in one line.
+/// The model or the settings are invalid; the error has one line.
 pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Result<Served> {
     state.set_initializing(None);
     let mut report = |progress| match progress {
@@ -57,7 +57,7 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
         StartProgress::WarmingUp => state.set_starting(),
         StartProgress::CapturingGraphs { done, total } => {
             state.set_starting();
-            tracing::info!("recording CUDA graphs: {done} of {total}");
+            tracing::info!("capturing CUDA graphs: {done} of {total}");
         }
     };
     let LocalModel { description, tokenizer, chat_template, names, root } = local;
@@ -97,20 +97,20 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
     }
 }
 
-/// The name of the model that the server was started with, without the path on this machine.
+/// The argument MODEL as clients see it: only the last part of a local path.
 fn shown_root(root: &str) -> String {
     let path = Path::new(root);
     let last = path.file_name().filter(|_| path.exists()).and_then(|name| name.to_str());
     last.unwrap_or(root).to_owned()
 }
 
-/// Most bytes of the texts of one prompt: four times what a full context of common text has, and room for short contexts.
+/// Maximum bytes of a prompt's text: four times a full context of common text, and a constant for short contexts.
 fn max_prompt_bytes(asked: Option<ByteSize>, max_model_len: usize) -> usize {
     let default = max_model_len.saturating_mul(BYTES_PER_TOKEN).saturating_add(64 << 10);
     asked.map_or(default, |asked| usize::try_from(asked.0).unwrap_or(usize::MAX))
 }
 
-/// A model that gives vectors or scores.
+/// Starts an embedding or reranking model.
 fn pooling(
     source: PoolingSource<'_>,
     sentence: &SentenceSettings,
@@ -123,7 +123,7 @@ fn pooling(
     Ok(Served::Pooling(Arc::new(PoolingModel { card, embedder, sentence: sentence.clone() })))
 }
 
-/// A model that generates text, with what turns conversations into prompts and answers into messages.
+/// A model that generates text, with its chat template and parsers.
 fn generating(
     config: &ServeConfig,
     checkpoint: &Checkpoint,
@@ -157,10 +157,10 @@ fn generating(
     })
 }
 
-/// How the model writes calls and reasoning: as the settings say, else as its template does.
+/// The formats of tool calls and reasoning: from the settings, else from the chat template.
 ///
 /// # Errors
-/// One of the settings is harmony, and the other one is not.
+/// One of the two settings is gpt_oss, and the other is another format.
 fn dialect(config: &ServeConfig, template: Option<&ChatTemplate>) -> Result<Dialect> {
     let found = template.map(Dialect::detect).unwrap_or_default();
     let dialect = Dialect {
@@ -228,8 +228,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
     }
 }
 
-/// The model's own sampling, where it is asked for; values that no request could have are left out. What the model is not to draw is not
-/// drawn in any case.
+/// Default sampling parameters of the model, if the settings use them; values out of range are left out. `suppress_tokens` always apply.
 fn sampling_defaults(config: &ServeConfig, checkpoint: &Checkpoint) -> SamplingDefaults {
     let found = checkpoint.generation().sampling.clone();
     let SamplingDefaults { suppress_tokens, .. } = found.clone();
@@ -249,7 +248,7 @@ fn sampling_defaults(config: &ServeConfig, checkpoint: &Checkpoint) -> SamplingD
     };
     if usable != found {
         tracing::warn!(
-            "generation_config.json has values out of range, which are not used: {found:?}"
+            "generation_config.json has values out of range, which are ignored: {found:?}"
         );
     }
     usable

@@ -1,4 +1,7 @@
-//! The log: lines for standard error, which a thread writes, and the bars of downloads below them.
+//! The log: lines for standard error, and progress bars below them.
+//!
+//! A thread of its own writes the lines from a queue. If nobody reads standard error, a pipe is full after 64 KiB, and a direct write
+//! would then stop every request.
 
 mod queue;
 mod writer;
@@ -20,19 +23,19 @@ use crate::config::{LogFormat, ServeConfig};
 use queue::Queue;
 use writer::Writer;
 
-/// Most bytes that wait for standard error.
+/// Maximum bytes that wait for standard error.
 const QUEUE_BYTES: usize = 1 << 20;
-/// Longest time for the lines that are left when the program ends.
+/// Time to write the remaining lines when the program exits.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// The lines of this process that nobody has written yet.
+/// The lines of this process that are not written yet.
 static QUEUE: Queue = Queue::new(QUEUE_BYTES);
 
-/// Where bars of downloads are drawn, if standard error is a terminal.
+/// The place for progress bars, if standard error is a terminal.
 #[derive(Clone, Debug, Default)]
 pub struct Terminal {
     bars: MultiProgress,
-    /// Whether a bar is drawn, so that lines have to be printed above it.
+    /// Whether a bar is shown, so that lines have to be printed above it.
     has_bars: Arc<AtomicBool>,
 }
 
@@ -43,14 +46,15 @@ pub struct Terminal {
 pub fn init_logging(config: &ServeConfig) -> io::Result<Terminal> {
     let terminal = Terminal::default();
     Writer::new(&QUEUE, terminal.clone())?.start()?;
-    // Other crates only speak up when something is wrong.
+    // Other crates log warnings and errors only.
     let filter = EnvFilter::new(format!("warn,candlepower={}", config.log_level.as_str()));
+    // `log_internal_errors` would answer a failed write with `eprintln!`, which panics when standard error is closed or its disk is full.
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(IntoQueue)
         .log_internal_errors(false)
         .with_target(false);
-    // An error means that a log was started before, which is then used.
+    // An error means that a log was started before; it is used.
     let _ = match config.log_format {
         LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).try_init(),
         LogFormat::Json => log.json().flatten_event(true).try_init(),
@@ -59,7 +63,7 @@ pub fn init_logging(config: &ServeConfig) -> io::Result<Terminal> {
     Ok(terminal)
 }
 
-/// Has panics logged as errors. The usual hook waits for standard error.
+/// Logs panics as errors. The default hook would wait for standard error.
 fn log_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let thread = thread::current();
@@ -71,16 +75,18 @@ fn log_panics() {
             BacktraceStatus::Captured => format!("\n{backtrace}"),
             _ => String::new(),
         };
-        tracing::error!("thread `{name}` panicked at {place}: {message}{trace}");
+        tracing::error!(
+            "a defect of candlepower: thread `{name}` panicked at {place}: {message}{trace}"
+        );
     }));
 }
 
-/// Counts lines that are dropped: those that could not be written, and those that the queue had no room for.
+/// Sets the counters of dropped lines: lines that could not be written, and lines for which the queue was full.
 pub(crate) fn count_dropped_lines(unwritten: Counter, without_room: Counter) {
     QUEUE.count_dropped(unwritten, without_room);
 }
 
-/// When dropped, waits until the log is written, for a second at most.
+/// Waits on drop until the log is written, for a second at most.
 #[derive(Debug)]
 pub struct EndOfLog;
 
@@ -91,23 +97,23 @@ impl Drop for EndOfLog {
 }
 
 impl Terminal {
-    /// Where bars can be drawn; `None` where nobody would see them.
+    /// The place for bars; `None` if standard error is no terminal.
     pub(crate) fn bars(&self) -> Option<&MultiProgress> {
         (!self.bars.is_hidden()).then_some(&self.bars)
     }
 
-    /// Says whether bars are drawn from now on.
+    /// Sets whether bars are shown from now on.
     pub(crate) fn set_has_bars(&self, has_bars: bool) {
         self.has_bars.store(has_bars, Ordering::Relaxed);
     }
 
-    /// The bars, while some are drawn.
+    /// The bars, while some are shown.
     fn drawn_bars(&self) -> Option<&MultiProgress> {
         self.has_bars.load(Ordering::Relaxed).then_some(&self.bars)
     }
 }
 
-/// Hands each line to the queue, which never fails.
+/// A writer of lines into the queue, which never fails.
 struct IntoQueue;
 
 /// A line on its way to the queue.
@@ -126,7 +132,7 @@ impl<'a> MakeWriter<'a> for IntoQueue {
 }
 
 impl Write for IntoQueueAt {
-    /// The subscriber writes each event at once.
+    /// Adds a line. The subscriber writes each event with one call.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         QUEUE.push(line, self.0 == Level::ERROR);
         Ok(line.len())

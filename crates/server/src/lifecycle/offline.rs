@@ -1,4 +1,4 @@
-//! The engine as `serve` would start it, without HTTP: for measurements.
+//! Starts the engine like `serve`, but without HTTP, for measurements.
 
 use candlepower_checkpoint::{Description, ModelSpec};
 use candlepower_engine::{EngineHandle, EngineMetrics};
@@ -15,7 +15,7 @@ use crate::model::metrics::Metrics;
 use crate::model::served_model::Served;
 use crate::model::state::AppState;
 
-/// An engine, and what its model is.
+/// An engine and its model's description.
 #[derive(Debug)]
 pub struct StartedEngine {
     /// The engine.
@@ -27,7 +27,7 @@ pub struct StartedEngine {
 /// Finds, downloads and loads the model as `serve` does, and starts the engine, which counts into `metrics`.
 ///
 /// # Errors
-/// Whatever is wrong with the model or the settings, in one line.
+/// The model or the settings are invalid; the error has one line.
 pub async fn start_engine(
     config: ServeConfig,
     terminal: &Terminal,

@@ -1,4 +1,4 @@
-//! What can be known of a model before its weights are there: whether it can run here, as asked.
+//! Checks before the weights are downloaded whether a model can run on this machine with these settings.
 
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Checkpoint, Counted, Description, DeviceKind, DeviceMemory, Dtype,
@@ -9,10 +9,10 @@ use candlepower_engine::{Device, LoadFormat, check_gpus, free_bytes};
 use crate::config::{DeviceKind as DeviceSetting, ServeConfig};
 use crate::lifecycle::error::{Error, Result};
 
-/// Checks a model's configuration against the settings and the device it is to run on.
+/// Checks a model's configuration against the settings and the device.
 ///
 /// # Errors
-/// What does not fit together, and what would.
+/// The setting that conflicts with the model or the memory, and what to do.
 pub(crate) fn check(
     config: &ServeConfig,
     description: &Description,
@@ -27,7 +27,7 @@ pub(crate) fn check(
     }
 }
 
-/// Whether a decoder is served for its vectors: where the settings name a pooling, or its files say so.
+/// Whether a decoder is served for embeddings: the settings name a pooling, or its files do.
 pub(crate) fn gives_vectors(config: &ServeConfig, checkpoint: &Checkpoint) -> bool {
     config.pooling.is_some() || checkpoint.gives_vectors()
 }
@@ -37,7 +37,7 @@ fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device)
     let spec = checkpoint.spec();
     let ranks = config.tensor_parallel_size;
     spec.check_tensor_parallel(ranks)?;
-    // What the model says of the number comes first: it holds on any machine.
+    // The model's own limit is checked first, because it holds on any machine.
     check_gpus(device, ranks)?;
     let max_model_len = spec.max_model_len(config.max_model_len)?;
     let plan = MemoryPlan::new(spec, memory_request(config, checkpoint, device, max_model_len)?);
@@ -45,7 +45,7 @@ fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device)
     Ok(())
 }
 
-/// A decoder that gives vectors is computed on the CPU, without a cache.
+/// Checks a decoder that serves embeddings, which runs on the CPU without a KV cache.
 fn check_pooled_decoder(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {
     check_quantization(config, checkpoint)?;
     if let Some(setting) = not_for_vectors(config) {
@@ -64,7 +64,7 @@ fn check_pooled_decoder(config: &ServeConfig, checkpoint: &Checkpoint) -> Result
     Ok(memory.check()?)
 }
 
-/// A setting that a model which gives vectors or scores cannot have.
+/// A setting that embedding and reranking models do not support, if one is set.
 fn not_for_vectors(config: &ServeConfig) -> Option<String> {
     if config.tensor_parallel_size > 1 {
         Some(format!("--tensor-parallel-size {}", config.tensor_parallel_size))
@@ -75,7 +75,7 @@ fn not_for_vectors(config: &ServeConfig) -> Option<String> {
     }
 }
 
-/// An encoder is computed on the CPU, in f32, without a cache.
+/// Checks an encoder, which runs on the CPU in f32 without a KV cache.
 fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result<()> {
     check_method(config, "config.json", checkpoint.quantization())?;
     if let Some(found) = checkpoint.quantization() {
@@ -106,7 +106,7 @@ fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result
     Ok(memory.check()?)
 }
 
-/// What the engine will ask for, before the weights are there.
+/// The engine's memory request, before the weights are loaded.
 fn memory_request(
     config: &ServeConfig,
     checkpoint: &Checkpoint,
@@ -152,7 +152,7 @@ fn check_quantization(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<(
     }
 }
 
-/// The method that is asked for is the weights', as `file` says it.
+/// Checks that `--quantization` names the method in `file`.
 fn check_method(config: &ServeConfig, file: &str, found: Option<&Quantization>) -> Result<()> {
     let found = found.map(|quantization| quantization.method.as_str());
     let Some(asked) = config.quantization.map(|asked| asked.as_str()) else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! From the name of a model to all its files on this machine. A model that cannot run here is refused before its weights
-//! are downloaded.
+//! Gets all files of a model onto this machine. A model that cannot run here is refused before its weights are
+//! downloaded.
 
 mod report;
 mod text;
@@ -18,24 +18,24 @@ use crate::lifecycle::preflight;
 use crate::lifecycle::source::{ModelSource, Place, hub};
 use crate::model::state::AppState;
 
-/// The revision of a tokenizer that comes from another repository than the model.
+/// The revision of a tokenizer from another repository than the model's.
 const TOKENIZER_REVISION: &str = "main";
 
-/// A model that is on this machine and understood; of its weights nothing is loaded.
+/// A model whose files are on this machine and whose configuration is read. No weights are loaded yet.
 pub(crate) struct LocalModel {
     pub(crate) description: Description,
     pub(crate) tokenizer: Tokenizer,
     pub(crate) chat_template: Option<ChatTemplate>,
-    /// Names under which requests may ask for it.
+    /// Model names that requests may use.
     pub(crate) names: Vec<String>,
-    /// As the user named it.
+    /// The model as the user wrote it.
     pub(crate) root: String,
 }
 
-/// Gets a model here that can run on `device`, telling `state` and `terminal` how far it is.
+/// Downloads a model that can run on `device`, and reports the progress to `state` and `terminal`.
 ///
 /// # Errors
-/// Whatever is wrong with the model, the settings or the hub, in one line.
+/// The model, the settings or the hub's answer is invalid; the error has one line.
 pub(crate) async fn pull(
     source: &ModelSource,
     state: &AppState,
@@ -69,7 +69,7 @@ pub(crate) async fn pull(
     report::alongside(work, &progress, terminal).await
 }
 
-/// The files that describe the model, and what stands for it on the hub, if it is from there.
+/// The model's configuration files, and its handle on the hub if it is from there.
 async fn describe(
     source: &ModelSource,
     state: &AppState,
@@ -93,7 +93,7 @@ async fn describe(
     Ok((model.files(), Some(model)))
 }
 
-/// Checks that the model knows the tokens that `tokenizer_config.json` adds to its vocabulary.
+/// Checks that the model has embeddings for the tokens that `tokenizer_config.json` adds.
 fn check_listed(tokenizer: &Tokenizer, description: &Description) -> Result<()> {
     let known = match description {
         Description::Decoder(checkpoint) => checkpoint.spec().vocab_size,
@@ -110,7 +110,7 @@ fn check_listed(tokenizer: &Tokenizer, description: &Description) -> Result<()> 
 }
 
 impl LocalModel {
-    /// Reads what describes a model and checks that it can run here.
+    /// Reads the configuration files of a model and checks that it can run here.
     fn open(
         source: &ModelSource,
         (config, device): (&ServeConfig, &Device),
@@ -132,7 +132,7 @@ impl LocalModel {
         }
         for token in tokenizer.renamed_tokens() {
             tracing::warn!(
-                "tokenizer_config.json calls the token {} {:?}, and tokenizer.json {:?}: the latter is used",
+                "tokenizer_config.json names the token {} {:?}, and tokenizer.json names it {:?}: using the latter",
                 token.id,
                 token.listed,
                 token.content

@@ -1,10 +1,10 @@
-//! Files that are read again while the server runs, when SIGHUP asks for it.
+//! Files that SIGHUP reloads while the server runs.
 
 use metrics::Counter;
 
 use crate::model::metrics::Metrics;
 
-/// All such files. Adding some makes SIGHUP read them, where it would stop the server otherwise.
+/// All such files. If there are any, SIGHUP reloads them instead of stopping the server.
 pub(crate) struct Reloads {
     metrics: Metrics,
     kinds: Vec<Reload>,
@@ -13,7 +13,7 @@ pub(crate) struct Reloads {
 /// Files of one kind.
 struct Reload {
     name: &'static str,
-    /// Reads them all and puts them in force, or changes nothing and says in one line why.
+    /// Reads the files and puts them in force, or changes nothing and returns the reason in one line.
     read: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
     failures: Counter,
 }
@@ -23,14 +23,14 @@ impl Reloads {
         Self { metrics, kinds: Vec::new() }
     }
 
-    /// Adds files, if the settings name any, by what they are called in the log and in the metric, in the plural.
+    /// Adds files, if the settings name any. `name` is their plural name in the log and the metric.
     pub(crate) fn add(
         &mut self,
         name: &'static str,
         read: Option<impl Fn() -> Result<(), String> + Send + Sync + 'static>,
     ) {
         let failures = self.metrics.reload_failures(name);
-        // A failure is seen as a change from zero.
+        // A metric that exists from the start shows the first failure as a change from zero.
         failures.increment(0);
         if let Some(read) = read {
             self.kinds.push(Reload { name, read: Box::new(read), failures });
@@ -41,14 +41,14 @@ impl Reloads {
         self.kinds.is_empty()
     }
 
-    /// Reads all files again; those that cannot be used leave the old ones in force.
+    /// Reloads all files. If new files are invalid, the old ones stay in force.
     pub(crate) fn run(&self) {
         for Reload { name, read, failures } in &self.kinds {
             match read() {
-                Ok(()) => tracing::info!("the {name} were read again"),
+                Ok(()) => tracing::info!("reloaded the {name}"),
                 Err(error) => {
                     failures.increment(1);
-                    tracing::error!("{error}; the {name} that were read before stay in force");
+                    tracing::error!("{error}; the old {name} stay in force");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The signals that ask the server to stop, or to read files again.
+//! The signals that stop the server, or make it reload files.
 
 use std::io::{self, IsTerminal};
 
@@ -7,14 +7,13 @@ use crate::lifecycle::reload::Reloads;
 #[cfg(unix)]
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGTERM, SIGINT and SIGHUP, or Ctrl-C where there are no such signals.
+/// SIGTERM, SIGINT and SIGHUP, or Ctrl-C on systems without them.
 pub(crate) struct StopSignals {
     #[cfg(unix)]
     terminate: Signal,
     #[cfg(unix)]
     interrupt: Signal,
-    /// `None` where it does not stop the server: files are read again, or whoever started the server has it ignored, as `nohup`
-    /// does.
+    /// `None` if SIGHUP does not stop the server, because it reloads files, or because it is ignored, such as under `nohup`.
     #[cfg(unix)]
     hangup: Option<Signal>,
 }
@@ -35,8 +34,8 @@ impl StopSignals {
         Ok(Self {})
     }
 
-    /// Has SIGHUP read files again from now on, in place of stopping the server. A terminal that is closed still stops it: then
-    /// SIGHUP says that nobody watches it any more.
+    /// Makes SIGHUP reload files instead of stopping the server. On a terminal SIGHUP still stops it, because there it means that the
+    /// terminal was closed.
     pub(crate) fn reload_on_hangup(&mut self, reloads: Reloads) -> io::Result<()> {
         #[cfg(unix)]
         if !reloads.is_empty() && !io::stderr().is_terminal() {
@@ -46,7 +45,7 @@ impl StopSignals {
             tokio::spawn(async move {
                 while hangups.recv().await.is_some() {
                     let reloads = std::sync::Arc::clone(&reloads);
-                    // A panic has been written to the log, and the old files stay in force.
+                    // A panic is in the log, and the old files stay in force.
                     let _ = tokio::task::spawn_blocking(move || reloads.run()).await;
                 }
             });
@@ -54,7 +53,7 @@ impl StopSignals {
         Ok(())
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal that stops the server.
     pub(crate) async fn next(&mut self) {
         #[cfg(unix)]
         {
@@ -75,7 +74,7 @@ impl StopSignals {
         self.next_of_somebody().await;
     }
 
-    /// Waits for the next one that somebody has sent on purpose. A terminal that is closed may send SIGHUP twice.
+    /// Waits for the next signal that was sent on purpose. It leaves out SIGHUP, which a closed terminal may send twice.
     pub(crate) async fn next_of_somebody(&mut self) {
         #[cfg(unix)]
         tokio::select! {
@@ -89,7 +88,7 @@ impl StopSignals {
     }
 }
 
-/// Whether SIGHUP is ignored. Where the system does not say, it is not.
+/// Whether SIGHUP is ignored; false if the system does not report it.
 #[cfg(unix)]
 fn is_hangup_ignored() -> bool {
     std::fs::read_to_string("/proc/self/status").is_ok_and(|status| ignores_hangup(&status))

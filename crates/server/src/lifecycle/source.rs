@@ -1,4 +1,4 @@
-//! Where the model is that the settings name.
+//! Finds the model that the settings name.
 
 use std::path::{Path, PathBuf};
 
@@ -9,17 +9,17 @@ use crate::config::ServeConfig;
 use crate::lifecycle::demo;
 use crate::lifecycle::error::{Error, Result};
 
-/// A model by its name: the demo, a folder, a GGUF file, or an id on the hub.
+/// A model by its name: the demo, a folder, a GGUF file, or a hub id.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelSource {
     pub(crate) place: Place,
-    /// Its own name, for requests unless other names are given.
+    /// Its name in requests, unless `--served-model-name` gives others.
     name: String,
-    /// As the user named it.
+    /// The model as the user wrote it.
     pub(crate) root: String,
 }
 
-/// Where a model's files are.
+/// The location of a model's files.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
     /// On this machine.
@@ -29,10 +29,10 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// A folder or a GGUF file, or else an id on the hub: what is here comes first.
+    /// A folder or a GGUF file, or else a hub id. Local files come first.
     ///
     /// # Errors
-    /// It is neither, or a GGUF file that cannot be read.
+    /// The name is none of them, or the GGUF file cannot be read.
     pub(crate) fn find(name: &str) -> Result<Self> {
         if let Some(files) = CheckpointFiles::find(Path::new(name))? {
             return Ok(Self::Here(files));
@@ -43,10 +43,10 @@ impl Place {
 }
 
 impl ModelSource {
-    /// Finds what the settings name.
+    /// Finds the model that the settings name.
     ///
     /// # Errors
-    /// If nothing is named, it is neither `demo` nor a folder nor a file nor an id, or the file cannot be read.
+    /// No model is named, the name is none of `demo`, folder, file and hub id, or the file cannot be read.
     pub(crate) fn find(config: &ServeConfig) -> Result<Self> {
         let root = config.model.clone().ok_or(Error::NoModel)?;
         if root == "demo" {
@@ -60,7 +60,7 @@ impl ModelSource {
         Ok(Self { place, name, root })
     }
 
-    /// The names under which requests may ask for it; never empty.
+    /// Model names that requests may use; never empty.
     pub(crate) fn names(&self, config: &ServeConfig) -> Vec<String> {
         if config.served_model_name.is_empty() {
             vec![self.name.clone()]
@@ -70,7 +70,7 @@ impl ModelSource {
     }
 }
 
-/// The hub as the settings and the environment have it.
+/// The hub, by the settings and the environment.
 ///
 /// # Errors
 /// See [`HubConfig::new`] and [`Hub::new`].
@@ -84,7 +84,7 @@ pub fn hub(config: &ServeConfig) -> Result<Hub> {
     Ok(Hub::new(HubConfig::new(settings, |name| std::env::var(name).ok())?)?)
 }
 
-/// The name of a folder, or of a file without its ending.
+/// The name of a folder, or of a file without its extension.
 fn path_name(path: &str) -> Option<String> {
     let path = PathBuf::from(path).canonicalize().ok()?;
     let name = if path.is_file() { path.file_stem() } else { path.file_name() };

@@ -1,4 +1,4 @@
-//! The life of the server: listen, load, serve, drain.
+//! The lifecycle of the server: listen, load, serve, drain.
 
 use std::any::Any;
 use std::io::{self, ErrorKind};
@@ -31,20 +31,20 @@ use crate::model::metrics::Metrics;
 use crate::model::served_model::{LoadedModel, PoolingModel, Served};
 use crate::model::state::AppState;
 
-/// How long /health says why loading failed, or the engine ended, before the process ends.
+/// Time for which /health reports the reason of a failure before the process exits.
 const FAILURE_SHOWN: Duration = Duration::from_secs(2);
-/// How often it is seen whether the engine is alive.
+/// Interval at which the server checks that the engine is alive.
 const ENGINE_WATCHED: Duration = Duration::from_millis(200);
-/// How long requests that were cut short have to send their last words.
+/// Time in which aborted requests can send their last event.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 
-/// Connections that wait to be accepted. One more has to try again, which takes a second. The system may allow fewer.
+/// Connections that may wait to be accepted. A client beyond it retries after a second. The system may allow fewer.
 const BACKLOG: u32 = 4096;
 
-/// Serves until a signal asks it to stop; `on_listening` is told the address.
+/// Serves until a signal stops it; passes the address to `on_listening`.
 ///
 /// # Errors
-/// If the server cannot listen, or the model cannot be loaded; the reason is in the log, too.
+/// The server cannot listen, or the model cannot be loaded. The log has the reason too.
 pub async fn serve(
     effective: Effective,
     terminal: Terminal,
@@ -89,7 +89,7 @@ pub async fn serve(
     }
 }
 
-/// Waits until the engine has ended, which it does not as long as the server runs; why it did.
+/// Waits until the engine stops, which happens only by a failure; returns the reason.
 async fn death(model: &Served) -> String {
     let mut interval = tokio::time::interval(ENGINE_WATCHED);
     loop {
@@ -100,20 +100,20 @@ async fn death(model: &Served) -> String {
     }
 }
 
-/// A server that answers, with or without a model.
+/// A server that listens, with or without a loaded model.
 struct Server {
     source: ModelSource,
     device: Device,
     state: AppState,
     signals: StopSignals,
     address: SocketAddr,
-    /// Makes `connections` end.
+    /// Ends `connections`.
     stop: watch::Sender<Stop>,
     connections: JoinHandle<()>,
 }
 
 impl Server {
-    /// Listens.
+    /// Checks the settings and begins to listen.
     async fn start(effective: &Effective) -> Result<Self> {
         let config = &effective.config;
         let mut signals = StopSignals::new().map_err(Error::Signals)?;
@@ -133,7 +133,7 @@ impl Server {
         announce(effective, &chosen, &address);
         if let Some(file) = &config.api_keys_file {
             tracing::info!(
-                "API keys, with those of {}: {}",
+                "API keys (--api-keys-file {}): {}",
                 file.display(),
                 state.keys().describe()
             );
@@ -146,7 +146,7 @@ impl Server {
         Ok(Self { source, device, state, signals, address, stop, connections })
     }
 
-    /// Says why the server cannot go on, in the log and, unless told to stop, to whoever polls /health.
+    /// Reports a failure in the log and, until a signal stops the process, at /health: supervisors poll it.
     async fn failed(mut self, error: Error) -> Result<()> {
         tracing::error!("{error}");
         self.state.abort();
@@ -154,7 +154,7 @@ impl Server {
         Err(error)
     }
 
-    /// Lets running requests end, and then the connections.
+    /// Drains running requests, then closes the connections.
     async fn stop(mut self) -> Result<()> {
         let Self { state, stop, signals, .. } = &mut self;
         let end = async {
@@ -178,7 +178,7 @@ impl Server {
     }
 }
 
-/// The files that SIGHUP reads again.
+/// The files that SIGHUP reloads.
 fn reloads(state: &AppState, tls: Option<Arc<Tls>>) -> Reloads {
     let mut reloads = Reloads::new(state.metrics().clone());
     reloads.add("certificates", tls.map(|tls| move || tls.reload()));
@@ -207,13 +207,13 @@ async fn bind(config: &ServeConfig) -> Result<(TcpListener, SocketAddr)> {
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A server that is started again may use the address while connections of the last one end.
+    // Without it, a restarted server could not listen while connections of the last one are in TIME_WAIT.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
-/// Loads in a thread of its own: the runtime goes on answering, and does not wait for it when the process ends.
+/// Loads in its own thread, so that the runtime answers meanwhile and does not wait for it when the process exits.
 pub(crate) async fn load_in_thread(
     local: LocalModel,
     device: Device,
@@ -225,7 +225,7 @@ pub(crate) async fn load_in_thread(
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| load(local, device, &state)));
         let loaded =
             loaded.unwrap_or_else(|panic| Err(Error::LoadingPanicked(panic_message(&*panic))));
-        let _ = sender.send(loaded); // nobody waits any more if the server was told to stop
+        let _ = sender.send(loaded); // the receiver is gone if the server was stopped meanwhile
     };
     let thread = std::thread::Builder::new().name("load".into()).spawn(work);
     thread.map_err(|error| Error::LoadingPanicked(error.to_string()))?;
@@ -244,31 +244,38 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
         .unwrap_or_else(|| "a panic without a message".into())
 }
 
-/// Answers on for as long as load balancers need to see that the server is about to stop.
+/// Accepts requests during the drain delay, while /health says draining. Kubernetes removes an endpoint at about the time of SIGTERM,
+/// not before it, so that without a delay new requests are refused until all load balancers know.
 async fn leave(state: &AppState) {
     let delay = state.config().drain_delay();
     if delay.is_zero() {
         return;
     }
     state.set_leaving();
-    tracing::info!("stopping: requests are answered for {} s more", delay.as_secs());
+    tracing::info!(
+        "stopping: new requests are accepted for {} s more (drain_delay)",
+        delay.as_secs()
+    );
     tokio::time::sleep(delay).await;
 }
 
-/// Lets running requests finish, up to the timeout, then cuts them short.
+/// Waits for running requests up to the timeout, then aborts them.
 async fn drain(state: &AppState) {
     state.set_draining();
     let timeout = state.config().shutdown_timeout();
-    tracing::info!("stopping: running requests have {} s to finish", timeout.as_secs());
+    tracing::info!(
+        "stopping: running requests have {} s to finish (shutdown_timeout)",
+        timeout.as_secs()
+    );
     if tokio::time::timeout(timeout, state.wait_until_idle()).await.is_ok() {
         return;
     }
-    tracing::warn!("requests are still running and are cut short");
+    tracing::warn!("requests did not finish within shutdown_timeout and are aborted");
     state.abort();
     let _ = tokio::time::timeout(ABORT_GRACE, state.wait_until_idle()).await;
 }
 
-/// What can be said before the model is loaded.
+/// Logs the version, the settings and the device.
 fn announce(effective: &Effective, chosen: &ChosenDevice, address: &SocketAddr) {
     let config = &effective.config;
     let settings: Vec<String> = effective
@@ -281,7 +288,7 @@ fn announce(effective: &Effective, chosen: &ChosenDevice, address: &SocketAddr) 
         .collect();
     tracing::info!("candlepower {VERSION}, framework {}", config.framework.as_str());
     tracing::info!("config: {}", settings.join(", "));
-    tracing::info!("found: {}", candlepower_machine::describe());
+    tracing::info!("machine: {}", candlepower_machine::describe());
     if let Some(note) = &chosen.note {
         tracing::info!("{note}");
     }
@@ -291,10 +298,10 @@ fn announce(effective: &Effective, chosen: &ChosenDevice, address: &SocketAddr) 
         }
     }
     let scheme = config.scheme();
-    tracing::info!("listening on {scheme}://{address}, getting the model");
+    tracing::info!("listening on {scheme}://{address}, loading the model");
 }
 
-/// What can be said of the model.
+/// Logs the model, its limits and the server's address.
 fn announce_model(config: &ServeConfig, model: &Served, address: &SocketAddr, took: Duration) {
     match model {
         Served::Generating(model) => announce_generating(config, model),
@@ -302,7 +309,9 @@ fn announce_model(config: &ServeConfig, model: &Served, address: &SocketAddr, to
     }
     let is_open = !config.needs_key() && config.ssl_ca_certs.is_none();
     if is_open && !address.ip().is_loopback() {
-        tracing::warn!("everybody who reaches {address} can use this server: no API key is set");
+        tracing::warn!(
+            "no API key is set: everybody who reaches {address} can use this server; set --api-key or --api-keys-file"
+        );
     }
     let scheme = config.scheme();
     tracing::info!(
@@ -315,13 +324,13 @@ fn announce_pooling(config: &ServeConfig, model: &PoolingModel) {
     let info = model.embedder.info();
     let gives = match info.dimensions {
         Some(dimensions) => {
-            let normalized = if info.normalizes { ", of length one" } else { "" };
+            let normalized = if info.normalizes { ", normalized" } else { "" };
             format!(
-                "vectors of {dimensions} numbers ({} pooling{normalized})",
+                "embeddings of {dimensions} dimensions ({} pooling{normalized})",
                 info.pooling.as_str()
             )
         }
-        None => "scores of pairs".to_owned(),
+        None => "scores of text pairs".to_owned(),
     };
     tracing::info!(
         "model {}: {}, {} of {} weights, {gives}, inputs of up to {} tokens",
@@ -333,12 +342,12 @@ fn announce_pooling(config: &ServeConfig, model: &PoolingModel) {
     );
     if info.dimensions.is_some() && config.pooling.is_none() && model.sentence.pooling.is_none() {
         tracing::warn!(
-            "the model has no 1_Pooling/config.json: its vectors are the {} of all tokens; --pooling changes that",
+            "the model has no 1_Pooling/config.json: using {} pooling; set --pooling if its authors use another",
             info.pooling.as_str()
         );
     }
     tracing::info!(
-        "no KV cache; at most {} tokens a batch, on {} threads of the cpu",
+        "no KV cache; at most {} batch tokens, on {} CPU threads",
         config.max_num_batched_tokens.unwrap_or(BATCHED_TOKENS),
         info.num_threads
     );
@@ -355,7 +364,7 @@ fn announce_generating(config: &ServeConfig, model: &LoadedModel) {
         info.max_model_len
     );
     tracing::info!(
-        "KV cache: {} blocks of {} tokens, {} in {}; at most {} sequences and {} tokens a step, on {}",
+        "KV cache: {} blocks of {} tokens, {} in {}; at most {} sequences and {} batch tokens, on {}",
         info.num_blocks,
         info.block_size,
         ByteSize(info.kv_cache_bytes),
@@ -363,20 +372,20 @@ fn announce_generating(config: &ServeConfig, model: &LoadedModel) {
         info.max_num_seqs,
         info.max_num_batched_tokens,
         match info.device.as_str() {
-            "cpu" => format!("{} threads of the cpu", info.num_threads),
+            "cpu" => format!("{} CPU threads", info.num_threads),
             device => device.to_owned(),
         }
     );
     if info.num_states > 0 {
         tracing::info!(
-            "states of sequences: {}, {} for as many at once as may run, and for beginnings that come again",
+            "recurrent states: {} in {} state slots, for running sequences and for snapshots of cached prefixes",
             ByteSize(info.state_bytes),
             info.num_states
         );
     }
     if info.max_num_seqs < config.max_num_seqs {
         tracing::warn!(
-            "at most {} sequences run at once, not {}: their states take {} each, and leave half of the memory to keys and values",
+            "at most {} concurrent sequences, not {} (max_num_seqs): each state slot takes {}, and half of the free memory is for the KV cache",
             info.max_num_seqs,
             config.max_num_seqs,
             ByteSize(info.state_bytes / info.num_states.max(1) as u64)
@@ -384,12 +393,12 @@ fn announce_generating(config: &ServeConfig, model: &LoadedModel) {
     }
     if let DefaultMaxTokens::Tokens(tokens) = config.default_max_tokens {
         tracing::info!(
-            "answers end after {tokens} tokens unless a request says otherwise; --default-max-tokens changes that (a number, or max)"
+            "answers end after {tokens} tokens unless a request sets max_tokens; --default-max-tokens changes the default (a number, or max)"
         );
     }
     if model.chat_template.is_none() {
         tracing::warn!(
-            "the model has no chat template: /v1/chat/completions answers 400; --chat-template gives one"
+            "the model has no chat template: /v1/chat/completions answers 400; give one with --chat-template"
         );
     }
 }

@@ -1,7 +1,9 @@
-//! A model's chat template is tried in a child process before it is used here.
+//! Tries a model's chat template in a child process before the server uses it.
 //!
-//! To find out what a template does it is rendered, and the engine's operators can build any amount of text. A child
-//! with limits shows whether that ends: it returns nothing else, and the server renders again what has passed.
+//! Detecting the formats of a template means rendering it, and operators such as `'a' * 10000000` and `replace` can build any
+//! amount of text within one step. The engine's fuel counts steps, so that it does not bound this, and a deeply nested expression
+//! overflows the stack, which ends the process. A child with limits of memory and time shows whether the template is safe. It returns
+//! nothing else; the server renders a template again that has passed.
 
 use std::io::{self, Read, Write};
 use std::process::{ExitCode, Stdio};
@@ -14,22 +16,22 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use crate::lifecycle::error::{Error, Result};
 use crate::model::own_program::{knows_commands, own_program};
 
-/// The hidden command of the binary that tries a template: its sources are on standard input.
+/// The hidden command that tries a template, whose sources are on standard input.
 pub const TEMPLATE_COMMAND: &str = "__try_template";
 const MOST_BYTES: u64 = 256 << 20;
 const MOST_CPU_S: u64 = 2;
-/// A child that computes ends by its limits long before, on a busy machine too.
+/// Time after which a child is killed. A child that computes reaches its limit of CPU time long before, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The fields of [`TemplateSources`], as they are sent.
+/// The fields of [`TemplateSources`], in the form that is sent.
 type Sources =
     (Option<String>, Option<String>, Vec<(String, String)>, Option<Vec<u8>>, Option<Vec<u8>>);
 
-/// Tries the templates, where there are any. `file` is what an error names.
+/// Tries the templates, if there are any. Errors name `file`.
 ///
 /// # Errors
-/// [`Error::Template`] where finding out what they do takes too much. An invalid template passes: its own error is found
-/// where it is read.
+/// [`Error::Template`] if detecting their formats takes too much time or memory. An invalid template passes here, because its own
+/// error is found when it is read.
 pub(crate) fn check(sources: &TemplateSources<'_>, file: &str) -> Result<()> {
     if !knows_commands() {
         return Ok(());
@@ -52,13 +54,11 @@ pub(crate) fn check(sources: &TemplateSources<'_>, file: &str) -> Result<()> {
     match sent.map_err(io::Error::from).and_then(|sent| run_child(&sent)) {
         Ok(None) => Ok(()),
         Ok(Some(reason)) => Err(failed(reason)),
-        Err(error) => {
-            Err(failed(format!("it could not be tried in a process of its own: {error}")))
-        }
+        Err(error) => Err(failed(format!("it could not be tried in a child process: {error}"))),
     }
 }
 
-/// Why the child did not end well, if so.
+/// Runs the child; returns the reason if it failed.
 fn run_child(sent: &[u8]) -> io::Result<Option<String>> {
     let mut child = own_program(TEMPLATE_COMMAND)
         .stdin(Stdio::piped())
@@ -66,7 +66,7 @@ fn run_child(sent: &[u8]) -> io::Result<Option<String>> {
         .stderr(Stdio::null())
         .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // One that has ended already says why by its status.
+        // A child that has ended already reports by its status.
         let _ = stdin.write_all(sent);
     }
     let begun = Instant::now();
@@ -83,10 +83,10 @@ fn run_child(sent: &[u8]) -> io::Result<Option<String>> {
     };
     let limits = format!("{} MiB of memory and {MOST_CPU_S} s of CPU time", MOST_BYTES >> 20);
     Ok((!status.success())
-        .then(|| format!("to find out what it does takes more than {limits} ({status})")))
+        .then(|| format!("rendering it for detection takes more than {limits} ({status})")))
 }
 
-/// The child's work: all that the server does with a template before the first request.
+/// Runs in the child: renders all that the server renders before the first request.
 pub fn run_template_trial() -> ExitCode {
     let limit =
         |resource, most| setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) });

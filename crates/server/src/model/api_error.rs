@@ -1,4 +1,4 @@
-//! `ApiError`: the one place where errors become HTTP.
+//! `ApiError`, which maps errors of requests to HTTP statuses and bodies.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -6,7 +6,7 @@ use candlepower_api::{ErrorBody, ErrorResponse, FieldError, excerpt};
 use candlepower_engine::SubmitError;
 use serde_json::{Value, json};
 
-/// An error of a request: its status and its body.
+/// An error of a request: status and body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ApiError {
     status: StatusCode,
@@ -14,7 +14,7 @@ pub(crate) struct ApiError {
     code: Option<&'static str>,
     param: Option<String>,
     message: String,
-    /// Seconds after which a client that was turned away may try again.
+    /// Value of `Retry-After`, in seconds.
     retry_after: u64,
 }
 
@@ -34,7 +34,7 @@ impl ApiError {
         Self { code: Some(code), ..self }
     }
 
-    /// 400: the field `param` cannot be taken as it is.
+    /// 400: the value of the field `param` is invalid.
     pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             param: Some(param.into()),
@@ -43,29 +43,29 @@ impl ApiError {
         }
     }
 
-    /// 400: the prompt does not fit the context.
+    /// 400: the prompt is longer than the context.
     pub(crate) fn context_length(param: impl Into<String>, message: String) -> Self {
         Self::invalid(param, message).with_code("context_length_exceeded")
     }
 
-    /// 400: what the output must be takes too much to follow, which shows while it is generated.
+    /// 400: the constraint turned out to be too complex while the output was generated.
     pub(crate) fn too_complex(reason: &str) -> Self {
-        let message = format!("Generation ended: {reason}.");
+        let message = format!("Generation was stopped: {reason}.");
         Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, message)
             .with_code("grammar_too_complex")
     }
 
     /// 401.
     pub(crate) fn unauthorized() -> Self {
-        let message = "The API key is missing or wrong: send it as `Authorization: Bearer KEY`, or as `x-api-key`.";
+        let message = "The API key is missing or wrong: send it in the header `Authorization: Bearer KEY` or `x-api-key: KEY`.";
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
             .with_code("invalid_api_key")
     }
 
-    /// 404: no such model.
+    /// 404: the model does not exist.
     pub(crate) fn model_not_found(name: &str) -> Self {
         let message = format!(
-            "The model `{}` does not exist; GET /v1/models lists what does.",
+            "The model `{}` does not exist; GET /v1/models lists the models.",
             excerpt(name)
         );
         Self {
@@ -75,7 +75,7 @@ impl ApiError {
         }
     }
 
-    /// 404: what `param` names, or the path, is not there.
+    /// 404: the object that `param` or the path names does not exist.
     pub(crate) fn not_found(
         param: Option<&str>,
         code: &'static str,
@@ -87,10 +87,10 @@ impl ApiError {
         }
     }
 
-    /// 404: no such path.
+    /// 404: the path does not exist.
     pub(crate) fn path_not_found(method: &str, path: &str) -> Self {
         let message = format!(
-            "There is no {} {}; /openapi.json lists what there is.",
+            "There is no {} {}; GET /openapi.json lists the endpoints.",
             excerpt(method),
             excerpt(path)
         );
@@ -104,42 +104,42 @@ impl ApiError {
             .with_code("method_not_allowed")
     }
 
-    /// 408: the body did not come.
+    /// 408: the body did not arrive in time.
     pub(crate) fn body_timeout() -> Self {
-        let message = "The body did not arrive in time.";
+        let message = "The request body did not arrive in time.";
         Self::new(StatusCode::REQUEST_TIMEOUT, INVALID_REQUEST, message)
             .with_code("request_timeout")
     }
 
-    /// 400: the body broke off.
+    /// 400: the body is incomplete.
     pub(crate) fn body_broken() -> Self {
-        Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, "The body broke off.")
+        Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, "The request body is incomplete.")
             .with_code("invalid_body")
     }
 
     /// 413.
     pub(crate) fn body_too_large(limit: usize) -> Self {
-        let message = format!("The body is larger than {} MiB.", limit >> 20);
+        let message = format!("The request body is larger than the limit of {} MiB.", limit >> 20);
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID_REQUEST, message)
             .with_code("request_too_large")
     }
 
-    /// 503: the bodies of other requests fill the memory for them.
+    /// 503: the bodies of other requests fill the memory for bodies.
     pub(crate) fn bodies_full(limit: u64) -> Self {
         Self::unavailable(format!(
-            "The bodies of running requests take up the {} MiB that they may (max_body_memory). Try again later.",
+            "The bodies of running requests fill the {} MiB for request bodies (max_body_memory). Try again later.",
             limit >> 20
         ))
     }
 
-    /// 503: as many connections are open as may be.
+    /// 503: the limit of connections is reached.
     pub(crate) fn too_many_connections() -> Self {
         Self::unavailable(
-            "The server has as many connections as it may (max_connections). Try again later.",
+            "The server has reached its limit of connections (max_connections). Try again later.",
         )
     }
 
-    /// 400: it is not clear who the request is for.
+    /// 400: the host of the request is missing or ambiguous.
     pub(crate) fn bad_host(message: &str) -> Self {
         Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, message).with_code("invalid_host")
     }
@@ -148,7 +148,7 @@ impl ApiError {
     pub(crate) fn misdirected(host: &str) -> Self {
         let host = excerpt(host);
         let message = format!(
-            "This server does not serve the host {host}: start it with --allowed-hosts {host}, or with an API key."
+            "This server does not accept the host {host}: start it with --allowed-hosts {host}, or with an API key."
         );
         Self::new(StatusCode::MISDIRECTED_REQUEST, INVALID_REQUEST, message)
             .with_code("misdirected_request")
@@ -156,47 +156,49 @@ impl ApiError {
 
     /// 501.
     pub(crate) fn unknown_transfer_encoding() -> Self {
-        let message = "The only transfer coding is `chunked`.";
+        let message = "The transfer coding is not supported: use `Transfer-Encoding: chunked`, or leave it out.";
         Self::new(StatusCode::NOT_IMPLEMENTED, INVALID_REQUEST, message)
             .with_code("unknown_transfer_encoding")
     }
 
     /// 417.
     pub(crate) fn unknown_expectation() -> Self {
-        let message = "The only expectation is `100-continue`.";
+        let message =
+            "The expectation is not supported: use `Expect: 100-continue`, or leave it out.";
         Self::new(StatusCode::EXPECTATION_FAILED, INVALID_REQUEST, message)
             .with_code("unknown_expectation")
     }
 
     /// 415.
     pub(crate) fn unsupported_media_type() -> Self {
-        let message = "The body must be JSON: send `Content-Type: application/json`.";
+        let message = "The request body must be JSON: send `Content-Type: application/json`.";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID_REQUEST, message)
             .with_code("unsupported_media_type")
     }
 
-    /// 415: the body is packed.
+    /// 415: the body is compressed.
     pub(crate) fn unsupported_encoding() -> Self {
-        let message = "The body must not be compressed: leave `Content-Encoding` out.";
+        let message = "The request body must not be compressed: leave `Content-Encoding` out.";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, INVALID_REQUEST, message)
             .with_code("unsupported_content_encoding")
     }
 
-    /// 429: as many choices run or wait as may.
+    /// 429: the limit of running and waiting choices is reached.
     pub(crate) fn queue_full(in_flight: usize, limit: usize) -> Self {
-        let message =
-            format!("The queue is full: {in_flight} of {limit} places are taken. Try again later.");
+        let message = format!(
+            "The queue is full: {in_flight} of at most {limit} choices run or wait. Try again later."
+        );
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
             .with_code("queue_full")
     }
 
-    /// 429: the caller has had what it may have for now.
+    /// 429: the caller has reached a limit of its key.
     pub(crate) fn rate_limited(message: impl Into<String>, retry_after: u64) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
         Self { retry_after, ..error.with_code("rate_limit_exceeded") }
     }
 
-    /// 400: the caller may never have so much.
+    /// 400: the request exceeds a limit of the caller's key, so that a retry cannot help.
     pub(crate) fn beyond_key(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, INVALID_REQUEST, message).with_code("key_limit_exceeded")
     }
@@ -207,12 +209,12 @@ impl ApiError {
             .with_code("internal_error")
     }
 
-    /// 503: not yet, or not any more.
+    /// 503: the server is starting, stopping or has failed.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, SERVER_ERROR, message).with_code("unavailable")
     }
 
-    /// The same, where another endpoint calls the field `param` by the name `name`.
+    /// The same error for an endpoint that names the field `param` differently, `name`.
     pub(crate) fn about(mut self, param: &str, name: &str) -> Self {
         if self.param.as_deref() == Some(param) {
             self.param = Some(name.to_owned());
@@ -234,9 +236,9 @@ impl ApiError {
 }
 
 impl ApiError {
-    /// The body as Anthropic's API has it, with the two fields that it has not.
+    /// The body in the format of Anthropic's API, with `param` and `code` in addition.
     ///
-    /// Source: the types of errors in Anthropic's reference. Its clients go on without `thread` where an error has these details.
+    /// Source: the types of errors in Anthropic's reference. Its clients retry without `thread` if an error has these details.
     pub(crate) fn to_anthropic(&self) -> Value {
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
@@ -296,7 +298,7 @@ impl IntoResponse for ApiError {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                 headers.insert(header::RETRY_AFTER, self.retry_after.into());
             }
-            // What is left of the body would be taken for the next request.
+            // The rest of the body would be read as the next request.
             StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }

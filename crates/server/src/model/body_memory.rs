@@ -1,4 +1,4 @@
-//! The memory that the bodies of all requests share.
+//! The memory limit that the bodies of all requests share.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::model::api_error::{ApiError, ApiResult};
 
-/// The memory for the bodies of all requests.
+/// The memory for request bodies. Without a common limit, clients that send large bodies slowly over many connections fill the machine.
 pub(crate) struct BodyMemory {
     /// One permit for each KiB.
     free: Arc<Semaphore>,
@@ -20,7 +20,7 @@ impl BodyMemory {
     }
 
     /// # Errors
-    /// 503 if the other bodies leave too little.
+    /// 503 if the other bodies leave too little memory.
     pub(crate) fn take(&self, bytes: usize) -> ApiResult<OwnedSemaphorePermit> {
         let permits = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX);
         let taken = Arc::clone(&self.free).try_acquire_many_owned(permits);

@@ -1,4 +1,4 @@
-//! The engine's load as the log tells it, of measurements that can be read back, as Prometheus' own handles cannot.
+//! The engine's load for the log. It copies metrics into counters of its own, because Prometheus' handles cannot be read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use candlepower_engine::EngineMetrics;
 use metrics::{Counter, CounterFn, Gauge, GaugeFn};
 
-/// The numbers of the line.
+/// The values in the line.
 #[derive(Clone, Default)]
 pub(crate) struct EngineLoad {
     running: Arc<AtomicU64>,
@@ -25,7 +25,7 @@ pub(crate) struct Counted {
 }
 
 impl EngineLoad {
-    /// Reads along what the engine measures.
+    /// Makes the engine's metrics write here too.
     pub(crate) fn read_along(&self, metrics: &mut EngineMetrics) {
         let gauge = |gauge: &mut Gauge, value: &Arc<AtomicU64>| {
             let told = std::mem::replace(gauge, Gauge::noop());
@@ -42,7 +42,7 @@ impl EngineLoad {
         counter(&mut metrics.generation_tokens, &self.generated_tokens);
     }
 
-    /// The line about the time since the last one; `None` where there was no work and is none.
+    /// A line about the time since the last one; `None` if the engine was idle and still is.
     pub(crate) fn line(&self, since: &mut Counted, passed: Duration) -> Option<String> {
         let count = |value: &AtomicU64| value.load(Ordering::Relaxed);
         let gauge = |value: &AtomicU64| f64::from_bits(count(value));
@@ -67,7 +67,7 @@ impl EngineLoad {
     }
 }
 
-/// A handle that is read along.
+/// A metric's handle that also writes to a readable value.
 struct Read<T> {
     value: Arc<AtomicU64>,
     told: T,
@@ -86,7 +86,7 @@ impl CounterFn for Read<Counter> {
 }
 
 impl Read<Gauge> {
-    /// The engine's thread alone writes, so that nothing is lost between reading and writing.
+    /// Adds to the value. Only the engine's thread writes, so that no update is lost between load and store.
     fn change(&self, by: f64) {
         let value = f64::from_bits(self.value.load(Ordering::Relaxed)) + by;
         self.value.store(value.to_bits(), Ordering::Relaxed);
@@ -131,12 +131,12 @@ mod tests {
             line().unwrap(),
             "load: 2 running, 1 waiting; 50.0 prompt tokens/s, 15.5 generated tokens/s; KV cache 12.5 % used"
         );
-        // They still run, though no token came.
+        // The requests still run, although no token was generated.
         assert!(line().unwrap().contains("0.0 generated"));
         metrics.num_requests_running.set(0.0);
         metrics.num_requests_waiting.set(0.0);
         assert_eq!(line(), None);
-        // Work that began and ended between two lines.
+        // A request that began and ended between two lines.
         metrics.generation_tokens.increment(2);
         assert!(line().unwrap().starts_with("load: 0 running"));
         assert_eq!(line(), None);

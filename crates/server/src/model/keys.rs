@@ -1,4 +1,4 @@
-//! API keys: whose each one is, and what its owner may do. Keys themselves are never kept, only their digests.
+//! API keys with their names and limits. Only digests of keys are kept here, never the keys.
 
 mod file;
 mod usage;
@@ -18,18 +18,18 @@ use usage::Usage;
 
 type KeyDigest = [u8; 32];
 
-/// Most keys that one line of the log describes.
+/// Maximum number of keys in one line of the log.
 const MAX_DESCRIBED: usize = 20;
 
-/// The keys in force: those of `--api-key`, and those of `--api-keys-file`.
+/// The keys of `--api-key` and `--api-keys-file`.
 pub(crate) struct ApiKeys(RwLock<HashMap<KeyDigest, Arc<ApiKey>>>);
 
-/// A key, without its bytes.
+/// A key without its secret.
 #[derive(Debug)]
 pub(crate) struct ApiKey {
     pub(crate) name: String,
     pub(crate) limits: KeyLimits,
-    /// Goes on when the file is read again.
+    /// Kept when the file is reloaded.
     usage: Arc<Usage>,
     counters: OnceLock<KeyCounters>,
 }
@@ -37,15 +37,15 @@ pub(crate) struct ApiKey {
 /// Limits and rights of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeyLimits {
-    /// Most sequences at once.
+    /// Maximum number of concurrent sequences.
     pub(crate) max_concurrent: Option<u32>,
-    /// Most tokens of prompts and answers in a minute.
+    /// Maximum tokens of prompts and answers in a minute.
     pub(crate) max_tokens_per_minute: Option<u32>,
-    /// Its share, relative to those of others.
+    /// Its share of the engine, relative to other keys.
     pub(crate) weight: NonZeroU32,
-    /// Its requests' `priority` counts among all callers, from this value on.
+    /// Lowest `priority` that its requests may use among all callers. Without it, `priority` counts only among the key's own requests.
     pub(crate) min_priority: Option<i32>,
-    /// Whether it may use the endpoints that change the server.
+    /// Whether it may use endpoints that change the server.
     pub(crate) admin: bool,
 }
 
@@ -61,27 +61,27 @@ impl Default for KeyLimits {
     }
 }
 
-/// The names and limits of the API keys that the settings and the keys file give, in one line; empty without keys.
+/// The names and limits of all API keys in one line; empty without keys.
 ///
 /// # Errors
-/// [`crate::Error::Keys`] if the keys file cannot be read, or what it says cannot be used.
+/// [`crate::Error::Keys`] if the keys file cannot be read, or is invalid.
 pub fn describe_api_keys(config: &ServeConfig) -> crate::Result<String> {
     Ok(ApiKeys::load(config)?.describe())
 }
 
 impl ApiKeys {
     /// # Errors
-    /// The file cannot be read, or what it says cannot be used.
+    /// The file cannot be read, or is invalid.
     pub(crate) fn load(config: &ServeConfig) -> Result<Self, KeysError> {
         let keys = Self(RwLock::default());
         keys.reload(config)?;
         Ok(keys)
     }
 
-    /// Reads the file again. Keys that stay keep what they have used.
+    /// Reloads the file. Keys that stay keep their usage.
     ///
     /// # Errors
-    /// The same as for [`Self::load`]; then the keys of before stay in force.
+    /// The errors of [`Self::load`]; the old keys then stay in force.
     pub(crate) fn reload(&self, config: &ServeConfig) -> Result<(), KeysError> {
         let mut found: Vec<(KeyDigest, String, KeyLimits)> = Vec::new();
         for (i, key) in config.api_key.iter().enumerate() {
@@ -111,12 +111,12 @@ impl ApiKeys {
         Ok(())
     }
 
-    /// The key with these bytes. The time tells nothing of it, because only digests are compared.
+    /// The key with these bytes. Only digests are compared, so that the time of the look-up reveals nothing of the keys.
     pub(crate) fn find(&self, sent: &[u8]) -> Option<Arc<ApiKey>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(&digest(sent)).cloned()
     }
 
-    /// Their names and limits, for the log.
+    /// Names and limits of the keys, for the log.
     pub(crate) fn describe(&self) -> String {
         let keys = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let mut described: Vec<String> = keys.values().map(|key| key.describe()).collect();
@@ -134,7 +134,7 @@ impl ApiKeys {
 }
 
 impl ApiKey {
-    /// Turns a request away early if the key has no place or no tokens left.
+    /// Refuses a request early if the key has reached a limit.
     ///
     /// # Errors
     /// 429 that names the limit.
@@ -142,10 +142,10 @@ impl ApiKey {
         self.usage.check(&self.limits, 1).map_err(|refused| self.refusal(refused))
     }
 
-    /// Takes places for so many sequences, and counts the tokens of their prompts.
+    /// Admits `num_sequences` sequences, and counts the tokens of their prompts.
     ///
     /// # Errors
-    /// 400 for more sequences than the key may ever have, 429 for more than it may have now.
+    /// 400 for more sequences than the key's limit, 429 for more than are free now.
     pub(crate) fn admit(
         &self,
         num_sequences: usize,
@@ -162,12 +162,12 @@ impl ApiKey {
         Ok(places)
     }
 
-    /// The priority among all callers of a request that asks for `priority`.
+    /// The priority among all callers, for a request with `priority`.
     pub(crate) fn caller_priority(&self, priority: i32) -> i32 {
         self.limits.min_priority.map_or(0, |least| priority.max(least))
     }
 
-    /// Its name, and its limits where it has some.
+    /// Its name, and its limits if it has some.
     fn describe(&self) -> String {
         let KeyLimits { max_concurrent, max_tokens_per_minute, weight, min_priority, admin } =
             &self.limits;
@@ -189,17 +189,17 @@ impl ApiKey {
         let name = &self.name;
         match refused {
             usage::Refused::Never { asked, limit } => ApiError::beyond_key(format!(
-                "The request asks for {asked} texts at once, more than the {limit} (`max_concurrent`) of the key `{name}`."
+                "The request needs {asked} concurrent sequences; the key `{name}` may have {limit} (`max_concurrent`)."
             )),
             usage::Refused::Sequences { running, limit } => {
                 let message = format!(
-                    "The key `{name}` has {running} sequences, and at most {limit} (`max_concurrent`) at once. Try again later."
+                    "The key `{name}` has {running} concurrent sequences of at most {limit} (`max_concurrent`). Try again later."
                 );
                 ApiError::rate_limited(message, 1)
             }
             usage::Refused::Tokens { limit, seconds } => {
                 let message = format!(
-                    "The key `{name}` has used its {limit} tokens a minute (`max_tokens_per_minute`). Try again in {seconds} s."
+                    "The key `{name}` has used its {limit} tokens per minute (`max_tokens_per_minute`). Try again in {seconds} s."
                 );
                 ApiError::rate_limited(message, seconds)
             }

@@ -1,4 +1,4 @@
-//! What the server measures, for Prometheus: a recorder of this server's own, not the process's.
+//! Prometheus metrics of one server. The recorder belongs to the server, not to the process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,14 +35,14 @@ pub(crate) struct Metrics {
     pub(crate) not_held: Counter,
 }
 
-/// Counters of a key.
+/// Counters of an API key.
 #[derive(Debug)]
 pub(crate) struct KeyCounters {
     pub(crate) prompt_tokens: Counter,
     pub(crate) generation_tokens: Counter,
 }
 
-/// Whose names the metrics have.
+/// The naming scheme of the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Naming {
     Own,
@@ -55,7 +55,7 @@ enum Kind {
     Histogram(&'static [f64]),
 }
 
-/// A metric: its name behind `candlepower_`, the name under which vLLM has it, if it does, its kind, and its help text.
+/// A metric: its name after `candlepower_`, vLLM's name if it has the metric, its kind, and its help text.
 struct Description {
     name: &'static str,
     vllm: Option<&'static str>,
@@ -72,7 +72,7 @@ const fn describe(
     Description { name, vllm, kind, help }
 }
 
-// Buckets in seconds and in tokens; source: vLLM's, so that dashboards can be compared.
+// Buckets in seconds and in tokens. They are vLLM's, so that dashboards can be compared.
 const FIRST_TOKEN_S: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0,
@@ -99,32 +99,32 @@ const DESCRIPTIONS: &[Description] = &[
         "num_requests_running",
         Some("vllm:num_requests_running"),
         Kind::Gauge,
-        "Sequences that are being computed.",
+        "Running sequences.",
     ),
     describe(
         "num_requests_waiting",
         Some("vllm:num_requests_waiting"),
         Kind::Gauge,
-        "Sequences that wait for KV blocks or for a place in the batch.",
+        "Sequences that wait for KV blocks or for a slot in the batch.",
     ),
     describe(
         "kv_cache_usage_ratio",
         Some("vllm:kv_cache_usage_perc"),
         Kind::Gauge,
-        "Share of KV blocks that are held, 0 to 1; cached blocks that nothing references count as free.",
+        "Share of KV blocks in use, 0 to 1; cached blocks without a reference count as free.",
     ),
-    describe("kv_blocks_total", None, Kind::Gauge, "All KV blocks."),
+    describe("kv_blocks_total", None, Kind::Gauge, "Number of KV blocks."),
     describe(
         "kv_blocks_free",
         None,
         Kind::Gauge,
-        "KV blocks that neither a sequence nor a session holds, cached ones included.",
+        "KV blocks without a reference from a sequence or a session, cached ones included.",
     ),
     describe(
         "kv_blocks_pinned",
         None,
         Kind::Gauge,
-        "KV blocks that sessions keep, until a request needs them.",
+        "KV blocks that idle sessions keep; a request that needs them evicts them.",
     ),
     describe(
         "prefix_cache_queries_total",
@@ -148,43 +148,43 @@ const DESCRIPTIONS: &[Description] = &[
         "generation_tokens_total",
         Some("vllm:generation_tokens_total"),
         Kind::Counter,
-        "Tokens generated.",
+        "Generated tokens.",
     ),
     describe(
         "jump_forward_tokens_total",
         None,
         Kind::Counter,
-        "Tokens generated without being drawn, because a constraint allowed no other.",
+        "Generated tokens that were not sampled, because a constraint allowed no other (jump-forward).",
     ),
     describe(
         "request_success_total",
         Some("vllm:request_success_total"),
         Kind::Counter,
-        "Choices that came to an end, by finish reason.",
+        "Finished choices, by finish reason.",
     ),
     describe(
         "num_preemptions_total",
         Some("vllm:num_preemptions_total"),
         Kind::Counter,
-        "Sequences that were preempted, because KV blocks ran out or for another caller.",
+        "Preemptions of sequences, because KV blocks ran out or for another caller.",
     ),
     describe(
         "kv_blocks_swapped",
         None,
         Kind::Gauge,
-        "KV blocks that preempted sequences have in the memory of the host.",
+        "KV blocks of preempted sequences in host memory.",
     ),
     describe(
         "swapped_out_blocks_total",
         None,
         Kind::Counter,
-        "KV blocks brought to the memory of the host.",
+        "KV blocks swapped out to host memory.",
     ),
     describe(
         "swapped_in_blocks_total",
         None,
         Kind::Counter,
-        "KV blocks brought back from the memory of the host.",
+        "KV blocks swapped in from host memory.",
     ),
     describe(
         "time_to_first_token_seconds",
@@ -202,13 +202,13 @@ const DESCRIPTIONS: &[Description] = &[
         "e2e_request_latency_seconds",
         Some("vllm:e2e_request_latency_seconds"),
         Kind::Histogram(REQUEST_S),
-        "Seconds from a request's arrival to the end of a choice.",
+        "Seconds from a request's arrival to the end of a choice (end-to-end latency).",
     ),
     describe(
         "request_queue_time_seconds",
         Some("vllm:request_queue_time_seconds"),
         Kind::Histogram(REQUEST_S),
-        "Seconds from submission to the first step that computes the request.",
+        "Seconds from submission to the first step of a request (queue time).",
     ),
     describe(
         "request_prompt_tokens",
@@ -220,19 +220,19 @@ const DESCRIPTIONS: &[Description] = &[
         "request_generation_tokens",
         Some("vllm:request_generation_tokens"),
         Kind::Histogram(TOKENS),
-        "Tokens generated for a choice.",
+        "Generated tokens of a choice.",
     ),
     describe(
         "request_prefill_time_seconds",
         Some("vllm:request_prefill_time_seconds"),
         Kind::Histogram(REQUEST_S),
-        "Seconds from the first step that computes a prompt to its last one.",
+        "Seconds from the first to the last step of a prompt's prefill.",
     ),
     describe(
         "request_decode_time_seconds",
         Some("vllm:request_decode_time_seconds"),
         Kind::Histogram(REQUEST_S),
-        "Seconds from the first token of a choice to its last one.",
+        "Seconds from the first to the last token of a choice (decode).",
     ),
     describe(
         "request_inference_time_seconds",
@@ -244,55 +244,55 @@ const DESCRIPTIONS: &[Description] = &[
         "request_time_per_output_token_seconds",
         Some("vllm:request_time_per_output_token_seconds"),
         Kind::Histogram(TOKEN_S),
-        "Mean seconds between two tokens of a choice that has ended.",
+        "Mean seconds per output token of a finished choice, after its first.",
     ),
     describe(
         "request_params_n",
         Some("vllm:request_params_n"),
         Kind::Histogram(TOKENS),
-        "Choices that a request asked for.",
+        "Value of n in requests.",
     ),
     describe(
         "request_params_max_tokens",
         Some("vllm:request_params_max_tokens"),
         Kind::Histogram(TOKENS),
-        "Most tokens of a choice that a request allows.",
+        "Value of max_tokens in requests, with defaults applied.",
     ),
     describe(
         "request_max_num_generation_tokens",
         Some("vllm:request_max_num_generation_tokens"),
         Kind::Histogram(TOKENS),
-        "Tokens generated for the longest choice of a prompt, when all of its choices have ended.",
+        "Generated tokens of the longest choice of a prompt, when all its choices have finished.",
     ),
     describe(
         "cache_config_info",
         Some("vllm:cache_config_info"),
         Kind::Gauge,
-        "Always 1; its labels say the size of a KV block in tokens and how many blocks there are.",
+        "Always 1; the labels are the tokens in a KV block and the number of blocks.",
     ),
     describe(
         "iteration_tokens_total",
         Some("vllm:iteration_tokens_total"),
         Kind::Histogram(TOKENS),
-        "Tokens computed in a step.",
+        "Batch tokens of a step.",
     ),
     describe(
         "step_duration_seconds",
         None,
         Kind::Histogram(STEP_S),
-        "Seconds of a whole step: schedule, forward, sample, commit, send.",
+        "Seconds of a whole step: schedule, forward pass, sampling, commit, send.",
     ),
     describe(
         "forward_duration_seconds",
         None,
         Kind::Histogram(STEP_S),
-        "Seconds of the model's forward within a step, logits included.",
+        "Seconds of the forward pass of a step, logits included.",
     ),
     describe(
         "grammar_duration_seconds",
         None,
         Kind::Histogram(STEP_S),
-        "Seconds of a step in which grammars said what they allow and took what was drawn.",
+        "Seconds of a step in which grammars computed masks and consumed the sampled tokens.",
     ),
     describe(
         "http_requests_total",
@@ -304,7 +304,7 @@ const DESCRIPTIONS: &[Description] = &[
         "http_request_duration_seconds",
         Some("http_request_duration_seconds"),
         Kind::Histogram(REQUEST_S),
-        "Seconds from an HTTP request's arrival to the end of its answer, by method and path.",
+        "Seconds from an HTTP request's arrival to the end of its response, by method and path.",
     ),
     describe(
         "key_requests_total",
@@ -322,32 +322,32 @@ const DESCRIPTIONS: &[Description] = &[
         "key_generation_tokens_total",
         None,
         Kind::Counter,
-        "Tokens generated for requests with an API key, by the key's name.",
+        "Generated tokens of requests with an API key, by the key's name.",
     ),
     describe(
         "requests_not_held_total",
         None,
         Kind::Counter,
-        "Requests of which a part was left out, because the server neither runs nor holds it.",
+        "Requests with an unsupported part that was ignored (response header x-candlepower-not-held).",
     ),
     describe(
         "log_lines_dropped_total",
         None,
         Kind::Counter,
-        "Lines of the log that were dropped, because standard error failed (write_failed) or was not read (queue_full).",
+        "Dropped lines of the log, because a write to standard error failed (write_failed) or nobody read it (queue_full).",
     ),
     describe(
         "reload_failures_total",
         None,
         Kind::Counter,
-        "Times that files could not be used when SIGHUP asked to read them again, by files.",
+        "Failed reloads of files on SIGHUP, by files.",
     ),
 ];
 
 const METADATA: Metadata<'static> = Metadata::new("candlepower", metrics::Level::INFO, None);
 
 impl Metrics {
-    /// Metrics under their own names, or under another server's, which label everything with the model's name.
+    /// Metrics with candlepower's names or another server's. The latter have the model's name as a label.
     pub(crate) fn new(compat: Option<MetricsCompat>, model_name: &str) -> Self {
         let naming = match compat {
             None => Naming::Own,
@@ -355,7 +355,7 @@ impl Metrics {
         };
         let mut builder = PrometheusBuilder::new();
         if naming == Naming::Vllm {
-            // That server numbers its engines; here there is one.
+            // vLLM numbers its engines; here there is one.
             builder = builder.add_global_label("model_name", model_name);
             builder = builder.add_global_label("engine", "0");
         }
@@ -431,12 +431,12 @@ impl Metrics {
         }
     }
 
-    /// The engine's load.
+    /// The engine's load, for the log.
     pub(crate) fn load(&self) -> &EngineLoad {
         &self.load
     }
 
-    /// Counts a choice that came to an end.
+    /// Counts a finished choice.
     pub(crate) fn count_success(&self, finish_reason: &'static str) {
         let label = match self.naming {
             Naming::Own => "finish_reason",
@@ -446,7 +446,7 @@ impl Metrics {
         self.counter("request_success_total", labels).increment(1);
     }
 
-    /// Says how large the KV cache is.
+    /// Sets the size of the KV cache.
     pub(crate) fn set_cache_config(&self, block_size: usize, num_blocks: usize) {
         let labels = vec![
             Label::new("block_size", block_size.to_string()),
@@ -456,13 +456,13 @@ impl Metrics {
         self.recorder.register_gauge(&key, &METADATA).set(1.0);
     }
 
-    /// Counter of the log's lines that were dropped for a reason.
+    /// Counter of lines of the log that were dropped for this reason.
     pub(crate) fn dropped_log_lines(&self, reason: &'static str) -> Counter {
         let labels = vec![Label::from_static_parts("reason", reason)];
         self.counter("log_lines_dropped_total", labels)
     }
 
-    /// Counters of what a key is used for.
+    /// Counters of the tokens of a key.
     pub(crate) fn key_counters(&self, name: &str) -> KeyCounters {
         let counter = |metric| self.counter(metric, vec![Label::new("key", name.to_owned())]);
         KeyCounters {
@@ -478,7 +478,7 @@ impl Metrics {
         self.counter("key_requests_total", labels).increment(1);
     }
 
-    /// Counter of the times that files of a kind could not be read again.
+    /// Counter of failed reloads of files of a kind.
     pub(crate) fn reload_failures(&self, files: &'static str) -> Counter {
         let labels = vec![Label::from_static_parts("files", files)];
         self.counter("reload_failures_total", labels)
@@ -522,7 +522,7 @@ impl Naming {
     }
 
     fn name_of(self, description: &Description) -> String {
-        // A dashboard of another server's is to find nothing under that server's prefix which it does not have.
+        // Other metrics keep our prefix: under vLLM's prefix, dashboards must not find metrics that vLLM does not have.
         match description.vllm.filter(|_| self == Self::Vllm) {
             Some(name) => name.to_owned(),
             None => format!("candlepower_{}", description.name),
@@ -573,7 +573,7 @@ mod tests {
         metrics.set_cache_config(16, 300);
         let config = "vllm:cache_config_info{model_name=\"m\",engine=\"0\",block_size=\"16\",num_gpu_blocks=\"300\"} 1";
         assert!(metrics.render().contains(config), "{}", metrics.render());
-        // Measurements that vLLM does not have keep their own names.
+        // Metrics that vLLM does not have keep their own names.
         assert!(
             text.contains("candlepower_kv_blocks_total{model_name=\"m\",engine=\"0\"}"),
             "{text}"

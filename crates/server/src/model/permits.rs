@@ -1,4 +1,4 @@
-//! Permits for work that takes a thread: one caller has at most half of them.
+//! Permits for work that occupies a thread. One caller has at most half of them, so that it cannot block the others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use candlepower_engine::CallerId;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
-/// All permits, and each caller's.
+/// The permits of all callers and of each one.
 pub(crate) struct Permits {
     all: Arc<Semaphore>,
     each: usize,
@@ -22,15 +22,15 @@ pub(crate) struct Permit {
 }
 
 impl Permits {
-    /// `each` permits for one caller, and twice as many in all.
+    /// `each` permits for one caller, and twice as many in total.
     pub(crate) fn new(each: usize) -> Self {
         Self { all: Arc::new(Semaphore::new(2 * each)), each, of_callers: Mutex::default() }
     }
 
-    /// Waits until the caller has fewer than its part, and then for its turn among all.
+    /// Waits for a permit of the caller's share, and then for one of the total.
     ///
     /// # Errors
-    /// None: the permits are never closed.
+    /// Never, because the semaphores are never closed.
     pub(crate) async fn acquire(&self, caller: CallerId) -> Result<Permit, AcquireError> {
         let of_caller = self.of_caller(caller).acquire_owned().await?;
         let of_all = Arc::clone(&self.all).acquire_owned().await?;

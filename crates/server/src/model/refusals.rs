@@ -1,27 +1,27 @@
-//! Requests that were refused for want of room or that failed, told in the log now and then.
+//! Counts requests that were refused because of a limit or failed, and logs a line at intervals.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Least time between two lines.
+/// Minimum time between two lines.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Counts such requests between two lines of the log.
+/// The counts since the last line.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals(Mutex<Untold>);
 
 #[derive(Debug, Default)]
 struct Untold {
-    /// How many there were, by their status.
+    /// Number of requests by status.
     counts: BTreeMap<u16, u64>,
-    /// Method and path of the newest.
+    /// Method and path of the newest request.
     newest: String,
     told: Option<Instant>,
 }
 
 impl Refusals {
-    /// Counts a request with this status, if it is one of them. The first is logged at once.
+    /// Counts a request with this status, if it is 429 or an error of the server. The first is logged immediately.
     pub(crate) fn count(&self, status: u16, method: &str, path: &str) {
         if status != 429 && status < 500 {
             return;
@@ -34,7 +34,7 @@ impl Refusals {
         self.tell(Instant::now());
     }
 
-    /// Writes a line if there is something to tell and the last one is old enough.
+    /// Logs a line if there are new counts and the last line is old enough.
     pub(crate) fn tell(&self, now: Instant) {
         let line = self.0.lock().unwrap_or_else(PoisonError::into_inner).take_line(now);
         if let Some(line) = line {
@@ -54,7 +54,7 @@ impl Untold {
         let parts: Vec<String> =
             counts.iter().map(|(status, count)| part(*status, *count)).collect();
         Some(format!(
-            "requests were not answered: {} (the newest: {})",
+            "requests were refused or failed: {} (newest: {})",
             parts.join("; "),
             self.newest
         ))
@@ -63,10 +63,10 @@ impl Untold {
 
 fn part(status: u16, count: u64) -> String {
     let reason = match status {
-        429 => "too many requests: the queue or a key's limit is full",
+        429 => "too many requests: the queue is full or a key's limit is reached",
         501 => "not supported",
         503 => "the server is starting, stopping or too busy",
-        _ => "an error of the server",
+        _ => "server error",
     };
     format!("{count} with {status} ({reason})")
 }

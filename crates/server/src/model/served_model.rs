@@ -1,4 +1,4 @@
-//! What the server serves: a model that generates text, or one that gives vectors or scores.
+//! The model of this server: one that generates text, or one for embeddings or scores.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -16,29 +16,29 @@ use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::sessions::Sessions;
 use crate::model::stored_responses::StoredResponses;
 
-/// What every model is known by, whatever it gives.
+/// The properties that all kinds of models have.
 pub(crate) struct ModelCard {
     pub(crate) tokenizer: Tokenizer,
-    /// Names under which requests may ask for it.
+    /// Model names that requests may use.
     pub(crate) names: Vec<String>,
-    /// What the server was started with.
+    /// The argument MODEL of `serve`.
     pub(crate) root: String,
-    /// The same as others may see it: of a path on this machine only the last part.
+    /// The same for clients: of a local path only the last part.
     pub(crate) shown_root: String,
     /// Seconds since 1970.
     pub(crate) created: u64,
-    /// Most bytes of text that one token stands for.
+    /// Maximum bytes of text of one token.
     pub(crate) max_token_bytes: usize,
-    /// Longest sequence, in tokens.
+    /// Context length in tokens.
     pub(crate) max_model_len: usize,
-    /// Most bytes of the texts of one prompt.
+    /// Maximum bytes of a prompt's text.
     pub(crate) max_prompt_bytes: usize,
-    /// Every token id is below it.
+    /// Size of the vocabulary; all token ids are below it.
     pub(crate) vocab_size: usize,
 }
 
 impl ModelCard {
-    /// 404 unless `name` is one of the model's, or what the server was started with.
+    /// 404 unless `name` is one of the model's names, or the argument MODEL.
     pub(crate) fn check_name(&self, name: &str) -> ApiResult<()> {
         if self.names.iter().any(|known| known == name) || name == self.root {
             return Ok(());
@@ -46,7 +46,7 @@ impl ModelCard {
         Err(ApiError::model_not_found(name))
     }
 
-    /// The name that an answer has: the one that the request has, or else the model's.
+    /// The name in an answer: the request's, or else the model's first.
     ///
     /// # Errors
     /// 404 unless it is one of the model's.
@@ -55,38 +55,38 @@ impl ModelCard {
         self.check_name(name).map(|()| name.to_owned())
     }
 
-    /// The name that it goes by where a request names none.
+    /// The name for requests that name no model.
     pub(crate) fn name(&self) -> &str {
         self.names.first().unwrap_or(&self.root)
     }
 }
 
-/// A model that generates text and can be asked.
+/// A loaded model that generates text.
 pub(crate) struct LoadedModel {
     pub(crate) card: ModelCard,
     pub(crate) engine: EngineHandle,
     pub(crate) chat_template: Option<ChatTemplate>,
     /// Whether the chat template knows the role `developer`.
     pub(crate) knows_developer: bool,
-    /// How calls and reasoning are written.
+    /// The formats of tool calls and reasoning.
     pub(crate) dialect: Dialect,
-    /// Whether the chat template tells the model what it may call.
+    /// Whether the chat template writes tools into the prompt.
     pub(crate) writes_tools: bool,
-    /// How the chat template takes the calls of earlier turns.
+    /// The form in which the chat template accepts tool calls of earlier turns.
     pub(crate) past_calls: PastCalls,
-    /// Which rows of turns the chat template takes.
+    /// The orders of roles that the chat template accepts.
     pub(crate) turns: Turns,
-    /// The variables by which the chat template switches thinking.
+    /// The variables with which the chat template switches thinking on or off.
     pub(crate) thinking_switch: ThinkingSwitch,
-    /// Whether the chat template takes documents.
+    /// Whether the chat template accepts documents.
     pub(crate) takes_documents: bool,
-    /// Sampling of requests that do not say.
+    /// Default sampling parameters.
     pub(crate) sampling_defaults: SamplingDefaults,
-    /// The conversations of /generate.
+    /// The sessions of /generate.
     pub(crate) sessions: Sessions,
-    /// What /v1/responses holds.
+    /// The stored responses of /v1/responses.
     pub(crate) responses: StoredResponses,
-    /// Made when the first constraint comes.
+    /// The compiler of constraints, created by the first request that needs it.
     pub(crate) grammar_compiler: OnceLock<candlepower_grammar::Result<GrammarCompiler>>,
 }
 
@@ -98,11 +98,11 @@ impl Deref for LoadedModel {
     }
 }
 
-/// A model that gives vectors or scores, and can be asked.
+/// A loaded model for embeddings or scores.
 pub(crate) struct PoolingModel {
     pub(crate) card: ModelCard,
     pub(crate) embedder: Embedder,
-    /// Prompts and whether texts are turned into lower case.
+    /// Prompts, and whether texts are lower-cased.
     pub(crate) sentence: SentenceSettings,
 }
 
@@ -133,7 +133,7 @@ impl Deref for Served {
 }
 
 impl Served {
-    /// How the model's engine is.
+    /// Health of the model's engine.
     pub(crate) fn health(&self) -> EngineHealth {
         match self {
             Self::Generating(model) => model.engine.health(),
@@ -142,13 +142,13 @@ impl Served {
     }
 }
 
-/// A kind of model that an endpoint asks.
+/// A kind of model that an endpoint needs.
 pub(crate) trait Asked: Send + Sync + Sized + 'static {
-    /// 400 if the model of this server is of another kind.
+    /// The model, or 400 if this server's is of another kind.
     fn of(served: Served) -> ApiResult<Arc<Self>>;
 }
 
-/// Any kind.
+/// Accepts any kind.
 impl Asked for Served {
     fn of(served: Served) -> ApiResult<Arc<Self>> {
         Ok(Arc::new(served))
@@ -162,10 +162,10 @@ impl Asked for LoadedModel {
             Served::Pooling(model) => {
                 let message = match model.embedder.info().dimensions {
                     Some(_) => {
-                        "This model gives vectors and generates no text: ask POST /v1/embeddings."
+                        "This is an embedding model and does not generate text: use POST /v1/embeddings."
                     }
                     None => {
-                        "This model scores pairs of texts and generates none: ask POST /v1/rerank or /v1/score."
+                        "This is a reranking model and does not generate text: use POST /v1/rerank or /v1/score."
                     }
                 };
                 Err(ApiError::invalid("model", message))
@@ -179,15 +179,15 @@ impl Asked for PoolingModel {
         match served {
             Served::Pooling(model) => Ok(model),
             Served::Generating(_) => {
-                let message = "This model generates text and gives neither vectors nor scores: serve an embedding model \
-                    or a cross-encoder for this endpoint, or start this one with --pooling.";
+                let message = "This model generates text. This endpoint needs an embedding model or a cross-encoder: serve one, \
+                    or start this model with --pooling for embeddings.";
                 Err(ApiError::invalid("model", message))
             }
         }
     }
 }
 
-/// The model and the caller, for endpoints without a body that need a model that generates text.
+/// A model that generates text, and the caller, for endpoints without a body.
 pub(crate) struct Generating {
     pub(crate) model: Arc<LoadedModel>,
     pub(crate) caller: Caller,
@@ -202,8 +202,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Generating {
     }
 }
 
-/// What the gate has let through.
+/// The model that the gate has added to the request.
 pub(crate) fn served(extensions: &Extensions) -> ApiResult<Served> {
     let found = extensions.get::<Served>().cloned();
-    found.ok_or_else(|| ApiError::internal("The request passed the gate without a model."))
+    found.ok_or_else(|| ApiError::internal("Defect of the server: the request has no model."))
 }

@@ -1,4 +1,4 @@
-//! Sessions of /generate: the tokens of conversations, and the pins that keep their beginnings in the cache.
+//! Sessions of /generate: the tokens of conversations, and the pins that keep them in the prefix cache.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -10,11 +10,11 @@ use uuid::Uuid;
 
 use crate::model::api_error::{ApiError, ApiResult};
 
-/// Most sessions; beyond it the one that was used longest ago by the caller with the most ends.
+/// Maximum number of sessions. Beyond it, the least recently used session of the caller with the most sessions ends.
 const MAX_SESSIONS: usize = 1024;
-/// Longest time to live.
+/// Maximum time to live.
 const MAX_TTL_S: u64 = 24 * 60 * 60;
-/// How often sessions are looked through for those that have ended.
+/// Interval at which expired sessions are removed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// All sessions of one model. Cheap to clone.
@@ -27,25 +27,25 @@ pub(crate) struct Sessions {
 
 #[derive(Debug)]
 struct Session {
-    /// Only this caller may go on in it.
+    /// Only this caller may continue it. Other callers get 404, even if they know its id.
     owner: CallerId,
     token_ids: Arc<[u32]>,
     cache_salt: Option<Arc<str>>,
-    /// Keeps the tokens' blocks, until a request needs them.
+    /// Keeps the tokens' blocks in the cache until a request needs their memory.
     _pin: Pin,
     ttl: Duration,
     expires_at: Instant,
-    /// Whether a request goes on in it just now.
+    /// Whether a request continues it at the moment.
     is_busy: bool,
 }
 
-/// A session that one request goes on in, or that it begins. If the request is given up, all stays as it was.
+/// A session that a request continues or opens. If the request is cancelled, the session stays unchanged.
 #[derive(Debug)]
 pub(crate) struct Turn {
     sessions: Sessions,
     id: String,
     owner: CallerId,
-    /// Whether the session was there before, so that it is to be released.
+    /// Whether the session existed before, so that it must be released.
     is_held: bool,
     closes: bool,
     ttl: Duration,
@@ -58,7 +58,7 @@ impl Sessions {
         Self { sessions: Arc::default(), engine, default_ttl }
     }
 
-    /// Ends sessions as their time comes, for as long as somebody holds them; to be called once, within the runtime.
+    /// Starts a task that removes expired sessions as long as `self` exists. Call it once, within the runtime.
     pub(crate) fn sweep_in_background(&self) {
         let sessions = Arc::downgrade(&self.sessions);
         tokio::spawn(async move {
@@ -70,7 +70,7 @@ impl Sessions {
         });
     }
 
-    /// Begins a session that holds nothing yet.
+    /// Opens an empty session.
     pub(crate) fn open(
         &self,
         owner: CallerId,
@@ -81,7 +81,7 @@ impl Sessions {
         Ok(self.turn((owner, new_id()), ttl, salt, Arc::default()))
     }
 
-    /// Begins a session where another one is.
+    /// Opens a session with the tokens of another one.
     pub(crate) fn fork(&self, owner: CallerId, id: &str, ttl: Option<u64>) -> ApiResult<Turn> {
         let ttl = self.ttl(ttl)?;
         let mut sessions = self.lock();
@@ -92,7 +92,7 @@ impl Sessions {
         Ok(self.turn((owner, new_id()), ttl, salt, Arc::clone(&session.token_ids)))
     }
 
-    /// Goes on in a session; only one request at a time may.
+    /// Continues a session; only one request at a time may do so.
     pub(crate) fn resume(
         &self,
         owner: CallerId,
@@ -104,7 +104,7 @@ impl Sessions {
         let mut sessions = self.lock();
         let session = get("session.id", &mut sessions, owner, id)?;
         if session.is_busy {
-            let message = "Another request goes on in this session just now: wait for it, or fork the session.";
+            let message = "Another request is using this session: wait for it, or fork the session with `session.fork`.";
             return Err(ApiError::invalid("session.id", message));
         }
         session.is_busy = true;
@@ -116,7 +116,7 @@ impl Sessions {
         Ok(turn)
     }
 
-    /// Ends a session; returns where it was.
+    /// Closes a session; returns its last state.
     pub(crate) fn close(&self, owner: CallerId, id: &str) -> ApiResult<SessionState> {
         let mut sessions = self.lock();
         let num_tokens = get("session.id", &mut sessions, owner, id)?.token_ids.len();
@@ -159,23 +159,23 @@ impl Sessions {
 }
 
 impl Turn {
-    /// What the session holds before this request.
+    /// The session's tokens before this request.
     pub(crate) fn token_ids(&self) -> &[u32] {
         &self.token_ids
     }
 
-    /// Under which salt its blocks are cached.
+    /// The salt of its cached blocks.
     pub(crate) fn cache_salt(&self) -> Option<Arc<str>> {
         self.cache_salt.clone()
     }
 
-    /// A session of its own for another branch of this request.
+    /// A new session for another branch of this request.
     pub(crate) fn branch(&self) -> Self {
         let salt = self.cache_salt.clone();
         self.sessions.turn((self.owner, new_id()), self.ttl, salt, Arc::clone(&self.token_ids))
     }
 
-    /// Ends the turn: the session now holds these tokens, or has ended.
+    /// Ends the turn: stores these tokens in the session, or closes it.
     pub(crate) fn commit(mut self, token_ids: Vec<u32>) -> SessionState {
         let id = self.id.clone();
         let is_held = std::mem::take(&mut self.is_held);
@@ -186,7 +186,7 @@ impl Turn {
         }
         let session = Session {
             owner: self.owner,
-            // The new pin is made before the old one ends, so that what both hold stays.
+            // The new pin is made before the old one ends, so that blocks of both are never evicted in between.
             _pin: self.sessions.engine.pin(token_ids.clone(), self.owner, self.cache_salt.clone()),
             token_ids: token_ids.into(),
             cache_salt: self.cache_salt.clone(),
@@ -196,7 +196,7 @@ impl Turn {
         };
         let mut sessions = self.sessions.lock();
         if is_held && !sessions.contains_key(&id) {
-            // Another request has ended it meanwhile.
+            // Another request has closed it meanwhile.
             return SessionState { id, num_tokens, ttl: 0 };
         }
         sessions.insert(id.clone(), session);
@@ -221,7 +221,7 @@ fn new_id() -> String {
     format!("sess-{}", Uuid::new_v4().simple())
 }
 
-/// The session with this id, or 404; that of another caller is not there.
+/// The session with this id, or 404, also for a session of another caller.
 fn get<'a>(
     param: &'static str,
     sessions: &'a mut HashMap<String, Session>,
@@ -231,7 +231,7 @@ fn get<'a>(
     remove_expired(sessions);
     sessions.get_mut(id).filter(|session| session.owner == owner).ok_or_else(|| {
         let message = format!(
-            "There is no session `{}`: it was never opened, was closed, or has ended by itself. Open a new one.",
+            "There is no session `{}`: it was never opened, was closed, or has expired. Open a new one.",
             excerpt(id)
         );
         ApiError::not_found(Some(param), "session_not_found", message)
@@ -245,14 +245,14 @@ fn remove_expired(sessions: &mut HashMap<String, Session>) {
 
 fn remove_oldest(sessions: &mut HashMap<String, Session>) {
     while sessions.len() > MAX_SESSIONS {
-        // The caller with the most makes room.
+        // The caller with the most sessions loses one, so that it cannot evict those of others.
         let mut counts: HashMap<CallerId, usize> = HashMap::new();
         for session in sessions.values().filter(|session| !session.is_busy) {
             *counts.entry(session.owner).or_default() += 1;
         }
         let Some((most, _)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return };
         let idle = sessions.iter().filter(|(_, of)| !of.is_busy && of.owner == most);
-        // By last use, not by the time that is left.
+        // Ordered by last use, not by the time that is left.
         let oldest = idle.min_by_key(|(_, session)| session.expires_at - session.ttl);
         let Some(id) = oldest.map(|(id, _)| id.clone()) else { return };
         sessions.remove(&id);

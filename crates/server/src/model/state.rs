@@ -1,4 +1,4 @@
-//! What the handlers share: the settings, the phase the server is in, and the model once it is loaded.
+//! State that all handlers share: the settings, the phase of the server, and the loaded model.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,29 +27,29 @@ struct Shared {
     metrics: Metrics,
     refusals: Refusals,
     lifecycle: Mutex<Lifecycle>,
-    /// HTTP requests that were let through and are not answered to the end.
+    /// Number of admitted HTTP requests whose responses are not complete.
     active: watch::Sender<usize>,
-    /// Becomes true when running requests are to be cut short.
+    /// Becomes true when running requests must be aborted.
     abort: watch::Sender<bool>,
     body_memory: BodyMemory,
-    /// Makes ids of callers' names. Its key is random, so that no caller can choose a name with another's id.
+    /// Hashes callers' names to ids. Its key is random, so that no caller can choose a name with the id of another.
     caller_ids: RandomState,
-    /// Threads that prepare requests at the same time: for one caller as many as there are cores.
+    /// Permits for threads that prepare requests. One caller has at most as many as there are cores.
     preparation: Permits,
 }
 
-/// Where the server is.
+/// The phase of the server.
 enum Lifecycle {
-    /// Nothing is known of the model yet.
+    /// The model is not found yet.
     Pending,
-    /// Its files are being downloaded.
+    /// The model's files are being downloaded.
     Pulling(Arc<DownloadProgress>),
-    /// Weights are being read.
+    /// Weights are being loaded.
     Initializing(Option<LoadProgress>),
-    /// The first forward runs.
+    /// The first forward pass runs.
     Starting,
     Ready(Served),
-    /// It was asked to stop, says so in /health, and answers all the same.
+    /// The drain delay: /health says draining, and requests are still accepted.
     Leaving(Served),
     Draining,
     Failed(String),
@@ -90,7 +90,7 @@ impl AppState {
         &self.0.refusals
     }
 
-    /// The id of the caller with this name.
+    /// Id of the caller with this name.
     pub(crate) fn caller_id(&self, name: &str) -> CallerId {
         CallerId(self.0.caller_ids.hash_one(name))
     }
@@ -99,7 +99,7 @@ impl AppState {
         &self.0.body_memory
     }
 
-    /// Permits to prepare requests on threads.
+    /// Permits for threads that prepare requests.
     pub(crate) fn preparation(&self) -> &Permits {
         &self.0.preparation
     }
@@ -108,7 +108,7 @@ impl AppState {
         self.0.lifecycle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A phase of loading; ignored once the server drains or has failed.
+    /// Sets a phase of loading; ignored once the server drains or has failed.
     fn advance(&self, next: Lifecycle) {
         let mut lifecycle = self.lifecycle();
         if matches!(
@@ -142,7 +142,7 @@ impl AppState {
         *self.lifecycle() = Lifecycle::Failed(reason);
     }
 
-    /// Goes on answering, while /health says that the server is about to stop.
+    /// Begins the drain delay.
     pub(crate) fn set_leaving(&self) {
         let mut lifecycle = self.lifecycle();
         if let Lifecycle::Ready(model) = &*lifecycle {
@@ -154,12 +154,13 @@ impl AppState {
         *self.lifecycle() = Lifecycle::Draining;
     }
 
-    /// Whether the server was asked to stop: clients are better off with a new connection, which may lead elsewhere.
+    /// Whether the server was asked to stop. Connections are then closed after each response, so that clients reconnect, perhaps to
+    /// another server behind the load balancer.
     pub(crate) fn is_stopping(&self) -> bool {
         matches!(*self.lifecycle(), Lifecycle::Leaving(_) | Lifecycle::Draining)
     }
 
-    /// The model, or 503 with the reason why it cannot be asked.
+    /// The model, or 503 with the phase of the server.
     pub(crate) fn ready_model(&self) -> ApiResult<Served> {
         let message = match &*self.lifecycle() {
             Lifecycle::Ready(model) | Lifecycle::Leaving(model) => return Ok(model.clone()),
@@ -183,7 +184,7 @@ impl AppState {
         Err(ApiError::unavailable(message))
     }
 
-    /// The body of /health, and whether all is well.
+    /// Whether the server is healthy, and the body of /health.
     pub(crate) fn health(&self) -> (bool, HealthResponse) {
         let not_ready = |status, phase| HealthResponse {
             status,
@@ -217,7 +218,9 @@ impl AppState {
                     return (true, healthy);
                 }
                 EngineHealth::Stuck { seconds } => HealthResponse {
-                    message: Some(format!("The engine's step has been running for {seconds} s.")),
+                    message: Some(format!(
+                        "A step of the engine has been running for {seconds} s."
+                    )),
                     ..not_ready("unhealthy", "degraded")
                 },
                 EngineHealth::Dead(reason) => HealthResponse {
@@ -242,12 +245,12 @@ impl AppState {
         let _ = active.wait_for(|count| *count == 0).await;
     }
 
-    /// Cuts running requests short.
+    /// Aborts running requests.
     pub(crate) fn abort(&self) {
         self.0.abort.send_replace(true);
     }
 
-    /// Becomes true when running requests are to be cut short.
+    /// Becomes true when running requests must be aborted.
     pub(crate) fn aborted(&self) -> watch::Receiver<bool> {
         self.0.abort.subscribe()
     }

@@ -1,4 +1,4 @@
-//! The responses that the server holds, so that others can follow them.
+//! Stored responses, which later requests continue with `previous_response_id`.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,22 +10,22 @@ use serde_json::Value;
 
 use crate::model::api_error::{ApiError, ApiResult};
 
-/// Most responses that are held, and most bytes of all of them. The oldest of the caller with the most bytes is forgotten first.
+/// Maximum number of stored responses, and of their bytes. The oldest response of the caller with the most bytes is removed first.
 const MAX_RESPONSES: usize = 1024;
 const MAX_BYTES: usize = 64 << 20;
 
 /// A response and its conversation.
 #[derive(Debug)]
 pub(crate) struct StoredResponse {
-    /// Only this caller may see it.
+    /// Only this caller may read it.
     owner: CallerId,
-    /// The conversation up to and with the response, without instructions.
+    /// The conversation including the response, without instructions.
     pub(crate) messages: Vec<ChatMessage>,
-    /// The prompt and what was generated: what the cache holds.
+    /// The tokens of the prompt and the answer, as they are in the prefix cache.
     pub(crate) token_ids: Vec<u32>,
-    /// As it was answered, in JSON: its values apart would take many times that.
+    /// The response object as JSON text, which takes a fraction of the memory of parsed values.
     pub(crate) object: Box<str>,
-    /// Of all of it, about.
+    /// Approximate bytes of the whole.
     num_bytes: usize,
 }
 
@@ -42,7 +42,7 @@ impl StoredResponse {
     }
 }
 
-/// Bytes of a value as it is written.
+/// Length of a value as JSON.
 fn json_len(value: &impl serde::Serialize) -> usize {
     struct Count(usize);
     impl std::io::Write for Count {
@@ -55,7 +55,8 @@ fn json_len(value: &impl serde::Serialize) -> usize {
         }
     }
     let mut count = Count(0);
-    serde_json::to_writer(&mut count, value).expect("what came as JSON is written as JSON");
+    serde_json::to_writer(&mut count, value)
+        .expect("a value that was parsed from JSON can be written as JSON");
     count.0
 }
 
@@ -69,12 +70,12 @@ struct Held {
     /// The oldest first.
     order: VecDeque<String>,
     num_bytes: usize,
-    /// By owner.
+    /// Bytes by owner.
     bytes_of: HashMap<CallerId, usize>,
 }
 
 impl StoredResponses {
-    /// A response, or 404 in the name of `param`; that of another caller is not there.
+    /// A response, or 404 that names `param`, also for a response of another caller.
     pub(crate) fn get(
         &self,
         owner: CallerId,
@@ -120,7 +121,7 @@ impl Held {
         true
     }
 
-    /// The oldest response of the caller whose responses take the most.
+    /// The oldest response of the caller whose responses take the most bytes.
     fn oldest_of_the_largest(&self) -> Option<String> {
         let (largest, _) = self.bytes_of.iter().max_by_key(|(_, bytes)| **bytes)?;
         self.order.iter().find(|id| self.by_id[*id].owner == *largest).cloned()
@@ -129,14 +130,14 @@ impl Held {
 
 fn not_found(param: &str, id: &str) -> ApiError {
     let message = format!(
-        "There is no response `{}`: it was never made, was not stored, or is forgotten. Send the whole conversation as `input`.",
+        "There is no stored response `{}`: it never existed, was not stored, or was removed to free memory. Send the whole conversation as `input`.",
         excerpt(id)
     );
     ApiError::not_found(Some(param), "response_not_found", message)
 }
 
-/// The prompt with the tokens that are known, and cached, in place of others that read the same at its beginning: a model
-/// may have generated a text in other tokens than it is split into. Where the prompt begins otherwise, it stays.
+/// Replaces the first tokens of the prompt by `known` ones of the same text, which are in the prefix cache. A model may generate a text
+/// in other tokens than the tokenizer splits it into, and only equal tokens hit the cache. A prompt with another prefix stays.
 pub(crate) fn with_known_prefix(
     tokenizer: &Tokenizer,
     known: &[u32],

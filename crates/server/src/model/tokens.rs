@@ -1,8 +1,8 @@
-//! How many tokens a request took and gave, for its line in the log.
+//! Numbers of prompt and generated tokens of a request, for its line in the access log.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Shared by the layer that writes the line and the endpoint that counts.
+/// Counters that the endpoint increments and the logging layer reads.
 #[derive(Debug, Default)]
 pub(crate) struct RequestTokens {
     prompt: AtomicU64,
@@ -10,12 +10,12 @@ pub(crate) struct RequestTokens {
 }
 
 impl RequestTokens {
-    /// Counts tokens of a prompt.
+    /// Adds tokens of a prompt.
     pub(crate) fn add_prompt(&self, num_tokens: usize) {
         self.prompt.fetch_add(num_tokens as u64, Ordering::Relaxed);
     }
 
-    /// Counts a token that was generated.
+    /// Counts a generated token.
     pub(crate) fn add_generated(&self) {
         self.generated.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Random schemas, and texts at the edges of their instances.
+//! Random schemas, and texts close to the limits of their instances.
 
 use fastrand::Rng;
 use serde_json::{Map, Value, json};
@@ -49,7 +49,7 @@ const STRINGS: [&str; 14] = [
     r#""null""#,
 ];
 
-/// Schemas and texts of JSON as a client may meet them: written by hand, so that spelling matters.
+/// Schemas and JSON texts, built as strings, because the spelling of values matters.
 pub struct Pairs {
     random: Rng,
 }
@@ -93,7 +93,7 @@ impl Pairs {
             }
         }
         if self.random.u8(..5) == 0 {
-            // The other implementation divides in double precision, which is exact for these.
+            // The other implementation divides in double precision, which is exact for these numbers.
             let steps = ["0.5", "0.125", "2", "3", "10"];
             schema["multipleOf"] =
                 serde_json::from_str(self.pick(&steps)).expect("each step is JSON");

@@ -1,14 +1,14 @@
-//! A hundred schemas: values of many kinds, as they are and within objects, arrays, alternatives and recursion.
+//! A hundred schemas: values of many kinds, alone and in objects, arrays, alternatives and recursion.
 
 use serde_json::{Value, json};
 
-/// All of them.
+/// All schemas.
 pub fn schemas() -> Vec<Value> {
     let values = values();
     let mut schemas = values.clone();
     let within = within();
     for (number, value) in values.iter().cycle().take(100 - values.len()).enumerate() {
-        // Three values after each other share no wrapping.
+        // Three consecutive values get different wrappings.
         schemas.push(within[number % within.len()](
             value.clone(),
             values[(number * 7 + 3) % values.len()].clone(),
@@ -52,7 +52,7 @@ fn values() -> Vec<Value> {
     ]
 }
 
-/// What puts a value, or two, into a larger schema.
+/// Functions that put one or two values into a larger schema.
 fn within() -> Vec<fn(Value, Value) -> Value> {
     vec![
         |first, second| {

@@ -1,4 +1,4 @@
-//! Tools and choices as clients send them, and as they should not.
+//! Valid and invalid tools and tool choices.
 
 use super::*;
 

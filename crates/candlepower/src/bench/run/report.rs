@@ -9,19 +9,19 @@ use super::shape::ShapeResult;
 use crate::bench::stats::number;
 use crate::table::table;
 
-/// What a step has to read.
+/// Bytes of weights that a step reads.
 pub(super) struct Weights {
     bytes: u64,
-    /// Each step reads all weights once, but for tables that only some rows are read of, and experts that no token goes to.
+    /// Weights without embedding tables, of which a step reads only some rows. Experts that no token uses are subtracted later.
     bytes_per_step: u64,
     experts: Option<Experts>,
 }
 
-/// The layers' experts.
+/// The experts of all layers.
 struct Experts {
-    /// Bytes of all of them.
+    /// Bytes of all experts.
     bytes: f64,
-    /// The part of them that a token goes to.
+    /// Share of the experts that one token uses.
     chosen: f64,
 }
 
@@ -39,7 +39,7 @@ impl Weights {
         }
     }
 
-    /// What a step of so many tokens reads, where each expert is as likely as another.
+    /// Bytes that a step with this many tokens reads, if all experts are equally likely.
     fn bytes_read(&self, tokens: usize) -> f64 {
         let unread = self
             .experts
@@ -114,7 +114,7 @@ pub(super) fn to_table(
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(results.iter().map(|result| cells(result, weights)));
     format!(
-        "{name}: {}, {} of {} weights, {}{} read in each step, on {} threads of the {}\n\n{}",
+        "{name}: {}, {} of {} weights, of which each step reads {}{}, on {} threads, device {}\n\n{}",
         info.architecture,
         ByteSize(weights.bytes),
         info.weights_dtype,

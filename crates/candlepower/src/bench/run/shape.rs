@@ -1,4 +1,4 @@
-//! One batch of sequences of one length: prefill, then decode.
+//! Measures one batch of sequences of one length: prefill, then decode.
 
 use std::fmt;
 use std::time::Instant;
@@ -9,10 +9,10 @@ use candlepower_engine::{Caller, EngineHandle, Request, SamplingParams, TokenEve
 use crate::bench::meter::{StepMeter, StepSample};
 use crate::bench::stats::Summary;
 
-/// Times that decoding is tried again.
+/// Maximum number of attempts to measure decoding.
 const DECODE_ATTEMPTS: usize = 5;
 
-/// What is run at once.
+/// A batch of equal sequences.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) batch: usize,
@@ -21,7 +21,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    /// Tokens of each sequence at its end.
+    /// Length of each sequence at its end.
     pub(super) fn sequence_tokens(&self) -> usize {
         self.input_tokens + self.output_tokens + 1
     }
@@ -34,28 +34,28 @@ impl fmt::Display for Shape {
     }
 }
 
-/// What a shape came to.
+/// The measurements of a shape.
 pub(super) struct ShapeResult {
     pub(super) shape: Shape,
     pub(super) prefill: Prefill,
     pub(super) decode: Decode,
 }
 
-/// All prompts computed.
+/// The computation of all prompts.
 pub(super) struct Prefill {
     pub(super) tokens: usize,
-    /// From the first submission to the last prompt's first token.
+    /// Time from the first submission to the last prompt's first token.
     pub(super) duration_s: f64,
     pub(super) steps: usize,
     pub(super) forward_s: f64,
 }
 
-/// The steps in which all sequences took one token each.
+/// The steps in which each sequence generated one token.
 pub(super) struct Decode {
-    /// From the end of one step to the end of the next.
+    /// Time from the end of one step to the end of the next.
     pub(super) step_s: Summary,
     pub(super) steps: usize,
-    /// Shares of that time.
+    /// Shares of that time, which add up to 1.
     pub(super) forward_share: f64,
     pub(super) rest_of_step_share: f64,
     pub(super) between_steps_share: f64,
@@ -73,7 +73,7 @@ impl ShapeResult {
     }
 }
 
-/// Runs shapes on one engine.
+/// A runner of shapes on one engine.
 pub(super) struct ShapeRunner {
     engine: EngineHandle,
     meter: StepMeter,
@@ -86,7 +86,7 @@ impl ShapeRunner {
     }
 
     /// # Errors
-    /// The engine refuses or fails, or there are too few steps to measure.
+    /// The engine refuses a request or fails, or too few steps have all sequences.
     pub(super) async fn run(&mut self, shape: Shape) -> Result<ShapeResult> {
         let vocab_size = self.engine.info().vocab_size as u32;
         let mut prompt = || (0..shape.input_tokens).map(|_| self.rng.u32(..vocab_size)).collect();
@@ -102,12 +102,12 @@ impl ShapeRunner {
             steps: steps.len(),
             forward_s: steps.iter().map(|step| step.forward_s).sum(),
         };
-        // The prompts are cached now but for their last block: the sequences start together.
+        // Only the last block of each prompt is not cached now, so that the sequences start together.
         let decode = self.decode(&shape, &prompts).await?;
         Ok(ShapeResult { shape, prefill, decode })
     }
 
-    /// Decodes until most steps have had all sequences in them: on a busy machine the first sequences may be far ahead
+    /// Decodes again until most steps have had all sequences in them. On a busy machine the first sequences may be far ahead
     /// before the last ones are submitted.
     async fn decode(&self, shape: &Shape, prompts: &[Vec<u32>]) -> Result<Decode> {
         let mut attempts_left = DECODE_ATTEMPTS;
@@ -123,7 +123,7 @@ impl ShapeRunner {
         }
     }
 
-    /// Generates so many tokens for each prompt, all at once.
+    /// Generates `max_tokens` tokens for all prompts concurrently.
     async fn generate(&self, prompts: &[Vec<u32>], max_tokens: usize) -> Result<()> {
         let sampling = SamplingParams {
             max_tokens,
@@ -163,19 +163,21 @@ impl ShapeRunner {
                     bail!("a sequence failed: {message}")
                 }
                 Some(_) => {}
-                None => bail!("the engine has ended: {:?}", self.engine.health()),
+                None => bail!("the engine has stopped: {:?}", self.engine.health()),
             }
         }
     }
 }
 
-/// Sums up the longest run of steps that took one token for each of `batch` sequences.
+/// Summarizes the longest run of steps with one token for each of `batch` sequences.
 fn decode(batch: usize, steps: &[StepSample]) -> Result<Decode> {
     let runs = steps.chunk_by(|a, b| (a.tokens == batch) == (b.tokens == batch));
     let runs = runs.filter(|run| run[0].tokens == batch);
     let run = runs.max_by_key(|run| run.len()).unwrap_or_default();
-    // The first step only says when the second began.
-    let [first, rest @ ..] = run else { bail!("no step had all sequences in it") };
+    // The end of the first step is the start of the second; its own start is unknown.
+    let [first, rest @ ..] = run else {
+        bail!("no step had all sequences in it; raise --output-tokens")
+    };
     let walls = std::iter::once(first).chain(rest).zip(rest);
     let walls: Vec<f64> =
         walls.map(|(before, step)| (step.ended - before.ended).as_secs_f64()).collect();

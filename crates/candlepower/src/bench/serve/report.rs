@@ -9,10 +9,10 @@ use crate::bench::load::{Load, Measured};
 use crate::bench::stats::{Summary, number};
 use crate::table::table;
 
-/// Different errors of a level that are shown to people.
+/// Maximum number of different errors in the table of a level.
 const SHOWN_ERRORS: usize = 5;
 
-/// What the requests of one level came to; the keys that the help explains.
+/// The results of one level. The help explains the keys.
 #[derive(Debug, Serialize)]
 pub(super) struct Level {
     #[serde(skip)]
@@ -23,7 +23,7 @@ pub(super) struct Level {
     succeeded: usize,
     failed: usize,
     errors: Vec<ErrorCount>,
-    /// Answers with fewer tokens than were asked for, although their end was to be ignored.
+    /// Answers with fewer tokens than requested although `ignore_eos` was sent.
     short_answers: usize,
     duration_s: f64,
     requests_per_s: f64,
@@ -45,7 +45,7 @@ struct ErrorCount {
 }
 
 impl Level {
-    /// Sums up; each answer was to have `asked_tokens`, if their number was fixed.
+    /// Summarizes a level. Each answer should have `asked_tokens` if their number is fixed.
     pub(super) fn new(load: Load, measured: &Measured, asked_tokens: Option<usize>) -> Self {
         let answers: Vec<&Answer> = measured.answers.iter().flatten().collect();
         let mut errors: BTreeMap<String, usize> = BTreeMap::new();
@@ -130,7 +130,7 @@ impl Level {
                 format!("{load}: failed {} times: {}\n", error.count, error.message)
             });
         let short = (self.short_answers > 0).then(|| {
-            format!("{load}: {} answers are shorter than was asked for\n", self.short_answers)
+            format!("{load}: {} answers have fewer tokens than requested, although ignore_eos was sent\n", self.short_answers)
         });
         errors.chain(short)
     }
@@ -142,7 +142,7 @@ fn per_token(answer: &Answer) -> Option<f64> {
     Some((answer.last_text? - answer.first_text?).as_secs_f64() / tokens as f64)
 }
 
-/// The results for people.
+/// The results as tables.
 pub(super) fn to_table(title: &str, levels: &[Level]) -> String {
     let head = |cells: &[&str]| cells.iter().map(|&cell| cell.to_owned()).collect::<Vec<_>>();
     let mut throughput = vec![head(&[

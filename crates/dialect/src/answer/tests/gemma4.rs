@@ -1,4 +1,4 @@
-//! Calls as Gemma 4 writes them, and its reasoning.
+//! Calls and reasoning in Gemma 4's format.
 
 use candlepower_tokenizer::{ChatTemplate, LocalTime, PromptEnd, RenderInput, TemplateSources};
 
@@ -7,7 +7,7 @@ use super::*;
 const FORMAT: ToolFormat = ToolFormat::Gemma4;
 const DIALECT: Dialect = Dialect { tools: Some(FORMAT), reasoning: Some(ReasoningFormat::Gemma4) };
 
-/// Writes calls as the template of these models does.
+/// Writes calls in the form of these models' template.
 const TEMPLATE: &str = r#"{%- macro value(v) -%}
 {%- if v is none -%}null
 {%- elif v is string -%}<|"|>{{ v }}<|"|>
@@ -21,7 +21,7 @@ const TEMPLATE: &str = r#"{%- macro value(v) -%}
 {%- for c in m.tool_calls -%}<|tool_call>call:{{ c.function.name }}{{ value(c.function.arguments) }}<tool_call|>{%- endfor -%}
 {%- endfor -%}"#;
 
-/// An answer with these calls, of which each is a name and arguments.
+/// An answer with these calls, each a name and arguments.
 fn written(reasoning: Option<&str>, calls: &[(&str, &Value)]) -> String {
     let sources = TemplateSources { chosen: Some(TEMPLATE), ..TemplateSources::default() };
     let template = ChatTemplate::from_sources(&sources).unwrap().unwrap();
@@ -39,7 +39,7 @@ fn written(reasoning: Option<&str>, calls: &[(&str, &Value)]) -> String {
     template.render(&input).unwrap()
 }
 
-/// A model that has to call `f`.
+/// A model that must call `f`.
 struct Held {
     tokenizer: Tokenizer,
     schema: Value,
@@ -71,7 +71,7 @@ impl Held {
         compiler.compile(&constraint).unwrap_or_else(|error| panic!("{error}: {constraint:?}"))
     }
 
-    /// What of this text is not allowed.
+    /// The part of this text that is not allowed.
     fn rest<'a>(&self, text: &'a str) -> &'a str {
         let mut grammar = self.grammar();
         let mut taken = 0;
@@ -188,7 +188,7 @@ fn nothing_else_is_allowed() {
         begins(&json!({"days": 2, "node": {}, "text": "a"}), "}");
         begins(&json!({"days": 2, "node": {"next": null, "other": 1}, "text": "a"}), ",other");
         begins(&json!({"days": 2, "text": "a", "zoo": 1}), "zoo");
-        // The mark of a string within one ends it.
+        // A string's mark inside a string ends it.
         begins(&json!({"days": 2, "text": "a<|\"|>b"}), "b<");
         assert_eq!(held.rest("Well"), "Well");
     }
@@ -196,7 +196,7 @@ fn nothing_else_is_allowed() {
 
 #[test]
 fn all_that_may_be_written_fits_the_schema() {
-    // Where the marks are spelled out, texts that are drawn do not end.
+    // If the marks are plain text, sampled texts do not end.
     for (special, seed) in SPECIAL[1..].iter().zip(0..) {
         let held = Held::new(special, &schema());
         let (grammar, mut random) = (held.grammar(), Rng::with_seed(seed));
@@ -293,7 +293,7 @@ fn what_the_notation_cannot_hold_is_refused() {
             assert_eq!(rest.is_empty(), is_allowed, "{schema} {special:?}");
         }
     }
-    // What no value is needed of is left out.
+    // Optional properties may be missing.
     let held = Held::new(
         &[],
         &json!({"properties": {"a": false, "b": {"oneOf": [{"type": "string"}, {"type": "null"}]}}}),
@@ -335,7 +335,7 @@ fn names_and_exclusive_arms_are_held() {
     assert!(error.to_string().contains("`propertyNames`"), "{error}");
 }
 
-/// Schemas may refer to themselves and to each other without end, or to a great many.
+/// Schemas may refer to themselves and to each other endlessly, or to very many definitions.
 #[test]
 fn references_come_to_an_end() {
     let of = |a: Value, defs: Value| json!({"properties": {"a": a}, "$defs": defs});
@@ -348,9 +348,9 @@ fn references_come_to_an_end() {
         json!({"x": {"anyOf": [reference("y")]}, "y": {"allOf": [reference("x")]}}),
     ] {
         let message = refused(reference("x"), defs);
-        assert!(message.contains("which says itself alone"), "{message}");
+        assert!(message.contains("which refers only to itself"), "{message}");
     }
-    // A list of itself is something, and so is another name of what is being defined.
+    // An array of itself has values, and so does an alias of a definition in progress.
     let defs = json!({
         "x": {"type": "array", "items": reference("y")},
         "y": reference("x"),
@@ -359,7 +359,7 @@ fn references_come_to_an_end() {
     assert_eq!(held.rest_of_call(&json!({"a": [[], [[]]]})), "");
     assert_ne!(held.rest_of_call(&json!({"a": [1]})), "");
 
-    // As many ways as a tree of eight levels with thirty branches has.
+    // The paths form a tree of eight levels with thirty branches each.
     let all = vec![reference("x"); 30];
     let message = refused(reference("x"), json!({"x": {"allOf": all}}));
     assert!(message.contains("`allOf`"), "{message}");
@@ -368,7 +368,7 @@ fn references_come_to_an_end() {
         (format!("d{i}"), json!({"type": "object", "properties": {"p": next}}))
     });
     let message = refused(reference("d0"), chain.collect());
-    assert!(message.contains("more than 128 schemas within each other"), "{message}");
+    assert!(message.contains("schemas are nested more than 128 levels deep"), "{message}");
     let many = (0..20_000).map(|i| (format!("d{i}"), json!({"type": "array"})));
     let any = (0..20_000).map(|i| reference(&format!("d{i}"))).collect::<Vec<_>>();
     let message = refused(json!({"anyOf": any}), many.collect());
@@ -435,7 +435,7 @@ fn calls_are_behind_the_reasoning() {
         case.stops("<|channel>thought\na<channel|>b", "<|channel>thought\na<channel|>");
         case.thinking = Thinking::Open;
         check(&case, thoughtful.strip_prefix("<|channel>thought\n").unwrap(), "Hm, <b>.\n\nSo.");
-        // What ends the reasoning is no part of it.
+        // The end mark is not part of the reasoning.
         let (taken, _) = case.take("a<|tool_call>call:x");
         assert!(taken.len() <= "a<|tool_call>call".len(), "{taken}");
         case.thinking = Thinking::Closed;

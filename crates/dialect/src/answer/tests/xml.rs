@@ -4,7 +4,7 @@ use super::*;
 
 const XML: [ToolFormat; 3] = [ToolFormat::Qwen3Coder, ToolFormat::Glm45, ToolFormat::MinimaxM2];
 
-/// How much of a text a required call of `f` with these arguments allows, and whether it may end there.
+/// The part of a text that a required call of `f` with these arguments allows, and whether it may end there.
 fn take(format: ToolFormat, special: bool, schema: &Value, text: &str) -> (usize, bool) {
     let marks = format.marks();
     let tokenizer = tokenizer(if special { marks } else { &[] });
@@ -161,7 +161,7 @@ fn functions_that_are_not_held_take_any_arguments() {
             let held = noop(&[("days", "1")]).replacen("noop", "get_weather", 1);
             let (taken, _) = case.take(&held);
             assert!(!taken.contains("days"), "{taken}");
-            // What the parser takes for a call, too, is not written without its outer mark.
+            // A text that the parser would also read as a call is not allowed without its outer mark.
             for mark in ["<function=", "<invoke name=\""] {
                 let (taken, _) = case.take(mark);
                 assert_eq!(taken == mark, !format.openers().contains(&mark), "{format:?}");

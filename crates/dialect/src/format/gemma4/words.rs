@@ -1,5 +1,4 @@
-//! What stands without the marks of a string: keys, literals, and strings that models write otherwise. And how values are
-//! written.
+//! Words without the marks of a string: keys, literals, and strings in other quotes. Also writes values in this notation.
 
 use serde_json::Value;
 
@@ -7,15 +6,15 @@ use super::{CLOSE, MARKS, QUOTE};
 use crate::format::pythonic;
 use crate::scan::{Cursor, Scan, Stop};
 
-/// Longest key.
+/// Maximum bytes of a key.
 const MAX_KEY_BYTES: usize = 4 << 10;
 
-/// A string of JSON.
+/// The text as a JSON string.
 pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// A key and its colon, and the bytes of them.
+/// A key with its colon, and their number of bytes.
 pub(super) fn key(text: &str) -> Scan<(String, usize)> {
     let near = &text[..text.floor_char_boundary(MAX_KEY_BYTES)];
     match key_within(near) {
@@ -41,8 +40,8 @@ fn key_within(text: &str) -> Scan<(String, usize)> {
     Ok((key, cursor.at()))
 }
 
-/// A value without the marks of a string, as JSON, and whether it is a string. Where one is wanted, other literals than null
-/// are strings, too.
+/// A value without the marks of a string, as JSON, and whether it is a string. If the schema expects a string, literals other than null
+/// are strings too.
 pub(super) fn bare(cursor: &mut Cursor<'_>, ended: bool, wants_text: bool) -> Scan<(String, bool)> {
     let rest = cursor.rest();
     if let Some((text, length)) = in_quotes(rest, ended)? {
@@ -56,7 +55,7 @@ pub(super) fn bare(cursor: &mut Cursor<'_>, ended: bool, wants_text: bool) -> Sc
         cursor.advance(end);
         return Ok((value, false));
     }
-    // A string whose first mark is missing has its second one, before that of another string.
+    // A string without its first mark still has its second one, before the marks of another string.
     let behind_all = end.filter(|_| ended).map(|_| (CLOSE, rest.len()));
     let (mark, at) = first_mark(rest).or(behind_all).ok_or(Stop::Wait)?;
     let before = &rest[..at];
@@ -75,7 +74,7 @@ pub(super) fn bare(cursor: &mut Cursor<'_>, ended: bool, wants_text: bool) -> Sc
     Ok(literal_in(word).map_or_else(|| (quoted(word), true), |value| (value, false)))
 }
 
-/// A string in the quotes of JSON or Python, and its bytes, perhaps with a mark behind it.
+/// A string in quotes of JSON or Python, with its number of bytes and a mark that may follow.
 fn in_quotes(text: &str, ended: bool) -> Scan<Option<(String, usize)>> {
     if !text.starts_with(['"', '\'']) {
         return Ok(None);
@@ -97,13 +96,13 @@ fn in_quotes(text: &str, ended: bool) -> Scan<Option<(String, usize)>> {
     Ok(is_end.then_some((string, before)))
 }
 
-/// The first mark of a string's or of the call's end, and where it is.
+/// The first end mark of a string or of the call, and its position.
 fn first_mark(text: &str) -> Option<(&'static str, usize)> {
     let found = [QUOTE, CLOSE].map(|mark| text.find(mark).map(|at| (mark, at)));
     found.into_iter().flatten().min_by_key(|(_, at)| *at)
 }
 
-/// The word as JSON, where it is a literal of JSON, or one of Python, as older templates write them.
+/// The word as JSON, if it is a literal of JSON, or of Python, which older templates write.
 fn literal(word: &str) -> Option<&str> {
     match word {
         "true" | "True" => Some("true"),
@@ -113,7 +112,7 @@ fn literal(word: &str) -> Option<&str> {
     }
 }
 
-/// Whether the word is a number of JSON, however large.
+/// Whether the word is a JSON number of any size.
 fn is_number(word: &str) -> bool {
     let word = word.strip_prefix('-').unwrap_or(word);
     let (mantissa, exponent) = match word.split_once(['e', 'E']) {
@@ -129,11 +128,11 @@ fn is_number(word: &str) -> bool {
         && (whole == "0" || !whole.starts_with('0'))
 }
 
-/// A value as the template writes it, or what of it cannot be written.
+/// A value in the template's notation, or the part that cannot be written in it.
 pub(crate) fn written(value: &Value) -> Result<String, String> {
     match value {
         Value::String(text) if MARKS.iter().any(|mark| text.contains(mark)) => {
-            Err("a value with marks of a call".to_owned())
+            Err("a value with marks of a tool call".to_owned())
         }
         Value::String(text) => Ok(format!("{QUOTE}{text}{QUOTE}")),
         Value::Array(values) => {
@@ -154,7 +153,7 @@ pub(crate) fn written(value: &Value) -> Result<String, String> {
     }
 }
 
-/// Whether it is read as one key.
+/// Whether the parser reads the name as one key.
 pub(crate) fn is_key(name: &str) -> bool {
     let is_mark =
         |c: char| c.is_control() || matches!(c, ':' | '=' | ',' | '{' | '}' | '[' | ']' | '<');

@@ -1,4 +1,4 @@
-//! Outputs that differ from what templates write: calls in the wrong place, broken ones, and ones that break off.
+//! Outputs that differ from the templates' format: misplaced, malformed and truncated calls.
 
 use super::*;
 
@@ -86,7 +86,7 @@ fn the_beginning_of_a_call_is_no_content_where_calls_are_required_or_the_text_is
             let events = [parser.push(&call[..at]), parser.finish()].concat();
             assert!(!content(events), "{format:?} {}", &call[..at]);
         }
-        // A text that is cut behind the mark of a call says nothing by it.
+        // If the text is cut after a call's mark, the mark is dropped.
         let opener = format.openers().first();
         let Some(opener) = opener.filter(|opener| call.starts_with(**opener)) else { continue };
         for at in (opener.len()..call.len()).filter(|at| call.is_char_boundary(*at)) {
@@ -141,7 +141,7 @@ fn messages_of_harmony_that_clients_join_stay_apart() {
     ];
     let read = read_both(&text.concat());
     assert_eq!(read, ("Plan: x\n\nHi".into(), "One.\n\nTwo.".into(), vec![]));
-    // Models forget what stands before a function's name, or behind it.
+    // Models forget the marks before or after a function's name.
     for recipient in
         ["f", "functions.f", "functions.fjson", "fjson", "functions.f<|constrain|>json"]
     {

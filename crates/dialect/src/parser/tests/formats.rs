@@ -1,8 +1,8 @@
-//! Calls and reasoning of models by the texts that their publishers, vLLM or llama.cpp have for them.
+//! Calls and reasoning of models in texts from their publishers, vLLM or llama.cpp.
 
 use super::*;
 
-/// Content, reasoning and calls of a text, the same character by character and wherever it is cut.
+/// Content, reasoning and calls of a text, which must be the same character by character and with a cut at any position.
 fn read_all(
     tools: ToolFormat,
     reasoning: ReasoningFormat,
@@ -25,7 +25,7 @@ fn seen(content: &str, reasoning: &str, calls: &[&str]) -> (String, String, Vec<
 
 const WEATHER: &str = r#"get_weather {"city": "Paris"}."#;
 
-/// Source: the published template of Seed-OSS, which llama.cpp has as `ByteDance-Seed-OSS.jinja`.
+/// Source: the published template of Seed-OSS, in llama.cpp `ByteDance-Seed-OSS.jinja`.
 #[test]
 fn seed_oss() {
     let call = "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>\n</seed:tool_call>";
@@ -40,7 +40,7 @@ fn seed_oss() {
     assert_eq!(read(&lines), seen("", "", &[expected]));
 }
 
-/// Source: `CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja` of llama.cpp, which the publisher's template is.
+/// Source: `CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja` of llama.cpp, which is the publisher's template.
 #[test]
 fn command_r() {
     let call = "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {\"city\": \"Paris\"}},\n    {\"tool_call_id\": \"1\", \"tool_name\": \"f\", \"parameters\": {}}\n]<|END_ACTION|>";
@@ -53,7 +53,7 @@ fn command_r() {
     assert_eq!(read("Four."), seen("Four.", "", &[]));
 }
 
-/// Source: the published template of Nemotron Nano v2, which llama.cpp has as `NVIDIA-Nemotron-Nano-v2.jinja`.
+/// Source: the published template of Nemotron Nano v2, in llama.cpp `NVIDIA-Nemotron-Nano-v2.jinja`.
 #[test]
 fn nemotron_nano_v2() {
     let call = r#"<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "f", "arguments": {}}]</TOOLCALL>"#;
@@ -65,7 +65,7 @@ fn nemotron_nano_v2() {
     assert_eq!(read(&text), seen("I look.Done.", "Hm.", &[WEATHER, "f {}."]));
 }
 
-/// Source: vLLM's parser `granite`, and the system prompt of Granite 3.3, which asks for `<|tool_call|>` and a JSON list.
+/// Source: vLLM's parser `granite`, and the system prompt of Granite 3.3, which asks for `<|tool_call|>` and a JSON array.
 #[test]
 fn granite_3() {
     let read = |text: &str| {
@@ -135,7 +135,7 @@ fn deepseek_v32() {
     assert_eq!(read(&text), seen("So.", "Hm.", &[expected, "get_weather {}."]));
 }
 
-/// Source: the published template of DeepSeek V3.1, which llama.cpp has as `deepseek-ai-DeepSeek-V3.1.jinja`.
+/// Source: the published template of DeepSeek V3.1, in llama.cpp `deepseek-ai-DeepSeek-V3.1.jinja`.
 #[test]
 fn deepseek_v31_thinks() {
     let text = "Hm.</think>So.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{\"city\": \"Paris\"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
@@ -161,7 +161,7 @@ fn minimax_m2() {
     assert_eq!(read, seen("", "Hm.", &[WEATHER, "f {}."]));
 }
 
-/// Ministral 3 writes calls as Mistral does from its tokenizer's version 13 on. Source: its published template.
+/// Ministral 3 writes calls like Mistral's tokenizers from version 13 on. Source: its published template.
 #[test]
 fn ministral_3() {
     let text =
@@ -211,7 +211,7 @@ fn solar_open() {
     assert_eq!(read(&text), seen("I look.", "", &[WEATHER, "f {}."]));
 }
 
-/// Source: `Apertus-8B-Instruct.jinja` of llama.cpp, which the publisher's template is.
+/// Source: `Apertus-8B-Instruct.jinja` of llama.cpp, which is the publisher's template.
 #[test]
 fn apertus() {
     let read = |text: &str| {

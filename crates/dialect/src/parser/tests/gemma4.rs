@@ -1,4 +1,4 @@
-//! Calls and reasoning as Gemma 4 writes them.
+//! Calls and reasoning in Gemma 4's format.
 
 use serde_json::json;
 
@@ -18,7 +18,7 @@ fn parser(reasoning: Option<ReasoningFormat>, thinking: Thinking) -> OutputParse
     OutputParser::new(Dialect { tools: Some(FORMAT), reasoning }, thinking, Some(functions.into()))
 }
 
-/// Content and calls of an answer, the same wherever it is cut into two and character by character.
+/// Content and calls of an answer, which must be the same character by character and with a cut at any position.
 fn called(text: &str) -> (String, Vec<String>) {
     let plain = || parser(None, Thinking::Possible);
     let whole = read(plain(), [text]);
@@ -29,7 +29,7 @@ fn called(text: &str) -> (String, Vec<String>) {
     (whole.0, whole.2)
 }
 
-/// The arguments of the one call, which is complete.
+/// The arguments of the only call, which must be complete.
 fn arguments(written: &str) -> String {
     let (content, calls) = called(&format!("<|tool_call>call:get_weather{written}<tool_call|>"));
     assert_eq!((content.as_str(), calls.len()), ("", 1), "{written}");
@@ -83,7 +83,7 @@ fn arguments_become_json() {
 #[test]
 fn what_models_write_otherwise_is_taken() {
     for (written, json) in [
-        // The first mark of a string is missing, or both.
+        // A string without its first mark or without both.
         (r#"{city:Bern<|"|>}"#, r#"{"city": "Bern"}"#),
         (r#"{city:Paris, France<|"|>,days:5}"#, r#"{"city": "Paris, France", "days": 5}"#),
         (r#"{days:5 {or so}<|"|>}"#, r#"{"days": "5 {or so}"}"#),
@@ -96,11 +96,11 @@ fn what_models_write_otherwise_is_taken() {
             "{a:007,b:1.,c:+1,d:.5,e:-,f:NaN}",
             r#"{"a": "007", "b": "1.", "c": "+1", "d": ".5", "e": "-", "f": "NaN"}"#,
         ),
-        // A schema wants a string.
+        // The schema requires a string.
         ("{city:3,days:3,any:3}", r#"{"city": "3", "days": 3, "any": 3}"#),
         ("{city:true}", r#"{"city": "true"}"#),
         ("{city:null}", r#"{"city": null}"#),
-        // As JSON or Python has it.
+        // Literals of JSON and Python.
         (r#"{"city":"B\"é\n","days":3}"#, "{\"city\": \"B\\\"é\\n\", \"days\": 3}"),
         (
             r#"{'city': 'a, b: "c"}', tags: ["x", 'y']}"#,
@@ -113,10 +113,10 @@ fn what_models_write_otherwise_is_taken() {
         ("{a:True,b:False,c:None}", r#"{"a": true, "b": false, "c": null}"#),
         (r#"{<|"|>city<|"|>:<|"|>Bern<|"|>}"#, r#"{"city": "Bern"}"#),
         (r#"{city=<|"|>Bern<|"|>,days=3}"#, r#"{"city": "Bern", "days": 3}"#),
-        // Commas too many, or too few.
+        // Too many or too few commas.
         (r#"{city:<|"|>Bern<|"|>days:3,}"#, r#"{"city": "Bern", "days": 3}"#),
         ("{a:[1,2,],}", r#"{"a": [1, 2]}"#),
-        // Brackets are missing before the mark.
+        // Missing brackets before the mark.
         (r#"{city:<|"|>Bern<|"|>"#, r#"{"city": "Bern"}"#),
         ("{a:{b:[1,{c:2", r#"{"a": {"b": [1, {"c": 2}]}}"#),
         ("{a:b", r#"{"a": "b"}"#),
@@ -245,13 +245,13 @@ fn reasoning_is_set_apart() {
             read(&format!("<|channel>thought\nHm\n<channel|>{call}{call}")),
             seen("", "Hm", 2)
         );
-        // Nothing closes it before the call.
+        // The reasoning is not closed before the call.
         assert_eq!(
             read(&format!("<|channel>thought\nHm <|tool_call> \n{call}")),
             seen("", "Hm <|tool_call>", 1)
         );
         assert_eq!(read(&format!("<|channel>thought\n{call} Done.")), seen("Done.", "", 1));
-        // There are no thoughts.
+        // No reasoning.
         assert_eq!(read("<|channel>thought\n<channel|>Four."), seen("Four.", "", 0));
         assert_eq!(read("<|channel>thought<channel|>\nFour."), seen("Four.", "", 0));
         assert_eq!(read("<|channel><channel|>Four."), seen("Four.", "", 0));
@@ -259,11 +259,11 @@ fn reasoning_is_set_apart() {
             read("<|channel>thought\n<channel|><|channel>thought\nHm\n<channel|><channel|>Four."),
             seen("Four.", "Hm", 0)
         );
-        // The word is part of a text, or another one stands there.
+        // The word is part of a text, or another word is in its position.
         assert_eq!(read("<|channel>thoughtful\n<channel|>a"), seen("a", "thoughtful", 0));
         assert_eq!(read("<|channel>plan\nHm<channel|>a"), seen("a", "plan\nHm", 0));
         assert_eq!(read("<|channel>thought\nthought\n<channel|>a"), seen("a", "thought", 0));
-        // It is cut off.
+        // A truncated title.
         assert_eq!(read("<|channel>thou"), seen("", "", 0));
         assert_eq!(read("<|channel>thought"), seen("", "", 0));
         assert_eq!(read("<|channel>thought\nHm <channel"), seen("", "Hm <channel", 0));
@@ -277,7 +277,7 @@ fn reasoning_is_set_apart() {
         assert_eq!(read_both(thinking, "<|chan"), seen("<|chan", "", 0));
         assert_eq!(read_both(thinking, " <"), seen(" <", "", 0));
     }
-    // Nobody reads calls: their marks are reasoning like any text.
+    // In a request without tools, the marks of calls are reasoning text.
     let dialect = Dialect { tools: Some(FORMAT), reasoning: Some(ReasoningFormat::Gemma4) };
     let without = OutputParser::new(dialect, open, None);
     assert_eq!(read(without, [call]), (String::new(), call.to_owned(), vec![]));
@@ -293,7 +293,7 @@ fn prompts_say_where_the_answer_stands() {
     assert_eq!(after("I thought"), Thinking::Possible);
 }
 
-/// Pieces that calls and reasoning are made of, and what stands between them.
+/// Pieces of calls and reasoning, and other text.
 const PIECES: [&str; 26] = [
     "<|tool_call>call:f{",
     "<|tool_call>",
@@ -338,7 +338,7 @@ proptest! {
         let whole = read(parser(), [text.as_str()]);
         prop_assert_eq!(read(parser(), cut(&text, &ends)), whole.clone());
         prop_assert_eq!(read(parser(), text.split_inclusive(|_| true)), whole.clone());
-        // Whatever a model writes, a call that ends has arguments in JSON.
+        // A call that ends has valid JSON arguments, for any text of the model.
         for call in whole.2.iter().filter_map(|call| call.strip_suffix('.')) {
             let arguments = call.split_once(' ').map_or(call, |(_, arguments)| arguments);
             prop_assert!(serde_json::from_str::<Map<String, Value>>(arguments).is_ok(), "{}", call);

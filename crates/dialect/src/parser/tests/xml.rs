@@ -20,7 +20,7 @@ fn parser(format: ToolFormat, reasoning: Option<ReasoningFormat>) -> OutputParse
     OutputParser::new(dialect, Thinking::Possible, Some(functions.into()))
 }
 
-/// Content and calls of an answer, the same wherever it is cut into two and character by character.
+/// Content and calls of an answer, which must be the same character by character and with a cut at any position.
 fn called(format: ToolFormat, text: &str) -> (String, Vec<String>) {
     let whole = read(parser(format, None), [text]);
     assert_eq!(read(parser(format, None), text.split_inclusive(|_| true)), whole);
@@ -30,7 +30,7 @@ fn called(format: ToolFormat, text: &str) -> (String, Vec<String>) {
     (whole.0, whole.2)
 }
 
-/// A call as the format's template writes it.
+/// A call in the form of the format's template.
 fn written(format: ToolFormat, name: &str, arguments: &[(&str, &str)]) -> String {
     let elements = |element: &dyn Fn(&str, &str) -> String| {
         arguments.iter().map(|(key, value)| element(key, value)).collect::<String>()
@@ -135,7 +135,7 @@ fn marks_that_models_write_otherwise_are_taken() {
     assert_eq!(called(ToolFormat::Glm45, "<tool_call>f</tool_call>"), is("", &["f {}."]));
     let two = "<minimax:tool_call>\n<invoke name=\"f\">\n</invoke>\n<invoke name=\"f\">\n<parameter name=\"a\">b</parameter>\n</invoke>\n</minimax:tool_call>\nDone.";
     assert_eq!(called(ToolFormat::MinimaxM2, two), is("Done.", &["f {}.", "f {\"a\": \"b\"}."]));
-    // Marks within a line are text.
+    // Marks inside a line are text.
     let mention = "use <parameter=x> and </function>";
     let text = written(ToolFormat::Qwen3Coder, "f", &[("a", mention)]);
     assert_eq!(
@@ -160,7 +160,7 @@ fn what_is_damaged_is_content() {
             assert_eq!(called(format, text), is(text, &[]));
         }
     }
-    // The text ends too early, or goes on in another way.
+    // The text ends too early, or continues differently.
     for format in XML {
         let whole = written(format, "f", &[("a", "1"), ("b", "2")]);
         let cut = &whole[..whole.find('2').unwrap()];
@@ -187,14 +187,14 @@ fn marks_in_strings_of_json_are_text() {
         let text = written(format, "get_weather", &[("at", &object), ("days", "1")]);
         let expected = format!("get_weather {{\"at\": {object}, \"days\": 1}}.");
         assert_eq!(called(format, &text), is("", &[&expected]));
-        // A string that never ends holds nothing back for good.
+        // A string without an end is not held back forever.
         let text = written(format, "get_weather", &[("at", "{\"a"), ("days", "1")]);
         let expected = r#"get_weather {"at": "{\"a", "days": 1}."#;
         assert_eq!(called(format, &format!("{text}\nDone.")), is("Done.", &[expected]));
     }
 }
 
-/// The marks of a value and of a call's end.
+/// The marks for the ends of a value and of a call.
 fn ends(format: ToolFormat) -> (&'static str, &'static str) {
     match format {
         ToolFormat::Qwen3Coder => ("</parameter>", "</function>"),
@@ -220,7 +220,7 @@ fn marks_in_texts_are_text_where_nothing_fits_behind_them() {
             "x\n<parameter=unknown>\ny".to_owned(),
             "x <parameter=days> y".to_owned(),
         ] {
-            // A mark behind which another one fits is no text.
+            // A mark is not text if a fitting mark follows.
             let text = written(format, "get_weather", &[("city", &city), ("days", "1")]);
             let expected =
                 format!("get_weather {{\"city\": {}, \"days\": 1}}.", Value::from(city.as_str()));

@@ -1,4 +1,4 @@
-//! Scores texts as continuations of one prompt, and selects the most likely one.
+//! Scores texts as continuations of a prompt, and selects the most likely one.
 
 use axum::response::{IntoResponse, Response};
 use candlepower_api::{GenerateChoice, GenerateResponse, Usage};
@@ -15,14 +15,14 @@ use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::LoadedModel;
 use crate::model::sessions::Turn;
 
-/// A prompt and the texts of which one is to be selected.
+/// A prompt and the candidate texts.
 pub(super) struct Selection {
     header: Header,
     generation: Generation,
     turn: Option<Turn>,
-    /// Tokens of the prompt, with which each of `prompts` begins.
+    /// Number of tokens of the prompt, the common prefix of `prompts`.
     prompt_len: usize,
-    /// One per text: the prompt and the text.
+    /// The prompt followed by the text, for each text.
     prompts: Vec<Vec<u32>>,
     texts: Vec<String>,
     /// Whether log-probabilities are reported.
@@ -40,7 +40,8 @@ impl Selection {
             let whole = [&prompt[..], &encode(model, "choices", text, false)?].concat();
             check_prompt(model, "choices", &whole, true)?;
             if whole.len() == prompt.len() {
-                let message = format!("`choices[{index}]` has no tokens.");
+                let message =
+                    format!("`choices[{index}]` has no tokens: give a text that is not empty.");
                 return Err(ApiError::invalid("choices", message));
             }
             Ok(whole)
@@ -53,7 +54,7 @@ impl Selection {
     }
 }
 
-/// Scores the texts; the session goes on behind the selected one.
+/// Scores the texts; the session continues after the selected one.
 pub(super) async fn respond(selection: Selection, request: &Incoming) -> ApiResult<Response> {
     let Selection { header, generation, turn, prompt_len, mut prompts, texts, logprobs } =
         selection;
@@ -66,7 +67,7 @@ pub(super) async fn respond(selection: Selection, request: &Incoming) -> ApiResu
         let scores: Vec<TokenLogprobs> = scores.into_iter().skip(prompt_len).flatten().collect();
         if scores.len() != prompts[index].len() - prompt_len {
             return Err(ApiError::unavailable(
-                "The server stopped before all choices were scored.",
+                "The server was stopped before all choices were scored.",
             ));
         }
         choices.push(GenerateChoice {
@@ -87,7 +88,7 @@ pub(super) async fn respond(selection: Selection, request: &Incoming) -> ApiResu
     Ok(axum::Json(response).into_response())
 }
 
-/// The mean log-probability: long texts are not worse for being long.
+/// The mean log-probability of the tokens. A sum would favour short texts.
 fn mean(scores: &[TokenLogprobs]) -> f32 {
     let sum: f64 = scores.iter().map(|score| f64::from(score.logprob)).sum();
     (sum / scores.len() as f64).max(f64::from(f32::MIN)) as f32

@@ -1,29 +1,29 @@
-//! GET /v1/responses/{id}/input_items: the input of a response, a page at a time.
+//! GET /v1/responses/{id}/input_items: pages of the input items of a response.
 
 use candlepower_api::{ChatMessage, Role};
 use serde_json::{Value, json};
 
 use crate::model::api_error::{ApiError, ApiResult};
 
-/// Items of a page that does not say, and most items of one.
+/// Default and maximum number of items of a page.
 const DEFAULT_LIMIT: usize = 20;
 const MAX_LIMIT: usize = 100;
 
-/// Which items are asked for.
+/// The requested page.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Page {
     limit: usize,
-    /// Whether the first item comes first.
+    /// Whether the oldest item comes first.
     ascending: bool,
-    /// The item before the page.
+    /// Id of the last item of the previous page.
     after: Option<String>,
 }
 
 impl Page {
-    /// Reads the query of a request.
+    /// Parses the query of a request.
     ///
     /// # Errors
-    /// 400 with the parameter that is wrong or unknown.
+    /// 400 with the parameter that is invalid or unknown.
     pub(super) fn of_query(query: &str) -> ApiResult<Self> {
         let mut page = Self { limit: DEFAULT_LIMIT, ascending: false, after: None };
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
@@ -46,12 +46,13 @@ impl Page {
                     };
                 }
                 "after" => page.after = Some(value.to_owned()),
-                // There is nothing to include.
+                // Clients send `include` by default; it has no effect, because items have no optional parts.
                 _ if name.starts_with("include") => {}
                 _ => {
                     let name = candlepower_api::excerpt(name);
-                    let message =
-                        format!("`{name}` is not a parameter here: limit, order and after are.");
+                    let message = format!(
+                        "`{name}` is not a parameter of this endpoint: use limit, order and after."
+                    );
                     return Err(ApiError::invalid(name, message));
                 }
             }
@@ -59,17 +60,17 @@ impl Page {
         Ok(page)
     }
 
-    /// The page of these items.
+    /// The page as a list object.
     ///
     /// # Errors
-    /// 404 where the item before the page is none of them.
+    /// 404 if `after` is none of the items.
     pub(super) fn list(&self, mut items: Vec<Value>) -> ApiResult<Value> {
         if !self.ascending {
             items.reverse();
         }
         if let Some(after) = &self.after {
             let at = items.iter().position(|item| item["id"] == **after).ok_or_else(|| {
-                let message = "`after` is none of the items of this response.";
+                let message = "`after` is not an item of this response: use the `last_id` of the previous page.";
                 ApiError::not_found(Some("after"), "not_found", message)
             })?;
             items.drain(..=at);
@@ -84,7 +85,7 @@ impl Page {
     }
 }
 
-/// The items of a conversation. Their ids are those of their places.
+/// The items of a conversation. Their ids are derived from their positions.
 pub(super) fn items(response_id: &str, messages: &[ChatMessage]) -> Vec<Value> {
     let mut items: Vec<Value> = Vec::new();
     let response = response_id.trim_start_matches("resp_");

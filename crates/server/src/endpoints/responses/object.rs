@@ -1,4 +1,4 @@
-//! The response as JSON, while it is generated and when it is done.
+//! The response object, while it is generated and when it is complete.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use uuid::Uuid;
 use crate::generation::content_blocks::{Block, Blocks};
 use crate::generation::prompt::unix_seconds;
 
-/// What is known of a response from its request.
+/// The fields of a response that come from its request, and the ids of its items.
 pub(super) struct ResponseObject {
     pub(super) id: String,
-    /// One per item that was begun.
+    /// Ids of the items that have begun.
     item_ids: Vec<String>,
-    /// Whether the server is to hold it.
+    /// Whether the server stores it.
     pub(super) store: bool,
     request: ResponsesRequest,
     created_at: u64,
@@ -25,7 +25,7 @@ pub(super) struct ResponseObject {
     top_p: f64,
     presence_penalty: f64,
     frequency_penalty: f64,
-    /// The tokens of each block that is a text, by its index.
+    /// Log-probabilities of each text block, by its index.
     logprobs: BTreeMap<usize, Vec<ChatTokenLogprob>>,
 }
 
@@ -45,17 +45,17 @@ impl ResponseObject {
         }
     }
 
-    /// Adds the log-probabilities of more tokens of a text.
+    /// Adds log-probabilities of more tokens of a text.
     pub(super) fn add_logprobs(&mut self, index: usize, logprobs: Vec<ChatTokenLogprob>) {
         self.logprobs.entry(index).or_default().extend(logprobs);
     }
 
-    /// The log-probabilities of the tokens of a text so far.
+    /// Log-probabilities of a text so far.
     pub(super) fn logprobs(&self, index: usize) -> &[ChatTokenLogprob] {
         self.logprobs.get(&index).map_or(&[], Vec::as_slice)
     }
 
-    /// The part that a message or a reasoning consists of.
+    /// The content part of a message or reasoning item.
     pub(super) fn part(&self, index: usize, block: &Block) -> Value {
         match block {
             Block::Reasoning(text) => json!({"type": "reasoning_text", "text": text}),
@@ -65,12 +65,12 @@ impl ResponseObject {
         }
     }
 
-    /// Before anything is generated.
+    /// The object before anything is generated.
     pub(super) fn in_progress(&self) -> Value {
         self.with("in_progress", Value::Null, json!([]), Value::Null)
     }
 
-    /// When all is generated; `num_thought` of the tokens are reasoning.
+    /// The object when all is generated; `num_thought` of the tokens are reasoning.
     pub(super) fn finished(
         &mut self,
         blocks: &Blocks,
@@ -82,7 +82,7 @@ impl ResponseObject {
         let (status, details) = match reason {
             FinishReason::Length => ("incomplete", json!({"reason": "max_output_tokens"})),
             FinishReason::Abort => ("cancelled", Value::Null),
-            // A call is not complete. The protocol has no reason for that; this one says that there was to be more.
+            // An incomplete call. The protocol has no reason for that; `max_output_tokens` is the nearest.
             FinishReason::Stop | FinishReason::ToolCalls if is_cut => {
                 ("incomplete", json!({"reason": "max_output_tokens"}))
             }
@@ -103,7 +103,7 @@ impl ResponseObject {
         self.with(status, details, json!(items), usage)
     }
 
-    /// The item of a block. While it is in progress it has no content.
+    /// The item of a block. In progress, it has no content.
     pub(super) fn item(&mut self, index: usize, block: &Block, status: Status) -> Value {
         let id = self.item_id(index, block);
         let is_begun = status == Status::InProgress;
@@ -130,13 +130,13 @@ impl ResponseObject {
         }
     }
 
-    /// The name that the request has for a function, and its namespace.
+    /// The namespace and the name of a function in the request.
     pub(super) fn given_name<'a>(&'a self, name: &'a str) -> (Option<&'a str>, &'a str) {
         let options = self.request.tool_options.as_ref();
         options.map_or((None, name), |options| options.given_name(name))
     }
 
-    /// The name of the item of a block; items are begun in order.
+    /// Id of the item of a block; items begin in order.
     pub(super) fn item_id(&mut self, index: usize, block: &Block) -> String {
         let kind = match block {
             Block::Reasoning(_) => "rs",
@@ -194,7 +194,7 @@ impl ResponseObject {
     }
 }
 
-/// How far an item is.
+/// Status of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
     InProgress,
@@ -212,7 +212,7 @@ impl Status {
     }
 }
 
-/// Functions as this API has them; those of a namespace stand in it.
+/// Tools in the format of this API, with functions inside their namespaces.
 fn described(tools: &[Tool]) -> Vec<Value> {
     let mut all: Vec<Value> = Vec::new();
     for tool in tools {
@@ -235,7 +235,7 @@ fn described(tools: &[Tool]) -> Vec<Value> {
     all
 }
 
-/// A choice as this API has it.
+/// A tool choice in the format of this API.
 fn chosen(options: &ToolOptions) -> Value {
     let named = |name: &String| match options.given_name(name) {
         (None, name) => json!({"type": "function", "name": name}),

@@ -12,9 +12,9 @@ use crate::generation::sse::{ChunkFormat, named_event};
 use crate::generation::stream::Delta;
 use crate::model::api_error::ApiError;
 
-/// Writes the events of one response.
+/// A writer of the events of one response.
 pub(super) struct ResponseStream {
-    /// `None` when the last event is written.
+    /// `None` after the last event.
     turn: Option<Turn>,
     blocks: Blocks,
     num_events: u64,
@@ -27,7 +27,7 @@ impl ResponseStream {
         Self { turn: Some(turn), blocks, num_events: 0, token_ids: Vec::new(), finish: None }
     }
 
-    /// One event, numbered.
+    /// An event with its sequence number.
     fn event(&mut self, kind: &str, mut body: Value) -> Bytes {
         body["type"] = kind.into();
         body["sequence_number"] = self.num_events.into();
@@ -35,7 +35,7 @@ impl ResponseStream {
         named_event(kind, &body)
     }
 
-    /// One event about what is in the item of a block. Calls have no parts.
+    /// An event about the content of a block's item. Calls have no content parts.
     fn item_event(&mut self, kind: &str, index: usize, mut body: Value) -> Bytes {
         let block = &self.blocks.list()[index];
         body["item_id"] = self.turn.as_mut().map(|turn| turn.object.item_id(index, block)).into();
@@ -52,7 +52,7 @@ impl ResponseStream {
         self.event(kind, json!({"output_index": index, "item": item}))
     }
 
-    /// The events of what happened to a block; `logprobs` are those of the first text that is added to their block.
+    /// The events for a change of a block. `logprobs` belong to the first text that is added to their block.
     fn block_event(
         &mut self,
         event: BlockEvent,

@@ -1,4 +1,4 @@
-//! Every bound, from both sides.
+//! Values just inside and outside every limit.
 
 use std::num::NonZeroUsize;
 
@@ -60,12 +60,12 @@ fn what_a_model_is_not_to_draw_has_the_least_bias_unless_it_is_asked_for() {
     let biases = |body: serde_json::Value| {
         let defaults = suppressed.clone();
         let found = generation(body, |limits| {
-            // It outlives the request.
+            // The limits have a `'static` reference to the defaults.
             limits.sampling_defaults = Box::leak(Box::new(defaults));
         });
         found.unwrap().sampling_for(10, 100).logit_bias
     };
-    // The last id is beyond the vocabulary.
+    // The last id is outside the vocabulary.
     assert_eq!(biases(json!({})), [(7, -100.0), (9, -100.0)]);
     assert_eq!(biases(json!({"logit_bias": {"9": 1.5}})), [(9, 1.5), (7, -100.0)]);
 }

@@ -1,4 +1,4 @@
-//! The whole application over the demo model: status, shape and content of every kind of answer.
+//! The whole application with the demo model: status, form and content of every kind of answer.
 
 use std::sync::Arc;
 
@@ -76,7 +76,7 @@ async fn answer(state: &AppState, path: &str, body: Value) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// The chunks of a stream, which must end as streams end.
+/// The chunks of a stream, which must end correctly.
 async fn chunks(state: &AppState, path: &str, body: Value) -> Vec<Value> {
     let response = call(state, post(path, body)).await;
     assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
@@ -87,14 +87,14 @@ async fn chunks(state: &AppState, path: &str, body: Value) -> Vec<Value> {
     events.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
 }
 
-/// Asserts the one shape of errors, and returns `(status, param)`.
+/// Asserts the common form of errors, and returns `(status, param)`.
 async fn error(response: Response) -> (u16, Option<String>) {
     let status = response.status().as_u16();
     assert_eq!(response.headers()["content-type"], "application/json");
     let text = text(response).await;
     let body: Value = serde_json::from_str(&text).unwrap();
     let error = body["error"].as_object().unwrap();
-    // Those of Anthropic's clients read `type` on top.
+    // Anthropic's clients read `type` at the top level.
     let num_keys = if body["type"] == "error" { 2 } else { 1 };
     assert_eq!(body.as_object().unwrap().len(), num_keys);
     let mut keys: Vec<_> = error.keys().map(String::as_str).collect();
@@ -134,7 +134,7 @@ async fn only_open_paths_answer_while_loading() {
 async fn a_conversation_is_answered_whole_and_streamed_alike() {
     let state = ready(&[]);
     let path = "/v1/chat/completions";
-    // Longer than a block, so that its beginning is found in the prefix cache the second time.
+    // Longer than a block, so that its prefix is cached the second time.
     let question =
         "Please tell me in one short and friendly sentence: what is the capital of France?";
     let whole = answer(&state, path, chat(question)).await;
@@ -418,7 +418,7 @@ async fn other_origins_are_let_in_by_name_only() {
     .await;
     assert_eq!(open.status(), StatusCode::OK);
     assert_eq!(open.headers()["access-control-allow-origin"], "https://a.example");
-    // By name: `*` does not cover the former.
+    // By name, because `*` does not include the former.
     assert_eq!(open.headers()["access-control-allow-headers"], "authorization,x-mine");
     let state = ready(&["--allowed-origins=*"]);
     let asked = Request::get("/version").header("origin", "https://a.example");
@@ -437,7 +437,7 @@ async fn models_tokens_and_documents_are_described() {
     assert_eq!(list["data"][0]["id"], "a/b");
     assert_eq!(list["data"][1]["root"], "demo");
     assert_eq!(call(&state, get("/v1/models/a/b")).await.status(), 200);
-    // What requests may ask for can be looked up, and nothing else.
+    // Browsers may read only these headers and methods.
     let state_of_root = ready(&["--served-model-name=a/b"]);
     answer(&state_of_root, "/tokenize", json!({"model": "demo", "prompt": "x"})).await;
     assert_eq!(call(&state_of_root, get("/v1/models/demo")).await.status(), 200);
@@ -492,7 +492,7 @@ async fn the_queue_has_an_end() {
     );
 }
 
-/// Waits until the engine works on nothing. Ends only if it gets there.
+/// Waits until the engine is idle.
 async fn wait_until_unused(state: &AppState) {
     let model = demo(state);
     while model.engine.num_in_flight() > 0 {

@@ -1,4 +1,4 @@
-//! Lines that wait to be written: bounded in bytes, and nobody who adds one waits.
+//! A queue of lines that wait to be written. It is bounded in bytes, and adding a line never waits.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,22 +6,22 @@ use std::time::Duration;
 
 use metrics::Counter;
 
-/// Longest line, in bytes; a longer one is cut.
+/// Maximum bytes of a line; a longer one is cut.
 const MAX_LINE: usize = 64 << 10;
-/// Bytes that a line takes beside its text.
+/// Bytes of a line besides its text.
 const OVERHEAD: usize = size_of::<Line>();
 
-/// Lines between the threads that log and the one that writes.
+/// The lines between the threads that log and the thread that writes.
 pub(super) struct Queue {
     max_bytes: usize,
     state: Mutex<State>,
     /// A line was added.
     added: Condvar,
-    /// The last line was written or given up.
+    /// The last line was written or dropped.
     emptied: Condvar,
 }
 
-/// A line, and its place in the order of all lines.
+/// A line, and its position in the order of all lines.
 struct Line {
     number: u64,
     text: Vec<u8>,
@@ -58,7 +58,7 @@ impl Queue {
         Self { max_bytes, state: Mutex::new(state), added: Condvar::new(), emptied: Condvar::new() }
     }
 
-    /// Adds a line. An error takes the room of the newest other lines; it is dropped if only errors are queued.
+    /// Adds a line. If the queue is full, an error displaces the newest other lines; it is dropped if only errors are queued.
     pub(super) fn push(&self, line: &[u8], is_error: bool) {
         let text = cut(line);
         let mut state = self.lock();
@@ -97,7 +97,7 @@ impl Queue {
         }
     }
 
-    /// Lines dropped so far: unwritten ones, and those without room. `None` while lines wait.
+    /// Numbers of dropped lines: unwritten ones, and those for which the queue was full. `None` while lines wait.
     pub(super) fn dropped_when_empty(&self) -> Option<[u64; 2]> {
         let state = self.lock();
         let is_empty = state.errors.is_empty() && state.others.is_empty();
@@ -109,19 +109,19 @@ impl Queue {
         self.lock().unwritten.add(1);
     }
 
-    /// Counts dropped lines here too, with those that are dropped already.
+    /// Counts dropped lines in these counters too, those dropped before included.
     pub(super) fn count_dropped(&self, unwritten: Counter, without_room: Counter) {
         let mut state = self.lock();
         state.unwritten.count_in(unwritten);
         state.without_room.count_in(without_room);
     }
 
-    /// Waits until no line is left, or for as long as this.
+    /// Waits until no line is left, but not longer than `patience`.
     pub(super) fn wait_until_written(&self, patience: Duration) {
         let is_left = |state: &mut State| {
             state.is_writing || !state.errors.is_empty() || !state.others.is_empty()
         };
-        // Lines that are left after that are given up.
+        // Lines that are left after that are lost.
         drop(self.emptied.wait_timeout_while(self.lock(), patience, is_left));
     }
 
@@ -162,7 +162,7 @@ impl Dropped {
     }
 }
 
-/// The line, with its end; not more of it than a line may have.
+/// The line with its end, cut to the maximum length.
 fn cut(line: &[u8]) -> Vec<u8> {
     if line.len() <= MAX_LINE {
         return line.to_vec();
@@ -187,7 +187,7 @@ mod tests {
     const INFO: bool = false;
     const ERROR: bool = true;
 
-    /// A queue with room for so many lines of three bytes.
+    /// A queue for `lines` lines of three bytes.
     fn with_room_for(lines: usize) -> Queue {
         Queue::new(lines * (3 + OVERHEAD))
     }
@@ -277,7 +277,7 @@ mod tests {
         queue.wait_until_written(short);
         assert!(popped.elapsed() >= short);
         let writer = Arc::clone(&queue);
-        // It waits for ever, as the thread of the log does.
+        // This thread waits forever, like the log's thread.
         thread::spawn(move || writer.pop());
         queue.wait_until_written(Duration::from_secs(60));
         assert!(begin.elapsed() < Duration::from_secs(50));

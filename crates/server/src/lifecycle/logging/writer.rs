@@ -1,4 +1,4 @@
-//! Writes queued lines to standard error, in a thread that may wait there as long as it likes.
+//! Writes queued lines to standard error, in a thread that may block there without harm.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -9,22 +9,22 @@ use std::time::Duration;
 use super::Terminal;
 use super::queue::Queue;
 
-/// Pause where standard error takes nothing more and was made not to wait by another program.
+/// Pause before a retry when standard error is full. Another program that shares it may have made it non-blocking.
 const FULL_RETRY: Duration = Duration::from_millis(10);
 
-/// The end of the queue.
+/// The consumer of the queue.
 pub(super) struct Writer {
     queue: &'static Queue,
     terminal: Terminal,
     output: Output,
-    /// Dropped lines that the log has reported: unwritten ones, and those without room.
+    /// Numbers of dropped lines that the log has reported: unwritten ones, and those for which the queue was full.
     reported: [u64; 2],
 }
 
-/// A file that takes whole lines.
+/// A file for whole lines.
 struct Output {
     file: File,
-    /// The last line was written in part.
+    /// Whether the last line was written only in part.
     is_torn: bool,
 }
 
@@ -32,7 +32,7 @@ impl Writer {
     /// # Errors
     /// Standard error cannot be opened a second time.
     pub(super) fn new(queue: &'static Queue, terminal: Terminal) -> io::Result<Self> {
-        // Unlike `io::stderr`, this has no lock that other threads would wait for.
+        // Other threads would wait for the lock of `io::stderr`; this file has none.
         let file = File::from(io::stderr().as_fd().try_clone_to_owned()?);
         let output = Output { file, is_torn: false };
         Ok(Self { queue, terminal, output, reported: [0; 2] })
@@ -64,7 +64,7 @@ impl Writer {
             let [unwritten, without_room] = [0, 1].map(|i| dropped[i] - self.reported[i]);
             self.reported = dropped;
             tracing::warn!(
-                "the log is missing lines: {unwritten} could not be written, {without_room} came faster than standard error was read"
+                "the log has lost lines: {unwritten} could not be written, {without_room} because standard error was read too slowly"
             );
         }
     }

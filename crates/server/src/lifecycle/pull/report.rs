@@ -1,4 +1,4 @@
-//! Tells how far a download is: bars on a terminal, lines in the log elsewhere.
+//! Reports the progress of a download: bars on a terminal, otherwise lines in the log.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use crate::config::ByteSize;
 use crate::lifecycle::logging::Terminal;
 
-/// How often the bars are drawn.
+/// Interval at which the bars are updated.
 const DRAW: Duration = Duration::from_millis(100);
-/// How often a line is logged where there are no bars.
+/// Interval of lines in the log, if there are no bars.
 const LOG: Duration = Duration::from_secs(10);
 const BAR: &str = "{prefix:.bold} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} {msg}";
 
-/// Does `work`, and tells meanwhile how far it is.
+/// Runs `work`, and reports the progress meanwhile.
 pub(super) async fn alongside<T>(
     work: impl Future<Output = T>,
     progress: &DownloadProgress,
@@ -73,7 +73,7 @@ fn log(progress: &DownloadProgress, begin: Instant) {
     );
 }
 
-/// A bar for each file that is not there yet.
+/// A bar for each file that is not complete.
 #[derive(Default)]
 struct Bars(HashMap<String, ProgressBar>);
 

@@ -1,4 +1,4 @@
-//! The files of a model that turn text into tokens: its tokenizer and its chat templates.
+//! Reads a model's tokenizer and chat templates.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::config::ServeConfig;
 use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::template_trial;
 
-/// Reads the tokenizer and, where there is one, the chat template.
+/// Reads the tokenizer, and the chat template if there is one.
 ///
 /// # Errors
 /// A file is missing, damaged or cannot be read.
@@ -41,16 +41,18 @@ pub(super) fn load(
         tokenizer_config: tokenizer_config.as_deref(),
         chat_template_json: chat_template_json.as_deref(),
     };
-    // The demo's template is our own.
+    // The demo's template is part of this program, so that it needs no trial.
     let is_own = config.model.as_deref() == Some("demo") && config.tokenizer.is_none();
     if !is_own || chosen.is_some() {
         template_trial::check(&sources, &template_file(config, files, template.is_some()))?;
     }
     let template = match ChatTemplate::from_sources(&sources) {
-        // A model with a broken template may still continue texts.
+        // A model with a broken template can still serve text completions.
         Err(error @ TemplateError::TemplateSyntax { .. }) if chosen.is_none() => {
             let file = template_file(config, files, template.is_some());
-            tracing::warn!("{file}: {error}: until then conversations are refused");
+            tracing::warn!(
+                "{file}: {error}; chat requests are refused until the template is fixed"
+            );
             None
         }
         template => template?,
@@ -58,13 +60,13 @@ pub(super) fn load(
     Ok((tokenizer, template))
 }
 
-/// The tokens of a vocabulary that end texts and turns: the one that its files name, and those that are known by name.
+/// The vocabulary's end tokens of texts and turns: the one that its files name, and well-known ones.
 pub(super) fn ends(tokenizer: &Tokenizer) -> Vec<u32> {
     let known = ends_by_name(&|name| tokenizer.added_token(name));
     tokenizer.eos_token_id().into_iter().chain(known).collect()
 }
 
-/// Where the template comes from that is used first.
+/// The file of the template that is used first.
 fn template_file(config: &ServeConfig, files: &CheckpointFiles, has_own_file: bool) -> String {
     match &config.chat_template {
         Some(path) => path.display().to_string(),
@@ -73,12 +75,12 @@ fn template_file(config: &ServeConfig, files: &CheckpointFiles, has_own_file: bo
     }
 }
 
-/// Names and texts of `additional_chat_templates/NAME.jinja`, in the order of their names.
+/// Names and texts of `additional_chat_templates/NAME.jinja`, sorted by name.
 fn additional_templates(files: &CheckpointFiles) -> Result<Vec<(String, String)>> {
     let Some(folder) = files.folder().map(|folder| folder.join("additional_chat_templates")) else {
         return Ok(Vec::new());
     };
-    // A folder that is not there holds none.
+    // A missing folder has no templates.
     let paths =
         folder.read_dir().into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let mut paths =
@@ -106,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// Golden models, and how the vocabulary of each is cut.
+    /// Golden models and the kind of tokenizer of each.
     const MODELS: [(&str, &str); 11] = [
         ("gguf-llama", "llama"),
         ("gguf-gemma2", "llama without a leading space"),
@@ -121,7 +123,7 @@ mod tests {
         ("gguf-deepseek2-lite", "glm4"),
     ];
 
-    /// A vocabulary in tiktoken's format cuts a thousand texts as the Python package of this name does
+    /// A vocabulary in tiktoken's format tokenizes a thousand texts like the Python package tiktoken
     /// (scripts/goldens/tiktoken_fixtures.py).
     #[test]
     fn tiktoken_vocabularies_cut_texts_as_their_package_does() {
@@ -146,8 +148,8 @@ mod tests {
         }
     }
 
-    /// Vocabularies of sentencepiece cut a thousand texts as its package does (scripts/goldens/sentencepiece_fixtures.py). Texts are
-    /// messages of a conversation: the package finds no special tokens in them.
+    /// Vocabularies of sentencepiece tokenize a thousand texts like its package (scripts/goldens/sentencepiece_fixtures.py). The texts
+    /// are messages of a conversation: the package finds no special tokens in them.
     #[test]
     fn sentencepiece_vocabularies_cut_texts_as_their_package_does() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tokenizer/tests/data");
@@ -203,7 +205,7 @@ mod tests {
         folder
     }
 
-    /// The tokenizer of a folder that has no `tokenizer.json`.
+    /// The tokenizer of a folder without `tokenizer.json`.
     fn tokenizer_of(folder: PathBuf) -> Tokenizer {
         let files = CheckpointFiles::Folder(folder.clone());
         let json = files.read("tokenizer.json").unwrap().unwrap();
@@ -219,7 +221,7 @@ mod tests {
         serde_json::from_value(json["strings"].clone()).unwrap()
     }
 
-    /// Mistral's file has the same tokens behind its special ones.
+    /// Mistral's file has the same tokens after its special ones.
     #[test]
     fn a_tekken_vocabulary_cuts_texts_as_tiktokens_of_its_tokens() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tokenizer/tests/data/kimi");
@@ -239,7 +241,7 @@ mod tests {
         let tekken = tokenizer_of(folder("tekken", &[("tekken.json", file)]));
         assert_eq!((tekken.bos_token_id(), tekken.eos_token_id()), (Some(1), Some(2)));
         assert_eq!(tekken.added_token("[TOOL_CALLS]"), Some((9, true)));
-        // Special tokens of Mistral's are plain text in the other tokenizer.
+        // Special tokens of Mistral's file are plain text in the other tokenizer.
         let has_mark = |text: &str| {
             ["<s>", "</s>", "<unk>", "<pad>", "[INST]", "[TOOL_CALLS]"]
                 .iter()
@@ -252,7 +254,7 @@ mod tests {
         }
     }
 
-    /// GPT-2's two files cut texts as the `tokenizer.json` of the same vocabulary does.
+    /// GPT-2's two files tokenize texts like the `tokenizer.json` of the same vocabulary.
     #[test]
     fn a_vocabulary_and_its_merges_cut_texts_as_their_tokenizer_does() {
         let model = candlepower_testing::goldens::folder("gguf-qwen2").join("tokenizer.json");
@@ -282,7 +284,7 @@ mod tests {
         }
     }
 
-    /// A vocabulary in a GGUF file cuts a thousand texts as the tokenizer.json does from which it was written.
+    /// A vocabulary in a GGUF file tokenizes a thousand texts like the tokenizer.json from which it was written.
     #[test]
     fn vocabularies_of_gguf_files_cut_texts_as_their_originals() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

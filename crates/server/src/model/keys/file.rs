@@ -1,4 +1,4 @@
-//! The file of keys: TOML with a table `[[key]]` for each. No error shows a key.
+//! The file of API keys: TOML with a table `[[key]]` for each key. No error shows a key.
 
 use std::io::Read;
 use std::num::NonZeroU32;
@@ -8,14 +8,14 @@ use serde::Deserialize;
 
 use super::{KeyDigest, KeyLimits, digest};
 
-/// Most bytes of the file.
+/// Maximum bytes of the file.
 const MAX_BYTES: u64 = 4 << 20;
-/// Most keys in it.
+/// Maximum number of keys.
 const MAX_KEYS: usize = 10_000;
-/// Longest name.
+/// Maximum length of a name.
 const MAX_NAME_LEN: usize = 64;
 
-/// Why the keys cannot be used.
+/// The reason why keys are invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", place.display())]
 pub struct KeysError {
@@ -62,12 +62,12 @@ pub(super) fn read(path: &Path) -> Result<Vec<(KeyDigest, String, KeyLimits)>, K
     }
     let line = |at: usize| text[..at].matches('\n').count() + 1;
     let file: File = toml::from_str(&text).map_err(|error| {
-        // The whole error shows the line, which may hold a key.
+        // The whole error shows the line of the file, which may contain a key.
         let at = error.span().map_or(0, |span| span.start);
         refused(format!("line {}: {}", line(at), error.message()))
     })?;
     if file.key.is_empty() {
-        return Err(refused("it has no keys: write a table [[key]] for each".into()));
+        return Err(refused("it has no keys: add a table [[key]] for each".into()));
     }
     if file.key.len() > MAX_KEYS {
         return Err(refused(format!("it has more than {MAX_KEYS} keys")));

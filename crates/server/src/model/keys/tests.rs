@@ -1,10 +1,10 @@
-//! Keys of flags and of files, their limits, and reloading.
+//! Keys from flags and from files, their limits, and reloading.
 
 use clap::{Args, Command, FromArgMatches};
 
 use super::*;
 
-/// A file of keys that is removed in the end.
+/// A key file, which is removed on drop.
 struct TempFile(std::path::PathBuf);
 
 impl TempFile {
@@ -91,7 +91,7 @@ fn a_file_names_keys_and_their_limits() {
 #[test]
 fn errors_name_the_place_and_show_no_key() {
     for (text, problem) in [
-        ("", "it has no keys: write a table [[key]] for each"),
+        ("", "it has no keys: add a table [[key]] for each"),
         ("[[key]]\nname = \"a\"", "the key `a` at line 1: it has neither `key` nor `sha256`"),
         ("\n[[key]]\nkey = \"canary\"", "the key `?` at line 2: it has no `name`"),
         ("[[key]]\nname = \"a b\"\nkey = \"canary\"", "`name` must have 1 to 64"),
@@ -153,7 +153,7 @@ fn a_file_is_read_again_and_a_bad_one_changes_nothing() {
     file.write("[[key]]\nname = 1");
     keys.reload(&config).unwrap_err();
     assert!(keys.find(b"one").is_some());
-    // Another key of the same owner, who still has a sequence.
+    // Another key of the same owner, who still has a running sequence.
     file.write(&entry("a", "key = \"two\"\nmax_concurrent = 1"));
     keys.reload(&config).unwrap();
     assert!(keys.find(b"one").is_none());
@@ -179,7 +179,7 @@ fn refusals_name_the_limit_and_the_key() {
     places.iter().for_each(|place| (0..20).for_each(|_| place.count_token()));
     drop(places);
     let spent = message(key.check().unwrap_err());
-    assert!(spent.contains("60 tokens a minute") && spent.contains("in 1"), "{spent}");
+    assert!(spent.contains("60 tokens per minute") && spent.contains("in 1"), "{spent}");
     let text = metrics.render();
     for line in [
         "candlepower_key_prompt_tokens_total{key=\"ann\"} 30",

@@ -1,4 +1,4 @@
-//! Usage of a key: its sequences, and its tokens of the last minute.
+//! Usage of an API key: its concurrent sequences, and its tokens of the last minute.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -14,22 +14,22 @@ pub(super) struct Usage(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     num_sequences: usize,
-    /// Tokens left, and when they were counted; none while nothing was used. Requests may take it below zero.
+    /// Remaining tokens and the time of the count; `None` before the first use. Requests may take it below zero.
     tokens: Option<(f64, Instant)>,
 }
 
-/// Why a key has no place.
+/// The limit that a request would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// More sequences than it may ever have.
+    /// More sequences than the limit.
     Never { asked: usize, limit: u32 },
-    /// It has as many as it may have.
+    /// The limit is reached at the moment.
     Sequences { running: usize, limit: u32 },
-    /// Its tokens are used up for so many seconds.
+    /// The tokens are used up for `seconds`.
     Tokens { limit: u32, seconds: u64 },
 }
 
-/// One sequence of a key, for as long as it lives.
+/// One running sequence of a key. Dropping it frees its slot.
 #[derive(Debug)]
 pub(crate) struct KeyPlace {
     usage: Arc<Usage>,
@@ -41,7 +41,7 @@ impl Usage {
         check(&mut self.state(), limits, num_sequences, Instant::now())
     }
 
-    /// Takes places, each of which a [`KeyPlace`] gives back.
+    /// Counts sequences, each of which a [`KeyPlace`] gives back.
     pub(super) fn take(&self, limits: &KeyLimits, num_sequences: usize) -> Result<(), Refused> {
         let mut state = self.state();
         check(&mut state, limits, num_sequences, Instant::now())?;
@@ -60,7 +60,7 @@ impl Usage {
     }
 }
 
-/// A minute's tokens come back evenly, up to all of them.
+/// Checks the limits. Tokens are refilled evenly, up to those of a minute.
 fn check(
     state: &mut State,
     limits: &KeyLimits,
@@ -125,12 +125,12 @@ mod tests {
         check(0).unwrap();
         usage.spend(599);
         check(0).unwrap();
-        // A request may take more than is left, and the next one waits for it.
+        // A request may use more tokens than remain; then the next one waits.
         usage.spend(101);
         assert_eq!(check(0), Err(Refused::Tokens { limit: 600, seconds: 10 }));
         assert_eq!(check(4), Err(Refused::Tokens { limit: 600, seconds: 6 }));
         check(11).unwrap();
-        // Nothing is saved up beyond a minute's.
+        // Unused tokens are not saved beyond the limit for one minute.
         check(10_000).unwrap();
         usage.spend(600);
         assert!(check(10_000).is_err());

@@ -1,4 +1,4 @@
-//! Requests at the edges of what is taken: names of fields, ids that are none, answers that were cut, sessions that end.
+//! Edge cases of requests: names of fields, invalid ids, truncated answers, sessions that end.
 
 use super::*;
 
@@ -97,7 +97,7 @@ async fn a_stop_string_ends_the_text_behind_min_tokens() {
         let ids: Vec<u32> = ids[..num].iter().map(|id| id.as_u64().unwrap() as u32).collect();
         tokenizer.decode(&ids, candlepower_tokenizer::SkipSpecialTokens::Yes).unwrap()
     };
-    // It begins within the second token and ends within the third.
+    // The stop string begins in the second token and ends in the third.
     let (begin, end) = (text(2).len() - 1, text(2).len() + 1);
     let stop = text(5)[begin..end].to_owned();
     let first = text(5).find(&stop).unwrap();
@@ -143,7 +143,7 @@ async fn a_call_that_max_tokens_cuts_is_not_complete() {
     });
     let tools = json!([{"type": "function", "name": "f", "parameters": parameters}]);
     let body = json!({"model": "demo", "input": "x", "tool_choice": "required", "tools": tools, "stop": "city"});
-    // Some number of tokens cuts the call behind its name.
+    // One of these limits truncates the call after its name.
     let mut num_tokens = 4;
     let (body, response) = loop {
         let body = with(body.clone(), json!({"max_output_tokens": num_tokens}));
@@ -200,7 +200,7 @@ async fn a_grammar_that_can_be_read_in_too_many_ways_fails_its_request_alone() {
     let status = response.status();
     let failed = text(response).await;
     assert_eq!(status, 400, "{failed}");
-    assert!(failed.contains("can be read in one way only"), "{failed}");
+    assert!(failed.contains("make the grammar unambiguous"), "{failed}");
     answer(&state, "/v1/completions", json!({"model": "demo", "prompt": "x", "max_tokens": 2}))
         .await;
 }
