@@ -193,7 +193,7 @@ impl Doctor {
     fn refusal(&self, model: &str, machine: &Machine, error: &anyhow::Error) -> serde_json::Value {
         let config = checkpoint_files(model, &self.revision)
             .ok()
-            .and_then(|files| HfConfig::read(&files, "config.json").ok().flatten());
+            .and_then(|files| files.json("config.json").ok().flatten());
         let architecture = config
             .as_ref()
             .and_then(|config| Some(config.texts_opt("architectures").ok()??.first()?.to_string()));

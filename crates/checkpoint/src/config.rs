@@ -8,10 +8,7 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use crate::{
-    error::{Error, Result},
-    files::CheckpointFiles,
-};
+use crate::error::{Error, Result};
 
 /// A JSON object of a checkpoint, or an object inside one. `null` counts as absent.
 #[derive(Clone, Debug)]
@@ -68,15 +65,6 @@ impl UnreadKey {
 }
 
 impl HfConfig {
-    /// Reads a file; `None` where there is none.
-    ///
-    /// # Errors
-    /// The file cannot be read or is not a JSON object.
-    pub fn read(files: &CheckpointFiles, name: &str) -> Result<Option<Self>> {
-        let shown = files.shown_name(name);
-        files.read(name)?.map(|bytes| Self::parse(shown, &bytes)).transpose()
-    }
-
     /// Parses the contents of the file `name`.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ impl GenerationConfig {
     /// them: fine-tuned models often name the end of a turn in one and that of a text in another.
     pub(crate) fn read(files: &CheckpointFiles, configs: &[&HfConfig]) -> Result<Self> {
         const ENDS: &str = "eos_token_id";
-        let generation = HfConfig::read(files, "generation_config.json")?;
+        let generation = files.json("generation_config.json")?;
         let mut found = Self::default();
         for config in generation.iter().chain(configs.iter().copied()) {
             found.add_ends(config.token_ids(ENDS)?);

@@ -108,7 +108,7 @@ fn check_unread(unread: &[UnreadKey], ignored: &[String]) -> Result<()> {
 }
 
 fn read_config(files: &CheckpointFiles) -> Result<HfConfig> {
-    HfConfig::read(files, "config.json")?.ok_or_else(|| match files::adapter(files) {
+    files.json("config.json")?.ok_or_else(|| match files::adapter(files) {
         Some(adapter) => adapter,
         None => Error::FileMissing { file: "config.json", place: files.to_string() },
     })

@@ -115,11 +115,11 @@ impl Quantization {
         for (file, method) in
             [(GPTQ_FILE, QuantizationMethod::Gptq), (AWQ_FILE, QuantizationMethod::Awq)]
         {
-            if let Some(own) = HfConfig::read(files, file)? {
+            if let Some(own) = files.json(file)? {
                 return Self::parse(&own, Some(method)).map(Some);
             }
         }
-        let Some(own) = HfConfig::read(files, MODELOPT_FILE)? else { return Ok(None) };
+        let Some(own) = files.json(MODELOPT_FILE)? else { return Ok(None) };
         let section = own.section(MODELOPT_SECTION)?;
         let section = section.ok_or_else(|| own.missing(MODELOPT_SECTION, "an object"))?;
         Self::parse(&section, Some(QuantizationMethod::ModelOpt)).map(Some)

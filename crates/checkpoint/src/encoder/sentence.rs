@@ -93,12 +93,12 @@ impl SentenceSettings {
             None => {}
         }
         if let Some(name) = TRANSFORMER.into_iter().find(|name| files.contains(name))
-            && let Some(config) = HfConfig::read(files, name)?
+            && let Some(config) = files.json(name)?
         {
             settings.max_seq_length = config.count_opt("max_seq_length")?;
             settings.lower_case = config.flag_or("do_lower_case", false)?;
         }
-        if let Some(config) = HfConfig::read(files, PROMPTS)? {
+        if let Some(config) = files.json(PROMPTS)? {
             settings.read_prompts(&config)?;
         }
         Ok(settings)
@@ -173,7 +173,7 @@ fn module_config(files: &CheckpointFiles, folder: &str, usual: &'static str) -> 
     // A path with more in it could leave the checkpoint.
     let is_plain = !folder.is_empty() && !folder.contains(['/', '\\']) && folder != "..";
     let config = match is_plain {
-        true => HfConfig::read(files, &format!("{folder}/config.json"))?,
+        true => files.json(&format!("{folder}/config.json"))?,
         false => None,
     };
     config.ok_or_else(|| Error::FileMissing { file: usual, place: files.to_string() })
