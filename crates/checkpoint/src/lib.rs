@@ -55,7 +55,10 @@ pub use spec::{
     KvPlace, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, PerLayerSpec,
     QkNormSpan, QkNormSpec, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
 };
-pub use weights::{RowOrder, Slot, SlotRows, Take, TensorPlan, WeightRule};
+pub use weights::{
+    HeadAxis, Init, RowOrder, Slot, SlotInfo, SlotQuantization, SlotRows, SlotShard, Take,
+    TensorPlan, WeightRule,
+};
 
 /// What a model folder describes.
 #[expect(clippy::large_enum_variant, reason = "there is one of them, not many")]

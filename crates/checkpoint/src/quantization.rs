@@ -9,7 +9,7 @@ use crate::{
     error::{Error, Result},
     files::CheckpointFiles,
     gguf::{Gguf, GgufType},
-    weights::{Slot, Take, TensorPlan},
+    weights::{SlotQuantization, Take, TensorPlan},
 };
 
 mod awq;
@@ -151,17 +151,16 @@ impl Quantization {
 
     /// How the matrix of a planned tensor is stored; `None` where as plain numbers.
     pub(crate) fn scheme_of(&self, tensor: &TensorPlan) -> Option<Scheme> {
-        let quantized = match tensor.slots.first().map(|slot| slot.slot) {
-            Some(
-                Slot::Embed
-                | Slot::PerLayerEmbed
-                | Slot::Positions
-                | Slot::Router
-                | Slot::SharedScore,
-            )
-            | None => false,
-            Some(Slot::Head) => self.head,
-            Some(_) => tensor.shape.len() == 2,
+        let quantized = match tensor.slots.first()?.slot.info().quantization {
+            SlotQuantization::Never
+            | SlotQuantization::Embedding
+            | SlotQuantization::PerLayerEmbedding => false,
+            SlotQuantization::Head => self.head,
+            SlotQuantization::InFiles
+            | SlotQuantization::Projection
+            | SlotQuantization::MixerOut
+            | SlotQuantization::Down
+            | SlotQuantization::GateUp => true,
         };
         let module = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
         let scheme = self.scheme.filter(|_| quantized && !self.skipped.contain(module))?;

@@ -44,7 +44,7 @@ pub struct ModelSpec {
     pub per_layer: Option<PerLayerSpec>,
     /// How the matrices are kept that are quantized, by layer and slot; the others are plain numbers.
     pub quantized: BTreeMap<(Option<usize>, Slot), Packed>,
-    /// The matrices that are stored quantized and kept as plain numbers: [`Slot::is_of_heads`].
+    /// The matrices that are stored quantized and kept as plain numbers: [`Slot::is_per_head`].
     pub widened: BTreeSet<(Option<usize>, Slot)>,
 }
 
@@ -516,7 +516,7 @@ impl ModelSpec {
     /// The number that a layer has in names of tensors, where it has this slot.
     pub fn stored_layer(&self, layer: usize, slot: Slot) -> usize {
         let [mixer, ffn] = self.stored_apart.get(layer).copied().unwrap_or([layer; 2]);
-        if slot.is_of_ffn() { ffn } else { mixer }
+        if slot.info().is_ffn { ffn } else { mixer }
     }
 
     /// How many layers names of tensors count.

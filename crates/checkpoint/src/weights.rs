@@ -16,7 +16,7 @@ use crate::{
 mod names;
 mod slot;
 
-pub use slot::Slot;
+pub use slot::{HeadAxis, Init, Slot, SlotInfo, SlotQuantization, SlotShard};
 
 /// How a slot's numbers lie in the checkpoint's tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +32,8 @@ pub enum Take {
     Behind(usize),
     /// As [`Self::Rows`], in a tensor that is stored transposed, `[in, out]`.
     Transposed,
-    /// As [`Self::Rows`], of vectors that are stored as `[rows, 1, taps]`.
-    Taps,
+    /// As [`Self::Rows`], of vectors that are stored as `[rows, 1, kernel_size]`.
+    ConvKernel,
     /// The vector is stored as a matrix with a row for each head.
     RowOfEachHead,
     /// The vector is stored as a matrix of one row.
@@ -91,8 +91,8 @@ pub(crate) const fn behind(rows: usize, slot: Slot, name: &'static str) -> Weigh
     WeightRule { slot, name, take: Take::Behind(rows) }
 }
 
-pub(crate) const fn taps(slot: Slot, name: &'static str) -> WeightRule {
-    WeightRule { slot, name, take: Take::Taps }
+pub(crate) const fn conv_kernel(slot: Slot, name: &'static str) -> WeightRule {
+    WeightRule { slot, name, take: Take::ConvKernel }
 }
 
 pub(crate) const fn row_of_each_head(slot: Slot, name: &'static str) -> WeightRule {
@@ -154,7 +154,7 @@ impl TensorPlan {
     /// How it is kept in memory.
     pub fn form(&self) -> MatrixForm {
         match (&self.scheme, self.columns()) {
-            (Some(_), Some(_)) if self.is_of_heads() => MatrixForm::Widened,
+            (Some(_), Some(_)) if self.is_per_head() => MatrixForm::Widened,
             (Some(scheme), Some(columns)) => MatrixForm::Quantized(scheme.packed(columns.len())),
             _ => self
                 .on_load
@@ -162,9 +162,9 @@ impl TensorPlan {
         }
     }
 
-    /// Whether it has matrices of heads: see [`Slot::is_of_heads`].
-    pub fn is_of_heads(&self) -> bool {
-        self.slots.iter().any(|slot| slot.slot.is_of_heads())
+    /// Whether it has matrices of heads: see [`Slot::is_per_head`].
+    pub fn is_per_head(&self) -> bool {
+        self.slots.iter().any(|slot| slot.slot.is_per_head())
     }
 
     /// Where its rows lie among those that are stored.
@@ -303,13 +303,13 @@ pub(crate) fn plan_named(
                 let head_dim = attention.expect("norms of heads are an attention's").head_dim;
                 vec![n / head_dim, head_dim]
             }
-            (Take::Taps, &[n]) => {
-                let taps = match &spec.layer_of(&tensor.slots[0]).mixer {
-                    Mixer::Recurrence(net) => net.taps,
-                    Mixer::ShortConv(conv) => conv.taps,
-                    Mixer::Attention(_) => unreachable!("taps are a convolution's"),
+            (Take::ConvKernel, &[n]) => {
+                let kernel_size = match &spec.layer_of(&tensor.slots[0]).mixer {
+                    Mixer::Recurrence(net) => net.kernel_size,
+                    Mixer::ShortConv(conv) => conv.kernel_size,
+                    Mixer::Attention(_) => unreachable!("only convolutions have such a kernel"),
                 };
-                vec![n / taps, 1, taps]
+                vec![n / kernel_size, 1, kernel_size]
             }
             (Take::Row, &[n]) => vec![1, n],
             (Take::Experts { .. }, &[n]) => vec![experts, n / experts],
@@ -432,9 +432,8 @@ fn layer_slots(layer: &LayerSpec, hidden: usize, width: Option<usize>) -> Vec<(S
     };
     let mut slots: Vec<_> = norms.iter().map(|norm| (*norm, vec![hidden])).collect();
     if layer.norm.kind.has_bias() {
-        let biases = [(Slot::AttnNorm, Slot::AttnNormBias), (Slot::FfnNorm, Slot::FfnNormBias)];
-        let biases = biases.into_iter().filter(|(norm, _)| norms.contains(norm));
-        slots.extend(biases.map(|(_, bias)| (bias, vec![hidden])));
+        let biases = norms.iter().filter_map(|norm| norm.info().bias);
+        slots.extend(biases.map(|bias| (bias, vec![hidden])));
     }
     if layer.scaled {
         slots.push((Slot::LayerScale, vec![1]));
@@ -579,9 +578,9 @@ fn recurrence_slots(net: &RecurrenceSpec, hidden: usize) -> Vec<(Slot, Vec<usize
         (Slot::RecurrentGate, values),
     ];
     let mut convolved = [
-        (Slot::RecurrentTapsQ, Slot::RecurrentBiasQ, keys),
-        (Slot::RecurrentTapsK, Slot::RecurrentBiasK, keys),
-        (Slot::RecurrentTapsV, Slot::RecurrentBiasV, values),
+        (Slot::RecurrentConvQ, Slot::RecurrentBiasQ, keys),
+        (Slot::RecurrentConvK, Slot::RecurrentBiasK, keys),
+        (Slot::RecurrentConvV, Slot::RecurrentBiasV, values),
     ];
     let of_rule = match net.rule {
         RuleSpec::Delta => {
@@ -597,7 +596,7 @@ fn recurrence_slots(net: &RecurrenceSpec, hidden: usize) -> Vec<(Slot, Vec<usize
         }
     };
     let has_bias = net.rule == RuleSpec::Mamba2 { conv_bias: true };
-    let taps = convolved.map(|(taps, _, rows)| (taps, vec![rows * net.taps]));
+    let kernels = convolved.map(|(kernel, _, rows)| (kernel, vec![rows * net.kernel_size]));
     let biases = convolved.map(|(_, bias, rows)| (bias, vec![rows]));
     let others = [
         (Slot::RecurrentDecay, vec![heads, hidden]),
@@ -605,14 +604,15 @@ fn recurrence_slots(net: &RecurrenceSpec, hidden: usize) -> Vec<(Slot, Vec<usize
         (Slot::RecurrentLogRate, vec![heads]),
         (Slot::RecurrentDecayBias, vec![heads]),
     ];
-    let all = rows.map(matrix).into_iter().chain(of_rule).chain(others).chain(taps);
+    let all = rows.map(matrix).into_iter().chain(of_rule).chain(others).chain(kernels);
     all.chain(biases.into_iter().filter(|_| has_bias)).collect()
 }
 
 fn short_conv_slots(conv: &ShortConvSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
-    let ShortConvSpec { channels, taps } = *conv;
+    let ShortConvSpec { channels, kernel_size } = *conv;
     let rows = [Slot::ConvB, Slot::ConvC, Slot::ConvX].map(|slot| (slot, vec![channels, hidden]));
-    let others = [(Slot::ConvTaps, vec![channels * taps]), (Slot::ConvOut, vec![hidden, channels])];
+    let others =
+        [(Slot::ConvKernel, vec![channels * kernel_size]), (Slot::ConvOut, vec![hidden, channels])];
     rows.into_iter().chain(others).collect()
 }
 
@@ -630,3 +630,6 @@ fn mlp_slots(mlp: &MlpSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
     }
     slots
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use candle_core::DType;
-use candlepower_checkpoint::{Dtype, MatrixForm, ModelSpec, NormKind, Packed, Slot, TensorPlan};
+use candlepower_checkpoint::{
+    Dtype, Init, MatrixForm, ModelSpec, NormKind, Packed, Slot, TensorPlan,
+};
 use candlepower_kernels::{Codes, MinForm, WeightRows};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -11,7 +13,7 @@ use rayon::prelude::*;
 use crate::{
     error::Result,
     load::{LoadProgress, Progress, taken},
-    parts::{Matrix, PartsBuilder},
+    parts::{Matrix, PartsBuilder, norm_kind},
     quantized::{CodedRows, RowMins, Scales},
 };
 
@@ -64,73 +66,29 @@ pub(crate) fn fill<M: Matrix>(
 
 /// Mean and half-width of a slot's uniform distribution.
 fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usize) -> (f32, f32) {
-    let norm_mean = |kind: NormKind| match kind {
-        NormKind::RmsPlusOne | NormKind::LayerPlusOne => 0.0,
-        NormKind::Rms | NormKind::Layer { .. } => 1.0,
-    };
-    let norm = layer.map_or(spec.final_norm, |i| spec.layers[i].norm);
     // A uniform distribution's half-width is sqrt(3) standard deviations.
     let width = |deviation: f64| (3f64.sqrt() * deviation) as f32;
     let fan_in = (columns as f64).powf(-0.5);
-    match slot {
-        Slot::FinalNorm | Slot::AttnNorm | Slot::FfnNorm => (norm_mean(norm.kind), 0.0),
-        Slot::FinalNormBias | Slot::AttnNormBias | Slot::FfnNormBias => (0.0, width(0.1)),
-        Slot::AttnPostNorm
-        | Slot::FfnPostNorm
-        | Slot::PerLayerNorm
-        | Slot::PerLayerPostNorm
-        | Slot::RouterNorm
-        | Slot::ExpertsNorm
-        | Slot::ExpertsPostNorm
-        | Slot::SharedPostNorm => (norm_mean(norm.kind), 0.0),
-        Slot::LayerScale | Slot::RouterScales => (1.0, 0.0),
-        Slot::PerLayerEmbed => {
+    match slot.info().init {
+        Init::Norm | Init::QkNorm => match norm_kind(spec, layer, slot) {
+            Some(NormKind::RmsPlusOne | NormKind::LayerPlusOne) => (0.0, 0.0),
+            Some(NormKind::Rms | NormKind::Layer { .. }) | None => (1.0, 0.0),
+        },
+        Init::One => (1.0, 0.0),
+        Init::Small => (0.0, width(0.1)),
+        Init::FanIn => (0.0, width(fan_in)),
+        Init::Residual => (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5))),
+        Init::Embedding if spec.head.tied => (0.0, width(fan_in / spec.head.scale)),
+        Init::Embedding => (0.0, width(1.0 / spec.embed.scale)),
+        Init::PerLayerEmbedding => {
             (0.0, width(1.0 / spec.per_layer.map_or(1.0, |per_layer| per_layer.scale)))
         }
-        Slot::PerLayerProjection | Slot::PerLayerGate | Slot::PerLayerOut => (0.0, width(fan_in)),
-        Slot::QNorm | Slot::KNorm => {
-            let qk_norm = layer.and_then(|i| spec.layers[i].attention()?.qk_norm);
-            (norm_mean(qk_norm.map_or(norm, |norm| norm.norm).kind), 0.0)
-        }
-        Slot::QBias | Slot::KBias | Slot::VBias | Slot::OBias => (0.0, width(0.1)),
-        Slot::GateBias | Slot::UpBias | Slot::DownBias => (0.0, width(0.1)),
-        Slot::Embed if spec.head.tied => (0.0, width(fan_in / spec.head.scale)),
-        Slot::Embed => (0.0, width(1.0 / spec.embed.scale)),
-        Slot::Positions => (0.0, width(0.1)),
-        Slot::RouterBias | Slot::RouterCorrection | Slot::Sinks => (0.0, width(0.1)),
-        Slot::ExpertGateBias(_) | Slot::ExpertUpBias(_) => (0.0, width(0.1)),
-        Slot::ExpertDownBias(_) => (0.0, width(0.1)),
-        Slot::O
-        | Slot::RecurrentOut
-        | Slot::ConvOut
-        | Slot::Down
-        | Slot::SharedDown
-        | Slot::ExpertDown(_) => (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5))),
-        Slot::Head => (0.0, width(fan_in / spec.head.scale)),
-        Slot::HeadBias => (0.0, width(0.1)),
-        Slot::Q | Slot::K | Slot::V | Slot::Gate | Slot::Up => (0.0, width(fan_in)),
-        Slot::Router | Slot::ExpertGate(_) | Slot::ExpertUp(_) => (0.0, width(fan_in)),
-        Slot::SharedScore | Slot::SharedGate | Slot::SharedUp => (0.0, width(fan_in)),
-        Slot::QLatentNorm | Slot::KvLatentNorm => (1.0, 0.0),
-        Slot::QLatent | Slot::QUp | Slot::KvLatent | Slot::KeyUp | Slot::ValueUp => {
-            (0.0, width(fan_in))
-        }
-        Slot::AttnGate
-        | Slot::RecurrentQ
-        | Slot::RecurrentK
-        | Slot::RecurrentV
-        | Slot::RecurrentGate => (0.0, width(fan_in)),
-        Slot::RecurrentBeta | Slot::RecurrentDecay => (0.0, width(fan_in)),
+        Init::Head => (0.0, width(fan_in / spec.head.scale)),
+        Init::Conv => (0.0, width(0.5)),
         // States that forget in some tens of tokens.
-        Slot::RecurrentLogRate if spec.recurrences().any(|net| !net.log_rates) => (-1.0, 0.0),
-        Slot::RecurrentLogRate => (0.0, width(0.5)),
-        Slot::RecurrentDecayBias => (-3.0, width(0.5)),
-        Slot::RecurrentTapsQ | Slot::RecurrentTapsK | Slot::RecurrentTapsV | Slot::ConvTaps => {
-            (0.0, width(0.5))
-        }
-        Slot::ConvB | Slot::ConvC | Slot::ConvX => (0.0, width(fan_in)),
-        Slot::RecurrentBiasQ | Slot::RecurrentBiasK | Slot::RecurrentBiasV => (0.0, width(0.1)),
-        Slot::RecurrentNorm | Slot::RecurrentSkip => (1.0, 0.0),
+        Init::LogRate if spec.recurrences().any(|net| !net.log_rates) => (-1.0, 0.0),
+        Init::LogRate => (0.0, width(0.5)),
+        Init::DecayBias => (-3.0, width(0.5)),
     }
 }
 

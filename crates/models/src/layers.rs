@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::Tensor;
 use candlepower_checkpoint::{
     AttentionSpec, EmbedSpec, KvPlace, LayerSpec, Mixer as MixerSpec, ModelSpec, NormSpec,
-    PerLayerSpec, QkNormSpan, Residual, RopeSpec,
+    PerLayerSpec, QkNormSpan, Residual, RopeSpec, Slot,
 };
 use candlepower_gpu::NormWeight;
 use candlepower_kernels::{Activation, Experts, PagedAttention, RopeTable};
@@ -13,7 +13,7 @@ use candlepower_kernels::{Activation, Experts, PagedAttention, RopeTable};
 use crate::{
     error::Result,
     latent_attention::LatentAttention,
-    parts::{Matrix, Part, Parts},
+    parts::{Matrix, Parts},
     recurrence::Recurrence,
     rope::rope_table,
     short_conv::ShortConv,
@@ -256,15 +256,15 @@ impl<M: Matrix> Layers<M> {
         mut parts: Parts<M>,
         max_model_len: usize,
     ) -> Result<Self> {
-        let embed = parts.matrix(None, Part::Embed);
+        let embed = parts.matrix(None, Slot::Embed);
         let head = match spec.head.tied {
             true => embed.clone(),
-            false => parts.matrix(None, Part::Head),
+            false => parts.matrix(None, Slot::Head),
         };
-        let positions = spec.embed.positions.map(|_| parts.matrix(None, Part::Positions));
+        let positions = spec.embed.positions.map(|_| parts.matrix(None, Slot::Positions));
         let per_layer = spec.per_layer.as_ref();
         let per_layer = per_layer.map(|of| PerLayer::take(&mut parts, of, spec)).transpose()?;
-        let final_norm = parts.norm(None, Part::FinalNorm, &spec.final_norm)?;
+        let final_norm = parts.norm(None, Slot::FinalNorm, &spec.final_norm)?;
         let mut tables: Vec<(&Option<RopeSpec>, RopeTable)> = Vec::new();
         let mut layers = Vec::with_capacity(spec.layers.len());
         let mut states = 0..;
@@ -311,7 +311,7 @@ impl<M: Matrix> Layers<M> {
             layers,
             first_reader: spec.first_reader(),
             final_norm: final_norm.expect("the plan holds the final norm"),
-            head: Linear { weight: head, bias: parts.vector(None, Part::HeadBias)? },
+            head: Linear { weight: head, bias: parts.vector(None, Slot::HeadBias)? },
             tied: spec.head.tied,
         })
     }
@@ -426,15 +426,15 @@ fn add_norm<O: Ops>(
 
 impl<M: Matrix> PerLayer<M> {
     fn take(parts: &mut Parts<M>, spec: &PerLayerSpec, model: &ModelSpec) -> Result<Self> {
-        let table = parts.matrix(None, Part::PerLayerEmbed);
+        let table = parts.matrix(None, Slot::PerLayerEmbed);
         // What is projected has a factor before its norm, which the norm takes out again but for what it adds.
         let eps = spec.eps * model.hidden_size as f64;
         let norm = NormSpec { eps, ..model.final_norm };
-        let norm = parts.norm(None, Part::PerLayerNorm, &norm)?;
+        let norm = parts.norm(None, Slot::PerLayerNorm, &norm)?;
         Ok(Self {
             embed: EmbedSpec { scale: spec.scale, ..model.embed },
             table,
-            projection: parts.matrix(None, Part::PerLayerProjection),
+            projection: parts.matrix(None, Slot::PerLayerProjection),
             norm: norm.expect("the plan holds the norm"),
             width: spec.width,
             activation: activation(spec.act),
@@ -448,11 +448,11 @@ impl<M: Matrix> PerLayer<M> {
 
 impl<M: Matrix> OfLayer<M> {
     fn take(parts: &mut Parts<M>, i: usize, spec: &LayerSpec) -> Result<Option<Self>> {
-        let norm = parts.norm(Some(i), Part::PerLayerPostNorm, &spec.norm)?;
+        let norm = parts.norm(Some(i), Slot::PerLayerPostNorm, &spec.norm)?;
         let mut linear = |part| Linear::without_bias(parts, i, part);
         Ok(norm.map(|norm| Self {
-            gate: linear(Part::PerLayerGate),
-            out: linear(Part::PerLayerOut),
+            gate: linear(Slot::PerLayerGate),
+            out: linear(Slot::PerLayerOut),
             norm,
         }))
     }
@@ -466,14 +466,14 @@ impl<M: Matrix> Layer<M> {
     fn take(parts: &mut Parts<M>, i: usize, spec: &LayerSpec, mixer: Mixer<M>) -> Result<Self> {
         let mut norm = |part| parts.norm(Some(i), part, &spec.norm);
         Ok(Self {
-            attn_norm: norm(Part::AttnNorm)?,
-            attn_post_norm: norm(Part::AttnPostNorm)?,
-            ffn_norm: norm(Part::FfnNorm)?,
-            ffn_post_norm: norm(Part::FfnPostNorm)?,
+            attn_norm: norm(Slot::AttnNorm)?,
+            attn_post_norm: norm(Slot::AttnPostNorm)?,
+            ffn_norm: norm(Slot::FfnNorm)?,
+            ffn_post_norm: norm(Slot::FfnPostNorm)?,
             parallel: matches!(spec.residual, Residual::Parallel | Residual::ParallelNorms),
             mixer,
             per_layer: OfLayer::take(parts, i, spec)?,
-            scale: parts.number(i, Part::LayerScale).unwrap_or(1.0),
+            scale: parts.number(i, Slot::LayerScale).unwrap_or(1.0),
             ffn: Ffn::take(parts, i, spec)?,
         })
     }
@@ -522,8 +522,8 @@ impl<M: Matrix> Attention<M> {
             Some(norm) => parts.head_norm(layer, part, norm, spec.head_dim),
             None => Ok(None),
         };
-        let (q_norm, k_norm) = (head_norm(Part::QNorm)?, head_norm(Part::KNorm)?);
-        let gate = || Linear::without_bias(parts, layer, Part::AttnGate);
+        let (q_norm, k_norm) = (head_norm(Slot::QNorm)?, head_norm(Slot::KNorm)?);
+        let gate = || Linear::without_bias(parts, layer, Slot::AttnGate);
         Ok(Self {
             place,
             has_keys: spec.keys_of.is_none(),
@@ -531,7 +531,7 @@ impl<M: Matrix> Attention<M> {
             q_norm,
             k_norm,
             norm_span: spec.qk_norm.map_or(QkNormSpan::Head, |norm| norm.span),
-            qkv: Linear::take(parts, layer, Part::Qkv, Part::QkvBias)?,
+            qkv: Linear::take(parts, layer, Slot::Q, Slot::QBias)?,
             rope,
             params: PagedAttention {
                 scale: spec.scale as f32,
@@ -540,8 +540,8 @@ impl<M: Matrix> Attention<M> {
             },
             both_ways: spec.both_ways,
             v_norm: spec.v_norm.map(|eps| eps as f32),
-            sinks: parts.exact(layer, Part::Sinks)?,
-            out: Linear::take(parts, layer, Part::Out, Part::OutBias)?,
+            sinks: parts.exact(layer, Slot::Sinks)?,
+            out: Linear::take(parts, layer, Slot::O, Slot::OBias)?,
             heads: spec.heads,
             kv_heads: spec.kv_heads,
             head_dim,
@@ -570,12 +570,12 @@ impl<M: Matrix> Attention<M> {
 
 impl<M: Matrix> Linear<M> {
     /// Takes a layer's weight, and its bias where the model has one.
-    fn take(parts: &mut Parts<M>, layer: usize, weight: Part, bias: Part) -> Result<Self> {
+    fn take(parts: &mut Parts<M>, layer: usize, weight: Slot, bias: Slot) -> Result<Self> {
         let layer = Some(layer);
         Ok(Self { weight: parts.matrix(layer, weight), bias: parts.vector(layer, bias)? })
     }
 
-    pub(crate) fn without_bias(parts: &mut Parts<M>, layer: usize, weight: Part) -> Self {
+    pub(crate) fn without_bias(parts: &mut Parts<M>, layer: usize, weight: Slot) -> Self {
         Self { weight: parts.matrix(Some(layer), weight), bias: None }
     }
 

@@ -1,13 +1,13 @@
 //! A layer's gated short convolution: its parts, and what is computed of them.
 
 use candle_core::{Device, Tensor};
-use candlepower_checkpoint::ShortConvSpec;
+use candlepower_checkpoint::{ShortConvSpec, Slot};
 use candlepower_kernels::ConvDims;
 
 use crate::{
     error::Result,
     layers::{Linear, Ops, Place, tensor_bytes},
-    parts::{Matrix, Part, Parts},
+    parts::{Matrix, Parts},
 };
 
 /// One layer's gated short convolution.
@@ -26,15 +26,16 @@ impl<M: Matrix> ShortConv<M> {
         (layer, index): (usize, usize),
         spec: &ShortConvSpec,
     ) -> Result<Self> {
-        let taps = parts.exact(layer, Part::ConvTaps)?.expect("the plan holds the taps");
+        let taps = parts.exact(layer, Slot::ConvKernel)?.expect("the plan holds the taps");
         // On the host: a GPU has no kernel of ours for it.
-        let of_channels = taps.to_device(&Device::Cpu)?.reshape((spec.channels, spec.taps))?;
+        let of_channels =
+            taps.to_device(&Device::Cpu)?.reshape((spec.channels, spec.kernel_size))?;
         let taps = of_channels.t()?.contiguous()?.to_device(taps.device())?;
         Ok(Self {
             layer: index,
-            rows: Linear::without_bias(parts, layer, Part::ConvIn),
+            rows: Linear::without_bias(parts, layer, Slot::ConvB),
             conv: candlepower_kernels::ShortConv { dims: conv_dims(spec), taps },
-            out: Linear::without_bias(parts, layer, Part::Out),
+            out: Linear::without_bias(parts, layer, Slot::ConvOut),
         })
     }
 
@@ -51,5 +52,5 @@ impl<M: Matrix> ShortConv<M> {
 
 /// The dimensions of a short convolution as kernels take them.
 pub(crate) fn conv_dims(spec: &ShortConvSpec) -> ConvDims {
-    ConvDims { channels: spec.channels, kernel: spec.taps }
+    ConvDims { channels: spec.channels, kernel: spec.kernel_size }
 }

@@ -88,15 +88,15 @@ fn base(c: &HfConfig) -> Result<ModelSpec> {
     };
     let kinds = [&["conv"][..], &["full_attention"]];
     let is_conv = m.layer_kinds(&c, "layer_types", kinds, by_default)?;
-    let taps = c.count_opt("conv_L_cache")?.unwrap_or(3);
-    if !(2..=8).contains(&taps) {
-        return Err(c.unsupported("conv_L_cache", &taps.into(), "; 2 to 8 are"));
+    let kernel_size = c.count_opt("conv_L_cache")?.unwrap_or(3);
+    if !(2..=8).contains(&kernel_size) {
+        return Err(c.unsupported("conv_L_cache", &kernel_size.into(), "; 2 to 8 are"));
     }
     let channels = m.hidden_size;
     if !channels.is_multiple_of(8) {
         return Err(c.unsupported("hidden_size", &channels.into(), "; multiples of 8 are"));
     }
-    let conv = Mixer::ShortConv(ShortConvSpec { channels, taps });
+    let conv = Mixer::ShortConv(ShortConvSpec { channels, kernel_size });
     m.set_mixers(&c, "layer_types", &is_conv, &conv)?;
     Ok(m)
 }

@@ -4,7 +4,7 @@
 
 use super::{
     Arch, Around, qwen2_moe,
-    recurrent::{check_groups, head_width, taps},
+    recurrent::{check_groups, head_width, kernel_size},
 };
 use crate::{
     config::HfConfig,
@@ -123,7 +123,7 @@ fn delta_net(c: &HfConfig) -> Result<RecurrenceSpec> {
         value_heads: c.bounded("linear_num_value_heads", MOST_HEADS)?,
         key_dim: head_width(c, "linear_key_head_dim")?,
         value_dim: head_width(c, "linear_value_head_dim")?,
-        taps: taps(c, "linear_conv_kernel_dim")?,
+        kernel_size: kernel_size(c, "linear_conv_kernel_dim")?,
         rule: RuleSpec::Delta,
         tiled: false,
         log_rates: true,

@@ -4,7 +4,7 @@ use crate::{
     config::HfConfig,
     error::Result,
     spec::{MOST_HEADS, RecurrenceSpec, RuleSpec},
-    weights::{Slot, WeightRule, rows, taps as taps_of, whole},
+    weights::{Slot, WeightRule, conv_kernel, rows, whole},
 };
 
 /// Where a layer's Mamba-2 is that has this name.
@@ -16,9 +16,9 @@ macro_rules! mamba_weights {
             rows(Slot::RecurrentK, concat!($name, ".in_proj.weight")),
             rows(Slot::RecurrentQ, concat!($name, ".in_proj.weight")),
             rows(Slot::RecurrentDecay, concat!($name, ".in_proj.weight")),
-            taps_of(Slot::RecurrentTapsV, concat!($name, ".conv1d.weight")),
-            taps_of(Slot::RecurrentTapsK, concat!($name, ".conv1d.weight")),
-            taps_of(Slot::RecurrentTapsQ, concat!($name, ".conv1d.weight")),
+            conv_kernel(Slot::RecurrentConvV, concat!($name, ".conv1d.weight")),
+            conv_kernel(Slot::RecurrentConvK, concat!($name, ".conv1d.weight")),
+            conv_kernel(Slot::RecurrentConvQ, concat!($name, ".conv1d.weight")),
             rows(Slot::RecurrentBiasV, concat!($name, ".conv1d.bias")),
             rows(Slot::RecurrentBiasK, concat!($name, ".conv1d.bias")),
             rows(Slot::RecurrentBiasQ, concat!($name, ".conv1d.bias")),
@@ -52,7 +52,7 @@ pub(super) fn mamba2(c: &HfConfig) -> Result<RecurrenceSpec> {
         value_heads,
         key_dim: head_width(c, "mamba_d_state")?,
         value_dim: head_width(c, "mamba_d_head")?,
-        taps: taps(c, "mamba_d_conv")?,
+        kernel_size: kernel_size(c, "mamba_d_conv")?,
         rule: RuleSpec::Mamba2 { conv_bias: c.flag_or("mamba_conv_bias", true)? },
         tiled: false,
         log_rates: true,
@@ -104,10 +104,10 @@ pub(super) fn head_width(c: &HfConfig, key: &str) -> Result<usize> {
     }
 }
 
-/// The taps of a recurrence's convolution.
-pub(super) fn taps(c: &HfConfig, key: &str) -> Result<usize> {
+/// Kernel size of the convolution before linear attention or an SSM.
+pub(super) fn kernel_size(c: &HfConfig, key: &str) -> Result<usize> {
     match c.count(key)? {
-        taps @ 2..=8 => Ok(taps),
-        taps => Err(c.unsupported(key, &taps.into(), "; 2 to 8 are")),
+        size @ 2..=8 => Ok(size),
+        size => Err(c.unsupported(key, &size.into(), "; 2 to 8 are")),
     }
 }

@@ -51,9 +51,9 @@ pub(super) const COMMON: &[WeightRule] = &[
     // Gate and up in one, expert by expert.
     rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_up_exps.weight"),
     rows(Slot::ExpertUp(0), "blk.{i}.ffn_gate_up_exps.weight"),
-    rows(Slot::RecurrentTapsQ, "blk.{i}.ssm_conv1d.weight"),
-    rows(Slot::RecurrentTapsK, "blk.{i}.ssm_conv1d.weight"),
-    rows(Slot::RecurrentTapsV, "blk.{i}.ssm_conv1d.weight"),
+    rows(Slot::RecurrentConvQ, "blk.{i}.ssm_conv1d.weight"),
+    rows(Slot::RecurrentConvK, "blk.{i}.ssm_conv1d.weight"),
+    rows(Slot::RecurrentConvV, "blk.{i}.ssm_conv1d.weight"),
     rows(Slot::RecurrentBiasQ, "blk.{i}.ssm_conv1d.bias"),
     rows(Slot::RecurrentBiasK, "blk.{i}.ssm_conv1d.bias"),
     rows(Slot::RecurrentBiasV, "blk.{i}.ssm_conv1d.bias"),
@@ -97,7 +97,7 @@ pub(super) const LFM2: &[WeightRule] = &[
     rows(Slot::ConvB, "blk.{i}.shortconv.in_proj.weight"),
     rows(Slot::ConvC, "blk.{i}.shortconv.in_proj.weight"),
     rows(Slot::ConvX, "blk.{i}.shortconv.in_proj.weight"),
-    rows(Slot::ConvTaps, "blk.{i}.shortconv.conv.weight"),
+    rows(Slot::ConvKernel, "blk.{i}.shortconv.conv.weight"),
     whole(Slot::ConvOut, "blk.{i}.shortconv.out_proj.weight"),
 ];
 

@@ -96,7 +96,7 @@ impl ModelSpec {
                     }
                 }
                 Mixer::Recurrence(net) => net.exact(),
-                Mixer::ShortConv(conv) => conv.channels * conv.taps,
+                Mixer::ShortConv(conv) => conv.channels * conv.kernel_size,
             };
             let of_router = ffn.experts().map_or(0, |experts| {
                 let GatingSpec { bias, scales, .. } = experts.gating;

@@ -8,9 +8,8 @@ use super::{KvDtype, MemoryRequest};
 use crate::{
     error::{Error, Result},
     rope::RopeSpec,
-    shard::is_split_by_columns,
     spec::{FfnSpec, KvKind, LayerSpec, Mixer, ModelSpec},
-    weights::Slot,
+    weights::{Slot, SlotShard},
 };
 
 /// Most rows of logits that exist at once. Source: `ModelRunner` of the crate `engine`.
@@ -91,20 +90,20 @@ impl ModelSpec {
         for (layer, slot, shape) in slots.slots().filter(|slot| slot.1 != Slot::LayerScale) {
             match *shape.as_slice() {
                 [n] => vectors += n,
-                [..] if slot.is_of_heads() => {
+                [..] if slot.is_per_head() => {
                     let attention = layer.and_then(|layer| slots.layers[layer].attention());
                     let attention = attention.expect("matrices of heads are an attention's");
                     let latent = attention.latent.expect("they make keys and values of latents");
-                    let (heads, (rows, columns)) = match slot {
-                        Slot::KeyUp => (attention.heads, (latent.rank, latent.key_dim)),
-                        _ => (attention.heads, (latent.value_dim, latent.rank)),
+                    let (rows, columns) = match slot == Slot::KeyUp {
+                        true => (latent.rank, latent.key_dim),
+                        false => (latent.value_dim, latent.rank),
                     };
                     let form = match self.widened.contains(&(layer, slot)) {
                         true => MatrixForm::Widened,
                         false => MatrixForm::Plain,
                     };
                     let matrix = || Matrix { rows, columns, form };
-                    of_heads.extend((0..heads).map(|_| matrix()));
+                    of_heads.extend((0..attention.heads).map(|_| matrix()));
                 }
                 [rows, columns] => {
                     let quantized = self.quantized.get(&(layer, slot));
@@ -135,15 +134,16 @@ impl ModelSpec {
     /// Bytes of what recurrences and short convolutions keep of one sequence on one of `ranks` ranks: their states in single precision, and in `inputs` the
     /// last inputs of their convolutions.
     pub fn state_bytes(&self, inputs: Dtype, ranks: usize) -> u64 {
-        let kept = |taps: usize, channels: usize| (taps - 1) * channels * inputs.size();
+        let kept =
+            |kernel_size: usize, channels: usize| (kernel_size - 1) * channels * inputs.size();
         let of_layer = |layer: &LayerSpec| match &layer.mixer {
             Mixer::Attention(_) => 0,
             Mixer::Recurrence(net) => {
                 let net = net.shard(ranks);
                 let state = net.values() * net.key_dim * Dtype::F32.size();
-                state + kept(net.taps, net.channels())
+                state + kept(net.kernel_size, net.channels())
             }
-            Mixer::ShortConv(conv) => kept(conv.taps, conv.channels.div_ceil(ranks)),
+            Mixer::ShortConv(conv) => kept(conv.kernel_size, conv.channels.div_ceil(ranks)),
         };
         self.layers.iter().map(of_layer).sum::<usize>() as u64
     }
@@ -294,16 +294,10 @@ impl ModelSpec {
         if ranks == 1 {
             return None;
         }
-        self.quantized.iter().find_map(|(&(layer, slot), packed)| {
-            let LayerSpec { mixer, ffn, .. } = &self.layers[layer?];
-            let columns = match (slot, mixer) {
-                _ if !is_split_by_columns(slot) => return None,
-                (Slot::O, Mixer::Attention(attention)) => attention.heads * attention.out_dim(),
-                (Slot::RecurrentOut, Mixer::Recurrence(net)) => net.values(),
-                (Slot::ConvOut, Mixer::ShortConv(conv)) => conv.channels,
-                (Slot::SharedDown, _) => ffn.shared().map_or(0, |mlp| mlp.inner),
-                _ => ffn.mlp().map_or(0, |mlp| mlp.inner),
-            };
+        let mut split = self.slots().filter(|(_, slot, _)| slot.info().shard == SlotShard::Columns);
+        split.find_map(|(layer, slot, shape)| {
+            let packed = self.quantized.get(&(layer, slot))?;
+            let columns = shape[1];
             if packed.reordered {
                 return Some(
                     "quantized inputs, whose groups are in act-order (desc_act)".to_owned(),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::choice::Choice;
 use crate::spec::ModelSpec;
-use crate::weights::Slot;
+use crate::weights::{Slot, SlotQuantization};
 
 /// Columns that share a scale, as in GGUF's blocks.
 const GROUP: usize = 32;
@@ -90,12 +90,15 @@ struct Matrix {
 }
 
 fn is_recoded(slot: Slot, tied: bool) -> bool {
-    match slot {
-        Slot::Positions | Slot::Router | Slot::SharedScore => false,
-        // A number for each head: hardly any memory, and what is kept of a sequence hangs on them.
-        Slot::RecurrentBeta | Slot::RecurrentDecay => false,
-        Slot::Embed => tied,
-        slot => !slot.is_of_heads(),
+    match slot.info().quantization {
+        SlotQuantization::Never | SlotQuantization::InFiles => false,
+        SlotQuantization::Embedding => tied,
+        SlotQuantization::PerLayerEmbedding
+        | SlotQuantization::Head
+        | SlotQuantization::Projection
+        | SlotQuantization::MixerOut
+        | SlotQuantization::Down
+        | SlotQuantization::GateUp => true,
     }
 }
 
@@ -132,12 +135,14 @@ fn finer(matrices: &BTreeMap<Key, Matrix>) -> BTreeSet<Key> {
 /// The order in which parts of a model get a bit more: first attention, then what is added to the residual, which is wrong in
 /// all layers behind it. Gates and what they multiply are most of a model, and come last.
 fn part(slot: Slot) -> usize {
-    match slot.of_any_expert() {
-        Slot::O | Slot::RecurrentOut | Slot::ConvOut => 1,
-        Slot::Down | Slot::SharedDown | Slot::ExpertDown(_) => 2,
-        Slot::Embed | Slot::Head | Slot::PerLayerEmbed => 3,
-        Slot::Gate | Slot::SharedGate | Slot::ExpertGate(_) => 4,
-        _ => 0,
+    match slot.info().quantization {
+        SlotQuantization::Never | SlotQuantization::InFiles | SlotQuantization::Projection => 0,
+        SlotQuantization::MixerOut => 1,
+        SlotQuantization::Down => 2,
+        SlotQuantization::Embedding
+        | SlotQuantization::PerLayerEmbedding
+        | SlotQuantization::Head => 3,
+        SlotQuantization::GateUp => 4,
     }
 }
 

@@ -3,7 +3,7 @@
 use candlepower_layout::MatrixForm;
 
 use super::*;
-use crate::{Checkpoint, CheckpointFiles, DeviceKind, GgufType};
+use crate::{Checkpoint, CheckpointFiles, DeviceKind, GgufType, Slot};
 
 fn parse(text: &str) -> Result<Quantization> {
     let config = HfConfig::parse("config.json", format!("{{\"q\": {text}}}").as_bytes()).unwrap();

@@ -6,8 +6,8 @@
 pub struct ShortConvSpec {
     /// Rows of each, and of what comes out.
     pub channels: usize,
-    /// Taps of the convolution: a token and those before it that it sees.
-    pub taps: usize,
+    /// Kernel size of the convolution: a token and those before it that it sees.
+    pub kernel_size: usize,
 }
 
 /// Attention whose memory is a matrix of each head, which a token changes by a rule, behind a short causal convolution of queries, keys and
@@ -22,8 +22,8 @@ pub struct RecurrenceSpec {
     pub key_dim: usize,
     /// Width of a head of values.
     pub value_dim: usize,
-    /// Taps of the convolution: a token and those before it that it sees.
-    pub taps: usize,
+    /// Kernel size of the convolution: a token and those before it that it sees.
+    pub kernel_size: usize,
     /// How a token changes the states.
     pub rule: RuleSpec,
     /// Heads of values that have the keys of one head are as many apart as there are heads of keys, not beside each other.
@@ -87,7 +87,7 @@ impl RecurrenceSpec {
                 self.value_heads + if conv_bias { self.channels() } else { 0 }
             }
         };
-        self.channels() * self.taps + 2 * self.value_heads + of_rule
+        self.channels() * self.kernel_size + 2 * self.value_heads + of_rule
     }
 
     /// Which of `ranks` ranks has: some heads of values, and the heads of keys that belong to them.

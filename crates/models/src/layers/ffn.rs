@@ -2,14 +2,14 @@
 
 use candle_core::Tensor;
 use candlepower_checkpoint::{
-    Act, ExpertsSpec, FfnSpec, GatingSpec, GroupsSpec, LayerSpec, MlpSpec,
+    Act, ExpertsSpec, FfnSpec, GatingSpec, GroupsSpec, LayerSpec, MlpSpec, Slot,
 };
 use candlepower_kernels::{Activation, ExpertGroups, Experts, Gating, GatingFunction, GroupScore};
 
 use super::{Linear, Norm, Ops, Place, RoutedExperts, tensor_bytes};
 use crate::{
     error::Result,
-    parts::{Matrix, Part, Parts},
+    parts::{Matrix, Parts},
 };
 
 /// What follows the attention.
@@ -109,20 +109,20 @@ impl<M: Matrix> Ffn<M> {
         spec: &ExpertsSpec,
         norms: Option<Box<OwnNorms>>,
     ) -> Result<Self> {
-        let mut all = |part: fn(usize) -> Part| -> Vec<M> {
+        let mut all = |part: fn(usize) -> Slot| -> Vec<M> {
             (0..spec.count).map(|expert| parts.matrix(Some(layer), part(expert))).collect()
         };
-        let (gate_up, down) = (all(Part::ExpertGateUp), all(Part::ExpertDown));
-        let router = parts.matrix(Some(layer), Part::Router);
-        let bias = parts.exact(layer, Part::RouterCorrection)?;
-        let scales = parts.exact(layer, Part::RouterScales)?;
+        let (gate_up, down) = (all(Slot::ExpertGate), all(Slot::ExpertDown));
+        let router = parts.matrix(Some(layer), Slot::Router);
+        let bias = parts.exact(layer, Slot::RouterCorrection)?;
+        let scales = parts.exact(layer, Slot::RouterScales)?;
         let mut of_all = |part| -> Result<Option<Tensor>> {
             let bias = parts.vector(Some(layer), part)?;
             Ok(bias.map(|bias| bias.reshape((spec.count, ()))).transpose()?)
         };
         let (gate_up_bias, down_bias) =
-            (of_all(Part::ExpertGateUpBias)?, of_all(Part::ExpertDownBias)?);
-        let router_bias = parts.vector(Some(layer), Part::RouterBias)?;
+            (of_all(Slot::ExpertGateBias(0))?, of_all(Slot::ExpertDownBias(0))?);
+        let router_bias = parts.vector(Some(layer), Slot::RouterBias)?;
         let matrices = gate_up.iter().chain(&down).chain([&router]).map(M::num_bytes);
         let vectors = [&bias, &scales, &gate_up_bias, &down_bias, &router_bias];
         let vectors = vectors.into_iter().flatten().map(tensor_bytes);
@@ -147,7 +147,7 @@ impl<M: Matrix> Ffn<M> {
             activation: activation(spec.expert.act),
         };
         let shared = spec.shared.as_ref().map(|mlp| Mlp::take_shared(parts, layer, mlp));
-        let score = || Linear::without_bias(parts, layer, Part::SharedScore);
+        let score = || Linear::without_bias(parts, layer, Slot::SharedScore);
         let score = (spec.shared_gate && spec.shared.is_some()).then(score);
         Ok(Self::Experts { routed, shared, score, norms, bytes })
     }
@@ -167,14 +167,14 @@ pub(super) fn activation(act: Act) -> Activation {
 impl OwnNorms {
     fn take<M>(parts: &mut Parts<M>, layer: usize, spec: &LayerSpec) -> Result<Option<Self>> {
         let mut norm = |part| parts.norm(Some(layer), part, &spec.norm);
-        let Some(router) = norm(Part::RouterNorm)? else { return Ok(None) };
+        let Some(router) = norm(Slot::RouterNorm)? else { return Ok(None) };
         let mut own =
             |part| -> Result<Norm> { Ok(norm(part)?.expect("the plan has all of them or none")) };
         Ok(Some(Self {
             router,
-            experts: own(Part::ExpertsNorm)?,
-            experts_post: own(Part::ExpertsPostNorm)?,
-            shared_post: own(Part::SharedPostNorm)?,
+            experts: own(Slot::ExpertsNorm)?,
+            experts_post: own(Slot::ExpertsPostNorm)?,
+            shared_post: own(Slot::SharedPostNorm)?,
         }))
     }
 
@@ -187,10 +187,10 @@ impl OwnNorms {
 impl<M: Matrix> Mlp<M> {
     fn take(parts: &mut Parts<M>, layer: usize, spec: &MlpSpec) -> Result<Self> {
         Ok(Self {
-            up: Linear::take(parts, layer, Part::GateUp, Part::GateUpBias)?,
+            up: Linear::take(parts, layer, Slot::Gate, Slot::GateBias)?,
             gated: spec.gated,
             activation: activation(spec.act),
-            down: Linear::take(parts, layer, Part::Down, Part::DownBias)?,
+            down: Linear::take(parts, layer, Slot::Down, Slot::DownBias)?,
         })
     }
 
@@ -198,10 +198,10 @@ impl<M: Matrix> Mlp<M> {
     fn take_shared(parts: &mut Parts<M>, layer: usize, spec: &MlpSpec) -> Self {
         let mut linear = |part| Linear::without_bias(parts, layer, part);
         Self {
-            up: linear(Part::SharedGateUp),
+            up: linear(Slot::SharedGate),
             gated: spec.gated,
             activation: activation(spec.act),
-            down: linear(Part::SharedDown),
+            down: linear(Slot::SharedDown),
         }
     }
 

@@ -9,6 +9,16 @@ use candlepower_kernels::{SparseRows, WeightRows};
 use super::{Layout, Matrix, MatrixBuilder, Reserve, Shape};
 use crate::error::Result;
 
+/// The stored tensor of all heads.
+pub(super) struct StoredHeads {
+    /// [`Slot::KeyUp`] or [`Slot::ValueUp`].
+    pub(super) slot: Slot,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    /// The dtype that it is kept in.
+    pub(super) dtype: DType,
+}
+
 /// The matrices of the heads of one part, which are gathered as numbers, and made when all of them are there.
 pub(super) struct HeadsBuilder<'a, M: Matrix> {
     reserve: Rc<Reserve<'a, M>>,
@@ -24,13 +34,12 @@ pub(super) struct HeadsBuilder<'a, M: Matrix> {
 }
 
 impl<'a, M: Matrix> HeadsBuilder<'a, M> {
-    /// For the slot `slot` of `rows` rows of `columns` columns, in an attention of latents.
+    /// A builder for latent attention.
     pub(super) fn new(
         reserve: Rc<Reserve<'a, M>>,
         attention: &AttentionSpec,
         layout: &Layout,
-        (slot, rows, columns): (Slot, usize, usize),
-        dtype: DType,
+        StoredHeads { slot, rows, columns, dtype }: StoredHeads,
     ) -> Self {
         let of_head = rows / attention.heads;
         let LatentSpec { rank, key_dim, value_dim, transposed_keys, .. } =

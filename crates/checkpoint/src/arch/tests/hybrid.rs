@@ -36,7 +36,7 @@ fn qwen3_next() {
         value_heads: 32,
         key_dim: 128,
         value_dim: 128,
-        taps: 4,
+        kernel_size: 4,
         rule: RuleSpec::Delta,
         tiled: false,
         log_rates: true,
@@ -91,8 +91,8 @@ fn rows_of_heads_lie_together() {
             rows(Slot::RecurrentGate, 0, 1280..1536, 256)
         ]
     );
-    let taps = find(&plan, "0.linear_attn.conv1d");
-    assert_eq!((&taps.shape, &taps.stored_shape), (&vec![8192 * 4], &vec![8192, 1, 4]));
+    let kernel = find(&plan, "0.linear_attn.conv1d");
+    assert_eq!((&kernel.shape, &kernel.stored_shape), (&vec![8192 * 4], &vec![8192, 1, 4]));
 
     let part = checkpoint.shard_plan(Shard { rank: 1, ranks: 8 }, plan);
     let mixed = find(&part, "0.linear_attn.in_proj_qkvz");
@@ -104,9 +104,9 @@ fn rows_of_heads_lie_together() {
             rows(Slot::RecurrentK, 0, 3 * 768 + 128..3 * 768 + 256, 128)
         ]
     );
-    let taps = find(&part, "0.linear_attn.conv1d");
+    let kernel = find(&part, "0.linear_attn.conv1d");
     let of_keys = (2048 + 256) * 4..(2048 + 512) * 4;
-    assert_eq!(taps.slots[1], rows(Slot::RecurrentTapsK, 0, of_keys, 0));
+    assert_eq!(kernel.slots[1], rows(Slot::RecurrentConvK, 0, of_keys, 0));
     let out = find(&part, "0.linear_attn.out_proj");
     assert_eq!((out.columns, out.slots[0].rows.clone()), (Some(512..1024), 0..2048));
 }
@@ -210,8 +210,8 @@ fn lfm2() {
     assert_eq!((m.num_states(), m.attentions().count()), (10, 6));
     assert_eq!((m.layers[0].ffn.mlp().unwrap().inner, m.head.tied), (8192, true));
     let plan = plan(&m, find(&config(text)).unwrap().weights);
-    let taps = plan.iter().find(|t| t.name == "model.layers.0.conv.conv.weight").unwrap();
-    assert_eq!((&taps.shape[..], &taps.stored_shape[..]), (&[6144][..], &[2048, 1, 3][..]));
+    let kernel = plan.iter().find(|t| t.name == "model.layers.0.conv.conv.weight").unwrap();
+    assert_eq!((&kernel.shape[..], &kernel.stored_shape[..]), (&[6144][..], &[2048, 1, 3][..]));
     let rows = plan.iter().find(|t| t.name == "model.layers.0.conv.in_proj.weight").unwrap();
     let slots: Vec<_> = rows.slots.iter().map(|slot| (slot.slot, slot.rows.start)).collect();
     assert_eq!(slots, [(Slot::ConvB, 0), (Slot::ConvC, 2048), (Slot::ConvX, 4096)]);

@@ -107,7 +107,7 @@ struct Heads {
     values: usize,
     key_dim: usize,
     value_dim: usize,
-    taps: usize,
+    kernel_size: usize,
 }
 
 impl Heads {
@@ -122,7 +122,7 @@ impl Heads {
             values,
             key_dim: keys.count("ssm.state_size")?,
             value_dim: width / values,
-            taps: keys.count("ssm.conv_kernel")?,
+            kernel_size: keys.count("ssm.conv_kernel")?,
         })
     }
 }
@@ -153,7 +153,7 @@ fn delta_nets(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
             ("linear_num_value_heads", heads.values.into()),
             ("linear_key_head_dim", heads.key_dim.into()),
             ("linear_value_head_dim", heads.value_dim.into()),
-            ("linear_conv_kernel_dim", heads.taps.into()),
+            ("linear_conv_kernel_dim", heads.kernel_size.into()),
         ],
     );
     Ok(())
@@ -192,7 +192,7 @@ fn mamba(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
             ("mamba_n_groups", heads.keys.into()),
             ("mamba_d_state", heads.key_dim.into()),
             ("mamba_d_head", heads.value_dim.into()),
-            ("mamba_d_conv", heads.taps.into()),
+            ("mamba_d_conv", heads.kernel_size.into()),
             ("mamba_conv_bias", keys.has_in_layers("ssm_conv1d.bias").into()),
         ],
     );
