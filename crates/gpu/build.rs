@@ -9,6 +9,8 @@ use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::{env, fs, iter, thread};
 
+use head_dims::DEVICE_HEAD_DIMS;
+
 /// Where the kernels are.
 const KERNELS: &str = "src/cuda/kernels";
 
@@ -32,8 +34,10 @@ const SOURCES: [&str; 14] = [
 
 /// Sources that are compiled once per head dimension, so that the compilers run side by side.
 const SOURCES_PER_HEAD_DIM: [&str; 2] = ["attention_prefill", "attention_decode"];
-/// The wider the head, the longer its compilation.
-const HEAD_DIMS: [u32; 4] = [512, 256, 128, 64];
+/// The head widths that the memory plan knows, too.
+#[path = "../layout/src/head_dims.rs"]
+mod head_dims;
+const HEAD_DIMS_FILE: &str = "../layout/src/head_dims.rs";
 
 /// Compute capabilities without their point, and nvcc's names.
 const CAPABILITIES: [(&str, &str); 6] =
@@ -41,6 +45,7 @@ const CAPABILITIES: [(&str, &str); 6] =
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed={HEAD_DIMS_FILE}");
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return ExitCode::SUCCESS;
     }
@@ -146,7 +151,8 @@ fn jobs(out: &Path) -> Vec<Job> {
         defines,
     };
     let per_head_dim = SOURCES_PER_HEAD_DIM.iter().flat_map(|name| {
-        HEAD_DIMS.iter().map(move |dim| {
+        // The wider the head, the longer its compilation.
+        DEVICE_HEAD_DIMS.iter().rev().map(move |dim| {
             job(name, &format!("_{dim}"), vec![format!("-DCANDLEPOWER_HEAD_DIM={dim}")])
         })
     });

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Checkpoint, CheckpointFiles, Counted, DTYPES, Description, DeviceKind,
-    DeviceMemory, Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig,
-    KvDtype, MemoryPlan, MemoryRequest, OnLoad, QuantizationMethod,
+    DeviceMemory, Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype,
+    MemoryPlan, MemoryRequest, OnLoad, QuantizationMethod,
 };
 use candlepower_hub::ModelName;
 use candlepower_machine::{Machine, print, print_error};

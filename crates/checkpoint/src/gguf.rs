@@ -1,5 +1,5 @@
-//! GGUF files: a whole model in one file or in several, which is read as if it were a model folder. What a folder says in
-//! `config.json`, `tokenizer.json` and `tokenizer_config.json` is told from the metadata.
+//! GGUF files: a whole model in one file or in several, which is read as if it were a model folder. The contents of
+//! `config.json`, `tokenizer.json` and `tokenizer_config.json` are made from the metadata.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -38,7 +38,7 @@ use arch::GgufArch;
 use header::{Header, Place};
 pub use tensor_type::GgufType;
 
-/// Most numbers of a tensor that is read with the configuration: the divisors of the rope's frequencies.
+/// Most values of a tensor that is read with the configuration: the divisors of the RoPE frequencies.
 const MOST_DIVISORS: u64 = 1 << 12;
 /// Fewest and most bytes of a header that are read at once.
 const PIECE_BYTES: Range<u64> = 1 << 20..16 << 20;
@@ -52,11 +52,11 @@ pub struct Gguf {
     folder: PathBuf,
     /// The files' names, in order.
     files: Vec<String>,
-    /// Of the first file.
+    /// Metadata of the first file.
     metadata: HfConfig,
     arch: &'static GgufArch,
     tensors: HashMap<String, GgufTensor>,
-    /// What the rope's frequencies are divided by, where tensors say it.
+    /// Divisors of the RoPE frequencies, if tensors have them.
     divisors: HashMap<&'static str, Vec<f64>>,
 }
 
@@ -69,7 +69,7 @@ pub struct GgufTensor {
     pub offset: u64,
     /// `[rows, columns]`, or `[rows]` of a vector.
     pub shape: Vec<usize>,
-    /// How its numbers are stored.
+    /// Type of its values.
     pub kind: GgufType,
 }
 
@@ -97,11 +97,11 @@ impl Gguf {
         Self::read(folder.clone(), files, &mut read)
     }
 
-    /// As [`Self::open`], where the files, each with its length in bytes, are perhaps not yet in their folder: `read` has what is
-    /// needed of them, which are their headers and few other bytes.
+    /// The same as [`Self::open`], for files that are perhaps not yet in their folder, each with its length in bytes. `read` reads the
+    /// necessary parts of them, which are their headers and few other bytes.
     ///
     /// # Errors
-    /// As of `open`, and those of `read`.
+    /// Those of `open`, and those of `read`.
     pub fn read(
         folder: PathBuf,
         files: Vec<(String, u64)>,
@@ -214,7 +214,7 @@ impl Gguf {
         &self.tensors
     }
 
-    /// What a file of a model folder would hold, where the metadata has it.
+    /// The contents that a file of a model folder would have, if the metadata has them.
     pub(crate) fn folder_file(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let value: Option<Value> = match name {
             "config.json" => Some(self.config()?.0),
@@ -245,7 +245,7 @@ impl Gguf {
         }
     }
 
-    /// How a matrix is stored; `None` where as plain numbers.
+    /// The quantization of a matrix; `None` if it is not quantized.
     pub(crate) fn scheme_of(&self, tensor: &str) -> Option<Scheme> {
         let tensor = self.tensors.get(tensor).filter(|tensor| tensor.shape.len() == 2)?;
         tensor.kind.packed().map(|_| Scheme::Gguf(tensor.kind))
@@ -276,9 +276,9 @@ impl Gguf {
         config::DIVISORS.contains(&name) || (predicts_more && is_behind())
     }
 
-    /// What the files hold otherwise than the architecture's own checkpoints: rows of q and k in the order of pairs of
-    /// neighbours, norms with the one already added that others add while they run, and of recurrences the rates of decay and the order
-    /// of heads.
+    /// Adjusts the description to what the files hold otherwise than the architecture's own checkpoints. Rows of q and k are in the
+    /// order of pairs of neighbours. Norms that add one while they run have it added already. Linear attention has negated decay rates
+    /// and another order of heads.
     pub(crate) fn adjust(&self, spec: &mut ModelSpec) {
         let plain = |kind: &mut NormKind| {
             if *kind == NormKind::RmsPlusOne {
@@ -303,13 +303,13 @@ impl Gguf {
         });
     }
 
-    /// The numbers of a small tensor in single precision; `None` where it is not there.
+    /// The values of a small tensor in single precision; `None` if there is no such tensor.
     fn read_divisors(&self, name: &str, read: &mut ReadRange<'_>) -> Result<Option<Vec<f64>>> {
         let Some(tensor) = self.tensors.get(name) else { return Ok(None) };
         let file = &self.files[tensor.file];
         let count = tensor.shape.iter().product::<usize>() as u64;
         if tensor.kind != GgufType::F32 || count > MOST_DIVISORS {
-            let reason = format!("{name} is not a few numbers in F32");
+            let reason = format!("{name} is not a short vector of F32");
             return Err(Error::Gguf { file: file.clone(), reason });
         }
         let bytes = read(file, tensor.offset..tensor.offset + count * 4)

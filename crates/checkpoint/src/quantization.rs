@@ -38,7 +38,7 @@ pub use squeezellm::SqueezeLlm;
 const GPTQ_FILE: &str = "quantize_config.json";
 /// The same of AWQ.
 const AWQ_FILE: &str = "quant_config.json";
-/// As [`GPTQ_FILE`], of NVIDIA ModelOpt's, which says it in a section.
+/// The file of NVIDIA ModelOpt beside the configuration, like [`GPTQ_FILE`], with the settings in a section.
 const MODELOPT_FILE: &str = "hf_quant_config.json";
 const MODELOPT_SECTION: &str = "quantization";
 
@@ -65,7 +65,7 @@ pub enum Scheme {
     Fp8(Fp8),
     /// Integers of compressed-tensors.
     CompressedInt(CompressedInt),
-    /// Tables of sixteen numbers.
+    /// Tables of sixteen values.
     SqueezeLlm(SqueezeLlm),
     /// Four-bit floating point, of experts alone.
     Mxfp4(Mxfp4),
@@ -82,20 +82,20 @@ pub struct StoredTensor {
     pub name: String,
     /// The shapes that it may have; any of one dimension where there is none.
     pub shapes: Vec<Vec<usize>>,
-    /// What it holds.
+    /// Kind of its contents.
     pub kind: StoredKind,
     /// Whether it must be there.
     pub required: bool,
 }
 
-/// What a stored tensor holds.
+/// Contents of a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoredKind {
-    /// Numbers: F32, F16 or BF16.
+    /// Unquantized values: F32, F16 or BF16.
     Numbers,
     /// 32-bit integers.
     Integers,
-    /// Eight-bit floating-point numbers with three bits of mantissa.
+    /// Eight-bit floats with three bits of mantissa.
     E4m3,
     /// Eight-bit integers with a sign.
     SignedBytes,
@@ -125,7 +125,7 @@ impl Quantization {
         Self::parse(&section, Some(QuantizationMethod::ModelOpt)).map(Some)
     }
 
-    /// What GGUF files say: each tensor of its type.
+    /// The quantization of GGUF files: each tensor of its type.
     pub(crate) fn gguf(gguf: &Gguf) -> Option<Self> {
         let scheme = gguf.scheme()?;
         let skipped = Modules::default();
@@ -149,7 +149,7 @@ impl Quantization {
         Ok(found)
     }
 
-    /// How the matrix of a planned tensor is stored; `None` where as plain numbers.
+    /// The scheme of the matrix of a planned tensor; `None` if it is not quantized.
     pub(crate) fn scheme_of(&self, tensor: &TensorPlan) -> Option<Scheme> {
         let quantized = match tensor.slots.first()?.slot.info().quantization {
             SlotQuantization::Never
@@ -173,8 +173,8 @@ impl Quantization {
         }
     }
 
-    /// Whether a tensor that belongs to no matrix's numbers may be there: what a running engine would round activations with,
-    /// which are not rounded here, or how it would divide work; and the scales of keys and values, which a cache in FP8 takes.
+    /// Whether a tensor that belongs to no matrix may be there. Running engines round activations by some of them, which are not rounded
+    /// here, or divide work by them. Others are the scales of keys and values, which a cache in FP8 uses.
     pub(crate) fn may_skip(&self, name: &str) -> bool {
         const OF_CACHE: [&str; 4] = [".q_scale", ".k_scale", ".v_scale", ".kv_scale"];
         let ends_in = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
@@ -246,7 +246,7 @@ impl Scheme {
     }
 }
 
-/// What compressed-tensors says of the weights of all linear layers.
+/// The settings of compressed-tensors for the weights of all linear layers.
 fn weights_of_linear(c: &HfConfig) -> Result<HfConfig> {
     const GROUPS: &str = "an object with the quantization of all linear layers";
     let groups = c.section("config_groups")?.ok_or_else(|| c.missing("config_groups", GROUPS))?;
@@ -284,7 +284,7 @@ impl StoredTensor {
         Self { name, shapes: vec![shape.to_vec()], kind, required: true }
     }
 
-    /// A tensor of plain numbers.
+    /// A tensor of unquantized values.
     pub(crate) fn numbers(name: &str, shape: &[usize]) -> Self {
         Self::new(name.to_owned(), shape, StoredKind::Numbers)
     }

@@ -84,9 +84,9 @@ pub enum RopeScaling {
         /// Factor on cos and sin.
         attention_factor: f64,
     },
-    /// Of the frequencies of whole heads the first, all divided by a factor; the other pairs stay as they are (Gemma 4).
+    /// The first of the frequencies of whole heads, all divided by a factor; the other pairs are not rotated (Gemma 4).
     Proportional {
-        /// How many pairs are turned.
+        /// Number of pairs that are rotated.
         turned: usize,
         /// The factor.
         factor: f64,
@@ -100,7 +100,7 @@ impl RopeSpec {
         let partial = rope.float_opt("partial_rotary_factor")?.unwrap_or(1.0);
         let turned = (head_dim as f64 * partial) as usize;
         let proportional = rope.text_opt("rope_type")? == Some("proportional");
-        // Pairs that are not turned count as turned by nothing: they lie between those that are.
+        // Pairs without rotation count as rotated by zero: they lie between those that are rotated.
         let dim = if proportional { head_dim } else { turned };
         if turned == 0 || dim == 0 || dim > head_dim || dim % 2 == 1 {
             let needed = "a factor that leaves an even part of head_dim";
@@ -160,7 +160,7 @@ impl RopeScaling {
 
     fn yarn(rope: &HfConfig, max_len: usize, original: usize) -> Result<Self> {
         let factor = rope.float_opt("factor")?.unwrap_or(max_len as f64 / original as f64);
-        // As in transformers, a written zero counts as absent.
+        // A written zero counts as absent, as in transformers.
         let given = |key: &str| Ok(rope.float_opt(key)?.filter(|&v| v != 0.0));
         let temperature =
             |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };

@@ -1,8 +1,8 @@
-//! One rank's part of a model: which heads, which columns of the feed-forward, which tokens of the vocabulary it has.
+//! The shard of a model on one rank: its heads, its columns of the feed-forward, its tokens of the vocabulary.
 //!
-//! Matrices whose outputs are heads, columns of the feed-forward or tokens are split by rows; those whose inputs are, by
-//! columns. Every rank has a part of each expert, shared ones too, and all routers. Norms are on every rank, but for weights that heads have of their
-//! own; so is all that makes of a token what each layer gets beside the residual. A bias that is added to a sum over the ranks is rank 0's alone.
+//! Matrices whose outputs are heads, columns of the feed-forward or tokens are split by rows; those whose inputs are, by columns.
+//! Every rank has a shard of each expert, shared ones too, and all routers. Norms are on every rank, except weights of single heads.
+//! Per-layer embeddings are on every rank, too. A bias on a sum over the ranks is on rank 0 alone.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use crate::{
 pub struct Shard {
     /// Which one, from 0 on.
     pub rank: usize,
-    /// How many there are; [`ModelSpec::check_tensor_parallel`] says which numbers there can be.
+    /// Number of ranks; [`ModelSpec::check_tensor_parallel`] lists the possible counts.
     pub ranks: usize,
 }
 
@@ -25,13 +25,13 @@ impl Shard {
     /// The whole model.
     pub const WHOLE: Self = Self { rank: 0, ranks: 1 };
 
-    /// This rank's part of `count` things, which the ranks divide.
+    /// The rank's share of `count` things, which the ranks divide.
     fn part(self, count: usize) -> Range<usize> {
         let part = count / self.ranks;
         self.rank * part..(self.rank + 1) * part
     }
 
-    /// This rank's part of `count` heads of keys and values; where there are more ranks than heads, several ranks have the same.
+    /// The rank's share of `count` KV heads; if there are more ranks than heads, several ranks have the same.
     fn kv_heads(self, count: usize) -> Range<usize> {
         let first = self.rank * count / self.ranks;
         first..first + count.div_ceil(self.ranks)
@@ -61,7 +61,7 @@ impl ModelSpec {
 }
 
 impl Checkpoint {
-    /// What one rank takes of a plan for the whole model: the same tensors, of which some may fill nothing.
+    /// The plan of one rank, from a plan for the whole model: the same tensors, of which some may fill nothing.
     pub fn shard_plan(&self, shard: Shard, mut plan: Vec<TensorPlan>) -> Vec<TensorPlan> {
         if shard == Shard::WHOLE {
             return plan;

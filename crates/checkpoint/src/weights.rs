@@ -18,40 +18,40 @@ mod slot;
 
 pub use slot::{HeadAxis, Init, Slot, SlotInfo, SlotQuantization, SlotShard};
 
-/// How a slot's numbers lie in the checkpoint's tensor.
+/// Position of a slot's values in the checkpoint's tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
     /// They are the whole tensor.
     Whole,
     /// Slots with the same name lie in one tensor, rows after rows, in the order of [`Slot`].
     Rows,
-    /// As [`Self::Rows`], head by head: the first head's rows of each slot, then the second's. Heads are those of keys, with all queries
-    /// that read one, or, where the tensor has no keys, those of queries.
+    /// [`Self::Rows`] head by head: the first head's rows of each slot, then the second's. Heads are KV heads with all queries that
+    /// read one or, if the tensor has no keys, query heads.
     Heads,
     /// They are the whole tensor but for so many rows before them.
     Behind(usize),
-    /// As [`Self::Rows`], in a tensor that is stored transposed, `[in, out]`.
+    /// [`Self::Rows`] in a tensor that is stored transposed, `[in, out]`.
     Transposed,
-    /// As [`Self::Rows`], of vectors that are stored as `[rows, 1, kernel_size]`.
+    /// [`Self::Rows`] of vectors that are stored as `[rows, 1, kernel_size]`.
     ConvKernel,
     /// The vector is stored as a matrix with a row for each head.
     RowOfEachHead,
     /// The vector is stored as a matrix of one row.
     Row,
-    /// As [`Self::Rows`], in a tensor `[experts, in, out]` of the matrices of all experts, each transposed where they are plain numbers,
-    /// or `[experts, out]` of their vectors; where `alternating`, rows of gate and up in turn.
+    /// [`Self::Rows`] in a tensor `[experts, in, out]` of the matrices of all experts, each transposed unless it is quantized, or
+    /// `[experts, out]` of their vectors; if `alternating`, with rows of gate and up in turn.
     Experts {
         /// Rows of two slots in turn, not those of one after those of the other.
         alternating: bool,
     },
-    /// As [`Self::Rows`], in a tensor `[experts, out, in]` of the matrices of all experts.
+    /// [`Self::Rows`] in a tensor `[experts, out, in]` of the matrices of all experts.
     ExpertRows,
 }
 
 /// A rule: our slot <- the checkpoint's name, where `{i}` is the layer and `{e}` the expert, and how to take it.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightRule {
-    /// What it fills.
+    /// The slot that it fills.
     pub slot: Slot,
     /// The name, with `{i}` for the layer and `{e}` for the expert.
     pub name: &'static str,
@@ -121,7 +121,7 @@ pub(crate) const fn row(slot: Slot, name: &'static str) -> WeightRule {
 /// A tensor of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorPlan {
-    /// The checkpoint's name; of a quantized matrix the one that it would have as plain numbers.
+    /// The checkpoint's name; for a quantized matrix the name of its unquantized form.
     pub name: String,
     /// `[rows, columns]`, or `[rows]` of a vector.
     pub shape: Vec<usize>,
@@ -129,13 +129,13 @@ pub struct TensorPlan {
     pub stored_shape: Vec<usize>,
     /// How its slots are taken from it.
     pub take: Take,
-    /// What it fills, from its first row to its last; rows of one slot may be apart.
+    /// The slots that it fills, from its first row to its last; rows of one slot may be apart.
     pub slots: Vec<SlotRows>,
     /// The columns that are taken; all of them where `None`.
     pub columns: Option<Range<usize>>,
     /// How it is stored, where it is quantized.
     pub scheme: Option<Scheme>,
-    /// What it becomes while it is loaded, where it is not quantized.
+    /// Its form after quantization on load, if it is stored unquantized.
     pub on_load: Option<Recoded>,
 }
 
@@ -217,8 +217,8 @@ pub struct SlotRows {
     pub first: usize,
 }
 
-/// Every tensor of the model as plain numbers, first those outside the layers. `is_stored` says which of the names that some
-/// checkpoints have and others have not is that of a tensor.
+/// Every tensor of the model in its unquantized form, first those outside the layers. `is_stored` says which of several possible names
+/// is that of a tensor.
 pub(crate) fn plan(
     spec: &ModelSpec,
     own_rules: &[WeightRule],
@@ -227,7 +227,7 @@ pub(crate) fn plan(
     plan_named(spec, own_rules, names::LLAMA, is_stored)
 }
 
-/// As [`plan`], where what has no rule of its own is called as `common` says.
+/// The same as [`plan`], with the names in `common` for slots without a rule in `own_rules`.
 pub(crate) fn plan_named(
     spec: &ModelSpec,
     own_rules: &[WeightRule],
@@ -244,7 +244,7 @@ pub(crate) fn plan_named(
             None => name,
         }
     };
-    // Of several rules the first whose tensor is there, or else the first.
+    // The first rule whose tensor is there wins, or else the first.
     let rule = |slot: Slot, layer: Option<usize>| {
         let any = slot.of_any_expert();
         let mut rules = own_rules.iter().chain(common).filter(|r| r.slot == any);
@@ -344,7 +344,8 @@ fn head_by_head(slots: &[SlotRows], heads: usize) -> Vec<SlotRows> {
     runs.collect()
 }
 
-/// Whether a tensor that no rule names may be left out: rope's frequencies and causal masks, which old checkpoints stored, a copy of the embedding as the head of a tied model, and keys and values of layers that read those of others.
+/// Whether a tensor that no rule names may be left out. Old checkpoints stored RoPE frequencies and causal masks. Others have a copy of
+/// the embedding as the head of a tied model, or keys and values of layers that read those of others.
 pub(crate) fn may_skip(spec: &ModelSpec, name: &str) -> bool {
     let is_unused = || {
         let of_layer = name.strip_prefix("model.layers.").or_else(|| name.strip_prefix("blk."));
@@ -363,7 +364,7 @@ pub(crate) fn may_skip(spec: &ModelSpec, name: &str) -> bool {
         || is_unused()
 }
 
-/// What old checkpoints of GPTs have of which tokens see which.
+/// Causal masks in old checkpoints of GPTs.
 const MASKS: [&str; 4] =
     [".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"];
 

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use candle_core::{Device, Tensor};
+use candlepower_checkpoint::LOGITS_ROWS;
 use candlepower_kernels::{
     AttentionMetadata, gather_rows,
     sampling::{RowLogprobs, SampledRow, SamplingRow, logprobs_of, sample},
@@ -15,9 +16,6 @@ use crate::{
     Result,
     follower::{Followers, tell_others},
 };
-
-/// Rows of logits that exist at once: bounds their memory (rows * vocabulary * 4 bytes).
-const LOGITS_ROWS: usize = 128;
 
 /// One rank's model, its part of what is kept of sequences, and the tokens drawn in the previous step.
 pub(crate) struct ModelRunner {

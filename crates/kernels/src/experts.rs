@@ -1,6 +1,8 @@
 //! Feed-forward layers of experts: which of them each token goes to, and their products for the tokens that they get.
 
 use candle_core::Tensor;
+use candlepower_layout::MAX_EXPERT_GROUPS;
+pub use candlepower_layout::{ExpertGroups, GatingFunction, GroupScore};
 
 use crate::tensor::{Operand, from_vec};
 use crate::{
@@ -51,64 +53,38 @@ pub struct Gating {
     pub groups: Option<ExpertGroups>,
 }
 
-/// Experts in groups of as many, one group after the other; a token's experts are those of its best groups alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertGroups {
-    /// How many groups there are: at most 32, and a divisor of the number of experts.
-    pub count: usize,
-    /// How many of them a token's experts are chosen from; with at least `top_k` experts together.
-    pub chosen: usize,
-    /// Which those are.
-    pub score: GroupScore,
+/// Fails unless `top_k` of `experts` experts can be chosen from some of these groups.
+///
+/// # Errors
+/// They cannot.
+pub fn check_groups(groups: &ExpertGroups, experts: usize, top_k: usize) -> Result<()> {
+    let ExpertGroups { count, chosen, .. } = *groups;
+    let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
+    if count == 0 || count > MAX_EXPERT_GROUPS || !experts.is_multiple_of(count) {
+        return error("groups", count, "at most 32, and a divisor of the number of experts");
+    }
+    if chosen == 0 || chosen > count || chosen * (experts / count) < top_k {
+        return error("chosen groups", chosen, "enough for top_k, and at most all of them");
+    }
+    Ok(())
 }
 
-/// How good a group is for a token, by what its experts are chosen by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GroupScore {
-    /// As its best expert (DeepSeek V2).
-    Best,
-    /// As the sum of its best two (DeepSeek V3).
-    BestTwo,
-}
-
-/// Most groups: a lane of a warp has one.
-const MOST_GROUPS: usize = 32;
-
-impl ExpertGroups {
-    /// Fails unless `top_k` of `experts` experts can be chosen so.
-    ///
-    /// # Errors
-    /// They cannot.
-    pub fn check(&self, experts: usize, top_k: usize) -> Result<()> {
-        let Self { count, chosen, .. } = *self;
-        let error =
-            |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
-        if count == 0 || count > MOST_GROUPS || !experts.is_multiple_of(count) {
-            return error("groups", count, "at most 32, and a divisor of the number of experts");
-        }
-        if chosen == 0 || chosen > count || chosen * (experts / count) < top_k {
-            return error("chosen groups", chosen, "enough for top_k, and at most all of them");
-        }
-        Ok(())
-    }
-
-    /// Of each group whether it is one of the chosen, where experts are chosen by `ranks`. Of equal ones the first is better.
-    fn are_chosen(&self, ranks: &[f32]) -> Vec<bool> {
-        let scores: Vec<f32> = ranks
-            .chunks_exact(ranks.len() / self.count)
-            .map(|ranks| {
-                let mut ranks = ranks.to_vec();
-                ranks.sort_by(|a, b| b.total_cmp(a));
-                match self.score {
-                    GroupScore::Best => ranks[0],
-                    GroupScore::BestTwo => ranks.iter().take(2).sum(),
-                }
-            })
-            .collect();
-        let mut order: Vec<usize> = (0..self.count).collect();
-        order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
-        (0..self.count).map(|group| order[..self.chosen].contains(&group)).collect()
-    }
+/// Of each group whether it is one of the chosen, where experts are chosen by `ranks`. Of equal ones the first is better.
+fn chosen_groups(groups: &ExpertGroups, ranks: &[f32]) -> Vec<bool> {
+    let scores: Vec<f32> = ranks
+        .chunks_exact(ranks.len() / groups.count)
+        .map(|ranks| {
+            let mut ranks = ranks.to_vec();
+            ranks.sort_by(|a, b| b.total_cmp(a));
+            match groups.score {
+                GroupScore::Best => ranks[0],
+                GroupScore::BestTwo => ranks.iter().take(2).sum(),
+            }
+        })
+        .collect();
+    let mut order: Vec<usize> = (0..groups.count).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+    (0..groups.count).map(|group| order[..groups.chosen].contains(&group)).collect()
 }
 
 /// What a gating has for each expert, read.
@@ -164,7 +140,7 @@ impl Gating {
         let ranks: Vec<f32> = (0..shares.len()).map(rank).collect();
         let mut chosen: Vec<usize> = (0..shares.len()).collect();
         if let Some(groups) = &self.groups {
-            let are_chosen = groups.are_chosen(&ranks);
+            let are_chosen = chosen_groups(groups, &ranks);
             chosen.retain(|expert| are_chosen[expert / (ranks.len() / groups.count)]);
         }
         chosen.sort_by(|&a, &b| ranks[b].total_cmp(&ranks[a]));
@@ -180,15 +156,6 @@ impl Gating {
         };
         chosen.into_iter().map(|expert| (expert, counts_for(expert))).collect()
     }
-}
-
-/// How a score becomes a share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GatingFunction {
-    /// Its part of the softmax over all scores.
-    Softmax,
-    /// Its sigmoid.
-    Sigmoid,
 }
 
 /// `sum of p[e] * expert_e(x)` over the `top_k` experts with the highest `p = softmax(router(x))`, or what else
@@ -208,7 +175,7 @@ pub fn experts(x: &Tensor, scored: &Tensor, layer: &Experts<Weight>) -> Result<T
     Operand::new("experts", "scored", scored).expect_dims("x's shape", &[tokens, hidden])?;
     let count = layer.router.n();
     check(layer.top_k, count, [layer.gate_up.len(), layer.down.len()])?;
-    layer.gating.groups.map_or(Ok(()), |groups| groups.check(count, layer.top_k))?;
+    layer.gating.groups.map_or(Ok(()), |groups| check_groups(&groups, count, layer.top_k))?;
     let scores = linear(scored, &layer.router, layer.router_bias.as_ref())?;
     let scores = Operand::new("experts", "scores", &scores).f32s()?;
     // The rows of each expert, with what it counts for in them.
@@ -429,7 +396,7 @@ mod tests {
         assert_eq!(of(groups(1, GroupScore::BestTwo), 2), [2, 3]);
         assert_eq!(of(groups(2, GroupScore::BestTwo), 2), [0, 2], "of equal groups the first");
         assert_eq!(of(groups(3, GroupScore::Best), 3), [0, 2, 4]);
-        let refused = |groups: ExpertGroups| groups.check(6, 3).is_err();
+        let refused = |groups: ExpertGroups| check_groups(&groups, 6, 3).is_err();
         assert!(refused(groups(1, GroupScore::Best)) && refused(groups(4, GroupScore::Best)));
         assert!(refused(ExpertGroups { count: 4, ..groups(2, GroupScore::Best) }));
         assert!(!refused(groups(2, GroupScore::Best)));

@@ -21,7 +21,7 @@ use crate::{
 
 mod ffn;
 
-use ffn::{Ffn, activation};
+use ffn::Ffn;
 
 /// The operations that the walk is made of. Each returns a tensor that holds its result until the same operation, or
 /// one that writes to the same place, is asked for again: a new tensor, or a buffer.
@@ -437,7 +437,7 @@ impl<M: Matrix> PerLayer<M> {
             projection: parts.matrix(None, Slot::PerLayerProjection),
             norm: norm.expect("the plan holds the norm"),
             width: spec.width,
-            activation: activation(spec.act),
+            activation: spec.act,
         })
     }
 

@@ -40,7 +40,7 @@ pub struct LoadOptions {
 /// The dtype of the matrices; on the CPU norms and biases are always f32.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadDtype {
-    /// As stored.
+    /// The stored dtype.
     #[default]
     Auto,
     /// IEEE single.
@@ -105,11 +105,11 @@ pub fn load(
     load_shard(checkpoint, options, Arc::new(Comm::solo()), progress)
 }
 
-/// Loads the part of a checkpoint's weights that belongs to the rank of `comm`. Of each matrix only the rank's rows and
-/// columns are read.
+/// Loads the shard of a checkpoint's weights that belongs to the rank of `comm`. Only the rank's rows and columns of each matrix are
+/// read.
 ///
 /// # Errors
-/// As [`load`]; and the layers cannot be split over so many ranks.
+/// Those of [`load`]; and the layers cannot be split over so many ranks.
 pub fn load_shard(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
@@ -147,19 +147,20 @@ pub fn load_shard(
     let parts = PartsBuilder::new(spec, &plan, Layout::cpu(), dtype, reserve)?;
     let parts = source.fill(spec, plan, parts, &mut |done| {
         progress(done);
-        // What another rank cannot load need not be loaded here.
+        // If another rank cannot load, this one need not go on.
         Ok(comm.look_around()?)
     })?;
     let kv_scales = source.kv_scales(spec.num_stored_layers())?;
     Decoder::new(spec.clone(), parts, kv_scales, max_model_len, comm)
 }
 
-/// Loads a checkpoint's weights to a device, where all of them but codes are in one dtype: bfloat16 or float16 as stored or as
-/// asked for, and bfloat16 where float32 is stored. On the CPU, where the definitions of the device's kernels compute
-/// with it, it may be float32.
+/// Loads a checkpoint's weights to a device, where all but quantized weights have one dtype.
+///
+/// The dtype is bfloat16 or float16 as stored or as asked for, and bfloat16 if float32 is stored. On the CPU, where the reference
+/// implementations of the device's kernels compute with it, it may be float32.
 ///
 /// # Errors
-/// As [`load`]; and the device's kernels lack something of the model.
+/// Those of [`load`]; and the device's kernels lack something of the model.
 pub fn load_on_device(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
@@ -168,11 +169,11 @@ pub fn load_on_device(
     load_device_part(checkpoint, options, None, progress)
 }
 
-/// As [`load_on_device`], of the part of the weights that belongs to the rank of `comm`: on GPUs the ranks join by NCCL, even where
-/// there is only one.
+/// The same as [`load_on_device`], for the shard of the weights that belongs to the rank of `comm`. On GPUs the ranks join by NCCL, even
+/// if there is only one.
 ///
 /// # Errors
-/// As [`load_on_device`]; and the layers cannot be split over so many ranks, or NCCL is not there.
+/// Those of [`load_on_device`]; and the layers cannot be split over so many ranks, or NCCL is not there.
 pub fn load_shard_on_device(
     checkpoint: &Checkpoint,
     options: &LoadOptions,
@@ -204,7 +205,7 @@ fn load_device_part(
     let layout = Layout {
         device: device.clone(),
         vectors: dtype,
-        head_dims: DEVICE_HEAD_DIMS,
+        head_dims: &DEVICE_HEAD_DIMS,
         adds_one: false,
     };
     let source = Source::open(checkpoint, options)?;
@@ -220,15 +221,15 @@ fn load_device_part(
     DeviceDecoder::new(spec.clone(), parts, kv_scales, max_model_len, ranks)
 }
 
-/// Whether a tensor is kept as codes.
+/// Whether a tensor is kept quantized.
 fn is_quantized(tensor: &TensorPlan) -> bool {
     tensor.scheme.is_some() || tensor.on_load.is_some()
 }
 
-/// Who is told how far loading has come, and may end it.
+/// Receiver of the progress of loading, which may end it.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(LoadProgress) -> Result<()>;
 
-/// Where the numbers come from.
+/// Source of the weights.
 enum Source {
     /// The checkpoint's files, whose tensors are those of the plan.
     Files(Shards),
@@ -290,7 +291,7 @@ impl Source {
 }
 
 impl LoadDtype {
-    /// What is asked for; `None` where the matrices keep their own.
+    /// The dtype that is asked for; `None` if the matrices keep their own.
     pub fn chosen(self) -> Option<DType> {
         match self {
             Self::Auto => None,
@@ -304,8 +305,8 @@ impl LoadDtype {
 /// Most bytes of a weight file that are mapped at once.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// Copies every planned tensor into its parts, from the beginning of the files to their end. Of a quantized matrix the
-/// first of its tensors says where it lies.
+/// Copies every planned tensor into its parts, from the beginning of the files to their end. A quantized matrix consists of several
+/// tensors; the position of the first counts.
 fn read_weights<M: Matrix>(
     shards: &Shards,
     plan: Vec<TensorPlan>,
@@ -342,13 +343,13 @@ fn read_weights<M: Matrix>(
     Ok(())
 }
 
-/// How many of a tensor's numbers are wanted.
+/// Number of a tensor's values that are loaded.
 pub(crate) fn taken(tensor: &TensorPlan) -> usize {
     let rows: usize = tensor.slots.iter().map(|slot| slot.rows.len()).sum();
     rows * tensor.columns().map_or(1, |columns| columns.len())
 }
 
-/// Copies a tensor of plain numbers, and tells how many bytes it has copied each time.
+/// Copies an unquantized tensor, and reports the number of copied bytes after each piece.
 fn read_numbers<M: Matrix>(
     shards: &Shards,
     tensor: &TensorPlan,
@@ -397,8 +398,8 @@ fn read_numbers<M: Matrix>(
     Ok(())
 }
 
-/// The rows `rows` of one slot, of numbers of `size` bytes, gathered from a matrix that is stored with a row for each of our
-/// columns, as each expert's is where one tensor has those of all.
+/// The rows `rows` of one slot, with values of `size` bytes. They are gathered from a matrix with a row for each of our columns; a
+/// tensor of all experts has such a matrix for each expert.
 fn transposed_rows(
     shards: &Shards,
     tensor: &TensorPlan,

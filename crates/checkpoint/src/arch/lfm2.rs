@@ -1,6 +1,8 @@
 //! LFM2: gated short convolutions in most layers, attention with norms on heads in the others, and experts chosen by sigmoids in some models.
 //! Source: transformers `models/lfm2`, `models/lfm2_moe`.
 
+use candlepower_layout::GatingFunction;
+
 use super::Arch;
 use crate::{
     config::HfConfig,
@@ -66,7 +68,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
 fn moe(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = base(c)?;
     let gating = GatingSpec {
-        sigmoid: true,
+        function: GatingFunction::Sigmoid,
         bias: c.flag_or("use_expert_bias", true)?,
         scale: c.float_opt("routed_scaling_factor")?.unwrap_or(1.0),
         ..GatingSpec::softmax(c.flag_or("norm_topk_prob", true)?)

@@ -67,7 +67,7 @@ pub struct Arch {
     predicts_more: bool,
 }
 
-/// What is around a decoder in some checkpoints.
+/// The wrapping of a decoder in some checkpoints.
 #[derive(Debug)]
 enum Around {
     Nothing,
@@ -221,7 +221,7 @@ impl Arch {
         const INNER: [&str; 3] = ["embed_tokens.", "layers.", "norm."];
         match self.around {
             Around::Name(outer) => stored.strip_prefix(outer).unwrap_or(stored).into(),
-            // As transformers 5 and 4 write it.
+            // The names of transformers 5, then of 4.
             Around::Images(_) => match stored.strip_prefix("model.language_model.") {
                 Some(inner) => format!("model.{inner}").into(),
                 None => stored.strip_prefix("language_model.").unwrap_or(stored).into(),

@@ -1,4 +1,4 @@
-//! What models with recurrences in place of some attentions have in common.
+//! The common part of models with linear attention or an SSM in place of some attentions.
 
 use crate::{
     config::HfConfig,
@@ -31,9 +31,9 @@ macro_rules! mamba_weights {
     };
 }
 
-/// Of Bamba and Granite.
+/// The names in Bamba and Granite.
 pub(super) const MAMBA: [WeightRule; 16] = mamba_weights!("model.layers.{i}.mamba");
-/// Of Nemotron-H.
+/// The names in Nemotron-H.
 pub(super) const MIXER: [WeightRule; 16] = mamba_weights!("backbone.layers.{i}.mixer");
 
 /// Mamba-2 by Bamba's keys.
@@ -41,7 +41,7 @@ pub(super) fn mamba2(c: &HfConfig) -> Result<RecurrenceSpec> {
     c.refuse("mamba_proj_bias")?;
     refuse_limits(c)?;
     let value_heads = c.bounded("mamba_n_heads", MOST_HEADS)?;
-    // What the width of heads is where nobody says it, or says so.
+    // The default of the head width.
     let expand = c.count_opt("mamba_expand")?.unwrap_or(2);
     let all = expand.saturating_mul(c.count("hidden_size")?);
     let is_auto = c.raw("mamba_d_head").is_some_and(|width| width == "auto");
@@ -85,7 +85,7 @@ fn refuse_limits(c: &HfConfig) -> Result<()> {
     const KEY: &str = "time_step_limit";
     let Some(limits) = c.raw(KEY) else { return Ok(()) };
     let is_open = |end: &serde_json::Value| {
-        // As Python writes an infinity, and as transformers 5 does.
+        // Python and transformers 5 write an infinity so.
         let text = end.get("__float__").unwrap_or(end).as_str();
         end.is_null() || matches!(text, Some("Infinity" | "inf"))
     };
@@ -95,7 +95,7 @@ fn refuse_limits(c: &HfConfig) -> Result<()> {
     }
 }
 
-/// The width of a recurrence's heads, which kernels have in steps of 16, up to 256.
+/// Head width of linear attention, which kernels have in steps of 16, up to 256.
 pub(super) fn head_width(c: &HfConfig, key: &str) -> Result<usize> {
     let width = c.count(key)?;
     match width.is_multiple_of(16) && width <= 256 {

@@ -1,5 +1,4 @@
-//! What the sentence-transformers files beside a checkpoint say: pooling, dense layers, normalisation, prompts, the longest
-//! input.
+//! Settings in the sentence-transformers files beside a checkpoint: pooling, dense layers, normalization, prompts, the longest input.
 
 use std::collections::BTreeMap;
 
@@ -56,12 +55,12 @@ pub struct DenseSpec {
     pub act: Option<HeadAct>,
 }
 
-/// What the sentence-transformers files say; without such files nothing.
+/// Settings in the sentence-transformers files; empty without such files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SentenceSettings {
     /// How hidden states become one vector.
     pub pooling: Option<Pooling>,
-    /// What vectors go through, in this order, before they are normalised.
+    /// Dense layers that vectors go through, in this order, before they are normalized.
     pub dense: Vec<DenseSpec>,
     /// Vectors are divided by their length.
     pub normalize: bool,
@@ -179,7 +178,7 @@ fn module_config(files: &CheckpointFiles, folder: &str, usual: &'static str) -> 
     config.ok_or_else(|| Error::FileMissing { file: usual, place: files.to_string() })
 }
 
-/// What a dense layer reads and writes, as far as it is supported.
+/// Keys that name a dense layer's input and output, whose defaults alone are supported.
 const FEATURES: [&str; 2] = ["module_input_name", "module_output_name"];
 
 impl DenseSpec {

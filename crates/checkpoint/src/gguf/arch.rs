@@ -18,7 +18,7 @@ pub(super) type Config = Map<String, Value>;
 /// An architecture that GGUF files have.
 #[derive(Debug)]
 pub(super) struct GgufArch {
-    /// As `general.architecture` has it.
+    /// The value of `general.architecture`.
     pub(super) name: &'static str,
     /// The Hugging Face class name.
     pub(super) class: &'static str,
@@ -35,7 +35,7 @@ pub(super) struct GgufArch {
     pub(super) own: fn(&Keys<'_>, &mut Config) -> Result<()>,
 }
 
-/// How the numbers of a list of layers may differ.
+/// How the values of a list may differ between layers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Layers {
     Alike,

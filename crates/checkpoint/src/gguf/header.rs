@@ -19,10 +19,10 @@ const MOST_DIMENSIONS: u32 = 4;
 /// Lists of lists of lists.
 const MOST_DEPTH: usize = 3;
 
-/// What a file says of itself.
+/// The header of a file.
 #[derive(Debug)]
 pub(super) struct Header {
-    /// Keys and values; numbers that are not finite are text.
+    /// Keys and values; values that are not finite are text.
     pub(super) metadata: Map<String, Value>,
     /// Names and places, in the file's order.
     pub(super) tensors: Vec<(String, Place)>,
@@ -31,7 +31,7 @@ pub(super) struct Header {
 /// A tensor in a file.
 #[derive(Debug)]
 pub(super) struct Place {
-    /// How its numbers are stored.
+    /// Type of its values.
     pub(super) kind: GgufType,
     /// `[rows, columns]`, or `[rows]` of a vector.
     pub(super) shape: Vec<usize>,
@@ -219,7 +219,7 @@ impl<R: Read> Reader<'_, R> {
     fn list(&mut self, key: &str, depth: usize) -> Parsed<Value> {
         let kind = self.u32()?;
         let count = self.u64()?;
-        // Of each type the fewest bytes of a value.
+        // The fewest bytes of a value of each type.
         let least = match kind {
             0 | 1 | 7 => 1,
             2 | 3 => 2,

@@ -1,4 +1,4 @@
-//! What ggml calls the tensors of a model. Source: `gguf-py/gguf/constants.py` of llama.cpp.
+//! ggml's names for the tensors of a model. Source: `gguf-py/gguf/constants.py` of llama.cpp.
 
 use crate::weights::{Slot, WeightRule, experts, heads, rows, whole};
 
@@ -64,7 +64,7 @@ pub(super) const COMMON: &[WeightRule] = &[
     whole(Slot::RecurrentOut, "blk.{i}.ssm_out.weight"),
 ];
 
-/// Of layers with one norm between attention and feed-forward, which has the name of one after the attention.
+/// Layers with one norm between attention and feed-forward, which has the name of a norm after the attention.
 pub(super) const NORM_AFTER_ATTENTION: &[WeightRule] =
     &[whole(Slot::FfnNorm, "blk.{i}.post_attention_norm.weight")];
 

@@ -46,7 +46,7 @@ pub(crate) const GPT2: Splitting = Splitting {
     bos: false,
 };
 
-/// Numbers of up to three digits are one word.
+/// Groups of up to three digits are one word.
 const LLAMA3: Splitting = Splitting {
     names: &[
         "llama-bpe",
@@ -238,7 +238,7 @@ pub(super) const SPLITTINGS: &[Splitting] = &[
     },
 ];
 
-/// What cuts texts before they are merged.
+/// The steps that cut texts before they are merged.
 pub(crate) fn byte_level_steps(splitting: &Splitting) -> Vec<Value> {
     let mut steps = Vec::new();
     if splitting.digits {

@@ -17,10 +17,10 @@ use crate::{
     error::{Error, Result},
 };
 
-/// What to do about a vocabulary that is not understood.
+/// Advice for a vocabulary that is not understood.
 const ELSEWHERE: &str = "; name a folder with the model's own tokenizer.json by --tokenizer";
 
-/// What kind a token is, as `tokenizer.ggml.token_type` has it.
+/// Kinds of tokens in `tokenizer.ggml.token_type`.
 const UNKNOWN: u32 = 2;
 const CONTROL: u32 = 3;
 const USER_DEFINED: u32 = 4;
@@ -272,7 +272,7 @@ impl Gguf {
         merges.iter().map(halves).collect()
     }
 
-    /// What puts tokens before and behind a text.
+    /// The post-processor, which puts tokens before and behind a text.
     fn post_processor(&self, vocabulary: &Vocabulary<'_>, bos: bool) -> Result<Value> {
         let mut special = Map::new();
         let mut piece = |name: &str, default: bool| -> Result<Option<Value>> {

@@ -1,4 +1,4 @@
-//! AWQ: codes of four bits with a scale and a zero point per group of inputs, packed along the outputs.
+//! AWQ: quantized weights of four bits with a scale and a zero-point per group of inputs, packed along the outputs.
 //! Source: AutoAWQ's `WQLinear_GEMM`; transformers `AwqConfig`.
 
 use candlepower_layout::{Codes, Dtype, Packed};
@@ -14,7 +14,7 @@ pub struct Awq {
     pub(super) scales: Dtype,
 }
 
-/// Codes in a word of 32 bits.
+/// Quantized weights in a word of 32 bits.
 const CODES: usize = 8;
 
 impl Awq {

@@ -1,4 +1,4 @@
-//! GPTQ: codes of four or eight bits with a scale and a zero point per group of inputs, packed along the inputs, which
+//! GPTQ: quantized weights of four or eight bits with a scale and a zero-point per group of inputs, packed along the inputs, which
 //! act-order assigns to groups one by one. Source: AutoGPTQ's `QuantLinear`; transformers `GPTQConfig`.
 
 use candlepower_layout::{Codes, Dtype, Packed};
@@ -9,9 +9,9 @@ use crate::{config::HfConfig, error::Result};
 /// How GPTQ stores matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gptq {
-    /// Bits of a code: 4 or 8.
+    /// Bits of a quantized weight: 4 or 8.
     pub bits: usize,
-    /// What is to be added to stored zero points: 1 in the first version of the format, 0 in the second.
+    /// Offset of stored zero-points: 1 in the first version of the format, 0 in the second.
     pub zero_offset: u8,
     group: Option<usize>,
     act_order: bool,
@@ -54,7 +54,7 @@ impl Gptq {
         self.group.unwrap_or(k).min(k)
     }
 
-    /// Codes in a word of 32 bits.
+    /// Quantized weights in a word of 32 bits.
     pub fn codes_per_word(&self) -> usize {
         32 / self.bits
     }

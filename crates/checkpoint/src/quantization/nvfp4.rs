@@ -1,5 +1,5 @@
-//! NVFP4: numbers of four bits, of which two are the exponent and one the mantissa, with an eight-bit floating-point scale for each 16 of an
-//! output, all of which a number of the matrix scales. Activations are not rounded.
+//! NVFP4: floats of four bits, with two bits of exponent and one of mantissa, and an eight-bit floating-point scale for each 16 of an
+//! output. A scale of the whole matrix multiplies these scales. Activations are not rounded.
 //! Source: compressed-tensors' format `nvfp4-pack-quantized`; NVIDIA ModelOpt's `quant_algo` NVFP4.
 
 use candlepower_layout::{Codes, Packed};

@@ -1,4 +1,4 @@
-//! Matrices that are stored as numbers and kept as codes.
+//! Quantization of unquantized checkpoints while they are loaded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,12 +18,13 @@ const BLOCK: usize = 256;
 /// Bits of a weight that [`OnLoad::Int4`] takes on average, with scales, at most.
 const MOST_BITS: f64 = 5.0;
 
-/// What the matrices of a checkpoint that is not quantized become while they are loaded: of each output, groups of 32 inputs. The
-/// embedding, the routers of experts and what steers the states of delta nets, a matrix of its own, stay as they are stored, but for an embedding that is the head, too, and for
-/// the vectors that tokens have for each layer, which are most of what such a model stores.
+/// Format that the matrices of an unquantized checkpoint get while they are loaded, in groups of 32 inputs of each output.
+///
+/// Some matrices stay as they are stored: the embedding unless it is the head, too, the routers, and decay and beta of linear
+/// attention. Per-layer embeddings are quantized, since they are most of such a model.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnLoad {
-    /// Codes of eight bits with a scale, the numbers of GGUF's Q8_0.
+    /// Eight bits with a scale, as in GGUF's Q8_0.
     Int8,
     /// Four bits with a scale and an offset, and five where they help most, in the form of GGUF's Q4_K and Q5_K: at most five
     /// bits a weight on average.
@@ -44,7 +45,7 @@ impl OnLoad {
     pub const ZERO_POINT: u8 = 128;
     /// The values of `--quantize-on-load`.
     pub const CHOICES: [Choice<Self>; 2] = [
-        Choice::new(Self::Int8, Self::Int8.as_str(), "Codes of eight bits"),
+        Choice::new(Self::Int8, Self::Int8.as_str(), "Eight bits"),
         Choice::new(Self::Int4, Self::Int4.as_str(), "Four bits, and five where they help most"),
     ];
 

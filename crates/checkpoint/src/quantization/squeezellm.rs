@@ -1,5 +1,5 @@
-//! SqueezeLLM: codes of four bits, each of which names one of its output's sixteen numbers, packed along the inputs; and a
-//! few numbers that are added, in compressed rows.
+//! SqueezeLLM: table indices of four bits into sixteen values per output, packed along the inputs, and a few values that are added
+//! in compressed sparse rows.
 //! Source: SqueezeLLM's `QuantLinearLUT`.
 
 use super::{StoredKind, StoredTensor, check_multiple};
@@ -9,9 +9,9 @@ use crate::{config::HfConfig, error::Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SqueezeLlm;
 
-/// Codes in a word of 32 bits.
+/// Quantized weights in a word of 32 bits.
 const CODES: usize = 8;
-/// Numbers of an output.
+/// Values in the table of an output.
 const TABLE: usize = 16;
 
 impl SqueezeLlm {

@@ -1,4 +1,4 @@
-//! What mixes tokens by a state of one size for each sequence.
+//! Mixers with a state of fixed size for each sequence.
 
 /// Rows `b`, `c` and `x` of a token: `b * x` goes through a causal convolution, and what comes out is multiplied by `c`.
 /// Source: Liquid AI, LFM2; transformers `models/lfm2`.
@@ -34,7 +34,7 @@ pub struct RecurrenceSpec {
     pub eps: f64,
 }
 
-/// How a token changes a recurrence's states.
+/// The update rule of a recurrent state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleSpec {
     /// The gated delta rule; each head of what comes out is normed, and gated then.
@@ -70,7 +70,7 @@ impl RecurrenceSpec {
         self.channels() + self.values()
     }
 
-    /// Rows of what steers the states.
+    /// Rows of decay and beta.
     pub fn gates(&self) -> usize {
         match self.rule {
             RuleSpec::Delta => 2 * self.value_heads,
@@ -78,8 +78,8 @@ impl RecurrenceSpec {
         }
     }
 
-    /// Numbers of the vectors that are single precision everywhere: taps and what is added to them, decays and their biases, and the norm of a
-    /// head or what is added of values.
+    /// Values of the vectors that are single precision everywhere: conv kernel weights and their biases, decays and their biases, and
+    /// the norm of a head or the factors on values.
     pub fn exact(&self) -> usize {
         let of_rule = match self.rule {
             RuleSpec::Delta => self.value_dim,

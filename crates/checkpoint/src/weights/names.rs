@@ -1,4 +1,4 @@
-//! What most checkpoints call the tensors of a model.
+//! Tensor names of most checkpoints.
 
 use super::{Slot, WeightRule, conv_kernel, expert_rows, heads, rows, whole};
 

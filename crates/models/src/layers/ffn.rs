@@ -1,10 +1,8 @@
 //! What follows a layer's mixer: a feed-forward, or experts.
 
 use candle_core::Tensor;
-use candlepower_checkpoint::{
-    Act, ExpertsSpec, FfnSpec, GatingSpec, GroupsSpec, LayerSpec, MlpSpec, Slot,
-};
-use candlepower_kernels::{Activation, ExpertGroups, Experts, Gating, GatingFunction, GroupScore};
+use candlepower_checkpoint::{ExpertsSpec, FfnSpec, GatingSpec, LayerSpec, MlpSpec, Slot};
+use candlepower_kernels::{Activation, Experts, Gating};
 
 use super::{Linear, Norm, Ops, Place, RoutedExperts, tensor_bytes};
 use crate::{
@@ -127,13 +125,7 @@ impl<M: Matrix> Ffn<M> {
         let vectors = [&bias, &scales, &gate_up_bias, &down_bias, &router_bias];
         let vectors = vectors.into_iter().flatten().map(tensor_bytes);
         let bytes = matrices.sum::<usize>() + vectors.sum::<usize>();
-        let GatingSpec { sigmoid, renormalize, scale, groups, .. } = spec.gating;
-        let groups = groups.map(|GroupsSpec { count, chosen, best_two }| ExpertGroups {
-            count,
-            chosen,
-            score: if best_two { GroupScore::BestTwo } else { GroupScore::Best },
-        });
-        let function = if sigmoid { GatingFunction::Sigmoid } else { GatingFunction::Softmax };
+        let GatingSpec { function, renormalize, scale, groups, .. } = spec.gating;
         let routed = Experts {
             router,
             router_bias,
@@ -144,23 +136,12 @@ impl<M: Matrix> Ffn<M> {
             top_k: spec.top_k,
             gating: Gating { function, bias, renormalize, scale: scale as f32, scales, groups },
             gated: spec.expert.gated,
-            activation: activation(spec.expert.act),
+            activation: spec.expert.act,
         };
         let shared = spec.shared.as_ref().map(|mlp| Mlp::take_shared(parts, layer, mlp));
         let score = || Linear::without_bias(parts, layer, Slot::SharedScore);
         let score = (spec.shared_gate && spec.shared.is_some()).then(score);
         Ok(Self::Experts { routed, shared, score, norms, bytes })
-    }
-}
-
-pub(super) fn activation(act: Act) -> Activation {
-    match act {
-        Act::Silu => Activation::Silu,
-        Act::Gelu => Activation::Gelu,
-        Act::GeluTanh => Activation::GeluTanh,
-        Act::Relu => Activation::Relu,
-        Act::ReluSquared => Activation::ReluSquared,
-        Act::SwigluOai => Activation::SwigluOai,
     }
 }
 
@@ -189,7 +170,7 @@ impl<M: Matrix> Mlp<M> {
         Ok(Self {
             up: Linear::take(parts, layer, Slot::Gate, Slot::GateBias)?,
             gated: spec.gated,
-            activation: activation(spec.act),
+            activation: spec.act,
             down: Linear::take(parts, layer, Slot::Down, Slot::DownBias)?,
         })
     }
@@ -200,7 +181,7 @@ impl<M: Matrix> Mlp<M> {
         Self {
             up: linear(Slot::SharedGate),
             gated: spec.gated,
-            activation: activation(spec.act),
+            activation: spec.act,
             down: linear(Slot::SharedDown),
         }
     }

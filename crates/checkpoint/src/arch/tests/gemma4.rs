@@ -83,7 +83,7 @@ fn e2b() {
     assert_eq!((per_layer.width, per_layer.scale), (256, 16.0));
     assert_eq!((m.head.softcap, m.embed.scale), (Some(30.0), 1536f64.sqrt()));
     assert_eq!((m.num_parameters(), m.first_reader()), (4_628_569_379, 15));
-    // Of the table of what layers get of a token a step reads some rows alone; the embedding is the head.
+    // A step reads some rows of the table of per-layer embeddings alone; the embedding is the head.
     assert_eq!(m.looked_up_bytes(Dtype::Bf16), 262_144 * 35 * 256 * 2);
 
     let checkpoint = open(&text);

@@ -57,7 +57,7 @@ fn latents(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     let Some(key_dim) = key_dim.checked_sub(turned).filter(|dim| *dim > 0) else {
         return Err(keys.unsupported("rope.dimension_count", "; a part of the width of keys is"));
     };
-    // Of V2 it is not sigmoids, which `find` has seen.
+    // V2 has no sigmoids; `find` has seen that.
     keys.count_opt("expert_gating_func")?;
     experts::some_shared(keys, config)?;
     set(

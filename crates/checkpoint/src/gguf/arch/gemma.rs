@@ -52,8 +52,8 @@ fn gelu(config: &mut Config) {
     set(config, [("hidden_activation", "gelu_pytorch_tanh".into())]);
 }
 
-/// What Gemma 2 and 3 have in common. The factor on the scores is not written: it is that of the heads' width, but for
-/// the 27B models, where `by_heads` layers tell them.
+/// The common settings of Gemma 2 and 3. The factor on the scores is not written: it is that of the heads' width, except for
+/// the 27B models, which are recognized by their `by_heads` layers.
 fn gemma(keys: &Keys<'_>, config: &mut Config, by_heads: usize) -> Result<()> {
     gelu(config);
     let scalar = match keys.float_opt("attention.scale")? {
@@ -172,7 +172,7 @@ fn is_wide_at_the_end(keys: &Keys<'_>, shared: usize) -> Result<bool> {
     }
 }
 
-/// The part of the pairs of a head that is turned: the others' frequencies are divided by what leaves nothing.
+/// The share of the pairs of a head that are rotated: the divisors of the other frequencies leave nothing of them.
 fn turned_part(keys: &Keys<'_>, head_dim: usize) -> Result<f64> {
     const NAME: &str = "rope_freqs.weight";
     let Some(divisors) = keys.gguf.divisors.get(NAME) else { return Ok(1.0) };

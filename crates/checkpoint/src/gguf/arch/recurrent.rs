@@ -1,4 +1,4 @@
-//! Architectures with recurrences or convolutions in place of some attentions.
+//! Architectures with linear attention, an SSM or convolutions in place of some attentions.
 
 use super::{Config, GgufArch, Layers, biases, dense, experts, has_qkv_biases, layer_types, set};
 use crate::{
@@ -101,7 +101,7 @@ pub(super) const NEMOTRON_H_MOE: GgufArch = GgufArch {
     ..NEMOTRON_H
 };
 
-/// The rows of a recurrence: its heads and their widths.
+/// The rows of linear attention: its heads and their widths.
 struct Heads {
     keys: usize,
     values: usize,
@@ -137,7 +137,7 @@ fn without_attention(keys: &Keys<'_>) -> Result<Vec<bool>> {
     }
 }
 
-/// Of Qwen3-Next and Qwen3.5.
+/// The settings of Qwen3-Next and Qwen3.5.
 fn delta_nets(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     let heads = Heads::read(keys)?;
     let interval = keys.count_opt("full_attention_interval")?.unwrap_or(4);
@@ -159,7 +159,7 @@ fn delta_nets(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     Ok(())
 }
 
-/// Experts in all layers, beside one that every token goes to.
+/// Experts in all layers, and a shared expert.
 fn qwen_experts(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     experts::chosen(keys, config)?;
     experts::width(keys, config)?;

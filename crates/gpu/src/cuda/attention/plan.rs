@@ -21,21 +21,17 @@ use crate::operands::{
     check_spec, check_step, check_window,
 };
 use candlepower_kernels::{Error, KvCacheConfig, PagedAttention, Result};
+use candlepower_layout::{DEVICE_LATENT_DIMS, SCHEDULE_BYTES};
 
 const KERNEL: &str = "paged_attention";
 
 /// Groups of query heads that FlashInfer's decode kernel has; the prefill kernel takes any.
 const DECODE_GROUPS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
 
-/// Elements of latents, and of rows of the cache, that FlashInfer's kernel for latents is made for here.
-const LATENT: (usize, usize) = (512, 576);
 /// Heads that read one row, at most.
 const MOST_LATENT_HEADS: usize = 128;
 /// Bytes of shared memory that FlashInfer's kernel takes for latents of FP8, which it widens there.
 const FP8_LATENT_BYTES: i32 = 184_832;
-
-/// Bytes of the device's schedule of one step, and of its pinned twin.
-const SCHEDULE_BYTES: usize = 8 << 20;
 
 /// Flags of pinned memory that the host reads as well: not write-combined, which is slow to read.
 const READ_BACK: u32 = 0;
@@ -402,7 +398,7 @@ fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
         return Err(Error::DType { kernel, operand, expected, found: spec.dtype });
     }
     if let Some(value) = cache.latent {
-        if (value, cache.head_dim) != LATENT {
+        if (value, cache.head_dim) != DEVICE_LATENT_DIMS {
             let expected = "512, and head_dim 576, on a GPU";
             return Err(Error::Parameter { parameter: "latent", value, expected });
         }
