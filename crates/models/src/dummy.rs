@@ -17,12 +17,12 @@ use crate::{
     quantized::{CodedRows, RowMins, Scales},
 };
 
-/// Rows are made in pieces of about so many numbers.
+/// Rows are made in pieces of about so many values.
 const PIECE_NUMBERS: usize = 8 << 20;
 
-/// Fills every slot with numbers that depend only on the tensor and the place in it. Their spread
+/// Fills every slot with random values that depend only on the tensor and the position in it. Their spread
 /// keeps activations and logits near one: `columns^-0.5` for matrices, less for those that add to
-/// the residual stream; norms are one, and biases small. Quantized matrices get random codes.
+/// the residual stream; norms are one, and biases small. Quantized matrices get random quantized weights.
 pub(crate) fn fill<M: Matrix>(
     spec: &ModelSpec,
     plan: &[TensorPlan],
@@ -92,7 +92,7 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
     }
 }
 
-/// Some rows and columns of a tensor, whose numbers depend on where in it they are.
+/// Some rows and columns of a tensor, whose values depend on their position in it.
 struct Piece {
     seed: u64,
     rows: Range<usize>,
@@ -102,7 +102,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Count of its numbers.
+    /// Count of its values.
     fn len(&self) -> usize {
         self.rows.len() * self.columns.len()
     }
@@ -115,11 +115,11 @@ impl Piece {
     }
 }
 
-/// Random codes, whose numbers spread as those of other tensors do.
+/// Random quantized weights, whose dequantized values spread as those of other tensors do.
 fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
     let codes = packed.codes;
-    // Codes, and the scale with which their numbers reach from -1 to 1, if half of them are below zero. Those of E4M3
-    // and E2M1 lie closer to zero than uniform ones: 116 and 5.07 give them the same deviation. Bit 3 keeps NaN away.
+    // Bits of a quantized weight, and the scale with which the values reach from -1 to 1, if half of them are below zero. E4M3 and E2M1
+    // lie closer to zero than uniform ones: 116 and 5.07 give them the same deviation. Bit 3 keeps NaN away.
     let (mask, scale) = match codes {
         Codes::U2 => (3, 1.0 / 1.5),
         Codes::U3 => (7, 1.0 / 3.5),
@@ -185,9 +185,9 @@ fn random(seed: u64, index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The little-endian bytes in a dtype of the numbers `value(0)` to `value(len - 1)`.
+/// The little-endian bytes in a dtype of the values `value(0)` to `value(len - 1)`.
 fn encode(len: usize, dtype: DType, value: impl Fn(usize) -> f32 + Sync) -> Vec<u8> {
-    /// Numbers that one task makes.
+    /// Values that one task makes.
     const CHUNK: usize = 1 << 16;
     let size = dtype.size_in_bytes();
     let mut bytes = vec![0; len * size];

@@ -1,4 +1,4 @@
-//! What can go wrong while loading or running a model, in words that say what to do.
+//! Errors while loading or running a model, in words that say what to do.
 
 use candle_core::DeviceLocation;
 use candlepower_checkpoint::QuantizationMethod;
@@ -32,17 +32,17 @@ pub enum Error {
     DamagedTensor {
         /// The tensor's name.
         name: String,
-        /// What was found, in words.
+        /// The contents that were found, in words.
         reason: &'static str,
     },
-    /// What should scale keys and values does not.
+    /// A scale of keys and values is unusable.
     #[error(
         "tensor {name} cannot scale keys and values: {reason}; leave --kv-cache-dtype fp8 out, or take another version of the checkpoint"
     )]
     KvScale {
         /// The tensor's name.
         name: String,
-        /// What is wrong with it, in words.
+        /// Its fault, in words.
         reason: &'static str,
     },
     /// A step is larger than attention over latents takes on a GPU.
@@ -57,12 +57,12 @@ pub enum Error {
     },
     /// A matrix that is to be quantized holds what no scale reaches.
     #[error(
-        "tensor {name} holds infinity, NaN or numbers too large for {kind}; leave --quantize-on-load out"
+        "tensor {name} holds infinity, NaN or values too large for {kind}; leave --quantize-on-load out"
     )]
     NotQuantizable {
         /// The tensor's name.
         name: String,
-        /// What it was to become.
+        /// The format that it was to get.
         kind: &'static str,
     },
     /// A quantized matrix whose inputs cannot be split.
@@ -110,7 +110,7 @@ pub enum Error {
         file: String,
         /// Its length in bytes.
         len: u64,
-        /// What was found, in words.
+        /// The contents that were found, in words.
         reason: String,
     },
     /// The weight files lack tensors.
@@ -157,14 +157,14 @@ pub enum Error {
         /// The file with the configuration.
         file: String,
     },
-    /// A tensor's numbers are of a kind that is not computed with.
+    /// A tensor's values are of an unsupported type.
     #[error("tensor {name} is stored as {found}, which is not supported; {expected}")]
     TensorDtype {
         /// The tensor's name.
         name: String,
         /// Its dtype as safetensors calls it.
         found: String,
-        /// What it may be, in words.
+        /// The supported types, in words.
         expected: &'static str,
     },
 }

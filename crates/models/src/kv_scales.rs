@@ -36,7 +36,7 @@ impl LayerKvScales {
         let kinds_of = |name: &str| KINDS.iter().find(|(end, _)| name.ends_with(end));
         let names = shards.names().filter_map(|name| Some((name, kinds_of(name)?.1)));
         let mut names: Vec<(&str, [bool; 2])> = names.collect();
-        // What is wrong is said of the same tensor each time.
+        // In order, so that an error names the same tensor each time.
         names.sort_unstable();
         let mut stored = Vec::new();
         for (name, kinds) in names {
@@ -56,7 +56,7 @@ impl LayerKvScales {
     /// The scales of each layer of one of [`ModelSpec::kv_kinds`]' caches.
     ///
     /// # Errors
-    /// What the checkpoint has are none.
+    /// The checkpoint's scales are unusable.
     pub(crate) fn of_kind(&self, spec: &ModelSpec, kind: usize) -> Result<Vec<KvScales>> {
         match &self.0 {
             Ok(scales) => {

@@ -38,7 +38,7 @@ pub(crate) trait Matrix: Clone {
 
 /// A matrix that is being filled, by rows in any order.
 pub(crate) trait MatrixBuilder {
-    /// What it becomes.
+    /// The filled matrix.
     type Matrix;
     /// Writes rows from `first_row` on.
     fn write_rows(&mut self, first_row: usize, rows: WeightRows<'_>) -> Result<()>;
@@ -117,7 +117,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// As the CPU's kernels want them.
+    /// The layout for the CPU's kernels.
     pub(crate) fn cpu() -> Self {
         let device = Device::Cpu;
         Self { device, vectors: DType::F32, head_dims: &[], adds_one: true }
@@ -148,8 +148,8 @@ pub(crate) struct PartsBuilder<'a, M: Matrix> {
 type Reserve<'a, M> = dyn Fn(Shape) -> Result<<M as Matrix>::Builder> + 'a;
 
 impl<'a, M: Matrix> PartsBuilder<'a, M> {
-    /// Reserves every part. `dtype` says in which dtype a planned tensor's numbers are to be kept, where it is not
-    /// quantized; a part made of several tensors that disagree is kept in f32. `reserve` begins a matrix.
+    /// Reserves every part. `dtype` returns the dtype that a planned tensor is kept in, unless it is quantized. A part made of several
+    /// tensors that disagree is kept in f32. `reserve` begins a matrix.
     pub(crate) fn new(
         spec: &'a ModelSpec,
         plan: &[TensorPlan],
@@ -321,7 +321,7 @@ fn heads(rows: Range<usize>, head_dim: usize) -> impl Iterator<Item = Range<usiz
         .map(move |head| rows.start.max(head * head_dim)..rows.end.min((head + 1) * head_dim))
 }
 
-/// The numbers of a stored vector.
+/// The values of a stored vector.
 pub(crate) fn numbers(data: WeightRows<'_>) -> Vec<f32> {
     let bytes = data.bytes;
     match data.dtype {
@@ -415,9 +415,9 @@ impl<M> Parts<M> {
         Ok(Some(Norm { weight, form, eps: spec.eps as f32 }))
     }
 
-    /// The norm of q or k, with heads of `head_dim` elements, where the model has it.
+    /// The norm of q or k, with heads of `head_dim` elements, if the model has it.
     ///
-    /// LayerNorm is told how many elements count. With RMSNorm they need not be known:
+    /// LayerNorm gets the number of elements that count. RMSNorm does not need it:
     /// The zeros that pad a head add nothing to its squares, but count in their mean. With `p` the part of a head that
     /// is not padding, the mean is `p` times too small, and so must be epsilon; the root of `p` then makes up for it in
     /// the weight: `x / sqrt(mean + eps) = x * sqrt(p) / sqrt(p * mean + p * eps)`.

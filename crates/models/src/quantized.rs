@@ -1,4 +1,4 @@
-//! Quantized matrices as they are stored: where each code lies, and how rows of codes come into the packed weights.
+//! Quantized matrices as they are stored: the position of each quantized weight, and the way of rows into the packed weights.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ mod tests;
 
 /// A quantized matrix `[n, k]` in the weight files.
 pub(crate) trait Stored: Sync {
-    /// What its codes mean, which columns share scales, and what these are.
+    /// The format of its quantized weights, and the form and the groups of their scales.
     fn packed(&self) -> Packed;
     /// Which input each column is, where the groups' columns do not lie together: then the columns are those of the first
     /// group, of the second, and so on.
@@ -43,23 +43,23 @@ pub(crate) trait Stored: Sync {
     }
     /// The code of an output and an input.
     fn code(&self, row: usize, input: usize) -> u8;
-    /// The codes of an output from an input on.
+    /// The quantized weights of an output from an input on.
     fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]);
     /// The scale of an output's `index`-th group, or block, or the number of its table.
     fn scale(&self, row: usize, index: usize) -> f32;
-    /// The minimum beside it, where it is a number of its own.
+    /// The offset beside it, if offsets are stored.
     fn min(&self, row: usize, index: usize) -> f32 {
-        unreachable!("group {index} of row {row} has no minimum of its own")
+        unreachable!("group {index} of row {row} has no stored offset")
     }
     /// The code that means zero in an output's group, where each group has one.
     fn zero_point(&self, row: usize, group: usize) -> u8 {
         unreachable!("group {group} of row {row} has no zero point of its own")
     }
-    /// What multiplies a block's scale, and its minimum, to be that of an output's group, where there are blocks.
+    /// The sub-scale and the sub-offset of an output's group, if there are super-blocks.
     fn multiples(&self, row: usize, group: usize) -> [i8; 2] {
         unreachable!("group {group} of row {row} has a scale of its own")
     }
-    /// What is added to the numbers that the codes mean.
+    /// Values that are added to the dequantized values.
     fn sparse(&self) -> Option<SparseRows<'_>> {
         None
     }
@@ -101,8 +101,8 @@ fn open_rows(files: &Tensors<'_>, scheme: Scheme, rows: Range<usize>) -> Result<
     })
 }
 
-/// Writes the planned rows and columns of a matrix that [`Shards::check`] has seen to the parts that they belong to. Of a
-/// format whose rows lie one after the other only some are mapped at a time.
+/// Writes the planned rows and columns of a matrix that [`Shards::check`] has seen to the parts that they belong to. If rows lie one
+/// after the other in the format, only some of them are mapped at a time.
 pub(crate) fn read<M: Matrix>(
     shards: &Shards,
     tensor: &TensorPlan,
@@ -133,7 +133,7 @@ impl AnyStored {
             return Err(Error::OrderedColumns { name: tensor.name.clone() });
         }
         for slot in &tensor.slots {
-            // Before the codes: a matrix is finished with the last of them.
+            // Before the quantized weights: a matrix is finished with the last of them.
             if let Some(sparse) = self.stored().sparse() {
                 let columns = tensor.columns().expect("quantized tensors are matrices");
                 let sparse = sparse.rows(slot.rows.clone());
@@ -193,11 +193,11 @@ impl AnyStored {
     }
 }
 
-/// The numbers `[n, k]` of a checkpoint's quantized matrix, one by one as its format defines them; `None` where no matrix
-/// that is quantized would have this name as plain numbers. What runs has them packed; this is what they are tested with.
+/// The dequantized values `[n, k]` of a checkpoint's quantized matrix, one by one as its format defines them. It is `None` if no
+/// quantized matrix has this name in its unquantized form. Packed matrices are tested against it.
 ///
 /// # Errors
-/// The weight files are damaged, or do not hold what the configuration says.
+/// The weight files are damaged, or do not hold the tensors of the configuration.
 pub fn dequantize_reference(checkpoint: &Checkpoint, name: &str) -> Result<Option<Vec<f32>>> {
     let shards = Shards::open(checkpoint)?;
     let plan = shards.plan(checkpoint);
@@ -210,7 +210,7 @@ pub fn dequantize_reference(checkpoint: &Checkpoint, name: &str) -> Result<Optio
     Ok(Some(numbers.collect()))
 }
 
-/// Begins a weight of `n` rows of `k` codes.
+/// Begins a quantized weight of `n` rows and `k` columns.
 pub(crate) fn builder(n: usize, k: usize, packed: Packed) -> Result<WeightBuilder> {
     let Packed { codes, group, scales, .. } = packed;
     Ok(Weight::quantized_builder(n, k, codes, group, scales.within(k, group))?)
@@ -232,7 +232,7 @@ pub(crate) fn note_scales(plan: &mut [TensorPlan], shards: &Shards) -> Result<()
     Ok(())
 }
 
-/// Rows of codes, and what they mean.
+/// Rows of quantized weights, with their format and scales.
 pub(crate) struct CodedRows {
     pub(crate) codes: Codes,
     pub(crate) group: usize,
@@ -241,15 +241,15 @@ pub(crate) struct CodedRows {
     pub(crate) inputs: Option<Vec<u32>>,
 }
 
-/// The scales and the minima of some rows, or their tables.
+/// The scales and offsets of some rows, or their tables.
 pub(crate) struct Scales {
     pub(crate) scales: Vec<f32>,
     pub(crate) mins: RowMins,
-    /// Where they are those of blocks: the columns of a block, and what multiplies the scales and the minima.
+    /// The columns of a super-block, and the sub-scales and sub-offsets, if scales have two levels.
     pub(crate) multiples: Option<(usize, [Vec<i8>; 2])>,
 }
 
-/// The minima of some rows, as [`Mins`] has them.
+/// The offsets of some rows in the forms of [`Mins`].
 pub(crate) enum RowMins {
     None,
     Own(Vec<f32>),
@@ -289,11 +289,11 @@ impl CodedRows {
     }
 }
 
-/// Codes that are unpacked at once, a byte each: few enough that the allocator keeps the memory for the next ones.
+/// Quantized weights that are unpacked at once, a byte each: few enough that the allocator keeps the memory for the next ones.
 const PIECE_CODES: usize = 8 << 20;
-/// Numbers of a table.
+/// Values of a table.
 const TABLE: usize = 16;
-/// Rows that one task unpacks: of codes that are packed along the rows, a cache line has as many.
+/// Rows that one task unpacks: a cache line has as many quantized weights that are packed along the rows.
 const TASK_ROWS: usize = 128;
 /// Columns that a task unpacks of each of its rows, before those that follow.
 const TASK_COLUMNS: usize = 64;
@@ -328,7 +328,7 @@ fn each_piece<S: Stored>(
     Ok(())
 }
 
-/// The scales and the minima of the rows' groups that begin within the columns, or the rows' tables.
+/// The scales and offsets of the rows' groups that begin within the columns, or the rows' tables.
 fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> Scales {
     let packed = matrix.packed();
     if packed.codes == Codes::Table {
@@ -360,7 +360,7 @@ fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> 
     Scales { scales, mins, multiples }
 }
 
-/// What `get` says of each row and part, `[rows][parts]`.
+/// The results of `get` for each row and part, `[rows][parts]`.
 fn each_of<T: Copy + Default + Send>(
     rows: &Range<usize>,
     parts: Range<usize>,
@@ -375,7 +375,7 @@ fn each_of<T: Copy + Default + Send>(
     all
 }
 
-/// What lies in some of the columns, of which the first gets the number 0: where each row begins, the columns, the numbers.
+/// The sparse values in some of the columns, of which the first gets the index 0: the start of each row, the columns, the values.
 fn columns_of(rows: SparseRows<'_>, columns: &Range<usize>) -> (Vec<u32>, Vec<u32>, Vec<f32>) {
     let (mut starts, mut inputs, mut numbers) = (vec![0], Vec::new(), Vec::new());
     for row in rows.starts.windows(2) {
@@ -391,7 +391,7 @@ fn columns_of(rows: SparseRows<'_>, columns: &Range<usize>) -> (Vec<u32>, Vec<u3
     (starts, inputs, numbers)
 }
 
-/// The codes `[rows][columns]`, one in each byte, in the order of the columns.
+/// The quantized weights `[rows][columns]`, one in each byte, in the order of the columns.
 fn unpacked<S: Stored>(matrix: &S, rows: Range<usize>, taken: Range<usize>) -> Vec<u8> {
     let k = taken.len();
     let mut codes = vec![0; rows.len() * k];
@@ -442,7 +442,7 @@ impl<'a> Tensors<'a> {
         Ok(Words(self.shards.whole(&self.names[index])?))
     }
 
-    /// The `index`-th tensor, as finite numbers.
+    /// The `index`-th tensor, if all its values are finite.
     fn numbers(&self, index: usize) -> Result<Vec<f32>> {
         let name = &self.names[index];
         let (dtype, bytes) = (self.shards.dtype(name)?, self.shards.whole(name)?);
@@ -467,7 +467,7 @@ struct GroupOrder {
 }
 
 impl GroupOrder {
-    /// As the `index`-th tensor says, where it is there; otherwise inputs lie group by group.
+    /// Reads the `index`-th tensor, if it is there; otherwise inputs lie group by group.
     fn read(tensors: &Tensors<'_>, index: usize, packed: Packed) -> Result<Self> {
         let in_order: Vec<u32> =
             (0..tensors.k).map(|input| (input / packed.group) as u32).collect();
@@ -509,7 +509,7 @@ impl Words {
         words.map(|bytes| u32::from_le_bytes(*bytes))
     }
 
-    /// The codes of output `row` of `n` from an input on, where a word has the codes of neighbouring inputs, and those of the outputs
+    /// The quantized weights of output `row` of `n` from an input on, if a word has those of neighbouring inputs, and the outputs' words
     /// follow one another.
     fn fields_along(&self, n: usize, row: usize, input: usize, bits: usize, codes: &mut [u8]) {
         let per_word = 32 / bits;

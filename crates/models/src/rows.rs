@@ -1,4 +1,4 @@
-//! Matrices as a GPU has them: row-major in one dtype, or codes, uploaded as soon as they are whole.
+//! Matrices on a GPU: row-major in one dtype, or quantized, uploaded as soon as they are complete.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -31,18 +31,18 @@ impl parts::Matrix for Matrix {
 pub(crate) struct RowsBuilder {
     shape: Shape,
     device: Device,
-    /// What has been written: nothing before the first row and after the last.
+    /// The rows that have been written, without those before the first and after the last.
     written: Option<Written>,
     missing_rows: usize,
-    /// By row, of matrices that are kept as numbers: what is to be added to them.
+    /// Sparse values by row, which are added to matrices that are not kept quantized.
     sparse: HashMap<usize, Vec<(u32, f32)>>,
     uploaded: Option<Matrix>,
 }
 
 enum Written {
-    /// Row-major numbers.
+    /// Row-major values.
     Rows(Vec<u8>),
-    /// Codes, packed as on the CPU.
+    /// Quantized weights, packed as on the CPU.
     Codes(WeightBuilder),
 }
 
@@ -55,7 +55,7 @@ impl RowsBuilder {
         Self { shape, device, written: None, missing_rows, sparse: HashMap::new(), uploaded: None }
     }
 
-    /// The codes, where they are kept.
+    /// The quantized weights, if they are kept.
     fn codes(&mut self) -> Result<Option<&mut WeightBuilder>> {
         let MatrixForm::Quantized(packed) = self.shape.form else { return Ok(None) };
         if self.written.is_none() {

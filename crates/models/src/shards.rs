@@ -34,7 +34,7 @@ pub(crate) struct InFile {
     dtype: StoredDtype,
 }
 
-/// How a tensor's numbers are stored, as its file says.
+/// Stored type of a tensor's values.
 #[derive(Clone, Copy, Debug)]
 enum StoredDtype {
     Safetensors(safetensors::Dtype),
@@ -50,7 +50,7 @@ impl StoredDtype {
         }
     }
 
-    /// Bytes of so many numbers.
+    /// Bytes of so many values.
     fn num_bytes(self, numbers: usize) -> usize {
         match self {
             Self::Safetensors(dtype) => numbers * dtype.bitsize() / 8,

@@ -19,12 +19,12 @@ pub(super) struct StoredHeads {
     pub(super) dtype: DType,
 }
 
-/// The matrices of the heads of one part, which are gathered as numbers, and made when all of them are there.
+/// The matrices of the heads of one part. Their values are gathered first; the matrices are made when all values are there.
 pub(super) struct HeadsBuilder<'a, M: Matrix> {
     reserve: Rc<Reserve<'a, M>>,
-    /// Of each of the matrices, as it is to be.
+    /// The shape of each of the matrices.
     shape: Shape,
-    /// As they are stored: rows of each head, and columns.
+    /// The stored shape: rows of each head, and columns.
     stored: [usize; 2],
     /// A stored matrix is transposed.
     transposed: bool,

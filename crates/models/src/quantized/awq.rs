@@ -1,4 +1,4 @@
-//! AWQ: eight codes of four bits in a word, of eight neighbouring outputs in an order of its own.
+//! AWQ: eight quantized weights of four bits in a word, of eight neighbouring outputs in an order of its own.
 //! Source: AutoAWQ's `WQLinear_GEMM` and `pack_intweight`.
 
 use candlepower_checkpoint::Packed;

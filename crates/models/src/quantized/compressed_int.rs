@@ -22,7 +22,7 @@ pub(crate) struct CompressedIntMatrix {
 enum IntCodes {
     /// `[n][k / codes per word]`.
     Words(Words),
-    /// `[n][k]`, each as far from zero as a code is from the one in the middle.
+    /// `[n][k]`, each the signed difference of a quantized weight from the middle of its range.
     Bytes(MappedBytes),
 }
 

@@ -1,5 +1,5 @@
-//! Four-bit floating point: two codes in a byte, the first in its low bits, and a byte for the scale of each group of an output. Of MXFP4 it is
-//! an exponent, of NVFP4 an eight-bit number that a number of the whole matrix scales.
+//! Four-bit floating point: two values in a byte, the first in its low bits, and a byte for the scale of each group of an output. It is an
+//! exponent in MXFP4, and an eight-bit float in NVFP4, which a factor of the whole matrix scales.
 //! Source: transformers `convert_moe_packed_tensors`; compressed-tensors, `compressors/nvfp4`.
 
 use std::{array, ops::Range};
@@ -9,7 +9,7 @@ use candlepower_checkpoint::{Nvfp4, Packed, RowOrder};
 use super::{Stored, Tensors, fp8::e4m3};
 use crate::{error::Result, shards::MappedBytes};
 
-/// Beyond this exponent a scale times what a GPU's codes lack would not be finite; 255 is NaN.
+/// Beyond this exponent a scale times the factor that a GPU's E2M1 lacks would not be finite; 255 is NaN.
 const MOST_EXPONENT: u8 = 240;
 
 /// The scale of an exponent; NaN where it is too large.
@@ -33,12 +33,12 @@ pub(crate) struct E2m1Matrix {
 }
 
 impl E2m1Matrix {
-    /// Maps the rows `rows` of an MXFP4 matrix, of which alone codes and scales may be asked for: those of one slot, or all.
+    /// Maps the rows `rows` of an MXFP4 matrix: those of one slot, or all. Other rows have no values and scales here.
     pub(super) fn mxfp4(tensors: &Tensors<'_>, packed: Packed, rows: Range<usize>) -> Result<Self> {
         Self::open(tensors, packed, rows, power_of_two)
     }
 
-    /// As [`Self::mxfp4`], of an NVFP4 matrix.
+    /// The same as [`Self::mxfp4`], for an NVFP4 matrix.
     pub(super) fn nvfp4(
         tensors: &Tensors<'_>,
         scheme: Nvfp4,
@@ -110,7 +110,7 @@ impl Stored for E2m1Matrix {
     }
 }
 
-/// The number that a code without a scale is. Source: "OCP Microscaling Formats (MX) Specification", 2023, 5.3.3.
+/// The value of an E2M1 float without its scale. Source: "OCP Microscaling Formats (MX) Specification", 2023, 5.3.3.
 pub(super) fn e2m1(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 1 & 3), f32::from(code & 1) / 2.0);
     let size = match exponent {

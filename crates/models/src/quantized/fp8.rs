@@ -23,7 +23,7 @@ pub(crate) struct Fp8Matrix {
 }
 
 impl Fp8Matrix {
-    /// Maps the rows `rows`, of which alone codes and scales may be asked for.
+    /// Maps the rows `rows`. Other rows have no values and scales here.
     pub(super) fn open(
         tensors: &Tensors<'_>,
         scheme: Fp8,
@@ -68,7 +68,7 @@ impl Stored for Fp8Matrix {
     }
 }
 
-/// The number that a code without a scale is. Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
+/// The value of an E4M3 float without its scale. Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
 pub(super) fn e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7) / 8.0);
     let size = match exponent {

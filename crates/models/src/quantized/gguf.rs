@@ -1,4 +1,4 @@
-//! GGUF: blocks of 32 or 256 codes of one output, each with its scales. Source: `dequantize_row_*` of ggml's
+//! GGUF: blocks of 32 or 256 quantized weights of one output, each with its scales. Source: `dequantize_row_*` of ggml's
 //! `ggml-quants.c`.
 
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::{error::Result, shards::MappedBytes};
 pub(crate) struct GgufMatrix {
     kind: GgufType,
     packed: Packed,
-    /// Codes of a block, and its bytes.
+    /// Quantized weights of a block, and its bytes.
     block_len: usize,
     block_bytes: usize,
     /// Blocks of a row.
@@ -25,7 +25,7 @@ pub(crate) struct GgufMatrix {
 }
 
 impl GgufMatrix {
-    /// Maps the rows `rows`, of which alone codes and scales may be asked for.
+    /// Maps the rows `rows`. Other rows have no values and scales here.
     pub(super) fn open(
         tensors: &Tensors<'_>,
         kind: GgufType,
@@ -61,7 +61,7 @@ impl GgufMatrix {
         (self.block(row, input / self.block_len), input % self.block_len)
     }
 
-    /// The scale and the minimum of an input's group.
+    /// The scale and the offset of an input's group.
     fn group_of(&self, row: usize, input: usize) -> (f32, f32) {
         let (block, at) = self.place(row, input);
         let (scale, min) = factors(self.kind, block);
@@ -118,7 +118,7 @@ impl Stored for GgufMatrix {
     }
 }
 
-/// The numbers of `kvalues_iq4nl`.
+/// The values of `kvalues_iq4nl`.
 const IQ4: [f32; 16] = [
     -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0,
     89.0, 113.0,
@@ -128,7 +128,7 @@ fn half(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
-/// What a block's scales and its minima have in common; without minima the second is zero.
+/// The scale and the offset of a block; without offsets the second is zero.
 fn factors(kind: GgufType, block: &[u8]) -> (f32, f32) {
     match kind {
         GgufType::Q4_1 | GgufType::Q5_1 => (half(block, 0), half(block, 2)),
@@ -173,10 +173,10 @@ fn sub_scales(kind: GgufType, block: &[u8], group: usize) -> [i8; 2] {
     }
 }
 
-/// Codes that lie alike: of all types those of a sixteenth come from bytes that follow one another, at the same bits.
+/// Length of a run: in all types, the quantized weights of a sixteenth of a block come from neighbouring bytes, at the same bits.
 const ALIKE: usize = 16;
 
-/// The codes from a place in a block on: for each type a loop of its own, which finds the type once.
+/// The quantized weights from a position in a block on. Each type has a loop of its own, so that the type is matched once.
 fn codes_of_block(kind: GgufType, block: &[u8], first: usize, codes: &mut [u8]) {
     macro_rules! of_type {
         ($($kind:ident)*) => {
@@ -198,25 +198,25 @@ fn codes_of_block(kind: GgufType, block: &[u8], first: usize, codes: &mut [u8]) 
     of_type!(F32 F16 Bf16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Mxfp4 Iq4Nl Iq4Xs Q2K Q3K Q4K Q5K Q6K);
 }
 
-/// The codes of the `part`-th sixteenth of a block.
+/// The quantized weights of the `part`-th sixteenth of a block.
 #[inline(always)]
 fn codes_alike(kind: GgufType, block: &[u8], part: usize) -> [u8; ALIKE] {
     let bits = |at: usize, shift: usize, mask: u8| -> [u8; ALIKE] {
-        let bytes = block[at..].first_chunk::<ALIKE>().expect("a block has bytes for its codes");
+        let bytes = block[at..].first_chunk::<ALIKE>().expect("a block has bytes for its weights");
         bytes.map(|byte| byte >> shift & mask)
     };
     let join = |low: [u8; ALIKE], high: [u8; ALIKE], shift: usize| -> [u8; ALIKE] {
         std::array::from_fn(|i| low[i] | high[i] << shift)
     };
-    // Of 32 codes those of the first half lie in the low bits of sixteen bytes.
+    // Groups of 32: the first half lies in the low bits of sixteen bytes.
     let nibble = |at: usize| bits(at, part * 4, 15);
-    // Of 64 codes those of the first half lie in the low bits of 32 bytes.
+    // Groups of 64: the first half lies in the low bits of 32 bytes.
     let long_nibble = |at: usize| bits(at + part / 4 * 32 + part % 2 * 16, part / 2 % 2 * 4, 15);
-    // Of 128 codes the first quarter lies in the lowest bits of 32 bytes.
+    // Groups of 128: the first quarter lies in the lowest bits of 32 bytes.
     let pair = |at: usize| bits(at + part / 8 * 32 + part % 2 * 16, part / 2 % 4 * 2, 3);
-    // Of 32 codes each has a bit of 32 bytes, the next ones the next bit.
+    // Groups of 32: each has a bit of 32 bytes, the next ones the next bit.
     let bit = |at: usize| bits(at + part % 2 * 16, part / 2, 1);
-    // A bit for each of 32 codes.
+    // A bit for each weight of a group of 32.
     let own_bit = |at: usize| -> [u8; ALIKE] {
         std::array::from_fn(|i| block[at + part * 2 + i / 8] >> (i % 8) & 1)
     };
@@ -238,6 +238,6 @@ fn codes_alike(kind: GgufType, block: &[u8], part: usize) -> [u8; ALIKE] {
             let low = bits(part / 8 * 64 + part % 4 * 16, part / 4 % 2 * 4, 15);
             join(low, pair(128), 4)
         }
-        GgufType::F32 | GgufType::F16 | GgufType::Bf16 => unreachable!("plain types have no codes"),
+        GgufType::F32 | GgufType::F16 | GgufType::Bf16 => unreachable!("plain types are not quantized"),
     }
 }

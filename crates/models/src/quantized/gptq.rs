@@ -1,4 +1,4 @@
-//! GPTQ: codes of four or eight bits, of neighbouring inputs in a word, the first in the lowest bits.
+//! GPTQ: quantized weights of four or eight bits, of neighbouring inputs in a word, the first in the lowest bits.
 //! Source: AutoGPTQ's `QuantLinear` (`qlinear_cuda`).
 
 use candlepower_checkpoint::{Gptq, Packed};
@@ -59,7 +59,7 @@ impl Stored for GptqMatrix {
         self.scales[group * self.n + row]
     }
 
-    /// The sum with the offset has as many bits as a code.
+    /// The sum with the offset has as many bits as a quantized weight.
     fn zero_point(&self, row: usize, group: usize) -> u8 {
         let per_word = 32 / self.bits;
         let index = group * (self.n / per_word) + row / per_word;

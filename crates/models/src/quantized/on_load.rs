@@ -123,7 +123,7 @@ impl Row {
             coded.multiples[0].extend(groups.iter().map(|[scale, _]| *scale));
             coded.multiples[1].extend(groups.iter().map(|[_, min]| *min));
         }
-        // The largest of numbers is none of those that are not numbers.
+        // `max` ignores NaN, so finite runs are not enough.
         runs.iter().flatten().chain(numbers).all(|number| number.is_finite())
     }
 
@@ -148,8 +148,8 @@ impl Row {
     }
 }
 
-/// Writes a group's codes; returns its scale. A number is `scale * (code - 128)`. Source: `quantize_row_q8_0_ref` of ggml's
-/// `ggml-quants.c`.
+/// Writes a group's quantized weights; returns its scale. A dequantized value is `scale * (q - 128)`. Source:
+/// `quantize_row_q8_0_ref` of ggml's `ggml-quants.c`.
 fn eight_bits(numbers: &[f32], bytes: &mut [u8]) -> f32 {
     let largest = numbers.iter().fold(0f32, |largest, number| largest.max(number.abs()));
     let scale = largest / 127.0;
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn groups_end_with_the_row_and_what_no_scale_reaches_is_refused() {
         let numbers: Vec<f32> = (0..80).map(|i| i as f32 - 20.0).collect();
-        // Of the second group, of eight numbers, the step is small.
+        // The second group, of eight values, has a small step.
         for (kind, codes, step) in [
             (OnLoad::Int8, Codes::U8, 60.0 / 127.0 * 0.51),
             (OnLoad::Int4, Codes::U4, 31.0 / 15.0 * 0.75),

@@ -1,5 +1,5 @@
-//! SqueezeLLM: eight codes of four bits in a word, of neighbouring inputs, the first in the lowest bits; each names one of
-//! its output's sixteen numbers. To some of these a number of a sparse matrix is added.
+//! SqueezeLLM: eight table indices of four bits in a word, of neighbouring inputs, the first in the lowest bits. Each output has a
+//! table of sixteen values. The values of a sparse matrix are added to some of the results.
 //! Source: SqueezeLLM's `QuantLinearLUT`.
 
 use candlepower_checkpoint::Packed;
@@ -16,7 +16,7 @@ pub(crate) struct SqueezeLlmMatrix {
     codes: Words,
     /// `[n][16]`.
     tables: Vec<f32>,
-    /// In compressed rows: where each begins, and the inputs and the numbers of all.
+    /// In compressed rows: the start of each, and the inputs and the values of all.
     sparse: Option<(Vec<u32>, Vec<u32>, Vec<f32>)>,
 }
 
@@ -44,7 +44,7 @@ impl SqueezeLlmMatrix {
         let (starts, inputs, numbers) = (all(2)?, all(3)?, tensors.numbers(4)?);
         let ends = starts.first() == Some(&0) && starts.last() == Some(&(inputs.len() as u32));
         if !ends || !starts.is_sorted() || inputs.len() != numbers.len() {
-            return Err(tensors.damaged(2, "it does not divide the sparse numbers into rows"));
+            return Err(tensors.damaged(2, "it does not divide the sparse values into rows"));
         }
         if inputs.iter().any(|input| *input as usize >= tensors.k) {
             return Err(tensors.damaged(3, "it names inputs that are not there"));

@@ -1,4 +1,4 @@
-//! What is packed for the kernels are the numbers that the format defines, to the bit.
+//! Dequantized values of packed weights equal those that the format defines, to the bit.
 
 use candle_core::{Device, Tensor};
 use candlepower_checkpoint::CheckpointFiles;
