@@ -7,7 +7,7 @@ mod sentence;
 #[cfg(test)]
 mod tests;
 
-pub use sentence::{DenseSpec, Pooling, SentenceSettings};
+pub use sentence::{DenseSpec, SentenceSettings};
 
 use candlepower_layout::Activation;
 
@@ -17,6 +17,7 @@ use crate::{
     config::{HfConfig, UnreadKey},
     error::{Error, Result},
     files::{CheckpointFiles, WeightFiles},
+    pooling::Pooling,
     quantization::Quantization,
     unread::unread,
 };
@@ -214,7 +215,7 @@ impl EncoderCheckpoint {
             spec.head = Some(ScoreHead { sigmoid: sigmoid(config)?, ..head(config)? });
         }
         let (sentence, quantization) =
-            (SentenceSettings::read(files)?, Quantization::read(files, config)?);
+            (SentenceSettings::read(files)?, Quantization::read(config, &|name| files.json(name))?);
         let unread = unread(config, None);
         Ok(Some(Self { sentence, quantization, files: files.clone(), arch, spec, unread }))
     }

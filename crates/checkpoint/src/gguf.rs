@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::{
     config::HfConfig,
     error::{Error, Result},
-    quantization::Scheme,
+    quantization::{GgufType, Scheme},
     spec::{Mixer, ModelSpec, NormKind},
     weights::{TensorPlan, WeightRule},
 };
@@ -24,19 +24,10 @@ mod config;
 mod header;
 mod keys;
 mod names;
-mod splitting;
-mod tensor_type;
 mod tokenizer;
-
-pub(crate) use splitting::{
-    GPT2 as GPT2_SPLITTING, KIMI as KIMI_SPLITTING, QWEN2_COMPOSED as QWEN2_SPLITTING, byte_level,
-    byte_level_steps,
-};
-pub(crate) use tokenizer::{PieceModel, Pieces as Vocabulary, sentence_pieces};
 
 use arch::GgufArch;
 use header::{Header, Place};
-pub use tensor_type::GgufType;
 
 /// Most values of a tensor that is read with the configuration: the divisors of the RoPE frequencies.
 const MOST_DIVISORS: u64 = 1 << 12;

@@ -12,9 +12,11 @@ mod files;
 mod generation;
 mod gguf;
 mod memory;
+mod pooling;
 mod quantization;
 mod rope;
 mod shard;
+mod slot;
 mod spec;
 mod unread;
 mod vocabulary;
@@ -34,32 +36,31 @@ pub use config::HfConfig;
 use config::UnreadKey;
 pub use encoder::{
     DenseSpec, EncoderCheckpoint, EncoderKind, EncoderMemory, EncoderMemoryRequest, EncoderSpec,
-    EncoderTensor, HeadAct, Pooling, ScoreHead, SentenceSettings, supported_encoders,
+    EncoderTensor, HeadAct, ScoreHead, SentenceSettings, supported_encoders,
 };
 pub use ends::ends_by_name;
 pub use error::{Error, Result};
 pub use files::{CheckpointFiles, NamedWeights, WeightFiles};
 pub use generation::{GenerationConfig, SamplingDefaults};
-pub use gguf::{Gguf, GgufTensor, GgufType, ReadRange};
+pub use gguf::{Gguf, GgufTensor, ReadRange};
 pub use memory::{
     BATCHED_TOKENS, Counted, DeviceKind, DeviceMemory, DeviceWidths, GPU_MEMORY_UTILIZATION,
     KvDtype, MemoryPlan, MemoryRequest,
 };
+pub use pooling::Pooling;
 pub use quantization::{
-    Awq, CompressedInt, Fp8, Gptq, Mxfp4, Nvfp4, OnLoad, Quantization, QuantizationMethod, Recoded,
-    Scheme, SqueezeLlm, StoredKind, StoredTensor,
+    Awq, CompressedInt, Fp8, GgufType, Gptq, Mxfp4, Nvfp4, OnLoad, Quantization,
+    QuantizationMethod, Recoded, Scheme, SqueezeLlm, StoredKind, StoredTensor,
 };
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::Shard;
+pub use slot::{HeadAxis, Init, Slot, SlotInfo, SlotQuantization, SlotShard};
 pub use spec::{
     AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, HeadSpec, KvKind, KvPlace,
     LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, PerLayerSpec, QkNormSpan,
     QkNormSpec, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
 };
-pub use weights::{
-    HeadAxis, Init, RowOrder, Slot, SlotInfo, SlotQuantization, SlotRows, SlotShard, Take,
-    TensorPlan, WeightRule,
-};
+pub use weights::{RowOrder, SlotRows, Take, TensorPlan, WeightRule};
 
 /// The model of a folder.
 #[expect(clippy::large_enum_variant, reason = "there is one of them, not many")]
@@ -158,8 +159,8 @@ impl Checkpoint {
             arch,
             dtype: config.dtype()?.or(text.dtype()?),
             quantization: match files.gguf() {
-                Some(gguf) => Quantization::gguf(gguf),
-                None => Quantization::read(&files, config)?,
+                Some(gguf) => gguf.scheme().map(Quantization::gguf),
+                None => Quantization::read(config, &|name| files.json(name))?,
             },
             on_load: None,
             generation: GenerationConfig::read(&files, &[config, &text])?,
@@ -170,7 +171,7 @@ impl Checkpoint {
         };
         if let Some(gguf) = checkpoint.files.gguf() {
             gguf.adjust(&mut checkpoint.spec);
-            checkpoint.sentence.read_gguf(gguf)?;
+            checkpoint.sentence.set_pooling(gguf.pooling()?);
         }
         if checkpoint.headless {
             // No weight of its own is looked for, whatever the configuration says.
@@ -332,7 +333,7 @@ impl Checkpoint {
         for tensor in &mut plan {
             tensor.scheme = match (self.files.gguf(), &self.quantization) {
                 (Some(gguf), _) => gguf.scheme_of(&tensor.name),
-                (None, Some(quantization)) => quantization.scheme_of(tensor),
+                (None, Some(quantization)) => tensor.scheme_of(quantization),
                 (None, None) => None,
             };
             if let Some(gguf) = self.files.gguf() {

@@ -7,14 +7,13 @@ use serde_json::Value;
 use crate::{
     config::HfConfig,
     error::{Error, Result},
-    files::CheckpointFiles,
-    gguf::{Gguf, GgufType},
-    weights::{SlotQuantization, Take, TensorPlan},
+    slot::{Slot, SlotQuantization},
 };
 
 mod awq;
 mod compressed_int;
 mod fp8;
+mod gguf_type;
 mod gptq;
 mod method;
 mod modules;
@@ -26,6 +25,7 @@ mod squeezellm;
 pub use awq::Awq;
 pub use compressed_int::CompressedInt;
 pub use fp8::Fp8;
+pub use gguf_type::GgufType;
 pub use gptq::Gptq;
 pub use method::QuantizationMethod;
 use modules::Modules;
@@ -92,7 +92,7 @@ pub struct StoredTensor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoredKind {
     /// Unquantized values: F32, F16 or BF16.
-    Numbers,
+    Plain,
     /// 32-bit integers.
     Integers,
     /// Eight-bit floats with three bits of mantissa.
@@ -105,31 +105,33 @@ pub enum StoredKind {
     Blocks(GgufType),
 }
 
+/// Reads the JSON object in a file of the checkpoint; `None` if there is no such file.
+pub(crate) type ReadJson<'a> = dyn Fn(&str) -> Result<Option<HfConfig>> + 'a;
+
 impl Quantization {
-    pub(crate) fn read(files: &CheckpointFiles, config: &HfConfig) -> Result<Option<Self>> {
+    pub(crate) fn read(config: &HfConfig, file: &ReadJson<'_>) -> Result<Option<Self>> {
         if let Some(section) = config.section("quantization_config")? {
             // ModelOpt's first releases name the algorithm alone.
             let of_modelopt = section.raw("quant_algo").map(|_| QuantizationMethod::ModelOpt);
             return Self::parse(&section, of_modelopt).map(Some);
         }
-        for (file, method) in
+        for (name, method) in
             [(GPTQ_FILE, QuantizationMethod::Gptq), (AWQ_FILE, QuantizationMethod::Awq)]
         {
-            if let Some(own) = files.json(file)? {
+            if let Some(own) = file(name)? {
                 return Self::parse(&own, Some(method)).map(Some);
             }
         }
-        let Some(own) = files.json(MODELOPT_FILE)? else { return Ok(None) };
+        let Some(own) = file(MODELOPT_FILE)? else { return Ok(None) };
         let section = own.section(MODELOPT_SECTION)?;
         let section = section.ok_or_else(|| own.missing(MODELOPT_SECTION, "an object"))?;
         Self::parse(&section, Some(QuantizationMethod::ModelOpt)).map(Some)
     }
 
-    /// The quantization of GGUF files: each tensor of its type.
-    pub(crate) fn gguf(gguf: &Gguf) -> Option<Self> {
-        let scheme = gguf.scheme()?;
+    /// The quantization of GGUF files: each tensor of its type, `most` for most of them.
+    pub(crate) fn gguf(most: Scheme) -> Self {
         let skipped = Modules::default();
-        Some(Self { method: "gguf".to_owned(), scheme: Some(scheme), head: true, skipped })
+        Self { method: "gguf".to_owned(), scheme: Some(most), head: true, skipped }
     }
 
     fn parse(c: &HfConfig, default: Option<QuantizationMethod>) -> Result<Self> {
@@ -149,9 +151,9 @@ impl Quantization {
         Ok(found)
     }
 
-    /// The scheme of the matrix of a planned tensor; `None` if it is not quantized.
-    pub(crate) fn scheme_of(&self, tensor: &TensorPlan) -> Option<Scheme> {
-        let quantized = match tensor.slots.first()?.slot.info().quantization {
+    /// The scheme of the matrix of a slot in the module of this name; `None` if it is not quantized.
+    pub(crate) fn scheme_of(&self, module: &str, slot: Slot) -> Option<Scheme> {
+        let quantized = match slot.info().quantization {
             SlotQuantization::Never
             | SlotQuantization::Embedding
             | SlotQuantization::PerLayerEmbedding => false,
@@ -162,15 +164,7 @@ impl Quantization {
             | SlotQuantization::Down
             | SlotQuantization::GateUp => true,
         };
-        let module = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
-        let scheme = self.scheme.filter(|_| quantized && !self.skipped.contain(module))?;
-        match (scheme, tensor.take) {
-            (Scheme::Mxfp4(_), Take::Experts { .. }) => {
-                Some(Scheme::Mxfp4(Mxfp4 { experts: tensor.experts() }))
-            }
-            (Scheme::Mxfp4(_), _) => None,
-            (scheme, _) => Some(scheme),
-        }
+        self.scheme.filter(|_| quantized && !self.skipped.contain(module))
     }
 
     /// Whether a tensor that belongs to no matrix may be there. Running engines round activations by some of them, which are not rounded
@@ -285,8 +279,8 @@ impl StoredTensor {
     }
 
     /// A tensor of unquantized values.
-    pub(crate) fn numbers(name: &str, shape: &[usize]) -> Self {
-        Self::new(name.to_owned(), shape, StoredKind::Numbers)
+    pub(crate) fn plain(name: &str, shape: &[usize]) -> Self {
+        Self::new(name.to_owned(), shape, StoredKind::Plain)
     }
 }
 

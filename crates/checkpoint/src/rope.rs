@@ -87,7 +87,7 @@ pub enum RopeScaling {
     /// The first of the frequencies of whole heads, all divided by a factor; the other pairs are not rotated (Gemma 4).
     Proportional {
         /// Number of pairs that are rotated.
-        turned: usize,
+        rotated: usize,
         /// The factor.
         factor: f64,
     },
@@ -98,18 +98,18 @@ impl RopeSpec {
     pub(crate) fn read(c: &HfConfig, head_dim: usize) -> Result<Self> {
         let rope = c.rope_parameters()?;
         let partial = rope.float_opt("partial_rotary_factor")?.unwrap_or(1.0);
-        let turned = (head_dim as f64 * partial) as usize;
+        let rotated = (head_dim as f64 * partial) as usize;
         let proportional = rope.text_opt("rope_type")? == Some("proportional");
         // Pairs without rotation count as rotated by zero: they lie between those that are rotated.
-        let dim = if proportional { head_dim } else { turned };
-        if turned == 0 || dim == 0 || dim > head_dim || dim % 2 == 1 {
+        let dim = if proportional { head_dim } else { rotated };
+        if rotated == 0 || dim == 0 || dim > head_dim || dim % 2 == 1 {
             let needed = "a factor that leaves an even part of head_dim";
             let place = if c.contains("partial_rotary_factor") { c } else { &rope };
             return Err(place.ill_typed("partial_rotary_factor", &partial.into(), needed));
         }
         let scaling = match proportional {
             true => RopeScaling::Proportional {
-                turned: turned / 2,
+                rotated: rotated / 2,
                 factor: rope.float_opt("factor")?.unwrap_or(1.0),
             },
             false => RopeScaling::read(c, &rope, dim)?,

@@ -8,8 +8,9 @@ use std::ops::Range;
 
 use crate::{
     Checkpoint,
+    slot::SlotShard,
     spec::{AttentionSpec, LayerSpec, Mixer, ModelSpec, QkNormSpan, RuleSpec},
-    weights::{SlotRows, SlotShard, TensorPlan},
+    weights::{SlotRows, TensorPlan},
 };
 
 /// One of the ranks over which a model is split.

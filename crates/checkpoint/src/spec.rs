@@ -10,7 +10,7 @@ use crate::{
     config::HfConfig,
     error::{Error, Result},
     rope::{RopeScaling, RopeSpec},
-    weights::Slot,
+    slot::Slot,
 };
 
 mod activation;
@@ -270,7 +270,7 @@ pub struct KvKind {
 
 impl KvKind {
     /// Values of a token for one head of one layer, with the CPU's order, in which values lie apart from keys.
-    pub(crate) fn numbers(&self) -> usize {
+    pub(crate) fn values(&self) -> usize {
         self.head_dim + self.latent.unwrap_or(self.head_dim)
     }
 

@@ -6,7 +6,7 @@ use candlepower_layout::MatrixForm;
 
 use crate::{
     error::Result,
-    quantization::{Recoded, Scheme, StoredTensor},
+    quantization::{Mxfp4, Quantization, Recoded, Scheme, StoredTensor},
     spec::{
         AttentionSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, PerLayerSpec,
         QkNormSpan, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
@@ -14,9 +14,8 @@ use crate::{
 };
 
 mod names;
-mod slot;
 
-pub use slot::{HeadAxis, Init, Slot, SlotInfo, SlotQuantization, SlotShard};
+pub(crate) use crate::slot::Slot;
 
 /// Position of a slot's values in the checkpoint's tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +146,20 @@ impl TensorPlan {
     pub fn stored(&self) -> Result<Vec<StoredTensor>> {
         match (&self.scheme, self.shape.as_slice()) {
             (Some(scheme), &[n, k]) => scheme.tensors(&self.name, n, k),
-            _ => Ok(vec![StoredTensor::numbers(&self.name, &self.stored_shape)]),
+            _ => Ok(vec![StoredTensor::plain(&self.name, &self.stored_shape)]),
+        }
+    }
+
+    /// Its scheme in files of this quantization; `None` if it is not quantized.
+    pub(crate) fn scheme_of(&self, quantization: &Quantization) -> Option<Scheme> {
+        let module = self.name.strip_suffix(".weight").unwrap_or(&self.name);
+        let scheme = quantization.scheme_of(module, self.slots.first()?.slot)?;
+        match (scheme, self.take) {
+            (Scheme::Mxfp4(_), Take::Experts { .. }) => {
+                Some(Scheme::Mxfp4(Mxfp4 { experts: self.experts() }))
+            }
+            (Scheme::Mxfp4(_), _) => None,
+            (scheme, _) => Some(scheme),
         }
     }
 

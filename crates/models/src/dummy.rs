@@ -14,11 +14,11 @@ use crate::{
     error::Result,
     load::{LoadProgress, Progress, taken},
     parts::{Matrix, PartsBuilder, norm_kind},
-    quantized::{CodedRows, RowMins, Scales},
+    quantized::{OwnedRows, RowMins, Scales},
 };
 
 /// Rows are made in pieces of about so many values.
-const PIECE_NUMBERS: usize = 8 << 20;
+const PIECE_VALUES: usize = 8 << 20;
 
 /// Fills every slot with random values that depend only on the tensor and the position in it. Their spread
 /// keeps activations and logits near one: `columns^-0.5` for matrices, less for those that add to
@@ -36,7 +36,7 @@ pub(crate) fn fill<M: Matrix>(
     for (seed, tensor) in plan.iter().enumerate() {
         let width = tensor.shape.get(1).copied().unwrap_or(1);
         let columns = tensor.columns().unwrap_or(0..1);
-        let piece_rows = (PIECE_NUMBERS / columns.len()).max(1);
+        let piece_rows = (PIECE_VALUES / columns.len()).max(1);
         for slot in &tensor.slots {
             let (mean, spread) = distribution(spec, slot.layer, slot.slot, width);
             for first in slot.rows.clone().step_by(piece_rows) {
@@ -44,7 +44,7 @@ pub(crate) fn fill<M: Matrix>(
                 let piece = Piece { seed: seed as u64, rows, columns: columns.clone(), width };
                 done.bytes_done += (piece.len() * dtype.size_in_bytes()) as u64;
                 if let MatrixForm::Quantized(packed) = tensor.form() {
-                    let rows = random_codes(packed, &piece, spread);
+                    let rows = random_weights(packed, &piece, spread);
                     parts.write_quantized(
                         slot,
                         first - slot.rows.start,
@@ -116,7 +116,7 @@ impl Piece {
 }
 
 /// Random quantized weights, whose dequantized values spread as those of other tensors do.
-fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
+fn random_weights(packed: Packed, piece: &Piece, spread: f32) -> OwnedRows {
     let codes = packed.codes;
     // Bits of a quantized weight, and the scale with which the values reach from -1 to 1, if half of them are below zero. E4M3 and E2M1
     // lie closer to zero than uniform ones: 116 and 5.07 give them the same deviation. Bit 3 keeps NaN away.
@@ -162,7 +162,7 @@ fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
     };
     let of_mins = if matches!(mins, RowMins::Own(_)) { groups } else { 0 };
     let multiples = block.map(|block| (block, [vec![1; groups], vec![1; of_mins]]));
-    CodedRows {
+    OwnedRows {
         codes,
         group: packed.group,
         bytes,

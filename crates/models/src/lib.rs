@@ -34,5 +34,5 @@ pub use load::{
     LoadDtype, LoadFormat, LoadOptions, LoadProgress, load, load_on_device, load_shard,
     load_shard_on_device,
 };
-pub use quantized::{dequantize_reference, recoded_numbers};
+pub use quantized::{dequantize_reference, recoded_values};
 pub use wanted::WantedTokens;

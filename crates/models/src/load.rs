@@ -330,7 +330,7 @@ fn read_weights<M: Matrix>(
         let end = done.bytes_done + num_bytes(stored, tensor);
         match &tensor.scheme {
             Some(scheme) => quantized::read(shards, tensor, *scheme, parts)?,
-            None => read_numbers(shards, tensor, parts, &mut |bytes| {
+            None => read_plain(shards, tensor, parts, &mut |bytes| {
                 done.bytes_done += bytes;
                 progress(done)
             })?,
@@ -350,7 +350,7 @@ pub(crate) fn taken(tensor: &TensorPlan) -> usize {
 }
 
 /// Copies an unquantized tensor, and reports the number of copied bytes after each piece.
-fn read_numbers<M: Matrix>(
+fn read_plain<M: Matrix>(
     shards: &Shards,
     tensor: &TensorPlan,
     parts: &mut PartsBuilder<'_, M>,

@@ -129,8 +129,8 @@ impl Layout {
     }
 
     /// The elements of a latent of `rank` elements, behind which `turned` elements lie.
-    fn padded_latent(&self, rank: usize, turned: usize) -> usize {
-        if self.head_dims.is_empty() { rank } else { device_latent_dims(rank, turned).0 }
+    fn padded_latent(&self, rank: usize, rotated: usize) -> usize {
+        if self.head_dims.is_empty() { rank } else { device_latent_dims(rank, rotated).0 }
     }
 }
 
@@ -219,7 +219,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         let target = self.targets[&(slot.layer, slot.slot)];
         let (key, first) = ((slot.layer, slot.slot.fused()), slot.first + first);
         if let Some(of_heads) = self.of_heads.get_mut(&key) {
-            return of_heads.add_rows(first, &numbers(data));
+            return of_heads.add_rows(first, &values(data));
         }
         let Some(matrix) = self.matrices.get_mut(&key) else {
             let vector = self.vectors.get_mut(&key).expect("every planned slot has a part");
@@ -228,7 +228,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
                 Some(NormKind::LayerPlusOne) => 1.0,
                 _ => 0.0,
             };
-            for (row, number) in (first..).zip(numbers(data)) {
+            for (row, number) in (first..).zip(values(data)) {
                 vector[target.row(&self.layout, row)] = (number + offset) * target.factor;
             }
             return Ok(());
@@ -322,7 +322,7 @@ fn heads(rows: Range<usize>, head_dim: usize) -> impl Iterator<Item = Range<usiz
 }
 
 /// The values of a stored vector.
-pub(crate) fn numbers(data: WeightRows<'_>) -> Vec<f32> {
+pub(crate) fn values(data: WeightRows<'_>) -> Vec<f32> {
     let bytes = data.bytes;
     match data.dtype {
         DType::F16 => {

@@ -49,7 +49,7 @@ pub(super) const YOUTU: Arch = Arch {
     name: "YoutuForCausalLM",
     model_type: "youtu",
     reads: &["mlp_bias"],
-    spec: of_turned,
+    spec: latent_llama,
     ..Arch::LIKE_LLAMA
 };
 
@@ -65,7 +65,7 @@ pub(super) const MINICPM3: Arch = Arch {
 const LATENT_EPS: f64 = 1e-6;
 
 fn v2(c: &HfConfig) -> Result<ModelSpec> {
-    let mut m = of_turned(c)?;
+    let mut m = latent_llama(c)?;
     expect(c, "scoring_func", "softmax")?;
     let groups = match c.text_opt("topk_method")? {
         None | Some("greedy") => None,
@@ -84,7 +84,7 @@ fn v2(c: &HfConfig) -> Result<ModelSpec> {
 }
 
 fn v3(c: &HfConfig) -> Result<ModelSpec> {
-    let mut m = of_turned(c)?;
+    let mut m = latent_llama(c)?;
     expect(c, "scoring_func", "sigmoid")?;
     expect(c, "topk_method", "noaux_tc")?;
     let of_files = c.with_default("n_group", 8).with_default("topk_group", 4);
@@ -94,7 +94,7 @@ fn v3(c: &HfConfig) -> Result<ModelSpec> {
 }
 
 fn glm_lite(c: &HfConfig) -> Result<ModelSpec> {
-    let mut m = of_turned(c)?;
+    let mut m = latent_llama(c)?;
     let dense = c.index_or("first_k_dense_replace", 1)?;
     let kinds = [&["sparse"][..], &["dense"]];
     let has_experts = m.layer_kinds(c, "mlp_layer_types", kinds, |i| i >= dense)?;
@@ -114,7 +114,7 @@ pub(super) fn mistral4(c: &HfConfig) -> Result<ModelSpec> {
 
 fn minicpm3(c: &HfConfig) -> Result<ModelSpec> {
     let (hidden, heads) = (c.count("hidden_size")?, c.count("num_attention_heads")?);
-    let mut m = of_turned(&c.with_default("v_head_dim", hidden / heads))?;
+    let mut m = latent_llama(&c.with_default("v_head_dim", hidden / heads))?;
     // RoPE pairs the two halves of the rotated part, unless a file says otherwise.
     let interleaved = c.flag_or("rope_interleave", false)?;
     m.each_attention(|_, a| a.rope.iter_mut().for_each(|rope| rope.interleaved = interleaved));
@@ -182,7 +182,7 @@ pub(super) fn expect(c: &HfConfig, key: &str, name: &str) -> Result<()> {
 }
 
 /// Llama with multi-head latent attention, whose RoPE settings apply to the rotated part of each head.
-fn of_turned(c: &HfConfig) -> Result<ModelSpec> {
+fn latent_llama(c: &HfConfig) -> Result<ModelSpec> {
     with_latents(c, c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?)
 }
 
@@ -191,7 +191,7 @@ fn with_latents(c: &HfConfig, width: usize) -> Result<ModelSpec> {
     if let Some(every) = c.count_opt("moe_layer_freq")?.filter(|every| *every != 1) {
         return Err(c.unsupported("moe_layer_freq", &every.into(), "; 1 is"));
     }
-    let turned = c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?;
+    let rotated = c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?;
     // Latents are the only KV head, so the settings of KV heads do not apply.
     let base = c.without(&["head_dim", "num_key_value_heads"]).with_default("head_dim", width);
     let mut m = ModelSpec::llama(&base)?;
@@ -203,20 +203,20 @@ fn with_latents(c: &HfConfig, width: usize) -> Result<ModelSpec> {
         eps: LATENT_EPS,
         transposed_keys: false,
     };
-    for (key, width) in [("kv_lora_rank", latent.rank), ("qk_rope_head_dim", turned)] {
+    for (key, width) in [("kv_lora_rank", latent.rank), ("qk_rope_head_dim", rotated)] {
         if !width.is_multiple_of(8) {
             return Err(c.ill_typed(key, &width.into(), "a multiple of 8"));
         }
     }
-    let whole = |a: &AttentionSpec| a.rope.as_ref().is_some_and(|r| r.dim == turned);
+    let whole = |a: &AttentionSpec| a.rope.as_ref().is_some_and(|r| r.dim == rotated);
     if !m.attentions().all(whole) {
         let found = c.raw("partial_rotary_factor").cloned().unwrap_or_default();
         return Err(c.unsupported("partial_rotary_factor", &found, "; all of qk_rope_head_dim is"));
     }
-    let scale = ((latent.key_dim + turned) as f64).powf(-0.5) * temperature(c)?.powi(2);
+    let scale = ((latent.key_dim + rotated) as f64).powf(-0.5) * temperature(c)?.powi(2);
     m.each_attention(|_, a| {
         a.kv_heads = 1;
-        a.head_dim = latent.rank + turned;
+        a.head_dim = latent.rank + rotated;
         a.scale = scale;
         a.latent = Some(latent);
     });

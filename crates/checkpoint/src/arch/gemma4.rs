@@ -100,10 +100,10 @@ fn rope_of(
     c: &HfConfig,
     kind: &str,
     rope_type: &str,
-    (theta, turned): (f64, f64),
+    (theta, rotated): (f64, f64),
 ) -> Result<HfConfig> {
     let by_default = serde_json::json!({
-        "rope_type": rope_type, "rope_theta": theta, "partial_rotary_factor": turned
+        "rope_type": rope_type, "rope_theta": theta, "partial_rotary_factor": rotated
     });
     Ok(match c.with_rope_of(kind)? {
         Some(own) => own,

@@ -6,11 +6,10 @@ use serde_json::Value;
 
 use super::HeadAct;
 use crate::{
-    choice::Choice,
     config::HfConfig,
     error::{Error, Result},
     files::CheckpointFiles,
-    gguf::Gguf,
+    pooling::Pooling,
     spec::MOST_WIDTH,
 };
 
@@ -26,19 +25,6 @@ const TRANSFORMER: [&str; 4] = [
     "sentence_xlm-roberta_config.json",
 ];
 const PROMPTS: &str = "config_sentence_transformers.json";
-
-/// How the hidden states of a text's tokens become one vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// The first token's.
-    Cls,
-    /// The last token's.
-    Last,
-    /// The mean over all tokens.
-    Mean,
-    /// The greatest of each element.
-    Max,
-}
 
 /// A dense layer behind the pooling: `act(x W^T + b)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +73,7 @@ impl SentenceSettings {
         match files.read(MODULES)? {
             Some(bytes) => settings.read_modules(files, &bytes)?,
             None if files.contains(POOLING) => {
-                settings.pooling = Some(Pooling::read(files, USUAL_FOLDER)?);
+                settings.pooling = Some(read_pooling(files, USUAL_FOLDER)?);
             }
             None => {}
         }
@@ -103,11 +89,10 @@ impl SentenceSettings {
         Ok(settings)
     }
 
-    /// Reads the pooling of a GGUF file. llama.cpp gives vectors of length one.
-    pub(crate) fn read_gguf(&mut self, gguf: &Gguf) -> Result<()> {
-        self.pooling = gguf.pooling()?;
-        self.normalize = self.pooling.is_some();
-        Ok(())
+    /// Takes the pooling of a GGUF file. llama.cpp gives vectors of length one.
+    pub(crate) fn set_pooling(&mut self, pooling: Option<Pooling>) {
+        self.pooling = pooling;
+        self.normalize = pooling.is_some();
     }
 
     /// Bytes of the dense layers' weights.
@@ -127,7 +112,7 @@ impl SentenceSettings {
                 "Transformer" if i == 0 => {}
                 "Pooling" => {
                     let folder = text("path").unwrap_or_default();
-                    self.pooling = Some(Pooling::read(files, folder)?);
+                    self.pooling = Some(read_pooling(files, folder)?);
                 }
                 "Dense" if self.pooling.is_some() && !self.normalize => {
                     let folder = text("path").unwrap_or_default();
@@ -239,52 +224,33 @@ const MODES: [(&str, Option<Pooling>); 6] = [
     ("pooling_mode_weightedmean_tokens", None),
 ];
 
-impl Pooling {
-    /// The values of `--pooling`.
-    pub const CHOICES: [Choice<Self>; 3] = [
-        Choice::new(Self::Cls, Self::Cls.as_str(), "The first token's"),
-        Choice::new(Self::Last, Self::Last.as_str(), "The last token's"),
-        Choice::new(Self::Mean, Self::Mean.as_str(), "The mean of all tokens"),
-    ];
-
-    /// Reads a pooling module's `config.json`.
-    fn read(files: &CheckpointFiles, folder: &str) -> Result<Self> {
-        let config = module_config(files, folder, POOLING)?;
-        if !config.flag_or("include_prompt", true)? {
-            return Err(config.unsupported("include_prompt", &false.into(), "; true is"));
-        }
-        let mut chosen = None;
-        let mut modes = MODES.iter().filter(|(key, _)| config.raw(key) == Some(&true.into()));
-        if let Some((key, mode)) = modes.next() {
-            let mode = mode.ok_or_else(|| config.unsupported(key, &true.into(), ONE_MODE))?;
-            chosen = Some(mode);
-        }
-        if let Some((key, _)) = modes.next() {
-            return Err(config.unsupported(key, &true.into(), "; one mode alone is"));
-        }
-        // Newer versions write the mode's name.
-        match (chosen, config.raw("pooling_mode")) {
-            (Some(mode), _) => Ok(mode),
-            (None, Some(Value::String(name))) => match name.as_str() {
-                "cls" => Ok(Self::Cls),
-                "mean" => Ok(Self::Mean),
-                "max" => Ok(Self::Max),
-                "lasttoken" => Ok(Self::Last),
-                other => Err(config.unsupported("pooling_mode", &other.into(), ONE_MODE)),
-            },
-            (None, Some(other)) => Err(config.unsupported("pooling_mode", other, ONE_MODE)),
-            (None, None) => Err(config.missing("pooling_mode", "the name of a pooling mode")),
-        }
+/// The pooling of a pooling module's `config.json`.
+fn read_pooling(files: &CheckpointFiles, folder: &str) -> Result<Pooling> {
+    let config = module_config(files, folder, POOLING)?;
+    if !config.flag_or("include_prompt", true)? {
+        return Err(config.unsupported("include_prompt", &false.into(), "; true is"));
     }
-
-    /// Its name, as in the setting.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Cls => "cls",
-            Self::Last => "last",
-            Self::Mean => "mean",
-            Self::Max => "max",
-        }
+    let mut chosen = None;
+    let mut modes = MODES.iter().filter(|(key, _)| config.raw(key) == Some(&true.into()));
+    if let Some((key, mode)) = modes.next() {
+        let mode = mode.ok_or_else(|| config.unsupported(key, &true.into(), ONE_MODE))?;
+        chosen = Some(mode);
+    }
+    if let Some((key, _)) = modes.next() {
+        return Err(config.unsupported(key, &true.into(), "; one mode alone is"));
+    }
+    // Newer versions write the mode's name.
+    match (chosen, config.raw("pooling_mode")) {
+        (Some(mode), _) => Ok(mode),
+        (None, Some(Value::String(name))) => match name.as_str() {
+            "cls" => Ok(Pooling::Cls),
+            "mean" => Ok(Pooling::Mean),
+            "max" => Ok(Pooling::Max),
+            "lasttoken" => Ok(Pooling::Last),
+            other => Err(config.unsupported("pooling_mode", &other.into(), ONE_MODE)),
+        },
+        (None, Some(other)) => Err(config.unsupported("pooling_mode", other, ONE_MODE)),
+        (None, None) => Err(config.missing("pooling_mode", "the name of a pooling mode")),
     }
 }
 

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use super::{Gguf, arch::deepseek, keys::Keys};
 use crate::{
     config::UnreadKey,
-    encoder::Pooling,
     error::{Error, Result},
+    pooling::Pooling,
 };
 
 /// Tensors that are a part of the configuration: what the rope's frequencies are divided by.

@@ -181,8 +181,8 @@ fn gemma4() {
     assert_eq!([0, 1, 2, 3].map(|i| attention(i).keys_of), [None, None, Some(0), Some(1)]);
     assert_eq!([0, 1].map(|i| attention(i).head_dim), [32, 64]);
     assert_eq!([1, 2].map(|i| spec.layers[i].ffn.mlp().unwrap().inner), [96, 192]);
-    let turned = RopeScaling::Proportional { turned: 8, factor: 1.0 };
-    assert_eq!(attention(1).rope.as_ref().unwrap().scaling, turned);
+    let rotated = RopeScaling::Proportional { rotated: 8, factor: 1.0 };
+    assert_eq!(attention(1).rope.as_ref().unwrap().scaling, rotated);
     assert_eq!(spec.per_layer.unwrap().width, 32);
     assert!(!attention(1).values_are_keys);
     // A file may have this for layers that read the keys of others.

@@ -199,7 +199,7 @@ impl ModelSpec {
         });
         let square_sums = if self.norms_all_heads() { 8 * tokens } else { 0 };
         let unpacked = self.device_unpacked_bytes() as u64;
-        let ropes = 4 * self.rope_numbers(request.max_model_len) as u64;
+        let ropes = 4 * self.rope_values(request.max_model_len) as u64;
         let tables = sampling + routing + square_sums + ropes;
         element * buffers + tables + of_plans + unpacked + FIXED_BYTES
     }

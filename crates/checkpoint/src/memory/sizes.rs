@@ -8,14 +8,14 @@ use super::{KvDtype, MemoryRequest};
 use crate::{
     error::{Error, Result},
     rope::RopeSpec,
+    slot::{Slot, SlotShard},
     spec::{FfnSpec, KvKind, LayerSpec, Mixer, ModelSpec},
-    weights::{Slot, SlotShard},
 };
 
 /// Activations are single precision on the CPU.
 const ACTIVATION_BYTES: u64 = 4;
 /// Dimensions in the table of a model without rope, which turns two of them by nothing.
-const UNTURNED: usize = 2;
+const UNROTATED: usize = 2;
 /// Most ranks that are proposed.
 const MOST_RANKS: usize = 64;
 
@@ -124,7 +124,7 @@ impl ModelSpec {
 
     /// Bytes of keys and values that one token takes on one of `ranks` ranks.
     pub fn rank_kv_bytes_per_token(&self, dtype: impl Into<KvDtype>, ranks: usize) -> u64 {
-        let of_kind = |kind: KvKind| kind.kv_heads.div_ceil(ranks) * kind.numbers() * kind.layers;
+        let of_kind = |kind: KvKind| kind.kv_heads.div_ceil(ranks) * kind.values() * kind.layers;
         let numbers: usize = self.kv_kinds().into_iter().map(of_kind).sum();
         (numbers * dtype.into().size()) as u64
     }
@@ -161,7 +161,7 @@ impl ModelSpec {
     pub(super) fn activation_bytes(&self, request: &MemoryRequest, tokens: usize) -> u64 {
         let ranks = request.tensor_parallel_size;
         let logits = 2 * tokens.min(LOGITS_ROWS) as u64 * self.vocab_size.div_ceil(ranks) as u64;
-        let tables = self.rope_numbers(request.max_model_len);
+        let tables = self.rope_values(request.max_model_len);
         let width = self.step_width(ranks);
         ACTIVATION_BYTES * (tokens as u64 * width as u64 + logits + tables as u64)
     }
@@ -173,9 +173,9 @@ impl ModelSpec {
         let keys = self
             .kv_kinds()
             .into_iter()
-            .map(|kind| kind.kv_heads * kind.numbers() * if keeps_all { kind.layers } else { 1 });
+            .map(|kind| kind.kv_heads * kind.values() * if keeps_all { kind.layers } else { 1 });
         let width = self.step_width(1) + keys.sum::<usize>();
-        ACTIVATION_BYTES * (tokens as u64 * width as u64 + self.rope_numbers(max_model_len) as u64)
+        ACTIVATION_BYTES * (tokens as u64 * width as u64 + self.rope_values(max_model_len) as u64)
     }
 
     /// Values that exist at once in a step for each token, on one of `ranks` ranks.
@@ -216,7 +216,7 @@ impl ModelSpec {
     }
 
     /// Count of the values in the RoPE tables of `max_model_len` positions.
-    pub(super) fn rope_numbers(&self, max_model_len: usize) -> usize {
+    pub(super) fn rope_values(&self, max_model_len: usize) -> usize {
         let mut ropes = Vec::new();
         for attention in self.attentions() {
             if !ropes.contains(&&attention.rope) {
@@ -225,7 +225,7 @@ impl ModelSpec {
         }
         let numbers = |rope: &Option<RopeSpec>| match rope {
             Some(rope) => rope.dim + usize::from(rope.query_growth.is_some()),
-            None => UNTURNED,
+            None => UNROTATED,
         };
         ropes.iter().map(|rope| numbers(rope) * max_model_len).sum()
     }

@@ -55,7 +55,7 @@ impl Awq {
         Ok(vec![
             tensor("qweight", [k, n / CODES], StoredKind::Integers),
             tensor("qzeros", [groups, n / CODES], StoredKind::Integers),
-            tensor("scales", [groups, n], StoredKind::Numbers),
+            tensor("scales", [groups, n], StoredKind::Plain),
         ])
     }
 }

@@ -67,7 +67,7 @@ impl CompressedInt {
     }
 
     /// Quantized weights in a word of 32 bits.
-    pub fn codes_per_word(&self) -> usize {
+    pub fn weights_per_word(&self) -> usize {
         32 / self.bits
     }
 
@@ -91,7 +91,7 @@ impl CompressedInt {
 
     /// The quantized weights, the scales, the zero-points if there are any, and the group of each input if inputs are spread over groups.
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
-        let per_word = self.codes_per_word();
+        let per_word = self.weights_per_word();
         let groups = k.div_ceil(self.group(k));
         let tensor = |part, shape: &[usize], kind| {
             StoredTensor::new(format!("{module}.{part}"), shape, kind)
@@ -103,7 +103,7 @@ impl CompressedInt {
             }
             false => tensor("weight", &[n, k], StoredKind::SignedBytes),
         };
-        let scales = tensor("weight_scale", &[n, groups], StoredKind::Numbers);
+        let scales = tensor("weight_scale", &[n, groups], StoredKind::Plain);
         let mut tensors = vec![codes, scales];
         if self.zero_points {
             check_multiple(module, "outputs", n, per_word)?;

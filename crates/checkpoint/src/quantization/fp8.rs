@@ -60,7 +60,7 @@ impl Fp8 {
             Some([rows, columns]) => vec![vec![n.div_ceil(rows), k.div_ceil(columns)]],
             None => vec![vec![], vec![1], vec![n], vec![n, 1]],
         };
-        let scale = StoredTensor::new(format!("{module}.{}", self.scale), &[], StoredKind::Numbers);
+        let scale = StoredTensor::new(format!("{module}.{}", self.scale), &[], StoredKind::Plain);
         vec![
             StoredTensor::new(format!("{module}.weight"), &[n, k], StoredKind::E4m3),
             StoredTensor { shapes, ..scale },

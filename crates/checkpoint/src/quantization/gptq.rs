@@ -55,7 +55,7 @@ impl Gptq {
     }
 
     /// Quantized weights in a word of 32 bits.
-    pub fn codes_per_word(&self) -> usize {
+    pub fn weights_per_word(&self) -> usize {
         32 / self.bits
     }
 
@@ -71,7 +71,7 @@ impl Gptq {
     }
 
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
-        let codes = self.codes_per_word();
+        let codes = self.weights_per_word();
         check_multiple(module, "outputs", n, codes)?;
         check_multiple(module, "inputs", k, codes)?;
         let groups = k.div_ceil(self.group(k));
@@ -82,7 +82,7 @@ impl Gptq {
         Ok(vec![
             tensor("qweight", &[k / codes, n], StoredKind::Integers),
             tensor("qzeros", &[groups, n / codes], StoredKind::Integers),
-            tensor("scales", &[groups, n], StoredKind::Numbers),
+            tensor("scales", &[groups, n], StoredKind::Plain),
             StoredTensor { required: self.act_order, ..order },
         ])
     }

@@ -14,7 +14,7 @@ const GROUP: usize = 32;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mxfp4 {
     /// How many experts they are of.
-    pub(super) experts: usize,
+    pub(crate) experts: usize,
 }
 
 impl Mxfp4 {

@@ -56,7 +56,7 @@ impl Nvfp4 {
         let tensor = |part, shape: &[usize], kind| {
             StoredTensor::new(format!("{module}.{part}"), shape, kind)
         };
-        let of_all = tensor(of_all, &[], StoredKind::Numbers);
+        let of_all = tensor(of_all, &[], StoredKind::Plain);
         Ok(vec![
             tensor(codes, &[n, k / 2], StoredKind::Bytes),
             tensor("weight_scale", &[n, k / GROUP], StoredKind::E4m3),

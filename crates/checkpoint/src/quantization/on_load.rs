@@ -6,8 +6,8 @@ use candlepower_layout::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, Sc
 use serde::{Deserialize, Serialize};
 
 use crate::choice::Choice;
+use crate::slot::{Slot, SlotQuantization};
 use crate::spec::ModelSpec;
-use crate::weights::{Slot, SlotQuantization};
 
 /// Columns that share a scale, as in GGUF's blocks.
 const GROUP: usize = 32;

@@ -36,10 +36,10 @@ impl SqueezeLlm {
         };
         Ok(vec![
             tensor("qweight", &[k / CODES, n], StoredKind::Integers),
-            tensor("lookup_table", &[n, TABLE], StoredKind::Numbers),
+            tensor("lookup_table", &[n, TABLE], StoredKind::Plain),
             sparse("rows", vec![vec![n + 1]], StoredKind::Integers),
             sparse("cols", vec![], StoredKind::Integers),
-            sparse("vals", vec![], StoredKind::Numbers),
+            sparse("vals", vec![], StoredKind::Plain),
         ])
     }
 }

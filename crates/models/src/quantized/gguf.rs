@@ -238,6 +238,8 @@ fn codes_alike(kind: GgufType, block: &[u8], part: usize) -> [u8; ALIKE] {
             let low = bits(part / 8 * 64 + part % 4 * 16, part / 4 % 2 * 4, 15);
             join(low, pair(128), 4)
         }
-        GgufType::F32 | GgufType::F16 | GgufType::Bf16 => unreachable!("plain types are not quantized"),
+        GgufType::F32 | GgufType::F16 | GgufType::Bf16 => {
+            unreachable!("plain types are not quantized")
+        }
     }
 }

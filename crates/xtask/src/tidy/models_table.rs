@@ -17,7 +17,7 @@ const TESTS: [&str; 3] = [
 const GOLDENS: &str = "tests/golden/";
 
 /// The list of GGUF's types, and that of quantization methods.
-const GGUF_TYPES: &str = "crates/checkpoint/src/gguf/tensor_type.rs";
+const GGUF_TYPES: &str = "crates/checkpoint/src/quantization/gguf_type.rs";
 const METHODS: &str = "crates/checkpoint/src/quantization/method.rs";
 
 /// On which GPU what is listed has been compared with its goldens.

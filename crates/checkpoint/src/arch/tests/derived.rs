@@ -25,11 +25,11 @@ fn gemma() {
     );
     assert!(m.head.tied && m.embed.rounded && m.final_norm.kind == NormKind::RmsPlusOne);
     // google/gemma-1.1-2b-it says it.
-    let told = with(
+    let expected = with(
         text,
         r#"{"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}"#,
     );
-    assert_eq!(spec(&told), m);
+    assert_eq!(spec(&expected), m);
 }
 
 /// google/gemma-3-4b-it and 12b-it: what is as transformers has it by default is not written.

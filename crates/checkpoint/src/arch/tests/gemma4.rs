@@ -75,7 +75,7 @@ fn e2b() {
     assert_eq!(m.kv_bytes_per_token(KvDtype::Plain(Dtype::Bf16)), bytes);
     let attention = m.layers[4].attention().unwrap();
     assert_eq!((attention.scale, attention.v_norm, attention.window), (1.0, Some(1e-6), None));
-    let whole = RopeScaling::Proportional { turned: 64, factor: 1.0 };
+    let whole = RopeScaling::Proportional { rotated: 64, factor: 1.0 };
     assert_eq!((rope(&m, 4).dim, &rope(&m, 4).scaling, rope(&m, 4).theta), (512, &whole, 1e6));
     assert_eq!((rope(&m, 0).dim, &rope(&m, 0).scaling), (256, &RopeScaling::None));
     assert_eq!(m.layers[0].attention().unwrap().window, Some(512));

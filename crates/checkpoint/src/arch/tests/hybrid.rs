@@ -297,16 +297,16 @@ fn nemotron_h() {
 }
 
 /// With `to` in place of the first `from`, a configuration is refused for what `told` says.
-fn assert_refused(config: &str, from: &str, to: &str, told: &str) {
+fn assert_refused(config: &str, from: &str, to: &str, expected: &str) {
     let text = config.replacen(from, to, 1);
     assert_ne!(text, config);
     let found = error(&text);
-    assert!(found.contains(told), "{to}: {found}");
+    assert!(found.contains(expected), "{to}: {found}");
 }
 
 #[test]
 fn what_nemotron_h_cannot_be_is_refused() {
-    for (from, to, told) in [
+    for (from, to, expected) in [
         ("\"MEMEM*E", "\"EMEMEM*E", "`hybrid_override_pattern` = "),
         ("\"MEMEM*E", "\"MEEMEM*E", "layer 2 follows none"),
         ("\"MEMEM*E", "\"MEXEM*E", "mamba (M), attention (*), mlp (-) and moe (E) are"),
@@ -317,7 +317,7 @@ fn what_nemotron_h_cannot_be_is_refused() {
         ("\"n_shared_experts\": 1", "\"n_shared_experts\": 2", "`n_shared_experts`"),
         ("\"head_dim\": 128", "\"moe_latent_size\": 1024, \"head_dim\": 128", "`moe_latent_size`"),
     ] {
-        assert_refused(NEMOTRON_3_NANO, from, to, told);
+        assert_refused(NEMOTRON_3_NANO, from, to, expected);
     }
 }
 
@@ -345,12 +345,12 @@ fn granite_4_with_mamba() {
     assert_eq!(m.tensor_parallel_sizes(), [1]);
     let in_words = GRANITE_4_H_TINY.replace("\"mamba_d_head\": 64", "\"mamba_d_head\": \"auto\"");
     assert_eq!(spec(&in_words), m);
-    for (from, to, told) in [
+    for (from, to, expected) in [
         ("[\"mamba\", \"mamba\"", "[\"rwkv\", \"mamba\"", "attention and mamba are"),
         ("\"layer_types\": [\"mamba\", ", "\"layer_types\": [", "for each layer"),
         ("\"mamba_d_head\": 64", "\"mamba_d_head\": \"wide\"", "`mamba_d_head`"),
         ("\"mamba_proj_bias\": false", "\"mamba_proj_bias\": true", "`mamba_proj_bias`"),
     ] {
-        assert_refused(GRANITE_4_H_TINY, from, to, told);
+        assert_refused(GRANITE_4_H_TINY, from, to, expected);
     }
 }

@@ -3,7 +3,7 @@
 
 use candlepower_layout::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, ScaleForm};
 
-use crate::quantization::Mxfp4;
+use super::Mxfp4;
 
 /// Makes the enum from the list of types: each type's number in files, its name, the values of a block, and the block's bytes.
 macro_rules! types {
@@ -87,7 +87,7 @@ const OTHERS: [(u32, &str); 19] = [
 
 impl GgufType {
     /// The type of a number in a file, or what people call it.
-    pub(super) fn of(number: u32) -> Result<Self, String> {
+    pub(crate) fn of(number: u32) -> Result<Self, String> {
         if let Some(served) = Self::ALL.iter().find(|kind| kind.row().0 == number) {
             return Ok(*served);
         }
@@ -111,7 +111,7 @@ impl GgufType {
     }
 
     /// The names of all that are computed with, in words.
-    pub(super) fn names() -> String {
+    pub(crate) fn names() -> String {
         Self::ALL.iter().map(|kind| kind.as_str()).collect::<Vec<_>>().join(", ")
     }
 
