@@ -89,7 +89,7 @@ pub enum EncoderKind {
 /// projection to one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoreHead {
-    /// Which hidden state it looks at: the first, or the mean.
+    /// The hidden state that it reads: the first, or the mean.
     pub pooling: Pooling,
     /// The activation behind the dense layer.
     pub act: HeadAct,
@@ -233,7 +233,7 @@ impl EncoderCheckpoint {
         self.unread.iter().map(UnreadKey::remark).collect()
     }
 
-    /// Where the checkpoint's files are.
+    /// The checkpoint's files.
     pub fn files(&self) -> &CheckpointFiles {
         &self.files
     }

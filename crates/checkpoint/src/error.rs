@@ -118,9 +118,9 @@ pub enum Error {
         module: String,
         /// Inputs or outputs.
         what: &'static str,
-        /// How many there are.
+        /// Their number.
         count: usize,
-        /// How many are packed together.
+        /// Number of values that are packed together.
         unit: usize,
     },
     /// Quantization on load was asked of a checkpoint that is quantized already.
@@ -253,7 +253,7 @@ pub enum Error {
     KvDtype {
         /// The dtype that was asked for.
         asked: &'static str,
-        /// Where, in words.
+        /// The device, in words.
         device: &'static str,
         /// Dtypes that would work, beside FP8.
         others: &'static str,

@@ -1,4 +1,4 @@
-//! Where a checkpoint's files are: a folder, or bytes embedded in the program.
+//! The files of a checkpoint: in a folder, in GGUF files, or embedded in the program.
 
 use std::{
     borrow::Cow,
@@ -136,7 +136,7 @@ impl CheckpointFiles {
         }
     }
 
-    /// Where a weight file lies, unless it is embedded.
+    /// The path of a weight file, unless it is embedded.
     pub fn path(&self, name: &str) -> Option<PathBuf> {
         match self {
             Self::Folder(folder) => Some(folder.join(name)),
@@ -304,11 +304,11 @@ impl WeightFiles {
 pub enum NamedWeights {
     /// These files, in order.
     Files(Vec<String>),
-    /// Those that this index names.
+    /// The files that this index names.
     Index(String),
 }
 
-/// Where a name ends that is an index's.
+/// End of an index's name.
 const INDEX_END: &str = ".safetensors.index.json";
 /// Weights as PyTorch pickles them, which are not read.
 const PICKLED: &str = "pytorch_model";

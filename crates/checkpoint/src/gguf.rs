@@ -54,9 +54,9 @@ pub struct Gguf {
 /// A tensor in a GGUF file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GgufTensor {
-    /// Which of the files it is in.
+    /// Index of its file.
     pub file: usize,
-    /// Where its bytes begin in the file.
+    /// Start of its bytes in the file.
     pub offset: u64,
     /// `[rows, columns]`, or `[rows]` of a vector.
     pub shape: Vec<usize>,
@@ -216,7 +216,7 @@ impl Gguf {
         Ok(value.map(|value| value.to_string().into_bytes()))
     }
 
-    /// Where the tensors of the architecture are found.
+    /// The names of the architecture's tensors.
     pub(crate) fn weight_rules(&self) -> &'static [WeightRule] {
         self.arch.rules
     }
@@ -315,7 +315,7 @@ struct Pieces<'a, 'b> {
     file: &'a str,
     len: u64,
     read: &'a mut ReadRange<'b>,
-    /// Where the next piece begins.
+    /// Start of the next piece.
     next: u64,
     piece: Vec<u8>,
     /// Bytes of the piece that are used up.

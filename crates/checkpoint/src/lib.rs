@@ -210,7 +210,7 @@ impl Checkpoint {
     /// Has the matrices quantized while they are loaded.
     ///
     /// # Errors
-    /// They are stored quantized.
+    /// The matrices are stored quantized.
     pub fn quantize_on_load(&mut self, on_load: OnLoad) -> Result<()> {
         if let Some(Quantization { method, .. }) = &self.quantization {
             let (file, method) = (self.config_file().to_owned(), method.clone());
@@ -244,7 +244,7 @@ impl Checkpoint {
         self.files.shown_name("config.json")
     }
 
-    /// Where the checkpoint's files are.
+    /// The checkpoint's files.
     pub fn files(&self) -> &CheckpointFiles {
         &self.files
     }

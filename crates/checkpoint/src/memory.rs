@@ -1,4 +1,4 @@
-//! How much memory a model needs, and which context fits: the one place for this arithmetic, before and after loading.
+//! Memory plan: the memory that a model needs, and the context that fits, before and after loading.
 
 pub use device::DeviceWidths;
 
@@ -50,7 +50,7 @@ pub struct MemoryRequest {
     pub memory: DeviceMemory,
 }
 
-/// How keys and values are stored.
+/// Stored form of keys and values.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvDtype {
     /// Values of a dtype of the model.
@@ -110,11 +110,11 @@ impl From<Dtype> for KvDtype {
 /// The memory of the device on which one rank computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceMemory {
-    /// Which kind of device.
+    /// Kind of the device.
     pub device: DeviceKind,
     /// Free bytes; `None` where nobody knows.
     pub available_bytes: Option<u64>,
-    /// When they were counted.
+    /// Time of this count.
     pub counted: Counted,
 }
 
@@ -152,7 +152,7 @@ impl DeviceMemory {
     }
 }
 
-/// Where a rank computes.
+/// Device that a rank computes on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DeviceKind {
     /// On the CPU, beside other programs.
@@ -164,7 +164,7 @@ pub enum DeviceKind {
     },
 }
 
-/// When free bytes were counted.
+/// Time when free bytes were counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     /// Before the weights were loaded: they are yet to be subtracted.
@@ -312,7 +312,7 @@ impl MemoryPlan {
         }
     }
 
-    /// How many sequences of `max_model_len` the cache holds at once.
+    /// Number of sequences of `max_model_len` that the cache has room for.
     pub fn num_sequences(&self) -> usize {
         self.num_blocks / self.request.max_model_len.div_ceil(self.request.block_size)
     }

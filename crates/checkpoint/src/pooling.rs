@@ -2,7 +2,7 @@
 
 use crate::choice::Choice;
 
-/// How the hidden states of a text's tokens become one vector.
+/// The hidden state that becomes a text's vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// The first token's.

@@ -47,14 +47,14 @@ const MODELOPT_SECTION: &str = "quantization";
 pub struct Quantization {
     /// The method's name: that of a [`QuantizationMethod`], or in lower case what `config.json` has instead.
     pub method: String,
-    /// How it stores matrices; `None` where that is not computed with.
+    /// Storage of its matrices; `None` if it is not supported.
     pub scheme: Option<Scheme>,
     /// Whether the head is quantized too.
     head: bool,
     skipped: Modules,
 }
 
-/// How a quantized matrix `[n, k]` is stored.
+/// Storage of a quantized matrix `[n, k]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scheme {
     /// Activation-aware weight quantization.
@@ -225,7 +225,7 @@ impl Scheme {
         Some((dtype, format!("{module}.{part}")))
     }
 
-    /// How a matrix with `k` columns is kept in memory.
+    /// The form of a matrix with `k` columns in memory.
     pub fn packed(&self, k: usize) -> Packed {
         match self {
             Self::Awq(awq) => awq.packed(k),

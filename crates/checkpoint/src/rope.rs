@@ -5,15 +5,15 @@ use crate::{config::HfConfig, error::Result};
 /// A rotary embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
-    /// How many leading dimensions of a head are rotated; even.
+    /// Number of leading dimensions of a head that are rotated; even.
     pub dim: usize,
     /// A pair is two neighbours, not one element of each half.
     pub interleaved: bool,
     /// The base.
     pub theta: f64,
-    /// How the frequencies are stretched for longer contexts.
+    /// Scaling of the frequencies for longer contexts.
     pub scaling: RopeScaling,
-    /// How queries grow with their position.
+    /// Growth of queries with their position.
     pub query_growth: Option<QueryGrowth>,
 }
 
@@ -35,7 +35,7 @@ impl QueryGrowth {
     }
 }
 
-/// How the frequencies are stretched for longer contexts.
+/// Scaling of the frequencies for longer contexts.
 /// Source: transformers `modeling_rope_utils.py`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {

@@ -16,7 +16,7 @@ use crate::{
 /// One of the ranks over which a model is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Which one, from 0 on.
+    /// Its index.
     pub rank: usize,
     /// Number of ranks; [`ModelSpec::check_tensor_parallel`] lists the possible counts.
     pub ranks: usize,

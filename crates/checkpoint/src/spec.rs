@@ -56,7 +56,7 @@ pub struct EmbedSpec {
     pub scale: f64,
     /// The factor is rounded to the embedding's dtype first.
     pub rounded: bool,
-    /// How many positions have a learned row that is added, where the model has such.
+    /// Number of learned position embeddings, if the model has them.
     pub positions: Option<usize>,
 }
 
@@ -65,7 +65,7 @@ pub struct EmbedSpec {
 pub struct HeadSpec {
     /// The embedding's weight is used.
     pub tied: bool,
-    /// There is a bias.
+    /// Whether there is a bias.
     pub bias: bool,
     /// Factor on the logits, before the soft cap.
     pub scale: f64,
@@ -93,7 +93,7 @@ pub struct PerLayerSpec {
 /// One layer: what mixes the tokens of a sequence, then a feed-forward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// Where the norms stand.
+    /// Position of the norms.
     pub residual: Residual,
     /// The form of all the layer's norms, except those of q and k.
     pub norm: NormSpec,
@@ -147,7 +147,7 @@ pub enum Mixer {
     ShortConv(ShortConvSpec),
 }
 
-/// Where the norms stand around attention and feed-forward `f`.
+/// Position of the norms around attention and feed-forward `f`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residual {
     /// `x + f(norm(x))`
@@ -165,13 +165,13 @@ pub enum Residual {
 /// A norm over the last dimension.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormSpec {
-    /// Which one.
+    /// Its kind.
     pub kind: NormKind,
     /// Added to the mean square, or to the variance.
     pub eps: f64,
 }
 
-/// Which norm.
+/// Kind of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// RMSNorm: `x / rms(x) * weight`.
@@ -227,7 +227,7 @@ pub struct AttentionSpec {
     pub v_norm: Option<f64>,
     /// Values are what the rows of keys make, before those are normed and rotated.
     pub values_are_keys: bool,
-    /// There are queries alone: keys and values are those of this layer before it.
+    /// The earlier layer whose keys and values it reads; it has queries alone.
     pub keys_of: Option<usize>,
     /// Keys and values are made of a latent of each token, which is kept in their place.
     pub latent: Option<LatentSpec>,
@@ -264,7 +264,7 @@ pub struct KvKind {
     pub head_dim: usize,
     /// Values are the first so many elements of the keys.
     pub latent: Option<usize>,
-    /// How many attentions keep such.
+    /// Number of attentions with such a cache.
     pub layers: usize,
 }
 
@@ -286,12 +286,12 @@ impl KvKind {
     }
 }
 
-/// Where an attention's keys and values lie.
+/// Position of an attention's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvPlace {
-    /// Which of [`ModelSpec::kv_kinds`].
+    /// Index into [`ModelSpec::kv_kinds`].
     pub kind: usize,
-    /// Which of its layers.
+    /// Index of the layer in this cache.
     pub layer: usize,
 }
 
@@ -326,7 +326,7 @@ impl AttentionSpec {
 /// The norm of q and k.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QkNormSpec {
-    /// Which one.
+    /// Its kind.
     pub norm: NormSpec,
     /// Elements that are normalized together.
     pub span: QkNormSpan,
@@ -361,7 +361,7 @@ pub struct MlpSpec {
     pub inner: usize,
     /// The activation.
     pub act: Activation,
-    /// There is a gate.
+    /// Whether there is a gate.
     pub gated: bool,
     /// All projections have biases.
     pub bias: bool,
@@ -370,11 +370,11 @@ pub struct MlpSpec {
 /// Feed-forwards of which each token goes to some, by a router's scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsSpec {
-    /// How many there are.
+    /// Number of experts.
     pub count: usize,
-    /// How many a token goes to; at least 1 and at most `count`.
+    /// Number of experts that a token uses; at least 1 and at most `count`.
     pub top_k: usize,
-    /// Which those are, and what they count for.
+    /// Choice and weights of these experts.
     pub gating: GatingSpec,
     /// The router's scores have a bias.
     pub router_bias: bool,
@@ -382,14 +382,14 @@ pub struct ExpertsSpec {
     pub expert: MlpSpec,
     /// The shared expert, whose output counts once.
     pub shared: Option<MlpSpec>,
-    /// It counts for the sigmoid of a score of its own instead.
+    /// The shared expert's weight is the sigmoid of a score of its own.
     pub shared_gate: bool,
     /// The residual is normed separately for the router, the experts and the shared expert. The outputs of the latter two are normed
     /// before they are added up.
     pub own_norms: bool,
 }
 
-/// How a router's scores become what experts count for.
+/// Function from a router's scores to the weights of the chosen experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatingSpec {
     /// From scores to probabilities.
@@ -516,7 +516,7 @@ impl ModelSpec {
         if slot.info().is_ffn { ffn } else { mixer }
     }
 
-    /// How many layers names of tensors count.
+    /// Number of layers that the tensors' names count.
     pub fn num_stored_layers(&self) -> usize {
         let last = self.stored_apart.iter().flatten().max();
         last.map_or(self.layers.len(), |last| last + 1)
@@ -581,7 +581,7 @@ impl ModelSpec {
         self.layers.iter().filter_map(LayerSpec::recurrence)
     }
 
-    /// How many layers keep a state of one size of each sequence; they are all of one kind.
+    /// Number of layers with a recurrent state for each sequence; they are all of one kind.
     pub fn num_states(&self) -> usize {
         self.layers.iter().filter(|layer| layer.keeps_state()).count()
     }

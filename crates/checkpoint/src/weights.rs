@@ -1,4 +1,4 @@
-//! Where each of our tensors is found in a checkpoint, and which shape it has.
+//! Names and shapes of our tensors in a checkpoint.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -20,14 +20,14 @@ pub(crate) use crate::slot::Slot;
 /// Position of a slot's values in the checkpoint's tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
-    /// They are the whole tensor.
+    /// The whole tensor.
     Whole,
     /// Slots with the same name lie in one tensor, rows after rows, in the order of [`Slot`].
     Rows,
     /// [`Self::Rows`] head by head: the first head's rows of each slot, then the second's. Heads are KV heads with all queries that
     /// read one or, if the tensor has no keys, query heads.
     Heads,
-    /// They are the whole tensor but for so many rows before them.
+    /// The whole tensor without so many rows at its start.
     Behind(usize),
     /// [`Self::Rows`] in a tensor that is stored transposed, `[in, out]`.
     Transposed,
@@ -54,7 +54,7 @@ pub struct WeightRule {
     pub slot: Slot,
     /// The name, with `{i}` for the layer and `{e}` for the expert.
     pub name: &'static str,
-    /// How to take it.
+    /// Position of the slot in the tensor.
     pub take: Take,
 }
 
@@ -126,13 +126,13 @@ pub struct TensorPlan {
     pub shape: Vec<usize>,
     /// Its shape in the weight files, where it is not quantized: `[columns, rows]` of a transposed one.
     pub stored_shape: Vec<usize>,
-    /// How its slots are taken from it.
+    /// Position of its slots in it.
     pub take: Take,
     /// The slots that it fills, from its first row to its last; rows of one slot may be apart.
     pub slots: Vec<SlotRows>,
     /// The columns that are taken; all of them where `None`.
     pub columns: Option<Range<usize>>,
-    /// How it is stored, where it is quantized.
+    /// Its scheme, if it is stored quantized.
     pub scheme: Option<Scheme>,
     /// Its form after quantization on load, if it is stored unquantized.
     pub on_load: Option<Recoded>,
@@ -163,7 +163,7 @@ impl TensorPlan {
         }
     }
 
-    /// How it is kept in memory.
+    /// Its form in memory.
     pub fn form(&self) -> MatrixForm {
         match (&self.scheme, self.columns()) {
             (Some(_), Some(_)) if self.is_per_head() => MatrixForm::Widened,
@@ -179,14 +179,14 @@ impl TensorPlan {
         self.slots.iter().any(|slot| slot.slot.is_per_head())
     }
 
-    /// Where its rows lie among those that are stored.
+    /// The order of its rows in the stored tensor.
     pub fn row_order(&self) -> RowOrder {
         let alternates = self.take == Take::Experts { alternating: true };
         // Two slots of each expert have as many rows.
         RowOrder { half: alternates.then(|| self.shape[0] / self.experts() / 2) }
     }
 
-    /// How many experts have a part of it, where their rows lie together; otherwise one.
+    /// Number of experts whose rows it holds together; otherwise one.
     pub fn experts(&self) -> usize {
         match self.take {
             Take::Experts { .. } => self.stored_shape[0],
@@ -201,15 +201,15 @@ impl TensorPlan {
     }
 }
 
-/// Where rows lie among those that are stored.
+/// Order of rows in a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowOrder {
-    /// Where rows of two slots are stored in turn, how many rows each of them has.
+    /// Rows of each of two slots, if they are stored in turn.
     half: Option<usize>,
 }
 
 impl RowOrder {
-    /// Where a row lies.
+    /// The stored row of a row.
     pub fn stored(self, row: usize) -> usize {
         let alternating = |half| row / (2 * half) * (2 * half) + row % half * 2 + row / half % 2;
         self.half.map_or(row, alternating)
@@ -225,7 +225,7 @@ pub struct SlotRows {
     pub layer: Option<usize>,
     /// The tensor's rows.
     pub rows: Range<usize>,
-    /// Which row of the slot the first of them is.
+    /// Index of the first of them among the slot's rows.
     pub first: usize,
 }
 

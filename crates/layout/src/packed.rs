@@ -1,11 +1,11 @@
-//! How a matrix is kept, and what becomes of matrices that are computed as one.
+//! Forms of matrices in memory, and the common form of matrices that are computed as one.
 
 use crate::scales::greatest_common_divisor;
 use crate::{
     Codes, DEVICE_STEP, DEVICE_TILE, Dtype, MinForm, PANEL, ScaleForm, TABLE, panel_bytes,
 };
 
-/// How a quantized matrix is kept.
+/// Form of a quantized matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packed {
     /// The format of the quantized values.
@@ -18,7 +18,7 @@ pub struct Packed {
     pub reordered: bool,
 }
 
-/// How a matrix is kept.
+/// Form of a matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatrixForm {
     /// Values of its dtype.
@@ -30,7 +30,7 @@ pub enum MatrixForm {
 }
 
 impl MatrixForm {
-    /// How two matrices with `k` columns are kept as one.
+    /// The form of two matrices with `k` columns that are kept as one.
     #[must_use]
     pub fn join(self, other: Self, k: usize) -> Self {
         match (self, other) {

@@ -52,7 +52,7 @@ pub enum Error {
     LatentTokens {
         /// Tokens of a step.
         asked: usize,
-        /// How many there may be.
+        /// The largest number.
         most: usize,
     },
     /// A matrix that is to be quantized holds what no scale reaches.
@@ -79,7 +79,7 @@ pub enum Error {
     /// A device without kernels.
     #[error("no kernels for the device {device:?} in this build; use the CPU")]
     UnsupportedDevice {
-        /// Where the model was asked to be.
+        /// The device that was asked for.
         device: DeviceLocation,
     },
     /// Single precision on a GPU.
@@ -116,7 +116,7 @@ pub enum Error {
     /// The weight files lack tensors.
     #[error("{count} tensors of the model are not in the weight files: {names}")]
     TensorsMissing {
-        /// How many.
+        /// Their number.
         count: usize,
         /// The first of them.
         names: String,
@@ -126,7 +126,7 @@ pub enum Error {
         "{count} tensors in the weight files are not part of {architecture} as {file} describes it: {names}"
     )]
     TensorsUnknown {
-        /// How many.
+        /// Their number.
         count: usize,
         /// The first of them.
         names: String,

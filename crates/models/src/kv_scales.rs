@@ -26,12 +26,12 @@ struct Unusable {
 }
 
 impl LayerKvScales {
-    /// Those that change nothing, of so many layers as names of tensors count.
+    /// Scales of one for so many stored layers.
     pub(crate) fn none(num_layers: usize) -> Self {
         Self(Ok(vec![KvScales::ONE; num_layers]))
     }
 
-    /// Those in a checkpoint's files; a layer without any has those that change nothing.
+    /// The scales in a checkpoint's files; a layer without any has scales of one.
     pub(crate) fn read(shards: &Shards, num_layers: usize) -> Result<Self> {
         let kinds_of = |name: &str| KINDS.iter().find(|(end, _)| name.ends_with(end));
         let names = shards.names().filter_map(|name| Some((name, kinds_of(name)?.1)));

@@ -24,14 +24,14 @@ use crate::{
     shards::Shards,
 };
 
-/// How to load a model.
+/// Options for loading a model.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Where to.
+    /// The device that it is loaded to.
     pub device: Device,
     /// The dtype of the matrices that are not quantized.
     pub dtype: LoadDtype,
-    /// Where the weights come from.
+    /// Source of the weights.
     pub load_format: LoadFormat,
     /// The longest context, in tokens; the model's own where `None`.
     pub max_model_len: Option<usize>,
@@ -62,7 +62,7 @@ impl From<Option<Dtype>> for LoadDtype {
     }
 }
 
-/// Where the weights come from.
+/// Source of the weights.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadFormat {
     /// The checkpoint's weight files.
@@ -80,7 +80,7 @@ impl LoadFormat {
     ];
 }
 
-/// How far loading has come.
+/// Progress of loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadProgress {
     /// Bytes of weights read.

@@ -24,7 +24,7 @@ use of_heads::{HeadsBuilder, StoredHeads};
 pub(crate) use target::norm_kind;
 use target::{Key, Target};
 
-/// How a device keeps matrices.
+/// A matrix as a device keeps it.
 pub(crate) trait Matrix: Clone {
     /// A matrix that is being filled.
     type Builder: MatrixBuilder<Matrix = Self>;
@@ -103,10 +103,10 @@ impl Shape {
     }
 }
 
-/// How the parts lie in a device's memory.
+/// Layout of the parts in a device's memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
-    /// Where they are.
+    /// The device.
     pub(crate) device: Device,
     /// The dtype of norms and biases.
     pub(crate) vectors: DType,
@@ -356,7 +356,7 @@ pub(crate) struct Parts<M> {
 }
 
 impl<M> Parts<M> {
-    /// How the parts lie in memory.
+    /// The layout of the parts.
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }

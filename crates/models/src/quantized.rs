@@ -458,7 +458,7 @@ impl<'a> Tensors<'a> {
     }
 }
 
-/// Which inputs share scales.
+/// Inputs that share scales.
 struct GroupOrder {
     /// The inputs of the first group, of the second, and so on, where they do not lie so.
     inputs: Option<Vec<u32>>,

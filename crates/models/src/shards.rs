@@ -28,7 +28,7 @@ pub(crate) struct Shards {
 #[derive(Clone, Debug)]
 pub(crate) struct InFile {
     file: usize,
-    /// Where its bytes begin in the file.
+    /// Start of its bytes in the file.
     offset: u64,
     shape: Vec<usize>,
     dtype: StoredDtype,
@@ -211,7 +211,7 @@ impl Shards {
         }
     }
 
-    /// Where a tensor lies: sorting by it reads the files from beginning to end.
+    /// Position of a tensor: sorting by it reads the files from beginning to end.
     pub(crate) fn position(&self, name: &str) -> (usize, u64) {
         let stored = &self.tensors[name];
         (stored.file, stored.offset)

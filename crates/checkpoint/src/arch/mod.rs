@@ -57,10 +57,10 @@ pub struct Arch {
     pub name: &'static str,
     /// Hugging Face's `model_type`.
     pub model_type: &'static str,
-    /// Which of [`MATH_KEYS`] its description reads.
+    /// The [`MATH_KEYS`] that its description reads.
     reads: &'static [&'static str],
     spec: fn(&HfConfig) -> Result<ModelSpec>,
-    /// Where its weights differ from Llama's names.
+    /// Rules for weights with other names than Llama's.
     pub(crate) weights: &'static [WeightRule],
     around: Around,
     /// Checkpoints have layers behind the last one, which predict further tokens and are not used.

@@ -7,7 +7,7 @@ use crate::{
     weights::{Slot, WeightRule, conv_kernel, rows, whole},
 };
 
-/// Where a layer's Mamba-2 is that has this name.
+/// Rules for the Mamba-2 of a layer with this name.
 macro_rules! mamba_weights {
     ($name:literal) => {
         [

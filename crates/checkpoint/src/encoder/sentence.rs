@@ -14,7 +14,7 @@ use crate::{
 };
 
 const MODULES: &str = "modules.json";
-/// Where a pooling's settings are.
+/// Folder with the settings of the pooling.
 const USUAL_FOLDER: &str = "1_Pooling";
 const POOLING: &str = "1_Pooling/config.json";
 /// The transformer's settings; which name it is does not depend on the model alone.
@@ -29,7 +29,7 @@ const PROMPTS: &str = "config_sentence_transformers.json";
 /// A dense layer behind the pooling: `act(x W^T + b)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DenseSpec {
-    /// Where its weights are, `linear.weight` and `linear.bias`: a safetensors file.
+    /// The safetensors file with its weights, `linear.weight` and `linear.bias`.
     pub file: String,
     /// Elements of a vector before it.
     pub inputs: usize,
@@ -44,7 +44,7 @@ pub struct DenseSpec {
 /// Settings in the sentence-transformers files; empty without such files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SentenceSettings {
-    /// How hidden states become one vector.
+    /// The pooling of hidden states into one vector.
     pub pooling: Option<Pooling>,
     /// Dense layers that vectors go through, in this order, before they are normalized.
     pub dense: Vec<DenseSpec>,

@@ -61,7 +61,7 @@ impl Gguf {
         Ok(self.config()?.1)
     }
 
-    /// How hidden states become one vector, of files of models that give vectors.
+    /// The pooling, in files of models that give vectors.
     pub(crate) fn pooling(&self) -> Result<Option<Pooling>> {
         let keys = Keys::of(self);
         match keys.metadata.float_opt(&keys.key(POOLING))? {

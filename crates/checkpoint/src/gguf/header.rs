@@ -9,7 +9,7 @@ use super::GgufType;
 use crate::error::{Error, Result};
 
 pub(super) const MAGIC: [u8; 4] = *b"GGUF";
-/// Where no other alignment is written.
+/// Alignment if no other is written.
 const ALIGNMENT: u64 = 32;
 /// Beyond any model: bytes of a header, entries of all its lists together, tensors, dimensions of one.
 const MOST_BYTES: u64 = 256 << 20;
@@ -35,9 +35,9 @@ pub(super) struct Place {
     pub(super) kind: GgufType,
     /// `[rows, columns]`, or `[rows]` of a vector.
     pub(super) shape: Vec<usize>,
-    /// Where its bytes begin in the file.
+    /// Start of its bytes in the file.
     pub(super) offset: u64,
-    /// How many there are.
+    /// Number of bytes.
     pub(super) num_bytes: u64,
 }
 
@@ -61,7 +61,7 @@ fn damaged(file: &str, reason: &str) -> Error {
     Error::Gguf { file: file.to_owned(), reason: reason.to_owned() }
 }
 
-/// Why a header cannot be read.
+/// Reason why a header cannot be read.
 enum Fault {
     Read(io::Error),
     Damaged(String),

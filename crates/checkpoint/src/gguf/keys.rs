@@ -188,7 +188,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// How many layers are computed: files may have some behind them, which predict further tokens.
+    /// Number of layers that are computed. Files may have more behind them, which predict further tokens.
     pub(super) fn layers(&self) -> Result<usize> {
         const KEY: &str = "nextn_predict_layers";
         let (stored, behind) = (self.count("block_count")?, self.index(KEY)?);

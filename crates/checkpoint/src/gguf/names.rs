@@ -123,7 +123,7 @@ pub(super) const NEMOTRON_H: &[WeightRule] = &[
     MAMBA_IN[4],
 ];
 
-/// Those of gpt-oss, with biases; the norm before them has another name.
+/// Experts of gpt-oss, with biases; the norm before them has another name.
 pub(super) const GPT_OSS: &[WeightRule] = &[
     whole(Slot::FfnNorm, "blk.{i}.post_attention_norm.weight"),
     whole(Slot::Sinks, "blk.{i}.attn_sinks.weight"),

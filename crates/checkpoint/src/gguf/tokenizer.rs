@@ -164,7 +164,7 @@ impl Gguf {
         Ok(self.special_id(vocabulary, name)?.map(|id| vocabulary.tokens[id].as_ref()))
     }
 
-    /// How its texts are split, where they are bytes: as llama.cpp does it where the file does not say.
+    /// The rule that splits byte-level texts. If the file names none, it is that of llama.cpp.
     fn splitting(&self) -> Result<&'static Splitting> {
         let m = &self.metadata;
         let name = m.text_opt(PRE)?.filter(|name| !name.is_empty()).unwrap_or(UNNAMED);

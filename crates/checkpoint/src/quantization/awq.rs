@@ -6,7 +6,7 @@ use candlepower_layout::{Codes, Dtype, Packed};
 use super::{StoredKind, StoredTensor, check_multiple, group_size, with_zero_points};
 use crate::{config::HfConfig, error::Result};
 
-/// How AWQ stores matrices.
+/// Storage of matrices by AWQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awq {
     group: Option<usize>,

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{StoredKind, StoredTensor, check_multiple, with_zero_points};
 use crate::{config::HfConfig, error::Result};
 
-/// How compressed-tensors stores matrices of integers.
+/// Storage of integer matrices by compressed-tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompressedInt {
     /// Bits of a quantized weight: 4 or 8.

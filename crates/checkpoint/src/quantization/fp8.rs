@@ -6,7 +6,7 @@ use candlepower_layout::{Codes, Packed};
 use super::{StoredKind, StoredTensor, check_weights};
 use crate::{config::HfConfig, error::Result};
 
-/// How FP8 stores matrices.
+/// Storage of FP8 matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8 {
     /// Outputs and inputs that share a scale; `None` where a tensor or an output has one.

@@ -10,10 +10,10 @@ use crate::error::Result;
 /// Columns that share a scale.
 const GROUP: usize = 32;
 
-/// How MXFP4 stores the matrices of all experts as one.
+/// Storage of the matrices of all experts as one tensor in MXFP4.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mxfp4 {
-    /// How many experts they are of.
+    /// Number of experts.
     pub(crate) experts: usize,
 }
 

@@ -10,12 +10,12 @@ use crate::{config::HfConfig, error::Result};
 /// Columns that share a scale.
 const GROUP: usize = 16;
 
-/// Who stored matrices as NVFP4: what the tensors are called, and what the number of the matrix does.
+/// Writer of NVFP4 matrices, which decides on the tensors' names and on the use of the scale of the whole matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nvfp4 {
-    /// It divides the scales.
+    /// The scale of the matrix divides the scales of groups.
     CompressedTensors,
-    /// It multiplies them.
+    /// The scale of the matrix multiplies them.
     ModelOpt,
 }
 

@@ -31,7 +31,7 @@ pub enum OnLoad {
     Int4,
 }
 
-/// How a matrix is kept that is stored unquantized.
+/// Form of a matrix that is quantized on load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recoded {
     /// The kind of its quantized values.
@@ -156,7 +156,7 @@ impl Recoded {
         Self { codes, block: block.filter(|_| codes != Codes::U8) }
     }
 
-    /// How such a matrix is kept.
+    /// The form of such a matrix in memory.
     pub fn packed(self) -> Packed {
         let scales = match self.codes {
             Codes::U8 => ScaleForm {

@@ -5,7 +5,7 @@
 use super::{StoredKind, StoredTensor, check_multiple};
 use crate::{config::HfConfig, error::Result};
 
-/// How SqueezeLLM stores matrices.
+/// Storage of matrices by SqueezeLLM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SqueezeLlm;
 

@@ -24,7 +24,7 @@ pub struct RecurrenceSpec {
     pub value_dim: usize,
     /// Kernel size of the convolution: a token and those before it that it sees.
     pub kernel_size: usize,
-    /// How a token changes the states.
+    /// The update rule.
     pub rule: RuleSpec,
     /// Heads of values that have the keys of one head are as many apart as there are heads of keys, not beside each other.
     pub tiled: bool,
@@ -90,7 +90,7 @@ impl RecurrenceSpec {
         self.channels() * self.kernel_size + 2 * self.value_heads + of_rule
     }
 
-    /// Which of `ranks` ranks has: some heads of values, and the heads of keys that belong to them.
+    /// The shard of one of `ranks` ranks: some value heads, and the key heads that belong to them.
     pub fn shard(&self, ranks: usize) -> Self {
         let mut part = *self;
         part.key_heads = part.key_heads.div_ceil(ranks);

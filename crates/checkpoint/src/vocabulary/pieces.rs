@@ -29,7 +29,7 @@ pub(crate) struct Pieces<'a> {
     pub(crate) scores: &'a [f64],
 }
 
-/// How texts are split into the pieces of such a vocabulary.
+/// Model that splits texts into the pieces of such a vocabulary.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PieceModel {
     /// Pairs are merged, the best first.

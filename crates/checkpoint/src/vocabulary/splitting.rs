@@ -1,9 +1,9 @@
-//! How texts are split before byte-level tokens are merged, which GGUF files have a name for.
+//! Rules that split texts before byte-level tokens are merged. GGUF files have a name for each.
 //! Source: `src/llama-vocab.cpp` of llama.cpp, where it cites the rules of the models' own tokenizers.
 
 use serde_json::{Value, json};
 
-/// How byte-level texts are split before merging.
+/// A rule that splits byte-level texts before merging.
 pub(crate) struct Splitting {
     /// The names that files have for it.
     pub(crate) names: &'static [&'static str],

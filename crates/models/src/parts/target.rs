@@ -1,4 +1,4 @@
-//! Where the rows of each slot go.
+//! Targets of slots: the rows of the running model's tensors that they fill.
 
 use std::collections::HashMap;
 

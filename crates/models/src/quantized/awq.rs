@@ -6,7 +6,7 @@ use candlepower_checkpoint::Packed;
 use super::{Stored, Tensors, Words};
 use crate::error::Result;
 
-/// Where in a word the code of each of its eight outputs lies: outputs 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits on.
+/// Position in a word of each of its eight outputs: outputs 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits on.
 const SHIFTS: [usize; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
 
 /// A matrix as AWQ stores it.

@@ -77,7 +77,7 @@ impl E2m1Matrix {
         Ok(matrix)
     }
 
-    /// Which of the mapped rows a row is.
+    /// Index of a row among the mapped rows.
     fn row(&self, row: usize) -> usize {
         self.order.stored(row) - self.first_row
     }

@@ -69,7 +69,7 @@ struct Coded {
     multiples: [Vec<i8>; 2],
 }
 
-/// How each row is quantized.
+/// Parameters of the quantization of each row.
 struct Row {
     codes: Codes,
     group: usize,
@@ -77,9 +77,9 @@ struct Row {
     block: Option<usize>,
     /// The columns that are taken.
     columns: Range<usize>,
-    /// Those of all groups, or blocks, that have some of them.
+    /// Columns of all groups or super-blocks that have some of the taken columns.
     whole: Range<usize>,
-    /// How many of those that are taken share a scale: a block may be cut.
+    /// Number of taken columns that share a scale: a super-block may be cut.
     run: usize,
 }
 

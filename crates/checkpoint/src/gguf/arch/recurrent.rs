@@ -127,7 +127,7 @@ impl Heads {
     }
 }
 
-/// Which layers have no heads of keys: no attention.
+/// The layers without KV heads, which have no attention.
 fn without_attention(keys: &Keys<'_>) -> Result<Vec<bool>> {
     const KEY: &str = "attention.head_count_kv";
     let heads = keys.counts_of_layers(KEY)?;

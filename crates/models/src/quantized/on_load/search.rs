@@ -22,24 +22,24 @@ const ROUNDS: f32 = 12_582_912.0;
 const MOST_MULTIPLE: f32 = 63.0;
 
 /// Writes a group's quantized values, from 0 to `most`; returns scale and offset. A weight is `scale * value + offset`.
-pub(super) fn group(values: &[f32], most: u8, codes: &mut [u8]) -> [f32; 2] {
-    let [scale, min] = fitted(values, f32::from(most), Floor::Any).map(rounded);
-    write_codes(values, scale, min, most, codes);
+pub(super) fn group(numbers: &[f32], most: u8, codes: &mut [u8]) -> [f32; 2] {
+    let [scale, min] = fitted(numbers, f32::from(most), Floor::Any).map(rounded);
+    write_codes(numbers, scale, min, most, codes);
     [scale, min]
 }
 
 /// Like [`group`], for a super-block of groups of `group` weights, with each group's sub-scale and sub-offset. The offset is
 /// zero or less.
 pub(super) fn block(
-    values: &[f32],
+    numbers: &[f32],
     group: usize,
     most: u8,
     codes: &mut [u8],
     multiples: &mut Vec<[i8; 2]>,
 ) -> [f32; 2] {
-    let groups = values.chunks(group);
+    let groups = numbers.chunks(group);
     let factors: Vec<[f32; 2]> =
-        groups.map(|values| fitted(values, f32::from(most), Floor::ZeroOrLess)).collect();
+        groups.map(|numbers| fitted(numbers, f32::from(most), Floor::ZeroOrLess)).collect();
     let largest = |which: usize| factors.iter().fold(0f32, |most, f| most.max(f[which].abs()));
     let scale = rounded(largest(0) / MOST_MULTIPLE);
     let min = -rounded(largest(1) / MOST_MULTIPLE);
@@ -47,11 +47,11 @@ pub(super) fn block(
         let times = if unit == 0.0 { 0.0 } else { of / unit };
         times.round().clamp(0.0, MOST_MULTIPLE)
     };
-    for ((values, codes), factors) in
-        values.chunks(group).zip(codes.chunks_mut(group)).zip(&factors)
+    for ((numbers, codes), factors) in
+        numbers.chunks(group).zip(codes.chunks_mut(group)).zip(&factors)
     {
         let times = [multiple(factors[0], scale), multiple(factors[1], min)];
-        write_codes(values, scale * times[0], min * times[1], most, codes);
+        write_codes(numbers, scale * times[0], min * times[1], most, codes);
         multiples.push(times.map(|times| times as i8));
     }
     [scale, min]
@@ -65,9 +65,9 @@ enum Floor {
 }
 
 /// Scale and offset that lose least of a group, among those that are tried. The scale is zero or more.
-fn fitted(values: &[f32], most: f32, floor: Floor) -> [f32; 2] {
-    let high = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut low = values.iter().copied().fold(f32::INFINITY, f32::min);
+fn fitted(numbers: &[f32], most: f32, floor: Floor) -> [f32; 2] {
+    let high = numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut low = numbers.iter().copied().fold(f32::INFINITY, f32::min);
     if floor == Floor::ZeroOrLess {
         low = low.min(0.0);
     }
@@ -76,7 +76,7 @@ fn fitted(values: &[f32], most: f32, floor: Floor) -> [f32; 2] {
     if !(range > 0.0 && range.is_finite()) {
         return [if range == 0.0 { 0.0 } else { range }, low];
     }
-    let sums = Sums::of(values);
+    let sums = Sums::of(numbers);
     let mut best = [range / most, low];
     let mut least = f32::INFINITY;
     for width in WIDTHS {
@@ -93,7 +93,7 @@ fn fitted(values: &[f32], most: f32, floor: Floor) -> [f32; 2] {
 /// A group with its weights, and weighted sums over it.
 struct Sums {
     /// Zeros behind the last one, which weigh nothing.
-    values: [f32; GROUP],
+    numbers: [f32; GROUP],
     /// A number's size, and the root of the mean square.
     of_each: [f32; GROUP],
     weights: f32,
@@ -106,17 +106,17 @@ type OfCodes = [f32; 3];
 
 impl Sums {
     fn of(group: &[f32]) -> Self {
-        let mut values = [0.0; GROUP];
-        values[..group.len()].copy_from_slice(group);
-        let [squares] = sums(&values, &values, |x, _| [x * x]);
+        let mut numbers = [0.0; GROUP];
+        numbers[..group.len()].copy_from_slice(group);
+        let [squares] = sums(&numbers, &numbers, |x, _| [x * x]);
         let base = (squares / group.len() as f32).sqrt();
         let mut of_each = [0.0; GROUP];
         for (weight, number) in of_each.iter_mut().zip(group) {
             *weight = base + number.abs();
         }
         let [weights, sum, squares] =
-            sums(&values, &of_each, |x, weight| [weight, weight * x, weight * x * x]);
-        Self { values, of_each, weights, sum, squares }
+            sums(&numbers, &of_each, |x, weight| [weight, weight * x, weight * x * x]);
+        Self { numbers, of_each, weights, sum, squares }
     }
 
     fn of_codes(&self, low: f32, inverse: f32, most: f32) -> OfCodes {
@@ -151,15 +151,15 @@ impl Sums {
 /// The sums of `of` over all weights of a group, with their importance.
 #[inline(always)]
 fn sums<const N: usize>(
-    values: &[f32; GROUP],
+    numbers: &[f32; GROUP],
     weights: &[f32; GROUP],
     of: impl Fn(f32, f32) -> [f32; N],
 ) -> [f32; N] {
     let mut lanes = [[0.0; LANES]; N];
-    for (values, weights) in values.chunks_exact(LANES).zip(weights.chunks_exact(LANES)) {
+    for (numbers, weights) in numbers.chunks_exact(LANES).zip(weights.chunks_exact(LANES)) {
         let mut values = [[0.0; LANES]; N];
         for lane in 0..LANES {
-            let of_lane = of(values[lane], weights[lane]);
+            let of_lane = of(numbers[lane], weights[lane]);
             for which in 0..N {
                 values[which][lane] = of_lane[which];
             }
@@ -173,9 +173,9 @@ fn sums<const N: usize>(
     lanes.map(|lanes| lanes.iter().sum())
 }
 
-fn write_codes(values: &[f32], scale: f32, min: f32, most: u8, codes: &mut [u8]) {
+fn write_codes(numbers: &[f32], scale: f32, min: f32, most: u8, codes: &mut [u8]) {
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    for (number, code) in values.iter().zip(codes) {
+    for (number, code) in numbers.iter().zip(codes) {
         let exact = ((number - min) * inverse).max(0.0).min(f32::from(most));
         *code = (exact + 0.5) as i32 as u8;
     }
