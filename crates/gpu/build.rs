@@ -9,7 +9,9 @@ use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::{env, fs, iter, thread};
 
-/// Folder of the kernels.
+use head_dims::DEVICE_HEAD_DIMS;
+
+/// Where the kernels are.
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
@@ -32,9 +34,10 @@ const SOURCES: [&str; 14] = [
 
 /// Sources that are compiled once per head dimension, as separate jobs that run in parallel.
 const SOURCES_PER_HEAD_DIM: [&str; 2] = ["attention_prefill", "attention_decode"];
-/// Widest head first, because it takes longest to compile: prefill attention needs 140 s for heads of 512, and about 40
-/// s for heads of 64.
-const HEAD_DIMS: [u32; 4] = [512, 256, 128, 64];
+/// The head widths that the memory plan knows, too.
+#[path = "../layout/src/head_dims.rs"]
+mod head_dims;
+const HEAD_DIMS_FILE: &str = "../layout/src/head_dims.rs";
 
 /// Compute capabilities without their point, and nvcc's names for them.
 const CAPABILITIES: [(&str, &str); 6] =
@@ -42,6 +45,7 @@ const CAPABILITIES: [(&str, &str); 6] =
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed={HEAD_DIMS_FILE}");
     if env::var_os("CARGO_FEATURE_CUDA").is_none() {
         return ExitCode::SUCCESS;
     }
@@ -148,7 +152,8 @@ fn jobs(out: &Path) -> Vec<Job> {
         defines,
     };
     let per_head_dim = SOURCES_PER_HEAD_DIM.iter().flat_map(|name| {
-        HEAD_DIMS.iter().map(move |dim| {
+        // The wider the head, the longer its compilation.
+        DEVICE_HEAD_DIMS.iter().rev().map(move |dim| {
             job(name, &format!("_{dim}"), vec![format!("-DCANDLEPOWER_HEAD_DIM={dim}")])
         })
     });

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Checkpoint, CheckpointFiles, Counted, DTYPES, Description, DeviceKind,
-    DeviceMemory, Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, HfConfig,
-    KvDtype, MemoryPlan, MemoryRequest, OnLoad, QuantizationMethod,
+    DeviceMemory, Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype,
+    MemoryPlan, MemoryRequest, OnLoad, QuantizationMethod,
 };
 use candlepower_hub::ModelName;
 use candlepower_machine::{Machine, print, print_error};
@@ -192,7 +192,7 @@ impl Doctor {
     fn refusal(&self, model: &str, machine: &Machine, error: &anyhow::Error) -> serde_json::Value {
         let config = checkpoint_files(model, &self.revision)
             .ok()
-            .and_then(|files| HfConfig::read(&files, "config.json").ok().flatten());
+            .and_then(|files| files.json("config.json").ok().flatten());
         let architecture = config
             .as_ref()
             .and_then(|config| Some(config.texts_opt("architectures").ok()??.first()?.to_string()));

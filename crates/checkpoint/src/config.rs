@@ -8,10 +8,7 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use crate::{
-    error::{Error, Result},
-    files::CheckpointFiles,
-};
+use crate::error::{Error, Result};
 
 /// A JSON object of a checkpoint, or an object inside one. `null` counts as absent.
 #[derive(Clone, Debug)]
@@ -68,15 +65,6 @@ impl UnreadKey {
 }
 
 impl HfConfig {
-    /// Reads a file; `None` where there is none.
-    ///
-    /// # Errors
-    /// The file cannot be read or is not a JSON object.
-    pub fn read(files: &CheckpointFiles, name: &str) -> Result<Option<Self>> {
-        let shown = files.shown_name(name);
-        files.read(name)?.map(|bytes| Self::parse(shown, &bytes)).transpose()
-    }
-
     /// Parses the contents of the file `name`.
     ///
     /// # Errors
@@ -152,7 +140,7 @@ impl HfConfig {
         self.bounded_opt(key, most)?.ok_or_else(|| self.missing(key, COUNT))
     }
 
-    /// As [`Self::bounded`], if given.
+    /// The same as [`Self::bounded`], if given.
     pub fn bounded_opt(&self, key: &str, most: usize) -> Result<Option<usize>> {
         match self.count_opt(key)? {
             Some(count) if count > most => {
@@ -242,7 +230,7 @@ impl HfConfig {
     /// Places in a list, written as one number or as a list; empty where absent.
     pub fn indices(&self, key: &str) -> Result<Vec<u32>> {
         let index = |v: &Value| whole(v).and_then(|n| u32::try_from(n).ok());
-        let indices = self.typed(key, "a list of whole numbers", |v| match v {
+        let indices = self.typed(key, "a list of integers", |v| match v {
             Value::Array(list) => list.iter().map(index).collect(),
             one => index(one).map(|n| vec![n]),
         })?;
@@ -264,12 +252,12 @@ impl HfConfig {
         }
     }
 
-    /// The rope settings in transformers 5's form, whichever form they are written in.
+    /// The RoPE settings in transformers 5's form, whichever form they are written in.
     ///
     /// transformers 4 writes `rope_theta`, `partial_rotary_factor` and
     /// `original_max_position_embeddings` beside an optional `rope_scaling` with a `type` or
-    /// `rope_type`; 5 writes all of them into `rope_parameters`. As in transformers, a value inside
-    /// the object wins, except for `original_max_position_embeddings`.
+    /// `rope_type`; 5 writes all of them into `rope_parameters`. A value inside the object wins,
+    /// except for `original_max_position_embeddings`; transformers does the same.
     /// Source: transformers `modeling_rope_utils.py`, `convert_rope_params_to_dict` and
     /// `standardize_rope_params`.
     pub fn rope_parameters(&self) -> Result<Self> {
@@ -421,7 +409,7 @@ fn flag(value: &Value) -> Option<bool> {
     }
 }
 
-/// A file with `null` in place of the numbers that Python writes and JSON has not.
+/// A file with `null` in place of the infinities and NaNs that Python writes and JSON has not.
 fn without_infinities(bytes: &[u8]) -> Vec<u8> {
     const NAMES: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
     let mut out = Vec::with_capacity(bytes.len());

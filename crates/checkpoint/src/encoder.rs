@@ -7,7 +7,9 @@ mod sentence;
 #[cfg(test)]
 mod tests;
 
-pub use sentence::{DenseSpec, Pooling, SentenceSettings};
+pub use sentence::{DenseSpec, SentenceSettings};
+
+use candlepower_layout::Activation;
 
 use crate::{
     bytes::Bytes,
@@ -15,15 +17,15 @@ use crate::{
     config::{HfConfig, UnreadKey},
     error::{Error, Result},
     files::{CheckpointFiles, WeightFiles},
+    pooling::Pooling,
     quantization::Quantization,
-    spec::Act,
     unread::unread,
 };
 
 /// A text encoder, as data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderSpec {
-    /// What is special about its layers.
+    /// The form of its layers.
     pub kind: EncoderKind,
     /// Rows of the embedding.
     pub vocab_size: usize,
@@ -42,12 +44,12 @@ pub struct EncoderSpec {
     /// Added to the variance in every norm.
     pub norm_eps: f64,
     /// The feed-forward's activation.
-    pub act: Act,
-    /// What makes a score of the hidden states; `None` for a model that gives vectors.
+    pub act: Activation,
+    /// The head that makes a score of the hidden states; `None` for a model that gives vectors.
     pub head: Option<ScoreHead>,
 }
 
-/// What is special about an encoder's layers.
+/// The form of an encoder's layers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EncoderKind {
     /// Learned positions, norms after attention and feed-forward: BERT, RoBERTa, XLM-RoBERTa, DistilBERT, MPNet.
@@ -83,11 +85,11 @@ pub enum EncoderKind {
     },
 }
 
-/// What makes one score of the last hidden states: a pooled state, a dense layer, its activation, perhaps a norm, and a
-/// projection to one number.
+/// A head that makes one score of the last hidden states: a pooled state, a dense layer, its activation, perhaps a norm, and a
+/// projection to one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoreHead {
-    /// Which hidden state it looks at: the first, or the mean.
+    /// The hidden state that it reads: the first, or the mean.
     pub pooling: Pooling,
     /// The activation behind the dense layer.
     pub act: HeadAct,
@@ -113,7 +115,7 @@ pub enum HeadAct {
 /// A tensor of an encoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncoderTensor {
-    /// What it is, by the name that BERT, ModernBERT or NomicBERT has for it; those of the head begin with `score.`.
+    /// Its name in BERT, ModernBERT or NomicBERT; names of the head begin with `score.`.
     pub slot: String,
     /// The names under which it may be stored; exactly one of them is there.
     pub names: Vec<String>,
@@ -126,7 +128,7 @@ pub struct EncoderTensor {
 struct EncoderArch {
     /// Hugging Face's class name.
     name: &'static str,
-    /// What stands before the names of the encoder's own tensors, where anything does.
+    /// Prefix of the names of the encoder's own tensors; may be empty.
     prefix: &'static str,
     spec: fn(&HfConfig) -> Result<EncoderSpec>,
     /// The head of a class for sequence classification.
@@ -213,7 +215,7 @@ impl EncoderCheckpoint {
             spec.head = Some(ScoreHead { sigmoid: sigmoid(config)?, ..head(config)? });
         }
         let (sentence, quantization) =
-            (SentenceSettings::read(files)?, Quantization::read(files, config)?);
+            (SentenceSettings::read(files)?, Quantization::read(config, &|name| files.json(name))?);
         let unread = unread(config, None);
         Ok(Some(Self { sentence, quantization, files: files.clone(), arch, spec, unread }))
     }
@@ -231,7 +233,7 @@ impl EncoderCheckpoint {
         self.unread.iter().map(UnreadKey::remark).collect()
     }
 
-    /// Where the checkpoint's files are.
+    /// The checkpoint's files.
     pub fn files(&self) -> &CheckpointFiles {
         &self.files
     }
@@ -246,7 +248,7 @@ impl EncoderCheckpoint {
         &self.spec
     }
 
-    /// What the sentence-transformers files say.
+    /// The settings of the sentence-transformers files.
     pub fn sentence(&self) -> &SentenceSettings {
         &self.sentence
     }
@@ -326,7 +328,7 @@ impl EncoderCheckpoint {
 /// Encoders compute in f32.
 const F32_BYTES: u64 = 4;
 
-/// What an [`EncoderMemory`] is made from.
+/// Input of an [`EncoderMemory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncoderMemoryRequest {
     /// Longest input, in tokens.
@@ -339,7 +341,7 @@ pub struct EncoderMemoryRequest {
     pub available_bytes: Option<u64>,
 }
 
-/// What a model takes that gives vectors or scores, and whether it fits. There is no KV cache.
+/// Memory of a model that gives vectors or scores, and whether it fits. There is no KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncoderMemory {
     /// Bytes of the weights; an encoder's are in f32.
@@ -399,7 +401,7 @@ impl TensorList {
     /// A tensor of the encoder itself: stored as `name`, with or without the class's prefix.
     fn own(&mut self, slot: &str, name: &str, shape: &[usize]) {
         let mut names = vec![name.to_owned()];
-        // As the first BERT checkpoints have it.
+        // The first BERT checkpoints have these names.
         if let Some(base) = name.strip_suffix("LayerNorm.weight") {
             names.push(format!("{base}LayerNorm.gamma"));
         } else if let Some(base) = name.strip_suffix("LayerNorm.bias") {

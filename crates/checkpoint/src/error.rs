@@ -1,4 +1,4 @@
-//! What can be wrong with a checkpoint's description, in words that say what to do.
+//! Errors in a checkpoint's description, in words that say what to do.
 
 use std::path::PathBuf;
 
@@ -60,7 +60,7 @@ pub enum Error {
         file: String,
         /// The key, with the names of the objects around it.
         key: String,
-        /// What should be there.
+        /// The value that should be there.
         expected: &'static str,
     },
     /// A key has a value of the wrong type or out of range.
@@ -70,9 +70,9 @@ pub enum Error {
         file: String,
         /// The key, with the names of the objects around it.
         key: String,
-        /// What is there.
+        /// The value that is there.
         found: String,
-        /// What should be there.
+        /// The value that should be there.
         expected: &'static str,
     },
     /// A value that would change the computation and is not implemented.
@@ -82,9 +82,9 @@ pub enum Error {
         file: String,
         /// The key, with the names of the objects around it.
         key: String,
-        /// What is there.
+        /// The value that is there.
         value: String,
-        /// What would be supported, with the punctuation before it; may be empty.
+        /// Supported values, with the punctuation before them; may be empty.
         hint: String,
     },
     /// A key that may change the computation, and that nobody knows.
@@ -118,17 +118,17 @@ pub enum Error {
         module: String,
         /// Inputs or outputs.
         what: &'static str,
-        /// How many there are.
+        /// Their number.
         count: usize,
-        /// How many are packed together.
+        /// Number of values that are packed together.
         unit: usize,
     },
-    /// What is to be quantized while it is loaded is stored quantized.
+    /// Quantization on load was asked of a checkpoint that is quantized already.
     #[error(
         "--quantize-on-load {asked} is for weights that are not quantized, and {file} says `{method}`: leave the flag out, or take the model that is not quantized"
     )]
     AlreadyQuantized {
-        /// What was asked for.
+        /// The format that was asked for.
         asked: &'static str,
         /// The file with the configuration.
         file: String,
@@ -142,7 +142,7 @@ pub enum Error {
     Vocabulary {
         /// The file's name.
         file: &'static str,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// A GGUF file is not what it should be.
@@ -150,7 +150,7 @@ pub enum Error {
     Gguf {
         /// The file's name.
         file: String,
-        /// What was found, in words.
+        /// The contents that were found, in words.
         reason: String,
     },
     /// A GGUF file says what cannot be, so that another download of it helps nothing.
@@ -204,9 +204,9 @@ pub enum Error {
         free: u64,
         /// The longest context that would fit, in tokens; 0 where none would.
         max_model_len: usize,
-        /// What they are needed for, in words.
+        /// The parts that need memory, in words.
         parts: String,
-        /// What would fit, in words.
+        /// Settings that would fit, in words.
         ways_out: String,
     },
     /// A context longer than the model's positions.
@@ -214,7 +214,7 @@ pub enum Error {
         "max_model_len {asked} is beyond the model's {limit} positions; ask for at most {limit}"
     )]
     MaxModelLen {
-        /// What was asked, in tokens.
+        /// The context that was asked for, in tokens.
         asked: usize,
         /// The longest that the model allows, in tokens.
         limit: usize,
@@ -241,7 +241,7 @@ pub enum Error {
     TensorParallel {
         /// Ranks asked for.
         asked: usize,
-        /// What does not divide, and how many of it there are.
+        /// The count that does not divide, and its name.
         what: String,
         /// Numbers of ranks that divide everything.
         possible: String,
@@ -251,11 +251,11 @@ pub enum Error {
         "--kv-cache-dtype {asked} is not possible on {device} with these weights: possible are auto, {others}, fp8"
     )]
     KvDtype {
-        /// What was asked for.
+        /// The dtype that was asked for.
         asked: &'static str,
-        /// Where, in words.
+        /// The device, in words.
         device: &'static str,
-        /// What would do, beside FP8.
+        /// Dtypes that would work, beside FP8.
         others: &'static str,
     },
 }

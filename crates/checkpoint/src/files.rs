@@ -1,4 +1,4 @@
-//! Where a checkpoint's files are: a folder, or bytes embedded in the program.
+//! The files of a checkpoint: in a folder, in GGUF files, or embedded in the program.
 
 use std::{
     borrow::Cow,
@@ -105,6 +105,15 @@ impl CheckpointFiles {
         }
     }
 
+    /// The JSON object in a file, or `None` if there is no such file.
+    ///
+    /// # Errors
+    /// The file cannot be read or is not a JSON object.
+    pub fn json(&self, name: &str) -> Result<Option<HfConfig>> {
+        let shown = self.shown_name(name);
+        self.read(name)?.map(|bytes| HfConfig::parse(shown, &bytes)).transpose()
+    }
+
     /// Remarks for users on the tokenizer, in a line each.
     pub fn remarks(&self) -> Vec<String> {
         self.gguf().map(Gguf::remarks).unwrap_or_default()
@@ -127,7 +136,7 @@ impl CheckpointFiles {
         }
     }
 
-    /// Where a weight file lies, unless it is embedded.
+    /// The path of a weight file, unless it is embedded.
     pub fn path(&self, name: &str) -> Option<PathBuf> {
         match self {
             Self::Folder(folder) => Some(folder.join(name)),
@@ -226,7 +235,7 @@ impl WeightFiles {
             NamedWeights::Files(names) => return Self::of_names(files, names),
             NamedWeights::Index(index) => index,
         };
-        let Some(index) = HfConfig::read(files, &index)? else { return Err(no_weights(files)) };
+        let Some(index) = files.json(&index)? else { return Err(no_weights(files)) };
         let map = index.section("weight_map")?.ok_or_else(|| index.missing("weight_map", MAP))?;
         let mut names = BTreeSet::new();
         for (tensor, file) in map.entries() {
@@ -295,11 +304,11 @@ impl WeightFiles {
 pub enum NamedWeights {
     /// These files, in order.
     Files(Vec<String>),
-    /// Those that this index names.
+    /// The files that this index names.
     Index(String),
 }
 
-/// Where a name ends that is an index's.
+/// End of an index's name.
 const INDEX_END: &str = ".safetensors.index.json";
 /// Weights as PyTorch pickles them, which are not read.
 const PICKLED: &str = "pytorch_model";
@@ -341,7 +350,7 @@ const ADAPTER: &str = "adapter_config.json";
 
 /// The error for a folder that holds an adapter in place of a model; `None` for others.
 pub(crate) fn adapter(files: &CheckpointFiles) -> Option<Error> {
-    let config = HfConfig::read(files, ADAPTER).ok()??;
+    let config = files.json(ADAPTER).ok()??;
     let base = config.text_opt("base_model_name_or_path").ok()?.unwrap_or("another model");
     Some(Error::Adapter { place: files.to_string(), base: base.chars().take(200).collect() })
 }

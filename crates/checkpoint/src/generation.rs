@@ -1,4 +1,4 @@
-//! What a checkpoint says of generating: where a text ends, and how to sample unless told.
+//! Defaults for generation in a checkpoint: the tokens that end a text, and the sampling parameters.
 
 use crate::{config::HfConfig, error::Result, files::CheckpointFiles};
 
@@ -26,7 +26,7 @@ pub struct SamplingDefaults {
     pub repetition_penalty: Option<f64>,
     /// Most new tokens.
     pub max_new_tokens: Option<usize>,
-    /// Ids that the model is not to draw: those of what it reads and never writes.
+    /// Ids that the model must not sample: tokens that it reads and never writes.
     pub suppress_tokens: Vec<u32>,
 }
 
@@ -35,13 +35,13 @@ impl GenerationConfig {
     /// them: fine-tuned models often name the end of a turn in one and that of a text in another.
     pub(crate) fn read(files: &CheckpointFiles, configs: &[&HfConfig]) -> Result<Self> {
         const ENDS: &str = "eos_token_id";
-        let generation = HfConfig::read(files, "generation_config.json")?;
+        let generation = files.json("generation_config.json")?;
         let mut found = Self::default();
         for config in generation.iter().chain(configs.iter().copied()) {
             found.add_ends(config.token_ids(ENDS)?);
         }
         let Some(g) = generation else {
-            // As GGUF files say it.
+            // GGUF files have it in the metadata.
             for config in configs.iter().take(1) {
                 found.sampling.suppress_tokens = config.token_ids("suppress_tokens")?;
             }

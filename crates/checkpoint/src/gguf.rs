@@ -1,5 +1,5 @@
-//! GGUF files: a whole model in one file or in several, which is read as if it were a model folder. What a folder says in
-//! `config.json`, `tokenizer.json` and `tokenizer_config.json` is told from the metadata.
+//! GGUF files: a whole model in one file or in several, which is read as if it were a model folder. The contents of
+//! `config.json`, `tokenizer.json` and `tokenizer_config.json` are made from the metadata.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::{
     config::HfConfig,
     error::{Error, Result},
-    quantization::Scheme,
+    quantization::{GgufType, Scheme},
     spec::{Mixer, ModelSpec, NormKind},
     weights::{TensorPlan, WeightRule},
 };
@@ -24,21 +24,12 @@ mod config;
 mod header;
 mod keys;
 mod names;
-mod splitting;
-mod tensor_type;
 mod tokenizer;
-
-pub(crate) use splitting::{
-    GPT2 as GPT2_SPLITTING, KIMI as KIMI_SPLITTING, QWEN2_COMPOSED as QWEN2_SPLITTING, byte_level,
-    byte_level_steps,
-};
-pub(crate) use tokenizer::{PieceModel, Pieces as Vocabulary, sentence_pieces};
 
 use arch::GgufArch;
 use header::{Header, Place};
-pub use tensor_type::GgufType;
 
-/// Most numbers of a tensor that is read with the configuration: the divisors of the rope's frequencies.
+/// Most values of a tensor that is read with the configuration: the divisors of the RoPE frequencies.
 const MOST_DIVISORS: u64 = 1 << 12;
 /// Fewest and most bytes of a header that are read at once.
 const PIECE_BYTES: Range<u64> = 1 << 20..16 << 20;
@@ -52,24 +43,24 @@ pub struct Gguf {
     folder: PathBuf,
     /// The files' names, in order.
     files: Vec<String>,
-    /// Of the first file.
+    /// Metadata of the first file.
     metadata: HfConfig,
     arch: &'static GgufArch,
     tensors: HashMap<String, GgufTensor>,
-    /// What the rope's frequencies are divided by, where tensors say it.
+    /// Divisors of the RoPE frequencies, if tensors have them.
     divisors: HashMap<&'static str, Vec<f64>>,
 }
 
 /// A tensor in a GGUF file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GgufTensor {
-    /// Which of the files it is in.
+    /// Index of its file.
     pub file: usize,
-    /// Where its bytes begin in the file.
+    /// Start of its bytes in the file.
     pub offset: u64,
     /// `[rows, columns]`, or `[rows]` of a vector.
     pub shape: Vec<usize>,
-    /// How its numbers are stored.
+    /// Type of its values.
     pub kind: GgufType,
 }
 
@@ -97,11 +88,11 @@ impl Gguf {
         Self::read(folder.clone(), files, &mut read)
     }
 
-    /// As [`Self::open`], where the files, each with its length in bytes, are perhaps not yet in their folder: `read` has what is
-    /// needed of them, which are their headers and few other bytes.
+    /// The same as [`Self::open`], for files that are perhaps not yet in their folder, each with its length in bytes. `read` reads the
+    /// necessary parts of them, which are their headers and few other bytes.
     ///
     /// # Errors
-    /// As of `open`, and those of `read`.
+    /// Those of `open`, and those of `read`.
     pub fn read(
         folder: PathBuf,
         files: Vec<(String, u64)>,
@@ -214,7 +205,7 @@ impl Gguf {
         &self.tensors
     }
 
-    /// What a file of a model folder would hold, where the metadata has it.
+    /// The contents that a file of a model folder would have, if the metadata has them.
     pub(crate) fn folder_file(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let value: Option<Value> = match name {
             "config.json" => Some(self.config()?.0),
@@ -225,7 +216,7 @@ impl Gguf {
         Ok(value.map(|value| value.to_string().into_bytes()))
     }
 
-    /// Where the tensors of the architecture are found.
+    /// The names of the architecture's tensors.
     pub(crate) fn weight_rules(&self) -> &'static [WeightRule] {
         self.arch.rules
     }
@@ -245,7 +236,7 @@ impl Gguf {
         }
     }
 
-    /// How a matrix is stored; `None` where as plain numbers.
+    /// The quantization of a matrix; `None` if it is not quantized.
     pub(crate) fn scheme_of(&self, tensor: &str) -> Option<Scheme> {
         let tensor = self.tensors.get(tensor).filter(|tensor| tensor.shape.len() == 2)?;
         tensor.kind.packed().map(|_| Scheme::Gguf(tensor.kind))
@@ -276,9 +267,9 @@ impl Gguf {
         config::DIVISORS.contains(&name) || (predicts_more && is_behind())
     }
 
-    /// What the files hold otherwise than the architecture's own checkpoints: rows of q and k in the order of pairs of
-    /// neighbours, norms with the one already added that others add while they run, and of recurrences the rates of decay and the order
-    /// of heads.
+    /// Adjusts the description to what the files hold otherwise than the architecture's own checkpoints. Rows of q and k are in the
+    /// order of pairs of neighbours. Norms that add one while they run have it added already. Linear attention has negated decay rates
+    /// and another order of heads.
     pub(crate) fn adjust(&self, spec: &mut ModelSpec) {
         let plain = |kind: &mut NormKind| {
             if *kind == NormKind::RmsPlusOne {
@@ -303,13 +294,13 @@ impl Gguf {
         });
     }
 
-    /// The numbers of a small tensor in single precision; `None` where it is not there.
+    /// The values of a small tensor in single precision; `None` if there is no such tensor.
     fn read_divisors(&self, name: &str, read: &mut ReadRange<'_>) -> Result<Option<Vec<f64>>> {
         let Some(tensor) = self.tensors.get(name) else { return Ok(None) };
         let file = &self.files[tensor.file];
         let count = tensor.shape.iter().product::<usize>() as u64;
         if tensor.kind != GgufType::F32 || count > MOST_DIVISORS {
-            let reason = format!("{name} is not a few numbers in F32");
+            let reason = format!("{name} is not a short vector of F32");
             return Err(Error::Gguf { file: file.clone(), reason });
         }
         let bytes = read(file, tensor.offset..tensor.offset + count * 4)
@@ -324,7 +315,7 @@ struct Pieces<'a, 'b> {
     file: &'a str,
     len: u64,
     read: &'a mut ReadRange<'b>,
-    /// Where the next piece begins.
+    /// Start of the next piece.
     next: u64,
     piece: Vec<u8>,
     /// Bytes of the piece that are used up.

@@ -1,6 +1,5 @@
-//! What a checkpoint says of itself, without a tensor: its files, its architecture as a
-//! [`ModelSpec`] or an [`EncoderSpec`], where each weight is found, its quantization, its end-of-sequence ids, and how
-//! much memory it needs.
+//! Description of a checkpoint, read without its tensors: its files, its architecture as a [`ModelSpec`] or an [`EncoderSpec`],
+//! the names of its weights, its quantization, its end-of-sequence ids, and its need of memory.
 
 mod arch;
 mod bytes;
@@ -13,9 +12,11 @@ mod files;
 mod generation;
 mod gguf;
 mod memory;
+mod pooling;
 mod quantization;
 mod rope;
 mod shard;
+mod slot;
 mod spec;
 mod unread;
 mod vocabulary;
@@ -25,39 +26,43 @@ use std::borrow::Cow;
 
 pub use arch::{Arch, supported_architectures};
 pub use bytes::Bytes;
-pub use candlepower_layout::{Dtype, MatrixForm, Packed};
+pub use candlepower_layout::{
+    Activation, DEVICE_HEAD_DIMS, Dtype, ExpertGroups, GatingFunction, GroupScore,
+    LATENT_PARTIALS_BYTES, LOGITS_ROWS, MatrixForm, Packed, attention_partials_bytes,
+    device_head_dim, device_latent_dims, device_latent_tokens, device_logits_rows,
+};
 pub use choice::{Choice, DTYPES};
 pub use config::HfConfig;
 use config::UnreadKey;
 pub use encoder::{
     DenseSpec, EncoderCheckpoint, EncoderKind, EncoderMemory, EncoderMemoryRequest, EncoderSpec,
-    EncoderTensor, HeadAct, Pooling, ScoreHead, SentenceSettings, supported_encoders,
+    EncoderTensor, HeadAct, ScoreHead, SentenceSettings, supported_encoders,
 };
 pub use ends::ends_by_name;
 pub use error::{Error, Result};
 pub use files::{CheckpointFiles, NamedWeights, WeightFiles};
 pub use generation::{GenerationConfig, SamplingDefaults};
-pub use gguf::{Gguf, GgufTensor, GgufType, ReadRange};
+pub use gguf::{Gguf, GgufTensor, ReadRange};
 pub use memory::{
-    BATCHED_TOKENS, Counted, DEVICE_HEAD_DIMS, DeviceKind, DeviceMemory, DeviceWidths,
-    GPU_MEMORY_UTILIZATION, KvDtype, LATENT_PARTIALS_BYTES, MemoryPlan, MemoryRequest,
-    attention_partials_bytes, device_head_dim, device_latent_dims, device_latent_tokens,
-    device_logits_rows,
+    BATCHED_TOKENS, Counted, DeviceKind, DeviceMemory, DeviceWidths, GPU_MEMORY_UTILIZATION,
+    KvDtype, MemoryPlan, MemoryRequest,
 };
+pub use pooling::Pooling;
 pub use quantization::{
-    Awq, CompressedInt, Fp8, Gptq, Mxfp4, Nvfp4, OnLoad, Quantization, QuantizationMethod, Recoded,
-    Scheme, SqueezeLlm, StoredKind, StoredTensor,
+    Awq, CompressedInt, Fp8, GgufType, Gptq, Mxfp4, Nvfp4, OnLoad, Quantization,
+    QuantizationMethod, Recoded, Scheme, SqueezeLlm, StoredKind, StoredTensor,
 };
 pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
 pub use shard::Shard;
+pub use slot::{HeadAxis, Init, Slot, SlotInfo, SlotQuantization, SlotShard};
 pub use spec::{
-    Act, AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, GroupsSpec, HeadSpec, KvKind,
-    KvPlace, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, PerLayerSpec,
-    QkNormSpan, QkNormSpec, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
+    AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, HeadSpec, KvKind, KvPlace,
+    LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, PerLayerSpec, QkNormSpan,
+    QkNormSpec, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
 };
-pub use weights::{RowOrder, Slot, SlotRows, Take, TensorPlan, WeightRule};
+pub use weights::{RowOrder, SlotRows, Take, TensorPlan, WeightRule};
 
-/// What a model folder describes.
+/// The model of a folder.
 #[expect(clippy::large_enum_variant, reason = "there is one of them, not many")]
 #[derive(Debug)]
 pub enum Description {
@@ -68,10 +73,10 @@ pub enum Description {
 }
 
 impl Description {
-    /// Reads what describes the model, whichever it is.
+    /// Reads the description of a model of either kind.
     ///
     /// # Errors
-    /// As [`Checkpoint::open`].
+    /// Those of [`Checkpoint::open`].
     pub fn open(files: CheckpointFiles) -> Result<Self> {
         let config = read_config(&files)?;
         match EncoderCheckpoint::open(&files, &config)? {
@@ -108,7 +113,7 @@ fn check_unread(unread: &[UnreadKey], ignored: &[String]) -> Result<()> {
 }
 
 fn read_config(files: &CheckpointFiles) -> Result<HfConfig> {
-    HfConfig::read(files, "config.json")?.ok_or_else(|| match files::adapter(files) {
+    files.json("config.json")?.ok_or_else(|| match files::adapter(files) {
         Some(adapter) => adapter,
         None => Error::FileMissing { file: "config.json", place: files.to_string() },
     })
@@ -134,13 +139,13 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads `config.json` and, where they are there, `generation_config.json`, `quantize_config.json` or `hf_quant_config.json`, and the files of
-    /// sentence-transformers.
+    /// Reads `config.json`, and also, if they are there, `generation_config.json`, `quantize_config.json` or `hf_quant_config.json`, and
+    /// the files of sentence-transformers.
     ///
     /// # Errors
-    /// `config.json` missing or damaged, a key missing or ill-typed, an unknown architecture, rope
-    /// type or activation, a key that changes the computation and is not supported, or a matrix that cannot be
-    /// quantized as it says: each named.
+    /// Each names its cause: `config.json` is missing or damaged, a key is missing or ill-typed, or an architecture, rope type or
+    /// activation is unknown. Others are an unsupported key that changes the computation, and a matrix that cannot be quantized in the
+    /// format that it names.
     pub fn open(files: CheckpointFiles) -> Result<Self> {
         let config = read_config(&files)?;
         Self::from_config(files, &config)
@@ -154,8 +159,8 @@ impl Checkpoint {
             arch,
             dtype: config.dtype()?.or(text.dtype()?),
             quantization: match files.gguf() {
-                Some(gguf) => Quantization::gguf(gguf),
-                None => Quantization::read(&files, config)?,
+                Some(gguf) => gguf.scheme().map(Quantization::gguf),
+                None => Quantization::read(config, &|name| files.json(name))?,
             },
             on_load: None,
             generation: GenerationConfig::read(&files, &[config, &text])?,
@@ -166,7 +171,7 @@ impl Checkpoint {
         };
         if let Some(gguf) = checkpoint.files.gguf() {
             gguf.adjust(&mut checkpoint.spec);
-            checkpoint.sentence.read_gguf(gguf)?;
+            checkpoint.sentence.set_pooling(gguf.pooling()?);
         }
         if checkpoint.headless {
             // No weight of its own is looked for, whatever the configuration says.
@@ -205,7 +210,7 @@ impl Checkpoint {
     /// Has the matrices quantized while they are loaded.
     ///
     /// # Errors
-    /// They are stored quantized.
+    /// The matrices are stored quantized.
     pub fn quantize_on_load(&mut self, on_load: OnLoad) -> Result<()> {
         if let Some(Quantization { method, .. }) = &self.quantization {
             let (file, method) = (self.config_file().to_owned(), method.clone());
@@ -215,7 +220,7 @@ impl Checkpoint {
         self.note_quantized()
     }
 
-    /// Notes in the specification which slots are kept as codes.
+    /// Notes in the specification which slots are kept quantized.
     fn note_quantized(&mut self) -> Result<()> {
         for tensor in self.tensor_plan() {
             let form = tensor.form();
@@ -239,7 +244,7 @@ impl Checkpoint {
         self.files.shown_name("config.json")
     }
 
-    /// Where the checkpoint's files are.
+    /// The checkpoint's files.
     pub fn files(&self) -> &CheckpointFiles {
         &self.files
     }
@@ -264,7 +269,7 @@ impl Checkpoint {
         self.quantization.as_ref()
     }
 
-    /// What the matrices become while they are loaded.
+    /// The format that matrices are quantized to on load.
     pub fn on_load(&self) -> Option<OnLoad> {
         self.on_load
     }
@@ -274,7 +279,7 @@ impl Checkpoint {
         &self.generation
     }
 
-    /// What the sentence-transformers files say; nothing where there are none.
+    /// The settings of the sentence-transformers files; empty without them.
     pub fn sentence(&self) -> &SentenceSettings {
         &self.sentence
     }
@@ -296,8 +301,8 @@ impl Checkpoint {
         Ok(own.map_or(limit, |own| own.min(limit)))
     }
 
-    /// What the model takes where texts become vectors, with matrices in `dtype`: weights, and a batch's intermediate results,
-    /// among them the keys and values of one layer.
+    /// Memory of the model if it makes vectors of texts, with matrices in `dtype`: weights, and the intermediate results of a batch,
+    /// including the keys and values of one layer.
     pub fn pooling_memory(&self, dtype: Dtype, request: EncoderMemoryRequest) -> EncoderMemory {
         let tokens = request.max_num_batched_tokens.max(request.max_model_len);
         let batch = self.spec.batch_bytes(tokens, request.max_model_len);
@@ -306,13 +311,13 @@ impl Checkpoint {
         EncoderMemory::new(weights_bytes, activation_bytes, request.available_bytes)
     }
 
-    /// Every tensor of the model, with its shape, the slots that it fills, and how it is stored where it is quantized. Of tensors
-    /// that some checkpoints store otherwise than most, as most do.
+    /// Every tensor of the model, with its shape, its slots and its quantization. Tensors that checkpoints store in different ways are
+    /// planned in the most frequent way.
     pub fn tensor_plan(&self) -> Vec<TensorPlan> {
         self.plan_of_stored(&|_| false)
     }
 
-    /// As [`Self::tensor_plan`], where `is_stored` knows the names of the tensors that are there, as [`Self::planned_name`] has them.
+    /// The same as [`Self::tensor_plan`], where `is_stored` knows the tensors that are there, by the names of [`Self::planned_name`].
     pub fn plan_of_stored(&self, is_stored: &dyn Fn(&str) -> bool) -> Vec<TensorPlan> {
         let mut plan = match self.files.gguf() {
             Some(gguf) => weights::plan_named(
@@ -328,7 +333,7 @@ impl Checkpoint {
         for tensor in &mut plan {
             tensor.scheme = match (self.files.gguf(), &self.quantization) {
                 (Some(gguf), _) => gguf.scheme_of(&tensor.name),
-                (None, Some(quantization)) => quantization.scheme_of(tensor),
+                (None, Some(quantization)) => tensor.scheme_of(quantization),
                 (None, None) => None,
             };
             if let Some(gguf) = self.files.gguf() {
@@ -346,8 +351,8 @@ impl Checkpoint {
         self.arch.planned_name(stored)
     }
 
-    /// Whether a tensor outside [`Self::tensor_plan`] may be there: a buffer that follows from the
-    /// configuration, a copy of a tied weight, a scale of activations, or a part that is for images or for predicting more.
+    /// Whether a tensor outside [`Self::tensor_plan`] may be there. It is a buffer that follows from the configuration, a copy of a
+    /// tied weight, a scale of activations, or a part for images or for predicting more tokens.
     pub fn may_skip_tensor(&self, name: &str) -> bool {
         weights::may_skip(&self.spec, name)
             || self.arch.is_beside(name, self.spec.num_stored_layers())
@@ -378,7 +383,7 @@ impl Checkpoint {
         dtype.or(self.dtype).unwrap_or(Dtype::F32)
     }
 
-    /// As [`Self::weights_dtype`], on a GPU, whose kernels compute with 16 bits: what is stored in 32 gets bfloat16.
+    /// The same as [`Self::weights_dtype`], on a GPU, whose kernels compute with 16 bits: matrices stored in 32 bits get bfloat16.
     pub fn device_dtype(&self, dtype: Option<Dtype>) -> Dtype {
         dtype.unwrap_or(match self.weights_dtype(None) {
             Dtype::F32 => Dtype::Bf16,
@@ -386,10 +391,10 @@ impl Checkpoint {
         })
     }
 
-    /// In which keys and values are kept on `device`, where the matrices are in `weights` and `dtype` was asked for: what was
-    /// asked, else on a GPU the weights' dtype, and on the CPU bfloat16 where activations are rounded to it before
-    /// products, as they are beside weights in bfloat16 and, unless a wider dtype was asked for, beside codes with scales, and
-    /// float32 where not.
+    /// The dtype of keys and values on `device`, with matrices in `weights` and the setting `dtype`, which wins if it is given.
+    ///
+    /// Without it a GPU uses the weights' dtype. The CPU uses bfloat16 if activations are rounded to it before products, otherwise
+    /// float32. They are rounded beside weights in bfloat16 and, unless a wider dtype was asked for, beside quantized weights with scales.
     ///
     /// # Errors
     /// [`Error::KvDtype`]: a GPU's kernels take keys and values in the weights' dtype or in FP8, the CPU's none in float16.

@@ -1,9 +1,6 @@
-//! How much memory a model needs, and which context fits: the one place for this arithmetic, before and after loading.
+//! Memory plan: the memory that a model needs, and the context that fits, before and after loading.
 
-pub use device::{
-    DEVICE_HEAD_DIMS, DeviceWidths, LATENT_PARTIALS_BYTES, attention_partials_bytes,
-    device_head_dim, device_latent_dims, device_latent_tokens, device_logits_rows,
-};
+pub use device::DeviceWidths;
 
 use candlepower_layout::Dtype;
 use serde::{Deserialize, Serialize};
@@ -27,10 +24,10 @@ pub const GPU_MEMORY_UTILIZATION: f64 = 0.9;
 pub const BATCHED_TOKENS: usize = 512;
 /// The same on a GPU, the first that its memory has room for: the more, the longer the matrices' products.
 const GPU_BATCHED_TOKENS: [usize; 4] = [8192, 4096, 2048, 1024];
-/// What steps of so many tokens may take of the memory that the weights leave free: one part in so many.
+/// Divisor of the memory that the weights leave free: a step of that many tokens may use one such part.
 const STEP_SHARE: u64 = 4;
 
-/// What a [`MemoryPlan`] is made from.
+/// Input of a [`MemoryPlan`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryRequest {
     /// In which the matrices are kept.
@@ -41,22 +38,22 @@ pub struct MemoryRequest {
     pub max_model_len: usize,
     /// Tokens in one KV block.
     pub block_size: usize,
-    /// Most sequences at once, if what each keeps beside keys and values leaves room for so many.
+    /// Most concurrent sequences, if their states leave room for so many.
     pub max_num_seqs: usize,
     /// Most tokens in one step; `None` takes the default of the device, see [`MemoryPlan::max_num_batched_tokens`].
     pub max_num_batched_tokens: Option<usize>,
     /// Bytes of the KV cache of one rank, where the user set them.
     pub kv_cache_bytes: Option<u64>,
-    /// Ranks over which each layer is split; [`ModelSpec::check_tensor_parallel`] says which numbers there can be.
+    /// Ranks over which each layer is split; [`ModelSpec::check_tensor_parallel`] lists the possible counts.
     pub tensor_parallel_size: usize,
-    /// What one rank may take.
+    /// Memory that one rank may use.
     pub memory: DeviceMemory,
 }
 
-/// How keys and values are stored.
+/// Stored form of keys and values.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvDtype {
-    /// As numbers of the model.
+    /// Values of a dtype of the model.
     Plain(Dtype),
     /// A byte each (e4m3).
     Fp8,
@@ -113,16 +110,16 @@ impl From<Dtype> for KvDtype {
 /// The memory of the device on which one rank computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceMemory {
-    /// Which kind of device.
+    /// Kind of the device.
     pub device: DeviceKind,
     /// Free bytes; `None` where nobody knows.
     pub available_bytes: Option<u64>,
-    /// When they were counted.
+    /// Time of this count.
     pub counted: Counted,
 }
 
 impl DeviceKind {
-    /// As [`Checkpoint::kv_dtype`](crate::Checkpoint::kv_dtype), where the CPU rounds activations to `computed` if that is bfloat16.
+    /// The rule of [`Checkpoint::kv_dtype`](crate::Checkpoint::kv_dtype), if the CPU rounds activations to `computed` when that is bfloat16.
     pub(crate) fn kv_dtype(self, asked: Option<KvDtype>, computed: Dtype) -> Result<KvDtype> {
         let plain = match self {
             Self::Cpu if computed != Dtype::Bf16 => Dtype::F32,
@@ -145,7 +142,7 @@ impl DeviceKind {
 }
 
 impl DeviceMemory {
-    /// What the weights leave free.
+    /// Bytes that the weights leave free.
     fn left_bytes(&self, weights_bytes: u64) -> Option<u64> {
         let to_load = match self.counted {
             Counted::BeforeLoading => weights_bytes,
@@ -155,7 +152,7 @@ impl DeviceMemory {
     }
 }
 
-/// Where a rank computes.
+/// Device that a rank computes on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DeviceKind {
     /// On the CPU, beside other programs.
@@ -167,24 +164,24 @@ pub enum DeviceKind {
     },
 }
 
-/// When free bytes were counted.
+/// Time when free bytes were counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     /// Before the weights were loaded: they are yet to be subtracted.
     BeforeLoading,
-    /// With the weights in memory. What is loaded is not refused for an estimate any more: only the cache counts.
+    /// With the weights in memory. A loaded model is not refused for an estimate any more: only the cache counts.
     AfterLoading,
 }
 
-/// What one rank of a model takes, and whether it fits.
+/// Memory of one rank of a model, and whether it fits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryPlan {
-    /// What it was made from.
+    /// The input of this plan.
     pub request: MemoryRequest,
-    /// Most tokens in one step: what was asked for, or [`BATCHED_TOKENS`], or on a GPU up to 8192, if steps then take at most
-    /// a quarter of what the weights leave free, and the model still fits.
+    /// Most tokens in one step: the setting, or [`BATCHED_TOKENS`], or on a GPU up to 8192. These larger steps must take at most a
+    /// quarter of the memory that the weights leave free, and the model must still fit.
     pub max_num_batched_tokens: usize,
-    /// Most sequences at once: what was asked for, or three quarters of the states that there is room for.
+    /// Most concurrent sequences: the setting, or three quarters of the states that there is room for.
     pub max_num_seqs: usize,
     /// States: one for each of these sequences, and up to three times as many of beginnings that were computed; 0 where layers keep keys
     /// and values alone.
@@ -212,10 +209,10 @@ pub struct MemoryPlan {
 impl MemoryPlan {
     /// Divides the memory.
     ///
-    /// What sequences keep may take, on the CPU, a quarter of what the weights leave free, and on a GPU what weights and
-    /// activations leave of the part that it may take. The states of models that have them get at most half of that, the cache what was
-    /// asked for or else the rest; and never more than `max_num_seqs` sequences of
-    /// `max_model_len` fill. Where free memory is not known it gets one such sequence.
+    /// On the CPU, cache and states may use a quarter of the memory that the weights leave free. On a GPU they may use the rest of
+    /// its part beside weights and activations. Recurrent states get at most half of that. The cache gets the size that was asked
+    /// for, or else the rest, but never more than `max_num_seqs` sequences of `max_model_len` fill. If free memory is not known, it
+    /// gets one such sequence.
     pub fn new(spec: &ModelSpec, request: MemoryRequest) -> Self {
         let of = |tokens| Self::of_steps(spec, request, tokens);
         match (request.max_num_batched_tokens, request.memory.device) {
@@ -315,7 +312,7 @@ impl MemoryPlan {
         }
     }
 
-    /// How many sequences of `max_model_len` the cache holds at once.
+    /// Number of sequences of `max_model_len` that the cache has room for.
     pub fn num_sequences(&self) -> usize {
         self.num_blocks / self.request.max_model_len.div_ceil(self.request.block_size)
     }
@@ -373,7 +370,7 @@ impl MemoryPlan {
         self.weights_bytes + self.activation_bytes + self.state_bytes + cache
     }
 
-    /// What the memory is needed for, in words.
+    /// The parts that need memory, in words.
     fn parts(&self) -> String {
         let beside = self.weights_bytes + self.activation_bytes + self.state_bytes;
         let states = match self.state_bytes {
@@ -388,7 +385,7 @@ impl MemoryPlan {
         )
     }
 
-    /// What else would fit, in words.
+    /// Other settings that would fit, in words.
     fn ways_out(&self, spec: &ModelSpec, free: u64) -> String {
         let mut ways = Vec::new();
         let beside = self.weights_bytes + self.activation_bytes + self.state_bytes;

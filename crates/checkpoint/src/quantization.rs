@@ -7,14 +7,13 @@ use serde_json::Value;
 use crate::{
     config::HfConfig,
     error::{Error, Result},
-    files::CheckpointFiles,
-    gguf::{Gguf, GgufType},
-    weights::{Slot, Take, TensorPlan},
+    slot::{Slot, SlotQuantization},
 };
 
 mod awq;
 mod compressed_int;
 mod fp8;
+mod gguf_type;
 mod gptq;
 mod method;
 mod modules;
@@ -26,6 +25,7 @@ mod squeezellm;
 pub use awq::Awq;
 pub use compressed_int::CompressedInt;
 pub use fp8::Fp8;
+pub use gguf_type::GgufType;
 pub use gptq::Gptq;
 pub use method::QuantizationMethod;
 use modules::Modules;
@@ -38,7 +38,7 @@ pub use squeezellm::SqueezeLlm;
 const GPTQ_FILE: &str = "quantize_config.json";
 /// The same of AWQ.
 const AWQ_FILE: &str = "quant_config.json";
-/// As [`GPTQ_FILE`], of NVIDIA ModelOpt's, which says it in a section.
+/// The file of NVIDIA ModelOpt beside the configuration, like [`GPTQ_FILE`], with the settings in a section.
 const MODELOPT_FILE: &str = "hf_quant_config.json";
 const MODELOPT_SECTION: &str = "quantization";
 
@@ -47,14 +47,14 @@ const MODELOPT_SECTION: &str = "quantization";
 pub struct Quantization {
     /// The method's name: that of a [`QuantizationMethod`], or in lower case what `config.json` has instead.
     pub method: String,
-    /// How it stores matrices; `None` where that is not computed with.
+    /// Storage of its matrices; `None` if it is not supported.
     pub scheme: Option<Scheme>,
     /// Whether the head is quantized too.
     head: bool,
     skipped: Modules,
 }
 
-/// How a quantized matrix `[n, k]` is stored.
+/// Storage of a quantized matrix `[n, k]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scheme {
     /// Activation-aware weight quantization.
@@ -65,7 +65,7 @@ pub enum Scheme {
     Fp8(Fp8),
     /// Integers of compressed-tensors.
     CompressedInt(CompressedInt),
-    /// Tables of sixteen numbers.
+    /// Tables of sixteen values.
     SqueezeLlm(SqueezeLlm),
     /// Four-bit floating point, of experts alone.
     Mxfp4(Mxfp4),
@@ -82,20 +82,20 @@ pub struct StoredTensor {
     pub name: String,
     /// The shapes that it may have; any of one dimension where there is none.
     pub shapes: Vec<Vec<usize>>,
-    /// What it holds.
+    /// Kind of its contents.
     pub kind: StoredKind,
     /// Whether it must be there.
     pub required: bool,
 }
 
-/// What a stored tensor holds.
+/// Contents of a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoredKind {
-    /// Numbers: F32, F16 or BF16.
-    Numbers,
+    /// Unquantized values: F32, F16 or BF16.
+    Plain,
     /// 32-bit integers.
     Integers,
-    /// Eight-bit floating-point numbers with three bits of mantissa.
+    /// Eight-bit floats with three bits of mantissa.
     E4m3,
     /// Eight-bit integers with a sign.
     SignedBytes,
@@ -105,31 +105,33 @@ pub enum StoredKind {
     Blocks(GgufType),
 }
 
+/// Reads the JSON object in a file of the checkpoint; `None` if there is no such file.
+pub(crate) type ReadJson<'a> = dyn Fn(&str) -> Result<Option<HfConfig>> + 'a;
+
 impl Quantization {
-    pub(crate) fn read(files: &CheckpointFiles, config: &HfConfig) -> Result<Option<Self>> {
+    pub(crate) fn read(config: &HfConfig, file: &ReadJson<'_>) -> Result<Option<Self>> {
         if let Some(section) = config.section("quantization_config")? {
             // ModelOpt's first releases name the algorithm alone.
             let of_modelopt = section.raw("quant_algo").map(|_| QuantizationMethod::ModelOpt);
             return Self::parse(&section, of_modelopt).map(Some);
         }
-        for (file, method) in
+        for (name, method) in
             [(GPTQ_FILE, QuantizationMethod::Gptq), (AWQ_FILE, QuantizationMethod::Awq)]
         {
-            if let Some(own) = HfConfig::read(files, file)? {
+            if let Some(own) = file(name)? {
                 return Self::parse(&own, Some(method)).map(Some);
             }
         }
-        let Some(own) = HfConfig::read(files, MODELOPT_FILE)? else { return Ok(None) };
+        let Some(own) = file(MODELOPT_FILE)? else { return Ok(None) };
         let section = own.section(MODELOPT_SECTION)?;
         let section = section.ok_or_else(|| own.missing(MODELOPT_SECTION, "an object"))?;
         Self::parse(&section, Some(QuantizationMethod::ModelOpt)).map(Some)
     }
 
-    /// What GGUF files say: each tensor of its type.
-    pub(crate) fn gguf(gguf: &Gguf) -> Option<Self> {
-        let scheme = gguf.scheme()?;
+    /// The quantization of GGUF files: each tensor of its type, `most` for most of them.
+    pub(crate) fn gguf(most: Scheme) -> Self {
         let skipped = Modules::default();
-        Some(Self { method: "gguf".to_owned(), scheme: Some(scheme), head: true, skipped })
+        Self { method: "gguf".to_owned(), scheme: Some(most), head: true, skipped }
     }
 
     fn parse(c: &HfConfig, default: Option<QuantizationMethod>) -> Result<Self> {
@@ -149,33 +151,24 @@ impl Quantization {
         Ok(found)
     }
 
-    /// How the matrix of a planned tensor is stored; `None` where as plain numbers.
-    pub(crate) fn scheme_of(&self, tensor: &TensorPlan) -> Option<Scheme> {
-        let quantized = match tensor.slots.first().map(|slot| slot.slot) {
-            Some(
-                Slot::Embed
-                | Slot::PerLayerEmbed
-                | Slot::Positions
-                | Slot::Router
-                | Slot::SharedScore,
-            )
-            | None => false,
-            Some(Slot::Head) => self.head,
-            Some(_) => tensor.shape.len() == 2,
+    /// The scheme of the matrix of a slot in the module of this name; `None` if it is not quantized.
+    pub(crate) fn scheme_of(&self, module: &str, slot: Slot) -> Option<Scheme> {
+        let quantized = match slot.info().quantization {
+            SlotQuantization::Never
+            | SlotQuantization::Embedding
+            | SlotQuantization::PerLayerEmbedding => false,
+            SlotQuantization::Head => self.head,
+            SlotQuantization::InFiles
+            | SlotQuantization::Projection
+            | SlotQuantization::MixerOut
+            | SlotQuantization::Down
+            | SlotQuantization::GateUp => true,
         };
-        let module = tensor.name.strip_suffix(".weight").unwrap_or(&tensor.name);
-        let scheme = self.scheme.filter(|_| quantized && !self.skipped.contain(module))?;
-        match (scheme, tensor.take) {
-            (Scheme::Mxfp4(_), Take::Experts { .. }) => {
-                Some(Scheme::Mxfp4(Mxfp4 { experts: tensor.experts() }))
-            }
-            (Scheme::Mxfp4(_), _) => None,
-            (scheme, _) => Some(scheme),
-        }
+        self.scheme.filter(|_| quantized && !self.skipped.contain(module))
     }
 
-    /// Whether a tensor that belongs to no matrix's numbers may be there: what a running engine would round activations with,
-    /// which are not rounded here, or how it would divide work; and the scales of keys and values, which a cache in FP8 takes.
+    /// Whether a tensor that belongs to no matrix may be there. Running engines round activations by some of them, which are not rounded
+    /// here, or divide work by them. Others are the scales of keys and values, which a cache in FP8 uses.
     pub(crate) fn may_skip(&self, name: &str) -> bool {
         const OF_CACHE: [&str; 4] = [".q_scale", ".k_scale", ".v_scale", ".kv_scale"];
         let ends_in = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
@@ -232,7 +225,7 @@ impl Scheme {
         Some((dtype, format!("{module}.{part}")))
     }
 
-    /// How a matrix with `k` columns is kept in memory.
+    /// The form of a matrix with `k` columns in memory.
     pub fn packed(&self, k: usize) -> Packed {
         match self {
             Self::Awq(awq) => awq.packed(k),
@@ -247,7 +240,7 @@ impl Scheme {
     }
 }
 
-/// What compressed-tensors says of the weights of all linear layers.
+/// The settings of compressed-tensors for the weights of all linear layers.
 fn weights_of_linear(c: &HfConfig) -> Result<HfConfig> {
     const GROUPS: &str = "an object with the quantization of all linear layers";
     let groups = c.section("config_groups")?.ok_or_else(|| c.missing("config_groups", GROUPS))?;
@@ -285,9 +278,9 @@ impl StoredTensor {
         Self { name, shapes: vec![shape.to_vec()], kind, required: true }
     }
 
-    /// A tensor of plain numbers.
-    pub(crate) fn numbers(name: &str, shape: &[usize]) -> Self {
-        Self::new(name.to_owned(), shape, StoredKind::Numbers)
+    /// A tensor of unquantized values.
+    pub(crate) fn plain(name: &str, shape: &[usize]) -> Self {
+        Self::new(name.to_owned(), shape, StoredKind::Plain)
     }
 }
 

@@ -5,15 +5,15 @@ use crate::{config::HfConfig, error::Result};
 /// A rotary embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
-    /// How many leading dimensions of a head are rotated; even.
+    /// Number of leading dimensions of a head that are rotated; even.
     pub dim: usize,
     /// A pair is two neighbours, not one element of each half.
     pub interleaved: bool,
     /// The base.
     pub theta: f64,
-    /// How the frequencies are stretched for longer contexts.
+    /// Scaling of the frequencies for longer contexts.
     pub scaling: RopeScaling,
-    /// How queries grow with their position.
+    /// Growth of queries with their position.
     pub query_growth: Option<QueryGrowth>,
 }
 
@@ -35,7 +35,7 @@ impl QueryGrowth {
     }
 }
 
-/// How the frequencies are stretched for longer contexts.
+/// Scaling of the frequencies for longer contexts.
 /// Source: transformers `modeling_rope_utils.py`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
@@ -84,10 +84,10 @@ pub enum RopeScaling {
         /// Factor on cos and sin.
         attention_factor: f64,
     },
-    /// Of the frequencies of whole heads the first, all divided by a factor; the other pairs stay as they are (Gemma 4).
+    /// The first of the frequencies of whole heads, all divided by a factor; the other pairs are not rotated (Gemma 4).
     Proportional {
-        /// How many pairs are turned.
-        turned: usize,
+        /// Number of pairs that are rotated.
+        rotated: usize,
         /// The factor.
         factor: f64,
     },
@@ -98,18 +98,18 @@ impl RopeSpec {
     pub(crate) fn read(c: &HfConfig, head_dim: usize) -> Result<Self> {
         let rope = c.rope_parameters()?;
         let partial = rope.float_opt("partial_rotary_factor")?.unwrap_or(1.0);
-        let turned = (head_dim as f64 * partial) as usize;
+        let rotated = (head_dim as f64 * partial) as usize;
         let proportional = rope.text_opt("rope_type")? == Some("proportional");
-        // Pairs that are not turned count as turned by nothing: they lie between those that are.
-        let dim = if proportional { head_dim } else { turned };
-        if turned == 0 || dim == 0 || dim > head_dim || dim % 2 == 1 {
+        // Pairs without rotation count as rotated by zero: they lie between those that are rotated.
+        let dim = if proportional { head_dim } else { rotated };
+        if rotated == 0 || dim == 0 || dim > head_dim || dim % 2 == 1 {
             let needed = "a factor that leaves an even part of head_dim";
             let place = if c.contains("partial_rotary_factor") { c } else { &rope };
             return Err(place.ill_typed("partial_rotary_factor", &partial.into(), needed));
         }
         let scaling = match proportional {
             true => RopeScaling::Proportional {
-                turned: turned / 2,
+                rotated: rotated / 2,
                 factor: rope.float_opt("factor")?.unwrap_or(1.0),
             },
             false => RopeScaling::read(c, &rope, dim)?,
@@ -160,7 +160,7 @@ impl RopeScaling {
 
     fn yarn(rope: &HfConfig, max_len: usize, original: usize) -> Result<Self> {
         let factor = rope.float_opt("factor")?.unwrap_or(max_len as f64 / original as f64);
-        // As in transformers, a written zero counts as absent.
+        // A written zero counts as absent, as in transformers.
         let given = |key: &str| Ok(rope.float_opt(key)?.filter(|&v| v != 0.0));
         let temperature =
             |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };

@@ -1,23 +1,24 @@
-//! One rank's part of a model: which heads, which columns of the feed-forward, which tokens of the vocabulary it has.
+//! The shard of a model on one rank: its heads, its columns of the feed-forward, its tokens of the vocabulary.
 //!
-//! Matrices whose outputs are heads, columns of the feed-forward or tokens are split by rows; those whose inputs are, by
-//! columns. Every rank has a part of each expert, shared ones too, and all routers. Norms are on every rank, but for weights that heads have of their
-//! own; so is all that makes of a token what each layer gets beside the residual. A bias that is added to a sum over the ranks is rank 0's alone.
+//! Matrices whose outputs are heads, columns of the feed-forward or tokens are split by rows; those whose inputs are, by columns.
+//! Every rank has a shard of each expert, shared ones too, and all routers. Norms are on every rank, except weights of single heads.
+//! Per-layer embeddings are on every rank, too. A bias on a sum over the ranks is on rank 0 alone.
 
 use std::ops::Range;
 
 use crate::{
     Checkpoint,
-    spec::{Mixer, ModelSpec, QkNormSpan, RuleSpec},
-    weights::{Slot, SlotRows, TensorPlan},
+    slot::SlotShard,
+    spec::{AttentionSpec, LayerSpec, Mixer, ModelSpec, QkNormSpan, RuleSpec},
+    weights::{SlotRows, TensorPlan},
 };
 
 /// One of the ranks over which a model is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Which one, from 0 on.
+    /// Its index.
     pub rank: usize,
-    /// How many there are; [`ModelSpec::check_tensor_parallel`] says which numbers there can be.
+    /// Number of ranks; [`ModelSpec::check_tensor_parallel`] lists the possible counts.
     pub ranks: usize,
 }
 
@@ -25,13 +26,13 @@ impl Shard {
     /// The whole model.
     pub const WHOLE: Self = Self { rank: 0, ranks: 1 };
 
-    /// This rank's part of `count` things, which the ranks divide.
+    /// The rank's share of `count` things, which the ranks divide.
     fn part(self, count: usize) -> Range<usize> {
         let part = count / self.ranks;
         self.rank * part..(self.rank + 1) * part
     }
 
-    /// This rank's part of `count` heads of keys and values; where there are more ranks than heads, several ranks have the same.
+    /// The rank's share of `count` KV heads; if there are more ranks than heads, several ranks have the same.
     fn kv_heads(self, count: usize) -> Range<usize> {
         let first = self.rank * count / self.ranks;
         first..first + count.div_ceil(self.ranks)
@@ -61,39 +62,22 @@ impl ModelSpec {
 }
 
 impl Checkpoint {
-    /// What one rank takes of a plan for the whole model: the same tensors, of which some may fill nothing.
+    /// The plan of one rank, from a plan for the whole model: the same tensors, of which some may fill nothing.
     pub fn shard_plan(&self, shard: Shard, mut plan: Vec<TensorPlan>) -> Vec<TensorPlan> {
         if shard == Shard::WHOLE {
             return plan;
         }
         for tensor in &mut plan {
-            tensor.slots.retain(|slot| shard.rank == 0 || !is_added_once(slot.slot));
+            let is = |slot: &SlotRows, how| slot.slot.info().shard == how;
+            tensor.slots.retain(|slot| shard.rank == 0 || !is(slot, SlotShard::FirstRank));
             tensor.slots = rank_rows(self.spec(), shard, &tensor.slots);
-            let splits_columns = tensor.slots.iter().any(|slot| is_split_by_columns(slot.slot));
+            let splits_columns = tensor.slots.iter().any(|slot| is(slot, SlotShard::Columns));
             if let (true, &[_, columns]) = (splits_columns, tensor.shape.as_slice()) {
                 tensor.columns = Some(shard.part(columns));
             }
         }
         plan
     }
-}
-
-/// Whether the inputs are what the ranks have parts of.
-pub(crate) fn is_split_by_columns(slot: Slot) -> bool {
-    matches!(
-        slot,
-        Slot::O
-            | Slot::RecurrentOut
-            | Slot::ConvOut
-            | Slot::Down
-            | Slot::SharedDown
-            | Slot::ExpertDown(_)
-    )
-}
-
-/// Whether a bias is added to a sum to which every rank gives its part.
-fn is_added_once(slot: Slot) -> bool {
-    matches!(slot, Slot::OBias | Slot::DownBias | Slot::ExpertDownBias(_))
 }
 
 /// The tensor's rows that a rank takes.
@@ -116,100 +100,30 @@ fn rank_rows(spec: &ModelSpec, shard: Shard, slots: &[SlotRows]) -> Vec<SlotRows
 
 /// The rows that a rank takes of a slot of `all` rows.
 fn slot_rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows, all: usize) -> Range<usize> {
-    // What norms of q and k have in common for all heads is not split.
-    let attention = slot.layer.and_then(|layer| spec.layers[layer].attention());
-    let norm_span = attention.and_then(|a| a.qk_norm).map(|norm| norm.span);
-    let recurrence = slot.layer.and_then(|layer| spec.layers[layer].recurrence());
-    match slot.slot {
-        Slot::QNorm | Slot::KNorm if norm_span == Some(QkNormSpan::Head) => 0..all,
-        Slot::Embed
-        | Slot::Head
-        | Slot::HeadBias
-        | Slot::Q
-        | Slot::QBias
-        | Slot::QUp
-        | Slot::KeyUp
-        | Slot::ValueUp
-        | Slot::Gate
-        | Slot::GateBias
-        | Slot::Up
-        | Slot::UpBias
-        | Slot::QNorm
-        | Slot::SharedGate
-        | Slot::SharedUp
-        | Slot::Sinks
-        | Slot::AttnGate
-        | Slot::RecurrentQ
-        | Slot::RecurrentK
-        | Slot::RecurrentV
-        | Slot::RecurrentGate
-        | Slot::RecurrentBeta
-        | Slot::RecurrentDecay
-        | Slot::RecurrentTapsQ
-        | Slot::RecurrentTapsK
-        | Slot::RecurrentTapsV
-        | Slot::RecurrentBiasQ
-        | Slot::RecurrentBiasK
-        | Slot::RecurrentBiasV
-        | Slot::RecurrentLogRate
-        | Slot::RecurrentDecayBias
-        | Slot::RecurrentSkip
-        | Slot::ConvB
-        | Slot::ConvC
-        | Slot::ConvX
-        | Slot::ConvTaps
-        | Slot::ExpertGate(_)
-        | Slot::ExpertGateBias(_)
-        | Slot::ExpertUp(_)
-        | Slot::ExpertUpBias(_) => shard.part(all),
-        Slot::K | Slot::KBias | Slot::V | Slot::VBias | Slot::KNorm => {
-            let attention = attention.expect("heads are in layers");
-            let heads = shard.kv_heads(attention.kv_heads);
-            heads.start * attention.head_dim..heads.end * attention.head_dim
+    let layer = slot.layer.map(|layer| &spec.layers[layer]);
+    let attention =
+        || layer.and_then(LayerSpec::attention).expect("attention slots are in such layers");
+    // A norm whose weights all heads share is not split.
+    let is_shared = || attention().qk_norm.is_some_and(|norm| norm.span == QkNormSpan::Head);
+    let kv_heads = || {
+        let AttentionSpec { kv_heads, head_dim, .. } = *attention();
+        let heads = shard.kv_heads(kv_heads);
+        heads.start * head_dim..heads.end * head_dim
+    };
+    match slot.slot.info().shard {
+        SlotShard::Replicated | SlotShard::FirstRank | SlotShard::Columns => 0..all,
+        SlotShard::Rows => shard.part(all),
+        SlotShard::KvHeads => kv_heads(),
+        SlotShard::QNorm | SlotShard::KNorm if is_shared() => 0..all,
+        SlotShard::QNorm => shard.part(all),
+        SlotShard::KNorm => kv_heads(),
+        SlotShard::RecurrentNorm => {
+            let net = layer.and_then(LayerSpec::recurrence);
+            match net.expect("recurrent slots are in such layers").rule {
+                RuleSpec::Delta => 0..all,
+                RuleSpec::Mamba2 { .. } => shard.part(all),
+            }
         }
-        // A head's norm is every head's.
-        Slot::RecurrentNorm => match recurrence.expect("it is a recurrence's").rule {
-            RuleSpec::Delta => 0..all,
-            RuleSpec::Mamba2 { .. } => shard.part(all),
-        },
-        Slot::Positions
-        | Slot::PerLayerEmbed
-        | Slot::PerLayerProjection
-        | Slot::PerLayerNorm
-        | Slot::LayerScale
-        | Slot::PerLayerGate
-        | Slot::PerLayerOut
-        | Slot::PerLayerPostNorm
-        | Slot::RouterScales
-        | Slot::RouterNorm
-        | Slot::ExpertsNorm
-        | Slot::ExpertsPostNorm
-        | Slot::SharedPostNorm
-        | Slot::FinalNorm
-        | Slot::FinalNormBias
-        | Slot::AttnNorm
-        | Slot::AttnNormBias
-        | Slot::AttnPostNorm
-        | Slot::FfnNorm
-        | Slot::FfnNormBias
-        | Slot::FfnPostNorm
-        | Slot::O
-        | Slot::OBias
-        | Slot::QLatent
-        | Slot::QLatentNorm
-        | Slot::KvLatent
-        | Slot::KvLatentNorm
-        | Slot::RecurrentOut
-        | Slot::ConvOut
-        | Slot::Down
-        | Slot::DownBias
-        | Slot::Router
-        | Slot::RouterBias
-        | Slot::RouterCorrection
-        | Slot::SharedScore
-        | Slot::SharedDown
-        | Slot::ExpertDown(_)
-        | Slot::ExpertDownBias(_) => 0..all,
     }
 }
 

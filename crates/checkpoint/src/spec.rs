@@ -2,21 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use candlepower_layout::{Dtype, Packed};
+use candlepower_layout::{
+    Activation, Dtype, ExpertGroups, GatingFunction, Packed, device_head_dim, device_latent_dims,
+};
 
 use crate::{
     config::HfConfig,
     error::{Error, Result},
-    memory::{device_head_dim, device_latent_dims},
     rope::{RopeScaling, RopeSpec},
-    weights::Slot,
+    slot::Slot,
 };
 
-mod act;
+mod activation;
 mod edits;
 mod recurrence;
 
-pub use act::Act;
+pub(crate) use activation::activation;
 pub use recurrence::{RecurrenceSpec, RuleSpec, ShortConvSpec};
 
 /// A decoder-only language model, as data.
@@ -34,17 +35,17 @@ pub struct ModelSpec {
     pub embed: EmbedSpec,
     /// The layers, each spelled out: windows and the like are just different entries.
     pub layers: Vec<LayerSpec>,
-    /// Where mixers and feed-forwards are stored as layers of their own: the numbers of each layer's two. Else empty.
+    /// Stored layer indices of each layer's mixer and feed-forward, if these are stored as layers of their own. Else empty.
     pub stored_apart: Vec<[usize; 2]>,
     /// The norm before the head.
     pub final_norm: NormSpec,
     /// The projection to logits.
     pub head: HeadSpec,
-    /// What each layer gets of a token beside the residual, where layers get such.
+    /// Per-layer embeddings, if layers get them.
     pub per_layer: Option<PerLayerSpec>,
-    /// How the matrices are kept that are quantized, by layer and slot; the others are plain numbers.
+    /// The form of each quantized matrix, by layer and slot; the others are not quantized.
     pub quantized: BTreeMap<(Option<usize>, Slot), Packed>,
-    /// The matrices that are stored quantized and kept as plain numbers: [`Slot::is_of_heads`].
+    /// The matrices that are quantized in files and dequantized while loading: [`Slot::is_per_head`].
     pub widened: BTreeSet<(Option<usize>, Slot)>,
 }
 
@@ -55,7 +56,7 @@ pub struct EmbedSpec {
     pub scale: f64,
     /// The factor is rounded to the embedding's dtype first.
     pub rounded: bool,
-    /// How many positions have a learned row that is added, where the model has such.
+    /// Number of learned position embeddings, if the model has them.
     pub positions: Option<usize>,
 }
 
@@ -64,7 +65,7 @@ pub struct EmbedSpec {
 pub struct HeadSpec {
     /// The embedding's weight is used.
     pub tied: bool,
-    /// There is a bias.
+    /// Whether there is a bias.
     pub bias: bool,
     /// Factor on the logits, before the soft cap.
     pub scale: f64,
@@ -72,35 +73,35 @@ pub struct HeadSpec {
     pub softcap: Option<f64>,
 }
 
-/// A vector of each token for each layer: `(norm(projection(embedding)) + row of a table of its own) / sqrt(2)`. A layer adds
+/// Per-layer embeddings: `(norm(projection(embedding)) + row of a table of its own) / sqrt(2)` for each token and layer. A layer adds
 /// `norm(out(act(gate(x)) * vector))` to its residual.
 /// Source: transformers `models/gemma4`, `Gemma4TextModel`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PerLayerSpec {
     /// Rows of the table.
     pub vocab_size: usize,
-    /// Numbers of a token for one layer.
+    /// Values of a token for one layer.
     pub width: usize,
     /// Factor on the rows of the table, rounded as [`EmbedSpec::rounded`] says.
     pub scale: f64,
     /// Added to the mean square of what is projected.
     pub eps: f64,
     /// The activation of the layers' gates.
-    pub act: Act,
+    pub act: Activation,
 }
 
 /// One layer: what mixes the tokens of a sequence, then a feed-forward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// Where the norms stand.
+    /// Position of the norms.
     pub residual: Residual,
-    /// What all the layer's norms (but those of q and k) are.
+    /// The form of all the layer's norms, except those of q and k.
     pub norm: NormSpec,
-    /// What mixes the tokens.
+    /// The part that mixes the tokens.
     pub mixer: Mixer,
     /// The feed-forward.
     pub ffn: FfnSpec,
-    /// What comes out of it all is multiplied by a number of the checkpoint.
+    /// The layer's output is multiplied by a factor of the checkpoint.
     pub scaled: bool,
 }
 
@@ -113,7 +114,7 @@ impl LayerSpec {
         }
     }
 
-    /// The recurrence over matrices, where it is one.
+    /// Linear attention or an SSM, if the mixer is one.
     pub fn recurrence(&self) -> Option<&RecurrenceSpec> {
         match &self.mixer {
             Mixer::Recurrence(net) => Some(net),
@@ -135,7 +136,7 @@ impl LayerSpec {
     }
 }
 
-/// What mixes the tokens of a sequence.
+/// The part of a layer that mixes the tokens of a sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mixer {
     /// Attention, which keeps keys and values of every token.
@@ -146,7 +147,7 @@ pub enum Mixer {
     ShortConv(ShortConvSpec),
 }
 
-/// Where the norms stand around attention and feed-forward `f`.
+/// Position of the norms around attention and feed-forward `f`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residual {
     /// `x + f(norm(x))`
@@ -164,13 +165,13 @@ pub enum Residual {
 /// A norm over the last dimension.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormSpec {
-    /// Which one.
+    /// Its kind.
     pub kind: NormKind,
     /// Added to the mean square, or to the variance.
     pub eps: f64,
 }
 
-/// Which norm.
+/// Kind of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
     /// RMSNorm: `x / rms(x) * weight`.
@@ -220,13 +221,13 @@ pub struct AttentionSpec {
     pub softcap: Option<f64>,
     /// Each head has a score of its own beside those of the tokens, which takes a part of the weights to nothing.
     pub sinks: bool,
-    /// What comes out is multiplied by the sigmoid of a gate of its width.
+    /// The heads' output is multiplied by the sigmoid of a gate of its width.
     pub gated: bool,
     /// Each head of v is divided by its root mean square, to which so much is added, before it is kept.
     pub v_norm: Option<f64>,
     /// Values are what the rows of keys make, before those are normed and rotated.
     pub values_are_keys: bool,
-    /// There are queries alone: keys and values are those of this layer before it.
+    /// The earlier layer whose keys and values it reads; it has queries alone.
     pub keys_of: Option<usize>,
     /// Keys and values are made of a latent of each token, which is kept in their place.
     pub latent: Option<LatentSpec>,
@@ -263,13 +264,13 @@ pub struct KvKind {
     pub head_dim: usize,
     /// Values are the first so many elements of the keys.
     pub latent: Option<usize>,
-    /// How many attentions keep such.
+    /// Number of attentions with such a cache.
     pub layers: usize,
 }
 
 impl KvKind {
-    /// Numbers of a token for one head of one layer, where values lie apart from keys, as they do on the CPU.
-    pub(crate) fn numbers(&self) -> usize {
+    /// Values of a token for one head of one layer, with the CPU's order, in which values lie apart from keys.
+    pub(crate) fn values(&self) -> usize {
         self.head_dim + self.latent.unwrap_or(self.head_dim)
     }
 
@@ -285,12 +286,12 @@ impl KvKind {
     }
 }
 
-/// Where an attention's keys and values lie.
+/// Position of an attention's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvPlace {
-    /// Which of [`ModelSpec::kv_kinds`].
+    /// Index into [`ModelSpec::kv_kinds`].
     pub kind: usize,
-    /// Which of its layers.
+    /// Index of the layer in this cache.
     pub layer: usize,
 }
 
@@ -325,13 +326,13 @@ impl AttentionSpec {
 /// The norm of q and k.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QkNormSpec {
-    /// Which one.
+    /// Its kind.
     pub norm: NormSpec,
-    /// What is normalised together.
+    /// Elements that are normalized together.
     pub span: QkNormSpan,
 }
 
-/// What the norm of q and k normalises together.
+/// Elements that the norm of q and k normalizes together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNormSpan {
     /// Each head, with one weight for all of them.
@@ -342,7 +343,7 @@ pub enum QkNormSpan {
     EachHead,
 }
 
-/// What follows the mixer.
+/// The part of a layer behind the mixer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FfnSpec {
     /// The next layer.
@@ -359,8 +360,8 @@ pub struct MlpSpec {
     /// Width between.
     pub inner: usize,
     /// The activation.
-    pub act: Act,
-    /// There is a gate.
+    pub act: Activation,
+    /// Whether there is a gate.
     pub gated: bool,
     /// All projections have biases.
     pub bias: bool,
@@ -369,57 +370,53 @@ pub struct MlpSpec {
 /// Feed-forwards of which each token goes to some, by a router's scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsSpec {
-    /// How many there are.
+    /// Number of experts.
     pub count: usize,
-    /// How many a token goes to; at least 1 and at most `count`.
+    /// Number of experts that a token uses; at least 1 and at most `count`.
     pub top_k: usize,
-    /// Which those are, and what they count for.
+    /// Choice and weights of these experts.
     pub gating: GatingSpec,
     /// The router's scores have a bias.
     pub router_bias: bool,
     /// Each of them.
     pub expert: MlpSpec,
-    /// One that every token goes to beside them, and that counts for one.
+    /// The shared expert, whose output counts once.
     pub shared: Option<MlpSpec>,
-    /// It counts for the sigmoid of a score of its own instead.
+    /// The shared expert's weight is the sigmoid of a score of its own.
     pub shared_gate: bool,
-    /// The residual is normed for the router, for the experts, and for the one beside them; what the latter two make is normed before it is
-    /// added up.
+    /// The residual is normed separately for the router, the experts and the shared expert. The outputs of the latter two are normed
+    /// before they are added up.
     pub own_norms: bool,
 }
 
-/// How a router's scores become what experts count for.
+/// Function from a router's scores to the weights of the chosen experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatingSpec {
-    /// The sigmoid of each score, not the softmax over all.
-    pub sigmoid: bool,
+    /// From scores to probabilities.
+    pub function: GatingFunction,
     /// Experts are chosen by what they count for and a number of their own, which is added to it.
     pub bias: bool,
-    /// What the chosen ones count for sums to one.
+    /// The weights of the chosen experts sum to one.
     pub renormalize: bool,
     /// Factor on it after that.
     pub scale: f64,
     /// Each expert has a factor of its own, too.
     pub scales: bool,
     /// Experts are chosen among those of some groups.
-    pub groups: Option<GroupsSpec>,
-}
-
-/// Groups of as many experts, one after the other, of which a token's experts are chosen from some.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GroupsSpec {
-    /// How many there are; a divisor of the number of experts.
-    pub count: usize,
-    /// From how many a token's experts are chosen.
-    pub chosen: usize,
-    /// A group is as good as its two best experts together, not as its best.
-    pub best_two: bool,
+    pub groups: Option<ExpertGroups>,
 }
 
 impl GatingSpec {
     /// The softmax of the scores.
     pub(crate) fn softmax(renormalize: bool) -> Self {
-        Self { sigmoid: false, bias: false, renormalize, scale: 1.0, scales: false, groups: None }
+        Self {
+            function: GatingFunction::Softmax,
+            bias: false,
+            renormalize,
+            scale: 1.0,
+            scales: false,
+            groups: None,
+        }
     }
 }
 
@@ -428,7 +425,7 @@ pub(crate) const MOST_WIDTH: usize = 1 << 20;
 pub(crate) const MOST_HEADS: usize = 1 << 12;
 pub(crate) const MOST_HEAD_DIM: usize = 1 << 12;
 pub(crate) const MOST_LAYERS: usize = 1 << 12;
-/// Of all layers together.
+/// Most experts of all layers together.
 const MOST_EXPERTS: usize = 1 << 16;
 pub(crate) const MOST_TOKENS: usize = 1 << 24;
 
@@ -451,7 +448,7 @@ impl ModelSpec {
             Some(head_dim) => head_dim,
             None if hidden_size.is_multiple_of(heads) => hidden_size / heads,
             None => {
-                return Err(c.missing("head_dim", "as the heads do not divide hidden_size, it"));
+                return Err(c.missing("head_dim", "the heads do not divide hidden_size, so it"));
             }
         };
         let norm = NormSpec { kind: NormKind::Rms, eps: c.float("rms_norm_eps")? };
@@ -486,7 +483,7 @@ impl ModelSpec {
             })),
             ffn: FfnSpec::Dense(MlpSpec {
                 inner: c.bounded("intermediate_size", MOST_WIDTH)?,
-                act: Act::read(c)?,
+                act: activation(c)?,
                 gated: true,
                 bias: c.flag_or("mlp_bias", false)?,
             }),
@@ -516,10 +513,10 @@ impl ModelSpec {
     /// The number that a layer has in names of tensors, where it has this slot.
     pub fn stored_layer(&self, layer: usize, slot: Slot) -> usize {
         let [mixer, ffn] = self.stored_apart.get(layer).copied().unwrap_or([layer; 2]);
-        if slot.is_of_ffn() { ffn } else { mixer }
+        if slot.info().is_ffn { ffn } else { mixer }
     }
 
-    /// How many layers names of tensors count.
+    /// Number of layers that the tensors' names count.
     pub fn num_stored_layers(&self) -> usize {
         let last = self.stored_apart.iter().flatten().max();
         last.map_or(self.layers.len(), |last| last + 1)
@@ -579,12 +576,12 @@ impl ModelSpec {
         self.layers.iter().rposition(|layer| !reads(layer)).map_or(0, |last| last + 1)
     }
 
-    /// The layers' recurrences over matrices, in order.
+    /// The layers' linear attentions and SSMs, in order.
     pub fn recurrences(&self) -> impl Iterator<Item = &RecurrenceSpec> {
         self.layers.iter().filter_map(LayerSpec::recurrence)
     }
 
-    /// How many layers keep a state of one size of each sequence; they are all of one kind.
+    /// Number of layers with a recurrent state for each sequence; they are all of one kind.
     pub fn num_states(&self) -> usize {
         self.layers.iter().filter(|layer| layer.keeps_state()).count()
     }
@@ -613,7 +610,7 @@ impl FfnSpec {
         }
     }
 
-    /// The feed-forward that every token goes to beside experts, where there is one.
+    /// The shared expert, if there is one.
     pub fn shared(&self) -> Option<&MlpSpec> {
         self.experts().and_then(|experts| experts.shared.as_ref())
     }

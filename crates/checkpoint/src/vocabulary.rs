@@ -1,16 +1,16 @@
 //! Vocabularies in other files than `tokenizer.json`, as the `tokenizer.json` of the same model.
 
 mod byte_pairs;
+pub(crate) mod pieces;
 mod sentence_piece;
+pub(crate) mod splitting;
 mod tekken;
 mod tiktoken;
 
 use serde_json::{Value, json};
 
-use crate::{
-    error::{Error, Result},
-    gguf::byte_level,
-};
+use crate::error::{Error, Result};
+use splitting::byte_level;
 
 /// Bytes of a token beyond any real one: how merges are found takes the square of them.
 const MOST_BYTES: usize = 1024;

@@ -1,4 +1,4 @@
-//! Where each of our tensors is found in a checkpoint, and which shape it has.
+//! Names and shapes of our tensors in a checkpoint.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -6,7 +6,7 @@ use candlepower_layout::MatrixForm;
 
 use crate::{
     error::Result,
-    quantization::{Recoded, Scheme, StoredTensor},
+    quantization::{Mxfp4, Quantization, Recoded, Scheme, StoredTensor},
     spec::{
         AttentionSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, PerLayerSpec,
         QkNormSpan, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
@@ -14,48 +14,47 @@ use crate::{
 };
 
 mod names;
-mod slot;
 
-pub use slot::Slot;
+pub(crate) use crate::slot::Slot;
 
-/// How a slot's numbers lie in the checkpoint's tensor.
+/// Position of a slot's values in the checkpoint's tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
-    /// They are the whole tensor.
+    /// The whole tensor.
     Whole,
     /// Slots with the same name lie in one tensor, rows after rows, in the order of [`Slot`].
     Rows,
-    /// As [`Self::Rows`], head by head: the first head's rows of each slot, then the second's. Heads are those of keys, with all queries
-    /// that read one, or, where the tensor has no keys, those of queries.
+    /// [`Self::Rows`] head by head: the first head's rows of each slot, then the second's. Heads are KV heads with all queries that
+    /// read one or, if the tensor has no keys, query heads.
     Heads,
-    /// They are the whole tensor but for so many rows before them.
+    /// The whole tensor without so many rows at its start.
     Behind(usize),
-    /// As [`Self::Rows`], in a tensor that is stored transposed, `[in, out]`.
+    /// [`Self::Rows`] in a tensor that is stored transposed, `[in, out]`.
     Transposed,
-    /// As [`Self::Rows`], of vectors that are stored as `[rows, 1, taps]`.
-    Taps,
+    /// [`Self::Rows`] of vectors that are stored as `[rows, 1, kernel_size]`.
+    ConvKernel,
     /// The vector is stored as a matrix with a row for each head.
     RowOfEachHead,
     /// The vector is stored as a matrix of one row.
     Row,
-    /// As [`Self::Rows`], in a tensor `[experts, in, out]` of the matrices of all experts, each transposed where they are plain numbers,
-    /// or `[experts, out]` of their vectors; where `alternating`, rows of gate and up in turn.
+    /// [`Self::Rows`] in a tensor `[experts, in, out]` of the matrices of all experts, each transposed unless it is quantized, or
+    /// `[experts, out]` of their vectors; if `alternating`, with rows of gate and up in turn.
     Experts {
         /// Rows of two slots in turn, not those of one after those of the other.
         alternating: bool,
     },
-    /// As [`Self::Rows`], in a tensor `[experts, out, in]` of the matrices of all experts.
+    /// [`Self::Rows`] in a tensor `[experts, out, in]` of the matrices of all experts.
     ExpertRows,
 }
 
 /// A rule: our slot <- the checkpoint's name, where `{i}` is the layer and `{e}` the expert, and how to take it.
 #[derive(Clone, Copy, Debug)]
 pub struct WeightRule {
-    /// What it fills.
+    /// The slot that it fills.
     pub slot: Slot,
     /// The name, with `{i}` for the layer and `{e}` for the expert.
     pub name: &'static str,
-    /// How to take it.
+    /// Position of the slot in the tensor.
     pub take: Take,
 }
 
@@ -91,8 +90,8 @@ pub(crate) const fn behind(rows: usize, slot: Slot, name: &'static str) -> Weigh
     WeightRule { slot, name, take: Take::Behind(rows) }
 }
 
-pub(crate) const fn taps(slot: Slot, name: &'static str) -> WeightRule {
-    WeightRule { slot, name, take: Take::Taps }
+pub(crate) const fn conv_kernel(slot: Slot, name: &'static str) -> WeightRule {
+    WeightRule { slot, name, take: Take::ConvKernel }
 }
 
 pub(crate) const fn row_of_each_head(slot: Slot, name: &'static str) -> WeightRule {
@@ -121,21 +120,21 @@ pub(crate) const fn row(slot: Slot, name: &'static str) -> WeightRule {
 /// A tensor of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorPlan {
-    /// The checkpoint's name; of a quantized matrix the one that it would have as plain numbers.
+    /// The checkpoint's name; for a quantized matrix the name of its unquantized form.
     pub name: String,
     /// `[rows, columns]`, or `[rows]` of a vector.
     pub shape: Vec<usize>,
     /// Its shape in the weight files, where it is not quantized: `[columns, rows]` of a transposed one.
     pub stored_shape: Vec<usize>,
-    /// How its slots are taken from it.
+    /// Position of its slots in it.
     pub take: Take,
-    /// What it fills, from its first row to its last; rows of one slot may be apart.
+    /// The slots that it fills, from its first row to its last; rows of one slot may be apart.
     pub slots: Vec<SlotRows>,
     /// The columns that are taken; all of them where `None`.
     pub columns: Option<Range<usize>>,
-    /// How it is stored, where it is quantized.
+    /// Its scheme, if it is stored quantized.
     pub scheme: Option<Scheme>,
-    /// What it becomes while it is loaded, where it is not quantized.
+    /// Its form after quantization on load, if it is stored unquantized.
     pub on_load: Option<Recoded>,
 }
 
@@ -147,14 +146,27 @@ impl TensorPlan {
     pub fn stored(&self) -> Result<Vec<StoredTensor>> {
         match (&self.scheme, self.shape.as_slice()) {
             (Some(scheme), &[n, k]) => scheme.tensors(&self.name, n, k),
-            _ => Ok(vec![StoredTensor::numbers(&self.name, &self.stored_shape)]),
+            _ => Ok(vec![StoredTensor::plain(&self.name, &self.stored_shape)]),
         }
     }
 
-    /// How it is kept in memory.
+    /// Its scheme in files of this quantization; `None` if it is not quantized.
+    pub(crate) fn scheme_of(&self, quantization: &Quantization) -> Option<Scheme> {
+        let module = self.name.strip_suffix(".weight").unwrap_or(&self.name);
+        let scheme = quantization.scheme_of(module, self.slots.first()?.slot)?;
+        match (scheme, self.take) {
+            (Scheme::Mxfp4(_), Take::Experts { .. }) => {
+                Some(Scheme::Mxfp4(Mxfp4 { experts: self.experts() }))
+            }
+            (Scheme::Mxfp4(_), _) => None,
+            (scheme, _) => Some(scheme),
+        }
+    }
+
+    /// Its form in memory.
     pub fn form(&self) -> MatrixForm {
         match (&self.scheme, self.columns()) {
-            (Some(_), Some(_)) if self.is_of_heads() => MatrixForm::Widened,
+            (Some(_), Some(_)) if self.is_per_head() => MatrixForm::Widened,
             (Some(scheme), Some(columns)) => MatrixForm::Quantized(scheme.packed(columns.len())),
             _ => self
                 .on_load
@@ -162,19 +174,19 @@ impl TensorPlan {
         }
     }
 
-    /// Whether it has matrices of heads: see [`Slot::is_of_heads`].
-    pub fn is_of_heads(&self) -> bool {
-        self.slots.iter().any(|slot| slot.slot.is_of_heads())
+    /// Whether it has matrices of heads: see [`Slot::is_per_head`].
+    pub fn is_per_head(&self) -> bool {
+        self.slots.iter().any(|slot| slot.slot.is_per_head())
     }
 
-    /// Where its rows lie among those that are stored.
+    /// The order of its rows in the stored tensor.
     pub fn row_order(&self) -> RowOrder {
         let alternates = self.take == Take::Experts { alternating: true };
         // Two slots of each expert have as many rows.
         RowOrder { half: alternates.then(|| self.shape[0] / self.experts() / 2) }
     }
 
-    /// How many experts have a part of it, where their rows lie together; otherwise one.
+    /// Number of experts whose rows it holds together; otherwise one.
     pub fn experts(&self) -> usize {
         match self.take {
             Take::Experts { .. } => self.stored_shape[0],
@@ -189,15 +201,15 @@ impl TensorPlan {
     }
 }
 
-/// Where rows lie among those that are stored.
+/// Order of rows in a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowOrder {
-    /// Where rows of two slots are stored in turn, how many rows each of them has.
+    /// Rows of each of two slots, if they are stored in turn.
     half: Option<usize>,
 }
 
 impl RowOrder {
-    /// Where a row lies.
+    /// The stored row of a row.
     pub fn stored(self, row: usize) -> usize {
         let alternating = |half| row / (2 * half) * (2 * half) + row % half * 2 + row / half % 2;
         self.half.map_or(row, alternating)
@@ -213,12 +225,12 @@ pub struct SlotRows {
     pub layer: Option<usize>,
     /// The tensor's rows.
     pub rows: Range<usize>,
-    /// Which row of the slot the first of them is.
+    /// Index of the first of them among the slot's rows.
     pub first: usize,
 }
 
-/// Every tensor of the model as plain numbers, first those outside the layers. `is_stored` says which of the names that some
-/// checkpoints have and others have not is that of a tensor.
+/// Every tensor of the model in its unquantized form, first those outside the layers. `is_stored` says which of several possible names
+/// is that of a tensor.
 pub(crate) fn plan(
     spec: &ModelSpec,
     own_rules: &[WeightRule],
@@ -227,7 +239,7 @@ pub(crate) fn plan(
     plan_named(spec, own_rules, names::LLAMA, is_stored)
 }
 
-/// As [`plan`], where what has no rule of its own is called as `common` says.
+/// The same as [`plan`], with the names in `common` for slots without a rule in `own_rules`.
 pub(crate) fn plan_named(
     spec: &ModelSpec,
     own_rules: &[WeightRule],
@@ -244,7 +256,7 @@ pub(crate) fn plan_named(
             None => name,
         }
     };
-    // Of several rules the first whose tensor is there, or else the first.
+    // The first rule whose tensor is there wins, or else the first.
     let rule = |slot: Slot, layer: Option<usize>| {
         let any = slot.of_any_expert();
         let mut rules = own_rules.iter().chain(common).filter(|r| r.slot == any);
@@ -303,13 +315,13 @@ pub(crate) fn plan_named(
                 let head_dim = attention.expect("norms of heads are an attention's").head_dim;
                 vec![n / head_dim, head_dim]
             }
-            (Take::Taps, &[n]) => {
-                let taps = match &spec.layer_of(&tensor.slots[0]).mixer {
-                    Mixer::Recurrence(net) => net.taps,
-                    Mixer::ShortConv(conv) => conv.taps,
-                    Mixer::Attention(_) => unreachable!("taps are a convolution's"),
+            (Take::ConvKernel, &[n]) => {
+                let kernel_size = match &spec.layer_of(&tensor.slots[0]).mixer {
+                    Mixer::Recurrence(net) => net.kernel_size,
+                    Mixer::ShortConv(conv) => conv.kernel_size,
+                    Mixer::Attention(_) => unreachable!("only convolutions have such a kernel"),
                 };
-                vec![n / taps, 1, taps]
+                vec![n / kernel_size, 1, kernel_size]
             }
             (Take::Row, &[n]) => vec![1, n],
             (Take::Experts { .. }, &[n]) => vec![experts, n / experts],
@@ -344,7 +356,8 @@ fn head_by_head(slots: &[SlotRows], heads: usize) -> Vec<SlotRows> {
     runs.collect()
 }
 
-/// Whether a tensor that no rule names may be left out: rope's frequencies and causal masks, which old checkpoints stored, a copy of the embedding as the head of a tied model, and keys and values of layers that read those of others.
+/// Whether a tensor that no rule names may be left out. Old checkpoints stored RoPE frequencies and causal masks. Others have a copy of
+/// the embedding as the head of a tied model, or keys and values of layers that read those of others.
 pub(crate) fn may_skip(spec: &ModelSpec, name: &str) -> bool {
     let is_unused = || {
         let of_layer = name.strip_prefix("model.layers.").or_else(|| name.strip_prefix("blk."));
@@ -363,7 +376,7 @@ pub(crate) fn may_skip(spec: &ModelSpec, name: &str) -> bool {
         || is_unused()
 }
 
-/// What old checkpoints of GPTs have of which tokens see which.
+/// Causal masks in old checkpoints of GPTs.
 const MASKS: [&str; 4] =
     [".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"];
 
@@ -432,9 +445,8 @@ fn layer_slots(layer: &LayerSpec, hidden: usize, width: Option<usize>) -> Vec<(S
     };
     let mut slots: Vec<_> = norms.iter().map(|norm| (*norm, vec![hidden])).collect();
     if layer.norm.kind.has_bias() {
-        let biases = [(Slot::AttnNorm, Slot::AttnNormBias), (Slot::FfnNorm, Slot::FfnNormBias)];
-        let biases = biases.into_iter().filter(|(norm, _)| norms.contains(norm));
-        slots.extend(biases.map(|(_, bias)| (bias, vec![hidden])));
+        let biases = norms.iter().filter_map(|norm| norm.info().bias);
+        slots.extend(biases.map(|bias| (bias, vec![hidden])));
     }
     if layer.scaled {
         slots.push((Slot::LayerScale, vec![1]));
@@ -579,9 +591,9 @@ fn recurrence_slots(net: &RecurrenceSpec, hidden: usize) -> Vec<(Slot, Vec<usize
         (Slot::RecurrentGate, values),
     ];
     let mut convolved = [
-        (Slot::RecurrentTapsQ, Slot::RecurrentBiasQ, keys),
-        (Slot::RecurrentTapsK, Slot::RecurrentBiasK, keys),
-        (Slot::RecurrentTapsV, Slot::RecurrentBiasV, values),
+        (Slot::RecurrentConvQ, Slot::RecurrentBiasQ, keys),
+        (Slot::RecurrentConvK, Slot::RecurrentBiasK, keys),
+        (Slot::RecurrentConvV, Slot::RecurrentBiasV, values),
     ];
     let of_rule = match net.rule {
         RuleSpec::Delta => {
@@ -597,7 +609,7 @@ fn recurrence_slots(net: &RecurrenceSpec, hidden: usize) -> Vec<(Slot, Vec<usize
         }
     };
     let has_bias = net.rule == RuleSpec::Mamba2 { conv_bias: true };
-    let taps = convolved.map(|(taps, _, rows)| (taps, vec![rows * net.taps]));
+    let kernels = convolved.map(|(kernel, _, rows)| (kernel, vec![rows * net.kernel_size]));
     let biases = convolved.map(|(_, bias, rows)| (bias, vec![rows]));
     let others = [
         (Slot::RecurrentDecay, vec![heads, hidden]),
@@ -605,14 +617,15 @@ fn recurrence_slots(net: &RecurrenceSpec, hidden: usize) -> Vec<(Slot, Vec<usize
         (Slot::RecurrentLogRate, vec![heads]),
         (Slot::RecurrentDecayBias, vec![heads]),
     ];
-    let all = rows.map(matrix).into_iter().chain(of_rule).chain(others).chain(taps);
+    let all = rows.map(matrix).into_iter().chain(of_rule).chain(others).chain(kernels);
     all.chain(biases.into_iter().filter(|_| has_bias)).collect()
 }
 
 fn short_conv_slots(conv: &ShortConvSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
-    let ShortConvSpec { channels, taps } = *conv;
+    let ShortConvSpec { channels, kernel_size } = *conv;
     let rows = [Slot::ConvB, Slot::ConvC, Slot::ConvX].map(|slot| (slot, vec![channels, hidden]));
-    let others = [(Slot::ConvTaps, vec![channels * taps]), (Slot::ConvOut, vec![hidden, channels])];
+    let others =
+        [(Slot::ConvKernel, vec![channels * kernel_size]), (Slot::ConvOut, vec![hidden, channels])];
     rows.into_iter().chain(others).collect()
 }
 
@@ -630,3 +643,6 @@ fn mlp_slots(mlp: &MlpSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
     }
     slots
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use candle_core::{Device, Tensor};
+use candlepower_checkpoint::LOGITS_ROWS;
 use candlepower_kernels::{
     AttentionMetadata, gather_rows,
     sampling::{RowLogprobs, logprobs_of, sample},
@@ -17,9 +18,6 @@ use crate::{
         PromptRow, SamplingBatch, ScoredRow, StepOutput, num_output_tokens, sampled_indices,
     },
 };
-
-/// Rows of logits that exist at a time, which bounds their memory (rows * vocabulary * 4 bytes).
-const LOGITS_ROWS: usize = 128;
 
 /// One rank's shard of the model, its shard of the cache, and the tokens sampled in the previous step.
 pub(crate) struct CpuRunner {

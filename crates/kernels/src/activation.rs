@@ -1,36 +1,13 @@
 //! Activation functions of the feed-forward layers, alone and gated.
 
 use candle_core::Tensor;
+pub use candlepower_layout::Activation;
 
 use crate::simd::{Isa, LANES, Simd, WithSimd, math};
 use crate::tensor::{Operand, from_vec};
 use crate::{Result, parallel};
 
-/// An activation function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x * sigmoid(x)`, also called swish.
-    Silu,
-    /// `x * Phi(x)` with the exact normal distribution function (erf).
-    Gelu,
-    /// The tanh approximation of [`Activation::Gelu`].
-    GeluTanh,
-    /// `max(x, 0)`.
-    Relu,
-    /// `max(x, 0)^2`.
-    ReluSquared,
-    /// `x * sigmoid(1.702 * x)` for `x` clamped to at most 7. Its factor, `up`, is clamped to -7 to 7 and increased
-    /// by 1 (gpt-oss).
-    SwigluOai,
-}
-
-impl Activation {
-    /// Each of them.
-    pub const ALL: [Self; 6] =
-        [Self::Silu, Self::Gelu, Self::GeluTanh, Self::Relu, Self::ReluSquared, Self::SwigluOai];
-}
-
-/// Limit of both halves of [`Activation::SwigluOai`].
+/// What bounds both halves of [`Activation::SwigluOai`].
 const SWIGLU_LIMIT: f32 = 7.0;
 /// Factor in its sigmoid.
 const SWIGLU_ALPHA: f32 = 1.702;

@@ -1,6 +1,8 @@
 //! MoE layers: the router's choice of experts for each token, and the experts' products for their tokens.
 
 use candle_core::Tensor;
+use candlepower_layout::MAX_EXPERT_GROUPS;
+pub use candlepower_layout::{ExpertGroups, GatingFunction, GroupScore};
 
 use crate::tensor::{Operand, from_vec};
 use crate::{
@@ -51,65 +53,38 @@ pub struct Gating {
     pub groups: Option<ExpertGroups>,
 }
 
-/// Groups of equally many neighbouring experts. A token's experts are chosen from its best groups alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertGroups {
-    /// Number of groups: at most 32, and a divisor of the number of experts.
-    pub count: usize,
-    /// Number of groups from which a token's experts are chosen. Together they have at least `top_k` experts.
-    pub chosen: usize,
-    /// Score by which groups are chosen.
-    pub score: GroupScore,
+/// Fails unless `top_k` of `experts` experts can be chosen from some of these groups.
+///
+/// # Errors
+/// They cannot.
+pub fn check_groups(groups: &ExpertGroups, experts: usize, top_k: usize) -> Result<()> {
+    let ExpertGroups { count, chosen, .. } = *groups;
+    let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
+    if count == 0 || count > MAX_EXPERT_GROUPS || !experts.is_multiple_of(count) {
+        return error("groups", count, "at most 32, and a divisor of the number of experts");
+    }
+    if chosen == 0 || chosen > count || chosen * (experts / count) < top_k {
+        return error("chosen groups", chosen, "enough for top_k, and at most all of them");
+    }
+    Ok(())
 }
 
-/// Score of a group for a token, from the biased shares of its experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GroupScore {
-    /// The score of its best expert (DeepSeek V2).
-    Best,
-    /// The sum of the scores of its best two experts (DeepSeek V3).
-    BestTwo,
-}
-
-/// Most groups. The GPU's kernel gives each group one lane of a warp.
-const MOST_GROUPS: usize = 32;
-
-impl ExpertGroups {
-    /// Fails unless `top_k` of `experts` experts can be chosen from these groups.
-    ///
-    /// # Errors
-    /// They cannot.
-    pub fn check(&self, experts: usize, top_k: usize) -> Result<()> {
-        let Self { count, chosen, .. } = *self;
-        let error =
-            |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
-        if count == 0 || count > MOST_GROUPS || !experts.is_multiple_of(count) {
-            return error("groups", count, "at most 32, and a divisor of the number of experts");
-        }
-        if chosen == 0 || chosen > count || chosen * (experts / count) < top_k {
-            return error("chosen groups", chosen, "enough for top_k, and at most all of them");
-        }
-        Ok(())
-    }
-
-    /// Whether each group is one of the chosen, if experts are chosen by `ranks`. The first of equal groups is
-    /// better.
-    fn are_chosen(&self, ranks: &[f32]) -> Vec<bool> {
-        let scores: Vec<f32> = ranks
-            .chunks_exact(ranks.len() / self.count)
-            .map(|ranks| {
-                let mut ranks = ranks.to_vec();
-                ranks.sort_by(|a, b| b.total_cmp(a));
-                match self.score {
-                    GroupScore::Best => ranks[0],
-                    GroupScore::BestTwo => ranks.iter().take(2).sum(),
-                }
-            })
-            .collect();
-        let mut order: Vec<usize> = (0..self.count).collect();
-        order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
-        (0..self.count).map(|group| order[..self.chosen].contains(&group)).collect()
-    }
+/// Of each group whether it is one of the chosen, where experts are chosen by `ranks`. Of equal ones the first is better.
+fn chosen_groups(groups: &ExpertGroups, ranks: &[f32]) -> Vec<bool> {
+    let scores: Vec<f32> = ranks
+        .chunks_exact(ranks.len() / groups.count)
+        .map(|ranks| {
+            let mut ranks = ranks.to_vec();
+            ranks.sort_by(|a, b| b.total_cmp(a));
+            match groups.score {
+                GroupScore::Best => ranks[0],
+                GroupScore::BestTwo => ranks.iter().take(2).sum(),
+            }
+        })
+        .collect();
+    let mut order: Vec<usize> = (0..groups.count).collect();
+    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
+    (0..groups.count).map(|group| order[..groups.chosen].contains(&group)).collect()
 }
 
 /// Bias and scale of each expert, read to CPU memory.
@@ -164,7 +139,7 @@ impl Gating {
         let ranks: Vec<f32> = (0..shares.len()).map(rank).collect();
         let mut chosen: Vec<usize> = (0..shares.len()).collect();
         if let Some(groups) = &self.groups {
-            let are_chosen = groups.are_chosen(&ranks);
+            let are_chosen = chosen_groups(groups, &ranks);
             chosen.retain(|expert| are_chosen[expert / (ranks.len() / groups.count)]);
         }
         chosen.sort_by(|&a, &b| ranks[b].total_cmp(&ranks[a]));
@@ -182,18 +157,9 @@ impl Gating {
     }
 }
 
-/// Function from a score to a share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GatingFunction {
-    /// Softmax over all scores.
-    Softmax,
-    /// Sigmoid of the score.
-    Sigmoid,
-}
-
-/// `sum of p[e] * expert_e(x)` over the `top_k` experts with the highest `p = softmax(router(x))`, or as [`Gating`]
-/// defines `p`. It is computed for each row of `x` `[tokens, hidden]` f32 and returned as `[tokens, hidden]`. The
-/// router reads the rows of `scored` `[tokens, hidden]`, which in most models are those of `x`.
+/// `sum of p[e] * expert_e(x)` over the `top_k` experts with the highest `p = softmax(router(x))`, or what else
+/// [`Gating`] says, for each row of `x` `[tokens, hidden]` f32; `[tokens, hidden]`. The router reads the rows of `scored`
+/// `[tokens, hidden]` instead, which in most models are those of `x`.
 ///
 /// Each expert computes the rows of all its tokens as one product, so that its weights are read once. A token's sum
 /// is in the order of the experts, so that it does not depend on the other tokens.
@@ -208,7 +174,7 @@ pub fn experts(x: &Tensor, scored: &Tensor, layer: &Experts<Weight>) -> Result<T
     Operand::new("experts", "scored", scored).expect_dims("x's shape", &[tokens, hidden])?;
     let count = layer.router.n();
     check(layer.top_k, count, [layer.gate_up.len(), layer.down.len()])?;
-    layer.gating.groups.map_or(Ok(()), |groups| groups.check(count, layer.top_k))?;
+    layer.gating.groups.map_or(Ok(()), |groups| check_groups(&groups, count, layer.top_k))?;
     let scores = linear(scored, &layer.router, layer.router_bias.as_ref())?;
     let scores = Operand::new("experts", "scores", &scores).f32s()?;
     // The rows of each expert, with the expert's share in them.
@@ -431,7 +397,7 @@ mod tests {
         assert_eq!(of(groups(1, GroupScore::BestTwo), 2), [2, 3]);
         assert_eq!(of(groups(2, GroupScore::BestTwo), 2), [0, 2], "of equal groups the first");
         assert_eq!(of(groups(3, GroupScore::Best), 3), [0, 2, 4]);
-        let refused = |groups: ExpertGroups| groups.check(6, 3).is_err();
+        let refused = |groups: ExpertGroups| check_groups(&groups, 6, 3).is_err();
         assert!(refused(groups(1, GroupScore::Best)) && refused(groups(4, GroupScore::Best)));
         assert!(refused(ExpertGroups { count: 4, ..groups(2, GroupScore::Best) }));
         assert!(!refused(groups(2, GroupScore::Best)));

@@ -3,7 +3,7 @@
 
 pub use crate::activation::{TIMES as ACTIVATION_TIMES, times_width};
 pub use crate::attention::SequenceView;
-pub use crate::experts::{OfExperts, check_top_k};
+pub use crate::experts::{OfExperts, check_groups, check_top_k};
 pub use crate::norm::{last_dim, weight_rows};
 pub use crate::short_conv::KERNEL as SHORT_CONV;
 pub use crate::tensor::{CpuSlice, Operand};

@@ -1,10 +1,10 @@
-//! What the codes of a quantized matrix mean.
+//! Formats of quantized values.
 
 use crate::PANEL;
 
-/// What the codes of a quantized matrix mean.
+/// Format of the quantized values of a matrix.
 ///
-/// Each group of inputs has a scale and a minimum per output: a number is `code * scale + min`, rounded once.
+/// Each group of inputs has a scale and an offset per output: a dequantized value is `q * scale + offset`, rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codes {
     /// Two bits: 0 to 3.
@@ -25,15 +25,15 @@ pub enum Codes {
     /// Four bits: a sign, two bits of exponent, one of mantissa: 0, 0.5, 1, 1.5, 2, 3, 4 and 6.
     /// Source: Open Compute Project, "OCP Microscaling Formats (MX) Specification", 2023.
     E2m1,
-    /// Four bits: which of sixteen whole numbers from -127 to 113, which are closer to each other near zero.
+    /// Four bits: an index into sixteen integers from -127 to 113, which are closer to each other near zero.
     /// Source: ggml's `kvalues_iq4nl`.
     Iq4,
-    /// Four bits: which of the output's sixteen numbers.
+    /// Four bits: an index into a table of sixteen values per output.
     Table,
 }
 
 impl Codes {
-    /// Bits of a code.
+    /// Bits of a quantized value.
     #[must_use]
     #[inline]
     pub const fn bits(self) -> usize {
@@ -47,7 +47,7 @@ impl Codes {
         }
     }
 
-    /// Bits of a code on a GPU, which counts [`Self::Iq4`].
+    /// Bits of a quantized value on a GPU, which keeps [`Self::Iq4`] as integers.
     #[must_use]
     pub const fn device_bits(self) -> usize {
         match self {
@@ -69,7 +69,7 @@ impl Codes {
         u8::MAX >> (8 - self.bits())
     }
 
-    /// Whether they are numbers from 0 on.
+    /// Whether they are unsigned integers.
     #[must_use]
     pub fn count_from_zero(self) -> bool {
         !matches!(self, Self::E4m3 | Self::E2m1 | Self::Iq4 | Self::Table)

@@ -1,14 +1,23 @@
-//! How a matrix is kept in memory: what the codes of a quantized one mean, in which form the scales of its groups are, what becomes of
-//! matrices that are computed as one, and how many bytes all of it takes.
+//! Constants and enums that the memory plan and the runtime share. They cover the bytes of quantized matrices and the form of their
+//! scales, the widths and buffers of attention on a GPU, and the functions that configurations name.
 //!
-//! `checkpoint` plans with it what a model will need, `kernels` packs and multiplies by it.
+//! `checkpoint` plans the memory of a model with them; `kernels` and `gpu` compute with them.
 
+mod buffers;
 mod codes;
+mod functions;
+mod head_dims;
 mod packed;
 mod panels;
 mod scales;
 
+pub use buffers::{
+    DEVICE_HEAD_DIMS, DEVICE_LATENT_DIMS, LATENT_PARTIALS_BYTES, LOGITS_ROWS, MAX_DEVICE_HEAD_DIM,
+    MAX_EXPERT_GROUPS, SCHEDULE_BYTES, attention_partials_bytes, device_head_dim,
+    device_latent_dims, device_latent_tokens, device_logits_rows,
+};
 pub use codes::Codes;
+pub use functions::{Activation, ExpertGroups, GatingFunction, GroupScore};
 pub use packed::{MatrixForm, Packed};
 pub use panels::{
     DEVICE_STEP, DEVICE_TILE, PANEL, TABLE, TABLE_STEPS, header_bytes, panel_bytes, scale_bytes,

@@ -1,36 +1,36 @@
-//! How a matrix is kept, and what becomes of matrices that are computed as one.
+//! Forms of matrices in memory, and the common form of matrices that are computed as one.
 
 use crate::scales::greatest_common_divisor;
 use crate::{
     Codes, DEVICE_STEP, DEVICE_TILE, Dtype, MinForm, PANEL, ScaleForm, TABLE, panel_bytes,
 };
 
-/// How a quantized matrix is kept.
+/// Form of a quantized matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packed {
-    /// What the codes mean.
+    /// The format of the quantized values.
     pub codes: Codes,
     /// Columns that share a scale.
     pub group: usize,
-    /// How the scales and the minima of its groups are kept.
+    /// The form of its groups' scales and offsets.
     pub scales: ScaleForm,
     /// The columns are in the order of their groups, not of the inputs.
     pub reordered: bool,
 }
 
-/// How a matrix is kept.
+/// Form of a matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatrixForm {
-    /// As numbers of its dtype.
+    /// Values of its dtype.
     Plain,
-    /// As codes.
+    /// Quantized values.
     Quantized(Packed),
-    /// As numbers in single precision, as it is made of matrices that have nothing narrower in common.
+    /// Dequantized values in single precision: the matrices that it consists of have no narrower form in common.
     Widened,
 }
 
 impl MatrixForm {
-    /// How two matrices with `k` columns are kept as one.
+    /// The form of two matrices with `k` columns that are kept as one.
     #[must_use]
     pub fn join(self, other: Self, k: usize) -> Self {
         match (self, other) {
@@ -42,7 +42,7 @@ impl MatrixForm {
         }
     }
 
-    /// How a GPU keeps a matrix with `k` columns: as numbers of the model's dtype where it has no form for its codes.
+    /// The form of a matrix with `k` columns on a GPU: dequantized to the model's dtype if the GPU has no form for its format.
     #[must_use]
     pub fn on_device(self, k: usize) -> Self {
         match self {
@@ -51,7 +51,7 @@ impl MatrixForm {
         }
     }
 
-    /// Bytes of a matrix of so many rows and columns, whose numbers would be of `dtype`.
+    /// Bytes of a matrix of so many rows and columns, with values of `dtype` unless it is quantized.
     #[must_use]
     pub fn bytes(self, rows: usize, columns: usize, dtype: Dtype) -> usize {
         let dtype = match self {
@@ -64,20 +64,20 @@ impl MatrixForm {
 }
 
 impl Packed {
-    /// Columns in order, in groups with scales and minima of their own.
+    /// Columns in order, in groups with scales and offsets of their own.
     #[must_use]
     pub fn by_group(codes: Codes, group: usize) -> Self {
         Self { codes, group, scales: ScaleForm::F32, reordered: false }
     }
 
-    /// As [`Self::by_group`], without minima.
+    /// The same as [`Self::by_group`], without offsets.
     #[must_use]
     pub fn without_mins(codes: Codes, group: usize) -> Self {
         let scales = ScaleForm { mins: MinForm::None, ..ScaleForm::F32 };
         Self { scales, ..Self::by_group(codes, group) }
     }
 
-    /// As numbers from 0 on, of which 128 means zero, where its codes are [`Codes::Iq4`].
+    /// Unsigned integers with a zero-point of 128 in place of [`Codes::Iq4`].
     fn counted(self) -> Self {
         match self.codes {
             Codes::Iq4 => Self {
@@ -89,7 +89,7 @@ impl Packed {
         }
     }
 
-    /// Codes of few bits fit into more, and scales of a group are those of its parts.
+    /// Narrow quantized values fit into wider ones, and the scale of a group applies to its parts.
     fn join(self, other: Self, k: usize) -> Option<Self> {
         if self.codes != other.codes && [self.codes, other.codes].contains(&Codes::Iq4) {
             return self.counted().join(other.counted(), k);

@@ -1,23 +1,23 @@
-//! How many bytes panels of codes take, and the tiles of a GPU.
+//! Bytes of panels of quantized values, and the tiles of a GPU.
 
 use crate::{Codes, ScaleForm};
 
 /// Outputs of one panel, in which they lie beside one another for each step of inputs.
 pub const PANEL: usize = 32;
 
-/// Numbers in the table of an output whose codes are [`Codes::Table`].
+/// Values in the table of an output whose format is [`Codes::Table`].
 pub const TABLE: usize = 16;
 
-/// Inputs of one output whose codes for its table lie together.
+/// Inputs of one output whose table indices lie together.
 pub const TABLE_STEPS: usize = 32;
 
-/// Outputs and inputs of a tile of codes on a GPU, as in index.cuh.
+/// Outputs and inputs of a tile of quantized values on a GPU; index.cuh has the same.
 pub const DEVICE_TILE: [usize; 2] = [16, 64];
 
-/// Inputs that a GPU multiplies at once: a group there is whole steps. As in index.cuh.
+/// Inputs that a GPU multiplies at once: a group there is whole steps. The same number stands in index.cuh.
 pub const DEVICE_STEP: usize = 16;
 
-/// Bytes of a panel's scales and minima of one run of groups, or of its tables, before what each group has.
+/// Bytes of a panel's scales and offsets of one run of groups, or of its tables, before the bytes of each group.
 #[must_use]
 #[inline]
 pub const fn scale_bytes(codes: Codes, scales: ScaleForm) -> usize {
@@ -27,7 +27,7 @@ pub const fn scale_bytes(codes: Codes, scales: ScaleForm) -> usize {
     }
 }
 
-/// Bytes before the codes of a run of so many groups: one, or a block's.
+/// Bytes before the quantized values of a run of so many groups: one group, or a super-block's.
 #[must_use]
 #[inline]
 pub fn header_bytes(codes: Codes, scales: ScaleForm, groups: usize) -> usize {
@@ -38,7 +38,7 @@ pub fn header_bytes(codes: Codes, scales: ScaleForm, groups: usize) -> usize {
     scale_bytes(codes, scales) + of_groups
 }
 
-/// Bytes of a panel of `k` inputs, in groups of `group`: runs of codes, each behind its header.
+/// Bytes of a panel of `k` inputs, in groups of `group`: runs of quantized values, each behind its header.
 #[must_use]
 pub fn panel_bytes(codes: Codes, group: usize, scales: ScaleForm, k: usize) -> usize {
     let group = group.min(k).max(1);

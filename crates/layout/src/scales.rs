@@ -1,4 +1,4 @@
-//! In which form the scales and the minima of groups are kept.
+//! Forms of the scales and offsets of groups.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,41 +37,41 @@ impl Dtype {
     }
 }
 
-/// How the scales and the minima of groups are kept.
+/// Form of the scales and offsets of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleForm {
-    /// The scales' dtype, and that of minima of their own.
+    /// The scales' dtype, and that of stored offsets.
     pub dtype: Dtype,
-    /// What the minima are.
+    /// Form of the offsets.
     pub mins: MinForm,
-    /// Where scales have two levels: those of a block's groups are multiples of one scale, and so are minima of their own.
+    /// Super-blocks, if scales have two levels: groups have sub-scales of one scale, and likewise sub-offsets.
     pub blocks: Option<Blocks>,
 }
 
-/// Groups whose scales are multiples of one.
+/// Groups with sub-scales of one scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
     /// Columns of a block: whole groups, of which each is a multiple of sixteen columns.
     pub columns: usize,
-    /// How the multiples are kept.
+    /// Form of the sub-scales.
     pub multiples: MultipleForm,
 }
 
-/// How numbers are kept that multiply scales and minima.
+/// Form of the integers that multiply a super-block's scale and offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MultipleForm {
     /// Eight bits, with a sign.
     I8,
-    /// Six bits, with a sign; only of scales, beside minima that are not numbers of their own.
+    /// Six bits with a sign; for scales only, beside offsets that are not stored.
     I6,
-    /// Six bits; of scales and of minima of their own.
+    /// Six bits; for scales and stored offsets.
     U6,
-    /// Four bits; of scales and of minima of their own.
+    /// Four bits; for scales and stored offsets.
     U4,
 }
 
 impl MultipleForm {
-    /// What is added to a number before its bits are kept.
+    /// Bias that is added to a sub-scale before its bits are kept.
     #[must_use]
     #[inline]
     pub const fn bias(self) -> i8 {
@@ -92,7 +92,7 @@ impl MultipleForm {
         }
     }
 
-    /// Whether it is for minima of their own, too; all the same to eight bits.
+    /// Whether stored offsets have it, too; all the same to eight bits.
     #[must_use]
     pub fn suits(self, mins: MinForm) -> bool {
         match self {
@@ -103,7 +103,7 @@ impl MultipleForm {
     }
 }
 
-/// What the minima of groups are.
+/// Form of the offsets of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MinForm {
     /// -0.0, which adds nothing.
@@ -112,18 +112,18 @@ pub enum MinForm {
     Own,
     /// The scale times the negative of this code, which so means zero.
     ZeroPoint(u8),
-    /// The scale times the negative of a code that each group has.
+    /// The scale times the negated zero-point of each group.
     ZeroPoints,
 }
 
 impl ScaleForm {
-    /// Each group's scale and minimum in f32.
+    /// A scale and an offset in f32 for each group.
     pub const F32: Self = Self { dtype: Dtype::F32, mins: MinForm::Own, blocks: None };
 
     /// Columns of a group are a multiple of so many, where there are blocks.
     pub const GROUP_MULTIPLE: usize = 16;
 
-    /// The form in which scales of both are kept to the bit. Scales that are multiples are numbers too, but not the other way
+    /// The form in which scales of both are kept exactly. Sub-scales times their scale fit into a dtype of scales, but not the other way
     /// round, and products have more bits than their factors.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
@@ -160,8 +160,9 @@ impl ScaleForm {
         self.blocks.map_or(group, |blocks| blocks.columns)
     }
 
-    /// How the scales of `k` columns are kept, in groups of `group`, which begin at a multiple of `k` as a rank's do: blocks as far as
-    /// they lie within, and none that have no more than one group, whose own scales are less.
+    /// The form of the scales of `k` columns in groups of `group`, which begin at a multiple of `k` as those of a rank do.
+    ///
+    /// Super-blocks remain if they lie within these columns. A super-block of one group is replaced by the group's own scale.
     #[must_use]
     pub fn within(self, k: usize, group: usize) -> Self {
         match self.blocks.zip(self.block_within(k)) {
@@ -173,7 +174,7 @@ impl ScaleForm {
         }
     }
 
-    /// Bytes of the scales of a panel's group, or block, and of minima of its own.
+    /// Bytes of the scales of a panel's group or super-block, and of stored offsets.
     #[must_use]
     #[inline]
     pub const fn numbers_bytes(self) -> usize {
@@ -181,12 +182,12 @@ impl ScaleForm {
         numbers * PANEL * self.dtype.size()
     }
 
-    /// Bytes of what multiplies the scales and the minima of so many groups of a panel.
+    /// Bytes of the sub-scales and sub-offsets of so many groups of a panel.
     #[must_use]
     #[inline]
     pub fn multiples_bytes(self, groups: usize) -> usize {
         let own = self.mins == MinForm::Own;
-        // A group's scale and minimum, or two groups' scales.
+        // A group's scale and offset, or two groups' scales.
         let pairs = if own { groups } else { groups.div_ceil(2) };
         PANEL
             * match self.blocks.map(|blocks| blocks.multiples) {
@@ -197,7 +198,7 @@ impl ScaleForm {
             }
     }
 
-    /// Bytes of the codes of zero of so many groups of a panel.
+    /// Bytes of the zero-points of so many groups of a panel.
     #[must_use]
     #[inline]
     pub fn zero_points_bytes(self, groups: usize) -> usize {

@@ -6,7 +6,7 @@ use std::{error::Error, fs, path::Path};
 use candle_core::DType;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, OnLoad};
 use candlepower_kernels::WeightRows;
-use candlepower_models::recoded_numbers;
+use candlepower_models::recoded_values;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Err(format!("{} is not stored in rows", tensor.name).into());
         }
         let rows = WeightRows { dtype, bytes: view.data() };
-        let rows = recoded_numbers(recoded, &tensor.name, columns.len(), rows)?;
+        let rows = recoded_values(recoded, &tensor.name, columns.len(), rows)?;
         numbers
             .push((tensor.name, rows.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>()));
     }

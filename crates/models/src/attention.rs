@@ -1,14 +1,14 @@
 //! A layer's attention: its weights and its dimensions.
 
 use candle_core::Tensor;
-use candlepower_checkpoint::{AttentionSpec, KvPlace, QkNormSpan};
+use candlepower_checkpoint::{AttentionSpec, KvPlace, QkNormSpan, Slot};
 use candlepower_kernels::{PagedAttention, RopeTable};
 
 use crate::{
     error::Result,
     linear::Linear,
     norm::{Norm, tensor_bytes},
-    parts::{Matrix, Part, Parts},
+    parts::{Matrix, Parts},
 };
 
 /// A layer that has keys and values in a cache.
@@ -63,8 +63,8 @@ impl<M: Matrix> Attention<M> {
             Some(norm) => parts.head_norm(layer, part, norm, spec.head_dim),
             None => Ok(None),
         };
-        let (q_norm, k_norm) = (head_norm(Part::QNorm)?, head_norm(Part::KNorm)?);
-        let gate = || Linear::without_bias(parts, layer, Part::AttnGate);
+        let (q_norm, k_norm) = (head_norm(Slot::QNorm)?, head_norm(Slot::KNorm)?);
+        let gate = || Linear::without_bias(parts, layer, Slot::AttnGate);
         Ok(Self {
             place,
             has_keys: spec.keys_of.is_none(),
@@ -72,7 +72,7 @@ impl<M: Matrix> Attention<M> {
             q_norm,
             k_norm,
             norm_span: spec.qk_norm.map_or(QkNormSpan::Head, |norm| norm.span),
-            qkv: Linear::take(parts, layer, Part::Qkv, Part::QkvBias)?,
+            qkv: Linear::take(parts, layer, Slot::Q, Slot::QBias)?,
             rope,
             params: PagedAttention {
                 scale: spec.scale as f32,
@@ -81,8 +81,8 @@ impl<M: Matrix> Attention<M> {
             },
             both_ways: spec.both_ways,
             v_norm: spec.v_norm.map(|eps| eps as f32),
-            sinks: parts.exact(layer, Part::Sinks)?,
-            out: Linear::take(parts, layer, Part::Out, Part::OutBias)?,
+            sinks: parts.exact(layer, Slot::Sinks)?,
+            out: Linear::take(parts, layer, Slot::O, Slot::OBias)?,
             heads: spec.heads,
             kv_heads: spec.kv_heads,
             head_dim,

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use candle_core::DType;
-use candlepower_checkpoint::{Dtype, MatrixForm, ModelSpec, NormKind, Packed, Slot, TensorPlan};
+use candlepower_checkpoint::{
+    Dtype, Init, MatrixForm, ModelSpec, NormKind, Packed, Slot, TensorPlan,
+};
 use candlepower_kernels::{Codes, MinForm, WeightRows};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -11,16 +13,16 @@ use rayon::prelude::*;
 use crate::{
     error::Result,
     load::{LoadProgress, Progress, taken},
-    parts::{Matrix, PartsBuilder},
-    quantized::{CodedRows, RowMins, Scales},
+    parts::{Matrix, PartsBuilder, norm_kind},
+    quantized::{OwnedRows, RowMins, Scales},
 };
 
-/// Rows are made in pieces of about so many numbers.
-const PIECE_NUMBERS: usize = 8 << 20;
+/// Rows are made in pieces of about so many values.
+const PIECE_VALUES: usize = 8 << 20;
 
-/// Fills every slot with numbers that depend only on the tensor and the place in it. Their spread
+/// Fills every slot with random values that depend only on the tensor and the position in it. Their spread
 /// keeps activations and logits near one: `columns^-0.5` for matrices, less for those that add to
-/// the residual stream; norms are one, and biases small. Quantized matrices get random codes.
+/// the residual stream; norms are one, and biases small. Quantized matrices get random quantized weights.
 pub(crate) fn fill<M: Matrix>(
     spec: &ModelSpec,
     plan: &[TensorPlan],
@@ -34,7 +36,7 @@ pub(crate) fn fill<M: Matrix>(
     for (seed, tensor) in plan.iter().enumerate() {
         let width = tensor.shape.get(1).copied().unwrap_or(1);
         let columns = tensor.columns().unwrap_or(0..1);
-        let piece_rows = (PIECE_NUMBERS / columns.len()).max(1);
+        let piece_rows = (PIECE_VALUES / columns.len()).max(1);
         for slot in &tensor.slots {
             let (mean, spread) = distribution(spec, slot.layer, slot.slot, width);
             for first in slot.rows.clone().step_by(piece_rows) {
@@ -42,7 +44,7 @@ pub(crate) fn fill<M: Matrix>(
                 let piece = Piece { seed: seed as u64, rows, columns: columns.clone(), width };
                 done.bytes_done += (piece.len() * dtype.size_in_bytes()) as u64;
                 if let MatrixForm::Quantized(packed) = tensor.form() {
-                    let rows = random_codes(packed, &piece, spread);
+                    let rows = random_weights(packed, &piece, spread);
                     parts.write_quantized(
                         slot,
                         first - slot.rows.start,
@@ -64,77 +66,33 @@ pub(crate) fn fill<M: Matrix>(
 
 /// Mean and half-width of a slot's uniform distribution.
 fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usize) -> (f32, f32) {
-    let norm_mean = |kind: NormKind| match kind {
-        NormKind::RmsPlusOne | NormKind::LayerPlusOne => 0.0,
-        NormKind::Rms | NormKind::Layer { .. } => 1.0,
-    };
-    let norm = layer.map_or(spec.final_norm, |i| spec.layers[i].norm);
     // A uniform distribution's half-width is sqrt(3) standard deviations.
     let width = |deviation: f64| (3f64.sqrt() * deviation) as f32;
     let fan_in = (columns as f64).powf(-0.5);
-    match slot {
-        Slot::FinalNorm | Slot::AttnNorm | Slot::FfnNorm => (norm_mean(norm.kind), 0.0),
-        Slot::FinalNormBias | Slot::AttnNormBias | Slot::FfnNormBias => (0.0, width(0.1)),
-        Slot::AttnPostNorm
-        | Slot::FfnPostNorm
-        | Slot::PerLayerNorm
-        | Slot::PerLayerPostNorm
-        | Slot::RouterNorm
-        | Slot::ExpertsNorm
-        | Slot::ExpertsPostNorm
-        | Slot::SharedPostNorm => (norm_mean(norm.kind), 0.0),
-        Slot::LayerScale | Slot::RouterScales => (1.0, 0.0),
-        Slot::PerLayerEmbed => {
+    match slot.info().init {
+        Init::Norm | Init::QkNorm => match norm_kind(spec, layer, slot) {
+            Some(NormKind::RmsPlusOne | NormKind::LayerPlusOne) => (0.0, 0.0),
+            Some(NormKind::Rms | NormKind::Layer { .. }) | None => (1.0, 0.0),
+        },
+        Init::One => (1.0, 0.0),
+        Init::Small => (0.0, width(0.1)),
+        Init::FanIn => (0.0, width(fan_in)),
+        Init::Residual => (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5))),
+        Init::Embedding if spec.head.tied => (0.0, width(fan_in / spec.head.scale)),
+        Init::Embedding => (0.0, width(1.0 / spec.embed.scale)),
+        Init::PerLayerEmbedding => {
             (0.0, width(1.0 / spec.per_layer.map_or(1.0, |per_layer| per_layer.scale)))
         }
-        Slot::PerLayerProjection | Slot::PerLayerGate | Slot::PerLayerOut => (0.0, width(fan_in)),
-        Slot::QNorm | Slot::KNorm => {
-            let qk_norm = layer.and_then(|i| spec.layers[i].attention()?.qk_norm);
-            (norm_mean(qk_norm.map_or(norm, |norm| norm.norm).kind), 0.0)
-        }
-        Slot::QBias | Slot::KBias | Slot::VBias | Slot::OBias => (0.0, width(0.1)),
-        Slot::GateBias | Slot::UpBias | Slot::DownBias => (0.0, width(0.1)),
-        Slot::Embed if spec.head.tied => (0.0, width(fan_in / spec.head.scale)),
-        Slot::Embed => (0.0, width(1.0 / spec.embed.scale)),
-        Slot::Positions => (0.0, width(0.1)),
-        Slot::RouterBias | Slot::RouterCorrection | Slot::Sinks => (0.0, width(0.1)),
-        Slot::ExpertGateBias(_) | Slot::ExpertUpBias(_) => (0.0, width(0.1)),
-        Slot::ExpertDownBias(_) => (0.0, width(0.1)),
-        Slot::O
-        | Slot::RecurrentOut
-        | Slot::ConvOut
-        | Slot::Down
-        | Slot::SharedDown
-        | Slot::ExpertDown(_) => (0.0, width(fan_in * (2.0 * spec.layers.len() as f64).powf(-0.5))),
-        Slot::Head => (0.0, width(fan_in / spec.head.scale)),
-        Slot::HeadBias => (0.0, width(0.1)),
-        Slot::Q | Slot::K | Slot::V | Slot::Gate | Slot::Up => (0.0, width(fan_in)),
-        Slot::Router | Slot::ExpertGate(_) | Slot::ExpertUp(_) => (0.0, width(fan_in)),
-        Slot::SharedScore | Slot::SharedGate | Slot::SharedUp => (0.0, width(fan_in)),
-        Slot::QLatentNorm | Slot::KvLatentNorm => (1.0, 0.0),
-        Slot::QLatent | Slot::QUp | Slot::KvLatent | Slot::KeyUp | Slot::ValueUp => {
-            (0.0, width(fan_in))
-        }
-        Slot::AttnGate
-        | Slot::RecurrentQ
-        | Slot::RecurrentK
-        | Slot::RecurrentV
-        | Slot::RecurrentGate => (0.0, width(fan_in)),
-        Slot::RecurrentBeta | Slot::RecurrentDecay => (0.0, width(fan_in)),
+        Init::Head => (0.0, width(fan_in / spec.head.scale)),
+        Init::Conv => (0.0, width(0.5)),
         // States that forget in some tens of tokens.
-        Slot::RecurrentLogRate if spec.recurrences().any(|net| !net.log_rates) => (-1.0, 0.0),
-        Slot::RecurrentLogRate => (0.0, width(0.5)),
-        Slot::RecurrentDecayBias => (-3.0, width(0.5)),
-        Slot::RecurrentTapsQ | Slot::RecurrentTapsK | Slot::RecurrentTapsV | Slot::ConvTaps => {
-            (0.0, width(0.5))
-        }
-        Slot::ConvB | Slot::ConvC | Slot::ConvX => (0.0, width(fan_in)),
-        Slot::RecurrentBiasQ | Slot::RecurrentBiasK | Slot::RecurrentBiasV => (0.0, width(0.1)),
-        Slot::RecurrentNorm | Slot::RecurrentSkip => (1.0, 0.0),
+        Init::LogRate if spec.recurrences().any(|net| !net.log_rates) => (-1.0, 0.0),
+        Init::LogRate => (0.0, width(0.5)),
+        Init::DecayBias => (-3.0, width(0.5)),
     }
 }
 
-/// Some rows and columns of a tensor, whose numbers depend on where in it they are.
+/// Some rows and columns of a tensor, whose values depend on their position in it.
 struct Piece {
     seed: u64,
     rows: Range<usize>,
@@ -144,7 +102,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Count of its numbers.
+    /// Count of its values.
     fn len(&self) -> usize {
         self.rows.len() * self.columns.len()
     }
@@ -157,11 +115,11 @@ impl Piece {
     }
 }
 
-/// Random codes, whose numbers spread as those of other tensors do.
-fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
+/// Random quantized weights, whose dequantized values spread as those of other tensors do.
+fn random_weights(packed: Packed, piece: &Piece, spread: f32) -> OwnedRows {
     let codes = packed.codes;
-    // Codes, and the scale with which their numbers reach from -1 to 1, if half of them are below zero. Those of E4M3
-    // and E2M1 lie closer to zero than uniform ones: 116 and 5.07 give them the same deviation. Bit 3 keeps NaN away.
+    // Bits of a quantized weight, and the scale with which the values reach from -1 to 1, if half of them are below zero. E4M3 and E2M1
+    // lie closer to zero than uniform ones: 116 and 5.07 give them the same deviation. Bit 3 keeps NaN away.
     let (mask, scale) = match codes {
         Codes::U2 => (3, 1.0 / 1.5),
         Codes::U3 => (7, 1.0 / 3.5),
@@ -204,7 +162,7 @@ fn random_codes(packed: Packed, piece: &Piece, spread: f32) -> CodedRows {
     };
     let of_mins = if matches!(mins, RowMins::Own(_)) { groups } else { 0 };
     let multiples = block.map(|block| (block, [vec![1; groups], vec![1; of_mins]]));
-    CodedRows {
+    OwnedRows {
         codes,
         group: packed.group,
         bytes,
@@ -227,9 +185,9 @@ fn random(seed: u64, index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The little-endian bytes in a dtype of the numbers `value(0)` to `value(len - 1)`.
+/// The little-endian bytes in a dtype of the values `value(0)` to `value(len - 1)`.
 fn encode(len: usize, dtype: DType, value: impl Fn(usize) -> f32 + Sync) -> Vec<u8> {
-    /// Numbers that one task makes.
+    /// Values that one task makes.
     const CHUNK: usize = 1 << 16;
     let size = dtype.size_in_bytes();
     let mut bytes = vec![0; len * size];

@@ -7,7 +7,7 @@ use candlepower_kernels::{KvScales, WeightRows};
 
 use crate::{
     error::{Error, Result},
-    parts::numbers,
+    parts::values,
     shards::Shards,
 };
 
@@ -48,7 +48,7 @@ impl LayerKvScales {
                 return Ok(Self(unusable(name, reason)));
             }
             let bytes = shards.whole(name)?;
-            stored.push((name, kinds, numbers(WeightRows { dtype, bytes: &bytes })[0]));
+            stored.push((name, kinds, values(WeightRows { dtype, bytes: &bytes })[0]));
         }
         Ok(Self(of_layers(&stored, num_layers)))
     }

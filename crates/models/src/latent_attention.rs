@@ -1,6 +1,6 @@
 //! A layer's multi-head latent attention: its weights and its dimensions.
 
-use candlepower_checkpoint::{AttentionSpec, KvPlace, LatentSpec, NormKind, NormSpec};
+use candlepower_checkpoint::{AttentionSpec, KvPlace, LatentSpec, NormKind, NormSpec, Slot};
 use candlepower_kernels::{PagedAttention, RopeTable};
 
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     error::Result,
     linear::Linear,
     norm::Norm,
-    parts::{Matrix, Part, Parts},
+    parts::{Matrix, Parts},
 };
 
 /// One layer's latent attention.
@@ -49,13 +49,14 @@ impl<M: Matrix> LatentAttention<M> {
             let norm = parts.norm(Some(layer), part, &norm)?;
             Ok(norm.expect("the plan holds every norm of the spec"))
         };
-        let kv_norm = norm_of(Part::KvLatentNorm)?;
-        let q_norm = spec.q_rank.map(|_| norm_of(Part::QLatentNorm)).transpose()?;
+        let kv_norm = norm_of(Slot::KvLatentNorm)?;
+        let q_norm = spec.q_rank.map(|_| norm_of(Slot::QLatentNorm)).transpose()?;
         let mut linear = |part| Linear::without_bias(parts, layer, part);
-        let q_latent = q_norm.map(|norm| (linear(Part::QLatent), norm));
-        let (q, kv_latent, out) = (linear(Part::Qkv), linear(Part::KvLatent), linear(Part::Out));
+        let q_latent = q_norm.map(|norm| (linear(Slot::QLatent), norm));
+        let q = linear(if spec.q_rank.is_some() { Slot::QUp } else { Slot::Q });
+        let (kv_latent, out) = (linear(Slot::KvLatent), linear(Slot::O));
         let (key_up, value_up) =
-            (parts.of_heads(layer, Part::KeyUp), parts.of_heads(layer, Part::ValueUp));
+            (parts.of_heads(layer, Slot::KeyUp), parts.of_heads(layer, Slot::ValueUp));
         let bytes = key_up.iter().chain(&value_up).map(M::num_bytes).sum();
         Ok(Self {
             place,

@@ -1,7 +1,8 @@
 //! A model's weights, layer by layer.
 
 use candlepower_checkpoint::{
-    EmbedSpec, LayerSpec, Mixer as MixerSpec, ModelSpec, NormSpec, PerLayerSpec, Residual, RopeSpec,
+    EmbedSpec, LayerSpec, Mixer as MixerSpec, ModelSpec, NormSpec, PerLayerSpec, Residual,
+    RopeSpec, Slot,
 };
 use candlepower_kernels::{Activation, RopeTable};
 
@@ -11,7 +12,7 @@ use crate::{
     latent_attention::LatentAttention,
     linear::Linear,
     norm::Norm,
-    parts::{Matrix, Part, Parts},
+    parts::{Matrix, Parts},
     recurrence::Recurrence,
     rope::rope_table,
     short_conv::ShortConv,
@@ -19,7 +20,6 @@ use crate::{
 
 mod ffn;
 
-use ffn::activation;
 pub(crate) use ffn::{Ffn, Mlp, RoutedExperts};
 
 /// A model's weights in the order of their use.
@@ -86,15 +86,15 @@ impl<M: Matrix> Layers<M> {
         mut parts: Parts<M>,
         max_model_len: usize,
     ) -> Result<Self> {
-        let embed = parts.matrix(None, Part::Embed);
+        let embed = parts.matrix(None, Slot::Embed);
         let head = match spec.head.tied {
             true => embed.clone(),
-            false => parts.matrix(None, Part::Head),
+            false => parts.matrix(None, Slot::Head),
         };
-        let positions = spec.embed.positions.map(|_| parts.matrix(None, Part::Positions));
+        let positions = spec.embed.positions.map(|_| parts.matrix(None, Slot::Positions));
         let per_layer = spec.per_layer.as_ref();
         let per_layer = per_layer.map(|of| PerLayer::take(&mut parts, of, spec)).transpose()?;
-        let final_norm = parts.norm(None, Part::FinalNorm, &spec.final_norm)?;
+        let final_norm = parts.norm(None, Slot::FinalNorm, &spec.final_norm)?;
         let mut tables: Vec<(&Option<RopeSpec>, RopeTable)> = Vec::new();
         let mut layers = Vec::with_capacity(spec.layers.len());
         let mut states = 0..;
@@ -141,7 +141,7 @@ impl<M: Matrix> Layers<M> {
             layers,
             first_reader: spec.first_reader(),
             final_norm: final_norm.expect("the plan holds the final norm"),
-            head: Linear { weight: head, bias: parts.vector(None, Part::HeadBias)? },
+            head: Linear { weight: head, bias: parts.vector(None, Slot::HeadBias)? },
             tied: spec.head.tied,
         })
     }
@@ -164,18 +164,18 @@ impl<M: Matrix> Layers<M> {
 
 impl<M: Matrix> PerLayer<M> {
     fn take(parts: &mut Parts<M>, spec: &PerLayerSpec, model: &ModelSpec) -> Result<Self> {
-        let table = parts.matrix(None, Part::PerLayerEmbed);
+        let table = parts.matrix(None, Slot::PerLayerEmbed);
         // The model scales the projection before its norm. The norm removes that factor again, except from its epsilon.
         let eps = spec.eps * model.hidden_size as f64;
         let norm = NormSpec { eps, ..model.final_norm };
-        let norm = parts.norm(None, Part::PerLayerNorm, &norm)?;
+        let norm = parts.norm(None, Slot::PerLayerNorm, &norm)?;
         Ok(Self {
             embed: EmbedSpec { scale: spec.scale, ..model.embed },
             table,
-            projection: parts.matrix(None, Part::PerLayerProjection),
+            projection: parts.matrix(None, Slot::PerLayerProjection),
             norm: norm.expect("the plan holds the norm"),
             width: spec.width,
-            activation: activation(spec.act),
+            activation: spec.act,
         })
     }
 
@@ -186,11 +186,11 @@ impl<M: Matrix> PerLayer<M> {
 
 impl<M: Matrix> OfLayer<M> {
     fn take(parts: &mut Parts<M>, i: usize, spec: &LayerSpec) -> Result<Option<Self>> {
-        let norm = parts.norm(Some(i), Part::PerLayerPostNorm, &spec.norm)?;
+        let norm = parts.norm(Some(i), Slot::PerLayerPostNorm, &spec.norm)?;
         let mut linear = |part| Linear::without_bias(parts, i, part);
         Ok(norm.map(|norm| Self {
-            gate: linear(Part::PerLayerGate),
-            out: linear(Part::PerLayerOut),
+            gate: linear(Slot::PerLayerGate),
+            out: linear(Slot::PerLayerOut),
             norm,
         }))
     }
@@ -204,14 +204,14 @@ impl<M: Matrix> Layer<M> {
     fn take(parts: &mut Parts<M>, i: usize, spec: &LayerSpec, mixer: Mixer<M>) -> Result<Self> {
         let mut norm = |part| parts.norm(Some(i), part, &spec.norm);
         Ok(Self {
-            attn_norm: norm(Part::AttnNorm)?,
-            attn_post_norm: norm(Part::AttnPostNorm)?,
-            ffn_norm: norm(Part::FfnNorm)?,
-            ffn_post_norm: norm(Part::FfnPostNorm)?,
+            attn_norm: norm(Slot::AttnNorm)?,
+            attn_post_norm: norm(Slot::AttnPostNorm)?,
+            ffn_norm: norm(Slot::FfnNorm)?,
+            ffn_post_norm: norm(Slot::FfnPostNorm)?,
             parallel: matches!(spec.residual, Residual::Parallel | Residual::ParallelNorms),
             mixer,
             per_layer: OfLayer::take(parts, i, spec)?,
-            scale: parts.number(i, Part::LayerScale).unwrap_or(1.0),
+            scale: parts.number(i, Slot::LayerScale).unwrap_or(1.0),
             ffn: Ffn::take(parts, i, spec)?,
         })
     }

@@ -44,4 +44,4 @@ pub use load::{
     load_shard_on_device,
 };
 pub use output_tokens::OutputTokens;
-pub use quantized::{dequantize_reference, recoded_numbers};
+pub use quantized::{dequantize_reference, recoded_values};

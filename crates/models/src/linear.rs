@@ -1,11 +1,12 @@
 //! A matrix with its bias.
 
 use candle_core::Tensor;
+use candlepower_checkpoint::Slot;
 
 use crate::{
     error::Result,
     norm::tensor_bytes,
-    parts::{Matrix, Part, Parts},
+    parts::{Matrix, Parts},
 };
 
 /// `x W^T + b`.
@@ -21,14 +22,14 @@ impl<M: Matrix> Linear<M> {
     pub(crate) fn take(
         parts: &mut Parts<M>,
         layer: usize,
-        weight: Part,
-        bias: Part,
+        weight: Slot,
+        bias: Slot,
     ) -> Result<Self> {
         let layer = Some(layer);
         Ok(Self { weight: parts.matrix(layer, weight), bias: parts.vector(layer, bias)? })
     }
 
-    pub(crate) fn without_bias(parts: &mut Parts<M>, layer: usize, weight: Part) -> Self {
+    pub(crate) fn without_bias(parts: &mut Parts<M>, layer: usize, weight: Slot) -> Self {
         Self { weight: parts.matrix(Some(layer), weight), bias: None }
     }
 

@@ -24,7 +24,7 @@ use crate::{
     shards::Shards,
 };
 
-/// How to load a model.
+/// Options for loading a model.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// The device of the model.
@@ -203,7 +203,7 @@ fn load_device_part(
     let layout = Layout {
         device: device.clone(),
         vectors: dtype,
-        head_dims: DEVICE_HEAD_DIMS,
+        head_dims: &DEVICE_HEAD_DIMS,
         adds_one: false,
     };
     let source = Source::open(checkpoint, options)?;
@@ -328,7 +328,7 @@ fn read_weights<M: Matrix>(
         let end = done.bytes_done + num_bytes(stored, tensor);
         match &tensor.scheme {
             Some(scheme) => quantized::read(shards, tensor, *scheme, parts)?,
-            None => read_numbers(shards, tensor, parts, &mut |bytes| {
+            None => read_plain(shards, tensor, parts, &mut |bytes| {
                 done.bytes_done += bytes;
                 progress(done)
             })?,
@@ -347,8 +347,8 @@ pub(crate) fn taken(tensor: &TensorPlan) -> usize {
     rows * tensor.columns().map_or(1, |columns| columns.len())
 }
 
-/// Copies a tensor of plain values. `copied` gets the number of bytes after each piece.
-fn read_numbers<M: Matrix>(
+/// Copies an unquantized tensor, and reports the number of copied bytes after each piece.
+fn read_plain<M: Matrix>(
     shards: &Shards,
     tensor: &TensorPlan,
     parts: &mut PartsBuilder<'_, M>,

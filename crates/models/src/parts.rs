@@ -18,13 +18,13 @@ use crate::{
 };
 
 mod of_heads;
-mod place;
+mod target;
 
-use of_heads::HeadsBuilder;
-pub(crate) use place::Part;
-use place::Place;
+use of_heads::{HeadsBuilder, StoredHeads};
+pub(crate) use target::norm_kind;
+use target::{Key, Target};
 
-/// How a device keeps matrices.
+/// A matrix as a device keeps it.
 pub(crate) trait Matrix: Clone {
     /// A matrix that is being filled.
     type Builder: MatrixBuilder<Matrix = Self>;
@@ -128,18 +128,17 @@ impl Layout {
         self.head_dims.iter().copied().find(|dim| *dim >= head_dim).unwrap_or(head_dim)
     }
 
-    /// The padded elements of a latent of `rank` elements, behind which `turned` rotated elements lie.
-    fn padded_latent(&self, rank: usize, turned: usize) -> usize {
-        if self.head_dims.is_empty() { rank } else { device_latent_dims(rank, turned).0 }
+    /// The elements of a latent of `rank` elements, behind which `turned` elements lie.
+    fn padded_latent(&self, rank: usize, rotated: usize) -> usize {
+        if self.head_dims.is_empty() { rank } else { device_latent_dims(rank, rotated).0 }
     }
 }
 
-type Key = (Option<usize>, Part);
-
-/// The parts of a model while they are being filled.
+/// The parts of a model while they are being filled, by the slots that [`Slot::fused`] names.
 pub(crate) struct PartsBuilder<'a, M: Matrix> {
     spec: &'a ModelSpec,
     layout: Layout,
+    targets: HashMap<Key, Target>,
     matrices: HashMap<Key, M::Builder>,
     of_heads: HashMap<Key, HeadsBuilder<'a, M>>,
     vectors: HashMap<Key, Vec<f32>>,
@@ -161,28 +160,37 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         let reserve: Rc<Reserve<'a, M>> = Rc::new(reserve);
         let mut shapes: HashMap<Key, Shape> = HashMap::new();
         let mut vectors = HashMap::new();
-        let mut heads_rows: HashMap<Key, (Slot, usize, usize, DType)> = HashMap::new();
+        let mut of_heads = HashMap::new();
+        let targets = Target::of_slots(spec, &layout);
         for tensor in plan {
             for slot in &tensor.slots {
-                let place = Place::of(spec, &layout, slot.layer, slot.slot, slot.rows.len());
-                let key = (slot.layer, place.part);
+                let target = targets[&(slot.layer, slot.slot)];
+                let key = (slot.layer, slot.slot.fused());
                 let Some(columns) = tensor.columns().map(|columns| columns.len()) else {
-                    vectors.entry(key).or_insert_with(|| vec![0.0; place.rows]);
+                    vectors.entry(key).or_insert_with(|| vec![0.0; target.rows]);
                     continue;
                 };
-                if slot.slot.is_of_heads() {
-                    let all = heads_rows.entry(key);
-                    let all = all.or_insert((slot.slot, 0, columns, dtype(tensor)?));
-                    all.1 += slot.rows.len();
+                if slot.slot.is_per_head() {
+                    let attention = slot.layer.and_then(|layer| spec.layers[layer].attention());
+                    let attention = attention.expect("matrices of heads are an attention's");
+                    let stored = StoredHeads {
+                        slot: slot.slot,
+                        rows: target.rows,
+                        columns,
+                        dtype: dtype(tensor)?,
+                    };
+                    of_heads.entry(key).or_insert_with(|| {
+                        HeadsBuilder::new(reserve.clone(), attention, &layout, stored)
+                    });
                     continue;
                 }
-                let heads = place
+                let heads = target
                     .head_columns
                     .map(|len| HeadPadding { len, padded: layout.padded_head(len) });
                 let dtype = dtype(tensor)?;
                 let form = tensor.form();
                 let shape = shapes.entry(key).or_insert(Shape {
-                    rows: place.rows,
+                    rows: target.rows,
                     columns: heads.map_or(columns, |heads| columns / heads.len * heads.padded),
                     dtype,
                     form,
@@ -198,14 +206,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         }
         let builders = shapes.into_iter().map(|(key, shape)| Ok((key, reserve(shape)?)));
         let matrices = builders.collect::<Result<_>>()?;
-        let of_heads = heads_rows.into_iter().map(|(key, (slot, rows, columns, dtype))| {
-            let attention = key.0.and_then(|layer| spec.layers[layer].attention());
-            let attention = attention.expect("matrices of heads are an attention's");
-            let rows = (slot, rows, columns);
-            (key, HeadsBuilder::new(reserve.clone(), attention, &layout, rows, dtype))
-        });
-        let of_heads = of_heads.collect();
-        Ok(Self { spec, matrices, of_heads, vectors, layout })
+        Ok(Self { spec, layout, targets, matrices, of_heads, vectors })
     }
 
     /// Writes rows of a slot, from the row `first` of the rows of `slot` on.
@@ -215,25 +216,25 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         first: usize,
         data: WeightRows<'_>,
     ) -> Result<()> {
-        let place = Place::of(self.spec, &self.layout, slot.layer, slot.slot, slot.rows.len());
-        let (key, first) = ((slot.layer, place.part), slot.first + first);
+        let target = self.targets[&(slot.layer, slot.slot)];
+        let (key, first) = ((slot.layer, slot.slot.fused()), slot.first + first);
         if let Some(of_heads) = self.of_heads.get_mut(&key) {
-            return of_heads.add_rows(first, &numbers(data));
+            return of_heads.add_rows(first, &values(data));
         }
         let Some(matrix) = self.matrices.get_mut(&key) else {
             let vector = self.vectors.get_mut(&key).expect("every planned slot has a part");
-            let offset = match place.norm {
+            let offset = match target.norm {
                 Some(NormKind::RmsPlusOne) if self.layout.adds_one => 1.0,
                 Some(NormKind::LayerPlusOne) => 1.0,
                 _ => 0.0,
             };
-            for (row, number) in (first..).zip(numbers(data)) {
-                vector[place.row(&self.layout, row)] = (number + offset) * place.factor;
+            for (row, number) in (first..).zip(values(data)) {
+                vector[target.row(&self.layout, row)] = (number + offset) * target.factor;
             }
             return Ok(());
         };
-        let Some(head_dim) = place.head_dim else {
-            let bytes = match place.head_columns {
+        let Some(head_dim) = target.head_dim else {
+            let bytes = match target.head_columns {
                 Some(head_dim) => {
                     let padded = self.layout.padded_head(head_dim);
                     Cow::Owned(pad_columns(data, HeadPadding { len: head_dim, padded }))
@@ -241,14 +242,14 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
                 None => Cow::Borrowed(data.bytes),
             };
             let rows = WeightRows { dtype: data.dtype, bytes: &bytes };
-            return matrix.write_rows(place.first_row + first, rows);
+            return matrix.write_rows(target.first_row + first, rows);
         };
         let row_bytes = self.spec.hidden_size * data.dtype.size_in_bytes();
         for head in heads(first..first + data.bytes.len() / row_bytes, head_dim) {
             let bytes =
                 &data.bytes[(head.start - first) * row_bytes..(head.end - first) * row_bytes];
-            let target = place.row(&self.layout, head.start);
-            matrix.write_rows(target, WeightRows { dtype: data.dtype, bytes })?;
+            let row = target.row(&self.layout, head.start);
+            matrix.write_rows(row, WeightRows { dtype: data.dtype, bytes })?;
         }
         Ok(())
     }
@@ -261,8 +262,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         k: usize,
         rows: QuantizedRows<'_>,
     ) -> Result<()> {
-        let place = Place::of(self.spec, &self.layout, slot.layer, slot.slot, slot.rows.len());
-        if let Some(of_heads) = self.of_heads.get_mut(&(slot.layer, place.part)) {
+        if let Some(of_heads) = self.of_heads.get_mut(&(slot.layer, slot.slot.fused())) {
             return of_heads.add_rows(slot.first + first, &rows.numbers(k)?);
         }
         self.each_run(slot, first..first + rows.bytes.len() / k, |matrix, target, run| {
@@ -272,8 +272,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
 
     /// Adds the sparse part of a matrix's slot.
     pub(crate) fn write_sparse(&mut self, slot: &SlotRows, part: SparseRows<'_>) -> Result<()> {
-        let place = Place::of(self.spec, &self.layout, slot.layer, slot.slot, slot.rows.len());
-        if let Some(of_heads) = self.of_heads.get_mut(&(slot.layer, place.part)) {
+        if let Some(of_heads) = self.of_heads.get_mut(&(slot.layer, slot.slot.fused())) {
             of_heads.add_sparse(slot.first, &part);
             return Ok(());
         }
@@ -290,16 +289,16 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         rows: Range<usize>,
         mut write: impl FnMut(&mut M::Builder, usize, Range<usize>) -> Result<()>,
     ) -> Result<()> {
-        let place = Place::of(self.spec, &self.layout, slot.layer, slot.slot, slot.rows.len());
-        let matrix = self.matrices.get_mut(&(slot.layer, place.part));
+        let target = self.targets[&(slot.layer, slot.slot)];
+        let matrix = self.matrices.get_mut(&(slot.layer, slot.slot.fused()));
         let matrix = matrix.expect("vectors are not quantized");
         let before = slot.first;
-        let Some(head_dim) = place.head_dim else {
-            return write(matrix, place.first_row + before + rows.start, rows);
+        let Some(head_dim) = target.head_dim else {
+            return write(matrix, target.first_row + before + rows.start, rows);
         };
         heads(before + rows.start..before + rows.end, head_dim).try_for_each(|head| {
-            let target = place.row(&self.layout, head.start);
-            write(matrix, target, head.start - before..head.end - before)
+            let row = target.row(&self.layout, head.start);
+            write(matrix, row, head.start - before..head.end - before)
         })
     }
 
@@ -323,7 +322,7 @@ fn heads(rows: Range<usize>, head_dim: usize) -> impl Iterator<Item = Range<usiz
 }
 
 /// The values of a stored vector.
-pub(crate) fn numbers(data: WeightRows<'_>) -> Vec<f32> {
+pub(crate) fn values(data: WeightRows<'_>) -> Vec<f32> {
     let bytes = data.bytes;
     match data.dtype {
         DType::F16 => {
@@ -363,53 +362,60 @@ impl<M> Parts<M> {
     }
 
     /// A matrix that the model's description promises.
-    pub(crate) fn matrix(&mut self, layer: Option<usize>, part: Part) -> M {
-        self.matrices.remove(&(layer, part)).expect("the plan holds every weight of the spec")
+    pub(crate) fn matrix(&mut self, layer: Option<usize>, slot: Slot) -> M {
+        self.matrices
+            .remove(&(layer, slot.fused()))
+            .expect("the plan holds every weight of the spec")
     }
 
     /// The matrices of the heads of a layer's attention, which the model's description promises.
-    pub(crate) fn of_heads(&mut self, layer: usize, part: Part) -> Vec<M> {
-        self.of_heads.remove(&(Some(layer), part)).expect("the plan holds every weight of the spec")
+    pub(crate) fn of_heads(&mut self, layer: usize, slot: Slot) -> Vec<M> {
+        self.of_heads
+            .remove(&(Some(layer), slot.fused()))
+            .expect("the plan holds every weight of the spec")
     }
 
     /// A vector, where the model has it.
-    pub(crate) fn vector(&mut self, layer: Option<usize>, part: Part) -> Result<Option<Tensor>> {
-        let vector = self.vectors.remove(&(layer, part));
+    pub(crate) fn vector(&mut self, layer: Option<usize>, slot: Slot) -> Result<Option<Tensor>> {
+        let vector = self.vectors.remove(&(layer, slot.fused()));
         vector.map(|vector| self.tensor(vector)).transpose()
     }
 
     /// A vector in f32 on every device, where the model has it.
-    pub(crate) fn exact(&mut self, layer: usize, part: Part) -> Result<Option<Tensor>> {
-        let Some(vector) = self.vectors.remove(&(Some(layer), part)) else { return Ok(None) };
+    pub(crate) fn exact(&mut self, layer: usize, slot: Slot) -> Result<Option<Tensor>> {
+        let Some(vector) = self.vectors.remove(&(Some(layer), slot.fused())) else {
+            return Ok(None);
+        };
         let len = vector.len();
         Ok(Some(Tensor::from_vec(vector, len, &self.layout.device)?))
     }
 
-    /// A value that the host has, where the model has it.
-    pub(crate) fn number(&mut self, layer: usize, part: Part) -> Option<f32> {
-        Some(self.vectors.remove(&(Some(layer), part))?[0])
+    /// A number that the host has, where the model has it.
+    pub(crate) fn number(&mut self, layer: usize, slot: Slot) -> Option<f32> {
+        Some(self.vectors.remove(&(Some(layer), slot.fused()))?[0])
     }
 
     /// A norm, where the model has it.
     pub(crate) fn norm(
         &mut self,
         layer: Option<usize>,
-        part: Part,
+        slot: Slot,
         spec: &NormSpec,
     ) -> Result<Option<Norm>> {
-        let Some(weight) = self.vector(layer, part)? else { return Ok(None) };
+        let Some(weight) = self.vector(layer, slot)? else { return Ok(None) };
         let form = match spec.kind {
             NormKind::RmsPlusOne if !self.layout.adds_one => NormForm::Rms(NormWeight::OnePlus),
             NormKind::Rms | NormKind::RmsPlusOne => NormForm::Rms(NormWeight::Plain),
             NormKind::Layer { bias: false } => NormForm::Layer(None),
             NormKind::Layer { bias: true } | NormKind::LayerPlusOne => {
-                NormForm::Layer(self.vector(layer, part.bias())?)
+                let bias = slot.info().bias.expect("only norms with such a slot have a bias");
+                NormForm::Layer(self.vector(layer, bias)?)
             }
         };
         Ok(Some(Norm { weight, form, eps: spec.eps as f32 }))
     }
 
-    /// The norm of q or k, with heads of `head_dim` elements, where the model has it.
+    /// The norm of q or k, with heads of `head_dim` elements, if the model has it.
     ///
     /// LayerNorm gets the number of elements that count. RMSNorm does not need it:
     /// The zeros that pad a head add nothing to its squares, but count in their mean. With `p` the part of a head that
@@ -418,22 +424,22 @@ impl<M> Parts<M> {
     pub(crate) fn head_norm(
         &mut self,
         layer: usize,
-        part: Part,
+        slot: Slot,
         QkNormSpec { norm: spec, span }: &QkNormSpec,
         head_dim: usize,
     ) -> Result<Option<Norm>> {
         let padded = self.layout.padded_head(head_dim);
         if *span == QkNormSpan::EachHead {
-            let Some(mut norm) = self.norm(Some(layer), part, spec)? else { return Ok(None) };
+            let Some(mut norm) = self.norm(Some(layer), slot, spec)? else { return Ok(None) };
             if self.layout.head_dims.is_empty() {
                 norm.weight = norm.weight.reshape(((), head_dim))?;
             }
             return Ok(Some(norm));
         }
         if padded == head_dim {
-            return self.norm(Some(layer), part, spec);
+            return self.norm(Some(layer), slot, spec);
         }
-        let Some(mut weight) = self.vectors.remove(&(Some(layer), part)) else { return Ok(None) };
+        let Some(mut weight) = self.vectors.remove(&(Some(layer), slot)) else { return Ok(None) };
         let part = head_dim as f64 / padded as f64;
         let offset = if spec.kind == NormKind::RmsPlusOne { 1.0 } else { 0.0 };
         for head in weight.chunks_mut(padded) {

@@ -10,14 +10,14 @@ use candlepower_kernels::{
 use rayon::prelude::*;
 
 pub(crate) use self::on_load::quantized;
-pub use self::on_load::recoded_numbers;
+pub use self::on_load::recoded_values;
 use self::{
     awq::AwqMatrix, compressed_int::CompressedIntMatrix, e2m1::E2m1Matrix, fp8::Fp8Matrix,
     gguf::GgufMatrix, gptq::GptqMatrix, squeezellm::SqueezeLlmMatrix,
 };
 use crate::{
     error::{Error, Result},
-    parts::{Matrix, PartsBuilder, numbers},
+    parts::{Matrix, PartsBuilder, values},
     shards::{MappedBytes, Shards},
 };
 
@@ -232,7 +232,7 @@ pub(crate) fn note_scales(plan: &mut [TensorPlan], shards: &Shards) -> Result<()
 }
 
 /// Rows of quantized weights, with their encoding and scales.
-pub(crate) struct CodedRows {
+pub(crate) struct OwnedRows {
     pub(crate) codes: Codes,
     pub(crate) group: usize,
     pub(crate) bytes: Vec<u8>,
@@ -274,7 +274,7 @@ impl Scales {
     }
 }
 
-impl CodedRows {
+impl OwnedRows {
     pub(crate) fn view(&self) -> QuantizedRows<'_> {
         QuantizedRows {
             codes: self.codes,
@@ -289,7 +289,7 @@ impl CodedRows {
 }
 
 /// Quantized weights that are unpacked at a time, a byte each: few enough that the allocator keeps the memory for the next ones.
-const PIECE_CODES: usize = 8 << 20;
+const PIECE_WEIGHTS: usize = 8 << 20;
 /// Values of a table.
 const TABLE: usize = 16;
 /// Rows that one task unpacks: a cache line has as many quantized weights where they are packed along the rows.
@@ -299,7 +299,7 @@ const TASK_COLUMNS: usize = 64;
 
 /// Rows of `k` columns that are unpacked at a time.
 fn piece_rows(k: usize) -> usize {
-    (PIECE_CODES / k).next_multiple_of(TASK_ROWS).max(TASK_ROWS)
+    (PIECE_WEIGHTS / k).next_multiple_of(TASK_ROWS).max(TASK_ROWS)
 }
 
 fn each_piece<S: Stored>(
@@ -442,10 +442,10 @@ impl<'a> Tensors<'a> {
     }
 
     /// The `index`-th tensor, as finite values.
-    fn numbers(&self, index: usize) -> Result<Vec<f32>> {
+    fn values(&self, index: usize) -> Result<Vec<f32>> {
         let name = &self.names[index];
         let (dtype, bytes) = (self.shards.dtype(name)?, self.shards.whole(name)?);
-        let numbers = numbers(candlepower_kernels::WeightRows { dtype, bytes: &bytes });
+        let numbers = values(candlepower_kernels::WeightRows { dtype, bytes: &bytes });
         match numbers.iter().all(|number| number.is_finite()) {
             true => Ok(numbers),
             false => Err(self.damaged(index, "it holds infinity or NaN")),

@@ -1,14 +1,14 @@
 //! A layer's gated delta net or Mamba-2: its weights and its dimensions.
 
 use candle_core::Tensor;
-use candlepower_checkpoint::{NormKind, NormSpec, RecurrenceSpec, RuleSpec};
+use candlepower_checkpoint::{NormKind, NormSpec, RecurrenceSpec, RuleSpec, Slot};
 use candlepower_kernels::{RecurrenceDims, Rule};
 
 use crate::{
     error::Result,
     linear::Linear,
     norm::{Norm, tensor_bytes},
-    parts::{Matrix, Part, Parts},
+    parts::{Matrix, Parts},
 };
 
 /// One layer's gated delta net or Mamba-2.
@@ -35,18 +35,18 @@ impl<M: Matrix> Recurrence<M> {
             Ok(parts.exact(layer, part)?.expect("the plan holds every vector of the spec"))
         };
         let (conv, rates, dt_bias) = (
-            exact(Part::RecurrentTaps)?.reshape((spec.channels(), spec.taps))?,
-            exact(Part::RecurrentLogRate)?,
-            exact(Part::RecurrentDecayBias)?,
+            exact(Slot::RecurrentConvQ)?.reshape((spec.channels(), spec.kernel_size))?,
+            exact(Slot::RecurrentLogRate)?,
+            exact(Slot::RecurrentDecayBias)?,
         );
         let a_log = if spec.log_rates { rates } else { rates.neg()?.log()? };
         let rule = match spec.rule {
             RuleSpec::Delta => {
-                Rule::Delta { norm: exact(Part::RecurrentNorm)?, eps: spec.eps as f32 }
+                Rule::Delta { norm: exact(Slot::RecurrentNorm)?, eps: spec.eps as f32 }
             }
-            RuleSpec::Mamba2 { .. } => Rule::Mamba2 { skip: exact(Part::RecurrentSkip)? },
+            RuleSpec::Mamba2 { .. } => Rule::Mamba2 { skip: exact(Slot::RecurrentSkip)? },
         };
-        let conv_bias = parts.exact(layer, Part::RecurrentTapsBias)?;
+        let conv_bias = parts.exact(layer, Slot::RecurrentBiasQ)?;
         let net = candlepower_kernels::Recurrence {
             dims: recurrence_dims(spec),
             conv,
@@ -59,7 +59,7 @@ impl<M: Matrix> Recurrence<M> {
             RuleSpec::Delta => None,
             RuleSpec::Mamba2 { .. } => {
                 let of_all = NormSpec { kind: NormKind::Rms, eps: spec.eps };
-                let norm = parts.norm(Some(layer), Part::RecurrentNorm, &of_all)?;
+                let norm = parts.norm(Some(layer), Slot::RecurrentNorm, &of_all)?;
                 let norm = norm.expect("the plan holds every vector of the spec");
                 let weight = norm.weight.reshape((spec.key_heads, ()))?;
                 Some(Norm { weight, ..norm })
@@ -68,9 +68,9 @@ impl<M: Matrix> Recurrence<M> {
         let mut linear = |part| Linear::without_bias(parts, layer, part);
         Ok(Self {
             layer: index,
-            rows: linear(Part::RecurrentIn),
-            gates: linear(Part::RecurrentGates),
-            out: linear(Part::Out),
+            rows: linear(Slot::RecurrentQ),
+            gates: linear(Slot::RecurrentBeta),
+            out: linear(Slot::RecurrentOut),
             net,
             norm,
         })
@@ -99,6 +99,6 @@ pub(crate) fn recurrence_dims(spec: &RecurrenceSpec) -> RecurrenceDims {
         tiled: spec.tiled,
         key_dim: spec.key_dim,
         value_dim: spec.value_dim,
-        kernel: spec.taps,
+        kernel: spec.kernel_size,
     }
 }

@@ -39,9 +39,9 @@ fn inverse_frequencies(spec: &RopeSpec, max_len: usize) -> (Vec<f32>, f64) {
             (plain.iter().map(|&freq| llama3(freq, &spec.scaling)).collect(), 1.0)
         }
         RopeScaling::Yarn { attention_factor, .. } => (yarn(spec), *attention_factor),
-        RopeScaling::Proportional { turned, factor } => {
+        RopeScaling::Proportional { rotated, factor } => {
             let divided = |(pair, freq): (usize, &f32)| {
-                if pair < *turned { freq / *factor as f32 } else { 0.0 }
+                if pair < *rotated { freq / *factor as f32 } else { 0.0 }
             };
             (plain.iter().enumerate().map(divided).collect(), 1.0)
         }

@@ -179,7 +179,7 @@ impl Shards {
             Err(Error::TensorDtype { name: name.clone(), found, expected })
         };
         match (expected.kind, found.dtype) {
-            (StoredKind::Numbers, _) => self.dtype(name).map(|_| ()),
+            (StoredKind::Plain, _) => self.dtype(name).map(|_| ()),
             (StoredKind::Integers, Safetensors(I32 | U32))
             | (StoredKind::E4m3, Safetensors(F8_E4M3))
             | (StoredKind::SignedBytes, Safetensors(I8))

@@ -1,14 +1,14 @@
 //! A layer's gated short convolution: its weights and its dimensions.
 
 use candle_core::Device;
-use candlepower_checkpoint::ShortConvSpec;
+use candlepower_checkpoint::{ShortConvSpec, Slot};
 use candlepower_kernels::ConvDims;
 
 use crate::{
     error::Result,
     linear::Linear,
     norm::tensor_bytes,
-    parts::{Matrix, Part, Parts},
+    parts::{Matrix, Parts},
 };
 
 /// One layer's gated short convolution.
@@ -28,16 +28,17 @@ impl<M: Matrix> ShortConv<M> {
         index: usize,
         spec: &ShortConvSpec,
     ) -> Result<Self> {
-        let weights = parts.exact(layer, Part::ConvTaps)?;
+        let weights = parts.exact(layer, Slot::ConvKernel)?;
         let weights = weights.expect("the plan holds the conv kernel weights");
         // Transposed on the CPU, because we have no GPU kernel for it.
-        let of_channels = weights.to_device(&Device::Cpu)?.reshape((spec.channels, spec.taps))?;
+        let of_channels =
+            weights.to_device(&Device::Cpu)?.reshape((spec.channels, spec.kernel_size))?;
         let taps = of_channels.t()?.contiguous()?.to_device(weights.device())?;
         Ok(Self {
             layer: index,
-            rows: Linear::without_bias(parts, layer, Part::ConvIn),
+            rows: Linear::without_bias(parts, layer, Slot::ConvB),
             conv: candlepower_kernels::ShortConv { dims: conv_dims(spec), taps },
-            out: Linear::without_bias(parts, layer, Part::Out),
+            out: Linear::without_bias(parts, layer, Slot::ConvOut),
         })
     }
 
@@ -48,5 +49,5 @@ impl<M: Matrix> ShortConv<M> {
 
 /// The dimensions of a short convolution for the kernels.
 pub(crate) fn conv_dims(spec: &ShortConvSpec) -> ConvDims {
-    ConvDims { channels: spec.channels, kernel: spec.taps }
+    ConvDims { channels: spec.channels, kernel: spec.kernel_size }
 }

@@ -1,5 +1,7 @@
-//! Trinity (AFMoE): norms before and after, gated attention with ropes in windowed layers alone, and experts chosen by sigmoids beside some that
-//! every token goes to. Source: transformers `models/afmoe`.
+//! Trinity (AFMoE): norms before and after each part, gated attention that uses RoPE in windowed layers alone, experts chosen by
+//! sigmoids, and a shared expert. Source: transformers `models/afmoe`.
+
+use candlepower_layout::GatingFunction;
 
 use super::{Arch, deepseek::expect};
 use crate::{
@@ -43,7 +45,12 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
         m.embed.scale = (m.hidden_size as f64).sqrt();
     }
     let scale = c.float_opt("route_scale")?.unwrap_or(1.0);
-    let gating = GatingSpec { sigmoid: true, bias: true, scale, ..GatingSpec::softmax(true) };
+    let gating = GatingSpec {
+        function: GatingFunction::Sigmoid,
+        bias: true,
+        scale,
+        ..GatingSpec::softmax(true)
+    };
     let dense = c.index_or("num_dense_layers", 1)?;
     m.set_experts(c, "moe_intermediate_size", gating, |i| i >= dense)?;
     m.set_shared_experts(c, "num_shared_experts", 2)?;

@@ -1,14 +1,14 @@
-//! Models with multi-head latent attention, experts beside some that every token goes to, and dense layers before these: DeepSeek V2, and
-//! V3 with R1, Moonlight and Kimi K2; GLM-4.7-Flash; Mistral 4. And models without experts: Youtu, MiniCPM3.
+//! Models with multi-head latent attention, and MoE layers with shared experts behind some dense layers: DeepSeek V2, and V3 with R1,
+//! Moonlight and Kimi K2; GLM-4.7-Flash; Mistral 4. Youtu and MiniCPM3 have no experts.
 //! Source: transformers `models/deepseek_v2`, `deepseek_v3`, `glm4_moe_lite`, `mistral4`, `youtu` and `minicpm3`.
+
+use candlepower_layout::{ExpertGroups, GatingFunction, GroupScore, MAX_EXPERT_GROUPS};
 
 use super::Arch;
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{
-        AttentionSpec, GatingSpec, GroupsSpec, LatentSpec, MOST_HEAD_DIM, MOST_WIDTH, ModelSpec,
-    },
+    spec::{AttentionSpec, GatingSpec, LatentSpec, MOST_HEAD_DIM, MOST_WIDTH, ModelSpec},
 };
 
 pub(super) const V2: Arch = Arch {
@@ -49,7 +49,7 @@ pub(super) const YOUTU: Arch = Arch {
     name: "YoutuForCausalLM",
     model_type: "youtu",
     reads: &["mlp_bias"],
-    spec: of_turned,
+    spec: latent_llama,
     ..Arch::LIKE_LLAMA
 };
 
@@ -61,15 +61,15 @@ pub(super) const MINICPM3: Arch = Arch {
     ..Arch::LIKE_LLAMA
 };
 
-/// What the norms of latents add to mean squares, whatever `rms_norm_eps` says. Source: `DeepseekV3RMSNorm`'s default.
+/// Epsilon of the norms of latents, independent of `rms_norm_eps`. Source: `DeepseekV3RMSNorm`'s default.
 const LATENT_EPS: f64 = 1e-6;
 
 fn v2(c: &HfConfig) -> Result<ModelSpec> {
-    let mut m = of_turned(c)?;
+    let mut m = latent_llama(c)?;
     expect(c, "scoring_func", "softmax")?;
     let groups = match c.text_opt("topk_method")? {
         None | Some("greedy") => None,
-        Some("group_limited_greedy") => groups(c, false)?,
+        Some("group_limited_greedy") => groups(c, GroupScore::Best)?,
         Some(other) => {
             let hint = "; greedy and group_limited_greedy are";
             return Err(c.unsupported("topk_method", &other.into(), hint));
@@ -84,7 +84,7 @@ fn v2(c: &HfConfig) -> Result<ModelSpec> {
 }
 
 fn v3(c: &HfConfig) -> Result<ModelSpec> {
-    let mut m = of_turned(c)?;
+    let mut m = latent_llama(c)?;
     expect(c, "scoring_func", "sigmoid")?;
     expect(c, "topk_method", "noaux_tc")?;
     let of_files = c.with_default("n_group", 8).with_default("topk_group", 4);
@@ -94,7 +94,7 @@ fn v3(c: &HfConfig) -> Result<ModelSpec> {
 }
 
 fn glm_lite(c: &HfConfig) -> Result<ModelSpec> {
-    let mut m = of_turned(c)?;
+    let mut m = latent_llama(c)?;
     let dense = c.index_or("first_k_dense_replace", 1)?;
     let kinds = [&["sparse"][..], &["dense"]];
     let has_experts = m.layer_kinds(c, "mlp_layer_types", kinds, |i| i >= dense)?;
@@ -114,8 +114,8 @@ pub(super) fn mistral4(c: &HfConfig) -> Result<ModelSpec> {
 
 fn minicpm3(c: &HfConfig) -> Result<ModelSpec> {
     let (hidden, heads) = (c.count("hidden_size")?, c.count("num_attention_heads")?);
-    let mut m = of_turned(&c.with_default("v_head_dim", hidden / heads))?;
-    // Halves of what is turned are pairs, unless a file says otherwise.
+    let mut m = latent_llama(&c.with_default("v_head_dim", hidden / heads))?;
+    // RoPE pairs the two halves of the rotated part, unless a file says otherwise.
     let interleaved = c.flag_or("rope_interleave", false)?;
     m.each_attention(|_, a| a.rope.iter_mut().for_each(|rope| rope.interleaved = interleaved));
     m.embed.scale = c.factor_or("scale_emb", 12.0)?;
@@ -124,7 +124,7 @@ fn minicpm3(c: &HfConfig) -> Result<ModelSpec> {
     Ok(m)
 }
 
-/// Gives experts to layers behind dense ones, beside some that every token goes to. By default there are so many of both.
+/// Gives the layers behind the dense ones routed experts and shared experts, by these default counts.
 fn add_experts(
     m: &mut ModelSpec,
     c: &HfConfig,
@@ -138,22 +138,20 @@ fn add_experts(
 
 /// Experts chosen by sigmoids and a bias, otherwise as [`renormalized`].
 pub(super) fn biased_sigmoids(c: &HfConfig) -> Result<GatingSpec> {
-    Ok(GatingSpec { sigmoid: true, bias: true, ..renormalized(c)? })
+    Ok(GatingSpec { function: GatingFunction::Sigmoid, bias: true, ..renormalized(c)? })
 }
 
 /// Experts chosen by softmax, in some models among those of the best groups.
 fn renormalized(c: &HfConfig) -> Result<GatingSpec> {
     Ok(GatingSpec {
         scale: c.float_opt("routed_scaling_factor")?.unwrap_or(1.0),
-        groups: groups(c, true)?,
+        groups: groups(c, GroupScore::BestTwo)?,
         ..GatingSpec::softmax(c.flag_or("norm_topk_prob", true)?)
     })
 }
 
 /// The groups from some of which experts are chosen.
-fn groups(c: &HfConfig, best_two: bool) -> Result<Option<GroupsSpec>> {
-    /// Most that a GPU's kernel chooses from.
-    const MOST: usize = 32;
+fn groups(c: &HfConfig, score: GroupScore) -> Result<Option<ExpertGroups>> {
     let count = c.count_opt("n_group")?.unwrap_or(1);
     let chosen = c.count_opt("topk_group")?.unwrap_or(1);
     let ill = |key: &str, needed| {
@@ -164,13 +162,13 @@ fn groups(c: &HfConfig, best_two: bool) -> Result<Option<GroupsSpec>> {
         return Ok(None);
     }
     let experts = c.count(c.counts_experts_by())?;
-    if count > MOST || !experts.is_multiple_of(count) {
+    if count > MAX_EXPERT_GROUPS || !experts.is_multiple_of(count) {
         return ill("n_group", "at most 32, and a divisor of the number of experts");
     }
     if chosen > count || chosen * (experts / count) < c.count("num_experts_per_tok")? {
         return ill("topk_group", "at most n_group, with num_experts_per_tok experts or more");
     }
-    Ok(Some(GroupsSpec { count, chosen, best_two }))
+    Ok(Some(ExpertGroups { count, chosen, score }))
 }
 
 /// Fails where a key is there and says something else.
@@ -183,8 +181,8 @@ pub(super) fn expect(c: &HfConfig, key: &str, name: &str) -> Result<()> {
     }
 }
 
-/// Llama with multi-head latent attention, whose settings of ropes are of the part of heads that is turned.
-fn of_turned(c: &HfConfig) -> Result<ModelSpec> {
+/// Llama with multi-head latent attention, whose RoPE settings apply to the rotated part of each head.
+fn latent_llama(c: &HfConfig) -> Result<ModelSpec> {
     with_latents(c, c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?)
 }
 
@@ -193,8 +191,8 @@ fn with_latents(c: &HfConfig, width: usize) -> Result<ModelSpec> {
     if let Some(every) = c.count_opt("moe_layer_freq")?.filter(|every| *every != 1) {
         return Err(c.unsupported("moe_layer_freq", &every.into(), "; 1 is"));
     }
-    let turned = c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?;
-    // What is said of heads of keys and values: latents are one.
+    let rotated = c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?;
+    // Latents are the only KV head, so the settings of KV heads do not apply.
     let base = c.without(&["head_dim", "num_key_value_heads"]).with_default("head_dim", width);
     let mut m = ModelSpec::llama(&base)?;
     let latent = LatentSpec {
@@ -205,20 +203,20 @@ fn with_latents(c: &HfConfig, width: usize) -> Result<ModelSpec> {
         eps: LATENT_EPS,
         transposed_keys: false,
     };
-    for (key, width) in [("kv_lora_rank", latent.rank), ("qk_rope_head_dim", turned)] {
+    for (key, width) in [("kv_lora_rank", latent.rank), ("qk_rope_head_dim", rotated)] {
         if !width.is_multiple_of(8) {
             return Err(c.ill_typed(key, &width.into(), "a multiple of 8"));
         }
     }
-    let whole = |a: &AttentionSpec| a.rope.as_ref().is_some_and(|r| r.dim == turned);
+    let whole = |a: &AttentionSpec| a.rope.as_ref().is_some_and(|r| r.dim == rotated);
     if !m.attentions().all(whole) {
         let found = c.raw("partial_rotary_factor").cloned().unwrap_or_default();
         return Err(c.unsupported("partial_rotary_factor", &found, "; all of qk_rope_head_dim is"));
     }
-    let scale = ((latent.key_dim + turned) as f64).powf(-0.5) * temperature(c)?.powi(2);
+    let scale = ((latent.key_dim + rotated) as f64).powf(-0.5) * temperature(c)?.powi(2);
     m.each_attention(|_, a| {
         a.kv_heads = 1;
-        a.head_dim = latent.rank + turned;
+        a.head_dim = latent.rank + rotated;
         a.scale = scale;
         a.latent = Some(latent);
     });

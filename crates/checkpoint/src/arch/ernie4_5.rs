@@ -56,7 +56,7 @@ fn moe(c: &HfConfig) -> Result<ModelSpec> {
     let gating = GatingSpec { bias: true, ..GatingSpec::softmax(true) };
     let interval = c.count_opt("moe_layer_interval")?.unwrap_or(1);
     let first = c.index_or("moe_layer_start_index", 1)?;
-    // Of -1 it is the last layer.
+    // The value -1 means the last layer.
     let last = match c.raw("moe_layer_end_index") {
         Some(index) if index.as_i64() == Some(-1) => m.layers.len(),
         _ => c.index_or("moe_layer_end_index", m.layers.len())?,

@@ -1,10 +1,12 @@
 //! Gemma: scaled embeddings, norms whose weights are differences from one, and GELU. Source: transformers `models/gemma`.
 
+use candlepower_layout::Activation;
+
 use super::Arch;
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{Act, EmbedSpec, ModelSpec, NormKind, NormSpec},
+    spec::{EmbedSpec, ModelSpec, NormKind, NormSpec},
 };
 
 pub(super) const ARCH: Arch = Arch {
@@ -19,14 +21,14 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     // The first checkpoints say `gelu` and mean the approximation that the models were trained with.
     let mut m = base(&c.without(&["hidden_activation"]))?;
     m.each_mlp(|mlp| {
-        if mlp.act == Act::Gelu {
-            mlp.act = Act::GeluTanh;
+        if mlp.act == Activation::Gelu {
+            mlp.act = Activation::GeluTanh;
         }
     });
     Ok(m)
 }
 
-/// What all Gemmas have in common.
+/// The base of all Gemmas.
 pub(super) fn base(c: &HfConfig) -> Result<ModelSpec> {
     // Absent, it would be 256, not hidden_size / num_attention_heads.
     c.count("head_dim")?;

@@ -39,7 +39,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     Ok(m)
 }
 
-/// What Gemma 2 and 3 have in common: all but windows, norms of heads and ropes.
+/// The base of Gemma 2 and 3: all but windows, norms of heads and RoPE.
 pub(super) fn base(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = gemma::base(c)?;
     m.head.softcap = c.float_or_null("final_logit_softcapping")?;

@@ -51,7 +51,7 @@ const DEFAULT_COUNTS: [(&str, usize); 10] = [
 ];
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
-    // Absent, they are none; Gemma 2's would be numbers.
+    // Absent softcaps are none here; Gemma 2 has defaults for them.
     let c =
         &c.with_default("attn_logit_softcapping", ()).with_default("final_logit_softcapping", ());
     let mut m = gemma2::base(&rope_of(c, "full_attention")?)?;
@@ -73,7 +73,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     Ok(m)
 }
 
-/// What a model of texts and images leaves out of its part for texts is as transformers has it by default.
+/// The text part of a model of texts and images; keys that it leaves out have the defaults of transformers.
 fn of_images(c: &HfConfig) -> Result<ModelSpec> {
     let mut c = c.with_default("hidden_activation", "gelu_pytorch_tanh");
     for (key, count) in DEFAULT_COUNTS {

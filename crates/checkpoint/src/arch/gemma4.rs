@@ -1,5 +1,5 @@
-//! Gemma 4: Gemma 3 with wider heads of fewer keys and values in its global layers, normed values, scores as they are, layers whose output is
-//! scaled; smaller ones with a vector of each token for each layer, and layers that read the keys and values of others; one with experts.
+//! Gemma 4: Gemma 3 with normed values, unscaled scores, a scale for each layer's output, and wider but fewer KV heads in its global
+//! layers. Smaller models have per-layer embeddings, and layers that read the keys and values of others. One model has experts.
 //! Source: transformers `models/gemma4`.
 
 use std::collections::HashMap;
@@ -10,8 +10,8 @@ use crate::{
     error::Result,
     rope::RopeSpec,
     spec::{
-        Act, AttentionSpec, EmbedSpec, FfnSpec, GatingSpec, MOST_HEAD_DIM, MOST_HEADS, MOST_WIDTH,
-        ModelSpec, PerLayerSpec, QkNormSpan, Residual,
+        AttentionSpec, EmbedSpec, FfnSpec, GatingSpec, MOST_HEAD_DIM, MOST_HEADS, MOST_WIDTH,
+        ModelSpec, PerLayerSpec, QkNormSpan, Residual, activation,
     },
     weights::{Slot, WeightRule, expert_rows, whole},
 };
@@ -31,7 +31,7 @@ pub(super) const ARCH: Arch = Arch {
     ..Arch::LIKE_LLAMA
 };
 
-/// As published, of which images and sounds are refused.
+/// The published form with images and sounds, which are refused.
 pub(super) const OF_IMAGES: Arch = Arch {
     name: "Gemma4ForConditionalGeneration",
     model_type: "gemma4",
@@ -80,7 +80,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     m.head.softcap = c.float_or_null("final_logit_softcapping")?;
     m.set_qk_norm(m.final_norm, QkNormSpan::Head);
     let mut is_windowed = m.layer_kinds(c, "layer_types", KINDS, |i| (i + 1) % 6 != 0)?;
-    // As in transformers, whatever is written.
+    // transformers makes the last layer global, too, regardless of the list.
     is_windowed.pop();
     is_windowed.push(false);
     set_attentions(&mut m, c, &is_windowed, head_dim, &global)?;
@@ -95,15 +95,15 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     Ok(m)
 }
 
-/// The configuration with the rope settings of one type of layers, or else the type, the base and the turned part that it has by default.
+/// The configuration with the RoPE settings of one type of layers, or with the type, base and rotated part that are their defaults.
 fn rope_of(
     c: &HfConfig,
     kind: &str,
     rope_type: &str,
-    (theta, turned): (f64, f64),
+    (theta, rotated): (f64, f64),
 ) -> Result<HfConfig> {
     let by_default = serde_json::json!({
-        "rope_type": rope_type, "rope_theta": theta, "partial_rotary_factor": turned
+        "rope_type": rope_type, "rope_theta": theta, "partial_rotary_factor": rotated
     });
     Ok(match c.with_rope_of(kind)? {
         Some(own) => own,
@@ -123,7 +123,7 @@ fn set_attentions(
     let keys_as_values = c.flag_or("attention_k_eq_v", false)?;
     let global_dim = c.bounded_opt("global_head_dim", MOST_HEAD_DIM)?.unwrap_or(512);
     let global_heads = c.bounded_opt("num_global_key_value_heads", MOST_HEADS)?;
-    // What transformers 5 writes in place of the two, for each layer that differs.
+    // transformers 5 writes this in place of the two keys, for each layer that differs.
     let of_layers = c.section("per_layer_config")?.map(|all| by_layer(&all, is_windowed.len()));
     let of_layers = of_layers.transpose()?;
     let eps = m.final_norm.eps;
@@ -159,7 +159,7 @@ fn set_attentions(
     Ok(())
 }
 
-/// What is said of single layers, by their numbers, which transformers writes with as many digits each.
+/// The settings of single layers by layer index, which transformers writes with leading zeros.
 fn by_layer(all: &HfConfig, layers: usize) -> Result<HashMap<usize, HfConfig>> {
     const KEYS: [&str; 2] = ["head_dim", "num_key_value_heads"];
     let of_key = |(key, value): (&str, &serde_json::Value)| {
@@ -207,7 +207,7 @@ fn share_keys(m: &mut ModelSpec, c: &HfConfig, is_windowed: &[bool]) -> Result<(
     Ok(())
 }
 
-/// What the smaller ones have of each token for each layer.
+/// The per-layer embeddings of the smaller models.
 fn per_layer(m: &ModelSpec, c: &HfConfig) -> Result<Option<PerLayerSpec>> {
     const ROWS: &str = "vocab_size_per_layer_input";
     let width = c.index_or("hidden_size_per_layer_input", 256)?;
@@ -222,7 +222,7 @@ fn per_layer(m: &ModelSpec, c: &HfConfig) -> Result<Option<PerLayerSpec>> {
     if vocab_size < m.vocab_size {
         return Err(c.ill_typed(ROWS, &vocab_size.into(), "at least vocab_size"));
     }
-    let act = Act::read(c)?;
+    let act = activation(c)?;
     let scale = (width as f64).sqrt();
     Ok(Some(PerLayerSpec { vocab_size, width, scale, eps: m.final_norm.eps, act }))
 }

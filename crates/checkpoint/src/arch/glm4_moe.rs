@@ -1,4 +1,4 @@
-//! GLM-4.5 and 4.6: experts chosen by sigmoids beside one that every token goes to, behind a few dense layers; half of each head is
+//! GLM-4.5 and 4.6: MoE layers behind a few dense ones, with experts chosen by sigmoids and a shared expert. Half of each head is
 //! rotated. Solar Open is the same without dense layers, dots.llm1 with whole heads rotated.
 //! Source: transformers `models/glm4_moe`, `models/solar_open`, `models/dots1`.
 

@@ -128,15 +128,15 @@ fn big_code(c: &HfConfig) -> Result<ModelSpec> {
 fn gpt_j(c: &HfConfig) -> Result<ModelSpec> {
     let c = c.with_default("activation_function", "gelu_new").renamed(NAMES);
     let mut m = ModelSpec::gpt(&c, "layer_norm_epsilon")?;
-    let turned = c.count_opt("rotary_dim")?.unwrap_or(64);
-    if turned % 2 == 1 || m.attentions().any(|a| turned > a.head_dim) {
+    let rotated = c.count_opt("rotary_dim")?.unwrap_or(64);
+    if rotated % 2 == 1 || m.attentions().any(|a| rotated > a.head_dim) {
         let needed = "an even number that is at most the width of a head";
-        return Err(c.ill_typed("rotary_dim", &turned.into(), needed));
+        return Err(c.ill_typed("rotary_dim", &rotated.into(), needed));
     }
     m.layers.iter_mut().for_each(|layer| layer.residual = Residual::Parallel);
     m.each_attention(|_, a| {
         (a.qkv_bias, a.out_bias) = (false, false);
-        a.rope.iter_mut().for_each(|rope| (rope.dim, rope.interleaved) = (turned, true));
+        a.rope.iter_mut().for_each(|rope| (rope.dim, rope.interleaved) = (rotated, true));
     });
     m.head.bias = true;
     Ok(m)

@@ -59,7 +59,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     Ok(m)
 }
 
-/// Of each layer whether `attention_types` gives it a window: a list of pairs of a list of types and how often it comes.
+/// Whether each layer has a window, by `attention_types`: a list of pairs of a list of types and its number of repetitions.
 fn local_layers(c: &HfConfig, layers: usize) -> Result<Vec<bool>> {
     const KEY: &str = "attention_types";
     let Some(value) = c.raw(KEY) else {

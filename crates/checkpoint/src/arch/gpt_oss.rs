@@ -1,11 +1,13 @@
 //! gpt-oss: experts whose gates and halves of gates are bounded, sinks in attention, a window in every other layer, and biases
 //! everywhere. Source: transformers `models/gpt_oss`.
 
+use candlepower_layout::Activation;
+
 use super::Arch;
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{Act, FfnSpec, GatingSpec, ModelSpec},
+    spec::{FfnSpec, GatingSpec, ModelSpec},
     weights::{Slot, WeightRule, alternating, experts, whole},
 };
 
@@ -50,7 +52,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
         let FfnSpec::Experts(experts) = &mut layer.ffn else { continue };
         experts.router_bias = true;
         experts.expert.bias = true;
-        experts.expert.act = Act::SwigluOai;
+        experts.expert.act = Activation::SwigluOai;
     }
     Ok(m)
 }

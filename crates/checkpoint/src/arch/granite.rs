@@ -1,5 +1,6 @@
-//! Granite 3: Llama with four fixed factors, and with experts, beside one that every token goes to in some; Granite 4, in some models with
-//! Mamba-2 in place of most attentions. Source: transformers `models/granite`, `models/granitemoe`, `models/granitemoeshared`, `models/granitemoehybrid`.
+//! Granite 3: Llama with four fixed factors; some models have experts, a few also a shared expert. Granite 4 has Mamba-2 in place of
+//! most attentions in some models.
+//! Source: transformers `models/granite`, `models/granitemoe`, `models/granitemoeshared`, `models/granitemoehybrid`.
 
 use super::{Arch, recurrent};
 use crate::{

@@ -1,6 +1,8 @@
 //! LFM2: gated short convolutions in most layers, attention with norms on heads in the others, and experts chosen by sigmoids in some models.
 //! Source: transformers `models/lfm2`, `models/lfm2_moe`.
 
+use candlepower_layout::GatingFunction;
+
 use super::Arch;
 use crate::{
     config::HfConfig,
@@ -66,7 +68,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
 fn moe(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = base(c)?;
     let gating = GatingSpec {
-        sigmoid: true,
+        function: GatingFunction::Sigmoid,
         bias: c.flag_or("use_expert_bias", true)?,
         scale: c.float_opt("routed_scaling_factor")?.unwrap_or(1.0),
         ..GatingSpec::softmax(c.flag_or("norm_topk_prob", true)?)
@@ -88,15 +90,15 @@ fn base(c: &HfConfig) -> Result<ModelSpec> {
     };
     let kinds = [&["conv"][..], &["full_attention"]];
     let is_conv = m.layer_kinds(&c, "layer_types", kinds, by_default)?;
-    let taps = c.count_opt("conv_L_cache")?.unwrap_or(3);
-    if !(2..=8).contains(&taps) {
-        return Err(c.unsupported("conv_L_cache", &taps.into(), "; 2 to 8 are"));
+    let kernel_size = c.count_opt("conv_L_cache")?.unwrap_or(3);
+    if !(2..=8).contains(&kernel_size) {
+        return Err(c.unsupported("conv_L_cache", &kernel_size.into(), "; 2 to 8 are"));
     }
     let channels = m.hidden_size;
     if !channels.is_multiple_of(8) {
         return Err(c.unsupported("hidden_size", &channels.into(), "; multiples of 8 are"));
     }
-    let conv = Mixer::ShortConv(ShortConvSpec { channels, taps });
+    let conv = Mixer::ShortConv(ShortConvSpec { channels, kernel_size });
     m.set_mixers(&c, "layer_types", &is_conv, &conv)?;
     Ok(m)
 }

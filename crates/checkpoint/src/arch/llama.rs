@@ -1,4 +1,5 @@
-//! Llama 2 and 3, Mistral: Llama with a window, Ministral 3, whose queries grow with their positions, and Helium, whose ropes turn neighbours.
+//! Llama 2 and 3; Mistral: Llama with a window; Ministral 3, whose queries grow with their positions; and Helium, whose RoPE rotates
+//! neighbouring elements.
 //! Source: transformers `models/llama`, `models/mistral`, `models/mistral3`, `models/ministral3`, `models/helium`.
 
 use super::{Arch, Around, deepseek::mistral4};

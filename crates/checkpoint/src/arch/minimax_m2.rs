@@ -1,6 +1,8 @@
 //! MiniMax-M2: experts chosen by sigmoids in every layer, q and k normed across all heads, and half of each head rotated.
 //! Source: transformers `models/minimax_m2`.
 
+use candlepower_layout::GatingFunction;
+
 use super::{Arch, mixtral};
 use crate::{
     config::HfConfig,
@@ -47,7 +49,8 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
         return Err(c.unsupported("attn_type_list", &found, "; a list of 1 is"));
     }
     m.set_qk_norm(m.final_norm, QkNormSpan::AllHeads);
-    let gating = GatingSpec { sigmoid: true, bias: true, ..GatingSpec::softmax(true) };
+    let gating =
+        GatingSpec { function: GatingFunction::Sigmoid, bias: true, ..GatingSpec::softmax(true) };
     m.set_experts(c, "intermediate_size", gating, |_| true)?;
     Ok(m)
 }

@@ -57,17 +57,17 @@ pub struct Arch {
     pub name: &'static str,
     /// Hugging Face's `model_type`.
     pub model_type: &'static str,
-    /// Which of [`MATH_KEYS`] its description reads.
+    /// The [`MATH_KEYS`] that its description reads.
     reads: &'static [&'static str],
     spec: fn(&HfConfig) -> Result<ModelSpec>,
-    /// Where its weights differ from Llama's names.
+    /// Rules for weights with other names than Llama's.
     pub(crate) weights: &'static [WeightRule],
     around: Around,
     /// Checkpoints have layers behind the last one, which predict further tokens and are not used.
     predicts_more: bool,
 }
 
-/// What is around a decoder in some checkpoints.
+/// The wrapping of a decoder in some checkpoints.
 #[derive(Debug)]
 enum Around {
     Nothing,
@@ -221,7 +221,7 @@ impl Arch {
         const INNER: [&str; 3] = ["embed_tokens.", "layers.", "norm."];
         match self.around {
             Around::Name(outer) => stored.strip_prefix(outer).unwrap_or(stored).into(),
-            // As transformers 5 and 4 write it.
+            // The names of transformers 5, then of 4.
             Around::Images(_) => match stored.strip_prefix("model.language_model.") {
                 Some(inner) => format!("model.{inner}").into(),
                 None => stored.strip_prefix("language_model.").unwrap_or(stored).into(),

@@ -59,7 +59,7 @@ const NAMES: &[(&str, &str)] = &[
     ("mamba_conv_bias", "use_conv_bias"),
 ];
 
-/// What a stored layer is.
+/// Kind of a stored layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Mamba,
@@ -104,7 +104,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     Ok(m)
 }
 
-/// What each stored layer is, and the key that says so.
+/// The kind of each stored layer, and the key that lists them.
 fn stored_kinds(c: &HfConfig) -> Result<(Vec<Kind>, &'static str)> {
     const PATTERN: &str = "hybrid_override_pattern";
     let key = recurrent::layers_key(c);
@@ -136,7 +136,7 @@ fn stored_kinds(c: &HfConfig) -> Result<(Vec<Kind>, &'static str)> {
 /// A mixer, and what follows it.
 type Pair = (Kind, Option<Kind>);
 
-/// Mixers with what follows each, and the numbers of both.
+/// Each mixer with its feed-forward, and the stored layer indices of both.
 fn pairs(c: &HfConfig, kinds: &[Kind], key: &str) -> Result<(Vec<Pair>, Vec<[usize; 2]>)> {
     let (mut layers, mut numbers): (Vec<Pair>, Vec<[usize; 2]>) = (Vec::new(), Vec::new());
     for (i, &kind) in kinds.iter().enumerate() {
@@ -176,7 +176,7 @@ fn mamba(c: &HfConfig) -> Result<RecurrenceSpec> {
     recurrent::mamba2(c)
 }
 
-/// The expert that every token goes to.
+/// Sets the shared expert.
 fn set_shared(m: &mut ModelSpec, c: &HfConfig) -> Result<()> {
     const KEY: &str = "moe_shared_expert_intermediate_size";
     match c.index_or("n_shared_experts", 1)? {

@@ -1,4 +1,4 @@
-//! Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts in most layers, beside one that every token goes to by a score of its own.
+//! Qwen1.5-MoE and Qwen2-MoE: Qwen2 with experts in most layers, and a shared expert that is weighted by a score of its own.
 //! Source: transformers `models/qwen2_moe`.
 
 use super::{Arch, qwen2};
@@ -24,7 +24,7 @@ pub(super) const ARCH: Arch = Arch {
     ..Arch::LIKE_LLAMA
 };
 
-/// The expert that every token goes to, of which there is one.
+/// The shared expert, which is stored under a singular name.
 pub(super) const SHARED: &[WeightRule] = &[
     whole(Slot::SharedGate, "model.layers.{i}.mlp.shared_expert.gate_proj.weight"),
     whole(Slot::SharedUp, "model.layers.{i}.mlp.shared_expert.up_proj.weight"),
@@ -48,7 +48,7 @@ pub(super) fn set_experts(m: &mut ModelSpec, c: &HfConfig, renormalize: bool) ->
     m.set_experts(c, "moe_intermediate_size", GatingSpec::softmax(renormalize), has_experts)
 }
 
-/// Gives layers with experts the one that every token goes to by a score of its own.
+/// Gives MoE layers a shared expert that is weighted by a score of its own.
 pub(super) fn set_shared_expert(m: &mut ModelSpec, c: &HfConfig) -> Result<()> {
     let width = c.bounded("shared_expert_intermediate_size", MOST_WIDTH)?;
     m.set_shared_width(c, "shared_expert_intermediate_size", |_| width)?;

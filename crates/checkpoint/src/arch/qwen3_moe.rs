@@ -20,7 +20,7 @@ pub(super) const ARCH: Arch = Arch {
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = qwen3::base(c)?;
-    // As Qwen3-Coder writes it.
+    // Qwen3-Coder writes it.
     if !c.flag_or("use_qk_norm", true)? {
         return Err(c.unsupported("use_qk_norm", &false.into(), "; true is"));
     }

@@ -1,17 +1,19 @@
-//! Qwen3-Next and Qwen3.5: three gated delta nets to each attention, whose output is gated, rotates a quarter of its heads and norms
-//! them; norms are stored as differences from one; dense or with experts beside one that every token goes to by a score of its own.
+//! Qwen3-Next and Qwen3.5: three gated delta nets for each attention. Attention has QK norms and an output gate, and rotates a quarter
+//! of each head. Norms are stored as differences from one. Layers are dense, or have experts and a shared expert with a score.
 //! Source: transformers `models/qwen3_next`, `models/qwen3_5`, `models/qwen3_5_moe`.
+
+use candlepower_layout::Activation;
 
 use super::{
     Arch, Around, qwen2_moe,
-    recurrent::{check_groups, head_width, taps},
+    recurrent::{check_groups, head_width, kernel_size},
 };
 use crate::{
     config::HfConfig,
     error::Result,
     spec::{
-        Act, MOST_HEADS, MOST_WIDTH, Mixer, ModelSpec, NormKind, NormSpec, QkNormSpan,
-        RecurrenceSpec, RuleSpec,
+        MOST_HEADS, MOST_WIDTH, Mixer, ModelSpec, NormKind, NormSpec, QkNormSpan, RecurrenceSpec,
+        RuleSpec, activation,
     },
     weights::{Slot, WeightRule, heads},
 };
@@ -42,7 +44,7 @@ pub(super) const QWEN3_5_MOE: Arch = Arch {
     ..QWEN3_5
 };
 
-/// As published, of which images are refused.
+/// The published form with images, which are refused.
 pub(super) const QWEN3_5_OF_IMAGES: Arch = Arch {
     name: "Qwen3_5ForConditionalGeneration",
     model_type: "qwen3_5",
@@ -114,7 +116,7 @@ fn base(c: &HfConfig) -> Result<ModelSpec> {
 
 /// The delta net of a layer whose convolution has the feed-forward's activation.
 fn delta_net(c: &HfConfig) -> Result<RecurrenceSpec> {
-    if Act::read(c)? != Act::Silu {
+    if activation(c)? != Activation::Silu {
         let found = c.raw("hidden_act").cloned().unwrap_or_default();
         return Err(c.unsupported("hidden_act", &found, "; silu is"));
     }
@@ -123,7 +125,7 @@ fn delta_net(c: &HfConfig) -> Result<RecurrenceSpec> {
         value_heads: c.bounded("linear_num_value_heads", MOST_HEADS)?,
         key_dim: head_width(c, "linear_key_head_dim")?,
         value_dim: head_width(c, "linear_value_head_dim")?,
-        taps: taps(c, "linear_conv_kernel_dim")?,
+        kernel_size: kernel_size(c, "linear_conv_kernel_dim")?,
         rule: RuleSpec::Delta,
         tiled: false,
         log_rates: true,

@@ -1,13 +1,13 @@
-//! What models with recurrences in place of some attentions have in common.
+//! The common part of models with linear attention or an SSM in place of some attentions.
 
 use crate::{
     config::HfConfig,
     error::Result,
     spec::{MOST_HEADS, RecurrenceSpec, RuleSpec},
-    weights::{Slot, WeightRule, rows, taps as taps_of, whole},
+    weights::{Slot, WeightRule, conv_kernel, rows, whole},
 };
 
-/// Where a layer's Mamba-2 is that has this name.
+/// Rules for the Mamba-2 of a layer with this name.
 macro_rules! mamba_weights {
     ($name:literal) => {
         [
@@ -16,9 +16,9 @@ macro_rules! mamba_weights {
             rows(Slot::RecurrentK, concat!($name, ".in_proj.weight")),
             rows(Slot::RecurrentQ, concat!($name, ".in_proj.weight")),
             rows(Slot::RecurrentDecay, concat!($name, ".in_proj.weight")),
-            taps_of(Slot::RecurrentTapsV, concat!($name, ".conv1d.weight")),
-            taps_of(Slot::RecurrentTapsK, concat!($name, ".conv1d.weight")),
-            taps_of(Slot::RecurrentTapsQ, concat!($name, ".conv1d.weight")),
+            conv_kernel(Slot::RecurrentConvV, concat!($name, ".conv1d.weight")),
+            conv_kernel(Slot::RecurrentConvK, concat!($name, ".conv1d.weight")),
+            conv_kernel(Slot::RecurrentConvQ, concat!($name, ".conv1d.weight")),
             rows(Slot::RecurrentBiasV, concat!($name, ".conv1d.bias")),
             rows(Slot::RecurrentBiasK, concat!($name, ".conv1d.bias")),
             rows(Slot::RecurrentBiasQ, concat!($name, ".conv1d.bias")),
@@ -31,9 +31,9 @@ macro_rules! mamba_weights {
     };
 }
 
-/// Of Bamba and Granite.
+/// The names in Bamba and Granite.
 pub(super) const MAMBA: [WeightRule; 16] = mamba_weights!("model.layers.{i}.mamba");
-/// Of Nemotron-H.
+/// The names in Nemotron-H.
 pub(super) const MIXER: [WeightRule; 16] = mamba_weights!("backbone.layers.{i}.mixer");
 
 /// Mamba-2 by Bamba's keys.
@@ -41,7 +41,7 @@ pub(super) fn mamba2(c: &HfConfig) -> Result<RecurrenceSpec> {
     c.refuse("mamba_proj_bias")?;
     refuse_limits(c)?;
     let value_heads = c.bounded("mamba_n_heads", MOST_HEADS)?;
-    // What the width of heads is where nobody says it, or says so.
+    // The default of the head width.
     let expand = c.count_opt("mamba_expand")?.unwrap_or(2);
     let all = expand.saturating_mul(c.count("hidden_size")?);
     let is_auto = c.raw("mamba_d_head").is_some_and(|width| width == "auto");
@@ -52,7 +52,7 @@ pub(super) fn mamba2(c: &HfConfig) -> Result<RecurrenceSpec> {
         value_heads,
         key_dim: head_width(c, "mamba_d_state")?,
         value_dim: head_width(c, "mamba_d_head")?,
-        taps: taps(c, "mamba_d_conv")?,
+        kernel_size: kernel_size(c, "mamba_d_conv")?,
         rule: RuleSpec::Mamba2 { conv_bias: c.flag_or("mamba_conv_bias", true)? },
         tiled: false,
         log_rates: true,
@@ -85,7 +85,7 @@ fn refuse_limits(c: &HfConfig) -> Result<()> {
     const KEY: &str = "time_step_limit";
     let Some(limits) = c.raw(KEY) else { return Ok(()) };
     let is_open = |end: &serde_json::Value| {
-        // As Python writes an infinity, and as transformers 5 does.
+        // Python and transformers 5 write an infinity so.
         let text = end.get("__float__").unwrap_or(end).as_str();
         end.is_null() || matches!(text, Some("Infinity" | "inf"))
     };
@@ -95,7 +95,7 @@ fn refuse_limits(c: &HfConfig) -> Result<()> {
     }
 }
 
-/// The width of a recurrence's heads, which kernels have in steps of 16, up to 256.
+/// Head width of linear attention, which kernels have in steps of 16, up to 256.
 pub(super) fn head_width(c: &HfConfig, key: &str) -> Result<usize> {
     let width = c.count(key)?;
     match width.is_multiple_of(16) && width <= 256 {
@@ -104,10 +104,10 @@ pub(super) fn head_width(c: &HfConfig, key: &str) -> Result<usize> {
     }
 }
 
-/// The taps of a recurrence's convolution.
-pub(super) fn taps(c: &HfConfig, key: &str) -> Result<usize> {
+/// Kernel size of the convolution before linear attention or an SSM.
+pub(super) fn kernel_size(c: &HfConfig, key: &str) -> Result<usize> {
     match c.count(key)? {
-        taps @ 2..=8 => Ok(taps),
-        taps => Err(c.unsupported(key, &taps.into(), "; 2 to 8 are")),
+        size @ 2..=8 => Ok(size),
+        size => Err(c.unsupported(key, &size.into(), "; 2 to 8 are")),
     }
 }

@@ -1,9 +1,11 @@
 //! Real-world `config.json`s of every architecture, cut to what is read.
 
+use candlepower_layout::Activation;
+
 use super::*;
 use crate::{
     Checkpoint, CheckpointFiles, Dtype, QueryGrowth, RopeScaling, RopeSpec,
-    spec::{Act, FfnSpec, GatingSpec, MlpSpec, NormKind, QkNormSpan, QkNormSpec, Residual},
+    spec::{FfnSpec, GatingSpec, MlpSpec, NormKind, QkNormSpan, QkNormSpec, Residual},
     weights::{self, Slot, TensorPlan},
 };
 
@@ -216,7 +218,7 @@ fn qwen2() {
     assert!(spec(&all).layers.iter().all(|l| l.attention().unwrap().window == Some(32_768)));
 }
 
-/// As the model card tells people to switch it on, in both spellings.
+/// The setting that the model card recommends, in both spellings.
 #[test]
 fn qwen2_yarn_extends_the_context() {
     let yarn = r#""factor": 4.0, "original_max_position_embeddings": 32768"#;
@@ -262,7 +264,7 @@ fn gemma2() {
     assert_eq!((l.residual, l.norm.kind), (Residual::Sandwich, NormKind::RmsPlusOne));
     assert_eq!(
         (l.ffn.mlp().unwrap().act, l.attention().unwrap().softcap),
-        (Act::GeluTanh, Some(50.0))
+        (Activation::GeluTanh, Some(50.0))
     );
     assert_eq!(l.attention().unwrap().scale, 1.0 / 16.0);
 
@@ -350,7 +352,7 @@ fn gemma3() {
     assert!(m.layers[0].attention().unwrap().qk_norm.is_some() && m.embed.rounded);
     assert_eq!((m.head.softcap, m.layers[0].attention().unwrap().softcap), (None, None));
 
-    // As for the larger ones, global layers alone are stretched; bases that are not written have defaults.
+    // The larger models stretch their global layers alone; bases that are not written have defaults.
     let edit = r#"{"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": null,
         "rope_local_base_freq": null}"#;
     let stretched = spec(&with(&four, edit));
@@ -463,7 +465,7 @@ fn gpt2() {
     assert_eq!((m.max_model_len, m.embed.positions, m.head.tied), (1024, Some(1024), true));
     assert_eq!(
         (m.layers[0].ffn.mlp().unwrap().inner, m.layers[0].ffn.mlp().unwrap().act),
-        (3072, Act::GeluTanh)
+        (3072, Activation::GeluTanh)
     );
     assert_eq!(m.num_parameters(), 124_439_808);
     let plan = plan(&m, find(&config(GPT2)).unwrap().weights);
@@ -664,7 +666,7 @@ fn memory_of_llama_3_1_8b() {
     assert_eq!(m.num_parameters(), 8_030_261_248);
     assert_eq!(m.kv_bytes_per_token(Dtype::Bf16), 2 * 32 * 8 * 128 * 2);
     assert_eq!(m.kv_bytes_per_token(Dtype::F32), 262_144);
-    // 65 norms of 4096 numbers are kept in f32: two more bytes for each number.
+    // 65 norms of 4096 values are kept in f32: two more bytes for each value.
     assert_eq!(m.weight_bytes(Dtype::Bf16), 8_030_261_248 * 2 + 65 * 4096 * 2);
     assert_eq!(m.weight_bytes(Dtype::F32), 8_030_261_248 * 4);
 }

@@ -1,9 +1,11 @@
 //! BERT and what is built like it: RoBERTa, XLM-RoBERTa, DistilBERT, MPNet.
 
+use candlepower_layout::Activation;
+
 use super::{
     EncoderArch, EncoderKind, EncoderSpec, HeadAct, Pooling, ScoreHead, TensorList, expect,
 };
-use crate::{config::HfConfig, error::Result, spec::Act};
+use crate::{config::HfConfig, error::Result, spec::activation};
 
 pub(super) const BERT: EncoderArch = EncoderArch {
     name: "BertModel",
@@ -109,7 +111,7 @@ fn bert(config: &HfConfig, first_position: usize) -> Result<EncoderSpec> {
         max_positions: positions - first_position,
         token_types: config.count("type_vocab_size")?,
         norm_eps: config.float("layer_norm_eps")?,
-        act: Act::read(config)?,
+        act: activation(config)?,
         head: None,
     })
 }
@@ -127,7 +129,7 @@ fn distil_bert(config: &HfConfig) -> Result<EncoderSpec> {
         token_types: 0,
         // Source: transformers `modeling_distilbert.py`, which has no key for it.
         norm_eps: 1e-12,
-        act: Act::Gelu,
+        act: Activation::Gelu,
         head: None,
     })
 }

@@ -1,11 +1,13 @@
 //! ModernBERT.
 
+use candlepower_layout::Activation;
+
 use serde_json::Value;
 
 use super::{
     EncoderArch, EncoderKind, EncoderSpec, HeadAct, Pooling, ScoreHead, TensorList, expect,
 };
-use crate::{config::HfConfig, error::Result, spec::Act};
+use crate::{config::HfConfig, error::Result};
 
 pub(super) const ARCH: EncoderArch =
     EncoderArch { name: "ModernBertModel", prefix: "model.", spec, head: None, tensors };
@@ -63,7 +65,7 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
         max_positions: config.count("max_position_embeddings")?,
         token_types: 0,
         norm_eps: config.float("norm_eps")?,
-        act: Act::Gelu,
+        act: Activation::Gelu,
         head: None,
     })
 }

@@ -1,7 +1,9 @@
 //! NomicBERT.
 
+use candlepower_layout::Activation;
+
 use super::{EncoderArch, EncoderKind, EncoderSpec, TensorList, expect};
-use crate::{config::HfConfig, error::Result, spec::Act};
+use crate::{config::HfConfig, error::Result};
 
 pub(super) const ARCH: EncoderArch =
     EncoderArch { name: "NomicBertModel", prefix: "bert.", spec, head: None, tensors };
@@ -40,7 +42,7 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
             _ => config.count("type_vocab_size")?,
         },
         norm_eps: config.float("layer_norm_epsilon")?,
-        act: Act::Silu,
+        act: Activation::Silu,
         head: None,
     })
 }

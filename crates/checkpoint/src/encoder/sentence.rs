@@ -1,5 +1,4 @@
-//! What the sentence-transformers files beside a checkpoint say: pooling, dense layers, normalisation, prompts, the longest
-//! input.
+//! Settings in the sentence-transformers files beside a checkpoint: pooling, dense layers, normalization, prompts, the longest input.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +6,15 @@ use serde_json::Value;
 
 use super::HeadAct;
 use crate::{
-    choice::Choice,
     config::HfConfig,
     error::{Error, Result},
     files::CheckpointFiles,
-    gguf::Gguf,
+    pooling::Pooling,
     spec::MOST_WIDTH,
 };
 
 const MODULES: &str = "modules.json";
-/// Where a pooling's settings are.
+/// Folder with the settings of the pooling.
 const USUAL_FOLDER: &str = "1_Pooling";
 const POOLING: &str = "1_Pooling/config.json";
 /// The transformer's settings; which name it is does not depend on the model alone.
@@ -28,23 +26,10 @@ const TRANSFORMER: [&str; 4] = [
 ];
 const PROMPTS: &str = "config_sentence_transformers.json";
 
-/// How the hidden states of a text's tokens become one vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// The first token's.
-    Cls,
-    /// The last token's.
-    Last,
-    /// The mean over all tokens.
-    Mean,
-    /// The greatest of each element.
-    Max,
-}
-
 /// A dense layer behind the pooling: `act(x W^T + b)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DenseSpec {
-    /// Where its weights are, `linear.weight` and `linear.bias`: a safetensors file.
+    /// The safetensors file with its weights, `linear.weight` and `linear.bias`.
     pub file: String,
     /// Elements of a vector before it.
     pub inputs: usize,
@@ -56,12 +41,12 @@ pub struct DenseSpec {
     pub act: Option<HeadAct>,
 }
 
-/// What the sentence-transformers files say; without such files nothing.
+/// Settings in the sentence-transformers files; empty without such files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SentenceSettings {
-    /// How hidden states become one vector.
+    /// The pooling of hidden states into one vector.
     pub pooling: Option<Pooling>,
-    /// What vectors go through, in this order, before they are normalised.
+    /// Dense layers that vectors go through, in this order, before they are normalized.
     pub dense: Vec<DenseSpec>,
     /// Vectors are divided by their length.
     pub normalize: bool,
@@ -88,27 +73,26 @@ impl SentenceSettings {
         match files.read(MODULES)? {
             Some(bytes) => settings.read_modules(files, &bytes)?,
             None if files.contains(POOLING) => {
-                settings.pooling = Some(Pooling::read(files, USUAL_FOLDER)?);
+                settings.pooling = Some(read_pooling(files, USUAL_FOLDER)?);
             }
             None => {}
         }
         if let Some(name) = TRANSFORMER.into_iter().find(|name| files.contains(name))
-            && let Some(config) = HfConfig::read(files, name)?
+            && let Some(config) = files.json(name)?
         {
             settings.max_seq_length = config.count_opt("max_seq_length")?;
             settings.lower_case = config.flag_or("do_lower_case", false)?;
         }
-        if let Some(config) = HfConfig::read(files, PROMPTS)? {
+        if let Some(config) = files.json(PROMPTS)? {
             settings.read_prompts(&config)?;
         }
         Ok(settings)
     }
 
-    /// Reads the pooling of a GGUF file. llama.cpp gives vectors of length one.
-    pub(crate) fn read_gguf(&mut self, gguf: &Gguf) -> Result<()> {
-        self.pooling = gguf.pooling()?;
-        self.normalize = self.pooling.is_some();
-        Ok(())
+    /// Takes the pooling of a GGUF file. llama.cpp gives vectors of length one.
+    pub(crate) fn set_pooling(&mut self, pooling: Option<Pooling>) {
+        self.pooling = pooling;
+        self.normalize = pooling.is_some();
     }
 
     /// Bytes of the dense layers' weights.
@@ -128,7 +112,7 @@ impl SentenceSettings {
                 "Transformer" if i == 0 => {}
                 "Pooling" => {
                     let folder = text("path").unwrap_or_default();
-                    self.pooling = Some(Pooling::read(files, folder)?);
+                    self.pooling = Some(read_pooling(files, folder)?);
                 }
                 "Dense" if self.pooling.is_some() && !self.normalize => {
                     let folder = text("path").unwrap_or_default();
@@ -173,13 +157,13 @@ fn module_config(files: &CheckpointFiles, folder: &str, usual: &'static str) -> 
     // A path with more in it could leave the checkpoint.
     let is_plain = !folder.is_empty() && !folder.contains(['/', '\\']) && folder != "..";
     let config = match is_plain {
-        true => HfConfig::read(files, &format!("{folder}/config.json"))?,
+        true => files.json(&format!("{folder}/config.json"))?,
         false => None,
     };
     config.ok_or_else(|| Error::FileMissing { file: usual, place: files.to_string() })
 }
 
-/// What a dense layer reads and writes, as far as it is supported.
+/// Keys that name a dense layer's input and output, whose defaults alone are supported.
 const FEATURES: [&str; 2] = ["module_input_name", "module_output_name"];
 
 impl DenseSpec {
@@ -240,52 +224,33 @@ const MODES: [(&str, Option<Pooling>); 6] = [
     ("pooling_mode_weightedmean_tokens", None),
 ];
 
-impl Pooling {
-    /// The values of `--pooling`.
-    pub const CHOICES: [Choice<Self>; 3] = [
-        Choice::new(Self::Cls, Self::Cls.as_str(), "The first token's"),
-        Choice::new(Self::Last, Self::Last.as_str(), "The last token's"),
-        Choice::new(Self::Mean, Self::Mean.as_str(), "The mean of all tokens"),
-    ];
-
-    /// Reads a pooling module's `config.json`.
-    fn read(files: &CheckpointFiles, folder: &str) -> Result<Self> {
-        let config = module_config(files, folder, POOLING)?;
-        if !config.flag_or("include_prompt", true)? {
-            return Err(config.unsupported("include_prompt", &false.into(), "; true is"));
-        }
-        let mut chosen = None;
-        let mut modes = MODES.iter().filter(|(key, _)| config.raw(key) == Some(&true.into()));
-        if let Some((key, mode)) = modes.next() {
-            let mode = mode.ok_or_else(|| config.unsupported(key, &true.into(), ONE_MODE))?;
-            chosen = Some(mode);
-        }
-        if let Some((key, _)) = modes.next() {
-            return Err(config.unsupported(key, &true.into(), "; one mode alone is"));
-        }
-        // Newer versions write the mode's name.
-        match (chosen, config.raw("pooling_mode")) {
-            (Some(mode), _) => Ok(mode),
-            (None, Some(Value::String(name))) => match name.as_str() {
-                "cls" => Ok(Self::Cls),
-                "mean" => Ok(Self::Mean),
-                "max" => Ok(Self::Max),
-                "lasttoken" => Ok(Self::Last),
-                other => Err(config.unsupported("pooling_mode", &other.into(), ONE_MODE)),
-            },
-            (None, Some(other)) => Err(config.unsupported("pooling_mode", other, ONE_MODE)),
-            (None, None) => Err(config.missing("pooling_mode", "the name of a pooling mode")),
-        }
+/// The pooling of a pooling module's `config.json`.
+fn read_pooling(files: &CheckpointFiles, folder: &str) -> Result<Pooling> {
+    let config = module_config(files, folder, POOLING)?;
+    if !config.flag_or("include_prompt", true)? {
+        return Err(config.unsupported("include_prompt", &false.into(), "; true is"));
     }
-
-    /// Its name, as in the setting.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Cls => "cls",
-            Self::Last => "last",
-            Self::Mean => "mean",
-            Self::Max => "max",
-        }
+    let mut chosen = None;
+    let mut modes = MODES.iter().filter(|(key, _)| config.raw(key) == Some(&true.into()));
+    if let Some((key, mode)) = modes.next() {
+        let mode = mode.ok_or_else(|| config.unsupported(key, &true.into(), ONE_MODE))?;
+        chosen = Some(mode);
+    }
+    if let Some((key, _)) = modes.next() {
+        return Err(config.unsupported(key, &true.into(), "; one mode alone is"));
+    }
+    // Newer versions write the mode's name.
+    match (chosen, config.raw("pooling_mode")) {
+        (Some(mode), _) => Ok(mode),
+        (None, Some(Value::String(name))) => match name.as_str() {
+            "cls" => Ok(Pooling::Cls),
+            "mean" => Ok(Pooling::Mean),
+            "max" => Ok(Pooling::Max),
+            "lasttoken" => Ok(Pooling::Last),
+            other => Err(config.unsupported("pooling_mode", &other.into(), ONE_MODE)),
+        },
+        (None, Some(other)) => Err(config.unsupported("pooling_mode", other, ONE_MODE)),
+        (None, None) => Err(config.missing("pooling_mode", "the name of a pooling mode")),
     }
 }
 

@@ -18,11 +18,11 @@ pub(super) type Config = Map<String, Value>;
 /// An architecture that GGUF files have.
 #[derive(Debug)]
 pub(super) struct GgufArch {
-    /// As `general.architecture` has it.
+    /// The value of `general.architecture`.
     pub(super) name: &'static str,
     /// The Hugging Face class name.
     pub(super) class: &'static str,
-    /// Where its tensors have other names than most.
+    /// Rules for tensors with other names than most.
     pub(super) rules: &'static [WeightRule],
     /// The rows of q and k are in the order of pairs of neighbours.
     pub(super) pairs: bool,
@@ -35,7 +35,7 @@ pub(super) struct GgufArch {
     pub(super) own: fn(&Keys<'_>, &mut Config) -> Result<()>,
 }
 
-/// How the numbers of a list of layers may differ.
+/// Permitted differences between the layers in a list.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Layers {
     Alike,
@@ -134,7 +134,7 @@ fn set(config: &mut Config, entries: impl IntoIterator<Item = (&'static str, Val
     config.extend(entries.into_iter().map(|(name, value)| (name.to_owned(), value)));
 }
 
-/// Where attentions and feed-forwards have biases.
+/// Reads whether attentions and feed-forwards have biases.
 fn biases(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     let mlp = keys.has_in_layers("ffn_down.bias");
     set(config, [("attention_bias", has_qkv_biases(keys)), ("mlp_bias", mlp.into())]);
@@ -151,7 +151,7 @@ fn window(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     Ok(())
 }
 
-/// Which layers have a window, where the file lists them.
+/// The layers that have a window, if the file lists them.
 fn windowed_layers(keys: &Keys<'_>, config: &mut Config) -> Result<Option<Vec<bool>>> {
     let windowed = keys.flags_of_layers("attention.sliding_window_pattern")?;
     if let Some(windowed) = &windowed {

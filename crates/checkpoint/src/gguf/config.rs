@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use super::{Gguf, arch::deepseek, keys::Keys};
 use crate::{
     config::UnreadKey,
-    encoder::Pooling,
     error::{Error, Result},
+    pooling::Pooling,
 };
 
 /// Tensors that are a part of the configuration: what the rope's frequencies are divided by.
@@ -61,7 +61,7 @@ impl Gguf {
         Ok(self.config()?.1)
     }
 
-    /// How hidden states become one vector, of files of models that give vectors.
+    /// The pooling, in files of models that give vectors.
     pub(crate) fn pooling(&self) -> Result<Option<Pooling>> {
         let keys = Keys::of(self);
         match keys.metadata.float_opt(&keys.key(POOLING))? {
@@ -77,7 +77,7 @@ impl Gguf {
         }
     }
 
-    /// The dtype of the matrices that are plain numbers: of most of their bytes.
+    /// The dtype of most bytes of the matrices that are not quantized.
     fn plain_dtype(&self) -> &'static str {
         let bytes = |kind| {
             let tensors = self.tensors.values().filter(|t| t.shape.len() == 2 && t.kind == kind);
@@ -105,7 +105,7 @@ fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Value> {
     let linear = keys.float_opt("rope.scale_linear")?.filter(|factor| ![0.0, 1.0].contains(factor));
     let factor = keys.float_opt("rope.scaling.factor")?.or(linear).filter(|factor| *factor > 0.0);
     let kind = keys.metadata.text_opt(&keys.key("rope.scaling.type"))?;
-    // As llama.cpp takes what only says how far.
+    // A factor without a type means linear scaling in llama.cpp.
     let kind = kind.unwrap_or(if factor.is_some() { "linear" } else { "none" });
     let needed = || match factor {
         Some(factor) => Ok(factor),

@@ -9,7 +9,7 @@ use super::GgufType;
 use crate::error::{Error, Result};
 
 pub(super) const MAGIC: [u8; 4] = *b"GGUF";
-/// Where no other alignment is written.
+/// Alignment if no other is written.
 const ALIGNMENT: u64 = 32;
 /// Beyond any model: bytes of a header, entries of all its lists together, tensors, dimensions of one.
 const MOST_BYTES: u64 = 256 << 20;
@@ -19,10 +19,10 @@ const MOST_DIMENSIONS: u32 = 4;
 /// Lists of lists of lists.
 const MOST_DEPTH: usize = 3;
 
-/// What a file says of itself.
+/// The header of a file.
 #[derive(Debug)]
 pub(super) struct Header {
-    /// Keys and values; numbers that are not finite are text.
+    /// Keys and values; values that are not finite are text.
     pub(super) metadata: Map<String, Value>,
     /// Names and places, in the file's order.
     pub(super) tensors: Vec<(String, Place)>,
@@ -31,13 +31,13 @@ pub(super) struct Header {
 /// A tensor in a file.
 #[derive(Debug)]
 pub(super) struct Place {
-    /// How its numbers are stored.
+    /// Type of its values.
     pub(super) kind: GgufType,
     /// `[rows, columns]`, or `[rows]` of a vector.
     pub(super) shape: Vec<usize>,
-    /// Where its bytes begin in the file.
+    /// Start of its bytes in the file.
     pub(super) offset: u64,
-    /// How many there are.
+    /// Number of bytes.
     pub(super) num_bytes: u64,
 }
 
@@ -61,7 +61,7 @@ fn damaged(file: &str, reason: &str) -> Error {
     Error::Gguf { file: file.to_owned(), reason: reason.to_owned() }
 }
 
-/// Why a header cannot be read.
+/// Reason why a header cannot be read.
 enum Fault {
     Read(io::Error),
     Damaged(String),
@@ -219,7 +219,7 @@ impl<R: Read> Reader<'_, R> {
     fn list(&mut self, key: &str, depth: usize) -> Parsed<Value> {
         let kind = self.u32()?;
         let count = self.u64()?;
-        // Of each type the fewest bytes of a value.
+        // The fewest bytes of a value of each type.
         let least = match kind {
             0 | 1 | 7 => 1,
             2 | 3 => 2,

@@ -19,7 +19,7 @@ const SAY_NOTHING: &[&str] = &[
     "tensor_data_layout",
     "decoder_start_token_id",
     "rope.scaling.finetuned",
-    // Of texts all parts of a position are the same.
+    // All parts of a position are the same in texts.
     "rope.dimension_sections",
     // Beside those of latents.
     "attention.key_length",
@@ -155,7 +155,7 @@ impl<'a> Keys<'a> {
         Ok(self.count_opt(key)?.unwrap_or(0))
     }
 
-    /// What a key says of each layer that is computed: one number for all, or a list. Zeros are of layers that have no such part.
+    /// The value of a key for each layer that is computed: one for all, or a list. A zero means that the layer has no such part.
     pub(super) fn counts_of_layers(&self, key: &str) -> Result<Vec<usize>> {
         let full = self.key(key);
         let Some(Value::Array(list)) = self.metadata.raw(&full) else {
@@ -172,7 +172,7 @@ impl<'a> Keys<'a> {
         Ok(counts)
     }
 
-    /// What a key says of the first layer that has such a part, where its architecture takes different ones, and otherwise of all layers alike.
+    /// The value of a key for the first layer that has such a part, if its architecture allows different ones; otherwise that of all layers.
     pub(super) fn count_of_layers(&self, key: &str) -> Result<Option<usize>> {
         let counts = self.counts_of_layers(key)?;
         let has_part = |count: &&usize| **count > 0;
@@ -188,7 +188,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// How many layers are computed: files may have some behind them, which predict further tokens.
+    /// Number of layers that are computed. Files may have more behind them, which predict further tokens.
     pub(super) fn layers(&self) -> Result<usize> {
         const KEY: &str = "nextn_predict_layers";
         let (stored, behind) = (self.count("block_count")?, self.index(KEY)?);
@@ -196,7 +196,7 @@ impl<'a> Keys<'a> {
         computed.ok_or_else(|| self.unsupported(KEY, "; less than block_count is"))
     }
 
-    /// What a key lists of each layer that is computed, where it does.
+    /// The list of a key for each layer that is computed, if there is one.
     pub(super) fn flags_of_layers(&self, key: &str) -> Result<Option<Vec<bool>>> {
         let full = self.key(key);
         let Some(found @ Value::Array(list)) = self.metadata.raw(&full) else { return Ok(None) };
@@ -222,7 +222,7 @@ impl<'a> Keys<'a> {
         self.metadata.float_opt(&self.key(key))
     }
 
-    /// Of the norms: older files of models with LayerNorms have no other.
+    /// Epsilon of the norms: older files of models with LayerNorms have no other.
     pub(super) fn norm_eps(&self) -> Result<f64> {
         const RMS: &str = "attention.layer_norm_rms_epsilon";
         let plain = self.float_opt("attention.layer_norm_epsilon")?;
@@ -255,7 +255,7 @@ impl<'a> Keys<'a> {
 
     pub(super) fn head_dim(&self) -> Result<usize> {
         if self.gguf.arch.is(deepseek::NAME) {
-            // Of the part that is turned; the widths of keys are another matter.
+            // The rotated part; the widths of keys are another matter.
             return self.count("rope.dimension_count");
         }
         let (hidden, heads) =
@@ -265,7 +265,7 @@ impl<'a> Keys<'a> {
             None if hidden.is_multiple_of(heads) => Ok(hidden / heads),
             None => {
                 let key = self.key("attention.key_length");
-                Err(self.metadata.missing(&key, "as the heads do not divide embedding_length, it"))
+                Err(self.metadata.missing(&key, "the heads do not divide embedding_length, so it"))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What ggml calls the tensors of a model. Source: `gguf-py/gguf/constants.py` of llama.cpp.
+//! ggml's names for the tensors of a model. Source: `gguf-py/gguf/constants.py` of llama.cpp.
 
 use crate::weights::{Slot, WeightRule, experts, heads, rows, whole};
 
@@ -51,9 +51,9 @@ pub(super) const COMMON: &[WeightRule] = &[
     // Gate and up in one, expert by expert.
     rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_up_exps.weight"),
     rows(Slot::ExpertUp(0), "blk.{i}.ffn_gate_up_exps.weight"),
-    rows(Slot::RecurrentTapsQ, "blk.{i}.ssm_conv1d.weight"),
-    rows(Slot::RecurrentTapsK, "blk.{i}.ssm_conv1d.weight"),
-    rows(Slot::RecurrentTapsV, "blk.{i}.ssm_conv1d.weight"),
+    rows(Slot::RecurrentConvQ, "blk.{i}.ssm_conv1d.weight"),
+    rows(Slot::RecurrentConvK, "blk.{i}.ssm_conv1d.weight"),
+    rows(Slot::RecurrentConvV, "blk.{i}.ssm_conv1d.weight"),
     rows(Slot::RecurrentBiasQ, "blk.{i}.ssm_conv1d.bias"),
     rows(Slot::RecurrentBiasK, "blk.{i}.ssm_conv1d.bias"),
     rows(Slot::RecurrentBiasV, "blk.{i}.ssm_conv1d.bias"),
@@ -64,7 +64,7 @@ pub(super) const COMMON: &[WeightRule] = &[
     whole(Slot::RecurrentOut, "blk.{i}.ssm_out.weight"),
 ];
 
-/// Of layers with one norm between attention and feed-forward, which has the name of one after the attention.
+/// Layers with one norm between attention and feed-forward, which has the name of a norm after the attention.
 pub(super) const NORM_AFTER_ATTENTION: &[WeightRule] =
     &[whole(Slot::FfnNorm, "blk.{i}.post_attention_norm.weight")];
 
@@ -97,7 +97,7 @@ pub(super) const LFM2: &[WeightRule] = &[
     rows(Slot::ConvB, "blk.{i}.shortconv.in_proj.weight"),
     rows(Slot::ConvC, "blk.{i}.shortconv.in_proj.weight"),
     rows(Slot::ConvX, "blk.{i}.shortconv.in_proj.weight"),
-    rows(Slot::ConvTaps, "blk.{i}.shortconv.conv.weight"),
+    rows(Slot::ConvKernel, "blk.{i}.shortconv.conv.weight"),
     whole(Slot::ConvOut, "blk.{i}.shortconv.out_proj.weight"),
 ];
 
@@ -123,7 +123,7 @@ pub(super) const NEMOTRON_H: &[WeightRule] = &[
     MAMBA_IN[4],
 ];
 
-/// Those of gpt-oss, with biases; the norm before them has another name.
+/// Experts of gpt-oss, with biases; the norm before them has another name.
 pub(super) const GPT_OSS: &[WeightRule] = &[
     whole(Slot::FfnNorm, "blk.{i}.post_attention_norm.weight"),
     whole(Slot::Sinks, "blk.{i}.attn_sinks.weight"),

@@ -88,7 +88,7 @@ fn layers_that_predict_further_tokens_are_left_out() {
     assert!(line.contains("`glm4moe.nextn_predict_layers` = 2") && line.contains("less than"));
 }
 
-/// What the files of recurrences have otherwise than others, and that some cannot be split.
+/// Files of models with linear attention differ from others, and some models cannot be split.
 #[test]
 fn recurrences() {
     let net = |name: &str| checkpoint(name).spec().recurrences().next().copied().unwrap();
@@ -126,7 +126,7 @@ fn recurrences() {
     }
 }
 
-/// What some files have as one tensor, or had.
+/// Tensors that some files join, or used to join.
 #[test]
 fn tensors_of_other_files_fill_the_same_slots() {
     let plan = |golden: &str, edit: &dyn Fn(&mut HashMap<String, GgufTensor>)| {
@@ -137,7 +137,7 @@ fn tensors_of_other_files_fill_the_same_slots() {
     let fuse = |tensors: &mut HashMap<String, GgufTensor>, parts: &[&str], whole: &str| {
         let parts: Vec<GgufTensor> =
             parts.iter().map(|part| tensors.remove(&format!("blk.0.{part}")).unwrap()).collect();
-        // Of experts their rows are counted, of others the first dimension is.
+        // Rows are counted for experts, the first dimension for others.
         let rows = parts.iter().map(|part| part.shape[0]).sum();
         let shape = [&[rows][..], &parts[0].shape[1..]].concat();
         tensors.insert(format!("blk.0.{whole}"), GgufTensor { shape, ..parts[0].clone() });
@@ -181,11 +181,11 @@ fn gemma4() {
     assert_eq!([0, 1, 2, 3].map(|i| attention(i).keys_of), [None, None, Some(0), Some(1)]);
     assert_eq!([0, 1].map(|i| attention(i).head_dim), [32, 64]);
     assert_eq!([1, 2].map(|i| spec.layers[i].ffn.mlp().unwrap().inner), [96, 192]);
-    let turned = RopeScaling::Proportional { turned: 8, factor: 1.0 };
-    assert_eq!(attention(1).rope.as_ref().unwrap().scaling, turned);
+    let rotated = RopeScaling::Proportional { rotated: 8, factor: 1.0 };
+    assert_eq!(attention(1).rope.as_ref().unwrap().scaling, rotated);
     assert_eq!(spec.per_layer.unwrap().width, 32);
     assert!(!attention(1).values_are_keys);
-    // What a file may have of layers that read the keys of others.
+    // A file may have this for layers that read the keys of others.
     assert!(gemma4.may_skip_tensor("blk.2.attn_k.weight"));
     assert!(!gemma4.may_skip_tensor("blk.1.attn_k.weight"));
     let tokens = metadata.texts_opt("tokenizer.ggml.tokens").unwrap().unwrap();
@@ -228,7 +228,7 @@ fn gemma4() {
     }
 }
 
-/// What is said of a golden's file whose metadata are edited.
+/// The error for a golden's file with edited metadata.
 fn refused(name: &str, edit: &dyn Fn(&mut Map<String, Value>)) -> std::result::Result<(), String> {
     let gguf = edited(name, edit).map_err(|error| error.to_string())?;
     let keys = gguf.unread_keys().and_then(|keys| keys.iter().try_for_each(UnreadKey::check));

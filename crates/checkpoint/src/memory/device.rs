@@ -1,76 +1,31 @@
-//! Bytes on a GPU: row-major matrices in one dtype or codes, buffers that are reserved once, heads padded to what attention has.
+//! Bytes on a GPU: row-major matrices in one dtype or quantized, buffers that are reserved once, heads padded to the widths of attention.
 
-use candlepower_layout::{Dtype, MatrixForm};
+use candlepower_layout::{
+    Dtype, LATENT_PARTIALS_BYTES, MatrixForm, SCHEDULE_BYTES, attention_partials_bytes,
+    device_head_dim, device_latent_dims, device_logits_rows,
+};
 
 use super::{KvDtype, MemoryRequest};
 use crate::spec::{FfnSpec, GatingSpec, KvKind, LayerSpec, Mixer, MlpSpec, ModelSpec};
 
-/// Widths of heads that attention on a GPU is compiled for; others are padded with zeros to the next of them.
-pub const DEVICE_HEAD_DIMS: &[usize] = &[64, 128, 256, 512];
-/// Elements of a latent that attention on a GPU is compiled for, and of a row with the part of keys that is turned behind it; shorter ones are
-/// padded with zeros.
-const DEVICE_LATENT_DIMS: (usize, usize) = (512, 576);
-/// Most rows of logits that exist at once on a GPU.
-const MOST_LOGITS_ROWS: usize = 256;
-/// Partial results of attention for heads of 128 elements, for each kind of window. Source: FlashInfer's own callers.
-const PARTIALS_BYTES: usize = 128 << 20;
-/// Partial results of attention over latents: two tiles of 128 queries for each pair of multiprocessors, of which no GPU has more than 120 pairs.
-/// Source: FlashInfer's `MLAPlan`.
-pub const LATENT_PARTIALS_BYTES: usize = 64 << 20;
-/// Numbers that are computed from codes at once: enough to keep a product of many rows busy.
+/// Bytes of weights that are dequantized at once: enough to keep a product of many rows busy.
 const UNPACKED_BYTES: usize = 64 << 20;
-/// The schedule of attention, for each kind of window. Source: `AttentionPlan` of the crate `kernels`.
-const SCHEDULE_BYTES: u64 = 8 << 20;
 /// cuBLAS's workspace, kernels that are loaded at their first call, CUDA graphs: an estimate from above.
 const FIXED_BYTES: u64 = 512 << 20;
 
-/// Numbers per token in the buffers that layers share.
+/// Values per token in the buffers that layers share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceWidths {
-    /// Of q, k and v, of the rows of a delta net, or of gate and up, those of all experts that a token goes to, or of what they make of it.
+    /// The widest of: q, k and v; the rows of a delta net; gate and up of all experts of a token; and the outputs of these experts.
     pub wide: usize,
-    /// Of q, of what steers a delta net's states, of the activated gate, likewise, or of the scores of experts.
+    /// The widest of: q; decay and beta of a delta net; the activated gates of all experts of a token; and the scores of experts.
     pub inner: usize,
-    /// Of all heads.
+    /// Output of all heads.
     pub attended: usize,
 }
 
-/// The width of a head of `head_dim` elements in the memory of a GPU.
-pub fn device_head_dim(head_dim: usize) -> usize {
-    DEVICE_HEAD_DIMS.iter().copied().find(|dim| *dim >= head_dim).unwrap_or(head_dim)
-}
-
-/// The elements of a latent of `rank` elements in the memory of a GPU, and of a row with the `turned` elements behind it.
-pub fn device_latent_dims(rank: usize, turned: usize) -> (usize, usize) {
-    let (latent, row) = DEVICE_LATENT_DIMS;
-    match rank <= latent && turned <= row - latent {
-        true => (latent, row),
-        false => (rank, rank + turned),
-    }
-}
-
-/// How many tokens a step may have on a GPU, with so many sequences, where so many heads read latents: attention has room for 16,384 tiles of 128 rows, each a token
-/// and a head, of which multiprocessors and the ends of sequences take some. Source: FlashInfer's `MLAPlan`.
-pub fn device_latent_tokens(heads: usize, max_seqs: usize) -> usize {
-    const TILES: usize = 16_384 - 512;
-    TILES.saturating_sub(max_seqs).max(1) * (128 / heads.max(1)).max(1)
-}
-
-/// Bytes of the partial results of attention over heads of `head_dim` elements, as a GPU has them, for each kind of window. The widest heads are
-/// computed in shorter tiles.
-/// Decodes that are launched as graphs are always split, and take some for each sequence. Source: FlashInfer's `PrefillPlan`, tiles of 16 queries.
-pub fn attention_partials_bytes(head_dim: usize, kv_heads: usize, max_seqs: usize) -> usize {
-    let of_graphs = 64 * (head_dim + 1) * kv_heads * max_seqs;
-    (PARTIALS_BYTES * head_dim.min(256).div_ceil(128).max(1)).max(of_graphs)
-}
-
-/// Rows of logits that exist at once on a GPU.
-pub fn device_logits_rows(max_num_seqs: usize) -> usize {
-    max_num_seqs.clamp(1, MOST_LOGITS_ROWS)
-}
-
 impl ModelSpec {
-    /// Bytes of the weights as one of `ranks` ranks loads them to a GPU: all but codes in `dtype`.
+    /// Bytes of the weights as one of `ranks` ranks loads them to a GPU: in `dtype` unless they are quantized.
     pub fn device_weight_bytes(&self, dtype: Dtype, ranks: usize) -> u64 {
         let (stored, _) = self.rank_shapes(ranks);
         let (padded, vectors) = self.with_padded_heads().rank_shapes(ranks);
@@ -85,7 +40,7 @@ impl ModelSpec {
                 }
             }
         });
-        // Numbers that routers add, scores of sinks, the vectors of recurrences and the taps of short convolutions are exact.
+        // Corrections of routers, attention sink logits, and vectors of linear attention and of short convolutions stay in single precision.
         let exact = self.shard(ranks).layers.into_iter().map(|LayerSpec { mixer, ffn, .. }| {
             let of_mixer = match mixer {
                 Mixer::Attention(a) => {
@@ -96,7 +51,7 @@ impl ModelSpec {
                     }
                 }
                 Mixer::Recurrence(net) => net.exact(),
-                Mixer::ShortConv(conv) => conv.channels * conv.taps,
+                Mixer::ShortConv(conv) => conv.channels * conv.kernel_size,
             };
             let of_router = ffn.experts().map_or(0, |experts| {
                 let GatingSpec { bias, scales, .. } = experts.gating;
@@ -106,7 +61,7 @@ impl ModelSpec {
         });
         let exact: usize = exact.sum();
         let vectors = (vectors - exact) * dtype.size() + exact * Dtype::F32.size();
-        // What pads latents in the matrices of heads.
+        // Padding of latents in the matrices of heads.
         let padded_latents = self.attentions().filter_map(|a| {
             let latent = a.latent?;
             let (padded, _) = device_latent_dims(latent.rank, a.head_dim - latent.rank);
@@ -116,7 +71,7 @@ impl ModelSpec {
         (matrices.sum::<usize>() + vectors + padded_latents.sum::<usize>()) as u64
     }
 
-    /// Bytes on a GPU for the numbers that the codes of a part of a matrix mean.
+    /// Bytes on a GPU for the dequantized values of a part of a matrix.
     pub fn device_unpacked_bytes(&self) -> usize {
         if self.quantized.is_empty() { 0 } else { UNPACKED_BYTES }
     }
@@ -132,11 +87,11 @@ impl ModelSpec {
         (numbers * dtype.into().size()) as u64
     }
 
-    /// Numbers per token in the buffers that layers share, on one of `ranks` ranks.
+    /// Values per token in the buffers that layers share, on one of `ranks` ranks.
     pub fn device_widths(&self, ranks: usize) -> DeviceWidths {
         let widest =
             |width: &dyn Fn(&LayerSpec) -> usize| self.layers.iter().map(width).max().unwrap_or(0);
-        // As they are wide, inner and attended.
+        // The values of wide, inner and attended.
         let mixer = |mixer: &Mixer| match mixer {
             Mixer::Attention(a) => {
                 let heads = a.heads.div_ceil(ranks);
@@ -177,7 +132,7 @@ impl ModelSpec {
         };
         // Rows of the table of what layers get beside the residual, and a layer's gate of it.
         let per_layer = self.per_layer.map_or(0, |per_layer| per_layer.width);
-        // What experts make beside another feed-forward.
+        // Output of the routed experts, kept apart from that of the shared expert.
         let aside = |l: &LayerSpec| {
             let own_norms = l.ffn.experts().is_some_and(|experts| experts.own_norms);
             if own_norms { self.hidden_size } else { 0 }
@@ -190,8 +145,8 @@ impl ModelSpec {
         }
     }
 
-    /// Bytes that one rank needs on a GPU beside weights and cache: the buffers of a step, rope tables, schedules and
-    /// block tables of attention, tables for sampling and for experts, the numbers of codes, and what CUDA takes for itself.
+    /// Bytes that one rank needs on a GPU beside weights and cache. They are the buffers of a step, RoPE tables, schedules and block
+    /// tables of attention, tables for sampling and for experts, dequantized values, and the memory of CUDA itself.
     pub(super) fn device_activation_bytes(&self, request: &MemoryRequest, tokens: usize) -> u64 {
         let ranks = request.tensor_parallel_size;
         let element = request.weights.size() as u64;
@@ -199,14 +154,14 @@ impl ModelSpec {
         let tokens = tokens as u64;
         let rows = device_logits_rows(request.max_num_seqs) as u64;
         let vocab = self.vocab_size as u64;
-        // What ranks gather their logits in.
+        // Buffer in which ranks gather their logits.
         let gathered = if ranks > 1 { rows * (vocab + vocab.div_ceil(ranks as u64)) } else { 0 };
-        // What layers get of a token beside the residual.
+        // Per-layer embeddings.
         let per_layer = self.per_layer.map_or(0, |of| of.width * self.layers.len());
         let buffers = tokens * (3 * self.hidden_size + wide + inner + attended + per_layer) as u64
             + rows * (self.hidden_size as u64 + vocab)
             + gathered;
-        // Scores and counts of each draw are four bytes, a grammar's mask is a bit.
+        // Scores and counts of each sample are four bytes, a grammar's mask is a bit.
         let sampling = rows * (8 * vocab + vocab.div_ceil(8));
         // One for each kind of cache and window.
         let mut plans = Vec::new();
@@ -223,11 +178,11 @@ impl ModelSpec {
         }
         let pages = request.max_num_seqs * request.max_model_len.div_ceil(request.block_size);
         let block_tables = 4 * (3 * (request.max_num_seqs + 1) + pages) as u64;
-        // What the softmax of each head divides by.
+        // Denominators of each head's softmax.
         let heads = self.attentions().filter(|a| a.sinks);
         let heads = heads.map(|a| a.heads.div_ceil(ranks)).max().unwrap_or(0);
         let log_sums = 4 * tokens * heads as u64;
-        let own = SCHEDULE_BYTES + block_tables + log_sums;
+        let own = SCHEDULE_BYTES as u64 + block_tables + log_sums;
         let of_plans = plans.iter().map(|(kv_heads, head_dim, has_latents, _)| {
             let (kv_heads, head_dim) = (kv_heads.div_ceil(ranks), device_head_dim(*head_dim));
             let partials = match has_latents {
@@ -244,7 +199,7 @@ impl ModelSpec {
         });
         let square_sums = if self.norms_all_heads() { 8 * tokens } else { 0 };
         let unpacked = self.device_unpacked_bytes() as u64;
-        let ropes = 4 * self.rope_numbers(request.max_model_len) as u64;
+        let ropes = 4 * self.rope_values(request.max_model_len) as u64;
         let tables = sampling + routing + square_sums + ropes;
         element * buffers + tables + of_plans + unpacked + FIXED_BYTES
     }

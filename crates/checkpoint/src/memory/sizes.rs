@@ -2,23 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use candlepower_layout::{Dtype, MatrixForm};
+use candlepower_layout::{Dtype, LOGITS_ROWS, MatrixForm};
 
 use super::{KvDtype, MemoryRequest};
 use crate::{
     error::{Error, Result},
     rope::RopeSpec,
-    shard::is_split_by_columns,
+    slot::{Slot, SlotShard},
     spec::{FfnSpec, KvKind, LayerSpec, Mixer, ModelSpec},
-    weights::Slot,
 };
 
-/// Most rows of logits that exist at once. Source: `CpuRunner` of the crate `engine`.
-const LOGITS_ROWS: usize = 128;
 /// Activations are single precision on the CPU.
 const ACTIVATION_BYTES: u64 = 4;
 /// Dimensions in the table of a model without rope, which turns two of them by nothing.
-const UNTURNED: usize = 2;
+const UNROTATED: usize = 2;
 /// Most ranks that are proposed.
 const MOST_RANKS: usize = 64;
 
@@ -52,7 +49,7 @@ impl ModelSpec {
         (vectors * Dtype::F32.size() + matrices) as u64
     }
 
-    /// The part of the weights' bytes that belongs to experts of which each token goes to some, with numbers in 16 bits.
+    /// The share of routed experts in the weights' bytes, with values in 16 bits.
     pub fn share_of_experts(&self) -> f64 {
         let mut without = self.clone();
         for layer in &mut without.layers {
@@ -63,8 +60,8 @@ impl ModelSpec {
         1.0 - without.weight_bytes(Dtype::Bf16) as f64 / self.weight_bytes(Dtype::Bf16) as f64
     }
 
-    /// Bytes of the tables as loaded of which each token needs a row alone, in `dtype` where they are not quantized: the embedding, unless
-    /// it is the head, too, and what each layer gets of a token beside the residual.
+    /// Bytes of the loaded tables of which each token needs one row alone, in `dtype` unless they are quantized. These are the
+    /// embedding, unless it is the head, too, and the per-layer embeddings.
     pub fn looked_up_bytes(&self, dtype: Dtype) -> u64 {
         let bytes = |slot, rows, columns| {
             let quantized = self.quantized.get(&(None, slot));
@@ -81,30 +78,30 @@ impl ModelSpec {
         embedding + per_layer
     }
 
-    /// The matrices that one of `ranks` ranks loads, and the count of its norms' and biases' numbers.
+    /// The matrices that one of `ranks` ranks loads, and the count of values in its norms and biases.
     pub(super) fn rank_shapes(&self, ranks: usize) -> (Vec<Matrix>, usize) {
         let mut matrices: BTreeMap<(Option<usize>, Slot), Matrix> = BTreeMap::new();
         let mut vectors = 0;
-        // What a layer's output is multiplied by is an argument of a kernel.
+        // The factor on a layer's output is an argument of a kernel.
         let slots = self.shard(ranks);
         let mut of_heads = Vec::new();
         for (layer, slot, shape) in slots.slots().filter(|slot| slot.1 != Slot::LayerScale) {
             match *shape.as_slice() {
                 [n] => vectors += n,
-                [..] if slot.is_of_heads() => {
+                [..] if slot.is_per_head() => {
                     let attention = layer.and_then(|layer| slots.layers[layer].attention());
                     let attention = attention.expect("matrices of heads are an attention's");
                     let latent = attention.latent.expect("they make keys and values of latents");
-                    let (heads, (rows, columns)) = match slot {
-                        Slot::KeyUp => (attention.heads, (latent.rank, latent.key_dim)),
-                        _ => (attention.heads, (latent.value_dim, latent.rank)),
+                    let (rows, columns) = match slot == Slot::KeyUp {
+                        true => (latent.rank, latent.key_dim),
+                        false => (latent.value_dim, latent.rank),
                     };
                     let form = match self.widened.contains(&(layer, slot)) {
                         true => MatrixForm::Widened,
                         false => MatrixForm::Plain,
                     };
                     let matrix = || Matrix { rows, columns, form };
-                    of_heads.extend((0..heads).map(|_| matrix()));
+                    of_heads.extend((0..attention.heads).map(|_| matrix()));
                 }
                 [rows, columns] => {
                     let quantized = self.quantized.get(&(layer, slot));
@@ -127,63 +124,66 @@ impl ModelSpec {
 
     /// Bytes of keys and values that one token takes on one of `ranks` ranks.
     pub fn rank_kv_bytes_per_token(&self, dtype: impl Into<KvDtype>, ranks: usize) -> u64 {
-        let of_kind = |kind: KvKind| kind.kv_heads.div_ceil(ranks) * kind.numbers() * kind.layers;
+        let of_kind = |kind: KvKind| kind.kv_heads.div_ceil(ranks) * kind.values() * kind.layers;
         let numbers: usize = self.kv_kinds().into_iter().map(of_kind).sum();
         (numbers * dtype.into().size()) as u64
     }
 
-    /// Bytes of what recurrences and short convolutions keep of one sequence on one of `ranks` ranks: their states in single precision, and in `inputs` the
-    /// last inputs of their convolutions.
+    /// Bytes of the recurrent state of one sequence on one of `ranks` ranks: the states of linear attention in single precision, and
+    /// the last inputs of convolutions in `inputs`.
     pub fn state_bytes(&self, inputs: Dtype, ranks: usize) -> u64 {
-        let kept = |taps: usize, channels: usize| (taps - 1) * channels * inputs.size();
+        let kept =
+            |kernel_size: usize, channels: usize| (kernel_size - 1) * channels * inputs.size();
         let of_layer = |layer: &LayerSpec| match &layer.mixer {
             Mixer::Attention(_) => 0,
             Mixer::Recurrence(net) => {
                 let net = net.shard(ranks);
                 let state = net.values() * net.key_dim * Dtype::F32.size();
-                state + kept(net.taps, net.channels())
+                state + kept(net.kernel_size, net.channels())
             }
-            Mixer::ShortConv(conv) => kept(conv.taps, conv.channels.div_ceil(ranks)),
+            Mixer::ShortConv(conv) => kept(conv.kernel_size, conv.channels.div_ceil(ranks)),
         };
         self.layers.iter().map(of_layer).sum::<usize>() as u64
     }
 
-    /// Bytes that one rank needs beside weights and cache: an estimate from above of what a full step holds at once,
-    /// and the rope tables.
+    /// Bytes that one rank needs beside weights and cache: an upper estimate of all buffers that live at once in a full step, and the
+    /// RoPE tables.
     ///
-    /// `4 * (T * (4 * hidden + max(4 * q + 5 * kv, 3 * inner)) + 2 * min(T, 128) * vocab + L * rotary)` bytes, where
-    /// `T` is the token budget of a step, `q`, `kv`, `inner` and `vocab` are the widths on one rank, and `L` is
-    /// max_model_len, once for each different rope; beside `3 * inner`, layers of experts have `2 * hidden + experts`, for one
-    /// expert's tokens and results, and scores. A gate of the attention counts as `2 * q`, a recurrence as its rows, those
-    /// convolved, and twice what comes out. It counts: the residual, its norm and their successors; q, k and v
-    /// as one tensor, apart, and rotated, with the attention's output; gate and up with their product; the logits of
-    /// as many rows as the engine takes at once, and a copy for sampling. What layers get of a token beside the residual counts four times.
+    /// `4 * (T * (4 * hidden + max(4 * q + 5 * kv, 3 * inner)) + 2 * min(T, 128) * vocab + L * rotary)` bytes. `T` is the token budget
+    /// of a step; `q`, `kv`, `inner` and `vocab` are the widths on one rank; `L` is max_model_len, once for each different RoPE.
+    ///
+    /// MoE layers add `2 * hidden + experts` to `3 * inner`, for one expert's tokens and results, and scores. A gate of the attention
+    /// counts as `2 * q`. Linear attention counts as its rows, the convolved rows, and twice its output.
+    ///
+    /// The terms are: the residual, its norm and their successors; q, k and v as one tensor, apart, and rotated, with the attention's
+    /// output; gate and up with their product; the logits of as many rows as the engine takes at once, and a copy for sampling.
+    /// Per-layer embeddings count four times.
     pub(super) fn activation_bytes(&self, request: &MemoryRequest, tokens: usize) -> u64 {
         let ranks = request.tensor_parallel_size;
         let logits = 2 * tokens.min(LOGITS_ROWS) as u64 * self.vocab_size.div_ceil(ranks) as u64;
-        let tables = self.rope_numbers(request.max_model_len);
+        let tables = self.rope_values(request.max_model_len);
         let width = self.step_width(ranks);
         ACTIVATION_BYTES * (tokens as u64 * width as u64 + logits + tables as u64)
     }
 
-    /// As [`Self::activation_bytes`], of a batch of `tokens` tokens without logits, with the keys and values of one layer.
+    /// The same as [`Self::activation_bytes`], for a batch of `tokens` tokens without logits, with the keys and values of one layer.
     pub(crate) fn batch_bytes(&self, tokens: usize, max_model_len: usize) -> u64 {
         // Where layers read the keys of others, those of all layers are kept.
         let keeps_all = self.attentions().any(|a| a.keys_of.is_some());
         let keys = self
             .kv_kinds()
             .into_iter()
-            .map(|kind| kind.kv_heads * kind.numbers() * if keeps_all { kind.layers } else { 1 });
+            .map(|kind| kind.kv_heads * kind.values() * if keeps_all { kind.layers } else { 1 });
         let width = self.step_width(1) + keys.sum::<usize>();
-        ACTIVATION_BYTES * (tokens as u64 * width as u64 + self.rope_numbers(max_model_len) as u64)
+        ACTIVATION_BYTES * (tokens as u64 * width as u64 + self.rope_values(max_model_len) as u64)
     }
 
-    /// Numbers that a step holds at once for each token, on one of `ranks` ranks.
+    /// Values that exist at once in a step for each token, on one of `ranks` ranks.
     fn step_width(&self, ranks: usize) -> usize {
         let widest = self.layers.iter().map(|layer| {
             let mixer = match &layer.mixer {
                 Mixer::Attention(a) if a.latent.is_some() => {
-                    // As they are projected, multiplied, turned and put together; what comes out, latents and values.
+                    // Queries as projected, multiplied, rotated and joined; the output, latents and values.
                     let of_head = 2 * a.q_dim() + 3 * a.head_dim + a.out_dim();
                     a.heads.div_ceil(ranks) * of_head + 5 * a.head_dim
                 }
@@ -210,13 +210,13 @@ impl ModelSpec {
             let inner = 3 * inner.div_ceil(ranks) + gathered;
             mixer.max(inner).max(3 * shared.div_ceil(ranks))
         });
-        // What is projected, its norm, the rows of the table and their sum.
+        // The projection, its norm, the rows of the table and their sum.
         let per_layer = self.per_layer.map_or(0, |of| 4 * of.width * self.layers.len());
         4 * self.hidden_size + widest.max().unwrap_or(0) + per_layer
     }
 
-    /// Count of the numbers in the rope tables of `max_model_len` positions.
-    pub(super) fn rope_numbers(&self, max_model_len: usize) -> usize {
+    /// Count of the values in the RoPE tables of `max_model_len` positions.
+    pub(super) fn rope_values(&self, max_model_len: usize) -> usize {
         let mut ropes = Vec::new();
         for attention in self.attentions() {
             if !ropes.contains(&&attention.rope) {
@@ -225,16 +225,16 @@ impl ModelSpec {
         }
         let numbers = |rope: &Option<RopeSpec>| match rope {
             Some(rope) => rope.dim + usize::from(rope.query_growth.is_some()),
-            None => UNTURNED,
+            None => UNROTATED,
         };
         ropes.iter().map(|rope| numbers(rope) * max_model_len).sum()
     }
 
-    /// Whether each layer can be split over `ranks` ranks: heads, inner width and vocabulary into equal parts, key
-    /// and value heads into equal parts or with several ranks to each, and quantized inputs between two groups.
+    /// Checks that each layer can be split over `ranks` ranks. Heads, inner width and vocabulary must divide into equal parts. KV heads
+    /// divide, too, or several ranks share each. Quantized inputs are split between two groups.
     ///
     /// # Errors
-    /// [`Error::TensorParallel`], with what does not divide and the numbers that do.
+    /// [`Error::TensorParallel`], with the count that does not divide, and the possible counts of ranks.
     pub fn check_tensor_parallel(&self, ranks: usize) -> Result<()> {
         let Some(what) = self.indivisible(ranks) else { return Ok(()) };
         let possible: Vec<String> =
@@ -247,7 +247,7 @@ impl ModelSpec {
         (1..=MOST_RANKS).filter(|ranks| self.indivisible(*ranks).is_none()).collect()
     }
 
-    /// What cannot be split, and how many of it there are.
+    /// The count that cannot be split, and its name.
     fn indivisible(&self, ranks: usize) -> Option<String> {
         let splits = |count: usize| ranks > 0 && count.is_multiple_of(ranks);
         let shared = |count: usize| splits(count) || (ranks > count && ranks.is_multiple_of(count));
@@ -265,7 +265,8 @@ impl ModelSpec {
                 Mixer::Recurrence(net) => {
                     // Each rank has whole heads of keys, and so what is normed as one.
                     let (divides, count) = (splits(net.key_heads), net.key_heads);
-                    heads = heads.or_else(|| unless(divides, count, "key heads of recurrences"));
+                    heads =
+                        heads.or_else(|| unless(divides, count, "key heads of linear attention"));
                     // Columns of what comes out would be apart.
                     let together = ranks == 1 || !net.tiled;
                     let what = "heads of values in the order of GGUF files";
@@ -294,16 +295,10 @@ impl ModelSpec {
         if ranks == 1 {
             return None;
         }
-        self.quantized.iter().find_map(|(&(layer, slot), packed)| {
-            let LayerSpec { mixer, ffn, .. } = &self.layers[layer?];
-            let columns = match (slot, mixer) {
-                _ if !is_split_by_columns(slot) => return None,
-                (Slot::O, Mixer::Attention(attention)) => attention.heads * attention.out_dim(),
-                (Slot::RecurrentOut, Mixer::Recurrence(net)) => net.values(),
-                (Slot::ConvOut, Mixer::ShortConv(conv)) => conv.channels,
-                (Slot::SharedDown, _) => ffn.shared().map_or(0, |mlp| mlp.inner),
-                _ => ffn.mlp().map_or(0, |mlp| mlp.inner),
-            };
+        let mut split = self.slots().filter(|(_, slot, _)| slot.info().shard == SlotShard::Columns);
+        split.find_map(|(layer, slot, shape)| {
+            let packed = self.quantized.get(&(layer, slot))?;
+            let columns = shape[1];
             if packed.reordered {
                 return Some(
                     "quantized inputs, whose groups are in act-order (desc_act)".to_owned(),

@@ -1,5 +1,7 @@
 //! Plans for a real model, what does not fit, and the other ways.
 
+use candlepower_layout::device_head_dim;
+
 use super::*;
 use crate::{
     arch,
@@ -187,7 +189,7 @@ fn keys_and_values_in_fp8_take_a_byte_each() {
     let fp8 = plan(|r| r.kv = KvDtype::Fp8);
     assert_eq!(fp8.kv_bytes_per_token, TOKEN / 4);
     assert_eq!((fp8.weights_bytes, fp8.sequence_bytes), (WEIGHTS, 1024 * TOKEN));
-    // What the steps need is as before.
+    // The steps need as much as before.
     let gpu = |kv| {
         plan(move |r| {
             r.kv = kv;
@@ -303,7 +305,7 @@ fn a_gpu_has_room_for_every_expert_of_a_token() {
     assert_eq!(narrow(&mut spec, 1024, 8), expected);
 }
 
-/// meta-llama/Llama-3.1-70B-Instruct over H200s of 140 GiB. What is written in docs/tensor-parallelism.md.
+/// meta-llama/Llama-3.1-70B-Instruct over H200s of 140 GiB. The figures are in docs/tensor-parallelism.md.
 #[test]
 fn seventy_billion_weights_over_large_gpus() {
     let mut spec = llama();

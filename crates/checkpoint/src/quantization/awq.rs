@@ -1,4 +1,4 @@
-//! AWQ: codes of four bits with a scale and a zero point per group of inputs, packed along the outputs.
+//! AWQ: quantized weights of four bits with a scale and a zero-point per group of inputs, packed along the outputs.
 //! Source: AutoAWQ's `WQLinear_GEMM`; transformers `AwqConfig`.
 
 use candlepower_layout::{Codes, Dtype, Packed};
@@ -6,7 +6,7 @@ use candlepower_layout::{Codes, Dtype, Packed};
 use super::{StoredKind, StoredTensor, check_multiple, group_size, with_zero_points};
 use crate::{config::HfConfig, error::Result};
 
-/// How AWQ stores matrices.
+/// Storage of matrices by AWQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awq {
     group: Option<usize>,
@@ -14,7 +14,7 @@ pub struct Awq {
     pub(super) scales: Dtype,
 }
 
-/// Codes in a word of 32 bits.
+/// Quantized weights in a word of 32 bits.
 const CODES: usize = 8;
 
 impl Awq {
@@ -55,7 +55,7 @@ impl Awq {
         Ok(vec![
             tensor("qweight", [k, n / CODES], StoredKind::Integers),
             tensor("qzeros", [groups, n / CODES], StoredKind::Integers),
-            tensor("scales", [groups, n], StoredKind::Numbers),
+            tensor("scales", [groups, n], StoredKind::Plain),
         ])
     }
 }

@@ -1,5 +1,5 @@
-//! Integers of compressed-tensors, around zero or with zero points, with a scale per group of inputs or per output: codes of four or eight
-//! bits of neighbouring inputs in words (`pack-quantized`), or a byte each (`int-quantized`).
+//! Integers of compressed-tensors, around zero or with zero-points, with a scale per group of inputs or per output. Quantized weights
+//! of four or eight bits lie in words of neighbouring inputs (`pack-quantized`), or in a byte each (`int-quantized`).
 //! Source: compressed-tensors, `compressors/pack_quantized`, `compressors/naive_quantized` and `quantization/quant_args.py`.
 
 use candlepower_layout::{Codes, Dtype, MinForm, Packed, ScaleForm};
@@ -8,12 +8,12 @@ use serde_json::Value;
 use super::{StoredKind, StoredTensor, check_multiple, with_zero_points};
 use crate::{config::HfConfig, error::Result};
 
-/// How compressed-tensors stores matrices of integers.
+/// Storage of integer matrices by compressed-tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompressedInt {
-    /// Bits of a code: 4 or 8.
+    /// Bits of a quantized weight: 4 or 8.
     pub bits: usize,
-    /// Codes lie in words of 32 bits, not in bytes.
+    /// Quantized weights lie in words of 32 bits, not in bytes.
     pub in_words: bool,
     /// Each group has the code that means zero; otherwise it is the one in the middle.
     pub zero_points: bool,
@@ -66,8 +66,8 @@ impl CompressedInt {
         self.group.unwrap_or(k).min(k)
     }
 
-    /// Codes in a word of 32 bits.
-    pub fn codes_per_word(&self) -> usize {
+    /// Quantized weights in a word of 32 bits.
+    pub fn weights_per_word(&self) -> usize {
         32 / self.bits
     }
 
@@ -89,9 +89,9 @@ impl CompressedInt {
         Packed { scales, reordered, ..Packed::by_group(codes, self.group(k)) }
     }
 
-    /// The codes, the scales, the zero points where there are, and the group of each input where inputs are spread over groups.
+    /// The quantized weights, the scales, the zero-points if there are any, and the group of each input if inputs are spread over groups.
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
-        let per_word = self.codes_per_word();
+        let per_word = self.weights_per_word();
         let groups = k.div_ceil(self.group(k));
         let tensor = |part, shape: &[usize], kind| {
             StoredTensor::new(format!("{module}.{part}"), shape, kind)
@@ -103,7 +103,7 @@ impl CompressedInt {
             }
             false => tensor("weight", &[n, k], StoredKind::SignedBytes),
         };
-        let scales = tensor("weight_scale", &[n, groups], StoredKind::Numbers);
+        let scales = tensor("weight_scale", &[n, groups], StoredKind::Plain);
         let mut tensors = vec![codes, scales];
         if self.zero_points {
             check_multiple(module, "outputs", n, per_word)?;

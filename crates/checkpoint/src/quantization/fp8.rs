@@ -6,7 +6,7 @@ use candlepower_layout::{Codes, Packed};
 use super::{StoredKind, StoredTensor, check_weights};
 use crate::{config::HfConfig, error::Result};
 
-/// How FP8 stores matrices.
+/// Storage of FP8 matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8 {
     /// Outputs and inputs that share a scale; `None` where a tensor or an output has one.
@@ -60,7 +60,7 @@ impl Fp8 {
             Some([rows, columns]) => vec![vec![n.div_ceil(rows), k.div_ceil(columns)]],
             None => vec![vec![], vec![1], vec![n], vec![n, 1]],
         };
-        let scale = StoredTensor::new(format!("{module}.{}", self.scale), &[], StoredKind::Numbers);
+        let scale = StoredTensor::new(format!("{module}.{}", self.scale), &[], StoredKind::Plain);
         vec![
             StoredTensor::new(format!("{module}.weight"), &[n, k], StoredKind::E4m3),
             StoredTensor { shapes, ..scale },

@@ -1,4 +1,4 @@
-//! GPTQ: codes of four or eight bits with a scale and a zero point per group of inputs, packed along the inputs, which
+//! GPTQ: quantized weights of four or eight bits with a scale and a zero-point per group of inputs, packed along the inputs, which
 //! act-order assigns to groups one by one. Source: AutoGPTQ's `QuantLinear`; transformers `GPTQConfig`.
 
 use candlepower_layout::{Codes, Dtype, Packed};
@@ -6,12 +6,12 @@ use candlepower_layout::{Codes, Dtype, Packed};
 use super::{StoredKind, StoredTensor, check_multiple, group_size, with_zero_points};
 use crate::{config::HfConfig, error::Result};
 
-/// How GPTQ stores matrices.
+/// Storage of matrices by GPTQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gptq {
-    /// Bits of a code: 4 or 8.
+    /// Bits of a quantized weight: 4 or 8.
     pub bits: usize,
-    /// What is to be added to stored zero points: 1 in the first version of the format, 0 in the second.
+    /// Offset of stored zero-points: 1 in the first version of the format, 0 in the second.
     pub zero_offset: u8,
     group: Option<usize>,
     act_order: bool,
@@ -54,8 +54,8 @@ impl Gptq {
         self.group.unwrap_or(k).min(k)
     }
 
-    /// Codes in a word of 32 bits.
-    pub fn codes_per_word(&self) -> usize {
+    /// Quantized weights in a word of 32 bits.
+    pub fn weights_per_word(&self) -> usize {
         32 / self.bits
     }
 
@@ -71,7 +71,7 @@ impl Gptq {
     }
 
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
-        let codes = self.codes_per_word();
+        let codes = self.weights_per_word();
         check_multiple(module, "outputs", n, codes)?;
         check_multiple(module, "inputs", k, codes)?;
         let groups = k.div_ceil(self.group(k));
@@ -82,7 +82,7 @@ impl Gptq {
         Ok(vec![
             tensor("qweight", &[k / codes, n], StoredKind::Integers),
             tensor("qzeros", &[groups, n / codes], StoredKind::Integers),
-            tensor("scales", &[groups, n], StoredKind::Numbers),
+            tensor("scales", &[groups, n], StoredKind::Plain),
             StoredTensor { required: self.act_order, ..order },
         ])
     }

@@ -33,7 +33,7 @@ pub enum QuantizationMethod {
     ModelOpt,
 }
 
-/// Where users read of a method. A method that is listed in one place is listed in all that stand before it here.
+/// Lists of methods that users read. A method of one list is in all lists before it here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Listed {
     /// Nowhere: the name is a tool's, or its method is not supported.

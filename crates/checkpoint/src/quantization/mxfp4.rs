@@ -1,5 +1,5 @@
-//! MXFP4: numbers of four bits, of which two are the exponent and one the mantissa, with a power of two for each 32 of an output; of the
-//! experts' matrices alone. Source: transformers `Mxfp4Config` and `convert_moe_packed_tensors`; Open Compute Project,
+//! MXFP4: floats of four bits, with two bits of exponent and one of mantissa, and a power of two for each 32 of an output. Only the
+//! experts' matrices have it. Source: transformers `Mxfp4Config` and `convert_moe_packed_tensors`; Open Compute Project,
 //! "OCP Microscaling Formats (MX) Specification", 2023.
 
 use candlepower_layout::{Codes, Dtype, MinForm, Packed, ScaleForm};
@@ -10,11 +10,11 @@ use crate::error::Result;
 /// Columns that share a scale.
 const GROUP: usize = 32;
 
-/// How MXFP4 stores the matrices of all experts as one.
+/// Storage of the matrices of all experts as one tensor in MXFP4.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mxfp4 {
-    /// How many experts they are of.
-    pub(super) experts: usize,
+    /// Number of experts.
+    pub(crate) experts: usize,
 }
 
 impl Mxfp4 {

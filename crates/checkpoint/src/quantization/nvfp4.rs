@@ -1,5 +1,5 @@
-//! NVFP4: numbers of four bits, of which two are the exponent and one the mantissa, with an eight-bit floating-point scale for each 16 of an
-//! output, all of which a number of the matrix scales. Activations are not rounded.
+//! NVFP4: floats of four bits, with two bits of exponent and one of mantissa, and an eight-bit floating-point scale for each 16 of an
+//! output. A scale of the whole matrix multiplies these scales. Activations are not rounded.
 //! Source: compressed-tensors' format `nvfp4-pack-quantized`; NVIDIA ModelOpt's `quant_algo` NVFP4.
 
 use candlepower_layout::{Codes, Packed};
@@ -10,12 +10,12 @@ use crate::{config::HfConfig, error::Result};
 /// Columns that share a scale.
 const GROUP: usize = 16;
 
-/// Who stored matrices as NVFP4: what the tensors are called, and what the number of the matrix does.
+/// Writer of NVFP4 matrices, which decides on the tensors' names and on the use of the scale of the whole matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nvfp4 {
-    /// It divides the scales.
+    /// The scale of the matrix divides the scales of groups.
     CompressedTensors,
-    /// It multiplies them.
+    /// The scale of the matrix multiplies them.
     ModelOpt,
 }
 
@@ -56,7 +56,7 @@ impl Nvfp4 {
         let tensor = |part, shape: &[usize], kind| {
             StoredTensor::new(format!("{module}.{part}"), shape, kind)
         };
-        let of_all = tensor(of_all, &[], StoredKind::Numbers);
+        let of_all = tensor(of_all, &[], StoredKind::Plain);
         Ok(vec![
             tensor(codes, &[n, k / 2], StoredKind::Bytes),
             tensor("weight_scale", &[n, k / GROUP], StoredKind::E4m3),

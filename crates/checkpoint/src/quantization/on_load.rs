@@ -1,4 +1,4 @@
-//! Matrices that are stored as numbers and kept as codes.
+//! Quantization of unquantized checkpoints while they are loaded.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,8 +6,8 @@ use candlepower_layout::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, Sc
 use serde::{Deserialize, Serialize};
 
 use crate::choice::Choice;
+use crate::slot::{Slot, SlotQuantization};
 use crate::spec::ModelSpec;
-use crate::weights::Slot;
 
 /// Columns that share a scale, as in GGUF's blocks.
 const GROUP: usize = 32;
@@ -18,19 +18,20 @@ const BLOCK: usize = 256;
 /// Bits of a weight that [`OnLoad::Int4`] takes on average, with scales, at most.
 const MOST_BITS: f64 = 5.0;
 
-/// What the matrices of a checkpoint that is not quantized become while they are loaded: of each output, groups of 32 inputs. The
-/// embedding, the routers of experts and what steers the states of delta nets, a matrix of its own, stay as they are stored, but for an embedding that is the head, too, and for
-/// the vectors that tokens have for each layer, which are most of what such a model stores.
+/// Format that the matrices of an unquantized checkpoint get while they are loaded, in groups of 32 inputs of each output.
+///
+/// Some matrices stay as they are stored: the embedding unless it is the head, too, the routers, and decay and beta of linear
+/// attention. Per-layer embeddings are quantized, since they are most of such a model.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnLoad {
-    /// Codes of eight bits with a scale, the numbers of GGUF's Q8_0.
+    /// Eight bits with a scale, as in GGUF's Q8_0.
     Int8,
     /// Four bits with a scale and an offset, and five where they help most, in the form of GGUF's Q4_K and Q5_K: at most five
     /// bits a weight on average.
     Int4,
 }
 
-/// How a matrix is kept that is stored unquantized.
+/// Form of a matrix that is quantized on load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recoded {
     /// The kind of its quantized values.
@@ -44,7 +45,7 @@ impl OnLoad {
     pub const ZERO_POINT: u8 = 128;
     /// The values of `--quantize-on-load`.
     pub const CHOICES: [Choice<Self>; 2] = [
-        Choice::new(Self::Int8, Self::Int8.as_str(), "Codes of eight bits"),
+        Choice::new(Self::Int8, Self::Int8.as_str(), "Eight bits"),
         Choice::new(Self::Int4, Self::Int4.as_str(), "Four bits, and five where they help most"),
     ];
 
@@ -90,12 +91,15 @@ struct Matrix {
 }
 
 fn is_recoded(slot: Slot, tied: bool) -> bool {
-    match slot {
-        Slot::Positions | Slot::Router | Slot::SharedScore => false,
-        // A number for each head: hardly any memory, and what is kept of a sequence hangs on them.
-        Slot::RecurrentBeta | Slot::RecurrentDecay => false,
-        Slot::Embed => tied,
-        slot => !slot.is_of_heads(),
+    match slot.info().quantization {
+        SlotQuantization::Never | SlotQuantization::InFiles => false,
+        SlotQuantization::Embedding => tied,
+        SlotQuantization::PerLayerEmbedding
+        | SlotQuantization::Head
+        | SlotQuantization::Projection
+        | SlotQuantization::MixerOut
+        | SlotQuantization::Down
+        | SlotQuantization::GateUp => true,
     }
 }
 
@@ -132,12 +136,14 @@ fn finer(matrices: &BTreeMap<Key, Matrix>) -> BTreeSet<Key> {
 /// The order in which parts of a model get a bit more: first attention, then what is added to the residual, which is wrong in
 /// all layers behind it. Gates and what they multiply are most of a model, and come last.
 fn part(slot: Slot) -> usize {
-    match slot.of_any_expert() {
-        Slot::O | Slot::RecurrentOut | Slot::ConvOut => 1,
-        Slot::Down | Slot::SharedDown | Slot::ExpertDown(_) => 2,
-        Slot::Embed | Slot::Head | Slot::PerLayerEmbed => 3,
-        Slot::Gate | Slot::SharedGate | Slot::ExpertGate(_) => 4,
-        _ => 0,
+    match slot.info().quantization {
+        SlotQuantization::Never | SlotQuantization::InFiles | SlotQuantization::Projection => 0,
+        SlotQuantization::MixerOut => 1,
+        SlotQuantization::Down => 2,
+        SlotQuantization::Embedding
+        | SlotQuantization::PerLayerEmbedding
+        | SlotQuantization::Head => 3,
+        SlotQuantization::GateUp => 4,
     }
 }
 
@@ -150,7 +156,7 @@ impl Recoded {
         Self { codes, block: block.filter(|_| codes != Codes::U8) }
     }
 
-    /// How such a matrix is kept.
+    /// The form of such a matrix in memory.
     pub fn packed(self) -> Packed {
         let scales = match self.codes {
             Codes::U8 => ScaleForm {

@@ -1,17 +1,17 @@
-//! SqueezeLLM: codes of four bits, each of which names one of its output's sixteen numbers, packed along the inputs; and a
-//! few numbers that are added, in compressed rows.
+//! SqueezeLLM: table indices of four bits into sixteen values per output, packed along the inputs, and a few values that are added
+//! in compressed sparse rows.
 //! Source: SqueezeLLM's `QuantLinearLUT`.
 
 use super::{StoredKind, StoredTensor, check_multiple};
 use crate::{config::HfConfig, error::Result};
 
-/// How SqueezeLLM stores matrices.
+/// Storage of matrices by SqueezeLLM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SqueezeLlm;
 
-/// Codes in a word of 32 bits.
+/// Quantized weights in a word of 32 bits.
 const CODES: usize = 8;
-/// Numbers of an output.
+/// Values in the table of an output.
 const TABLE: usize = 16;
 
 impl SqueezeLlm {
@@ -36,10 +36,10 @@ impl SqueezeLlm {
         };
         Ok(vec![
             tensor("qweight", &[k / CODES, n], StoredKind::Integers),
-            tensor("lookup_table", &[n, TABLE], StoredKind::Numbers),
+            tensor("lookup_table", &[n, TABLE], StoredKind::Plain),
             sparse("rows", vec![vec![n + 1]], StoredKind::Integers),
             sparse("cols", vec![], StoredKind::Integers),
-            sparse("vals", vec![], StoredKind::Numbers),
+            sparse("vals", vec![], StoredKind::Plain),
         ])
     }
 }

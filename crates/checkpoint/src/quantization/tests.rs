@@ -3,7 +3,7 @@
 use candlepower_layout::MatrixForm;
 
 use super::*;
-use crate::{Checkpoint, CheckpointFiles, DeviceKind, GgufType};
+use crate::{Checkpoint, CheckpointFiles, DeviceKind, Take, TensorPlan};
 
 fn parse(text: &str) -> Result<Quantization> {
     let config = HfConfig::parse("config.json", format!("{{\"q\": {text}}}").as_bytes()).unwrap();
@@ -32,7 +32,7 @@ const COMPRESSED: &str = r#"{"quant_method": "compressed-tensors", "format": "fl
         "targets": ["Linear"], "input_activations": {"dynamic": true, "num_bits": 8},
         "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": true}}}}"#;
 
-/// As google/gemma-4-12B-it-qat-w4a16-ct has it.
+/// The configuration of google/gemma-4-12B-it-qat-w4a16-ct.
 const INTS: &str = r#"{"quant_method": "compressed-tensors", "format": "pack-quantized",
     "quantization_status": "compressed", "ignore": ["lm_head"], "kv_cache_scheme": null, "config_groups": {"group_0": {
         "targets": ["Linear"], "input_activations": null, "output_activations": null,
@@ -152,7 +152,7 @@ fn fp8_has_scales_per_tensor_output_or_block() {
     let block = scheme(
         r#"{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}"#,
     );
-    // As Ministral 3 has it.
+    // Ministral 3 has it.
     let of_transformers = scheme(
         r#"{"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": null}"#,
     );
@@ -164,7 +164,7 @@ fn fp8_has_scales_per_tensor_output_or_block() {
     assert_eq!((compressed.method.as_str(), compressed.scheme), ("fp8", Some(any)));
 }
 
-/// As compressed-tensors writes it.
+/// A configuration that compressed-tensors writes.
 const NVFP4: &str = r#"{"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
     "quantization_status": "compressed", "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"],
         "input_activations": {"dynamic": "local", "group_size": 16, "num_bits": 4, "strategy": "tensor_group", "type": "float"},
@@ -232,7 +232,7 @@ fn what_is_left_alone_is_found_by_name_and_pattern() {
         on_load: None,
     };
     let quantized = |quantization: &Quantization, name: &str, slot| {
-        quantization.scheme_of(&plan(name, slot)).is_some()
+        plan(name, slot).scheme_of(&quantization).is_some()
     };
     let awq = parse(AWQ).unwrap();
     assert!(quantized(&awq, "experts.1.w1.weight", Slot::ExpertGate(1)));
@@ -391,7 +391,7 @@ fn scales_stay_as_stored_where_all_parts_have_them_so() {
     ] {
         assert_eq!(bits(kinds, 512), expected, "{kinds:?}");
     }
-    // Of a rank's columns: half a block, an eighth, and a group, where a scale for each is less.
+    // Columns of a rank: half a super-block, an eighth, and a group, for which a scale of its own is less.
     for (kind, k, expected) in
         [(Q4K, 128, 4.625), (Q6K, 128, 6.625), (Q4K, 32, 6.0), (Q6K, 32, 7.0), (Q6K, 16, 8.0)]
     {

@@ -1,10 +1,10 @@
-//! What architectures change of the description that they start from.
+//! Changes that architectures make to the description that they start from.
 
 use super::*;
 
 impl ModelSpec {
-    /// What GPTs and their like have in common: Llama's shape with LayerNorms, to whose variances `eps_by` of the configuration is added,
-    /// biases everywhere but at the head, and a feed-forward without a gate.
+    /// The common form of GPTs and the like: Llama's shape with LayerNorms, biases everywhere but at the head, and a feed-forward
+    /// without a gate. The key `eps_by` has the LayerNorms' epsilon.
     pub(crate) fn gpt(c: &HfConfig, eps_by: &str) -> Result<Self> {
         let eps = c.float_opt(eps_by)?.unwrap_or(1e-5);
         let hidden_size = c.bounded("hidden_size", MOST_WIDTH)?;
@@ -60,7 +60,7 @@ impl ModelSpec {
         }
     }
 
-    /// Makes neighbours the pairs that are turned.
+    /// Makes RoPE rotate pairs of neighbours.
     pub fn interleave_ropes(&mut self) {
         self.each_attention(|_, a| a.rope.iter_mut().for_each(|rope| rope.interleaved = true));
     }
@@ -124,8 +124,8 @@ impl ModelSpec {
         Ok(())
     }
 
-    /// Gives layers with experts as many of them that every token goes to as `key` of the configuration says, or else `default`:
-    /// as one of their width together.
+    /// Gives MoE layers shared experts, as many as `key` of the configuration says, or else `default`. Together they are one expert of
+    /// their total width.
     pub(crate) fn set_shared_experts(
         &mut self,
         c: &HfConfig,
@@ -136,8 +136,8 @@ impl ModelSpec {
         self.set_shared_width(c, key, |expert| count.saturating_mul(expert))
     }
 
-    /// Gives layers with experts one that every token goes to, as wide as `width` says for the width of the others; `key` is what
-    /// the configuration says of it.
+    /// Gives MoE layers a shared expert with the width that `width` computes from the width of the others; `key` is the key that has
+    /// it in the configuration.
     pub(crate) fn set_shared_width(
         &mut self,
         c: &HfConfig,
@@ -198,8 +198,8 @@ impl ModelSpec {
         Ok(())
     }
 
-    /// Of each layer whether the list `key` calls it by one of the first names and not by one of the second, or, where the configuration
-    /// has no such list, what `by_default` says.
+    /// Whether the list `key` names each layer by one of the first names and not by one of the second. If the configuration has no
+    /// such list, `by_default` decides.
     pub(crate) fn layer_kinds(
         &self,
         c: &HfConfig,

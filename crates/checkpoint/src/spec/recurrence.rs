@@ -1,4 +1,4 @@
-//! What mixes tokens by a state of one size for each sequence.
+//! Mixers with a state of fixed size for each sequence.
 
 /// Rows `b`, `c` and `x` of a token: `b * x` goes through a causal convolution, and what comes out is multiplied by `c`.
 /// Source: Liquid AI, LFM2; transformers `models/lfm2`.
@@ -6,8 +6,8 @@
 pub struct ShortConvSpec {
     /// Rows of each, and of what comes out.
     pub channels: usize,
-    /// Taps of the convolution: a token and those before it that it sees.
-    pub taps: usize,
+    /// Kernel size of the convolution: a token and those before it that it sees.
+    pub kernel_size: usize,
 }
 
 /// Attention whose memory is a matrix of each head, which a token changes by a rule, behind a short causal convolution of queries, keys and
@@ -22,9 +22,9 @@ pub struct RecurrenceSpec {
     pub key_dim: usize,
     /// Width of a head of values.
     pub value_dim: usize,
-    /// Taps of the convolution: a token and those before it that it sees.
-    pub taps: usize,
-    /// How a token changes the states.
+    /// Kernel size of the convolution: a token and those before it that it sees.
+    pub kernel_size: usize,
+    /// The update rule.
     pub rule: RuleSpec,
     /// Heads of values that have the keys of one head are as many apart as there are heads of keys, not beside each other.
     pub tiled: bool,
@@ -34,7 +34,7 @@ pub struct RecurrenceSpec {
     pub eps: f64,
 }
 
-/// How a token changes a recurrence's states.
+/// The update rule of a recurrent state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleSpec {
     /// The gated delta rule; each head of what comes out is normed, and gated then.
@@ -70,7 +70,7 @@ impl RecurrenceSpec {
         self.channels() + self.values()
     }
 
-    /// Rows of what steers the states.
+    /// Rows of decay and beta.
     pub fn gates(&self) -> usize {
         match self.rule {
             RuleSpec::Delta => 2 * self.value_heads,
@@ -78,8 +78,8 @@ impl RecurrenceSpec {
         }
     }
 
-    /// Numbers of the vectors that are single precision everywhere: taps and what is added to them, decays and their biases, and the norm of a
-    /// head or what is added of values.
+    /// Values of the vectors that are single precision everywhere: conv kernel weights and their biases, decays and their biases, and
+    /// the norm of a head or the factors on values.
     pub fn exact(&self) -> usize {
         let of_rule = match self.rule {
             RuleSpec::Delta => self.value_dim,
@@ -87,10 +87,10 @@ impl RecurrenceSpec {
                 self.value_heads + if conv_bias { self.channels() } else { 0 }
             }
         };
-        self.channels() * self.taps + 2 * self.value_heads + of_rule
+        self.channels() * self.kernel_size + 2 * self.value_heads + of_rule
     }
 
-    /// Which of `ranks` ranks has: some heads of values, and the heads of keys that belong to them.
+    /// The shard of one of `ranks` ranks: some value heads, and the key heads that belong to them.
     pub fn shard(&self, ranks: usize) -> Self {
         let mut part = *self;
         part.key_heads = part.key_heads.div_ceil(ranks);

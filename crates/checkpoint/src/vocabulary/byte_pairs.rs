@@ -3,12 +3,12 @@
 
 use serde_json::{Value, json};
 
-use super::{byte_pairs_model, fault, of_byte_pairs, template};
-use crate::{
-    config::HfConfig,
-    error::Result,
-    gguf::{GPT2_SPLITTING, QWEN2_SPLITTING, byte_level, byte_level_steps},
+use super::{
+    byte_pairs_model, fault, of_byte_pairs,
+    splitting::{self, byte_level, byte_level_steps},
+    template,
 };
+use crate::{config::HfConfig, error::Result};
 
 /// The tokens and their ids.
 pub(super) const VOCAB: &str = "vocab.json";
@@ -51,7 +51,8 @@ pub(super) fn tokenizer(vocab: &[u8], merges: &[u8], config: &[u8], model: &[u8]
         _ if config.flag_or("add_bos_token", false)? => (named("bos_token", "<|endoftext|>"), None),
         _ => (None, None),
     };
-    let splitting = if matches!(kind, Kind::Qwen2) { &QWEN2_SPLITTING } else { &GPT2_SPLITTING };
+    let splitting =
+        if matches!(kind, Kind::Qwen2) { &splitting::QWEN2_COMPOSED } else { &splitting::GPT2 };
     let mut steps = byte_level_steps(splitting);
     if config.flag_or("add_prefix_space", false)? {
         let mut spaced = byte_level(true);

@@ -3,12 +3,12 @@
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use super::{MOST_BYTES, fault, template};
-use crate::{
-    config::HfConfig,
-    error::Result,
-    gguf::{PieceModel, Vocabulary, sentence_pieces},
+use super::{
+    MOST_BYTES, fault,
+    pieces::{CONTROL, PieceModel, Pieces, sentence_pieces},
+    template,
 };
+use crate::{config::HfConfig, error::Result};
 
 /// Its names; T5's and its like have the second.
 pub(super) const FILES: [&str; 2] = ["tokenizer.model", "spiece.model"];
@@ -16,7 +16,6 @@ pub(super) const FILES: [&str; 2] = ["tokenizer.model", "spiece.model"];
 const UNIGRAM: u64 = 1;
 /// The model type whose merges follow from scores.
 const BYTE_PAIRS: u64 = 2;
-const CONTROL: u32 = 3;
 
 /// The tokenizer that a file says, with what `tokenizer_config.json` says beside it.
 pub(super) fn tokenizer(name: &'static str, file: &[u8], config: &[u8]) -> Result<Value> {
@@ -60,7 +59,7 @@ pub(super) fn tokenizer(name: &'static str, file: &[u8], config: &[u8]) -> Resul
     }
     let post_processor = template(part(&first), part(&last));
     sentence_pieces(
-        &Vocabulary { tokens: &model.tokens, kinds: &model.kinds, scores: &model.scores },
+        &Pieces { tokens: &model.tokens, kinds: &model.kinds, scores: &model.scores },
         piece_model,
         (model.normalizers(), model.space),
         post_processor,

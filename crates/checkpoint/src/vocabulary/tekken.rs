@@ -3,8 +3,10 @@
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value, json};
 
-use super::{added, byte_pairs_model, fault, of_byte_pairs, template, tiktoken};
-use crate::{config::HfConfig, error::Result, gguf::byte_level};
+use super::{
+    added, byte_pairs_model, fault, of_byte_pairs, splitting::byte_level, template, tiktoken,
+};
+use crate::{config::HfConfig, error::Result};
 
 /// Its name.
 pub(super) const FILE: &str = "tekken.json";

@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value, json};
 
-use super::{added, byte_pairs_model, of_byte_pairs};
-use crate::{
-    error::{Error, Result},
-    gguf::{KIMI_SPLITTING, byte_level_steps},
+use super::{
+    added, byte_pairs_model, of_byte_pairs,
+    splitting::{KIMI, byte_level_steps},
 };
+use crate::error::{Error, Result};
 
 /// Its name.
 pub(super) const FILE: &str = "tiktoken.model";
@@ -40,7 +40,7 @@ pub(super) fn tokenizer(file: &[u8], config: &[u8]) -> Result<Value> {
     let special = special.collect();
     let vocab: Map<String, Value> =
         spelled.into_iter().enumerate().map(|(id, token)| (token, id.into())).collect();
-    let steps = byte_level_steps(&KIMI_SPLITTING);
+    let steps = byte_level_steps(&KIMI);
     let model = byte_pairs_model(vocab.into(), merges, true);
     Ok(of_byte_pairs(model, special, steps, (Value::Null, Value::Null)))
 }

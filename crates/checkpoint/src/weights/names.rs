@@ -1,6 +1,6 @@
-//! What most checkpoints call the tensors of a model.
+//! Tensor names of most checkpoints.
 
-use super::{Slot, WeightRule, expert_rows, heads, rows, taps, whole};
+use super::{Slot, WeightRule, conv_kernel, expert_rows, heads, rows, whole};
 
 /// The layout most checkpoints share; an architecture's own rules are looked up first.
 pub(super) const LLAMA: &[WeightRule] = &[
@@ -47,9 +47,9 @@ pub(super) const LLAMA: &[WeightRule] = &[
     whole(Slot::RecurrentBeta, "model.layers.{i}.linear_attn.in_proj_b.weight"),
     whole(Slot::RecurrentDecay, "model.layers.{i}.linear_attn.in_proj_a.weight"),
     whole(Slot::RecurrentOut, "model.layers.{i}.linear_attn.out_proj.weight"),
-    taps(Slot::RecurrentTapsQ, "model.layers.{i}.linear_attn.conv1d.weight"),
-    taps(Slot::RecurrentTapsK, "model.layers.{i}.linear_attn.conv1d.weight"),
-    taps(Slot::RecurrentTapsV, "model.layers.{i}.linear_attn.conv1d.weight"),
+    conv_kernel(Slot::RecurrentConvQ, "model.layers.{i}.linear_attn.conv1d.weight"),
+    conv_kernel(Slot::RecurrentConvK, "model.layers.{i}.linear_attn.conv1d.weight"),
+    conv_kernel(Slot::RecurrentConvV, "model.layers.{i}.linear_attn.conv1d.weight"),
     whole(Slot::RecurrentLogRate, "model.layers.{i}.linear_attn.A_log"),
     whole(Slot::RecurrentDecayBias, "model.layers.{i}.linear_attn.dt_bias"),
     rows(Slot::RecurrentBiasQ, "model.layers.{i}.linear_attn.conv1d.bias"),
@@ -60,7 +60,7 @@ pub(super) const LLAMA: &[WeightRule] = &[
     rows(Slot::ConvB, "model.layers.{i}.conv.in_proj.weight"),
     rows(Slot::ConvC, "model.layers.{i}.conv.in_proj.weight"),
     rows(Slot::ConvX, "model.layers.{i}.conv.in_proj.weight"),
-    taps(Slot::ConvTaps, "model.layers.{i}.conv.conv.weight"),
+    conv_kernel(Slot::ConvKernel, "model.layers.{i}.conv.conv.weight"),
     whole(Slot::ConvOut, "model.layers.{i}.conv.out_proj.weight"),
     whole(Slot::Gate, "model.layers.{i}.mlp.gate_proj.weight"),
     whole(Slot::Up, "model.layers.{i}.mlp.up_proj.weight"),

@@ -5,7 +5,7 @@ use candle_core::{Device, Tensor};
 use super::launch::{Address, CUstream, Launch};
 use super::packed::{ANY_LAYOUT, PackedAddresses, address_words, code_kind};
 use crate::operands::{ExpertMatrices, ExpertTable, Matrix, PackedMatrix, Routing, check_rows};
-use candlepower_kernels::operands::Operand;
+use candlepower_kernels::operands::{Operand, check_groups};
 use candlepower_kernels::{Error, ExpertGroups, Gating, GatingFunction, GroupScore, Result};
 
 const PRODUCT: &str = "expert_product";
@@ -56,7 +56,7 @@ pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<ExpertTable>> {
 pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> {
     let launch = Launch::new("route", "scores", scores)?;
     let &Routing { tokens, experts, top_k, .. } = routing;
-    gating.groups.map_or(Ok(()), |groups| groups.check(experts, top_k))?;
+    gating.groups.map_or(Ok(()), |groups| check_groups(&groups, experts, top_k))?;
     let all = ExpertGroups { count: 1, chosen: 1, score: GroupScore::Best };
     let groups = gating.groups.unwrap_or(all);
     let (pairs, of_experts) = ([routing.pairs()], [experts + 1]);

@@ -8,9 +8,7 @@ use crate::operands::{
 };
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, KvScales, Result, RopeStyle};
-
-/// Maximum length of a head. The kernel keeps a head per warp in shared memory.
-const MAX_HEAD_DIM: usize = 512;
+use candlepower_layout::MAX_DEVICE_HEAD_DIM;
 
 /// See [`crate::qkv_to_cache`].
 ///
@@ -21,7 +19,7 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
     let launch = Launch::new(KERNEL, "qkv", qkv)?;
     let shape = QkvShape::of(KERNEL, operands, q_out)?;
     let QkvShape { tokens, heads, kv_heads, head_dim } = shape;
-    if head_dim > MAX_HEAD_DIM {
+    if head_dim > MAX_DEVICE_HEAD_DIM {
         return Err(Error::Parameter {
             parameter: "head_dim",
             value: head_dim,

@@ -2,7 +2,7 @@
 //! sum.
 
 use candle_core::Tensor;
-use candlepower_kernels::operands::OfExperts;
+use candlepower_kernels::operands::{OfExperts, check_groups};
 use candlepower_kernels::{Error, Gating, Result, linear_reference};
 
 use super::launch_on_gpu;
@@ -40,7 +40,7 @@ pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> 
     launch_on_gpu!(scores, crate::cuda::route(scores, gating, routing));
     let reference = Reference::new("route", "scores", scores)?;
     let &Routing { tokens, experts, top_k, .. } = routing;
-    gating.groups.map_or(Ok(()), |groups| groups.check(experts, top_k))?;
+    gating.groups.map_or(Ok(()), |groups| check_groups(&groups, experts, top_k))?;
     let scores = reference.elements(("scores", scores), "[tokens, experts]", &[tokens, experts])?;
     let read = |name, tensor: &Option<Tensor>| -> Result<Option<Vec<f32>>> {
         let numbers = tensor.as_ref().map(|t| reference.f32s((name, t), "[experts]", &[experts]));

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_checkpoint::{Act, EncoderKind, EncoderSpec};
+use candlepower_checkpoint::{EncoderKind, EncoderSpec};
 use candlepower_kernels::{
     Activation, DistanceBias, FullAttention, Weight, WeightRows, activation, add_layer_norm,
     full_attention, layer_norm, linear,
@@ -93,14 +93,7 @@ impl Bert {
             hidden: spec.hidden_size,
             heads: spec.heads,
             bias,
-            act: match spec.act {
-                Act::Gelu => Activation::Gelu,
-                Act::GeluTanh => Activation::GeluTanh,
-                Act::Silu => Activation::Silu,
-                Act::Relu => Activation::Relu,
-                Act::ReluSquared => Activation::ReluSquared,
-                Act::SwigluOai => Activation::SwigluOai,
-            },
+            act: spec.act,
         })
     }
 

@@ -1,16 +1,14 @@
 //! A layer's feed-forward: dense, or MoE.
 
 use candle_core::Tensor;
-use candlepower_checkpoint::{
-    Act, ExpertsSpec, FfnSpec, GatingSpec, GroupsSpec, LayerSpec, MlpSpec,
-};
-use candlepower_kernels::{Activation, ExpertGroups, Experts, Gating, GatingFunction, GroupScore};
+use candlepower_checkpoint::{ExpertsSpec, FfnSpec, GatingSpec, LayerSpec, MlpSpec, Slot};
+use candlepower_kernels::{Activation, Experts, Gating};
 
 use crate::{
     error::Result,
     linear::Linear,
     norm::{Norm, tensor_bytes},
-    parts::{Matrix, Part, Parts},
+    parts::{Matrix, Parts},
 };
 
 /// A layer's experts, over a device's matrices.
@@ -81,31 +79,25 @@ impl<M: Matrix> Ffn<M> {
         spec: &ExpertsSpec,
         norms: Option<Box<OwnNorms>>,
     ) -> Result<Self> {
-        let mut all = |part: fn(usize) -> Part| -> Vec<M> {
+        let mut all = |part: fn(usize) -> Slot| -> Vec<M> {
             (0..spec.count).map(|expert| parts.matrix(Some(layer), part(expert))).collect()
         };
-        let (gate_up, down) = (all(Part::ExpertGateUp), all(Part::ExpertDown));
-        let router = parts.matrix(Some(layer), Part::Router);
-        let bias = parts.exact(layer, Part::RouterCorrection)?;
-        let scales = parts.exact(layer, Part::RouterScales)?;
+        let (gate_up, down) = (all(Slot::ExpertGate), all(Slot::ExpertDown));
+        let router = parts.matrix(Some(layer), Slot::Router);
+        let bias = parts.exact(layer, Slot::RouterCorrection)?;
+        let scales = parts.exact(layer, Slot::RouterScales)?;
         let mut of_all = |part| -> Result<Option<Tensor>> {
             let bias = parts.vector(Some(layer), part)?;
             Ok(bias.map(|bias| bias.reshape((spec.count, ()))).transpose()?)
         };
         let (gate_up_bias, down_bias) =
-            (of_all(Part::ExpertGateUpBias)?, of_all(Part::ExpertDownBias)?);
-        let router_bias = parts.vector(Some(layer), Part::RouterBias)?;
+            (of_all(Slot::ExpertGateBias(0))?, of_all(Slot::ExpertDownBias(0))?);
+        let router_bias = parts.vector(Some(layer), Slot::RouterBias)?;
         let matrices = gate_up.iter().chain(&down).chain([&router]).map(M::num_bytes);
         let vectors = [&bias, &scales, &gate_up_bias, &down_bias, &router_bias];
         let vectors = vectors.into_iter().flatten().map(tensor_bytes);
         let bytes = matrices.sum::<usize>() + vectors.sum::<usize>();
-        let GatingSpec { sigmoid, renormalize, scale, groups, .. } = spec.gating;
-        let groups = groups.map(|GroupsSpec { count, chosen, best_two }| ExpertGroups {
-            count,
-            chosen,
-            score: if best_two { GroupScore::BestTwo } else { GroupScore::Best },
-        });
-        let function = if sigmoid { GatingFunction::Sigmoid } else { GatingFunction::Softmax };
+        let GatingSpec { function, renormalize, scale, groups, .. } = spec.gating;
         let routed = Experts {
             router,
             router_bias,
@@ -116,37 +108,26 @@ impl<M: Matrix> Ffn<M> {
             top_k: spec.top_k,
             gating: Gating { function, bias, renormalize, scale: scale as f32, scales, groups },
             gated: spec.expert.gated,
-            activation: activation(spec.expert.act),
+            activation: spec.expert.act,
         };
         let shared = spec.shared.as_ref().map(|mlp| Mlp::take_shared(parts, layer, mlp));
-        let score = || Linear::without_bias(parts, layer, Part::SharedScore);
+        let score = || Linear::without_bias(parts, layer, Slot::SharedScore);
         let score = (spec.shared_gate && spec.shared.is_some()).then(score);
         Ok(Self::Experts { routed, shared, score, norms, bytes })
-    }
-}
-
-pub(super) fn activation(act: Act) -> Activation {
-    match act {
-        Act::Silu => Activation::Silu,
-        Act::Gelu => Activation::Gelu,
-        Act::GeluTanh => Activation::GeluTanh,
-        Act::Relu => Activation::Relu,
-        Act::ReluSquared => Activation::ReluSquared,
-        Act::SwigluOai => Activation::SwigluOai,
     }
 }
 
 impl OwnNorms {
     fn take<M>(parts: &mut Parts<M>, layer: usize, spec: &LayerSpec) -> Result<Option<Self>> {
         let mut norm = |part| parts.norm(Some(layer), part, &spec.norm);
-        let Some(router) = norm(Part::RouterNorm)? else { return Ok(None) };
+        let Some(router) = norm(Slot::RouterNorm)? else { return Ok(None) };
         let mut own =
             |part| -> Result<Norm> { Ok(norm(part)?.expect("the plan has all of them or none")) };
         Ok(Some(Self {
             router,
-            experts: own(Part::ExpertsNorm)?,
-            experts_post: own(Part::ExpertsPostNorm)?,
-            shared_post: own(Part::SharedPostNorm)?,
+            experts: own(Slot::ExpertsNorm)?,
+            experts_post: own(Slot::ExpertsPostNorm)?,
+            shared_post: own(Slot::SharedPostNorm)?,
         }))
     }
 
@@ -159,10 +140,10 @@ impl OwnNorms {
 impl<M: Matrix> Mlp<M> {
     fn take(parts: &mut Parts<M>, layer: usize, spec: &MlpSpec) -> Result<Self> {
         Ok(Self {
-            up: Linear::take(parts, layer, Part::GateUp, Part::GateUpBias)?,
+            up: Linear::take(parts, layer, Slot::Gate, Slot::GateBias)?,
             gated: spec.gated,
-            activation: activation(spec.act),
-            down: Linear::take(parts, layer, Part::Down, Part::DownBias)?,
+            activation: spec.act,
+            down: Linear::take(parts, layer, Slot::Down, Slot::DownBias)?,
         })
     }
 
@@ -170,10 +151,10 @@ impl<M: Matrix> Mlp<M> {
     fn take_shared(parts: &mut Parts<M>, layer: usize, spec: &MlpSpec) -> Self {
         let mut linear = |part| Linear::without_bias(parts, layer, part);
         Self {
-            up: linear(Part::SharedGateUp),
+            up: linear(Slot::SharedGate),
             gated: spec.gated,
-            activation: activation(spec.act),
-            down: linear(Part::SharedDown),
+            activation: spec.act,
+            down: linear(Slot::SharedDown),
         }
     }
 

@@ -9,7 +9,17 @@ use candlepower_kernels::{SparseRows, WeightRows};
 use super::{Layout, Matrix, MatrixBuilder, Reserve, Shape};
 use crate::error::Result;
 
-/// The matrices of the heads of one part. They are gathered as plain values, and made when all values are there.
+/// The stored tensor of all heads.
+pub(super) struct StoredHeads {
+    /// [`Slot::KeyUp`] or [`Slot::ValueUp`].
+    pub(super) slot: Slot,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    /// The dtype that it is kept in.
+    pub(super) dtype: DType,
+}
+
+/// The matrices of the heads of one part. Their values are gathered first; the matrices are made when all values are there.
 pub(super) struct HeadsBuilder<'a, M: Matrix> {
     reserve: Rc<Reserve<'a, M>>,
     /// The shape of each of the matrices.
@@ -29,8 +39,7 @@ impl<'a, M: Matrix> HeadsBuilder<'a, M> {
         reserve: Rc<Reserve<'a, M>>,
         attention: &AttentionSpec,
         layout: &Layout,
-        (slot, rows, columns): (Slot, usize, usize),
-        dtype: DType,
+        StoredHeads { slot, rows, columns, dtype }: StoredHeads,
     ) -> Self {
         let of_head = rows / attention.heads;
         let LatentSpec { rank, key_dim, value_dim, transposed_keys, .. } =

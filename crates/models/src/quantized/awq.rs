@@ -24,7 +24,7 @@ pub(crate) struct AwqMatrix {
 impl AwqMatrix {
     pub(super) fn open(tensors: &Tensors<'_>, packed: Packed) -> Result<Self> {
         let (codes, zeros) = (tensors.words(0)?, tensors.words(1)?);
-        Ok(Self { n: tensors.n, packed, codes, zeros, scales: tensors.numbers(2)? })
+        Ok(Self { n: tensors.n, packed, codes, zeros, scales: tensors.values(2)? })
     }
 }
 

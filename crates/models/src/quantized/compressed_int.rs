@@ -40,7 +40,7 @@ impl CompressedIntMatrix {
         let zeros = scheme.zero_points.then(|| tensors.words(2)).transpose()?;
         let of_inputs = 2 + usize::from(scheme.zero_points);
         let order = GroupOrder::read(tensors, of_inputs, packed)?;
-        let (k, scales) = (tensors.k, tensors.numbers(1)?);
+        let (k, scales) = (tensors.k, tensors.values(1)?);
         Ok(Self { k, scheme, packed, codes, zeros, scales, order })
     }
 
@@ -59,7 +59,7 @@ impl Stored for CompressedIntMatrix {
     }
 
     fn code(&self, row: usize, input: usize) -> u8 {
-        let (bits, per_word) = (self.scheme.bits, self.scheme.codes_per_word());
+        let (bits, per_word) = (self.scheme.bits, self.scheme.weights_per_word());
         match &self.codes {
             IntCodes::Words(words) => {
                 let index = row * (self.k / per_word) + input / per_word;
@@ -70,7 +70,7 @@ impl Stored for CompressedIntMatrix {
     }
 
     fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]) {
-        let per_word = self.scheme.codes_per_word();
+        let per_word = self.scheme.weights_per_word();
         match &self.codes {
             IntCodes::Words(words) => {
                 let first = row * (self.k / per_word) * per_word + input;
@@ -90,7 +90,7 @@ impl Stored for CompressedIntMatrix {
     }
 
     fn zero_point(&self, row: usize, group: usize) -> u8 {
-        let (bits, per_word) = (self.scheme.bits, self.scheme.codes_per_word());
+        let (bits, per_word) = (self.scheme.bits, self.scheme.weights_per_word());
         match &self.zeros {
             Some(zeros) => {
                 let index = row / per_word * self.num_groups() + group;

@@ -45,7 +45,7 @@ impl E2m1Matrix {
         packed: Packed,
         rows: Range<usize>,
     ) -> Result<Self> {
-        let of_all = tensors.numbers(2)?[0];
+        let of_all = tensors.values(2)?[0];
         Self::open(tensors, packed, rows, |code| {
             let scale = match scheme {
                 Nvfp4::CompressedTensors => e4m3(code) / of_all,

@@ -35,7 +35,7 @@ impl Fp8Matrix {
         if codes.iter().any(|code| code & 0x7f == 0x7f) {
             return Err(tensors.damaged(0, "it holds NaN"));
         }
-        let scales = tensors.numbers(1)?;
+        let scales = tensors.values(1)?;
         let block_rows = match scheme.block {
             Some([rows, _]) => rows,
             None if scales.len() == 1 => n,

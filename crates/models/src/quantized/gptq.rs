@@ -30,7 +30,7 @@ impl GptqMatrix {
             packed,
             codes: tensors.words(0)?,
             zeros: tensors.words(1)?,
-            scales: tensors.numbers(2)?,
+            scales: tensors.values(2)?,
             order: GroupOrder::read(tensors, 3, packed)?,
         })
     }

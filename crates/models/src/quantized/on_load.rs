@@ -8,10 +8,10 @@ use candlepower_kernels::{Codes, WeightRows};
 use half::f16;
 use rayon::prelude::*;
 
-use super::{CodedRows, RowMins, Scales};
+use super::{OwnedRows, RowMins, Scales};
 use crate::{
     error::{Error, Result},
-    parts::numbers,
+    parts::values,
 };
 
 mod search;
@@ -30,14 +30,14 @@ pub(crate) fn quantized(
     k: usize,
     rows: WeightRows<'_>,
     columns: Range<usize>,
-) -> Result<CodedRows> {
+) -> Result<OwnedRows> {
     let row = Row::new(recoded, k, columns);
     let tasks = rows.bytes.par_chunks(TASK_ROWS * k * rows.dtype.size_in_bytes());
     let coded: Option<Vec<Coded>> = tasks
         .map(|bytes| {
             let mut coded = Coded::default();
-            let numbers = numbers(WeightRows { dtype: rows.dtype, bytes });
-            numbers.chunks_exact(k).all(|numbers| row.write(numbers, &mut coded)).then_some(coded)
+            let values = values(WeightRows { dtype: rows.dtype, bytes });
+            values.chunks_exact(k).all(|values| row.write(values, &mut coded)).then_some(coded)
         })
         .collect();
     let Some(coded) = coded else {
@@ -50,8 +50,8 @@ pub(crate) fn quantized(
 /// The dequantized values of rows of `k` weights; `name` is the tensor's.
 ///
 /// # Errors
-/// A value is not finite, or too large for the scales.
-pub fn recoded_numbers(
+/// A number is not finite, or too large for the scales.
+pub fn recoded_values(
     recoded: Recoded,
     name: &str,
     k: usize,
@@ -94,19 +94,19 @@ impl Row {
         Self { codes: recoded.codes, group, block, columns, whole, run }
     }
 
-    /// Adds a row; `false` where a value cannot be quantized.
-    fn write(&self, numbers: &[f32], coded: &mut Coded) -> bool {
-        let numbers = &numbers[self.whole.clone()];
-        let mut codes = vec![0; numbers.len()];
+    /// Adds a row; `false` where a number cannot be kept.
+    fn write(&self, values: &[f32], coded: &mut Coded) -> bool {
+        let values = &values[self.whole.clone()];
+        let mut codes = vec![0; values.len()];
         let mut runs = Vec::new();
         let mut multiples = Vec::new();
         let run = self.block.unwrap_or(self.group);
-        for (numbers, codes) in numbers.chunks(run).zip(codes.chunks_mut(run)) {
+        for (values, codes) in values.chunks(run).zip(codes.chunks_mut(run)) {
             runs.push(match (self.codes, self.block) {
-                (Codes::U8, _) => [eight_bits(numbers, codes), 0.0],
-                (_, None) => search::group(numbers, self.codes.most(), codes),
+                (Codes::U8, _) => [eight_bits(values, codes), 0.0],
+                (_, None) => search::group(values, self.codes.most(), codes),
                 (_, Some(_)) => {
-                    search::block(numbers, self.group, self.codes.most(), codes, &mut multiples)
+                    search::block(values, self.group, self.codes.most(), codes, &mut multiples)
                 }
             });
         }
@@ -123,11 +123,11 @@ impl Row {
             coded.multiples[0].extend(groups.iter().map(|[scale, _]| *scale));
             coded.multiples[1].extend(groups.iter().map(|[_, min]| *min));
         }
-        // `f32::max` ignores NaN, so NaN is looked for on its own.
-        runs.iter().flatten().chain(numbers).all(|number| number.is_finite())
+        // `max` ignores NaN, so finite runs are not enough.
+        runs.iter().flatten().chain(values).all(|number| number.is_finite())
     }
 
-    fn rows(&self, parts: Vec<Coded>) -> CodedRows {
+    fn rows(&self, parts: Vec<Coded>) -> OwnedRows {
         let mut all = Coded::default();
         for part in parts {
             all.codes.extend(part.codes);
@@ -144,17 +144,17 @@ impl Row {
         let multiples = self.block.map(|_| (self.run, all.multiples));
         let scales = Scales { scales: all.scales, mins, multiples };
         let group = self.group.min(self.columns.len());
-        CodedRows { codes: self.codes, group, bytes: all.codes, scales, inputs: None }
+        OwnedRows { codes: self.codes, group, bytes: all.codes, scales, inputs: None }
     }
 }
 
-/// Writes a group's quantized weights, and returns its scale. A dequantized weight is `scale * (quantized - 128)`. Source: `quantize_row_q8_0_ref` of ggml's
-/// `ggml-quants.c`.
-fn eight_bits(numbers: &[f32], bytes: &mut [u8]) -> f32 {
-    let largest = numbers.iter().fold(0f32, |largest, number| largest.max(number.abs()));
+/// Writes a group's quantized weights; returns its scale. A dequantized value is `scale * (q - 128)`. Source:
+/// `quantize_row_q8_0_ref` of ggml's `ggml-quants.c`.
+fn eight_bits(values: &[f32], bytes: &mut [u8]) -> f32 {
+    let largest = values.iter().fold(0f32, |largest, number| largest.max(number.abs()));
     let scale = largest / 127.0;
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    for (number, byte) in numbers.iter().zip(bytes) {
+    for (number, byte) in values.iter().zip(bytes) {
         *byte = ((number * inverse).round() as i8 as u8).wrapping_add(OnLoad::ZERO_POINT);
     }
     // GGUF has sixteen bits for the scale.
@@ -172,16 +172,16 @@ mod tests {
     fn coded(
         recoded: Recoded,
         k: usize,
-        numbers: &[f32],
+        values: &[f32],
         columns: Range<usize>,
-    ) -> Result<CodedRows> {
-        let bytes: Vec<u8> = numbers.iter().flat_map(|v| v.to_le_bytes()).collect();
+    ) -> Result<OwnedRows> {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let rows = WeightRows { dtype: DType::F32, bytes: &bytes };
         quantized(recoded, "a.weight", k, rows, columns)
     }
 
-    fn numbers_of(recoded: Recoded, k: usize, numbers: &[f32]) -> Vec<f32> {
-        coded(recoded, k, numbers, 0..k).unwrap().view().numbers(k).unwrap()
+    fn dequantized(recoded: Recoded, k: usize, values: &[f32]) -> Vec<f32> {
+        coded(recoded, k, values, 0..k).unwrap().view().numbers(k).unwrap()
     }
 
     /// The first rows of matrices of a checkpoint against those that the PyPI package `gguf` makes of them.
@@ -220,16 +220,16 @@ mod tests {
         (0..count).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect()
     }
 
-    /// The mean square error of GGUF's Q4_1: the range in fifteen steps.
-    fn lost_by_rounding(numbers: &[f32]) -> f32 {
-        let of_group = |numbers: &[f32]| {
-            let max = numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let min = numbers.iter().copied().fold(f32::INFINITY, f32::min);
+    /// The mean square of what GGUF's Q4_1 loses: the range in fifteen steps.
+    fn lost_by_rounding(values: &[f32]) -> f32 {
+        let of_group = |values: &[f32]| {
+            let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let min = values.iter().copied().fold(f32::INFINITY, f32::min);
             let step = (max - min) / 15.0;
             let lost = |x: &f32| (((x - min) / step).round() * step + min - x).powi(2);
-            numbers.iter().map(lost).sum::<f32>()
+            values.iter().map(lost).sum::<f32>()
         };
-        numbers.chunks(32).map(of_group).sum()
+        values.chunks(32).map(of_group).sum()
     }
 
     #[test]
@@ -237,7 +237,7 @@ mod tests {
         let normal = normal(64 * 512);
         let map = |of: &dyn Fn(f32) -> f32| normal.iter().map(|x| of(*x)).collect::<Vec<f32>>();
         // Offsets are zero or less, which is nothing for weights of one sign.
-        for (name, numbers, of_four) in [
+        for (name, values, of_four) in [
             ("normal", normal.clone(), 0.9),
             ("small", map(&|x| x * 1e-7), 0.9),
             ("large", map(&|x| x * 1e6), 0.9),
@@ -245,14 +245,14 @@ mod tests {
             ("heavier tails", map(&|x| x.powi(5)), 0.9),
             ("one sign", map(&|x| x.abs()), 1.0),
         ] {
-            let rounded = lost_by_rounding(&numbers);
+            let rounded = lost_by_rounding(&values);
             for (codes, part) in [(Codes::U4, of_four), (Codes::U5, 0.25)] {
                 for k in [512, 64, 32] {
                     let recoded = Recoded::new(codes, k);
-                    let found = numbers_of(recoded, k, &numbers);
-                    let lost: f32 = found.iter().zip(&numbers).map(|(a, b)| (a - b).powi(2)).sum();
+                    let found = dequantized(recoded, k, &values);
+                    let lost: f32 = found.iter().zip(&values).map(|(a, b)| (a - b).powi(2)).sum();
                     assert!(lost < part * rounded, "{name}, {codes:?}, {k}: {}", lost / rounded);
-                    assert_eq!(found, numbers_of(recoded, k, &numbers));
+                    assert_eq!(found, dequantized(recoded, k, &values));
                 }
             }
         }
@@ -262,15 +262,15 @@ mod tests {
     #[test]
     fn parts_of_the_columns_are_those_of_the_whole() {
         let k = 768;
-        let numbers = normal(8 * k);
+        let values = normal(8 * k);
         for codes in [Codes::U4, Codes::U5] {
             let recoded = Recoded::new(codes, k);
-            let whole = numbers_of(recoded, k, &numbers);
+            let whole = dequantized(recoded, k, &values);
             for ranks in [2, 3, 4, 8, 24] {
                 let width = k / ranks;
                 for rank in 0..ranks {
                     let columns = rank * width..(rank + 1) * width;
-                    let part = coded(recoded, k, &numbers, columns.clone()).unwrap();
+                    let part = coded(recoded, k, &values, columns.clone()).unwrap();
                     let expected = whole.chunks(k).flat_map(|row| row[columns.clone()].to_vec());
                     let expected: Vec<f32> = expected.collect();
                     assert_eq!(part.view().numbers(width).unwrap(), expected, "{ranks}, {rank}");
@@ -283,19 +283,19 @@ mod tests {
 
     #[test]
     fn groups_end_with_the_row_and_what_no_scale_reaches_is_refused() {
-        let numbers: Vec<f32> = (0..80).map(|i| i as f32 - 20.0).collect();
+        let values: Vec<f32> = (0..80).map(|i| i as f32 - 20.0).collect();
         // The second group, of eight values, has a small step.
         for (kind, codes, step) in [
             (OnLoad::Int8, Codes::U8, 60.0 / 127.0 * 0.51),
             (OnLoad::Int4, Codes::U4, 31.0 / 15.0 * 0.75),
         ] {
             let wide = Recoded::new(codes, 40);
-            for (found, number) in numbers_of(wide, 40, &numbers).iter().zip(&numbers) {
+            for (found, number) in dequantized(wide, 40, &values).iter().zip(&values) {
                 assert!((found - number).abs() <= step, "{found} for {number}");
             }
             for k in [3, 64] {
                 let zeros: Vec<f32> = (0..k).map(|i| [0.0, -0.0][i % 2]).collect();
-                assert_eq!(numbers_of(Recoded::new(codes, k), k, &zeros), vec![0.0; k]);
+                assert_eq!(dequantized(Recoded::new(codes, k), k, &zeros), vec![0.0; k]);
             }
             for k in [2, 64] {
                 let of_kind = Recoded::new(codes, k);
@@ -303,9 +303,9 @@ mod tests {
                 // Eight bits have scales in half precision, like GGUF.
                 beyond.extend([1e9, -1e9].iter().filter(|_| kind == OnLoad::Int8));
                 for beyond in beyond {
-                    let mut numbers = vec![1.0; k];
-                    numbers[k - 1] = beyond;
-                    let error = coded(of_kind, k, &numbers, 0..k).err().unwrap().to_string();
+                    let mut values = vec![1.0; k];
+                    values[k - 1] = beyond;
+                    let error = coded(of_kind, k, &values, 0..k).err().unwrap().to_string();
                     let expected = format!(
                         "tensor a.weight holds infinity, NaN or values too large for {}; leave --quantize-on-load out",
                         kind.as_str()
@@ -315,8 +315,8 @@ mod tests {
             }
         }
         // In the sixteen bits of the offset, and by a sub-scale.
-        assert_eq!(numbers_of(Recoded::new(Codes::U4, 32), 32, &[0.3; 32]), [0.300_781_25; 32]);
-        let found = numbers_of(Recoded::new(Codes::U4, 64), 64, &[0.3; 64]);
+        assert_eq!(dequantized(Recoded::new(Codes::U4, 32), 32, &[0.3; 32]), [0.300_781_25; 32]);
+        let found = dequantized(Recoded::new(Codes::U4, 64), 64, &[0.3; 64]);
         assert!(found.iter().all(|number| (number - 0.3).abs() < 0.002), "{found:?}");
     }
 }

@@ -26,7 +26,7 @@ impl SqueezeLlmMatrix {
             true => Some(Self::open_sparse(tensors)?),
             false => None,
         };
-        let (n, codes, tables) = (tensors.n, tensors.words(0)?, tensors.numbers(1)?);
+        let (n, codes, tables) = (tensors.n, tensors.words(0)?, tensors.values(1)?);
         Ok(Self { n, packed, codes, tables, sparse })
     }
 
@@ -41,7 +41,7 @@ impl SqueezeLlmMatrix {
             let words = tensors.words(index)?;
             Ok((0..words.len()).map(|i| words.get(i)).collect())
         };
-        let (starts, inputs, numbers) = (all(2)?, all(3)?, tensors.numbers(4)?);
+        let (starts, inputs, numbers) = (all(2)?, all(3)?, tensors.values(4)?);
         let ends = starts.first() == Some(&0) && starts.last() == Some(&(inputs.len() as u32));
         if !ends || !starts.is_sorted() || inputs.len() != numbers.len() {
             return Err(tensors.damaged(2, "it does not divide the sparse values into rows"));

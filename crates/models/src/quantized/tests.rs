@@ -8,7 +8,7 @@ use candlepower_testing::goldens::{root, write_weights};
 use super::*;
 
 /// Packs the planned columns of a matrix alone and reads them back.
-fn packed_numbers(matrix: &AnyStored, tensor: &TensorPlan) -> Vec<f32> {
+fn dequantized(matrix: &AnyStored, tensor: &TensorPlan) -> Vec<f32> {
     let (n, columns) = (tensor.shape[0], tensor.columns().unwrap());
     let packed = tensor.scheme.expect("the matrix is quantized").packed(columns.len());
     let mut builder = builder(n, columns.len(), packed).unwrap();
@@ -35,7 +35,7 @@ fn parts(matrix: &AnyStored, k: usize) -> Vec<Option<Range<usize>>> {
 }
 
 #[test]
-fn packed_numbers_are_those_of_the_format_to_the_bit() {
+fn packed_values_are_those_of_the_format_to_the_bit() {
     let mut seen = 0;
     let folders = std::fs::read_dir(root()).unwrap().map(|folder| folder.unwrap().path());
     // These have folders of their own.
@@ -53,7 +53,7 @@ fn packed_numbers_are_those_of_the_format_to_the_bit() {
             let matrix = open(&shards, tensor, scheme).unwrap();
             for columns in parts(&matrix, tensor.shape[1]) {
                 let tensor = TensorPlan { columns: columns.clone(), ..tensor.clone() };
-                let found = packed_numbers(&matrix, &tensor);
+                let found = dequantized(&matrix, &tensor);
                 let columns = tensor.columns().unwrap();
                 for (i, found) in found.iter().enumerate() {
                     let (row, column) = (i / columns.len(), columns.start + i % columns.len());

@@ -18,8 +18,8 @@ const GOLDENS: &str = "tests/golden/";
 /// The script that makes the goldens that are GGUF files.
 const GGUF_SCRIPT: &str = "scripts/goldens/gguf_models.py";
 
-/// The list of GGUF's types, and the list of quantization methods.
-const GGUF_TYPES: &str = "crates/checkpoint/src/gguf/tensor_type.rs";
+/// The list of GGUF's types, and that of quantization methods.
+const GGUF_TYPES: &str = "crates/checkpoint/src/quantization/gguf_type.rs";
 const METHODS: &str = "crates/checkpoint/src/quantization/method.rs";
 
 /// One architecture.

@@ -1,9 +1,11 @@
 //! Models with multi-head latent attention.
 
+use candlepower_layout::{ExpertGroups, GatingFunction, GroupScore};
+
 use super::*;
 use crate::{
     KvDtype, MatrixForm, Shard, Slot,
-    spec::{GroupsSpec, KvKind, LatentSpec},
+    spec::{KvKind, LatentSpec},
     weights::TensorPlan,
 };
 
@@ -33,7 +35,7 @@ const V3: &str = r#"{"architectures": ["DeepseekV3ForCausalLM"], "model_type": "
 #[test]
 fn deepseek_v2_lite() {
     let m = spec(V2_LITE);
-    // As published, with nothing beside.
+    // The published count; there is nothing else.
     assert_eq!(m.num_parameters(), 15_706_484_224);
     let a = m.layers[26].attention().unwrap();
     let latent = LatentSpec {
@@ -69,14 +71,19 @@ fn deepseek_v2_lite() {
 #[test]
 fn deepseek_v3() {
     let m = spec(V3);
-    // The numbers that routers add among them.
+    // The routers' corrections are included.
     assert_eq!(m.num_parameters(), 671_026_404_352 + 58 * 256);
     let a = m.layers[3].attention().unwrap();
     assert_eq!(a.latent.unwrap().q_rank, Some(1536));
     let experts = m.layers[3].ffn.experts().unwrap();
-    let groups = Some(GroupsSpec { count: 8, chosen: 4, best_two: true });
-    let gating =
-        GatingSpec { sigmoid: true, bias: true, scale: 2.5, groups, ..GatingSpec::softmax(true) };
+    let groups = Some(ExpertGroups { count: 8, chosen: 4, score: GroupScore::BestTwo });
+    let gating = GatingSpec {
+        function: GatingFunction::Sigmoid,
+        bias: true,
+        scale: 2.5,
+        groups,
+        ..GatingSpec::softmax(true)
+    };
     assert_eq!(experts.gating, gating);
     assert!(m.layers[2].ffn.experts().is_none());
     let checkpoint = open(V3);
@@ -84,7 +91,7 @@ fn deepseek_v3() {
     assert!(!checkpoint.may_skip_tensor("model.layers.60.eh_proj.weight"));
 }
 
-/// Keys and values of each head come from one matrix, which is kept as numbers where it is stored as codes.
+/// Keys and values of each head come from one matrix, which is dequantized while loading.
 #[test]
 fn matrices_of_heads_lie_head_by_head() {
     let checkpoint = open(V3);
@@ -149,10 +156,10 @@ fn what_latents_cannot_be_is_refused() {
     let grouped = r#"{"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3}"#;
     let grouped = spec(&with(V2_LITE, grouped));
     let groups = grouped.layers[1].ffn.experts().unwrap().gating.groups;
-    assert_eq!(groups, Some(GroupsSpec { count: 8, chosen: 3, best_two: false }));
+    assert_eq!(groups, Some(ExpertGroups { count: 8, chosen: 3, score: GroupScore::Best }));
 }
 
-/// As Mistral Small 4 has it, in the part for texts of a model of images.
+/// The text part of Mistral Small 4, a model of images.
 #[test]
 fn mistral4() {
     let text = r#"{"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vision_config": {},

@@ -1,5 +1,7 @@
 //! Architectures that are others with a few settings.
 
+use candlepower_layout::{Activation, GatingFunction};
+
 use super::*;
 
 /// Which layers have a rope, and which a window.
@@ -19,15 +21,15 @@ fn gemma() {
     assert_eq!(m.num_parameters(), 2_506_172_416);
     assert_eq!(
         (m.layers[0].ffn.mlp().unwrap().act, m.layers[0].residual),
-        (Act::GeluTanh, Residual::PreNorm)
+        (Activation::GeluTanh, Residual::PreNorm)
     );
     assert!(m.head.tied && m.embed.rounded && m.final_norm.kind == NormKind::RmsPlusOne);
-    // As google/gemma-1.1-2b-it says it.
-    let told = with(
+    // google/gemma-1.1-2b-it says it.
+    let expected = with(
         text,
         r#"{"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}"#,
     );
-    assert_eq!(spec(&told), m);
+    assert_eq!(spec(&expected), m);
 }
 
 /// google/gemma-3-4b-it and 12b-it: what is as transformers has it by default is not written.
@@ -228,7 +230,10 @@ fn ernie_moe() {
     let m = spec(&text);
     assert_eq!(m.num_parameters(), 21_825_437_888);
     let experts = m.layers[1].ffn.experts().unwrap();
-    assert_eq!((experts.shared.unwrap().inner, experts.gating.sigmoid), (3072, false));
+    assert_eq!(
+        (experts.shared.unwrap().inner, experts.gating.function),
+        (3072, GatingFunction::Softmax)
+    );
     assert!(m.layers[0].ffn.experts().is_none());
     let last = spec(&with(&text, r#"{"moe_layer_end_index": -1, "moe_layer_interval": 2}"#));
     let has = |i: usize| last.layers[i].ffn.experts().is_some();
@@ -293,7 +298,7 @@ fn glm4_moe() {
         "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-05, "rope_scaling": null,
         "rope_theta": 1000000, "tie_word_embeddings": false, "use_qk_norm": false, "vocab_size": 151552}"#;
     let m = spec(text);
-    // With the numbers that routers add.
+    // The routers' corrections are included.
     assert_eq!(m.num_parameters(), 106_852_245_504 + 45 * 128);
     assert_eq!(m.tensor_parallel_sizes(), [1, 2, 4, 8, 16, 32]);
     assert!(matches!(m.layers[0].ffn, FfnSpec::Dense(MlpSpec { inner: 10_944, .. })));
@@ -301,7 +306,7 @@ fn glm4_moe() {
     assert_eq!((experts.count, experts.expert.inner), (128, 1408));
     assert_eq!(experts.shared, Some(experts.expert));
     let gating = GatingSpec {
-        sigmoid: true,
+        function: GatingFunction::Sigmoid,
         bias: true,
         renormalize: true,
         scale: 1.0,
@@ -388,7 +393,7 @@ fn gpt_oss() {
     let experts = m.layers[0].ffn.experts().unwrap();
     assert_eq!(
         (experts.expert.act, experts.expert.bias, experts.router_bias),
-        (Act::SwigluOai, true, true)
+        (Activation::SwigluOai, true, true)
     );
     let matrices = 24.0 * 32.0 * 3.0 * 2880.0 * 2880.0;
     assert!((m.share_of_experts() - matrices / 20_914_757_184.0).abs() < 0.001);

@@ -75,7 +75,7 @@ fn e2b() {
     assert_eq!(m.kv_bytes_per_token(KvDtype::Plain(Dtype::Bf16)), bytes);
     let attention = m.layers[4].attention().unwrap();
     assert_eq!((attention.scale, attention.v_norm, attention.window), (1.0, Some(1e-6), None));
-    let whole = RopeScaling::Proportional { turned: 64, factor: 1.0 };
+    let whole = RopeScaling::Proportional { rotated: 64, factor: 1.0 };
     assert_eq!((rope(&m, 4).dim, &rope(&m, 4).scaling, rope(&m, 4).theta), (512, &whole, 1e6));
     assert_eq!((rope(&m, 0).dim, &rope(&m, 0).scaling), (256, &RopeScaling::None));
     assert_eq!(m.layers[0].attention().unwrap().window, Some(512));
@@ -83,7 +83,7 @@ fn e2b() {
     assert_eq!((per_layer.width, per_layer.scale), (256, 16.0));
     assert_eq!((m.head.softcap, m.embed.scale), (Some(30.0), 1536f64.sqrt()));
     assert_eq!((m.num_parameters(), m.first_reader()), (4_628_569_379, 15));
-    // Of the table of what layers get of a token a step reads some rows alone; the embedding is the head.
+    // A step reads some rows of the table of per-layer embeddings alone; the embedding is the head.
     assert_eq!(m.looked_up_bytes(Dtype::Bf16), 262_144 * 35 * 256 * 2);
 
     let checkpoint = open(&text);

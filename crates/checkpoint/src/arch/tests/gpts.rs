@@ -12,7 +12,10 @@ fn opt() {
     let m = spec(text);
     // Two rows of the published table are of no position.
     assert_eq!(m.num_parameters(), 125_239_296 - 2 * 768);
-    assert_eq!((m.layers[0].ffn.mlp().unwrap().act, m.embed.positions), (Act::Relu, Some(2048)));
+    assert_eq!(
+        (m.layers[0].ffn.mlp().unwrap().act, m.embed.positions),
+        (Activation::Relu, Some(2048))
+    );
     let plan = plan(&m, find(&config(text)).unwrap().weights);
     let positions = plan.iter().find(|t| t.name == "decoder.embed_positions.weight").unwrap();
     assert_eq!((&positions.shape[..], &positions.slots[0].rows), (&[2050, 768][..], &(2..2050)));
@@ -132,7 +135,7 @@ fn nemotron() {
     assert_eq!(m.final_norm.kind, NormKind::LayerPlusOne);
     assert_eq!(
         (m.layers[0].ffn.mlp().unwrap().gated, m.layers[0].ffn.mlp().unwrap().act),
-        (false, Act::ReluSquared)
+        (false, Activation::ReluSquared)
     );
 }
 

@@ -1,9 +1,11 @@
 //! Models of delta nets and attention, and what came with them.
 
+use candlepower_layout::{Activation, GatingFunction};
+
 use super::*;
 use crate::{
     KvDtype, Shard,
-    spec::{Act, FfnSpec, RecurrenceSpec, RuleSpec},
+    spec::{FfnSpec, RecurrenceSpec, RuleSpec},
     weights::SlotRows,
 };
 
@@ -17,7 +19,7 @@ const QWEN3_NEXT: &str = r#"{"architectures": ["Qwen3NextForCausalLM"], "model_t
     "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000000, "shared_expert_intermediate_size": 512,
     "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151936}"#;
 
-/// As a Qwen3.5 with experts has it, in the part for texts.
+/// The text part of a Qwen3.5 with experts.
 const QWEN3_5_MOE: &str = r#"{"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
     "tie_word_embeddings": false, "vision_config": {}, "text_config": {"attn_output_gate": true, "head_dim": 256,
     "hidden_act": "silu", "hidden_size": 2048, "full_attention_interval": 4, "linear_conv_kernel_dim": 4,
@@ -36,7 +38,7 @@ fn qwen3_next() {
         value_heads: 32,
         key_dim: 128,
         value_dim: 128,
-        taps: 4,
+        kernel_size: 4,
         rule: RuleSpec::Delta,
         tiled: false,
         log_rates: true,
@@ -50,7 +52,7 @@ fn qwen3_next() {
     let experts = m.layers[0].ffn.experts().unwrap();
     assert!(experts.gating.renormalize && experts.shared_gate);
     assert_eq!(experts.shared.unwrap().inner, 512);
-    // What is published has a layer more, which predicts a further token: attention and experts behind a projection of two rows.
+    // The published model has one more layer, which predicts a further token: attention and experts behind a projection of two rows.
     let of_layer = |i: usize| -> usize {
         let slots = m.slots().filter(|(layer, ..)| *layer == Some(i));
         slots.map(|(_, _, shape)| shape.iter().product::<usize>()).sum()
@@ -81,7 +83,7 @@ fn rows_of_heads_lie_together() {
     );
     let mixed = find(&plan, "0.linear_attn.in_proj_qkvz");
     assert_eq!((&mixed.shape, &mixed.stored_shape), (&vec![12_288, 2048], &vec![12_288, 2048]));
-    // Of the second key head: 128 rows of q and k, and two value heads of 128.
+    // The second key head: 128 rows of q and k, and two value heads of 128.
     assert_eq!(
         mixed.slots[4..8],
         [
@@ -91,8 +93,8 @@ fn rows_of_heads_lie_together() {
             rows(Slot::RecurrentGate, 0, 1280..1536, 256)
         ]
     );
-    let taps = find(&plan, "0.linear_attn.conv1d");
-    assert_eq!((&taps.shape, &taps.stored_shape), (&vec![8192 * 4], &vec![8192, 1, 4]));
+    let kernel = find(&plan, "0.linear_attn.conv1d");
+    assert_eq!((&kernel.shape, &kernel.stored_shape), (&vec![8192 * 4], &vec![8192, 1, 4]));
 
     let part = checkpoint.shard_plan(Shard { rank: 1, ranks: 8 }, plan);
     let mixed = find(&part, "0.linear_attn.in_proj_qkvz");
@@ -104,9 +106,9 @@ fn rows_of_heads_lie_together() {
             rows(Slot::RecurrentK, 0, 3 * 768 + 128..3 * 768 + 256, 128)
         ]
     );
-    let taps = find(&part, "0.linear_attn.conv1d");
+    let kernel = find(&part, "0.linear_attn.conv1d");
     let of_keys = (2048 + 256) * 4..(2048 + 512) * 4;
-    assert_eq!(taps.slots[1], rows(Slot::RecurrentTapsK, 0, of_keys, 0));
+    assert_eq!(kernel.slots[1], rows(Slot::RecurrentConvK, 0, of_keys, 0));
     let out = find(&part, "0.linear_attn.out_proj");
     assert_eq!((out.columns, out.slots[0].rows.clone()), (Some(512..1024), 0..2048));
 }
@@ -164,7 +166,7 @@ fn what_delta_nets_cannot_be_is_refused() {
     }
 }
 
-/// As Qwen3-Coder has it: without an expert that every token goes to, and with a key that changes nothing.
+/// Qwen3-Coder's form: no shared expert, and a key that changes nothing.
 #[test]
 fn qwen3_coder() {
     let text = r#"{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "decoder_sparse_step": 1, "head_dim": 128,
@@ -210,8 +212,8 @@ fn lfm2() {
     assert_eq!((m.num_states(), m.attentions().count()), (10, 6));
     assert_eq!((m.layers[0].ffn.mlp().unwrap().inner, m.head.tied), (8192, true));
     let plan = plan(&m, find(&config(text)).unwrap().weights);
-    let taps = plan.iter().find(|t| t.name == "model.layers.0.conv.conv.weight").unwrap();
-    assert_eq!((&taps.shape[..], &taps.stored_shape[..]), (&[6144][..], &[2048, 1, 3][..]));
+    let kernel = plan.iter().find(|t| t.name == "model.layers.0.conv.conv.weight").unwrap();
+    assert_eq!((&kernel.shape[..], &kernel.stored_shape[..]), (&[6144][..], &[2048, 1, 3][..]));
     let rows = plan.iter().find(|t| t.name == "model.layers.0.conv.in_proj.weight").unwrap();
     let slots: Vec<_> = rows.slots.iter().map(|slot| (slot.slot, slot.rows.start)).collect();
     assert_eq!(slots, [(Slot::ConvB, 0), (Slot::ConvC, 2048), (Slot::ConvX, 4096)]);
@@ -232,7 +234,8 @@ fn lfm2() {
         "num_hidden_layers": 24, "full_attn_idxs": [2, 6, 10, 14, 18, 21]}"#;
     let m = spec(&with(text, moe));
     let FfnSpec::Experts(experts) = m.layers[2].ffn else { panic!("no experts") };
-    assert!(experts.gating.sigmoid && experts.gating.bias && experts.gating.renormalize);
+    assert_eq!(experts.gating.function, GatingFunction::Sigmoid);
+    assert!(experts.gating.bias && experts.gating.renormalize);
     assert_eq!((m.layers[1].ffn.mlp().unwrap().inner, experts.expert.inner), (7168, 1792));
     // The count of the published checkpoint, and biases of the choice.
     assert_eq!(m.num_parameters(), 8_339_929_856 + 22 * 32);
@@ -261,7 +264,7 @@ fn nemotron_h() {
     assert_eq!((m.stored_apart[2], m.stored_apart[3]), ([4, 4], [5, 6]));
     assert!(m.attentions().all(|attention| attention.rope.is_none()));
     let experts = m.layers[3].ffn.experts().unwrap();
-    assert!(!experts.expert.gated && experts.expert.act == Act::ReluSquared);
+    assert!(!experts.expert.gated && experts.expert.act == Activation::ReluSquared);
     assert_eq!((experts.shared.unwrap().inner, experts.gating.scale), (3712, 2.5));
     let net = *m.recurrences().next().unwrap();
     assert_eq!(net.rule, RuleSpec::Mamba2 { conv_bias: true });
@@ -294,16 +297,16 @@ fn nemotron_h() {
 }
 
 /// With `to` in place of the first `from`, a configuration is refused for what `told` says.
-fn assert_refused(config: &str, from: &str, to: &str, told: &str) {
+fn assert_refused(config: &str, from: &str, to: &str, expected: &str) {
     let text = config.replacen(from, to, 1);
     assert_ne!(text, config);
     let found = error(&text);
-    assert!(found.contains(told), "{to}: {found}");
+    assert!(found.contains(expected), "{to}: {found}");
 }
 
 #[test]
 fn what_nemotron_h_cannot_be_is_refused() {
-    for (from, to, told) in [
+    for (from, to, expected) in [
         ("\"MEMEM*E", "\"EMEMEM*E", "`hybrid_override_pattern` = "),
         ("\"MEMEM*E", "\"MEEMEM*E", "layer 2 follows none"),
         ("\"MEMEM*E", "\"MEXEM*E", "mamba (M), attention (*), mlp (-) and moe (E) are"),
@@ -314,7 +317,7 @@ fn what_nemotron_h_cannot_be_is_refused() {
         ("\"n_shared_experts\": 1", "\"n_shared_experts\": 2", "`n_shared_experts`"),
         ("\"head_dim\": 128", "\"moe_latent_size\": 1024, \"head_dim\": 128", "`moe_latent_size`"),
     ] {
-        assert_refused(NEMOTRON_3_NANO, from, to, told);
+        assert_refused(NEMOTRON_3_NANO, from, to, expected);
     }
 }
 
@@ -338,16 +341,16 @@ fn granite_4_with_mamba() {
     let net = *m.recurrences().next().unwrap();
     assert_eq!((net.channels(), net.gates(), net.eps), (3072 + 256, 48, 1e-5));
     assert_eq!((m.num_parameters() as f64 / 1e8).round(), 69.0);
-    // What is normed as one is on one rank.
+    // Heads that are normed together are on one rank.
     assert_eq!(m.tensor_parallel_sizes(), [1]);
     let in_words = GRANITE_4_H_TINY.replace("\"mamba_d_head\": 64", "\"mamba_d_head\": \"auto\"");
     assert_eq!(spec(&in_words), m);
-    for (from, to, told) in [
+    for (from, to, expected) in [
         ("[\"mamba\", \"mamba\"", "[\"rwkv\", \"mamba\"", "attention and mamba are"),
         ("\"layer_types\": [\"mamba\", ", "\"layer_types\": [", "for each layer"),
         ("\"mamba_d_head\": 64", "\"mamba_d_head\": \"wide\"", "`mamba_d_head`"),
         ("\"mamba_proj_bias\": false", "\"mamba_proj_bias\": true", "`mamba_proj_bias`"),
     ] {
-        assert_refused(GRANITE_4_H_TINY, from, to, told);
+        assert_refused(GRANITE_4_H_TINY, from, to, expected);
     }
 }

@@ -53,11 +53,11 @@ fn latents(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
         None => keys.count(older),
     };
     let key_dim = width("attention.key_length_mla", "attention.key_length")?;
-    let turned = keys.count("rope.dimension_count")?;
-    let Some(key_dim) = key_dim.checked_sub(turned).filter(|dim| *dim > 0) else {
+    let rotated = keys.count("rope.dimension_count")?;
+    let Some(key_dim) = key_dim.checked_sub(rotated).filter(|dim| *dim > 0) else {
         return Err(keys.unsupported("rope.dimension_count", "; a part of the width of keys is"));
     };
-    // Of V2 it is not sigmoids, which `find` has seen.
+    // V2 has no sigmoids; `find` has seen that.
     keys.count_opt("expert_gating_func")?;
     experts::some_shared(keys, config)?;
     set(
@@ -66,7 +66,7 @@ fn latents(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
             ("q_lora_rank", json!(keys.count_opt("attention.q_lora_rank")?)),
             ("kv_lora_rank", keys.count("attention.kv_lora_rank")?.into()),
             ("qk_nope_head_dim", key_dim.into()),
-            ("qk_rope_head_dim", turned.into()),
+            ("qk_rope_head_dim", rotated.into()),
             ("v_head_dim", width("attention.value_length_mla", "attention.value_length")?.into()),
         ],
     );

@@ -208,7 +208,7 @@ fn olmo3(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     set_ropes_of_windows(keys, config, theta)
 }
 
-/// What Command R and R7B have in common.
+/// The common settings of Command R and R7B.
 fn cohere(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     let eps = config.remove("rms_norm_eps").unwrap_or_default();
     set(

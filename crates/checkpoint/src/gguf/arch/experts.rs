@@ -50,7 +50,7 @@ pub(super) const OLMOE: GgufArch = GgufArch {
     ..GgufArch::BASE
 };
 
-/// What files do not say of the rope is as in the published models.
+/// RoPE settings that files do not have are those of the published models.
 pub(super) const GPT_OSS: GgufArch = GgufArch {
     name: "gpt-oss",
     class: "GptOssForCausalLM",
@@ -59,7 +59,7 @@ pub(super) const GPT_OSS: GgufArch = GgufArch {
     ..GgufArch::BASE
 };
 
-/// With an expert that every token goes to, or without.
+/// With or without a shared expert.
 pub(super) const GRANITE_MOE: GgufArch = GgufArch {
     name: "granitemoe",
     class: "GraniteMoeSharedForCausalLM",
@@ -91,7 +91,7 @@ pub(super) const ERNIE4_5_MOE: GgufArch = GgufArch {
     name: "ernie4_5-moe",
     class: "Ernie4_5_MoeForCausalLM",
     own: |keys, config| {
-        // What the files say of the shared ones' width is not so.
+        // The files' width of the shared experts is not true.
         keys.count_opt("expert_shared_feed_forward_length")?;
         width(keys, config)?;
         let step = keys.count_opt("interleave_moe_layer_step")?.unwrap_or(1);
@@ -161,7 +161,7 @@ pub(super) const AFMOE: GgufArch = GgufArch {
     ..GgufArch::BASE
 };
 
-/// Of how many experts how many are chosen.
+/// The number of experts and the number that are chosen.
 pub(super) fn chosen(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     set(
         config,
@@ -179,7 +179,7 @@ pub(super) fn width(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     Ok(())
 }
 
-/// The width of the expert that every token goes to, of 0 where there is none.
+/// The width of the shared expert, which is 0 if there is none.
 pub(super) fn shared_width(keys: &Keys<'_>, config: &mut Config, name: &'static str) -> Result<()> {
     let width = keys.index("expert_shared_feed_forward_length")?;
     set(config, [(name, width.into())]);
@@ -202,7 +202,7 @@ pub(super) fn sigmoids(keys: &Keys<'_>) -> Result<()> {
     }
 }
 
-/// Experts behind some layers without, beside some that every token goes to, and what all of them count for, as DeepSeek has them.
+/// DeepSeek's experts behind some dense layers, its shared experts, and the weights of all of them.
 pub(super) fn some_shared(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     let groups = keys.count_opt("expert_group_count")?.unwrap_or(1);
     let of_them = keys.count_opt("expert_group_used_count")?.unwrap_or(groups);

@@ -52,8 +52,8 @@ fn gelu(config: &mut Config) {
     set(config, [("hidden_activation", "gelu_pytorch_tanh".into())]);
 }
 
-/// What Gemma 2 and 3 have in common. The factor on the scores is not written: it is that of the heads' width, but for
-/// the 27B models, where `by_heads` layers tell them.
+/// The common settings of Gemma 2 and 3. The factor on the scores is not written: it is that of the heads' width, except for
+/// the 27B models, which are recognized by their `by_heads` layers.
 fn gemma(keys: &Keys<'_>, config: &mut Config, by_heads: usize) -> Result<()> {
     gelu(config);
     let scalar = match keys.float_opt("attention.scale")? {
@@ -144,7 +144,7 @@ fn gemma4(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
                 "full_attention": {
                     "rope_type": "proportional",
                     "rope_theta": keys.float_opt("rope.freq_base")?.unwrap_or(1e6),
-                    "partial_rotary_factor": turned_part(keys, wide)?,
+                    "partial_rotary_factor": rotated_part(keys, wide)?,
                 },
                 "sliding_attention": {
                     "rope_type": "default",
@@ -172,16 +172,16 @@ fn is_wide_at_the_end(keys: &Keys<'_>, shared: usize) -> Result<bool> {
     }
 }
 
-/// The part of the pairs of a head that is turned: the others' frequencies are divided by what leaves nothing.
-fn turned_part(keys: &Keys<'_>, head_dim: usize) -> Result<f64> {
+/// The share of the pairs of a head that are rotated: the divisors of the other frequencies leave nothing of them.
+fn rotated_part(keys: &Keys<'_>, head_dim: usize) -> Result<f64> {
     const NAME: &str = "rope_freqs.weight";
     let Some(divisors) = keys.gguf.divisors.get(NAME) else { return Ok(1.0) };
-    let turned = divisors.iter().take_while(|divisor| **divisor == 1.0).count();
-    let rest = &divisors[turned..];
+    let rotated = divisors.iter().take_while(|divisor| **divisor == 1.0).count();
+    let rest = &divisors[rotated..];
     if divisors.len() != head_dim / 2 || rest.iter().any(|divisor| *divisor < 1e20) {
         let reason = format!("{NAME} does not turn the first pairs of a head and leave the others");
         return Err(Error::Gguf { file: keys.gguf.files[0].clone(), reason });
     }
     // Half an element more: the product with the width is cut to a whole number.
-    Ok((turned as f64 + 0.25) / (head_dim / 2) as f64)
+    Ok((rotated as f64 + 0.25) / (head_dim / 2) as f64)
 }

@@ -1,4 +1,4 @@
-//! Architectures with recurrences or convolutions in place of some attentions.
+//! Architectures with linear attention, an SSM or convolutions in place of some attentions.
 
 use super::{Config, GgufArch, Layers, biases, dense, experts, has_qkv_biases, layer_types, set};
 use crate::{
@@ -101,13 +101,13 @@ pub(super) const NEMOTRON_H_MOE: GgufArch = GgufArch {
     ..NEMOTRON_H
 };
 
-/// The rows of a recurrence: its heads and their widths.
+/// The rows of linear attention: its heads and their widths.
 struct Heads {
     keys: usize,
     values: usize,
     key_dim: usize,
     value_dim: usize,
-    taps: usize,
+    kernel_size: usize,
 }
 
 impl Heads {
@@ -122,12 +122,12 @@ impl Heads {
             values,
             key_dim: keys.count("ssm.state_size")?,
             value_dim: width / values,
-            taps: keys.count("ssm.conv_kernel")?,
+            kernel_size: keys.count("ssm.conv_kernel")?,
         })
     }
 }
 
-/// Which layers have no heads of keys: no attention.
+/// The layers without KV heads, which have no attention.
 fn without_attention(keys: &Keys<'_>) -> Result<Vec<bool>> {
     const KEY: &str = "attention.head_count_kv";
     let heads = keys.counts_of_layers(KEY)?;
@@ -137,7 +137,7 @@ fn without_attention(keys: &Keys<'_>) -> Result<Vec<bool>> {
     }
 }
 
-/// Of Qwen3-Next and Qwen3.5.
+/// The settings of Qwen3-Next and Qwen3.5.
 fn delta_nets(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     let heads = Heads::read(keys)?;
     let interval = keys.count_opt("full_attention_interval")?.unwrap_or(4);
@@ -153,13 +153,13 @@ fn delta_nets(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
             ("linear_num_value_heads", heads.values.into()),
             ("linear_key_head_dim", heads.key_dim.into()),
             ("linear_value_head_dim", heads.value_dim.into()),
-            ("linear_conv_kernel_dim", heads.taps.into()),
+            ("linear_conv_kernel_dim", heads.kernel_size.into()),
         ],
     );
     Ok(())
 }
 
-/// Experts in all layers, beside one that every token goes to.
+/// Experts in all layers, and a shared expert.
 fn qwen_experts(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     experts::chosen(keys, config)?;
     experts::width(keys, config)?;
@@ -192,7 +192,7 @@ fn mamba(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
             ("mamba_n_groups", heads.keys.into()),
             ("mamba_d_state", heads.key_dim.into()),
             ("mamba_d_head", heads.value_dim.into()),
-            ("mamba_d_conv", heads.taps.into()),
+            ("mamba_d_conv", heads.kernel_size.into()),
             ("mamba_conv_bias", keys.has_in_layers("ssm_conv1d.bias").into()),
         ],
     );

@@ -21,23 +21,19 @@ use crate::operands::{
     check_spec, check_step, check_window,
 };
 use candlepower_kernels::{Error, KvCacheConfig, PagedAttention, Result};
+use candlepower_layout::{DEVICE_LATENT_DIMS, SCHEDULE_BYTES};
 
 const KERNEL: &str = "paged_attention";
 
 /// Group sizes (query heads per KV head) that FlashInfer's decode kernel supports. The prefill kernel supports any.
 const DECODE_GROUPS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
 
-/// Elements of a latent, and of a row of the cache, that FlashInfer's kernel for latents is compiled for.
-const LATENT: (usize, usize) = (512, 576);
-/// Maximum number of heads for attention over latents.
+/// Heads that read one row, at most.
 const MOST_LATENT_HEADS: usize = 128;
 /// Shared memory in bytes of FlashInfer's kernel for FP8 latents, which converts them to 16 bits there.
 const FP8_LATENT_BYTES: i32 = 184_832;
 
-/// Bytes of a step's schedule on the device, and of its pinned copy.
-const SCHEDULE_BYTES: usize = 8 << 20;
-
-/// Flags of pinned memory that the host reads too: not write-combined, because that is slow to read.
+/// Flags of pinned memory that the host reads as well: not write-combined, which is slow to read.
 const READ_BACK: u32 = 0;
 
 /// FlashInfer's kernel for decodes.
@@ -408,7 +404,7 @@ fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
         return Err(Error::DType { kernel, operand, expected, found: spec.dtype });
     }
     if let Some(value) = cache.latent {
-        if (value, cache.head_dim) != LATENT {
+        if (value, cache.head_dim) != DEVICE_LATENT_DIMS {
             let expected = "512, and head_dim 576, on a GPU";
             return Err(Error::Parameter { parameter: "latent", value, expected });
         }

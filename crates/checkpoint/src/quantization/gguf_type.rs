@@ -1,9 +1,9 @@
-//! How GGUF stores numbers: blocks of so many, in so many bytes.
-//! Source: ggml's `ggml-common.h`, from which the names and the layouts are.
+//! GGUF's types of values: blocks of so many values, in so many bytes.
+//! Source: ggml's `ggml-common.h`, which has the names and the layouts.
 
 use candlepower_layout::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, ScaleForm};
 
-use crate::quantization::Mxfp4;
+use super::Mxfp4;
 
 /// Makes the enum from the list of types: each type's number in files, its name, the values of a block, and the block's bytes.
 macro_rules! types {
@@ -34,35 +34,35 @@ types! {
     F16 = (1, "F16", 1, 2),
     /// bfloat16.
     Bf16 = (30, "BF16", 1, 2),
-    /// 32 codes of four bits, a scale.
+    /// 32 quantized weights of four bits, a scale.
     Q4_0 = (2, "Q4_0", 32, 18),
-    /// 32 codes of four bits, a scale and a minimum.
+    /// 32 quantized weights of four bits, a scale and an offset.
     Q4_1 = (3, "Q4_1", 32, 20),
-    /// 32 codes of five bits, a scale.
+    /// 32 quantized weights of five bits, a scale.
     Q5_0 = (6, "Q5_0", 32, 22),
-    /// 32 codes of five bits, a scale and a minimum.
+    /// 32 quantized weights of five bits, a scale and an offset.
     Q5_1 = (7, "Q5_1", 32, 24),
-    /// 32 codes of eight bits, a scale.
+    /// 32 quantized weights of eight bits, a scale.
     Q8_0 = (8, "Q8_0", 32, 34),
-    /// 32 numbers of four bits (e2m1), a scale that is a power of two.
+    /// 32 floats of four bits (e2m1), a scale that is a power of two.
     Mxfp4 = (39, "MXFP4", 32, 17),
-    /// 32 codes of four bits, each one of sixteen numbers, a scale.
+    /// 32 indices of four bits into a table of sixteen values, a scale.
     Iq4Nl = (20, "IQ4_NL", 32, 18),
-    /// 256 such codes; scales of 32 each, of six bits, with a scale.
+    /// 256 such indices; sub-scales of 32 each, of six bits, with a scale.
     Iq4Xs = (23, "IQ4_XS", 256, 136),
-    /// 256 codes of two bits; scales and minima of 16 each, of four bits, with a scale and a scale of minima.
+    /// 256 quantized weights of two bits; sub-scales and sub-offsets of 16 each, of four bits, with a scale and an offset.
     Q2K = (10, "Q2_K", 256, 84),
-    /// 256 codes of three bits; scales of 16 each, of six bits, with a scale.
+    /// 256 quantized weights of three bits; sub-scales of 16 each, of six bits, with a scale.
     Q3K = (11, "Q3_K", 256, 110),
-    /// 256 codes of four bits; scales and minima of 32 each, of six bits, with a scale and a scale of minima.
+    /// 256 quantized weights of four bits; sub-scales and sub-offsets of 32 each, of six bits, with a scale and an offset.
     Q4K = (12, "Q4_K", 256, 144),
-    /// As `Q4K`, with codes of five bits.
+    /// The same as `Q4K`, with quantized weights of five bits.
     Q5K = (13, "Q5_K", 256, 176),
-    /// 256 codes of six bits; scales of 16 each, of eight bits, with a scale.
+    /// 256 quantized weights of six bits; sub-scales of 16 each, of eight bits, with a scale.
     Q6K = (14, "Q6_K", 256, 210),
 }
 
-/// Names of types that are not computed with, by their numbers in files.
+/// Names of types that are not supported, by their ids in files.
 const OTHERS: [(u32, &str); 19] = [
     (9, "Q8_1"),
     (15, "Q8_K"),
@@ -87,7 +87,7 @@ const OTHERS: [(u32, &str); 19] = [
 
 impl GgufType {
     /// The type of a number in a file, or what people call it.
-    pub(super) fn of(number: u32) -> Result<Self, String> {
+    pub(crate) fn of(number: u32) -> Result<Self, String> {
         if let Some(served) = Self::ALL.iter().find(|kind| kind.row().0 == number) {
             return Ok(*served);
         }
@@ -100,7 +100,7 @@ impl GgufType {
         self.row().1
     }
 
-    /// Numbers of a block.
+    /// Values of a block.
     pub fn block(self) -> usize {
         self.row().2
     }
@@ -111,16 +111,16 @@ impl GgufType {
     }
 
     /// The names of all that are computed with, in words.
-    pub(super) fn names() -> String {
+    pub(crate) fn names() -> String {
         Self::ALL.iter().map(|kind| kind.as_str()).collect::<Vec<_>>().join(", ")
     }
 
-    /// How a matrix is kept in memory; `None` where as plain numbers.
+    /// The form of a matrix in memory; `None` if it is not quantized.
     ///
-    /// Each number is `code * scale + min` in single precision, rounded once, which is exact: half
-    /// scales of at most 11 bits times sub-scales of at most 7 and codes of at most 5 (or 8 without sub-scales, 7 with those of 6 bits) fit into 24.
-    /// Scales and minima are kept in half precision, as they are stored, and sub-scales as multiples of a block's, in as many
-    /// bits as are stored; types without minima have a code that means zero.
+    /// Each dequantized value is `q * scale + offset` in single precision, rounded once. The product is exact: it fits into 24 bits.
+    /// Half scales have at most 11 bits and sub-scales at most 7. Quantized weights have at most 5 bits, or 8 without sub-scales, or 7
+    /// with sub-scales of 6 bits. Scales and offsets stay in half precision, and sub-scales in as many bits as are stored. Types
+    /// without offsets have a zero-point.
     pub(crate) fn packed(self) -> Option<Packed> {
         let (codes, group) = match self {
             Self::F32 | Self::F16 | Self::Bf16 => return None,
@@ -150,7 +150,7 @@ impl GgufType {
         Some(Packed { scales, ..Packed::by_group(codes, group) })
     }
 
-    /// The code that means zero, of types without minima.
+    /// The zero-point of types without offsets.
     pub fn zero_point(self) -> Option<u8> {
         match self {
             Self::Q4_0 => Some(8),

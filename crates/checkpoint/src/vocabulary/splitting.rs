@@ -1,22 +1,22 @@
-//! How texts are split before byte-level tokens are merged, which GGUF files have a name for.
+//! Rules that split texts before byte-level tokens are merged. GGUF files have a name for each.
 //! Source: `src/llama-vocab.cpp` of llama.cpp, where it cites the rules of the models' own tokenizers.
 
 use serde_json::{Value, json};
 
-/// How byte-level texts are split before merging.
+/// A rule that splits byte-level texts before merging.
 pub(crate) struct Splitting {
     /// The names that files have for it.
-    pub(super) names: &'static [&'static str],
+    pub(crate) names: &'static [&'static str],
     /// Rules, each for what the ones before it left; none for GPT-2's own.
     rules: &'static [&'static str],
     /// Digits are split from each other before.
     digits: bool,
     /// A word that is a token is not merged.
-    pub(super) ignore_merges: bool,
+    pub(crate) ignore_merges: bool,
     /// Texts are composed before.
     pub(crate) nfc: bool,
     /// Whether texts begin with a token unless the file says so.
-    pub(super) bos: bool,
+    pub(crate) bos: bool,
 }
 
 /// GPT-2's own.
@@ -46,7 +46,7 @@ pub(crate) const GPT2: Splitting = Splitting {
     bos: false,
 };
 
-/// Numbers of up to three digits are one word.
+/// Groups of up to three digits are one word.
 const LLAMA3: Splitting = Splitting {
     names: &[
         "llama-bpe",
@@ -93,7 +93,7 @@ pub(crate) const KIMI: Splitting = Splitting {
 };
 
 /// The name of the rule of files that have none.
-pub(super) const UNNAMED: &str = "default";
+pub(crate) const UNNAMED: &str = "default";
 
 /// Words and what else is in texts of DeepSeek V3 and of others, apart from digits and ideographs.
 const DEEPSEEK_WORDS: &str = concat!(
@@ -114,7 +114,7 @@ const NUMBERS: &str = concat!(
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
-pub(super) const SPLITTINGS: &[Splitting] = &[
+pub(crate) const SPLITTINGS: &[Splitting] = &[
     GPT2,
     KIMI,
     Splitting {
@@ -238,7 +238,7 @@ pub(super) const SPLITTINGS: &[Splitting] = &[
     },
 ];
 
-/// What cuts texts before they are merged.
+/// The steps that cut texts before they are merged.
 pub(crate) fn byte_level_steps(splitting: &Splitting) -> Vec<Value> {
     let mut steps = Vec::new();
     if splitting.digits {

@@ -1,0 +1,61 @@
+//! Sizes of buffers that the memory plan counts and the runtime reserves.
+
+use crate::head_dims;
+
+/// Head widths that attention on a GPU is compiled for, in ascending order. Other heads are padded with zeros to the next width.
+pub const DEVICE_HEAD_DIMS: [usize; 4] = head_dims::DEVICE_HEAD_DIMS;
+/// Widest head that attention on a GPU is compiled for.
+pub const MAX_DEVICE_HEAD_DIM: usize = DEVICE_HEAD_DIMS[DEVICE_HEAD_DIMS.len() - 1];
+/// Elements of a latent that attention on a GPU is compiled for, and of a row with the rotated part of keys behind it. Shorter
+/// latents are padded with zeros.
+pub const DEVICE_LATENT_DIMS: (usize, usize) = (512, 576);
+/// Rows of logits that exist at once on the CPU, at most. It bounds their memory: rows * vocabulary * 4 bytes.
+pub const LOGITS_ROWS: usize = 128;
+/// Rows of logits that exist at once on a GPU, at most.
+const MAX_DEVICE_LOGITS_ROWS: usize = 256;
+/// Bytes of the schedule of attention for one step, for each kind of window, and of its pinned copy on the host.
+pub const SCHEDULE_BYTES: usize = 8 << 20;
+/// Bytes of partial results of attention for heads of 128 elements, for each kind of window. Source: FlashInfer's own callers.
+const PARTIALS_BYTES: usize = 128 << 20;
+/// Bytes of partial results of attention over latents: two tiles of 128 queries for each pair of multiprocessors, of which no GPU
+/// has more than 120 pairs. Source: FlashInfer's `MLAPlan`.
+pub const LATENT_PARTIALS_BYTES: usize = 64 << 20;
+/// Groups of experts, at most: on a GPU each lane of a warp has one.
+pub const MAX_EXPERT_GROUPS: usize = 32;
+
+/// Width of a head of `head_dim` elements in the memory of a GPU.
+pub fn device_head_dim(head_dim: usize) -> usize {
+    DEVICE_HEAD_DIMS.into_iter().find(|dim| *dim >= head_dim).unwrap_or(head_dim)
+}
+
+/// Elements of a latent of `rank` elements in the memory of a GPU, and of a row with the `rotated` elements behind it.
+pub fn device_latent_dims(rank: usize, rotated: usize) -> (usize, usize) {
+    let (latent, row) = DEVICE_LATENT_DIMS;
+    match rank <= latent && rotated <= row - latent {
+        true => (latent, row),
+        false => (rank, rank + rotated),
+    }
+}
+
+/// Number of tokens that a step may have on a GPU, with `max_seqs` sequences, if `heads` heads read latents.
+///
+/// Attention has room for 16,384 tiles of 128 rows, each of a token and a head. Multiprocessors and the ends of sequences take
+/// some of them. Source: FlashInfer's `MLAPlan`.
+pub fn device_latent_tokens(heads: usize, max_seqs: usize) -> usize {
+    const TILES: usize = 16_384 - 512;
+    TILES.saturating_sub(max_seqs).max(1) * (128 / heads.max(1)).max(1)
+}
+
+/// Bytes of the partial results of attention over heads of `head_dim` elements, as a GPU has them, for each kind of window.
+///
+/// The widest heads are computed in shorter tiles. Decodes that are launched as CUDA graphs are always split, and need some for
+/// each sequence. Source: FlashInfer's `PrefillPlan`, tiles of 16 queries.
+pub fn attention_partials_bytes(head_dim: usize, kv_heads: usize, max_seqs: usize) -> usize {
+    let of_graphs = 64 * (head_dim + 1) * kv_heads * max_seqs;
+    (PARTIALS_BYTES * head_dim.min(256).div_ceil(128).max(1)).max(of_graphs)
+}
+
+/// Rows of logits that exist at once on a GPU.
+pub fn device_logits_rows(max_num_seqs: usize) -> usize {
+    max_num_seqs.clamp(1, MAX_DEVICE_LOGITS_ROWS)
+}
