@@ -1,7 +1,7 @@
 //! Which quantization a checkpoint's weights have, as its configuration says: the method, the matrices that it leaves
 //! alone, and how the others are stored and kept.
 
-use candlepower_layout::{Codes, Dtype, MinForm, Packed, ScaleForm};
+use candlepower_layout::{Dtype, OffsetForm, Packed, QuantFormat, ScaleForm};
 use serde_json::Value;
 
 use crate::{
@@ -232,7 +232,7 @@ impl Scheme {
             Self::Gptq(gptq) => gptq.packed(k),
             Self::Fp8(fp8) => fp8.packed(k),
             Self::CompressedInt(ints) => ints.packed(k),
-            Self::SqueezeLlm(_) => Packed::without_mins(Codes::Table, k),
+            Self::SqueezeLlm(_) => Packed::without_mins(QuantFormat::Table, k),
             Self::Mxfp4(_) => Mxfp4::packed(),
             Self::Nvfp4(_) => Nvfp4::packed(),
             Self::Gguf(kind) => kind.packed().expect("plain types are no scheme"),
@@ -270,7 +270,7 @@ fn check_weights(w: &HfConfig, wanted: &[(&str, &[Value])], hint: &'static str) 
 
 /// Scales as the files have them, and a zero point for each: how AWQ and GPTQ are kept.
 fn with_zero_points(dtype: Dtype) -> ScaleForm {
-    ScaleForm { dtype, mins: MinForm::ZeroPoints, blocks: None }
+    ScaleForm { dtype, mins: OffsetForm::ZeroPoints, blocks: None }
 }
 
 impl StoredTensor {

@@ -22,7 +22,7 @@ pub use candlepower_kernels::{Error, Result};
 pub use operands::{
     AttentionSpec, AttentionStep, ExpertMatrices, HeadPadding, LatentsToCache, LaunchShape,
     LayerNorm, MOST_LOGPROBS, Matrix, NO_SLOT, NormWeight, PackedMatrix, PagedCache, PagedLayer,
-    PlanCapacity, QkNorm, QkNormSpan, QkvToCache, RECURRENT_KEY_DIMS, REPORT_HEAD, RmsNorm,
+    PlanCapacity, QkNorm, QkNormOperands, QkvToCache, RECURRENT_KEY_DIMS, REPORT_HEAD, RmsNorm,
     Routing, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables,
     TokenCounts, ValueNorm,
 };

@@ -25,7 +25,7 @@ pub use norm::{LayerNorm, NormWeight, RmsNorm};
 pub(crate) use packed::{E2M1_FACTOR, code_place};
 pub use packed::{HeadPadding, Matrix, PackedMatrix};
 pub use paged_cache::{PagedCache, PagedLayer};
-pub use qkv::{NO_SLOT, QkNorm, QkNormSpan, QkvToCache, ValueNorm};
+pub use qkv::{NO_SLOT, QkNorm, QkNormOperands, QkvToCache, ValueNorm};
 pub(crate) use qkv::{QKV_AXES, QkvShape, SQUARE_SUMS, head_dim_of};
 pub(crate) use recurrence::{GATE_AXES, SIGMOID_GATE, gate_dims};
 pub(crate) use sampling::{FROM_PROMPT, NONE};

@@ -9,9 +9,9 @@ use candlepower_kernels::sampling::{
     Penalties, SamplingRow, logprobs_of, sample_row_reference, uniform,
 };
 use candlepower_kernels::{
-    Activation, Codes, Experts, Gating, KvCacheConfig, MinForm, Mins, QuantizedRows, Recurrence,
-    RecurrenceDims, RopeStyle, RopeTable, Rule, ScaleForm, SequenceState, SparseRows, StateConfig,
-    Weight, WeightRows, experts_reference, recurrence_reference,
+    Activation, Experts, Gating, KvCacheConfig, OffsetForm, Offsets, QuantFormat, QuantizedRows,
+    Recurrence, RecurrenceDims, RopeStyle, RopeTable, Rule, ScaleForm, SequenceState, SparseRows,
+    StateConfig, Weight, WeightRows, experts_reference, recurrence_reference,
 };
 
 use super::*;
@@ -177,19 +177,19 @@ fn blocks_are_brought_out_and_back_in_every_layer() {
 #[test]
 fn packed_codes_mean_the_numbers_of_the_weight() {
     let kinds = {
-        use Codes::{E2m1, E4m3, Table, U2, U3, U4, U5, U6, U8};
+        use QuantFormat::{E2m1, E4m3, Table, U2, U3, U4, U5, U6, U8};
         [U2, U3, U4, U5, U6, U8, E4m3, E2m1, Table]
     };
     for codes in kinds {
         for (n, k, group) in [(1usize, 6usize, 6), (40, 96, 16), (33, 150, 48), (16, 64, 64)] {
-            let group = if codes == Codes::Table { k } else { group };
+            let group = if codes == QuantFormat::Table { k } else { group };
             // Without bit 3 of the largest E4M3 value there is no NaN.
-            let most = if codes == Codes::E4m3 { 0x77 } else { codes.most() };
+            let most = if codes == QuantFormat::E4m3 { 0x77 } else { codes.most() };
             let bytes: Vec<u8> = (0..n * k).map(|i| (i * 37 % 251) as u8 & most).collect();
-            let count = if codes == Codes::Table { n * 16 } else { n * k.div_ceil(group) };
+            let count = if codes == QuantFormat::Table { n * 16 } else { n * k.div_ceil(group) };
             let scales: Vec<f32> = (0..count).map(|i| (i % 13) as f32 / 7.0 - 0.9).collect();
             let mins: Vec<f32> = match codes {
-                Codes::Table => Vec::new(),
+                QuantFormat::Table => Vec::new(),
                 _ => (0..count).map(|i| (i % 5) as f32 / 3.0).collect(),
             };
             let order: Vec<u32> = (0..k as u32).rev().collect();
@@ -199,7 +199,7 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
                 group,
                 bytes: &bytes,
                 scales: &scales,
-                mins: if mins.is_empty() { Mins::None } else { Mins::Own(&mins) },
+                mins: if mins.is_empty() { Offsets::None } else { Offsets::Own(&mins) },
                 multiples: None,
                 inputs,
             };
@@ -237,8 +237,9 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
     numbers.write_rows(0, WeightRows { dtype: DType::F32, bytes: &[0; 16] }).unwrap();
     let numbers = numbers.finish().unwrap();
     assert!(PackedMatrix::new(&numbers, None, &Device::Cpu).is_err());
-    let odd =
-        Weight::quantized_builder(2, 24, Codes::U4, 6, ScaleForm::F32).unwrap().finish_with_zeros();
+    let odd = Weight::quantized_builder(2, 24, QuantFormat::U4, 6, ScaleForm::F32)
+        .unwrap()
+        .finish_with_zeros();
     let error = PackedMatrix::new(&odd, None, &Device::Cpu).unwrap_err();
     assert!(matches!(error, Error::Parameter { parameter: "weight group", value: 6, .. }));
 }
@@ -468,7 +469,7 @@ fn values_are_normed_and_queries_may_come_alone() {
     let qk_norm = QkNorm {
         q_weight: &weight,
         k_weight: Some(&weight),
-        span: QkNormSpan::Head,
+        span: QkNormOperands::Head,
         form: NormWeight::OnePlus,
         eps: 1e-6,
     };
@@ -529,7 +530,7 @@ fn values_are_normed_and_queries_may_come_alone() {
     };
     let without = Some(QkNorm { k_weight: None, ..qk_norm });
     refused(&rows, QkvToCache { qk_norm: without, ..all }, "the number of weights for k");
-    let span = QkNormSpan::AllHeads { square_sums: &weight, ranks: 1 };
+    let span = QkNormOperands::AllHeads { square_sums: &weight, ranks: 1 };
     let wide = Some(QkNorm { span, ..qk_norm });
     refused(&alone, QkvToCache { qk_norm: wide, ..queries }, "the number of heads of k");
     for len in [0, head_dim + 1] {
@@ -569,27 +570,27 @@ fn sums_have_factors_and_activations_too() {
     assert!(matches!(error, Error::Shape { operand: "by", .. }));
 }
 
-/// Weights of [`Codes::Iq4`] dequantize on a device like unsigned 8-bit weights with a zero point of 128.
+/// Weights of [`QuantFormat::Iq4`] dequantize on a device like unsigned 8-bit weights with a zero point of 128.
 #[test]
 fn iq4_codes_are_those_of_eight_bits() {
     let bytes: Vec<u8> = (0..64).map(|i| i * 7 % 16).collect();
     let (k, scales) = (32, [0.25, -0.5]);
     let rows = QuantizedRows {
-        codes: Codes::Iq4,
+        codes: QuantFormat::Iq4,
         group: 32,
         bytes: &bytes,
         scales: &scales,
-        mins: Mins::None,
+        mins: Offsets::None,
         multiples: None,
         inputs: None,
     };
     let expected = rows.numbers(k).unwrap();
     let form = |mins| ScaleForm { mins, ..ScaleForm::F32 };
     for (codes, mins) in [
-        (Codes::Iq4, MinForm::None),
-        (Codes::U8, MinForm::Own),
-        (Codes::U8, MinForm::ZeroPoint(128)),
-        (Codes::U8, MinForm::ZeroPoints),
+        (QuantFormat::Iq4, OffsetForm::None),
+        (QuantFormat::U8, OffsetForm::Own),
+        (QuantFormat::U8, OffsetForm::ZeroPoint(128)),
+        (QuantFormat::U8, OffsetForm::ZeroPoints),
     ] {
         let mut builder = Weight::quantized_builder(2, k, codes, 32, form(mins)).unwrap();
         builder.write_quantized(0, rows).unwrap();

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{
-    Activation, AttentionMetadata, Blocks, Codes, Dtype, KvCache, KvCacheConfig, MinForm, Mins,
-    MultipleForm, Multiples, PagedAttention, QuantizedRows, Recurrence, RecurrenceDims,
-    RecurrentState, Rule, ScaleForm, StateConfig, StateRows, Weight, WeightRows, add_rms_norm,
+    Activation, AttentionMetadata, Blocks, Dtype, KvCache, KvCacheConfig, OffsetForm, Offsets,
+    PagedAttention, QuantFormat, QuantizedRows, Recurrence, RecurrenceDims, RecurrentState, Rule,
+    ScaleForm, StateConfig, StateRows, SubScaleForm, SubScales, Weight, WeightRows, add_rms_norm,
     cpu_features, gated_activation, gated_linear, linear, paged_attention, recurrence,
     reshape_and_cache,
     sampling::{SamplingRow, sample},
@@ -186,37 +186,37 @@ fn coded_linears() {
     };
     let plain = ScaleForm::F32;
     for (format, codes, group, form, short) in [
-        ("AWQ", Codes::U4, 128, single(Dtype::F16, MinForm::ZeroPoints), 896),
-        ("AWQ, f32", Codes::U4, 128, plain, 896),
-        ("Q8_0", Codes::U8, 32, single(Dtype::F16, MinForm::ZeroPoint(128)), 896),
-        ("FP8", Codes::E4m3, usize::MAX, single(Dtype::F32, MinForm::None), 896),
-        ("SqueezeLLM", Codes::Table, usize::MAX, single(Dtype::F32, MinForm::None), 896),
-        ("Q4_0", Codes::U4, 32, single(Dtype::F16, MinForm::ZeroPoint(8)), 1024),
-        ("Q4_1", Codes::U4, 32, single(Dtype::F16, MinForm::Own), 1024),
-        ("IQ4_NL", Codes::Iq4, 32, single(Dtype::F16, MinForm::None), 1024),
-        ("MXFP4", Codes::E2m1, 32, single(Dtype::Bf16, MinForm::None), 1024),
-        ("Q4_1, f32", Codes::U4, 32, plain, 1024),
-        ("Q2_K", Codes::U2, 16, blocks(MinForm::Own, MultipleForm::U4), 1024),
-        ("Q3_K", Codes::U3, 16, blocks(MinForm::ZeroPoint(4), MultipleForm::I6), 1024),
-        ("Q4_K", Codes::U4, 32, blocks(MinForm::Own, MultipleForm::U6), 1024),
-        ("Q5_K", Codes::U5, 32, blocks(MinForm::Own, MultipleForm::U6), 1024),
-        ("Q6_K", Codes::U6, 16, blocks(MinForm::ZeroPoint(32), MultipleForm::I8), 1024),
-        ("Q6_K, f32", Codes::U6, 16, plain, 1024),
+        ("AWQ", QuantFormat::U4, 128, single(Dtype::F16, OffsetForm::ZeroPoints), 896),
+        ("AWQ, f32", QuantFormat::U4, 128, plain, 896),
+        ("Q8_0", QuantFormat::U8, 32, single(Dtype::F16, OffsetForm::ZeroPoint(128)), 896),
+        ("FP8", QuantFormat::E4m3, usize::MAX, single(Dtype::F32, OffsetForm::None), 896),
+        ("SqueezeLLM", QuantFormat::Table, usize::MAX, single(Dtype::F32, OffsetForm::None), 896),
+        ("Q4_0", QuantFormat::U4, 32, single(Dtype::F16, OffsetForm::ZeroPoint(8)), 1024),
+        ("Q4_1", QuantFormat::U4, 32, single(Dtype::F16, OffsetForm::Own), 1024),
+        ("IQ4_NL", QuantFormat::Iq4, 32, single(Dtype::F16, OffsetForm::None), 1024),
+        ("MXFP4", QuantFormat::E2m1, 32, single(Dtype::Bf16, OffsetForm::None), 1024),
+        ("Q4_1, f32", QuantFormat::U4, 32, plain, 1024),
+        ("Q2_K", QuantFormat::U2, 16, blocks(OffsetForm::Own, SubScaleForm::U4), 1024),
+        ("Q3_K", QuantFormat::U3, 16, blocks(OffsetForm::ZeroPoint(4), SubScaleForm::I6), 1024),
+        ("Q4_K", QuantFormat::U4, 32, blocks(OffsetForm::Own, SubScaleForm::U6), 1024),
+        ("Q5_K", QuantFormat::U5, 32, blocks(OffsetForm::Own, SubScaleForm::U6), 1024),
+        ("Q6_K", QuantFormat::U6, 16, blocks(OffsetForm::ZeroPoint(32), SubScaleForm::I8), 1024),
+        ("Q6_K, f32", QuantFormat::U6, 16, plain, 1024),
     ] {
         for (n, k) in [(9728, short), (896, 4864)] {
             let group = group.min(k);
             let bytes = vec![3; n * k];
             let (by, zeros) = (vec![3; n * k.div_ceil(group)], vec![3; n * k.div_ceil(group)]);
             let scales = match codes {
-                Codes::Table => n * 16,
+                QuantFormat::Table => n * 16,
                 _ => n * k.div_ceil(form.blocks.map_or(group, |blocks| blocks.columns)),
             };
             let scales = vec![0.5; scales];
             let mins = match form.mins {
-                MinForm::None => Mins::None,
-                MinForm::Own => Mins::Own(&scales),
-                MinForm::ZeroPoint(zero) => Mins::ZeroPoint(zero),
-                MinForm::ZeroPoints => Mins::ZeroPoints(&zeros),
+                OffsetForm::None => Offsets::None,
+                OffsetForm::Own => Offsets::Own(&scales),
+                OffsetForm::ZeroPoint(zero) => Offsets::ZeroPoint(zero),
+                OffsetForm::ZeroPoints => Offsets::ZeroPoints(&zeros),
             };
             let weight = || {
                 let builder = Weight::quantized_builder(n, k, codes, group, form);
@@ -227,10 +227,10 @@ fn coded_linears() {
                     bytes: &bytes,
                     scales: &scales,
                     mins,
-                    multiples: form.blocks.map(|blocks| Multiples {
+                    multiples: form.blocks.map(|blocks| SubScales {
                         block: blocks.columns,
                         scales: &by,
-                        mins: if form.mins == MinForm::Own { &by } else { &[] },
+                        mins: if form.mins == OffsetForm::Own { &by } else { &[] },
                     }),
                     inputs: None,
                 };

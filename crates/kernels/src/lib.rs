@@ -72,6 +72,6 @@ pub use sigmoid_gate::{sigmoid_gate, sigmoid_gate_reference};
 pub use state::{RecurrentState, StateConfig, StateDims, StateRows, copy_states};
 pub use threads::WarmThreads;
 pub use weight::{
-    Blocks, Codes, Dtype, MinForm, Mins, MultipleForm, Multiples, QuantizedRows, ScaleForm,
-    SparseRows, Weight, WeightBuilder, WeightRows,
+    Blocks, Dtype, OffsetForm, Offsets, QuantFormat, QuantizedRows, ScaleForm, SparseRows,
+    SubScaleForm, SubScales, Weight, WeightBuilder, WeightRows,
 };

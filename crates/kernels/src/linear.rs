@@ -45,7 +45,7 @@ use crate::parallel::SharedMut;
 use crate::simd::{Isa, Simd, TILE_LINE, WithSimd};
 use crate::tensor::{Operand, from_vec};
 use crate::weight::{ElementOrder, Layout, PANEL};
-use crate::{Activation, Codes, Result, Weight, gated_activation};
+use crate::{Activation, QuantFormat, Result, Weight, gated_activation};
 
 /// `x @ w^T + bias`: `x` `[tokens, k]` f32, `w` `[n, k]`, `bias` `[n]` f32, result `[tokens, n]` f32.
 ///
@@ -166,7 +166,7 @@ impl Path {
 
 /// Whether `w` is quantized with lookup tables.
 fn has_tables(w: &Weight) -> bool {
-    matches!(w.codes(), Some((Codes::Table, _)))
+    matches!(w.codes(), Some((QuantFormat::Table, _)))
 }
 
 /// Whether a matrix unit computes with `w`: bf16, or quantized weights that meet rounded activations and whose groups
@@ -175,7 +175,7 @@ fn fits_matrix_unit(w: &Weight) -> bool {
     let Layout { order, k, group, .. } = w.layout();
     match order {
         ElementOrder::Bf16 => true,
-        ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Coded(Codes::Table) => false,
+        ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Coded(QuantFormat::Table) => false,
         ElementOrder::Coded(_) => {
             w.rounds_activations() && (group == k || group.is_multiple_of(2 * TILE_LINE))
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use candle_core::DType;
 pub use candlepower_layout::TABLE;
-pub use candlepower_layout::{Blocks, Codes, Dtype, MinForm, MultipleForm, ScaleForm};
+pub use candlepower_layout::{Blocks, Dtype, OffsetForm, QuantFormat, ScaleForm, SubScaleForm};
 pub(crate) use candlepower_layout::{PANEL, TABLE_STEPS};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -15,7 +15,7 @@ pub(crate) use self::layout::{ElementOrder, Layout, Multiple, TABLE_OUTPUTS};
 use self::memory::WeightMemory;
 pub(crate) use self::quantized::IQ4;
 pub use self::quantized::{E2M1, IQ4_ZERO, counted_iq4, e4m3_part};
-pub use self::quantized::{Mins, Multiples, QuantizedRows};
+pub use self::quantized::{Offsets, QuantizedRows, SubScales};
 pub use self::sparse::{Entry, Sparse, SparseRows};
 use crate::{Error, Result};
 
@@ -61,7 +61,7 @@ impl Weight {
     /// an offset, which are kept in the form `scales`.
     ///
     /// # Errors
-    /// - `group` is odd and not `k`, or [`Codes::Table`] has several groups.
+    /// - `group` is odd and not `k`, or [`QuantFormat::Table`] has several groups.
     /// - `k` is not whole super-blocks, a super-block is not whole groups, or its groups are no multiple of sixteen.
     /// - E4M3, E2M1, IQ4 and tables have a form of scales or offsets that their kernels do not read.
     /// - Sub-scales are in a form for another form of offsets.
@@ -69,21 +69,22 @@ impl Weight {
     pub fn quantized_builder(
         n: usize,
         k: usize,
-        codes: Codes,
+        codes: QuantFormat,
         group: usize,
         scales: ScaleForm,
     ) -> Result<WeightBuilder> {
         let group = group.min(k);
-        if k > 0 && group < k && (group == 0 || group % 2 == 1 || codes == Codes::Table) {
+        if k > 0 && group < k && (group == 0 || group % 2 == 1 || codes == QuantFormat::Table) {
             return Err(Error::Parameter {
                 parameter: "weight group",
                 value: group,
                 expected: "an even number, or all inputs (which it must be for tables)",
             });
         }
-        let plain = (scales.dtype == Dtype::F32 || matches!(codes, Codes::E2m1 | Codes::Iq4))
-            && (scales.blocks.is_none() || codes == Codes::Iq4)
-            && matches!(scales.mins, MinForm::None | MinForm::Own);
+        let plain = (scales.dtype == Dtype::F32
+            || matches!(codes, QuantFormat::E2m1 | QuantFormat::Iq4))
+            && (scales.blocks.is_none() || codes == QuantFormat::Iq4)
+            && matches!(scales.mins, OffsetForm::None | OffsetForm::Own);
         if !codes.count_from_zero() && !plain {
             return Err(Error::QuantizedRows(
                 "scales of E4M3 and tables are in f32, without blocks as those of E2M1, and without zero points as those of IQ4",
@@ -256,7 +257,7 @@ impl WeightBuilder {
     #[must_use]
     pub fn with_rounded_activations(mut self) -> Self {
         let faster =
-            matches!(self.layout.order, ElementOrder::Coded(codes) if codes != Codes::Table);
+            matches!(self.layout.order, ElementOrder::Coded(codes) if codes != QuantFormat::Table);
         self.rounds_activations |= faster;
         self
     }

@@ -4,11 +4,11 @@
 //! `checkpoint` plans the memory of a model with them; `kernels` and `gpu` compute with them.
 
 mod buffers;
-mod codes;
 mod functions;
 mod head_dims;
 mod packed;
 mod panels;
+mod quant_format;
 mod scales;
 
 pub use buffers::{
@@ -16,10 +16,10 @@ pub use buffers::{
     MAX_EXPERT_GROUPS, SCHEDULE_BYTES, attention_partials_bytes, device_head_dim,
     device_latent_dims, device_latent_tokens, device_logits_rows,
 };
-pub use codes::Codes;
 pub use functions::{Activation, ExpertGroups, GatingFunction, GroupScore};
 pub use packed::{MatrixForm, Packed};
 pub use panels::{
     DEVICE_STEP, DEVICE_TILE, PANEL, TABLE, TABLE_STEPS, header_bytes, panel_bytes, scale_bytes,
 };
-pub use scales::{Blocks, Dtype, MinForm, MultipleForm, ScaleForm};
+pub use quant_format::QuantFormat;
+pub use scales::{Blocks, Dtype, OffsetForm, ScaleForm, SubScaleForm};

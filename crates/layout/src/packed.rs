@@ -2,14 +2,14 @@
 
 use crate::scales::greatest_common_divisor;
 use crate::{
-    Codes, DEVICE_STEP, DEVICE_TILE, Dtype, MinForm, PANEL, ScaleForm, TABLE, panel_bytes,
+    DEVICE_STEP, DEVICE_TILE, Dtype, OffsetForm, PANEL, QuantFormat, ScaleForm, TABLE, panel_bytes,
 };
 
 /// Form of a quantized matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packed {
     /// The format of the quantized values.
-    pub codes: Codes,
+    pub codes: QuantFormat,
     /// Columns that share a scale.
     pub group: usize,
     /// The form of its groups' scales and offsets.
@@ -66,23 +66,23 @@ impl MatrixForm {
 impl Packed {
     /// Columns in order, in groups with scales and offsets of their own.
     #[must_use]
-    pub fn by_group(codes: Codes, group: usize) -> Self {
+    pub fn by_group(codes: QuantFormat, group: usize) -> Self {
         Self { codes, group, scales: ScaleForm::F32, reordered: false }
     }
 
     /// The same as [`Self::by_group`], without offsets.
     #[must_use]
-    pub fn without_mins(codes: Codes, group: usize) -> Self {
-        let scales = ScaleForm { mins: MinForm::None, ..ScaleForm::F32 };
+    pub fn without_mins(codes: QuantFormat, group: usize) -> Self {
+        let scales = ScaleForm { mins: OffsetForm::None, ..ScaleForm::F32 };
         Self { scales, ..Self::by_group(codes, group) }
     }
 
-    /// Unsigned integers with a zero-point of 128 in place of [`Codes::Iq4`].
+    /// Unsigned integers with a zero-point of 128 in place of [`QuantFormat::Iq4`].
     fn counted(self) -> Self {
         match self.codes {
-            Codes::Iq4 => Self {
-                codes: Codes::U8,
-                scales: ScaleForm { mins: MinForm::ZeroPoint(128), ..self.scales },
+            QuantFormat::Iq4 => Self {
+                codes: QuantFormat::U8,
+                scales: ScaleForm { mins: OffsetForm::ZeroPoint(128), ..self.scales },
                 ..self
             },
             _ => self,
@@ -91,7 +91,7 @@ impl Packed {
 
     /// Narrow quantized values fit into wider ones, and the scale of a group applies to its parts.
     fn join(self, other: Self, k: usize) -> Option<Self> {
-        if self.codes != other.codes && [self.codes, other.codes].contains(&Codes::Iq4) {
+        if self.codes != other.codes && [self.codes, other.codes].contains(&QuantFormat::Iq4) {
             return self.counted().join(other.counted(), k);
         }
         let codes = self.codes.join(other.codes)?;
@@ -113,7 +113,7 @@ impl Packed {
         let codes =
             outputs * columns.next_multiple_of(DEVICE_TILE[1]) * self.codes.device_bits() / 8;
         let numbers = match self.codes {
-            Codes::Table => TABLE,
+            QuantFormat::Table => TABLE,
             _ => columns.div_ceil(self.group) * 2,
         };
         let inputs = if self.reordered || padded { columns } else { 0 };
@@ -136,21 +136,24 @@ mod tests {
     #[test]
     fn matrices_that_are_one_are_kept_in_what_they_have_in_common() {
         let packed = |codes, group| MatrixForm::Quantized(Packed::by_group(codes, group));
-        let (u4, u8) = (packed(Codes::U4, 32), packed(Codes::U8, 48));
-        let (u5, u6) = (packed(Codes::U5, 32), packed(Codes::U6, 32));
+        let (u4, u8) = (packed(QuantFormat::U4, 32), packed(QuantFormat::U8, 48));
+        let (u5, u6) = (packed(QuantFormat::U5, 32), packed(QuantFormat::U6, 32));
         assert_eq!(u4.join(u4, 96), u4);
-        assert_eq!(u4.join(u8, 96), packed(Codes::U8, 16));
+        assert_eq!(u4.join(u8, 96), packed(QuantFormat::U8, 16));
         assert_eq!((u4.join(u5, 96), u5.join(u4, 96), u6.join(u5, 96)), (u5, u5, u6));
-        assert_eq!(u6.join(u8, 96), packed(Codes::U8, 16));
-        assert_eq!(u4.join(packed(Codes::U4, 96), 96), u4);
+        assert_eq!(u6.join(u8, 96), packed(QuantFormat::U8, 16));
+        assert_eq!(u4.join(packed(QuantFormat::U4, 96), 96), u4);
         assert_eq!(u4.join(MatrixForm::Plain, 96), MatrixForm::Widened);
-        assert_eq!(u4.join(packed(Codes::E4m3, 32), 96), MatrixForm::Widened);
-        assert_eq!(packed(Codes::Table, 96).join(u6, 96), MatrixForm::Widened);
-        assert_eq!(packed(Codes::E4m3, 32).join(packed(Codes::Iq4, 32), 96), MatrixForm::Widened);
-        let iq4 = Packed::without_mins(Codes::Iq4, 32);
+        assert_eq!(u4.join(packed(QuantFormat::E4m3, 32), 96), MatrixForm::Widened);
+        assert_eq!(packed(QuantFormat::Table, 96).join(u6, 96), MatrixForm::Widened);
+        assert_eq!(
+            packed(QuantFormat::E4m3, 32).join(packed(QuantFormat::Iq4, 32), 96),
+            MatrixForm::Widened
+        );
+        let iq4 = Packed::without_mins(QuantFormat::Iq4, 32);
         assert_eq!(iq4.join(iq4, 96), Some(iq4));
-        let counted = iq4.join(Packed::by_group(Codes::U5, 32), 96).unwrap();
-        assert_eq!((counted.codes, counted.scales.mins), (Codes::U8, MinForm::Own));
+        let counted = iq4.join(Packed::by_group(QuantFormat::U5, 32), 96).unwrap();
+        assert_eq!((counted.codes, counted.scales.mins), (QuantFormat::U8, OffsetForm::Own));
         assert_eq!(MatrixForm::Plain.join(MatrixForm::Plain, 96), MatrixForm::Plain);
     }
 }

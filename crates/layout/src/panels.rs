@@ -1,11 +1,11 @@
 //! Bytes of panels of quantized values, and the tiles of a GPU.
 
-use crate::{Codes, ScaleForm};
+use crate::{QuantFormat, ScaleForm};
 
 /// Outputs of one panel, in which they lie beside one another for each step of inputs.
 pub const PANEL: usize = 32;
 
-/// Values in the table of an output whose format is [`Codes::Table`].
+/// Values in the table of an output whose format is [`QuantFormat::Table`].
 pub const TABLE: usize = 16;
 
 /// Inputs of one output whose table indices lie together.
@@ -20,9 +20,9 @@ pub const DEVICE_STEP: usize = 16;
 /// Bytes of a panel's scales and offsets of one run of groups, or of its tables, before the bytes of each group.
 #[must_use]
 #[inline]
-pub const fn scale_bytes(codes: Codes, scales: ScaleForm) -> usize {
+pub const fn scale_bytes(codes: QuantFormat, scales: ScaleForm) -> usize {
     match codes {
-        Codes::Table => PANEL * TABLE * 4,
+        QuantFormat::Table => PANEL * TABLE * 4,
         _ => scales.numbers_bytes(),
     }
 }
@@ -30,9 +30,9 @@ pub const fn scale_bytes(codes: Codes, scales: ScaleForm) -> usize {
 /// Bytes before the quantized values of a run of so many groups: one group, or a super-block's.
 #[must_use]
 #[inline]
-pub fn header_bytes(codes: Codes, scales: ScaleForm, groups: usize) -> usize {
+pub fn header_bytes(codes: QuantFormat, scales: ScaleForm, groups: usize) -> usize {
     let of_groups = match codes {
-        Codes::Table => 0,
+        QuantFormat::Table => 0,
         _ => scales.multiples_bytes(groups) + scales.zero_points_bytes(groups),
     };
     scale_bytes(codes, scales) + of_groups
@@ -40,10 +40,10 @@ pub fn header_bytes(codes: Codes, scales: ScaleForm, groups: usize) -> usize {
 
 /// Bytes of a panel of `k` inputs, in groups of `group`: runs of quantized values, each behind its header.
 #[must_use]
-pub fn panel_bytes(codes: Codes, group: usize, scales: ScaleForm, k: usize) -> usize {
+pub fn panel_bytes(codes: QuantFormat, group: usize, scales: ScaleForm, k: usize) -> usize {
     let group = group.min(k).max(1);
     let run = scales.run(group);
-    let multiple = if codes == Codes::Table { TABLE_STEPS } else { 2 };
+    let multiple = if codes == QuantFormat::Table { TABLE_STEPS } else { 2 };
     let pairs = k.next_multiple_of(multiple) / 2;
     k.div_ceil(run) * header_bytes(codes, scales, run / group) + pairs * codes.pair_bytes()
 }

@@ -43,7 +43,7 @@ pub struct ScaleForm {
     /// The scales' dtype, and that of stored offsets.
     pub dtype: Dtype,
     /// Form of the offsets.
-    pub mins: MinForm,
+    pub mins: OffsetForm,
     /// Super-blocks, if scales have two levels: groups have sub-scales of one scale, and likewise sub-offsets.
     pub blocks: Option<Blocks>,
 }
@@ -54,12 +54,12 @@ pub struct Blocks {
     /// Columns of a block: whole groups, of which each is a multiple of sixteen columns.
     pub columns: usize,
     /// Form of the sub-scales.
-    pub multiples: MultipleForm,
+    pub multiples: SubScaleForm,
 }
 
 /// Form of the integers that multiply a super-block's scale and offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MultipleForm {
+pub enum SubScaleForm {
     /// Eight bits, with a sign.
     I8,
     /// Six bits with a sign; for scales only, beside offsets that are not stored.
@@ -70,7 +70,7 @@ pub enum MultipleForm {
     U4,
 }
 
-impl MultipleForm {
+impl SubScaleForm {
     /// Bias that is added to a sub-scale before its bits are kept.
     #[must_use]
     #[inline]
@@ -94,18 +94,18 @@ impl MultipleForm {
 
     /// Whether stored offsets have it, too; all the same to eight bits.
     #[must_use]
-    pub fn suits(self, mins: MinForm) -> bool {
+    pub fn suits(self, mins: OffsetForm) -> bool {
         match self {
             Self::I8 => true,
-            Self::I6 => mins != MinForm::Own,
-            Self::U6 | Self::U4 => mins == MinForm::Own,
+            Self::I6 => mins != OffsetForm::Own,
+            Self::U6 | Self::U4 => mins == OffsetForm::Own,
         }
     }
 }
 
 /// Form of the offsets of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MinForm {
+pub enum OffsetForm {
     /// -0.0, which adds nothing.
     None,
     /// A number beside each scale.
@@ -118,7 +118,7 @@ pub enum MinForm {
 
 impl ScaleForm {
     /// A scale and an offset in f32 for each group.
-    pub const F32: Self = Self { dtype: Dtype::F32, mins: MinForm::Own, blocks: None };
+    pub const F32: Self = Self { dtype: Dtype::F32, mins: OffsetForm::Own, blocks: None };
 
     /// Columns of a group are a multiple of so many, where there are blocks.
     pub const GROUP_MULTIPLE: usize = 16;
@@ -127,7 +127,7 @@ impl ScaleForm {
     /// round, and products have more bits than their factors.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
-        use MinForm::{Own, ZeroPoint, ZeroPoints};
+        use OffsetForm::{Own, ZeroPoint, ZeroPoints};
         let mins = match (self.mins, other.mins) {
             (a, b) if a == b => a,
             (ZeroPoint(_) | ZeroPoints, ZeroPoint(_) | ZeroPoints) => ZeroPoints,
@@ -138,7 +138,7 @@ impl ScaleForm {
             columns: greatest_common_divisor(a.columns, b.columns),
             multiples: match a.multiples == b.multiples && !made_own {
                 true => a.multiples,
-                false => MultipleForm::I8,
+                false => SubScaleForm::I8,
             },
         });
         let made_single = blocks.is_none() && (self.blocks.is_some() || other.blocks.is_some());
@@ -178,7 +178,7 @@ impl ScaleForm {
     #[must_use]
     #[inline]
     pub const fn numbers_bytes(self) -> usize {
-        let numbers = if matches!(self.mins, MinForm::Own) { 2 } else { 1 };
+        let numbers = if matches!(self.mins, OffsetForm::Own) { 2 } else { 1 };
         numbers * PANEL * self.dtype.size()
     }
 
@@ -186,15 +186,15 @@ impl ScaleForm {
     #[must_use]
     #[inline]
     pub fn multiples_bytes(self, groups: usize) -> usize {
-        let own = self.mins == MinForm::Own;
+        let own = self.mins == OffsetForm::Own;
         // A group's scale and offset, or two groups' scales.
         let pairs = if own { groups } else { groups.div_ceil(2) };
         PANEL
             * match self.blocks.map(|blocks| blocks.multiples) {
                 None => 0,
-                Some(MultipleForm::I8) => groups * (1 + usize::from(own)),
-                Some(MultipleForm::I6 | MultipleForm::U6) => pairs + pairs.div_ceil(2),
-                Some(MultipleForm::U4) => pairs,
+                Some(SubScaleForm::I8) => groups * (1 + usize::from(own)),
+                Some(SubScaleForm::I6 | SubScaleForm::U6) => pairs + pairs.div_ceil(2),
+                Some(SubScaleForm::U4) => pairs,
             }
     }
 
@@ -202,7 +202,7 @@ impl ScaleForm {
     #[must_use]
     #[inline]
     pub fn zero_points_bytes(self, groups: usize) -> usize {
-        if self.mins == MinForm::ZeroPoints { PANEL * groups } else { 0 }
+        if self.mins == OffsetForm::ZeroPoints { PANEL * groups } else { 0 }
     }
 }
 

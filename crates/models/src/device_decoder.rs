@@ -420,12 +420,12 @@ impl Ops for DeviceOps<'_> {
             _ => None,
         };
         let span = match (&square_sums, a.norm_span) {
-            (Some(square_sums), _) => gpu::QkNormSpan::AllHeads {
+            (Some(square_sums), _) => gpu::QkNormOperands::AllHeads {
                 square_sums,
                 ranks: self.ranks.map_or(1, DeviceRanks::size),
             },
-            (None, QkNormSpan::EachHead) => gpu::QkNormSpan::EachHead { len: a.head_len },
-            (None, _) => gpu::QkNormSpan::Head,
+            (None, QkNormSpan::EachHead) => gpu::QkNormOperands::EachHead { len: a.head_len },
+            (None, _) => gpu::QkNormOperands::Head,
         };
         let k_norm = a.k_norm.as_ref();
         let qk_norm = a.q_norm.as_ref().map(|q| QkNorm {

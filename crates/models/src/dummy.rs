@@ -6,7 +6,7 @@ use candle_core::DType;
 use candlepower_checkpoint::{
     Dtype, Init, MatrixForm, ModelSpec, NormKind, Packed, Slot, TensorPlan,
 };
-use candlepower_kernels::{Codes, MinForm, WeightRows};
+use candlepower_kernels::{OffsetForm, QuantFormat, WeightRows};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -14,7 +14,7 @@ use crate::{
     error::Result,
     load::{LoadProgress, Progress, taken},
     parts::{Matrix, PartsBuilder, norm_kind},
-    quantized::{OwnedRows, RowMins, Scales},
+    quantized::{OwnedRows, RowOffsets, Scales},
 };
 
 /// Rows are made in pieces of about so many values.
@@ -121,16 +121,16 @@ fn random_weights(packed: Packed, piece: &Piece, spread: f32) -> OwnedRows {
     // Bits of a quantized weight, and the scale with which the values reach from -1 to 1, if half of them are below zero. E4M3 and E2M1
     // lie closer to zero than uniform ones: 116 and 5.07 give them the same deviation. Bit 3 keeps NaN away.
     let (mask, scale) = match codes {
-        Codes::U2 => (3, 1.0 / 1.5),
-        Codes::U3 => (7, 1.0 / 3.5),
-        Codes::U4 => (15, 1.0 / 7.5),
-        Codes::U5 => (31, 1.0 / 15.5),
-        Codes::U6 => (63, 1.0 / 31.5),
-        Codes::U8 => (255, 1.0 / 127.5),
-        Codes::E4m3 => (0xf7, 1.0 / 116.0),
-        Codes::E2m1 => (15, 1.0 / 5.07),
-        Codes::Iq4 => (15, 1.0 / 109.7),
-        Codes::Table => (15, 0.0),
+        QuantFormat::U2 => (3, 1.0 / 1.5),
+        QuantFormat::U3 => (7, 1.0 / 3.5),
+        QuantFormat::U4 => (15, 1.0 / 7.5),
+        QuantFormat::U5 => (31, 1.0 / 15.5),
+        QuantFormat::U6 => (63, 1.0 / 31.5),
+        QuantFormat::U8 => (255, 1.0 / 127.5),
+        QuantFormat::E4m3 => (0xf7, 1.0 / 116.0),
+        QuantFormat::E2m1 => (15, 1.0 / 5.07),
+        QuantFormat::Iq4 => (15, 1.0 / 109.7),
+        QuantFormat::Table => (15, 0.0),
     };
     let rounded = |number: f32| match packed.scales.dtype {
         Dtype::F16 => f16::from_f32(number).to_f32(),
@@ -143,7 +143,7 @@ fn random_weights(packed: Packed, piece: &Piece, spread: f32) -> OwnedRows {
     let block = packed.scales.block_within(columns);
     let count = block.map_or(groups, |block| piece.rows.len() * columns / block);
     let scales = match codes {
-        Codes::Table => {
+        QuantFormat::Table => {
             let table = (0..16).map(|i| spread * (i as f32 / 7.5 - 1.0));
             table.cycle().take(piece.rows.len() * 16).collect()
         }
@@ -155,12 +155,12 @@ fn random_weights(packed: Packed, piece: &Piece, spread: f32) -> OwnedRows {
     });
     let inputs = packed.reordered.then(|| (0..columns as u32).rev().collect());
     let mins = match packed.scales.mins {
-        MinForm::None => RowMins::None,
-        MinForm::Own => RowMins::Own(vec![rounded(-spread); count]),
-        MinForm::ZeroPoint(zero) => RowMins::ZeroPoint(zero),
-        MinForm::ZeroPoints => RowMins::ZeroPoints(vec![mask / 2 + 1; groups]),
+        OffsetForm::None => RowOffsets::None,
+        OffsetForm::Own => RowOffsets::Own(vec![rounded(-spread); count]),
+        OffsetForm::ZeroPoint(zero) => RowOffsets::ZeroPoint(zero),
+        OffsetForm::ZeroPoints => RowOffsets::ZeroPoints(vec![mask / 2 + 1; groups]),
     };
-    let of_mins = if matches!(mins, RowMins::Own(_)) { groups } else { 0 };
+    let of_mins = if matches!(mins, RowOffsets::Own(_)) { groups } else { 0 };
     let multiples = block.map(|block| (block, [vec![1; groups], vec![1; of_mins]]));
     OwnedRows {
         codes,

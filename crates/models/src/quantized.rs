@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::DType;
 use candlepower_checkpoint::{Checkpoint, Dtype, Packed, RowOrder, Scheme, SlotRows, TensorPlan};
 use candlepower_kernels::{
-    Codes, MinForm, Mins, Multiples, QuantizedRows, SparseRows, Weight, WeightBuilder,
+    OffsetForm, Offsets, QuantFormat, QuantizedRows, SparseRows, SubScales, Weight, WeightBuilder,
 };
 use rayon::prelude::*;
 
@@ -233,7 +233,7 @@ pub(crate) fn note_scales(plan: &mut [TensorPlan], shards: &Shards) -> Result<()
 
 /// Rows of quantized weights, with their encoding and scales.
 pub(crate) struct OwnedRows {
-    pub(crate) codes: Codes,
+    pub(crate) codes: QuantFormat,
     pub(crate) group: usize,
     pub(crate) bytes: Vec<u8>,
     pub(crate) scales: Scales,
@@ -243,34 +243,34 @@ pub(crate) struct OwnedRows {
 /// The scales and the offsets of some rows, or their tables.
 pub(crate) struct Scales {
     pub(crate) scales: Vec<f32>,
-    pub(crate) mins: RowMins,
+    pub(crate) mins: RowOffsets,
     /// Where they belong to super-blocks: the columns of a super-block, and the sub-scales of scales and offsets.
     pub(crate) multiples: Option<(usize, [Vec<i8>; 2])>,
 }
 
-/// The offsets of some rows, as in [`Mins`].
-pub(crate) enum RowMins {
+/// The offsets of some rows, as in [`Offsets`].
+pub(crate) enum RowOffsets {
     None,
     Own(Vec<f32>),
     ZeroPoint(u8),
     ZeroPoints(Vec<u8>),
 }
 
-impl RowMins {
-    fn view(&self) -> Mins<'_> {
+impl RowOffsets {
+    fn view(&self) -> Offsets<'_> {
         match self {
-            Self::None => Mins::None,
-            Self::Own(mins) => Mins::Own(mins),
-            Self::ZeroPoint(zero) => Mins::ZeroPoint(*zero),
-            Self::ZeroPoints(zeros) => Mins::ZeroPoints(zeros),
+            Self::None => Offsets::None,
+            Self::Own(mins) => Offsets::Own(mins),
+            Self::ZeroPoint(zero) => Offsets::ZeroPoint(*zero),
+            Self::ZeroPoints(zeros) => Offsets::ZeroPoints(zeros),
         }
     }
 }
 
 impl Scales {
-    fn multiples(&self) -> Option<Multiples<'_>> {
+    fn multiples(&self) -> Option<SubScales<'_>> {
         let (block, [scales, mins]) = self.multiples.as_ref()?;
-        Some(Multiples { block: *block, scales, mins })
+        Some(SubScales { block: *block, scales, mins })
     }
 }
 
@@ -330,9 +330,9 @@ fn each_piece<S: Stored>(
 /// The scales and the offsets of the rows' groups that begin within the columns, or the rows' tables.
 fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> Scales {
     let packed = matrix.packed();
-    if packed.codes == Codes::Table {
+    if packed.codes == QuantFormat::Table {
         let scales = each_of(&rows, 0..TABLE, |row, entry| matrix.scale(row, entry));
-        return Scales { scales, mins: RowMins::None, multiples: None };
+        return Scales { scales, mins: RowOffsets::None, multiples: None };
     }
     // Columns of a scale as stored, and as returned: a super-block that the columns cut is taken in parts.
     let stored = packed.scales.run(packed.group);
@@ -342,19 +342,21 @@ fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> 
     let at = |part: usize| part * wanted / stored;
     let scales = each_of(&rows, numbers.clone(), |row, part| matrix.scale(row, at(part)));
     let mins = match packed.scales.mins {
-        MinForm::None => RowMins::None,
-        MinForm::Own => {
-            RowMins::Own(each_of(&rows, numbers, |row, part| matrix.min(row, at(part))))
+        OffsetForm::None => RowOffsets::None,
+        OffsetForm::Own => {
+            RowOffsets::Own(each_of(&rows, numbers, |row, part| matrix.min(row, at(part))))
         }
-        MinForm::ZeroPoint(zero) => RowMins::ZeroPoint(zero),
-        MinForm::ZeroPoints => RowMins::ZeroPoints(each_of(&rows, groups.clone(), |row, group| {
-            matrix.zero_point(row, group)
-        })),
+        OffsetForm::ZeroPoint(zero) => RowOffsets::ZeroPoint(zero),
+        OffsetForm::ZeroPoints => {
+            RowOffsets::ZeroPoints(each_of(&rows, groups.clone(), |row, group| {
+                matrix.zero_point(row, group)
+            }))
+        }
     };
     let multiples = packed.scales.blocks.map(|_| {
         let both = each_of(&rows, groups, |row, group| matrix.multiples(row, group));
         let of = |which: usize| both.iter().map(|both| both[which]).collect();
-        (wanted, [of(0), if matches!(mins, RowMins::Own(_)) { of(1) } else { Vec::new() }])
+        (wanted, [of(0), if matches!(mins, RowOffsets::Own(_)) { of(1) } else { Vec::new() }])
     });
     Scales { scales, mins, multiples }
 }

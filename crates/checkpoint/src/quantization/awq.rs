@@ -1,7 +1,7 @@
 //! AWQ: quantized weights of four bits with a scale and a zero-point per group of inputs, packed along the outputs.
 //! Source: AutoAWQ's `WQLinear_GEMM`; transformers `AwqConfig`.
 
-use candlepower_layout::{Codes, Dtype, Packed};
+use candlepower_layout::{Dtype, Packed, QuantFormat};
 
 use super::{StoredKind, StoredTensor, check_multiple, group_size, with_zero_points};
 use crate::{config::HfConfig, error::Result};
@@ -43,7 +43,7 @@ impl Awq {
 
     pub(super) fn packed(&self, k: usize) -> Packed {
         let scales = with_zero_points(self.scales);
-        Packed { scales, ..Packed::by_group(Codes::U4, self.group(k)) }
+        Packed { scales, ..Packed::by_group(QuantFormat::U4, self.group(k)) }
     }
 
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {

@@ -2,7 +2,7 @@
 //! of four or eight bits lie in words of neighbouring inputs (`pack-quantized`), or in a byte each (`int-quantized`).
 //! Source: compressed-tensors, `compressors/pack_quantized`, `compressors/naive_quantized` and `quantization/quant_args.py`.
 
-use candlepower_layout::{Codes, Dtype, MinForm, Packed, ScaleForm};
+use candlepower_layout::{Dtype, OffsetForm, Packed, QuantFormat, ScaleForm};
 use serde_json::Value;
 
 use super::{StoredKind, StoredTensor, check_multiple, with_zero_points};
@@ -77,11 +77,11 @@ impl CompressedInt {
     }
 
     pub(super) fn packed(&self, k: usize) -> Packed {
-        let codes = if self.bits == 4 { Codes::U4 } else { Codes::U8 };
+        let codes = if self.bits == 4 { QuantFormat::U4 } else { QuantFormat::U8 };
         let scales = match self.zero_points {
             true => with_zero_points(self.scales),
             false => {
-                let mins = MinForm::ZeroPoint(self.middle());
+                let mins = OffsetForm::ZeroPoint(self.middle());
                 ScaleForm { dtype: self.scales, mins, blocks: None }
             }
         };

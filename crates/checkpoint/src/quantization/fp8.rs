@@ -1,7 +1,7 @@
 //! FP8: weights of eight bits, of which four are the exponent and three the mantissa, with a scale per tensor, per output
 //! or per block. Source: transformers `FineGrainedFP8Config`; compressed-tensors' format `float-quantized`.
 
-use candlepower_layout::{Codes, Packed};
+use candlepower_layout::{Packed, QuantFormat};
 
 use super::{StoredKind, StoredTensor, check_weights};
 use crate::{config::HfConfig, error::Result};
@@ -52,7 +52,7 @@ impl Fp8 {
     }
 
     pub(super) fn packed(&self, k: usize) -> Packed {
-        Packed::without_mins(Codes::E4m3, self.group(k))
+        Packed::without_mins(QuantFormat::E4m3, self.group(k))
     }
 
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Vec<StoredTensor> {

@@ -1,7 +1,7 @@
 //! GGUF's types of values: blocks of so many values, in so many bytes.
 //! Source: ggml's `ggml-common.h`, which has the names and the layouts.
 
-use candlepower_layout::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, ScaleForm};
+use candlepower_layout::{Blocks, Dtype, OffsetForm, Packed, QuantFormat, ScaleForm, SubScaleForm};
 
 use super::Mxfp4;
 
@@ -124,25 +124,25 @@ impl GgufType {
     pub(crate) fn packed(self) -> Option<Packed> {
         let (codes, group) = match self {
             Self::F32 | Self::F16 | Self::Bf16 => return None,
-            Self::Q4_0 | Self::Q4_1 | Self::Q4K => (Codes::U4, 32),
-            Self::Q5_0 | Self::Q5_1 | Self::Q5K => (Codes::U5, 32),
-            Self::Q8_0 => (Codes::U8, 32),
+            Self::Q4_0 | Self::Q4_1 | Self::Q4K => (QuantFormat::U4, 32),
+            Self::Q5_0 | Self::Q5_1 | Self::Q5K => (QuantFormat::U5, 32),
+            Self::Q8_0 => (QuantFormat::U8, 32),
             Self::Mxfp4 => return Some(Mxfp4::packed()),
-            Self::Iq4Nl | Self::Iq4Xs => (Codes::Iq4, 32),
-            Self::Q2K => (Codes::U2, 16),
-            Self::Q3K => (Codes::U3, 16),
-            Self::Q6K => (Codes::U6, 16),
+            Self::Iq4Nl | Self::Iq4Xs => (QuantFormat::Iq4, 32),
+            Self::Q2K => (QuantFormat::U2, 16),
+            Self::Q3K => (QuantFormat::U3, 16),
+            Self::Q6K => (QuantFormat::U6, 16),
         };
         let mins = match (codes, self.zero_point()) {
-            (Codes::Iq4, _) => MinForm::None,
-            (_, Some(zero)) => MinForm::ZeroPoint(zero),
-            (_, None) => MinForm::Own,
+            (QuantFormat::Iq4, _) => OffsetForm::None,
+            (_, Some(zero)) => OffsetForm::ZeroPoint(zero),
+            (_, None) => OffsetForm::Own,
         };
         let multiples = match self {
-            Self::Q2K => Some(MultipleForm::U4),
-            Self::Q3K | Self::Iq4Xs => Some(MultipleForm::I6),
-            Self::Q4K | Self::Q5K => Some(MultipleForm::U6),
-            Self::Q6K => Some(MultipleForm::I8),
+            Self::Q2K => Some(SubScaleForm::U4),
+            Self::Q3K | Self::Iq4Xs => Some(SubScaleForm::I6),
+            Self::Q4K | Self::Q5K => Some(SubScaleForm::U6),
+            Self::Q6K => Some(SubScaleForm::I8),
             _ => None,
         };
         let blocks = multiples.map(|multiples| Blocks { columns: self.block(), multiples });

@@ -1,7 +1,7 @@
 //! GPTQ: quantized weights of four or eight bits with a scale and a zero-point per group of inputs, packed along the inputs, which
 //! act-order assigns to groups one by one. Source: AutoGPTQ's `QuantLinear`; transformers `GPTQConfig`.
 
-use candlepower_layout::{Codes, Dtype, Packed};
+use candlepower_layout::{Dtype, Packed, QuantFormat};
 
 use super::{StoredKind, StoredTensor, check_multiple, group_size, with_zero_points};
 use crate::{config::HfConfig, error::Result};
@@ -65,7 +65,7 @@ impl Gptq {
     }
 
     pub(super) fn packed(&self, k: usize) -> Packed {
-        let codes = if self.bits == 4 { Codes::U4 } else { Codes::U8 };
+        let codes = if self.bits == 4 { QuantFormat::U4 } else { QuantFormat::U8 };
         let (scales, reordered) = (with_zero_points(self.scales), self.reorders(k));
         Packed { scales, reordered, ..Packed::by_group(codes, self.group(k)) }
     }

@@ -2,7 +2,7 @@
 //! experts' matrices have it. Source: transformers `Mxfp4Config` and `convert_moe_packed_tensors`; Open Compute Project,
 //! "OCP Microscaling Formats (MX) Specification", 2023.
 
-use candlepower_layout::{Codes, Dtype, MinForm, Packed, ScaleForm};
+use candlepower_layout::{Dtype, OffsetForm, Packed, QuantFormat, ScaleForm};
 
 use super::{StoredKind, StoredTensor, check_multiple};
 use crate::error::Result;
@@ -20,8 +20,8 @@ pub struct Mxfp4 {
 impl Mxfp4 {
     /// A power of two is a bf16.
     pub(crate) fn packed() -> Packed {
-        let scales = ScaleForm { dtype: Dtype::Bf16, mins: MinForm::None, blocks: None };
-        Packed { scales, ..Packed::by_group(Codes::E2m1, GROUP) }
+        let scales = ScaleForm { dtype: Dtype::Bf16, mins: OffsetForm::None, blocks: None };
+        Packed { scales, ..Packed::by_group(QuantFormat::E2m1, GROUP) }
     }
 
     pub(super) fn tensors(self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {

@@ -2,7 +2,7 @@
 //! output. A scale of the whole matrix multiplies these scales. Activations are not rounded.
 //! Source: compressed-tensors' format `nvfp4-pack-quantized`; NVIDIA ModelOpt's `quant_algo` NVFP4.
 
-use candlepower_layout::{Codes, Packed};
+use candlepower_layout::{Packed, QuantFormat};
 
 use super::{StoredKind, StoredTensor, check_multiple, check_weights};
 use crate::{config::HfConfig, error::Result};
@@ -44,7 +44,7 @@ impl Nvfp4 {
     }
 
     pub(super) fn packed() -> Packed {
-        Packed::without_mins(Codes::E2m1, GROUP)
+        Packed::without_mins(QuantFormat::E2m1, GROUP)
     }
 
     pub(super) fn tensors(self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {

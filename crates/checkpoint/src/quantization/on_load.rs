@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use candlepower_layout::{Blocks, Codes, Dtype, MinForm, MultipleForm, Packed, ScaleForm};
+use candlepower_layout::{Blocks, Dtype, OffsetForm, Packed, QuantFormat, ScaleForm, SubScaleForm};
 use serde::{Deserialize, Serialize};
 
 use crate::choice::Choice;
@@ -35,7 +35,7 @@ pub enum OnLoad {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recoded {
     /// The kind of its quantized values.
-    pub codes: Codes,
+    pub codes: QuantFormat,
     /// The columns of a super-block.
     block: Option<usize>,
 }
@@ -72,9 +72,9 @@ impl OnLoad {
         };
         let recoded = |(&(layer, slot), matrix): (&Key, &Matrix)| {
             let codes = match self {
-                Self::Int8 => Codes::U8,
-                Self::Int4 if finer.contains(&(layer, slot.fused())) => Codes::U5,
-                Self::Int4 => Codes::U4,
+                Self::Int8 => QuantFormat::U8,
+                Self::Int4 if finer.contains(&(layer, slot.fused())) => QuantFormat::U5,
+                Self::Int4 => QuantFormat::U4,
             };
             ((layer, slot), Recoded::new(codes, matrix.columns))
         };
@@ -112,8 +112,8 @@ fn finer(matrices: &BTreeMap<Key, Matrix>) -> BTreeSet<Key> {
         let bits = |codes| numbers * Recoded::new(codes, matrix.columns).bits(matrix.columns);
         let [all, four, five] = units.entry((layer, slot.fused())).or_default();
         *all += numbers;
-        *four += bits(Codes::U4);
-        *five += bits(Codes::U5);
+        *four += bits(QuantFormat::U4);
+        *five += bits(QuantFormat::U5);
     }
     let last = matrices.keys().filter_map(|(layer, _)| *layer).max().unwrap_or(0);
     let mut order: Vec<Key> = units.keys().copied().collect();
@@ -149,25 +149,25 @@ fn part(slot: Slot) -> usize {
 
 impl Recoded {
     /// A matrix with so many columns.
-    pub fn new(codes: Codes, columns: usize) -> Self {
+    pub fn new(codes: QuantFormat, columns: usize) -> Self {
         // A super-block of one group would only have more scales.
         let fits = |block: &usize| columns.is_multiple_of(*block);
         let block = (2..=BLOCK / GROUP).rev().map(|groups| groups * GROUP).find(fits);
-        Self { codes, block: block.filter(|_| codes != Codes::U8) }
+        Self { codes, block: block.filter(|_| codes != QuantFormat::U8) }
     }
 
     /// The form of such a matrix in memory.
     pub fn packed(self) -> Packed {
         let scales = match self.codes {
-            Codes::U8 => ScaleForm {
+            QuantFormat::U8 => ScaleForm {
                 dtype: Dtype::F16,
-                mins: MinForm::ZeroPoint(OnLoad::ZERO_POINT),
+                mins: OffsetForm::ZeroPoint(OnLoad::ZERO_POINT),
                 blocks: None,
             },
             _ => {
-                let of = |columns| Blocks { columns, multiples: MultipleForm::U6 };
+                let of = |columns| Blocks { columns, multiples: SubScaleForm::U6 };
                 // Multiples of a scale are found for it as it is rounded, so that only its range counts.
-                ScaleForm { dtype: Dtype::Bf16, mins: MinForm::Own, blocks: self.block.map(of) }
+                ScaleForm { dtype: Dtype::Bf16, mins: OffsetForm::Own, blocks: self.block.map(of) }
             }
         };
         Packed { scales, ..Packed::by_group(self.codes, GROUP) }
@@ -177,7 +177,7 @@ impl Recoded {
     fn bits(self, columns: usize) -> f64 {
         let groups = columns.div_ceil(GROUP) as f64 / columns as f64;
         let scales = match (self.codes, self.block) {
-            (Codes::U8, _) => 16.0 * groups,
+            (QuantFormat::U8, _) => 16.0 * groups,
             (_, None) => 32.0 * groups,
             (_, Some(block)) => 12.0 * groups + 32.0 / block as f64,
         };

@@ -47,8 +47,8 @@ fn compressed_tensors_packs_inputs() {
         ("a.b.weight_scale".to_owned(), vec![vec![64, 8]]),
     ];
     assert_eq!(names_and_shapes(ints, 64, 256), expected);
-    let scales = ScaleForm { dtype: Dtype::Bf16, mins: MinForm::ZeroPoint(8), blocks: None };
-    assert_eq!(ints.packed(256), Packed { scales, ..Packed::by_group(Codes::U4, 32) });
+    let scales = ScaleForm { dtype: Dtype::Bf16, mins: OffsetForm::ZeroPoint(8), blocks: None };
+    assert_eq!(ints.packed(256), Packed { scales, ..Packed::by_group(QuantFormat::U4, 32) });
     let whole = parse(INTS).unwrap();
     assert!(whole.may_skip("a.b.weight_shape") && whole.may_skip("a.b.weight_zero_point"));
 
@@ -61,7 +61,7 @@ fn compressed_tensors_packs_inputs() {
     ];
     assert_eq!(names_and_shapes(scheme(&spread), 64, 256)[2..], expected);
     let packed = scheme(&spread).packed(256);
-    assert_eq!((packed.scales.mins, packed.reordered), (MinForm::ZeroPoints, true));
+    assert_eq!((packed.scales.mins, packed.reordered), (OffsetForm::ZeroPoints, true));
     assert!(!parse(&spread).unwrap().may_skip("a.b.weight_zero_point"));
     let error = scheme(&spread).tensors("a.b.weight", 60, 256).unwrap_err().to_string();
     assert!(error.contains("a.b has 60 outputs, which the quantization packs in units of 8"));
@@ -84,8 +84,8 @@ fn compressed_tensors_packs_inputs() {
         ("a.b.weight_scale".to_owned(), vec![vec![60, 1]]),
     ];
     assert_eq!(names_and_shapes(scheme(&bytes), 60, 250), expected);
-    let scales = ScaleForm { dtype: Dtype::Bf16, mins: MinForm::ZeroPoint(128), blocks: None };
-    let packed = Packed { scales, ..Packed::by_group(Codes::U8, 250) };
+    let scales = ScaleForm { dtype: Dtype::Bf16, mins: OffsetForm::ZeroPoint(128), blocks: None };
+    let packed = Packed { scales, ..Packed::by_group(QuantFormat::U8, 250) };
     assert_eq!(scheme(&bytes).packed(250), packed);
     assert!(parse(&bytes).unwrap().may_skip("a.b.input_scale"));
 }
@@ -100,8 +100,8 @@ fn awq_packs_outputs() {
     ];
     assert_eq!(names_and_shapes(awq, 64, 256), expected);
     let packed = |dtype| Packed {
-        scales: ScaleForm { dtype, mins: MinForm::ZeroPoints, blocks: None },
-        ..Packed::by_group(Codes::U4, 128)
+        scales: ScaleForm { dtype, mins: OffsetForm::ZeroPoints, blocks: None },
+        ..Packed::by_group(QuantFormat::U4, 128)
     };
     assert_eq!(awq.packed(256), packed(Dtype::F16));
     let mut as_stored = awq;
@@ -129,17 +129,17 @@ fn gptq_packs_inputs_and_orders_them() {
         ("a.b.g_idx".to_owned(), vec![vec![256]]),
     ];
     assert_eq!(names_and_shapes(gptq, 64, 256), expected);
-    let scales = ScaleForm { dtype: Dtype::F16, mins: MinForm::ZeroPoints, blocks: None };
+    let scales = ScaleForm { dtype: Dtype::F16, mins: OffsetForm::ZeroPoints, blocks: None };
     let packed = |codes, group| Packed { scales, ..Packed::by_group(codes, group) };
-    assert_eq!(gptq.packed(256), Packed { reordered: true, ..packed(Codes::U4, 128) });
+    assert_eq!(gptq.packed(256), Packed { reordered: true, ..packed(QuantFormat::U4, 128) });
     // One group has no order.
-    assert_eq!(gptq.packed(64), packed(Codes::U4, 64));
+    assert_eq!(gptq.packed(64), packed(QuantFormat::U4, 64));
     let whole = scheme(
         &GPTQ
             .replace("128", "-1")
             .replace("\"bits\": 4", "\"bits\": 8, \"checkpoint_format\": \"gptq_v2\""),
     );
-    assert_eq!(whole.packed(256), packed(Codes::U8, 256));
+    assert_eq!(whole.packed(256), packed(QuantFormat::U8, 256));
     let Scheme::Gptq(whole) = whole else { panic!("{whole:?}") };
     assert_eq!(whole.zero_offset, 0);
 }
@@ -183,7 +183,7 @@ fn nvfp4_has_scales_of_sixteen_and_a_number_for_all() {
     let compressed = scheme(NVFP4);
     let expected = tensors(["weight_packed", "weight_global_scale"]);
     assert_eq!(names_and_shapes(compressed, 64, 256), expected);
-    assert_eq!(compressed.packed(256), Packed::without_mins(Codes::E2m1, 16));
+    assert_eq!(compressed.packed(256), Packed::without_mins(QuantFormat::E2m1, 16));
     let uneven = compressed.tensors("a.b.weight", 64, 264).unwrap_err().to_string();
     assert!(uneven.contains("264") && uneven.contains("16"), "{uneven}");
     let wider = NVFP4.replace("\"group_size\": 16", "\"group_size\": 32");
@@ -431,7 +431,7 @@ const ON_LOAD: [&str; 4] = [
 ];
 
 /// Bits of a quantized weight on average, as it is kept in memory, and the kind of each part.
-fn on_load(config: &str, kind: OnLoad) -> (f64, Vec<(Slot, Option<usize>, Codes)>) {
+fn on_load(config: &str, kind: OnLoad) -> (f64, Vec<(Slot, Option<usize>, QuantFormat)>) {
     let config = config.to_owned().leak().as_bytes();
     let files = CheckpointFiles::Embedded(vec![("config.json", config)].leak());
     let mut checkpoint = Checkpoint::open(files).unwrap();
@@ -454,17 +454,17 @@ fn four_bits_on_load_are_five_where_they_help_and_at_most_five_on_average() {
         let (bits, parts) = on_load(config, OnLoad::Int4);
         // The rest would not be enough for another matrix.
         assert!((4.85..=5.0).contains(&bits), "{bits}: {config}");
-        assert!(parts.iter().all(|(.., codes)| [Codes::U4, Codes::U5].contains(codes)));
+        assert!(parts.iter().all(|(.., codes)| [QuantFormat::U4, QuantFormat::U5].contains(codes)));
         let of = |slot: Slot| parts.iter().filter(move |part| part.0 == slot).map(|part| part.2);
         for slot in [Slot::Q, Slot::K, Slot::V, Slot::O] {
-            assert!(of(slot).all(|codes| codes == Codes::U5), "{slot:?}: {config}");
+            assert!(of(slot).all(|codes| codes == QuantFormat::U5), "{slot:?}: {config}");
         }
-        assert!(of(Slot::Down).all(|codes| codes == Codes::U5), "{config}");
+        assert!(of(Slot::Down).all(|codes| codes == QuantFormat::U5), "{config}");
         assert_eq!(on_load(config, OnLoad::Int4).1, parts);
     }
     // The first and the last layers before those between.
     let (_, parts) = on_load(ON_LOAD[0], OnLoad::Int4);
-    let gates = parts.iter().filter(|part| part.0 == Slot::Gate && part.2 == Codes::U5);
+    let gates = parts.iter().filter(|part| part.0 == Slot::Gate && part.2 == QuantFormat::U5);
     let layers: Vec<usize> = gates.filter_map(|part| part.1).collect();
     assert!(!layers.is_empty() && layers.iter().all(|i| !(4..=25).contains(i)), "{layers:?}");
 }

@@ -8,7 +8,7 @@ use crate::{Checkpoint, CheckpointFiles};
 #[test]
 fn every_slot_is_some_models_and_has_a_name_in_its_files() {
     let mut seen = BTreeSet::new();
-    for folder in std::fs::read_dir(candlepower_goldens::root()).unwrap() {
+    for folder in std::fs::read_dir(candlepower_testing::goldens::root()).unwrap() {
         let folder = folder.unwrap().path();
         let files = CheckpointFiles::find(&folder).unwrap().unwrap();
         if files.gguf().is_none() && !files.contains("config.json") {

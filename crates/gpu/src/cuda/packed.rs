@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 use candlepower_kernels::operands::Operand;
-use candlepower_kernels::{Codes, Error, Result, VocabPart};
+use candlepower_kernels::{Error, QuantFormat, Result, VocabPart};
 use candlepower_layout::DEVICE_TILE;
 
 use super::launch::{Address, CUstream, Launch, Launcher};
@@ -27,7 +27,7 @@ pub fn packed_product_rounds(w: &PackedMatrix, rows: usize) -> bool {
 
 /// Whether packed_rows.cu supports the matrix.
 fn has_rows_kernel(w: &PackedMatrix) -> bool {
-    cut(w) != ANY_LAYOUT && w.codes != Codes::Table
+    cut(w) != ANY_LAYOUT && w.codes != QuantFormat::Table
 }
 
 /// Computes `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to [`packed_max_rows`] rows, `bias` `[n]`, `out`
@@ -132,13 +132,13 @@ fn unpack(launch: &Launch, w: &PackedMatrix, rows: Rows, scale: f32, out: &Tenso
 }
 
 /// Format of the quantized weights in C: a value of `Codes` in `codes.cuh`.
-pub(super) fn code_kind(codes: Codes) -> i32 {
+pub(super) fn code_kind(codes: QuantFormat) -> i32 {
     match codes {
-        Codes::U2 | Codes::U3 | Codes::U4 => 0,
-        Codes::U5 | Codes::U6 | Codes::U8 | Codes::Iq4 => 1,
-        Codes::E4m3 => 2,
-        Codes::E2m1 => 4,
-        Codes::Table => 3,
+        QuantFormat::U2 | QuantFormat::U3 | QuantFormat::U4 => 0,
+        QuantFormat::U5 | QuantFormat::U6 | QuantFormat::U8 | QuantFormat::Iq4 => 1,
+        QuantFormat::E4m3 => 2,
+        QuantFormat::E2m1 => 4,
+        QuantFormat::Table => 3,
     }
 }
 

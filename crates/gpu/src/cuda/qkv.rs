@@ -4,7 +4,7 @@ use candle_core::Tensor;
 
 use super::launch::{Address, CUstream, Launch, is_fp8};
 use crate::operands::{
-    PagedCache, QKV_AXES, QkNormSpan, QkvShape, QkvToCache, SQUARE_SUMS, head_dim_of,
+    PagedCache, QKV_AXES, QkNormOperands, QkvShape, QkvToCache, SQUARE_SUMS, head_dim_of,
 };
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, KvScales, Result, RopeStyle};
@@ -33,19 +33,19 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         return Err(Operand::new(KERNEL, "q_out", q_out).shape_error(expected));
     }
     let qk_norm = operands.qk_norm;
-    let span = qk_norm.map_or(QkNormSpan::Head, |norm| norm.span);
+    let span = qk_norm.map_or(QkNormOperands::Head, |norm| norm.span);
     let no_sums = (std::ptr::null_mut(), 1);
     let (norm_span, head_len, (square_sums, ranks)) = match span {
-        QkNormSpan::Head => (0, head_dim, no_sums),
-        QkNormSpan::AllHeads { square_sums, ranks } => {
+        QkNormOperands::Head => (0, head_dim, no_sums),
+        QkNormOperands::AllHeads { square_sums, ranks } => {
             let sums = launch.f32s(("square_sums", square_sums), "[tokens, 2]", &[tokens, 2])?;
             (1, head_dim, (sums, ranks))
         }
-        QkNormSpan::EachHead { len } => (2, len, no_sums),
+        QkNormOperands::EachHead { len } => (2, len, no_sums),
     };
     let norm = |name, heads: usize, weight: Option<&Tensor>| match (weight, span) {
         (None, _) => Ok(std::ptr::null_mut()),
-        (Some(weight), QkNormSpan::Head) => {
+        (Some(weight), QkNormOperands::Head) => {
             launch.elements((name, weight), "[head_dim]", &[head_dim])
         }
         (Some(weight), _) => {

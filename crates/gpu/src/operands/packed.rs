@@ -2,11 +2,11 @@
 
 use candle_core::{Device, Tensor};
 use candlepower_kernels::operands::{IQ4_ZERO, TABLE, counted_iq4};
-use candlepower_kernels::{Codes, Error, Result, Weight};
+use candlepower_kernels::{Error, QuantFormat, Result, Weight};
 use candlepower_layout::{DEVICE_STEP as STEP_INPUTS, DEVICE_TILE as TILE};
 use rayon::prelude::*;
 
-/// Factor by which a [`Codes::E2m1`] value is too small when its bits are read as a half: the exponent biases, 15 and
+/// Factor by which a [`QuantFormat::E2m1`] value is too small when its bits are read as a half: the exponent biases, 15 and
 /// 1, differ by 14.
 pub(crate) const E2M1_FACTOR: f32 = 16_384.0;
 
@@ -54,7 +54,7 @@ pub struct HeadPadding {
 /// and columns are zeros. Weights of two and three bits take four bits here, and those of five and six take eight.
 ///
 /// Dequantized values are those of [`candlepower_kernels::QuantizedRows`]: `weight * scale + offset`, rounded once. The
-/// scales of [`Codes::E2m1`] include a factor, because the kernels read E2M1 bits as halves.
+/// scales of [`QuantFormat::E2m1`] include a factor, because the kernels read E2M1 bits as halves.
 #[derive(Clone, Debug)]
 pub struct PackedMatrix {
     pub(crate) n: usize,
@@ -63,7 +63,7 @@ pub struct PackedMatrix {
     /// Inputs of a row of activations. There may be fewer columns than inputs.
     pub(crate) width: usize,
     pub(crate) group: usize,
-    pub(crate) codes: Codes,
+    pub(crate) codes: QuantFormat,
     /// u32 `[n / 16][k / 64][32 lanes]`, with four or eight words for each lane.
     pub(crate) words: Tensor,
     /// f32 `[groups][n in whole tiles][scale, offset]`; for tables `[n in whole tiles][16]`.
@@ -112,14 +112,14 @@ impl PackedMatrix {
                 for column in 0..k {
                     let (word, shift) = code_place(row - first, column, k, bits);
                     let code = weight.code(row, column);
-                    let code = if codes == Codes::Iq4 { counted_iq4(code) } else { code };
+                    let code = if codes == QuantFormat::Iq4 { counted_iq4(code) } else { code };
                     words[word] |= u32::from(code) << shift;
                 }
             }
         });
         let groups = k.div_ceil(group);
         let scales = match codes {
-            Codes::Table => {
+            QuantFormat::Table => {
                 let mut tables = vec![0f32; outputs * TABLE];
                 for (row, table) in tables.chunks_exact_mut(TABLE).enumerate().take(n) {
                     table.copy_from_slice(&weight.table(row));
@@ -133,8 +133,8 @@ impl PackedMatrix {
                     if row < n {
                         scale.copy_from_slice(&weight.scale(row, in_group));
                         match codes {
-                            Codes::E2m1 => scale[0] *= E2M1_FACTOR,
-                            Codes::Iq4 => scale[1] -= f32::from(IQ4_ZERO) * scale[0],
+                            QuantFormat::E2m1 => scale[0] *= E2M1_FACTOR,
+                            QuantFormat::Iq4 => scale[1] -= f32::from(IQ4_ZERO) * scale[0],
                             _ => {}
                         }
                     }
@@ -178,7 +178,7 @@ impl PackedMatrix {
             k,
             width: padding.map_or(k, |heads| k / heads.len * heads.padded),
             group,
-            codes: if codes == Codes::Iq4 { Codes::U8 } else { codes },
+            codes: if codes == QuantFormat::Iq4 { QuantFormat::U8 } else { codes },
             words: on_device(words)?,
             scales: Tensor::from_vec(scales, count, device)?,
             inputs: inputs.map(on_device).transpose()?,

@@ -18,7 +18,7 @@ pub struct QkNorm<'a> {
     /// Weight for k, absent only if the rows are q alone.
     pub k_weight: Option<&'a Tensor>,
     /// The elements over which the norm is taken.
-    pub span: QkNormSpan<'a>,
+    pub span: QkNormOperands<'a>,
     /// How both weights are applied.
     pub form: NormWeight,
     /// Added to the mean square, or to the variance.
@@ -27,7 +27,7 @@ pub struct QkNorm<'a> {
 
 /// The elements over which the norms of q and k are taken.
 #[derive(Clone, Copy, Debug)]
-pub enum QkNormSpan<'a> {
+pub enum QkNormOperands<'a> {
     /// Each head: RMSNorm with one weight for all heads.
     Head,
     /// All heads of a token, on all ranks: RMSNorm with a weight `[heads * head_dim]`.
@@ -103,14 +103,14 @@ impl QkvShape {
             Some(QkNorm { k_weight: None, .. }) if kv_heads > 0 => {
                 return error("the number of weights for k", 0, "1 where keys are written");
             }
-            Some(QkNorm { span: QkNormSpan::AllHeads { .. }, .. }) if kv_heads == 0 => {
+            Some(QkNorm { span: QkNormOperands::AllHeads { .. }, .. }) if kv_heads == 0 => {
                 return error(
                     "the number of heads of k",
                     0,
                     "at least 1 for a norm over all heads",
                 );
             }
-            Some(QkNorm { span: QkNormSpan::EachHead { len }, .. })
+            Some(QkNorm { span: QkNormOperands::EachHead { len }, .. })
                 if len == 0 || len > head_dim =>
             {
                 return error("len", len, "at least one, and at most head_dim");

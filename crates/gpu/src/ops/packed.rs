@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use candlepower_kernels::operands::{E2M1, TABLE, e4m3_part};
-use candlepower_kernels::{Codes, Result};
+use candlepower_kernels::{QuantFormat, Result};
 use candlepower_layout::DEVICE_TILE as TILE;
 use half::{bf16, f16};
 
@@ -52,12 +52,12 @@ impl PackedMatrix {
                 let at = (column / self.group * outputs + row) * 2;
                 let input = inputs.as_ref().map_or(column, |inputs| inputs[column] as usize);
                 numbers[input] = match self.codes {
-                    Codes::E4m3 => e4m3_part(code).mul_add(scales[at], scales[at + 1]),
-                    Codes::E2m1 => {
+                    QuantFormat::E4m3 => e4m3_part(code).mul_add(scales[at], scales[at + 1]),
+                    QuantFormat::E2m1 => {
                         let part = E2M1[usize::from(code)] / E2M1_FACTOR;
                         part.mul_add(scales[at], scales[at + 1])
                     }
-                    Codes::Table => scales[row * TABLE + usize::from(code)],
+                    QuantFormat::Table => scales[row * TABLE + usize::from(code)],
                     _ => f32::from(code).mul_add(scales[at], scales[at + 1]),
                 };
             }

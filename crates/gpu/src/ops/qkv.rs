@@ -10,13 +10,13 @@ use candlepower_kernels::{
 use super::launch_on_gpu;
 use super::reference::Reference;
 use crate::operands::{
-    PagedCache, QKV_AXES, QkNorm, QkNormSpan, QkvShape, QkvToCache, SQUARE_SUMS, ValueNorm,
+    PagedCache, QKV_AXES, QkNorm, QkNormOperands, QkvShape, QkvToCache, SQUARE_SUMS, ValueNorm,
     head_dim_of,
 };
 
 /// Computes the sums of squares over all heads of q, and over all heads of k. `qkv` is
 /// `[tokens, (heads + 2 kv_heads) * head_dim]`, bf16 or f16, and `out` f32 `[tokens, 2]`. On a single rank, these are
-/// the sums for [`QkNormSpan::AllHeads`].
+/// the sums for [`QkNormOperands::AllHeads`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, heads have an odd number of elements, or CUDA refused the
@@ -120,7 +120,7 @@ struct Rotation<'a> {
     query_scales: Option<Vec<f32>>,
     /// Weights of the norms of q and of k.
     norms: [Option<Vec<f32>>; 2],
-    span: QkNormSpan<'a>,
+    span: QkNormOperands<'a>,
     /// `[tokens, 2]`, if norms are over all heads.
     square_sums: Vec<f32>,
     eps: f32,
@@ -142,13 +142,13 @@ impl<'a> Rotation<'a> {
         let qk_norm = operands.qk_norm;
         let norm = |name, heads: usize, norm: QkNorm<'_>, weight: &Tensor| -> Result<Vec<f32>> {
             let (axes, width) = match norm.span {
-                QkNormSpan::Head => ("[head_dim]", head_dim),
+                QkNormOperands::Head => ("[head_dim]", head_dim),
                 _ => ("[heads * head_dim]", heads * head_dim),
             };
             let weight = reference.elements((name, weight), axes, &[width])?;
             Ok(weight.iter().map(|weight| weight + norm.form.offset()).collect())
         };
-        let span = qk_norm.map_or(QkNormSpan::Head, |norm| norm.span);
+        let span = qk_norm.map_or(QkNormOperands::Head, |norm| norm.span);
         Ok(Self {
             table,
             cos: reference.f32s(("cos", cos), "[max_len, rot_dim / 2]", &dims)?,
@@ -171,7 +171,7 @@ impl<'a> Rotation<'a> {
             ],
             span,
             square_sums: match span {
-                QkNormSpan::AllHeads { square_sums, .. } => {
+                QkNormOperands::AllHeads { square_sums, .. } => {
                     reference.f32s(("square_sums", square_sums), "[tokens, 2]", &[tokens, 2])?
                 }
                 _ => Vec::new(),
@@ -199,14 +199,14 @@ impl<'a> Rotation<'a> {
     fn normalize(&self, row: &[f32], (token, kind): (usize, usize)) -> Vec<f32> {
         let Some(weight) = &self.norms[kind] else { return row.to_vec() };
         match self.span {
-            QkNormSpan::Head => rms_norm_reference(row, weight, self.eps),
-            QkNormSpan::AllHeads { ranks, .. } => {
+            QkNormOperands::Head => rms_norm_reference(row, weight, self.eps),
+            QkNormOperands::AllHeads { ranks, .. } => {
                 // A head that is replicated on several ranks is counted once per rank in the sum.
                 let mean = self.square_sums[2 * token + kind] / (ranks * row.len()) as f32;
                 let scale = 1.0 / (mean + self.eps).sqrt();
                 row.iter().zip(weight).map(|(x, weight)| x * scale * weight).collect()
             }
-            QkNormSpan::EachHead { len } => {
+            QkNormOperands::EachHead { len } => {
                 let heads = row.chunks(self.head_dim).zip(weight.chunks(self.head_dim));
                 let normalize = |(head, weight): (&[f32], &[f32])| {
                     let (head_len, eps) = (head.len(), self.eps);

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_gpu::cuda::{self, AttentionPlan};
 use candlepower_gpu::{
     self as gpu, AttentionSpec, AttentionStep, HostBlocks, LaunchShape, NO_SLOT, NormWeight,
-    PagedCache, PagedLayer, PlanCapacity, QkNorm, QkNormSpan, QkvToCache, ValueNorm,
+    PagedCache, PagedLayer, PlanCapacity, QkNorm, QkNormOperands, QkvToCache, ValueNorm,
 };
 use candlepower_kernels::{
     AttentionMetadata, CacheOrder, CacheView, KvCacheConfig, KvScales, PagedAttention, RopeStyle,
@@ -99,7 +99,7 @@ fn compare_qkv(
     });
     let operands = QkvToCache {
         qk_norm: form.map(|form| {
-            let span = QkNormSpan::Head;
+            let span = QkNormOperands::Head;
             QkNorm { q_weight, k_weight: Some(k_weight), span, form, eps: EPS }
         }),
         rope: &table.to_device(gpu.device()).unwrap(),
@@ -216,8 +216,8 @@ pub(crate) fn wide_qk_norms(gpu: &Gpu) {
                         q_weight: &q_weight,
                         k_weight: Some(&k_weight),
                         span: match ranks {
-                            None => QkNormSpan::EachHead { len },
-                            Some(ranks) => QkNormSpan::AllHeads { square_sums: &sums, ranks },
+                            None => QkNormOperands::EachHead { len },
+                            Some(ranks) => QkNormOperands::AllHeads { square_sums: &sums, ranks },
                         },
                         form: NormWeight::Plain,
                         eps: 1e-6,

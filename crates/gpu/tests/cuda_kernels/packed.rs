@@ -4,15 +4,20 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_gpu::cuda::{self, Cublas};
 use candlepower_gpu::{HeadPadding, PackedMatrix};
 use candlepower_kernels::{
-    Codes, Mins, QuantizedRows, ScaleForm, SparseRows, VocabPart, Weight, linear_reference,
+    Offsets, QuantFormat, QuantizedRows, ScaleForm, SparseRows, VocabPart, Weight, linear_reference,
 };
 
 use crate::gpu::{BIASED_BY_CUBLAS, Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
 
 /// Quantization formats, with the largest quantized weight of each. Without bit 3 of the largest E4M3 value there is no
 /// NaN.
-const KINDS: [(Codes, u64); 5] =
-    [(Codes::U4, 15), (Codes::U8, 255), (Codes::E4m3, 0xf7), (Codes::E2m1, 15), (Codes::Table, 15)];
+const KINDS: [(QuantFormat, u64); 5] = [
+    (QuantFormat::U4, 15),
+    (QuantFormat::U8, 255),
+    (QuantFormat::E4m3, 0xf7),
+    (QuantFormat::E2m1, 15),
+    (QuantFormat::Table, 15),
+];
 
 /// A matrix on the GPU, and its values `[n, width]` on the CPU: the dequantized weights, and the sparse part that is
 /// added to them.
@@ -58,7 +63,7 @@ pub(crate) fn experts(
     (n, k): (usize, usize),
     random: &mut Random,
 ) -> Vec<Vec<Case>> {
-    let mut of_kind = |(at, kind): (usize, (Codes, u64))| {
+    let mut of_kind = |(at, kind): (usize, (QuantFormat, u64))| {
         let special = |i| (at % 2 == 1 && i % 2 == 1).then_some(None);
         let group = if at == 2 { 64 } else { 32 };
         (0..count).map(|i| case(gpu, kind, (n, k, group), special(i), random)).collect()
@@ -70,18 +75,18 @@ pub(crate) fn experts(
 /// a sparse part, and optionally padded heads.
 fn case(
     gpu: &Gpu,
-    (codes, most): (Codes, u64),
+    (codes, most): (QuantFormat, u64),
     (n, k, group): (usize, usize, usize),
     special: Option<Option<HeadPadding>>,
     random: &mut Random,
 ) -> Case {
-    let group = if codes == Codes::Table { k } else { group };
+    let group = if codes == QuantFormat::Table { k } else { group };
     let groups = n * k.div_ceil(group);
     let bytes: Vec<u8> = (0..n * k).map(|_| (random.next() & most) as u8).collect();
-    let count = if codes == Codes::Table { n * 16 } else { groups };
+    let count = if codes == QuantFormat::Table { n * 16 } else { groups };
     let scales = random.floats(count, 0.1, DType::F32);
     let mins = match codes {
-        Codes::Table | Codes::E4m3 => Vec::new(),
+        QuantFormat::Table | QuantFormat::E4m3 => Vec::new(),
         _ => random.floats(groups, 1.0, DType::F32),
     };
     let order = random.permutation(k);
@@ -90,7 +95,7 @@ fn case(
         group,
         bytes: &bytes,
         scales: &scales,
-        mins: if mins.is_empty() { Mins::None } else { Mins::Own(&mins) },
+        mins: if mins.is_empty() { Offsets::None } else { Offsets::Own(&mins) },
         multiples: None,
         inputs: special.map(|_| &order[..]),
     };
@@ -111,7 +116,7 @@ fn case(
     let numbers = pack(rows, None, &Device::Cpu).numbers().unwrap();
     // With scales of zero, only the sparse part remains.
     let zeros = vec![0.0; count.max(groups)];
-    let mins = if mins.is_empty() { Mins::None } else { Mins::Own(&zeros[..groups]) };
+    let mins = if mins.is_empty() { Offsets::None } else { Offsets::Own(&zeros[..groups]) };
     let nothing = QuantizedRows { scales: &zeros[..count], mins, ..rows };
     let sparse = special.map(|_| sparse);
     Case {

@@ -18,7 +18,7 @@ use candlepower_gpu::{
     SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables,
 };
 use candlepower_kernels::{
-    Activation, Codes, Error, Gating, KvCacheConfig, Mins, PagedAttention, QuantizedRows,
+    Activation, Error, Gating, KvCacheConfig, Offsets, PagedAttention, QuantFormat, QuantizedRows,
     Recurrence, RecurrenceDims, Result, Rule, ScaleForm, StateConfig, Weight,
 };
 use half::bf16;
@@ -179,11 +179,11 @@ fn products(times: &Times<'_>) -> Result<()> {
 }
 
 /// A quantized matrix without NaN.
-fn packed(times: &Times<'_>, codes: Codes, (n, k): (usize, usize)) -> Result<PackedMatrix> {
+fn packed(times: &Times<'_>, codes: QuantFormat, (n, k): (usize, usize)) -> Result<PackedMatrix> {
     // Without bit 3 of the largest E4M3 value there is no NaN.
     let most = match codes {
-        Codes::U8 => 0xff,
-        Codes::E4m3 => 0xf7,
+        QuantFormat::U8 => 0xff,
+        QuantFormat::E4m3 => 0xf7,
         _ => 0x0f,
     };
     let mut random = Random(8);
@@ -197,7 +197,7 @@ fn packed(times: &Times<'_>, codes: Codes, (n, k): (usize, usize)) -> Result<Pac
         group,
         bytes: &bytes,
         scales: &scales,
-        mins: Mins::None,
+        mins: Offsets::None,
         multiples: None,
         inputs: None,
     };
@@ -208,9 +208,11 @@ fn packed(times: &Times<'_>, codes: Codes, (n, k): (usize, usize)) -> Result<Pac
 /// Products with quantized weights, and with weights that are dequantized first.
 fn codes(times: &Times<'_>) -> Result<()> {
     let cublas = Cublas::new(times.gpu.device(), 8192, DType::BF16, 64 << 20)?;
-    for (kind, matrices) in
-        [(Codes::U4, &MATRICES[..]), (Codes::E4m3, &MATRICES[2..3]), (Codes::E2m1, &MATRICES[2..3])]
-    {
+    for (kind, matrices) in [
+        (QuantFormat::U4, &MATRICES[..]),
+        (QuantFormat::E4m3, &MATRICES[2..3]),
+        (QuantFormat::E2m1, &MATRICES[2..3]),
+    ] {
         for &(name, n, k) in matrices {
             let (n, k) = (times.size(n), times.size(k));
             let first = packed(times, kind, (n, k))?;
@@ -234,7 +236,7 @@ fn experts(times: &Times<'_>) -> Result<()> {
     let (experts, n, k) = (times.size(128), times.size(2 * 768), times.size(2048));
     let top_k = 8.min(experts);
     let numbers = (0..experts).map(|_| Ok(Matrix::Rows(times.noise(&[n, k])?)));
-    let codes = (0..experts).map(|_| Ok(Matrix::Packed(packed(times, Codes::U4, (n, k))?)));
+    let codes = (0..experts).map(|_| Ok(Matrix::Packed(packed(times, QuantFormat::U4, (n, k))?)));
     let layers = [
         ("numbers", 2 * n * k, ExpertMatrices::new(numbers.collect::<Result<_>>()?)?),
         ("U4", n * k / 2, ExpertMatrices::new(codes.collect::<Result<_>>()?)?),

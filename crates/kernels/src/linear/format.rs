@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::Product;
 use crate::simd::{LANES, Simd};
-use crate::weight::{Codes, E2M1, ElementOrder, IQ4, Layout, PANEL};
+use crate::weight::{E2M1, ElementOrder, IQ4, Layout, PANEL, QuantFormat};
 
 /// The words that are multiplied, of both weights and activations. A word has 32 bits: one f32, or two bf16 of two
 /// steps of `k`. Code that depends on the words alone is compiled once for all formats that share them.
@@ -96,16 +96,16 @@ pub(super) trait WithFormat<S: Simd> {
 pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>) {
     match p.w.layout().order {
         ElementOrder::Coded(codes) => match codes {
-            Codes::U2 => coded::<S, Planes<2>>(s, p, work),
-            Codes::U3 => coded::<S, Planes<3>>(s, p, work),
-            Codes::U4 => coded::<S, U4>(s, p, work),
-            Codes::U5 => coded::<S, Planes<5>>(s, p, work),
-            Codes::U6 => coded::<S, Planes<6>>(s, p, work),
-            Codes::U8 => coded::<S, U8>(s, p, work),
-            Codes::E4m3 => coded::<S, E4m3>(s, p, work),
-            Codes::E2m1 => coded::<S, E2m1>(s, p, work),
-            Codes::Iq4 => coded::<S, Iq4>(s, p, work),
-            Codes::Table => unreachable!("tables have a kernel of their own"),
+            QuantFormat::U2 => coded::<S, Planes<2>>(s, p, work),
+            QuantFormat::U3 => coded::<S, Planes<3>>(s, p, work),
+            QuantFormat::U4 => coded::<S, U4>(s, p, work),
+            QuantFormat::U5 => coded::<S, Planes<5>>(s, p, work),
+            QuantFormat::U6 => coded::<S, Planes<6>>(s, p, work),
+            QuantFormat::U8 => coded::<S, U8>(s, p, work),
+            QuantFormat::E4m3 => coded::<S, E4m3>(s, p, work),
+            QuantFormat::E2m1 => coded::<S, E2m1>(s, p, work),
+            QuantFormat::Iq4 => coded::<S, Iq4>(s, p, work),
+            QuantFormat::Table => unreachable!("tables have a kernel of their own"),
         },
         order => {
             if const { has_pairs::<S>() } {
@@ -266,7 +266,7 @@ impl<C: Code> Format for Pairs<C> {
 
 /// A kind of quantized weights.
 trait Code: Copy + Send + Sync {
-    const CODES: Codes;
+    const CODES: QuantFormat;
 
     /// Sixteen quantized weights of step `step` of a pair, as f32.
     ///
@@ -300,7 +300,7 @@ struct Iq4;
 struct Planes<const BITS: usize>;
 
 impl Code for U4 {
-    const CODES: Codes = Codes::U4;
+    const CODES: QuantFormat = QuantFormat::U4;
 
     #[inline(always)]
     unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
@@ -319,7 +319,7 @@ impl Code for U4 {
 }
 
 impl Code for U8 {
-    const CODES: Codes = Codes::U8;
+    const CODES: QuantFormat = QuantFormat::U8;
 
     #[inline(always)]
     unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
@@ -329,7 +329,7 @@ impl Code for U8 {
 }
 
 impl Code for E4m3 {
-    const CODES: Codes = Codes::E4m3;
+    const CODES: QuantFormat = QuantFormat::E4m3;
 
     #[inline(always)]
     unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
@@ -342,7 +342,7 @@ impl Code for E4m3 {
 macro_rules! looked_up {
     ($name:ident, $numbers:expr) => {
         impl Code for $name {
-            const CODES: Codes = Codes::$name;
+            const CODES: QuantFormat = QuantFormat::$name;
 
             #[inline(always)]
             unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
@@ -370,11 +370,11 @@ looked_up!(E2m1, E2M1);
 looked_up!(Iq4, IQ4);
 
 impl<const BITS: usize> Code for Planes<BITS> {
-    const CODES: Codes = match BITS {
-        2 => Codes::U2,
-        3 => Codes::U3,
-        5 => Codes::U5,
-        6 => Codes::U6,
+    const CODES: QuantFormat = match BITS {
+        2 => QuantFormat::U2,
+        3 => QuantFormat::U3,
+        5 => QuantFormat::U5,
+        6 => QuantFormat::U6,
         _ => panic!("quantized weights of this width have no planes"),
     };
 

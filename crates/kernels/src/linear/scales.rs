@@ -5,7 +5,7 @@
 //! one row up to a tenth of its time.
 
 use crate::simd::{LANES, Simd};
-use crate::weight::{Dtype, Layout, MinForm, Multiple, PANEL, ScaleForm};
+use crate::weight::{Dtype, Layout, Multiple, OffsetForm, PANEL, ScaleForm};
 
 /// Positions of a group's scales and offsets in a panel.
 #[derive(Clone, Copy)]
@@ -54,16 +54,16 @@ impl Scales {
                 scales = s.mul(scales, self.multiple(s, multiple, offset, half));
             }
             let mins = match self.form.mins {
-                MinForm::None => s.splat(-0.0),
-                MinForm::Own => {
+                OffsetForm::None => s.splat(-0.0),
+                OffsetForm::Own => {
                     let mins = self.number(s, offset, 1, half);
                     match self.multiples[1] {
                         Some(multiple) => s.mul(mins, self.multiple(s, multiple, offset, half)),
                         None => mins,
                     }
                 }
-                MinForm::ZeroPoint(zero) => s.mul(scales, s.splat(-f32::from(zero))),
-                MinForm::ZeroPoints => {
+                OffsetForm::ZeroPoint(zero) => s.mul(scales, s.splat(-f32::from(zero))),
+                OffsetForm::ZeroPoints => {
                     let place = self.zero_points.unwrap_or(0) + offset + half * LANES;
                     let zeros = s.load_u8(self.panel.wrapping_add(place));
                     s.mul(scales, s.mul(zeros, s.splat(-1.0)))

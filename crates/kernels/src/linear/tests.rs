@@ -5,8 +5,8 @@ use candle_core::{DType, Device};
 use super::*;
 use crate::simd::{TILE_LINE, tile_sum};
 use crate::{
-    Blocks, Codes, Dtype, Error, MinForm, Mins, MultipleForm, Multiples, QuantizedRows, ScaleForm,
-    SparseRows, WeightBuilder, WeightRows,
+    Blocks, Dtype, Error, OffsetForm, Offsets, QuantFormat, QuantizedRows, ScaleForm, SparseRows,
+    SubScaleForm, SubScales, WeightBuilder, WeightRows,
 };
 
 /// Values that need rounding, of both signs.
@@ -36,7 +36,7 @@ fn weight(rows: &[f32], n: usize, k: usize, dtype: DType) -> Weight {
 /// request.
 fn quantized(
     (n, k): (usize, usize),
-    codes: Codes,
+    codes: QuantFormat,
     group: usize,
     backwards: bool,
     rounds: bool,
@@ -48,17 +48,17 @@ fn quantized(
 /// A quantized weight with groups of `group` inputs, whose scales have the given form.
 fn coded(
     (n, k): (usize, usize),
-    codes: Codes,
+    codes: QuantFormat,
     (group, form): (usize, ScaleForm),
     inputs: Option<&[u32]>,
     rounds: bool,
 ) -> Weight {
     // The largest E4M3 is NaN.
-    let most = if codes == Codes::E4m3 { 127.0 } else { f32::from(codes.most()) + 1.0 };
+    let most = if codes == QuantFormat::E4m3 { 127.0 } else { f32::from(codes.most()) + 1.0 };
     let bytes: Vec<u8> = numbers(n * k, 11).iter().map(|v| (v.abs() * most) as u8).collect();
     let groups = k.div_ceil(group);
     let scale_count = match form.blocks {
-        _ if codes == Codes::Table => 16,
+        _ if codes == QuantFormat::Table => 16,
         Some(blocks) => k / blocks.columns,
         None => groups,
     };
@@ -73,29 +73,29 @@ fn coded(
     let (scales, own_mins) = (kept_numbers(12), kept_numbers(13));
     let zeros: Vec<u8> = (0..n * groups).map(|i| (i * 37 % 256) as u8).collect();
     let mins = match form.mins {
-        _ if codes == Codes::Table => Mins::None,
-        MinForm::None => Mins::None,
-        MinForm::Own => Mins::Own(&own_mins),
-        MinForm::ZeroPoint(zero) => Mins::ZeroPoint(zero),
+        _ if codes == QuantFormat::Table => Offsets::None,
+        OffsetForm::None => Offsets::None,
+        OffsetForm::Own => Offsets::Own(&own_mins),
+        OffsetForm::ZeroPoint(zero) => Offsets::ZeroPoint(zero),
         // All groups of a super-block have the same zero-point.
-        MinForm::ZeroPoints if form.blocks.is_some() => Mins::ZeroPoint(77),
-        MinForm::ZeroPoints => Mins::ZeroPoints(&zeros),
+        OffsetForm::ZeroPoints if form.blocks.is_some() => Offsets::ZeroPoint(77),
+        OffsetForm::ZeroPoints => Offsets::ZeroPoints(&zeros),
     };
     let by = |seed| {
         let numbers = numbers(n * groups, seed).into_iter();
         let number = |v: f32| match form.blocks.map(|blocks| blocks.multiples) {
-            Some(MultipleForm::U4) => (v.abs() * 16.0) as i8,
-            Some(MultipleForm::U6) => (v.abs() * 64.0) as i8,
-            Some(MultipleForm::I6) => (v * 32.0).floor() as i8,
-            Some(MultipleForm::I8) | None => (v * 128.0) as i8,
+            Some(SubScaleForm::U4) => (v.abs() * 16.0) as i8,
+            Some(SubScaleForm::U6) => (v.abs() * 64.0) as i8,
+            Some(SubScaleForm::I6) => (v * 32.0).floor() as i8,
+            Some(SubScaleForm::I8) | None => (v * 128.0) as i8,
         };
         numbers.map(number).collect()
     };
     let by: [Vec<i8>; 2] = [by(14), by(15)];
-    let multiples = form.blocks.map(|blocks| Multiples {
+    let multiples = form.blocks.map(|blocks| SubScales {
         block: blocks.columns,
         scales: &by[0],
-        mins: if form.mins == MinForm::Own { &by[1] } else { &[] },
+        mins: if form.mins == OffsetForm::Own { &by[1] } else { &[] },
     });
     let mut builder = Weight::quantized_builder(n, k, codes, group, form).unwrap();
     let scales = &scales[..];
@@ -123,7 +123,7 @@ impl Expected {
         rows.chunks_exact_mut(k).enumerate().for_each(|(i, row)| w.read_row(i, row));
         let rows = in_order(&rows, w);
         let coded: Vec<CodedRow> = match w.codes() {
-            Some((codes, _)) if codes != Codes::Table => {
+            Some((codes, _)) if codes != QuantFormat::Table => {
                 (0..n).map(|row| CodedRow::of(w, row)).collect()
             }
             _ => Vec::new(),
@@ -131,7 +131,7 @@ impl Expected {
         let all = |chain: fn(&[f32], &[f32]) -> f32| -> Vec<u32> {
             let output = |x: &[f32], i: usize| {
                 let sum = match w.codes() {
-                    Some((Codes::Table, _)) => table_sum(x, &rows[i * k..][..k]),
+                    Some((QuantFormat::Table, _)) => table_sum(x, &rows[i * k..][..k]),
                     Some(_) => coded[i].sum(x, chain),
                     None => chain(x, &rows[i * k..][..k]),
                 };
@@ -161,9 +161,9 @@ impl CodedRow {
     fn of(w: &Weight, row: usize) -> Self {
         let (codes, group) = w.codes().unwrap();
         let number = |step: usize| match codes {
-            Codes::E4m3 => crate::weight::e4m3_part(w.code(row, step)),
-            Codes::E2m1 => crate::weight::E2M1[usize::from(w.code(row, step))],
-            Codes::Iq4 => crate::weight::IQ4[usize::from(w.code(row, step))],
+            QuantFormat::E4m3 => crate::weight::e4m3_part(w.code(row, step)),
+            QuantFormat::E2m1 => crate::weight::E2M1[usize::from(w.code(row, step))],
+            QuantFormat::Iq4 => crate::weight::IQ4[usize::from(w.code(row, step))],
             _ => f32::from(w.code(row, step)),
         };
         let numbers = (0..w.k()).map(number).collect();
@@ -247,7 +247,7 @@ fn all_paths_give_the_definitions_bits() {
 
 #[test]
 fn codes_give_the_definitions_bits_on_all_paths() {
-    use Codes::{E4m3, Table, U2, U3, U4, U5, U6, U8};
+    use QuantFormat::{E4m3, Table, U2, U3, U4, U5, U6, U8};
     let shapes = [
         (33, 70, U4, 32, false),
         (96, 384, U4, 128, true),
@@ -283,36 +283,36 @@ fn codes_give_the_definitions_bits_on_all_paths() {
 #[test]
 fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
     use Dtype::{Bf16, F16, F32};
-    use MinForm::{None as NoMin, Own, ZeroPoint, ZeroPoints};
-    use MultipleForm::{I6, I8, U4, U6};
+    use OffsetForm::{None as NoMin, Own, ZeroPoint, ZeroPoints};
+    use SubScaleForm::{I6, I8, U4, U6};
     for (n, k, codes, group, dtype, mins, blocks) in [
-        (33, 512, Codes::U4, 32, F16, Own, Some((256, U6))),
-        (290, 768, Codes::U8, 16, F32, ZeroPoint(128), Some((256, I8))),
-        (40, 192, Codes::U8, 32, F32, Own, Some((64, I8))),
-        (33, 512, Codes::U2, 16, F16, Own, Some((256, U4))),
-        (40, 512, Codes::U3, 16, F16, ZeroPoint(4), Some((256, I6))),
-        (33, 512, Codes::U5, 32, Bf16, Own, Some((256, U6))),
-        (65, 768, Codes::U6, 16, F16, ZeroPoints, Some((256, I8))),
-        (65, 480, Codes::U6, 16, F16, ZeroPoints, Some((240, I6))),
-        (32, 480, Codes::U4, 16, Bf16, NoMin, Some((48, I8))),
-        (65, 480, Codes::U5, 16, F16, Own, Some((48, U6))),
-        (33, 512, Codes::U4, 32, F16, ZeroPoint(8), None),
-        (290, 96, Codes::U8, 32, F16, ZeroPoint(128), None),
-        (40, 192, Codes::U5, 32, Bf16, ZeroPoint(16), None),
-        (33, 51, Codes::U4, 51, F16, ZeroPoint(8), None),
-        (65, 320, Codes::U8, 160, F32, ZeroPoint(0), None),
-        (97, 384, Codes::U4, 128, F16, ZeroPoints, None),
-        (97, 384, Codes::U8, 128, Bf16, ZeroPoints, None),
-        (33, 90, Codes::U4, 16, F32, ZeroPoints, None),
-        (40, 192, Codes::U4, 32, F16, Own, None),
-        (33, 51, Codes::U5, 51, Bf16, Own, None),
-        (65, 320, Codes::E4m3, 160, F32, NoMin, None),
-        (65, 96, Codes::E2m1, 32, Bf16, NoMin, None),
-        (33, 90, Codes::E2m1, 16, F32, Own, None),
-        (65, 96, Codes::Iq4, 32, F16, NoMin, None),
-        (33, 512, Codes::Iq4, 32, F16, NoMin, Some((256, I6))),
-        (40, 90, Codes::Iq4, 16, F32, Own, None),
-        (65, 96, Codes::U6, 32, Bf16, NoMin, None),
+        (33, 512, QuantFormat::U4, 32, F16, Own, Some((256, U6))),
+        (290, 768, QuantFormat::U8, 16, F32, ZeroPoint(128), Some((256, I8))),
+        (40, 192, QuantFormat::U8, 32, F32, Own, Some((64, I8))),
+        (33, 512, QuantFormat::U2, 16, F16, Own, Some((256, U4))),
+        (40, 512, QuantFormat::U3, 16, F16, ZeroPoint(4), Some((256, I6))),
+        (33, 512, QuantFormat::U5, 32, Bf16, Own, Some((256, U6))),
+        (65, 768, QuantFormat::U6, 16, F16, ZeroPoints, Some((256, I8))),
+        (65, 480, QuantFormat::U6, 16, F16, ZeroPoints, Some((240, I6))),
+        (32, 480, QuantFormat::U4, 16, Bf16, NoMin, Some((48, I8))),
+        (65, 480, QuantFormat::U5, 16, F16, Own, Some((48, U6))),
+        (33, 512, QuantFormat::U4, 32, F16, ZeroPoint(8), None),
+        (290, 96, QuantFormat::U8, 32, F16, ZeroPoint(128), None),
+        (40, 192, QuantFormat::U5, 32, Bf16, ZeroPoint(16), None),
+        (33, 51, QuantFormat::U4, 51, F16, ZeroPoint(8), None),
+        (65, 320, QuantFormat::U8, 160, F32, ZeroPoint(0), None),
+        (97, 384, QuantFormat::U4, 128, F16, ZeroPoints, None),
+        (97, 384, QuantFormat::U8, 128, Bf16, ZeroPoints, None),
+        (33, 90, QuantFormat::U4, 16, F32, ZeroPoints, None),
+        (40, 192, QuantFormat::U4, 32, F16, Own, None),
+        (33, 51, QuantFormat::U5, 51, Bf16, Own, None),
+        (65, 320, QuantFormat::E4m3, 160, F32, NoMin, None),
+        (65, 96, QuantFormat::E2m1, 32, Bf16, NoMin, None),
+        (33, 90, QuantFormat::E2m1, 16, F32, Own, None),
+        (65, 96, QuantFormat::Iq4, 32, F16, NoMin, None),
+        (33, 512, QuantFormat::Iq4, 32, F16, NoMin, Some((256, I6))),
+        (40, 90, QuantFormat::Iq4, 16, F32, Own, None),
+        (65, 96, QuantFormat::U6, 32, Bf16, NoMin, None),
     ] {
         let blocks = blocks.map(|(columns, multiples)| Blocks { columns, multiples });
         for rounds in [false, true] {
@@ -347,15 +347,15 @@ fn sums_over_codes_are_near_those_over_numbers() {
     let x = numbers(m * k, 5);
     let mut row = vec![0.0; k];
     for (codes, group) in [
-        (Codes::U4, 32),
-        (Codes::U2, 64),
-        (Codes::U3, 32),
-        (Codes::U5, 16),
-        (Codes::U6, 128),
-        (Codes::U8, 128),
-        (Codes::E4m3, k),
-        (Codes::E2m1, 32),
-        (Codes::Table, k),
+        (QuantFormat::U4, 32),
+        (QuantFormat::U2, 64),
+        (QuantFormat::U3, 32),
+        (QuantFormat::U5, 16),
+        (QuantFormat::U6, 128),
+        (QuantFormat::U8, 128),
+        (QuantFormat::E4m3, k),
+        (QuantFormat::E2m1, 32),
+        (QuantFormat::Table, k),
     ] {
         // A bf16 has eight bits, an f32 has 24, and long sums lose a few more.
         for (rounds, limit) in [(false, 2f32.powi(-20)), (true, 2f32.powi(-8))] {
@@ -381,7 +381,7 @@ fn a_gate_gives_the_bits_of_both_steps() {
     let (n, k) = (192, 150);
     let (x, bias) = (numbers(600 * k, 2), numbers(n, 3));
     let plain = DTYPES.map(|dtype| weight(&numbers(n * k, 1), n, k, dtype));
-    let coded = quantized((n, k), Codes::U4, 32, false, true);
+    let coded = quantized((n, k), QuantFormat::U4, 32, false, true);
     for w in plain.iter().chain([&coded]) {
         for isa in Isa::all_and_tiles() {
             for (m, bias) in [(1, None), (37, Some(&bias[..])), (600, None)] {
@@ -398,7 +398,7 @@ fn a_gate_gives_the_bits_of_both_steps() {
     // The wrapper takes both steps for few rows, for panels that are not whole, and for tables.
     for (m, n, has_tables) in [(3, 64, false), (40, 64, false), (40, 30, false), (40, 64, true)] {
         let w = match has_tables {
-            true => quantized((n, k), Codes::Table, k, false, false),
+            true => quantized((n, k), QuantFormat::Table, k, false, false),
             false => weight(&numbers(n * k, 1), n, k, DType::BF16),
         };
         let x = Tensor::from_slice(&x[..m * k], (m, k), &Device::Cpu).unwrap();
@@ -424,13 +424,14 @@ fn a_matrix_units_order_is_near_the_definitions() {
 
 /// Table indices `[n][k]` for tables `[n][16]`.
 fn with_tables((n, k): (usize, usize), bytes: &[u8], tables: &[f32]) -> WeightBuilder {
-    let mut builder = Weight::quantized_builder(n, k, Codes::Table, k, ScaleForm::F32).unwrap();
+    let mut builder =
+        Weight::quantized_builder(n, k, QuantFormat::Table, k, ScaleForm::F32).unwrap();
     let rows = QuantizedRows {
-        codes: Codes::Table,
+        codes: QuantFormat::Table,
         group: k,
         bytes,
         scales: tables,
-        mins: Mins::None,
+        mins: Offsets::None,
         multiples: None,
         inputs: None,
     };
@@ -462,7 +463,8 @@ fn a_sparse_part_is_added() {
             assert!(error < 1e-5, "output {output} is off by {error}");
         }
     }
-    let builder = || Weight::quantized_builder(4, k, Codes::Table, k, ScaleForm::F32).unwrap();
+    let builder =
+        || Weight::quantized_builder(4, k, QuantFormat::Table, k, ScaleForm::F32).unwrap();
     for wrong in [
         SparseRows { inputs: &[48, 0, 5, 5], ..part },
         SparseRows { starts: &[0, 2, 1, 3, 4], ..part },

@@ -2,8 +2,8 @@
 
 use candle_core::DType;
 use candlepower_layout::{
-    Blocks, Codes, MinForm, MultipleForm, PANEL, ScaleForm, TABLE_STEPS, header_bytes, panel_bytes,
-    scale_bytes,
+    Blocks, OffsetForm, PANEL, QuantFormat, ScaleForm, SubScaleForm, TABLE_STEPS, header_bytes,
+    panel_bytes, scale_bytes,
 };
 
 use crate::{Error, Result};
@@ -62,7 +62,7 @@ pub(crate) enum ElementOrder {
     F32,
     F16,
     Bf16,
-    Coded(Codes),
+    Coded(QuantFormat),
 }
 
 impl ElementOrder {
@@ -173,11 +173,11 @@ impl Layout {
     #[inline(always)]
     pub(crate) fn multiple(self, place: GroupPlace, which: usize) -> Option<Multiple> {
         let form = self.scales.blocks?.multiples;
-        let own = self.scales.mins == MinForm::Own;
+        let own = self.scales.mins == OffsetForm::Own;
         let GroupPlace { header, group, groups } = place;
         let first = header + self.scale_bytes();
         let which = if own { which } else { 0 };
-        if form == MultipleForm::I8 {
+        if form == SubScaleForm::I8 {
             let low = first + (group * (1 + usize::from(own)) + which) * PANEL;
             return Some(Multiple { low, nibble: None, high: None });
         }
@@ -187,7 +187,7 @@ impl Layout {
         Some(Multiple {
             low: first + pair * PANEL,
             nibble: Some(second * 4),
-            high: (form != MultipleForm::U4).then_some(high),
+            high: (form != SubScaleForm::U4).then_some(high),
         })
     }
 
@@ -196,7 +196,7 @@ impl Layout {
     pub(crate) fn zero_points(self, place: GroupPlace) -> Option<usize> {
         let GroupPlace { header, group, groups } = place;
         let first = header + self.scale_bytes() + self.scales.multiples_bytes(groups);
-        (self.scales.mins == MinForm::ZeroPoints).then_some(first + group * PANEL)
+        (self.scales.mins == OffsetForm::ZeroPoints).then_some(first + group * PANEL)
     }
 
     /// First byte in the panel of the `pair`-th two steps, except of tables.

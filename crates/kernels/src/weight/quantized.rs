@@ -9,8 +9,8 @@ use rayon::prelude::*;
 
 use super::layout::{ElementOrder, GroupPlace, Layout, Multiple};
 use super::{
-    Codes, Dtype, Element, MinForm, PANEL, ScaleForm, TABLE, TABLE_STEPS, Weight, WeightBuilder,
-    WeightRows, planes,
+    Dtype, Element, OffsetForm, PANEL, QuantFormat, ScaleForm, TABLE, TABLE_STEPS, Weight,
+    WeightBuilder, WeightRows, planes,
 };
 use crate::simd::LANES;
 use crate::{Error, Result};
@@ -22,18 +22,18 @@ const CHECKED_CODES: usize = 1 << 16;
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizedRows<'a> {
     /// Kind of the quantized weights.
-    pub codes: Codes,
+    pub codes: QuantFormat,
     /// Number of neighbouring columns that share a scale and an offset; `k` if all do.
     pub group: usize,
     /// The quantized weights, `[rows][k]`, one in each byte.
     pub bytes: &'a [u8],
     /// The scales, `[rows][ceil(k / group)]`. With sub-scales they are those of super-blocks, `[rows][k / block]`.
-    /// For [`Codes::Table`] they are the tables, `[rows][16]`.
+    /// For [`QuantFormat::Table`] they are the tables, `[rows][16]`.
     pub scales: &'a [f32],
     /// The offsets.
-    pub mins: Mins<'a>,
+    pub mins: Offsets<'a>,
     /// Sub-scales, which multiply the scales and offsets of super-blocks to give those of groups.
-    pub multiples: Option<Multiples<'a>>,
+    pub multiples: Option<SubScales<'a>>,
     /// Input index of each column, if the inputs are reordered (act-order): a permutation of `0..k`. Groups are
     /// groups of columns.
     pub inputs: Option<&'a [u32]>,
@@ -41,7 +41,7 @@ pub struct QuantizedRows<'a> {
 
 /// Offsets of the groups of some rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Mins<'a> {
+pub enum Offsets<'a> {
     /// No offset: -0.0, whose addition changes nothing.
     None,
     /// Stored offsets, as many values as scales.
@@ -53,14 +53,14 @@ pub enum Mins<'a> {
     ZeroPoints(&'a [u8]),
 }
 
-impl Mins<'_> {
+impl Offsets<'_> {
     /// Whether a weight that keeps its offsets in this form can keep these.
-    fn fit(self, form: MinForm) -> bool {
+    fn fit(self, form: OffsetForm) -> bool {
         match (form, self) {
-            (MinForm::Own, _)
-            | (MinForm::None, Self::None)
-            | (MinForm::ZeroPoints, Self::ZeroPoint(_) | Self::ZeroPoints(_)) => true,
-            (MinForm::ZeroPoint(kept), Self::ZeroPoint(zero)) => kept == zero,
+            (OffsetForm::Own, _)
+            | (OffsetForm::None, Self::None)
+            | (OffsetForm::ZeroPoints, Self::ZeroPoint(_) | Self::ZeroPoints(_)) => true,
+            (OffsetForm::ZeroPoint(kept), Self::ZeroPoint(zero)) => kept == zero,
             _ => false,
         }
     }
@@ -68,7 +68,7 @@ impl Mins<'_> {
 
 /// Sub-scales of the groups of some rows, and the size of their super-blocks.
 #[derive(Clone, Copy, Debug)]
-pub struct Multiples<'a> {
+pub struct SubScales<'a> {
     /// Columns of a super-block, which share one scale and one offset: whole groups.
     pub block: usize,
     /// Sub-scales of the scales, `[rows][k / group]`.
@@ -81,14 +81,14 @@ impl QuantizedRows<'_> {
     /// The dequantized value in row `row` and column `column`: the reference for all kinds of quantized weights.
     fn number(&self, k: usize, row: usize, column: usize) -> f32 {
         let code = self.bytes[row * k + column];
-        if self.codes == Codes::Table {
+        if self.codes == QuantFormat::Table {
             return self.scales[row * TABLE + usize::from(code)];
         }
         let [scale, min] = self.scale(k, row, column);
         let code = match self.codes {
-            Codes::E4m3 => e4m3_part(code) * E4M3_FACTOR,
-            Codes::E2m1 => E2M1[usize::from(code)],
-            Codes::Iq4 => IQ4[usize::from(code)],
+            QuantFormat::E4m3 => e4m3_part(code) * E4M3_FACTOR,
+            QuantFormat::E2m1 => E2M1[usize::from(code)],
+            QuantFormat::Iq4 => IQ4[usize::from(code)],
             _ => f32::from(code),
         };
         code.mul_add(scale, min)
@@ -101,8 +101,10 @@ impl QuantizedRows<'_> {
         let [by_scale, by_min] = self.multiples_of(group).map(f32::from);
         let scale = scale * by_scale;
         let min = match self.mins {
-            Mins::None | Mins::Own(_) => min * by_min,
-            Mins::ZeroPoint(_) | Mins::ZeroPoints(_) => -f32::from(self.zero_point(group)) * scale,
+            Offsets::None | Offsets::Own(_) => min * by_min,
+            Offsets::ZeroPoint(_) | Offsets::ZeroPoints(_) => {
+                -f32::from(self.zero_point(group)) * scale
+            }
         };
         [scale, min]
     }
@@ -113,9 +115,9 @@ impl QuantizedRows<'_> {
         let at = row * k.div_ceil(columns) + column / columns;
         let scale = self.scales[at];
         let min = match self.mins {
-            Mins::None => -0.0,
-            Mins::Own(mins) => mins[at],
-            Mins::ZeroPoint(_) | Mins::ZeroPoints(_) => {
+            Offsets::None => -0.0,
+            Offsets::Own(mins) => mins[at],
+            Offsets::ZeroPoint(_) | Offsets::ZeroPoints(_) => {
                 -f32::from(self.zero_point(self.group_of(k, row, column))) * scale
             }
         };
@@ -131,9 +133,9 @@ impl QuantizedRows<'_> {
     /// The zero-point of the `group`-th of all groups; 0 if there is none.
     fn zero_point(&self, group: usize) -> u8 {
         match self.mins {
-            Mins::None | Mins::Own(_) => 0,
-            Mins::ZeroPoint(zero) => zero,
-            Mins::ZeroPoints(zeros) => zeros[group],
+            Offsets::None | Offsets::Own(_) => 0,
+            Offsets::ZeroPoint(zero) => zero,
+            Offsets::ZeroPoints(zeros) => zeros[group],
         }
     }
 
@@ -175,32 +177,32 @@ impl QuantizedRows<'_> {
         if self.group == 0 {
             return Err(Error::QuantizedRows("a group has no columns"));
         }
-        if let Some(Multiples { block, scales, mins }) = self.multiples {
+        if let Some(SubScales { block, scales, mins }) = self.multiples {
             let whole = block > 0 && block.is_multiple_of(self.group) && k.is_multiple_of(block);
             let expected = rows * (k / self.group);
-            if !whole || self.codes == Codes::Table {
+            if !whole || self.codes == QuantFormat::Table {
                 return Err(Error::QuantizedRows(
                     "super-blocks are not whole groups, or k is not whole super-blocks",
                 ));
             }
-            let of_mins = if matches!(self.mins, Mins::Own(_)) { expected } else { 0 };
+            let of_mins = if matches!(self.mins, Offsets::Own(_)) { expected } else { 0 };
             if scales.len() != expected || mins.len() != of_mins {
                 return Err(Error::QuantizedRows("there is not one sub-scale for each group"));
             }
-            if matches!(self.mins, Mins::ZeroPoints(_)) {
+            if matches!(self.mins, Offsets::ZeroPoints(_)) {
                 return Err(Error::QuantizedRows("groups of super-blocks share a zero-point"));
             }
         }
         let scales = match self.codes {
-            Codes::Table => TABLE,
+            QuantFormat::Table => TABLE,
             _ => k.div_ceil(self.scale_columns()),
         };
         let enough_mins = match self.mins {
-            Mins::None => true,
-            _ if self.codes == Codes::Table => false,
-            Mins::Own(mins) => mins.len() == rows * scales,
-            Mins::ZeroPoint(_) => self.codes.count_from_zero(),
-            Mins::ZeroPoints(zeros) => {
+            Offsets::None => true,
+            _ if self.codes == QuantFormat::Table => false,
+            Offsets::Own(mins) => mins.len() == rows * scales,
+            Offsets::ZeroPoint(_) => self.codes.count_from_zero(),
+            Offsets::ZeroPoints(zeros) => {
                 self.codes.count_from_zero() && zeros.len() == rows * k.div_ceil(self.group)
             }
         };
@@ -232,7 +234,7 @@ fn is_permutation(inputs: &[u32], k: usize) -> bool {
 impl WeightBuilder {
     /// Writes quantized rows as rows `first_row..`.
     ///
-    /// A quantized weight stores them unchanged. So they must be of its kind, of fewer bits, or [`Codes::Iq4`] for a
+    /// A quantized weight stores them unchanged. So they must be of its kind, of fewer bits, or [`QuantFormat::Iq4`] for a
     /// weight of eight bits. Their groups, and likewise their super-blocks, must be as large as the weight's or a
     /// multiple of them. A weight without super-blocks takes scales with and without sub-scales, if its dtype
     /// represents their products exactly. A weight with stored offsets takes offsets of any form. A weight that is
@@ -246,7 +248,7 @@ impl WeightBuilder {
         let count = rows.check(k)?;
         let mut counted = Vec::new();
         let rows = match (rows.codes, order) {
-            (Codes::Iq4, ElementOrder::Coded(Codes::U8)) => rows.counted(&mut counted),
+            (QuantFormat::Iq4, ElementOrder::Coded(QuantFormat::U8)) => rows.counted(&mut counted),
             _ => rows,
         };
         let ElementOrder::Coded(codes) = order else {
@@ -277,7 +279,7 @@ impl WeightBuilder {
         }
         let layout = self.layout;
         let fits = |row| layout.kept_numbers(&rows, row).all(|number| layout.is_exact(number));
-        if codes != Codes::Table && !(0..count).into_par_iter().all(fits) {
+        if codes != QuantFormat::Table && !(0..count).into_par_iter().all(fits) {
             return Err(Error::QuantizedRows("the weight's dtype would round the scales"));
         }
         let nothing_written = !self.written.contains(&true);
@@ -290,7 +292,7 @@ impl WeightBuilder {
         self.each_panel(range, |panel, columns, row| {
             let at = row - first_row;
             let rows = rows.rows(k, at..at + columns.len());
-            if codes == Codes::Table {
+            if codes == QuantFormat::Table {
                 for (i, column) in columns.enumerate() {
                     layout.write_table(panel, column, &rows.rows(k, i..i + 1));
                 }
@@ -304,17 +306,17 @@ impl WeightBuilder {
 }
 
 impl<'a> QuantizedRows<'a> {
-    /// Writes [`Codes::Iq4`] into `bytes` as integers from 0 on, so that a weight of eight bits can keep them.
+    /// Writes [`QuantFormat::Iq4`] into `bytes` as integers from 0 on, so that a weight of eight bits can keep them.
     fn counted(self, bytes: &'a mut Vec<u8>) -> Self {
         bytes.extend(self.bytes.iter().map(|code| counted_iq4(*code)));
-        Self { codes: Codes::U8, bytes, mins: Mins::ZeroPoint(IQ4_ZERO), ..self }
+        Self { codes: QuantFormat::U8, bytes, mins: Offsets::ZeroPoint(IQ4_ZERO), ..self }
     }
 
     /// Some of the rows, of `k` columns.
     #[must_use]
     pub fn rows(&self, k: usize, rows: Range<usize>) -> Self {
         let each = match self.codes {
-            Codes::Table => TABLE,
+            QuantFormat::Table => TABLE,
             _ => k.div_ceil(self.scale_columns()),
         };
         let groups = k.div_ceil(self.group);
@@ -322,11 +324,11 @@ impl<'a> QuantizedRows<'a> {
             bytes: &self.bytes[rows.start * k..rows.end * k],
             scales: part(self.scales, each, &rows),
             mins: match self.mins {
-                Mins::Own(mins) => Mins::Own(part(mins, each, &rows)),
-                Mins::ZeroPoints(zeros) => Mins::ZeroPoints(part(zeros, groups, &rows)),
-                Mins::None | Mins::ZeroPoint(_) => self.mins,
+                Offsets::Own(mins) => Offsets::Own(part(mins, each, &rows)),
+                Offsets::ZeroPoints(zeros) => Offsets::ZeroPoints(part(zeros, groups, &rows)),
+                Offsets::None | Offsets::ZeroPoint(_) => self.mins,
             },
-            multiples: self.multiples.map(|multiples| Multiples {
+            multiples: self.multiples.map(|multiples| SubScales {
                 scales: part(multiples.scales, groups, &rows),
                 mins: part(multiples.mins, groups, &rows),
                 ..multiples
@@ -345,7 +347,7 @@ fn part<'a, T>(all: &'a [T], each: usize, rows: &Range<usize>) -> &'a [T] {
 impl Weight {
     /// Kind of the quantized weights and number of columns that share a scale; `None` if the weight is not quantized.
     #[must_use]
-    pub fn codes(&self) -> Option<(Codes, usize)> {
+    pub fn codes(&self) -> Option<(QuantFormat, usize)> {
         match self.layout.order {
             ElementOrder::Coded(codes) => Some((codes, self.layout.group)),
             _ => None,
@@ -380,7 +382,7 @@ impl Weight {
 
 impl Layout {
     /// Packs rows of quantized weights as columns of a panel, except those of tables.
-    fn write_codes(self, codes: Codes, panel: &mut [u8], columns: Range<usize>, rows: &[u8]) {
+    fn write_codes(self, codes: QuantFormat, panel: &mut [u8], columns: Range<usize>, rows: &[u8]) {
         /// Steps of `k` that are transposed together: a square of 32 outputs and 32 steps, so that both rows and panels
         /// are accessed in runs of 32 bytes. With this, loading a 7B model in Q4_K went from 47 s to 25 s.
         const STEPS: usize = 32;
@@ -427,21 +429,24 @@ impl Layout {
     /// Writes the headers of quantized rows, which are columns of a panel.
     fn write_scales(
         self,
-        codes: Codes,
+        codes: QuantFormat,
         panel: &mut [u8],
         columns: Range<usize>,
         rows: &QuantizedRows<'_>,
     ) {
         let ScaleForm { dtype, mins, blocks } = self.scales;
         let bias = blocks.map_or(0, |blocks| blocks.multiples.bias());
-        let numbers = if mins == MinForm::Own { 2 } else { 1 };
+        let numbers = if mins == OffsetForm::Own { 2 } else { 1 };
         for first in (0..self.k).step_by(self.run()) {
             let run = self.group_of(first);
             let header = &mut panel[run.header..];
             for (row, column) in columns.clone().enumerate() {
                 for (i, number) in self.run_numbers(rows, row, first).enumerate() {
-                    let number =
-                        if codes == Codes::E4m3 && i == 0 { number * E4M3_FACTOR } else { number };
+                    let number = if codes == QuantFormat::E4m3 && i == 0 {
+                        number * E4M3_FACTOR
+                    } else {
+                        number
+                    };
                     match dtype {
                         Dtype::F16 => f16::from_f32(number).put(header, i * PANEL + column),
                         Dtype::Bf16 => {
@@ -485,7 +490,7 @@ impl Layout {
             Some(_) => rows.factors(self.k, row, first),
             None => rows.scale(self.k, row, first),
         };
-        std::iter::once(scale).chain((self.scales.mins == MinForm::Own).then_some(min))
+        std::iter::once(scale).chain((self.scales.mins == OffsetForm::Own).then_some(min))
     }
 
     /// All stored scales and offsets of a row.
@@ -523,10 +528,10 @@ impl Layout {
         };
         let scale = number(0) * by(0);
         let min = match self.scales.mins {
-            MinForm::None => -0.0,
-            MinForm::Own => number(1) * by(1),
-            MinForm::ZeroPoint(zero) => -f32::from(zero) * scale,
-            MinForm::ZeroPoints => {
+            OffsetForm::None => -0.0,
+            OffsetForm::Own => number(1) * by(1),
+            OffsetForm::ZeroPoint(zero) => -f32::from(zero) * scale,
+            OffsetForm::ZeroPoints => {
                 let place = self.zero_points(group).expect("each group has a zero-point");
                 -f32::from(panel[place + column]) * scale
             }
@@ -535,16 +540,16 @@ impl Layout {
     }
 
     /// The quantized weight of a panel at step `k` and `column`.
-    fn code(self, codes: Codes, panel: &[u8], k: usize, column: usize) -> u8 {
+    fn code(self, codes: QuantFormat, panel: &[u8], k: usize, column: usize) -> u8 {
         match codes {
-            Codes::U8 | Codes::E4m3 => panel[self.pair(k / 2) + k % 2 * PANEL + column],
-            Codes::U4 | Codes::E2m1 | Codes::Iq4 => {
+            QuantFormat::U8 | QuantFormat::E4m3 => panel[self.pair(k / 2) + k % 2 * PANEL + column],
+            QuantFormat::U4 | QuantFormat::E2m1 | QuantFormat::Iq4 => {
                 panel[self.pair(k / 2) + column] >> (k % 2 * 4) & 15
             }
-            Codes::U2 | Codes::U3 | Codes::U5 | Codes::U6 => {
+            QuantFormat::U2 | QuantFormat::U3 | QuantFormat::U5 | QuantFormat::U6 => {
                 planes::code(codes.bits(), &panel[self.pair(k / 2)..], k % 2, column)
             }
-            Codes::Table => {
+            QuantFormat::Table => {
                 let (line, step) = (k / TABLE_STEPS, k % TABLE_STEPS);
                 let byte = panel[self.table_codes(column, line) + step % (TABLE_STEPS / 2)];
                 byte >> (step / (TABLE_STEPS / 2) * 4) & 15
@@ -555,7 +560,7 @@ impl Layout {
     /// Calls `take` with each step of a column of a quantized panel, and its dequantized value.
     pub(super) fn read_codes(
         self,
-        codes: Codes,
+        codes: QuantFormat,
         panel: &[u8],
         column: usize,
         mut take: impl FnMut(usize, f32),
@@ -565,10 +570,10 @@ impl Layout {
             for step in first..self.k.min(first + self.group) {
                 let code = self.code(codes, panel, step, column);
                 let number = match codes {
-                    Codes::E4m3 => e4m3_part(code).mul_add(scale, min),
-                    Codes::E2m1 => E2M1[usize::from(code)].mul_add(scale, min),
-                    Codes::Iq4 => IQ4[usize::from(code)].mul_add(scale, min),
-                    Codes::Table => f32::get(panel, column * TABLE + usize::from(code)),
+                    QuantFormat::E4m3 => e4m3_part(code).mul_add(scale, min),
+                    QuantFormat::E2m1 => E2M1[usize::from(code)].mul_add(scale, min),
+                    QuantFormat::Iq4 => IQ4[usize::from(code)].mul_add(scale, min),
+                    QuantFormat::Table => f32::get(panel, column * TABLE + usize::from(code)),
                     _ => f32::from(code).mul_add(scale, min),
                 };
                 take(step, number);
@@ -602,33 +607,35 @@ impl Multiple {
 
 /// Packs the quantized weights of two steps of all columns of a panel.
 #[inline(always)]
-fn pack_pair(codes: Codes, pair: &mut [u8], two: &[[u8; PANEL]; 2]) {
+fn pack_pair(codes: QuantFormat, pair: &mut [u8], two: &[[u8; PANEL]; 2]) {
     match codes {
-        Codes::U8 | Codes::E4m3 => pair.copy_from_slice(two.as_flattened()),
-        Codes::U4 | Codes::E2m1 | Codes::Iq4 => {
+        QuantFormat::U8 | QuantFormat::E4m3 => pair.copy_from_slice(two.as_flattened()),
+        QuantFormat::U4 | QuantFormat::E2m1 | QuantFormat::Iq4 => {
             for (byte, (even, odd)) in pair.iter_mut().zip(two[0].iter().zip(&two[1])) {
                 *byte = even | odd << 4;
             }
         }
-        Codes::U2 | Codes::U3 | Codes::U5 | Codes::U6 => planes::pack(codes.bits(), pair, two),
-        Codes::Table => unreachable!("table indices do not lie in pairs"),
+        QuantFormat::U2 | QuantFormat::U3 | QuantFormat::U5 | QuantFormat::U6 => {
+            planes::pack(codes.bits(), pair, two)
+        }
+        QuantFormat::Table => unreachable!("table indices do not lie in pairs"),
     }
 }
 
-/// The values of [`Codes::E2m1`].
+/// The values of [`QuantFormat::E2m1`].
 pub const E2M1: [f32; 16] =
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// The values of [`Codes::Iq4`].
+/// The values of [`QuantFormat::Iq4`].
 pub(crate) const IQ4: [f32; 16] = [
     -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0,
     89.0, 113.0,
 ];
 
-/// Zero-point of [`Codes::Iq4`] when its values are stored as integers from 0 on.
+/// Zero-point of [`QuantFormat::Iq4`] when its values are stored as integers from 0 on.
 pub const IQ4_ZERO: u8 = 128;
 
-/// A table index of [`Codes::Iq4`] as an integer from 0 on, whose zero-point is [`IQ4_ZERO`].
+/// A table index of [`QuantFormat::Iq4`] as an integer from 0 on, whose zero-point is [`IQ4_ZERO`].
 #[must_use]
 pub fn counted_iq4(code: u8) -> u8 {
     (IQ4[usize::from(code)] + f32::from(IQ4_ZERO)) as u8
@@ -638,7 +645,7 @@ pub fn counted_iq4(code: u8) -> u8 {
 /// headers contain it.
 const E4M3_FACTOR: f32 = 256.0;
 
-/// The value of an [`Codes::E4m3`] divided by 256. Its bits are then those of an f16, whose exponent is one bit
+/// The value of an [`QuantFormat::E4m3`] divided by 256. Its bits are then those of an f16, whose exponent is one bit
 /// wider, so that no table is needed.
 #[must_use]
 pub fn e4m3_part(code: u8) -> f32 {

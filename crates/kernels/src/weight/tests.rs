@@ -121,7 +121,7 @@ fn coded(n: usize, k: usize, group: usize, most: usize) -> (Vec<u8>, Vec<f32>, V
 }
 
 /// The form of scales without sub-scales.
-fn single(dtype: Dtype, mins: MinForm) -> ScaleForm {
+fn single(dtype: Dtype, mins: OffsetForm) -> ScaleForm {
     ScaleForm { dtype, mins, blocks: None }
 }
 
@@ -142,7 +142,7 @@ fn row(weight: &Weight, row: usize) -> Vec<f32> {
 fn codes_read_back_as_the_numbers_they_mean() {
     let (n, k, group) = (70, 52, 8);
     let inputs: Vec<u32> = (0..k as u32).map(|i| i * 5 % k as u32).collect();
-    use Codes::{U2, U3, U4, U5, U6, U8};
+    use QuantFormat::{U2, U3, U4, U5, U6, U8};
     for (codes, wider) in [(U2, U3), (U3, U4), (U4, U6), (U5, U8), (U6, U8), (U8, U8)] {
         let (bytes, scales, mins) = coded(n, k, group, codes.most().into());
         for inputs in [None, Some(&inputs[..])] {
@@ -151,7 +151,7 @@ fn codes_read_back_as_the_numbers_they_mean() {
                 group,
                 bytes: &bytes,
                 scales: &scales,
-                mins: Mins::Own(&mins),
+                mins: Offsets::Own(&mins),
                 multiples: None,
                 inputs,
             };
@@ -164,7 +164,7 @@ fn codes_read_back_as_the_numbers_they_mean() {
             }
             // The same kind, a kind with more bits and smaller groups, and dequantized values.
             let mut builders: Vec<_> = SCALE_DTYPES
-                .map(|dtype| single(dtype, MinForm::Own))
+                .map(|dtype| single(dtype, OffsetForm::Own))
                 .map(|form| Weight::quantized_builder(n, k, codes, group, form).unwrap())
                 .into();
             builders.push(Weight::quantized_builder(n, k, wider, 4, ScaleForm::F32).unwrap());
@@ -183,9 +183,9 @@ fn zero_points_are_codes_that_mean_zero() {
     let (bytes, scales, _) = coded(n, k, group, 255);
     let zeros: Vec<u8> = (0..scales.len()).map(|i| (i * 37 % 256) as u8).collect();
     for of_groups in [false, true] {
-        let mins = if of_groups { Mins::ZeroPoints(&zeros) } else { Mins::ZeroPoint(200) };
+        let mins = if of_groups { Offsets::ZeroPoints(&zeros) } else { Offsets::ZeroPoint(200) };
         let rows = QuantizedRows {
-            codes: Codes::U8,
+            codes: QuantFormat::U8,
             group,
             bytes: &bytes,
             scales: &scales,
@@ -199,11 +199,12 @@ fn zero_points_are_codes_that_mean_zero() {
             (f32::from(*code) - f32::from(zero)) * scales[at]
         };
         let want: Vec<f32> = bytes.iter().enumerate().map(number).collect();
-        let kept = [MinForm::ZeroPoint(200), MinForm::ZeroPoints].into_iter();
-        let kept = kept.filter(|kept| !of_groups || *kept == MinForm::ZeroPoints);
+        let kept = [OffsetForm::ZeroPoint(200), OffsetForm::ZeroPoints].into_iter();
+        let kept = kept.filter(|kept| !of_groups || *kept == OffsetForm::ZeroPoints);
         let forms = kept.flat_map(|kept| SCALE_DTYPES.map(|dtype| single(dtype, kept)));
         for (form, group) in forms.chain([ScaleForm::F32]).flat_map(|form| [(form, 8), (form, 4)]) {
-            let mut builder = Weight::quantized_builder(n, k, Codes::U8, group, form).unwrap();
+            let mut builder =
+                Weight::quantized_builder(n, k, QuantFormat::U8, group, form).unwrap();
             // In two pieces.
             builder.write_quantized(40, rows.rows(k, 40..n)).unwrap();
             builder.write_quantized(0, rows.rows(k, 0..40)).unwrap();
@@ -222,42 +223,44 @@ fn scales_of_groups_are_multiples_of_their_blocks() {
     let (_, scales, mins) = coded(n, k, block, 15);
     let by: Vec<i8> = (0..n * k / group).map(|i| (i * 89 % 256) as u8 as i8).collect();
     let by_mins: Vec<i8> = by.iter().rev().copied().collect();
-    for mins in [Mins::Own(&mins), Mins::ZeroPoint(9), Mins::None] {
-        let mins_by = if matches!(mins, Mins::Own(_)) { &by_mins[..] } else { &[] };
+    for mins in [Offsets::Own(&mins), Offsets::ZeroPoint(9), Offsets::None] {
+        let mins_by = if matches!(mins, Offsets::Own(_)) { &by_mins[..] } else { &[] };
         let rows = QuantizedRows {
-            codes: Codes::U4,
+            codes: QuantFormat::U4,
             group,
             bytes: &bytes,
             scales: &scales,
             mins,
-            multiples: Some(Multiples { block, scales: &by, mins: mins_by }),
+            multiples: Some(SubScales { block, scales: &by, mins: mins_by }),
             inputs: None,
         };
         let number = |(i, code): (usize, &u8)| {
             let scale = scales[i / block] * f32::from(by[i / group]);
             let min = match mins {
-                Mins::Own(mins) => mins[i / block] * f32::from(by_mins[i / group]),
-                Mins::ZeroPoint(zero) => -f32::from(zero) * scale,
+                Offsets::Own(mins) => mins[i / block] * f32::from(by_mins[i / group]),
+                Offsets::ZeroPoint(zero) => -f32::from(zero) * scale,
                 _ => 0.0,
             };
             f32::from(*code).mul_add(scale, min)
         };
         let want: Vec<f32> = bytes.iter().enumerate().map(number).collect();
-        let kept: &[MinForm] = match mins {
-            Mins::Own(_) => &[MinForm::Own],
-            Mins::None => &[MinForm::None, MinForm::Own],
-            _ => &[MinForm::ZeroPoint(9), MinForm::ZeroPoints, MinForm::Own],
+        let kept: &[OffsetForm] = match mins {
+            Offsets::Own(_) => &[OffsetForm::Own],
+            Offsets::None => &[OffsetForm::None, OffsetForm::Own],
+            _ => &[OffsetForm::ZeroPoint(9), OffsetForm::ZeroPoints, OffsetForm::Own],
         };
         let mut builders = vec![Weight::builder(n, k, DType::F32).unwrap()];
         for (kept, dtype) in kept.iter().flat_map(|kept| SCALE_DTYPES.map(|dtype| (*kept, dtype))) {
-            for (codes, group, block) in
-                [(Codes::U4, 32, Some(64)), (Codes::U8, 16, Some(32)), (Codes::U8, 16, None)]
-            {
+            for (codes, group, block) in [
+                (QuantFormat::U4, 32, Some(64)),
+                (QuantFormat::U8, 16, Some(32)),
+                (QuantFormat::U8, 16, None),
+            ] {
                 // Products of scales and sub-scales may have more bits than a half.
                 let factors =
-                    block.is_some() && (kept != MinForm::Own || matches!(mins, Mins::Own(_)));
+                    block.is_some() && (kept != OffsetForm::Own || matches!(mins, Offsets::Own(_)));
                 let dtype = if factors { dtype } else { Dtype::F32 };
-                let blocks = block.map(|columns| Blocks { columns, multiples: MultipleForm::I8 });
+                let blocks = block.map(|columns| Blocks { columns, multiples: SubScaleForm::I8 });
                 let form = ScaleForm { dtype, mins: kept, blocks };
                 builders.push(Weight::quantized_builder(n, k, codes, group, form).unwrap());
             }
@@ -276,7 +279,7 @@ fn scales_of_groups_are_multiples_of_their_blocks() {
 fn multiples_of_few_bits_are_packed() {
     let (n, k, group) = (70, 240, 16);
     let (bytes, _, _) = coded(n, k, group, 7);
-    use MultipleForm::{I6, I8, U4, U6};
+    use SubScaleForm::{I6, I8, U4, U6};
     let kinds =
         [(I8, -128..128), (I6, -32..32), (U6, 0..64), (U4, 0..16)].map(|(f, r)| (f, r, f != I6));
     for ((multiples, range, own), columns) in
@@ -289,12 +292,12 @@ fn multiples_of_few_bits_are_packed() {
         let (by, by_mins) = (pick(7), pick(11));
         let (_, scales, mins) = coded(n, k, columns, 7);
         let rows = QuantizedRows {
-            codes: Codes::U3,
+            codes: QuantFormat::U3,
             group,
             bytes: &bytes,
             scales: &scales,
-            mins: if own { Mins::Own(&mins) } else { Mins::ZeroPoint(4) },
-            multiples: Some(Multiples {
+            mins: if own { Offsets::Own(&mins) } else { Offsets::ZeroPoint(4) },
+            multiples: Some(SubScales {
                 block: columns,
                 scales: &by,
                 mins: if own { &by_mins } else { &[] },
@@ -303,23 +306,23 @@ fn multiples_of_few_bits_are_packed() {
         };
         let form = ScaleForm {
             dtype: Dtype::F16,
-            mins: if own { MinForm::Own } else { MinForm::ZeroPoint(4) },
+            mins: if own { OffsetForm::Own } else { OffsetForm::ZeroPoint(4) },
             blocks: Some(Blocks { columns, multiples }),
         };
-        let mut builder = Weight::quantized_builder(n, k, Codes::U3, group, form).unwrap();
+        let mut builder = Weight::quantized_builder(n, k, QuantFormat::U3, group, form).unwrap();
         // The rows that are written again are replaced.
         builder.write_quantized(0, rows.rows(k, 20..50)).unwrap();
         builder.write_quantized(0, rows).unwrap();
         assert_numbers(&builder.finish().unwrap(), &rows.numbers(k).unwrap());
 
         let beyond = vec![numbers[0].wrapping_sub(1); by.len()];
-        let others = rows.multiples.map(|rows| Multiples { scales: &beyond, ..rows });
-        let mut builder = Weight::quantized_builder(n, k, Codes::U3, group, form).unwrap();
+        let others = rows.multiples.map(|rows| SubScales { scales: &beyond, ..rows });
+        let mut builder = Weight::quantized_builder(n, k, QuantFormat::U3, group, form).unwrap();
         let refused = builder.write_quantized(0, QuantizedRows { multiples: others, ..rows });
         assert_eq!(refused.is_err(), multiples != I8, "{multiples:?}");
-        let other_mins = if own { MinForm::ZeroPoint(4) } else { MinForm::Own };
+        let other_mins = if own { OffsetForm::ZeroPoint(4) } else { OffsetForm::Own };
         let form = ScaleForm { mins: other_mins, ..form };
-        let refused = Weight::quantized_builder(n, k, Codes::U3, group, form);
+        let refused = Weight::quantized_builder(n, k, QuantFormat::U3, group, form);
         assert_eq!(refused.is_err(), multiples != I8, "{multiples:?}");
     }
 }
@@ -331,22 +334,23 @@ fn parts_with_either_kind_of_scales_are_one_weight() {
     let (bytes, scales, mins) = coded(n, k, 32, 15);
     let by: Vec<i8> = (0..n * k / 32).map(|i| i as i8).collect();
     let single = QuantizedRows {
-        codes: Codes::U8,
+        codes: QuantFormat::U8,
         group: 32,
         bytes: &bytes,
         scales: &scales,
-        mins: Mins::Own(&mins),
+        mins: Offsets::Own(&mins),
         multiples: None,
         inputs: None,
     };
     let multiplied = QuantizedRows {
-        codes: Codes::U4,
+        codes: QuantFormat::U4,
         scales: &scales[..n],
-        mins: Mins::Own(&mins[..n]),
-        multiples: Some(Multiples { block: k, scales: &by, mins: &by }),
+        mins: Offsets::Own(&mins[..n]),
+        multiples: Some(SubScales { block: k, scales: &by, mins: &by }),
         ..single
     };
-    let mut builder = Weight::quantized_builder(2 * n, k, Codes::U8, 16, ScaleForm::F32).unwrap();
+    let mut builder =
+        Weight::quantized_builder(2 * n, k, QuantFormat::U8, 16, ScaleForm::F32).unwrap();
     builder.write_quantized(n, multiplied).unwrap();
     builder.write_quantized(0, single).unwrap();
     let weight = builder.finish().unwrap();
@@ -362,7 +366,7 @@ fn parts_with_either_kind_of_scales_are_one_weight() {
 }
 
 /// The dequantized values of quantized weights whose scale is one.
-fn numbers_of(codes: Codes, bytes: &[u8]) -> Vec<f32> {
+fn numbers_of(codes: QuantFormat, bytes: &[u8]) -> Vec<f32> {
     let k = bytes.len();
     let group = k;
     let mut builder = Weight::quantized_builder(1, k, codes, group, ScaleForm::F32).unwrap();
@@ -371,7 +375,7 @@ fn numbers_of(codes: Codes, bytes: &[u8]) -> Vec<f32> {
         group,
         bytes,
         scales: &[1.0],
-        mins: Mins::None,
+        mins: Offsets::None,
         multiples: None,
         inputs: None,
     };
@@ -382,7 +386,7 @@ fn numbers_of(codes: Codes, bytes: &[u8]) -> Vec<f32> {
 /// Source: the table of values in "OCP Microscaling Formats (MX) Specification", 5.3.3.
 #[test]
 fn e2m1_codes_are_the_numbers_of_the_format() {
-    let found = numbers_of(Codes::E2m1, &(0..16).collect::<Vec<u8>>());
+    let found = numbers_of(QuantFormat::E2m1, &(0..16).collect::<Vec<u8>>());
     let sizes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     assert_eq!(found, [sizes, sizes.map(|size: f32| -size)].concat());
 }
@@ -393,11 +397,11 @@ fn iq4_codes_are_kept_among_codes_of_eight_bits() {
     let bytes: Vec<u8> = (0..64).map(|i| i * 7 % 16).collect();
     let (k, scales) = (32, [0.25, -0.5]);
     let rows = QuantizedRows {
-        codes: Codes::Iq4,
+        codes: QuantFormat::Iq4,
         group: 32,
         bytes: &bytes,
         scales: &scales,
-        mins: Mins::None,
+        mins: Offsets::None,
         multiples: None,
         inputs: None,
     };
@@ -405,10 +409,10 @@ fn iq4_codes_are_kept_among_codes_of_eight_bits() {
     assert_eq!((expected[0], expected[1]), (-127.0 * 0.25, -10.0 * 0.25));
     let form = |mins| ScaleForm { mins, ..ScaleForm::F32 };
     for (codes, mins) in [
-        (Codes::Iq4, MinForm::None),
-        (Codes::U8, MinForm::Own),
-        (Codes::U8, MinForm::ZeroPoint(128)),
-        (Codes::U8, MinForm::ZeroPoints),
+        (QuantFormat::Iq4, OffsetForm::None),
+        (QuantFormat::U8, OffsetForm::Own),
+        (QuantFormat::U8, OffsetForm::ZeroPoint(128)),
+        (QuantFormat::U8, OffsetForm::ZeroPoints),
     ] {
         let mut builder = Weight::quantized_builder(2, k, codes, 32, form(mins)).unwrap();
         builder.write_quantized(0, rows).unwrap();
@@ -416,7 +420,7 @@ fn iq4_codes_are_kept_among_codes_of_eight_bits() {
         let found = [row(&weight, 0), row(&weight, 1)].concat();
         assert_eq!(found, expected, "{codes:?} {mins:?}");
     }
-    let mut narrow = Weight::quantized_builder(2, k, Codes::U4, 32, ScaleForm::F32).unwrap();
+    let mut narrow = Weight::quantized_builder(2, k, QuantFormat::U4, 32, ScaleForm::F32).unwrap();
     assert!(narrow.write_quantized(0, rows).is_err());
 }
 
@@ -424,7 +428,7 @@ fn iq4_codes_are_kept_among_codes_of_eight_bits() {
 #[test]
 fn e4m3_codes_are_the_numbers_of_the_format() {
     let bytes: Vec<u8> = (0..=255u8).filter(|code| code & 0x7f != 0x7f).collect();
-    let found = numbers_of(Codes::E4m3, &bytes);
+    let found = numbers_of(QuantFormat::E4m3, &bytes);
     for (code, found) in bytes.iter().zip(found) {
         let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
         let size = match exponent {
@@ -440,14 +444,14 @@ fn each_output_has_its_table() {
     let (n, k) = (33, 17);
     let bytes: Vec<u8> = (0..n * k).map(|i| (i * 11 % 16) as u8).collect();
     let scales: Vec<f32> = (0..n * 16).map(|i| (i * 37 % 101) as f32).collect();
-    let (codes, group) = (Codes::Table, k);
+    let (codes, group) = (QuantFormat::Table, k);
     let mut builder = Weight::quantized_builder(n, k, codes, group, ScaleForm::F32).unwrap();
     let rows = QuantizedRows {
         codes,
         group,
         bytes: &bytes,
         scales: &scales,
-        mins: Mins::None,
+        mins: Offsets::None,
         multiples: None,
         inputs: None,
     };
@@ -488,14 +492,21 @@ fn planes_have_each_bit_of_each_code_once() {
 #[test]
 fn rows_of_one_panel_come_in_any_order() {
     let (n, k, group) = (70, 90, 10);
-    for codes in [Codes::U2, Codes::U3, Codes::U4, Codes::U5, Codes::U6, Codes::U8] {
+    for codes in [
+        QuantFormat::U2,
+        QuantFormat::U3,
+        QuantFormat::U4,
+        QuantFormat::U5,
+        QuantFormat::U6,
+        QuantFormat::U8,
+    ] {
         let (bytes, scales, mins) = coded(n, k, group, codes.most().into());
         let rows = QuantizedRows {
             codes,
             group,
             bytes: &bytes,
             scales: &scales,
-            mins: Mins::Own(&mins),
+            mins: Offsets::Own(&mins),
             multiples: None,
             inputs: None,
         };
@@ -509,29 +520,29 @@ fn rows_of_one_panel_come_in_any_order() {
 
 #[test]
 fn codes_that_do_not_fit_are_refused() {
-    let odd = Weight::quantized_builder(2, 8, Codes::U4, 3, ScaleForm::F32);
+    let odd = Weight::quantized_builder(2, 8, QuantFormat::U4, 3, ScaleForm::F32);
     assert!(matches!(odd, Err(Error::Parameter { parameter: "weight group", value: 3, .. })));
-    assert!(Weight::quantized_builder(2, 8, Codes::Table, 4, ScaleForm::F32).is_err());
+    assert!(Weight::quantized_builder(2, 8, QuantFormat::Table, 4, ScaleForm::F32).is_err());
     let good = QuantizedRows {
-        codes: Codes::U4,
+        codes: QuantFormat::U4,
         group: 4,
         bytes: &[1; 16],
         scales: &[1.0; 4],
-        mins: Mins::None,
+        mins: Offsets::None,
         multiples: None,
         inputs: None,
     };
-    let builder = || Weight::quantized_builder(2, 8, Codes::U4, 4, ScaleForm::F32).unwrap();
+    let builder = || Weight::quantized_builder(2, 8, QuantFormat::U4, 4, ScaleForm::F32).unwrap();
     builder().write_quantized(0, good).unwrap();
     let wrong = [
         QuantizedRows { bytes: &[16; 16], ..good },
         QuantizedRows { bytes: &[1; 15], ..good },
-        QuantizedRows { codes: Codes::U5, ..good },
-        QuantizedRows { codes: Codes::E4m3, ..good },
+        QuantizedRows { codes: QuantFormat::U5, ..good },
+        QuantizedRows { codes: QuantFormat::E4m3, ..good },
         QuantizedRows { scales: &[1.0; 3], ..good },
-        QuantizedRows { mins: Mins::Own(&[1.0; 3]), ..good },
-        QuantizedRows { mins: Mins::ZeroPoints(&[1; 3]), ..good },
-        QuantizedRows { codes: Codes::U8, ..good },
+        QuantizedRows { mins: Offsets::Own(&[1.0; 3]), ..good },
+        QuantizedRows { mins: Offsets::ZeroPoints(&[1; 3]), ..good },
+        QuantizedRows { codes: QuantFormat::U8, ..good },
         QuantizedRows { group: 2, scales: &[1.0; 8], ..good },
         QuantizedRows { group: 0, ..good },
         QuantizedRows { inputs: Some(&[0, 1, 2, 3, 4, 5, 6, 6]), ..good },
@@ -545,39 +556,40 @@ fn codes_that_do_not_fit_are_refused() {
     let dense = WeightRows { dtype: DType::F32, bytes: &[0; 64] };
     assert!(matches!(builder().write_rows(0, dense), Err(Error::QuantizedRows(_))));
 
-    let mut mixed = Weight::quantized_builder(4, 8, Codes::U4, 4, ScaleForm::F32).unwrap();
+    let mut mixed = Weight::quantized_builder(4, 8, QuantFormat::U4, 4, ScaleForm::F32).unwrap();
     mixed.write_quantized(0, good).unwrap();
     let backwards = QuantizedRows { inputs: Some(&[7, 6, 5, 4, 3, 2, 1, 0]), ..good };
     assert!(matches!(mixed.write_quantized(2, backwards), Err(Error::InputOrder)));
 
-    let halves = |mins| Weight::quantized_builder(2, 8, Codes::U4, 4, single(Dtype::F16, mins));
-    let eight = MinForm::ZeroPoint(8);
-    let good_mins = Mins::ZeroPoint(8);
+    let halves =
+        |mins| Weight::quantized_builder(2, 8, QuantFormat::U4, 4, single(Dtype::F16, mins));
+    let eight = OffsetForm::ZeroPoint(8);
+    let good_mins = Offsets::ZeroPoint(8);
     halves(eight).unwrap().write_quantized(0, QuantizedRows { mins: good_mins, ..good }).unwrap();
     for (scales, mins, kept) in [
-        (&[1.0; 4], Mins::None, eight),
-        (&[1.0; 4], Mins::ZeroPoint(7), eight),
-        (&[1.0; 4], Mins::ZeroPoints(&[8; 4]), eight),
-        (&[1.0; 4], Mins::Own(&[-8.0; 4]), eight),
-        (&[1.0; 4], good_mins, MinForm::None),
-        (&[1.0; 4], Mins::Own(&[-8.0; 4]), MinForm::ZeroPoints),
+        (&[1.0; 4], Offsets::None, eight),
+        (&[1.0; 4], Offsets::ZeroPoint(7), eight),
+        (&[1.0; 4], Offsets::ZeroPoints(&[8; 4]), eight),
+        (&[1.0; 4], Offsets::Own(&[-8.0; 4]), eight),
+        (&[1.0; 4], good_mins, OffsetForm::None),
+        (&[1.0; 4], Offsets::Own(&[-8.0; 4]), OffsetForm::ZeroPoints),
         (&[1.0 + f32::EPSILON; 4], good_mins, eight),
         (&[f32::MAX; 4], good_mins, eight),
         // The offset is beyond the largest half.
-        (&[8192.0; 4], good_mins, MinForm::Own),
+        (&[8192.0; 4], good_mins, OffsetForm::Own),
     ] {
         let rows = QuantizedRows { scales, mins, ..good };
         let refused = halves(kept).unwrap().write_quantized(0, rows);
         assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{scales:?} {mins:?}");
     }
     let blocks = |columns| {
-        let blocks = Some(Blocks { columns, multiples: MultipleForm::I8 });
-        ScaleForm { blocks, ..single(Dtype::F32, MinForm::None) }
+        let blocks = Some(Blocks { columns, multiples: SubScaleForm::I8 });
+        ScaleForm { blocks, ..single(Dtype::F32, OffsetForm::None) }
     };
-    for codes in [Codes::E4m3, Codes::Table] {
+    for codes in [QuantFormat::E4m3, QuantFormat::Table] {
         for form in [
-            single(Dtype::F16, MinForm::None),
-            single(Dtype::F32, MinForm::ZeroPoints),
+            single(Dtype::F16, OffsetForm::None),
+            single(Dtype::F32, OffsetForm::ZeroPoints),
             ScaleForm { blocks: blocks(8).blocks, ..ScaleForm::F32 },
         ] {
             let refused = Weight::quantized_builder(2, 8, codes, 8, form);
@@ -586,27 +598,27 @@ fn codes_that_do_not_fit_are_refused() {
     }
 
     for (k, group, columns) in [(64, 16, 0), (64, 16, 24), (64, 8, 32), (48, 16, 32)] {
-        let refused = Weight::quantized_builder(2, k, Codes::U4, group, blocks(columns));
+        let refused = Weight::quantized_builder(2, k, QuantFormat::U4, group, blocks(columns));
         assert!(matches!(refused, Err(Error::Parameter { .. })), "{k} {columns}");
     }
-    let multiples = Multiples { block: 32, scales: &[1; 4], mins: &[] };
+    let multiples = SubScales { block: 32, scales: &[1; 4], mins: &[] };
     let good = QuantizedRows { group: 32, bytes: &[1; 128], multiples: Some(multiples), ..good };
-    let builder = || Weight::quantized_builder(2, 64, Codes::U4, 32, blocks(32)).unwrap();
+    let builder = || Weight::quantized_builder(2, 64, QuantFormat::U4, 32, blocks(32)).unwrap();
     builder().write_quantized(0, good).unwrap();
     for multiples in [
         None,
-        Some(Multiples { block: 0, ..multiples }),
-        Some(Multiples { block: 48, ..multiples }),
-        Some(Multiples { scales: &[1; 3], ..multiples }),
+        Some(SubScales { block: 0, ..multiples }),
+        Some(SubScales { block: 48, ..multiples }),
+        Some(SubScales { scales: &[1; 3], ..multiples }),
         // There are no offsets that they multiply.
-        Some(Multiples { mins: &[1; 4], ..multiples }),
+        Some(SubScales { mins: &[1; 4], ..multiples }),
     ] {
         let refused = builder().write_quantized(0, QuantizedRows { multiples, ..good });
         assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{multiples:?}");
     }
-    let zero_points = QuantizedRows { mins: Mins::ZeroPoints(&[1; 4]), ..good };
+    let zero_points = QuantizedRows { mins: Offsets::ZeroPoints(&[1; 4]), ..good };
     let mut numbers = Weight::builder(2, 64, DType::F32).unwrap();
     assert!(matches!(numbers.write_quantized(0, zero_points), Err(Error::QuantizedRows(_))));
-    let own = QuantizedRows { mins: Mins::Own(&[1.0; 4]), ..good };
+    let own = QuantizedRows { mins: Offsets::Own(&[1.0; 4]), ..good };
     assert!(matches!(numbers.write_quantized(0, own), Err(Error::QuantizedRows(_))));
 }

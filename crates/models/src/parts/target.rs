@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     fn spec(golden: &str) -> ModelSpec {
-        let folder = candlepower_goldens::folder(golden);
+        let folder = candlepower_testing::goldens::folder(golden);
         let files = CheckpointFiles::find(&folder).unwrap().unwrap();
         Checkpoint::open(files).unwrap().spec().clone()
     }

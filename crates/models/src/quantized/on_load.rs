@@ -4,11 +4,11 @@
 use std::ops::Range;
 
 use candlepower_checkpoint::{OnLoad, Recoded};
-use candlepower_kernels::{Codes, WeightRows};
+use candlepower_kernels::{QuantFormat, WeightRows};
 use half::f16;
 use rayon::prelude::*;
 
-use super::{OwnedRows, RowMins, Scales};
+use super::{OwnedRows, RowOffsets, Scales};
 use crate::{
     error::{Error, Result},
     parts::values,
@@ -41,7 +41,7 @@ pub(crate) fn quantized(
         })
         .collect();
     let Some(coded) = coded else {
-        let kind = if recoded.codes == Codes::U8 { OnLoad::Int8 } else { OnLoad::Int4 };
+        let kind = if recoded.codes == QuantFormat::U8 { OnLoad::Int8 } else { OnLoad::Int4 };
         return Err(Error::NotQuantizable { name: name.to_owned(), kind: kind.as_str() });
     };
     Ok(row.rows(coded))
@@ -71,7 +71,7 @@ struct Coded {
 
 /// The quantization of each row.
 struct Row {
-    codes: Codes,
+    codes: QuantFormat,
     group: usize,
     /// The columns of a block, where there are blocks.
     block: Option<usize>,
@@ -103,7 +103,7 @@ impl Row {
         let run = self.block.unwrap_or(self.group);
         for (values, codes) in values.chunks(run).zip(codes.chunks_mut(run)) {
             runs.push(match (self.codes, self.block) {
-                (Codes::U8, _) => [eight_bits(values, codes), 0.0],
+                (QuantFormat::U8, _) => [eight_bits(values, codes), 0.0],
                 (_, None) => search::group(values, self.codes.most(), codes),
                 (_, Some(_)) => {
                     search::block(values, self.group, self.codes.most(), codes, &mut multiples)
@@ -138,8 +138,8 @@ impl Row {
             }
         }
         let mins = match self.codes {
-            Codes::U8 => RowMins::ZeroPoint(OnLoad::ZERO_POINT),
-            _ => RowMins::Own(all.mins),
+            QuantFormat::U8 => RowOffsets::ZeroPoint(OnLoad::ZERO_POINT),
+            _ => RowOffsets::Own(all.mins),
         };
         let multiples = self.block.map(|_| (self.run, all.multiples));
         let scales = Scales { scales: all.scales, mins, multiples };
@@ -199,7 +199,7 @@ mod tests {
             let tensor = stored.tensor(name).unwrap();
             assert_eq!(tensor.dtype(), safetensors::Dtype::F32);
             let rows = WeightRows { dtype: DType::F32, bytes: &tensor.data()[..rows * k * 4] };
-            let recoded = Recoded::new(Codes::U8, k);
+            let recoded = Recoded::new(QuantFormat::U8, k);
             let found = quantized(recoded, name, k, rows, 0..k).unwrap().view().numbers(k).unwrap();
             let found: Vec<u8> = found.into_iter().flat_map(f32::to_le_bytes).collect();
             assert!(found == expected.data(), "{name}");
@@ -246,7 +246,7 @@ mod tests {
             ("one sign", map(&|x| x.abs()), 1.0),
         ] {
             let rounded = lost_by_rounding(&values);
-            for (codes, part) in [(Codes::U4, of_four), (Codes::U5, 0.25)] {
+            for (codes, part) in [(QuantFormat::U4, of_four), (QuantFormat::U5, 0.25)] {
                 for k in [512, 64, 32] {
                     let recoded = Recoded::new(codes, k);
                     let found = dequantized(recoded, k, &values);
@@ -263,7 +263,7 @@ mod tests {
     fn parts_of_the_columns_are_those_of_the_whole() {
         let k = 768;
         let values = normal(8 * k);
-        for codes in [Codes::U4, Codes::U5] {
+        for codes in [QuantFormat::U4, QuantFormat::U5] {
             let recoded = Recoded::new(codes, k);
             let whole = dequantized(recoded, k, &values);
             for ranks in [2, 3, 4, 8, 24] {
@@ -286,8 +286,8 @@ mod tests {
         let values: Vec<f32> = (0..80).map(|i| i as f32 - 20.0).collect();
         // The second group, of eight values, has a small step.
         for (kind, codes, step) in [
-            (OnLoad::Int8, Codes::U8, 60.0 / 127.0 * 0.51),
-            (OnLoad::Int4, Codes::U4, 31.0 / 15.0 * 0.75),
+            (OnLoad::Int8, QuantFormat::U8, 60.0 / 127.0 * 0.51),
+            (OnLoad::Int4, QuantFormat::U4, 31.0 / 15.0 * 0.75),
         ] {
             let wide = Recoded::new(codes, 40);
             for (found, number) in dequantized(wide, 40, &values).iter().zip(&values) {
@@ -315,8 +315,11 @@ mod tests {
             }
         }
         // In the sixteen bits of the offset, and by a sub-scale.
-        assert_eq!(dequantized(Recoded::new(Codes::U4, 32), 32, &[0.3; 32]), [0.300_781_25; 32]);
-        let found = dequantized(Recoded::new(Codes::U4, 64), 64, &[0.3; 64]);
+        assert_eq!(
+            dequantized(Recoded::new(QuantFormat::U4, 32), 32, &[0.3; 32]),
+            [0.300_781_25; 32]
+        );
+        let found = dequantized(Recoded::new(QuantFormat::U4, 64), 64, &[0.3; 64]);
         assert!(found.iter().all(|number| (number - 0.3).abs() < 0.002), "{found:?}");
     }
 }

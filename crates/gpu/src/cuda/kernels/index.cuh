@@ -29,7 +29,7 @@ CANDLEPOWER_HD RopePair rope_pair(int32_t i, int32_t half, RopeStyle style) {
 
 // ---- Norms of q and k ------------------------------------------------------------------------------
 
-// The elements over which a norm of q or k is taken. The values are those of QkNormSpan in Rust.
+// The elements over which a norm of q or k is taken. The values are those of QkNormOperands in Rust.
 enum class NormSpan : int32_t { kHead = 0, kAllHeads = 1, kEachHead = 2 };
 
 // Inputs of the norm of one head of q or k: the number of elements over which the mean is taken, and the offset of the

@@ -6,7 +6,7 @@ use crate::PANEL;
 ///
 /// Each group of inputs has a scale and an offset per output: a dequantized value is `q * scale + offset`, rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Codes {
+pub enum QuantFormat {
     /// Two bits: 0 to 3.
     U2,
     /// Three bits: 0 to 7.
@@ -32,7 +32,7 @@ pub enum Codes {
     Table,
 }
 
-impl Codes {
+impl QuantFormat {
     /// Bits of a quantized value.
     #[must_use]
     #[inline]
