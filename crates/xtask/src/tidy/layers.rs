@@ -20,6 +20,7 @@ const CRATES: &[Crate] = &[
     row("scheduler", 0, &[]),
     row("layout", 0, &[]),
     row("machine", 0, &[]),
+    row("media", 0, &[]),
     row("comm", 0, &[]),
     row("goldens", 0, &[]),
     row("checkpoint", 1, &["layout"]),
