@@ -27,8 +27,8 @@ struct Stored {
 /// and nothing else. Alpha is dropped, and 16-bit values become 8 bits as in Pillow: grey is clipped at 255, colours keep
 /// their upper byte.
 ///
-/// Peak memory is at most 13 bytes a pixel beside the encoded bytes: 8 for the coefficients of a progressive CMYK JPEG, 4
-/// for its values, and small buffers. All other kinds need at most 9.
+/// Peak memory is at most 12 bytes a pixel beside the encoded bytes, and small buffers. A progressive CMYK JPEG needs 8 for
+/// its coefficients and 4 for its values. Other progressive JPEGs need 9, lossless WebPs 7, and the rest at most 5.
 ///
 /// This computes for up to seconds, so async code calls it on a thread of its own.
 ///
