@@ -343,7 +343,7 @@ def make_processed():
         pil = kind(**options)
         call = {}
         if family == "pixtral":
-            # What PixtralProcessor passes.
+            # PixtralProcessor passes this.
             call["patch_size"] = processor.get("patch_size", 16) * processor.get("spatial_merge_size", 1)
         sources = [(list(shape), Image.fromarray(formula(*shape))) for shape in SHAPES]
         sources += [(file, load_image(str(OUT / file))) for file in FILES]

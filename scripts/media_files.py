@@ -3,7 +3,7 @@
 import struct
 import zlib
 
-# Of each pass of Adam7: the first column and row, and the steps between columns and rows.
+# First column and row of each pass of Adam7, and the steps between columns and rows.
 ADAM7 = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
 
 
@@ -72,7 +72,7 @@ def xmp(orientation):
 
 
 def gif_data(indices, bits):
-    """LZW without any compression: the table is cleared before codes become longer."""
+    """LZW without any compression: the table is cleared before entries become longer."""
     codes, clear = [], 1 << bits
     for at, index in enumerate(indices):
         if at % (clear - 2) == 0:

@@ -23,8 +23,8 @@ struct Stored {
 
 /// Decodes an image: 8-bit RGB, with the EXIF orientation applied.
 ///
-/// Limits are checked from the header, before memory is reserved for pixels. Of an animation the first frame is decoded,
-/// and nothing else. Alpha is dropped, and 16-bit values become 8 bits as in Pillow: grey is clipped at 255, colours keep
+/// Limits are checked from the header, before memory is reserved for pixels. An animation gives its first frame and
+/// nothing else. Alpha is dropped, and 16-bit values become 8 bits as in Pillow: grey is clipped at 255, colours keep
 /// their upper byte.
 ///
 /// Peak memory is at most 12 bytes a pixel beside the encoded bytes, and small buffers. A progressive CMYK JPEG needs 8 for

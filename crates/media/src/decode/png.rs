@@ -91,7 +91,7 @@ impl RowToRgb {
                 }
             }
             ColorType::GrayscaleAlpha | ColorType::Rgb | ColorType::Rgba => {
-                // Of 16 bits the upper byte is kept, and it comes first.
+                // The upper byte of 16 bits is kept, and it comes first.
                 let step = if is_wide { 2 } else { 1 };
                 let is_grey = self.colour == ColorType::GrayscaleAlpha;
                 for (pixel, values) in pixels.zip(row.chunks_exact(channels * step)) {

@@ -305,7 +305,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What is left over in a temporary folder is no reason to fail.
+        // A rest in a temporary folder is no reason to fail.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -64,6 +64,7 @@ const CRATES: &[Crate] = &[
             "goldens",
             "grammar",
             "hub",
+            "media",
             "models",
             "server",
             "tokenizer",
