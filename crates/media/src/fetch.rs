@@ -134,6 +134,7 @@ impl Fetcher {
         let limits = self.policy.limits;
         // A data URL may have megabytes, of which no other parser makes a copy.
         if data_url::is_data_url(url) {
+            data_url::check_length(url, &limits)?;
             // Decoding megabytes of base64 takes milliseconds, which is too long between two awaits.
             let url = url.to_owned();
             return blocking(move || Encoded::from_data_url(&url, &limits)).await;

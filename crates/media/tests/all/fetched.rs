@@ -102,6 +102,11 @@ async fn hosts_that_are_not_allowed_are_never_asked() {
         (format!("http://0x7f.2:{port}/picture"), "an address that is loopback"),
         (format!("http://2130706434:{port}/picture"), "an address that is loopback"),
         (format!("http://0177.0.0.02:{port}/picture"), "an address that is loopback"),
+        (format!("http://127.0.0.2.:{port}/picture"), "an address that is loopback"),
+        (format!("http://\u{ff11}27.0.0.\u{ff12}:{port}/picture"), "an address that is loopback"),
+        (format!("http://127%2e0.0.2:{port}/picture"), "an address that is loopback"),
+        (format!("http:/\t/127.0.0.2:{port}/pic\nture"), "an address that is loopback"),
+        (format!("http:127.0.0.2:{port}/picture"), "an address that is loopback"),
         (format!("http://[::1]:{port}/picture"), "an address that is loopback"),
         (format!("http://[::ffff:127.0.0.1]:{port}/picture"), "an address that is IPv4-mapped"),
         (format!("http://user@pictures.example:{port}/picture"), "has a user or a password"),
@@ -236,7 +241,8 @@ async fn nothing_that_identifies_us_is_sent() {
 fn a_proxy_in_the_environment_is_not_used() {
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "fetched::nothing_that_identifies_us_is_sent"]);
-    for name in ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
+    for name in ["http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"]
+    {
         // Nobody listens at this port.
         child.env(name, "http://127.0.0.1:9");
     }
