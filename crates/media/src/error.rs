@@ -81,7 +81,7 @@ pub enum Error {
     #[error("the image URL {0}")]
     BadUrl(&'static str),
     /// A host that is not allowed.
-    #[error("images are not fetched from `{host}`: the server's --allowed-media-domains does not list it{}", port.map(|port| format!(" with port {port}")).unwrap_or_default())]
+    #[error("images are not fetched from `{host}`: the server's --allowed-media-domains does not list it{}", WithPort(*port))]
     HostNotAllowed {
         /// The host in the URL.
         host: String,
@@ -216,6 +216,11 @@ impl Error {
     }
 }
 
+/// Words from outside as a part of an error: in one line, and no longer than `most` characters.
+pub(crate) fn line(words: &str, most: usize) -> String {
+    words.chars().filter(|character| !character.is_control()).take(most).collect()
+}
+
 /// A number with commas between its thousands.
 struct Thousands(u64);
 
@@ -229,6 +234,15 @@ impl fmt::Display for Thousands {
             write!(f, "{digit}")?;
         }
         Ok(())
+    }
+}
+
+/// A port, where it is the reason.
+struct WithPort(Option<u16>);
+
+impl fmt::Display for WithPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |port| write!(f, " with port {port}"))
     }
 }
 
@@ -247,6 +261,12 @@ impl fmt::Display for Mebibytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_from_outside_stay_in_one_line() {
+        assert_eq!(line("image/\n\u{0}\u{85}png", 60), "image/png");
+        assert_eq!(line("ééé", 2), "éé");
+    }
 
     #[test]
     fn errors_name_the_rule() {

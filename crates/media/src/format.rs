@@ -1,5 +1,6 @@
 //! Formats of encoded images, known by their first bytes.
 
+use crate::error::line;
 use crate::{Error, Result};
 
 /// Format of an encoded image.
@@ -49,8 +50,7 @@ impl Format {
             "image/jpeg" | "image/jpg" => Ok(Some(Self::Jpeg)),
             "image/gif" => Ok(Some(Self::Gif)),
             "image/webp" => Ok(Some(Self::WebP)),
-            // The client's own words come back in the error, so their length is bounded.
-            other => Err(Error::UnsupportedMediaType(other.chars().take(60).collect())),
+            other => Err(Error::UnsupportedMediaType(line(other, 60))),
         }
     }
 

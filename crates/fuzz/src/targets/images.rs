@@ -85,7 +85,7 @@ fn files(folder: &Path) -> Vec<Vec<u8>> {
 /// The bytes behind a data URL of the file, of which the first or the last characters are changed.
 fn from_data_url(file: &[u8], random: &mut Rng) -> Result<Vec<u8>, candlepower_media::Error> {
     let url = format!("data:image/png;base64,{}", base64(file));
-    let cut = if random.bool() { 30 } else { url.len() - 20 };
+    let cut = if random.bool() { url.len().min(30) } else { url.len().saturating_sub(20) };
     let (first, last) = url.split_at(cut);
     let url = match random.usize(..4) {
         0 => format!("{}{last}", change::text(first, &PIECES, random)),

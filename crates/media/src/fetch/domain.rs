@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use url::Url;
 
+use crate::error::line;
 use crate::{Error, Result};
 
 /// A host that images may be fetched from, or all hosts below a domain.
@@ -43,7 +44,7 @@ impl FromStr for AllowedDomain {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let bad = || Error::BadDomain(text.chars().take(100).collect());
+        let bad = || Error::BadDomain(line(text, 100));
         let (rest, has_subdomains) = match text.strip_prefix('.') {
             Some(rest) => (rest, true),
             None => (text, false),

@@ -8,6 +8,7 @@
 use serde_json::{Map, Value};
 
 use super::{Family, Layout, Normalize, Processor, Sizing};
+use crate::error::line;
 use crate::resize::Filter;
 use crate::{Error, Result};
 
@@ -70,7 +71,7 @@ struct Keys {
 
 impl Keys {
     fn refusal(&self, key: &str, problem: impl Into<String>) -> Error {
-        Error::Setting { file: self.file, key: key.to_owned(), problem: problem.into() }
+        Error::Setting { file: self.file, key: line(key, 100), problem: problem.into() }
     }
 
     /// A key's value; null is no value, as in transformers.
@@ -222,7 +223,7 @@ fn check_type(keys: &Keys, types: &[&str]) -> Result<()> {
     if types.contains(&name) {
         return Ok(());
     }
-    let problem = format!("is {found:.80}; this model needs {}", types[0]);
+    let problem = format!("is {}; this model needs {}", line(found, 80), types[0]);
     Err(keys.refusal("image_processor_type", problem))
 }
 

@@ -5,7 +5,7 @@ mod server;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use candlepower_media::{
     Encoded, Error, ErrorKind, FetchPolicy, Fetcher, Format, Limits, Resolver, address_refusal,
@@ -59,7 +59,7 @@ fn fetcher(server: &Server, change: impl FnOnce(&mut FetchPolicy)) -> Fetcher {
     let mut policy = FetchPolicy {
         domains: domains.collect(),
         trusted_addresses: vec![address("127.0.0.1")],
-        timeout: Duration::from_secs(5),
+        timeout: Duration::from_secs(60),
         ..FetchPolicy::default()
     };
     change(&mut policy);
@@ -196,13 +196,17 @@ async fn redirects_stay_on_their_host_and_are_checked_again() {
 #[tokio::test]
 async fn answers_are_bounded_in_bytes_and_time() {
     let server = Server::start();
-    let fetcher = fetcher(&server, |policy| policy.timeout = Duration::from_millis(1_500));
+    let patient = fetcher(&server, |policy| {
+        policy.timeout = Duration::from_secs(60);
+        policy.limits.max_encoded_bytes = 1 << 20;
+    });
+    let hasty = fetcher(&server, |policy| policy.timeout = Duration::from_millis(300));
     let base = format!("http://pictures.example:{}", server.port());
     for (path, kind, words) in [
-        ("/declared-huge", ErrorKind::TooLarge, "at most 32 MiB are read"),
-        ("/endless", ErrorKind::TooLarge, "at most 32 MiB are read"),
-        ("/silent", ErrorKind::Timeout, "longer than 1.5 seconds"),
-        ("/drips", ErrorKind::Timeout, "longer than 1.5 seconds"),
+        ("/declared-huge", ErrorKind::TooLarge, "at most 1 MiB are read"),
+        ("/endless", ErrorKind::TooLarge, "at most 1 MiB are read"),
+        ("/silent", ErrorKind::Timeout, "longer than 0.3 seconds"),
+        ("/drips", ErrorKind::Timeout, "longer than 0.3 seconds"),
         ("/cut", ErrorKind::Unreachable, "ended before the image did"),
         ("/garbage", ErrorKind::Unreachable, "gives no valid answer"),
         ("/missing", ErrorKind::Unreachable, "answered with status 404"),
@@ -211,16 +215,15 @@ async fn answers_are_bounded_in_bytes_and_time() {
         ("/gzip", ErrorKind::Unsupported, "none of PNG, JPEG, GIF and WebP"),
         ("/empty", ErrorKind::Unsupported, "none of PNG, JPEG, GIF and WebP"),
     ] {
-        let start = Instant::now();
+        let fetcher = if kind == ErrorKind::Timeout { &hasty } else { &patient };
         let error = fetcher.fetch(&format!("{base}{path}")).await.expect_err(path);
         assert_eq!(error.kind(), kind, "{path}: {error}");
         assert!(error.to_string().contains(words), "{path}: {error}");
-        assert!(start.elapsed() < Duration::from_secs(8), "{path}: {:?}", start.elapsed());
-        check_allowed(&fetcher, &server).await;
+        check_allowed(&patient, &server).await;
     }
     // A wrong media type of a web server does no harm.
-    assert!(fetcher.fetch(&format!("{base}/mislabelled")).await.is_ok());
-    let absent = fetcher.fetch(&format!("http://absent.example:{}/picture", server.port())).await;
+    assert!(patient.fetch(&format!("{base}/mislabelled")).await.is_ok());
+    let absent = patient.fetch(&format!("http://absent.example:{}/picture", server.port())).await;
     assert!(matches!(absent, Err(Error::Unreachable { .. })), "{absent:?}");
 }
 

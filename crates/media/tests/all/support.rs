@@ -34,7 +34,7 @@ pub(crate) fn formula(width: u32, height: u32) -> Picture {
     let mut rgb = Vec::with_capacity(width as usize * height as usize * 3);
     for y in 0..height {
         for x in 0..width {
-            rgb.extend((0..3).map(|c| ((x * (3 + 2 * c) + y * (5 - c)) ^ (x * y >> 4)) as u8));
+            rgb.extend((0..3).map(|c| ((x * (3 + 2 * c) + y * (5 - c)) ^ ((x * y) >> 4)) as u8));
         }
     }
     Picture::new(width, height, rgb).unwrap()

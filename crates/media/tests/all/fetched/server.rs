@@ -58,7 +58,7 @@ impl Server {
 
 fn answer(mut stream: TcpStream, seen: &Seen) -> Result<()> {
     seen.requests.fetch_add(1, Ordering::SeqCst);
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     let mut head = Vec::new();
     let mut byte = [0];
     while !head.ends_with(b"\r\n\r\n") {
