@@ -161,6 +161,12 @@ def jpeg_files():
     yield "420", saved(image, "JPEG", quality=80, subsampling="4:2:0")
     yield "420-low", saved(image, "JPEG", quality=20, subsampling="4:2:0")
     yield "420-even", saved(scene(64, 48), "JPEG", quality=90, subsampling="4:2:0")
+    # Even sides that are no multiples of a block, where the last samples of chroma have no neighbour.
+    harsh = Image.fromarray(formula(122, 90))
+    yield "420-padded", saved(scene(122, 90), "JPEG", quality=90, subsampling="4:2:0")
+    yield "420-harsh", saved(harsh, "JPEG", quality=70, subsampling="4:2:0")
+    yield "422-harsh", saved(harsh, "JPEG", quality=70, subsampling="4:2:2")
+    yield "progressive-420-harsh", saved(harsh, "JPEG", quality=50, progressive=True, subsampling="4:2:0")
     yield "420-restarts", saved(image, "JPEG", subsampling="4:2:0", restart_marker_blocks=3)
     yield "420-narrow", saved(scene(9, 70), "JPEG", quality=90, subsampling="4:2:0")
     yield "progressive-444", saved(image, "JPEG", progressive=True, subsampling="4:4:4")

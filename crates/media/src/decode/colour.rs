@@ -36,10 +36,10 @@ pub(super) fn inverted_cmyk([c, m, y, k]: [u8; 4]) -> [u8; 3] {
     [c, m, y].map(|ink| k.saturating_sub(multiply(255 - ink, k)))
 }
 
-/// CMYK from YCCK, both as a JPEG stores them.
+/// RGB from YCbCr.
 ///
-/// Source: `ycck_cmyk_convert` in libjpeg's jdcolor.c: RGB from YCbCr, inverted.
-pub(super) fn cmyk_of_ycck([luma, blue, red, k]: [u8; 4]) -> [u8; 4] {
+/// Source: `ycc_rgb_convert` in libjpeg's jdcolor.c.
+pub(super) fn rgb_of_ycbcr([luma, blue, red]: [u8; 3]) -> [u8; 3] {
     let (luma, blue, red) = (i32::from(luma), i32::from(blue) - 128, i32::from(red) - 128);
     // The factors 1.402, 0.344136, 0.714136 and 1.772 with 16 fractional bits.
     let round = |sum: i32| (sum + (1 << 15)) >> 16;
@@ -48,8 +48,15 @@ pub(super) fn cmyk_of_ycck([luma, blue, red, k]: [u8; 4]) -> [u8; 4] {
         luma + round(-22_554 * blue - 46_802 * red),
         luma + round(116_130 * blue),
     ];
-    let [c, m, y] = rgb.map(|value| 255 - value.clamp(0, 255) as u8);
-    [c, m, y, k]
+    rgb.map(|value| value.clamp(0, 255) as u8)
+}
+
+/// CMYK from YCCK, both as a JPEG stores them.
+///
+/// Source: `ycck_cmyk_convert` in libjpeg's jdcolor.c.
+pub(super) fn cmyk_of_ycck([luma, blue, red, k]: [u8; 4]) -> [u8; 4] {
+    let [r, g, b] = rgb_of_ycbcr([luma, blue, red]);
+    [255 - r, 255 - g, 255 - b, k]
 }
 
 #[cfg(test)]
@@ -74,6 +81,7 @@ mod tests {
 
     #[test]
     fn neutral_chroma_is_grey() {
+        assert_eq!(rgb_of_ycbcr([77, 128, 128]), [77; 3]);
         assert_eq!(cmyk_of_ycck([10, 128, 128, 9]), [245, 245, 245, 9]);
         assert_eq!(inverted_cmyk([255, 255, 255, 255]), [255; 3]);
         assert_eq!(inverted_cmyk([9, 99, 200, 0]), [0; 3]);
