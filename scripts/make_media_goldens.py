@@ -158,7 +158,8 @@ def jpeg_files():
     yield "best-444", saved(image, "JPEG", quality=98, subsampling="4:4:4")
     yield "444", saved(image, "JPEG", quality=80, subsampling="4:4:4")
     yield "422", saved(image, "JPEG", quality=80, subsampling="4:2:2")
-    yield "420", saved(image, "JPEG", quality=80, subsampling="4:2:0")
+    encoded_420 = saved(image, "JPEG", quality=80, subsampling="4:2:0")
+    yield "420", encoded_420
     yield "420-low", saved(image, "JPEG", quality=20, subsampling="4:2:0")
     yield "420-even", saved(scene(64, 48), "JPEG", quality=90, subsampling="4:2:0")
     # Even sides that are no multiples of a block, where the last samples of chroma have no neighbour.
@@ -177,6 +178,8 @@ def jpeg_files():
     yield "progressive-grey", saved(image.convert("L"), "JPEG", quality=80, progressive=True)
     yield "cmyk", cmyk
     yield "progressive-cmyk", saved(image.convert("CMYK"), "JPEG", quality=85, progressive=True)
+    table = encoded_420.index(b"\xff\xdb")
+    yield "bytes-between", encoded_420[:table] + bytes(9) + encoded_420[table:]
     # The last byte of Adobe's segment says which transform the four channels have.
     at = cmyk.index(b"Adobe") + 11
     yield "ycck", cmyk[:at] + b"\2" + cmyk[at + 1 :]

@@ -17,12 +17,10 @@ const MAX_SCANS: usize = 64;
 pub(super) fn decode(source: Source<'_>, limits: &Limits) -> Result<Stored> {
     let (bytes, deadline) = (source.bytes(), source.deadline());
     let options = DecoderOptions::new_safe()
-        // Pillow refuses an image that is cut off, too.
-        .set_strict_mode(true)
         .set_max_width(usize::from(u16::MAX))
         .set_max_height(usize::from(u16::MAX))
-        .jpeg_set_max_scans(MAX_SCANS);
-    let options = options.jpeg_set_out_colorspace(ColorSpace::RGB);
+        .jpeg_set_max_scans(MAX_SCANS)
+        .jpeg_set_out_colorspace(ColorSpace::RGB);
     let mut decoder = JpegDecoder::new_with_options(source, options);
     decoder.decode_headers().map_err(refused)?;
     let info = decoder.info().ok_or(Error::Damaged)?;
@@ -36,7 +34,8 @@ pub(super) fn decode(source: Source<'_>, limits: &Limits) -> Result<Stored> {
         ColorSpace::Luma | ColorSpace::RGB => (ColorSpace::RGB, 3),
         _ => return Err(Error::UnsupportedFeature("a JPEG with this number of channels")),
     };
-    decoder.set_options(options.jpeg_set_out_colorspace(wanted));
+    // Bytes between segments do no harm. Pixels that are cut off are refused, as in Pillow.
+    decoder.set_options(options.set_strict_mode(true).jpeg_set_out_colorspace(wanted));
     let orientation = orientation(bytes);
     deadline.check()?;
     let mut values = vec![0; width as usize * height as usize * channels];
