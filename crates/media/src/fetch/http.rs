@@ -21,7 +21,8 @@ const MAX_REDIRECTS: usize = 3;
 /// An HTTP client that goes only where a policy allows.
 pub(super) struct HttpClient {
     policy: Arc<FetchPolicy>,
-    client: Client,
+    /// None where no host is allowed. Such a server needs no root certificates.
+    client: Option<Client>,
 }
 
 impl fmt::Debug for HttpClient {
@@ -32,23 +33,10 @@ impl fmt::Debug for HttpClient {
 
 impl HttpClient {
     pub(super) fn new(policy: Arc<FetchPolicy>, resolver: Arc<dyn Resolver>) -> Result<Self> {
-        let checked = CheckedResolver { policy: Arc::clone(&policy), inner: resolver };
-        let client = Client::builder()
-            .user_agent(concat!("candlepower/", env!("CARGO_PKG_VERSION")))
-            .dns_resolver(Arc::new(checked))
-            // A proxy would resolve names itself, behind the check.
-            .no_proxy()
-            .redirect(Policy::none())
-            .referer(false)
-            .connect_timeout(policy.timeout)
-            // Compressed bytes would be counted before they are decompressed.
-            .no_gzip()
-            .no_brotli()
-            .no_zstd()
-            .no_deflate()
-            .pool_max_idle_per_host(0)
-            .build()
-            .map_err(|_| Error::Client)?;
+        let client = match policy.domains.is_empty() {
+            true => None,
+            false => Some(client(&policy, resolver).map_err(|_| Error::Client)?),
+        };
         Ok(Self { policy, client })
     }
 
@@ -97,7 +85,8 @@ impl HttpClient {
 
     async fn send(&self, url: &Url) -> Result<Response> {
         let accept = "image/png, image/jpeg, image/webp, image/gif";
-        let request = self.client.get(url.clone()).header(ACCEPT, accept);
+        let client = self.client.as_ref().ok_or(Error::Client)?;
+        let request = client.get(url.clone()).header(ACCEPT, accept);
         request.send().await.map_err(|error| failed(url, &error))
     }
 
@@ -135,6 +124,25 @@ impl HttpClient {
         }
         Ok(body.freeze())
     }
+}
+
+fn client(policy: &Arc<FetchPolicy>, resolver: Arc<dyn Resolver>) -> reqwest::Result<Client> {
+    let checked = CheckedResolver { policy: Arc::clone(policy), inner: resolver };
+    Client::builder()
+        .user_agent(concat!("candlepower/", env!("CARGO_PKG_VERSION")))
+        .dns_resolver(Arc::new(checked))
+        // A proxy would resolve names itself, behind the check.
+        .no_proxy()
+        .redirect(Policy::none())
+        .referer(false)
+        .connect_timeout(policy.timeout)
+        // Compressed bytes would be counted before they are decompressed.
+        .no_gzip()
+        .no_brotli()
+        .no_zstd()
+        .no_deflate()
+        .pool_max_idle_per_host(0)
+        .build()
 }
 
 /// The host of a URL, as its parser writes it.
