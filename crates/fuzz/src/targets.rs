@@ -6,6 +6,7 @@ mod deployments;
 mod gguf;
 mod grammar;
 mod http;
+mod images;
 mod listing;
 mod request;
 mod safetensors;
@@ -25,7 +26,7 @@ use candlepower_testing::goldens::folder as golden;
 use crate::{Target, Verdict};
 
 /// All of them.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "config", open: config::open },
     Target { name: "safetensors", open: safetensors::open },
     Target { name: "gguf", open: gguf::open },
@@ -37,6 +38,7 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "template", open: template::open },
     Target { name: "listing", open: listing::open },
     Target { name: "http", open: http::open },
+    Target { name: "images", open: images::open },
     Target { name: "deployments", open: deployments::open },
     Target { name: "settings", open: settings::open },
 ];

@@ -71,6 +71,11 @@ fn http() {
 }
 
 #[test]
+fn images() {
+    check("images", 2_000);
+}
+
+#[test]
 fn deployments() {
     check("deployments", 300);
 }
