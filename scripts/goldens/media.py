@@ -5,7 +5,7 @@ with those pixels as a PNG, since a decoder may differ from libjpeg-turbo by a f
 tensors are given by digests and samples; their sources are a formula, which crates/media/tests/all/support.rs repeats.
 
 Needs: pip install -r scripts/goldens/requirements.txt
-Run from the repository's root: python scripts/goldens/media.py
+Run: python scripts/goldens/media.py
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-OUT = pathlib.Path("crates/media/tests/data")
+OUT = pathlib.Path(__file__).parents[2] / "crates/media/tests/data"
 SAMPLES = 64
 FILTERS = {"lanczos": 1, "bilinear": 2, "bicubic": 3}
 

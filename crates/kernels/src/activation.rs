@@ -7,7 +7,7 @@ use crate::simd::{Isa, LANES, Simd, WithSimd, math};
 use crate::tensor::{Operand, from_vec};
 use crate::{Result, parallel};
 
-/// What bounds both halves of [`Activation::SwigluOai`].
+/// Bound of both halves of [`Activation::SwigluOai`].
 const SWIGLU_LIMIT: f32 = 7.0;
 /// Factor in its sigmoid.
 const SWIGLU_ALPHA: f32 = 1.702;

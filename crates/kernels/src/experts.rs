@@ -69,7 +69,7 @@ pub fn check_groups(groups: &ExpertGroups, experts: usize, top_k: usize) -> Resu
     Ok(())
 }
 
-/// Of each group whether it is one of the chosen, where experts are chosen by `ranks`. Of equal ones the first is better.
+/// Whether each group is chosen, by the scores `ranks` of its experts. The first of equal groups wins.
 fn chosen_groups(groups: &ExpertGroups, ranks: &[f32]) -> Vec<bool> {
     let scores: Vec<f32> = ranks
         .chunks_exact(ranks.len() / groups.count)
