@@ -152,7 +152,7 @@ fn every_wrong_input_has_its_error() {
             "/v1/embeddings",
             json!({"model": MODEL, "input": "a", "prompt_name": "query"}),
             "prompt_name",
-            "The model has no prompt `query`; it has none.",
+            "The model has no prompt `query`; its prompts are: none.",
         ),
         (
             "/v1/embeddings",

@@ -12,7 +12,7 @@ use syn::{
 };
 
 /// Crates that are not part of the product.
-const NOT_OF_THE_PRODUCT: [&str; 3] = ["fuzz", "goldens", "xtask"];
+const NOT_OF_THE_PRODUCT: [&str; 3] = ["fuzz", "testing", "xtask"];
 
 /// A crate's files.
 pub(super) struct Sources {

@@ -154,7 +154,7 @@ fn a_tokenizer_may_come_from_another_repository() {
                 .find(|line| line.contains("tokenizer.json is missing"))
                 .unwrap()
                 .to_owned();
-            line.split(" in ").nth(1).unwrap().split(": a model").next().unwrap().to_owned()
+            line.split(" in ").nth(1).unwrap().split(": every model").next().unwrap().to_owned()
         }),
     );
     assert_eq!(place.requests_for_large_files(), []);

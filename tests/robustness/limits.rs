@@ -104,7 +104,7 @@ fn texts_over_the_limit_of_bytes_are_refused_wherever_they_come_from() {
     server.post("/detokenize", &ids(256)).ok();
     let error = server.post("/detokenize", &ids(257)).error(400);
     let message = error["message"].as_str().unwrap();
-    assert!(message.contains("257 ids") && message.contains("at most 256 "), "{message}");
+    assert!(message.contains("257 ids") && message.contains("at most 256:"), "{message}");
     assert_eq!(
         (&error["param"], &error["code"]),
         (&json!("tokens"), &json!("context_length_exceeded"))

@@ -172,7 +172,10 @@ fn refusals_name_the_limit_and_the_key() {
     let (key, metrics) = (keys.find(b"k").unwrap(), Metrics::new(None, "m"));
     let message = |error: ApiError| error.to_body().error.message;
     let never = message(key.admit(3, 1, &metrics).unwrap_err());
-    assert!(never.contains("3 texts") && never.contains("`max_concurrent`"), "{never}");
+    assert!(
+        never.contains("3 concurrent sequences") && never.contains("`max_concurrent`"),
+        "{never}"
+    );
     let places = key.admit(2, 30, &metrics).unwrap();
     let full = message(key.check().unwrap_err());
     assert!(full.contains("`ann` has 2 sequences"), "{full}");
