@@ -178,7 +178,7 @@ fn refusals_name_the_limit_and_the_key() {
     );
     let places = key.admit(2, 30, &metrics).unwrap();
     let full = message(key.check().unwrap_err());
-    assert!(full.contains("`ann` has 2 sequences"), "{full}");
+    assert!(full.contains("`ann` has 2 concurrent sequences"), "{full}");
     places.iter().for_each(|place| (0..20).for_each(|_| place.count_token()));
     drop(places);
     let spent = message(key.check().unwrap_err());
