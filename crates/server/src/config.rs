@@ -243,7 +243,7 @@ pub struct ServeConfig {
     /// Folder of downloaded models; environment variable HF_HUB_CACHE [default: `hub` inside HF_HOME]
     #[arg(long, help_heading = "Hub", value_name = "FOLDER")]
     pub hf_hub_cache: Option<PathBuf>,
-    /// URL of the hub or of a mirror; environment variable HF_ENDPOINT [default: https://huggingface.co]
+    /// URL of the hub or of a mirror; environment variable HF_ENDPOINT [default: `https://huggingface.co`]
     #[arg(long, help_heading = "Hub", value_name = "URL", value_parser = endpoint)]
     pub hf_endpoint: Option<String>,
     /// Use only downloaded files; environment variable HF_HUB_OFFLINE

@@ -232,7 +232,7 @@ fn what_is_left_alone_is_found_by_name_and_pattern() {
         on_load: None,
     };
     let quantized = |quantization: &Quantization, name: &str, slot| {
-        plan(name, slot).scheme_of(&quantization).is_some()
+        plan(name, slot).scheme_of(quantization).is_some()
     };
     let awq = parse(AWQ).unwrap();
     assert!(quantized(&awq, "experts.1.w1.weight", Slot::ExpertGate(1)));
