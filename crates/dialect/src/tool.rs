@@ -119,7 +119,9 @@ impl ToolParser {
         if let State::Head { skipped, .. } = self.state
             && (self.are_required || is_cut && self.is_marked(skipped))
         {
+            // White space before the call goes with it.
             self.held.clear();
+            self.state = State::Content;
         }
         while self.step(events) == Step::Again {}
         // A call that is cut before its arguments has no arguments.

@@ -101,6 +101,47 @@ fn the_beginning_of_a_call_is_no_content_where_calls_are_required_or_the_text_is
 }
 
 #[test]
+fn white_space_before_a_call_that_is_cut_is_dropped_with_it() {
+    let content = |events: Vec<OutputEvent>| -> String {
+        let text = |event| match event {
+            OutputEvent::Content(text) => text,
+            _ => String::new(),
+        };
+        events.into_iter().map(text).collect()
+    };
+    for &format in ToolFormat::ALL {
+        let dialect = Dialect { tools: Some(format), reasoning: None };
+        for opener in format.openers().iter().chain(&["{", "[", "<"]) {
+            for before in ["", " ", "\n", "\n \t\r\n", "Ok.", "Ok.\n\n"] {
+                for after in ["", " ", "\n", "{", "\n{\"name", "f", "<"] {
+                    let text = format!("{before}{opener}{after}");
+                    let mut parser = calls(format);
+                    let cut = content([parser.push(&text), parser.cut()].concat());
+                    assert!(text.contains(cut.trim()), "{format:?} {text:?} {cut:?}");
+                    let functions = functions(&["f"]);
+                    let mut parser = OutputParser::of_calls(dialect, Thinking::Possible, functions);
+                    let ended = content([parser.push(&text), parser.finish()].concat());
+                    assert!(text.contains(ended.trim()), "{format:?} {text:?} {ended:?}");
+                }
+            }
+        }
+    }
+    for (format, text) in [
+        (ToolFormat::Hermes, "\n<tool_call>\n{\"na"),
+        (ToolFormat::Llama3Json, " {\"name\": \"f\", \"parame"),
+        (ToolFormat::Gemma4, "\n\n<|tool_call>call"),
+    ] {
+        let dialect = Dialect { tools: Some(format), reasoning: None };
+        let mut parser = OutputParser::of_calls(dialect, Thinking::Possible, functions(&["f"]));
+        assert_eq!(content([parser.push(text), parser.finish()].concat()), "", "{text:?}");
+        if format != ToolFormat::Llama3Json {
+            let mut parser = calls(format);
+            assert_eq!(content([parser.push(text), parser.cut()].concat()), "", "{text:?}");
+        }
+    }
+}
+
+#[test]
 fn white_space_is_not_held_back_without_end() {
     for format in [ToolFormat::Hermes, ToolFormat::Llama3Json, ToolFormat::GptOss] {
         let mut parser = calls(format);
