@@ -8,6 +8,7 @@ mod grammar;
 mod http;
 mod images;
 mod listing;
+mod output;
 mod request;
 mod safetensors;
 mod settings;
@@ -26,7 +27,7 @@ use candlepower_testing::goldens::folder as golden;
 use crate::{Target, Verdict};
 
 /// All of them.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     Target { name: "config", open: config::open },
     Target { name: "safetensors", open: safetensors::open },
     Target { name: "gguf", open: gguf::open },
@@ -35,6 +36,7 @@ pub const TARGETS: [Target; 14] = [
     Target { name: "grammar", open: grammar::open },
     Target { name: "constraint", open: constraint::open },
     Target { name: "walk", open: walk::open },
+    Target { name: "output", open: output::open },
     Target { name: "template", open: template::open },
     Target { name: "listing", open: listing::open },
     Target { name: "http", open: http::open },

@@ -56,6 +56,11 @@ fn walk() {
 }
 
 #[test]
+fn output() {
+    check("output", 5_000);
+}
+
+#[test]
 fn template() {
     check("template", 300);
 }

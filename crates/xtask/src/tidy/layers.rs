@@ -50,6 +50,7 @@ const CRATES: &[Crate] = &[
             "api",
             "checkpoint",
             "client",
+            "dialect",
             "testing",
             "grammar",
             "hub",
