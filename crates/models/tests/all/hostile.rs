@@ -5,9 +5,9 @@ use std::{fs, path::PathBuf};
 
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
 use candlepower_models::load;
+use candlepower_testing::goldens::folder;
 
 use crate::golden::options;
-use candlepower_testing::goldens::folder;
 
 /// A copy of a golden checkpoint whose weights are written anew each time.
 struct Hostile(PathBuf);
