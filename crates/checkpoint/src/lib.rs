@@ -19,6 +19,7 @@ mod shard;
 mod slot;
 mod spec;
 mod unread;
+mod vision;
 mod vocabulary;
 mod weights;
 
@@ -60,6 +61,7 @@ pub use spec::{
     LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, PerLayerSpec, QkNormSpan,
     QkNormSpec, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
 };
+pub use vision::{ImageGrid, ImageTokens, VisionSpec, WrittenImage};
 pub use weights::{RowOrder, SlotRows, Take, TensorPlan, WeightRule};
 
 /// The model of a folder.
@@ -136,6 +138,8 @@ pub struct Checkpoint {
     /// The class has no head.
     headless: bool,
     unread: Vec<UnreadKey>,
+    /// The part for images, where it is served.
+    vision: Option<VisionSpec>,
 }
 
 impl Checkpoint {
@@ -167,6 +171,7 @@ impl Checkpoint {
             sentence: SentenceSettings::read(&files)?,
             headless: arch::is_without_head(config)?,
             unread: Vec::new(),
+            vision: None,
             files,
         };
         if let Some(gguf) = checkpoint.files.gguf() {
@@ -257,6 +262,16 @@ impl Checkpoint {
     /// The architecture as data.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
+    }
+
+    /// The part for images, where the model has one that is supported.
+    pub fn vision(&self) -> Option<&VisionSpec> {
+        self.vision.as_ref()
+    }
+
+    /// Leaves the part for images out: the model is served as a text model.
+    pub fn without_vision(&mut self) {
+        self.vision = None;
     }
 
     /// The dtype `config.json` names; tensors may still differ from it.

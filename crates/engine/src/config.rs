@@ -1,8 +1,8 @@
 //! Settings of engines, their progress while they start, and the values that they have found.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use candlepower_checkpoint::{KvDtype, Pooling};
+use candlepower_checkpoint::{KvDtype, Pooling, VisionSpec};
 use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, LoadProgress};
 use candlepower_scheduler::{PrefixCacheScope, SchedulingPolicy};
 
@@ -46,6 +46,8 @@ pub struct EngineConfig {
     pub scheduling_policy: SchedulingPolicy,
     /// Whether a token is appended without being sampled where a grammar allows no other. Changes no output.
     pub jump_forward: bool,
+    /// Bytes for the embeddings of images, on each rank.
+    pub encoder_cache_bytes: u64,
     /// Most bytes of the KV cache that pins hold; `None` is half of it.
     pub max_pinned_bytes: Option<u64>,
     /// Threads that compute; `None` takes one per physical core that the process may use. Ranks share them, with at least one each.
@@ -123,6 +125,10 @@ pub struct EngineInfo {
     pub max_logprobs: Option<usize>,
     /// Threads that compute.
     pub num_threads: usize,
+    /// The part for images, where the engine takes them.
+    pub vision: Option<Arc<VisionSpec>>,
+    /// Embeddings that the cache of the encoder holds, which is the most that one image may have.
+    pub max_image_embeddings: usize,
 }
 
 /// Settings of the engine of a model that gives vectors or scores.

@@ -69,6 +69,8 @@ impl CpuRunner {
         match source {
             TokenSource::Id(id) => id,
             TokenSource::PreviousRow(sample) => self.previous_samples[sample as usize],
+            // Its row is replaced by an embedding.
+            TokenSource::Embedding { .. } => 0,
         }
     }
 

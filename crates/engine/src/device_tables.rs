@@ -42,6 +42,7 @@ impl InputTables {
                 tables.token_ids.push(match *source {
                     TokenSource::Id(id) => id,
                     TokenSource::PreviousRow(sample) => SAMPLED | sample,
+                    TokenSource::Embedding { .. } => unreachable!("a device takes no images"),
                 });
                 tables.has_sampled |= matches!(source, TokenSource::PreviousRow(_));
                 tables.positions.push(position);
@@ -323,6 +324,8 @@ mod tests {
             state_slot: Some(StateSlot(seq as u32 + 5)),
             tokens: tokens.to_vec(),
             first_position,
+            rope_positions: Vec::new(),
+            whole: Vec::new(),
             block_table: vec![BlockId(7), BlockId(3)],
             logits: LogitsFor::Last,
             samples: vec![SeqId(seq); samples],

@@ -170,6 +170,8 @@ impl Engine {
         };
         let new = NewSequence {
             prompt: request.prompt.clone(),
+            items: Vec::new(),
+            rope: None,
             n: streams.len(),
             priority: request.priority,
             caller: request.caller,

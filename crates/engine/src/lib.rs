@@ -57,5 +57,7 @@ pub use metrics::EngineMetrics;
 pub use pin::Pin;
 pub use pooled::PoolingSource;
 pub use rank_process::{RANK_COMMAND, run_rank};
-pub use request::{FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs, TokenStream};
+pub use request::{
+    FinishReason, PromptImage, Request, SamplingParams, TokenEvent, TokenLogprobs, TokenStream,
+};
 pub use running::wait_for_engines;

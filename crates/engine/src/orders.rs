@@ -93,6 +93,8 @@ mod tests {
             seq: SeqId(u64::from(100_000 + seq)),
             tokens: vec![TokenSource::Id(100_000 + seq)],
             first_position: 4095,
+            rope_positions: Vec::new(),
+            whole: Vec::new(),
             state_slot: None,
             block_table: (0..256).map(|block| BlockId(block * 256 + seq)).collect(),
             logits: LogitsFor::Last,

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use candlepower_grammar::Grammar;
+use candlepower_media::WaitingImage;
 use candlepower_scheduler::Caller;
 use tokio::sync::mpsc;
 
@@ -13,6 +14,8 @@ use crate::queue::QueueSlot;
 pub struct Request {
     /// The prompt's token ids; never empty, each below the vocabulary's size.
     pub prompt: Vec<u32>,
+    /// The images of the prompt, in the order of their tokens.
+    pub images: Vec<PromptImage>,
     /// Sampling parameters, shared by all choices (choice `i` is seeded with `seed + i`).
     pub sampling: SamplingParams,
     /// Number of choices, at least 1; each has a [`TokenStream`] of its own.
@@ -35,6 +38,17 @@ pub struct Request {
     /// Number of the prompt's last tokens that were generated for the same request, by a sequence that was given up. Samples,
     /// penalties and limits on generated tokens go on from there.
     pub num_generated: usize,
+}
+
+/// An image in a prompt.
+#[derive(Clone, Debug)]
+pub struct PromptImage {
+    /// Position of its first token in the prompt.
+    pub start: usize,
+    /// Number of its tokens, from the first embedding to the last one.
+    pub len: usize,
+    /// The pixels, which wait for the encoder.
+    pub image: Arc<WaitingImage>,
 }
 
 /// Parameters by which the next token of one sequence is sampled. Every field is this sequence's own: a batch shares none.

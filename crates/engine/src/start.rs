@@ -69,6 +69,7 @@ pub(crate) fn start(
         max_pinned_blocks: max_pinned_blocks(&config, &info),
         num_swap_blocks: ranks.num_swap_blocks(),
         num_state_slots: info.num_states,
+        num_encoder_embeddings: info.max_image_embeddings,
     })?;
     progress(StartProgress::WarmingUp);
     warm_up(&mut ranks, info.vocab_size)?;
@@ -337,6 +338,8 @@ fn info(checkpoint: &Checkpoint, plan: &MemoryPlan) -> EngineInfo {
         device: String::new(),
         max_logprobs: None,
         num_threads: 0,
+        vision: None,
+        max_image_embeddings: 0,
     }
 }
 
@@ -347,6 +350,8 @@ fn warm_up(ranks: &mut Ranks, vocab_size: usize) -> Result<()> {
             seq: SeqId(0),
             tokens: vec![TokenSource::Id(token_id)],
             first_position: 0,
+            rope_positions: Vec::new(),
+            whole: Vec::new(),
             block_table: vec![BlockId(0)],
             state_slot: Some(StateSlot(0)),
             logits: LogitsFor::Last,

@@ -8,6 +8,7 @@
 //!
 //! Everything that an input can make large has a limit: bytes and pixels by [`Limits`], time by [`Deadline`].
 
+mod budget;
 mod deadline;
 mod decode;
 mod digest;
@@ -19,6 +20,7 @@ mod picture;
 mod process;
 mod resize;
 
+pub use budget::{ImageBudget, WaitingImage};
 pub use deadline::Deadline;
 pub use decode::decode;
 pub use digest::ImageDigest;

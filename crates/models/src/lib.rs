@@ -30,6 +30,7 @@ mod rows;
 mod shards;
 mod short_conv;
 mod states;
+mod vision;
 mod walk;
 
 pub use cache::{Cache, CacheSize};
@@ -45,3 +46,4 @@ pub use load::{
 };
 pub use output_tokens::OutputTokens;
 pub use quantized::{dequantize_reference, recoded_values};
+pub use vision::{ImageEncoder, ImageRun};

@@ -169,6 +169,8 @@ impl Scheduler {
             seq: id,
             tokens: (start..end).map(|position| seq.token_source(position)).collect(),
             first_position: start as u32,
+            rope_positions: Vec::new(),
+            whole: Vec::new(),
             block_table: seq.block_table[..self.blocks.blocks_for(end)].to_vec(),
             state_slot: seq.state_slot,
             logits: seq.row_logits(&samples),

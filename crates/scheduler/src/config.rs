@@ -30,6 +30,8 @@ pub struct SchedulerConfig {
     /// running sequences, and the others keep states of computed prefixes. With recurrent states, `num_swap_blocks`
     /// is 0.
     pub num_state_slots: usize,
+    /// Embeddings of items that fit the encoder's cache, or 0 for models that take text alone.
+    pub num_encoder_embeddings: usize,
 }
 
 /// Callers that share whole blocks of the prefix cache. A part of a block is shared within one caller only.
@@ -100,6 +102,7 @@ pub(crate) mod tests {
         max_pinned_blocks: 2,
         num_swap_blocks: 0,
         num_state_slots: 0,
+        num_encoder_embeddings: 0,
     };
 
     #[test]

@@ -22,6 +22,7 @@
 //!     max_pinned_blocks: 32,
 //!     num_swap_blocks: 0,
 //!     num_state_slots: 0,
+//!     num_encoder_embeddings: 0,
 //! })?;
 //! let ids = scheduler.add(NewSequence::new(vec![1, 2, 3]))?;
 //! let step = scheduler.schedule();
@@ -40,6 +41,7 @@ mod check;
 mod config;
 mod error;
 mod fairness;
+mod item;
 mod lru;
 mod pins;
 mod prefix_cache;
@@ -52,6 +54,7 @@ mod swap_space;
 pub use callers::{Caller, CallerId};
 pub use config::{PrefixCacheScope, SchedulerConfig, SchedulingPolicy};
 pub use error::Error;
+pub use item::{Encode, EncoderSlot, Item, RopePositions};
 pub use pins::PinId;
 pub use scheduler::{Scheduler, SchedulerStats};
 pub use sequence::NewSequence;

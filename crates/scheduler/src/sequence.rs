@@ -7,13 +7,17 @@ use crate::prefix_cache::CacheRoot;
 use crate::state_slots::KeptState;
 use crate::step::{LogitsFor, StateSlot, TokenSource};
 use crate::swap_space::Swapped;
-use crate::{BlockId, Caller, CallerId, SchedulerConfig, SeqId};
+use crate::{BlockId, Caller, CallerId, Item, RopePositions, SchedulerConfig, SeqId};
 
 /// A request for `n` sequences that continue one prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewSequence {
     /// Token ids, at least one.
     pub prompt: Vec<u32>,
+    /// Parts of the prompt that are not text, in order and without overlap.
+    pub items: Vec<Item>,
+    /// Rope positions, if they differ from the positions in the sequence.
+    pub rope: Option<Arc<RopePositions>>,
     /// Number of sequences. The prompt is computed once, and they share its blocks.
     pub n: usize,
     /// Priority among the caller's sequences. Lower values run first, and equal ones in the order of arrival.
@@ -43,6 +47,8 @@ impl NewSequence {
     pub fn new(prompt: Vec<u32>) -> Self {
         Self {
             prompt,
+            items: Vec::new(),
+            rope: None,
             n: 1,
             priority: 0,
             caller: Caller::default(),

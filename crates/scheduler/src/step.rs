@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::{Encode, EncoderSlot};
+
 /// One forward pass: the swaps and copies that come first, and then the rows.
 ///
 /// Steps are executed in the order of their ids.
@@ -17,7 +19,11 @@ pub struct Step {
     /// Copies of recurrent states that are made before any row runs, for models that have them. No destination is
     /// also a source or occurs twice, so they may run in any order.
     pub state_copies: Vec<StateCopy>,
-    /// At most one row per sequence. A step without rows needs no execution; nothing can run then.
+    /// Encoder slots whose content is not read any more. They are free before the work of `encodes`.
+    pub freed_slots: Vec<EncoderSlot>,
+    /// Work of the encoder, in this order, before the rows.
+    pub encodes: Vec<Encode>,
+    /// At most one row per sequence.
     pub rows: Vec<StepRow>,
 }
 
@@ -25,6 +31,11 @@ impl Step {
     /// The sequences that sample a token in this step, in the order of the indices in [`TokenSource::PreviousRow`].
     pub fn samples(&self) -> impl Iterator<Item = SeqId> {
         self.rows.iter().flat_map(|row| row.samples.iter().copied())
+    }
+
+    /// Whether the step needs no execution, since nothing can run.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.encodes.is_empty()
     }
 
     /// Number of tokens that the step computes, over all rows.
@@ -42,6 +53,10 @@ pub struct StepRow {
     pub tokens: Vec<TokenSource>,
     /// Position of the first input token. Everything before it is in the cache already.
     pub first_position: u32,
+    /// Rope positions of the input tokens, if they differ from the positions in the sequence; else empty.
+    pub rope_positions: Vec<[u32; 3]>,
+    /// Ranges of positions of the sequence whose tokens see each other both ways, as far as the row computes them.
+    pub whole: Vec<(u32, u32)>,
     /// Blocks of the positions `0..first_position + tokens.len()`, in order, and no others.
     pub block_table: Vec<BlockId>,
     /// Slot of the sequence's recurrent state, for models that have one. It holds the state before `first_position`.
@@ -61,6 +76,13 @@ pub enum TokenSource {
     Id(u32),
     /// The token that the previous step with rows sampled, by its index in that step's flattened [`Step::samples`].
     PreviousRow(u32),
+    /// An embedding of an item.
+    Embedding {
+        /// Slot of the item.
+        slot: EncoderSlot,
+        /// Index among its embeddings.
+        index: u32,
+    },
 }
 
 /// Positions of a row whose logits are computed.

@@ -58,6 +58,8 @@ fn step(runner: &mut DeviceRunner, first_position: u32, tokens: u32, kind: u32) 
         seq: SeqId(u64::from(seq)),
         tokens: (0..tokens).map(|token| source(token + seq)).collect(),
         first_position,
+        rope_positions: Vec::new(),
+        whole: Vec::new(),
         state_slot: Some(StateSlot(seq)),
         block_table: vec![BlockId(2 * seq), BlockId(2 * seq + 1)],
         logits: LogitsFor::Last,

@@ -44,6 +44,7 @@ fn config() -> EngineConfig {
         prefix_cache_scope: PrefixCacheScope::Server,
         scheduling_policy: SchedulingPolicy::Fcfs,
         jump_forward: true,
+        encoder_cache_bytes: 1 << 20,
         max_pinned_bytes: None,
         num_threads: Some(2),
         tensor_parallel_size: 1,
@@ -61,6 +62,7 @@ fn start(config: EngineConfig) -> EngineHandle {
 fn request(prompt: Vec<u32>, sampling: SamplingParams) -> Request {
     Request {
         prompt,
+        images: Vec::new(),
         sampling,
         n: 1,
         priority: 0,

@@ -21,6 +21,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_pinned_blocks: 8,
     num_swap_blocks: 0,
     num_state_slots: 0,
+    num_encoder_embeddings: 0,
 };
 
 fn scheduler(config: SchedulerConfig) -> Scheduler {

@@ -23,6 +23,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_pinned_blocks: 100,
     num_swap_blocks: 0,
     num_state_slots: 0,
+    num_encoder_embeddings: 0,
 };
 
 fn caller(id: u64, weight: u32) -> Caller {

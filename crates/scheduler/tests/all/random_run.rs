@@ -49,6 +49,8 @@ impl Add {
         prompt.truncate(config.max_model_len - usize::from(sample));
         NewSequence {
             prompt,
+            items: Vec::new(),
+            rope: None,
             n: if sample { self.n } else { 1 },
             priority: self.priority,
             caller: Caller {
@@ -147,6 +149,7 @@ impl Random {
                 true => max_num_seqs + [0, 1, 3, 40][self.below(4)],
                 false => 0,
             },
+            num_encoder_embeddings: 0,
         }
     }
 
@@ -254,6 +257,7 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
             max_pinned_blocks: spare_blocks,
             num_swap_blocks: if has_states { 0 } else { 2 * spare_blocks },
             num_state_slots: if has_states { max_num_seqs + spare_blocks } else { 0 },
+            num_encoder_embeddings: 0,
         }
     })
 }

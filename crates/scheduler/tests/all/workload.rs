@@ -339,6 +339,7 @@ impl Workload {
                     assert_eq!(self.previous[*index as usize], seq.tokens[position]);
                     self.seen.previous_rows += 1;
                 }
+                TokenSource::Embedding { .. } => panic!("no item was asked for"),
             }
         }
         self.check_samples(row, seq);

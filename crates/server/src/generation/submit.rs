@@ -74,6 +74,7 @@ pub(crate) fn submit(
         state.metrics().params_max_tokens.record(sampling.max_tokens as f64);
         let submitted = Request {
             prompt: prompt.clone(),
+            images: Vec::new(),
             sampling,
             n: generation.n,
             priority: generation.priority,

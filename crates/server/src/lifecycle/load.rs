@@ -218,6 +218,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
             Framework::Prism => SchedulingPolicy::LongestPrefix,
         },
         jump_forward: config.framework == Framework::Prism,
+        encoder_cache_bytes: 256 << 20,
         max_pinned_bytes: config.session_memory.map(|size| size.0),
         num_threads: config.threads,
         tensor_parallel_size: config.tensor_parallel_size,

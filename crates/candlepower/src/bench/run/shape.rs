@@ -133,6 +133,7 @@ impl ShapeRunner {
         };
         let request = |prompt: &Vec<u32>| Request {
             prompt: prompt.clone(),
+            images: Vec::new(),
             sampling: sampling.clone(),
             n: 1,
             priority: 0,
