@@ -9,10 +9,11 @@ use candlepower_kernels::{
     sampling::{RowLogprobs, logprobs_of, sample},
 };
 use candlepower_models::{Cache, Decoder, ForwardInput};
-use candlepower_scheduler::{Step, TokenSource};
+use candlepower_scheduler::{Step, StepRow, TokenSource};
 
 use crate::{
     Result,
+    image_slots::{ImageSlots, StepImage},
     orders::send_step,
     step_io::{
         PromptRow, SamplingBatch, ScoredRow, StepOutput, num_output_tokens, sampled_indices,
@@ -25,18 +26,36 @@ pub(crate) struct CpuRunner {
     cache: Cache,
     block_size: usize,
     previous_samples: Vec<u32>,
+    /// For models that take images.
+    images: Option<ImageSlots>,
 }
 
 impl CpuRunner {
-    pub(crate) fn new(model: Decoder, cache: Cache, block_size: usize) -> Self {
-        Self { model, cache, block_size, previous_samples: Vec::new() }
+    pub(crate) fn new(
+        model: Decoder,
+        images: Option<ImageSlots>,
+        cache: Cache,
+        block_size: usize,
+    ) -> Self {
+        Self { model, cache, block_size, previous_samples: Vec::new(), images }
     }
 
-    /// Runs one step, together with the other ranks if there are any.
-    pub(crate) fn execute(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<StepOutput> {
+    /// Runs one step, together with the other ranks if there are any. `images` has the pixels of the images whose encoding begins.
+    pub(crate) fn execute(
+        &mut self,
+        step: &Step,
+        batch: &SamplingBatch<'_>,
+        images: &[StepImage<'_>],
+    ) -> Result<StepOutput> {
         let started = Instant::now();
         if self.model.comm().size() > 1 {
-            send_step(self.model.comm(), step, &self.previous_samples, batch)?;
+            send_step(self.model.comm(), step, &self.previous_samples, batch, images)?;
+        }
+        self.encode(step, images)?;
+        if step.rows.is_empty() {
+            // The samples of the step before stay: the next step with rows may refer to them.
+            self.copy(step)?;
+            return Ok(StepOutput::default());
         }
         let hidden = self.forward(step, &batch.scored())?;
         let mut output = StepOutput {
@@ -54,7 +73,16 @@ impl CpuRunner {
     }
 
     /// Runs a step of rank 0 on another rank. Rank 0 gets this rank's shard of the logits, and samples.
-    pub(crate) fn follow(&mut self, step: &Step, scored: &[ScoredRow]) -> Result<()> {
+    pub(crate) fn follow(
+        &mut self,
+        step: &Step,
+        scored: &[ScoredRow],
+        images: &[StepImage<'_>],
+    ) -> Result<()> {
+        self.encode(step, images)?;
+        if step.rows.is_empty() {
+            return self.copy(step);
+        }
         let hidden = self.forward(step, scored)?;
         let scored = scored.iter().map(|scored| scored.logits_indices(step));
         for indices in [sampled_indices(step)].into_iter().chain(scored) {
@@ -74,13 +102,26 @@ impl CpuRunner {
         }
     }
 
-    /// Makes the step's copies and runs the layers over its tokens. Only output tokens are sure to have their hidden states: those
-    /// that are sampled or scored.
-    fn forward(&self, step: &Step, scored: &[ScoredRow]) -> Result<Tensor> {
+    /// Does the step's work on images.
+    fn encode(&mut self, step: &Step, images: &[StepImage<'_>]) -> Result<()> {
+        match &mut self.images {
+            Some(slots) => slots.encode(step, images),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the step's copies of blocks and states.
+    fn copy(&self, step: &Step) -> Result<()> {
         let copies: Vec<_> = step.copies.iter().map(|copy| (copy.src.0, copy.dst.0)).collect();
         let states: Vec<_> =
             step.state_copies.iter().map(|copy| (copy.src.0, copy.dst.0)).collect();
-        self.cache.copy(&copies, &states)?;
+        Ok(self.cache.copy(&copies, &states)?)
+    }
+
+    /// Makes the step's copies and runs the layers over its tokens. Only output tokens are sure to have their hidden states: those
+    /// that are sampled or scored.
+    fn forward(&self, step: &Step, scored: &[ScoredRow]) -> Result<Tensor> {
+        self.copy(step)?;
         let mut input = self.prepare(step)?;
         let spec = self.model.spec();
         if spec.first_reader() < spec.layers.len() {
@@ -101,7 +142,13 @@ impl CpuRunner {
             context_len: Vec::with_capacity(step.rows.len()),
             block_tables: Vec::with_capacity(step.rows.len() * max_blocks),
             max_blocks,
+            mutual: Vec::new(),
         };
+        if step.rows.iter().any(|row| !row.whole.is_empty()) {
+            let range = |&(start, end): &(u32, u32)| start as usize..end as usize;
+            let ranges = |row: &StepRow| row.whole.iter().map(range).collect();
+            attention.mutual = step.rows.iter().map(ranges).collect();
+        }
         let block_size = self.block_size as u32;
         for row in &step.rows {
             for (position, source) in (row.first_position..).zip(&row.tokens) {
@@ -128,6 +175,10 @@ impl CpuRunner {
                 .collect(),
             attention,
             output: None,
+            given: match &self.images {
+                Some(slots) => slots.given_rows(step)?,
+                None => Vec::new(),
+            },
         })
     }
 

@@ -97,7 +97,7 @@ impl DeviceRunner {
     pub(crate) fn launch(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<()> {
         let started = Instant::now();
         let sent = match self.model.comm() {
-            Some(comm) => Some(send_step(comm, step, &self.previous_samples, batch)?),
+            Some(comm) => Some(send_step(comm, step, &self.previous_samples, batch, &[])?),
             None => None,
         };
         let Queued { computed, tables, views } =

@@ -10,16 +10,18 @@ use std::{
     time::Instant,
 };
 
+use candlepower_checkpoint::ModelSpec;
 use candlepower_grammar::Mask;
 use candlepower_kernels::sampling::SampledRow;
 use candlepower_scheduler::{
-    CallerId, LogitsFor, NewSequence, PinId, Sampled, Scheduler, SeqId, Step,
+    CallerId, Encode, LogitsFor, NewSequence, PinId, Sampled, Scheduler, SeqId, Step,
 };
 
 use crate::{
-    EngineInfo, EngineMetrics, Error, Request, Result, TokenLogprobs,
+    EngineInfo, EngineMetrics, Error, PromptImage, Request, Result, TokenLogprobs,
     constraint::{Constraint, ConstraintWork, Done, Room, SampledToken, Taken},
     gate::EngineGate,
+    image_slots::StepImage,
     ranks::Ranks,
     sequence::{Choices, Sequence, StreamSender},
     step_io::{PromptRow, SamplingBatch, StepOutput},
@@ -56,6 +58,8 @@ pub(crate) struct Shared {
     pub(crate) gate: EngineGate,
     /// Gives requests without a seed one of their own.
     pub(crate) next_seed: AtomicU64,
+    /// The decoder, by which the cost of images is measured.
+    pub(crate) decoder: ModelSpec,
 }
 
 /// Everything that the thread owns.
@@ -168,9 +172,16 @@ impl Engine {
                 return choices.sequences().for_each(|choice| choice.fail_constraint(&error));
             }
         };
+        let items = match &self.shared.info.vision {
+            Some(vision) => {
+                let item = |image: &PromptImage| image.item(vision, &self.shared.decoder);
+                request.images.iter().map(item).collect()
+            }
+            None => Vec::new(),
+        };
         let new = NewSequence {
             prompt: request.prompt.clone(),
-            items: Vec::new(),
+            items,
             rope: None,
             n: streams.len(),
             priority: request.priority,
@@ -247,13 +258,12 @@ impl Engine {
     fn launch(&mut self) -> Result<Option<InFlightStep>> {
         let began = Instant::now();
         let step = self.scheduler.schedule();
-        if step.rows.is_empty() {
+        if step.is_empty() {
             return Ok(None);
         }
-        for row in &step.rows {
-            if let Some(seconds) =
-                self.sequences.get_mut(&row.seq).and_then(Sequence::take_queue_time)
-            {
+        let encoded = step.encodes.iter().map(|encode| &encode.seq);
+        for id in step.rows.iter().map(|row| &row.seq).chain(encoded) {
+            if let Some(seconds) = self.sequences.get_mut(id).and_then(Sequence::take_queue_time) {
                 self.metrics.request_queue_time_seconds.record(seconds);
             }
         }
@@ -263,7 +273,7 @@ impl Engine {
             &self.scheduler,
             &self.shared.info.eos_token_ids,
         );
-        self.ranks.launch(&step, &batch);
+        self.ranks.launch(&step, &batch, &step_images(&step, &self.sequences));
         let prompts = batch.prompts;
         for id in step.samples() {
             self.sequences.get_mut(&id).into_iter().for_each(Sequence::expect_token);
@@ -275,10 +285,10 @@ impl Engine {
     fn finish(&mut self, launched: InFlightStep) -> Result<()> {
         let InFlightStep { step, prompts, began } = launched;
         let output = self.ranks.wait()?;
-        self.metrics.forward_duration_seconds.record(output.forward_seconds);
-        self.metrics
-            .iteration_tokens
-            .record(step.rows.iter().map(|row| row.tokens.len()).sum::<usize>() as f64);
+        if !step.rows.is_empty() {
+            self.metrics.forward_duration_seconds.record(output.forward_seconds);
+            self.metrics.iteration_tokens.record(step.num_tokens() as f64);
+        }
         self.keep_scores(&step, &prompts, &output);
         self.commit(&step, output)?;
         let now = Instant::now();
@@ -425,6 +435,16 @@ impl Engine {
             swapped_in: stats.num_swapped_in,
         };
     }
+}
+
+/// The pixels of the images whose encoding begins in a step.
+fn step_images<'a>(step: &Step, sequences: &'a HashMap<SeqId, Sequence>) -> Vec<StepImage<'a>> {
+    let begun = step.encodes.iter().filter(|encode| encode.pieces.start == 0);
+    let of = |encode: &Encode| {
+        let image = &sequences[&encode.seq].images()[encode.item as usize];
+        StepImage { slot: encode.slot, image: image.image.image() }
+    };
+    begun.map(of).collect()
 }
 
 /// The sampling parameters of the step's samples, and the prompt tokens to score.

@@ -17,6 +17,7 @@ use crate::{
     cores::Threads,
     device::open_gpu,
     gate::panic_message,
+    image_slots::StepImage,
     orders::{Order, encode, next_order, unexpected},
     rank_model::{RankDevice, RankLoad, RankModel},
     runner::Runner,
@@ -27,6 +28,7 @@ use crate::{
 pub(crate) struct FollowerConfig {
     files: CheckpointFiles,
     on_load: Option<OnLoad>,
+    takes_images: bool,
     load: LoadOptions,
     device: RankDevice,
     threads: Threads,
@@ -37,6 +39,8 @@ pub(crate) struct FollowerConfig {
 pub(crate) struct Setup {
     files: Files,
     on_load: Option<OnLoad>,
+    /// Whether the part for images is loaded, where the model has one.
+    takes_images: bool,
     device: RankDevice,
     dtype: LoadDtype,
     load_format: LoadFormat,
@@ -71,7 +75,8 @@ impl Setup {
         };
         let LoadOptions { dtype, load_format, max_model_len, device: _ } = load.clone();
         let on_load = checkpoint.on_load();
-        Self { files, on_load, device, dtype, load_format, max_model_len, threads }
+        let takes_images = checkpoint.vision().is_some();
+        Self { files, on_load, takes_images, device, dtype, load_format, max_model_len, threads }
     }
 
     /// Number of ranks.
@@ -95,13 +100,14 @@ impl Setup {
                 CheckpointFiles::Embedded(files.into_iter().map(leak).collect::<Vec<_>>().leak())
             }
         };
-        let Self { on_load, device, dtype, load_format, max_model_len, threads, .. } = self;
+        let Self { on_load, takes_images, device, dtype, .. } = self;
+        let Self { load_format, max_model_len, threads, .. } = self;
         let opened = if device == RankDevice::Gpu { open_gpu(rank)? } else { Device::Cpu };
         let load = LoadOptions { device: opened, dtype, load_format, max_model_len };
         let threads = threads.get(rank).cloned();
         let threads =
             threads.ok_or_else(|| Error::Invariant(format!("there is no rank {rank}")))?;
-        Ok(FollowerConfig { files, on_load, load, device, threads })
+        Ok(FollowerConfig { files, on_load, takes_images, load, device, threads })
     }
 }
 
@@ -122,6 +128,9 @@ fn follow(comm: &Arc<Comm>, config: &FollowerConfig, runner: &mut Option<Runner>
     if let Some(on_load) = config.on_load {
         checkpoint.quantize_on_load(on_load)?;
     }
+    if !config.takes_images {
+        checkpoint.without_vision();
+    }
     let load = RankLoad { device: config.device, options: &config.load, comm };
     let model = pool.install(|| RankModel::load(&checkpoint, &load, &mut |_| {}))?;
     comm.answer(&encode(&model.loaded())?)?;
@@ -130,8 +139,10 @@ fn follow(comm: &Arc<Comm>, config: &FollowerConfig, runner: &mut Option<Runner>
     config.threads.bind();
     let runner = runner.insert(model.reserve(memory, &config.threads, &mut |_, _| {})?);
     while let Some(order) = next_order(comm)? {
-        let Order::Step { step, scored } = order else { return Err(unexpected()) };
-        runner.follow(&step, &scored)?;
+        let Order::Step { step, scored, images } = order else { return Err(unexpected()) };
+        let images: Vec<_> =
+            images.iter().map(|(slot, image)| StepImage { slot: *slot, image }).collect();
+        runner.follow(&step, &scored, &images)?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use candlepower_checkpoint::Checkpoint;
 use candlepower_scheduler::CallerId;
 
 use crate::{
-    EngineConfig, EngineInfo, Pin, Request, Result, StartProgress, TokenStream,
+    EngineConfig, EngineInfo, Pin, PromptImage, Request, Result, StartProgress, TokenStream,
     engine::{Message, Shared, Submission},
     error::SubmitError,
     gate::EngineHealth,
@@ -150,6 +150,8 @@ impl EngineHandle {
             format!("at most {most} alternatives can have log-probabilities on a GPU")
         } else if let Some(id) = request.prompt.iter().find(|&&id| id as usize >= info.vocab_size) {
             format!("token id {id} is outside the vocabulary of {}", info.vocab_size)
+        } else if let Some(problem) = self.problem_of_images(request) {
+            problem
         } else if request.sampling.allowed_token_ids.as_ref().is_some_and(|ids| ids.is_empty()) {
             "no token is allowed".to_owned()
         } else if request.num_generated > 0
@@ -160,6 +162,42 @@ impl EngineHandle {
             return Ok(());
         };
         Err(SubmitError::Invalid(problem))
+    }
+
+    /// The reason why the engine cannot take the images of a request.
+    fn problem_of_images(&self, request: &Request) -> Option<String> {
+        let info = &self.shared.info;
+        if request.images.is_empty() {
+            return None;
+        }
+        let Some(vision) = &info.vision else {
+            return Some("this engine takes no images".to_owned());
+        };
+        let mut before = 0;
+        for PromptImage { start, len, image } in &request.images {
+            let (start, end) = (*start, start.saturating_add(*len));
+            if start < before || end <= start || end > request.prompt.len() {
+                return Some(format!(
+                    "an image is at {start}..{end}, outside of the prompt or not in order"
+                ));
+            }
+            before = end;
+            let pixels = image.image().pixels();
+            let count = vision.tokens.num_embeddings(pixels.width(), pixels.height());
+            let most = info.max_image_embeddings;
+            if count > most {
+                return Some(format!("an image has {count} embeddings; at most {most} fit"));
+            }
+            let placeholder = vision.tokens.placeholder;
+            let ids = &request.prompt[start..end];
+            let found = ids.iter().filter(|id| **id == placeholder).count();
+            if found != count {
+                return Some(format!(
+                    "an image has {count} embeddings, but {found} tokens for them"
+                ));
+            }
+        }
+        None
     }
 }
 

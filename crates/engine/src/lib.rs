@@ -27,6 +27,7 @@ mod follower;
 mod followers;
 mod gate;
 mod handle;
+mod image_slots;
 mod metrics;
 mod orders;
 mod pin;

@@ -2,12 +2,14 @@
 
 use candlepower_checkpoint::KvDtype;
 use candlepower_comm::Comm;
+use candlepower_media::Processed;
 use candlepower_models::{CacheSize, WorkspaceSize};
-use candlepower_scheduler::{Step, TokenSource};
+use candlepower_scheduler::{EncoderSlot, Step, TokenSource};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Result,
+    image_slots::StepImage,
     step_io::{SamplingBatch, ScoredRow},
 };
 
@@ -16,8 +18,9 @@ use crate::{
 pub(crate) enum Order {
     /// All ranks have loaded their shards. Each now reserves the memory of its steps.
     Reserve(StepMemory),
-    /// A step in which every token is known, and the rows whose prompt tokens are scored.
-    Step { step: Step, scored: Vec<ScoredRow> },
+    /// A step in which every token is known, the rows whose prompt tokens are scored, and the pixels of the images whose encoding
+    /// begins.
+    Step { step: Step, scored: Vec<ScoredRow>, images: Vec<(EncoderSlot, Processed)> },
 }
 
 /// The memory that every rank reserves for steps.
@@ -44,6 +47,7 @@ pub(crate) fn send_step(
     step: &Step,
     previous_samples: &[u32],
     batch: &SamplingBatch<'_>,
+    images: &[StepImage<'_>],
 ) -> Result<Step> {
     let mut step = step.clone();
     for source in step.rows.iter_mut().flat_map(|row| &mut row.tokens) {
@@ -51,7 +55,8 @@ pub(crate) fn send_step(
             *source = TokenSource::Id(previous_samples[sample as usize]);
         }
     }
-    let order = Order::Step { step, scored: batch.scored() };
+    let images = images.iter().map(|image| (image.slot, image.image.clone())).collect();
+    let order = Order::Step { step, scored: batch.scored(), images };
     comm.send_message(&encode(&order)?)?;
     match order {
         Order::Step { step, .. } => Ok(step),
@@ -102,7 +107,7 @@ mod tests {
         };
         let rows = (0..256).map(row).collect();
         let step = Step { id: 1_000_000, rows, ..Step::default() };
-        let order = Order::Step { step, scored: Vec::new() };
+        let order = Order::Step { step, scored: Vec::new(), images: Vec::new() };
         let bytes = encode(&order).unwrap();
         assert_eq!(bytes.len(), 184_714);
         let (Order::Step { step: sent, .. }, Order::Step { step, .. }) =

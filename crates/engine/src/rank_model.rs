@@ -6,7 +6,7 @@ use candle_core::{DType, Device};
 use candlepower_checkpoint::{Checkpoint, Dtype, KvDtype};
 use candlepower_comm::Comm;
 use candlepower_models::{
-    Decoder, DeviceDecoder, LoadOptions, LoadProgress, load_on_device, load_shard,
+    Decoder, DeviceDecoder, ImageEncoder, LoadOptions, LoadProgress, load_on_device, load_shard,
     load_shard_on_device,
 };
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,7 @@ use crate::{
     device::free_bytes,
     device_graphs::Graphs,
     device_runner::DeviceRunner,
+    image_slots::ImageSlots,
     orders::{Loaded, StepMemory, unexpected},
     runner::Runner,
 };
@@ -46,7 +47,9 @@ impl RankDevice {
 
 /// A rank's shard of the model.
 pub(crate) enum RankModel {
-    Cpu(Decoder),
+    /// A decoder, and the encoder of images if the model takes some. Each rank has the whole encoder.
+    Cpu(Decoder, Option<ImageEncoder>),
+    /// A decoder. On devices, models take text alone.
     Device(DeviceDecoder),
 }
 
@@ -66,7 +69,10 @@ impl RankModel {
     ) -> Result<Self> {
         let (options, comm) = (load.options, Arc::clone(load.comm));
         Ok(match (load.device, comm.size()) {
-            (RankDevice::Cpu, _) => Self::Cpu(load_shard(checkpoint, options, comm, progress)?),
+            (RankDevice::Cpu, _) => {
+                let decoder = load_shard(checkpoint, options, comm, progress)?;
+                Self::Cpu(decoder, ImageEncoder::load(checkpoint, options)?)
+            }
             (RankDevice::Reference | RankDevice::Gpu, 1) => {
                 Self::Device(load_on_device(checkpoint, options, progress)?)
             }
@@ -84,7 +90,9 @@ impl RankModel {
     /// Bytes of the shard's weights.
     pub(crate) fn weights_bytes(&self) -> u64 {
         let bytes = match self {
-            Self::Cpu(model) => model.weight_bytes(),
+            Self::Cpu(model, images) => {
+                model.weight_bytes() + images.as_ref().map_or(0, ImageEncoder::weight_bytes)
+            }
             Self::Device(model) => model.weight_bytes(),
         };
         bytes as u64
@@ -92,15 +100,20 @@ impl RankModel {
 
     pub(crate) fn device(&self) -> &Device {
         match self {
-            Self::Cpu(model) => model.device(),
+            Self::Cpu(model, _) => model.device(),
             Self::Device(model) => model.device(),
         }
+    }
+
+    /// Whether it takes images.
+    pub(crate) fn takes_images(&self) -> bool {
+        matches!(self, Self::Cpu(_, Some(_)))
     }
 
     /// The dtype of the weights that are not quantized.
     pub(crate) fn weights_dtype(&self) -> Dtype {
         let dtype = match self {
-            Self::Cpu(model) => model.weight_dtype(),
+            Self::Cpu(model, _) => model.weight_dtype(),
             Self::Device(model) => model.dtype(),
         };
         plain_dtype(dtype)
@@ -109,7 +122,7 @@ impl RankModel {
     /// The longest context that the model was loaded for, in tokens.
     pub(crate) fn max_model_len(&self) -> usize {
         match self {
-            Self::Cpu(model) => model.max_model_len(),
+            Self::Cpu(model, _) => model.max_model_len(),
             Self::Device(model) => model.max_model_len(),
         }
     }
@@ -122,9 +135,10 @@ impl RankModel {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Runner> {
         match (self, memory) {
-            (Self::Cpu(model), StepMemory::Cpu { size, kv }) => {
+            (Self::Cpu(model, images), StepMemory::Cpu { size, kv }) => {
                 let cache = model.new_cache(size, cache_dtype(kv))?;
-                let runner = CpuRunner::new(model, cache, size.block_size);
+                let images = images.map(ImageSlots::new);
+                let runner = CpuRunner::new(model, images, cache, size.block_size);
                 Ok(Runner::Cpu(Box::new(runner), threads.warm()?))
             }
             (Self::Device(model), StepMemory::Device { size, graphs, num_swap_blocks }) => {

@@ -8,6 +8,7 @@ use rayon::ThreadPool;
 use crate::{
     Result,
     followers::Followers,
+    image_slots::StepImage,
     runner::Runner,
     step_io::{SamplingBatch, StepOutput},
 };
@@ -52,11 +53,16 @@ impl Ranks {
         matches!(&self.runner, Runner::Device(runner) if !runner.is_in_group())
     }
 
-    /// Starts a step. On the CPU it is done when this returns.
-    pub(crate) fn launch(&mut self, step: &Step, batch: &SamplingBatch<'_>) {
+    /// Starts a step, with the pixels of the images whose encoding begins. On the CPU it is done when this returns.
+    pub(crate) fn launch(
+        &mut self,
+        step: &Step,
+        batch: &SamplingBatch<'_>,
+        images: &[StepImage<'_>],
+    ) {
         let launched = match &mut self.runner {
             Runner::Cpu(runner, threads) => {
-                Launched::Done(threads.run(|| runner.execute(step, batch)))
+                Launched::Done(threads.run(|| runner.execute(step, batch, images)))
             }
             Runner::Device(runner) => match runner.launch(step, batch) {
                 Ok(()) => Launched::OnDevice,

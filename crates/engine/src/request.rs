@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Weak};
 
+use candlepower_checkpoint::{ModelSpec, VisionSpec};
 use candlepower_grammar::Grammar;
 use candlepower_media::WaitingImage;
-use candlepower_scheduler::Caller;
+use candlepower_scheduler::{Caller, Item};
 use tokio::sync::mpsc;
 
 use crate::queue::QueueSlot;
@@ -49,6 +50,23 @@ pub struct PromptImage {
     pub len: usize,
     /// The pixels, which wait for the encoder.
     pub image: Arc<WaitingImage>,
+}
+
+impl PromptImage {
+    /// The image as the scheduler sees it. `decoder` is the model that reads the embeddings.
+    pub(crate) fn item(&self, vision: &VisionSpec, decoder: &ModelSpec) -> Item {
+        let image = self.image.image();
+        let (width, height) = (image.pixels().width(), image.pixels().height());
+        Item {
+            start: self.start,
+            len: self.len,
+            placeholder: vision.tokens.placeholder,
+            digest: *image.digest().as_bytes(),
+            num_pieces: vision.num_pieces(),
+            tokens_per_piece: vision.tokens_per_piece(width, height, decoder),
+            is_whole: vision.both_ways,
+        }
+    }
 }
 
 /// Parameters by which the next token of one sequence is sampled. Every field is this sequence's own: a batch shares none.

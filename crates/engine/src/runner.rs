@@ -3,7 +3,10 @@
 use candlepower_kernels::WarmThreads;
 use candlepower_scheduler::Step;
 
-use crate::{Result, cpu_runner::CpuRunner, device_runner::DeviceRunner, step_io::ScoredRow};
+use crate::{
+    Result, cpu_runner::CpuRunner, device_runner::DeviceRunner, image_slots::StepImage,
+    step_io::ScoredRow,
+};
 
 /// The runner of a rank's steps.
 pub(crate) enum Runner {
@@ -15,9 +18,14 @@ pub(crate) enum Runner {
 
 impl Runner {
     /// Runs a step of rank 0 on another rank, whose shard of the logits goes to rank 0.
-    pub(crate) fn follow(&mut self, step: &Step, scored: &[ScoredRow]) -> Result<()> {
+    pub(crate) fn follow(
+        &mut self,
+        step: &Step,
+        scored: &[ScoredRow],
+        images: &[StepImage<'_>],
+    ) -> Result<()> {
         match self {
-            Self::Cpu(runner, threads) => threads.run(|| runner.follow(step, scored)),
+            Self::Cpu(runner, threads) => threads.run(|| runner.follow(step, scored, images)),
             Self::Device(runner) => runner.follow(step, scored),
         }
     }

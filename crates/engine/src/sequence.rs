@@ -7,7 +7,7 @@ use candlepower_kernels::sampling::{Penalties, SampledRow, SamplingRow, uniform}
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::{
-    FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs,
+    FinishReason, PromptImage, Request, SamplingParams, TokenEvent, TokenLogprobs,
     constraint::{Constraint, Room, Taken},
     queue::QueueSlot,
     step_io::OutputPosition,
@@ -16,6 +16,8 @@ use crate::{
 /// One choice of a request while it waits or runs.
 pub(crate) struct Sequence {
     params: Rc<SamplingParams>,
+    /// The images of the prompt. A preempted sequence may have to encode them again.
+    images: Rc<[PromptImage]>,
     stream: StreamSender,
     seed: u64,
     prompt_len: usize,
@@ -100,6 +102,7 @@ impl Choices {
         let Self { request, constraint, allowed, streams, seed, max_model_len, submitted_at } =
             self;
         let params = Rc::new(request.sampling);
+        let images: Rc<[PromptImage]> = request.images.into();
         let prompt_len = request.prompt.len();
         let asked_len = prompt_len.saturating_sub(request.num_generated);
         let (asked, generated) = request.prompt.split_at(asked_len);
@@ -134,6 +137,7 @@ impl Choices {
             submitted_at: Some(submitted_at),
             started_at: None,
             params: Rc::clone(&params),
+            images: Rc::clone(&images),
         })
     }
 }
@@ -142,6 +146,11 @@ impl Sequence {
     /// Whether the stream of this sequence is dropped.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.stream.events.is_closed()
+    }
+
+    /// The images of the prompt.
+    pub(crate) fn images(&self) -> &[PromptImage] {
+        &self.images
     }
 
     /// The log-probabilities of the prompt, until the prompt is reported.

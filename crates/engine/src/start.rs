@@ -78,6 +78,7 @@ pub(crate) fn start(
         info,
         gate: EngineGate::new(in_flight_limit, config.stuck_after, death),
         next_seed: AtomicU64::new(config.seed),
+        decoder: checkpoint.spec().clone(),
     });
     let for_thread = Arc::clone(&shared);
     let running = Running::begin();
@@ -176,6 +177,11 @@ fn start_ranks(
             RankDevice::Reference | RankDevice::Gpu => Some(MOST_LOGPROBS),
         },
         num_threads: host.threads.iter().map(|threads| threads.count).sum(),
+        vision: checkpoint.vision().filter(|_| model.takes_images()).cloned().map(Arc::new),
+        max_image_embeddings: match model.takes_images() {
+            true => max_image_embeddings(checkpoint, config),
+            false => 0,
+        },
         ..info(checkpoint, &plan)
     };
 
@@ -205,7 +211,7 @@ fn plan_memory(
             .fold(free, |least, free| least.zip(free).map(|(least, free)| least.min(free))),
     };
     let device = match model {
-        RankModel::Cpu(_) => DeviceKind::Cpu,
+        RankModel::Cpu(..) => DeviceKind::Cpu,
         RankModel::Device(_) => DeviceKind::Gpu { utilization: config.gpu_memory_utilization },
     };
     let memory = DeviceMemory { device, available_bytes, counted: MemoryCounted::AfterLoading };
@@ -309,6 +315,12 @@ fn max_pinned_blocks(config: &EngineConfig, info: &EngineInfo) -> usize {
     }
 }
 
+/// Embeddings of images that the cache of the encoder holds.
+fn max_image_embeddings(checkpoint: &Checkpoint, config: &EngineConfig) -> usize {
+    let bytes = checkpoint.spec().hidden_size * size_of::<f32>();
+    config.encoder_cache_bytes as usize / bytes
+}
+
 /// The values that the plan and the checkpoint determine.
 fn info(checkpoint: &Checkpoint, plan: &MemoryPlan) -> EngineInfo {
     EngineInfo {
@@ -358,7 +370,7 @@ fn warm_up(ranks: &mut Ranks, vocab_size: usize) -> Result<()> {
             samples: vec![SeqId(0)],
         };
         let step = Step { rows: vec![row], ..Step::default() };
-        ranks.launch(&step, &SamplingBatch::like_rank_0(&step, &[]));
+        ranks.launch(&step, &SamplingBatch::like_rank_0(&step, &[]), &[]);
         if ranks.wait()?.samples.iter().any(|sampled| sampled.token_id.is_some()) {
             return Ok(());
         }

@@ -338,6 +338,7 @@ fn attention(dtype: DType, (seqs, queries, context): (usize, usize, usize)) {
         context_len: vec![context as u32; seqs],
         block_tables: (0..(seqs * blocks) as u32).collect(),
         max_blocks: blocks,
+        mutual: Vec::new(),
     };
     let params = PagedAttention { scale: 0.125, window: None, softcap: None };
     let times = time(|| {

@@ -34,10 +34,15 @@ pub struct PagedAttention {
 }
 
 impl PagedAttention {
-    /// Range of the positions that a query at `position` sees.
-    fn visible(&self, position: usize) -> Range<usize> {
+    /// Range of the positions that a query at `position` sees. Within a range of `mutual`, which is sorted, it sees the
+    /// whole range, whatever the window.
+    fn visible(&self, position: usize, mutual: &[Range<usize>]) -> Range<usize> {
         let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
-        first..position + 1
+        let next = mutual.partition_point(|range| range.end <= position);
+        match mutual.get(next).filter(|range| range.start <= position) {
+            Some(range) => first.min(range.start)..range.end,
+            None => first..position + 1,
+        }
     }
 }
 
@@ -52,6 +57,9 @@ pub struct AttentionMetadata {
     pub block_tables: Vec<u32>,
     /// Row length of `block_tables`.
     pub max_blocks: usize,
+    /// `[seqs]`: sorted ranges of positions that see each other both ways, such as the tokens of an image. All queries of
+    /// a range are in one step. Empty if no sequence has such a range.
+    pub mutual: Vec<Vec<Range<usize>>>,
 }
 
 impl AttentionMetadata {
@@ -79,6 +87,9 @@ impl AttentionMetadata {
                 self.max_blocks
             ));
         }
+        if !self.mutual.is_empty() && self.mutual.len() != seqs {
+            return error(format!("mutual has {} lists for {seqs} sequences", self.mutual.len()));
+        }
         let mut views = Vec::with_capacity(seqs);
         for seq in 0..seqs {
             let (start, end) = (self.query_start[seq] as usize, self.query_start[seq + 1] as usize);
@@ -104,11 +115,23 @@ impl AttentionMetadata {
                     cache.num_blocks
                 ));
             }
+            let mutual = self.mutual.get(seq).map_or(&[][..], Vec::as_slice);
+            let first_position = context_len - (end - start);
+            let mut before = first_position;
+            for range in mutual {
+                if range.start < before || range.is_empty() || range.end > context_len {
+                    return error(format!(
+                        "sequence {seq} has a mutual range {range:?}, outside of the queries or not in order"
+                    ));
+                }
+                before = range.end;
+            }
             views.push(SequenceView {
                 first_token: start,
                 num_queries: end - start,
-                first_position: context_len - (end - start),
+                first_position,
                 block_table,
+                mutual,
             });
         }
         Ok(views)
@@ -116,7 +139,7 @@ impl AttentionMetadata {
 }
 
 /// One sequence of a step.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct SequenceView<'a> {
     /// Index of its first query among the tokens of the step.
     pub first_token: usize,
@@ -126,6 +149,8 @@ pub struct SequenceView<'a> {
     pub first_position: usize,
     /// Blocks of its cache, in the order of the positions.
     pub block_table: &'a [u32],
+    /// Ranges of positions that see each other both ways.
+    pub mutual: &'a [Range<usize>],
 }
 
 /// Attention of this step's queries over their sequences' caches.
@@ -137,8 +162,6 @@ pub struct SequenceView<'a> {
 /// `sinks`, f32 `[heads]`, are attention sink logits: each joins its head's softmax and has no value, so that it
 /// lowers the other weights.
 /// All operands are f32, with one exception. With a cache in bf16, the operands of both products are bf16: `q` and
-/// the softmax's weights are rounded. Prompts then take a fifth to a third less time than with f32, and decodes 30 to
-/// 60 % less.
 /// the softmax's weights are rounded. Prompts then take a fifth to a third less time than with f32, and decodes a
 /// third to a half.
 ///
@@ -236,7 +259,7 @@ pub struct CacheView<'a> {
     pub head: usize,
 }
 
-/// The reference for [`paged_attention`] for one query of one head at position `position`. It is the sum of the
+/// The reference for [`paged_attention`] for one query of one head at position `position` of `seq`. It is the sum of the
 /// values of all visible positions, weighted with the softmax of their scores and of the attention sink logit,
 /// computed in f64.
 ///
@@ -246,17 +269,18 @@ pub struct CacheView<'a> {
 pub fn paged_attention_reference(
     q: &[f32],
     cache: &CacheView<'_>,
-    block_table: &[u32],
+    seq: &SequenceView<'_>,
     position: usize,
     params: &PagedAttention,
     sink: Option<f32>,
 ) -> Vec<f32> {
+    let block_table = seq.block_table;
     let block_size = cache.config.block_size;
     let slot = |p: usize| block_table[p / block_size] as usize * block_size + p % block_size;
     let place = |slot: usize, dim: usize| {
         reshape_and_cache_reference(cache.config, cache.order, slot, (cache.head, dim))
     };
-    let visible: Vec<usize> = params.visible(position).map(slot).collect();
+    let visible: Vec<usize> = params.visible(position, seq.mutual).map(slot).collect();
     let scores: Vec<f64> = visible
         .iter()
         .map(|&slot| {

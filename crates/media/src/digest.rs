@@ -2,11 +2,13 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A SHA-256 digest over a decoded picture, its size, the processor's settings and the detail.
 ///
 /// Two images under one text must never share an answer, so the digest is wide, and it covers everything that changes the
 /// values that a tower reads. The encoded bytes do not count: a PNG and a WebP of the same pixels are one image.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ImageDigest([u8; 32]);
 
 impl ImageDigest {

@@ -1,9 +1,11 @@
 //! A decoded picture: 8-bit RGB.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Error, Limits, Result};
 
 /// A decoded picture.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Picture {
     width: u32,
     height: u32,

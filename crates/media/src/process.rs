@@ -5,6 +5,7 @@ mod size;
 
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::resize::{Filter, resize};
@@ -48,7 +49,7 @@ impl FromStr for Detail {
 }
 
 /// Order of the values of one image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Layout {
     /// `[3, height, width]`.
     Channels,
@@ -65,7 +66,7 @@ pub enum Layout {
 }
 
 /// Rescaling and normalization of 8-bit values.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Normalize {
     scale: f64,
     mean: [f32; 3],
@@ -201,8 +202,8 @@ fn bounded(width: u32, height: u32, detail: Detail) -> (u32, u32) {
     (side(width), side(height))
 }
 
-/// A resized picture that waits for its tower: 8 bits a value.
-#[derive(Clone, Debug, PartialEq)]
+/// A resized picture that waits for its tower: 8 bits a value. It can be sent to other processes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Processed {
     pixels: Picture,
     normalize: Normalize,

@@ -46,6 +46,17 @@ pub struct ForwardInput {
     pub state_slots: Vec<u32>,
     /// The output tokens, where not all tokens are.
     pub output: Option<OutputTokens>,
+    /// Rows whose embeddings do not come from the table. Their token ids do not matter.
+    pub given: Vec<GivenRows>,
+}
+
+/// Embeddings of neighbouring tokens that an encoder has computed.
+#[derive(Clone, Debug)]
+pub struct GivenRows {
+    /// Index of the first token among the tokens of the step.
+    pub first_row: usize,
+    /// `[rows, hidden]` f32, contiguous. The factor on embeddings of tokens is not applied to them.
+    pub rows: Tensor,
 }
 
 /// Tokens of a block for texts whose keys and values are not kept.
@@ -74,6 +85,7 @@ impl ForwardInput {
             context_len: Vec::new(),
             block_tables: Vec::new(),
             max_blocks,
+            mutual: Vec::new(),
         };
         let mut first_block = 0;
         for text in texts {
@@ -98,6 +110,7 @@ impl ForwardInput {
             attention,
             state_slots: (0..texts.len() as u32).collect(),
             output: None,
+            given: Vec::new(),
         };
         Ok((input, first_block as usize))
     }
@@ -289,6 +302,10 @@ impl Ops for CpuOps<'_> {
         };
         let found = embedding_part(&self.input.token_ids, table, self.embed_scale, part)?;
         let words = all_reduce(self.comm, found)?;
+        for GivenRows { first_row, rows } in &self.input.given {
+            // Nobody else has this tensor yet, so that it may be changed in place.
+            words.slice_set(rows, 0, *first_row)?;
+        }
         match positions {
             None => Ok(words),
             Some(table) => Ok(add(&words, &embedding(&self.input.positions, table, 1.0)?)?),

@@ -34,7 +34,7 @@ mod vision;
 mod walk;
 
 pub use cache::{Cache, CacheSize};
-pub use decoder::{Decoder, ForwardInput};
+pub use decoder::{Decoder, ForwardInput, GivenRows};
 pub use device_decoder::{
     DeviceDecoder, DeviceInput, DeviceOutputTokens, Workspace, WorkspaceSize,
 };

@@ -33,7 +33,8 @@ impl OutputTokens {
                 "a sequence has fewer tokens than output tokens, or there is no count for it";
             return Err(KernelError::Metadata(reason.into()).into());
         }
-        if counts == tokens {
+        // Tokens that see later ones of an image need all of these.
+        if counts == tokens || !step.mutual.is_empty() {
             return Ok(None);
         }
         let max_blocks = step.max_blocks;

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use candlepower_kernels::{
     AttentionMetadata, CacheOrder, CacheView, Error, KvCacheConfig, PagedAttention, Result,
-    paged_attention_reference, reshape_and_cache_reference,
+    operands::SequenceView, paged_attention_reference, reshape_and_cache_reference,
 };
 
 use super::reference::Reference;
@@ -211,6 +211,7 @@ impl Blocks {
             order: CacheOrder::Single,
             head,
         };
-        paged_attention_reference(q, &view, &self.block_table, position, params, sink)
+        let seq = SequenceView { block_table: &self.block_table, ..SequenceView::default() };
+        paged_attention_reference(q, &view, &seq, position, params, sink)
     }
 }

@@ -11,8 +11,8 @@ use candlepower_gpu::{
 };
 use candlepower_kernels::{
     AttentionMetadata, CacheOrder, CacheView, KvCacheConfig, KvScales, PagedAttention, RopeStyle,
-    RopeTable, paged_attention_reference, reshape_and_cache_reference, rms_norm_reference,
-    rope_reference,
+    RopeTable, operands::SequenceView, paged_attention_reference, reshape_and_cache_reference,
+    rms_norm_reference, rope_reference,
 };
 
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
@@ -539,10 +539,11 @@ impl Step {
                         head: head / group,
                     };
                     let sink = self.sinks.as_ref().map(|sinks| sinks[head]);
+                    let seq = SequenceView { block_table: table, ..SequenceView::default() };
                     want.extend(paged_attention_reference(
                         q,
                         &view,
-                        table,
+                        &seq,
                         position,
                         &self.params,
                         sink,
@@ -600,6 +601,7 @@ pub(crate) fn metadata(
         context_len: Vec::new(),
         block_tables: Vec::new(),
         max_blocks,
+        mutual: Vec::new(),
     };
     let mut tokens = 0;
     for &(queries, context_len) in seqs {

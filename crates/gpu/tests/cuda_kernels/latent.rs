@@ -240,6 +240,7 @@ fn refuses_what_it_has_not(gpu: &Gpu) {
         context_len: vec![tokens],
         block_tables: (0..tokens / 16).collect(),
         max_blocks: tokens as usize / 16,
+        mutual: Vec::new(),
     };
     let spec = AttentionSpec { heads: 128, ..step.spec() };
     let config = config(tokens as usize / 16, 512, 576);

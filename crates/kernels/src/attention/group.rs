@@ -35,11 +35,10 @@ impl<C: Cell> Group<C> {
         MOST_ROWS.min(S::TILE_ROWS)
     }
 
-    /// A group of rows, each a position and a query.
+    /// A group of rows, each the range of positions that it sees and a query.
     pub(super) fn new<'q>(
-        rows: impl ExactSizeIterator<Item = (usize, &'q [f32])>,
+        rows: impl ExactSizeIterator<Item = (Range<usize>, &'q [f32])>,
         value_dim: usize,
-        params: &PagedAttention,
     ) -> Self {
         let count = rows.len();
         let mut group = Self {
@@ -51,8 +50,8 @@ impl<C: Cell> Group<C> {
             output: vec![0.0; count * value_dim],
             cell: PhantomData,
         };
-        for (row, (position, q)) in rows.enumerate() {
-            group.visible[row] = params.visible(position);
+        for (row, (visible, q)) in rows.enumerate() {
+            group.visible[row] = visible;
             group.q.resize(count * q.len() / C::STEPS, 0.0);
             for (line, numbers) in q.chunks_exact(C::STEPS).enumerate() {
                 group.q[line * count + row] = C::word(numbers);

@@ -89,8 +89,8 @@ impl Unit<'_> {
 
     /// Range of the positions that any of the rows sees.
     fn visible(&self, params: &PagedAttention) -> Range<usize> {
-        let first = params.visible(self.seq.first_position + self.queries.start).start;
-        first..self.seq.first_position + self.queries.end
+        let of = |query: usize| params.visible(self.seq.first_position + query, self.seq.mutual);
+        of(self.queries.start).start..of(self.queries.end - 1).end
     }
 
     /// Range of the partitions that hold those positions.
@@ -238,9 +238,10 @@ impl<T: Cached> WithSimd for Attend<'_, T> {
             .map(|group| {
                 let rows = (bound(group)..bound(group + 1)).map(|row| {
                     let (position, at) = unit.row(step, row);
-                    (position, &step.q[at * head_dim..(at + 1) * head_dim])
+                    let visible = params.visible(position, unit.seq.mutual);
+                    (visible, &step.q[at * head_dim..(at + 1) * head_dim])
                 });
-                Group::new(rows, value_dim, &params)
+                Group::new(rows, value_dim)
             })
             .collect();
         let visible = unit.visible(&params);

@@ -46,6 +46,8 @@ struct Fixture {
     queries: Vec<Vec<f32>>,
     /// Attention sink logits, for shapes in which several heads share keys.
     sinks: Option<Vec<f32>>,
+    /// Ranges of positions that see each other both ways, in each sequence that has them.
+    mutual: Vec<Range<usize>>,
 }
 
 impl Fixture {
@@ -104,7 +106,7 @@ impl Fixture {
         }
         let sinks = (group > 1).then(|| numbers.take(group * kv_heads));
         let sinks = sinks.map(|sinks| sinks.into_iter().map(|sink| 3.0 * sink).collect());
-        Self { shape, cache, block_tables, queries, sinks }
+        Self { shape, cache, block_tables, queries, sinks, mutual: Vec::new() }
     }
 
     fn row_elements(&self) -> usize {
@@ -126,11 +128,16 @@ impl Fixture {
             context_len: Vec::new(),
             block_tables: Vec::new(),
             max_blocks,
+            mutual: Vec::new(),
         };
         for (seq, positions) in rows {
             q.extend(&self.queries[*seq][positions.start * width..positions.end * width]);
             meta.query_start.push((q.len() / width) as u32);
             meta.context_len.push(positions.end as u32);
+            let is_here = |range: &&Range<usize>| {
+                positions.start <= range.start && range.end <= positions.end
+            };
+            meta.mutual.push(self.mutual.iter().filter(is_here).cloned().collect());
             let mut table = self.block_tables[*seq].clone();
             table.resize(max_blocks, u32::MAX);
             meta.block_tables.extend(table);
@@ -180,6 +187,8 @@ impl Fixture {
         if order == CacheOrder::Pairs {
             q.iter_mut().for_each(|number| *number = bf16::from_f32(*number).to_f32());
         }
+        let length = self.queries[seq].len() / width;
+        let mutual: Vec<_> = self.mutual.iter().filter(|r| r.end <= length).cloned().collect();
         let heads = q.chunks_exact(self.shape.head_dim).enumerate();
         heads
             .flat_map(|(head, q)| {
@@ -187,8 +196,9 @@ impl Fixture {
                 let head = head / self.shape.group;
                 let config = self.cache.config();
                 let view = CacheView { keys, values, config, order, head };
-                let table = &self.block_tables[seq];
-                paged_attention_reference(q, &view, table, position, params, sink)
+                let block_table = &self.block_tables[seq];
+                let seq = SequenceView { block_table, mutual: &mutual, ..SequenceView::default() };
+                paged_attention_reference(q, &view, &seq, position, params, sink)
             })
             .collect()
     }
@@ -277,6 +287,57 @@ fn compare_shapes(dtype: DType, lengths: &[usize], limit: f32) -> f64 {
     moved / f64::from(count)
 }
 
+/// Windows that end within an image, and images longer than a tile, a window and a partition.
+#[test]
+fn positions_of_an_image_see_each_other_both_ways() {
+    let shape = Shape { group: 2, kv_heads: 2, head_dim: 32, block_size: 16, latent: None };
+    let lengths = [20, 700];
+    for dtype in [DType::F32, DType::BF16] {
+        let mut fixture = Fixture::of(dtype, shape, &lengths);
+        let causal = fixture.step(Isa::detect(), &[(1, 0..700)], &params(None, None));
+        fixture.mutual = vec![3..9, 9..15, 40..141, 200..630];
+        let numbers = fixture.numbers();
+        let limit = if dtype == DType::F32 { 3e-6 } else { 1.0 / 256.0 };
+        for (window, softcap) in PARAMS {
+            let params = params(window, softcap);
+            let rows = [(0, 0..20), (1, 0..700)];
+            let results: Vec<_> =
+                Isa::all().into_iter().map(|isa| fixture.step(isa, &rows, &params)).collect();
+            let width = fixture.row_elements();
+            for (seq, length) in lengths.into_iter().enumerate() {
+                for result in &results {
+                    assert_eq!(bits(&result[seq]), bits(&results[0][seq]));
+                }
+                // The reference takes long, so it is computed around the borders and now and then between them.
+                let is_near = |p: &usize| {
+                    let borders = fixture.mutual.iter().flat_map(|range| [range.start, range.end]);
+                    p % 37 == 0 || borders.clone().any(|border| border.abs_diff(*p) < 2)
+                };
+                for position in (0..length).filter(is_near) {
+                    let want = fixture.reference(&numbers, seq, position, &params);
+                    let got = &results[0][seq][position * width..][..width];
+                    for (got, want) in got.iter().zip(&want) {
+                        assert!(
+                            (got - want).abs() <= limit * want.abs().max(1.0),
+                            "{params:?} {position}"
+                        );
+                    }
+                }
+            }
+            // Rows end between images.
+            let mut parts: Vec<f32> = Vec::new();
+            for range in [0..9, 9..38, 38..141, 141..190, 190..650, 650..700] {
+                parts.extend(fixture.step(Isa::detect(), &[(1, range)], &params).remove(0));
+            }
+            assert_eq!(bits(&parts), bits(&results[0][1]), "{params:?}");
+        }
+        let both_ways = fixture.step(Isa::detect(), &[(1, 0..700)], &params(None, None));
+        let width = fixture.row_elements();
+        assert_eq!(bits(&causal[0][..3 * width]), bits(&both_ways[0][..3 * width]));
+        assert_ne!(bits(&causal[0][3 * width..]), bits(&both_ways[0][3 * width..]));
+    }
+}
+
 /// A prompt's rows must not depend on how it is cut, on its neighbours, or on the threads.
 #[test]
 fn chunks_batches_and_threads_give_the_same_bits() {
@@ -340,6 +401,7 @@ fn the_wrapper_computes_and_checks() {
         context_len: vec![20],
         block_tables: fixture.block_tables[0].clone(),
         max_blocks: 2,
+        mutual: Vec::new(),
     };
     let width = fixture.row_elements();
     let q = Tensor::from_slice(&fixture.queries[0][18 * width..], (2, 14, 64), device).unwrap();
@@ -358,6 +420,10 @@ fn the_wrapper_computes_and_checks() {
     assert!(refused(AttentionMetadata { context_len: vec![33], ..meta.clone() }));
     assert!(refused(AttentionMetadata { block_tables: vec![0], ..meta.clone() }));
     assert!(refused(AttentionMetadata { block_tables: vec![0, 5], ..meta.clone() }));
+    for wrong in [vec![17..19], vec![18..21], vec![19..19], vec![19..20, 18..19]] {
+        assert!(refused(AttentionMetadata { mutual: vec![wrong], ..meta.clone() }));
+    }
+    assert!(refused(AttentionMetadata { mutual: vec![vec![]; 2], ..meta.clone() }));
     let narrow = PagedAttention { window: Some(0), ..params };
     let window = paged_attention(&q, &fixture.cache, 1, &meta, &narrow, None);
     assert!(matches!(window, Err(Error::Parameter { parameter: "window", .. })));

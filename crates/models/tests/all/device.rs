@@ -85,6 +85,7 @@ impl Runner {
             context_len: vec![],
             block_tables: vec![],
             max_blocks,
+            mutual: Vec::new(),
         };
         for &(computed, tokens, blocks) in work {
             for (position, &token) in (computed..).zip(tokens) {

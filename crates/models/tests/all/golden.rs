@@ -125,6 +125,7 @@ fn input_of(work: &mut [(&mut Sequence, &[u32])]) -> ForwardInput {
         context_len: vec![],
         block_tables: vec![],
         max_blocks,
+        mutual: Vec::new(),
     };
     for (sequence, tokens) in work.iter_mut() {
         for (i, &token) in tokens.iter().enumerate() {
@@ -149,6 +150,7 @@ fn input_of(work: &mut [(&mut Sequence, &[u32])]) -> ForwardInput {
         state_slots: work.iter().map(|(sequence, _)| sequence.state_slot()).collect(),
         attention,
         output: None,
+        given: Vec::new(),
     }
 }
 

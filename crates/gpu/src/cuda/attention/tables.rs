@@ -65,6 +65,7 @@ mod tests {
             context_len: vec![17, 16],
             block_tables: vec![5, 3, 9, 0],
             max_blocks: 2,
+            mutual: Vec::new(),
         };
         let layout = TableLayout { seqs: 2 };
         let mut tables = [77; 13];
