@@ -37,8 +37,8 @@ makes the ids of all prompts: it expands the images, splits the prompt at the te
 the texts between them without recognizing any special token. Where no text has one, the ids must equal those of the
 processor.
 
-The script fails if the pictures hardly change the logits, or if a tower that exchanges rows and columns would go
-unnoticed. The weights come from seeded_weights.py. Two runs write the same bytes.
+The script fails if the pictures hardly change the logits, or if a comparison would not notice a tower that exchanges
+rows and columns, a decoder that sees an image one way only, or plain positions instead of 3-D ones. The weights come from seeded_weights.py. Two runs write the same bytes.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class Golden:
         values = values[0] if values.ndim == 4 else values
         flat = values.reshape(-1)
         embeddings = self.embed(inputs)
-        swapped = self.family.swapped(self.model, lambda: self.embed(inputs))
-        difference = (embeddings - swapped).abs().max().item()
-        assert difference > CLEAR, f"{name}: rows and columns may be exchanged, difference {difference}"
+        for swapped in self.family.swapped(self.model, lambda: self.embed(inputs)):
+            difference = (embeddings - swapped).abs().max().item()
+            assert difference > CLEAR, f"{name}: exchanged rows and columns would go unnoticed, {difference}"
         self.embeddings[name] = len(embeddings)
         self.tensors[f"{name}.embeddings"] = embeddings.contiguous()
         return {
@@ -127,6 +127,10 @@ class Golden:
         logits = self.logits(inputs, ids)
         if names:
             self.changes.append((logits[-1] - self.logits(negated(inputs), ids)[-1]).abs().max().item())
+            for what, wrong in self.family.wrong(self.family.whole(inputs, torch.tensor([ids]))).items():
+                with torch.no_grad():
+                    difference = (self.model(**wrong).logits[0] - logits).abs().max().item()
+                assert difference > CLEAR, f"{name}: {what} would go unnoticed, difference {difference}"
         self.tensors[f"{name}.logits"] = logits[:, self.sampled_ids].contiguous()
         self.tensors[f"{name}.last_logits"] = logits[-1].clone()
         entry = {"messages": messages}
@@ -227,10 +231,14 @@ def lines(parts: dict) -> str:
     return f'{{"sampled_ids":{sampled},\n"pictures":{{\n{pictures}\n}},\n"cases":{{\n{cases}\n}}}}\n'
 
 
-def randomise_tower(model: torch.nn.Module, seed: int) -> None:
-    """Fills the weights of the tower and the projector, such that embeddings differ as much as those of tokens."""
+def randomise_tower(model: torch.nn.Module, seed: int, final_norm: float) -> None:
+    """Fills the weights of the tower and the projector, such that embeddings differ as much as those of tokens.
+    `final_norm` is added to the weights of the decoder's last norm, which makes logits differ more.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
+        if name.endswith("language_model.norm.weight"):
+            parameter.data.add_(final_norm)
         if "language_model" in name or "lm_head" in name:
             continue
         noise = torch.randn(parameter.shape, generator=generator)
@@ -251,7 +259,7 @@ def make(name: str, family, seed: int, out: Path, pictures: dict) -> None:
     config._attn_implementation = "eager"
     model = family.cls(config).to(torch.float32).eval()
     common.randomise(model, seed)
-    randomise_tower(model, seed + 1)
+    randomise_tower(model, seed + 1, family.final_norm)
     model.save_pretrained(folder)
     common.rewrite_json(folder / "config.json", family.rewrite)
     seed_weights(folder, seed)

@@ -10,6 +10,8 @@ import torch
 import transformers
 import vision_files
 from common import COMMON
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.pixtral.modeling_pixtral import PixtralVisionRotaryEmbedding
 from transformers.models.pixtral.processing_pixtral import PixtralProcessor
@@ -39,6 +41,7 @@ class Mistral3:
     pixels = ("pixel_values", "image_sizes")
     tokens = dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
     merges = 64
+    final_norm = 0.0
 
     def __init__(self, patch: int, longest_edge: int, text: dict, vision: dict, whole: dict, rewrite=lambda c: None):
         self.patch, self.longest_edge, self.rewrite = patch, longest_edge, rewrite
@@ -106,14 +109,119 @@ class Mistral3:
     def positions(self, model, inputs: dict) -> dict:
         return {}
 
-    def swapped(self, model, run) -> torch.Tensor:
-        """The result of `run` where rows and columns are exchanged in the tower's positions."""
+    def swapped(self, model, run) -> list[torch.Tensor]:
+        """Results of `run` where rows and columns are exchanged in the tower's positions."""
         forward = PixtralVisionRotaryEmbedding.forward
         PixtralVisionRotaryEmbedding.forward = lambda rope, x, at: forward(rope, x, at.flip(-1))
         try:
-            return run()
+            return [run()]
         finally:
             PixtralVisionRotaryEmbedding.forward = forward
+
+    def wrong(self, arguments: dict) -> dict:
+        """Arguments with an error that the results must show."""
+        return {}
+
+
+class Gemma3:
+    """SigLIP's tower over pictures of one size, whose patches are averaged. An image's tokens see each other."""
+
+    cls = transformers.Gemma3ForConditionalGeneration
+    placeholder, written = "<image_soft_token>", "<start_of_image>"
+    spelled = written + placeholder
+    pixels = ("pixel_values",)
+    tokens = dict(bos_token="<bos>", eos_token="<eos>", unk_token="<unk>", pad_token="<pad>")
+    marks = dict(boi_token="<start_of_image>", eoi_token="<end_of_image>", image_token="<image_soft_token>")
+    # Added to the weights of the last norm. Embeddings are small, since large ones would make the model repeat its
+    # input: the logits are products with the same matrix.
+    final_norm = 5.0
+
+    def __init__(self, patch: int, side: int, count: int, text: dict, vision: dict, seed: int):
+        self.seed = seed
+        self.patch, self.side, self.count, self.text, self.vision = patch, side, count, text, vision
+        self.tokenizer = vision_files.with_bytes(vision_files.GEMMA_SPECIALS, vision_files.GEMMA_BEHIND, 40)
+
+    def config(self):
+        begin, end, image = map(self.tokenizer.token_to_id, vision_files.GEMMA_BEHIND)
+        ids = dict(pad_token_id=0, eos_token_id=1, bos_token_id=2)
+        text = {**COMMON, **ids, "vocab_size": image + 5, "tie_word_embeddings": True, **self.text}
+        vision = dict(model_type="siglip_vision_model", patch_size=self.patch, image_size=self.side)
+        return transformers.Gemma3Config(
+            text_config=text,
+            vision_config={**vision, "vision_use_head": False, **self.vision},
+            mm_tokens_per_image=self.count,
+            boi_token_index=begin,
+            eoi_token_index=end,
+            image_token_index=image,
+            eos_token_id=[1, self.tokenizer.token_to_id("<end_of_turn>")],
+        )
+
+    def rewrite(self, config: dict) -> None:
+        pass
+
+    def write_files(self, folder: Path) -> None:
+        tokens = {**self.tokens, **self.marks, "extra_special_tokens": self.marks}
+        vision_files.write_tokenizer(folder, self.tokenizer, tokens, vision_files.GEMMA)
+        write_json(folder / "preprocessor_config.json", self.preprocessor())
+        processor = dict(image_seq_length=self.count, processor_class="Gemma3Processor")
+        write_json(folder / "processor_config.json", processor)
+
+    def preprocessor(self) -> dict:
+        return {
+            "do_convert_rgb": None,
+            "do_normalize": True,
+            "do_pan_and_scan": None,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_processor_type": "Gemma3ImageProcessor",
+            "image_seq_length": self.count,
+            "image_std": [0.5, 0.5, 0.5],
+            "pan_and_scan_max_num_crops": None,
+            "pan_and_scan_min_crop_size": None,
+            "pan_and_scan_min_ratio_to_activate": None,
+            "processor_class": "Gemma3Processor",
+            "resample": 2,
+            "rescale_factor": 1 / 255,
+            "size": {"height": self.side, "width": self.side},
+        }
+
+    def load_processor(self, tokenizer):
+        pil = Gemma3ImageProcessorPil(**settings(self.preprocessor()))
+        return Gemma3Processor(pil, tokenizer, image_seq_length=self.count)
+
+    def conversations(self) -> dict:
+        return {name: (sent, None) for name, sent in vision_files.conversations(self.spelled).items()}
+
+    def expand(self, prompt: str, sizes: list) -> str:
+        image = "\n\n<start_of_image>" + self.count * "<image_soft_token>" + "<end_of_image>\n\n"
+        return fill(prompt, "<start_of_image>", [image] * len(sizes))
+
+    def size(self, inputs: dict) -> list[int]:
+        return [self.side, self.side]
+
+    def whole(self, inputs: dict, ids: torch.Tensor) -> dict:
+        """The model's arguments for these token ids."""
+        image = self.tokenizer.token_to_id(self.placeholder)
+        pixels = {key: inputs[key] for key in self.pixels if key in inputs}
+        return dict(input_ids=ids, token_type_ids=(ids == image).long(), **pixels)
+
+    def positions(self, model, inputs: dict) -> dict:
+        return {}
+
+    def swapped(self, model, run) -> list[torch.Tensor]:
+        """Results of `run` where rows and columns are exchanged in the tower's positions."""
+        table = model.model.vision_tower.embeddings.position_embedding.weight
+        kept, grid = table.data, self.side // self.patch
+        table.data = kept.view(grid, grid, -1).transpose(0, 1).reshape(kept.shape)
+        result = run()
+        table.data = kept
+        return [result]
+
+    def wrong(self, arguments: dict) -> dict:
+        """Arguments with an error that the results must show."""
+        none = torch.zeros_like(arguments["token_type_ids"])
+        return {"a mask that sees an image one way only": arguments | {"token_type_ids": none}}
 
 
 FAMILIES = {
@@ -166,5 +274,24 @@ FAMILIES = {
         ),
         whole=dict(multimodal_projector_bias=True, projector_hidden_act="gelu"),
         rewrite=lambda c: c["vision_config"].update(rope_theta=c["vision_config"].pop("rope_parameters")["rope_theta"]),
+    ),
+    # SigLIP's heads of 72. A window is smaller than an image, whose tokens reach behind the window only forwards.
+    "vision_gemma3": Gemma3(
+        seed=7203,
+        patch=4,
+        side=32,
+        count=16,
+        text=dict(
+            num_hidden_layers=4,
+            head_dim=32,
+            query_pre_attn_scalar=24,
+            sliding_window=6,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters=dict(
+                full_attention=dict(rope_type="linear", rope_theta=20000.0, factor=8.0),
+                sliding_attention=dict(rope_type="default", rope_theta=500.0),
+            ),
+        ),
+        vision=dict(hidden_size=144, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2),
     ),
 }

@@ -172,3 +172,60 @@ def tool_result() -> list[dict]:
         CALL,
         {"role": "tool", "tool_call_id": "call00001", "content": [text("Seen: "), image("odd")]},
     ]
+
+
+def with_bytes(specials: list[str], behind: list[str], merges: int) -> Tokenizer:
+    """SentencePiece's BPE with byte fallback as in Gemma: no space before the text, and tokens of several line breaks.
+    Special tokens `specials` come first; those of `behind` come last, and the last one is not in the model's vocabulary.
+    """
+    whole = json.loads((FIXTURES / "byte_fallback.tokenizer.json").read_text())
+    letters = ["▁" if letter == " " else letter for letter in map(chr, range(32, 127))]
+    vocabulary = [*specials, "\n", "\n\n", "\n\n\n", *(f"<0x{byte:02X}>" for byte in range(256)), *letters]
+    pairs = [("\n", "\n"), ("\n\n", "\n"), ("\n", "\n\n")]
+    for pair in map(tuple, whole["model"]["merges"]):
+        if len(pairs) < merges and set(pair) <= set(vocabulary) and "".join(pair) not in vocabulary:
+            pairs.append(pair)
+            vocabulary.append("".join(pair))
+    vocabulary += behind[:-1]
+    ids = {token: at for at, token in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=pairs, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    marks = [AddedToken(token, special=True, normalized=False) for token in specials + behind]
+    tokenizer.add_special_tokens(marks)
+    return tokenizer
+
+
+GEMMA_SPECIALS = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
+GEMMA_BEHIND = ["<start_of_image>", "<end_of_image>", "<image_soft_token>"]
+
+GEMMA = """\
+{{- bos_token }}
+{%- set ns = namespace(before="") %}
+{%- if messages[0].role == "system" %}
+    {%- set system = messages[0].content %}
+    {%- set ns.before = (system if system is string else system[0].text) + "\\n\\n" %}
+    {%- set messages = messages[1:] %}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role not in ["user", "assistant"] or (message.role == "user") != (loop.index0 % 2 == 0) %}
+        {{- raise_exception("A user and an assistant take turns.") }}
+    {%- endif %}
+    {{- "<start_of_turn>" + ("model" if message.role == "assistant" else "user") + "\\n" + ns.before }}
+    {%- set ns.before = "" %}
+    {%- if message.content is string %}
+        {{- message.content | trim }}
+    {%- else %}
+        {%- for part in message.content %}
+            {%- if part.type == "image" %}
+                {{- "<start_of_image>" }}
+            {%- elif part.type == "text" %}
+                {{- part.text | trim }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+    {{- "<end_of_turn>\\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<start_of_turn>model\\n" }}{%- endif %}
+"""
