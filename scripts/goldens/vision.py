@@ -29,6 +29,7 @@ cases.json:
 golden.safetensors, all in f32:
 
     PICTURE.embeddings [embeddings, hidden]              the projector's output for this picture alone
+    wide.deepstack [levels, embeddings, hidden]          what is added behind the first decoder layers (Qwen3-VL)
     CASE.logits [positions, sampled_ids]                 at every position of the prompt
     CASE.last_logits [vocab]                             at its last position
 
@@ -97,6 +98,7 @@ class Golden:
             assert difference > CLEAR, f"{name}: exchanged rows and columns would go unnoticed, {difference}"
         self.embeddings[name] = len(embeddings)
         self.tensors[f"{name}.embeddings"] = embeddings.contiguous()
+        self.tensors |= self.family.more(self.model, name, inputs)
         return {
             "source": list(self.pictures[name].size),
             "processed": self.family.size(inputs),
@@ -157,6 +159,7 @@ class Golden:
         """The tokens that greedy decoding appends. With a cache, since a placeholder that is drawn is text, while
         the model takes one in a prompt for a part of an image.
         """
+        self.model.model.rope_deltas = None  # which Qwen's models keep from the prompt before
         with torch.no_grad():
             result = self.model(**self.family.whole(inputs, torch.tensor([ids])), use_cache=True)
             drawn = []

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 
 import torch
 import transformers
 import vision_files
-from common import COMMON
+import vision_qwen
+from common import COMMON, write_json
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.pixtral.modeling_pixtral import PixtralVisionRotaryEmbedding
 from transformers.models.pixtral.processing_pixtral import PixtralProcessor
-
-
-def settings(preprocessor: dict) -> dict:
-    """The arguments of an image processor's class."""
-    return {key: value for key, value in preprocessor.items() if not key.endswith(("_type", "_class"))}
-
-
-def write_json(path: Path, content: dict) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def fill(prompt: str, mark: str, images: list[str]) -> str:
-    """The prompt with an image's tokens in place of each mark."""
-    parts = prompt.split(mark)
-    assert len(parts) == len(images) + 1
-    return parts[0] + "".join(image + part for image, part in zip(images, parts[1:]))
+from vision_files import fill, settings
 
 
 class Mistral3:
@@ -106,7 +91,10 @@ class Mistral3:
         pixels = {key: inputs[key] for key in self.pixels if key in inputs}
         return dict(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels)
 
-    def positions(self, model, inputs: dict) -> dict:
+    def positions(self, model, arguments: dict) -> dict:
+        return {}
+
+    def more(self, model, name: str, inputs: dict) -> dict:
         return {}
 
     def swapped(self, model, run) -> list[torch.Tensor]:
@@ -206,7 +194,10 @@ class Gemma3:
         pixels = {key: inputs[key] for key in self.pixels if key in inputs}
         return dict(input_ids=ids, token_type_ids=(ids == image).long(), **pixels)
 
-    def positions(self, model, inputs: dict) -> dict:
+    def positions(self, model, arguments: dict) -> dict:
+        return {}
+
+    def more(self, model, name: str, inputs: dict) -> dict:
         return {}
 
     def swapped(self, model, run) -> list[torch.Tensor]:
@@ -294,4 +285,5 @@ FAMILIES = {
         ),
         vision=dict(hidden_size=144, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2),
     ),
+    **vision_qwen.FAMILIES,
 }

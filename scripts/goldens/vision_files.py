@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import numpy
-from common import ROOT
+from common import ROOT, write_json
 from media_files import png
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -40,14 +40,16 @@ def picture(name: str) -> bytes:
     return png(pixels, 8, 2)
 
 
-def byte_level(specials: list[str], merges: int) -> Tokenizer:
-    """The fixture `byte_level` with its first merges only, behind special tokens that have the lowest ids."""
+def byte_level(first: list[str], merges: int, last: list[str] = (), words: list[str] = ()) -> Tokenizer:
+    """The fixture `byte_level` with its first merges only, between special tokens with the lowest ids and others with
+    the highest ids. Behind them are `words`, added tokens that are not special.
+    """
     whole = json.loads((FIXTURES / "byte_level.tokenizer.json").read_text())
     order = sorted(whole["model"]["vocab"], key=whole["model"]["vocab"].get)
     pairs = [tuple(pair) for pair in whole["model"]["merges"][:merges]]
     letters = [token for token in order if len(token) == 1]
     joined = ["".join(pair) for pair in pairs]
-    vocabulary = {token: at for at, token in enumerate(specials + letters + joined)}
+    vocabulary = {token: at for at, token in enumerate(first + letters + joined)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=True))
     split = whole["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -57,8 +59,21 @@ def byte_level(specials: list[str], merges: int) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in [*first, *last]])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in words])
     return tokenizer
+
+
+def settings(preprocessor: dict) -> dict:
+    """The arguments of an image processor's class."""
+    return {key: value for key, value in preprocessor.items() if not key.endswith(("_type", "_class"))}
+
+
+def fill(prompt: str, mark: str, images: list[str]) -> str:
+    """The prompt with an image's tokens in place of each mark."""
+    parts = prompt.split(mark)
+    assert len(parts) == len(images) + 1
+    return parts[0] + "".join(image + part for image, part in zip(images, parts[1:]))
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, config: dict, template: str) -> None:
@@ -66,7 +81,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, config: dict, template: 
     compact = json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False, separators=(",", ":"))
     (folder / "tokenizer.json").write_text(compact + "\n", encoding="utf-8")
     config = {**config, "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_json(folder / "tokenizer_config.json", config)
 
 
 # The ids of Mistral's special tokens, which have the published order.
@@ -228,4 +243,54 @@ GEMMA = """\
     {{- "<end_of_turn>\\n" }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- "<start_of_turn>model\\n" }}{%- endif %}
+"""
+
+
+# Special tokens, and added tokens that are not special. They have the highest ids.
+QWEN_SPECIALS = [
+    *["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"],
+    *["<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"],
+]
+QWEN_WORDS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
+
+QWEN = """\
+{%- macro parts(content) %}
+    {%- if content is string %}{{- content }}{%- else %}
+        {%- for part in content %}
+            {%- if part.type in ["image", "image_url"] %}
+                {{- "<|vision_start|><|image_pad|><|vision_end|>" }}
+            {%- elif "text" in part %}
+                {{- part.text }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+{%- endmacro %}
+{%- if tools %}
+    {{- "<|im_start|>system\\n" }}
+    {%- if messages[0].role == "system" %}{{- parts(messages[0].content) + "\\n\\n" }}{%- endif %}
+    {{- "Call these in <tool_call></tool_call> as JSON with name and arguments:" }}
+    {%- for tool in tools %}{{- "\\n" + (tool | tojson) }}{%- endfor %}
+    {{- "<|im_end|>\\n" }}
+{%- elif messages[0].role == "system" %}
+    {{- "<|im_start|>system\\n" + parts(messages[0].content) + "<|im_end|>\\n" }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == "user" %}
+        {{- "<|im_start|>user\\n" + parts(message.content) + "<|im_end|>\\n" }}
+    {%- elif message.role == "assistant" %}
+        {{- "<|im_start|>assistant\\n" }}
+        {%- if message.content %}{{- parts(message.content) }}{%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {%- if not loop.first or message.content %}{{- "\\n" }}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- (call.function.arguments | tojson) + "}\\n</tool_call>" }}
+        {%- endfor %}
+        {{- "<|im_end|>\\n" }}
+    {%- elif message.role == "tool" %}
+        {%- if loop.first or messages[loop.index0 - 1].role != "tool" %}{{- "<|im_start|>user" }}{%- endif %}
+        {{- "\\n<tool_response>\\n" + parts(message.content) + "\\n</tool_response>" }}
+        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}{{- "<|im_end|>\\n" }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n" }}{%- endif %}
 """
