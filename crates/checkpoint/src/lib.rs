@@ -53,7 +53,7 @@ pub use quantization::{
     Awq, CompressedInt, Fp8, GgufType, Gptq, Mxfp4, Nvfp4, OnLoad, Quantization,
     QuantizationMethod, Recoded, Scheme, SqueezeLlm, StoredKind, StoredTensor,
 };
-pub use rope::{QueryGrowth, RopeScaling, RopeSpec};
+pub use rope::{QueryGrowth, RopeScaling, RopeSections, RopeSpec};
 pub use shard::Shard;
 pub use slot::{HeadAxis, Init, Slot, SlotInfo, SlotQuantization, SlotShard};
 pub use spec::{

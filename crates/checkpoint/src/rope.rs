@@ -15,6 +15,50 @@ pub struct RopeSpec {
     pub scaling: RopeScaling,
     /// Growth of queries with their position.
     pub query_growth: Option<QueryGrowth>,
+    /// Rotation by frame, row and column, where tokens have three positions; those of text are equal.
+    pub sections: Option<RopeSections>,
+}
+
+/// The frequencies that rotate by frame, by row and by column.
+/// Source: transformers `models/qwen3_vl`, `apply_interleaved_mrope`, and `models/qwen2_vl`, `apply_multimodal_rotary_pos_emb`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RopeSections {
+    /// Number of frequencies of each.
+    pub counts: [usize; 3],
+    /// Frequencies of the three alternate as long as rows and columns have some left; the rest belongs to frames. Otherwise each has
+    /// a range of frequencies.
+    pub interleaved: bool,
+}
+
+impl RopeSections {
+    /// The position by which each frequency rotates: 0 for the frame, 1 for the row, 2 for the column.
+    pub fn axes(&self) -> Vec<u8> {
+        let [frames, rows, columns] = self.counts;
+        let axis = |frequency: usize| match (self.interleaved, frequency % 3) {
+            (true, 1) if frequency < 3 * rows => 1,
+            (true, 2) if frequency < 3 * columns => 2,
+            (true, _) => 0,
+            (false, _) => u8::from(frequency >= frames) + u8::from(frequency >= frames + rows),
+        };
+        (0..frames + rows + columns).map(axis).collect()
+    }
+
+    /// Reads them from the rope settings, where they are among them, for a rope of `pairs` frequencies.
+    fn read(rope: &HfConfig, pairs: usize) -> Result<Option<Self>> {
+        if !rope.contains("mrope_section") {
+            return Ok(None);
+        }
+        let list = rope.floats("mrope_section")?;
+        let expected = "three counts whose sum is half of the rotated dimensions";
+        let wrong = || rope.ill_typed("mrope_section", &list.clone().into(), expected);
+        let counts: [f64; 3] = list.clone().try_into().map_err(|_| wrong())?;
+        let is_count = |count: &f64| *count >= 0.0 && count.fract() == 0.0;
+        if !counts.iter().all(is_count) || counts.iter().sum::<f64>() != pairs as f64 {
+            return Err(wrong());
+        }
+        let interleaved = rope.flag_or("mrope_interleaved", false)?;
+        Ok(Some(Self { counts: counts.map(|count| count as usize), interleaved }))
+    }
 }
 
 /// Queries are multiplied by `1 + beta * ln(1 + floor(position / original))`.
@@ -117,7 +161,8 @@ impl RopeSpec {
         // Llama checkpoints from before transformers 4.31 have no rope_theta.
         let theta = rope.float_opt("rope_theta")?.unwrap_or(10_000.0);
         let query_growth = QueryGrowth::read(&rope)?;
-        Ok(Self { dim, interleaved: false, theta, scaling, query_growth })
+        let sections = RopeSections::read(&rope, dim / 2)?;
+        Ok(Self { dim, interleaved: false, theta, scaling, query_growth, sections })
     }
 
     /// The longest context, given the configuration's `max_position_embeddings`: YaRN is commonly

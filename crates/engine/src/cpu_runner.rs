@@ -166,6 +166,7 @@ impl CpuRunner {
         Ok(ForwardInput {
             token_ids: tensor(token_ids)?,
             positions: tensor(positions)?,
+            rope_positions: rope_positions(step)?,
             slot_mapping: tensor(slots)?,
             state_slots: step
                 .rows
@@ -231,4 +232,20 @@ impl CpuRunner {
         }
         Ok(scored)
     }
+}
+
+/// The rope positions of a step's tokens, `[tokens, 3]`; `None` where they are the positions in the sequences.
+fn rope_positions(step: &Step) -> Result<Option<Tensor>> {
+    if step.rows.iter().all(|row| row.rope_positions.is_empty()) {
+        return Ok(None);
+    }
+    let of_row = |row: &StepRow| -> Vec<[u32; 3]> {
+        match row.rope_positions.is_empty() {
+            true => (row.first_position..).map(|p| [p; 3]).take(row.tokens.len()).collect(),
+            false => row.rope_positions.clone(),
+        }
+    };
+    let all: Vec<u32> = step.rows.iter().flat_map(of_row).flatten().collect();
+    let tokens = all.len() / 3;
+    Ok(Some(Tensor::from_vec(all, (tokens, 3), &Device::Cpu)?))
 }

@@ -70,7 +70,7 @@ impl ImageSlots {
         let embeddings = self.slots.get(&run.slot).and_then(ImageRun::embeddings);
         let embeddings: &Tensor = embeddings.ok_or_else(|| missing(run.slot))?;
         let rows = embeddings.narrow(0, run.first, run.len)?;
-        Ok(GivenRows { first_row: run.first_row, rows })
+        Ok(GivenRows { first_row: run.first_row, rows, deepstack: Vec::new() })
     }
 }
 

@@ -109,7 +109,7 @@ mod tests {
         let step = Step { id: 1_000_000, rows, ..Step::default() };
         let order = Order::Step { step, scored: Vec::new(), images: Vec::new() };
         let bytes = encode(&order).unwrap();
-        assert_eq!(bytes.len(), 184_714);
+        assert_eq!(bytes.len(), 185_229);
         let (Order::Step { step: sent, .. }, Order::Step { step, .. }) =
             (decode(&bytes).unwrap(), order)
         else {

@@ -34,13 +34,13 @@ pub struct PagedAttention {
 }
 
 impl PagedAttention {
-    /// Range of the positions that a query at `position` sees. Within a range of `mutual`, which is sorted, it sees the
-    /// whole range, whatever the window.
+    /// Range of the positions that a query at `position` sees. Within a range of `mutual`, which is sorted, it sees up to
+    /// the end of this range. The window bounds the positions before the query alone.
     fn visible(&self, position: usize, mutual: &[Range<usize>]) -> Range<usize> {
         let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
         let next = mutual.partition_point(|range| range.end <= position);
         match mutual.get(next).filter(|range| range.start <= position) {
-            Some(range) => first.min(range.start)..range.end,
+            Some(range) => first..range.end,
             None => first..position + 1,
         }
     }
@@ -57,8 +57,8 @@ pub struct AttentionMetadata {
     pub block_tables: Vec<u32>,
     /// Row length of `block_tables`.
     pub max_blocks: usize,
-    /// `[seqs]`: sorted ranges of positions that see each other both ways, such as the tokens of an image. All queries of
-    /// a range are in one step. Empty if no sequence has such a range.
+    /// `[seqs]`: sorted ranges of positions that see each other both ways, such as the tokens of an image, as far as the
+    /// window reaches back. All queries of a range are in one step. Empty if no sequence has such a range.
     pub mutual: Vec<Vec<Range<usize>>>,
 }
 

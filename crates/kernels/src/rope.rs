@@ -1,5 +1,7 @@
 //! Rotary position embeddings on queries and keys.
 
+use std::sync::Arc;
+
 use candle_core::{Device, Tensor};
 
 use crate::tensor::{Operand, from_vec};
@@ -21,6 +23,8 @@ pub struct RopeTable {
     sin: Tensor,
     style: RopeStyle,
     query_scales: Option<Tensor>,
+    /// Index of the position by which each frequency rotates, for tokens with three positions.
+    axes: Option<Arc<[u8]>>,
 }
 
 impl RopeTable {
@@ -35,7 +39,7 @@ impl RopeTable {
         let operand = Operand::new("rope", "sin", &sin);
         operand.expect_dims("[max_len, rot_dim / 2]", &[max_len, half])?;
         operand.f32s()?;
-        Ok(Self { cos, sin, style, query_scales: None })
+        Ok(Self { cos, sin, style, query_scales: None, axes: None })
     }
 
     /// A table of `max_len` positions from the `rot_dim / 2` inverse frequencies: entry `[p, i]` is
@@ -75,6 +79,18 @@ impl RopeTable {
         Ok(Self { query_scales: Some(from_vec(scales, &[value])?), ..self })
     }
 
+    /// Lets tokens have three positions. Frequency `i` rotates by the one with the index `axes[i]`.
+    ///
+    /// # Errors
+    /// There is not one index below 3 for each frequency.
+    pub fn with_axes(self, axes: Vec<u8>) -> Result<Self> {
+        let (value, expected) = (axes.len(), "one index below 3 for each frequency");
+        if 2 * value != self.rot_dim() || axes.iter().any(|axis| *axis > 2) {
+            return Err(Error::Parameter { parameter: "axes", value, expected });
+        }
+        Ok(Self { axes: Some(axes.into()), ..self })
+    }
+
     /// Number of positions in the table.
     #[must_use]
     pub fn max_len(&self) -> usize {
@@ -105,6 +121,7 @@ impl RopeTable {
             sin: to_device(&self.sin)?,
             style: self.style,
             query_scales,
+            axes: self.axes.clone(),
         })
     }
 
@@ -129,7 +146,8 @@ impl RopeTable {
 
 /// Rotates each head of `x` `[tokens, heads, head_dim]` f32 by its token's position.
 ///
-/// `positions` is u32 `[tokens]`. The first `rot_dim` elements of a head are rotated, and the others are copied.
+/// `positions` is u32 `[tokens]`, or `[tokens, 3]` for a table [with axes](RopeTable::with_axes). The first `rot_dim` elements
+/// of a head are rotated, and the others are copied.
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device; `rot_dim > head_dim`; a position is not in
@@ -166,7 +184,11 @@ fn turn(
     let x = Operand::new("rope", "x", x);
     let positions = Operand::new("rope", "positions", positions);
     let (tokens, heads, head_dim) = x.dims3("[tokens, heads, head_dim]")?;
-    positions.expect_dims("[tokens]", &[tokens])?;
+    let axes = table.axes.as_deref().filter(|_| positions.tensor.rank() == 2);
+    match axes {
+        Some(_) => positions.expect_dims("[tokens, 3]", &[tokens, 3])?,
+        None => positions.expect_dims("[tokens]", &[tokens])?,
+    }
     let half = table.rot_dim() / 2;
     if 2 * half > head_dim {
         return Err(x.shape_error(format!("[tokens, heads, head_dim >= rot_dim = {}]", 2 * half)));
@@ -190,16 +212,27 @@ fn turn(
         (&data, &positions, &cos, &sin);
     let width = heads * head_dim;
     let out = parallel::build_rows(tokens, width, |token, out| {
-        let at = positions[token] as usize * half;
-        let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
         out.copy_from_slice(&data[token * width..(token + 1) * width]);
-        for head in out.chunks_exact_mut(head_dim) {
-            rotate(&mut head[..2 * half], cos, sin, table.style);
-        }
-        if let Some(scales) = scales {
-            let scale = scales[positions[token] as usize];
-            out.iter_mut().for_each(|x| *x *= scale);
-        }
+        let mut rotate_heads = |cos: &[f32], sin: &[f32]| {
+            for head in out.chunks_exact_mut(head_dim) {
+                rotate(&mut head[..2 * half], cos, sin, table.style);
+            }
+        };
+        let Some(axes) = axes else {
+            let at = positions[token] as usize * half;
+            rotate_heads(&cos[at..at + half], &sin[at..at + half]);
+            if let Some(scales) = scales {
+                let scale = scales[positions[token] as usize];
+                out.iter_mut().for_each(|x| *x *= scale);
+            }
+            return;
+        };
+        let of_token = &positions[token * 3..][..3];
+        let gather = |values: &[f32]| -> Vec<f32> {
+            let at = |(i, axis): (usize, &u8)| of_token[usize::from(*axis)] as usize * half + i;
+            axes.iter().enumerate().map(|pair| values[at(pair)]).collect()
+        };
+        rotate_heads(&gather(cos), &gather(sin));
     });
     from_vec(out, x.tensor.dims())
 }
@@ -288,6 +321,39 @@ mod tests {
                     .collect();
                 assert_eq!(flat(&got), want, "{style:?} {head_dim} {rot_dim}");
             }
+        }
+    }
+
+    #[test]
+    fn three_positions_rotate_the_frequencies_of_their_axes() {
+        let axes = [0u8, 1, 2, 0, 1, 0, 0, 2];
+        let plain = table(16, RopeStyle::Neox);
+        let table = plain.clone().with_axes(axes.to_vec()).unwrap();
+        let x = input(2, 2, 20);
+        let at = [[7u32, 3, 49], [0, 11, 5]];
+        let got = flat(&rope(&x, &table, &Tensor::new(&at, &Device::Cpu).unwrap()).unwrap());
+        let (cos, sin) = (flat(&table.cos), flat(&table.sin));
+        for (row, head) in flat(&x).chunks_exact(20).enumerate() {
+            let of_axis = |values: &[f32]| -> Vec<f32> {
+                let value = |i: usize| values[at[row / 2][usize::from(axes[i])] as usize * 8 + i];
+                (0..8).map(value).collect()
+            };
+            let want = rope_reference(head, &of_axis(&cos), &of_axis(&sin), RopeStyle::Neox);
+            assert_eq!(got[row * 20..][..20], want);
+        }
+        // Text has three equal positions.
+        let equal = Tensor::new(&[[9u32; 3], [4; 3]], &Device::Cpu).unwrap();
+        let one = Tensor::new(&[9u32, 4], &Device::Cpu).unwrap();
+        let text = flat(&rope(&x, &plain, &one).unwrap());
+        assert_eq!(flat(&rope(&x, &table, &equal).unwrap()), text);
+        assert_eq!(flat(&rope(&x, &table, &one).unwrap()), text);
+        let refused = rope(&x, &plain, &equal).unwrap_err();
+        assert!(matches!(refused, Error::Shape { operand: "positions", .. }));
+        let far = Tensor::new(&[[0u32, 0, 50], [0; 3]], &Device::Cpu).unwrap();
+        let refused = rope(&x, &table, &far).unwrap_err();
+        assert!(matches!(refused, Error::OutOfRange { value: 50, .. }));
+        for wrong in [vec![0; 7], vec![3; 8]] {
+            assert!(plain.clone().with_axes(wrong).is_err());
         }
     }
 

@@ -38,6 +38,8 @@ pub struct ForwardInput {
     pub token_ids: Tensor,
     /// `[tokens]` u32: each token's position in its sequence.
     pub positions: Tensor,
+    /// `[tokens, 3]` u32: frame, row and column of each token for ropes with sections, where they differ from `positions`.
+    pub rope_positions: Option<Tensor>,
     /// `[tokens]` u32: each token's slot in the KV cache, `block * block_size + offset`.
     pub slot_mapping: Tensor,
     /// The tokens and the block table of each sequence.
@@ -57,6 +59,8 @@ pub struct GivenRows {
     pub first_row: usize,
     /// `[rows, hidden]` f32, contiguous. The factor on embeddings of tokens is not applied to them.
     pub rows: Tensor,
+    /// `[rows, hidden]` f32 each: added behind the first layer, the second one, and so on.
+    pub deepstack: Vec<Tensor>,
 }
 
 /// Tokens of a block for texts whose keys and values are not kept.
@@ -106,6 +110,7 @@ impl ForwardInput {
         let input = Self {
             token_ids: tensor(texts.concat())?,
             positions: tensor(positions)?,
+            rope_positions: None,
             slot_mapping: tensor(slots)?,
             attention,
             state_slots: (0..texts.len() as u32).collect(),
@@ -171,10 +176,10 @@ impl Decoder {
     }
 
     fn run(&self, input: &ForwardInput, cache: &Cache, keeps_layers: bool) -> Result<Tensor> {
-        let ForwardInput { positions, attention, .. } = input;
+        let ForwardInput { positions, rope_positions, attention, .. } = input;
         self.layers.forward(&CpuOps {
             input,
-            positions: positions.clone(),
+            rope_positions: rope_positions.as_ref().unwrap_or(positions).clone(),
             attention,
             cache,
             keeps_layers,
@@ -281,8 +286,8 @@ pub(crate) fn embed_scale(spec: &EmbedSpec, dtype: DType) -> f32 {
 /// The operations on the CPU, over one step. Each returns a new tensor.
 struct CpuOps<'a> {
     input: &'a ForwardInput,
-    /// Positions of the tokens that are computed: all of the input, or the output tokens.
-    positions: Tensor,
+    /// Rope positions of the tokens that are computed: all of the input, or the output tokens.
+    rope_positions: Tensor,
     attention: &'a AttentionMetadata,
     cache: &'a Cache,
     /// Whether the cache has memory for each layer, instead of memory that all layers share.
@@ -302,7 +307,7 @@ impl Ops for CpuOps<'_> {
         };
         let found = embedding_part(&self.input.token_ids, table, self.embed_scale, part)?;
         let words = all_reduce(self.comm, found)?;
-        for GivenRows { first_row, rows } in &self.input.given {
+        for GivenRows { first_row, rows, .. } in &self.input.given {
             // Nobody else has this tensor yet, so that it may be changed in place.
             words.slice_set(rows, 0, *first_row)?;
         }
@@ -344,8 +349,11 @@ impl Ops for CpuOps<'_> {
             input: of(&tokens.input)?,
             per_layer: tokens.per_layer.as_ref().map(of).transpose()?,
         };
-        let positions = Tensor::from_slice(positions, rows.len(), &Device::Cpu)?;
-        Ok(OutputOps::Some(Self { positions, attention, ..*self }, tokens))
+        let rope_positions = match &self.input.rope_positions {
+            Some(all) => all.index_select(&Tensor::new(rows.as_slice(), &Device::Cpu)?, 0)?,
+            None => Tensor::from_slice(positions, rows.len(), &Device::Cpu)?,
+        };
+        Ok(OutputOps::Some(Self { rope_positions, attention, ..*self }, tokens))
     }
 
     fn output_rows(&self, hidden: Option<&Tensor>) -> Result<Tensor> {
@@ -394,6 +402,25 @@ impl Ops for CpuOps<'_> {
         }
     }
 
+    fn add_image_features(
+        &self,
+        layer: usize,
+        (x, input): (Tensor, Tensor),
+        norm: Option<&Norm>,
+    ) -> Result<(Tensor, Tensor)> {
+        for given in &self.input.given {
+            let Some(features) = given.deepstack.get(layer) else { continue };
+            let rows = x.narrow(0, given.first_row, features.dim(0)?)?.contiguous()?;
+            let rows = add(&rows, features)?;
+            x.slice_set(&rows, 0, given.first_row)?;
+            // Without a norm, the input is the residual itself.
+            if let Some(norm) = norm {
+                input.slice_set(&self.norm(&rows, norm)?, 0, given.first_row)?;
+            }
+        }
+        Ok((x, input))
+    }
+
     fn linear(
         &self,
         x: &Tensor,
@@ -423,9 +450,9 @@ impl Ops for CpuOps<'_> {
                 v = rms_norm(&v, &Tensor::ones(a.head_dim, DType::F32, &Device::Cpu)?, eps)?;
             }
             let (normed, k) = self.norm_heads(q, heads_of(a.heads, a.kv_heads)?, a)?;
-            let k = rope(&k, &a.rope, &self.positions)?;
+            let k = rope(&k, &a.rope, &self.rope_positions)?;
             if a.both_ways {
-                let q = rope_queries(&normed, &a.rope, &self.positions)?;
+                let q = rope_queries(&normed, &a.rope, &self.rope_positions)?;
                 return self.attend_both_ways(a, [q, k, v]);
             }
             reshape_and_cache(&k, &v, kv, layer, &self.input.slot_mapping)?;
@@ -433,7 +460,7 @@ impl Ops for CpuOps<'_> {
         } else if let Some(norm) = &a.q_norm {
             q = self.norm(&q, norm)?;
         }
-        let q = rope_queries(&q, &a.rope, &self.positions)?;
+        let q = rope_queries(&q, &a.rope, &self.rope_positions)?;
         let sinks = a.sinks.as_ref();
         let out = paged_attention(&q, kv, layer, self.attention, &a.params, sinks)?;
         Ok(out.reshape((tokens, a.heads * a.head_dim))?)
@@ -449,13 +476,13 @@ impl Ops for CpuOps<'_> {
         let rotated = a.q_dim - key_dim;
         let q = q.reshape((tokens, a.heads, a.q_dim))?;
         let of_keys = q.narrow(2, key_dim, rotated)?.contiguous()?;
-        let of_keys = rope(&of_keys, &a.rope, &self.positions)?;
+        let of_keys = rope(&of_keys, &a.rope, &self.rope_positions)?;
         let q = Tensor::cat(&[linear_heads(&q, &a.key_up)?, of_keys], 2)?;
-        let q = scale_queries(q, &a.rope, &self.positions)?;
+        let q = scale_queries(q, &a.rope, &self.rope_positions)?;
         let values = self.norm(&latents.narrow(1, 0, rank)?.contiguous()?, &a.kv_norm)?;
         let values = values.reshape((tokens, 1, rank))?;
         let keys = latents.narrow(1, rank, rotated)?.contiguous()?.reshape((tokens, 1, rotated))?;
-        let keys = Tensor::cat(&[&values, &rope(&keys, &a.rope, &self.positions)?], 2)?;
+        let keys = Tensor::cat(&[&values, &rope(&keys, &a.rope, &self.rope_positions)?], 2)?;
         let kv = &self.cache.kv[a.place.kind];
         let layer = if self.keeps_layers { a.place.layer } else { 0 };
         reshape_and_cache(&keys, &values, kv, layer, &self.input.slot_mapping)?;

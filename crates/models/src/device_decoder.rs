@@ -394,6 +394,16 @@ impl Ops for DeviceOps<'_> {
         Ok((self.rewritten(residual)?, out))
     }
 
+    /// On a device, models take text alone.
+    fn add_image_features(
+        &self,
+        _: usize,
+        rows: (Tensor, Tensor),
+        _: Option<&Norm>,
+    ) -> Result<(Tensor, Tensor)> {
+        Ok(rows)
+    }
+
     fn linear(
         &self,
         x: &Tensor,

@@ -69,6 +69,14 @@ pub(crate) trait Ops {
         scale: f32,
         norm: &Norm,
     ) -> Result<(Tensor, Tensor)>;
+    /// Adds to the tokens of images what their encoder gives for this layer, behind the layer, as some models do ("deepstack"). `x` is the
+    /// residual and `input` its norm by `norm`. The other tokens keep their bits.
+    fn add_image_features(
+        &self,
+        layer: usize,
+        rows: (Tensor, Tensor),
+        norm: Option<&Norm>,
+    ) -> Result<(Tensor, Tensor)>;
     /// `x W^T + b`, in the buffer `to`.
     fn linear(
         &self,

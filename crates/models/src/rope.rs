@@ -17,7 +17,10 @@ pub(crate) fn rope_table(spec: Option<&RopeSpec>, max_len: usize) -> Result<Rope
     };
     let (inv_freq, magnitude) = inverse_frequencies(spec, max_len);
     let style = if spec.interleaved { RopeStyle::Interleaved } else { RopeStyle::Neox };
-    let table = RopeTable::from_inv_freq(&inv_freq, max_len, magnitude as f32, style)?;
+    let mut table = RopeTable::from_inv_freq(&inv_freq, max_len, magnitude as f32, style)?;
+    if let Some(sections) = &spec.sections {
+        table = table.with_axes(sections.axes())?;
+    }
     let Some(QueryGrowth { beta, original }) = spec.query_growth else { return Ok(table) };
     let scale = |position: usize| (1.0 + beta * (1.0 + (position / original) as f64).ln()) as f32;
     Ok(table.with_query_scales((0..max_len).map(scale).collect())?)

@@ -60,7 +60,8 @@ impl<M: Matrix> Layers<M> {
             let y = layer.mixer.forward(ops, &input)?;
             let y = optional(ops, &layer.attn_post_norm, y)?;
             let Some(ffn) = &layer.ffn else {
-                (x, input) = add_norm(ops, x, &y, layer.scale, next_norm)?;
+                let rows = add_norm(ops, x, &y, layer.scale, next_norm)?;
+                (x, input) = ops.add_image_features(i, rows, next_norm)?;
                 continue;
             };
             if layer.parallel {
@@ -82,7 +83,8 @@ impl<M: Matrix> Layers<M> {
                 let out = ops.linear(&gated, &own.out, Buffer::Branch, Reduce::Keep)?;
                 y = ops.post_norm(out, &own.norm)?;
             }
-            (x, input) = add_norm(ops, x, &y, layer.scale, next_norm)?;
+            let rows = add_norm(ops, x, &y, layer.scale, next_norm)?;
+            (x, input) = ops.add_image_features(i, rows, next_norm)?;
         }
         Ok(Tokens { x, input, per_layer })
     }

@@ -151,6 +151,7 @@ fn input_of(work: &mut [(&mut Sequence, &[u32])]) -> ForwardInput {
         attention,
         output: None,
         given: Vec::new(),
+        rope_positions: None,
     }
 }
 
