@@ -6,6 +6,7 @@
 mod decoders;
 mod random;
 mod seeded;
+mod vision;
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
@@ -13,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 pub use decoders::DECODERS;
 use seeded::Seeded;
+pub use vision::{VISION, VisionCase, VisionGolden, picture};
 
 /// The tracked file of a golden's weights.
 const SEEDED: &str = "model.seeded";

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod device;
+mod images;
 mod prism;
 mod ranks;
 mod ruled_out;

@@ -1,0 +1,228 @@
+//! Prompts with images: whatever the chunks, the batch, the caches and the ranks, the tokens are those of transformers.
+
+use std::{collections::HashMap, sync::Arc};
+
+use candlepower_checkpoint::Checkpoint;
+use candlepower_engine::{EngineConfig, EngineHandle, PromptImage, Request};
+use candlepower_media::{Deadline, Detail, ImageBudget, Limits, Processor, WaitingImage, decode};
+use candlepower_testing::goldens::{VISION, VisionCase, VisionGolden, picture};
+
+use super::{Collected, LoadDtype, LoadOptions, checkpoint, collect, config, greedy, request, run};
+
+/// A model that takes images, and the processed pictures of its goldens.
+struct Fixture {
+    name: &'static str,
+    checkpoint: Checkpoint,
+    processor: Processor,
+    golden: VisionGolden,
+    images: HashMap<String, Arc<WaitingImage>>,
+    budget: ImageBudget,
+}
+
+impl Fixture {
+    fn new(name: &'static str) -> Self {
+        let checkpoint = checkpoint(name);
+        let processor = checkpoint.image_processor().unwrap();
+        Self {
+            name,
+            checkpoint,
+            processor,
+            golden: VisionGolden::read(name),
+            images: HashMap::new(),
+            budget: ImageBudget::new(1 << 20),
+        }
+    }
+
+    fn image(&mut self, name: &str) -> Arc<WaitingImage> {
+        if let Some(image) = self.images.get(name) {
+            return Arc::clone(image);
+        }
+        let limits = Limits::default();
+        let bytes = std::fs::read(picture(name)).unwrap();
+        let decoded = decode(&bytes, &limits, &Deadline::default()).unwrap();
+        let processed = self.processor.process(&decoded, Detail::Full, &limits).unwrap();
+        let image = Arc::new(self.budget.keep(processed).unwrap());
+        self.images.insert(name.to_owned(), Arc::clone(&image));
+        image
+    }
+
+    fn case(&self, name: &str) -> VisionCase {
+        self.golden.cases[name].clone()
+    }
+
+    /// A request for the greedy tokens of a case.
+    fn request(&mut self, case: &VisionCase) -> Request {
+        let image = |(name, start, len): &(String, usize, usize)| PromptImage {
+            start: *start,
+            len: *len,
+            image: self.image(name),
+        };
+        let images = case.images.iter().map(image).collect();
+        Request { images, ..request(case.input_ids.clone(), greedy(32)) }
+    }
+
+    fn start(&self, config: EngineConfig) -> EngineHandle {
+        EngineHandle::start(&self.checkpoint, config, &mut |_| ()).unwrap()
+    }
+
+    /// All cases, in the order of their names.
+    fn cases(&self) -> Vec<(String, VisionCase)> {
+        self.golden.cases.iter().map(|(name, case)| (name.clone(), case.clone())).collect()
+    }
+}
+
+/// In f32, as transformers computed the goldens.
+fn exact() -> EngineConfig {
+    let load =
+        LoadOptions { dtype: LoadDtype::F32, max_model_len: Some(256), ..config().load.clone() };
+    EngineConfig { load, num_threads: Some(2), ..config() }
+}
+
+fn fixtures() -> impl Iterator<Item = Fixture> {
+    VISION.iter().map(|name| Fixture::new(name))
+}
+
+#[test]
+fn greedy_tokens_are_those_of_transformers_in_chunks_of_any_size() {
+    for mut fixture in fixtures() {
+        for budget in [7, 64, 1024] {
+            let max_num_batched_tokens = Some(budget);
+            let engine = fixture.start(EngineConfig { max_num_batched_tokens, ..exact() });
+            for (name, case) in fixture.cases() {
+                let got = run(&engine, fixture.request(&case)).remove(0);
+                assert_eq!(got.tokens, case.greedy, "{} {name}, chunks of {budget}", fixture.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_are_the_same_in_a_batch_of_texts_and_images() {
+    for mut fixture in fixtures() {
+        for enable_prefix_caching in [true, false] {
+            let engine = fixture.start(EngineConfig {
+                max_num_batched_tokens: Some(48),
+                enable_prefix_caching,
+                ..exact()
+            });
+            let cases = fixture.cases();
+            let requests: Vec<_> = cases.iter().map(|(_, case)| fixture.request(case)).collect();
+            let streams: Vec<_> =
+                requests.into_iter().map(|r| engine.submit(r).unwrap().remove(0)).collect();
+            for (stream, (name, case)) in streams.into_iter().zip(cases) {
+                assert_eq!(collect(stream).tokens, case.greedy, "{} {name}", fixture.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn preempted_sequences_encode_their_images_again() {
+    for mut fixture in fixtures() {
+        let probe = fixture.start(exact());
+        let block_bytes = probe.info().kv_cache_bytes / probe.info().num_blocks as u64;
+        drop(probe);
+        // Nine blocks hold the longest case with its answer, and no two cases.
+        let mut load = exact().load;
+        load.max_model_len = Some(144);
+        let tiny = EngineConfig { load, kv_cache_bytes: Some(block_bytes * 9), ..exact() };
+        let engine = fixture.start(EngineConfig { max_num_batched_tokens: Some(64), ..tiny });
+        let cases = fixture.cases();
+        let requests: Vec<_> = cases.iter().map(|(_, case)| fixture.request(case)).collect();
+        let streams: Vec<_> =
+            requests.into_iter().map(|r| engine.submit(r).unwrap().remove(0)).collect();
+        for (stream, (name, case)) in streams.into_iter().zip(cases) {
+            assert_eq!(collect(stream).tokens, case.greedy, "{} {name}", fixture.name);
+        }
+    }
+}
+
+#[test]
+fn choices_share_the_images_of_their_prompt() {
+    for mut fixture in fixtures() {
+        let engine = fixture.start(exact());
+        let case = fixture.case("three_images");
+        let three = Request { n: 3, ..fixture.request(&case) };
+        for choice in run(&engine, three) {
+            assert_eq!(choice.tokens, case.greedy, "{}", fixture.name);
+        }
+    }
+}
+
+#[test]
+fn ranks_compute_what_one_rank_computes() {
+    for mut fixture in fixtures() {
+        let engine = fixture.start(EngineConfig { tensor_parallel_size: 2, ..exact() });
+        for (name, case) in fixture.cases() {
+            let got = run(&engine, fixture.request(&case)).remove(0);
+            assert_eq!(got.tokens, case.greedy, "{} {name}", fixture.name);
+        }
+    }
+}
+
+/// The prompts differ in the pixels alone, so only a digest tells them apart.
+#[test]
+fn two_images_under_one_text_have_two_answers() {
+    for mut fixture in fixtures() {
+        let engine = fixture.start(exact());
+        let scored = |fixture: &mut Fixture, name: &str| {
+            let case = fixture.case(name);
+            let mut request = fixture.request(&case);
+            request.sampling.logprobs = Some(4);
+            request
+        };
+        let first = |engine: &EngineHandle, request| run(engine, request).remove(0).logprobs;
+        for name in ["image_first", "image_first_other", "image_first"] {
+            let request = scored(&mut fixture, name);
+            let fresh = fixture.start(exact());
+            let want = first(&fresh, request.clone());
+            assert_eq!(first(&engine, request), want, "{} {name}", fixture.name);
+        }
+        let (one, other) = (fixture.case("image_first"), fixture.case("image_first_other"));
+        assert_eq!(one.input_ids, other.input_ids);
+        assert_ne!(one.greedy, other.greedy);
+    }
+}
+
+/// A prompt with an image is found in the prefix cache as a text of that length is.
+#[test]
+fn a_repeated_image_is_cached_like_text() {
+    for mut fixture in fixtures() {
+        let engine = fixture.start(exact());
+        let case = fixture.case("image_first");
+        let cached = |output: Collected| output.cached;
+        assert_eq!(cached(run(&engine, fixture.request(&case)).remove(0)), 0);
+        let whole_blocks = (case.input_ids.len() - 1) / 16 * 16;
+        let again = run(&engine, fixture.request(&case)).remove(0);
+        assert_eq!((again.cached, &again.tokens), (whole_blocks, &case.greedy));
+        // The image alone is known in another text, so it is not encoded again.
+        let twice = fixture.case("same_twice");
+        assert_eq!(run(&engine, fixture.request(&twice)).remove(0).tokens, twice.greedy);
+    }
+}
+
+#[test]
+fn images_that_do_not_fit_their_tokens_are_refused() {
+    let mut fixture = Fixture::new(VISION[0]);
+    let engine = fixture.start(exact());
+    let case = fixture.case("three_images");
+    let good = fixture.request(&case);
+    let refused = |change: &dyn Fn(&mut Request)| {
+        let mut request = good.clone();
+        change(&mut request);
+        engine.submit(request).unwrap_err().to_string()
+    };
+    let end = case.input_ids.len();
+    assert!(refused(&|r| r.images[2].start = end).contains("outside of the prompt"));
+    assert!(refused(&|r| r.images[0].len = 0).contains("outside of the prompt"));
+    assert!(refused(&|r| r.images.swap(0, 1)).contains("not in order"));
+    assert!(refused(&|r| r.images[1].len -= 1).contains("embeddings"));
+    let small = fixture.start(EngineConfig { encoder_cache_bytes: 1024, ..exact() });
+    assert!(small.submit(good.clone()).unwrap_err().to_string().contains("at most"));
+    let mut without = checkpoint(VISION[0]);
+    without.without_vision();
+    let text_only = EngineHandle::start(&without, exact(), &mut |_| ()).unwrap();
+    assert!(text_only.submit(good).unwrap_err().to_string().contains("no images"));
+    let text = fixture.case("text_only");
+    assert_eq!(run(&text_only, fixture.request(&text)).remove(0).tokens, text.greedy);
+}
