@@ -64,6 +64,7 @@ impl Page {
                 }
                 Event::Start(Tag::CodeBlock(_)) => in_block = true,
                 Event::End(TagEnd::CodeBlock) => in_block = false,
+                // A fenced block arrives as one text, so its lines are counted from the first.
                 Event::Text(found) if in_block => {
                     let first = mention("", range.start, text).line;
                     let lines = found.lines().zip(first..);

@@ -139,6 +139,7 @@ impl ServeArgs {
         let mut levels = Vec::new();
         for (number, &(load, count)) in loads.iter().enumerate() {
             let bar = progress_bar(count, load.to_string())?;
+            // The numbers below the first stride belong to the warm-up.
             let first = (number as u64 + 1) * LEVEL_STRIDE;
             let requests = self.requests(&api, &target, first, count);
             let measured = load.run(requests, self.seed.wrapping_add(first), &bar).await;

@@ -76,6 +76,7 @@ impl ModelReport {
             "num_parameters": self.num_parameters,
             "plans": self.placements.iter().map(Placement::to_json).collect::<Vec<_>>(),
         });
+        // The keys of the placement that `serve` would use also stand at the top level.
         if let (Some(report), Some(Value::Object(first))) =
             (report.as_object_mut(), self.placements.first().map(Placement::to_json))
         {
@@ -158,6 +159,8 @@ impl Placement {
             (false, 0) => 0,
             (false, longest) => {
                 let mut request = plan.request;
+                // The count is for the longest context that fits, since it would be 0 for the one that was asked
+                // for.
                 request.max_model_len = longest;
                 MemoryPlan::new(spec, request).num_sequences()
             }
