@@ -161,6 +161,8 @@ fn events<'a>(
     let mut is_plain = false;
     parser(text).flat_map(move |event| match event {
         Event::Start(Tag::Heading { level, classes, attrs, .. }) => {
+            // The reader of the page and this parser see the same headings in the same order, so anchors are
+            // taken one by one.
             let id = anchors.next().map(|anchor| CowStr::from(anchor.as_str()));
             vec![Event::Start(Tag::Heading { level, id, classes, attrs })]
         }
@@ -189,6 +191,7 @@ fn events<'a>(
         Event::End(TagEnd::Table) => {
             vec![Event::End(TagEnd::Table), Event::Html("</div>\n".into())]
         }
+        // HTML in pages is comments and marks of generated parts, which the site needs not.
         Event::Html(_) | Event::InlineHtml(_) => Vec::new(),
         event => vec![event],
     })

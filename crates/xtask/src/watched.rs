@@ -117,6 +117,7 @@ fn libraries(root: &Path) -> Result<String> {
     while let Some(line) = lines.next() {
         let name = line.strip_prefix("name = \"").unwrap_or_default();
         if LIBRARIES.iter().any(|library| name.starts_with(library)) {
+            // In Cargo.lock the version follows the name.
             let version = lines.next().unwrap_or_default().trim_start_matches("version = ");
             write!(versions, "+{}-{}", name.trim_matches('"'), version.trim_matches('"'))?;
         }
@@ -162,6 +163,7 @@ fn add_with_headers(source: &Path, sources: &mut BTreeSet<PathBuf>) -> Result<()
     }
     let text = read(source)?;
     let text = String::from_utf8_lossy(&text);
+    // Headers of CUDA and FlashInfer are included in angle brackets. Their versions are in `OF_ALL`.
     for line in text.lines().filter_map(|line| line.trim_start().strip_prefix("#include \"")) {
         let header = source.with_file_name(line.split('"').next().unwrap_or_default());
         add_with_headers(&header, sources)?;

@@ -93,6 +93,7 @@ fn first_sentence(text: &str) -> String {
         let after = |offset: usize| chars.get(i + offset).map(|&(_, c)| c);
         let begins = |c: char| c.is_uppercase() || "`[\"".contains(c);
         let ends = matches!(c, '.' | '?' | '!') && after(1).is_none_or(char::is_whitespace);
+        // The point within an abbreviation is followed by no white space, so only its last one matters here.
         let is_abbreviation = ["e.g", "i.e", "etc"].iter().any(|end| text[..at].ends_with(end));
         if ends && !in_code && !is_abbreviation && after(2).is_none_or(begins) {
             return text[..=at].to_owned();
