@@ -67,6 +67,7 @@ pub fn sample(
     let (mut token_ids, mut report) = (Vec::with_capacity(draws), vec![NONE; draws * width]);
     for (words, report) in words.chunks(SamplerRow::WORDS).zip(report.chunks_mut(width)) {
         let draw = SamplerRow::from_words(words);
+        // A row outside of the logits gives no token, since a kernel cannot report an error.
         let row = draw.logits_row.map(|row| row as usize).filter(|row| *row < rows);
         let drawn = row.and_then(|row| {
             let logits = &values[row * vocab..][..vocab];
@@ -153,6 +154,7 @@ impl Tables {
     /// The tokens of a slot, with the number of times that each was generated.
     fn seen(&self, slot: usize) -> HashMap<u32, u32> {
         let counts = self.counts.get(slot * self.vocab..(slot + 1) * self.vocab).unwrap_or(&[]);
+        // The flag of a prompt token counts as present, with no generated occurrence.
         let present = (0..).zip(counts).filter(|(_, count)| **count > 0);
         present.map(|(id, count)| (id, count & !FROM_PROMPT)).collect()
     }
