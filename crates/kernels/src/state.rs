@@ -374,6 +374,7 @@ impl InplaceOp1 for SaveInputs<'_> {
             // Inputs that are still needed move to the front.
             kept.copy_within(new * channels.., 0);
             let (older, newest) = kept.split_at_mut(len - new * channels);
+            // A new sequence has no older inputs, but its slot may hold another's.
             if *begins {
                 older.fill(0.0);
             }

@@ -207,6 +207,8 @@ impl Layout {
     /// Index of the element at step `k` and `column` inside a panel of a dtype that is not quantized.
     fn index(self, k: usize, column: usize) -> usize {
         match self.order {
+            // The even step lies in the high half of a word, which is the second of two elements in little-endian
+            // order.
             ElementOrder::Bf16 => k / 2 * (2 * PANEL) + column * 2 + (1 - k % 2),
             _ => k * PANEL + column,
         }

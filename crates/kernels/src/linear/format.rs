@@ -28,9 +28,11 @@ pub(super) trait WordKind: Copy + Send + Sync {
         if const { Self::STEPS == 2 } {
             let (pairs, last) = x.as_chunks::<2>();
             for (word, [high, low]) in words.iter_mut().zip(pairs) {
+                // AVX512-BF16 adds the product of the high halves first, so the even step lies there.
                 *word = f32::from_bits(rounded(*high) | rounded(*low) >> 16);
             }
             if let [last] = last {
+                // An odd last step has a zero beside it, and so has the weight.
                 words[pairs.len()] = f32::from_bits(rounded(*last));
             }
         } else if p.w.rounds_activations() {

@@ -62,6 +62,7 @@ impl WithSimd for Panels<'_> {
         for first_panel in self.panels.clone().step_by(together) {
             let panels = first_panel..self.panels.end.min(first_panel + together);
             for tile in 0..tiles {
+                // Rows are divided evenly: five rows are tiles of two and three, and not of four and one.
                 let first = tile * rows / tiles;
                 macro_rules! by_rows {
                     ($($rows:literal by $outputs:literal)*) => {

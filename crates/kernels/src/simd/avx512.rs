@@ -100,6 +100,7 @@ static NUMBERS: Numbers = {
     let mut numbers = Numbers([[0; 32]; 2]);
     let mut code = 0;
     while code < 64 {
+        // An integer below 256 has at most eight significant bits, so bf16 has it exactly.
         numbers.0[code / 32][code % 32] = ((code as f32).to_bits() >> 16) as u16;
         code += 1;
     }
@@ -213,6 +214,7 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     #[inline(always)]
     fn bf16_pairs(self, first: __m512, second: __m512) -> __m512 {
         if const { BF16 } {
+            // The instruction puts its second operand into the lower half.
             unsafe { std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(second, first)) }
         } else {
             unsafe {
@@ -389,6 +391,8 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
             // The upper halves of the words are what bf16 has: every second of 32 lanes.
             let table = _mm512_srli_epi32::<16>(_mm512_castps_si512(table));
             let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()));
+            // An index counts two lanes of 16 bits, of which the first has the value. So each index is doubled
+            // while it is shifted.
             let (high, low) = (_mm512_slli_epi32::<17>(bytes), _mm512_srli_epi32::<3>(bytes));
             let lanes = _mm512_and_si512(_mm512_or_si512(high, low), _mm512_set1_epi32(0x1e_001e));
             _mm512_castsi512_ps(_mm512_permutexvar_epi16(lanes, table))

@@ -13,6 +13,7 @@ const EXP_HIGH: f32 = 88.722_84;
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let low = s.splat(EXP_LOW);
+    // `min` and `max` return their second operand for NaN, so NaN passes in this order of operands.
     let clamped = s.min(s.splat(EXP_HIGH), s.max(low, x));
     let n = s.round(s.mul(clamped, s.splat(std::f32::consts::LOG2_E)));
     // ln 2 in two parts: the first has few bits, so its products with n are exact.
