@@ -118,6 +118,7 @@ fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
             "there is no model folder or GGUF file `{model}`; give a folder with config.json, a GGUF file, a hub id as owner/name or owner/name:Q4_K_M, or `demo`"
         );
     };
+    // The settings of the hub come from the environment, as for `serve`.
     let flags =
         ServeConfig::augment_args(clap::Command::new("doctor")).get_matches_from(["doctor"]);
     let settings = ServeConfig::resolve(&flags, std::env::vars_os())?;

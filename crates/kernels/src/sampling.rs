@@ -246,8 +246,7 @@ fn adjust<'a>(logits: &'a [f32], params: &SamplingRow<'_>) -> Cow<'a, [f32]> {
 
 fn draw(logits: &[f32], params: &SamplingRow<'_>) -> Option<u32> {
     let max = maximum(logits);
-    // It is minus infinity if no token may be sampled. Beside plus infinity all other weights would be NaN or
-    // zero.
+    // It is minus infinity if no token may be sampled. With plus infinity all weights would be NaN or zero.
     if !max.is_finite() {
         return None;
     }
@@ -273,7 +272,7 @@ fn draw(logits: &[f32], params: &SamplingRow<'_>) -> Option<u32> {
         }
         left -= sum;
     }
-    // The weights are computed again for one block, which is cheaper than storing those of the vocabulary.
+    // The weights of one block are computed again, instead of storing those of the vocabulary.
     let drawn = last.and_then(|block| {
         let mut weights = [0.0; BLOCK];
         kept.weigh(block.clone(), &mut weights);

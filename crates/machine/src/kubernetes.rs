@@ -82,6 +82,7 @@ impl fmt::Display for Kubernetes {
 
 /// Value of the key `current-context`, which kubectl writes on a line of its own.
 fn current_context(kubeconfig: &str) -> Option<String> {
+    // An indented key belongs to another object.
     let line = kubeconfig.lines().find_map(|line| line.strip_prefix("current-context:"))?;
     // A comment in YAML needs white space before its sign, so a name may contain one.
     let name = line.split(" #").next().unwrap_or_default().trim().trim_matches(['"', '\'']);

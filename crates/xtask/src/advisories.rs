@@ -86,6 +86,7 @@ pub(crate) fn write_snapshot(shell: &Shell, database: &Path) -> Result<String> {
         let folder = database.join("crates").join(package);
         let Ok(files) = std::fs::read_dir(&folder) else { continue };
         let mut paths = files.map(|file| Ok(file?.path())).collect::<Result<Vec<_>>>()?;
+        // Folders have another order on each machine.
         paths.sort();
         for path in paths {
             let advisory = Advisory::of_database(&std::fs::read_to_string(&path)?);

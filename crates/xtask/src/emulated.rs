@@ -176,6 +176,7 @@ pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>, scope: Scope) {
         built = Some(build(shell, &[PROGRAMS], Watched::Some(changed), ahead.as_ref())?);
         Ok(fact)
     });
+    // In a smaller scope there is no build with nvcc, which ran these tests before.
     if scope != Scope::All {
         steps.run("no gpu", |shell| match &built {
             Some(built) => built.test_without_gpu(shell),
@@ -265,6 +266,7 @@ impl Built {
     /// Runs all programs in parallel, since each uses one processor. They are started directly: cargo would build
     /// dependencies again for a single target, with the features of that target.
     pub(crate) fn test(&self, shell: &Shell, tests: &[Tests]) -> Result<String> {
+        // All are started before the first one is waited for.
         let outcomes: Vec<Result<String>> = std::thread::scope(|scope| {
             let runs: Vec<_> =
                 tests.iter().map(|tests| scope.spawn(|| self.compare(shell, tests))).collect();

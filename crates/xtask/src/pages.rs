@@ -114,6 +114,7 @@ pub(crate) fn resolved<'a>(page: &str, link: &'a str) -> Option<(String, Option<
     for part in path.trim_end_matches('/').split('/') {
         match part {
             "." => {}
+            // Above the root nothing is removed, so that such a link leads to no file.
             ".." if parts.last().is_some_and(|last| *last != "..") => {
                 parts.pop();
             }

@@ -34,6 +34,7 @@ pub(crate) fn write(root: &Path) -> Result<String> {
         bail!("{} findings\n{}", dead.len(), dead.join("\n"));
     }
     let folder = root.join(FOLDER);
+    // Pages that no longer exist must not stay.
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
     }
@@ -75,6 +76,7 @@ fn entries(index: &str) -> Vec<Entry> {
             Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
             Event::End(TagEnd::Heading(level)) => {
                 let text = heading.take().unwrap_or_default();
+                // The title of the index is no group.
                 if level as usize > 1 {
                     entries.push(Entry::Group(text));
                 }

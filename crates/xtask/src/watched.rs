@@ -92,6 +92,7 @@ pub(crate) fn digests(root: &Path) -> Result<Digests> {
     for path in CALLERS {
         files_below(&root.join(path), &mut callers)?;
     }
+    // Each kernel has a digest of its own.
     callers.retain(|file| !file.starts_with(root.join(KERNELS)));
     digests.insert(RUST.into(), digest(root, callers.iter())?);
     for (name, folders) in ABOVE {
@@ -176,6 +177,7 @@ fn digest<'a>(root: &Path, files: impl Iterator<Item = &'a PathBuf>) -> Result<S
     let mut digest = Sha256::new();
     for file in files {
         let (name, content) = (file.strip_prefix(root).unwrap_or(file), compiled(file)?);
+        // With its length, no content can move from the end of one file to the next.
         digest.update(format!("{} {}\n", name.display(), content.len()));
         digest.update(content);
     }

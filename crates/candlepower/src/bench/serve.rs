@@ -122,6 +122,7 @@ impl ServeArgs {
     /// The server cannot be used, or the results cannot be written.
     pub(super) async fn run(self) -> Result<ExitCode> {
         let loads = self.loads();
+        // clap cannot express a conflict between two values.
         if self.workload == Workload::Chat && self.prompts == PromptForm::Ids {
             usage_error(
                 "--prompts ids: --workload chat takes text only; use --prompts text or auto"

@@ -116,6 +116,7 @@ impl fmt::Display for ModelReport {
             "  for contexts of {} tokens and at most {} sequences in a batch",
             request.max_model_len, first.plan.max_num_seqs
         )?;
+        // Without recurrent states there is nothing to divide by.
         let state = first.plan.state_bytes.checked_div(first.plan.num_states as u64);
         if let Some(bytes) = state {
             writeln!(

@@ -142,6 +142,7 @@ impl Cache {
         let (config, layer) = (cache.config(), cache.layer(layer)?);
         let dims = PagedCache::dims(config);
         let axes = "[num_blocks, kv_heads, block_size, head_dim]";
+        // The kernel has one flag for both.
         if is_fp8(&layer.keys) != is_fp8(&layer.values) {
             let (kernel, operand, found) = (launch.kernel(), "values", layer.values.dtype());
             return Err(Error::DType { kernel, operand, expected: "as the keys", found });

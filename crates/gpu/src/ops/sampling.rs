@@ -63,6 +63,7 @@ pub fn sample(
     let values = reference.elements(("logits", logits), "[rows, vocab]", &[rows, vocab])?;
     let words = reference.u32s(("rows", batch.rows), "[draws, 16]", &[draws, SamplerRow::WORDS])?;
     let tables = Tables::read(&reference, batch, vocab)?;
+    // Penalties read the counts from before the step, whatever the other rows sample.
     let mut counts = tables.counts.clone();
     let (mut token_ids, mut report) = (Vec::with_capacity(draws), vec![NONE; draws * width]);
     for (words, report) in words.chunks(SamplerRow::WORDS).zip(report.chunks_mut(width)) {

@@ -89,7 +89,7 @@ fn compare_kept(
     let mut positions: Vec<u32> = (0..tokens).map(|_| random.below(MAX_LEN) as u32).collect();
     let mut slots = random.permutation(slots_there);
     slots.truncate(tokens);
-    // Tokens without a slot, or with a slot beyond the cache, write nothing.
+    // Tokens without a slot, or with a slot beyond the cache, write nothing to the cache.
     slots[tokens / 2] = NO_SLOT;
     slots[tokens - 1] = slots_there as u32;
     let run = |device: &Device, positions: &[u32]| {
@@ -107,7 +107,8 @@ fn compare_kept(
         if cache_dtype == DType::F8E4M3 {
             cache = cache.with_scales(&[KvScales { key: 0.6, value: 0.6 }]).unwrap();
         }
-        // The kernel writes the rotated parts only, and must leave other elements unchanged.
+        // The kernel writes the rotated parts. Other elements are there before, and only scales of queries change
+        // them.
         let q_out = floats(device, &before, &[tokens, heads, head_dim], dtype);
         let weight = floats(device, &weight, &[rank], dtype);
         let operands = LatentsToCache {

@@ -41,6 +41,7 @@ pub(crate) fn findings(files: &[SourceFile]) -> Vec<Finding> {
         })
         .collect();
     findings.extend(unlisted(&pages));
+    // The pages come from a map, which has no order.
     findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
     findings
 }

@@ -62,6 +62,7 @@ fn mapped(files: &[SourceFile]) -> impl Iterator<Item = (&SourceFile, &str)> {
             }
             None => ("tests", file.path.strip_prefix("tests/")?),
         };
+        // Data of tests may have the extension of a source.
         let is_data = ["golden/", "fuzz/"].iter().any(|data| rest.starts_with(data));
         let is_source = KINDS.iter().any(|(extension, _)| file.has_extension(extension));
         (is_source && !is_data).then_some((file, folder))
@@ -76,6 +77,7 @@ fn opening(file: &SourceFile) -> Option<String> {
         let text = text.split(mark).next().unwrap_or_default().trim_start();
         text.split("\n\n").next().unwrap_or_default().split_whitespace().collect::<Vec<_>>()
     } else {
+        // Lines such as that of the interpreter may come first.
         let lines = file.text.lines().skip_while(|line| !line.starts_with(mark));
         let lines = lines.map_while(|line| line.strip_prefix(mark)).map(str::trim);
         lines.take_while(|line| !line.is_empty()).collect()

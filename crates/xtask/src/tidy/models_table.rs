@@ -583,6 +583,7 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
         let has_file = |class| {
             goldens.iter().any(|golden| golden.class == class && is_of(&golden.name, "gguf"))
         };
+        // A name without a file is a fault, and so is a file without a name.
         if of_name.map(|other| other.class).any(has_file) == row.gguf.is_empty() {
             return Err(format!("{} has no golden in a GGUF file that a test runs", row.class));
         }
