@@ -111,6 +111,7 @@ pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>
         },
         order => {
             if const { has_pairs::<S>() } {
+                // Weights in f32 and f16 never come here, since their activations are not rounded.
                 assert!(order == ElementOrder::Bf16, "{order:?} in pairs");
                 return work.with::<Bf16Pairs>(s, p);
             }
@@ -174,6 +175,7 @@ pub(super) fn sum_of<S: Simd>(s: S, p: &Product<'_>, x: &[f32]) -> f32 {
 #[inline(always)]
 fn rounded(value: f32) -> u32 {
     let bits = value.to_bits();
+    // Just less than half is added, and one more if the last bit that is kept is odd. So ties go to even.
     let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     // A NaN stays one, whatever its low bits were.
     let chosen = if value.is_nan() { bits | 0x40_0000 } else { nearest };

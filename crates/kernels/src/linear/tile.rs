@@ -75,6 +75,7 @@ impl Tile<'_> {
     /// are initialised where the chain continues. The thread has begun with tiles where the matrix unit computes.
     #[inline(always)]
     pub(super) unsafe fn compute<S: Simd, W: WordKind>(self, s: S) {
+        // Only vector code must be compiled with the instruction set. The matrix unit's code is assembly.
         if const { !Shape::<S, W>::MATRIX_UNIT } {
             return s.run(Checked::<W>(self, PhantomData));
         }

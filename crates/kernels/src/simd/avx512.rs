@@ -132,6 +132,7 @@ unsafe fn rounded_bf16(numbers: __m512) -> __m512i {
         let bits = _mm512_castps_si512(numbers);
         let last = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
         let half = _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff));
+        // A NaN is not rounded, which might carry into its sign. It gets the quiet bit, and so stays a NaN.
         let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(numbers, numbers);
         let nearest = _mm512_mask_mov_epi32(half, nan, _mm512_setzero_si512());
         let quiet =
@@ -278,6 +279,7 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
 
     #[inline(always)]
     fn keep(self, a: __m512, from: usize, to: usize, fill: __m512) -> __m512 {
+        // A shift by sixteen needs more than 16 bits.
         let below = |lane: usize| ((1u32 << lane.min(16)) - 1) as u16;
         unsafe { _mm512_mask_blend_ps(below(to) & !below(from), fill, a) }
     }

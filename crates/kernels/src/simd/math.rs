@@ -75,6 +75,7 @@ pub(crate) fn gelu<S: Simd>(s: S, x: S::F32) -> S::F32 {
 pub(crate) fn tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let (zero, one, two) = (s.splat(0.0), s.splat(1.0), s.splat(2.0));
     let magnitude = s.max(s.sub(zero, x), x);
+    // For a large `x` the power is infinite and the quotient 0.
     let far = s.sub(one, s.div(two, s.add(exp(s, s.mul(magnitude, two)), one)));
     let far = s.select_lt(x, zero, s.sub(zero, far), far);
     let square = s.mul(x, x);
