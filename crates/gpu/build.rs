@@ -91,6 +91,7 @@ impl Toolkit {
             "-std=c++17",
             "-O3",
             "--expt-relaxed-constexpr",
+            // Rust links position-independent programs.
             "-Xcompiler=-fPIC",
             "-diag-suppress=177",
         ]

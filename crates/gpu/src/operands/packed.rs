@@ -136,6 +136,7 @@ impl PackedMatrix {
                         scale.copy_from_slice(&weight.scale(row, in_group));
                         match codes {
                             QuantFormat::E2m1 => scale[0] *= E2M1_FACTOR,
+                            // The stored integers begin at 0, so their zero-point moves into the offset.
                             QuantFormat::Iq4 => scale[1] -= f32::from(IQ4_ZERO) * scale[0],
                             _ => {}
                         }
