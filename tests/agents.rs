@@ -14,6 +14,7 @@ use crate::support::Scripted;
 const QUESTION: &str = "Print a word with the shell";
 /// The word that the shell prints. No request contains it before the shell has run.
 const RESULT: &str = "candle-42";
+// The word is computed, so that a request contains it only after the shell has run.
 const COMMAND: &str = "echo candle-$((6*7))";
 const ANSWER: &str = "The shell printed it.";
 const FAILURE: &str = "There is no result.";
@@ -67,6 +68,7 @@ fn server() -> Scripted {
         let template = template.replace("QUESTION", QUESTION).replace("RESULT", RESULT);
         let places = AGENTS.map(|agent| agent.place);
         let places = places.into_iter().chain(["ANSWER", "FAILURE", "TITLE"]).zip(lengths);
+        // The template has the lengths of prompts at which each text begins.
         places.fold(template, |template, (place, length)| {
             template.replace(&format!("* {place} "), &format!("* {length} "))
         })

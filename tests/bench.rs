@@ -74,6 +74,7 @@ fn the_engine_is_measured_by_batch_and_length() {
         let (prefill, decode) = (&shape["prefill"], &shape["decode"]);
         assert_eq!(prefill["tokens"].as_u64(), Some(batch.unwrap() * input.unwrap()));
         assert!(prefill["tokens_per_s"].as_f64().unwrap() > 0.0);
+        // The first step after a prefill is not measured.
         assert!(decode["steps"].as_u64().unwrap() >= 2, "{decode}");
         assert_summary(&decode["step_s"]);
         let share = |key: &str| decode[key].as_f64().unwrap();
@@ -103,6 +104,7 @@ fn a_shape_that_the_engine_cannot_hold_is_refused() {
     assert!(long.contains("more than the context of 2048"), "{long}");
     let wide = run(&["--batch", "300", "--input-tokens", "8"]);
     assert!(wide.contains("raise --max-num-seqs"), "{wide}");
+    // 64 sequences of 700 tokens do not fit into 4 MiB.
     let small = ["--kv-cache-memory", "4Mi", "--batch", "64"];
     let large = run(&[&small[..], &["--max-model-len", "700"]].concat());
     assert!(large.contains("give --kv-cache-memory"), "{large}");

@@ -17,6 +17,7 @@ fn built_with_cuda() -> bool {
 /// A stub of NVIDIA's driver that starts, reports this version of CUDA (13000 is 13.0), and finds no GPU.
 fn driver(cuda_version: u32) -> TempFolder {
     let folder = TempFolder::new();
+    // `cuInit(0)` succeeds by returning its argument. Without further functions no device can be opened.
     compile(&folder, "libcuda.so.1", "int cuInit(unsigned flags) { return flags; }");
     let management = format!(
         "#include <string.h>
@@ -26,6 +27,7 @@ fn driver(cuda_version: u32) -> TempFolder {
         int nvmlSystemGetDriverVersion(char *text, unsigned length) {{ strncpy(text, \"550.54\", length); return 0; }}
         int nvmlDeviceGetCount_v2(unsigned *count) {{ *count = 0; return 0; }}"
     );
+    // Programs look for one name or the other.
     for name in ["libnvidia-ml.so", "libnvidia-ml.so.1"] {
         compile(&folder, name, &management);
     }
@@ -68,6 +70,7 @@ fn without_a_driver_cuda_is_refused_and_the_cpu_serves() {
 
 #[test]
 fn a_driver_that_is_too_old_is_named_with_what_is_needed() {
+    // NVIDIA writes 12.4 as 12040.
     let line = refusal(driver(12040).path());
     if built_with_cuda() {
         assert!(line.contains("driver 550.54 is too old: it runs CUDA up to 12.4"), "{line}");
@@ -83,6 +86,7 @@ fn a_driver_that_is_new_enough_and_opens_no_gpu_is_refused_with_its_words() {
     let reason = if built_with_cuda() { "the GPU cannot be used: " } else { "has no CUDA" };
     assert!(line.contains(reason), "{line}");
     assert_eq!(line.contains("CUDA_ERROR_NO_DEVICE"), built_with_cuda(), "{line}");
+    // Without `--device cuda` the same driver is only remarked on.
     let server = ServerBuilder::new("demo");
     server.env("LD_LIBRARY_PATH", driver.path().to_str().unwrap()).start();
 }
@@ -104,6 +108,7 @@ fn libraries_are_found_among_the_python_packages_beside_the_program() {
     }
 
     let mut serve = Command::new(program);
+    // The loader must find the libraries by the program's place alone.
     serve.args(["serve", "demo", "--device", "cuda", "--port", "0"]).env_remove("LD_LIBRARY_PATH");
     let refused = serve.output().unwrap();
     let said = [refused.stdout, refused.stderr].concat();
@@ -128,6 +133,7 @@ fn knows_what_it_should(server: &Server) {
             json!({"messages": messages, "temperature": 0, "max_tokens": 20, "logprobs": true});
         server.chat(body)["choices"][0].take()
     };
+    // Both requests run in one batch, so the kernels see several sequences.
     let (sum, capital) = std::thread::scope(|scope| {
         let sum = scope.spawn(|| ask("What is 2 + 3?"));
         let capital = ask("What is the capital of France?");

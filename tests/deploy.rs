@@ -97,6 +97,7 @@ impl Drop for Home {
         let entries = std::fs::read_dir(self.state.path().join("candlepower/deployments"));
         for entry in entries.into_iter().flatten().flatten() {
             let name = entry.file_name().into_string().unwrap();
+            // A failed test shows what the deployment was doing, before it is deleted.
             if std::thread::panicking() {
                 let log = std::fs::read_to_string(entry.path().join("log")).unwrap_or_default();
                 let state = std::fs::read_to_string(entry.path().join("state.json"));
@@ -131,6 +132,7 @@ fn check_answers(deployment: &Value) {
 
 /// Whether a process runs. A zombie does not.
 fn is_alive(pid: u64) -> bool {
+    // The name in parentheses may have spaces and parentheses of its own, so the last one counts.
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
 }

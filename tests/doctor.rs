@@ -78,6 +78,7 @@ fn a_configuration_alone_is_enough_to_see_what_fits() {
     let model = small.path().to_str().unwrap().to_owned();
     let json = doctor_json(&model, &["--dtype", "float32", "--max-model-len", "64"], 0);
     // Embedding and head, whose rows are padded to a multiple of 32; one layer; three norms in f32.
+    // Projections of queries, of keys with values, and of the output, with heads of 64; then gate, up and down.
     let matrices: u64 = 2 * 1024 * 512 + (8 + 2 * 8 + 8) * 64 * 512 + 3 * 2048 * 512;
     assert_eq!(json["weights_bytes"], matrices * 4 + 3 * 512 * 4);
     assert_eq!(json["kv_bytes_per_token"], 2 * 8 * 64 * 4);
@@ -88,6 +89,7 @@ fn a_configuration_alone_is_enough_to_see_what_fits() {
     assert_eq!(plan["stored"], true);
 
     let tight = doctor_json(&model, &["--kv-cache-memory", "1Mi", "--max-model-len", "8192"], 1);
+    // 2 KiB of keys and values a token in bfloat16: 512 tokens take 1 MiB.
     assert_eq!((&tight["fits"], &tight["max_model_len_that_fits"]), (&false.into(), &512.into()));
     assert!(tight["message"].as_str().unwrap().contains("lower --max-model-len to 512"));
 }
@@ -162,6 +164,7 @@ fn the_settings_in_force_are_a_config_file() {
     let folder = TempFolder::new();
     let file = folder.write("printed.toml", &shown);
     let again = program().args(["config", "--config"]).arg(&file).output().unwrap();
+    // The comments say where values come from, and the file changes that.
     let values = |text: &str| -> Vec<String> {
         text.lines().map(|line| line.split("  # ").next().unwrap().to_owned()).collect()
     };
@@ -184,6 +187,7 @@ fn the_settings_in_force_name_the_api_keys() {
     let shown = text(&shown.stdout);
     assert!(shown.contains("# Keys of clients: alice (max_concurrent 3), key-1\n"), "{shown}");
     assert!(!shown.contains("hidden"), "{shown}");
+    // A file of keys that cannot be read does not hide the other settings.
     let bad = folder.write("bad.toml", "[[key]]\nname = \"alice\"\n");
     let warned = config(&bad);
     assert!(warned.status.success() && text(&warned.stdout).contains("max_num_seqs = "));

@@ -87,6 +87,7 @@ fn a_text_has_one_vector_whatever_its_batch() {
         assert_eq!(alone, vector);
     }
     let usage = &together["usage"];
+    // The tokenizer adds `[CLS]` and `[SEP]` to each text.
     assert_eq!(usage["prompt_tokens"], 4 + 4 + 202);
     assert_eq!(usage["total_tokens"], usage["prompt_tokens"]);
 }
@@ -256,6 +257,7 @@ fn a_model_says_what_it_is() {
     assert_eq!(back["prompt"], "a cat");
     embed(&server, &json!({"model": MODEL, "input": ["a cat", "a dog"]}));
     let metrics = server.metrics();
+    // Two texts of four tokens each, in one request.
     assert_eq!(metrics.value("prompt_tokens_total"), 8.0);
     assert_eq!(metrics.value("request_success_total"), 1.0);
     assert_eq!(metrics.value("num_requests_running"), 0.0);
@@ -360,6 +362,7 @@ fn an_empty_name_of_a_prompt_is_none_whatever_the_default() {
     assert_eq!(first(&without, json!("")), plain);
     assert_eq!(first(&with_default, json!("")), plain);
     assert_ne!(first(&with_default, Value::Null), plain);
+    // Ids take no prompt, but an empty name is none, so it is no error.
     let ids = json!({"model": "words", "input": [1, 2], "prompt_name": ""});
     embed(&with_default, &ids);
 }
@@ -441,6 +444,7 @@ fn clients_of_text_embeddings_inference_get_its_list() {
         });
         assert_eq!(ranked, same.collect::<Value>());
     }
+    // The model takes at most 64 tokens.
     let long = json!({"query": "a", "texts": ["b", "a ".repeat(80)]});
     assert_eq!(server.post("/rerank", &long).error(400)["param"], "texts[1]");
     let cut = json!({"query": "a", "texts": ["b", "a ".repeat(80)], "truncate": true, "top_n": 1});
@@ -501,6 +505,7 @@ fn a_cross_encoder_refuses_what_it_cannot_do() {
 #[test]
 fn a_full_queue_is_429_and_every_request_that_was_taken_is_answered() {
     let server = mini_lm_with("--max-num-seqs 1 --max-queued-requests 1");
+    // The texts keep the only place busy while the other requests arrive.
     let body = json!({"model": MODEL, "input": vec!["rain over the harbour"; 200]});
     let statuses: Vec<u16> = std::thread::scope(|scope| {
         let ask = || server.post("/v1/embeddings", &body).status;
@@ -509,6 +514,7 @@ fn a_full_queue_is_429_and_every_request_that_was_taken_is_answered() {
     });
     assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
     assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
+    // No place is lost: the queue takes requests again.
     embed(&server, &json!({"model": MODEL, "input": "a cat"}));
 }
 

@@ -60,6 +60,7 @@ fn the_curl_command_is_answered_as_the_quick_start_shows() {
     let shown =
         shown.iter().find(|answer| answer["choices"].is_array()).expect("the page shows an answer");
     let (path, body) = curl(&quick_start);
+    // Newcomers copy either command, so both must have this answer.
     assert_eq!(curl(&page("README.md")), (path, body.clone()), "the README has another command");
     let answer = Server::demo().post(&format!("/{path}"), &body).ok();
     assert_eq!(
@@ -97,6 +98,7 @@ fn the_demo_knows_what_it_was_taught() {
         assert!(said.contains(sum), "{question} {said}");
     }
     assert!(ask("What is candlepower?").to_lowercase().contains("server"));
+    // The name stands in the system message alone.
     for name in ["Ada", "Clara"] {
         let system = format!("You are {name}, a helpful assistant.");
         let said = answer(

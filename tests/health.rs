@@ -26,6 +26,8 @@ fn a_healthy_server_is_said_to_be_so() {
     // Without a URL, the address comes from the settings.
     let port = server.address.port().to_string();
     assert_eq!(asked(program().arg("health").env("BLAZE_PORT", &port)), healthy);
+    // Each framework has its own prefix of variables, and the other's must
+    // not be read. The check replaces `0.0.0.0` by the local address.
     let server = ServerBuilder::new("demo").flags("--framework prism --host 0.0.0.0").start();
     let port = server.address.port().to_string();
     let nobody = nobody();
@@ -54,6 +56,7 @@ fn a_server_that_is_not_ready_is_not_healthy() {
     let server = std::thread::spawn(move || {
         let mut connection = BufReader::new(listener.accept().unwrap().0);
         let mut line = String::new();
+        // An empty line of two bytes ends the head.
         while connection.read_line(&mut line).unwrap() > 2 {
             line.clear();
         }

@@ -52,6 +52,7 @@ fn early_answers() {
 
 #[test]
 fn a_server_that_stops_says_goodbye_and_finishes_streams() {
+    // The timeout is longer than a test may take, so only the end of the stream ends the server.
     let mut server = plain("--shutdown-timeout 600");
     let mut client = node("node/http2_client.mjs")
         .args(["drain", &server.url()])

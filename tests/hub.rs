@@ -24,6 +24,7 @@ fn files() -> Files {
 
 /// `count` bytes without repetitions of neighbours.
 fn pattern(count: usize) -> Vec<u8> {
+    // 251 is prime, so pieces that start at multiples of a power of two differ.
     (0..count).map(|at| (at % 251) as u8).collect()
 }
 

@@ -49,6 +49,7 @@ impl LoadClient {
     fn run_alone(&self, server: &Server, salt: usize) -> String {
         let mut body = self.body.clone();
         body["stream"] = json!(false);
+        // A salt of its own keeps the request from the blocks that other clients have cached.
         body["cache_salt"] = json!(format!("alone-{salt}"));
         text_of(&server.complete(body))
     }
@@ -104,6 +105,7 @@ fn after_200_cancelled_requests_the_next_is_answered() {
     let server = Server::demo();
     let expected = server
         .complete(json!({"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}));
+    // Each of these would run for seconds if it were not cancelled.
     let long = json!({"model": "demo", "prompt": "a", "max_tokens": 2000, "ignore_eos": true, "stream": true});
     let streams = at_once(200, |_| {
         let stream = server.open("/v1/completions", &long);
@@ -192,6 +194,7 @@ fn the_prefix_cache_is_used_and_changes_no_text() {
     };
     assert_eq!(cached(&cold), 0);
     let prompt_tokens = cold["usage"]["prompt_tokens"].as_u64().unwrap();
+    // At least the prompt's last token is computed, since its logits give the next token.
     assert!(cached(&warm) >= prompt_tokens - 16 && cached(&warm) < prompt_tokens, "{warm}");
 
     let mut salted = body.clone();
@@ -209,6 +212,7 @@ fn the_prefix_cache_is_used_and_changes_no_text() {
 #[test]
 fn priorities_are_taken_and_every_request_ends() {
     let server =
+        // Batches of 16 tokens cut most prompts into pieces, and two places keep the others waiting.
         ServerBuilder::new("demo").flags("--max-num-seqs 2 --max-num-batched-tokens 16").start();
     let mut random = Rng::with_seed(5);
     let bodies: Vec<Value> = (0..24)

@@ -130,6 +130,7 @@ fn paths_schemas_fields_headers_errors_and_metrics_stay() {
     for (kind, collect) in kinds {
         let mut names = Names::default();
         collect(&servers, &mut names);
+        // A difference of one kind must not hide those of the others.
         let checked = std::panic::catch_unwind(|| names.check(kind));
         failed.extend(checked.is_err().then_some(kind));
     }

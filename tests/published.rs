@@ -36,6 +36,7 @@ fn check_capital(server: &Server) {
 
 #[test]
 fn turns_end_where_any_of_the_files_says_so() {
+    // 1273 is `<|endoftext|>`; turns of the demo end with 1275, `<|im_end|>`.
     let end_of_text = |json: &mut Value| json["eos_token_id"] = 1273.into();
     let none = |json: &mut Value| drop(json.as_object_mut().unwrap().remove("eos_token_id"));
     let below_zero = |json: &mut Value| json["eos_token_id"] = json!([-1]);
@@ -85,6 +86,7 @@ fn added_tokens_that_cannot_be_are_refused_by_name() {
     };
     for (id, part) in [
         (
+            // Ids begin with 0, so this is the first outside the vocabulary.
             "1280",
             "adds the token \"<|new|>\" with the id 1280, but the model's vocabulary has 1280 tokens",
         ),
@@ -111,6 +113,7 @@ fn keys_that_nobody_knows_are_refused_and_may_be_ignored() {
     let edit = |json: &mut Value| {
         json["warp_factor"] = 9.into();
         json["way"] = "forward".into();
+        // Dropout matters in training alone, so this key is known and ignored.
         json["resid_pdrop"] = json!(0.1);
     };
     let folder = demo_with(&[("config.json", &edit)]);
@@ -138,6 +141,7 @@ fn numbers_and_names_are_read_as_tools_write_them() {
     let folder = demo_with(&[("config.json", &config), ("generation_config.json", &generation)]);
     for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
         let text = std::fs::read(folder.path().join(name)).unwrap();
+        // Some editors begin a file with a byte-order mark.
         folder.write(name, [b"\xef\xbb\xbf", text.as_slice()].concat());
     }
     check_capital(&ServerBuilder::new(folder.path()).start());
@@ -145,6 +149,7 @@ fn numbers_and_names_are_read_as_tools_write_them() {
 
 #[test]
 fn weights_are_found_under_other_names() {
+    // A tool's name for quantized weights, and the only shard of a model without its index.
     for name in ["gptq_model-4bit-128g.safetensors", "model-00001-of-00001.safetensors"] {
         let folder = TempFolder::of_demo(|_, bytes| bytes);
         let old = folder.path().join("model.safetensors");
@@ -187,6 +192,7 @@ fn what_is_no_model_is_named_for_what_it_is() {
 fn gguf_files_are_known_by_their_beginning() {
     let folder = TempFolder::new();
     let file = std::fs::read(golden("gguf-qwen2").join("model.gguf")).unwrap();
+    // The ending in capitals, and a name without one, as content-addressed stores have it.
     for name in ["model.GGUF", "sha256-0123"] {
         let path = folder.write(name, &file);
         let server = ServerBuilder::new(&path).start();
@@ -238,6 +244,7 @@ fn a_broken_template_stops_conversations_alone() {
     // A GGUF file has its template in its metadata.
     let mut file = std::fs::read(golden("gguf-qwen2").join("model.gguf")).unwrap();
     let begin = file.windows(6).position(|bytes| bytes == b"{% for").unwrap();
+    // A word of the same length keeps all offsets of the file.
     file[begin..begin + 6].copy_from_slice(b"{% fox");
     let blob = TempFolder::new();
     blob.write("model.gguf", file);

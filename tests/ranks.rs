@@ -22,6 +22,7 @@ fn ranks(server: &Server) -> Vec<u32> {
 /// The rank of this process, if it is one and runs.
 fn served_by(pid: u32) -> Option<String> {
     let args = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+    // The first argument after the command is the server's pid.
     let mut args = args.split('\0').skip_while(|arg| *arg != "__rank");
     args.nth(1).map(str::to_owned)
 }
@@ -41,6 +42,7 @@ fn answers_are_those_of_one_process_and_the_end_is_orderly() {
     let mut two = over_two_ranks();
     let rank = match ranks(&two)[..] {
         [rank] => rank,
+        // The server itself is the other rank.
         ref others => panic!("{} processes: {others:?}", others.len()),
     };
     let story = json!({"prompt": "Once upon a time there was a candle that was older than the house in which it stood, and it told a story", "max_tokens": 64, "temperature": 0, "n": 2, "logprobs": 1});
@@ -55,6 +57,7 @@ fn answers_are_those_of_one_process_and_the_end_is_orderly() {
             "additionalProperties": false,
         }}},
     });
+    // The second time, the prompts are in the prefix cache.
     for _ in 0..2 {
         let texts = |answer: Value| -> Vec<Value> {
             let choices = answer["choices"].as_array().unwrap().iter();
@@ -69,11 +72,13 @@ fn answers_are_those_of_one_process_and_the_end_is_orderly() {
     two.terminate();
     assert!(two.wait_for_exit().success(), "{}", two.log());
     wait_until_gone(rank);
+    // An orderly end is not reported as a failure of the rank.
     assert!(!two.log().contains("rank 1"), "{}", two.log());
 }
 
 /// Sends a signal to a rank during an answer. The server must report why it ends, and leave no process or file.
 pub(crate) fn ends_the_server(mut server: Server, name: &str, reason: &str) {
+    // The answer is long enough to run until the signal arrives.
     let body = json!({"model": "demo", "prompt": "Once", "max_tokens": 1900, "ignore_eos": true, "stream": true});
     let mut stream = server.open("/v1/completions", &body);
     assert!(stream.next_event().unwrap().is_some());

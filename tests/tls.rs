@@ -45,6 +45,7 @@ fn answers_are_the_same_streamed_or_not() {
 fn events_are_not_held_back() {
     let (server, _authority) = server("");
     let body = json!({
+        // 1900 tokens take far longer than the client waits, so the end must come from the client.
         "model": "demo", "prompt": "a", "max_tokens": 1900, "temperature": 0, "ignore_eos": true, "stream": true,
     });
     let mut stream = server.open("/v1/completions", &body);
@@ -81,6 +82,7 @@ fn a_client_that_leaves_ends_a_request_that_is_not_streamed() {
 #[test]
 fn early_answers_arrive_however_large_the_body_is() {
     let (server, _authority) = server("--api-key secret");
+    // 40 MiB are more than the 32 MiB that a body may have.
     let body = vec![b' '; 40 << 20];
     let key = |request: Request| request.header("Authorization", "Bearer secret");
     let json = |request: Request| request.header("Content-Type", "application/json");
@@ -109,6 +111,7 @@ fn nobody_but_the_authoritys_server_is_trusted() {
 
 #[test]
 fn clients_need_a_certificate_where_their_authorities_are_named() {
+    // The client's authority is another one than the server's.
     let (authority, of_clients) = (Authority::new(), Authority::new());
     let pair = authority.sign("server");
     let client = of_clients.sign("client");
@@ -136,8 +139,10 @@ fn handshakes_that_do_not_go_on_hold_up_nobody_and_are_given_up() {
     let mut silent: Vec<TcpStream> = (0..50).map(|_| connect()).collect();
     // Only the beginning of a handshake.
     for socket in &mut silent[..10] {
+        // A record of a handshake, its version, a length of 512 bytes, and the first byte of a ClientHello.
         socket.write_all(b"\x16\x03\x01\x02\x00\x01").unwrap();
     }
+    // 50 of 64 connections are taken, and others must still be served.
     for _ in 0..5 {
         server.complete(json!({"prompt": "a", "max_tokens": 2}));
     }

@@ -86,10 +86,12 @@ impl Toolkit {
         if !Path::new(&flashinfer).join("flashinfer/attention/prefill.cuh").exists() {
             return Err(format!("FLASHINFER_INCLUDE={flashinfer} holds no flashinfer/attention"));
         }
+        // 177 warns of functions that are not used, of which FlashInfer's headers have many.
         let mut flags: Vec<String> = [
             "-std=c++17",
             "-O3",
             "--expt-relaxed-constexpr",
+            // Rust links position-independent programs.
             "-Xcompiler=-fPIC",
             "-diag-suppress=177",
         ]
@@ -182,6 +184,7 @@ fn compile_all(toolkit: &Toolkit, jobs: &[Job], parallel: usize) -> Result<(), S
     let work = || {
         let outcome = iter::from_fn(next).try_for_each(|job| toolkit.compile(job));
         if outcome.is_err() {
+            // The other workers find no job then, and stop.
             iter::from_fn(next).for_each(drop);
         }
         outcome
@@ -207,6 +210,7 @@ fn archive(out: &Path, jobs: &[Job]) -> Result<(), String> {
 
 /// An environment variable, if it is set and not empty. Cargo runs this script again when it changes.
 fn variable(name: &str) -> Option<String> {
+    // Cargo sets these two itself, and the objects do not depend on them.
     if !name.starts_with("NUM_JOBS") && name != "OUT_DIR" {
         println!("cargo::rerun-if-env-changed={name}");
     }

@@ -183,9 +183,11 @@ fn random_calls(format: &str, wanted: usize) -> Vec<Call> {
     for schema in &schemas {
         let before = calls.len();
         for seed in 0.. {
+            // Random calls need not end; 40 tries of many choices have always been enough.
             assert!(seed < 40, "{format}: {} of {each} calls end: {schema}", calls.len() - before);
             let more = json!({
                 "messages": [{"role": "user", "content": "a"}], "n": (2 * each).clamp(4, 64), "seed": seed * 1000, "temperature": 1, "max_tokens": 160,
+                // Twice as many choices as calls are wanted, since about half of them end in time.
             });
             let body = request(schema, &bias, more);
             let answer = model.server.post("/v1/chat/completions", &body).ok();
@@ -216,11 +218,13 @@ fn leaving_calls(format: &str, wanted: usize, others: &[Call]) -> Vec<Call> {
         // At a position where the script must not go on, values end.
         let bias = |byte: u8| {
             let closes = CLOSERS.contains(char::from(byte)) && byte.is_ascii();
+            // The first 256 tokens of a scripted vocabulary are the bytes.
             (byte.to_string(), json!(if closes { 100 } else { -100 }))
         };
         let bias: Map<String, Value> = (0..=255).map(bias).collect();
         for (index, (call, _)) in meant.iter().enumerate() {
             for form in [Form::Bytes, Form::OnePiece] {
+                // The length of the prompt chooses the script, so the question has that many characters.
                 let question = "a".repeat(model.start_of(index, form) - 1);
                 let more = json!({"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 300});
                 let body = request(&call.schema, &bias, more);
@@ -237,6 +241,7 @@ fn leaving_calls(format: &str, wanted: usize, others: &[Call]) -> Vec<Call> {
 
 /// The text with one character inserted, removed or replaced.
 fn changed(text: &str, random: &mut fastrand::Rng) -> String {
+    // These are the characters at which JSON, numbers and the formats' marks begin, end or escape.
     const OTHERS: &str = "\"\\{}[]():,.-+e019aZ_ \n\t<>/|é\u{1}";
     let others: Vec<char> = OTHERS.chars().collect();
     let mut chars: Vec<char> = text.chars().collect();

@@ -49,6 +49,7 @@ fn tools_are_held_in_every_format() {
 
 /// The reason that a single tool is refused. It is required in a chat, and strict in a response.
 fn refused(server: &Server, tool: &Value, is_chat: bool) -> Option<String> {
+    // MCP allows a point in names, and OpenAI's API does not.
     let name = text(tool, "name").replace('.', "_");
     let function = json!({"name": name, "description": "", "parameters": tool["parameters"]});
     let response = if is_chat {
@@ -66,6 +67,7 @@ fn refused(server: &Server, tool: &Value, is_chat: bool) -> Option<String> {
     };
     let told = response.header("x-candlepower-not-held").map(str::to_owned);
     let reason = match response.status {
+        // An enforced tool is answered without a report; a report names the part that is not enforced.
         200 => told?,
         _ => text(&response.json()["error"], "message").to_owned(),
     };

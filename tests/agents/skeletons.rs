@@ -47,6 +47,7 @@ fn are_answered_with_a_call_and_then_with_words() {
             let answer = endpoint.streamed(&streamed.text());
             // The same request without a stream.
             let mut whole = body.clone();
+            // The options of a stream are refused without one.
             whole.as_object_mut().unwrap().retain(|name, _| !name.starts_with("stream"));
             let whole = model.server.post(text(&request, "path"), &whole).ok();
             assert_eq!(endpoint.whole(&whole), answer, "{}", agent.name);

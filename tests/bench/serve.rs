@@ -105,6 +105,7 @@ fn flags_that_cannot_be_are_refused() {
         &["--concurrency", "1,2", "--requests", "1,2,3"],
         &["--concurrency", "1", "--rate", "1"],
         &["--rate", "-1"],
+        // The pause between two requests would overflow a duration.
         &["--rate", "1e-300"],
         &["--input-tokens", "18446744073709551615"],
         &["--shared-prefix-tokens", "18446744073709551615"],
@@ -124,6 +125,7 @@ async fn other_server(State(count): State<Arc<AtomicUsize>>, body: Bytes) -> Res
     let Some(prompt) = body["prompt"].as_str() else {
         return (StatusCode::UNPROCESSABLE_ENTITY, "text only").into_response();
     };
+    // The count differs from that of the words, so the client must find the factor.
     let prompt_tokens = 3 + 2 * prompt.split_whitespace().count();
     let asked = body["max_tokens"].as_u64().unwrap();
     let usage = json!({"prompt_tokens": prompt_tokens, "completion_tokens": asked});
@@ -135,6 +137,7 @@ async fn other_server(State(count): State<Arc<AtomicUsize>>, body: Bytes) -> Res
         return (StatusCode::TOO_MANY_REQUESTS, Json(error)).into_response();
     }
     let text = json!({"choices": [{"text": "a b c"}]});
+    // Three tokens come in each chunk, so chunks must not be counted as tokens.
     let chunks = format!("data: {text}\n\n").repeat((asked / 3) as usize);
     let end = json!({"choices": [], "usage": usage});
     let events = format!("{chunks}data: {end}\n\ndata: [DONE]\n\n");
@@ -169,6 +172,7 @@ fn other_servers_are_measured_and_failed_requests_told() {
         (&level["input_tokens"], &level["output_tokens"]),
         (&(6 * 63).into(), &(6 * 12).into())
     );
+    // The server refuses token ids with 422, so this form of prompts cannot be used.
     let output = bench(&[&args[..], &["--warmup", "1", "--prompts", "ids"]].concat());
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("does not take token ids"), "{}", text(&output.stderr));

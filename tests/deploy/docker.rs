@@ -32,6 +32,7 @@ fn a_container_answers_until_it_is_deleted_and_leaves_nothing() {
         assert!(!home.state.path().join("candlepower").exists());
         let other = self::home(&engine);
         assert_eq!(other.json("ls")[0]["name"], "chat");
+        // The lines of the server's start are more than five.
         assert_eq!(other.json("logs chat --tail 5").as_array().unwrap().len(), 5);
         assert_eq!(other.json("events chat")[1]["phase"], "initializing");
 
@@ -59,9 +60,11 @@ fn the_engine_is_asked_for_what_was_asked_for() {
     assert_eq!(home.error(&args, 1)["code"], "FAILED");
     let body = &engine.bodies()[0];
     let host = &body["HostConfig"];
+    // 512 MiB are for the ranks' shared memory.
     assert_eq!((&host["Memory"], &host["ShmSize"]), (&json!(2u64 << 30), &json!(512 << 20)));
     assert_eq!(host["PortBindings"]["30000/tcp"][0]["HostIp"], "127.0.0.1");
     assert_eq!(host["Binds"], json!(["models:/data", format!("{folder}:/model:ro")]));
+    // The number is the budget of the process backend, too.
     assert_eq!(host["RestartPolicy"], json!({"Name": "on-failure", "MaximumRetryCount": 5}));
     assert_eq!(host["CapDrop"], json!(["ALL"]));
     assert_eq!(host["DeviceRequests"], json!([]));
@@ -102,6 +105,7 @@ fn the_same_container_is_found_again_and_another_one_is_refused() {
     let status = home.wait_for_status("chat", |status| status["state"] == "Failed");
     let message = status["message"].as_str().unwrap();
     assert!(message.starts_with("the server was killed (SIGKILL)"), "{message}");
+    // The status of a process that a signal ended is 128 and the signal: SIGKILL is 9.
     assert_eq!(status["exit_code"], 137);
     let again = home.json(&boxed("chat", ""));
     assert_eq!(again["url"], deployed["url"]);
@@ -116,6 +120,7 @@ fn the_same_container_is_found_again_and_another_one_is_refused() {
 fn of_two_clients_one_makes_the_container() {
     let engine = Engine::start(Manner::Docker);
     let home = home(&engine);
+    // Four clients are enough for two of them to see no container at the same time.
     let clients: Vec<_> = (0..4)
         .map(|_| home.command(&format!("{} --json", boxed("chat", ""))).spawn().unwrap())
         .collect();
@@ -173,6 +178,7 @@ fn what_cannot_run_is_refused_in_words_and_leaves_nothing() {
         nowhere.error(&boxed("x", ""), 11)["message"],
         "the container engine at /nowhere.sock cannot be used: there is no such socket"
     );
+    // The address is reserved for documentation, RFC 5737, so nothing answers there.
     let elsewhere = Home::new().with_env("DOCKER_HOST", "tcp://192.0.2.1:2375");
     let error = elsewhere.error(&boxed("x", ""), 2);
     assert_eq!(

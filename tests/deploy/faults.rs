@@ -10,6 +10,7 @@ use crate::support::{Fault, Files, Hub, Spot, TempFolder, Times, wait_for};
 fn a_server_that_is_killed_is_started_again_until_its_budget_is_spent() {
     let home = Home::new();
     let deployed = home.deploy_demo("chat", "");
+    // The budget is five restarts within ten minutes, so the sixth end is final.
     for restarts in 1..=6 {
         kill(home.pid("chat", "server").unwrap());
         let status = home.wait_for_status("chat", |status| {
@@ -27,6 +28,7 @@ fn a_server_that_is_killed_is_started_again_until_its_budget_is_spent() {
             );
         }
     }
+    // A failed deployment leaves nothing that listens.
     assert!(TcpStream::connect(address(&deployed)).is_err());
     // A restart brings it back.
     check_answers(&home.json("restart chat"));
@@ -67,6 +69,7 @@ fn slow() -> (Hub, TempFolder, Home) {
     let home = Home::new()
         .with_env("HF_ENDPOINT", &hub.endpoint())
         .with_env("HF_HOME", cache.path().to_str().unwrap())
+        // The hub stalls on purpose, and the client must not give up by itself.
         .with_env("HF_HUB_DOWNLOAD_TIMEOUT", "600");
     (hub, cache, home)
 }
@@ -92,6 +95,7 @@ fn a_deployment_outlives_a_client_that_is_killed() {
 #[test]
 fn a_deployment_that_is_not_ready_in_time_says_where_it_was_and_leaves_nothing() {
     let (_hub, _cache, home) = slow();
+    // The server is at the weights within four seconds, and they never arrive.
     let error = home.error("deploy acme/slow --name slow --timeout 4", 5);
     assert_eq!((&error["code"], &error["seconds"]), (&"TIMEOUT".into(), &4.into()));
     assert_eq!(error["retryable"], true);
@@ -109,6 +113,7 @@ fn a_deployment_that_is_not_ready_in_time_says_where_it_was_and_leaves_nothing()
 #[test]
 fn a_hub_that_does_not_answer_is_not_waited_for_longer_than_was_said() {
     let (hub, _cache, home) = slow();
+    // Without `config.json` the client does not even know what to start.
     hub.inject("acme/slow", Spot::content("config.json"), Fault::StallAfter(1), Times::Always);
     let error = home.error("deploy acme/slow --name slow --timeout 2", 5);
     assert_eq!((&error["code"], &error["phase"]), (&"TIMEOUT".into(), &"scheduling".into()));
@@ -139,6 +144,7 @@ fn a_client_that_waits_lets_another_ones_deployment_of_the_name_be() {
 
 #[test]
 fn one_that_cannot_be_read_is_seen_and_can_be_deleted() {
+    // A file that was cut short, and one of another program.
     for damage in ["", r#"{"state": "Running"}"#] {
         let home = Home::new();
         home.deploy_demo("chat", "");
@@ -162,6 +168,7 @@ fn one_that_cannot_be_read_is_seen_and_can_be_deleted() {
     }
     let home = Home::new();
     std::fs::create_dir_all(home.state.path().join("candlepower")).unwrap();
+    // A file where the folder of all deployments should be makes every command fail.
     std::fs::write(home.folder("chat").parent().unwrap(), "").unwrap();
     let error = home.error("ls", 11);
     assert!(error["message"].as_str().unwrap().contains("cannot be read"), "{error}");
@@ -215,7 +222,9 @@ fn a_full_disk_ends_the_log_and_not_the_server() {
     home.deploy_demo("chat", "");
     let log = home.folder("chat").join("log");
     std::fs::remove_file(&log).unwrap();
+    // Every write to this device fails as on a full disk.
     std::os::unix::fs::symlink("/dev/full", &log).unwrap();
+    // The log is opened anew by the restart.
     let restarted = home.json("restart chat");
     check_answers(&restarted);
     let trouble = "the log cannot be written: No space left on device (os error 28)";
@@ -246,6 +255,7 @@ fn of_two_clients_at_once_one_wins() {
     let home = Home::new();
     let start =
         |flags: &str| home.command(&demo("chat", &format!("{flags} --json"))).spawn().unwrap();
+    // Different parameters, so the two cannot share a deployment.
     let different = [start("--max-model-len 512"), start("--max-model-len 256")];
     let outputs = different.map(|client| client.wait_with_output().unwrap());
     let mut codes: Vec<_> = outputs.iter().map(|output| output.status.code().unwrap()).collect();
@@ -253,6 +263,7 @@ fn of_two_clients_at_once_one_wins() {
     assert_eq!(codes, [0, 4], "{}\n{}", text(&outputs[0]), text(&outputs[1]));
     home.json("delete chat");
 
+    // Equal parameters, so the second client finds the deployment of the first.
     let outputs = [start(""), start("")].map(|client| client.wait_with_output().unwrap());
     let urls = outputs.map(|output| {
         let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -55,6 +55,7 @@ fn a_deployment_is_made_found_restarted_and_deleted_with_all_that_is_its_own() {
 
 #[test]
 fn an_update_replaces_the_objects_and_is_taken_back_where_it_fails() {
+    // The story fails for one length of the context only, so the update fails and the rollback succeeds.
     let cluster = Cluster::start(Story::Unless("--max-model-len=13", "crash_loop"));
     let home = home(&cluster);
     home.json(&demo("chat", "--replicas 1 --env MY_SECRET=canary-1 --env NOTE=a"));
@@ -98,6 +99,7 @@ fn a_port_here_leads_to_a_pod_until_ctrl_c() {
     // Each client has a connection of its own.
     check_answers(&opened);
     check_answers(&opened);
+    // The answer is long enough to arrive in many pieces through the tunnel.
     let body = json!({
         "model": "demo", "prompt": "The capital", "max_tokens": 300, "ignore_eos": true, "stream": true,
         "stream_options": {"include_usage": true},
@@ -134,6 +136,7 @@ fn a_client_that_waits_lets_another_ones_deployment_of_the_name_be() {
     let home = home(&cluster);
     let first = home.command(&demo("chat", "--timeout 600 --json")).spawn().unwrap();
     let place = "chat --backend kubernetes";
+    // The Deployment and its Service exist; without secrets there is no Secret.
     wait_for("the objects", || (cluster.objects().len() == 2).then_some(()));
     // The stopped client does not notice that its deployment is gone before another one exists.
     signal("-STOP", first.id().into());
@@ -148,6 +151,7 @@ fn a_client_that_waits_lets_another_ones_deployment_of_the_name_be() {
 #[test]
 fn what_fails_or_is_late_says_why_and_is_removed() {
     let cluster = Cluster::start(Story::Recorded("crash_loop"));
+    // The recorded pod was started with an unknown variable.
     let error = home(&cluster).error(&demo("chat", ""), 1);
     let reason = error["reason"].as_str().unwrap();
     assert!(
@@ -192,6 +196,7 @@ fn gpus_are_those_that_the_cluster_has() {
     );
     cluster.show_nodes(vec![json!({
         "metadata": {"name": "a", "labels": {
+            // The labels are those of NVIDIA's GPU feature discovery.
             "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559",
             "nvidia.com/gpu.compute.major": "9", "nvidia.com/gpu.compute.minor": "0",
         }},
@@ -203,6 +208,7 @@ fn gpus_are_those_that_the_cluster_has() {
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(pod["containers"][0]["image"], format!("candlepower:{version}-cuda-sm90"));
     assert!(pod["affinity"].to_string().contains("NVIDIA-H100-80GB-HBM3"), "{pod}");
+    // Nine are one more than the node has.
     let error = home.error("deploy demo --name x --backend kubernetes --gpu-count 9", 6);
     assert!(error["message"].as_str().unwrap().contains("8 x NVIDIA-H100-80GB-HBM3"), "{error}");
 }
@@ -269,6 +275,7 @@ fn the_manifests_are_those_that_their_first_line_makes() {
     assert!(manifests().len() >= 3);
     for file in manifests() {
         let kept = std::fs::read_to_string(&file).unwrap();
+        // The first line of each manifest is the command that makes it.
         let (command, rest) = kept.split_once('\n').unwrap();
         let args = command.strip_prefix("# candlepower ").unwrap();
         let made = text(&home.run(args));
@@ -287,6 +294,7 @@ fn the_manifests_are_valid_for_two_versions_of_kubernetes() {
 fn the_usual_build_has_nothing_of_it() {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut tree = Command::new(cargo);
+    // The tree is resolved from the lock file, so the test needs no network.
     tree.args(
         "tree --package candlepower --edges normal --prefix none --offline --locked".split(' '),
     );

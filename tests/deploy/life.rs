@@ -22,6 +22,7 @@ fn a_deployment_answers_until_it_is_deleted_and_leaves_nothing() {
     assert_eq!(home.json("logs chat --tail 5").as_array().unwrap().len(), 5);
     let all = home.json("logs chat");
     let is_ready = |line: &&serde_json::Value| line.as_str().unwrap().contains("ready: http://");
+    // The lines before the server was ready must not be repeated.
     assert_eq!(all.as_array().unwrap().iter().filter(is_ready).count(), 1, "{all}");
 
     let status = home.json("status chat");
@@ -111,6 +112,7 @@ fn prism_is_served_too() {
 #[test]
 fn a_deployment_with_a_time_to_live_deletes_itself() {
     let home = Home::new();
+    // Ten seconds are more than the demo's start takes, so the deployment is ready once.
     let deployed = home.deploy_demo("brief", "--ttl-seconds 10");
     assert_eq!(deployed["phase"], "ready", "{deployed}");
     wait_for("the deployment to delete itself", || (!home.folder("brief").exists()).then_some(()));

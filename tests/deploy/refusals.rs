@@ -87,6 +87,7 @@ fn quantization_memory_and_gpus_are_checked_against_what_there_is() {
         error["message"],
         "quantization `awq` does not match the weights: config.json says that they are not quantized; leave quantization out"
     );
+    // The demo alone needs more than 64 MiB.
     let error = refused(&home, &demo("x", "--memory 1Mi"), 7, "OUT_OF_MEMORY");
     assert_eq!((&error["free"], &error["max_model_len"]), (&(1 << 20).into(), &0.into()));
     assert!(error["needed"].as_u64().unwrap() > 64 << 20, "{error}");
@@ -127,6 +128,7 @@ fn a_gated_model_needs_a_token() {
     );
     let error = refused(&home, "deploy acme/missing --name x", 2, "VALIDATION_ERROR");
     assert_eq!(error["field"], "model");
+    // The refusal comes before the first byte of weights.
     let weights = hub.requests().into_iter().filter(|seen| seen.path.contains("safetensors"));
     assert_eq!(weights.count(), 0);
 }

@@ -48,6 +48,7 @@ fn secrets_reach_the_server_and_nothing_else() {
         let argv = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
         assert!(!argv.is_empty() && !argv.contains("canary"), "{argv}");
     }
+    // The server needs the secrets in its environment; the supervisor must not keep them there.
     let supervisor = home.pid("chat", "supervisor").unwrap();
     let env = std::fs::read(format!("/proc/{supervisor}/environ")).unwrap();
     assert!(!env.is_empty() && !String::from_utf8_lossy(&env).contains("canary"));
@@ -63,6 +64,7 @@ fn secrets_reach_the_server_and_nothing_else() {
     assert!(!error.to_string().contains("canary"), "{error}");
 
     let mut command = home.command("restart chat");
+    // The restart is given the secrets again.
     let output = command.env("BLAZE_API_KEY", KEY).env("MY_SECRET", OTHER).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     let supervisor = home.pid("chat", "supervisor").unwrap();
@@ -75,6 +77,7 @@ fn files_of_a_deployment_are_for_their_owner_alone_whatever_the_umask() {
     let home = Home::new();
     let deploy = home.command(&demo("open", ""));
     let mut shell = Command::new("sh");
+    // Files that rely on the umask would be readable by everybody here.
     shell.args(["-c", "umask 0; exec \"$0\" \"$@\""]).arg(deploy.get_program());
     shell.args(deploy.get_args());
     for (name, value) in deploy.get_envs() {

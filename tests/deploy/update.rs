@@ -46,6 +46,7 @@ fn another_server_takes_over_while_the_old_one_answers() {
     wait_for("the old server to end", || (!is_alive(old)).then_some(()));
     // All other parameters stay.
     let spec = std::fs::read_to_string(home.folder("chat").join("spec.json")).unwrap();
+    // 4 GiB in bytes.
     assert!(spec.contains("\"NOTE\": \"a\"") && spec.contains("4294967296"), "{spec}");
     let events = home.json("events chat").to_string();
     assert!(events.contains("updated: max_model_len: it has none, 512 is asked for"), "{events}");
@@ -67,6 +68,7 @@ fn a_failed_update_leaves_what_ran_before() {
     let home = Home::new();
     let before = home.deploy_demo("chat", "");
     let old = home.pid("chat", "server");
+    // The variable's last letter is missing, so the new server refuses it and suggests the right one.
     let failed = home.error("update chat --env BLAZE_MAX_NUM_SEQ=8", 1);
     assert_eq!(failed["code"], "FAILED");
     let message = failed["message"].as_str().unwrap();
@@ -89,6 +91,7 @@ fn a_failed_update_leaves_what_ran_before() {
 #[test]
 fn with_one_port_the_old_server_ends_first_and_comes_back_after_a_failure() {
     let home = Home::new();
+    // The port was free a moment ago, and only this deployment uses it.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let before = home.deploy_demo("chat", &format!("--port {port}"));
     let after = home.json("update chat --max-model-len 512");
@@ -140,6 +143,7 @@ fn a_container_takes_over_from_another() {
         home.error("update chat --backend docker --env BLAZE_MAX_NUM_SEQ=8 --timeout 60", 1);
     let message = failed["message"].as_str().unwrap();
     assert!(message.ends_with("the server before the update runs on"), "{message}");
+    // The new container is gone, and the old one runs.
     assert_eq!(engine.bodies().len(), 1);
     assert_eq!(home.json("status chat")["url"], before["url"]);
 

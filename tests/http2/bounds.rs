@@ -48,8 +48,10 @@ fn a_connection_has_a_hundred_streams() {
     let server = plain("");
     let mut frames = connect(&server);
     let settings = frames.next_of(Kind::Settings, 0).payload;
+    // An entry of SETTINGS is an identifier of two bytes and a value of four.
     let most = settings.chunks(6).find(|entry| entry[..2] == MAX_CONCURRENT_STREAMS.to_be_bytes());
     assert_eq!(most.unwrap()[2..], 100_u32.to_be_bytes());
+    // Clients open streams with odd numbers.
     for stream in (1..=199).step_by(2) {
         hold(&mut frames, stream);
     }
@@ -121,6 +123,7 @@ fn rapid_resets_end_the_connection() {
     let server = plain("");
     let mut burst = Vec::new();
     let head = HeaderList::request("GET", "/v1/models");
+    // 2,000 resets, a hundred times as many as the server allows.
     for stream in (1..4000).step_by(2) {
         burst.extend(Frames::encode(Kind::Headers, END_HEADERS | END_STREAM, stream, head.bytes()));
         burst.extend(Frames::encode(Kind::Reset, 0, stream, &CANCEL.to_be_bytes()));
@@ -140,7 +143,8 @@ fn rapid_resets_end_the_connection() {
 #[test]
 fn a_head_is_bounded_however_it_comes() {
     let server = plain("");
-    // A header list that is too long gets an answer.
+    // A header list that is too long gets an answer. This one has about
+    // 26 KB: more than the 16 KiB of a head, and more than one frame holds.
     let long = "x".repeat(120);
     let list = (0..200).fold(HeaderList::request("GET", "/v1/models"), |list, i| {
         list.with(&format!("x-{i}"), &long)
@@ -154,6 +158,7 @@ fn a_head_is_bounded_however_it_comes() {
     // A header list without an end closes the connection, whatever its frames contain.
     still_serves(&server);
     let before = peak(&server);
+    // Empty frames add nothing to the head, so a limit of its bytes alone would not stop them.
     for payload in [list.bytes()[..16_000].to_vec(), Vec::new()] {
         let mut frames = connect(&server);
         frames.send(Kind::Headers, END_STREAM, 1, HeaderList::request("GET", "/").bytes()).unwrap();
@@ -162,6 +167,7 @@ fn a_head_is_bounded_however_it_comes() {
         let is_refused = (0..enough).any(|_| frames.send_bytes(&frame).is_err());
         assert!(is_refused, "{enough} frames of {} bytes were taken", payload.len());
     }
+    // The limit is far below the 64 MiB that were offered.
     assert!(peak(&server) - before < 16 << 20, "{}", peak(&server) - before);
     still_serves(&server);
 }
@@ -189,6 +195,7 @@ fn a_connection_without_a_request_ends() {
     let mut idle = connect(&server);
     // A connection that sends nothing, and one whose request head never ends.
     let mut undecided = server.connect().unwrap();
+    // The preface of HTTP/2 begins so, and so could a head of HTTP/1.
     undecided.write_all(b"PRI * HTTP").unwrap();
     let mut endless = connect(&server);
     endless.send(Kind::Headers, END_STREAM, 1, unfinished().bytes()).unwrap();

@@ -10,6 +10,7 @@ const PROTOCOL_ERROR: u32 = 1;
 
 #[test]
 fn http2_is_spoken_where_it_is_asked_for() {
+    // Without `--http2` the preface is a malformed request.
     let server = Server::demo();
     let mut frames = Frames::new(server.connect().unwrap()).unwrap();
     assert!(frames.read_to_end().iter().all(|frame| frame.kind != Kind::Settings));
@@ -64,6 +65,7 @@ fn a_request_has_one_authority() {
         (1, &[(":authority", "localhost")][..], 200),
         (3, &[], 400),
         (5, &[("host", "localhost")], 200),
+        // Without the check of hosts, DNS rebinding would let a website reach a local server.
         (7, &[(":authority", "attacker.example")], 421),
     ] {
         frames.request(stream, &with(authority), b"").unwrap();
@@ -71,6 +73,7 @@ fn a_request_has_one_authority() {
         assert_eq!(answer.status(), status, "{authority:?}");
     }
     // A malformed request is reset, and its connection goes on.
+    // HTTP/2 has no header `connection` (RFC 9113, section 8.2.2).
     let headers = with(&[(":authority", "localhost"), ("connection", "close")]);
     frames.request(9, &headers, b"").unwrap();
     assert_eq!(frames.next_of(Kind::Reset, 9).error_code(), PROTOCOL_ERROR);

@@ -21,12 +21,14 @@ impl Client {
 
     fn command(&self, case: &str) -> Command {
         let mut command = python("clients/hub_client.py");
+        // A developer's own settings, such as a token, must not change the test.
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(|name| name.starts_with("HF_")) {
                 command.env_remove(name);
             }
         }
         command.env("HF_ENDPOINT", &self.endpoint).env("HF_HOME", self.home.path());
+        // The fake hub has no Xet storage and takes no telemetry.
         for name in ["DISABLE_XET", "DISABLE_TELEMETRY", "DISABLE_PROGRESS_BARS"] {
             command.env(format!("HF_HUB_{name}"), "1");
         }
@@ -103,6 +105,7 @@ fn refusals_are_understood() {
     client.refused(["acme/nothing", "main", "README.md"], member, "RepositoryNotFoundError");
     client.refused([ID, "v2", "README.md"], None, "RevisionNotFoundError");
     client.refused([ID, "main", "nothing"], None, "RemoteEntryNotFoundError");
+    // An invalid token is an error even where none is needed.
     client.refused([ID, "main", "README.md"], Some("hf_unknown"), "HfHubHTTPError");
     hub.set_access(ID, Access::Private);
     client.refused([ID, "main", "README.md"], Some(OUTSIDER_TOKEN), "RepositoryNotFoundError");
@@ -144,6 +147,7 @@ fn what_is_in_the_cache_outlives_the_hub() {
     client.snapshot("main", &files());
     hub.accept_connections();
     hub.forget_requests();
+    // Only the README changes, so the client must find the large files in its cache.
     let changed = files().with("README.md", "changed\n");
     hub.publish(ID, &changed);
     client.snapshot("main", &changed);

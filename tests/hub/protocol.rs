@@ -195,6 +195,7 @@ fn who_may_read_what() {
     for (path, status) in [(&api, "200"), (&file, "307")] {
         assert_eq!(statuses(path), [hidden[0], hidden[1], status, "401"]);
     }
+    // A repository that is absent looks like one that is hidden.
     let missing = statuses("/api/models/acme/nothing");
     assert_eq!(missing, [hidden[0], hidden[1], hidden[1], "401"]);
 }

@@ -30,6 +30,7 @@ fn a_text_and_its_tokens_are_continued_alike() {
     assert!(logprobs.iter().all(|token| token["top_logprobs"].as_array().unwrap().len() == 2));
     assert_eq!(
         by_ids["usage"]["prompt_tokens_details"]["cached_tokens"],
+        // The last token is always computed.
         whole_blocks(ids.as_array().unwrap().len() as u64 - 1)
     );
 }
@@ -37,6 +38,7 @@ fn a_text_and_its_tokens_are_continued_alike() {
 #[test]
 fn branches_are_drawn_from_one_prompt() {
     let server = prism();
+    // With a low temperature all branches would probably be the same.
     let body = json!({"text": PROMPT, "n": 4, "seed": 9, "temperature": 1.5, "max_tokens": 8, "structured_outputs": {"regex": " [A-Z][a-z]{3,9}"}});
     let response = generate(&server, body);
     let choices = response["choices"].as_array().unwrap();
@@ -103,12 +105,14 @@ fn a_stream_brings_the_same() {
             assert_eq!(choice["finish_reason"].is_null(), choice["session"].is_null());
             sessions.extend(choice["session"]["id"].as_str().map(str::to_owned));
         }
+        // Only the last chunk has it.
         usage = chunk["usage"].clone();
     }
     for (index, choice) in whole["choices"].as_array().unwrap().iter().enumerate() {
         assert_eq!(choice["text"], texts[index]);
         assert_eq!(choice["token_ids"], json!(ids[index]));
     }
+    // Two choices of 20 tokens.
     assert_eq!(usage["completion_tokens"], 40);
     assert!(sessions.len() == 2 && sessions[0] != sessions[1]);
 }
@@ -133,6 +137,7 @@ fn what_cannot_be_done_is_refused_by_name() {
     ] {
         assert_eq!(refused(&server, 400, body.clone())["param"], param, "{body}");
     }
+    // The demo's context has 2,048 tokens.
     let long = "word ".repeat(3000);
     let error = refused(&server, 400, json!({"text": long}));
     assert_eq!(error["code"], "context_length_exceeded");
@@ -149,6 +154,7 @@ fn what_cannot_be_done_is_refused_by_name() {
 #[test]
 fn texts_are_the_same_where_tokens_need_not_be_drawn() {
     let (prism, blaze) = (prism(), ServerBuilder::new("demo").start());
+    // Keys and punctuation of the schema leave one possible token, which prism takes without the model.
     let schema = json!({
         "type": "object",
         "properties": {"occupation": {"enum": ["baker", "carpenter"]}, "likes_long_walks": {"type": "boolean"}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
@@ -157,6 +163,7 @@ fn texts_are_the_same_where_tokens_need_not_be_drawn() {
     for more in [
         json!({"temperature": 0}),
         json!({"temperature": 1.3, "seed": 4, "n": 3, "frequency_penalty": 0.5}),
+        // The limit, the stop string and the minimum lie within such runs of tokens.
         json!({"temperature": 0, "max_tokens": 9}),
         json!({"temperature": 0, "stop": ["_long"]}),
         json!({"temperature": 0, "min_tokens": 40}),

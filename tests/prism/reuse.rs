@@ -53,6 +53,7 @@ fn a_bad_schema_among_good_requests_changes_none_of_them() {
     let bad = json!({"prompt": "x", "structured_outputs": {"json": {"type": "object", "patternProperties": {"(": {}}, "not": {"type": "object"}}}});
     let alone: Vec<String> =
         (0..32).map(|index| server.complete(good(index))["choices"].to_string()).collect();
+    // All 32 good requests and the bad one start together.
     let barrier = Barrier::new(33);
     let together: Vec<String> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..32)

@@ -55,7 +55,8 @@ fn a_session_goes_on_where_it_was() {
 #[test]
 fn forks_take_memory_for_what_is_new_alone() {
     let server = ServerBuilder::new("demo").flags("--framework prism --max-num-seqs 4").start();
-    // Prefill only, without any output. The demo's context has 2,048 tokens.
+    // Prefill only, without any output. The demo's context has 2,048 tokens,
+    // and the ids are ordinary ones, since the special ones are the last.
     let ids: Vec<u32> = (0..2000).map(|i| 300 + i * 7 % 600).collect();
     let opened =
         generate(&server, json!({"input_ids": ids, "max_tokens": 0, "session": {"open": true}}));
@@ -68,6 +69,7 @@ fn forks_take_memory_for_what_is_new_alone() {
     for n in 1..=4 {
         let fork =
             generate(&server, with(greedy(&format!(" {n}"), 12), json!({"session": {"fork": id}})));
+        // All tokens but the last, whose logits give the next.
         assert!(cached(&fork) >= 1999, "{fork}");
         forks.push(session_id(&fork["choices"][0]).to_owned());
         let new_tokens = num_tokens(&fork) + 12 - 2000;
@@ -142,11 +144,13 @@ fn only_one_request_at_a_time_goes_on_in_a_session() {
         let response = again();
         (response.status == 200).then_some(response)
     });
+    // Nothing of "B" is left in the session.
     assert!(num_tokens(&response.ok()) < 10);
 }
 
 #[test]
 fn requests_come_before_sessions_and_sessions_lose_only_time() {
+    // 96 blocks are 1,536 tokens, and the two prompts take 1,440 with their output.
     let server = memory_for(96);
     let text = "This is the beginning of a story. ".repeat(40);
     let opened = generate(&server, with(greedy(&text, 4), json!({"session": {"open": true}})));
@@ -164,6 +168,7 @@ fn requests_come_before_sessions_and_sessions_lose_only_time() {
     });
     let more = generate(&server, with(greedy(" Then", 4), json!({"session": {"id": id}})));
     assert!(num_tokens(&more) > num_tokens(&opened) + 4, "no token of it is lost");
+    // Here all requests fit, so no session is given up.
     let fresh = memory_for(300);
     let opened = generate(&fresh, with(greedy(&text, 4), json!({"session": {"open": true}})));
     let id = session_id(&opened["choices"][0]).to_owned();

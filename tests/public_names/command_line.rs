@@ -36,6 +36,7 @@ fn completions(script: &str, names: &mut Names) {
         let text = line.trim_start();
         let depth = line.len() - text.len();
         match text.strip_suffix(')') {
+            // The depths are those of clap_complete's script.
             Some(name) if depth == 8 && name.starts_with("candlepower") => {
                 command = name.replace("__subcmd__", " ");
                 flag.clear();
@@ -55,6 +56,7 @@ fn completions(script: &str, names: &mut Names) {
             }
         }
         if let Some(values) = quoted(text, "COMPREPLY=($(compgen -W \"")
+            // `${opts}` was read from its own line.
             && !values.starts_with('$')
         {
             for value in values.split_whitespace() {

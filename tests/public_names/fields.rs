@@ -68,6 +68,7 @@ fn is_known(field: &str, response: &Response) -> Option<bool> {
     }
     let error = &response.json()["error"];
     let message = error["message"].as_str().unwrap();
+    // The error is about another field, for example one that this field excludes, so this one is known.
     if error["param"] != field {
         return Some(true);
     }
@@ -79,6 +80,7 @@ fn is_known(field: &str, response: &Response) -> Option<bool> {
 fn candidates(servers: &Servers) -> BTreeSet<String> {
     let [literals, _] = &servers.literals;
     let mut candidates = literals.all.clone();
+    // A listed field is looked for even if no literal in the sources is its name any more.
     candidates.extend(
         listed("fields").iter().filter_map(|line| Some(line.split_once(' ')?.1.to_owned())),
     );

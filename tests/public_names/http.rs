@@ -63,7 +63,9 @@ fn errors(servers: &Servers) -> Vec<Response> {
             Request::new("POST", "/v1/completions").header("Content-Type", "text/plain").body("{}"),
         ),
         blaze(Request::post("/v1/completions", &json!({})).header("Content-Encoding", "gzip")),
+        // A body may have 32 MiB.
         blaze(Request::post("/v1/completions", &json!({})).body(vec![b' '; 33 << 20])),
+        // The request has no key.
         servers.prism.get("/v1/models"),
     ]
 }
@@ -74,6 +76,7 @@ fn preflight(servers: &Servers, names: &mut Names) {
         |method: &str| Request::new(method, "/v1/models").header("Origin", "https://example.com");
     let asked = request("OPTIONS")
         .header("Access-Control-Request-Method", "POST")
+        // Browsers send a preflight without a key.
         .header("Access-Control-Request-Headers", "authorization");
     for response in [servers.prism.send(&asked), servers.ask_prism(request("GET"))] {
         headers(&response, names);

@@ -122,6 +122,7 @@ fn macros<'a>(items: impl Iterator<Item = &'a Item> + Clone, names: &mut Names) 
     let mut public = Vec::new();
     for item in macros.clone() {
         if let Some(name) = &item.ident
+            // A macro that defines nothing public makes nothing that users could name.
             && item.mac.tokens.to_string().contains("pub ")
         {
             public.push(name);

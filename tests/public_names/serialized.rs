@@ -25,6 +25,7 @@ impl Serialized {
     fn fields(&mut self, fields: &Fields, rule: Option<&str>) {
         for field in fields {
             let serde = serde(&field.attrs);
+            // Fields of tuples have no names of their own.
             let Some(name) = &field.ident else { continue };
             if !["skip", "flatten"].iter().any(|word| serde.words.contains(*word)) {
                 self.0.insert(serde.name(&name.unraw().to_string(), rule));

@@ -15,6 +15,7 @@ const PREFIXES: [&str; 10] = [
     "HUGGINGFACE_",
     "OPENAI_",
     "DOCKER_",
+    // Without an underscore, since there are `KUBECONFIG` and the cluster's `KUBERNETES_` variables.
     "KUBE",
     "XDG_",
     "CUDA_",
@@ -66,6 +67,7 @@ fn documented() -> Vec<(String, String)> {
 
 /// A line `key = value`, commented out or not.
 fn setting(line: &str) -> Option<(String, String)> {
+    // Settings without a default are commented out.
     let line = line.strip_prefix("# ").unwrap_or(line);
     let (key, value) = line.split_once(" =")?;
     let is_key =
@@ -77,6 +79,7 @@ fn setting(line: &str) -> Option<(String, String)> {
 /// The environment variable of a key.
 fn variable(framework: &str, key: &str) -> String {
     let key = key.to_uppercase();
+    // Settings of the hub have the names that the hub's own tools read.
     if key.starts_with("HF_") { key } else { format!("{}_{key}", framework.to_uppercase()) }
 }
 
@@ -91,6 +94,7 @@ fn config(framework: &str, variables: &[(String, String)]) -> String {
 
 fn is_variable(text: &str) -> bool {
     let is_shouted = text.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
+    // A text that ends in `_` is itself a prefix.
     is_shouted && !text.ends_with('_') && PREFIXES.iter().any(|prefix| text.starts_with(prefix))
 }
 

@@ -227,6 +227,7 @@ impl<'ast> Visit<'ast> for Literals {
             {
                 self.attributes.insert((name.to_string(), text.value()));
             }
+            // The three are the name, `=`, and the value.
         }
     }
 

@@ -19,6 +19,7 @@ fn padded(padding: usize) -> Files {
     let mut padded = Vec::with_capacity(bytes.len() + padding);
     padded.extend(((header_len + padding) as u64).to_le_bytes());
     padded.extend(header);
+    // The format allows spaces behind the JSON of the header.
     padded.extend(std::iter::repeat_n(b' ', padding));
     padded.extend(data);
     files.with(WEIGHTS, padded)
@@ -32,6 +33,7 @@ fn a_connection_that_breaks_is_continued_where_it_broke() {
     drop(place.check_served());
     let ranges: Vec<Option<String>> =
         place.requests_for_large_files().into_iter().map(|seen| seen.range).collect();
+    // The first request, and one after each of three cuts.
     assert_eq!(ranges.len(), 4, "{ranges:?}");
     assert!(ranges[0].is_none() && ranges[1..].iter().all(Option::is_some), "{ranges:?}");
 }
@@ -55,7 +57,7 @@ fn a_connection_that_stays_broken_is_one_line_and_what_has_arrived_is_kept() {
 fn a_later_start_goes_on_with_what_an_earlier_one_has_left() {
     let files = padded(40 << 20);
     let place = Place::with(&files);
-    // Only the first segment arrives.
+    // Only the first segment arrives: a stall behind the end is none.
     place.hub.inject(ID, content(), Fault::StallAfter(usize::MAX), Times::Next(1));
     place.hub.inject(ID, content(), Fault::StallAfter(0), Times::Always);
     let mut server = place.serve(ID).listen();
@@ -63,6 +65,7 @@ fn a_later_start_goes_on_with_what_an_earlier_one_has_left() {
         let left = files_ending(&place.cached(ID).join("blobs"), ".incomplete").pop()?;
         // A small file may be complete, and renamed, by now.
         let len = std::fs::metadata(&left).ok()?.len();
+        // A segment has 16 MiB.
         (len >= 16 << 20).then_some(left)
     });
     server.terminate();
@@ -93,6 +96,7 @@ fn damaged_bytes_never_get_a_name() {
         "model.safetensors arrived damaged 2 times, its SHA-256 is not what the hub says: start again later, or use another HF_ENDPOINT",
     );
     place.hub.heal(ID);
+    // A small file has no SHA-256 on the hub, so its git hash is compared.
     place.hub.inject(ID, Spot::content("generation_config.json"), Fault::WrongBytes, Times::Always);
     place.hub.publish(ID, &Files::golden("llama").with("generation_config.json", "{}"));
     place.check_refused(
@@ -112,6 +116,7 @@ fn what_an_earlier_download_has_left_is_verified_too() {
     place.hub.inject(ID, content(), Fault::Status(404), Times::Next(1));
     place.serve(ID).refused();
     let left = files_ending(&place.cached(ID).join("blobs"), ".incomplete").remove(0);
+    // The bytes look like those of an earlier download, but are not the file's.
     std::fs::write(&left, vec![7; 18 << 20]).unwrap();
     place.hub.heal(ID);
     let server = place.check_served();
@@ -143,6 +148,7 @@ fn an_address_that_has_expired_is_asked_for_again() {
     server.wait_until_healthy();
     super::check_answers(&server, ID);
     let is_resolve = |seen: &&Seen| seen.path.contains("/resolve/") && seen.path.ends_with(WEIGHTS);
+    // One at the start, and one after the signature has expired.
     assert_eq!(place.hub.requests().iter().filter(is_resolve).count(), 2);
 }
 

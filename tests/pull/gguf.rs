@@ -33,11 +33,13 @@ fn repository() -> Files {
 #[test]
 fn a_file_is_named_by_its_path_or_by_how_it_is_quantized() {
     let place = Place::with(&repository());
+    // Any part of a split model stands for the whole.
     let (whole, split) = ("acme/tiny:q4_k_m", "acme/tiny/Q8_0/tiny-Q8_0-00002-of-00003.gguf");
     let server = place.serve(whole).start();
     run_to_end(python("clients/ask.py").args([&server.url(), whole]));
     drop(server);
     check_answers(&place.serve("acme/tiny:Q8_0").start(), "acme/tiny:Q8_0");
+    // One whole model, and three parts.
     assert_eq!(files_ending(&place.cached(ID).join("snapshots"), ".gguf").len(), 4);
 
     place.hub.forget_requests();
@@ -45,6 +47,7 @@ fn a_file_is_named_by_its_path_or_by_how_it_is_quantized() {
         check_answers(&place.serve(name).start(), name);
         check_answers(&place.serve(name).env("HF_HUB_OFFLINE", "1").start(), name);
     }
+    // A start that is not offline asks once where `main` is, and finds all else in the cache.
     let asked = place.hub.requests().into_iter().map(|seen| seen.path);
     assert_eq!(
         asked.collect::<Vec<_>>(),
@@ -130,6 +133,7 @@ fn the_header_is_read_before_the_weights_are_asked_for() {
         place.serve(name).flags("--quantization awq"),
         "--quantization awq does not match the weights: tiny.BF16.gguf says that they are not quantized; leave the flag out",
     );
+    // Each of the two starts has read the header alone, in ranges.
     assert!(ranges().len() == 2 * header && ranges().iter().all(Option::is_some), "{:?}", ranges());
     assert!(files_ending(&place.cached(ID), ".gguf").is_empty());
 
@@ -137,6 +141,7 @@ fn the_header_is_read_before_the_weights_are_asked_for() {
     place.hub.inject(ID, Spot::content("tiny.BF16.gguf"), cut, Times::Next(2));
     place.hub.forget_requests();
     check_answers(&place.serve(name).start(), name);
+    // A request without a range is for the whole file.
     assert!(ranges().iter().any(Option::is_none), "{:?}", ranges());
     let damaged = Fault::WrongBytes;
     let place = Place::with(&Files::new().with("tiny.BF16.gguf", padded()));

@@ -133,6 +133,7 @@ fn what_cannot_run_here_is_refused_before_its_weights_are_asked_for() {
         place.serve(ID).flags("--quantization awq"),
         "--quantization awq does not match the weights: config.json says `fp8`; leave the flag out",
     );
+    // The refusals above needed the configuration alone.
     assert_eq!(place.requests_for_large_files(), []);
     place.hub.publish(ID, &Files::golden("llama"));
     place.check_refused(
@@ -197,6 +198,7 @@ fn doctor_looks_at_a_model_with_its_configuration_alone() {
 #[test]
 fn a_disk_that_is_too_small_is_seen_before_the_download() {
     let place = Place::with(&Files::golden("llama"));
+    // 2^60 bytes, which no disk has.
     place.hub.claim_size(ID, "model.safetensors", 1 << 60);
     let cache = place.home.path().join("hub");
     place.check_refused(
@@ -239,6 +241,7 @@ fn without_the_hub_only_a_whole_model_is_served() {
     server.log_with("is taken from the cache as it was last seen");
     drop(server);
 
+    // `llama-linear` has three shards.
     let shard = place.cached(ID).join("snapshots");
     let shard = super::files_ending(&shard, "00002-of-00003.safetensors").remove(0);
     std::fs::remove_file(shard).unwrap();
@@ -276,6 +279,7 @@ fn a_list_of_files_without_end_is_given_up_at_a_limit() {
         for mut client in hub.incoming().map_while(Result::ok) {
             let mut request = [0; 4096];
             let _ = client.read(&mut request);
+            // Without a length, the list ends with the connection.
             let head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n{\"siblings\": [";
             let file = br#"{"rfilename": "a", "size": 1}, "#.repeat(4096);
             let mut sent = client.write_all(head);

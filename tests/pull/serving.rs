@@ -73,6 +73,7 @@ fn a_moved_branch_is_followed_and_what_is_the_same_is_kept() {
     let second = place.hub.publish(ID, &files.clone().with("generation_config.json", "{}"));
     drop(place.check_served());
     assert_eq!(place.requests_for("generation_config.json").len(), 1);
+    // The weights are those of the first commit, found by their hash.
     assert_eq!(place.requests_for_large_files(), []);
     let revision = std::fs::read_to_string(place.cached(ID).join("refs/main")).unwrap();
     assert_eq!(revision, second);
@@ -116,6 +117,7 @@ fn what_the_hubs_own_client_has_downloaded_is_served() {
     place.hub.forget_requests();
     check_answers(&place.serve(ID).env("HF_HUB_OFFLINE", "1").start(), ID);
     drop(place.check_served());
+    // The start that was not offline asked where `main` is.
     assert_eq!(place.hub.requests().len(), 1);
 }
 
@@ -204,6 +206,7 @@ fn two_servers_that_start_together_download_a_model_once() {
         check_answers(server, ID);
     }
     let requests = place.requests_for_large_files();
+    // Three shards, each asked for once.
     assert_eq!(requests.len(), 3, "{requests:#?}");
     assert_eq!(place.requests_for("/config.json").len(), 1);
 }

@@ -26,6 +26,7 @@ struct Tensor<'a> {
 /// Writes the file `to`, with the settings and vocabulary of the file `from`.
 pub(crate) fn write(from: &Path, to: &Path) {
     let stored = std::fs::read(from).unwrap();
+    // The magic number and the version are eight bytes, and then come the numbers of tensors and of settings.
     let mut reader = Reader { bytes: &stored, at: 8 };
     let (tensors, settings) = (reader.u64(), reader.u64());
     for _ in 0..settings {
@@ -41,6 +42,7 @@ pub(crate) fn write(from: &Path, to: &Path) {
     out.write_all(&stored[..settings_end]).unwrap();
     let (mut header, mut offset) = (settings_end, 0);
     for tensor in &tensors {
+        // Settings may name the old file type, but the server goes by the types of tensors.
         let kind = if tensor.kind == F32 { F32 } else { F16 };
         let mut info = tensor.name.to_vec();
         info.extend((tensor.shape.len() as u32).to_le_bytes());
@@ -51,6 +53,7 @@ pub(crate) fn write(from: &Path, to: &Path) {
         header += info.len();
         offset = aligned(offset + tensor.numbers() * if kind == F32 { 4 } else { 2 });
     }
+    // The data begins at a multiple of the alignment.
     out.write_all(&vec![0; aligned(header) - header]).unwrap();
     for tensor in &tensors {
         let numbers = tensor.as_numbers(&data[tensor.offset..]);
@@ -79,6 +82,8 @@ impl Tensor<'_> {
         match self.kind {
             F32 => return data[..self.numbers() * 4].to_vec(),
             Q4_1 => {
+                // A scale and an offset in float16, and then 16 bytes with two
+                // weights each: the low halves are the first 16 weights.
                 for block in data.chunks_exact(4 + BLOCK / 2).take(blocks) {
                     let (scale, min) = (half(block), half(&block[2..]));
                     let low = block[4..].iter().map(|byte| byte & 15);
@@ -87,6 +92,7 @@ impl Tensor<'_> {
                 }
             }
             Q8_0 => {
+                // A scale in float16, and then 32 signed bytes.
                 for block in data.chunks_exact(2 + BLOCK).take(blocks) {
                     let scale = half(block);
                     block[2..].iter().for_each(|code| push(scale * f32::from(*code as i8)));
@@ -127,6 +133,8 @@ impl<'a> Reader<'a> {
 
     fn skip_value(&mut self, kind: u32) {
         match kind {
+            // Source: GGUF's specification, `gguf_metadata_value_type`: 0,
+            // 1 and 7 are u8, i8 and bool, 8 is a string, 9 an array.
             0 | 1 | 7 => drop(self.take(1)),
             2 | 3 => drop(self.take(2)),
             4..=6 => drop(self.take(4)),

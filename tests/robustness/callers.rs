@@ -61,8 +61,10 @@ fn oracles(server: &Server) -> Vec<[(u64, f64); 2]> {
     let guess = |known: usize, guess: u64| {
         let mut prompt = secret[..known].to_vec();
         prompt.push(guess);
+        // The last token is always computed, so the guess must not be the last.
         prompt.extend([secret[0]; 4]);
         let before = server.metrics();
+        // A salt that is null is none.
         let body = json!({"prompt": prompt, "max_tokens": 1, "cache_salt": null});
         let answer = ask(server, "attacker", "/v1/completions", &body).ok();
         (cached(&answer), hits_since(server, &before))
@@ -115,6 +117,7 @@ fn callers_share_nothing_where_each_has_a_cache_of_its_own() {
     }
     for (path, body) in requests {
         let before = server.metrics();
+        // A caller that is new for each path cannot hit its own cache.
         let caller = format!("attacker {path}");
         assert_eq!(cached(&ask(&server, &caller, path, body).ok()), 0, "{path}");
         assert_eq!(hits_since(&server, &before), 0.0, "{path}");
@@ -131,6 +134,7 @@ fn responses_and_sessions_are_their_callers_own() {
         server.send(&Request::new(method, &path).header("X-Caller", caller))
     };
     let follow = json!({"input": "b", "previous_response_id": id, "max_output_tokens": 4});
+    // A caller must not learn that the response exists, so no answer is 403.
     as_caller("GET", "bob").error(404);
     ask(&server, "bob", "/v1/responses", &follow).error(404);
     as_caller("DELETE", "bob").error(404);
@@ -155,6 +159,7 @@ fn responses_and_sessions_are_their_callers_own() {
 #[test]
 fn a_flood_of_one_caller_keeps_no_other_waiting() {
     let server = server("--max-num-seqs 16");
+    // Twenty requests of 16 choices, for 16 places.
     let flood = json!({"prompt": "a", "max_tokens": 900, "n": 16, "temperature": 1, "ignore_eos": true, "stream": true, "model": "demo"});
     let streams: Vec<_> = (0..20)
         .map(|_| {

@@ -10,6 +10,7 @@ const SHIM: &str = "
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+// The libc's function is replaced, so the time comes from the kernel itself.
 int clock_gettime(clockid_t clock, struct timespec *time) {
     long failed = syscall(SYS_clock_gettime, clock, time);
     if (!failed && clock == CLOCK_REALTIME) time->tv_sec -= 2000000000;
@@ -27,6 +28,7 @@ fn a_start_before_1970_is_refused_in_one_line() {
 
     let refused = ServerBuilder::new("demo").env("LD_PRELOAD", library.to_str().unwrap()).refused();
     let line = refused.message.trim();
+    // 2,000,000,000 seconds are 63 years.
     assert!(line.starts_with("1963-") && line.lines().count() == 1, "{line}");
     assert!(line.ends_with("ERROR the clock of this machine is before 1970: set it"), "{line}");
 }

@@ -37,6 +37,7 @@ fn heads_that_never_end_do_not_keep_others_out_and_are_given_up() {
     let server = Server::demo();
     let mut slow: Vec<TcpStream> = (0..100).map(|_| connect(&server)).collect();
     for (i, socket) in slow.iter_mut().enumerate() {
+        // Cut at each length, so that some end within the method, a name or a value.
         let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: aaaaaaaaaaaaaaaa";
         socket.write_all(&head.as_bytes()[..1 + i % head.len()]).unwrap();
     }
@@ -76,6 +77,7 @@ fn garbage_is_refused() {
         format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{}\r\n", "X-A: b\r\n".repeat(10_000));
     for garbage in [
         "\0\0\0\0\r\n\r\n",
+        // The beginning of a TLS handshake.
         "\x16\x03\x01\x02\0\x01\0\x01\u{fc}\x03\x03\r\n\r\n",
         "GET\r\n\r\n",
         "GET / HTTP/9.9\r\n\r\n",

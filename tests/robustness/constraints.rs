@@ -48,6 +48,7 @@ fn large_constraints_are_answered_and_nobody_waits_for_them() {
         is_done.store(true, Ordering::Relaxed);
         let longest = probes.join().unwrap();
         assert!(longest < LONGEST_PROBE, "/health was answered after {longest:?}");
+        // Both answers must occur, or the test shows little.
         assert!((5..NUM_CASES).contains(&refused), "{refused} of {NUM_CASES} were refused");
     });
     server.complete(json!({"prompt": "a", "max_tokens": 2}));
@@ -62,6 +63,7 @@ fn the_constraint_of_a_client_that_is_gone_is_given_up() {
             json!({"type": "object", "patternProperties": patterns.collect::<Map<_, _>>()});
         json!({"prompt": "a", "max_tokens": 1, "structured_outputs": {"json": schema}})
     };
+    // Only the end of the client can stop the compilation this early.
     let server = ServerBuilder::new("demo").flags("--max-constraint-time 600000").start();
     let ask = |body: Value| {
         let mut body = body;
@@ -80,6 +82,7 @@ fn the_constraint_of_a_client_that_is_gone_is_given_up() {
     let busy = wait_for("the constraints to be compiled", || {
         let busy: Vec<u32> = children(server.pid())
             .into_iter()
+            // More than ten ticks of processor time are those of a compiler that works, not of one that waits.
             .filter(|pid| ticks(*pid).is_some_and(|ticks| ticks > 10))
             .collect();
         (busy.len() == streams.len()).then_some(busy)

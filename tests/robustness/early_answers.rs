@@ -36,6 +36,7 @@ fn early_answers_arrive_however_large_the_body_is() {
     for (request, headers, status) in [
         ("POST /v1/completions", "", 401),
         ("POST /v1/completions", key, 413),
+        // A path and a method have their answers before the body is read. 960x: x
         ("POST /v1/nothing", key, 404),
         ("PUT /v1/completions", key, 405),
         ("POST /v1/completions", "Authorization: Bearer secret\r\nContent-Encoding: gzip\r\n", 415),
@@ -77,10 +78,12 @@ fn a_server_without_a_key_on_loopback_serves_local_names_alone() {
     let (refused, text) = status(&server, "Host: attacker.example\r\n");
     assert_eq!(refused, 421);
     assert!(text.contains("attacker.example") && text.contains("--allowed-hosts"), "{text}");
+    // RFC 9112, section 3.2, demands 400 for a missing, repeated or invalid host.
     for lines in ["", "Host: localhost\r\nHost: localhost\r\n", "Host: a b\r\n"] {
         assert_eq!(status(&server, lines).0, 400, "{lines:?}");
     }
     for path in ["/health", "/metrics", "/v1/nothing"] {
+        // An absolute address takes precedence over the header `Host`.
         let head = format!("GET http://attacker.example{path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
         assert_eq!(send_all(&server, &head, b"").0, 421, "{path}");
     }
@@ -113,6 +116,7 @@ fn connections_beyond_the_limit_are_told_and_closed() {
     let mut refused = String::new();
     let mut socket = TcpStream::connect(server.address).unwrap();
     socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    // The server answers before it has read anything.
     socket.read_to_string(&mut refused).unwrap();
     assert!(
         refused.starts_with("HTTP/1.1 503") && refused.contains("max_connections"),

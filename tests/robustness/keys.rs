@@ -50,11 +50,13 @@ fn several_keys_are_several_callers() {
     let see = |key: &str| own.send(&Request::get(&path).header("x-api-key", key)).status;
     assert_eq!((see(first), see(second)), (200, 404));
     let metrics = own.send(&Request::get("/metrics")).text();
+    // The 404 was for the other key's response.
     assert!(metrics.contains("key_requests_total{key=\"key-2\",status=\"404\"} 1"), "{metrics}");
     let log = own.log_with("key=\"key-1\"");
     assert!(log.contains("(not shown: key-1, key-2)"), "{log}");
     assert!(!log.contains("canary") && !metrics.contains("canary"), "{log}");
 
+    // The scope `server` shares the prefix cache among callers.
     let shared = start("--prefix-cache-scope server");
     complete(&shared, first, &prompt).ok();
     assert!(cached(&complete(&shared, second, &prompt).ok()) > 0);
@@ -83,6 +85,7 @@ fn limits_of_a_key_are_its_own() {
     let error = refused.error(429);
     assert_eq!(error["code"], "rate_limit_exceeded");
     assert!(error["message"].as_str().unwrap().contains("max_concurrent"), "{error}");
+    // A place may become free at any time, so the client tries soon.
     assert_eq!(refused.header("retry-after"), Some("1"));
     let mut several = short.clone();
     several["n"] = 2.into();
@@ -92,6 +95,7 @@ fn limits_of_a_key_are_its_own() {
     wait_for("the place of the stream", || {
         Some(complete(&server, "canary-ann", &short)).filter(|answer| answer.status == 200)
     });
+    // The request alone exceeds the limit, so waiting cannot help.
     assert_eq!(complete(&server, "canary-ann", &several).error(400)["code"], "key_limit_exceeded");
 
     // Twice 20 tokens and the prompts exceed 30.
@@ -99,6 +103,7 @@ fn limits_of_a_key_are_its_own() {
     for path in
         ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate"]
     {
+        // The limit comes before the body is checked, so no body needs to be right.
         let refused = server.send(&post(path, "canary-bob", &json!({})));
         assert!(refused.error(429)["message"].as_str().unwrap().contains("max_tokens_per_minute"));
         let seconds: u64 = refused.header("retry-after").unwrap().parse().unwrap();
@@ -117,6 +122,7 @@ fn a_caller_that_fills_its_queue_leaves_places_to_others() {
     let (server, _folder) = server(keys, "--max-num-seqs 1 --max-queued-requests 2");
     let long = json!({"prompt": "Once", "max_tokens": 1900, "ignore_eos": true, "stream": true});
     let open = |_| post("/v1/completions", "a", &long).open(server.address).unwrap();
+    // One runs, and two wait.
     let _streams: Vec<_> = (0..3).map(open).collect();
     let error = complete(&server, "a", &json!({"prompt": "a"})).error(429);
     assert_eq!(error["code"], "queue_full");

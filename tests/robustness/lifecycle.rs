@@ -29,6 +29,7 @@ fn long_stream() -> Value {
 
 #[test]
 fn sigterm_lets_running_requests_finish_and_refuses_new_ones() {
+    // Only the end of the streams may end the server.
     let mut server = ServerBuilder::new("demo").flags("--shutdown-timeout 600").start();
     let mut streams: Vec<_> =
         (0..12).map(|_| server.open("/v1/completions", &long_stream())).collect();
@@ -55,6 +56,7 @@ fn sigterm_lets_running_requests_finish_and_refuses_new_ones() {
         texts.collect::<String>()
     };
     let texts: Vec<String> = first.into_iter().zip(streams).map(finish).collect();
+    // Greedy answers to one prompt are the same, so any difference comes from draining.
     for text in &texts {
         assert_eq!(*text, texts[0]);
     }
@@ -137,6 +139,7 @@ fn loading_goes_on_where_it_waited() {
     assert_eq!(server.get("/health").status, 503);
     // Opening blocks until the server reads the pipe. Later readers find an ordinary file.
     let mut pipe = std::fs::File::options().write(true).open(&config).unwrap();
+    // A rename replaces the pipe at once, so no reader sees half a file.
     std::fs::rename(folder.write("config.json.new", &text), &config).unwrap();
     pipe.write_all(&text).unwrap();
     drop(pipe);
@@ -175,6 +178,7 @@ fn damaged_models_are_refused_with_one_clear_line() {
 
     let line = failure_of(&demo_folder(), "--quantization awq");
     assert!(line.contains("awq"), "{line}");
+    // 64 KiB are 32 tokens of 2 KiB.
     let line = failure_of(&demo_folder(), "--kv-cache-memory 64Ki --max-model-len 2048");
     assert!(
         line.contains("2048") && line.contains("32"),
@@ -184,6 +188,7 @@ fn damaged_models_are_refused_with_one_clear_line() {
 
 #[test]
 fn models_that_compute_nothing_finite_are_refused() {
+    // The root of a negative number is NaN, and angles of such a base are infinite.
     for (setting, value) in [("rms_norm_eps", "-1"), ("rope_theta", "1e-308")] {
         let folder = demo_folder();
         let config = std::fs::read(folder.path().join("config.json")).unwrap();

@@ -24,10 +24,11 @@ fn a_prompt_over_the_context_is_refused_with_both_numbers() {
         "{message}"
     );
 
-    // A prompt that fits gets an answer up to the end of the context.
+    // A prompt that fits gets an answer up to the end of the context: 62 tokens leave two of the 64.
     let answer = server.complete(ids(62));
     assert_eq!(answer["usage"]["completion_tokens"], 2);
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    // No token is left for the answer.
     server.complete_refused(ids(64));
 
     // max_tokens above the context is cut to the rest that the prompt leaves.
@@ -63,6 +64,7 @@ fn texts_over_the_limit_of_bytes_are_refused_wherever_they_come_from() {
     let turns = json!([
         {"role": "user", "content": half}, {"role": "assistant", "content": half}, {"role": "user", "content": half},
     ]);
+    // Tools are rendered into the prompt, so their texts count.
     let tools = json!([{"type": "function", "function": {
         "name": "f", "description": "d".repeat(4000), "parameters": {"type": "object", "properties": {}},
     }}]);
@@ -195,6 +197,7 @@ fn choices_that_do_not_fit_the_queue_are_turned_away_together() {
     let long = json!({"model": "demo", "prompt": "a", "max_tokens": 2000, "ignore_eos": true, "stream": true});
     let mut stream = server.open("/v1/completions", &long);
     stream.next_chunk().unwrap();
+    // One choice runs. Of eight, three could run and four wait.
     server.post("/v1/completions", &choices(8)).error(429);
     server.post("/v1/completions", &choices(7)).ok();
     drop(stream);

@@ -92,8 +92,10 @@ impl Drop for Unheard {
 #[test]
 fn a_server_whose_log_lost_its_reader_accepts_connections_and_drains() {
     let (reader, writer) = std::io::pipe().unwrap();
+    // 64 file descriptors are enough for a start, and fewer than the connections below.
     let server = Unheard::start("ulimit -n 64;", "--shutdown-timeout 600", writer);
     let mut lines = BufReader::new(reader).lines();
+    // The server has written its first lines before the reader goes.
     (0..3).for_each(|_| assert!(!lines.next().unwrap().unwrap().is_empty()));
     drop(lines);
     // More connections than file descriptors, so the server must log that it cannot accept them.
@@ -113,6 +115,7 @@ fn a_full_standard_error_does_not_keep_a_server_from_starting() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let mut server = Unheard::start("", &format!("--log-format {format}"), full);
         assert!(server.dropped_lines("write_failed") > 0.0);
+        // Lines that fail at once do not fill the queue.
         assert_eq!(server.dropped_lines("queue_full"), 0.0);
         server.signal("TERM");
         let status = wait_for("the server to exit", || server.child.try_wait().unwrap());
@@ -124,6 +127,7 @@ fn a_full_standard_error_does_not_keep_a_server_from_starting() {
 fn a_log_that_nobody_reads_stops_no_request_and_no_exit() {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let mut server = Unheard::start("", "--log-level debug", writer);
+    // 1,200 lines are more than the 64 KiB that Linux keeps for a pipe.
     for _ in 0..1200 {
         assert_eq!(server.get("/version"), Some(200));
     }
@@ -161,8 +165,10 @@ fn a_hangup_drains_and_a_second_one_hurts_nobody() {
 
 #[test]
 fn a_hangup_that_nohup_has_ignored_is_ignored() {
+    // `nohup` ignores SIGHUP in this way, and `exec` keeps that.
     let server = Unheard::start("trap '' HUP;", "--shutdown-timeout 600", Stdio::null());
     server.signal("HUP");
+    // 300 ms are enough for a signal to have its effect.
     for _ in 0..30 {
         std::thread::sleep(Duration::from_millis(10));
         assert_eq!(server.get("/health"), Some(200));
@@ -203,6 +209,7 @@ fn commands_whose_output_is_not_read_end_quietly_with_their_status() {
         let quiet = without_reader(args, |command, gone| _ = command.stdout(gone));
         assert_eq!(quiet, (Some(0), String::new()), "{args}");
     }
+    // The status must say that the model does not fit, although nobody reads why.
     let unfit = "doctor demo --max-model-len 1000000 --json";
     let quiet = without_reader(unfit, |command, gone| _ = command.stdout(gone));
     assert_eq!(quiet, (Some(1), String::new()));
@@ -214,6 +221,7 @@ fn errors_that_nobody_reads_keep_their_status() {
         ("serve --no-such-flag", 2),
         ("serve demo --port 0 --max-num-seqs 0", 2),
         ("serve ./no-such-folder --port 0", 1),
+        // No server listens at port 1.
         ("health --url 127.0.0.1:1", 1),
         ("status no-such-deployment", 3),
         ("doctor ./no-such-folder", 1),

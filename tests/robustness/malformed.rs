@@ -64,6 +64,7 @@ fn complaint(server: &Server, case: &Case) -> Option<String> {
             response.text()
         ));
     }
+    // `Response::error` panics where the answer has another form.
     let error = std::panic::catch_unwind(|| response.error(case.status));
     let Ok(error) = error else {
         return Some(format!("line {}: not the shape of errors", case.line));

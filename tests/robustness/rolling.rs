@@ -25,12 +25,14 @@ fn restarts_lose_no_request() {
     let seconds = given.map_or(SECONDS, |seconds| seconds.parse().unwrap());
     let (asked, restarts) = roll(Duration::from_secs(seconds));
     println!("{asked} requests over {restarts} restarts in {seconds} s, none lost");
+    // 12 of 20 requests a second leave room for slow machines.
     assert!(asked as u64 > 12 * seconds && restarts >= 2, "{asked} requests, {restarts} restarts");
 }
 
 /// Restarts two servers in turn while clients send requests. Returns the numbers of requests and of restarts.
 fn roll(time: Duration) -> (usize, usize) {
     let start = |port| {
+        // Two seconds of delay, one more than clients go on for.
         ServerBuilder::new("demo").flags("--drain-delay 2 --max-num-seqs 16").port(port).start()
     };
     let mut servers = [start(0), start(0)];
@@ -56,17 +58,20 @@ fn roll(time: Duration) -> (usize, usize) {
                             lost.lock().unwrap().push(format!("{:?}: {other:?}", begin.elapsed()))
                         }
                     }
+                    // Each client has its share of the rate.
                     let pause = Duration::from_secs(CLIENTS as u64) / RATE as u32;
                     std::thread::sleep(pause.saturating_sub(began.elapsed()));
                 }
             });
         }
         while begin.elapsed() < time {
+            // Only one of the two servers is down at a time.
             let server = &mut servers[restarts % 2];
             let address = server.address;
             server.terminate();
             std::thread::sleep(LATE);
             is_draining(server);
+            // Clients learn of it only now, so the server has answered for a second after the signal.
             addresses.lock().unwrap().retain(|known| *known != address);
             assert_eq!(server.wait_for_exit().code(), Some(0), "{}", server.log());
             *server = start(address.port());
@@ -102,6 +107,7 @@ impl Client {
             Some(stream) => stream,
             None => BufReader::new(TcpStream::connect(address)?),
         };
+        // A server that neither answers nor closes must not stop the test.
         stream.get_mut().set_read_timeout(Some(Duration::from_secs(30)))?;
         stream.get_mut().write_all(&message)?;
         let (status, closes) = read_answer(&mut stream)?;
@@ -118,6 +124,7 @@ fn is_open(stream: &BufReader<TcpStream>) -> bool {
     stream.set_nonblocking(true).unwrap();
     let peeked = stream.peek(&mut [0]);
     stream.set_nonblocking(false).unwrap();
+    // A read would block where nothing has arrived: neither bytes nor an end.
     peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
@@ -148,6 +155,7 @@ fn read_answer(stream: &mut BufReader<TcpStream>) -> io::Result<(u16, bool)> {
     };
     match length {
         Some(length) => skip(stream, length)?,
+        // Each chunk ends with an empty line of two bytes; that of length 0 is the last.
         None => loop {
             let size = u64::from_str_radix(&line(stream)?, 16).map_err(|_| wrong())?;
             skip(stream, size + 2)?;

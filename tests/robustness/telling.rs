@@ -54,6 +54,7 @@ fn each_request_has_a_line_if_that_is_wanted() {
     let stream = Request::post("/v1/completions", &body).header("x-api-key", "canary");
     assert_eq!(server.send(&stream).status, 200);
     server.log_with("generated_tokens=7");
+    // Without the flag, requests have no lines.
     let silent = Server::demo();
     silent.complete(json!({"prompt": "a", "max_tokens": 1}));
     assert!(!silent.log_when_ready().contains("/v1/completions"));
@@ -66,6 +67,7 @@ fn refused_requests_and_the_load_are_told() {
     let long = json!({
         "model": "demo", "prompt": "a", "max_tokens": 1900, "ignore_eos": true, "stream": true,
     });
+    // One runs, and one waits.
     let streams: Vec<_> = (0..2).map(|_| server.open("/v1/completions", &long)).collect();
     let refused = wait_for("a full queue", || {
         let answer = server

@@ -62,6 +62,7 @@ impl Attack {
         let builder = ServerBuilder::new("demo").flags("--framework prism").flags(self.flags);
         let server = builder.start();
         warm_up(&server);
+        // Numbered, so that a failure can be found again with its seed.
         let before = Usage::of(&server).memory;
         let tries = AtomicUsize::new(0);
         let answers: Mutex<BTreeMap<String, usize>> = Mutex::default();
@@ -69,11 +70,13 @@ impl Attack {
             let mut random = Rng::with_seed(seed.wrapping_mul(1000) + index);
             while !watch.is_over() {
                 let patience = match random.u8(0..PATIENT) {
+                    // Most attempts leave early, at a time that falls into any stage of the work.
                     0 => PATIENCE,
                     _ => Duration::from_millis(random.u64(50..1000)),
                 };
                 let number = tries.fetch_add(1, Ordering::Relaxed) + 1;
                 let answer = match (self.attempt)(&server, &mut random, patience) {
+                    // 503 is a limit of the server at work, and no failure.
                     Ok(answer) if answer.status >= 500 && answer.status != 503 => {
                         watch.fail(format!("{} {}", answer.status, answer.text()));
                         answer.status.to_string()
@@ -92,6 +95,7 @@ impl Attack {
                 *answers.lock().unwrap().entry(answer).or_default() += 1;
             }
         });
+        // The check of idleness takes the last second itself.
         std::thread::sleep(REST - Duration::from_secs(1));
         let is_idle = is_idle(&server);
         let after = Usage::of(&server).memory;
@@ -125,6 +129,7 @@ impl Attack {
                 return None;
             }
         };
+        // Failures may repeat a hostile body.
         let failure: String = failure.chars().take(500).collect();
         let failure = format!("{}, after {tries} tries with seed {seed}: {failure}", self.name);
         eprintln!("          FAILED: {failure}");

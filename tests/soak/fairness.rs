@@ -37,6 +37,7 @@ pub(super) fn run() {
         for _ in 0..FLOOD {
             scope.spawn(|| flood(&server, &is_done, &refused));
         }
+        // A panic must not leave the other threads running for ever.
         let measured = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             wait_for("the flood to fill the server", || {
                 (server.metrics().value("num_requests_waiting") > 0.0).then_some(())
@@ -49,6 +50,7 @@ pub(super) fn run() {
         measured.unwrap();
     });
     let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    // Each token of the chats is one step of the loaded server.
     let (step, p95) = (gaps.quantile(0.5), waits.quantile(0.95));
     let steps = ms(p95) / ms(step);
     let longest = waits.quantile(1.0);
@@ -104,6 +106,7 @@ fn chat(server: &Server, waits: &mut Latencies, gaps: &mut Latencies) -> bool {
     }
     let mut last = None;
     while let Some(chunk) = stream.next_chunk() {
+        // The first chunk has the role, and no text.
         if chunk["choices"][0]["delta"]["content"].as_str().is_none_or(str::is_empty) {
             continue;
         }

@@ -65,9 +65,11 @@ pub(super) fn run(framework: &'static str, length: Duration, seed: u64) {
         panic!("{failure}");
     }
 
+    // Sessions expire after one period, and the second leaves time to notice.
     std::thread::sleep(2 * SESSION_TTL);
     server.wait_until_all_blocks_are_free();
     assert_eq!(server.metrics().value("kv_blocks_pinned"), 0.0);
+    // Resources are compared with those under load, since the first requests allocate what stays.
     let (early, end) = (seen.early.unwrap(), Usage::of(&server));
     eprintln!(
         "  start: {start}\n  early: {early}\n  peak:  {} MiB\n  end:   {end}",
@@ -80,6 +82,7 @@ pub(super) fn run(framework: &'static str, length: Duration, seed: u64) {
     let long = json!({"model": "demo", "prompt": "a", "max_tokens": 200, "ignore_eos": true, "stream": true});
     let mut stream = server.open("/v1/completions", &long);
     stream.next_chunk();
+    // The last stream runs while the server stops.
     server.terminate();
     while stream.next_chunk().is_some() {}
     assert_eq!(server.wait_for_exit().code(), Some(0), "{}", server.log());
@@ -110,6 +113,7 @@ struct Client<'a> {
 impl<'a> Client<'a> {
     fn new(watch: &'a Watch<'a>, framework: &'static str, seed: u64) -> Self {
         let cases = Cases::new(framework, seed);
+        // The cases and the client's own choices must not follow the same numbers.
         let random = Rng::with_seed(!seed);
         Self { watch, cases, random, tally: Tally::new(), last: String::new() }
     }
@@ -138,6 +142,7 @@ impl<'a> Client<'a> {
     /// Counts and checks an answer, and keeps ids for later requests.
     fn check(&mut self, case: &Case, status: u16, text: &str) {
         self.count(case, status);
+        // These are the refusals that valid requests of this kind can get.
         let is_fine = match status {
             200 => !case.streams() || case.is_whole(text),
             400 => ["context_length_exceeded", "Another request is using"]
@@ -175,6 +180,7 @@ impl<'a> Client<'a> {
                     }
                 }
             }
+            // Nothing arrives in time where the server is busy, and the client leaves.
             Err(error) => assert!(is_timeout(&error), "{error}"),
         }
         self.count(&case, "left");
@@ -183,6 +189,7 @@ impl<'a> Client<'a> {
     /// Several requests over one connection, in sequence or pipelined.
     fn converse(&mut self) {
         let num = self.random.usize(2..8);
+        // The reader of this connection knows answers with a length alone.
         let whole = |mut case: Case| {
             case.stays_whole();
             case
@@ -197,6 +204,7 @@ impl<'a> Client<'a> {
         if is_pipelined {
             reader.get_mut().write_all(&messages.concat()).unwrap();
         }
+        // One client in four leaves before it has read everything.
         let num_read = if self.random.u8(0..4) == 0 { self.random.usize(0..num) } else { num };
         for (case, message) in cases.iter().zip(messages).take(num_read) {
             if !is_pipelined {
@@ -215,6 +223,7 @@ impl<'a> Client<'a> {
         let socket = self.watch.server.connect().unwrap();
         socket.stream().set_read_timeout(Some(PATIENCE)).unwrap();
         let mut frames = Frames::new(socket).unwrap();
+        // No window is widened later, so these must hold the largest answers.
         let wide = (1_u32 << 24).to_be_bytes();
         frames.send(Kind::WindowUpdate, 0, 0, &wide).unwrap();
         let mut open = BTreeMap::new();
@@ -269,6 +278,7 @@ impl<'a> Client<'a> {
                 0 => body[from] = self.random.u8(..),
                 1 => drop(body.drain(from..to)),
                 2 => body.extend_from_within(from..to),
+                // 1e999 is JSON, but no finite number.
                 _ => drop(body.splice(from..to, *b"1e999")),
             }
             if body.is_empty() {

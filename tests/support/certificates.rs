@@ -31,6 +31,7 @@ impl Authority {
         let folder = TempFolder::new();
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
+        // A certificate of an authority must say so, or clients refuse what it has signed.
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.distinguished_name.push(DnType::CommonName, "an authority of the tests");
         let certificate = folder.write("authority.pem", params.self_signed(&key).unwrap().pem());
@@ -89,6 +90,7 @@ impl Authority {
 pub(crate) fn self_signed(folder: &TempFolder) -> Pair {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec!["models.invalid".to_owned()]).unwrap();
+    // `openssl req -x509` marks its certificates as those of an authority.
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     Pair {
         certificate: folder.write("own.pem", params.self_signed(&key).unwrap().pem()),

@@ -136,6 +136,7 @@ impl Shared {
             Story::Unless(word, file) if deployment["spec"].to_string().contains(word) => file,
             Story::Unless(..) => "ready",
         };
+        // The client's unit tests read the same files, so both know the same clusters.
         let path = format!(
             "{}/../crates/client/src/kubernetes/recorded/{file}.json",
             env!("CARGO_MANIFEST_DIR")
@@ -143,6 +144,7 @@ impl Shared {
         let recorded: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         let mut told = deployment.clone();
         told["status"] = recorded["deployment"]["status"].clone();
+        // The client trusts a status only if it is about the newest generation of the spec.
         told["status"]["observedGeneration"] = told["metadata"]["generation"].clone();
         (told, recorded["pods"].as_array().unwrap().clone())
     }
@@ -258,6 +260,7 @@ fn patch(shared: &Shared, path: &str, query: &BTreeMap<String, String>, body: &B
         kept.objects.insert(path.into(), found.clone());
         return axum::Json(found).into_response();
     };
+    // Server-side apply refuses fields of another manager, unless the client forces it.
     if found.is_some() && kept.managers.get(path) != Some(manager) {
         let message = "Apply failed with 1 conflict: conflict with \"candlepower\": .spec.template"
             .to_owned();

@@ -125,6 +125,7 @@ impl Shared {
     fn insert(&self, name: &str, body: Value) -> String {
         let mut containers = self.lock();
         let newest = containers
+            // The ids grow, so the map has the containers in the order of their creation.
             .keys()
             .next_back()
             .map_or(0, |id| u64::from_str_radix(&id[48..], 16).unwrap());
@@ -160,6 +161,7 @@ impl Container {
         let Some(status) = self.child.as_mut().and_then(|child| child.try_wait().unwrap()) else {
             return;
         };
+        // A process that a signal ended has no code. 137 is that of SIGKILL, the only one that tests send.
         self.exit_code = status.code().unwrap_or(137);
         self.ended();
     }
@@ -173,6 +175,7 @@ impl Container {
         let binding = &self.body["HostConfig"]["PortBindings"];
         let port = binding.as_object().unwrap().values().next().unwrap()[0]["HostPort"].clone();
         let port = port.as_str().unwrap().to_owned();
+        // Docker binds the port itself before the process starts, and reports a conflict in its own words.
         if std::net::TcpListener::bind(format!("127.0.0.1:{port}")).is_err() {
             return Err(format!("Bind for 127.0.0.1:{port} failed: port is already allocated"));
         }
@@ -206,6 +209,7 @@ impl Container {
         if let Some(mut child) = self.child.take() {
             let pid = child.id().to_string();
             Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+            // 143 is the code of SIGTERM.
             self.exit_code = child.wait().unwrap().code().unwrap_or(143);
             self.ended();
         }
@@ -214,6 +218,7 @@ impl Container {
     fn inspect(&self, manner: Manner) -> Value {
         let mut host_config = self.body["HostConfig"].clone();
         if manner == Manner::OldPodman {
+            // Podman 4.3 accepts GPU requests and does not keep them.
             host_config["DeviceRequests"] = Value::Null;
         }
         json!({
@@ -271,6 +276,7 @@ async fn list(State(shared): State<Shared>, Query(query): Query2) -> axum::Json<
     let filters: Value = serde_json::from_str(&query["filters"]).unwrap();
     let label = filters["label"][0].as_str().unwrap();
     let containers = shared.lock();
+    // A filter is a label, or a label and its value.
     let is_meant = |labels: &Value| match label.split_once('=') {
         Some((name, value)) => labels[name] == value,
         None => !labels[label].is_null(),
@@ -288,6 +294,7 @@ async fn create(State(shared): State<Shared>, Query(query): Query2, body: Bytes)
     if shared.lock().values().any(|container| container.name == *name) {
         let status = match shared.manner {
             Manner::Docker => StatusCode::CONFLICT,
+            // Podman before 4.4 answers so, and only the message says what is wrong.
             Manner::OldPodman => StatusCode::INTERNAL_SERVER_ERROR,
         };
         return refusal(status, format!("The container name \"/{name}\" is already in use"));
@@ -439,6 +446,8 @@ fn lines_of(log: &std::path::Path, from: usize) -> Vec<String> {
 /// Frames of standard error, split at arbitrary places.
 fn frames(lines: &[String]) -> Vec<u8> {
     let text = lines.concat().into_bytes();
+    // The head of a frame has the stream, 2 for standard error, and the length in big-endian order.
     let head = |part: &[u8]| [&[2, 0, 0, 0][..], &(part.len() as u32).to_be_bytes()].concat();
+    // Pieces of 100 bytes cut lines anywhere.
     text.chunks(100).flat_map(|part| [head(part), part.to_vec()].concat()).collect()
 }

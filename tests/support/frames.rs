@@ -73,9 +73,11 @@ impl Frame {
         const INDEXED: [u16; 7] = [200, 204, 206, 304, 400, 404, 500];
         let first = self.payload[0];
         match first {
+            // An index of the static table has the highest bit; the entries 8 to 14 are statuses.
             0x88..=0x8e => INDEXED[usize::from(first - 0x88)],
             // A literal, with or without Huffman coding.
             _ => {
+                // The highest bit of the length says that the text is Huffman-coded.
                 let digits = &self.payload[2..2 + usize::from(self.payload[1] & 0x7f)];
                 match self.payload[1] & 0x80 {
                     0 => String::from_utf8_lossy(digits).parse().unwrap(),
@@ -90,6 +92,7 @@ impl Frame {
 fn decode_digits(bytes: &[u8]) -> u16 {
     let bits: String = bytes.iter().map(|byte| format!("{byte:08b}")).collect();
     let (mut rest, mut number) = (bits.as_str(), 0);
+    // The rest is padding of fewer than eight ones.
     while rest.len() >= 5 {
         let five = u16::from_str_radix(&rest[..5], 2).unwrap();
         let (digit, width) = match five {
@@ -148,6 +151,7 @@ impl Frames {
     }
 
     pub(crate) fn encode(kind: Kind, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+        // The length has three bytes.
         let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
         let mut bytes = length[1..].to_vec();
         bytes.extend([kind as u8, flags]);
@@ -242,6 +246,7 @@ impl Frames {
         self.0.read_exact(&mut head)?;
         let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
         self.0.read_exact(&mut payload)?;
+        // The highest bit is reserved.
         let stream = u32::from_be_bytes(head[5..9].try_into().unwrap()) & (u32::MAX >> 1);
         Ok(Frame { kind: Kind::of(head[3]), flags: head[4], stream, payload })
     }

@@ -31,6 +31,7 @@ pub(crate) fn named(num: usize, value: impl Fn(usize) -> Value) -> Map<String, V
 
 /// A schema that is deep, wide, or has many patterns.
 pub(crate) fn schema(random: &mut Rng) -> Value {
+    // Sizes from 16 to 8192, so that both accepted and refused ones occur.
     let size = 1 << random.u32(4..14);
     match random.u8(0..7) {
         0 | 1 => chain(size, random),

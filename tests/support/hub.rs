@@ -204,6 +204,7 @@ impl Shared {
 
 fn logged(router: Router<Arc<Shared>>, side: Side, shared: &Arc<Shared>) -> Router {
     router.with_state(shared.clone()).layer(from_fn_with_state((side, shared.clone()), log))
+    // The request is read before the handler takes it.
 }
 
 async fn log(
@@ -250,6 +251,7 @@ impl Door {
 
     fn open(&mut self, runtime: &Runtime, router: Router) {
         let _context = runtime.enter();
+        // The holder's socket shares the address, since it never listens.
         let listener = bound(self.address).listen(1024).unwrap();
         let (close, closed) = oneshot::channel::<()>();
         self.close = Some(close);

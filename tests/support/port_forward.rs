@@ -48,12 +48,14 @@ async fn lead(
     port: u16,
     server: SocketAddr,
 ) {
+    // The first message of a channel is the port in little-endian order.
     let [low, high] = port.to_le_bytes();
     for channel in [DATA, ERRORS] {
         socket.send(Message::binary(vec![channel, low, high])).await.unwrap();
     }
     let mut stream = TcpStream::connect(server).await.unwrap();
     let mut buffer = vec![0; 1 << 14];
+    // Each message begins with its channel.
     buffer[0] = DATA;
     loop {
         tokio::select! {

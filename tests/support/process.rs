@@ -18,6 +18,7 @@ pub(crate) fn ticks(pid: u32) -> Option<u64> {
     let mut fields = fields.split_ascii_whitespace();
     // A zombie is gone, too.
     fields.next().filter(|state| *state != "Z")?;
+    // The state was the third field, and CPU time in user mode is the 14th.
     fields.nth(10)?.parse().ok()
 }
 

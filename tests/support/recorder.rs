@@ -54,6 +54,7 @@ fn pass(client: TcpStream, server: SocketAddr, passed: &Mutex<Vec<Passed>>) {
         match name.to_ascii_lowercase().as_str() {
             "content-length" => length = value.trim().parse().unwrap(),
             "transfer-encoding" => panic!("a body in chunks is not recorded: {line}"),
+            // The connection must end with the answer, so the client's own wish is left out.
             "connection" => continue,
             _ if line == "\r\n" => break,
             _ => {}

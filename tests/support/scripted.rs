@@ -152,7 +152,9 @@ impl Scripted {
     #[track_caller]
     pub(crate) fn body(&self, endpoint: Endpoint, text: usize, form: Form, more: Value) -> Value {
         let start = self.start_of(text, form);
+        // The template adds tokens of its own, so the length of the prompt is asked for before the padding.
         let mut probe = endpoint.request("a", 1, &more);
+        // These fields would change the answer of one token, or refuse it.
         for field in ["stream", "n", "stop", "stop_sequences", "min_tokens"] {
             probe.as_object_mut().unwrap().remove(field);
         }
@@ -162,6 +164,7 @@ impl Scripted {
         let padding = start.checked_sub(usize::try_from(asked).unwrap());
         let padding =
             padding.unwrap_or_else(|| panic!("the prompt has {asked} tokens: raise PROMPT"));
+        // Each `a` is a token of its own.
         endpoint.request(&"a".repeat(padding + 1), 2000, &more)
     }
 }
@@ -177,6 +180,7 @@ fn write_checkpoint(
     let mut position = PROMPT;
     for text in texts {
         let forms = [vocabulary.encode(text), vec![vocabulary.id(text)]];
+        // Each text has two places: byte by byte, and as one token.
         starts.push(forms.map(|mut ids| {
             ids.push(vocabulary.id(END));
             let start = position;
@@ -186,6 +190,7 @@ fn write_checkpoint(
             start
         }));
     }
+    // Requests ask for 2000 tokens at most, which must fit behind the last text.
     let context = position + 2048;
     let file = folder.path().join("model.safetensors");
     write_weights(&file, context, vocabulary, &next, loudness);
@@ -284,8 +289,10 @@ fn write_weights(
     next: &HashMap<usize, usize>,
     loudness: f32,
 ) {
+    // A fixed seed makes the same weights in each run.
     let mut random = fastrand::Rng::with_seed(7);
     let codes =
+        // Random signs in 64 dimensions are nearly orthogonal, so each token's logit stands out.
         (0..vocabulary.tokens.len() * HIDDEN).map(|_| if random.bool() { 1.0 } else { -1.0 });
     let codes: Vec<f32> = codes.collect();
     let code = |token: usize| &codes[token * HIDDEN..(token + 1) * HIDDEN];
@@ -310,6 +317,7 @@ fn write_weights(
         tensors.push((format!("{layer}.{name}.bias"), vec![outputs], filled(0.0, outputs)));
     }
     for norm in ["transformer.h.0.ln_1", "transformer.h.0.ln_2", "transformer.ln_f"] {
+        // The last norm scales all logits alike; zero makes them equal.
         let scale = if norm == "transformer.ln_f" { loudness } else { 1.0 };
         tensors.push((format!("{norm}.weight"), vec![HIDDEN], filled(scale, HIDDEN)));
         tensors.push((format!("{norm}.bias"), vec![HIDDEN], filled(0.0, HIDDEN)));

@@ -22,6 +22,7 @@ pub(crate) fn binary() -> PathBuf {
         return path.into();
     }
     let this = std::env::current_exe().unwrap();
+    // The test lies in `deps`, below the folder of the binaries.
     let path = this.ancestors().nth(2).unwrap().join("candlepower");
     assert!(path.exists(), "{} is not built: run `cargo xtask test`", path.display());
     path
@@ -34,6 +35,7 @@ pub(crate) fn program() -> Command {
 
 /// A command without settings from the machine's environment.
 pub(crate) fn without_settings(mut command: Command) -> Command {
+    // The last one is that of `HUGGING_FACE_HUB_TOKEN`.
     const PREFIXES: [&str; 4] = ["BLAZE_", "PRISM_", "HF_", "HUGGING"];
     let is_setting = |name: &str| PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_setting)) {
@@ -139,6 +141,7 @@ impl ServerBuilder {
                 }
             });
         }
+        // The channel closes when both readers end, so that a start that fails is noticed at once.
         drop(found);
         Server { address: first_address(&addresses, &mut child, &log), client, child, log }
     }
@@ -383,6 +386,7 @@ impl TempFolder {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let path =
+            // Tests of one process run side by side, so each folder has a number.
             std::env::temp_dir().join(format!("candlepower-tests-{}-{count}", std::process::id()));
         std::fs::create_dir(&path).unwrap();
         Self(path)

@@ -27,6 +27,7 @@ impl Socket {
         stream.set_read_timeout(Some(DEADLINE))?;
         stream.set_write_timeout(Some(DEADLINE))?;
         let Some(tls) = tls else { return Ok(Self::Plain(stream)) };
+        // The certificates are for addresses, not for names.
         let name = ServerName::from(address.ip());
         let session = ClientConnection::new(Arc::clone(tls), name).map_err(io::Error::other)?;
         Ok(Self::Tls(Box::new(StreamOwned::new(session, stream))))

@@ -56,6 +56,7 @@ fn health_has_the_servers_own_certificate_where_clients_need_one() {
         .start();
     let mut command = health(server.address.port(), &pair);
     assert_eq!(said(command.env("BLAZE_SSL_CA_CERTS", &of_clients.certificate)), healthy());
+    // Without the variable the check does not know that clients need a certificate, and shows none.
     let (status, said) = said(&mut health(server.address.port(), &pair));
     assert!(status == Some(1) && said.contains("no server answers"), "{said}");
 }
@@ -134,6 +135,7 @@ fn bench_trusts_what_it_is_told_to() {
             assert_eq!(json["levels"][0]["succeeded"], 2, "{json}");
         }
     }
+    // Without TLS, HTTP/2 is spoken with prior knowledge.
     let server = ServerBuilder::new("demo").flags("--http2").start();
     let (status, json, said) = bench(&server.url(), &["--http2"]);
     assert_eq!(status, Some(0), "{said}");

@@ -47,6 +47,7 @@ fn certificates_are_replaced_without_a_failed_request() {
             let pair = authority.sign("server");
             server.signal("HUP");
             wait_until_shown(&server, &pair);
+            // Each client has asked at least once since the exchange.
             wait_for("requests", || (done.load(Ordering::Relaxed) >= before + 4).then_some(()));
         }
         stop.store(true, Ordering::Relaxed);
@@ -61,6 +62,7 @@ fn a_bad_file_leaves_the_old_ones_in_force() {
     let before = shown(&server);
     let key = authority.sign("other").key;
     let key = std::fs::read_to_string(key).unwrap();
+    // The key of another certificate is valid PEM, so only a comparison with the certificate finds the mistake.
     for (failures, (file, text, reason)) in [
         ("server.pem", "not PEM", "no certificate"),
         ("server.pem", "", "no certificate"),
@@ -128,6 +130,7 @@ fn a_terminal_that_is_closed_stops_the_server() {
     let authority = Authority::new();
     let pair = authority.sign("server");
     let mut command = without_settings(python("clients/terminal.py"));
+    // The client closes its terminal, whose hangup must stop the server although it has files to read again.
     command.arg(binary()).args(["serve", "demo", "--port", "0", "--kv-cache-memory", "64Mi"]);
     command.arg("--ssl-certfile").arg(&pair.certificate).arg("--ssl-keyfile").arg(&pair.key);
     run_to_end(&mut command);

@@ -71,9 +71,11 @@ fn told(response: &Response) -> &str {
 fn codex_completes_a_turn() {
     let server = Server::demo();
     let response = server.post("/v1/responses", &codex());
+    // The indices are those of the request's tools.
     assert_eq!(told(&response), "tools[2] (custom), tools[4] (web_search), reasoning.effort");
     let answer = response.ok();
     assert_eq!(answer["output"][0]["type"], "message", "{answer}");
+    // Without the custom tool, the namespace is the third.
     let tools = answer["tools"].as_array().unwrap();
     assert_eq!(tools[2]["tools"][1]["name"], "wait", "{answer}");
     // Fields that Open Responses requires.
@@ -126,6 +128,7 @@ fn functions_of_namespaces_are_called_by_their_own_names() {
     let streamed =
         server.post("/v1/responses", &with(body.clone(), json!({"stream": true}))).text();
     assert!(streamed.contains("\"namespace\":\"mcp__lamp\""), "{streamed}");
+    // The model sees one flat list of names, so its name has the namespace; the client's must not.
     assert!(!streamed.contains("\"name\":\"mcp__lamp__switch\""), "{streamed}");
     // The call and its result are removed.
     let mut input = body["input"].as_array().unwrap().clone();
@@ -154,6 +157,7 @@ fn claude_code_completes_a_turn() {
     assert!(streamed.contains("event: message_stop"), "{streamed}");
     let counted = with(
         claude_code(),
+        // Null is as good as absent; the endpoint for counting has none of these fields.
         json!({"max_tokens": null, "temperature": null, "stream": null, "metadata": null}),
     );
     assert!(
@@ -221,6 +225,7 @@ fn patterns_of_tools_that_cannot_be_held_are_told() {
     let response = |pattern: &str, name: &str| json!({"type": "function", "name": name, "parameters": parameters(pattern)});
     for format in ["hermes", "qwen3_coder", "gemma4"] {
         let server = ServerBuilder::new("demo").flag("--tool-call-parser", format).start();
+        // No constraint can express the lookahead.
         let (bad, good) = ("^(?!b)a+$", "^a+$");
         let chat_body = |tools: Value, more: Value| {
             with(
@@ -253,12 +258,15 @@ fn patterns_of_tools_that_cannot_be_held_are_told() {
         assert_eq!((told(&answer), answer.status), (path, 200), "{format}");
         let call = &answer.ok()["choices"][0]["message"]["tool_calls"][0]["function"];
         let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+        // The rest of the schema is still enforced.
         assert!(arguments["a"].as_str().unwrap().chars().count() <= 3, "{call}");
+        // One for each request above that was answered.
         assert_eq!(server.metrics().value("requests_not_held_total"), 3.0);
         // A chosen tool is enforced, or the request is refused.
         let named = json!({"tool_choice": {"type": "function", "function": {"name": "f"}}});
         let error = server.post("/v1/chat/completions", &chat_body(two, named)).error(400);
         assert_eq!(error["param"], "tools[0].function.parameters", "{error}");
+        // The only tool is a chosen one.
         let only = chat_body(json!([chat(bad, "f")]), json!({"tool_choice": "required"}));
         let error = server.post("/v1/chat/completions", &only).error(400);
         assert_eq!(error["param"], "tools[0].function.parameters", "{error}");
@@ -304,6 +312,7 @@ fn strict_servers_refuse_what_others_leave_out() {
 fn strict_servers_take_efforts_on_models_that_do_not_think() {
     let server = ServerBuilder::new("demo").flags("--strict-requests").start();
     let functions_of = |mut body: Value, kind: &str| {
+        // Claude Code's own tools have no type.
         body["tools"].as_array_mut().unwrap().retain(|tool| match kind {
             "" => tool.get("type").is_none(),
             kind => tool["type"] == kind,
@@ -359,6 +368,7 @@ fn errors_of_messages_have_the_shape_of_their_clients() {
         415,
         "invalid_request_error",
     );
+    // The errors of the other endpoints have OpenAI's shape.
     let other = server.post("/v1/chat/completions", &json!({})).json();
     assert!(other.get("type").is_none(), "{other}");
 }
@@ -372,6 +382,7 @@ fn paths_of_neighbouring_servers_are_the_same_endpoints() {
         ("/completions", json!({"prompt": "Hi", "max_tokens": 1})),
         ("/embeddings", json!({"input": "a"})),
         ("/rerank", json!({"query": "a", "documents": ["b"]})),
+        // Cohere's clients use this path.
         ("/v2/rerank", json!({"query": "a", "documents": ["b"]})),
         ("/score", json!({"text_1": "a", "text_2": "b"})),
     ] {
@@ -433,11 +444,13 @@ fn what_a_response_was_made_of_can_be_listed() {
         .map(|item| item["role"].as_str().unwrap())
         .collect();
     assert_eq!(roles, ["user", "assistant", "user"], "{items}");
+    // The newest item comes first unless the request says otherwise.
     let newest = server.get(&format!("{path}?limit=1")).ok();
     assert_eq!(newest["data"][0]["content"][0]["text"], "And of Japan?");
     assert_eq!(newest["has_more"], true);
     server.get(&format!("{path}?limit=0")).error(400);
     server.get("/v1/responses/resp_no/input_items").error(404);
+    // Only a response that runs in the background could be cancelled.
     server.post(&format!("/v1/responses/{id}/cancel"), &json!({})).error(400);
     server.post("/v1/responses/resp_no/cancel", &json!({})).error(404);
     let counted = server.post("/v1/responses/input_tokens", &body).ok();
@@ -473,16 +486,20 @@ fn histories_of_other_servers_fit_strict_templates() {
     let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "12"});
     let system = |text: &str| json!({"role": "system", "content": text});
     let user = |text: &str| json!({"role": "user", "content": text});
+    // Clients write a call without arguments in each of these ways.
     for arguments in [json!(""), json!(" \n"), json!("null"), Value::Null] {
         let (text, told) =
             prompt(json!([user("a"), turn("toolu_1", arguments), result("toolu_1")]));
         assert!(text.contains("\"arguments\": {}"), "{text}");
         assert_eq!(told, "");
     }
+    // The arguments are those of an answer that was cut off.
     let (text, told) =
         prompt(json!([user("a"), turn("toolu_1", json!("{\"city\": \"Par")), result("toolu_1")]));
     assert!(text.contains("\"arguments\": {}"), "{text}");
     assert_eq!(told, "messages[1].tool_calls[0].function.arguments (no JSON object)");
+    // The template takes instructions at the beginning alone, so
+    // the first are joined, and a later one becomes a user's.
     let (text, _) = prompt(
         json!([system("a"), {"role": "developer", "content": "b"}, user("c"), system("d"), user("e")]),
     );
@@ -540,6 +557,7 @@ fn a_suffix_needs_a_model_with_tokens_for_it() {
         .post("/v1/completions", &json!({"prompt": "a", "suffix": "b", "max_tokens": 1}))
         .error(400);
     assert_eq!(error["param"], "suffix");
+    // The demo's vocabulary has no tokens for the middle of a text, so others get their names.
     let folder = TempFolder::of_demo(|name, bytes| match name {
         "tokenizer.json" | "tokenizer_config.json" => {
             let text = String::from_utf8(bytes).unwrap();

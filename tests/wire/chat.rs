@@ -105,10 +105,12 @@ fn a_turn_can_be_continued_and_the_generation_prompt_left_out() {
     let prompt_tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
     let with_prompt = prompt_tokens(&count(json!({})));
     let without = prompt_tokens(&count(json!({"add_generation_prompt": false})));
+    // A turn that continues has no end mark.
     assert!(
         prompt_tokens(&continued) < without && without < with_prompt,
         "{with_prompt} {without}"
     );
+    // The two fields exclude each other.
     let both = json!({"model": "demo", "messages": messages, "continue_final_message": true, "add_generation_prompt": true});
     server.post("/v1/chat/completions", &both).error(400);
 }
@@ -215,6 +217,7 @@ fn the_last_message_is_echoed_where_the_answer_has_its_role() {
     for last in [assistant.clone(), parts] {
         assert_eq!(answers(echoed.clone(), last), format!("The capital is{without}"));
     }
+    // A user's last message is no beginning of the answer.
     let last = json!({"role": "user", "content": "And now?"});
     let answer = answers(json!({"echo": true}), last.clone());
     assert_eq!(answer, answers(json!({}), last.clone()));

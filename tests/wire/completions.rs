@@ -68,6 +68,7 @@ fn a_prompt_can_be_scored_without_generating() {
         let logprobs = &answer["choices"][0]["logprobs"];
         let values = logprobs["token_logprobs"].as_array().unwrap();
         assert_eq!(values.len(), ids.as_array().unwrap().len());
+        // Nothing precedes the first token, so it has no probability.
         assert!(values[0].is_null() && logprobs["top_logprobs"][0].is_null(), "{logprobs}");
         assert!(values[1..].iter().all(|value| value.as_f64().unwrap() <= 0.0));
         let tokens: Vec<&str> = logprobs["tokens"]
@@ -80,6 +81,7 @@ fn a_prompt_can_be_scored_without_generating() {
         let mut offset = 0;
         for (i, token) in tokens.iter().enumerate() {
             assert_eq!(logprobs["text_offset"][i], offset);
+            // Offsets count characters, not bytes.
             offset += token.chars().count();
         }
     }
@@ -98,6 +100,7 @@ fn scores_of_a_generated_text_are_those_of_its_generation() {
     let prompt_len = ids.len();
     ids.extend(choice["token_ids"].as_array().unwrap().clone());
     let scored = server.complete(
+        // The salt keeps the request from the blocks of the first one, so all is computed again.
         json!({"prompt": ids, "max_tokens": 0, "echo": true, "logprobs": 1, "cache_salt": "s"}),
     );
     let scores = scored["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap();
@@ -158,11 +161,13 @@ fn stop_tokens_end_the_text_and_are_named() {
     let ids = whole["choices"][0]["token_ids"].as_array().unwrap().clone();
     assert_eq!(ids.len(), 12);
     let stop = &ids[4];
+    // The same token may occur before.
     let first = ids.iter().position(|id| id == stop).unwrap();
     body["stop_token_ids"] = json!([stop]);
     let answer = server.complete(body);
     let choice = &answer["choices"][0];
     assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), stop));
+    // The stop token counts as generated.
     assert_eq!(answer["usage"]["completion_tokens"], first + 1);
 }
 
@@ -178,6 +183,7 @@ fn prompt_tokens_can_be_scored_beside_the_text() {
 
 #[test]
 fn prompt_tokens_have_their_true_rank() {
+    // A prompt is scored in several batches.
     let settings = "--max-logprobs 1000000 --max-num-batched-tokens 16 --max-num-seqs 4";
     let server = ServerBuilder::new("demo").flags(settings).start();
     let texts = ["Once upon a time there was a small dog.", "zq Xw 17 kitten"];
@@ -219,6 +225,7 @@ fn assert_ranks(ids: &Value, scores: &Value, all: &Value) {
         let others = all[index].as_object().unwrap().values();
         let likelier = others.filter(|other| other["logprob"].as_f64().unwrap() > logprob).count();
         assert_eq!(own["rank"], 1 + likelier, "token {index}");
+        // The request names three top tokens at most.
         beyond_the_first += usize::from(likelier > 3);
     }
     assert!(beyond_the_first > 0, "every token was among the likeliest");

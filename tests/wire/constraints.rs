@@ -50,6 +50,7 @@ fn a_schema_is_held_by_every_choice_at_any_temperature() {
             assert!(found["tags"].as_array().unwrap().len() <= 3, "{text}");
         }
     }
+    // Some texts are longer than the limit at this temperature.
     assert!(finished >= 6, "{finished} of 12 have come to their end");
 }
 
@@ -68,6 +69,7 @@ fn choices_expressions_and_grammars_are_held() {
     for text in outputs(json!({"regex": "[0-9]{4}/[0-9]{2}"})) {
         assert!(text.len() == 7 && text.as_bytes()[4] == b'/', "{text}");
     }
+    // Lark's grammars begin at `start`, and GBNF's at `root`.
     for text in outputs(json!({"grammar": "start: \"a\" b \"c\"\nb: \"(\" b \")\" | \"x\""})) {
         let inner = text.strip_prefix('a').and_then(|text| text.strip_suffix('c')).unwrap();
         let depth = inner.matches('(').count();
@@ -91,6 +93,7 @@ fn choices_expressions_and_grammars_are_held() {
     for text in outputs(json!({"json_object": true})) {
         assert!(text.starts_with('{'), "{text}");
     }
+    // An older name of the field in vLLM.
     let older = server.complete(json!({"prompt": "x", "guided_choice": ["left", "right"]}));
     assert!(["left", "right"].contains(&texts(&older)[0]), "{older}");
     assert_eq!(older["choices"][0]["finish_reason"], "stop");
@@ -191,6 +194,7 @@ fn what_cannot_be_held_is_refused_by_name() {
         assert!(error["message"].as_str().unwrap().contains(part), "{field}: {error}");
     }
     // A hostile schema meets a limit, and the server goes on.
+    // Two hundred levels with a pattern of hundreds of states each.
     let deep = (0..200).fold(json!({"type": "integer"}), |inner, _| {
         json!({"anyOf": [inner, {"type": "array", "items": {"type": "string", "pattern": "(a|b){1,200}c"}}]})
     });
@@ -264,6 +268,7 @@ fn bounds_names_and_digits_are_those_of_the_schema() {
     let nines = server.complete(json!({
         "prompt": "x", "max_tokens": 60, "structured_outputs": {"json": {"type": "integer"}}, "logit_bias": {nine: 100},
     }));
+    // Numbers have at most 20 digits unless the schema says otherwise.
     assert_eq!(nines["choices"][0]["text"], "9".repeat(20), "{nines}");
     assert_eq!(nines["choices"][0]["finish_reason"], "stop");
 }
@@ -312,6 +317,8 @@ fn what_a_constraint_says_and_has_no_effect_is_refused_by_name() {
     let server = Server::demo();
     let schema = |pattern: &str| json!({"json": {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}});
     for (constraint, named) in [
+        // The validators' dialect, ECMAScript's, has no such classes,
+        // anchors and flags: it would take them for plain letters.
         (schema(r"^[[:alpha:]]+$"), "[:"),
         (schema(r"^a\z"), r"\z"),
         (schema(r"\Aa"), r"\A"),

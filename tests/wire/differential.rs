@@ -68,5 +68,6 @@ fn what_comes_is_valid_by_another_implementation() {
         as_meant += usize::from(written == text);
     }
     println!("{} pairs: {refused} refused, {finished} finished, {as_meant} as meant", pairs.len());
+    // The test shows little if most texts are diverted.
     assert!(as_meant * 4 > pairs.len(), "{as_meant} of {} came as meant", pairs.len());
 }

@@ -65,8 +65,10 @@ fn the_metrics_are_prometheus_and_count() {
     assert_eq!(metrics.value("prompt_tokens_total"), usage["prompt_tokens"].as_f64().unwrap());
     assert_eq!(metrics.value("request_success_total"), 1.0);
     assert_eq!(metrics.value("time_to_first_token_seconds_count"), 1.0);
+    // Five tokens have four gaps.
     assert_eq!(metrics.value("inter_token_latency_seconds_count"), 4.0);
     assert_eq!(metrics.value("request_generation_tokens_sum"), 5.0);
+    // The completion, the unknown path, and the validator's own request.
     assert!(metrics.value("http_requests_total") >= 3.0);
     server.wait_until_all_blocks_are_free();
     assert_eq!(server.metrics().value("kv_cache_usage_ratio"), 0.0);
@@ -113,6 +115,7 @@ fn the_metrics_can_have_another_servers_names() {
     let mut found = names("vllm:");
     found.sort();
     assert_eq!(found, expected);
+    // vLLM has no such metric, so it keeps its own name.
     assert!(names("candlepower_").contains(&"kv_blocks_total".to_owned()), "{text}");
     for name in [
         "prefill_time_seconds",

@@ -23,6 +23,7 @@ fn unknown_paths_are_404_under_every_method() {
         "/v1/models/nothing",
         "/v2/models",
     ] {
+        // `BREW` is no method of HTTP.
         for method in ["GET", "POST", "PUT", "DELETE", "PATCH", "BREW"] {
             let response = server.send(&Request::new(method, path));
             // The path of a model exists, so methods other than GET are refused there.
@@ -66,6 +67,7 @@ fn bodies_that_are_not_json_are_415_and_broken_ones_400() {
         assert!(error["param"].is_null(), "{error}");
         let charset = "application/json; charset=utf-8";
         server
+            // The type is right, and the body lacks its fields.
             .send(&Request::new("POST", path).header("Content-Type", charset).body("{}"))
             .error(400);
     }
@@ -89,6 +91,7 @@ fn errors_do_not_reflect_their_input() {
     for answer in answers {
         assert!((400..500).contains(&answer.status), "{}", answer.status);
         answer.error(answer.status);
+        // An error repeats at most 200 characters of its input.
         assert!(answer.text().matches('z').count() <= 200, "{}", answer.text());
     }
 }
@@ -116,6 +119,7 @@ fn a_key_is_asked_for_only_where_one_is_set() {
     let keyless = ["/health", "/version", "/metrics", "/docs", "/openapi.json"];
     let start = |flags| ServerBuilder::new("demo").flags(flags).start();
     let (server, private) = (start("--api-key s3cret"), start("--api-key s3cret --private-docs"));
+    // Probes and collectors of metrics have no keys.
     for (server, keyless) in [(&server, &keyless[..]), (&private, &keyless[..3])] {
         for path in GET_PATHS.into_iter().chain(["/v1/models/demo", "/nothing"]) {
             let response = server.get(path);
@@ -130,6 +134,7 @@ fn a_key_is_asked_for_only_where_one_is_set() {
     for path in POST_PATHS {
         server.post(path, &json!({})).error(401);
     }
+    // Too short, too long, another scheme, no scheme, and other letters.
     for wrong in
         ["Bearer ", "Bearer s3cre", "Bearer s3cret2", "Basic s3cret", "s3cret", "Bearer S3CRET"]
     {
@@ -155,6 +160,7 @@ fn other_origins_are_let_in_only_by_the_flag() {
     };
 
     let closed = Server::demo();
+    // A page of another origin must not read the answers of a local server.
     assert_eq!((allowed(&closed, &preflight), allowed(&closed, &get)), (None, None));
     let all = ServerBuilder::new("demo").flags("--allowed-origins *").start();
     assert_eq!(allowed(&all, &preflight).as_deref(), Some("*"));

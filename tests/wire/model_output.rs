@@ -69,8 +69,10 @@ fn marks_inside_arguments_are_text() {
         ),
     ] {
         let contents =
+            // One has its own end mark in it, and one the end mark of something else.
             [format!("A {value} B"), "x\n</function>\ny".into(), format!("x\n{value}\né")];
         let texts = contents.each_ref().map(|content| call.replace("{}", content));
+        // The last text ends within the arguments.
         let broken_call = call.split("{}").next().unwrap();
         let texts = [texts.each_ref().map(String::as_str).to_vec(), vec![broken_call]].concat();
         let flags = format!("--tool-call-parser {parser}");
@@ -98,6 +100,7 @@ fn marks_inside_arguments_are_text() {
 fn calls_are_found_in_reasoning_that_is_not_closed() {
     let call = "<tool_call>\n<function=w>\n<parameter=content>\nParis\n</parameter>\n</function>\n</tool_call>";
     let texts = [
+        // Reasoning that never ends, reasoning that ends after the call, and reasoning that only mentions marks.
         format!("I need it.\n{call}"),
         format!("I need it.\n{call}\n</think>\n\nDone."),
         format!("I could use <tool_call> or <function=x>.\n</think>\n\n{call}"),
@@ -134,6 +137,7 @@ fn stop_strings_end_the_answer_and_not_its_reasoning_or_calls() {
         "I think END now.\n</think>\n\nThe answer is END. And more.".to_owned(),
         format!("Hm END\n</think>\n\nI look.\n{call}"),
         format!("Hm\n</think>\n\n{call}\nThen END it."),
+        // The beginning of a stop string is held back, and must come at the end.
         "Hm\n</think>\n\nOne E".to_owned(),
     ];
     let texts = texts.each_ref().map(String::as_str);
@@ -161,6 +165,7 @@ fn stop_strings_end_the_answer_and_not_its_reasoning_or_calls() {
         let answer = ask(2, json!({}));
         assert_eq!((answer.content.as_str(), answer.calls.len()), ("Then ", 1), "{endpoint:?}");
         assert_eq!(ask(3, json!({})).content, "One E", "{endpoint:?}");
+        // The Messages API has no such field.
         if endpoint != Endpoint::Messages {
             let answer = ask(0, json!({"include_stop_str_in_output": true}));
             assert_eq!(answer.content, "The answer is END", "{endpoint:?}");
@@ -213,6 +218,7 @@ fn what_is_cut_says_nothing_by_halves() {
             Endpoint::Messages => json!({"type": "any"}),
             _ => json!("required"),
         };
+        // The limits fall into the mark, before the name, and before the arguments.
         for num_tokens in [3, 14, 30] {
             let more = with_tools(endpoint, json!({limit: num_tokens, "tool_choice": choice}));
             let mut body = model.body(endpoint, 0, Form::Bytes, more);

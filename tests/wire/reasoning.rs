@@ -76,6 +76,7 @@ fn the_template_gets_earlier_reasoning_and_the_effort() {
 fn thinking_folder() -> (TempFolder, u32) {
     let folder = TempFolder::of_demo(|name, bytes| match name {
         "tokenizer.json" => {
+            // The tokens of tool results are not needed here, so they get the names of the reasoning's marks.
             String::from_utf8(bytes).unwrap().replace("tool_response>", "think>").into()
         }
         "chat_template.jinja" => TEMPLATE.into(),
@@ -151,6 +152,7 @@ fn responses_and_messages_tell_reasoning_apart() {
     let events = events(&server, "/v1/responses", body);
     let kind = |event: &Value| event["type"].as_str().unwrap().to_owned();
     let kinds: Vec<String> = events.iter().map(kind).collect();
+    // `response.created` and `response.in_progress` come first.
     assert_eq!(kinds[2..4], ["response.output_item.added", "response.content_part.added"]);
     let deltas = events.iter().filter(|event| event["type"] == "response.reasoning_text.delta");
     let streamed: String = deltas.map(|event| event["delta"].as_str().unwrap()).collect();
@@ -194,6 +196,7 @@ fn a_thought_ends_with_its_budget() {
         serde_json::from_value(choice["token_ids"].clone()).unwrap()
     };
     // Without a budget the model reasons until it is cut off.
+    // The bias keeps the model from closing its reasoning by itself.
     let free = with(
         question(),
         json!({"return_token_ids": true, "max_tokens": 48, "logit_bias": {close.to_string(): -100}, "ignore_eos": true}),
@@ -210,6 +213,7 @@ fn a_thought_ends_with_its_budget() {
         let answer = server.chat(body.clone());
         let choice = &answer["choices"][0];
         let tokens = thought_tokens(&ids(choice), close);
+        // Eight more tokens leave room for the text that closes the reasoning.
         assert!(tokens >= budget && tokens <= budget + 8, "{budget}: {tokens}: {answer}");
         assert!(!choice["message"]["content"].as_str().unwrap_or_default().is_empty(), "{answer}");
         assert_eq!(answer["usage"]["completion_tokens"], 48, "{answer}");
@@ -235,6 +239,7 @@ fn a_thought_ends_with_its_budget() {
         json!({"thinking_token_budget": 6, "n": 2, "temperature": 1, "seed": 3, "logprobs": true, "max_tokens": 20}),
     );
     for choice in server.chat(body)["choices"].as_array().unwrap() {
+        // The budget of six, and eight to close it.
         assert!(thought_tokens(&ids(choice), close) <= 14, "{choice}");
         assert_eq!(choice["logprobs"]["content"].as_array().unwrap().len(), 20);
     }
@@ -272,6 +277,7 @@ fn a_thought_that_is_ended_keeps_its_place_and_its_seed() {
                 "thinking_token_budget": 6, "logit_bias": {close.to_string(): -100}}),
         )
     };
+    // The other request fills the queue as below.
     let alone: Vec<String> =
         [3, 4].map(|seed| beside(&server, [body(seed), body(9)])[0].clone()).into();
     assert_ne!(alone[0], alone[1]);
@@ -324,11 +330,13 @@ fn budgets_hold_with_constraints_and_calls_on_every_endpoint() {
 #[test]
 fn efforts_reach_templates_that_can_only_switch() {
     let folder = TempFolder::new();
+    // The template knows no efforts, and has only a switch.
     let template = TEMPLATE.replace("{{ reasoning_effort | default('') }}", "");
     let file = folder.write("switch.jinja", &template);
     let server = ServerBuilder::new("demo").flag("--chat-template", file).start();
     let is_closed = |path: &str, body: Value, more: Value| {
         let response = server.post(path, &with(body, more));
+        // The switch holds the effort, so nothing is left out.
         assert_eq!(response.header("x-candlepower-not-held"), None);
         response.ok()
     };

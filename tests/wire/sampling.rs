@@ -70,6 +70,7 @@ fn narrow_draws_are_greedy() {
     for narrow in [
         json!({"top_k": 1}),
         json!({"top_p": 1e-6}),
+        // `min_p` is relative to the likeliest token, so 1 leaves that one alone.
         json!({"min_p": 1}),
         json!({"temperature": 1e-6}),
     ] {
@@ -85,6 +86,7 @@ fn logit_bias_forces_and_forbids() {
         body.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         server.complete(body)["choices"][0]["token_ids"].as_array().unwrap().clone()
     };
+    // The bias outweighs any logit of the demo.
     assert_eq!(ids(json!({"logit_bias": {"300": 100}})), vec![json!(300); 6]);
     let greedy = ids(json!({"temperature": 0}));
     let first = greedy[0].as_u64().unwrap().to_string();
@@ -134,6 +136,7 @@ fn penalties_discourage_repetition() {
     let text = logprobs["tokens"][1].as_str().unwrap();
     let best =
         others.iter().filter(|(other, _)| *other != text).map(|(_, value)| value.as_f64().unwrap());
+    // With this bias the token leads the best other one by 1.
     let leading = best.fold(f64::NEG_INFINITY, f64::max) - own + 1.0;
     assert!(leading > 0.0, "the prompt is a bad one for this model: {logprobs}");
 
@@ -143,6 +146,7 @@ fn penalties_discourage_repetition() {
         ids[1] == ids[0]
     };
     for name in ["presence_penalty", "frequency_penalty"] {
+        // 0.9 leaves the lead above zero, and 1.1 does not.
         assert!(repeats(name, 0.0) && repeats(name, 0.9), "{name}");
         assert!(!repeats(name, 1.1) && !repeats(name, 2.0), "{name}");
     }
@@ -163,6 +167,7 @@ fn values_out_of_bounds_are_refused_by_name() {
         ("presence_penalty", vec![json!(-2.1), json!(2.1)]),
         ("frequency_penalty", vec![json!(-2.1), json!(2.1)]),
         ("repetition_penalty", vec![json!(0), json!(-1)]),
+        // 17 is more than the default of max_tokens.
         ("min_tokens", vec![json!(-1), json!(17)]),
         ("seed", vec![json!(1.5), json!("1")]),
         ("stop", vec![json!(""), json!(vec!["x"; 17]), json!(1)]),
@@ -174,6 +179,7 @@ fn values_out_of_bounds_are_refused_by_name() {
             assert_eq!(error["param"], name, "{value}: {error}");
         }
     }
+    // The vocabulary has 1280 tokens, so this is the first id outside.
     let error = server.complete_refused(json!({"prompt": "a", "logit_bias": {"1280": 1}}));
     assert!(error["param"].as_str().unwrap().starts_with("logit_bias"), "{error}");
     let error = server.complete_refused(json!({"prompt": "a", "stop_token_ids": [1280]}));
@@ -223,6 +229,7 @@ fn only_allowed_tokens_are_drawn() {
         let error = server.complete_refused(drawn(json!({"allowed_token_ids": value})));
         assert_eq!(error["param"], param, "{error}");
     }
+    // Neither choice can begin with the allowed token.
     let constrained = json!({"allowed_token_ids": ids(&server, "q"), "structured_outputs": {"choice": ["yes", "no"]}});
     let error = server.complete_refused(drawn(constrained));
     assert!(error["message"].as_str().unwrap().contains("among the allowed ones"), "{error}");
@@ -278,6 +285,7 @@ fn tokens_are_named_by_their_ids_where_that_is_asked_for() {
     assert_eq!(choice["logprobs"]["tokens"], json!(names));
     let top = choice["logprobs"]["top_logprobs"].as_array().unwrap();
     let keys = top.iter().skip(1).flat_map(|top| top.as_object().unwrap().keys());
+    // Each of the 20 tokens has two or three entries.
     assert!(keys.clone().count() >= 2 * 20 && keys.clone().all(|key| key.starts_with("token_id:")));
     body.as_object_mut().unwrap().retain(|name, _| name != "prompt" && name != "echo");
     body["messages"] = json!([{"role": "user", "content": "Hi"}]);

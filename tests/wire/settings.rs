@@ -15,6 +15,7 @@ fn default_max_tokens(server: &Server) -> u64 {
 
 #[test]
 fn a_flag_goes_before_the_environment_before_the_file_before_the_default() {
+    // `max_logprobs` is set in the file alone.
     let folder = TempFolder::new();
     let file = folder.write("settings.toml", "default_max_tokens = 3\nmax_logprobs = 1\n");
     let with_file = || ServerBuilder::new("demo").flag("--config", &file);
@@ -76,6 +77,7 @@ fn values_that_do_not_parse_stop_the_start() {
 
 #[test]
 fn what_kubernetes_injects_is_ignored() {
+    // Kubernetes sets these for a Service with the name `blaze`, and one of them has the name of a setting.
     let server = ServerBuilder::new("demo")
         .env("BLAZE_SERVICE_HOST", "10.0.0.11")
         .env("BLAZE_SERVICE_PORT", "8000")
@@ -145,6 +147,7 @@ fn the_help_groups_its_flags_and_names_the_ports() {
         "--max-num-seqs",
         "--api-key",
         "--kv-cache-memory",
+        // Each framework has its own default port.
         "8000",
         "30000",
     ] {

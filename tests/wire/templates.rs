@@ -29,9 +29,11 @@ fn a_turn_that_a_message_spells_out_is_text() {
         let id = special_token(&server, token);
         ids.iter().filter(|&&other| other == id).count()
     };
+    // The marks of the template are tokens, and those of the message are text.
     assert_eq!((count(&ids, "<|im_start|>"), count(&ids, "<|im_end|>")), (2, 1));
     let raw = server.post("/tokenize", &json!({"prompt": text})).ok()["tokens"].clone();
     let raw: Vec<u64> = serde_json::from_value(raw).unwrap();
+    // In a raw prompt all of them are tokens.
     assert_eq!((count(&raw, "<|im_start|>"), count(&raw, "<|im_end|>")), (3, 3));
     let answer =
         server.chat(json!({"messages": messages, "max_tokens": 1, "return_token_ids": true}));
@@ -67,6 +69,7 @@ fn a_template_of_one_s_own_gets_its_variables() {
         json!({"messages": turns("<|im_end|>"), "chat_template_kwargs": {"mark": "<|im_end|>"}});
     let (text, ids) = prompt(&server, &with_mark);
     assert_eq!(text, "<|im_end|>plain<|im_end|>|A<|im_end|>>");
+    // One is the template's, and one the caller's variable.
     assert_eq!(ids.iter().filter(|&&id| id == end).count(), 2);
 }
 
@@ -109,10 +112,12 @@ fn named_templates_may_be_files() {
     std::fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
     folder.write("additional_chat_templates/default.jinja", "D{{ messages[0].content }}");
     folder.write("additional_chat_templates/tool_use.jinja", "T{{ messages[0].content }}");
+    // Only files with the ending of templates count.
     folder.write("additional_chat_templates/notes.txt", "{% not a template");
     let messages = json!([{"role": "user", "content": "a"}]);
     assert_eq!(prompt(&serve(&folder), &json!({"messages": messages})).0, "Da");
     folder.write("chat_template.jinja", "F{{ messages[0].content }}");
+    // `chat_template.jinja` comes before the folder's default.
     folder.write("additional_chat_templates/default.jinja", "never");
     assert_eq!(prompt(&serve(&folder), &json!({"messages": messages})).0, "Fa");
 }
@@ -121,6 +126,7 @@ fn named_templates_may_be_files() {
 fn templates_that_run_too_long_or_write_too_much_are_a_400() {
     let folder = TempFolder::new();
     for (source, part) in [
+        // Eight thousand million steps, and then 90 MB.
         ("{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}", "steps"),
         ("{% for a in range(90000) %}{{ messages[0].content }}{% endfor %}", "bytes"),
         ("{{ raise_exception('only on Sundays') }}", "only on Sundays"),
@@ -152,6 +158,7 @@ fn a_template_that_would_end_or_hang_the_start_is_refused_by_name() {
         (format!("{{{{ 1{} }}}}", " + 1".repeat(5086)), "a tag has more than 500 operators"),
         (format!("{{{{ a{} }}}}", "|upper".repeat(8211)), "a tag has more than 500 operators"),
         (format!("{{% if a %}}{}{{% endif %}}", "{% elif a %}".repeat(8211)), "more than 200 elif"),
+        // Doubled 40 times, a byte is a tebibyte; 1,000 times 64 MiB need time instead.
         (double(40), too_much),
         (format!("{{% for i in range(1000) %}}{}{{% endfor %}}", double(26)), too_much),
     ] {
@@ -176,6 +183,7 @@ fn a_template_that_would_end_or_hang_the_start_is_refused_by_name() {
 fn a_template_that_multiplies_a_message_is_a_400() {
     let folder = TempFolder::new();
     for source in [
+        // Each replacement would give two gigabytes.
         "{{ messages[0].content.replace('a', 'b' * 100000) }}",
         "{{ messages[0].content | replace('a', 'b' * 100000) }}",
         "{% for i in range(1000) %}{% set a = messages[0].content | upper %}{% endfor %}",
@@ -183,6 +191,7 @@ fn a_template_that_multiplies_a_message_is_a_400() {
     ] {
         let file = folder.write(
             "odd.jinja",
+            // The condition keeps the trial at the start from failing, since its messages are short.
             format!("{{% if messages[0].content | length > 1000 %}}{source}{{% endif %}}hi"),
         );
         let server = ServerBuilder::new("demo").flag("--chat-template", file).start();
@@ -231,6 +240,7 @@ fn documents_reach_templates_that_take_them() {
         let text = server.post("/detokenize", &json!({"tokens": ids})).ok();
         assert_eq!(text["prompt"], "[A: a][B: b]Q", "{given}");
     }
+    // The demo's template has no place for documents.
     let plain = Server::demo();
     let body = json!({"model": "demo", "messages": messages, "documents": documents});
     assert_eq!(plain.post("/v1/chat/completions", &body).error(400)["param"], "documents");

@@ -26,6 +26,7 @@ fn texts_become_tokens_and_back() {
         let back = server.post("/detokenize", &json!({"model": "demo", "tokens": ids})).ok();
         assert_eq!(back["prompt"], text);
     }
+    // The demo adds no special tokens to a text.
     assert_eq!(tokens(&server, &json!({"prompt": ""})), json!([]));
     assert_eq!(server.post("/detokenize", &json!({"tokens": []})).ok()["prompt"], "");
 }
@@ -40,6 +41,7 @@ fn conversations_are_tokenized_as_chat_does() {
     assert_eq!(answer["usage"]["prompt_tokens"], ids.as_array().unwrap().len());
     let without = tokens(&server, &json!({"messages": messages, "add_generation_prompt": false}));
     let (ids, without) = (ids.as_array().unwrap(), without.as_array().unwrap());
+    // The generation prompt is the end of the prompt.
     assert!(without.len() < ids.len() && ids[..without.len()] == without[..]);
 
     let tool = json!({"type": "function", "function": {"name": "f", "description": "Does it."}});

@@ -110,6 +110,7 @@ fn chunks_of_calls_add_up_to_the_whole_answer() {
     assert_eq!(first["function"], json!({"name": "get_weather", "arguments": ""}));
     let mut arguments = String::new();
     for part in more {
+        // The id and the name come once, in the first part.
         assert_eq!(
             part.as_object().unwrap().keys().collect::<Vec<_>>(),
             ["index", "function"],
@@ -147,6 +148,7 @@ fn required_and_named_calls_come_whatever_was_asked() {
     let answer = server.chat(with(body.clone(), required));
     assert_eq!(calls(&answer["choices"][0]).len(), 1, "{answer}");
     // An answer that is cut off within a call says so.
+    // Twelve tokens end within the call.
     let cut = server.chat(with(body, with(named, json!({"max_tokens": 12}))));
     assert_eq!(cut["choices"][0]["finish_reason"], "length", "{cut}");
 }
@@ -183,6 +185,7 @@ fn only_those_that_are_allowed_are_called_though_the_model_hears_of_all() {
     assert_eq!(found.len(), 1, "{answer}");
     check_lamp(&found[0]);
     let tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    // The model hears of both tools, so the prompt is the same.
     assert_eq!(tokens(&answer), tokens(&free));
     let answer = server.chat(with(body, allowed("auto")));
     let choice = &answer["choices"][0];
@@ -198,6 +201,7 @@ fn none_means_that_the_model_does_not_hear_of_functions() {
     let untold = server.chat(with(body.clone(), json!({"tool_choice": "none"})));
     let without = server.chat(with(body, json!({"tools": null})));
     let tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    // A tool that may not be called is not in the prompt.
     assert_eq!(untold["choices"], without["choices"]);
     assert!(tokens(&untold) == tokens(&without) && tokens(&told) > tokens(&untold));
 }
@@ -267,6 +271,7 @@ fn each_format_is_found_in_the_template_and_held() {
         assert!(choice["message"]["content"].is_null(), "{name}: {answer}");
         // The template accepts the call in the form of the answer.
         let message = choice["message"].clone();
+        // Its arguments are a text, and templates get them as an object.
         let messages = json!([body["messages"][0], message, {"role": "tool", "content": "ok"}]);
         server.chat(with(body, json!({"messages": messages, "max_tokens": 2})));
     }
@@ -340,12 +345,14 @@ fn mistakes_in_functions_are_named() {
 #[test]
 fn functions_that_the_model_cannot_call_are_refused() {
     let folder = TempFolder::new();
+    // One template does not render tools, and the other writes calls in a form that the server does not know.
     let deaf = folder.write("deaf.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
     let foreign = folder.write("foreign.jinja", template("<call>{{ f.name }}</call>"));
     let refused = |server: &Server| {
         let body = asked("Hello", json!([lamp()]));
         let error = server.post("/v1/chat/completions", &body).error(400);
         assert_eq!(error["param"], "tools");
+        // Without a call the same template serves.
         server.chat(with(body, json!({"tool_choice": "none", "max_tokens": 2})));
         error["message"].as_str().unwrap().to_owned()
     };
@@ -362,6 +369,7 @@ fn functions_that_the_model_cannot_call_are_refused() {
     let answer =
         server.chat(with(asked("Hello", json!([lamp()])), json!({"tool_choice": "required"})));
     check_lamp(&calls(&answer["choices"][0])[0]);
+    // Harmony writes its calls and its reasoning in one form, which excludes another parser.
     let mixed = ServerBuilder::new("demo")
         .flags("--tool-call-parser hermes --reasoning-parser gpt_oss")
         .refused();
@@ -378,6 +386,7 @@ fn an_answer_may_be_a_call_or_a_text_of_the_form_asked_for() {
     assert_eq!(calls(&weather["choices"][0]).len(), 1, "{weather}");
     let answer = server.chat(with(asked("What is 2 + 3?", json!([lamp()])), format));
     let choice = &answer["choices"][0];
+    // The model may decide for either.
     match calls(choice).first() {
         Some(call) => check_lamp(call),
         None => {
@@ -412,6 +421,7 @@ fn arguments_in_all_formats(parameters: &Value, more: &Value) -> Vec<(String, Va
             }
         }
         let finished = found.iter().filter(|(of, _)| of == format).count();
+        // At this temperature some calls are longer than the limit.
         assert!(finished >= 2, "{finished} calls in the format {format} have come to their end");
     }
     found

@@ -118,6 +118,7 @@ pub(crate) fn run(flags: &ArgMatches) -> ExitCode {
 /// Hides the settings of the HTTP server, which have no effect here.
 fn hide_what_serves(arg: Arg) -> Arg {
     let serves = matches!(arg.get_help_heading(), Some("Server" | "Log and metrics"));
+    // These three take effect without a server, too.
     let hidden = serves && !matches!(arg.get_id().as_str(), "config" | "framework" | "log_level");
     if hidden { arg.hide(true) } else { arg }
 }

@@ -165,6 +165,7 @@ const INTERRUPTED: i32 = 130;
 /// Sets the given parameters. It is a macro because the two builders have the same methods but no common trait.
 macro_rules! build {
     ($choices:expr, $params:expr, $memory:ident) => {{
+        // Parameters that were not given keep the builder's default, or the deployment's value in an update.
         let (choices, mut params) = ($choices, $params.timeout($choices.timeout));
         build!(@some params, choices, gpu_count tensor_parallel_size max_model_len quantization min_gpu_memory_gb);
         build!(@some params, choices, dtype served_model_name ttl_seconds port image replicas hub_cache memory cpu enforce_eager);
@@ -259,6 +260,7 @@ async fn waited(name: &str, work: impl AsyncFnOnce(&Line) -> Result<Deployment>)
             print_error(format_args!(
                 "`{name}` continues in the background: `candlepower status {name}` shows its state, `candlepower delete {name}` stops it"
             ));
+            // The operation runs in another process, so this one may end at once.
             std::process::exit(INTERRUPTED);
         }
     };

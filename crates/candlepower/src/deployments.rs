@@ -145,6 +145,7 @@ impl Logs {
             let mut stream = client.follow(&self.name, self.tail).await?;
             while let Some(line) = stream.next().await {
                 let line = if self.output.json { json!(line).to_string() } else { line };
+                // A reader such as `head` has closed the pipe.
                 if !print(&format!("{line}\n")) {
                     break;
                 }
@@ -222,6 +223,7 @@ pub(crate) async fn shown(deployment: &Deployment) -> Result<Shown> {
     lines.retain(|(_, value)| !value.is_empty());
     let text = lines.iter().map(|(name, value)| format!("{name:<9}  {value}\n")).collect();
     let mut json = json!(deployment);
+    // Keys of the status replace those of the deployment, so both are at one level.
     if let (Some(json), Value::Object(status)) = (json.as_object_mut(), json!(status)) {
         json.extend(status);
     }
@@ -239,6 +241,7 @@ impl Output {
             }
         };
         match runtime.block_on(work) {
+            // A followed log was already printed line by line.
             Ok(Shown { json: Value::Null, .. }) => ExitCode::SUCCESS,
             Ok(shown) => {
                 print(&if self.json { format!("{:#}\n", shown.json) } else { shown.text });

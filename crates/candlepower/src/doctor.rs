@@ -118,6 +118,7 @@ fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
             "there is no model folder or GGUF file `{model}`; give a folder with config.json, a GGUF file, a hub id as owner/name or owner/name:Q4_K_M, or `demo`"
         );
     };
+    // The settings of the hub come from the environment, as for `serve`.
     let flags =
         ServeConfig::augment_args(clap::Command::new("doctor")).get_matches_from(["doctor"]);
     let settings = ServeConfig::resolve(&flags, std::env::vars_os())?;
@@ -320,6 +321,7 @@ impl Doctor {
             available_bytes,
             counted: Counted::BeforeLoading,
         };
+        // Ranks on the CPU share one memory, so each plan gets its part.
         let ranks = self.tensor_parallel_size.get() as u64;
         let free = machine.memory.map(|memory| memory.available_bytes / ranks);
         let cpu = ("cpu".to_owned(), memory(DeviceKind::Cpu, free));
@@ -361,6 +363,7 @@ mod tests {
         let report = doctor(&["demo"]).look_at("demo", &large).unwrap();
         let json = report.to_json(&large);
         let plans = json["plans"].as_array().unwrap();
+        // Three dtypes, each on the CPU and on the GPU.
         assert_eq!(plans.len(), 6);
         assert_eq!((&plans[1]["device"], &plans[1]["fits"]), (&"gpu 0".into(), &true.into()));
         // The KV cache is bfloat16 everywhere, but on a GPU heads of 32 elements are padded to 64.

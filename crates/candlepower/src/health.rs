@@ -67,6 +67,8 @@ pub(crate) fn run(args: &HealthArgs, command: &Command) -> ExitCode {
 fn ask_own_server(command: &Command, timeout: Duration) -> Result<Answer> {
     let first_process = std::fs::read(FIRST_PROCESS).unwrap_or_default();
     if let Some(flags) = serve_flags(&first_process) {
+        // The flags of another process are parsed as `serve` parses them, but the environment is this process's
+        // own.
         return Address::of_settings(command, &flags)?.ask(timeout);
     }
     let blaze = Address::of_settings(command, &[])?.ask(timeout);
@@ -83,6 +85,7 @@ fn serve_flags(command_line: &[u8]) -> Option<Vec<String>> {
     let words: Vec<&str> = command_line.split_terminator('\0').collect();
     let is_program =
         |word: &str| Path::new(word).file_name().is_some_and(|name| name == "candlepower");
+    // `sh -c` has the whole command in one word, so no pair of words matches there.
     let at = words.windows(2).position(|pair| is_program(pair[0]) && pair[1] == "serve")?;
     Some(words[at + 2..].iter().map(|word| (*word).to_owned()).collect())
 }
@@ -117,6 +120,7 @@ impl Address {
         };
         let (authority, prefix) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let after_host = authority.rsplit_once(']').map_or(authority, |(_, port)| port);
+        // An IPv6 address has colons within its brackets. Only a colon behind them begins a port.
         let port = match &tls {
             _ if after_host.contains(':') => "",
             Some(_) => ":443",
@@ -132,6 +136,7 @@ impl Address {
         let matches = command.clone().try_get_matches_from(serve)?;
         let (_, flags) = matches.subcommand().context("`serve` is not a command")?;
         let config = ServeConfig::resolve(flags, std::env::vars_os())?.config;
+        // A server that listens on all addresses is asked at the loopback address.
         let host = match config.host.as_str() {
             "0.0.0.0" => "127.0.0.1".to_owned(),
             "::" => "[::1]".to_owned(),
@@ -189,6 +194,7 @@ impl Address {
         let Self { authority, prefix, .. } = self;
         let asked = write!(
             stream,
+            // `Connection: close` lets the answer end with the connection, so its length need not be parsed.
             "GET {prefix}/health HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n"
         );
         let asked = asked.and_then(|()| stream.flush());

@@ -133,9 +133,12 @@ fn hidden_command() -> Option<ExitCode> {
 }
 
 fn main() -> ExitCode {
+    // Hidden commands come first: they have no log, and their arguments are not for the parser of the command
+    // line.
     if let Some(code) = hidden_command() {
         return code;
     }
+    // The guard lives until the end of `main`, since lines of the log may still wait to be written.
     let _end_of_log = EndOfLog;
     try_in_children();
     let code = run_command();
@@ -244,6 +247,7 @@ fn run_server(flags: &ArgMatches) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    // Other commands end soon, so their memory needs no return.
     allocator::return_freed_memory();
     let result = runtime.block_on(serve(effective, terminal, report::listening));
     // Clients of work that is still being prepared are gone, so nobody waits for it.

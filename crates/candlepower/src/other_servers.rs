@@ -78,12 +78,14 @@ impl Line<'_> {
         }
         let found = FLAGS.iter().find(|foreign| foreign.names.contains(&name));
         let Some(Foreign { meaning, .. }) = found else {
+            // An unknown flag is left to clap, which refuses it and names a similar one.
             self.translated.args.push(word.into());
             return Ok(());
         };
         match meaning {
             Meaning::Flag(ours) => {
                 let value = self.value(name, given)?;
+                // The value was taken from the line already, so it is passed as part of the word.
                 self.own_flag(&format!("--{ours}={value}"), name, ours, Some(value.clone()))
             }
             Meaning::Model => {
@@ -152,6 +154,7 @@ impl Line<'_> {
     fn layers(&mut self, name: &str, value: &str) -> Result<(), String> {
         match value.parse::<i64>() {
             Ok(0) => self.translated.args.push("--device=cpu".into()),
+            // Users of llama.cpp write 99 or more for all layers, and newer versions take -1.
             Ok(number) if (0..99).contains(&number) => {
                 let hint = "layers cannot be divided between GPU and CPU; leave the flag out, or give --device cpu";
                 return Err(refused(&format!("{name} {value}"), hint));
@@ -163,6 +166,7 @@ impl Line<'_> {
 
     /// The long name of a flag that the parser knows.
     fn own_key(&self, name: &str) -> Option<String> {
+        // These are all short flags that the parser has, so each other one is another server's.
         let known = ["-h", "--help", "-V", "--version"];
         let long = name.strip_prefix("--");
         let arg = self.own.get_arguments().find(|arg| match long {
@@ -291,6 +295,7 @@ mod tests {
             ("c serve x --trust-remote-code", "c serve x"),
             ("c serve x -fa", "c serve x"),
             ("c serve -fa on x", "c serve x"),
+            // The word behind `-fa` is the model here, since it is no value of the flag.
             ("c serve -fa x", "c serve x"),
             ("c serve x -ngl 99", "c serve x"),
             ("c serve x --max-model-len auto --port 1", "c serve x --port 1"),
@@ -329,6 +334,7 @@ mod tests {
         for Foreign { names, meaning } in FLAGS {
             for name in *names {
                 assert!(!name.strip_prefix("--").is_some_and(is_ours), "{name} is ours by now");
+                // A flag in both lists would never reach the table, because ours come first.
             }
             if let Meaning::Flag(ours) = meaning {
                 assert!(is_ours(ours), "{ours}");

@@ -15,6 +15,7 @@ pub(crate) fn table_of_words(lines: &[Vec<String>]) -> String {
 fn aligned(lines: &[Vec<String>], left: usize) -> String {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
+        // Cells may have characters of several bytes, such as names of models.
         lines.iter().filter_map(|line| Some(line.get(column)?.chars().count())).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..columns).map(width).collect();

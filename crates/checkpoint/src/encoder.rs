@@ -203,6 +203,7 @@ impl EncoderCheckpoint {
     pub(crate) fn open(files: &CheckpointFiles, config: &HfConfig) -> Result<Option<Self>> {
         let Some(arch) = find(files, config)? else { return Ok(None) };
         let mut spec = (arch.spec)(config)?;
+        // A head has a whole number of elements, and nothing else compares the two.
         if !spec.hidden_size.is_multiple_of(spec.heads) {
             return Err(config.unsupported(
                 "num_attention_heads",
@@ -273,6 +274,7 @@ impl EncoderCheckpoint {
 
     /// Every tensor that the weight files must hold.
     pub fn tensors(&self) -> Vec<EncoderTensor> {
+        // The order is that of loading; names of one tensor are tried one after another.
         let mut list = TensorList { prefix: self.arch.prefix, tensors: Vec::new() };
         (self.arch.tensors)(&self.spec, &mut list);
         list.tensors
@@ -436,6 +438,7 @@ fn check_one_label(config: &HfConfig) -> Result<()> {
     // transformers makes two where nothing is said.
     let (key, found) = match by_name {
         Some(found) => ("id2label", found),
+        // sentence-transformers trains cross-encoders with one label.
         None => ("num_labels", config.count_opt("num_labels")?.unwrap_or(2)),
     };
     if found == 1 {
@@ -453,6 +456,7 @@ fn sigmoid(config: &HfConfig) -> Result<bool> {
         None => None,
     };
     let key = "sbert_ce_default_activation_function";
+    // sentence-transformers takes the sigmoid for one label.
     let Some(function) = newer.or(config.text_opt(key)?) else { return Ok(true) };
     match function.rsplit('.').next().unwrap_or(function) {
         "Sigmoid" => Ok(true),

@@ -30,8 +30,12 @@ use arch::GgufArch;
 use header::{Header, Place};
 
 /// Most values of a tensor that is read with the configuration: the divisors of the RoPE frequencies.
+// Llama 3.1's has 64 values, half of its head's width. The
+// bound keeps a damaged file from being read into memory whole.
 const MOST_DIVISORS: u64 = 1 << 12;
 /// Fewest and most bytes of a header that are read at once.
+// The first piece holds the header of most small models. The upper bound limits memory,
+// and the growth limits the requests to a hub for a vocabulary of many megabytes.
 const PIECE_BYTES: Range<u64> = 1 << 20..16 << 20;
 
 /// Reads a range of the bytes of the file of a name; what lies beyond its end may be left out.
@@ -103,6 +107,7 @@ impl Gguf {
             headers.push(Header::read(name, Pieces::new(name, *len, read), *len)?);
         }
         let names = files.into_iter().map(|(name, _)| name).collect();
+        // The divisors are read last: only the headers of all parts say in which file a tensor lies.
         let mut gguf = Self::of_headers(folder, names, headers)?;
         for name in config::DIVISORS {
             if let Some(divisors) = gguf.read_divisors(name, read)? {
@@ -135,6 +140,8 @@ impl Gguf {
         let mut tensors = HashMap::new();
         for (file, header) in headers.into_iter().enumerate() {
             let keys = HfConfig::from_entries(&files[file], header.metadata);
+            // gguf-split counts parts from 0 in the metadata and from 1 in
+            // names. A file that was never split has neither key.
             let (part, parts) = (keys.index_or("split.no", 0)?, keys.index_or("split.count", 0)?);
             if part != file || parts.max(1) != files.len() {
                 let reason = format!(
@@ -142,6 +149,7 @@ impl Gguf {
                 );
                 return Err(Error::Gguf { file: files[file].clone(), reason });
             }
+            // gguf-split writes the model's metadata into the first part only.
             metadata.get_or_insert(keys);
             for (name, Place { kind, shape, offset, .. }) in header.tensors {
                 let tensor = GgufTensor { file, offset, shape, kind };
@@ -231,12 +239,15 @@ impl Gguf {
         let (Some(tensor), &[len]) = (self.tensors.get(&plan.name), plan.shape.as_slice()) else {
             return;
         };
+        // The product is compared, not the shape: the file may store
+        // one vector as `[heads, head_dim]`, in the same order.
         if tensor.shape.iter().product::<usize>() == len {
             plan.stored_shape.clone_from(&tensor.shape);
         }
     }
 
     /// The quantization of a matrix; `None` if it is not quantized.
+    // Experts are matrices, too: the header's reader has already stacked their third dimension into rows.
     pub(crate) fn scheme_of(&self, tensor: &str) -> Option<Scheme> {
         let tensor = self.tensors.get(tensor).filter(|tensor| tensor.shape.len() == 2)?;
         tensor.kind.packed().map(|_| Scheme::Gguf(tensor.kind))
@@ -280,6 +291,7 @@ impl Gguf {
         for layer in &mut spec.layers {
             plain(&mut layer.norm.kind);
             if let Mixer::Recurrence(net) = &mut layer.mixer {
+                // Tiled and grouped orders are the same where each key head has one value head.
                 let differ = net.value_heads > net.key_heads;
                 (net.log_rates, net.tiled) = (false, self.arch.tiled && differ);
             }
@@ -287,9 +299,12 @@ impl Gguf {
         spec.each_attention(|_, attention| {
             attention.qk_norm.iter_mut().for_each(|own| plain(&mut own.norm.kind));
             if let Some(latent) = &mut attention.latent {
+                // Only files with keys and values in tensors of their own have
+                // the keys transposed. llama.cpp multiplies queries by them.
                 latent.transposed_keys = self.tensors.contains_key("blk.0.attn_k_b.weight");
             }
             let rope = attention.rope.iter_mut();
+            // An architecture whose own checkpoints have neighbouring pairs already, such as Cohere's, keeps them.
             rope.for_each(|rope| rope.interleaved |= self.arch.pairs);
         });
     }
@@ -331,6 +346,7 @@ impl<'a, 'b> Pieces<'a, 'b> {
 impl Read for Pieces<'_, '_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.used == self.piece.len() && self.next < self.len {
+            // Each piece is as long as all pieces before it together, within the bounds.
             let size = self.next.clamp(PIECE_BYTES.start, PIECE_BYTES.end);
             let end = self.len.min(self.next + size);
             self.piece = (self.read)(self.file, self.next..end)?;
@@ -372,6 +388,7 @@ impl<'a> Split<'a> {
             let all = text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
             all.then(|| text.parse().ok()).flatten()
         };
+        // gguf-split writes five digits. Another number of digits is a part of the model's own name.
         let (rest, parts) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
         let (base, part) = rest.rsplit_once('-')?;
         let split = Self { base, part: digits(part)?, parts: digits(parts)? };

@@ -115,6 +115,7 @@ impl Quantization {
             let of_modelopt = section.raw("quant_algo").map(|_| QuantizationMethod::ModelOpt);
             return Self::parse(&section, of_modelopt).map(Some);
         }
+        // `config.json` wins: a file beside it is of an older tool, or left over.
         for (name, method) in
             [(GPTQ_FILE, QuantizationMethod::Gptq), (AWQ_FILE, QuantizationMethod::Awq)]
         {
@@ -137,6 +138,7 @@ impl Quantization {
     fn parse(c: &HfConfig, default: Option<QuantizationMethod>) -> Result<Self> {
         let method = match c.text_opt("quant_method")? {
             Some(method) => method.to_lowercase(),
+            // Older files of a method do not name it: the file's own name does.
             None => default
                 .ok_or_else(|| c.missing("quant_method", "the name of the quantization"))?
                 .as_str()
@@ -170,6 +172,7 @@ impl Quantization {
     /// Whether a tensor that belongs to no matrix may be there. Running engines round activations by some of them, which are not rounded
     /// here, or divide work by them. Others are the scales of keys and values, which a cache in FP8 uses.
     pub(crate) fn may_skip(&self, name: &str) -> bool {
+        // A cache in FP8 may have these scales, and running engines read them. They belong to no matrix.
         const OF_CACHE: [&str; 4] = [".q_scale", ".k_scale", ".v_scale", ".kv_scale"];
         let ends_in = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
         match self.scheme {
@@ -244,6 +247,7 @@ impl Scheme {
 fn weights_of_linear(c: &HfConfig) -> Result<HfConfig> {
     const GROUPS: &str = "an object with the quantization of all linear layers";
     let groups = c.section("config_groups")?.ok_or_else(|| c.missing("config_groups", GROUPS))?;
+    // Several groups give layers different formats, which one scheme for the checkpoint cannot say.
     let mut names = groups.entries().map(|(name, _)| name.to_owned());
     let (Some(name), None) = (names.next(), names.next()) else {
         let found = c.raw("config_groups").cloned().unwrap_or_default();

@@ -436,6 +436,7 @@ impl ModelSpec {
         let hidden_size = c.bounded("hidden_size", MOST_WIDTH)?;
         let heads = c.bounded("num_attention_heads", MOST_HEADS)?;
         let kv_heads = c.count_opt("num_key_value_heads")?.unwrap_or(heads);
+        // transformers accepts other divisions and fails while it computes.
         if !heads.is_multiple_of(kv_heads) {
             let found = c.raw("num_key_value_heads").cloned().unwrap_or_default();
             return Err(c.ill_typed(
@@ -456,6 +457,7 @@ impl ModelSpec {
         let rope = RopeSpec::read(c, head_dim)?;
         let max_positions = rope.max_positions(c.count("max_position_embeddings")?);
         let max_model_len = match &rope.scaling {
+            // Beyond the original context LongRoPE takes other factors for all positions. That must be asked for.
             RopeScaling::LongRope { original, .. } => max_positions.min(*original),
             _ => max_positions,
         };
@@ -563,6 +565,7 @@ impl ModelSpec {
         let attention = self.layers[layer].attention()?;
         let owner = attention.keys_of.unwrap_or(layer);
         let before = self.layers[..owner].iter().filter_map(LayerSpec::attention);
+        // A reader's cache has the form of the one that it reads, so the reader's own description finds it.
         let kept = before.filter(|a| a.keys_of.is_none() && a.keeps(&attention.kv_kind()));
         let kinds = self.kv_kinds();
         let kind = kinds.iter().position(|kind| attention.keeps(kind))?;
@@ -636,6 +639,7 @@ impl HfConfig {
 
     /// A factor, or `default` where there is none.
     pub(crate) fn factor_or(&self, key: &str, default: f64) -> Result<f64> {
+        // NaN is no number above 0 either.
         match self.float_opt(key)?.unwrap_or(default) {
             factor if factor > 0.0 => Ok(factor),
             factor => Err(self.ill_typed(key, &factor.into(), "a number above 0")),

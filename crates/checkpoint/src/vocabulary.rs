@@ -24,6 +24,7 @@ pub(crate) type ReadFile<'a> = dyn Fn(&str) -> Result<Option<Vec<u8>>> + 'a;
 /// It has one, which is damaged or of a kind that is not read.
 pub(crate) fn tokenizer(read: &ReadFile<'_>) -> Result<Option<Value>> {
     let config = || Ok(read("tokenizer_config.json")?.unwrap_or_else(|| b"{}".to_vec()));
+    // The order is that of certainty: the first three kinds of files have names that no other kind uses.
     if let Some(file) = read(tiktoken::FILE)? {
         return tiktoken::tokenizer(&file, &config()?).map(Some);
     }
@@ -49,6 +50,7 @@ pub(crate) fn tokenizer(read: &ReadFile<'_>) -> Result<Option<Value>> {
 /// # Errors
 /// Files cannot be read.
 pub(crate) fn tokenizer_config(read: &ReadFile<'_>) -> Result<Option<Value>> {
+    // A `tokenizer.json` wins, and then its own configuration is the folder's.
     let is_tekken = read("tokenizer.json")?.is_none() && read(tekken::FILE)?.is_some();
     Ok(is_tekken.then(tekken::tokenizer_config))
 }
@@ -75,6 +77,7 @@ fn of_byte_pairs(
 fn byte_pairs_model(vocab: Value, merges: Vec<Value>, ignore_merges: bool) -> Value {
     json!({
         "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+        // Byte-level vocabularies have all 256 bytes, so nothing is unknown and no byte needs a token of its own.
         "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
         "ignore_merges": ignore_merges, "vocab": vocab, "merges": merges,
     })

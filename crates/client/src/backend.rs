@@ -67,6 +67,7 @@ impl Backend {
         namespace: Option<&str>,
         context: Option<&str>,
     ) -> Result<Option<Self>> {
+        // If both are given, the error names the namespace.
         let of_cluster = namespace.map(|value| ("namespace", value));
         let of_cluster = of_cluster.or(context.map(|value| ("context", value)));
         match (name.map(str::parse).transpose()?, of_cluster) {
@@ -221,6 +222,7 @@ impl Handle {
             #[cfg(feature = "kubernetes")]
             Self::Kubernetes(_) => Backend::Kubernetes { context: None, namespace: None },
         };
+        // A handle does not keep the socket or the context that it was found through. Only the client has those.
         own.filter(|own| own.as_str() == here.as_str()).cloned().unwrap_or(here)
     }
 

@@ -31,6 +31,7 @@ impl Client {
     /// # Errors
     /// The async runtime that the client waits with cannot be started.
     pub fn new() -> Result<Self> {
+        // One thread suffices: all work of an operation is done while its caller waits in `block_on`.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| Error::backend("the client cannot start", error))?;
         Ok(Self { client: crate::Client::new(), runtime: Arc::new(runtime) })

@@ -97,6 +97,8 @@ impl Plan {
         })?;
         let cpu_millis = params.cpu.as_deref().map(parse_cpu).transpose()?;
         let (mut env, mut secrets) = split_env(params)?;
+        // The names are taken before the hub's token of this environment is added. Otherwise the same parameters
+        // would give another spec on a machine with a token.
         let mut secret_names: BTreeSet<String> = secrets.0.keys().cloned().collect();
         secret_names.extend(params.kept_secrets.iter().cloned());
         if !secrets.0.contains_key(HUB_TOKEN)
@@ -111,6 +113,7 @@ impl Plan {
             if image.take().is_some() {
                 warnings.push("image has no effect with the process backend".to_owned());
             }
+            // Only here, since in a container these are paths of the container.
             make_absolute(params.framework, &mut env);
         } else {
             // A process inherits these variables from its parent. A container does not, so they are passed
@@ -161,6 +164,7 @@ impl Spec {
         }
         // Without a GPU request a server that is not built for GPUs is acceptable, too.
         let device = if self.gpu_count.is_none() && !filters { Device::Auto } else { Device::Cuda };
+        // A filter asks for a GPU even if `gpu_count` is 0.
         let count = self.gpu_count.unwrap_or(1).max(1) as usize;
         let is_named = |gpu: &Gpu| {
             let is = |model: &String| gpu.name.to_lowercase().contains(&model.to_lowercase());
@@ -245,6 +249,7 @@ fn parse_cpu(text: &str) -> Result<u64> {
 /// The warning for GPUs that are allocated but belong to no rank.
 fn idle_gpus(params: &Params) -> Option<String> {
     let (gpus, ranks) = (params.gpu_count?, params.tensor_parallel_size?);
+    // Without `tensor_parallel_size` all GPUs have a rank, so only the two together can leave some idle.
     let idle = gpus.checked_sub(ranks).filter(|idle| *idle > 0)?;
     Some(format!(
         "{idle} of {gpus} GPUs stay idle: tensor_parallel_size is {ranks}; raise it, or lower gpu_count"
@@ -270,6 +275,7 @@ fn split_env(params: &Params) -> Result<(BTreeMap<String, String>, Secrets)> {
     let mut secrets = Secrets::default();
     let mut env = BTreeMap::new();
     for (name, value) in &params.env {
+        // The system's environment is a list of `NAME=VALUE`, each ended by a zero byte.
         let is_name = !name.is_empty() && !name.contains(['=', '\0']) && !value.contains('\0');
         if !is_name {
             return Err(Error::validation("env", name, "the name of a variable has no `=`"));
@@ -309,6 +315,7 @@ pub(crate) fn hub_token() -> Option<String> {
 /// The model as the server finds it: a folder or a GGUF file by its absolute path, any other name unchanged.
 fn model_name(model: &str) -> Result<String> {
     let path = Path::new(model);
+    // The name of the built-in model wins over a folder that happens to be called so.
     if model != "demo"
         && (path.is_dir() || path.extension().is_some_and(|end| end == "gguf") && path.is_file())
     {
@@ -345,6 +352,7 @@ fn argv(params: &Params, model: &str, cpu_millis: Option<u64>) -> Vec<String> {
     ];
     let mut argv = vec!["serve".to_owned(), model.to_owned()];
     for (flag, value) in flags {
+        // One word for both, so that a value that begins with a hyphen is not read as another flag.
         argv.extend(value.map(|value| format!("{flag}={value}")));
     }
     if params.enforce_eager {

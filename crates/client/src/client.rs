@@ -89,6 +89,7 @@ impl Client {
         let Begun { handle, is_own } = self.begin(&params, &mut on_progress).await?;
         let mut deployment = handle.read().await?;
         let timeout = Duration::from_secs(params.timeout);
+        // The preparations belong to the time limit, too.
         let left = timeout.saturating_sub(begin.elapsed());
         match deployment.wait(left, params.timeout, on_progress).await {
             Ok(()) => Ok(deployment),
@@ -121,8 +122,10 @@ impl Client {
         on_progress: impl FnMut(&DeploymentStatus),
     ) -> Result<Deployment> {
         let handle = self.find(name).await?;
+        // A client without a backend would deploy a process, although a container may have been found.
         let client = Self { backend: Some(handle.backend(self.backend.as_ref())), ..self.clone() };
         let mut params = change(Params::of(&handle.spec()?));
+        // `change` may have built new parameters, which have no such mark.
         params.update = true;
         client.deploy(params, on_progress).await
     }
@@ -206,6 +209,7 @@ impl Client {
         let handle = self.find(name).await?;
         let before = handle.read().await?;
         handle.restart().await?;
+        // Right after a restart the deployment may not be readable. The restart itself has succeeded.
         handle.read().await.or(Ok(before))
     }
 
@@ -281,6 +285,7 @@ impl Client {
             return backend.find(name).await;
         }
         let found = Backend::Process.find(name).await;
+        // Any other error is the answer: a process of this name may exist.
         #[cfg(feature = "docker")]
         if matches!(found, Err(Error::NotFound { .. }))
             && let Some(engine) = Engine::here().await

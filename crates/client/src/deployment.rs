@@ -105,6 +105,8 @@ impl Deployment {
     ) -> Result<()> {
         let begin = Instant::now();
         loop {
+            // The status is read before the time is checked. So even an expired limit finds a deployment that is
+            // ready.
             let status = self.status().await?;
             on_progress(&status);
             if status.is_ready {

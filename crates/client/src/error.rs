@@ -162,6 +162,7 @@ impl Error {
                 true
             }
             Self::Network(error) => {
+                // These two depend on settings, which do not change by waiting.
                 !matches!(**error, HubError::OfflineNotCached { .. } | HubError::NoRanges { .. })
             }
             _ => false,
@@ -250,6 +251,7 @@ impl Error {
             E::NoHome | E::Cache { .. } | E::Client(_) => {
                 Self::Backend { doing: "the hub cannot be asked".into(), cause: error.to_string() }
             }
+            // The errors that remain are those of the connection, and unexpected answers.
             _ => Self::Network(Box::new(error)),
         }
     }

@@ -162,6 +162,7 @@ fn memories(params: &Params, plan: &Plan, compute: &Compute) -> Vec<DeviceMemory
         Device::Cpu => {
             let free = match compute.place {
                 Place::Here => candlepower_machine::available_bytes().unwrap_or(u64::MAX),
+                // Only the deployment's own limit counts there.
                 Place::Elsewhere => u64::MAX,
             };
             vec![memory(DeviceKind::Cpu, free.min(plan.spec.memory_bytes))]
@@ -193,6 +194,7 @@ async fn files(plan: &Plan) -> Result<CheckpointFiles> {
     };
     let wrong = |error| Error::from_hub(model, error);
     let variable = |name: &str| {
+        // The deployment's own variables win over this process's, as they do for the server.
         let given = plan.secrets.0.get(name).or_else(|| plan.spec.env.get(name)).cloned();
         given.or_else(|| std::env::var(name).ok()).filter(|value| !value.trim().is_empty())
     };

@@ -98,6 +98,7 @@ impl Params {
             quantization: flag("--quantization"),
             gpu_models: spec.gpu_models.clone(),
             min_gpu_memory_gb: spec.min_gpu_memory_gb,
+            // The original text is not in the spec. A plain number of bytes is a quantity, too.
             memory: spec.memory_bytes.to_string(),
             cpu: spec.cpu_millis.map(|millis| format!("{millis}m")),
             env: spec.env.clone(),

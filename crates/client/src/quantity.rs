@@ -21,6 +21,7 @@ pub(crate) fn memory_bytes(text: &str) -> Option<u64> {
     let unit = UNITS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
     let (number, factor) = unit.unwrap_or((text, 1.0));
     let begins = number.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    // Kubernetes allows an exponent only in place of a unit.
     let exponent_and_unit = factor != 1.0 && number.contains(['e', 'E']);
     if !begins
         || exponent_and_unit
@@ -29,6 +30,7 @@ pub(crate) fn memory_bytes(text: &str) -> Option<u64> {
         return None;
     }
     let bytes = number.parse::<f64>().ok()? * factor;
+    // The limit is below `i64::MAX`, since a cluster counts bytes in signed 64-bit numbers.
     (1.0..9e18).contains(&bytes).then_some(bytes.ceil() as u64)
 }
 
@@ -46,6 +48,7 @@ pub(crate) fn cpu_millis(text: &str) -> Option<u64> {
         return None;
     }
     let millis = number.parse::<f64>().ok()? * factor;
+    // Decimal fractions such as 1.001 are not exact in binary.
     let is_whole = (millis - millis.round()).abs() < 1e-6;
     (is_whole && (1.0..=MAX_CPUS * 1000.0).contains(&millis)).then_some(millis.round() as u64)
 }

@@ -64,10 +64,12 @@ pub(crate) fn archive(
     let bytes = serde_json::to_vec(secrets)?;
     let mut header = tar::Header::new_ustar();
     header.set_size(bytes.len() as u64);
+    // Within the container only the server runs, so even the wider mode shows the file to no one else.
     header.set_mode(if uid.is_some() { 0o400 } else { 0o444 });
     header.set_uid(uid.unwrap_or(0));
     header.set_gid(0);
     let mut archive = tar::Builder::new(Vec::new());
+    // Names in an archive are relative to the folder in which it is unpacked.
     archive.append_data(&mut header, SECRETS_FILE.trim_start_matches('/'), bytes.as_slice())?;
     archive.into_inner()
 }

@@ -124,6 +124,7 @@ impl ServerCertVerifier for Verifier {
             Some(authorities) if !self.known.contains(end_entity) => {
                 authorities.verify_server_cert(end_entity, intermediates, name, ocsp, now)
             }
+            // A known certificate is accepted as it is. Self-signed ones rarely have the right name.
             _ => Ok(ServerCertVerified::assertion()),
         }
     }
@@ -135,6 +136,7 @@ impl ServerCertVerifier for Verifier {
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
         let algorithms = &self.provider.signature_verification_algorithms;
+        // The signature is always checked, even for an accepted certificate: it proves that the server has the key.
         verify_tls12_signature(message, certificate, signed, algorithms)
     }
 

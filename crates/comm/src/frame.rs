@@ -172,6 +172,8 @@ impl Frame {
     /// Fails if the other rank has ended, or if the next frame is its failure.
     pub(crate) fn look(link: &mut UnixStream, rank: usize, deadline: Duration) -> Result<()> {
         let mut header = [0; HEADER];
+        // A frame that is no failure is left in the socket for the call that expects it. So the header is only
+        // peeked at.
         match recv(&*link, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             Ok((0, _)) => Err(Error::Gone { rank }),
             Ok(_) if header[0] == Op::Failed as u8 => {
@@ -191,6 +193,8 @@ impl Frame {
             .map_err(|error| explained(error, rank, deadline))?;
         let mut bytes = [0; 8];
         bytes.copy_from_slice(&header[8..]);
+        // A length that does not fit `usize` equals no frame of ours, so the comparison with the expected frame
+        // refuses it.
         let bytes = usize::try_from(u64::from_le_bytes(bytes)).unwrap_or(usize::MAX);
         Ok(Self { op: header[0], dtype: header[1], bytes })
     }
@@ -200,6 +204,7 @@ impl Frame {
         if !self.is(Op::Failed) {
             return Ok(self);
         }
+        // The length comes from the other process, so it does not decide alone how much is allocated.
         let mut reason = vec![0; self.bytes.min(MOST_REASON)];
         link.read_exact(&mut reason).map_err(|error| explained(error, rank, deadline))?;
         Err(Error::Failed { rank, reason: String::from_utf8_lossy(&reason).into_owned() })
@@ -218,6 +223,7 @@ pub(crate) fn wait_for_any(
         asked.iter().map(|link| PollFd::new(&links[*link], PollFlags::IN)).collect();
     let patience = Timespec::try_from(patience).ok(); // no limit if it is too long for the type
     match poll(&mut fds, patience.as_ref()) {
+        // An interrupted poll counts as one without news: the caller computes the time left and polls again.
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(error.into()),
     }
@@ -227,6 +233,7 @@ pub(crate) fn wait_for_any(
 
 /// Timeout of a socket, which waits without a limit if there is none.
 fn limit(deadline: Duration) -> Option<Duration> {
+    // The standard library refuses a timeout of zero, which the kernel would take for none.
     (deadline < Duration::MAX).then_some(deadline.max(Duration::from_millis(1)))
 }
 

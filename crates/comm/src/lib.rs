@@ -129,6 +129,8 @@ impl Comm {
         match &mut *self.links() {
             Links::Solo => Ok(()),
             Links::Root(links) => {
+                // The time is taken once, before the first read. Otherwise waiting for one rank would extend the
+                // time of the next.
                 let (mut part, patience) = (vec![0f32; values.len()], self.patience());
                 for (link, rank) in links.iter_mut().zip(1..) {
                     frame.read(link, rank, patience, bytemuck::cast_slice_mut(&mut part))?;
@@ -163,6 +165,8 @@ impl Comm {
                 for ((link, rank), part) in links.iter_mut().zip(1..).zip(parts) {
                     frame.read(link, rank, patience, bytemuck::cast_slice_mut(part))?;
                 }
+                // The frame back to the ranks has all shards, so its length differs from that of the frames that
+                // came.
                 let frame = Frame::of::<T>(Op::AllGather, all.len());
                 self.give(&frame, links, bytemuck::cast_slice(&all))?;
             }
@@ -327,6 +331,7 @@ impl Comm {
         // A rank that is gone does not need the reason.
         let _ = match &mut *self.links() {
             Links::Solo => Ok(()),
+            // A rank that is blocked in a receive reads this frame in place of the one that it expects.
             Links::Root(links) => frame.write_all(links, self.deadline, reason.as_bytes()),
             Links::Leaf(link) => frame.write(link, 0, self.deadline, reason.as_bytes()),
         };
@@ -341,6 +346,8 @@ impl Comm {
 
     /// Time in which another rank must finish the work for which this rank has taken the time since their last input.
     fn patience(&self) -> Duration {
+        // Between two sums all ranks have the same work, so a slow machine slows them all. The factor covers
+        // shared cores and swapped memory. A tenth of the deadline remains for work that took this rank no time.
         let own = self.since.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
         own.saturating_mul(SLOWER).max(self.deadline / LEAST_PART).min(self.deadline)
     }

@@ -19,6 +19,7 @@ fn on_ranks<T: Send>(size: usize, work: impl Fn(&Comm) -> T + Sync) -> Vec<T> {
 
 /// Values whose sum depends on the order of the additions.
 fn numbers(rank: usize, len: usize) -> Vec<f32> {
+    // The magnitudes span seven powers of ten, so rounding differs with each order of the additions.
     let number = |i: usize| ((i * 31 + rank * 17) % 97) as f32 * 10f32.powi((i + rank) as i32 % 7);
     (0..len).map(|i| number(i) - 40.0).collect()
 }
@@ -98,6 +99,8 @@ fn a_rank_that_is_gone_or_has_failed_is_named() {
     root.fail("cancelled");
     assert_eq!(leaf.next_message().unwrap_err().to_string(), "rank 0 failed: cancelled");
     leaf.fail("broken");
+    // The socket still holds the failure when rank 0 writes to its closed end, and it must win over the broken
+    // pipe.
     drop(leaf);
     let told = root.send_message(b"step").and_then(|()| root.barrier()).unwrap_err();
     assert_eq!(told.to_string(), "rank 1 failed: broken");
@@ -138,6 +141,7 @@ fn a_rank_that_does_not_answer_is_given_a_multiple_of_the_time_of_rank_0() {
         // The rank lives and is silent until rank 0 has failed.
         assert!(leaf.next_message().unwrap().is_none());
     });
+    // The least time is a tenth of the deadline (`LEAST_PART`).
     let Error::Deadline { rank: 1, after } = error else { panic!("{error}") };
     assert!((least..deadline).contains(&after), "{after:?}");
     assert!((after..deadline).contains(&began.elapsed()));
@@ -146,6 +150,7 @@ fn a_rank_that_does_not_answer_is_given_a_multiple_of_the_time_of_rank_0() {
     root.send_message(b"go").unwrap();
     assert!(root.patience() < deadline / 2);
     thread::sleep(Duration::from_millis(400));
+    // Twenty times (`SLOWER`) the 400 ms of rank 0.
     assert!(root.patience() >= Duration::from_secs(8));
     drop(leaf);
 }
@@ -163,6 +168,7 @@ fn ranks_that_meet_by_other_means_are_not_waited_for_where_one_is_gone() {
     assert_eq!(told, "rank 1 failed: its GPU is gone");
     drop(leaf);
     assert_eq!(root.meet::<()>(for_ever).unwrap_err().to_string(), "rank 1 has ended");
+    // The deadline is shorter than one interval between looks, and is still kept to within one.
     let [root, _leaf] = <[Comm; 2]>::try_from(Comm::local(2, LOOK / 2).unwrap()).unwrap();
     let late = root.meet::<()>(for_ever).unwrap_err().to_string();
     assert!(late.starts_with("the ranks have not met within 0.05 s"), "{late}");

@@ -74,6 +74,8 @@ impl AnswerShape<'_> {
     /// # Errors
     /// The format of calls is unknown, or a schema cannot be enforced in it.
     pub fn constraint(&self, tokenizer: &Tokenizer) -> Result<Option<Constraint>> {
+        // A grammar costs a mask for each token. A call that the model decides on is left free, unless one of these
+        // conditions could be broken without a grammar.
         let holds_calls = match self.calls {
             Calls::None => false,
             Calls::Allowed => {
@@ -104,6 +106,7 @@ const TEXT: &str = r"/(.|\n)+/";
 /// A mark in a regular expression.
 fn escaped(mark: &str) -> String {
     let escape = |c: char| match c {
+        // A raw line break would end the line of the Lark rule.
         '\n' => vec!['\\', 'n'],
         c if c.is_ascii_punctuation() && !"<>_=\"':,;!%@`~#&-".contains(c) => vec!['\\', c],
         c => vec![c],
@@ -130,6 +133,8 @@ impl Lark<'_> {
 
     /// A text, with special tokens for marks that are special tokens.
     fn literal(&self, text: &str) -> String {
+        // The text is split at its first mark, and the rest is split by recursion. Marks differ in length, so the
+        // first position decides.
         let marks = self.shape.dialect.marks();
         let first = marks
             .iter()
@@ -148,6 +153,8 @@ impl Lark<'_> {
     /// Text up to a mark, and the mark. `before` is the terminal of the text, which may match an empty text.
     fn until(&mut self, name: &str, mark: &str, before: &str) -> String {
         match self.special(mark) {
+            // A special token ends the text by itself. A mark of plain text needs a lazy rule, which ends at its
+            // first occurrence.
             Some(id) => self.rule(name, &format!("{before}? <[{id}]>")),
             None => self.rule(&format!("{name}[lazy]"), &format!("{before} {}", Value::from(mark))),
         }
@@ -166,6 +173,8 @@ impl Lark<'_> {
         let thought = self.until("thought", close, "THOUGHT");
         let body = self.body()?;
         self.rule("body", &body);
+        // Templates write up to two line breaks after the mark. Without a bound, a model could write white space up
+        // to `max_tokens`.
         let space = r"/[ \r\n]{1,4}/?";
         if thinking == Thinking::Open {
             return Ok(format!("{thought} {space} body"));
@@ -196,6 +205,8 @@ impl Lark<'_> {
         let tools = self.shape.dialect.tools.filter(|_| self.shape.calls != Calls::None);
         let ended_by = tools.and_then(|tools| tools.format().ends_reasoning);
         let ended_by = ended_by.map(|call| format!(r" & ~/(.|\n)*{call}(.|\n)*/"));
+        // The mark that closes reasoning needs no exclusion here, because `until` ends the terminal at its first
+        // occurrence.
         format!(r"/(.|\n)*/{}", ended_by.unwrap_or_default())
     }
 
@@ -238,6 +249,8 @@ impl Lark<'_> {
             let first = [layout.open, layout.before_name].concat().chars().next();
             let terminal = format!("{}_OTHER", name.to_uppercase());
             let other = match first {
+                // The first character that is no white space decides between a call and text, because the parser
+                // decides there, too. So text that begins with a brace or a bracket can only be a call.
                 Some(first) => format!(r"/[ \t\r\n]*[^\{first} \t\r\n](.|\n)*/ & {text}"),
                 None => format!(r"/(.|\n)+/ & ~/{}(.|\n)*/ & {text}", self.bare_heads(layout)),
             };
@@ -246,9 +259,12 @@ impl Lark<'_> {
         };
         let lead = self.until(name, trigger, text);
         let rest = self.calls_behind(layout, trigger)?;
+        // Without repetition, no text may follow the call: it could contain another one.
         if !self.repeats(layout) {
             return Ok(format!("{lead} {rest} | {text}?"));
         }
+        // `lead` is the rule of `UNCALLED` up to the mark. The first text may have a terminal of its own, which
+        // excludes an opening mark of reasoning.
         Ok(format!("{lead} {rest} (lead {rest})* UNCALLED? | {text}?"))
     }
 
@@ -284,6 +300,8 @@ impl Lark<'_> {
     /// The separator of calls.
     fn separator(&self, layout: &Layout) -> String {
         match layout.line_breaks {
+            // The templates of GLM 4.5 and 4.6 write line breaks between elements and calls, and that of GLM 4.7 does
+            // not.
             LineBreaks::Optional if layout.separator == "\n" => {
                 LineBreaks::Optional.lark().to_owned()
             }
@@ -308,11 +326,14 @@ impl Lark<'_> {
     /// Calls without their trigger.
     fn calls_behind(&mut self, layout: &Layout, trigger: &str) -> Result<String> {
         let name = "triggered";
+        // With reasoning, `free` runs twice, and a second rule of this name would be an error of Lark.
         if self.rules.iter().any(|rule| rule.starts_with("triggered:")) {
             return Ok(name.to_owned());
         }
         let all = [layout.open, layout.before_name].concat();
+        // The lazy rule before this one has consumed the trigger.
         let begin = self.literal(all.strip_prefix(trigger).unwrap_or(&all));
+        // `calls` was built before, so the rules of all functions exist.
         let functions = (0..self.shape.functions.len()).map(|index| format!("f{index}"));
         let functions = functions.collect::<Vec<_>>().join(" | ");
         // If every call has its own mark, the text after it leads to the next call.
@@ -330,6 +351,7 @@ impl Lark<'_> {
         let mut names = Vec::new();
         let layout = &format.layout;
         match format.arguments {
+            // All functions share these rules, so they are added once, outside of the loop.
             Arguments::Gemma4 => self.notation_rules(),
             Arguments::Json { .. } | Arguments::Keywords | Arguments::Elements(_) => {}
         }
@@ -337,6 +359,8 @@ impl Lark<'_> {
             let held = function.strict || self.shape.calls == Calls::Required;
             let head = match layout.numbered {
                 false => self.literal(&[function.name, layout.before_arguments].concat()),
+                // The model counts the calls of a conversation, and the parser ignores the number. So any number is
+                // allowed.
                 true => {
                     let name = self.literal(&[function.name, ":"].concat());
                     format!("{name} /[0-9]+/ {}", self.literal(layout.before_arguments))
@@ -349,6 +373,7 @@ impl Lark<'_> {
                     self.elements((index, function), layout, marks, held)?
                 }
                 Arguments::Json { .. } => {
+                    // A function that is not strict still needs an object, because clients parse arguments as JSON.
                     let schema = if held { function.schema() } else { json!({"type": "object"}) };
                     Constraint::JsonSchema(schema).as_lark_value(self.tokenizer)?
                 }
@@ -357,6 +382,8 @@ impl Lark<'_> {
             let end = match format.arguments {
                 // The last argument's rule contains the end of the call.
                 Arguments::Elements(marks) => {
+                    // The closing mark of the call distinguishes the end of a value from text within it, so the
+                    // value's rule consumes it.
                     let end = layout.after_arguments;
                     self.literal(end.strip_prefix(marks.close).unwrap_or(end))
                 }
@@ -373,6 +400,8 @@ impl Lark<'_> {
         let thought = self.until("thought", "<|end|>", r"/(.|\n)*/");
         let open = self.literal("<|channel|>analysis<|message|>");
         let next = self.literal("<|start|>assistant");
+        // The prompt ends with `<|start|>assistant`. So the first message has no start of its own, and every later
+        // one needs it.
         let analysis = format!("({open} {thought} {next})?");
         let last = self.literal("<|channel|>final<|message|>");
         let text = match self.shape.calls {

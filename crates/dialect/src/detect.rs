@@ -23,6 +23,8 @@ pub fn writes_tools(template: &ChatTemplate) -> bool {
 
 fn tool_format(template: &ChatTemplate) -> Option<ToolFormat> {
     let asked = render_question(template)?;
+    // Templates differ in the form of earlier calls that they accept. They fail or drop the call in other forms, so
+    // each form is tried.
     let written = PastCalls::ALL.into_iter().find_map(|form| {
         let rendered = render_call(template, form)?;
         format_of(&WrittenCall::find(&asked, &rendered)?)
@@ -39,6 +41,7 @@ fn tool_format(template: &ChatTemplate) -> Option<ToolFormat> {
 fn format_of(call: &WrittenCall<'_>) -> Option<ToolFormat> {
     let (bare, marked): (Vec<ToolFormat>, Vec<ToolFormat>) =
         ToolFormat::ALL.iter().partition(|format| format.format().opens_at_start());
+    // A bare object also occurs within the marks of other formats, so bare formats must not be asked first.
     marked.into_iter().chain(bare).find(|format| (format.format().wrote)(call))
 }
 
@@ -50,6 +53,8 @@ fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
         Some(rendered[at..].to_owned())
     };
     // The prompt itself opens or closes the reasoning.
+    // Each conversation is rendered apart, because a template may fail on one of them. A failure only means that this
+    // sign is missing.
     let opening = turn(&json!([question]), PromptEnd::GenerationPrompt).unwrap_or_default();
     // The template writes separate reasoning of the conversation between marks.
     let apart =
@@ -61,10 +66,12 @@ fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
         turn(&json!([question, {"role": "assistant", "content": parts}]), PromptEnd::LastMessage);
     let parts = parts.unwrap_or_default();
     // Some templates write reasoning before tool calls only.
+    // The id has nine letters and digits, because Mistral's templates refuse others.
     let call = json!({"id": "abcdefgh1", "type": "function", "function": {"name": FUNCTION, "arguments": {}}});
     let called = json!([question, {"role": "assistant", "reasoning_content": THOUGHT, "content": "", "tool_calls": [call]}]);
     let called = turn(&called, PromptEnd::LastMessage).unwrap_or_default();
     let before_thought =
+        // Templates differ in the white space between the mark and the reasoning.
         |text: &str| text.split_once(THOUGHT).map(|(before, _)| before.trim_end().to_owned());
     let opens = |mark: &str, title: &str| {
         [&apart, &parts, &called]
@@ -79,11 +86,14 @@ fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
         let rendered = turn(&messages, PromptEnd::LastMessage).unwrap_or_default();
         rendered.contains(ANSWER) && !rendered.contains(THOUGHT)
     };
+    // Harmony has no pair of marks, so the search below could not find it.
     if opens("<|channel|>analysis<|message|>", "") {
         return Some(ReasoningFormat::GptOss);
     }
     let mut formats = ReasoningFormat::ALL.iter().copied();
     formats.find(|format| {
+        // `<think>` belongs to `DeepseekR1` and to `Qwen3`. Only the latter may be found, so that an answer without
+        // reasoning stays content.
         let is_told = !format.format().is_always_there;
         is_told
             && format.marks().is_some_and(|(open, close)| {

@@ -38,6 +38,8 @@ impl OutputEvent {
                 Some(Self::CallArguments { fragment: before, .. }),
                 Self::CallArguments { fragment: text, .. },
             ) => before.push_str(&text),
+            // `CallArguments` are merged without a look at `index`: a start stands between the arguments of two
+            // calls.
             (_, event) => events.push(event),
         }
     }

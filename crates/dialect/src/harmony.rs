@@ -18,6 +18,7 @@ const MESSAGE: &str = "<|message|>";
 const RECIPIENT: &str = "to=";
 /// The prefix of a function's name in a recipient.
 const FUNCTIONS: &str = "functions.";
+// Models sometimes omit the end of a message. So the start of the next message ends a body, too.
 /// The marks that end a body.
 const ENDS: [&str; 5] = ["<|end|>", "<|call|>", "<|return|>", START, CHANNEL];
 pub(crate) const MARKS: [&str; 7] =
@@ -110,6 +111,8 @@ impl HarmonyParser {
         match self.state {
             State::Body(body) => {
                 let least = rest.floor_char_boundary(rest.len().saturating_sub(MAX_SPACE_BYTES));
+                // White space at the end is dropped, up to the same limit as while the answer arrives. So the result
+                // does not depend on the pieces.
                 self.tell(body, &rest[..rest.trim_end().len().max(least)], events);
             }
             State::Between | State::Header => {}
@@ -125,6 +128,8 @@ impl HarmonyParser {
         match self.state {
             State::Between => {
                 let text = self.held.trim_start();
+                // The prompt ends within a header, `<|start|>assistant`. So an answer may begin with any other part
+                // of it.
                 let begins = [START, CHANNEL, RECIPIENT, CONSTRAIN, MESSAGE];
                 if begins.iter().any(|mark| text.starts_with(mark)) {
                     return self.go(0, State::Header);
@@ -139,6 +144,8 @@ impl HarmonyParser {
 
     fn header(&mut self, events: &mut Events) -> bool {
         match self.held.find(MESSAGE) {
+            // The position of the mark decides, not the length of the held text: the result must not depend on the
+            // pieces.
             Some(end) if end <= MAX_HEADER_BYTES => {
                 let body = self.body_of(end, events);
                 self.go(end + MESSAGE.len(), State::Body(body))
@@ -158,14 +165,18 @@ impl HarmonyParser {
         let header = &self.held[..end];
         let word = |mark: &str| {
             let rest = &header[header.find(mark)? + mark.len()..];
+            // The next mark ends a word also without white space, as in `to=functions.f<|constrain|>json`.
             let end = rest.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(rest.len());
             Some(&rest[..end])
         };
         self.is_new = true;
         let Some(recipient) = word(RECIPIENT) else {
+            // Commentary without a recipient is a preamble for the user, and an unknown channel must not lose text.
+            // So both are content.
             let is_analysis = word(CHANNEL) == Some("analysis");
             return if is_analysis { Body::Reasoning } else { Body::Content };
         };
+        // The channel of a call does not matter: the recipient decides.
         if let Some(name) = self.function(recipient) {
             events.call_start(self.num_calls, name);
             self.arguments = Arguments::Empty;
@@ -192,6 +203,8 @@ impl HarmonyParser {
     fn function(&self, recipient: &str) -> Option<String> {
         let functions = self.functions.as_ref()?;
         let name = recipient.strip_prefix(FUNCTIONS).unwrap_or(recipient);
+        // Without the mark `<|constrain|>`, its word `json` follows the name directly. A function whose own name ends
+        // so is found first.
         let names = [name, name.strip_suffix("json").unwrap_or(name)];
         let is_known = |name: &&str| functions.iter().any(|function| function.name == *name);
         names.into_iter().find(is_known).map(str::to_owned)
@@ -219,6 +232,7 @@ impl HarmonyParser {
             events.call_end(self.num_calls);
             self.num_calls += 1;
         }
+        // These two marks belong to the next header.
         let taken = if mark == START || mark == CHANNEL { at } else { at + mark.len() };
         self.go(taken, State::Between)
     }
@@ -227,6 +241,7 @@ impl HarmonyParser {
         // Clients concatenate messages of a kind, so that they need a separator.
         let before = if self.is_new && self.said.contains(&body) { "\n\n" } else { "" };
         let before = if text.is_empty() { "" } else { before };
+        // An empty message leaves no trace, so it needs no separator from the next one.
         if !text.is_empty() && std::mem::take(&mut self.is_new) && before.is_empty() {
             self.said.push(body);
         }

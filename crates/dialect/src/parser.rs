@@ -30,6 +30,8 @@ impl Dialect {
         let mut marks =
             Vec::from_iter(reasoning.map(|(open, close)| [open, close]).into_iter().flatten());
         let tools = if self.is_harmony() { Some(ToolFormat::GptOss) } else { self.tools };
+        // Harmony's marks delimit every message, so they are needed even if only the reasoning is configured as
+        // gpt-oss.
         marks.extend(tools.map_or(&[][..], ToolFormat::marks));
         marks
     }
@@ -70,6 +72,7 @@ impl OutputParser {
         if dialect.is_harmony() {
             return Self(Stages::Harmony(HarmonyParser::new(functions)));
         }
+        // Without callable functions there is no tool parser at all, and calls pass as content.
         let calls = dialect.tools.map(ToolFormat::format).zip(functions);
         let reasoning = |format| ReasoningParser::new(format, thinking, calls.clone());
         Self(Stages::Marked {
@@ -87,6 +90,7 @@ impl OutputParser {
             Stages::Marked { reasoning: None, tools } => tell(tools, text, &mut events),
             Stages::Marked { reasoning: Some(reasoning), tools } => {
                 let content = reasoning.push(text, &mut events);
+                // The model may still close the reasoning after the call. That mark would otherwise become content.
                 if let (Some(mark), Some(tools)) = (reasoning.take_unclosed(), &mut *tools) {
                     tools.leave_out(mark);
                 }
@@ -120,6 +124,7 @@ impl OutputParser {
             Stages::Harmony(parser) => parser.finish(&mut events),
             Stages::Marked { reasoning, tools } => {
                 if let Some(reasoning) = reasoning {
+                    // The reasoning ends first, because its held text may be content, in which a call may begin.
                     let content = reasoning.finish(&mut events);
                     tell(tools, &content, &mut events);
                 }

@@ -59,6 +59,7 @@ impl PastCalls {
     /// All forms, the most common first.
     pub(crate) const ALL: [Self; 7] = [
         Self::form(false, NoContent::Absent),
+        // Kimi's template writes the id instead of the name, so only an id with the name shows the call.
         Self { ids: CallIdForm::NameFunctions, ..Self::form(false, NoContent::Absent) },
         Self::form(false, NoContent::Null),
         Self::form(false, NoContent::Empty),
@@ -87,6 +88,8 @@ impl PastCalls {
         let is_written = |form: &Self| {
             let prompt = render_call(template, *form).unwrap_or_default();
             let turn = prompt.split_once(QUESTION).map_or("", |(_, turn)| turn);
+            // The text before the question may contain the tool's definition, which has the name, too. So only the
+            // turn after it counts.
             turn.contains(FUNCTION) && turn.contains(VALUE)
         };
         let is_taken = |form: &Self| render_call(template, *form).is_some();
@@ -99,9 +102,11 @@ impl PastCalls {
         };
         let arguments = || form.probe_arguments();
         let needs_letters =
+            // An id in the form of OpenAI's. The probe's own id has nine letters, so it proves nothing.
             form.ids == CallIdForm::Any && refuses("call_0123456789abcdef", arguments());
         Self {
             ids: if needs_letters { CallIdForm::NineLetters } else { form.ids },
+            // Templates that iterate over the arguments fail for text. `tojson` accepts it, and loses nothing.
             needs_objects: !form.arguments_as_text && refuses(PROBE_ID, "no object".into()),
             ..form
         }
@@ -138,6 +143,7 @@ impl PastCalls {
                 let id = Self::id(function.unwrap_or_default(), number);
                 number += 1;
                 if let Some(Value::String(old)) = call.get("id") {
+                    // A later call with the same id replaces the earlier one, because results follow their calls.
                     named.insert(old.clone(), id.clone());
                 }
                 call["id"] = id.into();
@@ -155,6 +161,8 @@ impl PastCalls {
     pub fn shape_arguments(self, arguments: &mut Value) -> bool {
         let is_nothing = match &*arguments {
             Value::Null => true,
+            // Clients that collect a stream store an empty string for a call without arguments. vLLM reads these
+            // forms as `{}`, too.
             Value::String(text) => matches!(text.trim(), "" | "null"),
             _ => false,
         };
@@ -168,6 +176,8 @@ impl PastCalls {
             Value::String(text) if !self.arguments_as_text => {
                 if let Ok(object @ Value::Object(_)) = serde_json::from_str(text) {
                     *arguments = object;
+                    // Arguments that `max_tokens` has cut are no JSON. An error here would end the conversation for
+                    // good, because clients send them again.
                 } else if self.needs_objects {
                     *arguments = json!({});
                     return false;
@@ -222,6 +232,7 @@ impl ShortIds {
             |id: &&str| id.len() == Self::LENGTH && id.bytes().all(|b| b.is_ascii_alphanumeric());
         let seed = id.map_or_else(|| format!("call {}", self.taken.len()), str::to_owned);
         let mut short = id.filter(is_short).map_or_else(|| Self::digest(&seed), str::to_owned);
+        // Two ids may have the same digest, or one may be the digest of another.
         while !self.taken.insert(short.clone()) {
             short = Self::digest(&short);
         }
@@ -231,6 +242,7 @@ impl ShortIds {
 
     /// Source: the constants of FNV-1a.
     fn digest(text: &str) -> String {
+        // 62 digits in nine places are 53 bits of the 64-bit hash.
         const DIGITS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
         let step =
             |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);

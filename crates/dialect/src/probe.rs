@@ -45,6 +45,7 @@ pub(crate) fn render_with(
         documents: None,
         end,
         chat_template_kwargs: kwargs,
+        // A fixed time: prompts of two probes are compared, and some templates write the date.
         now: LocalTime { unix_s: 0, utc_offset_s: 0 },
     };
     template.render(&input).ok()

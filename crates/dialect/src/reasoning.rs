@@ -65,6 +65,7 @@ impl ReasoningParser {
         let state = match thinking {
             Thinking::Open => State::Opened { again: true, titled: title.is_empty() },
             Thinking::Possible => State::Start,
+            // Models write line breaks between the prompt's closing mark and the answer, which are no content.
             Thinking::Closed => State::Closed,
         };
         // Calls without marks are the whole answer, so that they do not occur in reasoning.
@@ -89,6 +90,7 @@ impl ReasoningParser {
     pub(crate) fn finish(&mut self, events: &mut Events) -> String {
         let rest = std::mem::take(&mut self.held);
         match self.state {
+            // The answer ended within the title, which is not reasoning.
             State::Opened { titled: false, .. } if self.title.starts_with(rest.trim()) => {
                 String::new()
             }
@@ -96,6 +98,7 @@ impl ReasoningParser {
                 events.reasoning(rest.trim_end());
                 String::new()
             }
+            // An answer that ended within a possible mark is content, white space included.
             State::Start | State::Content => rest,
             State::Closed => rest.trim_start_matches(['\n', '\r']).to_owned(),
         }
@@ -112,6 +115,7 @@ impl ReasoningParser {
                 if text.starts_with(self.open) {
                     return self.open(self.held.len() - text.len());
                 }
+                // The white space goes with the content: without reasoning, nothing is removed.
                 !self.open.starts_with(text) && self.go(0, State::Content)
             }
             State::Opened { again, titled } => self.opened(again, titled),
@@ -150,6 +154,7 @@ impl ReasoningParser {
             Some(behind) if is_line(behind) => {
                 self.go(space + self.title.len(), State::Opened { again: false, titled: true })
             }
+            // Text may go on with the closing mark, or the title is only the beginning of a word.
             Some(behind) if self.close.starts_with(behind) => false,
             _ => self.go(space, State::Reasoning),
         }
@@ -167,6 +172,7 @@ impl ReasoningParser {
                 self.go(at, State::Content)
             }
             Found::Maybe(at) => {
+                // White space is kept back until more text shows that it is not the end of the reasoning.
                 let certain = self.held[..at].trim_end().len();
                 events.reasoning(&self.held[..certain]);
                 self.held.drain(..certain);
@@ -186,11 +192,13 @@ impl ReasoningParser {
         while let Some((format, functions)) = &self.calls {
             let found = openers.iter().filter_map(|opener| reasoning[from..].find(opener)).min();
             let Some(at) = found.map(|at| from + at) else { break };
+            // The head is parsed again with each piece, so its length is limited.
             let near = reasoning[at..].floor_char_boundary(MAX_HEAD_BYTES);
             let head = (format.head)(&reasoning[at..at + near], Position::First, functions);
             let is_known = |name: &str| functions.iter().any(|function| function.name == name);
             match head {
                 Ok(head) if is_known(&head.name) => return Found::Call(at),
+                // With the closing mark behind it, no more text can complete the call.
                 Err(Stop::Wait) if closed.is_none() && near < MAX_HEAD_BYTES => {
                     return Found::Maybe(at);
                 }
@@ -207,6 +215,7 @@ impl ReasoningParser {
 
     /// Handles empty reasoning of models with titles, which open and close it immediately.
     fn closed(&mut self) -> bool {
+        // Gemma 4 may open and close empty reasoning several times before its answer.
         if !self.title.is_empty() {
             let text = self.held.trim_start();
             let space = self.held.len() - text.len();

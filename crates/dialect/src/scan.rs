@@ -53,6 +53,7 @@ impl<'a> Cursor<'a> {
             self.at += literal.len();
             return Ok(());
         }
+        // At the end of the text `rest` is empty, and every literal starts with it: that waits, too.
         Err(if literal.starts_with(rest) { Stop::Wait } else { Stop::No })
     }
 
@@ -137,12 +138,14 @@ impl ValueScanner {
 
     /// Continues to the end of the value, or to `mark` outside of its strings, which is not valid JSON.
     pub(crate) fn push_before(&mut self, text: &str, mark: Option<&str>) -> Reached {
+        // All structure of JSON is ASCII, and no byte of a longer UTF-8 sequence is. So bytes suffice.
         for (at, byte) in text.bytes().enumerate() {
             if !self.in_string
                 && let Some(mark) = mark.filter(|mark| mark.as_bytes()[0] == byte)
             {
                 match Cursor::new(&text[at..]).expect(mark) {
                     Ok(()) => return Reached::Mark(at),
+                    // The caller keeps the text from here, so the scanner's state must not include it.
                     Err(Stop::Wait) => return Reached::Text(at),
                     Err(Stop::No) => {}
                 }
@@ -158,6 +161,7 @@ impl ValueScanner {
                 match byte {
                     b'"' => self.in_string = true,
                     b'{' | b'[' => self.depth += 1,
+                    // Brackets are not matched with each other: damaged JSON only needs an end.
                     b'}' | b']' => self.depth = self.depth.saturating_sub(1),
                     _ => {}
                 }
@@ -177,6 +181,7 @@ impl ValueScanner {
 
 /// Length of the longest end of `text` that is a proper prefix of `mark`.
 pub(crate) fn len_of_beginning(text: &str, mark: &str) -> usize {
+    // A whole mark is no beginning: the callers have searched for it before.
     let most = text.len().min(mark.len() - 1);
     let begins = |length: &usize| {
         let at = text.len() - length;

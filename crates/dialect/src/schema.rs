@@ -86,6 +86,7 @@ impl Types {
             other => other,
         };
         let is_meant = |value: &Value| {
+            // `None` for an integer becomes null rather than the string "None".
             let is_word = matches!(value, Value::Null | Value::Bool(_));
             self.allow(value) || (is_word && !self.have_string())
         };
@@ -139,6 +140,8 @@ impl<'a> Look<'a> {
             ("anyOf" | "oneOf", Value::Array(schemas)) => union(schemas.iter().map(inner)),
             ("allOf", Value::Array(schemas)) => {
                 let looked_at = schemas.iter().take_while(|_| self.left.get() > 0);
+                // The limit also ends the loop: an `allOf` of thousands of references would visit nothing more, but
+                // still be iterated at every level.
                 looked_at.filter_map(inner).reduce(Types::and)
             }
             ("$ref", Value::String(reference)) => resolve(reference, self.root).and_then(inner),

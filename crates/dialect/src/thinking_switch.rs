@@ -28,6 +28,7 @@ impl ThinkingSwitch {
                 render_with(template, &messages, None, PromptEnd::GenerationPrompt, &kwargs)
             })
         };
+        // A template that ignores a variable renders the same text. So no list of models is needed.
         let differs =
             |name: &str, one: Value, other: Value| prompt(name, one) != prompt(name, other);
         Self {

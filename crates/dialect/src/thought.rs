@@ -78,11 +78,14 @@ impl ThoughtMeter {
                 None
             }
             State::Within { num_tokens, tail } => {
+                // A mark may be cut into several tokens, and those of its beginning count as reasoning.
                 tail.push_str(text);
                 if tail.contains(self.marks.close) {
                     self.state = State::Over;
                     return None;
                 }
+                // One byte less would suffice. The tail has a limit, because the whole reasoning would be searched
+                // with each token.
                 let most = self.marks.close.len();
                 let cut = tail.floor_char_boundary(tail.len().saturating_sub(most));
                 tail.drain(..cut);

@@ -117,6 +117,7 @@ impl ToolParser {
     pub(crate) fn finish(&mut self, is_cut: bool, events: &mut Events) {
         self.ended = true;
         if let State::Head { skipped, .. } = self.state
+            // Bare formats have no mark, so a text that is cut could as well be an answer in JSON. It stays content.
             && (self.are_required || is_cut && self.is_marked(skipped))
         {
             // White space before the call goes with it.
@@ -165,6 +166,7 @@ impl ToolParser {
         let at_start = self.format.opens_at_start() && !self.has_content;
         let (certain, opened) = self.find_opener();
         if let Some(mark) = self.stray {
+            // The mark counts only before the next call: one within a call's arguments is text.
             let before = certain + opened.unwrap_or(self.held.len() - certain);
             if let Some(at) = self.held[..before].find(mark) {
                 self.tell_content(at, events);
@@ -233,6 +235,7 @@ impl ToolParser {
                 Some(function) => (head, function),
                 // The client cannot run an unknown function, so the call is content.
                 None => {
+                    // The text after the head is parsed again as content, in which the next call may begin.
                     let told = skipped + head.at;
                     self.note_unknown(head.name);
                     return self.no_call(told, events);
@@ -242,6 +245,8 @@ impl ToolParser {
                 return Step::Enough;
             }
             Err(_) => {
+                // Only the first character is certain: the next mark may begin with the second one, as in
+                // `<<tool_call>`.
                 let first = text.chars().next().map_or(0, char::len_utf8);
                 return self.no_call(skipped + first, events);
             }
@@ -285,6 +290,8 @@ impl ToolParser {
                 State::Arguments { scanner: ValueScanner::default(), closer, in_object }
             }
             Arguments::Keywords => {
+                // Keyword arguments come complete with the head. This state is for objects that LFM2 writes in its
+                // list.
                 State::Arguments { scanner: ValueScanner::default(), closer: None, in_object }
             }
         }
@@ -294,6 +301,7 @@ impl ToolParser {
         let State::Arguments { scanner, closer, in_object } = &mut self.state else {
             return Step::Enough;
         };
+        // At the end of the answer a part of the mark must not be kept back.
         let mark = closer.filter(|_| !self.ended);
         let (reached, in_object) = (scanner.push_before(&self.held, mark), *in_object);
         let (Reached::End(taken) | Reached::Mark(taken) | Reached::Text(taken)) = reached;
@@ -341,6 +349,7 @@ impl ToolParser {
         let function = function.and_then(|place| self.functions.get(place));
         let schema = function.and_then(|function| function.parameters.as_ref());
         let ended = self.ended;
+        // At the end, marks are judged by other rules, so those that were passed over are looked at again.
         if ended {
             *searched = 0;
         }
@@ -381,6 +390,7 @@ impl ToolParser {
         }
         self.num_calls += 1;
         self.has_content = true;
+        // The call has no end event, from which the server knows that it is incomplete.
         State::Space
     }
 
@@ -404,6 +414,7 @@ impl ToolParser {
             // A prefix of the text that ends a call is not content.
             Err(Stop::Wait) if self.ended => self.held.clear(),
             Err(Stop::Wait) if self.held.len() < MAX_HELD_BYTES => return Step::Enough,
+            // A damaged end loses nothing: the text becomes content.
             Err(_) => {}
         }
         self.state = State::Space;
@@ -426,6 +437,7 @@ fn is_property(key: &str, schema: Option<&Map<String, Value>>) -> bool {
 /// The argument `key` with the text `text`, as JSON. Models also write Python's literals.
 fn argument(key: &str, text: &str, schema: Option<&Map<String, Value>>) -> String {
     let types = Types::of_property(key, schema);
+    // JSON has priority, because text such as `[1, "a"]` is valid in both notations.
     let is_json = serde_json::from_str::<Value>(text).is_ok();
     let literal = if is_json { None } else { pythonic::literal(text.trim()) };
     let fits = |json: &String| {

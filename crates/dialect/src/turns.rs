@@ -46,9 +46,11 @@ impl Turns {
             let message = |(role, text): &(&str, &str)| json!({"role": role, "content": text});
             let messages: Value = turns.iter().map(message).collect();
             let prompt = render(template, &messages, None, PromptEnd::GenerationPrompt);
+            // gpt-oss's template drops later instructions without an error, so each text is looked for in the prompt.
             prompt.is_some_and(|prompt| turns.iter().all(|(_, text)| prompt.contains(text)))
         };
         const MORE: &str = "probe_more";
+        // A template that refuses a question may need variables, so its failures prove nothing.
         if !takes(&[("user", QUESTION)]) {
             return Self::default();
         }
@@ -58,6 +60,7 @@ impl Turns {
         Self {
             system: takes(&[later, question]),
             several_systems: takes(&[("system", MORE), later, question]),
+            // A template may accept later instructions at one of these two positions and not at the other.
             later_systems: takes(&[question, later])
                 && takes(&[question, answer, later, ("user", MORE)]),
             repeated_users: takes(&[question, ("user", MORE)]),
@@ -71,6 +74,7 @@ impl Turns {
         let num_leading = messages.iter().take_while(|message| is_instruction(message)).count();
         let mut rest = messages;
         let mut turns = rest.drain(..num_leading).collect::<Vec<_>>();
+        // Instructions are joined before they are moved, so that several ones become one user message.
         if !self.several_systems {
             turns = joined(turns, |_, _| true);
         }
@@ -83,10 +87,13 @@ impl Turns {
             turns = joined(turns, |one, other| is(one, "user") && is(other, "user"));
         }
         if !self.repeated_assistants {
+            // Calls cannot be joined: their results refer to the turn that made them.
             let says = |turn: &Value| is(turn, "assistant") && turn.get("tool_calls").is_none();
             turns = joined(turns, |one, other| says(one) && says(other));
         }
         if !self.user_after_tool {
+            // A message of /v1/messages may have a tool's result and a text, which become these two. Ministral's
+            // template refuses that order.
             turns = joined(turns, |one, other| is(one, "tool") && is(other, "user"));
         }
         turns

@@ -18,6 +18,7 @@ impl<'a> WrittenCall<'a> {
     pub(crate) fn find(asked: &'a str, rendered: &'a str) -> Option<Self> {
         let turn = &rendered[rendered.find(QUESTION)? + QUESTION.len()..];
         let (before, after) = turn.split_once(FUNCTION)?;
+        // The last occurrence, because a template may repeat the question.
         let opening = asked.rsplit(QUESTION).next().unwrap_or_default().trim_end();
         Some(Self { before, after, opening })
     }
@@ -34,6 +35,7 @@ impl<'a> WrittenCall<'a> {
 
     /// The text before an object that begins with the name.
     pub(crate) fn before_object(&self) -> Option<&'a str> {
+        // Templates differ in their white space: `tojson` and hand-written JSON are both accepted.
         let before = self.before.strip_suffix('"')?.trim_end().strip_suffix(':')?.trim_end();
         Some(before.strip_suffix("\"name\"")?.trim_end().strip_suffix('{')?.trim_end())
     }

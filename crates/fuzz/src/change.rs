@@ -15,6 +15,8 @@ pub(crate) fn json(value: &mut Value, strange: &[Value], random: &mut Rng) {
                 entries.remove(&key);
                 return;
             }
+            // Entries and elements are chosen with equal chance at each level, so deep values change more rarely
+            // than shallow ones.
             entries.values_mut().nth(at)
         }
         Value::Array(values) if !values.is_empty() => {
@@ -23,6 +25,7 @@ pub(crate) fn json(value: &mut Value, strange: &[Value], random: &mut Rng) {
         }
         _ => None,
     };
+    // Three of four times the change goes deeper. The fourth replaces a whole object or array.
     let goes_on = |inside: &Value| inside.is_object() || inside.is_array();
     match inside {
         Some(inside) if goes_on(inside) && random.usize(..4) != 0 => json(inside, strange, random),
@@ -54,6 +57,7 @@ pub(crate) fn file(bytes: &mut Vec<u8>, header: Range<usize>, random: &mut Rng) 
                 [0, 1, u64::MAX, 1 << 40, 1 << 63, bytes.len() as u64, u64::from(u32::MAX)];
             let number = random.choice(&numbers).unwrap().to_le_bytes();
             let len = if random.usize(..2) == 0 { 4 } else { 8 };
+            // The length may exceed the header of a tiny file. The zip below ends with the file.
             let at = header.start + random.usize(..header.len().saturating_sub(len).max(1));
             for (byte, new) in bytes[at..].iter_mut().zip(&number[..len]) {
                 *byte = *new;
@@ -81,6 +85,7 @@ pub(crate) fn text(text: &str, pieces: &[&str], random: &mut Rng) -> String {
                 let again: Vec<char> = chars[at..end].to_vec();
                 drop(chars.splice(at..at, again));
             }
+            // A replacement need not have the length of the part that it replaces, so all later offsets move.
             2 => drop(chars.splice(at..end, random.choice(pieces).unwrap().chars())),
             _ => {
                 let to = random.usize(..chars.len() + 1 - (end - at));

@@ -36,11 +36,14 @@ pub fn run(
     };
     let mut child = Command::new(program)
         .args([ROUNDS_COMMAND, target.name, &first_seed.to_string(), unit, &amount.to_string()])
+        // The deployments' state and temporary files of the child land in this folder, never in the user's own.
         .envs(["TMPDIR", "HOME", "XDG_STATE_HOME"].map(|name| (name, folder.path())))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .map_err(|error| format!("{}: {error}", program.display()))?;
+    // The child's output is a sequence of u64 in little-endian order: the seed of each round as it begins, and at
+    // the end `REPORT` with both counts.
     let mut numbers = BufReader::new(child.stdout.take().unwrap());
     let mut next = || {
         let mut bytes = [0; 8];
@@ -54,6 +57,7 @@ pub fn run(
         }
     }
     let status = child.wait().map_err(|error| error.to_string())?;
+    // A report without success counts as a failure: the child may crash while it ends.
     match (report, seed) {
         (Some((accepted, refused)), _) if status.success() => Ok(Report { accepted, refused }),
         (_, Some(seed)) => Err(format!("{}: seed {seed}: {status}", target.name)),

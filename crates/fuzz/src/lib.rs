@@ -67,6 +67,7 @@ impl Target {
     /// The parser panics, exceeds a limit, or returns an error of more than one line.
     fn rounds(&self, first_seed: u64, budget: Budget, watch: &Watch) -> Report {
         let mut round = (self.open)();
+        // Reading the originals takes memory that is no round's.
         watch.forget_peak();
         let mut report = Report::default();
         let start = Instant::now();

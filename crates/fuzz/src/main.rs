@@ -39,6 +39,7 @@ fn run_targets(arguments: Vec<String>) -> ExitCode {
     // Without `--seed` each second has other rounds, and the seed of a failed one is printed. With it the rounds are
     // the same.
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    // The low bits leave room for the seeds of the rounds, so two seconds share none.
     let mut seed = since.as_secs() << 24;
     if asked.first().is_some_and(|first| first == "--seed") {
         let Some(number) = asked.get(1).and_then(|number| number.parse().ok()) else {

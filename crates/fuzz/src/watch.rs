@@ -43,6 +43,7 @@ impl Watch {
 
     /// Resets the peaks after the target was opened, so that its setup does not count.
     pub(crate) fn forget_peak(&self) {
+        // `5` resets `VmHWM` alone (proc(5)). `VmPeak` is never reset, so growth counts from the value of now.
         // If the system cannot reset them, a round may use more without being noticed.
         let _ = std::fs::write("/proc/self/clear_refs", "5");
         *self.before.lock().unwrap_or_else(PoisonError::into_inner) = Memory::peak();
@@ -69,6 +70,7 @@ impl Watch {
     /// Checks the limits. Memory is checked only for rounds of at least `least`.
     fn excess(&self, least: Duration) -> Option<String> {
         let began = (*self.round.lock().unwrap_or_else(PoisonError::into_inner))?;
+        // Time of processors is limited tightly, since other targets and tests compete for the same cores.
         let (wall, cpu) = (began.at.elapsed(), cpu_time().saturating_sub(began.cpu));
         if cpu > MOST_CPU {
             return Some(format!("takes more than {MOST_CPU:?} of processors"));
@@ -76,6 +78,7 @@ impl Watch {
         if wall > MOST_WALL {
             return Some(format!("takes more than {MOST_WALL:?}"));
         }
+        // Reading the peaks takes longer than most rounds.
         if wall < least {
             return None;
         }

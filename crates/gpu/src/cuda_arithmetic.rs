@@ -23,10 +23,12 @@ struct Host {
 impl Host {
     /// Compiles the library under the given name and loads it.
     fn load(name: &str) -> Self {
+        // Several test processes may run in the same build folder.
         let path = Path::new(env!("OUT_DIR")).join(format!("lib{name}_{}.so", std::process::id()));
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda/kernels/host.cpp");
         let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
         let status = Command::new(&compiler)
+            // Without contraction the compiler forms no fused multiply-adds, as Rust forms none.
             .args(["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-o"])
             .args([path.as_os_str(), source.as_ref()])
             .status()
@@ -213,6 +215,7 @@ fn parts_cover_a_length_once_and_in_order() {
             assert_eq!(next, length);
         }
     }
+    // 4,224 is 32 warps on each of 132 multiprocessors, which an H100 has.
     assert_eq!([896, 2048, 4096, 151_936].map(|n| warps(n, 4224, 8)), [8, 4, 2, 1]);
 }
 
@@ -236,6 +239,8 @@ fn codes_lie_where_the_packed_matrix_has_them() {
                     let word = place(ints[0], ints[1], ints[2], ints[3], &mut shift);
                     let found = (word as usize, shift as usize);
                     assert_eq!(found, code_place(output, column, columns, bits));
+                    // Kernels compute the place of a column that is a multiple of 8, and reach the next seven
+                    // from there.
                     let (first, i) = (ints[1] / 8 * 8, ints[1] % 8);
                     let word = after(ints[0], first, i, ints[2], ints[3], &mut shift);
                     assert_eq!((word as usize, shift as usize), found, "{i} after {first}");
@@ -332,6 +337,7 @@ fn tiles_of_experts_cover_their_rows_and_chunks_lie_in_different_banks() {
         (0..48).flat_map(|row| (0..8).map(move |chunk| lies(row, chunk))).collect();
     for first in (0..48).step_by(8) {
         for chunk in 0..8 {
+            // Eight chunks of 16 bytes cover the 32 banks of shared memory once.
             let mut banks: Vec<i32> = (first..first + 8).map(|row| lies(row, chunk) % 8).collect();
             banks.sort_unstable();
             assert_eq!(banks, (0..8).collect::<Vec<_>>());
@@ -413,6 +419,8 @@ fn draws_are_those_of_the_sampling_reference() {
         uniforms.push(params.uniform);
         let expected = sample_row_reference(&logits, &params);
         let counts: Vec<u32> = (0..vocab as u32)
+            // The highest bit marks a token of the prompt (`FROM_PROMPT`). Some tokens occur there alone, with a
+            // count of 0.
             .map(|id| seen.get(&id).map_or(0, |&times| times | 0x8000_0000))
             .collect();
         let counts = params.penalties.map_or(std::ptr::null(), |_| counts.as_ptr());

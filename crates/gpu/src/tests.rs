@@ -46,6 +46,7 @@ fn a_draw_reads_its_own_tables_and_is_counted() {
     let logits: Vec<f32> = (0..2 * vocab).map(|i| ((i * 37) % 23) as f32 / 4.0).collect();
     let tensor = Tensor::from_slice(&logits, (2, vocab), &Device::Cpu).unwrap();
     let counts = TokenCounts::new(2, vocab, &Device::Cpu).unwrap();
+    // There is no slot 9, and below no token 400. A device cannot report them, so both are ignored.
     counts.add_generated(&integers(&[0, 1, 1, 9], &[4]), &integers(&[1, 2, 2, 3], &[4])).unwrap();
     counts.add_prompt(&integers(&[1, 1], &[2]), &integers(&[5, 400], &[2])).unwrap();
     let (ids, bits) = ([4, 6, 7], [9.0f32, 2.0, f32::NEG_INFINITY].map(f32::to_bits));
@@ -256,6 +257,7 @@ fn experts_step_by_step_are_the_layer() {
         Tensor::from_slice(numbers, dims.to_vec(), &Device::Cpu).unwrap()
     };
     for (count, top_k, renormalize, tokens) in
+        // The last two steps have 35 and 200 rows an expert on average, which take the larger tiles.
         [(5, 2, true, 1), (8, 8, false, 7), (40, 3, false, 9), (2, 1, true, 70), (3, 2, true, 300)]
     {
         let of_experts = |seed| {
@@ -322,6 +324,7 @@ fn experts_step_by_step_are_the_layer() {
 fn views_in_the_midst_of_a_vector_are_refused() {
     let x = Tensor::zeros(64, DType::BF16, &Device::Cpu).unwrap();
     assert!(scale_and_cap(&x.narrow(0, 8, 8).unwrap(), 1.0, Some(5.0)).is_ok());
+    // Four elements are 8 bytes, and kernels read 16 at a time.
     let error = scale_and_cap(&x.narrow(0, 4, 8).unwrap(), 1.0, None).unwrap_err();
     assert!(matches!(error, Error::Misaligned { operand: "x", .. }));
     let halves = Tensor::zeros((2, 8), DType::F16, &Device::Cpu).unwrap();
@@ -374,6 +377,7 @@ fn recurrences_keep_the_states_of_their_sequences() {
             let tokens = input.dims()[0];
             let out = Tensor::full(7f32, (tokens, dims.values()), &Device::Cpu).unwrap();
             let out = out.to_dtype(dtype).unwrap();
+            // Any position but 0 continues a sequence.
             let mut positions = vec![9; tokens];
             starts.iter().zip(first).for_each(|(start, first)| positions[*start as usize] = *first);
             let tables = StateTables {
@@ -398,11 +402,13 @@ fn recurrences_keep_the_states_of_their_sequences() {
         // The slot's previous content must be ignored.
         run(&rows(2, 9), &[0, 2], &[1], &[0]);
         let [first, second] = [rows(8, 5), rows(3, 6)];
+        // The eighth token belongs to no sequence.
         let found = run(&first, &[0, 5, 6, 7], &[1, NO_SLOT, 3], &[0, 4, 4]);
         assert_eq!(found[..5 * 64], want(&first, 0..5), "{dtype:?}");
         assert!(found[5 * 64..6 * 64].iter().all(|x| *x == 0.0), "padding");
         assert!(found[6 * 64..7 * 64].iter().all(|x| x.is_nan()), "no slot of the pool");
         assert!(found[7 * 64..].iter().all(|x| *x == 7.0), "of no sequence");
+        // Slot 3 does not exist, so two of the pairs are ignored.
         copy_states(&pool, &integers(&[1, 2, 3, 0, 1, 3], &[3, 2])).unwrap();
         let found = run(&second, &[0, 1, 2, 9], &[2, 1, 0], &[5, 5, 5]);
         assert_eq!(found[..64], want(&second, 0..1), "a copy goes on");

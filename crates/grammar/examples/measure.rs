@@ -60,8 +60,11 @@ fn walk(
     for _ in 0..MAX_TOKENS {
         let mask = timed(masks, || grammar.allowed())?;
         let bits = u32::try_from(mask.words().len() * 32)?;
+        // A random start, because the lowest ids of most vocabularies are single bytes: the first allowed token would
+        // seldom be a word.
         let from = random.u32(..bits);
         let next = (from..bits).chain(0..from).find(|id| mask.allows(*id));
+        // The end token counts as the end, although it is only one of the allowed ones.
         let Some(id) = next.filter(|id| *id != end) else { return Ok(()) };
         timed(accepted, || grammar.accept(id))?;
         if grammar.is_finished() {

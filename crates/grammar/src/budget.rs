@@ -50,7 +50,10 @@ impl Budget {
     /// # Errors
     /// [`Error::Limit`] if this work or the work before it took too long.
     pub(crate) fn spend<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        // No work at all once the budget is used up. Otherwise each further token would take its time before it
+        // fails.
         self.take(Duration::ZERO)?;
+        // CPU time, so that waiting for a busy processor does not fail a request.
         let before = thread_time();
         let done = work();
         self.take(thread_time().saturating_sub(before))?;
@@ -103,6 +106,8 @@ mod tests {
             budget.earn();
             budget.take(3 * PER_TOKEN).is_err()
         });
+        // Each round earns 2 ms and takes 6 ms. The first one cannot earn more than the maximum: 500 - 6 - 124 * 4 is
+        // below zero.
         assert_eq!(tokens, Some(124));
         budget.clone().earn();
         let mut is_done = false;

@@ -33,6 +33,7 @@ impl<G> Default for Cache<G> {
 
 impl<G> Cache<G> {
     pub(crate) fn get(&mut self, key: &str) -> Option<&G> {
+        // From the end, because recently used entries are the likely ones.
         let at = self.entries.iter().rposition(|entry| entry.key == key)?;
         let entry = self.entries.remove(at)?;
         self.entries.push_back(entry);
@@ -57,6 +58,8 @@ impl<G> Cache<G> {
             .entries
             .iter()
             .enumerate()
+            // The lower index is the older entry, so among the entries of one caller the smallest index is the
+            // maximum.
             .max_by_key(|(index, entry)| (self.bytes[&entry.caller], Reverse(*index)));
         let Some((index, _)) = oldest_of_most else { return };
         let Some(entry) = self.entries.remove(index) else { return };

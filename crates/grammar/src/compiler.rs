@@ -95,6 +95,8 @@ impl GrammarCompiler {
 
     fn over(words: Words, tokenizer: Option<Tokenizer>) -> Result<Self> {
         let env = words.env(tokenizer);
+        // Slices for JSON strings cut the time of masks within strings: 14 times at the 90th percentile with 128,000
+        // tokens.
         let slices = SlicedBiasComputer::json_slices();
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
             .map_err(|error| Error::Vocabulary(format!("{error:#}")))?;
@@ -134,6 +136,7 @@ impl GrammarCompiler {
         let is_small = constraint.is_small()?;
         let key = constraint.key();
         if let Some(grammar) = self.cache().get(&key) {
+            // The clone shares no budget: a time that one request spent must not fail the next one.
             return Ok(grammar.for_another_request());
         }
         let (grammar, bytes) = if is_small {
@@ -141,8 +144,11 @@ impl GrammarCompiler {
         } else {
             let bytes = match &self.trials {
                 Some(trials) => trials.run(constraint, cancelled)?,
+                // Without trials, as in tests and in the child itself, nothing was measured.
                 None => 0,
             };
+            // The trial may have ended well just before the cancellation, and the second compilation takes as long
+            // again.
             if cancelled.load(Ordering::Relaxed) {
                 return Err(Error::Cancelled);
             }
@@ -179,6 +185,8 @@ impl GrammarCompiler {
         let compile = || {
             let (top, digits) = match constraint.notation(&self.special)? {
                 Notation::Json(schema) => {
+                    // The text is scanned, not the schema: a number in a description can only raise the limits, which
+                    // does no harm.
                     let digits = Digits::needed(&schema.to_string());
                     (TopLevelGrammar::from_json_schema(schema), digits)
                 }

@@ -130,18 +130,21 @@ pub(crate) fn with_white_space(schema: &Value) -> Result<Value> {
     schema::check_patterns(schema)?;
     let prepared = schema::prepared(schema);
     schema::check(&prepared)?;
+    // llguidance takes its options from the root, which therefore has to be an object.
     let mut schema = match prepared {
         Value::Object(schema) => schema,
         // `true` allows any JSON, `false` none.
         other => Map::from_iter([("allOf".to_owned(), Value::Array(vec![other]))]),
     };
     let options = json!({"whitespace_flexible": true, "whitespace_pattern": WHITE_SPACE});
+    // A client's own `x-guidance` is overwritten: it could make white space unbounded.
     schema.insert("x-guidance".to_owned(), options);
     Ok(Value::Object(schema))
 }
 
 /// A string literal in Lark syntax, which differs from JSON's in one character.
 pub(crate) fn quoted(text: &str) -> String {
+    // JSON writes DEL as it is, and Lark's strings have to escape it.
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }
 

@@ -173,6 +173,8 @@ fn repeats(text: &str) -> usize {
     for counts in text.split('{').skip(1) {
         let Some((counts, _)) = counts.split_once('}') else { continue };
         let counts = counts.split(',').filter_map(|count| count.trim().parse::<usize>().ok());
+        // Braces may be nested, as in `(a{1000}){1000}`. Multiplying all of them is too high for counts side by side,
+        // which only costs a trial.
         product = product.saturating_mul(counts.max().unwrap_or(1).max(1));
     }
     product
@@ -183,6 +185,7 @@ fn of_schema(schema: &Value) -> Result<Size> {
     let mut size = Size::default();
     add_schema(schema, &mut size, 0)?;
     size.check()?;
+    // The first check bounds the size of the schema, so that following its references cannot take long.
     size.depth = references::depth(&with_plain_references(schema));
     size.check()?;
     Ok(size)

@@ -112,6 +112,7 @@ impl Grammar {
             }
             other => Error::Constraint(other.to_string()),
         };
+        // A clone is advanced, because the state cannot go back.
         let mut tried = grammar.clone();
         let first = tried.allowed().map_err(refused)?;
         (grammar.mask, grammar.forced) = (Some(first.clone()), tried.forced.clone());
@@ -169,6 +170,7 @@ impl Grammar {
     /// The only token of [`allowed`](Self::allowed) if the next text is forced, found without computing the whole mask.
     pub fn forced_token(&mut self) -> Option<u32> {
         if self.forced.is_empty() && self.mask.is_none() && !self.is_finished() {
+            // An error is left to `allowed`, which does the same work and reports it.
             self.forced = self.work(|matcher| Ok(matcher.compute_ff_tokens().into())).ok()?;
         }
         self.forced.front().copied()
@@ -184,6 +186,7 @@ impl Grammar {
         match self.forced.pop_front() {
             Some(forced) if forced == token_id => self.budget.earn_forced(),
             _ => {
+                // The known tokens belong to one way of splitting the text. After another token they no longer fit.
                 self.forced.clear();
                 self.budget.earn();
             }
@@ -240,6 +243,8 @@ const TOO_COMPLEX: [&str; 7] =
 
 fn state_error(error: &impl std::fmt::Display, num_tokens: usize) -> Error {
     let text = error.to_string();
+    // The library has no kinds of errors, so the words decide. A limit of its own is the constraint's fault, and
+    // everything else the server's.
     if TOO_COMPLEX.iter().any(|words| text.contains(words)) {
         return Error::Limit("too many alternatives at one position; write fewer alternatives");
     }

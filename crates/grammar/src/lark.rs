@@ -26,6 +26,7 @@ pub(crate) fn check_depth(grammar: &str) -> Result<()> {
     // In the order of the text, as in the library: a known name is not entered again.
     let mut seen = HashSet::from([START]);
     // The names of the path, the depth of each, and the number of its references followed so far.
+    // A list instead of recursion: this check must bear any depth.
     let mut way = vec![(START, 0, 0)];
     while let Some((name, depth, next)) = way.last_mut() {
         let Some(&(reference, brackets)) = definitions.get(*name).and_then(|all| all.get(*next))
@@ -34,6 +35,7 @@ pub(crate) fn check_depth(grammar: &str) -> Result<()> {
             continue;
         };
         *next += 1;
+        // The library recurses for each bracket, too.
         let deeper = *depth + 1 + brackets;
         if deeper > MAX_DEPTH {
             return Err(Error::Constraint(format!(
@@ -166,6 +168,7 @@ fn is_name(character: char) -> bool {
 
 /// The length of the text before the next `mark`, or of all of it.
 fn quoted_len(text: &str, mark: char) -> usize {
+    // The mark that opens the text must not end it, so the first character counts as escaped.
     let mut is_escaped = true;
     for (at, character) in text.char_indices() {
         if character == mark && !is_escaped {

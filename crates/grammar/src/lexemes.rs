@@ -62,6 +62,7 @@ impl Digits {
     fn regex(self) -> String {
         let Self { before_point, behind_point } = self;
         let behind = format!(r"(\.[0-9]{{1,{behind_point}}})?");
+        // With more digits, the range of exponents depends on the mantissa and is not limited exactly.
         if self != Self::USUAL {
             return format!(
                 r"[^\-0-9](?s:.*)|-?[0-9]{{1,{before_point}}}{behind}([eE][+-]?[0-9]{{1,3}})?"
@@ -69,6 +70,8 @@ impl Digits {
         }
         let small =
             r"-([0-9]{1,2}|[0-2][0-9]{2}|30[0-8])|\+?([0-9]{1,2}|[01][0-9]{2}|2[0-7][0-9]|28[0-7])";
+        // 20 digits with an exponent of at most 287 are below 1e308. Beyond it, one digit is allowed up to 307, and
+        // at 308 no more than 1.69.
         let large = r"\+?(28[89]|29[0-9]|30[0-7])";
         format!(
             r"[^\-0-9](?s:.*)|-?[0-9]{{1,{before_point}}}{behind}([eE]({small}))?|-?[0-9]{behind}[eE]{large}|-?[01](\.[0-6][0-9]{{0,{}}})?[eE]\+?308",
@@ -92,6 +95,8 @@ pub(crate) fn tightened(
     let is_of_json: Vec<bool> = (0..spec.skip_by_class.len())
         .map(|class| {
             let skip = spec.skip_by_class[class];
+            // The library does not tell which part of a grammar a lexeme comes from. Its class of white space shows
+            // it.
             let text = spec.lexeme_spec(skip).to_string(1 << 10, None);
             JSON_WHITE_SPACE.iter().any(|white_space| text.contains(white_space))
         })
@@ -174,9 +179,11 @@ impl Tightening {
         let forced = |byte: &u8| expressions.has_simply_forced_bytes(old, &[*byte]);
         let is_intersection = has_tag(spec, old, "And");
         let parts = expressions.get_args(old);
+        // The library writes names of additional properties as "any string, but none of these".
         if is_intersection && parts.iter().any(|part| has_tag(spec, *part, "Not")) {
             return Some(self.one_spelling);
         }
+        // Strings, brackets and literals begin with these bytes. This is much cheaper than the search for a digit.
         if b"\"{}[],:tfn".iter().any(forced) {
             return None;
         }

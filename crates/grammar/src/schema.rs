@@ -98,6 +98,8 @@ pub(crate) fn prepared(schema: &Value) -> Value {
     let draft = draft(schema);
     let is_old = is_old(draft);
     let is_2020 = draft.is_empty() || draft.contains("2020-12");
+    // The order matters: negation and disjointness follow plain references, and pruning needs all keywords in their
+    // final form.
     let root = references::plain(schema, is_old);
     let preparation = Preparation { root: &root, is_old, is_2020, budget: Cell::new(BUDGET) };
     productive::pruned(&preparation.schema(&root))
@@ -131,6 +133,7 @@ impl Preparation<'_> {
 
     fn object(&self, object: &Map<String, Value>) -> Map<String, Value> {
         let mut said = object.clone();
+        // Keywords are replaced before the parts are prepared, so that new schemas are prepared, too.
         let more = self.by_other_keywords(&mut said);
         add_to_all_of(&mut said, more);
         let mut prepared: Map<String, Value> = said
@@ -203,6 +206,7 @@ impl Preparation<'_> {
                     names.extend(keys("properties").filter(|_| !has_other)?.clone());
                     patterns.extend(keys("patternProperties")?.clone());
                 }
+                // A name might match two patterns, which `oneOf` forbids.
                 let is_exclusive = keyword == "oneOf" && !patterns.is_empty();
                 (!is_exclusive).then(|| of_names(names.into(), patterns.into()))
             }
@@ -246,6 +250,7 @@ impl Preparation<'_> {
 
 /// `2.0` as `2`.
 fn whole(number: &Number) -> Number {
+    // 2^53: beyond it, not every integer is a double.
     const LARGEST: f64 = 9_007_199_254_740_992.0;
     match number.as_f64() {
         Some(value)
@@ -285,6 +290,7 @@ fn contains(schema: &mut Map<String, Value>) -> Option<Value> {
             count.extend(most.map(|most| ("maxItems".to_owned(), most.clone())));
             Some(Value::Object(count))
         }
+        // No item can match, so only values that are not arrays are left.
         Some(Value::Bool(false)) if least.is_none() => {
             Some(json!({"type": ["null", "boolean", "number", "string", "object"]}))
         }
@@ -344,6 +350,7 @@ fn plain_names(names: &Value) -> Option<Value> {
     match keywords.as_slice() {
         [] => Some(json!(true)),
         [("pattern", Value::String(pattern))] => Some(only(json!({}), json!({pattern: true}))),
+        // `[\s\S]` instead of `.`, which does not match line breaks.
         [("maxLength", most)] => {
             Some(only(json!({}), json!({format!("^[\\s\\S]{{0,{most}}}$"): true})))
         }

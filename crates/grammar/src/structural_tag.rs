@@ -128,6 +128,7 @@ pub(crate) fn closed(tag: &Value) -> Result<Value> {
 /// [`Error::Constraint`] with the part that is invalid or not supported.
 pub(crate) fn to_lark(tag: &Value, special: &[SpecialToken]) -> Result<String> {
     let wrong = |error: serde_json::Error| Error::Constraint(error.to_string());
+    // The two forms have no key in common but `type`.
     let format = if tag.get("structures").is_some() || tag.get("triggers").is_some() {
         Older::deserialize(tag).map_err(wrong)?.into()
     } else {
@@ -242,6 +243,7 @@ impl Writer<'_> {
             for tag in &tags.tags {
                 let Some(rest) = tag.begin.strip_prefix(trigger.as_str()) else { continue };
                 let content = self.format(&tag.content, End::String(&tag.end), depth + 1)?;
+                // Free text has consumed the trigger, so the tag goes on behind it.
                 rests.push(format!("{} {content}", self.literal(rest)));
             }
             let rests =
@@ -259,6 +261,7 @@ impl Writer<'_> {
             )));
         }
         let dispatched = one_of(dispatched, "triggered_tags", "triggers")?;
+        // A required first tag comes at once, without free text before it.
         let first = match tags.at_least_one {
             true => {
                 let each = tags.tags.iter().map(|tag| self.tag(tag, depth));
@@ -340,6 +343,7 @@ impl Writer<'_> {
 
     /// Text without triggers, possibly empty.
     fn optional_text(&mut self, triggers: &[String]) -> String {
+        // Special tokens are never text, so only plain triggers have to be excluded.
         let plain: Vec<String> = triggers
             .iter()
             .filter(|trigger| self.next_special(trigger).is_none())

@@ -135,6 +135,7 @@ impl Trials {
                 trials.keep(worker);
             }
         };
+        // A child takes tenths of a second to load a large vocabulary, for which no request should wait.
         let _ = std::thread::Builder::new().name("start-trial".to_owned()).spawn(start);
     }
 
@@ -144,6 +145,7 @@ impl Trials {
         };
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let mut command = (self.program)();
+        // The child's panics and overflows are answers here, so its messages must not reach the server's log.
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().map_err(failed)?;
         // From here on, only the child has the other end open.

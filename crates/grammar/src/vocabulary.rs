@@ -74,6 +74,7 @@ impl Words {
 
     /// The form for the grammar library.
     pub(crate) fn env(&self, tokenizer: Option<Tokenizer>) -> TokEnv {
+        // The library guesses the end by a token's name and defaults to token 0, so it is set here.
         let info = TokRxInfo::new(self.words.len() as u32, self.eos[0]);
         let trie = TokTrie::from(&info, &self.words).with_eos_tokens(&self.eos);
         Arc::new(Vocabulary { tokenizer, trie })
@@ -101,6 +102,7 @@ impl Words {
             Some(u32::from_le_bytes(*number))
         };
         let num_eos = number(&mut bytes)?;
+        // Nothing is allocated by a count before its bytes were read.
         let eos: Vec<u32> = (0..num_eos).map_while(|_| number(&mut bytes)).collect();
         let num_words = number(&mut bytes)?;
         let words = (0..num_words).map(|_| {
@@ -118,6 +120,7 @@ fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(id);
     match tokenizer.is_special(id) {
         true => [&[TokTrie::SPECIAL_TOKEN_MARKER], bytes].concat(),
+        // An id without a token has no bytes, and the library never allows it.
         false => bytes.to_vec(),
     }
 }

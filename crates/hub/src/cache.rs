@@ -67,6 +67,7 @@ impl ModelCache {
             return Ok(());
         }
         let path = self.ref_path(revision);
+        // Other tools read the reference at any time. The rename gives them the old or the new id, never half of one.
         let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
         create_parent(&path)?;
         fs::write(&unfinished, commit).map_err(at(&unfinished))?;
@@ -105,9 +106,11 @@ impl ModelCache {
         let name = format!("{}.lock", digest.as_str());
         let path = self.root.join(".locks").join(&self.folder_name).join(name);
         create_parent(&path)?;
+        // The holder of the lock writes the download beside the blob, in a folder that a new cache lacks.
         create_parent(&self.blob(digest))?;
         let file = OpenOptions::new()
             .create(true)
+            // The lock file belongs to huggingface_hub, too, so its bytes stay.
             .truncate(false)
             .write(true)
             .open(&path)
@@ -144,7 +147,10 @@ impl ModelCache {
         // Another process may create the same link now. A rename replaces it, so that readers always find one of the
         // two.
         let name = file.name.replace('/', "-");
+        // The process id keeps the names of two processes apart. The file is hidden since it lies in the model's own
+        // folder.
         let unfinished = self.snapshot(commit).join(format!(".{name}.{}.tmp", std::process::id()));
+        // A killed process with the same id may have left the name, and `symlink` replaces nothing.
         match fs::remove_file(&unfinished) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(at(&unfinished)(error));
@@ -157,8 +163,10 @@ impl ModelCache {
 
     /// Free bytes of the cache's file system; `None` if they are not known.
     pub(crate) fn free_bytes(&self) -> Option<u64> {
+        // The cache itself may not exist before the first download.
         let existing = self.root.ancestors().find(|folder| folder.exists())?;
         let found = rustix::fs::statvfs(existing).ok()?;
+        // `f_bfree` would count blocks that are reserved for root.
         Some(found.f_bavail.saturating_mul(found.f_frsize))
     }
 
@@ -205,6 +213,7 @@ mod tests {
         for revision in ["main", "v1.0", "refs/pr/3", "0123456789012345678901234567890123456789"] {
             check_revision(revision).unwrap();
         }
+        // A revision comes from the user and becomes a file below `refs`.
         for revision in ["", "/etc", "../x", "a/../b"] {
             assert!(matches!(check_revision(revision), Err(Error::BadRevision(_))), "{revision}");
         }

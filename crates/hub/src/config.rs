@@ -72,6 +72,7 @@ impl HubConfig {
     /// # Errors
     /// There is no home folder for the cache, the endpoint is no URL, or the time limit is no number.
     pub fn new(settings: HubSettings, env: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        // An empty variable counts as unset. Container files often set one in order to remove it.
         let env = |name: &str| env(name).filter(|value| !value.trim().is_empty());
         let user_home = env("HOME").map(PathBuf::from);
         let folder = |path: &Path| expand_home(path, user_home.as_deref());
@@ -134,6 +135,7 @@ fn find_token(env: impl Fn(&str) -> Option<String>, file: Option<&Path>) -> Opti
         let file = file?;
         Some((std::fs::read_to_string(file).ok()?, file.display().to_string()))
     })?;
+    // The file of `huggingface-cli login` may end with a line break, which no header may hold.
     let secret = secret.trim();
     (!secret.is_empty()).then(|| Token { secret: secret.to_owned(), origin })
 }
@@ -184,6 +186,7 @@ mod tests {
             token(&[("HUGGING_FACE_HUB_TOKEN", "hf_old")]).origin(),
             "HUGGING_FACE_HUB_TOKEN"
         );
+        // The variable is set but empty, so the file decides.
         let found = token(&[("HF_TOKEN", "")]);
         assert_eq!(found.secret(), "hf_file");
         assert!(!format!("{found:?}").contains("hf_file"));

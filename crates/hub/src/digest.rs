@@ -26,6 +26,7 @@ impl Digest {
             Self::Sha256(_) => Hasher::Sha256(Sha256::new()),
             Self::GitSha1(_) => {
                 let mut hasher = Sha1::new();
+                // Git hashes the length before the bytes, so the whole length must be known at the start.
                 hasher.update(format!("blob {len}\0"));
                 Hasher::Sha1(hasher)
             }
@@ -54,6 +55,7 @@ impl Hasher {
             Self::Sha256(hasher) => hex(&hasher.finalize()),
             Self::Sha1(hasher) => hex(&hasher.finalize()),
         };
+        // The digits come from the hub, and `is_hex` in the listing accepts both cases.
         hex.eq_ignore_ascii_case(digest.as_str())
     }
 }

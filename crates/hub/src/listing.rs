@@ -75,6 +75,7 @@ impl Listing {
         }
         let mut attempt = 1;
         loop {
+            // Without `blobs`, the hub leaves out sizes and digests.
             let request = api.repo(repo.clone()).info_request().query(&[("blobs", "true")]);
             let cause = match timeout(silence, request.send()).await {
                 Err(_) => format!("no answer within {} s", silence.as_secs()),
@@ -122,6 +123,7 @@ impl Asked<'_> {
         let broken = |error| NoListing::Unreachable(root_cause(&error));
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await.map_err(broken)? {
+            // The check is before the copy, so the memory holds one chunk more than the limit at most.
             if body.len() + chunk.len() > MAX_BYTES {
                 let (hub, id) = (self.hub.to_owned(), self.id.to_string());
                 return Err(NoListing::Refused(Error::ListingTooLong {
@@ -150,10 +152,12 @@ impl Asked<'_> {
         let mut files = BTreeMap::new();
         for sibling in info.siblings {
             let name = sibling.rfilename;
+            // A name with `..` or a leading `/` would leave the cache. The file is left out, since no model needs it.
             if !Path::new(&name).components().all(|part| matches!(part, Component::Normal(_))) {
                 continue;
             }
             let digest = match (sibling.lfs, sibling.blob_id) {
+                // For an LFS file, `blobId` is the id of its pointer and not of its bytes.
                 (Some(lfs), _) if is_hex(&lfs.sha256, 64) => Digest::Sha256(lfs.sha256),
                 (None, Some(id)) if is_hex(&id, 40) => Digest::GitSha1(id),
                 _ => return Err(missing(&format!("the digest of {name}"))),
@@ -171,6 +175,7 @@ impl Asked<'_> {
         let header = |name: &'static str| {
             headers.get(HeaderName::from_static(name)).and_then(|value| value.to_str().ok())
         };
+        // The status does not suffice. The hub answers 401 for an unknown model, too, if the request has no token.
         let code = header("x-error-code").unwrap_or_default();
         let message = header("x-error-message").unwrap_or_default();
         let (id, page) = (self.id.to_string(), self.page());
@@ -183,6 +188,7 @@ impl Asked<'_> {
             (_, "EntryNotFound", _) => Error::NoFile { id, file: what.to_owned(), page },
             (_, "GatedRepo", None) => Error::GatedWithoutToken { id, page },
             (_, "GatedRepo", Some(token)) => Error::GatedWithoutAccess { id, page, token },
+            // With `RepoNotFound`, a valid token only lacks access to this model.
             (401, _, Some(token)) if is_token_refused || code != "RepoNotFound" => {
                 Error::TokenRefused { hub: self.hub.to_owned(), token }
             }
@@ -196,6 +202,7 @@ impl Asked<'_> {
                 let message = if message.is_empty() {
                     String::new()
                 } else {
+                    // Errors are one line, and the length of this header is up to the server.
                     format!(": {}", message.chars().take(200).collect::<String>())
                 };
                 Error::Answer { status, what: format!("{what} of `{id}`"), message }

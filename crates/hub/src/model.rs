@@ -28,6 +28,7 @@ const DESCRIPTION: [&str; 19] = [
     MODELOPT,
     TOKENIZER,
     AWQ,
+    // A repository with a `config.json` may still hold an adapter. Only this file tells.
     "adapter_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -120,6 +121,7 @@ impl Hub {
         }
         let api = builder.build().map_err(|error| Error::Client(error.to_string()))?;
         // The library does not export its default address, so it is read from a URL.
+        // No request is made for this, so any name will do.
         let url = api.model("a/b".to_owned()).url("");
         let address = url.split("/a/b/resolve/").next().unwrap_or_default().to_owned();
         Ok(Self(Arc::new(Inner { config, api, transfer, address })))
@@ -147,6 +149,8 @@ impl Hub {
             return model.with_gguf(&only).await;
         }
         if let Some(listing) = &model.listing {
+            // A repository without a configuration or with unusable weights is refused before its other files are
+            // fetched.
             model.check_configuration(listing)?;
             let is_wanted = |name: &str| describes(name) || is_vocabulary(name, listing);
             model
@@ -264,11 +268,14 @@ impl Hub {
             let place = config.cache.clone();
             return Err(Error::OfflineNotCached { id: id.to_string(), missing, place });
         }
+        // A commit never moves, so the hub could say nothing new.
         if enough && (config.offline || is_commit(revision)) {
             return Ok(cached.expect("a complete cache was found"));
         }
         match Listing::fetch(&self.0.api, self.asked(id, revision), config.silence).await {
             Ok(listing) => Ok(model(listing.commit.clone(), Some(listing))),
+            // A refusal counts even if the cache has the model, since the user may have lost the right to it or
+            // mistyped the revision.
             Err(NoListing::Refused(error)) => Err(error),
             Err(NoListing::Unreachable(cause)) if enough => {
                 tracing::warn!(
@@ -320,10 +327,12 @@ impl HubModel {
     /// # Errors
     /// The model has no safetensors weights, the disk is too small, or the connection fails for good.
     pub async fn fetch_weights(&self, progress: &DownloadProgress) -> Result<()> {
+        // `find` returns a model without a listing only if the cache has all of it.
         let Some(listing) = &self.listing else { return Ok(()) };
         let weights = self.weights(listing)?;
         self.check_disk(&weights)?;
         self.fetch(weights.into_iter(), progress).await?;
+        // Only now does the revision move. An offline start would otherwise choose a commit without weights.
         self.cache.set_commit(&self.revision, &self.commit)
     }
 
@@ -331,6 +340,7 @@ impl HubModel {
     async fn with_gguf(mut self, wanted: &GgufName) -> Result<Self> {
         let names = match &self.listing {
             Some(listing) => self.choose_gguf(wanted, listing)?,
+            // `find` has checked the cache with the same function.
             None => self.cached_gguf(wanted).expect("nothing is missing in the cache"),
         };
         let described = Arc::new(self.read_gguf(&names).await?);
@@ -396,6 +406,7 @@ impl HubModel {
             return Err(error);
         }
         let is_weights = |name: &&String| {
+            // A safetensors file with an unusual name is listed, too, so that the error explains why it was not used.
             [".bin", ".pt", ".pth", ".gguf", ".h5", ".onnx", ".safetensors"]
                 .iter()
                 .any(|end| name.ends_with(end))
@@ -412,9 +423,11 @@ impl HubModel {
     fn check_disk(&self, weights: &[&RemoteFile]) -> Result<()> {
         let is_missing =
             |file: &&&RemoteFile| !self.cache.has(&self.commit, file) && !self.cache.has_blob(file);
+        // `incomplete_bytes` is at most the size, so the difference cannot be negative.
         let to_write = |file: &&RemoteFile| file.size - self.cache.incomplete_bytes(file);
         let needed = weights.iter().filter(is_missing).map(to_write).fold(0, u64::saturating_add);
         match self.cache.free_bytes() {
+            // A file system that hides its free space refuses nothing. The write itself then fails.
             Some(free) if needed > free => Err(Error::DiskTooSmall {
                 id: self.id.to_string(),
                 needed,
@@ -447,6 +460,7 @@ impl HubModel {
     async fn fetch_one(&self, file: &RemoteFile, progress: &DownloadProgress) -> Result<()> {
         let progress = progress.add(&file.name, file.size);
         let lock = loop {
+            // Two commits usually share most of their blobs. Such a file costs only a link.
             if self.cache.has_blob(file) {
                 break None;
             }
@@ -479,6 +493,7 @@ impl HubModel {
         Download {
             asked,
             file,
+            // The commit and not the revision is in the URL, since a branch may move between two files.
             url: format!("{}/resolve/{}/{}", asked.page(), self.commit, escape(&file.name)),
             path: self.cache.incomplete(&file.digest),
             progress,
@@ -521,6 +536,7 @@ fn describes(name: &str) -> bool {
 
 /// Escapes a path in a repository for a URL.
 fn escape(name: &str) -> String {
+    // These are the unreserved characters of RFC 3986, and the slash between folders.
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     name.bytes()
         .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
@@ -543,6 +559,7 @@ mod tests {
         }
         for name in [
             "model.safetensors",
+            // Only folders of known names count, since this configuration belongs to another form of the model.
             "onnx/config.json",
             "additional_chat_templates/a/b.jinja",
             "README.md",

@@ -36,6 +36,7 @@ impl FromStr for ModelId {
                 && !part.contains("..")
         };
         let (owner, name) = text.split_once('/').ok_or(NoModelId)?;
+        // These rules also make the id safe as a part of paths and URLs.
         if !is_part(owner) || !is_part(name) || name.ends_with(".git") || text.len() > 96 {
             return Err(NoModelId);
         }
@@ -66,6 +67,7 @@ impl ModelName {
     pub fn not_here(text: &str) -> Result<Self, NoModelId> {
         let name: Self = text.parse()?;
         let is_path = matches!(name.gguf, Some(GgufName::Path(_)));
+        // A mistyped file name in a local folder looks like a GGUF file on the hub. The folder tells them apart.
         let is_here = is_path && Path::new(name.id.as_str()).is_dir();
         if is_here { Err(NoModelId) } else { Ok(name) }
     }
@@ -140,6 +142,7 @@ impl FromStr for ModelName {
             let gguf = is_end(end).then(|| GgufName::End(end.to_owned())).ok_or(NoModelId)?;
             return Ok(Self { id: id.parse()?, gguf: Some(gguf) });
         }
+        // An id has exactly one slash, so the path begins after the second.
         let Some((slash, _)) = text.match_indices('/').nth(1) else {
             return Ok(Self { id: text.parse()?, gguf: None });
         };

@@ -59,6 +59,7 @@ impl FileProgress {
 
     /// Bytes that have arrived.
     pub fn bytes_done(&self) -> u64 {
+        // Relaxed loads suffice here and below, since the values are only displayed and order no other memory.
         self.bytes_done.load(Ordering::Relaxed)
     }
 

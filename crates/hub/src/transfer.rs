@@ -78,6 +78,7 @@ impl Transfer {
             Client::builder()
                 .user_agent(concat!("candlepower/", env!("CARGO_PKG_VERSION")))
                 .default_headers(headers)
+                // `follow` decides for each redirect which client may go on, so the library must not.
                 .redirect(Policy::none())
                 .connect_timeout(config.silence)
                 .build()
@@ -87,6 +88,7 @@ impl Transfer {
         if let Some(token) = &config.token {
             let mut value = HeaderValue::from_str(&format!("Bearer {}", token.secret()))
                 .map_err(|_| Error::UnusableToken { origin: token.origin().to_owned() })?;
+            // Otherwise the token could appear in debug output of the library.
             value.set_sensitive(true);
             headers.insert(AUTHORIZATION, value);
         }
@@ -106,6 +108,9 @@ impl Transfer {
             let segments = segments(partial.len..download.file.size);
             let partial = stream::iter(segments)
                 .map(|range| self.segment(download, range))
+                // `buffered` keeps the order, in which the hasher needs the bytes. It also takes the permits in that
+                // order, and the semaphore is fair. So the segment that is written next never waits for one behind
+                // it.
                 .buffered(SEGMENTS_OF_A_FILE)
                 .try_fold(partial, |partial, segment| partial.append(segment))
                 .await?;
@@ -131,6 +136,7 @@ impl Transfer {
 
     /// A part of a file. Interruptions do not matter as long as each attempt brings new bytes.
     async fn segment(&self, download: &Download<'_>, range: Range<u64>) -> Result<Segment> {
+        // The segment keeps the permit until it is written, so the limit covers finished segments in memory as well.
         let permit = Arc::clone(&self.segments)
             .acquire_owned()
             .await
@@ -144,6 +150,7 @@ impl Transfer {
                 Err(Fault::Final(error)) => return Err(error),
                 Err(Fault::Passing { cause, wait }) => (cause, wait),
             };
+            // A slow line that breaks often still makes progress, so only failures without a new byte count together.
             failures = if bytes.len() > arrived { 1 } else { failures + 1 };
             let (cause, wait) = fault;
             if failures == MAX_ATTEMPTS {
@@ -156,6 +163,7 @@ impl Transfer {
                 });
             }
             tracing::debug!("{}: {cause}; trying again", download.file.name);
+            // The hub's own wait is limited, too: a faulty mirror could request days.
             sleep(wait.unwrap_or(FIRST_WAIT * 2_u32.pow(failures - 1)).min(LONGEST_WAIT)).await;
         }
     }
@@ -181,12 +189,14 @@ impl Transfer {
         }
         let wanted = (range.end - range.start) as usize;
         while bytes.len() < wanted {
+            // The limit is for each chunk. A limit for the whole segment would fail on a slow line.
             let chunk = match timeout(self.silence, response.chunk()).await {
                 Err(_) => return Err(self.silent()),
                 Ok(Err(error)) => return Err(Fault::passing(root_cause(&error))),
                 Ok(Ok(None)) => return Err(Fault::passing("it ended early".to_owned())),
                 Ok(Ok(Some(chunk))) => chunk,
             };
+            // A server that ignores the range sends the rest of the file, too.
             let used = chunk.len().min(wanted - bytes.len());
             bytes.extend_from_slice(&chunk[..used]);
             download.progress.add_bytes(used as u64);
@@ -199,6 +209,7 @@ impl Transfer {
         let mut location = download.location.lock().await;
         if let Some(url) = location.clone() {
             drop(location);
+            // The lock is released before, so that the segments run side by side.
             let (response, _) = self.follow(download, url, range).await?;
             if response.status().is_client_error() {
                 // Redirect targets are signed for a limited time only.
@@ -229,6 +240,7 @@ impl Transfer {
             let is_hub = download.is_at_hub(&url);
             let client = if is_hub { &self.hub } else { &self.elsewhere };
             let mut request = client.get(url.clone());
+            // A whole file needs no range. So small files also come from a server without range requests.
             if range != (0..download.file.size) {
                 request = request.header(RANGE, format!("bytes={}-{}", range.start, range.end - 1));
             }
@@ -327,6 +339,8 @@ impl Partial {
                 file.set_len(0).map_err(at(&path))?;
                 len = 0;
             }
+            // The digest covers the whole file, so the remains are read again. The position is then at the end, where
+            // `append` writes.
             let mut rest = (&mut file).take(len);
             let mut buffer = vec![0; 1 << 20];
             loop {
@@ -361,6 +375,7 @@ impl Partial {
                 self.file.sync_all().map_err(at(&self.path))?;
                 return Ok(true);
             }
+            // A resume from damaged remains would fail again.
             std::fs::remove_file(&self.path).map_err(at(&self.path))?;
             Ok(false)
         })
@@ -375,6 +390,7 @@ async fn blocking<T: Send + 'static>(
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
+            // A panic in the work must not look like a failed download.
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(error) => Err(Error::Client(format!("the program is ending: {error}"))),
         },

@@ -59,6 +59,7 @@ fn main() {
 
 /// Median and best seconds of `run`.
 fn time(mut run: impl FnMut()) -> (f64, f64) {
+    // The first run is not counted. It provides pages and warms up caches and threads.
     run();
     let start = Instant::now();
     let mut seconds = Vec::new();
@@ -124,7 +125,9 @@ fn fma_from_registers(repeats: usize) {
     use std::arch::x86_64::*;
     #[target_feature(enable = "avx512f")]
     fn avx512(repeats: usize) -> [__m512; 24] {
+        // With 24 sums the latency of a multiply-add is hidden, and registers remain for both operands.
         let mut sums = [_mm512_set1_ps(1.0); 24];
+        // The compiler would compute with constants that it knows.
         let (a, b) = (black_box(_mm512_set1_ps(1.5)), black_box(_mm512_set1_ps(0.5)));
         for _ in 0..repeats {
             for sum in &mut sums {
@@ -137,6 +140,7 @@ fn fma_from_registers(repeats: usize) {
     fn avx2(repeats: usize) -> [__m256; 12] {
         let mut sums = [_mm256_set1_ps(1.0); 12];
         let (a, b) = (black_box(_mm256_set1_ps(1.5)), black_box(_mm256_set1_ps(0.5)));
+        // Half as many vectors of half the width repeat four times as often.
         for _ in 0..repeats * 4 {
             for sum in &mut sums {
                 *sum = _mm256_fmadd_ps(*sum, a, b);
@@ -279,6 +283,7 @@ fn products(name: &str, weights: &[Weight]) {
             black_box(linear(&x, w, None).expect("a product"));
         });
         let name = format!("{name} [{n}, {k}] x {tokens}");
+        // Few rows are bound by reading weights, and more rows by arithmetic.
         if tokens <= 4 {
             report(&name, times, weights[0].num_bytes() as f64, "GB/s");
         } else {
@@ -344,6 +349,7 @@ fn attention(dtype: DType, (seqs, queries, context): (usize, usize, usize)) {
     let times = time(|| {
         black_box(paged_attention(&q, &cache, 0, &meta, &params, None).expect("attention"));
     });
+    // A query sees the positions up to its own, and the queries are at the last positions.
     let visible = queries * context - queries * (queries - 1) / 2;
     let flops = 4.0 * (seqs * visible * heads * head_dim) as f64;
     report(&format!("attention {what}"), times, flops, "GFLOP/s");

@@ -101,6 +101,7 @@ impl WithSimd for Activate<'_> {
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
+        // Without `up` the factor is 1, so that both forms are the same loop.
         let ones = [1.0; LANES];
         let mut x = self.x.chunks(LANES);
         let gates = self.up.is_some();
@@ -132,12 +133,14 @@ impl WithSimd for Activate<'_> {
                         s.mul(x, x)
                     }
                     Activation::SwigluOai => {
+                        // The gate has no lower bound. `up` has both.
                         let x = s.min(x, s.splat(SWIGLU_LIMIT));
                         let exp = math::exp(s, s.mul(x, s.splat(-SWIGLU_ALPHA)));
                         s.div(x, s.add(exp, s.splat(1.0)))
                     }
                 };
                 let mut up = s.load(up);
+                // A factor of 1 must not be clamped and shifted.
                 if gates && self.act == Activation::SwigluOai {
                     let limit = s.splat(SWIGLU_LIMIT);
                     up = s.max(s.min(up, limit), s.splat(-SWIGLU_LIMIT));

@@ -71,6 +71,7 @@ pub(crate) fn has_avx512_bf16() -> bool {
 #[cfg(target_arch = "x86_64")]
 fn amx() -> (bool, bool) {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
+    // Beyond its last leaf a CPU may answer with the bits of another one.
     if __cpuid(0).eax < 7 {
         return (false, false);
     }

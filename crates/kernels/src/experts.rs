@@ -82,6 +82,7 @@ fn chosen_groups(groups: &ExpertGroups, ranks: &[f32]) -> Vec<bool> {
             }
         })
         .collect();
+    // The sort is stable, so the first of equal groups comes first.
     let mut order: Vec<usize> = (0..groups.count).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
     (0..groups.count).map(|group| order[..groups.chosen].contains(&group)).collect()
@@ -124,6 +125,7 @@ impl Gating {
     pub fn route(&self, scores: &[f32], of_experts: &OfExperts, top_k: usize) -> Vec<(usize, f32)> {
         let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let share = |score: &f32| match self.function {
+            // The highest score becomes 1, so no exponential overflows.
             GatingFunction::Softmax => (score - max).exp(),
             GatingFunction::Sigmoid => 1.0 / (1.0 + (-score).exp()),
         };
@@ -132,6 +134,7 @@ impl Gating {
             GatingFunction::Softmax => shares.iter().sum(),
             GatingFunction::Sigmoid => 1.0,
         };
+        // A bias is added to whole shares. Without one, the divisor that all experts share changes no order.
         let rank = |expert: usize| match &of_experts.bias {
             Some(bias) => shares[expert] / all + bias[expert],
             None => shares[expert],
@@ -142,6 +145,7 @@ impl Gating {
             let are_chosen = chosen_groups(groups, &ranks);
             chosen.retain(|expert| are_chosen[expert / (ranks.len() / groups.count)]);
         }
+        // The sort is stable, too.
         chosen.sort_by(|&a, &b| ranks[b].total_cmp(&ranks[a]));
         chosen.truncate(top_k);
         let total = match self.renormalize {

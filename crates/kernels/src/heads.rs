@@ -35,6 +35,7 @@ pub fn linear_heads(x: &Tensor, weights: &[Weight]) -> Result<Tensor> {
     let work = |heads_of_part: Range<usize>| {
         for head in heads_of_part {
             let row = |token: usize| token * heads + head;
+            // The heads of a token lie side by side, but the rows of a product must be contiguous.
             let rows = (0..tokens).flat_map(|token| &data[row(token) * width..][..k]);
             let rows: Vec<f32> = rows.copied().collect();
             for (token, result) in product(&rows, &weights[head]).chunks_exact(n).enumerate() {

@@ -56,6 +56,7 @@ impl KvCacheConfig {
                 return Err(Error::Parameter { parameter: "latent", value, expected });
             }
         }
+        // A slot mapping has elements of 32 bits.
         if u32::try_from(self.num_blocks * self.block_size).is_err() {
             return Err(Error::Parameter {
                 parameter: "num_blocks",
@@ -344,6 +345,7 @@ pub fn reshape_and_cache(
 /// A block is not in the cache.
 pub fn copy_blocks(cache: &KvCache, copies: &[(u32, u32)]) -> Result<()> {
     let bound = cache.config.num_blocks;
+    // Checked before the first copy, so that a refused call changes nothing.
     for block in copies.iter().flat_map(|&(source, destination)| [source, destination]) {
         if block as usize >= bound {
             return Err(Error::OutOfRange {
@@ -361,6 +363,7 @@ pub fn copy_blocks(cache: &KvCache, copies: &[(u32, u32)]) -> Result<()> {
         let edit = Edit::Copy { copies, block_elements };
         Update { config: &cache.config, edit, scale: 1.0 }
     };
+    // The values of latents are shorter than the keys.
     let (keys, values) = (copy(cache.config.block_elements()), copy(cache.config.value_elements()));
     for layer in &cache.layers {
         layer.keys.inplace_op1(&keys)?;

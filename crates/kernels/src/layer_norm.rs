@@ -95,6 +95,7 @@ fn norm_rows(
 /// One row of [`layer_norm`], in place.
 fn normalize(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) {
     let mean = sum(x, |v| v) / x.len() as f32;
+    // Taken around the mean, since the difference of the mean square and the squared mean would lose most digits.
     let variance = sum(x, |v| (v - mean) * (v - mean)) / x.len() as f32;
     let scale = 1.0 / (variance + eps).sqrt();
     let Some(bias) = bias else {

@@ -68,6 +68,7 @@ pub fn gated_linear(
 ) -> Result<Tensor> {
     // With few rows the product is bound by reading the weights, and the fused gate saves nothing.
     let few_rows = x.dims().first().is_none_or(|rows| *rows < 2 * TILE_LINE);
+    // Tables and sparse parts have no fused gate, which works on whole panels of both halves.
     let is_plain = w.sparse().is_none() && !has_tables(w);
     if few_rows || !is_plain || !w.n().is_multiple_of(2 * PANEL) {
         return gated_activation(&linear(x, w, bias)?, act);
@@ -104,6 +105,7 @@ pub(crate) fn product_of_rows(x: &[f32], w: &Weight) -> Vec<f32> {
 }
 
 fn computed(x: &[f32], w: &Weight, bias: Option<&[f32]>, gate: Option<Activation>) -> Vec<f32> {
+    // Copied once for all outputs, which then read activations and weights in the same order.
     let mut out = multiply(Isa::detect(), &in_order(x, w), w, bias, gate);
     if let Some(sparse) = w.sparse() {
         sparse.add_products(x, w.k(), &mut out);
@@ -159,6 +161,8 @@ enum Path {
 
 impl Path {
     fn choose<S: Simd>(p: &Product<'_>) -> Self {
+        // Only tiles have a fused gate. A matrix unit adds in an order of its own, which one row must follow,
+        // too.
         let is_tiled = S::BF16_TILES || p.gate.is_some() || p.rows > S::GEMV_ROWS;
         if is_tiled { Self::Tiled } else { Self::Gemv }
     }
@@ -177,6 +181,7 @@ fn fits_matrix_unit(w: &Weight) -> bool {
         ElementOrder::Bf16 => true,
         ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Coded(QuantFormat::Table) => false,
         ElementOrder::Coded(_) => {
+            // The unit sums 32 products at a time, so these must have the same scale.
             w.rounds_activations() && (group == k || group.is_multiple_of(2 * TILE_LINE))
         }
     }
@@ -204,6 +209,7 @@ fn multiply(
 ) -> Vec<f32> {
     let (n, k) = (w.n(), w.k());
     let rows = x.len() / k;
+    // The paths write through pointers, so lengths are checked in release builds, too.
     assert!(x.len() == rows * k && bias.is_none_or(|bias| bias.len() == n), "checked by linear");
     let takes_gate = n.is_multiple_of(2 * PANEL) && !has_tables(w);
     assert!(gate.is_none() || takes_gate, "checked by gated_linear");
@@ -216,6 +222,7 @@ fn multiply(
             tables::multiply(isa, &product);
         } else if fits_matrix_unit(w) {
             isa.run_with_tiles(Multiply(product));
+            // Dot products of bf16 take activations of bf16 only.
         } else if w.rounds_activations() {
             isa.run_with_dot(Multiply(product));
         } else {

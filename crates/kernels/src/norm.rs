@@ -244,6 +244,7 @@ mod tests {
 
     #[test]
     fn matches_the_definition_for_any_width_and_batch() {
+        // Rows shorter than the partial sums, and longer ones with and without a remainder.
         for (rows, dim) in [(1, 1), (3, 31), (2, 64), (5, 100), (200, 896)] {
             let (x, residual) =
                 (numbers(rows * dim), numbers(2 * rows * dim).split_off(rows * dim));

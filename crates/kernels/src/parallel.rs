@@ -64,6 +64,7 @@ pub(crate) fn for_ranges(count: usize, min: usize, work: impl Fn(Range<usize>) +
     let part = |start: usize| ((count - start) / (2 * threads)).next_multiple_of(min).max(min);
     let claims = || {
         let claim = |start: usize| (start < count).then(|| (start + part(start)).min(count));
+        // Relaxed suffices: `share` waits for all threads, which orders their results before it returns.
         while let Ok(start) = next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim) {
             work(start..(start + part(start)).min(count));
         }

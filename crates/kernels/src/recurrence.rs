@@ -245,6 +245,7 @@ fn run(
     let layer = state.layer(KERNEL, layer)?;
     let (weights, input, gates) = (net.weights()?, input.f32s()?, gates.f32s()?);
     let out = {
+        // The guard on the conv state is dropped with this block, since `inplace_op1` below locks it for writing.
         let kept = Operand::new(KERNEL, "state", &layer.inputs).f32s()?;
         let step = Step {
             isa,
@@ -292,6 +293,7 @@ impl InplaceOp1 for Step<'_> {
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
         let matrices = state::elements(storage, layout)?;
+        // The operation has only `&self`, so its result leaves through a cell.
         self.out.get_or_init(|| self.run(matrices));
         Ok(())
     }

@@ -35,6 +35,7 @@ impl RopeTable {
     pub fn new(cos: Tensor, sin: Tensor, style: RopeStyle) -> Result<Self> {
         let operand = Operand::new("rope", "cos", &cos);
         let (max_len, half) = operand.dims2("[max_len, rot_dim / 2]")?;
+        // Only for its checks of dtype, layout and device.
         operand.f32s()?;
         let operand = Operand::new("rope", "sin", &sin);
         operand.expect_dims("[max_len, rot_dim / 2]", &[max_len, half])?;
@@ -59,6 +60,8 @@ impl RopeTable {
         let table = |f: fn(f32) -> f32| {
             let values = (0..max_len)
                 .flat_map(|position| {
+                    // In f32, as transformers computes them, so that the angles of late positions are rounded
+                    // alike.
                     inv_freq.iter().map(move |freq| f(position as f32 * freq) * magnitude)
                 })
                 .collect::<Vec<f32>>();

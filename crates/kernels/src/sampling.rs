@@ -145,6 +145,8 @@ pub fn uniform(seed: u64, place: u64) -> f64 {
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     };
+    // The seed is mixed before the place is added, so that neighbouring seeds do not repeat each other's values.
+    // An f64 has 53 bits, so that no value is rounded up to 1.
     (mix(mix(seed) ^ place) >> 11) as f64 / (1u64 << 53) as f64
 }
 
@@ -163,6 +165,7 @@ pub fn sample_row_reference(logits: &[f32], params: &SamplingRow<'_>) -> Option<
             / f64::from(params.temperature))
         .exp()
     };
+    // The most likely token remains even if `min_p` is above 1.
     order.retain(|&id| id == most_likely || weight(id) >= f64::from(params.min_p));
     order.truncate(params.top_k.unwrap_or(usize::MAX));
     let total: f64 = order.iter().map(|&id| weight(id)).sum();
@@ -179,6 +182,7 @@ pub fn sample_row_reference(logits: &[f32], params: &SamplingRow<'_>) -> Option<
         left -= weight(id);
         left < 0.0
     });
+    // Rounding may leave a remainder.
     drawn.or(order.last()).map(|&id| id as u32)
 }
 
@@ -204,6 +208,7 @@ fn adjust<'a>(logits: &'a [f32], params: &SamplingRow<'_>) -> Cow<'a, [f32]> {
                 } else {
                     *logit * penalties.repetition
                 };
+                // A token of the prompt alone has been seen, but not generated.
                 if times > 0 {
                     *logit -= penalties.presence + penalties.frequency * times as f32;
                 }
@@ -241,6 +246,7 @@ fn adjust<'a>(logits: &'a [f32], params: &SamplingRow<'_>) -> Cow<'a, [f32]> {
 
 fn draw(logits: &[f32], params: &SamplingRow<'_>) -> Option<u32> {
     let max = maximum(logits);
+    // It is minus infinity if no token may be sampled. With plus infinity all weights would be NaN or zero.
     if !max.is_finite() {
         return None;
     }
@@ -250,6 +256,7 @@ fn draw(logits: &[f32], params: &SamplingRow<'_>) -> Option<u32> {
         ids.first().copied()
     };
     let by = Weigher { max, scale: params.temperature.recip() };
+    // The temperature is 0, or so small that its reciprocal is infinite.
     if !by.scale.is_finite() {
         return most_likely();
     }
@@ -265,6 +272,7 @@ fn draw(logits: &[f32], params: &SamplingRow<'_>) -> Option<u32> {
         }
         left -= sum;
     }
+    // The weights of one block are computed again, instead of storing those of the vocabulary.
     let drawn = last.and_then(|block| {
         let mut weights = [0.0; BLOCK];
         kept.weigh(block.clone(), &mut weights);
@@ -292,10 +300,12 @@ fn place_of(weights: &[f32], mut left: f64) -> Option<usize> {
 fn kept<'a>(logits: &'a [f32], by: Weigher, params: &SamplingRow<'_>) -> Kept<'a> {
     let mut kept = Kept { logits, least: Kept::ALL, by };
     if params.min_p > 0.0 {
+        // With the largest id, all tokens of the same logit are kept.
         kept.least = (by.max + params.min_p.min(1.0).ln() / by.scale, u32::MAX);
     }
     if let Some(top_k) = params.top_k.filter(|&k| k < logits.len()) {
         let tokens = most_likely(logits, top_k, kept.least.0);
+        // The last in the order of likelihood is the least likely.
         kept.least = tokens.into_iter().max_by(descending).unwrap_or(kept.least);
     }
     if params.top_p < 1.0 {
@@ -317,6 +327,7 @@ fn nucleus(kept: Kept<'_>, top_p: f32) -> Option<Token> {
             wanted <= 0.0
         });
         if let Some((step, sum)) = step {
+            // This is the weight that tokens of this step must reach.
             wanted += sum;
             let tokens = kept.of_step(step);
             let enough = tokens.iter().find(|token| {
@@ -347,6 +358,7 @@ fn most_likely(logits: &[f32], count: usize, mut bound: f32) -> Vec<Token> {
         if best.len() > most {
             best.select_nth_unstable_by(count - 1, descending);
             best.truncate(count);
+            // Less likely tokens need not be collected any more.
             bound = best[count - 1].0;
         }
     }
@@ -363,6 +375,7 @@ pub fn row_logprobs(logits: &[f32], token_id: u32, top: usize) -> RowLogprobs {
     let mut best = most_likely(logits, top, all.least.0);
     best.sort_unstable_by(descending);
     let own = logits[token_id as usize];
+    // The comparison is false for NaN, too.
     let rank = match own > f32::NEG_INFINITY {
         true => 1 + logits.iter().filter(|logit| **logit > own).count(),
         false => logits.len(),

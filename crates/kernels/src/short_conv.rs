@@ -78,6 +78,7 @@ pub fn short_conv(
     taps.expect_dims("[kernel, channels]", &[kernel, channels])?;
     let (input, taps) = (input.f32s()?, taps.f32s()?);
     let (input, taps): (&[f32], &[f32]) = (&input, &taps);
+    // The guard on the conv state is dropped with this block, since `inplace_op1` below locks it for writing.
     let out = {
         let kept = Operand::new(KERNEL, "state", &layer.inputs).f32s()?;
         let kept: &[f32] = &kept;
@@ -88,9 +89,12 @@ pub fn short_conv(
         parallel::build_rows(tokens, channels, |token, out| {
             let sequence = of_tokens[token].expect("the sequences have all tokens");
             out.fill(0.0);
+            // Weight by weight, so that the inner loops run over neighbouring channels.
             for (tap, weights) in taps.chunks_exact(channels).enumerate() {
                 let back = kernel - 1 - tap;
                 let before = token - sequence.tokens.start;
+                // Products of this step's tokens are computed from `input`, and those of older tokens are in the
+                // state.
                 if back <= before {
                     let (b, rest) = input[(token - back) * width..][..width].split_at(channels);
                     let products = b.iter().zip(&rest[channels..]).zip(weights);

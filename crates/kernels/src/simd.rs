@@ -271,6 +271,7 @@ impl Isa {
     /// Runs `op` compiled for this instruction set, without its products of bf16.
     #[inline]
     pub(crate) fn run<O: WithSimd>(self, op: O) -> O::Output {
+        // Only products of bf16 are compiled with their instructions. All else would be compiled three times.
         match self {
             #[cfg(with_avx512)]
             Self::Amx(s) => s.without_bf16().run(op),

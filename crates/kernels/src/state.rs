@@ -83,6 +83,7 @@ impl StateConfig {
     /// One is zero or not the required multiple, or there are too many slots.
     pub fn check(&self) -> Result<()> {
         self.dims.check()?;
+        // A step's operands have slots of 32 bits.
         if u32::try_from(self.num_slots).is_err() {
             let (parameter, value) = ("num_slots", self.num_slots);
             return Err(Error::Parameter { parameter, value, expected: "an integer of 32 bits" });
@@ -216,6 +217,7 @@ impl StateRows<'_> {
             if std::mem::replace(taken, true) {
                 return refuse("slot", slot, "the slot of one sequence only");
             }
+            // A sequence without tokens keeps its state.
             if start < end {
                 let begins = context_len == end - start;
                 sequences.push(Sequence { tokens: start..end, slot, begins });
@@ -299,6 +301,7 @@ impl RecurrentState {
 /// There is no such slot.
 pub fn copy_states(state: &RecurrentState, copies: &[(u32, u32)]) -> Result<()> {
     let StateConfig { num_slots: bound, dims, .. } = state.config;
+    // Checked before the first copy, so that a refused call changes nothing.
     for slot in copies.iter().flat_map(|&(source, destination)| [source, destination]) {
         let value = slot as usize;
         if value >= bound {
@@ -374,6 +377,7 @@ impl InplaceOp1 for SaveInputs<'_> {
             // Inputs that are still needed move to the front.
             kept.copy_within(new * channels.., 0);
             let (older, newest) = kept.split_at_mut(len - new * channels);
+            // A new sequence has no older inputs, but its slot may hold another's.
             if *begins {
                 older.fill(0.0);
             }

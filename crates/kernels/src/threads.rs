@@ -46,6 +46,7 @@ impl WarmThreads {
     /// Calls `work`, whose kernels share their work with these threads.
     pub fn run<R>(&mut self, work: impl FnOnce() -> R) -> R {
         let outer = LENT.replace(Lent::Team(Arc::clone(&self.team)));
+        // A panic of `work` must not leave the team lent to this thread.
         let _restore = OnDrop(|| drop(LENT.replace(outer.clone())));
         work()
     }
@@ -177,10 +178,12 @@ impl Team {
         // SAFETY: the last job is closed and no thread runs it.
         unsafe { *self.job.get() = Some(job) };
         let next = (number(self.state.load(Ordering::Relaxed)) + 1) << 32;
+        // SeqCst: either this thread sees the sleeper, or the sleeper sees the open job before it waits.
         self.state.store(next | OPEN, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             self.wake();
         }
+        // It runs after a panic of `work`, too, since other threads may still run the job.
         let close = OnDrop(|| {
             let mut state = self.state.fetch_and(!OPEN, Ordering::AcqRel) & !OPEN;
             let mut spins = 0;
@@ -201,6 +204,7 @@ impl Team {
     }
 
     fn wake(&self) {
+        // With the lock taken, no thread is between its last look and its wait.
         drop(self.bed.lock().unwrap_or_else(PoisonError::into_inner));
         self.alarm.notify_all();
     }

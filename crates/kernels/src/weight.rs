@@ -73,6 +73,7 @@ impl Weight {
         group: usize,
         scales: ScaleForm,
     ) -> Result<WeightBuilder> {
+        // A `k` of zero is refused by `new`.
         let group = group.min(k);
         if k > 0 && group < k && (group == 0 || group % 2 == 1 || codes == QuantFormat::Table) {
             return Err(Error::Parameter {
@@ -181,6 +182,7 @@ impl Weight {
             Some(inputs) => out[inputs[step] as usize] = value,
             None => out[step] = value,
         });
+        // Sparse entries name inputs of the checkpoint, whatever the order of the panels.
         for (input, number) in self.sparse.iter().flat_map(|sparse| sparse.row(row)) {
             out[*input as usize] += number;
         }
@@ -207,6 +209,8 @@ impl Layout {
     /// Index of the element at step `k` and `column` inside a panel of a dtype that is not quantized.
     fn index(self, k: usize, column: usize) -> usize {
         match self.order {
+            // The even step lies in the high half of a word, which is the second of two elements in little-endian
+            // order.
             ElementOrder::Bf16 => k / 2 * (2 * PANEL) + column * 2 + (1 - k % 2),
             _ => k * PANEL + column,
         }
@@ -242,6 +246,7 @@ impl WeightBuilder {
                 return Err(Error::Parameter { parameter, value, expected: "at least 1" });
             }
         }
+        // Sizes come from a checkpoint, so their product may overflow.
         let bytes = n
             .div_ceil(PANEL)
             .checked_mul(layout.panel_bytes())
@@ -270,6 +275,7 @@ impl WeightBuilder {
     pub fn write_rows(&mut self, first_row: usize, rows: WeightRows<'_>) -> Result<()> {
         let source = ElementOrder::of(rows.dtype)?;
         let k = self.layout.k;
+        // A pair is two steps of all outputs of a panel.
         let row_bytes = k * source.pair_bytes() / (2 * PANEL);
         if !rows.bytes.len().is_multiple_of(row_bytes) {
             return Err(Error::RowBytes { found: rows.bytes.len(), dtype: rows.dtype, k });

@@ -32,6 +32,7 @@ pub fn device_head_dim(head_dim: usize) -> usize {
 pub fn device_latent_dims(rank: usize, rotated: usize) -> (usize, usize) {
     let (latent, row) = DEVICE_LATENT_DIMS;
     match rank <= latent && rotated <= row - latent {
+        // The padded form needs both parts to fit. Otherwise the plan counts the plain sizes.
         true => (latent, row),
         false => (rank, rank + rotated),
     }
@@ -51,6 +52,7 @@ pub fn device_latent_tokens(heads: usize, max_seqs: usize) -> usize {
 /// The widest heads are computed in shorter tiles. Decodes that are launched as CUDA graphs are always split, and need some for
 /// each sequence. Source: FlashInfer's `PrefillPlan`, tiles of 16 queries.
 pub fn attention_partials_bytes(head_dim: usize, kv_heads: usize, max_seqs: usize) -> usize {
+    // 16 queries of 4 bytes a value. The additional value is the logarithm of the softmax's denominator.
     let of_graphs = 64 * (head_dim + 1) * kv_heads * max_seqs;
     (PARTIALS_BYTES * head_dim.min(256).div_ceil(128).max(1)).max(of_graphs)
 }

@@ -46,6 +46,7 @@ impl MatrixForm {
     #[must_use]
     pub fn on_device(self, k: usize) -> Self {
         match self {
+            // A group that covers the whole row has no boundary inside of it, so its length is free.
             Self::Quantized(packed) if packed.group >= k || packed.group % DEVICE_STEP == 0 => self,
             _ => Self::Plain,
         }
@@ -79,6 +80,7 @@ impl Packed {
 
     /// Unsigned integers with a zero-point of 128 in place of [`QuantFormat::Iq4`].
     fn counted(self) -> Self {
+        // The table's integers run from -127 to 113. With 128 added they are the bytes from 1 to 241.
         match self.codes {
             QuantFormat::Iq4 => Self {
                 codes: QuantFormat::U8,
@@ -91,11 +93,14 @@ impl Packed {
 
     /// Narrow quantized values fit into wider ones, and the scale of a group applies to its parts.
     fn join(self, other: Self, k: usize) -> Option<Self> {
+        // Two matrices of this format keep their four bits. With any other integers they need a form that both
+        // have.
         if self.codes != other.codes && [self.codes, other.codes].contains(&QuantFormat::Iq4) {
             return self.counted().join(other.counted(), k);
         }
         let codes = self.codes.join(other.codes)?;
         let group = match (self.group.min(k), other.group.min(k)) {
+            // A group that covers all columns applies to each part of them, so the other's groups remain.
             (a, b) if a == b => a,
             (a, b) if a == k => b,
             (a, b) if b == k => a,
@@ -112,6 +117,7 @@ impl Packed {
         let outputs = rows.next_multiple_of(DEVICE_TILE[0]);
         let codes =
             outputs * columns.next_multiple_of(DEVICE_TILE[1]) * self.codes.device_bits() / 8;
+        // The GPU has a scale and an offset in f32 for each group, also where the CPU has sub-scales.
         let numbers = match self.codes {
             QuantFormat::Table => TABLE,
             _ => columns.div_ceil(self.group) * 2,
@@ -152,6 +158,7 @@ mod tests {
         );
         let iq4 = Packed::without_mins(QuantFormat::Iq4, 32);
         assert_eq!(iq4.join(iq4, 96), Some(iq4));
+        // The table's zero-point of 128 and the offsets of U5 have only stored offsets in common.
         let counted = iq4.join(Packed::by_group(QuantFormat::U5, 32), 96).unwrap();
         assert_eq!((counted.codes, counted.scales.mins), (QuantFormat::U8, OffsetForm::Own));
         assert_eq!(MatrixForm::Plain.join(MatrixForm::Plain, 96), MatrixForm::Plain);

@@ -41,8 +41,11 @@ pub fn header_bytes(codes: QuantFormat, scales: ScaleForm, groups: usize) -> usi
 /// Bytes of a panel of `k` inputs, in groups of `group`: runs of quantized values, each behind its header.
 #[must_use]
 pub fn panel_bytes(codes: QuantFormat, group: usize, scales: ScaleForm, k: usize) -> usize {
+    // A group may be declared wider than a row or a rank's columns. Zero columns must not divide by zero below.
     let group = group.min(k).max(1);
     let run = scales.run(group);
+    // Steps are stored in pairs, since widths of 3 and 5 bits fill whole bytes only so, and bf16 products take
+    // pairs.
     let multiple = if codes == QuantFormat::Table { TABLE_STEPS } else { 2 };
     let pairs = k.next_multiple_of(multiple) / 2;
     k.div_ceil(run) * header_bytes(codes, scales, run / group) + pairs * codes.pair_bytes()

@@ -133,6 +133,8 @@ impl ScaleForm {
             (ZeroPoint(_) | ZeroPoints, ZeroPoint(_) | ZeroPoints) => ZeroPoints,
             _ => Own,
         };
+        // An offset that was the scale times an integer becomes a stored product, and needs more bits than its
+        // factors.
         let made_own = mins == Own && (self.mins != Own || other.mins != Own);
         let blocks = self.blocks.zip(other.blocks).map(|(a, b)| Blocks {
             columns: greatest_common_divisor(a.columns, b.columns),
@@ -170,6 +172,7 @@ impl ScaleForm {
             Some((blocks, columns)) if columns > group => {
                 Self { blocks: Some(Blocks { columns, ..blocks }), ..self }
             }
+            // The group's own scale is a product of the block's scale and a sub-scale, which 16 bits would round.
             Some(_) => Self { dtype: Dtype::F32, blocks: None, ..self },
         }
     }
@@ -193,6 +196,8 @@ impl ScaleForm {
             * match self.blocks.map(|blocks| blocks.multiples) {
                 None => 0,
                 Some(SubScaleForm::I8) => groups * (1 + usize::from(own)),
+                // Twelve bits a pair: a byte with the lower four bits of both, and half a byte with their upper
+                // two bits.
                 Some(SubScaleForm::I6 | SubScaleForm::U6) => pairs + pairs.div_ceil(2),
                 Some(SubScaleForm::U4) => pairs,
             }

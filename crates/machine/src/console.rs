@@ -15,9 +15,12 @@ static OUTPUT_FAILED: AtomicBool = AtomicBool::new(false);
 /// [`output_failed`] is true from then on.
 pub fn print(text: &str) -> bool {
     let mut output = io::stdout().lock();
+    // Without the flush a failure would be lost: the buffer's own write at the end of the process reports to
+    // nobody.
     let Err(error) = output.write_all(text.as_bytes()).and_then(|()| output.flush()) else {
         return true;
     };
+    // Rust ignores SIGPIPE, so a closed pipe arrives here as an error.
     if error.kind() != ErrorKind::BrokenPipe && !OUTPUT_FAILED.swap(true, Ordering::Relaxed) {
         print_error(format_args!("error: standard output cannot be written: {error}"));
     }

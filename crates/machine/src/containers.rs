@@ -111,6 +111,7 @@ fn ask(socket: &Path) -> EngineState {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
+        // HTTP/1.0 ends the connection after the answer. The status line fits into the 64 bytes of one read.
         stream.write_all(b"GET /_ping HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
         let mut head = [0; 64];
         let count = stream.read(&mut head)?;
@@ -148,6 +149,7 @@ mod tests {
 
     /// An engine with a socket of its own that gives one answer.
     fn engine(name: &str, answer: &'static str) -> (PathBuf, std::thread::JoinHandle<()>) {
+        // A Unix socket's path has at most 108 bytes on Linux, so the name in the temporary folder is short.
         let path = env::temp_dir().join(format!("candlepower-{}-{name}.sock", std::process::id()));
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).unwrap();

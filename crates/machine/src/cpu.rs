@@ -42,6 +42,7 @@ pub enum CpuFeature {
 /// Default number of compute threads: one per physical core, but not more than this process may run at the same time.
 #[must_use]
 pub fn compute_threads() -> usize {
+    // Two threads of one core share its vector units, so a second compute thread adds nothing there.
     num_cpus::get_physical().min(logical_cores())
 }
 
@@ -103,6 +104,7 @@ fn model(cpuinfo: &str) -> Option<String> {
             (name.trim() == key).then(|| value.trim().to_owned())
         })
     };
+    // Boards with ARM cores, such as the Raspberry Pi, have `Model` instead of `model name`.
     value("model name").or_else(|| value("Model")).filter(|name| !name.is_empty())
 }
 
@@ -127,10 +129,12 @@ fn features() -> Vec<CpuFeature> {
 #[cfg(target_arch = "x86_64")]
 fn amx() -> (bool, bool) {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
+    // The largest leaf that CPUID answers. An older CPU returns the data of another leaf for leaf 7.
     if __cpuid(0).eax < 7 {
         return (false, false);
     }
     let edx = __cpuid_count(7, 0).edx;
+    // The bits say what the CPU has. Linux must also permit the tiles, which the kernels ask for.
     let has = |bit: u32| edx & (1 << 24) != 0 && edx & (1 << bit) != 0;
     (has(22), has(25))
 }

@@ -102,6 +102,7 @@ impl Gpu {
             memory_total_bytes: memory.total,
             memory_free_bytes: memory.free,
             compute_capability: ComputeCapability {
+                // The driver's numbers are signed, but never negative.
                 major: capability.major.unsigned_abs(),
                 minor: capability.minor.unsigned_abs(),
             },

@@ -31,6 +31,7 @@ pub enum Kubernetes {
 impl Kubernetes {
     pub(crate) fn probe() -> Option<Self> {
         let account = Path::new(SERVICE_ACCOUNT);
+        // A pod may have the variable without a mounted token (`automountServiceAccountToken: false`).
         if env::var_os("KUBERNETES_SERVICE_HOST").is_some() && account.join("token").exists() {
             let namespace = fs::read_to_string(account.join("namespace")).ok();
             return Some(Self::InCluster {
@@ -81,7 +82,9 @@ impl fmt::Display for Kubernetes {
 
 /// Value of the key `current-context`, which kubectl writes on a line of its own.
 fn current_context(kubeconfig: &str) -> Option<String> {
+    // An indented key belongs to another object.
     let line = kubeconfig.lines().find_map(|line| line.strip_prefix("current-context:"))?;
+    // A comment in YAML needs white space before its sign, so a name may contain one.
     let name = line.split(" #").next().unwrap_or_default().trim().trim_matches(['"', '\'']);
     (!name.is_empty()).then(|| name.to_owned())
 }

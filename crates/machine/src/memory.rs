@@ -48,6 +48,7 @@ impl Memory {
         let meminfo = fs::read_to_string(root.join("proc/meminfo")).ok()?;
         let (total_bytes, available_bytes) = machine(&meminfo)?;
         let mut memory = Self { total_bytes, available_bytes, limited_by: MemoryLimit::Machine };
+        // Each group counts by itself: one that allows more in total may have less left than its parent.
         for limit in Limit::all(root) {
             memory.total_bytes = memory.total_bytes.min(limit.max);
             if limit.left() < memory.available_bytes {
@@ -111,6 +112,8 @@ impl Limit {
         let Ok(own) = fs::read_to_string(root.join("proc/self/cgroup")) else { return Vec::new() };
         let mut limits = Vec::new();
         for line in own.lines() {
+            // A line is `hierarchy:controllers:path`. Version 2 has no controllers in its line, and a path may
+            // have colons.
             let mut parts = line.splitn(3, ':').skip(1);
             let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
             let layout = if controllers.is_empty() {
@@ -120,6 +123,7 @@ impl Limit {
             } else {
                 continue;
             };
+            // An absolute path would replace the mount in `join`.
             let own = layout.mount.join(path.trim_start_matches('/'));
             let to_the_mount =
                 own.ancestors().take_while(|folder| folder.starts_with(&layout.mount));
@@ -157,6 +161,7 @@ impl Layout {
         let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
         let inactive = stat.lines().find_map(|line| line.strip_prefix(self.inactive_file));
         let inactive = inactive.and_then(|value| value.trim().parse().ok()).unwrap_or(0);
+        // The value is `max` where version 2 has no limit. It does not parse, so the group is left out.
         let used = number(self.usage)?.saturating_sub(inactive);
         Some(Limit { kind: self.kind, max: number(self.max)?, used })
     }

@@ -130,6 +130,7 @@ impl DeviceDecoder {
         let all = view(&gathered.all, &[ranks.size(), count, width])?;
         self.shard_of_logits(&last, &own, workspace)?;
         ranks.all_gather(&own, &all)?;
+        // The ranks' shards lie one behind the other, and a row of logits has the whole vocabulary.
         for rank in 0..ranks.size() {
             logits.slice_set(&all.narrow(0, rank, 1)?.squeeze(0)?, 1, rank * width)?;
         }
@@ -281,9 +282,11 @@ impl Ops for DeviceOps<'_> {
         let out = self.rows(Region::Residual, self.hidden)?;
         let (rank, ranks) = self.ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
         let rows = table.n();
+        // A rank has some rows of the table and makes zeros of the other tokens, so the sum over ranks is the row.
         let part = VocabPart { first: rank * rows, vocab_size: ranks * rows };
         gpu::embedding(self.input.token_ids, table, self.embed_scale, part, &out)?;
         self.sum(&out)?;
+        // Every rank has the whole table of positions, so it is added once, after the sum.
         if let Some(table) = positions {
             let rows = self.rows(BRANCH, self.hidden)?;
             let whole = VocabPart { first: 0, vocab_size: table.n() };
@@ -298,6 +301,7 @@ impl Ops for DeviceOps<'_> {
         let out = self.rows(Region::PerLayer, all)?;
         self.read(&[x]);
         self.workspace.matmul.run(x, &of.projection, None, &out)?;
+        // The norm is over the elements of one layer, so each token's row is seen as rows of layers.
         let by_layer = out.reshape(((), width))?;
         of.norm.run(&by_layer, &by_layer)?;
         let rows = self.rows(WIDE, all)?;
@@ -326,6 +330,7 @@ impl Ops for DeviceOps<'_> {
         };
         let Some((rows, positions)) = tables else { return Ok(OutputOps::None) };
         let count = rows.elem_count();
+        // The layers that follow see fewer tokens, so their attention is planned anew.
         let step = AttentionStep { meta: attention, tokens: count, launch: LaunchShape::Fitted };
         plan_all(&mut self.workspace.plans.borrow_mut(), &step)?;
         // Through another buffer, because rows move within their own.
@@ -382,6 +387,7 @@ impl Ops for DeviceOps<'_> {
         scale: f32,
         norm: &Norm,
     ) -> Result<(Tensor, Tensor)> {
+        // Only RMSNorm has a kernel that adds as well.
         let NormForm::Rms(form) = norm.form else {
             let residual = self.add(residual, x, scale)?;
             let normed = self.norm(&residual, norm)?;
@@ -455,6 +461,7 @@ impl Ops for DeviceOps<'_> {
             rope: &a.rope,
             positions: self.positions,
             slot_mapping: self.input.slot_mapping,
+            // A layer that reads the keys of an earlier one writes none.
             cache: a.has_keys.then_some((cache, a.place.layer)),
         };
         gpu::qkv_to_cache(qkv, &operands, &q)?;
@@ -491,6 +498,7 @@ impl Ops for DeviceOps<'_> {
         let absorbed = self.result(ATTENDED, &[tokens, heads, head_dim])?;
         self.read(&[q, latents]);
         let q = q.reshape((tokens, heads, a.q_dim))?;
+        // The queries are multiplied by the matrix that makes keys, so that attention is over the latents themselves.
         gpu::head_product(&q, &a.key_up, &absorbed)?;
         gpu::latents_to_cache(&q, latents, &operands, &absorbed)?;
         // The queries are not needed any more, so their buffer takes the attended latents.

@@ -65,6 +65,7 @@ impl Encoder {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self> {
         let spec = checkpoint.spec().clone();
+        // Files are checked before anything is computed, so a fault is reported at once.
         let mut tensors = weights::read(checkpoint, progress)?;
         let output = match spec.head {
             Some(head) => Output::Score(Head::new(&spec, head, &mut tensors)?),

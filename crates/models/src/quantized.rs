@@ -129,6 +129,7 @@ pub(crate) fn read<M: Matrix>(
 impl AnyStored {
     /// Writes the planned rows and columns to their parts.
     fn write<M: Matrix>(&self, tensor: &TensorPlan, parts: &mut PartsBuilder<'_, M>) -> Result<()> {
+        // Act-order spreads a rank's columns over all groups, so they have no scales of their own to take along.
         if tensor.columns.is_some() && self.stored().inputs().is_some() {
             return Err(Error::OrderedColumns { name: tensor.name.clone() });
         }
@@ -222,6 +223,7 @@ pub(crate) fn note_scales(plan: &mut [TensorPlan], shards: &Shards) -> Result<()
         let Some((scales, name)) = scheme.and_then(|s| s.scales_mut(&tensor.name)) else {
             continue;
         };
+        // The check has seen to it that scales are plain, so what remains is single precision.
         *scales = match shards.dtype(&name)? {
             DType::F16 => Dtype::F16,
             DType::BF16 => Dtype::Bf16,
@@ -330,6 +332,7 @@ fn each_piece<S: Stored>(
 /// The scales and the offsets of the rows' groups that begin within the columns, or the rows' tables.
 fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> Scales {
     let packed = matrix.packed();
+    // A table belongs to a row and not to a group, so a cut of the columns changes nothing.
     if packed.codes == QuantFormat::Table {
         let scales = each_of(&rows, 0..TABLE, |row, entry| matrix.scale(row, entry));
         return Scales { scales, mins: RowOffsets::None, multiples: None };
@@ -356,6 +359,7 @@ fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> 
     let multiples = packed.scales.blocks.map(|_| {
         let both = each_of(&rows, groups, |row, group| matrix.multiples(row, group));
         let of = |which: usize| both.iter().map(|both| both[which]).collect();
+        // Offsets have sub-scales only where there are offsets.
         (wanted, [of(0), if matches!(mins, RowOffsets::Own(_)) { of(1) } else { Vec::new() }])
     });
     Scales { scales, mins, multiples }
@@ -368,6 +372,7 @@ fn each_of<T: Copy + Default + Send>(
     get: impl Fn(usize, usize) -> T + Sync,
 ) -> Vec<T> {
     let mut all = vec![T::default(); rows.len() * parts.len()];
+    // A matrix has columns, so there is at least one part and no chunk is empty.
     all.par_chunks_exact_mut(parts.len()).enumerate().for_each(|(i, of_row)| {
         for (part, value) in parts.clone().zip(of_row) {
             *value = get(rows.start + i, part);
@@ -380,6 +385,7 @@ fn each_of<T: Copy + Default + Send>(
 fn columns_of(rows: SparseRows<'_>, columns: &Range<usize>) -> (Vec<u32>, Vec<u32>, Vec<f32>) {
     let (mut starts, mut inputs, mut numbers) = (vec![0], Vec::new(), Vec::new());
     for row in rows.starts.windows(2) {
+        // SqueezeLLM lists a row's inputs in any order, so each entry is looked at.
         for entry in row[0] as usize..row[1] as usize {
             let input = rows.inputs[entry] as usize;
             if columns.contains(&input) {
@@ -481,11 +487,14 @@ impl GroupOrder {
             None => in_order.clone(),
         };
         let mut inputs: Vec<u32> = (0..tensors.k as u32).collect();
+        // The sort is stable, so the inputs of one group keep their order.
         inputs.sort_by_key(|input| groups[*input as usize]);
         if inputs.iter().zip(&in_order).any(|(input, group)| groups[*input as usize] != *group) {
             let reason = "it does not assign inputs to groups of the size that config.json says";
             return Err(tensors.damaged(index, reason));
         }
+        // A file may say act-order and list the trivial order, or the
+        // other way round: both get the form that was planned.
         let reordered = packed.reordered || groups != in_order;
         Ok(Self { inputs: reordered.then_some(inputs), groups })
     }
@@ -513,6 +522,7 @@ impl Words {
     /// The quantized weights of output `row` of `n` from an input on, where a word has those of neighbouring inputs, and the words of
     /// the outputs follow one another.
     fn fields_along(&self, n: usize, row: usize, input: usize, bits: usize, codes: &mut [u8]) {
+        // Reads begin at a whole word, and the fields before the input are skipped below.
         let per_word = 32 / bits;
         let fields = self.every(n, input / per_word * n + row).flat_map(|word| {
             (0..per_word).map(move |i| (word >> (i * bits)) as u8 & (u8::MAX >> (8 - bits)))

@@ -43,6 +43,7 @@ pub fn whole_config(
     }
     if let Some(bytes) = added_tokens.filter(|_| is_absent(&config, DECODER)) {
         let by_id = beside("added_tokens.json", bytes)?.into_iter().map(|(content, id)| {
+            // The file has names and ids alone. transformers adds such tokens with `normalized` off.
             (id.to_string(), json!({"content": content, "normalized": false}))
         });
         config.insert(DECODER.to_owned(), by_id.collect::<Map<_, _>>().into());
@@ -112,6 +113,8 @@ pub(crate) fn with_listed(
             renamed.push(RenamedToken { id: number, listed, content });
             continue;
         }
+        // A token of the vocabulary itself may have the id, but only under the same name: it then becomes an added
+        // token.
         let holder = tokenizer.id_to_token(number);
         if let Some(holder) = holder.filter(|holder| holder != content) {
             let reason = format!("its id {number} is that of {} in tokenizer.json", shown(&holder));
@@ -126,9 +129,12 @@ pub(crate) fn with_listed(
         missing.push((ListedToken { id: number, content: content.to_owned() }, token));
     }
     renamed.sort_by_key(|token| token.id);
+    // A Unigram vocabulary takes the tokens in the order of their ids.
     missing.sort_by_key(|(token, _)| token.id);
     let json = match missing.is_empty() {
         true => None,
+        // The file is changed rather than the tokenizer: the library gives an added token the next free id, and not
+        // the listed one.
         false => Some(add(tokenizer_json, &missing)?),
     };
     Ok(Listed { json, missing: missing.into_iter().map(|(token, _)| token).collect(), renamed })
@@ -145,6 +151,7 @@ fn add(tokenizer_json: &[u8], missing: &[(ListedToken, &Value)]) -> Result<Vec<u
                 vocab.insert(content.clone(), (*id).into());
             }
             Value::Array(pieces) if pieces.len() == *id as usize => {
+                // A Unigram vocabulary is a list, in which the index is the id.
                 pieces.push(json!([content, 0.0]));
             }
             Value::Array(pieces) if pieces.len() < *id as usize => {
@@ -158,6 +165,7 @@ fn add(tokenizer_json: &[u8], missing: &[(ListedToken, &Value)]) -> Result<Vec<u
         let entry = json!({
             "id": id, "content": content, "single_word": flag("single_word", false),
             "lstrip": flag("lstrip", false), "rstrip": flag("rstrip", false),
+            // The default of the class `AddedToken` in the library.
             "normalized": flag("normalized", !special), "special": special,
         });
         match &mut json["added_tokens"] {

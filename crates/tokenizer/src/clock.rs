@@ -48,6 +48,7 @@ impl LocalTime {
                     let directive = rest.next().unwrap_or('-');
                     let mut padded = String::new();
                     fields.write(directive, &mut padded)?;
+                    // glibc's flag for no padding, which Python passes on.
                     let digits = padded.trim_start_matches(['0', ' ']);
                     text.push_str(if digits.is_empty() { "0" } else { digits });
                 }
@@ -77,7 +78,9 @@ impl Fields {
     /// Source: Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
     fn new(time: LocalTime) -> Self {
         let local_s = time.unix_s.saturating_add(i64::from(time.utc_offset_s));
+        // Euclidean division rounds down, so that times before 1970 are right, too.
         let (days, second_of_day) = (local_s.div_euclid(86_400), local_s.rem_euclid(86_400));
+        // Days from 0000-03-01 to 1970-01-01. Years begin in March here, so that the leap day is the last one.
         let shifted = days + 719_468;
         let (era, day_of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
         let year_of_era =
@@ -97,6 +100,7 @@ impl Fields {
             year,
             month: usize::try_from(month).expect("a month is 1 to 12"),
             day,
+            // 1970-01-01 was a Thursday.
             weekday: usize::try_from((days + 3).rem_euclid(7)).expect("a weekday is 0 to 6"),
             day_of_year,
             hour: second_of_day / 3600,
@@ -119,6 +123,7 @@ impl Fields {
             'I' => write!(text, "{hour12:02}"),
             'M' => write!(text, "{:02}", self.minute),
             'S' => write!(text, "{:02}", self.second),
+            // Microseconds. The time has seconds only.
             'f' => write!(text, "000000"),
             'p' => write!(text, "{}", if self.hour < 12 { "AM" } else { "PM" }),
             'A' => write!(text, "{day_name}"),
@@ -176,6 +181,7 @@ mod tests {
         );
         assert_eq!(at(0, 0, "%F %T %j"), "1970-01-01 00:00:00 001");
         assert_eq!(at(-1, 0, "%D %R %-H"), "12/31/69 23:59 23");
+        // The last days of leap years: 2000, which is divisible by 400, and 2024.
         assert_eq!(at(978_220_800, 0, "%j %-M"), "366 0");
         assert_eq!(at(1_735_603_200, 0, "%F %j"), "2024-12-31 366");
     }

@@ -86,6 +86,7 @@ impl Cuts {
 
     /// Whether a text may be cut at this border, whatever its other characters are.
     fn is_safe(&self, border: Border, known: &mut Known) -> bool {
+        // Runs of one character are the costly texts, and all their borders are the same.
         if let Some((_, is_safe)) = known.last.filter(|(last, _)| *last == border) {
             return is_safe;
         }
@@ -127,6 +128,7 @@ impl Cuts {
     /// does with digits.
     fn end_in_run(&self, text: &str, known: &mut Known) -> Option<usize> {
         let Some(Splitting::Around(rule)) = self.splitting.first() else { return None };
+        // A normalizer that prepends text to a piece would shift the groups.
         let most = rule.counted().filter(|_| self.continuing.is_none())?;
         let mut taken = |character| known.taken(0, rule, character);
         let mut is_counted = |c: char| {
@@ -143,9 +145,11 @@ impl Cuts {
             Some(before) if is_noncharacter(before) => return None,
             Some(before) => Some(taken(self.normalized((before, first))?.0)?),
         };
+        // The run has to begin a match. Otherwise its groups do not count from its start.
         if !rule.begins_count(before, taken(first)?) {
             return None;
         }
+        // The cut lies after whole groups only.
         let whole = run.chars().count() / most * most;
         let (last_at, last) = run.char_indices().nth(whole.checked_sub(1)?)?;
         if !rule.goes_on_alike(taken(last)?) {
@@ -177,6 +181,7 @@ impl<'a> Cutter<'a> {
         let (inside, behind) = text.split_at(window);
         let known = &mut self.known;
         let mut after = behind.chars().next();
+        // From the end of the window backwards, so that pieces are as long as possible.
         for (at, before) in inside.char_indices().rev() {
             if after.is_some_and(|after| cuts.is_safe((before, after), known)) {
                 return at + before.len_utf8();
@@ -187,6 +192,7 @@ impl<'a> Cutter<'a> {
             return end;
         }
         let mut before = inside.chars().next_back();
+        // Without a cut in the window, the piece grows up to the next cut.
         for (at, after) in behind.char_indices() {
             if before.is_some_and(|before| cuts.is_safe((before, after), known)) {
                 return window + at;
@@ -210,6 +216,7 @@ impl Known {
         if let Some(taken) = self.taken.get(&(step, character)) {
             return Some(*taken);
         }
+        // Each new character costs a match with every class of the rule.
         if self.taken.len() == MOST_CHARACTERS {
             return None;
         }
@@ -252,9 +259,12 @@ impl Merges {
         let is_plain = bpe.dropout.is_none()
             && is_empty(&bpe.continuing_subword_prefix)
             && is_empty(&bpe.end_of_word_suffix);
+        // After a conversion to bytes, tokens are not made of the text's characters.
         if !is_plain || splitting.iter().any(|step| matches!(step, Splitting::Bytes)) {
             return Self::Unknown;
         }
+        // White space occurs in every long text. Other characters would need a table of all neighbours in the
+        // vocabulary.
         let mut before = HashMap::from([' ', '\u{2581}', '\n'].map(|c| (c, HashSet::new())));
         let mut tokens = HashSet::new();
         for token in bpe.get_vocab().keys() {

@@ -57,6 +57,7 @@ impl DecoderKind {
                 let steps = decoder["decoders"].as_array().map(Vec::as_slice).unwrap_or_default();
                 let is_fuse = |step: &Value| step["type"] == "Fuse";
                 match steps {
+                    // `Fuse` joins the tokens, which a table of bytes does anyway.
                     [first, rest @ ..]
                         if first["type"] == "ByteLevel" && rest.iter().all(is_fuse) =>
                     {
@@ -127,6 +128,7 @@ fn byte_of(character: char) -> Option<u8> {
 
 fn metaspace(decoder: &Value) -> Option<SentencePiece> {
     let replacement = decoder["replacement"].as_str()?.to_owned();
+    // `add_prefix_space` is the older key of the same setting.
     let scheme = decoder["prepend_scheme"].as_str().unwrap_or("always");
     let keeps_first = scheme == "never" || decoder["add_prefix_space"] == Value::Bool(false);
     let leading = if keeps_first { Leading::Spaces(0) } else { Leading::SpacesOfFirstToken };
@@ -142,6 +144,7 @@ fn sentence_piece(steps: &[Value]) -> Option<SentencePiece> {
     for (index, step) in steps.iter().enumerate() {
         let is_last = index + 1 == steps.len();
         match step["type"].as_str()? {
+            // After `ByteFallback` or `Fuse` a replacement could reach across tokens.
             "Replace" if !is_fused && !read.byte_fallback => {
                 let from = step["pattern"]["String"].as_str().filter(|from| !from.is_empty())?;
                 read.replace.push((from.to_owned(), step["content"].as_str()?.to_owned()));
@@ -211,6 +214,7 @@ impl TokenTable {
                 TokenClass::Text
             }
         };
+        // The bytes of a special token stay in the table, because it may be shown on request.
         if is_special { TokenClass::Special } else { class }
     }
 

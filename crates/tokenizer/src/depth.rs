@@ -22,6 +22,7 @@ pub(crate) fn too_deep(source: &str) -> Option<(usize, String)> {
         let closing = match opening {
             "{{" => "}}",
             "{%" => "%}",
+            // A comment, `{#`.
             _ => {
                 rest = inside.split_once("#}").map_or("", |(_, behind)| behind);
                 continue;
@@ -78,6 +79,7 @@ impl Tag {
                 tag.num_links += usize::from(is_link);
             } else {
                 let is_link = character.is_ascii_punctuation()
+                    // Items of lists and closing brackets make nothing deeper. Lists of data may be long.
                     && !matches!(character, '\'' | '"' | ',' | ':' | ')' | ']' | '}');
                 tag.num_links += usize::from(is_link);
             }
@@ -146,6 +148,7 @@ mod tests {
             let chain = |times: usize| format!("{before}{}{behind}", link.repeat(times));
             assert!(too_deep(&chain(10_000)).is_some(), "{link}");
             let longest = (1..1000).rev().find(|&times| too_deep(&chain(times)).is_none()).unwrap();
+            // No real template has as many links.
             assert!(longest >= 100, "{link} {longest}");
             let source = chain(longest);
             let parse = move || {
@@ -153,6 +156,7 @@ mod tests {
                     .template_from_str(&source)
                     .map(|template| template.render(()));
             };
+            // Half of the stack of tokio's threads.
             std::thread::Builder::new().stack_size(1 << 20).spawn(parse).unwrap().join().unwrap();
         }
     }

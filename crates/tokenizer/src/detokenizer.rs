@@ -139,6 +139,7 @@ impl ByteState {
     /// These may be the first bytes of a character, which then counts as generated.
     fn after_prompt(mut self, shown: &Shown, prompt: &[u32]) -> Self {
         let mut rest = prompt;
+        // The loop ends at the first text of the prompt, so it is short for prompts of any length.
         while let ([id, after @ ..], false) = (rest, self.leading == Leading::Spaces(0)) {
             if shown.contains(*id) {
                 self.push(&shown.tokenizer, *id);
@@ -148,6 +149,7 @@ impl ByteState {
         let mut num_bytes = 0;
         let tail = shown.tail(rest, |id| {
             num_bytes += shown.tokenizer.token_bytes(id).len();
+            // A character has at most four bytes, so three bytes before the first generated token are enough.
             num_bytes >= 3
         });
         for &id in tail.iter().filter(|&&id| shown.contains(id)) {
@@ -158,6 +160,7 @@ impl ByteState {
 
     fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
         let mut text = String::new();
+        // The library decodes a run of byte tokens alone, so another token ends a character that is not complete.
         if self.damage == Damage::PerByte && tokenizer.class(id) != TokenClass::FallbackByte {
             self.flush(&mut text);
         }
@@ -195,6 +198,7 @@ impl ByteState {
             };
             let (valid, rest) = bytes.split_at(error.valid_up_to());
             text.push_str(std::str::from_utf8(valid).expect("checked just before"));
+            // `None` means that the bytes are the beginning of a character.
             let Some(num_damaged) = error.error_len() else {
                 let taken = self.pending.len() - rest.len();
                 self.pending.drain(..taken);
@@ -220,6 +224,7 @@ impl ByteState {
         }
         let num_spaces = text.bytes().take(most).take_while(|&byte| byte == b' ').count();
         text.drain(..num_spaces);
+        // A token of spaces only may be followed by further spaces of the beginning.
         self.leading = Leading::Spaces(if text.is_empty() { most - num_spaces } else { 0 });
     }
 }
@@ -276,8 +281,11 @@ impl Window {
     /// Outputs the text that is held back. Its tokens become the context of the next ones.
     fn emit(&mut self, shown: &Shown) -> Result<String> {
         let text = shown.decode(&self.ids)?;
+        // A decoder may change earlier text, such as the white space before a comma. `get` then returns nothing
+        // instead of a panic.
         let new = text.get(self.given.len()..).unwrap_or_default().to_owned();
         if self.ids.len() > self.num_given {
+            // The tokens of the last output stay as context: decoders treat the first token of a text in another way.
             self.ids.drain(..self.num_given);
             self.num_given = self.ids.len();
             self.given = shown.decode(&self.ids)?;

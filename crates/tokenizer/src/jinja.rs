@@ -20,6 +20,7 @@ pub(crate) fn environment(max_steps: u64) -> Environment<'static> {
             .build()
             .expect("the default delimiters are valid"),
     );
+    // The engine escapes HTML by the template's name. A prompt is no HTML.
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_fuel(Some(max_steps));
     environment.set_formatter(format_value);

@@ -39,6 +39,7 @@ pub(crate) fn tojson(
                 _ => return Err(invalid("tojson: separators must be two strings")),
             }
         }
+        // Python leaves the space after a comma out where a line break follows.
         _ if indent.is_some() => (",".into(), ": ".into()),
         _ => (", ".into(), ": ".into()),
     };
@@ -46,6 +47,7 @@ pub(crate) fn tojson(
         out: String::new(),
         ensure_ascii: match ensure_ascii {
             Some(yes) => yes,
+            // transformers writes characters as they are, and Jinja2 alone would escape them.
             None => kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         },
         sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
@@ -178,6 +180,7 @@ impl Writer {
     fn key(&self, key: &Value) -> Result<String, Error> {
         Ok(match key.kind() {
             ValueKind::String => key.as_str().expect("its kind is string").to_owned(),
+            // Python's `json.dumps` turns such keys into texts.
             ValueKind::None => "null".into(),
             ValueKind::Bool => if key.is_true() { "true" } else { "false" }.into(),
             ValueKind::Number if key.is_integer() => key.to_string(),
@@ -214,6 +217,7 @@ impl Writer {
     }
 
     fn escape(&mut self, character: char) {
+        // JSON escapes characters beyond 16 bits as two surrogates.
         for unit in character.encode_utf16(&mut [0; 2]) {
             write!(self.out, "\\u{unit:04x}").expect("writing to a string");
         }

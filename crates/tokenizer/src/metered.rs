@@ -34,6 +34,7 @@ const NO_LIMITS: Limits =
     Limits { built_bytes: usize::MAX, written_bytes: usize::MAX, items: u64::MAX };
 
 thread_local! {
+    // The engine passes no data of the caller to filters and to the formatter. A rendering stays on one thread.
     static LEFT: Cell<Left> = const { Cell::new(Left { limits: NO_LIMITS, left: NO_LIMITS }) };
 }
 
@@ -84,6 +85,7 @@ pub(crate) fn charge_written(value: &Value) -> Result<(), Error> {
 
 fn charge_items(items: u64) -> Result<(), Error> {
     let Left { limits, mut left } = LEFT.get();
+    // The same error as for too many instructions: both bound time.
     left.items = left.items.checked_sub(items).ok_or_else(|| Error::from(ErrorKind::OutOfFuel))?;
     LEFT.set(Left { limits, left });
     Ok(())
@@ -218,6 +220,8 @@ fn charge_call(name: &str, args: &[Value]) -> Result<(), Error> {
             }
             Ok(())
         }
+        // Upper and lower case, trimming and JSON return about as much text as they get. Longer results are charged
+        // afterwards.
         _ => args.iter().try_for_each(|value| charge(size(value, 0))),
     }
 }
@@ -254,6 +258,7 @@ const MAX_DEPTH: usize = 256;
 
 /// Estimate of a value's bytes as text. It stops once the estimate exceeds the amount that is left.
 fn size(value: &Value, depth: usize) -> usize {
+    // Numbers, brackets and separators: most are shorter.
     const OF_ANY: usize = 16;
     let most = LEFT.get().left.built_bytes;
     match value.kind() {

@@ -35,6 +35,7 @@ pub(crate) fn call_method(
     args: &[Value],
 ) -> Result<Value, Error> {
     if BUILDING.contains(&method) {
+        // The text itself comes first, as for a filter, so that both are charged by the same rules.
         let all = [std::slice::from_ref(value), args].concat();
         return metered_method(method, &all, || call_any(state, value, method, args));
     }
@@ -106,6 +107,7 @@ fn rsplit(text: &str, args: &[Value]) -> Result<Value, Error> {
             let mut rest = text.trim_end();
             let mut words = Vec::new();
             while !rest.is_empty() {
+                // After the last split, everything that is left is one part, as in Python.
                 let end = if words.len() == most { None } else { rest.rfind(char::is_whitespace) };
                 let start = end.map_or(0, |at| rest.len() - last_word(rest, at).len());
                 words.push(&rest[start..]);

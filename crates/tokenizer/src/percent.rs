@@ -59,6 +59,8 @@ impl<'a> Scanner<'a> {
             }
             let is_text = token.starts_with(['"', '\'']);
             self.copy(len);
+            // Only behind a literal is `%` certainly Python's operator for texts. Behind a name it may be the
+            // remainder.
             if is_text {
                 self.operator();
             }
@@ -72,6 +74,7 @@ impl<'a> Scanner<'a> {
         let behind = rest[at..].strip_prefix('%').filter(|behind| !behind.starts_with('}'));
         let Some(len) = behind.and_then(operand_len) else { return };
         let operand = behind.map_or("", |behind| behind[..len].trim());
+        // A tuple is a list of values, and anything else is one value. `(a + 1)` is no tuple.
         let inner = tuple(operand).unwrap_or(operand);
         self.written.push_str("|format(");
         self.written.push_str(&with_format_filters_in(inner));

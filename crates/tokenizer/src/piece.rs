@@ -48,6 +48,7 @@ pub(crate) fn encode_piece(
         pre_tokenizer.pre_tokenize(&mut words)?;
     }
     match piece.marks {
+        // Without marks nothing is only spelled out, so the library's own step suffices.
         None => tokenizer.get_model().tokenize_in_pretokenized(&mut words, None)?,
         Some(_) => tokenize(&mut words, tokenizer.get_model(), is_special)?,
     }
@@ -66,6 +67,8 @@ impl Normalizer for Normalizing<'_> {
         if let Some(marks) = self.marks {
             unmark(text, marks);
         }
+        // The library normalizes the parts between special tokens one by one. Only the first one continues the piece
+        // before.
         let begins_piece = text.offsets_original().0 == 0;
         let normalizer = self.continuing.filter(|_| begins_piece).unwrap_or(self.inner);
         normalizer.map_or(Ok(()), |normalizer| normalizer.normalize(text))

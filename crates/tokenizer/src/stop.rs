@@ -58,6 +58,7 @@ impl StopMatcher {
         }
         let searched = self.held.len();
         self.held.push_str(piece);
+        // Bytes suffice: a pattern of whole characters can only match at their borders.
         for (offset, byte) in piece.bytes().enumerate() {
             if let Some(index) = self.step(byte) {
                 let end = searched + offset + 1;
@@ -77,6 +78,7 @@ impl StopMatcher {
         for byte in piece.bytes() {
             for pattern in &mut self.patterns {
                 if pattern.step(byte) {
+                    // The whole pattern was seen and is ignored. Its longest border may still begin another match.
                     pattern.matched = pattern.border[pattern.bytes.len() - 1];
                 }
             }
@@ -112,6 +114,8 @@ impl StopMatcher {
         for index in 0..self.patterns.len() {
             let complete = self.patterns[index].step(byte);
             let length = self.patterns[index].bytes.len();
+            // All patterns move on, also after one is complete, because a longer one may be complete at the same
+            // byte.
             if complete && found.is_none_or(|best| length > self.patterns[best].bytes.len()) {
                 found = Some(index);
             }

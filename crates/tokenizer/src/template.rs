@@ -97,6 +97,7 @@ impl ChatTemplate {
         let special_tokens = tokenizer_config.map(special_tokens).transpose()?.unwrap_or_default();
         let mut environment = environment(Self::MAX_STEPS);
         for (name, source) in &templates {
+            // The bound is checked before the engine parses, which recurses for each link.
             if let Some((line, message)) = too_deep(source) {
                 return Err(Error::TemplateSyntax { message, line: Some(line) });
             }
@@ -188,6 +189,8 @@ impl ChatTemplate {
         let given = messages.iter().chain(input.tools).chain(input.documents);
         let given = given.chain(input.chat_template_kwargs.values()).map(text_bytes).sum::<usize>();
         let limits = Limits {
+            // Templates copy texts several times, such as by trimming and splitting. A template that builds much more
+            // doubles a text in a loop.
             built_bytes: given.saturating_mul(8).saturating_add(1 << 20),
             written_bytes: Self::MAX_OUTPUT_BYTES,
             items: Self::MAX_STEPS,
@@ -219,6 +222,8 @@ impl ChatTemplate {
             )
             .chain([
                 ("messages", Serde(messages).into()),
+                // `none` as in transformers. Templates ask `tools is not none`, which is true for an undefined
+                // variable.
                 ("tools", input.tools.map_or_else(|| ().into(), json)),
                 ("documents", input.documents.map_or_else(|| ().into(), json)),
                 ("add_generation_prompt", adds_generation_prompt.into()),
@@ -230,6 +235,7 @@ impl ChatTemplate {
         let named = |wanted: &str| self.templates.iter().find(|(name, _)| name == wanted);
         let template = match (
             &*self.templates,
+            // An empty list of tools selects `tool_use`, too, as in transformers.
             tools.and_then(|_| named(TOOL_USE)).or_else(|| named(DEFAULT)),
         ) {
             (_, Some(template)) | ([template], None) => template,
@@ -367,6 +373,7 @@ fn cut_at_mark(mut rendered: String, final_text: &str) -> Result<String> {
     if !rendered.contains(final_text.trim()) {
         return Err(lost);
     }
+    // The mark's space is gone, so the template has trimmed the end of the text.
     let template_trims = !rendered[at..].starts_with(MARK);
     rendered.truncate(at);
     if template_trims {

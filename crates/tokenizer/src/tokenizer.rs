@@ -273,6 +273,7 @@ const TRAILING_SPACE_LINEAR: &str = r"(?<!\s)\s+$";
 fn linear_splits(tokenizer_json: &[u8]) -> Cow<'_, [u8]> {
     let rule = |pattern: &str, space: &str| format!("\"Regex\":{space}{}", Value::from(pattern));
     let mut json = Cow::Borrowed(tokenizer_json);
+    // Files are written with or without a space after a colon.
     for space in ["", " "] {
         let slow = rule(TRAILING_SPACE, space);
         // A file that is not UTF-8 is left for the reader to refuse.
@@ -380,6 +381,7 @@ fn token_table(tokenizer: &tokenizers::Tokenizer, kind: &DecoderKind) -> Result<
             return Err(Error::BadTokenizer(reason));
         }
         if tokens.len() <= id {
+            // Ids may have gaps, which stay without a token.
             tokens.resize(id + 1, None);
         }
         let is_special = tokenizer.get_added_vocabulary().is_special_token(&token);

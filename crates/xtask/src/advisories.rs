@@ -30,6 +30,8 @@ struct Advisory {
 pub(crate) fn check(shell: &Shell, cargo_deny: &Path) -> Result<String> {
     if fetches(shell.command(cargo_deny).args(["fetch", "db"])) {
         let mut deny = shell.command(cargo_deny);
+        // The database was fetched just now. Without `--offline` cargo-deny would fetch it again, with no time
+        // limit.
         deny.args(["--locked", "--offline", "--workspace", "check", "--hide-inclusion-graph"]);
         run(deny.arg("advisories"))?;
         return Ok("by RustSec's database".to_owned());
@@ -84,6 +86,7 @@ pub(crate) fn write_snapshot(shell: &Shell, database: &Path) -> Result<String> {
         let folder = database.join("crates").join(package);
         let Ok(files) = std::fs::read_dir(&folder) else { continue };
         let mut paths = files.map(|file| Ok(file?.path())).collect::<Result<Vec<_>>>()?;
+        // Folders have another order on each machine.
         paths.sort();
         for path in paths {
             let advisory = Advisory::of_database(&std::fs::read_to_string(&path)?);
@@ -221,6 +224,7 @@ unaffected = ["< 0.1.0"]
     fn a_version_outside_all_safe_ranges_is_affected() {
         let advisory = Advisory::of_database(FILE).unwrap().unwrap();
         let affected = affected(&packages(), &[advisory]).unwrap();
+        // Both versions are behind an old fix. 0.4.20 is above the second range's start, 0.3.20 below the first.
         assert_eq!(affected, ["h2 0.3.20 has RUSTSEC-2024-0332"]);
     }
 

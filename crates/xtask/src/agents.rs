@@ -35,6 +35,7 @@ pub(crate) fn all(shell: &Shell) -> Result<String> {
     run(tools.arg("scripts/mcp_tools.py").arg(&servers))?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut tests = shell.command("unshare");
+    // `-r` makes this user root in the new namespace, so that the interface can be set up.
     tests.args(ALONE).arg(cargo);
     tests.args(["test", "--workspace", "--test", "main", "--locked", "--offline"]);
     tests.args(test::FEATURES).args(["--", "--ignored", "--exact", "--nocapture"]);

@@ -26,10 +26,12 @@ impl Ahead {
         let digests = watched::digests(shell.root())?;
         let script = objects.join("build-script");
         let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+        // The build script imports the standard library alone, so it is compiled without cargo.
         let mut rustc = shell.command(rustc);
         output(rustc.args(["--edition", "2024", "crates/gpu/build.rs", "-o"]).arg(&script))?;
         let mut compile = with_toolkit(shell, &shell.command(&script));
         compile.current_dir(shell.root().join("crates/gpu"));
+        // cargo would set these variables.
         compile.env("CARGO_FEATURE_CUDA", "1").env("OUT_DIR", &objects);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         compile.env("NUM_JOBS", cores.to_string());

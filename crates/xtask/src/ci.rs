@@ -20,6 +20,7 @@ const LINTS_AFTER: Duration = Duration::from_secs(20);
 
 pub(crate) fn run_steps(steps: &mut Steps) {
     check::run_short_steps(steps);
+    // If the step fails, nothing runs on the emulated GPU. The failed step alone makes CI fail then.
     let mut scope = None;
     steps.run("changes", |shell| {
         scope = cuda::scope(shell)?;

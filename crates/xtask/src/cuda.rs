@@ -109,6 +109,7 @@ fn test(shell: &Shell) -> Result<String> {
 /// A command with the toolkit's environment.
 pub(crate) fn with_toolkit(shell: &Shell, command: &Command) -> Command {
     let toolkit = toolkit_folder(shell);
+    // Within `sh -c` the toolkit's environment is `$0`, and nvcc is `$1`. The rest is the command.
     let mut sh = shell.command("sh");
     sh.args(["-c", ". \"$0\" && NVCC=$1 && shift && exec \"$@\""]);
     sh.arg(toolkit.join("env.sh")).arg(toolkit.join("fast/link/nvcc"));

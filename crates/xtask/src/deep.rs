@@ -74,6 +74,7 @@ pub(crate) fn list() -> String {
 /// Runs the named parts, or all, and reports the parts that ran and those that did not.
 pub(crate) fn run(mut steps: Steps, names: &[String]) -> Result<ExitCode> {
     let chosen = choose(names)?;
+    // A part that fails does not stop the others: each takes minutes, and the report has a line for all.
     let outcomes = std::array::from_fn(|index| {
         chosen[index].then(|| {
             let began = Instant::now();

@@ -171,10 +171,12 @@ pub(crate) fn run_steps(steps: &mut Steps, ahead: Option<Ahead>, scope: Scope) {
             [] => "no kernel has changed since the last race detection in all".to_owned(),
             changed => format!("race detection in {}", changed.join(", ")),
         };
+        // Objects of other sources than today's are not used: a file may have changed since they were compiled.
         let ahead = ahead.filter(|ahead| ahead.is_of(&digests));
         built = Some(build(shell, &[PROGRAMS], Watched::Some(changed), ahead.as_ref())?);
         Ok(fact)
     });
+    // In a smaller scope there is no build with nvcc, which ran these tests before.
     if scope != Scope::All {
         steps.run("no gpu", |shell| match &built {
             Some(built) => built.test_without_gpu(shell),
@@ -237,6 +239,7 @@ pub(crate) fn build(
 /// Cargo with a stand-in for nvcc, for our kernels only. The result runs on the emulated GPU only.
 fn cargo(shell: &Shell, (what, left_out): (&str, &str), watched: &Watched) -> Command {
     let mut cargo = shell.cargo(what);
+    // With this format cargo's errors still reach the terminal as text.
     cargo.args(FEATURES.split_whitespace()).arg("--message-format=json-render-diagnostics");
     for package in left_out.split_whitespace() {
         cargo.args(["--exclude", &format!("candlepower-{package}")]);
@@ -263,6 +266,7 @@ impl Built {
     /// Runs all programs in parallel, since each uses one processor. They are started directly: cargo would build
     /// dependencies again for a single target, with the features of that target.
     pub(crate) fn test(&self, shell: &Shell, tests: &[Tests]) -> Result<String> {
+        // All are started before the first one is waited for.
         let outcomes: Vec<Result<String>> = std::thread::scope(|scope| {
             let runs: Vec<_> =
                 tests.iter().map(|tests| scope.spawn(|| self.compare(shell, tests))).collect();
@@ -306,6 +310,8 @@ impl Built {
             bail!("{source} failed on the emulated GPU");
         }
         println!("{source} {}: {:.0} s", tests.arguments, began.elapsed().as_secs_f64());
+        // A test that was renamed would otherwise match no name, and the run would pass. The comparisons' own
+        // program prints no line that is counted, and is asked for none.
         let asked = tests.names.len();
         if totals.passed != asked {
             bail!("{source} was asked for {asked} tests and ran {}", totals.passed);
@@ -316,6 +322,7 @@ impl Built {
 
 /// The program built from a source file, according to cargo's messages.
 fn executable<'a>(messages: &'a str, source: &Path) -> Result<&'a Path> {
+    // Cargo escapes nothing in these paths, so a search in the text suffices.
     let of_source = format!("\"src_path\":\"{}\"", source.display());
     let of_source = messages.lines().filter(|message| message.contains(&of_source));
     let mut programs = of_source.filter_map(|message| {

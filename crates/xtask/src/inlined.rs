@@ -37,6 +37,7 @@ fn newest_kernels(shell: &Shell) -> Result<PathBuf> {
     let folder = target_folder(shell).join("debug/deps");
     let mut newest = None;
     for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+        // Libraries of builds with other features lie in the same folder.
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
@@ -53,6 +54,7 @@ fn called_intrinsics(names: &str) -> BTreeSet<&str> {
     let symbols = names.lines().filter_map(|line| line.split_whitespace().last());
     symbols
         .filter(|symbol| symbol.contains(INTRINSICS))
+        // The rest of the mangled name differs between crates and compilers.
         .map(|symbol| symbol.find("_mm").map_or(symbol, |at| &symbol[at..]))
         .collect()
 }

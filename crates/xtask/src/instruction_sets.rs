@@ -41,6 +41,7 @@ pub(crate) fn check(_: &Shell, machine: Machine) -> Result<String> {
 }
 
 fn judge(cpuinfo: &str, machine: Machine) -> Result<String> {
+    // All processors of a machine have the same flags.
     let line = cpuinfo.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
     let flags: Vec<&str> = line.split_whitespace().collect();
     let has = |set: &&InstructionSet| set.flags.iter().all(|flag| flags.contains(flag));

@@ -72,6 +72,7 @@ fn run() -> Result<ExitCode> {
     let (command, more) = match arguments.split_first() {
         Some((command, more))
             if more.is_empty()
+                // Other commands have no arguments, so that a mistyped one is not ignored.
                 || ["advisories", "schema-suite", "fuzz", "prose", "deep", "soak"]
                     .contains(&command.as_str()) =>
         {

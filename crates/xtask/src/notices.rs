@@ -83,6 +83,7 @@ fn manifests(metadata: &Value) -> Result<Vec<&Value>> {
     let mut edges: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for node in of(&metadata["resolve"], "nodes") {
         let is_linked = |dependency: &Value| {
+            // A dependency of the program itself has no kind. The others are `build` and `dev`.
             of(dependency, "dep_kinds").iter().any(|kind| kind["kind"].is_null())
         };
         let id = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
@@ -139,6 +140,7 @@ fn compose(linked: &[Linked], apache: &str) -> Result<String> {
     let mut texts: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
     for crate_of in linked {
         for text in crate_of.texts(apache)? {
+            // Copies of one licence differ in line breaks and indentation.
             let same: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
             let title = format!("{} {} ({})", crate_of.name, crate_of.version, crate_of.license);
             texts.entry(same).or_insert((text, Vec::new())).1.push(title);
@@ -168,10 +170,12 @@ impl Linked {
     /// The licence texts of a crate.
     fn texts(&self, apache: &str) -> Result<Vec<String>> {
         let is_choice = |name: &str| {
+            // `MIT/Apache-2.0` is the form of old manifests.
             let all = self.license.replace('/', " OR ");
             !all.contains(" AND ") && all.split(" OR ").any(|one| one.trim() == name)
         };
         let is_mit = |(_, text): &&(String, String)| {
+            // A file with both licences is not one with MIT alone.
             let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
             words.contains("Permission is hereby granted, free of charge")
                 && !words.contains("Apache License")

@@ -64,6 +64,7 @@ impl Page {
                 }
                 Event::Start(Tag::CodeBlock(_)) => in_block = true,
                 Event::End(TagEnd::CodeBlock) => in_block = false,
+                // A fenced block arrives as one text, so its lines are counted from the first.
                 Event::Text(found) if in_block => {
                     let first = mention("", range.start, text).line;
                     let lines = found.lines().zip(first..);
@@ -113,6 +114,7 @@ pub(crate) fn resolved<'a>(page: &str, link: &'a str) -> Option<(String, Option<
     for part in path.trim_end_matches('/').split('/') {
         match part {
             "." => {}
+            // Above the root nothing is removed, so that such a link leads to no file.
             ".." if parts.last().is_some_and(|last| *last != "..") => {
                 parts.pop();
             }

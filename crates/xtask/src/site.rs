@@ -34,6 +34,7 @@ pub(crate) fn write(root: &Path) -> Result<String> {
         bail!("{} findings\n{}", dead.len(), dead.join("\n"));
     }
     let folder = root.join(FOLDER);
+    // Pages that no longer exist must not stay.
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
     }
@@ -75,6 +76,7 @@ fn entries(index: &str) -> Vec<Entry> {
             Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
             Event::End(TagEnd::Heading(level)) => {
                 let text = heading.take().unwrap_or_default();
+                // The title of the index is no group.
                 if level as usize > 1 {
                     entries.push(Entry::Group(text));
                 }
@@ -161,6 +163,8 @@ fn events<'a>(
     let mut is_plain = false;
     parser(text).flat_map(move |event| match event {
         Event::Start(Tag::Heading { level, classes, attrs, .. }) => {
+            // The reader of the page and this parser see the same headings in the same order, so anchors are
+            // taken one by one.
             let id = anchors.next().map(|anchor| CowStr::from(anchor.as_str()));
             vec![Event::Start(Tag::Heading { level, id, classes, attrs })]
         }
@@ -189,6 +193,7 @@ fn events<'a>(
         Event::End(TagEnd::Table) => {
             vec![Event::End(TagEnd::Table), Event::Html("</div>\n".into())]
         }
+        // HTML in pages is comments and marks of generated parts, which the site needs not.
         Event::Html(_) | Event::InlineHtml(_) => Vec::new(),
         event => vec![event],
     })

@@ -58,6 +58,7 @@ impl Soak {
 pub(crate) fn soak(shell: &Shell, arguments: &[String]) -> Result<String> {
     let soak = Soak::parse(arguments)?;
     test::build(shell)?;
+    // Any number that differs between runs serves. The summary prints it for a repetition.
     let seed = soak.seed.unwrap_or_else(|| std::process::id().into());
     let mut cargo = shell.cargo("test --workspace --test main --locked");
     cargo

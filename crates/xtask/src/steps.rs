@@ -79,8 +79,11 @@ fn cpu_seconds() -> f64 {
 
 /// Sum of user and system time, of the process and its children, in clock ticks of 10 ms, after the program's name.
 fn parse_cpu_seconds(stat: &str) -> Option<f64> {
+    // The name of a program may have parentheses and spaces, so the fields are counted from the last parenthesis.
     let (_, fields) = stat.rsplit_once(')')?;
     let times: Vec<f64> =
+        // `utime`, `stime`, `cutime` and `cstime` are the fields 14 to 17 of proc(5), and the first one here is
+        // field 3.
         fields.split_whitespace().skip(11).take(4).map_while(|time| time.parse().ok()).collect();
     (times.len() == 4).then(|| times.iter().sum::<f64>() / 100.0)
 }
@@ -155,6 +158,7 @@ pub(crate) fn run_lines(command: &mut Command, mut on_line: impl FnMut(&str)) ->
         .spawn()
         .with_context(|| format!("could not start {}", shown(command)))?;
     let stdout = child.stdout.take().expect("the standard output is piped");
+    // Bytes and not lines of text: programs may print anything.
     for line in BufReader::new(stdout).split(b'\n') {
         let line = line?;
         let line = String::from_utf8_lossy(&line);

@@ -110,6 +110,7 @@ pub(crate) fn whole_real_model(shell: &Shell) -> Result<String> {
 fn run_tests(cargo: &mut Command) -> Result<String> {
     let mut totals = Totals::default();
     let succeeded = run_lines(cargo, |line| totals.add(line))?;
+    // The runner of a target without libtest's harness may fail in its own words, hence both conditions.
     if !succeeded || !totals.failed_tests.is_empty() {
         bail!("{totals}");
     }

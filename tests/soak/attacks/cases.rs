@@ -147,6 +147,7 @@ fn long_text(random: &mut Rng) -> (&'static str, Value) {
     };
     // A line break has two bytes in the body.
     let written = unit.replace(['\n', '\t'], "\\n").len();
+    // The length is drawn in two parts: up to 8 MB of any magnitude, and up to 15 MB uniformly.
     let length = (1_usize << random.u32(14..24)) + random.usize(0..15_000_000);
     let text = unit.repeat(length.div_ceil(written));
     let user = |text: &str| json!([{"role": "user", "content": text}]);
@@ -172,6 +173,7 @@ fn long_text(random: &mut Rng) -> (&'static str, Value) {
 fn followed(random: &mut Rng) -> Value {
     let size = size(12, random);
     let outputs = match random.u8(0..8) {
+        // Nested repetitions multiply, so a short pattern stands for millions of states.
         0 => json!({"regex": format!("(a{{{size}}}){{{size}}}")}),
         1 => json!({"regex": format!("a{{{}}}", size * size)}),
         2 => json!({"regex": format!(".*a.{{{}}}b", size % 20)}),
@@ -181,8 +183,10 @@ fn followed(random: &mut Rng) -> Value {
         6 => {
             json!({"json": {"type": "object", "properties": named(size, |_| json!({"type": "integer"}))}})
         }
+        // The grammar can be read in exponentially many ways.
         _ => json!({"grammar": "root ::= root root | \"a\" | \"ab\" | \"\" | [a-z] root"}),
     };
+    // Up to 64 choices advance through the constraint together.
     let n = 1 << random.u8(0..7);
     json!({"model": "demo", "prompt": "a", "max_tokens": 64, "n": n, "stream": random.bool(), "structured_outputs": outputs})
 }
@@ -214,6 +218,7 @@ fn hold(server: &Server, starts: &[Vec<u8>], patience: Duration) -> io::Result<R
     }
     let stream = sockets[0].stream().try_clone()?;
     stream.set_read_timeout(Some(Duration::from_millis(1)))?;
+    // Whatever has arrived by now is the answer; the attack does not wait for it.
     let answer = read_response(&mut BufReader::new(stream));
     answer.map_err(|error| if is_timeout(&error) { LEFT.into() } else { error })
 }
@@ -225,6 +230,7 @@ fn unfinished_bodies(
 ) -> io::Result<Response> {
     const LENGTH: usize = 31 << 20;
     let mut start = head(LENGTH).into_bytes();
+    // The announced body never arrives in full.
     start.resize(start.len() + random.usize(LENGTH / 2..LENGTH - 100), b' ');
     hold(server, &vec![start; random.usize(1..20)], patience)
 }
@@ -245,6 +251,7 @@ fn resets(server: &Server, random: &mut Rng, patience: Duration) -> io::Result<R
     let head =
         HeaderList::request("POST", "/v1/completions").with("content-type", "application/json");
     let pause = Duration::from_millis(random.u64(0..20));
+    // The pause lets some streams reach the engine, and others not.
     let began = Instant::now();
     for stream in (1..).step_by(2) {
         frames.request(stream, &head, body.to_string().as_bytes())?;

@@ -131,6 +131,7 @@ impl Cases {
 
     /// Fields of all endpoints that generate.
     fn drawing(&mut self, max_tokens: &str) -> Value {
+        // Temperature 0 is greedy decoding.
         let temperature = *self.random.choice(&[0.0, 0.7, 1.0, 1.5]).unwrap();
         let mut body = json!({
             "model": "demo", "temperature": temperature, "top_p": 1.0 - 0.5 * self.random.f64(), "stream": self.random.bool(),
@@ -263,6 +264,7 @@ impl Cases {
 
     fn generate(&mut self) -> Case {
         let session = self.random.choice(&self.sessions).cloned();
+        // The closed session must not be used again.
         if let Some(id) = session.clone().filter(|_| self.one_in(8)) {
             self.sessions.retain(|known| *known != id);
             return Case::post("/generate", json!({"session": {"id": id, "close": true}}));
@@ -285,6 +287,7 @@ impl Cases {
         body["text"] = text.into();
         body["session"] = session;
         self.choices(&mut body);
+        // A session has one continuation.
         if body["session"]["id"].is_string() {
             body["n"] = 1.into();
         }
@@ -307,6 +310,7 @@ impl Cases {
             (2, Some(id)) => Case::without_body("GET", format!("/v1/responses/{id}")),
             (3, _) => Case::post("/tokenize", json!({"messages": self.conversation()})),
             (4, _) => {
+                // The ids below 1270 are ordinary tokens.
                 let ids: Vec<u32> =
                     (0..self.random.u8(1..100)).map(|_| self.random.u32(0..1270)).collect();
                 Case::post("/detokenize", json!({"tokens": ids}))

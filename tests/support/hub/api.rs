@@ -58,6 +58,7 @@ async fn info(
         sibling
     });
     Ok(Json(json!({
+        // The real hub's ids have 24 hexadecimal digits.
         "_id": git_id("repository", id.as_bytes())[..24],
         "id": id,
         "modelId": id,
@@ -115,6 +116,7 @@ fn lfs(file: &StoredFile, hash: &str) -> Option<Value> {
     Some(json!({hash: lfs.sha256, "size": file.size, "pointerSize": lfs.pointer_size}))
 }
 
+// Python's client writes `True`.
 fn is_true(asked: &HashMap<String, String>, name: &str) -> bool {
     asked.get(name).is_some_and(|value| value.eq_ignore_ascii_case("true") || value == "1")
 }
@@ -151,6 +153,7 @@ pub(super) fn visible(
     let may_see =
         |repository: &&Repository| repository.access != Access::Private || caller == Caller::Member;
     repository.filter(may_see).ok_or_else(|| match caller {
+        // The hub does not tell strangers whether a repository exists.
         Caller::Nobody => Refusal::coded(
             StatusCode::UNAUTHORIZED,
             "RepoNotFound",

@@ -61,6 +61,7 @@ pub(super) fn answer(
         return Ok((status, headers, Body::empty()).into_response());
     }
     let mut bytes = bytes.slice(part);
+    // The length stays right, so only the hash shows the fault.
     if fault == Some(Fault::WrongBytes) {
         bytes = bytes.iter().map(|byte| !byte).collect();
     }
@@ -78,6 +79,7 @@ enum Part {
 /// The part that `Range` and `If-Range` request. An unknown form requests the whole file.
 fn part(asked: &HeaderMap, length: usize, etag: &str) -> Part {
     let text = |name| asked.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    // Another version of the file must not be joined to the part that the client has.
     if text(header::IF_RANGE).is_some_and(|condition| condition != etag) {
         return Part::Whole;
     }
@@ -85,6 +87,7 @@ fn part(asked: &HeaderMap, length: usize, etag: &str) -> Part {
     let range = match ends.map(|(first, last)| (first.parse(), last.parse::<usize>(), last)) {
         Some((Ok(first), Ok(last), _)) => first..last.saturating_add(1).min(length),
         Some((Ok(first), Err(_), "")) => first..length,
+        // A range without a first byte counts from the end.
         Some((Err(_), Ok(count), _)) => length.saturating_sub(count)..length,
         _ => return Part::Whole,
     };

@@ -53,6 +53,7 @@ impl Files {
             "chat_template": CHAT_TEMPLATE,
         });
         files
+            // Expected logits and seeds belong to the tests, and are no part of a published model.
             .without("golden.safetensors")
             .without("model.seeded")
             .with("tokenizer.json", tokenizer(vocab_size).to_string())
@@ -98,6 +99,7 @@ fn tests_folder() -> PathBuf {
 fn tokenizer(size: usize) -> Value {
     let consonants = "bcdfghjklmnprstvwxyz".chars();
     let syllables = consonants.flat_map(|first| "aeiou".chars().map(move |second| (first, second)));
+    // The special tokens and the 256 bytes come first.
     let left = size - SPECIAL_TOKENS.len() - 256;
     let syllables: Vec<_> = syllables.take(left).collect();
     assert_eq!(syllables.len(), left, "a vocabulary of {size} needs longer tokens");

@@ -38,6 +38,7 @@ async fn resolve(
     let (commit, file) = readable_file(&id, repositories.get(&id), caller, (&revision, &path))?;
     // The path in the client's own encoding, which a URL can contain.
     let raw_path = uri.path().splitn(6, '/').nth(5).expect("the route has six parts");
+    // The real hub answers with these two statuses, and clients treat them differently.
     let (status, location) = match &file.lfs {
         Some(lfs) => {
             (StatusCode::FOUND, storage::signed_address(&shared, &id, &lfs.sha256, raw_path))
@@ -52,6 +53,7 @@ async fn resolve(
         ("x-linked-size", file.bytes.len().to_string()),
         ("x-linked-etag", format!("\"{}\"", file.etag())),
         ("accept-ranges", "bytes".into()),
+        // The address is absolute for the storage, and relative within the hub.
         ("location", location.clone()),
     ];
     Ok((status, headers, format!("Redirecting to {location}")).into_response())

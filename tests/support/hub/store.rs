@@ -59,6 +59,7 @@ impl Repository {
             .iter()
             .map(|(path, bytes)| (path.clone(), StoredFile::new(path, bytes)))
             .collect();
+        // The parent is part of the contents, so equal files in a new commit have another id.
         let mut contents = format!("{branch} {:?}\n", self.refs.get(branch));
         for (path, file) in &files {
             writeln!(contents, "{path} {}", file.blob_id).expect("a string grows");
@@ -133,6 +134,7 @@ pub(super) struct Lfs {
 impl StoredFile {
     fn new(path: &str, bytes: &[u8]) -> Self {
         let contents = Bytes::copy_from_slice(bytes);
+        // The hub keeps weights of any size in the large file storage.
         let weights = [".safetensors", ".gguf"].iter().any(|end| path.ends_with(end));
         if bytes.len() <= LFS_THRESHOLD && !weights {
             return Self {

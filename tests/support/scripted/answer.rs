@@ -56,6 +56,7 @@ impl Endpoint {
         body["model"] = "demo".into();
         body["temperature"] = 0.into();
         let more = more.as_object().unwrap().clone();
+        // The probe of a prompt's length keeps its limit of one token.
         let is_limit = |name: &String| name.starts_with("max_");
         let more = more.into_iter().filter(|(name, _)| max_tokens > 1 || !is_limit(name));
         body.as_object_mut().unwrap().extend(more);
@@ -182,6 +183,7 @@ impl Answer {
             "response.completed" | "response.incomplete" => {
                 let response = &event["response"];
                 self.finish = status(response);
+                // The last event has the whole response, which must be the sum of the others.
                 assert_eq!(&of_response(response), self, "{response}");
             }
             _ => {}

@@ -78,6 +78,7 @@ impl Transport<'_> {
         if self.has_tls_files() {
             let trust = self.cacert.map_or(Trust::System, Trust::SystemAnd);
             let mut tls = client_config(trust, self.identity).map_err(|error| anyhow!(error))?;
+            // A preconfigured TLS client does not get the protocols of the builder, so they are named here.
             tls.alpn_protocols =
                 vec![if self.http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
             http = http.use_preconfigured_tls(tls);
@@ -109,6 +110,7 @@ impl Api {
         }
         let host = parsed.host_str().unwrap_or_default();
         let is_local = host == "localhost" || host.starts_with("127.") || host == "[::1]";
+        // A second client without idle connections serves the retry below.
         let client = |idle_connections| {
             let http = Client::builder().timeout(timeout).pool_max_idle_per_host(idle_connections);
             // A proxy named by the environment would be measured too.
@@ -201,6 +203,7 @@ impl Api {
             return anyhow!("{}: the answer did not end within --timeout; raise it", self.base);
         }
         let mut cause = error.source();
+        // The outer errors of reqwest and hyper only say that a request failed.
         while let Some(deeper) = cause.and_then(|cause| cause.source()) {
             cause = Some(deeper);
         }
@@ -294,6 +297,7 @@ impl AnswerReader {
     }
 
     fn take_line(&mut self, line: &[u8], now: Instant) -> Result<()> {
+        // A space behind the colon is optional, and other lines are comments or events without data.
         let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else {
             return Ok(());
         };
@@ -312,7 +316,9 @@ impl AnswerReader {
                 shortened(&error_text(&error))
             );
         }
+        // Servers send usage in the last chunk or in each. The last one counts all tokens.
         self.usage = chunk.usage.or(self.usage);
+        // The first chunk of a chat has the role and an empty text. It does not stand for a token.
         if chunk.choices.iter().flatten().any(Choice::has_text) {
             self.take_text(now - self.sent);
         }
@@ -348,6 +354,8 @@ mod tests {
 
     use super::*;
 
+    // The stream has the variants that servers send: CR LF, no space after the colon, comments, both endpoints'
+    // chunks, null.
     const STREAM: &str = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n\
         data: {\"choices\":[{\"delta\":{\"content\":\"a b\"}}]}\r\n\r\n: a comment\n\
         data:{\"choices\":[{\"text\":\"c\"}],\"usage\":null}\n\n\

@@ -61,6 +61,7 @@ impl Load {
             Self::Open { rate_per_s } => {
                 let mut rng = fastrand::Rng::with_seed(seed);
                 let mut at = begin;
+                // The wait is until a time, not for a time. So delays of the sender do not lower the rate.
                 for index in 0..requests.bodies.len() {
                     tokio::time::sleep_until(at.into()).await;
                     let (requests, bar) = (Arc::clone(&requests), bar.clone());

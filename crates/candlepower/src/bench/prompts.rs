@@ -117,6 +117,7 @@ impl Prompts {
     /// The field of the request's body that holds prompt `number`, and its value.
     pub(super) fn field(&self, number: u64) -> (&'static str, Value) {
         let settings = &self.settings;
+        // The generator of the prefix begins anew for each prompt, so the prefix is the same.
         let mut shared = rng(settings.seed, 0);
         let mut own = rng(settings.seed, number + 1);
         match &self.material {
@@ -144,6 +145,7 @@ fn text_field(workload: Workload, text: String) -> (&'static str, Value) {
 /// A random generator for each prompt. Neighbouring numbers give unrelated prompts.
 fn rng(seed: u64, number: u64) -> fastrand::Rng {
     let mut of_seed = fastrand::Rng::with_seed(seed);
+    // The multiplier is 2^64 divided by the golden ratio, which spreads neighbouring numbers over all bits.
     fastrand::Rng::with_seed(of_seed.u64(..) ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
@@ -169,6 +171,8 @@ async fn ids_material(api: &Api, settings: &PromptSettings) -> Result<Material> 
     if ids.len() < LEAST_IDS {
         ids = COMMON_IDS.collect();
     }
+    // Numbers from the top of the range belong to no measured prompt, so no measured prompt is cached by this
+    // request.
     let probe = draw_ids(&ids, PROBE_IDS, &mut rng(settings.seed, u64::MAX));
     let counted = prompt_tokens(api, settings, "prompt", json!(probe)).await?;
     if counted != PROBE_IDS {
@@ -187,6 +191,7 @@ async fn text_material(api: &Api, settings: &PromptSettings) -> Result<Material>
         let (name, value) = text_field(settings.workload, text);
         *count = prompt_tokens(api, settings, name, value).await? as f64;
     }
+    // The difference of the two counts cancels the tokens of the chat template.
     let per_word = (counted[1] - counted[0]) / (many - few) as f64;
     if per_word <= 0.0 {
         bail!("the server does not count prompt tokens: {counted:?} for {few} and {many} words");

@@ -104,6 +104,7 @@ impl RunArgs {
     }
 
     fn warmup(&self) -> Shape {
+        // The shortest length fits: the checks of all shapes have passed before.
         let input_tokens = self.input_tokens.iter().copied().min().unwrap_or(WARMUP_TOKENS);
         Shape { batch: 1, input_tokens, output_tokens: self.output_tokens.min(WARMUP_TOKENS) }
     }
@@ -111,6 +112,7 @@ impl RunArgs {
     /// Refuses shapes that the engine would split into several batches, because then another shape would be measured.
     fn check(&self, shape: &Shape, info: &EngineInfo) -> Result<()> {
         let settings = &self.settings;
+        // A decode has one token a sequence, so both limits bound the sequences of a step.
         let at_once = info.max_num_seqs.min(info.max_num_batched_tokens);
         if shape.batch > at_once {
             bail!(

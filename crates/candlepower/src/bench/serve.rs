@@ -122,6 +122,7 @@ impl ServeArgs {
     /// The server cannot be used, or the results cannot be written.
     pub(super) async fn run(self) -> Result<ExitCode> {
         let loads = self.loads();
+        // clap cannot express a conflict between two values.
         if self.workload == Workload::Chat && self.prompts == PromptForm::Ids {
             usage_error(
                 "--prompts ids: --workload chat takes text only; use --prompts text or auto"
@@ -139,6 +140,7 @@ impl ServeArgs {
         let mut levels = Vec::new();
         for (number, &(load, count)) in loads.iter().enumerate() {
             let bar = progress_bar(count, load.to_string())?;
+            // The numbers below the first stride belong to the warm-up.
             let first = (number as u64 + 1) * LEVEL_STRIDE;
             let requests = self.requests(&api, &target, first, count);
             let measured = load.run(requests, self.seed.wrapping_add(first), &bar).await;

@@ -76,6 +76,7 @@ impl ModelReport {
             "num_parameters": self.num_parameters,
             "plans": self.placements.iter().map(Placement::to_json).collect::<Vec<_>>(),
         });
+        // The keys of the placement that `serve` would use also stand at the top level.
         if let (Some(report), Some(Value::Object(first))) =
             (report.as_object_mut(), self.placements.first().map(Placement::to_json))
         {
@@ -115,6 +116,7 @@ impl fmt::Display for ModelReport {
             "  for contexts of {} tokens and at most {} sequences in a batch",
             request.max_model_len, first.plan.max_num_seqs
         )?;
+        // Without recurrent states there is nothing to divide by.
         let state = first.plan.state_bytes.checked_div(first.plan.num_states as u64);
         if let Some(bytes) = state {
             writeln!(
@@ -158,6 +160,8 @@ impl Placement {
             (false, 0) => 0,
             (false, longest) => {
                 let mut request = plan.request;
+                // The count is for the longest context that fits, since it would be 0 for the one that was asked
+                // for.
                 request.max_model_len = longest;
                 MemoryPlan::new(spec, request).num_sequences()
             }

@@ -34,8 +34,10 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     if !c.flag_or("route_norm", true)? {
         return Err(c.unsupported("route_norm", &false.into(), "; true is"));
     }
+    // The class's own default, as for every `with_default` of a key that files may lack.
     let mut m = ModelSpec::llama(&c.with_default("head_dim", 128))?;
     m.layers.iter_mut().for_each(|layer| layer.residual = Residual::Sandwich);
+    // The norm of a head has the kind and epsilon of the others.
     m.set_qk_norm(m.final_norm, QkNormSpan::Head);
     m.each_attention(|_, a| a.gated = true);
     let every = c.count_opt("global_attn_every_n_layers")?.unwrap_or(4);

@@ -32,6 +32,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = ModelSpec::llama(&c.with_default("partial_rotary_factor", 0.5))?;
     let mamba = recurrent::mamba2(c)?;
     const KEY: &str = "attn_layer_indices";
+    // All layers that are not listed are Mamba-2.
     let attentions = c.indices(KEY)?;
     let is_mamba = |i: usize| !attentions.iter().any(|layer| *layer as usize == i);
     let is_mamba: Vec<bool> = (0..m.layers.len()).map(is_mamba).collect();

@@ -62,6 +62,7 @@ fn base(c: &HfConfig) -> Result<ModelSpec> {
     m.layers.iter_mut().for_each(|l| l.residual = Residual::Parallel);
     m.interleave_ropes();
     m.head.tied = c.flag_or("tie_word_embeddings", true)?;
+    // Cohere multiplies logits by the key; Granite, whose key has nearly the same name, divides.
     m.head.scale = match c.float_opt("logit_scale")?.unwrap_or(0.0625) {
         scale if scale > 0.0 => scale,
         scale => return Err(c.ill_typed("logit_scale", &scale.into(), "a number above 0")),

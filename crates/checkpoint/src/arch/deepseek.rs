@@ -87,6 +87,7 @@ fn v3(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = latent_llama(c)?;
     expect(c, "scoring_func", "sigmoid")?;
     expect(c, "topk_method", "noaux_tc")?;
+    // These are the defaults of `DeepseekV3Config`, which differ from those of its relatives.
     let of_files = c.with_default("n_group", 8).with_default("topk_group", 4);
     let gating = biased_sigmoids(&of_files.with_default("routed_scaling_factor", 2.5))?;
     add_experts(&mut m, c, gating, [3, 1])?;
@@ -107,6 +108,7 @@ fn glm_lite(c: &HfConfig) -> Result<ModelSpec> {
 /// Part of a model of texts and images, too.
 pub(super) fn mistral4(c: &HfConfig) -> Result<ModelSpec> {
     let heads = c.bounded("qk_nope_head_dim", MOST_HEAD_DIM)?;
+    // Mistral 4's `partial_rotary_factor` is a share of the whole key, rotated or not.
     let mut m = with_latents(c, heads + c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?)?;
     add_experts(&mut m, c, renormalized(c)?, [0, 1])?;
     Ok(m)
@@ -117,6 +119,7 @@ fn minicpm3(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = latent_llama(&c.with_default("v_head_dim", hidden / heads))?;
     // RoPE pairs the two halves of the rotated part, unless a file says otherwise.
     let interleaved = c.flag_or("rope_interleave", false)?;
+    // DeepSeek's default is the other order, which `latent_llama` has set.
     m.each_attention(|_, a| a.rope.iter_mut().for_each(|rope| rope.interleaved = interleaved));
     m.embed.scale = c.factor_or("scale_emb", 12.0)?;
     m.head.scale = c.factor_or("dim_model_base", 256.0)? / hidden as f64;
@@ -165,6 +168,7 @@ fn groups(c: &HfConfig, score: GroupScore) -> Result<Option<ExpertGroups>> {
     if count > MAX_EXPERT_GROUPS || !experts.is_multiple_of(count) {
         return ill("n_group", "at most 32, and a divisor of the number of experts");
     }
+    // The chosen groups must have as many experts as a token uses.
     if chosen > count || chosen * (experts / count) < c.count("num_experts_per_tok")? {
         return ill("topk_group", "at most n_group, with num_experts_per_tok experts or more");
     }
@@ -204,10 +208,12 @@ fn with_latents(c: &HfConfig, width: usize) -> Result<ModelSpec> {
         transposed_keys: false,
     };
     for (key, width) in [("kv_lora_rank", latent.rank), ("qk_rope_head_dim", rotated)] {
+        // Kernels read latents and the rotated part in vectors of eight.
         if !width.is_multiple_of(8) {
             return Err(c.ill_typed(key, &width.into(), "a multiple of 8"));
         }
     }
+    // RoPE must rotate all of the part that is kept apart for it.
     let whole = |a: &AttentionSpec| a.rope.as_ref().is_some_and(|r| r.dim == rotated);
     if !m.attentions().all(whole) {
         let found = c.raw("partial_rotary_factor").cloned().unwrap_or_default();
@@ -215,6 +221,7 @@ fn with_latents(c: &HfConfig, width: usize) -> Result<ModelSpec> {
     }
     let scale = ((latent.key_dim + rotated) as f64).powf(-0.5) * temperature(c)?.powi(2);
     m.each_attention(|_, a| {
+        // All heads read one latent, so the cache has one head, whose first elements are the values.
         a.kv_heads = 1;
         a.head_dim = latent.rank + rotated;
         a.scale = scale;

@@ -54,6 +54,8 @@ const WEIGHTS: &[WeightRule] = &[
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let newer = c.flag_or("new_decoder_architecture", false)?;
     let one_key = !newer && c.flag_or("multi_query", true)?;
+    // The older architecture has one head of keys, or one for each
+    // head of queries; transformers ignores the key there.
     let read = if newer { c.clone() } else { c.without(&["num_kv_heads"]) };
     let read = read.renamed(NAMES).with_default("hidden_act", "gelu");
     let read = read.with_default("max_position_embeddings", 2048);
@@ -62,6 +64,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     if one_key {
         m.each_attention(|_, a| a.kv_heads = 1);
     }
+    // Falcon 2 has the newer architecture with one norm for both parts.
     let residual = match c.index_or("num_ln_in_parallel_attn", 2)? {
         2 if newer => Residual::ParallelNorms,
         _ if newer || c.flag_or("parallel_attn", true)? => Residual::Parallel,

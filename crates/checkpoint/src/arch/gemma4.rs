@@ -143,6 +143,7 @@ fn set_attentions(
             }
             None if !is_windowed => {
                 a.head_dim = global_dim;
+                // transformers takes this number of heads only where keys are values.
                 a.kv_heads = global_heads.filter(|_| keys_as_values).unwrap_or(a.kv_heads);
             }
             None => {}
@@ -202,6 +203,7 @@ fn share_keys(m: &mut ModelSpec, c: &HfConfig, is_windowed: &[bool]) -> Result<(
             let needed = "equal heads of layers that share keys and values";
             return Err(c.ill_typed("per_layer_config", &found, needed));
         }
+        // The owner's keys and values are normed already, and are read as they lie in the cache.
         (a.keys_of, a.v_norm, a.values_are_keys) = (Some(owner), None, false);
     }
     Ok(())
@@ -218,6 +220,7 @@ fn per_layer(m: &ModelSpec, c: &HfConfig) -> Result<Option<PerLayerSpec>> {
         let hint = format!("; at most {MOST_WIDTH} for all layers together are");
         return Err(c.unsupported("hidden_size_per_layer_input", &width.into(), &hint));
     }
+    // Rows beyond the vocabulary are allowed, since published tables are padded.
     let vocab_size = c.count_opt(ROWS)?.unwrap_or(m.vocab_size);
     if vocab_size < m.vocab_size {
         return Err(c.ill_typed(ROWS, &vocab_size.into(), "at least vocab_size"));
@@ -236,6 +239,7 @@ fn set_experts(m: &mut ModelSpec, c: &HfConfig) -> Result<()> {
     m.set_experts(&c, "moe_intermediate_size", gating, |_| true)?;
     for (layer, beside) in m.layers.iter_mut().zip(beside) {
         if let FfnSpec::Experts(experts) = &mut layer.ffn {
+            // The layer's feed-forward takes the place of the shared expert, with norms of its own.
             (experts.shared, experts.own_norms) = (beside, true);
         }
     }

@@ -32,6 +32,7 @@ fn glm(c: &HfConfig) -> Result<ModelSpec> {
     c.count("head_dim")?;
     let c = c.with_default("partial_rotary_factor", 0.5).with_default("attention_bias", true);
     let mut m = ModelSpec::llama(&c)?;
+    // The key is about q, k and v alone: the class gives the output no bias.
     m.each_attention(|_, a| a.out_bias = false);
     m.interleave_ropes();
     Ok(m)

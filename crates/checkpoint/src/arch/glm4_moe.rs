@@ -36,6 +36,7 @@ pub(super) const DOTS1: Arch = Arch {
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = ModelSpec::llama(&c.with_default("partial_rotary_factor", 0.5))?;
+    // The key is about q, k and v alone: the class gives the output no bias.
     m.each_attention(|_, a| a.out_bias = false);
     if c.flag_or("use_qk_norm", false)? {
         m.set_qk_norm(m.final_norm, QkNormSpan::Head);

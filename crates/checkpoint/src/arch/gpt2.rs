@@ -120,6 +120,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
 fn big_code(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = base(&c.with_default("activation_function", "gelu_pytorch_tanh"))?;
     if c.flag_or("multi_query", true)? {
+        // The class ignores any number of key heads: there is one, or one for each head of queries.
         m.each_attention(|_, a| a.kv_heads = 1);
     }
     Ok(m)
@@ -135,6 +136,7 @@ fn gpt_j(c: &HfConfig) -> Result<ModelSpec> {
     }
     m.layers.iter_mut().for_each(|layer| layer.residual = Residual::Parallel);
     m.each_attention(|_, a| {
+        // GPT-J's attention has no biases; its feed-forward and its head have.
         (a.qkv_bias, a.out_bias) = (false, false);
         a.rope.iter_mut().for_each(|rope| (rope.dim, rope.interleaved) = (rotated, true));
     });

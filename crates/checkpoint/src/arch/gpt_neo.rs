@@ -78,6 +78,7 @@ fn local_layers(c: &HfConfig, layers: usize) -> Result<Vec<bool>> {
         });
         let kinds = kinds.collect::<Result<Vec<bool>>>()?;
         let times = pair.get(1).and_then(|count| count.as_u64()).ok_or_else(ill)?;
+        // The same check keeps the subtraction from going below zero in the next round.
         if times.saturating_mul(kinds.len() as u64) > (layers - local.len()) as u64 {
             return Err(ill());
         }

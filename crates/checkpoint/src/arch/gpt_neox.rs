@@ -46,6 +46,7 @@ const WEIGHTS: &[WeightRule] = &[
 ];
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
+    // Configurations of transformers 4 have the older names of both keys.
     let c = c.renamed(NAMES).with_default("partial_rotary_factor", 0.25);
     let mut m = ModelSpec::gpt(&c.with_default("hidden_act", "gelu"), "layer_norm_eps")?;
     let bias = c.flag_or("attention_bias", true)?;

@@ -76,7 +76,9 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = ModelSpec::llama(c)?;
     let factor = |key: &str| c.factor_or(key, 1.0);
     let attention = factor("attention_multiplier")?;
+    // The factor takes the place of the usual one and does not multiply it.
     m.each_attention(|_, a| a.scale = attention);
+    // Granite divides its logits, where Cohere multiplies them.
     m.head.scale = 1.0 / factor("logits_scaling")?;
     m.embed.scale = factor("embedding_multiplier")?;
     m.scale_branches(factor("residual_multiplier")?);
@@ -100,6 +102,7 @@ fn shared(c: &HfConfig) -> Result<ModelSpec> {
 fn hybrid(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = match c.index_or("num_local_experts", 8)? {
         0 => {
+            // Without experts the shared feed-forward is the layer's only one.
             let width = c.bounded("shared_intermediate_size", MOST_WIDTH)?;
             spec(&c.without(&["intermediate_size"]).with_default("intermediate_size", width))?
         }
@@ -115,6 +118,7 @@ fn hybrid(c: &HfConfig) -> Result<ModelSpec> {
     }
     let key = recurrent::layers_key(c);
     let kinds = [&["attention", "full_attention"][..], &["mamba", "linear_attention"]];
+    // Without a list all layers are Mamba-2, which `set_mixers` refuses.
     let of_attention = m.layer_kinds(c, key, kinds, |_| false)?;
     let is_mamba: Vec<bool> = of_attention.iter().map(|of_attention| !of_attention).collect();
     if is_mamba.contains(&true) {

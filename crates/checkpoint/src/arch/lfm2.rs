@@ -56,6 +56,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
         let factor = c.factor_or("block_ffn_dim_multiplier", 1.0)?;
         let multiple = c.bounded_opt("block_multiple_of", MOST_WIDTH)?.unwrap_or(256);
         let part = factor * (2 * inner / 3) as f64;
+        // Two thirds, as Llama's first feed-forwards: a gate adds a third matrix.
         if part > MOST_WIDTH as f64 {
             let reason = format!("; the feed-forward may have {MOST_WIDTH} elements");
             return Err(c.unsupported("block_ffn_dim_multiplier", &factor.into(), &reason));
@@ -86,11 +87,13 @@ fn base(c: &HfConfig) -> Result<ModelSpec> {
     m.set_qk_norm(m.final_norm, QkNormSpan::Head);
     let of_attention = c.indices("full_attn_idxs")?;
     let by_default = |i: usize| {
+        // Without either list all layers are attentions.
         c.contains("full_attn_idxs") && !of_attention.iter().any(|layer| *layer as usize == i)
     };
     let kinds = [&["conv"][..], &["full_attention"]];
     let is_conv = m.layer_kinds(&c, "layer_types", kinds, by_default)?;
     let kernel_size = c.count_opt("conv_L_cache")?.unwrap_or(3);
+    // The limit is that of the kernels, as is the multiple of eight below.
     if !(2..=8).contains(&kernel_size) {
         return Err(c.unsupported("conv_L_cache", &kernel_size.into(), "; 2 to 8 are"));
     }

@@ -24,6 +24,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     // Absent, it would be 128, not hidden_size / num_attention_heads.
     let head_dim = c.count("head_dim")?;
     let rotated = match c.count_opt("rotary_dim")? {
+        // The share is given where other files give the number, so that one reader computes the width.
         Some(rotated) => c.with_default("partial_rotary_factor", rotated as f64 / head_dim as f64),
         None => c.clone(),
     };

@@ -81,6 +81,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let base = c.with_default("intermediate_size", 1).with_default("head_dim", head_dim);
     let mut m = ModelSpec::llama(&base)?;
     m.stored_apart = apart;
+    // Nemotron-H's attention learns positions from the Mamba-2 layers before it.
     m.each_attention(|_, a| a.rope = None);
     m.each_mlp(|mlp| mlp.gated = false);
     let has_experts = |i: usize| layers[i].1 == Some(Kind::Experts);
@@ -125,8 +126,10 @@ fn stored_kinds(c: &HfConfig) -> Result<(Vec<Kind>, &'static str)> {
         Ok((kinds?, key))
     };
     match (c.texts_opt(key)?, c.text_opt(PATTERN)?) {
+        // The list of transformers 5 wins where both are there.
         (Some(names), _) => read(key, names),
         (None, Some(pattern)) => {
+            // An empty pattern separates all letters, and gives an empty text at both ends.
             read(PATTERN, pattern.split("").filter(|s| !s.is_empty()).collect())
         }
         (None, None) => Err(c.missing(PATTERN, "a letter for each layer")),
@@ -141,6 +144,7 @@ fn pairs(c: &HfConfig, kinds: &[Kind], key: &str) -> Result<(Vec<Pair>, Vec<[usi
     let (mut layers, mut numbers): (Vec<Pair>, Vec<[usize; 2]>) = (Vec::new(), Vec::new());
     for (i, &kind) in kinds.iter().enumerate() {
         match (kind, layers.last_mut().zip(numbers.last_mut())) {
+            // A new mixer closes the layer before it, even if nothing followed that one.
             (Kind::Mamba | Kind::Attention, _) => {
                 layers.push((kind, None));
                 numbers.push([i, i]);

@@ -41,6 +41,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
 }
 
 fn olmo3(c: &HfConfig) -> Result<ModelSpec> {
+    // A file of transformers 5 has settings for each kind of layer, an older one those of the full layers.
     let full = c.with_rope_of("full_attention")?.unwrap_or_else(|| c.clone());
     let mut m = spec(&full.with_default("rope_theta", OLMO3_THETA))?;
     m.set_windows(c, c.count("sliding_window")?, |i| (i + 1) % 4 != 0)?;

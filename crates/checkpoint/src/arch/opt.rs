@@ -45,7 +45,7 @@ const WEIGHTS: &[WeightRule] = &[
 ];
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
-    // The smallest but one differs in both.
+    // The smallest but one, OPT-350M, differs in both.
     for (key, only) in [("do_layer_norm_before", true), ("_remove_final_layer_norm", false)] {
         if c.flag_or(key, only)? != only {
             return Err(c.unsupported(key, &(!only).into(), &format!("; {only} is")));

@@ -25,6 +25,7 @@ pub(super) fn windows(m: &mut ModelSpec, c: &HfConfig) -> Result<()> {
         return Ok(());
     }
     let Some(window) = c.count_or_null("sliding_window")? else { return Ok(()) };
+    // A list of the layers wins, and then the key may be missing.
     let first = match c.raw("layer_types") {
         Some(_) => 0,
         None => c.index("max_window_layers")?,

@@ -34,6 +34,7 @@ pub(super) const SHARED: &[WeightRule] = &[
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = qwen2::spec(c)?;
     let bias = c.flag_or("qkv_bias", true)?;
+    // Qwen2-MoE may lack the biases that Qwen2 always has.
     m.each_attention(|_, a| a.qkv_bias = bias);
     set_experts(&mut m, c, c.flag_or("norm_topk_prob", false)?)?;
     set_shared_expert(&mut m, c)?;

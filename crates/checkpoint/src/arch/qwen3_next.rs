@@ -90,6 +90,7 @@ fn moe(c: &HfConfig) -> Result<ModelSpec> {
     // All layers have experts, and configurations need not say how wide others would be.
     let inner = c.bounded("moe_intermediate_size", MOST_WIDTH)?;
     let mut m = base(&c.with_default("intermediate_size", inner))?;
+    // The class has experts in every layer, and ignores both keys. It always renormalizes.
     qwen2_moe::set_experts(&mut m, &c.without(&["decoder_sparse_step", "mlp_only_layers"]), true)?;
     qwen2_moe::set_shared_expert(&mut m, c)?;
     Ok(m)
@@ -102,6 +103,7 @@ fn base(c: &HfConfig) -> Result<ModelSpec> {
     if !c.flag_or("attn_output_gate", true)? {
         return Err(c.unsupported("attn_output_gate", &false.into(), "; true is"));
     }
+    // The norms of q and k copy the final norm below, so its kind is set first.
     m.set_norm(NormSpec { kind: NormKind::RmsPlusOne, ..m.final_norm });
     m.set_qk_norm(m.final_norm, QkNormSpan::Head);
     m.each_attention(|_, a| a.gated = true);

@@ -44,6 +44,7 @@ pub(super) fn mamba2(c: &HfConfig) -> Result<RecurrenceSpec> {
     // The default of the head width.
     let expand = c.count_opt("mamba_expand")?.unwrap_or(2);
     let all = expand.saturating_mul(c.count("hidden_size")?);
+    // Published configurations have the text `auto` in place of a width.
     let is_auto = c.raw("mamba_d_head").is_some_and(|width| width == "auto");
     let c = if is_auto { c.without(&["mamba_d_head"]) } else { c.clone() };
     let c = &c.with_default("mamba_d_head", all / value_heads);

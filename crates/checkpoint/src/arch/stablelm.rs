@@ -18,6 +18,7 @@ pub(super) const ARCH: Arch = Arch {
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let eps = c.float_opt("layer_norm_eps")?.unwrap_or(1e-5);
+    // The class ignores the key, and divides the width by the heads.
     let c = c.without(&["head_dim"]);
     let c = c.with_default("rms_norm_eps", eps).with_default("partial_rotary_factor", 0.25);
     let mut m = ModelSpec::llama(&c)?;

@@ -97,6 +97,7 @@ fn bert(config: &HfConfig, first_position: usize) -> Result<EncoderSpec> {
     config.refuse("is_decoder")?;
     config.refuse("add_cross_attention")?;
     let positions = config.count("max_position_embeddings")?;
+    // The positions before the first are those of padding, which no text uses.
     if positions <= first_position {
         let hint = format!("; more than the first {first_position} positions are");
         return Err(config.unsupported("max_position_embeddings", &positions.into(), &hint));
@@ -138,7 +139,8 @@ fn distil_bert(config: &HfConfig) -> Result<EncoderSpec> {
 /// Source: transformers `models/mpnet`, which counts positions from behind row 1, whatever the padding token is.
 fn mpnet(config: &HfConfig) -> Result<EncoderSpec> {
     expect(config, "relative_attention_num_buckets", DISTANCE_CLASSES.into())?;
-    // There is no table of types, whatever a configuration says of it.
+    // There is no table of types, whatever a configuration says of it;
+    // the default only satisfies the reader of BERT's keys.
     let config = &config.without(&["type_vocab_size"]).with_default("type_vocab_size", 1);
     let spec = bert(&config.with_default("layer_norm_eps", 1e-12), 2)?;
     let kind = EncoderKind::Bert { first_position: 2, distance_classes: DISTANCE_CLASSES };

@@ -53,6 +53,7 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
     Ok(EncoderSpec {
         kind: EncoderKind::ModernBert {
             global_every: global_every(config, num_layers)?,
+            // Half of the window lies to each side, which the computation divides by.
             window: config.count("local_attention")?,
             global_theta,
             local_theta,
@@ -77,6 +78,7 @@ fn global_every(config: &HfConfig, num_layers: usize) -> Result<usize> {
     };
     let is_global = |i: usize| types.get(i) == Some(&"full_attention");
     let every = (1..num_layers).find(|i| is_global(*i)).unwrap_or(num_layers);
+    // One number describes the layers only where global ones repeat at equal distances.
     let regular = types.len() == num_layers
         && (0..num_layers).all(|i| {
             types[i] == if i % every == 0 { "full_attention" } else { "sliding_attention" }

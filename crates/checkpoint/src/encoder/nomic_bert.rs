@@ -13,6 +13,7 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
         config.refuse(key)?;
     }
     expect(config, "activation_function", "swiglu".into())?;
+    // A whole 1 is the same number as 1.0 and another JSON value, so numbers are compared first.
     if config.float_opt("rotary_emb_fraction")?.is_some_and(|part| part != 1.0) {
         expect(config, "rotary_emb_fraction", 1.0.into())?;
     }
@@ -37,6 +38,7 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
         heads: config.count("n_head")?,
         intermediate_size: config.count("n_inner")?,
         max_positions,
+        // `count` refuses a zero, which here means that there is no table.
         token_types: match config.raw("type_vocab_size").and_then(serde_json::Value::as_u64) {
             Some(0) => 0,
             _ => config.count("type_vocab_size")?,

@@ -77,6 +77,7 @@ impl SentenceSettings {
             }
             None => {}
         }
+        // Only one of the names is there. It is the model's class in the oldest versions of sentence-transformers.
         if let Some(name) = TRANSFORMER.into_iter().find(|name| files.contains(name))
             && let Some(config) = files.json(name)?
         {
@@ -114,6 +115,7 @@ impl SentenceSettings {
                     let folder = text("path").unwrap_or_default();
                     self.pooling = Some(read_pooling(files, folder)?);
                 }
+                // The order is fixed: a dense layer behind the normalization would give other vectors.
                 "Dense" if self.pooling.is_some() && !self.normalize => {
                     let folder = text("path").unwrap_or_default();
                     let dense = DenseSpec::read(files, folder, self.dense.last())?;
@@ -141,6 +143,7 @@ impl SentenceSettings {
                 self.prompts.insert(name.to_owned(), prompt.to_owned());
             }
         }
+        // A name that is no prompt would only fail at the first request.
         self.default_prompt = match config.text_opt("default_prompt_name")? {
             Some(name) if !self.prompts.contains_key(name) => {
                 let hint = "; a name among the `prompts` is";
@@ -183,6 +186,7 @@ impl DenseSpec {
             return Err(config.unsupported("use_residual", &true.into(), "; false is"));
         }
         let function = config.text_opt("activation_function")?;
+        // The default is that of the class `Dense` in sentence-transformers.
         let function = function.unwrap_or("torch.nn.modules.activation.Tanh");
         let act = match function.rsplit('.').next().unwrap_or(function) {
             "Identity" => None,
@@ -227,10 +231,12 @@ const MODES: [(&str, Option<Pooling>); 6] = [
 /// The pooling of a pooling module's `config.json`.
 fn read_pooling(files: &CheckpointFiles, folder: &str) -> Result<Pooling> {
     let config = module_config(files, folder, POOLING)?;
+    // Without the prompt's tokens the mean would be over a part of the text.
     if !config.flag_or("include_prompt", true)? {
         return Err(config.unsupported("include_prompt", &false.into(), "; true is"));
     }
     let mut chosen = None;
+    // Every switch may be listed, so only true ones count.
     let mut modes = MODES.iter().filter(|(key, _)| config.raw(key) == Some(&true.into()));
     if let Some((key, mode)) = modes.next() {
         let mode = mode.ok_or_else(|| config.unsupported(key, &true.into(), ONE_MODE))?;

@@ -84,7 +84,7 @@ fn all_mini_lm_is_described_with_its_pooling() {
         checkpoint.max_model_len(Some(513)),
         Err(Error::MaxModelLen { asked: 513, limit: 512 })
     ));
-    // Without the pooler, which no vector depends on.
+    // The published file has 22,713,216 weights with the pooler, which no vector depends on.
     assert_eq!(checkpoint.num_parameters(), 22_713_216 - 384 * 384 - 384);
     assert!(checkpoint.may_skip_tensor("pooler.dense.weight"));
     assert!(checkpoint.may_skip_tensor("embeddings.position_ids"));
@@ -105,6 +105,8 @@ fn positions_of_roberta_begin_behind_the_padding() {
         positions.unwrap().names,
         ["embeddings.position_embeddings.weight", "roberta.embeddings.position_embeddings.weight"]
     );
+    // transformers knows nothing of a sigmoid. sentence-transformers
+    // applies it unless the configuration says otherwise.
     assert!(spec.head.unwrap().sigmoid);
     let raw = RERANKER.replacen(
         '{',
@@ -175,6 +177,7 @@ fn modern_bert_reads_both_spellings() {
         )
         .replace(r#""local_rope_theta": 10000.0,"#, "");
     assert_eq!(open(&[("config.json", &five)]).unwrap().spec().kind, expected);
+    // A second global layer at the distance of one makes the list irregular.
     let uneven = five.replacen("sliding_attention", "full_attention", 1);
     assert!(error(&[("config.json", &uneven)]).contains("layer_types"));
 }
@@ -226,6 +229,7 @@ fn sentence_files_that_are_not_supported_are_named() {
     assert!(with(MODULES, sqrt).unwrap_err().to_string().contains("lasttoken is"));
     let named = with(MODULES, r#"{"pooling_mode": "lasttoken"}"#).unwrap();
     assert_eq!(named.pooling, Some(Pooling::Last));
+    // A path with more than a folder's name could read a file outside of the model.
     let away = MODULES.replace("1_Pooling\"", "../1_Pooling\"");
     assert!(
         with(&away, MEAN).unwrap_err().to_string().contains("1_Pooling/config.json is missing")
@@ -236,6 +240,7 @@ fn sentence_files_that_are_not_supported_are_named() {
 #[test]
 fn dense_layers_are_described_and_what_they_cannot_be_is_named() {
     let with = |dense: &str| {
+        // The third module becomes a dense layer, so nothing normalizes vectors here.
         let modules = MODULES.replace("2_Normalize\"", "2_Dense\"").replace("Normalize", "Dense");
         let list = [
             ("config.json", MINI_LM),

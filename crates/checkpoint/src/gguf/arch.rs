@@ -115,7 +115,7 @@ pub(super) fn find(metadata: &HfConfig) -> Result<&'static GgufArch> {
         let names: Vec<&str> = ALL.iter().map(|arch| arch.name).collect();
         metadata.unsupported(KEY, &name.into(), &format!("; {} are", names.join(", ")))
     })?;
-    // Some names are those of two classes.
+    // Some names are those of two classes. A key that only one of them has decides.
     Ok(match arch.name {
         "llama" if metadata.index_or("llama.expert_count", 0)? > 0 => &experts::MIXTRAL,
         "olmo2" if metadata.index_or("olmo2.attention.sliding_window", 0)? > 0 => &dense::OLMO3,

@@ -22,6 +22,7 @@ impl Gguf {
         let keys = Keys::of(self);
         let head_dim = keys.head_dim()?;
         let value_length = keys.count_opt("attention.value_length")?;
+        // DeepSeek's widths of keys and values differ by design; `deepseek.rs` reads them.
         let has_latents = self.arch.is(deepseek::NAME);
         if !has_latents && value_length.is_some_and(|found| found != head_dim) {
             return Err(keys.unsupported("attention.value_length", "; the width of keys is"));
@@ -33,6 +34,7 @@ impl Gguf {
         };
         let config = json!({
             "architectures": [self.arch.class],
+            // Not every converter writes the key `vocab_size`, and only the rows of the matrix have logits.
             "vocab_size": embedding.shape[0],
             "hidden_size": keys.count("embedding_length")?,
             "intermediate_size": keys.count_of_layers("feed_forward_length")?,
@@ -43,6 +45,7 @@ impl Gguf {
             "hidden_act": "silu",
             "rms_norm_eps": keys.norm_eps()?,
             "max_position_embeddings": keys.count("context_length")?,
+            // llama.cpp's converter leaves out the output head where it is the embedding.
             "tie_word_embeddings": !keys.has_tensor("output.weight"),
             "rope_parameters": rope(&keys, head_dim)?,
             "eos_token_id": self.end_ids()?,
@@ -51,6 +54,7 @@ impl Gguf {
         });
         let Value::Object(mut config) = config else { unreachable!("it is written as an object") };
         (self.arch.own)(&keys, &mut config)?;
+        // The pooling is read elsewhere, so it is counted as read here. Otherwise it would be reported as unread.
         keys.key(POOLING);
         let unread = keys.unread()?;
         Ok((config.into(), unread))
@@ -64,6 +68,7 @@ impl Gguf {
     /// The pooling, in files of models that give vectors.
     pub(crate) fn pooling(&self) -> Result<Option<Pooling>> {
         let keys = Keys::of(self);
+        // The numbers are those of llama.cpp's `llama_pooling_type`. The fourth is that of rerankers.
         match keys.metadata.float_opt(&keys.key(POOLING))? {
             Some(1.0) => Ok(Some(Pooling::Mean)),
             Some(2.0) => Ok(Some(Pooling::Cls)),
@@ -85,6 +90,7 @@ impl Gguf {
         };
         use super::GgufType::{Bf16, F16, F32};
         let dtypes = [(F32, "float32"), (F16, "float16"), (Bf16, "bfloat16")];
+        // The last of equals wins, so the order is reversed: a file with quantized matrices only counts as float32.
         dtypes.into_iter().rev().max_by_key(|(kind, _)| bytes(*kind)).expect("there are three").1
     }
 }
@@ -112,6 +118,8 @@ fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Value> {
         None => keys.float("rope.scaling.factor"),
     };
     let divisors = |name| keys.gguf.divisors.get(name).cloned();
+    // The file has the divisors and not the four parameters that they were made from,
+    // so transformers' `llama3` type cannot be named. LongRoPE takes any divisors.
     if let Some(all) = divisors("rope_freqs.weight") {
         if kind != "none" || attn_factor.is_some() {
             return Err(keys.unsupported("rope.scaling.type", " beside rope_freqs.weight"));
@@ -121,6 +129,7 @@ fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Value> {
         rope["short_factor"] = all.clone().into();
         rope["long_factor"] = all.into();
         rope["original_max_position_embeddings"] = keys.count("context_length")?.into();
+        // LongRoPE would otherwise derive an attention factor from the two lengths of contexts.
         rope["attention_factor"] = 1.0.into();
     } else if let Some(long) = divisors("rope_factors_long.weight") {
         let short = divisors("rope_factors_short.weight").unwrap_or_default();

@@ -12,10 +12,12 @@ pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 /// Alignment if no other is written.
 const ALIGNMENT: u64 = 32;
 /// Beyond any model: bytes of a header, entries of all its lists together, tensors, dimensions of one.
+// The counts of a file size allocations, so they are bounded before anything is allocated.
 const MOST_BYTES: u64 = 256 << 20;
 const MOST_ENTRIES: u64 = 4 << 20;
 const MOST_TENSORS: u64 = 1 << 20;
 const MOST_DIMENSIONS: u32 = 4;
+// Each level is a call of its own, so the depth bounds the stack.
 /// Lists of lists of lists.
 const MOST_DEPTH: usize = 3;
 
@@ -102,6 +104,7 @@ impl<R: Read> Reader<'_, R> {
         }
         match self.u32()? {
             2 | 3 => {}
+            // A big-endian file has its small version number in the highest byte.
             version if version.swap_bytes() < 256 => {
                 return self.unusable("it is written for machines of the other byte order");
             }
@@ -112,6 +115,8 @@ impl<R: Read> Reader<'_, R> {
         }
         let num_tensors = self.u64()?;
         let num_values = self.u64()?;
+        // A tensor's entry has at least 24 bytes (length of the name,
+        // number of dimensions, type, offset), and a key with its type 12.
         if num_tensors > MOST_TENSORS.min(self.left() / 24) || num_values > self.left() / 12 {
             return fault(format!("it promises {num_tensors} tensors and {num_values} values"));
         }
@@ -135,6 +140,7 @@ impl<R: Read> Reader<'_, R> {
         for _ in 0..num_tensors {
             tensors.push(self.tensor()?);
         }
+        // The tensors' data begin behind the padding, and offsets in the entries count from there.
         let data = self.position.next_multiple_of(alignment);
         for (name, place) in &mut tensors {
             let end = data.checked_add(place.offset).and_then(|at| at.checked_add(place.num_bytes));
@@ -161,6 +167,8 @@ impl<R: Read> Reader<'_, R> {
         // The innermost dimension comes first.
         let mut shape = Vec::new();
         for _ in 0..dimensions {
+            // A dimension beyond `usize` becomes the largest one, so that
+            // the checked products below overflow and refuse it.
             shape.push(usize::try_from(self.u64()?).unwrap_or(usize::MAX));
         }
         let kind = self.u32()?;
@@ -176,6 +184,7 @@ impl<R: Read> Reader<'_, R> {
         let blocks = shape[0].is_multiple_of(kind.block()).then_some(shape[0] / kind.block());
         let bytes = blocks.and_then(|blocks| {
             let rows = shape[1..].iter().try_fold(blocks, |all, n| all.checked_mul(*n))?;
+            // An empty tensor is refused here, so that no later division meets a zero.
             rows.checked_mul(kind.block_bytes()).filter(|bytes| *bytes > 0)
         });
         let Some(num_bytes) = bytes else {
@@ -195,6 +204,7 @@ impl<R: Read> Reader<'_, R> {
     /// A value of the type `kind`, within `depth` lists.
     fn value(&mut self, key: &str, kind: u32, depth: usize) -> Parsed<Value> {
         Ok(match kind {
+            // The numbers of types are those of `gguf_metadata_value_type` in the specification.
             0 => self.bytes::<1>()?[0].into(),
             1 => i8::from_le_bytes(self.bytes()?).into(),
             2 => u16::from_le_bytes(self.bytes()?).into(),
@@ -224,6 +234,7 @@ impl<R: Read> Reader<'_, R> {
             0 | 1 | 7 => 1,
             2 | 3 => 2,
             4..=6 => 4,
+            // A list within a list has its type and its count before its entries.
             9 => 12,
             _ => 8,
         };
@@ -231,6 +242,8 @@ impl<R: Read> Reader<'_, R> {
         if count > self.left() / least || self.entries > MOST_ENTRIES || depth == MOST_DEPTH {
             return fault(format!("`{key:.80}` promises {count} entries"));
         }
+        // The count was compared with the remaining bytes above, so a
+        // hostile one cannot demand more memory than the file's size allows.
         let mut values = Vec::with_capacity(count as usize);
         for _ in 0..count {
             values.push(self.value(key, kind, depth + 1)?);

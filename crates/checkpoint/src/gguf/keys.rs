@@ -92,6 +92,8 @@ impl<'a> Keys<'a> {
     /// # Errors
     /// One of them is known to change the computation.
     pub(super) fn unread(&self) -> Result<Vec<UnreadKey>> {
+        // The set is taken out first: `is_neutral` asks for keys, too,
+        // and these must not count as read by the architecture.
         let read = self.read.take();
         let prefix = self.key("");
         let mut unread = Vec::new();
@@ -128,6 +130,7 @@ impl<'a> Keys<'a> {
                 | "rope.scaling.yarn_attn_factor"
                 | "rope.scaling.yarn_ext_factor" => number == 1.0,
                 "attention.scale" => {
+                    // The scale was written in single precision, so it is compared with a tolerance.
                     let usual = (self.head_dim()? as f64).sqrt().recip();
                     (number / usual - 1.0).abs() < 1e-5
                 }
@@ -144,6 +147,7 @@ impl<'a> Keys<'a> {
     /// A count; zero is none.
     pub(super) fn count_opt(&self, key: &str) -> Result<Option<usize>> {
         let key = self.key(key);
+        // Converters write a zero where the configuration of the model has null.
         match self.metadata.raw(&key).is_some_and(|value| *value == json!(0)) {
             true => Ok(None),
             false => self.metadata.count_opt(&key),
@@ -168,6 +172,7 @@ impl<'a> Keys<'a> {
         let mut counts = counts.ok_or_else(|| {
             self.metadata.ill_typed(&full, &list.clone().into(), "a number for each layer")
         })?;
+        // The list has the layers that predict further tokens, too, and these come last.
         counts.truncate(self.layers()?);
         Ok(counts)
     }

@@ -3,6 +3,8 @@
 use crate::weights::{Slot, WeightRule, experts, heads, rows, whole};
 
 /// The names that all architectures have in common; an architecture's own rules are looked up first.
+// A slot may have several rules. The first one whose tensor is
+// in the file applies, so rules for older names stay last.
 pub(super) const COMMON: &[WeightRule] = &[
     whole(Slot::Embed, "token_embd.weight"),
     whole(Slot::FinalNorm, "output_norm.weight"),
@@ -93,6 +95,7 @@ pub(super) const QWEN3_NEXT: &[WeightRule] = &[
 
 /// LFM2's.
 pub(super) const LFM2: &[WeightRule] = &[
+    // LFM2's class in transformers calls its final norm `embedding_norm`, and ggml's name follows it.
     whole(Slot::FinalNorm, "token_embd_norm.weight"),
     rows(Slot::ConvB, "blk.{i}.shortconv.in_proj.weight"),
     rows(Slot::ConvC, "blk.{i}.shortconv.in_proj.weight"),
@@ -105,6 +108,8 @@ pub(super) const LFM2: &[WeightRule] = &[
 pub(super) const MAMBA: &[WeightRule] =
     &[MAMBA_IN[0], MAMBA_IN[1], MAMBA_IN[2], MAMBA_IN[3], MAMBA_IN[4]];
 
+// The rows of Mamba-2's `in_proj` are z, x, B, C and dt. In the
+// terms of linear attention x are values, B keys, C queries.
 const MAMBA_IN: [WeightRule; 5] = [
     rows(Slot::RecurrentGate, "blk.{i}.ssm_in.weight"),
     rows(Slot::RecurrentV, "blk.{i}.ssm_in.weight"),
@@ -116,6 +121,7 @@ const MAMBA_IN: [WeightRule; 5] = [
 /// Nemotron-H's, of which each stored layer has one norm.
 pub(super) const NEMOTRON_H: &[WeightRule] = &[
     whole(Slot::FfnNorm, "blk.{i}.attn_norm.weight"),
+    // Slices cannot be joined in a constant, so the five rules are listed one by one.
     MAMBA_IN[0],
     MAMBA_IN[1],
     MAMBA_IN[2],
@@ -155,6 +161,7 @@ pub(super) const GEMMA4: &[WeightRule] = &[
     whole(Slot::PerLayerGate, "blk.{i}.inp_gate.weight"),
     whole(Slot::PerLayerOut, "blk.{i}.proj.weight"),
     whole(Slot::PerLayerPostNorm, "blk.{i}.post_norm.weight"),
+    // A layer's dense feed-forward runs beside its experts, which is what a shared expert does.
     whole(Slot::SharedGate, "blk.{i}.ffn_gate.weight"),
     whole(Slot::SharedUp, "blk.{i}.ffn_up.weight"),
     whole(Slot::SharedDown, "blk.{i}.ffn_down.weight"),

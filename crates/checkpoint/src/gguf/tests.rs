@@ -24,6 +24,7 @@ fn parts_of_a_split_model_are_found_from_any_of_them() {
     for name in ["a.gguf", "a-2-of-3.gguf", "a-00004-of-00003.gguf", "a-00001-of-00003.bin"] {
         assert!(Split::of(name).is_none(), "{name}");
     }
+    // Any part of a split model may be named on a command line.
     let last = golden("gguf-llama").join("model-00003-of-00003.gguf");
     let gguf = Gguf::open(&last).unwrap();
     assert_eq!((gguf.files().len(), gguf.files()[0].as_str()), (3, "model-00001-of-00003.gguf"));
@@ -53,12 +54,14 @@ fn the_metadata_is_the_configuration() {
     assert_eq!((experts.count, experts.top_k, experts.gating.renormalize), (3, 2, true));
     assert!(layer.attention().unwrap().rope.as_ref().unwrap().interleaved);
     let plan = mixtral.tensor_plan();
+    // Three experts of 256 outputs lie one below the other, and each fills a slot.
     let down = plan.iter().find(|tensor| tensor.name == "blk.0.ffn_down_exps.weight").unwrap();
     assert_eq!((down.slots.len(), &down.shape), (3, &vec![3 * 256, 256]));
 
     let phi3 = checkpoint("gguf-phi3");
     assert_eq!(phi3.spec().layers[0].attention().unwrap().rope.as_ref().unwrap().dim, 12);
     assert!(phi3.quantization().is_none());
+    // LongRoPE's long factors begin behind the original context of 32 positions.
     assert_eq!((phi3.spec().max_model_len, phi3.spec().max_positions), (32, 256));
 
     let gemma3 = checkpoint("gguf-gemma3");
@@ -79,6 +82,7 @@ fn layers_that_predict_further_tokens_are_left_out() {
     });
     let gguf = edited.unwrap();
     assert_eq!(gguf.config().unwrap().0["num_hidden_layers"], 1);
+    // The tensor need not be in the file: its name alone says that it is of a layer behind the first.
     assert!(gguf.is_beside("blk.1.nextn.eh_proj.weight", 1));
     assert!(!gguf.is_beside("blk.0.attn_q.weight", 1));
     let all = |m: &mut Map<String, Value>| {
@@ -319,6 +323,7 @@ fn values_of_every_type_are_read() {
 #[test]
 fn counts_are_held_against_the_bytes_that_are_there() {
     let list = |kind: u32, count: u64| [&kind.to_le_bytes()[..], &count.to_le_bytes()].concat();
+    // Eight lists within each other and one of bytes are more than any writer nests.
     let nested = |depth: usize| (0..depth).flat_map(|_| list(9, 1)).chain(list(0, 0)).collect();
     let huge = |at: usize| {
         let mut bytes = file(&[]);
@@ -404,6 +409,7 @@ fn what_is_not_supported_is_named() {
 #[test]
 fn neutral_values_change_nothing() {
     let plain = edited("gguf-qwen3", &|_| {}).unwrap().config().unwrap();
+    // Converters write the scale in single precision, which differs from the exact one in the last digits.
     let scale = 1.0 / (plain.0["head_dim"].as_f64().unwrap() as f32).sqrt();
     for (key, value) in [
         ("attention.causal", json!(true)),
@@ -449,6 +455,7 @@ fn ends_are_known_by_name() {
         ends.map(|id| tokens[id.as_u64().unwrap() as usize].to_string()).collect::<Vec<_>>()
     };
     let rename = |m: &mut Map<String, Value>, id: usize, name: &str, kind: u32| {
+        // Kinds of tokens in GGUF are 1 normal, 3 control and 4 user defined.
         m["tokenizer.ggml.tokens"][id] = name.into();
         m["tokenizer.ggml.token_type"][id] = kind.into();
     };
@@ -484,7 +491,7 @@ fn ends_are_known_by_name() {
         });
         assert_eq!(found, ["<|endoftext|>", "<|im_end|>", "[e~["], "{kind}");
     }
-    // Ids that are none.
+    // Ids that are none. llama.cpp's `LLAMA_TOKEN_NULL` is -1, and writers store it as the largest u32.
     for none in [u64::from(u32::MAX), 100_000] {
         let found = ends(&|m| {
             rename(m, 605, "<|im_end|>", 4);
@@ -514,6 +521,7 @@ fn files_without_a_rule_of_splitting_are_taken_as_llama_cpp_takes_them() {
         });
         let gguf = gguf.unwrap();
         let steps = gguf.tokenizer().unwrap()["pre_tokenizer"]["pretokenizers"].clone();
+        // Without a name llama.cpp applies four patterns, and the bytes are a step of their own.
         assert_eq!(steps.as_array().unwrap().len(), 5);
         let remarks = gguf.remarks();
         assert!(remarks.len() == 1 && remarks[0].contains("--tokenizer"), "{remarks:?}");
@@ -591,6 +599,7 @@ fn files_that_another_download_does_not_mend_are_said_to_be_such() {
 /// A vocabulary in sentencepiece's own format is the same tokenizer.
 #[test]
 fn a_model_of_sentencepiece_is_the_tokenizer_of_its_gguf_file() {
+    // The messages are written by hand, so the test needs neither protoc nor sentencepiece.
     let varint = |mut n: u64| {
         let mut bytes = Vec::new();
         while n > 0x7f {
@@ -611,12 +620,16 @@ fn a_model_of_sentencepiece_is_the_tokenizer_of_its_gguf_file() {
     let kinds = m.indices("tokenizer.ggml.token_type").unwrap();
     let mut file = Vec::new();
     for (i, token) in tokens.iter().enumerate() {
+        // Wire type 5 is a fixed word of 32 bits. Fields of a piece are 1 its text, 2 its score, 3 its kind.
         let score = [vec![2 << 3 | 5], (scores[i] as f32).to_le_bytes().to_vec()].concat();
         let piece = [message(1, token.as_bytes()), score, number(3, kinds[i].into())].concat();
         file.extend(message(1, &piece));
     }
     let space = m.flag_or("tokenizer.ggml.add_space_prefix", true).unwrap();
+    // Field 2 is the trainer's specification, whose field 3 has 2 for byte pairs.
     file.extend(message(2, &number(3, 2)));
+    // Field 3 is the normalizer's specification: 3 puts a space
+    // before texts, 4 removes repeated white space, 5 escapes it.
     file.extend(message(3, &[number(3, space.into()), number(4, 0)].concat()));
     let read = |file: Vec<u8>| {
         let read = move |name: &str| Ok((name == "tokenizer.model").then(|| file.clone()));
@@ -630,6 +643,7 @@ fn a_model_of_sentencepiece_is_the_tokenizer_of_its_gguf_file() {
             "tokenizer.model cannot be read as a tokenizer: it is no model",
         ),
         (
+            // Of two fields with one number protobuf takes the last, so each case appends its fault.
             [file.clone(), message(2, &number(3, 4))].concat(),
             "its model type is 4; 1, unigram, and 2, byte pairs, are read",
         ),

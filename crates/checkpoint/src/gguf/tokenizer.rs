@@ -37,6 +37,7 @@ impl Gguf {
             "gpt2" => self.byte_level(&vocabulary),
             "llama" | "gemma4" => self.sentence_piece(&vocabulary),
             other => {
+                // Vocabularies of encoders, such as bert and t5, are not made of merges.
                 let hint = format!(
                     "; gpt2, llama and gemma4 are{}",
                     ELSEWHERE.replace("; name", ", or name")
@@ -62,6 +63,7 @@ impl Gguf {
         }
         let m = &self.metadata;
         let mut templates = Vec::new();
+        // Some models have templates for tools or retrieval beside the usual one, each under a key of its own.
         if let Some(template) = m.text_opt("tokenizer.chat_template")? {
             templates.push(json!({"name": "default", "template": template}));
         }
@@ -79,6 +81,7 @@ impl Gguf {
     /// Ids that end a text.
     pub(super) fn end_ids(&self) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
+        // A file without a vocabulary serves with `--tokenizer`, and its ids are still ends.
         if !self.metadata.contains(TOKENS) {
             for name in ENDS {
                 ids.extend(self.metadata.token_ids(&format!("tokenizer.ggml.{name}_token_id"))?);
@@ -96,9 +99,12 @@ impl Gguf {
         // Files name the end of a message by mistake, too.
         ids.retain(|id| {
             let name = &vocabulary.tokens[*id as usize];
+            // The file itself names `</s>` as an end here. The search by
+            // names cannot tell it from a tag, and leaves it out.
             name.as_ref() == "</s>" || !is_within_turns(name, &find)
         });
         ids.extend(ends_of_gguf(&find));
+        // The order stays: the first end is the one that a template calls `eos_token`.
         let mut seen = HashSet::new();
         ids.retain(|id| seen.insert(*id));
         Ok(ids)
@@ -110,16 +116,19 @@ impl Gguf {
         let tokens = m.texts_opt(TOKENS)?.ok_or_else(|| m.missing(TOKENS, "a list of tokens"))?;
         // Several may be empty.
         let tokens = tokens.into_iter().enumerate().map(|(id, token)| match token {
+            // Two equal tokens are refused below, so each empty one gets a name of its own.
             "" => Cow::Owned(format!("[EMPTY_{id}]")),
             token => Cow::Borrowed(token),
         });
         let tokens: Vec<Cow<'_, str>> = tokens.collect();
         let mut kinds = m.indices(KINDS)?;
         if kinds.is_empty() {
+            // Without kinds each token is a normal one, which is 1.
             kinds = vec![1; tokens.len()];
         }
         self.as_many(KINDS, kinds.len(), tokens.len())?;
         for (token, kind) in tokens.iter().zip(&mut kinds) {
+            // Clients see Gemma 4's channels and calls as fields, so these marks must not be text of an answer.
             let of_gemma = self.arch.is("gemma4") && GEMMA4_MARKS.contains(&token.as_ref());
             if of_gemma || is_mark(token) {
                 *kind = CONTROL;
@@ -149,11 +158,13 @@ impl Gguf {
     /// that mean.
     fn special_id(&self, vocabulary: &Vocabulary<'_>, name: &str) -> Result<Option<usize>> {
         let found = self.metadata.token_ids(&format!("tokenizer.ggml.{name}_token_id"))?;
+        // These are llama.cpp's defaults for sentencepiece; byte-level vocabularies have none.
         let usual = match (self.metadata.text_opt(MODEL)?, name) {
             (Some("llama"), "bos") => Some(1),
             (Some("llama"), "eos") => Some(2),
             _ => None,
         };
+        // llama.cpp ignores ids beyond the vocabulary, and some files have -1 as a u32 here.
         let ids = found.first().map(|id| *id as usize).into_iter().chain(usual);
         let mut ids = ids.filter(|id| *id < vocabulary.tokens.len());
         Ok(ids.next())
@@ -168,6 +179,8 @@ impl Gguf {
     fn splitting(&self) -> Result<&'static Splitting> {
         let m = &self.metadata;
         let name = m.text_opt(PRE)?.filter(|name| !name.is_empty()).unwrap_or(UNNAMED);
+        // An unknown name is refused, not guessed: texts that are
+        // split otherwise get other tokens, without any error.
         SPLITTINGS.iter().find(|s| s.names.contains(&name)).ok_or_else(|| {
             let names: Vec<&str> = SPLITTINGS.iter().flat_map(|s| s.names).copied().collect();
             let hint =
@@ -222,6 +235,7 @@ impl Gguf {
                 merges(vocabulary, &scores)
             }
         };
+        // The `tokenizer.json` of a model of pieces has no step that removes white space between words.
         if let Some(true) =
             m.raw("tokenizer.ggml.remove_extra_whitespaces").and_then(Value::as_bool)
         {
@@ -230,9 +244,12 @@ impl Gguf {
         }
         let space = m.flag_or("tokenizer.ggml.add_space_prefix", true)?;
         let unknown = match self.special(vocabulary, "unknown")? {
+            // Files may leave out the id and still mark the token's kind.
             Some(token) => Some(token),
             None => vocabulary
                 .kinds
+                // llama.cpp adds the beginning to models of pieces unless the
+                // file says otherwise. Byte-level ones differ by their rule.
                 .iter()
                 .position(|kind| *kind == UNKNOWN)
                 .map(|id| vocabulary.tokens[id].as_ref()),
@@ -254,6 +271,7 @@ impl Gguf {
         const MERGES: &str = "tokenizer.ggml.merges";
         let m = &self.metadata;
         let merges = m.texts_opt(MERGES)?.ok_or_else(|| m.missing(MERGES, "a list of merges"))?;
+        // Byte-level tokens have no space in them: it is written as another character.
         let halves = |merge: &&str| match merge.split_once(' ') {
             Some((left, right)) => Ok(json!([left, right])),
             None => Err(m.ill_typed(MERGES, &(*merge).into(), "two tokens with a space between")),

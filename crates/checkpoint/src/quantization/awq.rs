@@ -15,15 +15,18 @@ pub struct Awq {
 }
 
 /// Quantized weights in a word of 32 bits.
+// Eight weights of four bits fill a word. AWQ orders them 0, 2, 4, 6, 1, 3, 5, 7, which the loader undoes.
 const CODES: usize = 8;
 
 impl Awq {
     pub(super) fn read(c: &HfConfig) -> Result<Self> {
+        // AutoAWQ's own file has `w_bit` and `q_group_size`; transformers renamed both.
         let bits = if c.raw("bits").is_some() { "bits" } else { "w_bit" };
         if c.count(bits)? != 4 {
             let found = c.raw(bits).cloned().unwrap_or_default();
             return Err(c.unsupported(bits, &found, "; awq has 4"));
         }
+        // The versions gemv and marlin order the words in other ways.
         if let Some(version) = c.text_opt("version")?
             && version.to_lowercase() != "gemm"
         {

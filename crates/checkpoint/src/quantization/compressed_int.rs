@@ -35,6 +35,7 @@ impl CompressedInt {
         if kind != "int" {
             return Err(w.unsupported("type", &kind.into(), HINT));
         }
+        // Dynamic scales are of activations. Weights whose scales are computed while running have none in the file.
         w.refuse("dynamic")?;
         let group = match w.text_opt("strategy")? {
             Some("group") => Some(w.count("group_size")?),
@@ -58,6 +59,7 @@ impl CompressedInt {
         if zero_points && !in_words {
             return Err(w.unsupported("symmetric", &false.into(), " for bytes; true is"));
         }
+        // compressed-tensors stores scales in the model's dtype, which is bf16 in most of them.
         Ok(Self { bits, in_words, zero_points, group, act_order, scales: Dtype::Bf16 })
     }
 
@@ -85,6 +87,7 @@ impl CompressedInt {
                 ScaleForm { dtype: self.scales, mins, blocks: None }
             }
         };
+        // A group as wide as the row needs no order: all inputs share its scale.
         let reordered = self.act_order && self.group(k) < k;
         Packed { scales, reordered, ..Packed::by_group(codes, self.group(k)) }
     }
@@ -106,6 +109,7 @@ impl CompressedInt {
         let scales = tensor("weight_scale", &[n, groups], StoredKind::Plain);
         let mut tensors = vec![codes, scales];
         if self.zero_points {
+            // Zero-points are packed along the outputs, unlike the weights themselves.
             check_multiple(module, "outputs", n, per_word)?;
             let shape = [n / per_word, groups];
             tensors.push(tensor("weight_zero_point", &shape, StoredKind::Integers));

@@ -18,6 +18,7 @@ pub struct Fp8 {
 impl Fp8 {
     pub(super) fn read(c: &HfConfig) -> Result<Self> {
         if let Some(format) = c.text_opt("fmt")?
+            // The other format of eight bits, e5m2, has no kernels here.
             && !["e4m3", "float8_e4m3fn"].contains(&format)
         {
             return Err(c.unsupported("fmt", &format.into(), "; e4m3 is"));
@@ -58,6 +59,7 @@ impl Fp8 {
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Vec<StoredTensor> {
         let shapes = match self.block {
             Some([rows, columns]) => vec![vec![n.div_ceil(rows), k.div_ceil(columns)]],
+            // A scale of the whole matrix is a scalar or a vector of one. One per output is a vector or a column.
             None => vec![vec![], vec![1], vec![n], vec![n, 1]],
         };
         let scale = StoredTensor::new(format!("{module}.{}", self.scale), &[], StoredKind::Plain);

@@ -63,6 +63,7 @@ types! {
 }
 
 /// Names of types that are not supported, by their ids in files.
+// The ids 31 to 33 and 36 to 38 are missing in ggml, too: those types were taken out of it.
 const OTHERS: [(u32, &str); 19] = [
     (9, "Q8_1"),
     (15, "Q8_K"),
@@ -134,6 +135,7 @@ impl GgufType {
             Self::Q6K => (QuantFormat::U6, 16),
         };
         let mins = match (codes, self.zero_point()) {
+            // IQ4's indices go through a table of signed values, so zero needs no code of its own.
             (QuantFormat::Iq4, _) => OffsetForm::None,
             (_, Some(zero)) => OffsetForm::ZeroPoint(zero),
             (_, None) => OffsetForm::Own,

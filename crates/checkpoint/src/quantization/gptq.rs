@@ -25,13 +25,16 @@ impl Gptq {
         if bits != 4 && bits != 8 {
             return Err(c.unsupported("bits", &bits.into(), " by gptq; 4 and 8 are"));
         }
+        // Marlin's layout is that of one GPU kernel, and cannot be read without its permutation.
         c.refuse("is_marlin_format")?;
         if let Some(dynamic) = c.section("dynamic")?
+            // GPTQModel writes rules for single modules here, which may have other bits.
             && dynamic.entries().next().is_some()
         {
             let rules = c.raw("dynamic").cloned().unwrap_or_default();
             return Err(c.unsupported("dynamic", &rules, "; the same bits for all layers are"));
         }
+        // AutoGPTQ stores each zero-point minus one. The second version of the format stores it as it is.
         let zero_offset = match c.text_opt("checkpoint_format")? {
             None | Some("gptq") => 1,
             Some("gptq_v2") => 0,
@@ -83,6 +86,7 @@ impl Gptq {
             tensor("qweight", &[k / codes, n], StoredKind::Integers),
             tensor("qzeros", &[groups, n / codes], StoredKind::Integers),
             tensor("scales", &[groups, n], StoredKind::Plain),
+            // Some writers store the trivial order without act-order, too, so it may be there and need not.
             StoredTensor { required: self.act_order, ..order },
         ])
     }

@@ -160,6 +160,7 @@ fn listed(place: Listed) -> impl Iterator<Item = &'static Row> {
 }
 
 /// `a, b and c`.
+// The words are built from the table, so that an error never names a method that the code lacks.
 fn in_words(place: Listed, conjunction: &str) -> String {
     let supported: Vec<&str> = listed(place).map(|row| row.supported).collect();
     match supported.split_last() {
@@ -190,6 +191,7 @@ fn read_compressed_tensors(c: &HfConfig, found: &mut Quantization) -> Result<()>
             return Ok(());
         }
     };
+    // The output head is a linear layer, too, unless `ignore` names it.
     (found.method, found.scheme, found.head) = (method.as_str().to_owned(), Some(scheme), true);
     Ok(())
 }
@@ -206,7 +208,7 @@ fn read_auto_round(c: &HfConfig, found: &mut Quantization) -> Result<()> {
             return Ok(());
         }
     };
-    // Layers of their own.
+    // Layers of their own, which AutoRound left in 16 bits or gave other bits.
     if let Some(own) = c.section("extra_config")? {
         for (module, _) in own.entries() {
             let settings = own.section(module)?.ok_or_else(|| own.missing(module, "an object"))?;
@@ -228,6 +230,7 @@ fn read_auto_round(c: &HfConfig, found: &mut Quantization) -> Result<()> {
 fn read_modelopt(c: &HfConfig, found: &mut Quantization) -> Result<()> {
     found.skipped.extend(Modules::read(c, "ignore")?);
     found.skipped.extend(Modules::read(c, "exclude_modules")?);
+    // ModelOpt lists the head among the excluded modules where it is left alone.
     found.head = true;
     let (method, scheme) = match c.text_opt("quant_algo")?.unwrap_or("unnamed") {
         "FP8" => (Method::Fp8, Scheme::Fp8(Fp8::read(c)?)),

@@ -19,6 +19,7 @@ impl Modules {
             let pattern = match entry.strip_prefix("re:") {
                 Some(pattern) => Some(format!("^(?:{pattern})")),
                 None => entry.contains('*').then(|| {
+                    // compressed-tensors uses Python's `re.match`, which is anchored at the start alone.
                     let pattern = regex::escape(entry).replace(r"\*", ".*");
                     format!(r"^(?:{pattern})(?:\.|$)")
                 }),
@@ -51,6 +52,7 @@ impl Modules {
     /// middle: `lm_head`, `mlp.down_proj`, `model.layers.0`. Models of texts and images name the same module with what they call
     /// their part for texts.
     pub(super) fn contain(&self, module: &str) -> bool {
+        // Quantizers list modules as they saw them, within a model of texts and images or without.
         let inner = module.strip_prefix("model.").unwrap_or(module);
         let spellings = [
             module.to_owned(),
@@ -58,6 +60,7 @@ impl Modules {
             format!("language_model.{module}"),
         ];
         spellings.iter().any(|module| {
+            // The dots keep `layers.1` from being found in `layers.10`.
             let dotted = format!(".{module}.");
             self.names.iter().any(|name| dotted.contains(&format!(".{name}.")))
                 || self.patterns.iter().any(|pattern| pattern.is_match(module))

@@ -26,7 +26,9 @@ impl Mxfp4 {
 
     pub(super) fn tensors(self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
         check_multiple(module, "inputs", k, GROUP)?;
+        // gpt-oss stores the matrices of all experts in one tensor, so `n` counts the outputs of all experts.
         let of_groups = [self.experts, n / self.experts, k / GROUP];
+        // A byte has two floats of four bits.
         let of_codes = [&of_groups[..], &[GROUP / 2]].concat();
         let tensor = |part, shape: &[usize]| {
             StoredTensor::new(format!("{module}_{part}"), shape, StoredKind::Bytes)

@@ -68,6 +68,7 @@ impl OnLoad {
         let matrices: BTreeMap<_, _> = matrices.collect();
         let finer = match self {
             Self::Int8 => BTreeSet::new(),
+            // One row is all values, bits with four, bits with five; matrices that are loaded as one count together.
             Self::Int4 => finer(&matrices),
         };
         let recoded = |(&(layer, slot), matrix): (&Key, &Matrix)| {
@@ -117,11 +118,14 @@ fn finer(matrices: &BTreeMap<Key, Matrix>) -> BTreeSet<Key> {
     }
     let last = matrices.keys().filter_map(|(layer, _)| *layer).max().unwrap_or(0);
     let mut order: Vec<Key> = units.keys().copied().collect();
+    // The first and the last layers harm a model most when they are rounded, so they come first.
     order.sort_by_key(|&(layer, slot)| {
         let from_end = layer.map_or(0, |layer| layer.min(last - layer));
         (part(slot), from_end, layer)
     });
+    // The budget is what remains of five bits a weight when every matrix has four.
     let mut left: f64 = units.values().map(|[all, four, _]| all * MOST_BITS - four).sum();
+    // A unit that does not fit is passed over, since a smaller one behind it may still fit.
     order.retain(|unit| {
         let [_, four, five] = units[unit];
         let fits = five - four <= left;
@@ -177,6 +181,8 @@ impl Recoded {
     fn bits(self, columns: usize) -> f64 {
         let groups = columns.div_ceil(GROUP) as f64 / columns as f64;
         let scales = match (self.codes, self.block) {
+            // A scale has 16 bits, and an offset likewise. In super-blocks
+            // each group has six bits for either, and 32 bits are shared.
             (QuantFormat::U8, _) => 16.0 * groups,
             (_, None) => 32.0 * groups,
             (_, Some(block)) => 12.0 * groups + 32.0 / block as f64,

@@ -6,6 +6,7 @@ use super::*;
 use crate::{Checkpoint, CheckpointFiles, DeviceKind, Take, TensorPlan};
 
 fn parse(text: &str) -> Result<Quantization> {
+    // The section has a name, so that errors must name the whole path of a key.
     let config = HfConfig::parse("config.json", format!("{{\"q\": {text}}}").as_bytes()).unwrap();
     Quantization::parse(&config.section("q").unwrap().unwrap(), None)
 }
@@ -59,6 +60,7 @@ fn compressed_tensors_packs_inputs() {
         ("a.b.weight_zero_point".to_owned(), vec![vec![8, 8]]),
         ("a.b.weight_g_idx".to_owned(), vec![vec![256]]),
     ];
+    // Zero-points of eight outputs share a word, and each group has its own: 64 / 8 by 256 / 32.
     assert_eq!(names_and_shapes(scheme(&spread), 64, 256)[2..], expected);
     let packed = scheme(&spread).packed(256);
     assert_eq!((packed.scales.mins, packed.reordered), (OffsetForm::ZeroPoints, true));
@@ -95,6 +97,7 @@ fn awq_packs_outputs() {
     let awq = scheme(AWQ);
     let expected = [
         ("a.b.qweight".to_owned(), vec![vec![256, 8]]),
+        // Two groups of 128 inputs; eight outputs share a word.
         ("a.b.qzeros".to_owned(), vec![vec![2, 8]]),
         ("a.b.scales".to_owned(), vec![vec![2, 64]]),
     ];
@@ -180,6 +183,7 @@ fn nvfp4_has_scales_of_sixteen_and_a_number_for_all() {
             (format!("a.b.{of_all}"), vec![vec![], vec![1]]),
         ]
     };
+    // compressed-tensors divides by the scale of the matrix and ModelOpt multiplies, so the tensors differ by name.
     let compressed = scheme(NVFP4);
     let expected = tensors(["weight_packed", "weight_global_scale"]);
     assert_eq!(names_and_shapes(compressed, 64, 256), expected);
@@ -204,6 +208,7 @@ fn nvfp4_has_scales_of_sixteen_and_a_number_for_all() {
     ] {
         assert!(read.skipped.contain(name), "{name}");
     }
+    // The pattern for layer 0 must not reach layer 10, nor the router's name the gate's.
     for name in ["model.layers.10.self_attn.q_proj", "model.layers.3.mlp.gate_proj"] {
         assert!(!read.skipped.contain(name), "{name}");
     }
@@ -242,6 +247,7 @@ fn what_is_left_alone_is_found_by_name_and_pattern() {
         ("mlp.down_proj", false),
         ("model.layers.10", false),
         ("down_proj", false),
+        // Layer 1 is no beginning of layer 10, and a pattern is anchored at the start of the name.
         ("model.layers.1", true),
         ("own_proj", true),
         ("re:.*down.*", false),
@@ -367,6 +373,7 @@ fn scales_stay_as_stored_where_all_parts_have_them_so() {
         let joined = kinds.iter().fold(form(kinds[0]), join);
         (joined.bytes(64, k, Dtype::F32) * 8) as f64 / (64 * k) as f64
     };
+    // A type alone takes what it takes in its file: Q2_K has 84 bytes for 256 values, which are 2.625 bits.
     for (kinds, expected) in [
         (&[Q2K][..], 2.625),
         (&[Q3K], 3.4375),
@@ -404,6 +411,7 @@ fn scales_stay_as_stored_where_all_parts_have_them_so() {
 fn other_formats_take_little_more_than_their_files() {
     let bits = |packed: Packed| {
         (MatrixForm::Quantized(packed).bytes(64, 512, Dtype::F32) * 8) as f64 / (64.0 * 512.0)
+        // A group of 128 has a scale of 16 bits and a zero-point of 8.
     };
     assert_eq!(bits(scheme(AWQ).packed(512)), 4.0 + 24.0 / 128.0);
     let gptq = scheme(&GPTQ.replace("\"desc_act\": true", "\"desc_act\": false"));
@@ -433,6 +441,7 @@ const ON_LOAD: [&str; 4] = [
 /// Bits of a quantized weight on average, as it is kept in memory, and the kind of each part.
 fn on_load(config: &str, kind: OnLoad) -> (f64, Vec<(Slot, Option<usize>, QuantFormat)>) {
     let config = config.to_owned().leak().as_bytes();
+    // Embedded files are static, as those of the demo, so the text is leaked.
     let files = CheckpointFiles::Embedded(vec![("config.json", config)].leak());
     let mut checkpoint = Checkpoint::open(files).unwrap();
     checkpoint.quantize_on_load(kind).unwrap();
@@ -450,6 +459,7 @@ fn on_load(config: &str, kind: OnLoad) -> (f64, Vec<(Slot, Option<usize>, QuantF
 #[test]
 fn four_bits_on_load_are_five_where_they_help_and_at_most_five_on_average() {
     for config in ON_LOAD {
+        // Eight bits, and a scale of 16 bits for each 32 weights.
         assert_eq!(on_load(config, OnLoad::Int8).0, 8.5, "{config}");
         let (bits, parts) = on_load(config, OnLoad::Int4);
         // The rest would not be enough for another matrix.
@@ -483,6 +493,7 @@ fn columns_that_are_no_whole_blocks_have_scales_of_their_own() {
         let MatrixForm::Quantized(packed) = tensor.form() else { panic!("{tensor:?}") };
         packed.scales.blocks.map(|blocks| blocks.columns)
     };
+    // 40 inputs have no multiple of 32 columns as a divisor, and 96 do.
     assert_eq!((blocks(Slot::Q), blocks(Slot::Down)), (None, Some(96)));
 }
 
@@ -495,6 +506,7 @@ fn other_tools_say_the_same_in_other_files_and_by_other_names() {
         let mut config: Value = serde_json::from_slice(&config).unwrap();
         let mut files = edit(&mut config);
         files.push(("config.json", config.to_string()));
+        // Only the description is opened, so no tensor is needed.
         let leaked = files.into_iter().map(|(name, text)| (name, text.leak().as_bytes()));
         let files = CheckpointFiles::Embedded(leaked.collect::<Vec<_>>().leak());
         let checkpoint = Checkpoint::open(files).unwrap();

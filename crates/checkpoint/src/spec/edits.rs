@@ -95,6 +95,7 @@ impl ModelSpec {
         gating: GatingSpec,
         has: impl Fn(usize) -> bool,
     ) -> Result<()> {
+        // The bound is for all layers together: each expert has rows in the list of tensors.
         let count = c.bounded(c.counts_experts_by(), MOST_EXPERTS / self.layers.len())?;
         let top_k = c.count("num_experts_per_tok")?;
         if top_k > count {
@@ -107,6 +108,7 @@ impl ModelSpec {
         }
         let inner = c.bounded(width_by, MOST_WIDTH)?;
         for (i, layer) in self.layers.iter_mut().enumerate() {
+            // A layer without a feed-forward stays so.
             let Some(&mlp) = layer.ffn.mlp() else { continue };
             if has(i) {
                 layer.ffn = FfnSpec::Experts(ExpertsSpec {
@@ -114,6 +116,7 @@ impl ModelSpec {
                     top_k,
                     gating,
                     router_bias: false,
+                    // Experts have no biases, whatever the dense layers have; gpt-oss sets its own.
                     expert: MlpSpec { inner, bias: false, ..mlp },
                     shared: None,
                     shared_gate: false,
@@ -146,6 +149,7 @@ impl ModelSpec {
     ) -> Result<()> {
         for layer in &mut self.layers {
             let FfnSpec::Experts(experts) = &mut layer.ffn else { continue };
+            // Shared experts of all models lie in one matrix, so their widths add up.
             let inner = width(experts.expert.inner);
             if inner > MOST_WIDTH {
                 let found = c.raw(key).cloned().unwrap_or_default();
@@ -189,6 +193,7 @@ impl ModelSpec {
         of: &[bool],
         mixer: &Mixer,
     ) -> Result<()> {
+        // The KV cache's blocks order a sequence's tokens, so one layer at least must have keys and values.
         if of.iter().all(|of| *of) {
             let found = c.raw(key).cloned().unwrap_or_default();
             return Err(c.ill_typed(key, &found, "full_attention in one layer at least"));

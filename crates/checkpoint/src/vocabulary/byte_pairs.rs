@@ -19,6 +19,7 @@ pub(super) const MERGES: &str = "merges.txt";
 pub(super) fn tokenizer(vocab: &[u8], merges: &[u8], config: &[u8], model: &[u8]) -> Result<Value> {
     let config = HfConfig::parse("tokenizer_config.json", config)?;
     let model = HfConfig::parse("config.json", model)?;
+    // The slow and the fast tokenizer of a class split texts alike.
     let class = config.text_opt("tokenizer_class")?.map(|class| class.trim_end_matches("Fast"));
     let kind = match (class, model.text_opt("model_type")?) {
         (Some("GPT2Tokenizer" | "CodeGenTokenizer"), _)
@@ -41,6 +42,7 @@ pub(super) fn tokenizer(vocab: &[u8], merges: &[u8], config: &[u8], model: &[u8]
     }
     let id = |token: &str| ids[token].as_u64().and_then(|id| u32::try_from(id).ok());
     let named = |key: &str, usual: &'static str| {
+        // The token is a string, or an object of an `AddedToken`.
         let named = config.raw(key).and_then(|token| token.as_str().or(token["content"].as_str()));
         let token = named.unwrap_or(usual);
         id(token).map(|id| (token.to_owned(), id))
@@ -60,6 +62,7 @@ pub(super) fn tokenizer(vocab: &[u8], merges: &[u8], config: &[u8], model: &[u8]
         steps = vec![spaced];
     }
     fn around(token: &Option<(String, u32)>) -> Option<(&str, u32)> {
+        // The list of added tokens stays empty: special tokens of such folders are named in other files.
         token.as_ref().map(|(token, id)| (token.as_str(), *id))
     }
     let normalizer = if splitting.nfc { json!({"type": "NFC"}) } else { Value::Null };
@@ -77,6 +80,7 @@ enum Kind {
 
 fn read_merges(file: &[u8]) -> Result<Vec<Value>> {
     let text = std::str::from_utf8(file).map_err(|_| fault(MERGES, "it is not UTF-8"))?;
+    // Only the first line may be a comment. A merge may begin with a number sign, too.
     let is_version = |i: usize, line: &str| i == 0 && line.starts_with("#version");
     let lines = text.lines().enumerate();
     let lines = lines.filter(|(i, line)| !line.is_empty() && !is_version(*i, line));

@@ -84,6 +84,7 @@ fn apart(vocabulary: &Vocabulary<'_>) -> Value {
     let mut by_first: BTreeMap<char, Vec<String>> = BTreeMap::new();
     for (token, kind) in vocabulary.tokens.iter().zip(&vocabulary.kinds) {
         let mut rest = token.chars();
+        // Texts of users must not be able to spell a control token, so a cut keeps the model from finding it.
         if let (Some(first), true) = (rest.next(), [UNKNOWN, CONTROL, BYTE].contains(kind))
             && !rest.as_str().is_empty()
         {
@@ -183,11 +184,13 @@ pub(crate) fn added_tokens(vocabulary: &Vocabulary<'_>, strips: bool) -> Vec<Val
 
 /// The merges of a vocabulary that has scores: every pair of tokens that is a token, the best first.
 pub(crate) fn merges(vocabulary: &Vocabulary<'_>, scores: &[f64]) -> Vec<Value> {
+    // A token that is found as it is spelled, such as a control token, is no product of merges.
     let is_piece =
         |id: usize| ![UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE].contains(&vocabulary.kinds[id]);
     let mut merges = Vec::new();
     for (id, token) in vocabulary.tokens.iter().enumerate().filter(|(id, _)| is_piece(*id)) {
         let mut of_token = Vec::new();
+        // Tokens have at most 1024 bytes, so the number of splits of one is bounded.
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
             let piece = |part: &str| vocabulary.ids.get(part).copied().filter(|id| is_piece(*id));
@@ -199,6 +202,7 @@ pub(crate) fn merges(vocabulary: &Vocabulary<'_>, scores: &[f64]) -> Vec<Value> 
         merges.extend(of_token.into_iter().map(|(_, _, left, right)| (scores[id], left, right)));
     }
     let len = |text: &str| text.chars().count();
+    // transformers sorts by the score and the lengths of both halves, all descending. Both sorts are stable.
     merges.sort_by(|(a, a_left, a_right), (b, b_left, b_right)| {
         b.total_cmp(a).then(len(b_left).cmp(&len(a_left))).then(len(b_right).cmp(&len(a_right)))
     });

@@ -49,6 +49,7 @@ pub(super) fn tokenizer(name: &'static str, file: &[u8], config: &[u8]) -> Resul
             let named =
                 named.and_then(|named| model.tokens.iter().position(|token| token == named));
             let id = named.unwrap_or(id);
+            // An id of -1 means that there is no such token; it is no index here.
             let token = model.tokens.get(id).filter(|_| model.kinds[id] == CONTROL);
             Ok(token.map(|token| (token.clone(), id as u32)))
         };
@@ -109,6 +110,8 @@ impl Model {
                 (1, Field::Bytes(piece)) => model.add(piece)?,
                 (2, Field::Bytes(trainer)) => {
                     for field in Fields(trainer) {
+                        // The numbers are those of `TrainerSpec`: 3 model type, 24
+                        // spaces behind words, 35 bytes, 41 and 42 the ids.
                         match field? {
                             (3, Field::Number(kind)) => model.kind = kind,
                             (24, Field::Number(1)) => {
@@ -123,6 +126,8 @@ impl Model {
                 }
                 (3, Field::Bytes(normalizer)) => {
                     for field in Fields(normalizer) {
+                        // The numbers are those of `NormalizerSpec`: 2 the rules, 3 a
+                        // space before, 4 extra spaces, 5 spaces as characters.
                         match field? {
                             (2, Field::Bytes(rules)) => model.rules = rules.to_vec(),
                             (3, Field::Number(flag)) => model.space = flag != 0,
@@ -148,6 +153,7 @@ impl Model {
 
     /// The steps before spaces become characters like others.
     fn normalizers(&self) -> Vec<Value> {
+        // The two steps of tokenizers are applied in this order: replaced characters may be spaces.
         let replace = |pattern: &str, content: &str| json!({"type": "Replace", "pattern": {"Regex": pattern}, "content": content});
         let mut steps = Vec::new();
         if !self.rules.is_empty() {
@@ -172,6 +178,7 @@ impl Model {
                 _ => {}
             }
         }
+        // The bound keeps the search for merges cheap, whose cost is the square of a token's length.
         self.tokens.push(token.filter(|token| token.len() <= MOST_BYTES)?);
         self.scores.push(score);
         self.kinds.push(kind);
@@ -189,11 +196,14 @@ fn are_sound(rules: &[u8]) -> bool {
     let Ok(texts) = std::str::from_utf8(texts) else { return false };
     let units: Vec<u32> = trie.chunks_exact(4).map(word).collect();
     const IS_VALUE: u32 = 1 << 31;
+    // Bits 10 to 30 are the offset to the children, which bit 9
+    // stretches by 256. Bit 8 says that a value is among them.
     let child = |(at, unit): (usize, u32)| at ^ ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
     let is_sound = |(at, unit): (usize, u32)| {
         let first = child((at, unit));
         let has_value = unit >> 8 & 1 == 1;
         let value = units.get(first).map_or(usize::MAX, |value| (value & !IS_VALUE) as usize);
+        // A child is found by its byte, so the whole block of 256 must lie within the trie.
         first | 0xff < units.len()
             && (!has_value || value < texts.len() && texts.is_char_boundary(value))
     };
@@ -215,6 +225,7 @@ struct Fields<'a>(&'a [u8]);
 impl<'a> Fields<'a> {
     fn varint(&mut self) -> Option<u64> {
         let mut number = 0;
+        // Ten bytes of seven bits are the most that 64 bits need.
         for shift in (0..64).step_by(7) {
             let (byte, rest) = self.0.split_first()?;
             self.0 = rest;
@@ -239,6 +250,7 @@ impl<'a> Fields<'a> {
             1 => self.take(8).map(|_| Field::Other)?,
             2 => {
                 let len = usize::try_from(self.varint()?).ok()?;
+                // Nothing is copied here, so a length that lies only costs an error.
                 Field::Bytes(self.take(len)?)
             }
             5 => Field::Float(f32::from_le_bytes(self.take(4)?.try_into().ok()?)),
@@ -271,6 +283,7 @@ mod tests {
     /// A trie with the one text `a`, which becomes `b`, in three blocks: the root, its child, the child's value.
     fn rules(edit: impl Fn(&mut Vec<u32>, &mut Vec<u8>)) -> Vec<u8> {
         let mut units = vec![0; 768];
+        // The offset lies from bit 10 on, and blocks begin at multiples of 256.
         units[0] = 256 << 10;
         units[256 ^ 97] = 97 | 1 << 8 | (256 ^ 97 ^ 512) << 10;
         units[512] = 1 << 31;
@@ -289,8 +302,10 @@ mod tests {
             sound[..100].to_vec(),
             rules(|units, _| units[0] = 4096 << 10),
             rules(|units, _| units.truncate(700)),
+            // The value points behind the text.
             rules(|units, _| units[512] = 1 << 31 | 2),
             rules(|_, texts| *texts = vec![0xc3, 0x28, 0]),
+            // The value points into a character of two bytes.
             rules(|units, texts| (units[512], *texts) = (1 << 31 | 1, "é\0".into())),
             rules(|units, _| units.clear()),
         ]

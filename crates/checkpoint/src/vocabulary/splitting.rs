@@ -248,6 +248,7 @@ pub(crate) fn byte_level_steps(splitting: &Splitting) -> Vec<Value> {
         json!({"type": "Split", "pattern": {"Regex": rule}, "behavior": "Isolated",
             "invert": false})
     }));
+    // The step's own expression is GPT-2's, so it is on only where no rule replaces it.
     steps.push(byte_level(splitting.rules.is_empty()));
     steps
 }

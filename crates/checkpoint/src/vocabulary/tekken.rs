@@ -49,6 +49,7 @@ pub(super) fn tokenizer(file: &[u8]) -> Result<Value> {
     let special = special_tokens(&file, num_special)?;
     let entries = file.raw("vocab").and_then(Value::as_array);
     let entries = entries.ok_or_else(|| file.missing("vocab", "a list of tokens"))?;
+    // Published files list more tokens than the model has rows for.
     let wanted = size - num_special;
     if entries.len() < wanted {
         let reason = format!("it has {} tokens, and {wanted} are promised", entries.len());
@@ -68,6 +69,7 @@ pub(super) fn tokenizer(file: &[u8]) -> Result<Value> {
     let mut vocab: Map<String, Value> = ids.collect();
     let marks = special.iter().enumerate().map(|(id, token)| added(id, token, true));
     let marks: Vec<Value> = marks.collect();
+    // tokenizers takes the ids of added tokens from the model's vocabulary.
     vocab.extend(special.iter().enumerate().map(|(id, token)| (token.clone(), id.into())));
     let split = json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false});
     let bos = special.iter().position(|token| token == BOS).map(|id| (BOS, id as u32));
@@ -96,6 +98,7 @@ fn special_tokens(file: &HfConfig, count: usize) -> Result<Vec<String>> {
             named.ok_or_else(|| fault(FILE, "a special token has no rank or no text"))?
         }
     };
+    // Ids beyond the count belong to tokens, and are not overwritten.
     for (id, name) in listed {
         if let Some(token) = tokens.get_mut(id) {
             *token = name;

@@ -32,6 +32,7 @@ pub(super) fn tokenizer(file: &[u8], config: &[u8]) -> Result<Value> {
     let tokens = read(file)?;
     let (spelled, merges) = spelled_and_merges(&tokens, FILE)?;
     let named = config.get("added_tokens_decoder").and_then(Value::as_object);
+    // These ids lie behind the vocabulary, where tokenizers puts added tokens in their order.
     let special = (tokens.len()..tokens.len() + RESERVED).map(|id| {
         let named = named.and_then(|named| named.get(&id.to_string())?.get("content")?.as_str());
         let content = named.map_or_else(|| format!("<|reserved_token_{id}|>"), str::to_owned);
@@ -50,6 +51,7 @@ pub(super) fn spelled_and_merges(
     tokens: &[Vec<u8>],
     file: &'static str,
 ) -> Result<(Vec<String>, Vec<Value>)> {
+    // tiktoken merges by rank: the lowest rank first. The rank of a pair is that of the token that it makes.
     let ids: HashMap<&[u8], usize> =
         tokens.iter().enumerate().map(|(id, token)| (token.as_slice(), id)).collect();
     let spelled: Vec<String> = tokens.iter().map(|token| spell(token)).collect();
@@ -98,6 +100,7 @@ fn halves(token: &[u8], rank: usize, ids: &HashMap<&[u8], usize>) -> Option<(usi
         let pairs = bounds.windows(3).enumerate();
         let ranked = pairs.filter_map(|(at, pair)| Some((*ids.get(&token[pair[0]..pair[2]])?, at)));
         let (_, at) = ranked.filter(|(found, _)| *found < rank).min()?;
+        // The two parts at `at` become one.
         bounds.remove(at + 1);
     }
     Some((*ids.get(&token[..bounds[1]])?, *ids.get(&token[bounds[1]..])?))
@@ -105,6 +108,7 @@ fn halves(token: &[u8], rank: usize, ids: &HashMap<&[u8], usize>) -> Option<(usi
 
 /// Bytes as byte-level vocabularies spell them: those that can be seen as themselves, the others as the characters from 256 on.
 fn spell(bytes: &[u8]) -> String {
+    // GPT-2's table leaves out white space, controls and 0xad, the soft hyphen, which are not visible.
     let is_seen = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let character = |byte: &u8| match is_seen(*byte) {
         true => char::from(*byte),

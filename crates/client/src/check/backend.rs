@@ -58,6 +58,8 @@ fn check_container(params: &Params, backend: &Backend) -> Result<()> {
         return Err(Error::validation("port", 0, reason));
     }
     match backend {
+        // In a cluster, probes run within the pod, where the certificate is. So client certificates are possible
+        // there.
         Backend::Kubernetes { .. } => check_cluster(params),
         _ => check_clients(params),
     }

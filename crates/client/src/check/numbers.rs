@@ -34,6 +34,7 @@ pub(super) fn check(params: &Params) -> Result<()> {
         Framework::Prism => "mem_fraction_static",
     };
     if let Some(part) = params.gpu_memory_utilization
+        // The condition is negated as a whole, so that it also refuses NaN.
         && !(part > 0.0 && part <= 1.0)
     {
         return Err(Error::validation(
@@ -42,6 +43,7 @@ pub(super) fn check(params: &Params) -> Result<()> {
             "a number above 0 and at most 1 is needed",
         ));
     }
+    // On the CPU there is one rank.
     let gpus = params.gpu_count.unwrap_or(1).max(1);
     match params.tensor_parallel_size {
         Some(ranks) if ranks > gpus => Err(Error::validation(

@@ -166,6 +166,7 @@ fn the_gpus_with_the_most_free_memory_are_taken() {
     let found = Gpus { devices, ..Gpus::default() };
     let demo = || BlazeParams::new("a", "demo");
     for (params, device, uuids) in [
+        // Without a request the GPU is only offered: the server may not be built for it.
         (demo(), Device::Auto, vec!["GPU-78"]),
         (demo().gpu_count(0), Device::Cpu, vec![]),
         (demo().gpu_models(["h100"]), Device::Cuda, vec!["GPU-70"]),

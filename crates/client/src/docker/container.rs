@@ -84,6 +84,7 @@ impl Container {
             replicas_ready: u32::from(is_ready),
             replicas_desired: 1,
             restarts: inspect.restart_count,
+            // A running container reports 0, which would look like a successful end.
             exit_code: (state == State::Failed).then_some(inspect.state.exit_code),
             gpu_seconds: self.description.gpus.len() as f64 * run_s,
         })
@@ -122,6 +123,7 @@ impl Container {
         // ran has nothing to stop.
         let _ = self.stop_or_restart("stop").await;
         let path = format!("containers/{}", self.id);
+        // `v` also removes the anonymous volumes of the image. The named volume of the cache stays.
         let deleted = self.engine.delete(&path, &[("force", "true"), ("v", "true")]).await;
         remove_leftovers(&self.engine, &self.description.spec.name).await;
         match deleted {
@@ -147,6 +149,7 @@ impl Container {
     async fn stop_or_restart(&self, verb: &str) -> Result<(), Refused> {
         let seconds = self.description.spec.stop_seconds(0);
         let path = format!("containers/{}/{verb}", self.id);
+        // The engine answers only after the stop. So the request needs more time than the server.
         let patience = Duration::from_secs(seconds) + STOP_PATIENCE;
         self.engine.post(&path, &[("t", &seconds.to_string())], None, patience).await.map(|_| ())
     }
@@ -159,6 +162,7 @@ impl Container {
     async fn look(&self) -> Result<Look> {
         let inspect = self.inspect().await?;
         let health = match (inspect.is_running(), HealthClient::new(&self.description.spec)) {
+            // A container that does not run is not asked: another program may have its port by now.
             (true, Ok(client)) => client.ask(&self.url()).await,
             _ => None,
         };

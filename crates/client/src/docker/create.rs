@@ -79,6 +79,7 @@ pub(crate) async fn deploy(
     on_progress: &mut impl FnMut(&DeploymentStatus),
 ) -> Result<Begun> {
     let name = plan.spec.name.clone();
+    // Clients without a backend look for names among processes first, so they would never find the container.
     if process::find(&name).is_ok() {
         let difference = "it is a process".to_owned();
         return Err(Error::NameInUse { name, difference });
@@ -96,6 +97,7 @@ pub(crate) async fn deploy(
     let compute = choose_gpus(engine, &mut plan).await?;
     model::check(params, &plan, &compute).await?;
     let image = Image::find(engine, &plan.spec, &compute).await?;
+    // The engine gives each container name once. This decides between two clients that deploy at the same moment.
     let made = make(engine, params, &plan, &compute, &image, &container_name(&name)).await?;
     match made {
         Some(container) => Ok(Begun { handle: Handle::Docker(container), is_own: true }),
@@ -114,6 +116,7 @@ pub(super) async fn make(
     container_name: &str,
 ) -> Result<Option<Container>> {
     let name = &plan.spec.name;
+    // A requested port stays taken, so a second attempt is of no use.
     let mut attempts_left = if plan.spec.port.is_some() { 1 } else { PORT_ATTEMPTS };
     loop {
         attempts_left -= 1;
@@ -136,6 +139,7 @@ pub(super) async fn make(
         };
         match creation.start(&container).await {
             Ok(()) => return Ok(Some(container)),
+            // The port is part of the container's creation. So the container is made again with another one.
             Err(NotStarted::PortTaken(_)) if attempts_left > 0 => container.delete().await?,
             Err(why) => return Err(given_up(container, why, params).await?),
         }
@@ -185,6 +189,7 @@ async fn same(engine: &Engine, spec: &Spec) -> Result<Option<Begun>> {
         let difference = container.description.spec.difference(spec);
         return Err(Error::NameInUse { name: spec.name.clone(), difference });
     }
+    // A younger container may be the work of another client, which is about to start it.
     let is_left = now() - container.description.created_at > START_PATIENCE_S;
     match container.inspect().await?.state.status.as_str() {
         "created" | "configured" | "initialized" if is_left => {
@@ -214,6 +219,7 @@ pub(super) async fn free_gpus(engine: &Engine, own: Option<&Container>) -> Resul
                 gpu.memory_free_bytes = gpu.memory_total_bytes;
             }
         } else if container.inspect().await.is_ok_and(|inspect| inspect.is_running()) {
+            // Only a running container holds GPU memory. The GPUs of a stopped one are free until it starts again.
             free.devices.retain(|gpu| !container.description.gpus.contains(&gpu.uuid));
         }
     }
@@ -252,7 +258,9 @@ impl Image {
             }
         };
         let user = found["Config"]["User"].as_str().unwrap_or_default();
+        // The form is `USER[:GROUP]`.
         let user = user.split(':').next().unwrap_or_default();
+        // An image without a user runs as root.
         let uid = if user.is_empty() { Some(0) } else { user.parse().ok() };
         Ok(Self { name, uid })
     }
@@ -330,12 +338,14 @@ impl Creation<'_> {
             "StopTimeout": spec.stop_seconds(0),
             "HostConfig": {
                 "Binds": self.binds(),
+                // The port is bound to the loopback address only. The server may have no API key.
                 "PortBindings": { &inner: [{ "HostIp": "127.0.0.1", "HostPort": port.to_string() }] },
                 "Memory": spec.memory_bytes,
                 // CPU shares are a relative weight. This is the formula by which the kubelet converts a CPU
                 // request.
                 "CpuShares": spec.cpu_millis.map_or(0, |millis| (millis * 1024 / 1000).max(2)),
                 "ShmSize": spec.shm_bytes(),
+                // A server that ended with status 0 was meant to end, so it is not started again.
                 "RestartPolicy": { "Name": "on-failure", "MaximumRetryCount": MAX_RESTARTS },
                 // Podman maps this driver name to its own format of log files.
                 "LogConfig": { "Type": "json-file", "Config": { "max-size": "10m", "max-file": "5" } },
@@ -354,6 +364,7 @@ impl Creation<'_> {
         }
         command.extend(spec.argv.iter().cloned());
         if let Some(path) = spec.model_path() {
+            // Within the container the model's folder has another path.
             let model = command.iter_mut().find(|word| **word == spec.model);
             if let Some(model) = model {
                 *model = match path.file_name() {
@@ -371,6 +382,7 @@ impl Creation<'_> {
                 command.push(format!("{flag}{}", name.to_string_lossy()));
             }
         }
+        // These flags are not in the spec, since they follow from the machine and not from the parameters.
         command.push(format!("--device={}", self.compute.device.as_str()));
         command.extend(["--host=0.0.0.0".into(), format!("--port={}", spec.container_port())]);
         command
@@ -413,6 +425,7 @@ fn free_port() -> Result<u16> {
 }
 
 fn is_port_taken(refused: &Refused) -> bool {
+    // Neither engine has a status of its own for this.
     const WORDS: [&str; 2] = ["port is already allocated", "address already in use"];
     let words = refused.words.to_lowercase();
     WORDS.iter().any(|taken| words.contains(taken))

@@ -105,12 +105,15 @@ impl Engine {
     async fn at(socket: PathBuf) -> Result<Self, Refused> {
         let http = reqwest::Client::builder()
             .unix_socket(socket)
+            // A proxy from the environment does not know the socket.
             .no_proxy()
+            // A socket of this machine needs no TLS, and reading the system's certificates takes time.
             .tls_built_in_root_certs(false)
             .build()
             .map_err(|error| transport(&error))?;
         let unknown = Self { http, kind: Kind::Docker, version: String::new() };
         let version: Version = unknown.get("version", &[]).await?;
+        // Podman imitates Docker's API and names itself only in the list of its components.
         let is_podman = version.components.iter().any(|part| part.name.contains("Podman"));
         let kind = if is_podman { Kind::Podman } else { Kind::Docker };
         Ok(Self { kind, version: version.version, ..unknown })
@@ -294,6 +297,7 @@ fn socket_of(host: &str) -> Result<PathBuf> {
 
 fn find_socket(host: Option<&str>) -> Result<PathBuf> {
     let named = std::env::var(HOST_VARIABLE).ok().filter(|named| !named.is_empty());
+    // A named engine must answer: no other is tried in its place.
     if let Some(named) = host.or(named.as_deref()) {
         return socket_of(named);
     }

@@ -35,6 +35,8 @@ impl Demultiplexer {
                 return;
             }
             let frame: Vec<u8> = self.bytes.drain(..end).skip(HEADER).collect();
+            // The engine numbers outputs 0 to 2. A larger number would be an error of the engine and must not end the
+            // client.
             let partial = &mut self.partial[usize::from(output).min(2)];
             for byte in frame {
                 if byte == b'\n' {
@@ -53,6 +55,7 @@ impl Demultiplexer {
                 self.lines.push_back(line(std::mem::take(partial)));
             }
         }
+        // A frame that was cut off will not be continued: the next stream begins with a header.
         self.bytes.clear();
     }
 }
@@ -144,6 +147,7 @@ impl Followed {
     /// alone would not suffice, since Podman's are whole seconds.
     async fn go_on(&mut self) -> Result<(), Refused> {
         let since = format!("{:.0}", (self.told.1 - OVERLAP_S).floor());
+        // This answer ends, unlike the followed one, so the place of the last returned line can be found in it.
         let before = read(&self.engine, &self.container, ("since", &since)).await?;
         self.skip = before.iter().rposition(|line| *line == self.told.0).map_or(0, |at| at + 1);
         self.response = Some(follow(&self.engine, &self.container, ("since", &since)).await?);
@@ -186,6 +190,7 @@ mod tests {
     #[test]
     fn lines_are_whole_however_the_stream_is_cut() {
         let stream = [
+            // Lines of the two outputs are interleaved, and one line spans two frames.
             frame(2, "first\nhalf"),
             frame(1, "printed\n"),
             frame(2, " and half\r\n"),

@@ -122,6 +122,7 @@ impl Inspect {
                     None => (State::Running, Phase::Degraded, message),
                 }
             }
+            // The server listens only some time after its start.
             None if self.started_at().is_none_or(|start| now - start < QUIET_START_S) => {
                 (State::Provisioning, Phase::Initializing, String::new())
             }
@@ -177,6 +178,7 @@ impl Told {
         let (state, phase, message) = match self.action.as_str() {
             "create" => (State::Pending, Phase::Scheduling, "the container is made".to_owned()),
             "start" => (State::Provisioning, Phase::Initializing, "the server is started".into()),
+            // Docker says `die` and `exitCode`, Podman `died` and `containerExitCode`.
             "die" | "died" => {
                 (State::Provisioning, Phase::Degraded, format!("the server ended{code}"))
             }

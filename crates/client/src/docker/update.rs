@@ -28,6 +28,7 @@ pub(super) async fn update(
     old: Container,
     on_progress: &mut impl FnMut(&DeploymentStatus),
 ) -> Result<Begun> {
+    // This comes first, so that a missing value ends the update before anything has changed.
     keep_secrets(engine, &old, &mut plan).await?;
     let name = container_name(&plan.spec.name);
     let (compute, in_place) = room(engine, params, &mut plan, &old).await?;
@@ -50,6 +51,8 @@ pub(super) async fn update(
     let wrong = |refused: Refused| {
         Error::backend(format!("the containers of `{}` cannot be renamed", plan.spec.name), refused)
     };
+    // A name can only be given once it is free. Between the two renames no container has the deployment's name. After
+    // an interruption there, `without_leftovers` completes the change.
     engine.rename(&old.id, &format!("{name}{OLD}")).await.map_err(wrong)?;
     if let Err(refused) = engine.rename(&new.id, &name).await {
         // Clients find a deployment by its container's name. So the old one gets its name back.
@@ -58,6 +61,7 @@ pub(super) async fn update(
         return Err(wrong(refused));
     }
     old.delete().await?;
+    // Not `is_own`: a later error of the caller must not remove a deployment that existed before.
     Ok(Begun { handle: Handle::Docker(new), is_own: false })
 }
 
@@ -99,6 +103,7 @@ async fn room(
     old: &Container,
 ) -> Result<(Compute, bool)> {
     let keeps_port = plan.spec.port == Some(old.description.port);
+    // The first choice of GPUs may add warnings that do not apply to the second.
     let before = plan.warnings.clone();
     let beside = match choose_gpus(engine, plan).await {
         Ok(compute) => model::check(params, plan, &compute).await.map(|()| compute),
@@ -125,11 +130,13 @@ async fn room(
 async fn keep_secrets(engine: &Engine, old: &Container, plan: &mut Plan) -> Result<()> {
     let has = |plan: &Plan, name: &String| plan.secrets.0.contains_key(name);
     let is_whole = plan.spec.secret_names.iter().all(|name| has(plan, name));
+    // The hub's token is usually not among the names, since it comes from the environment.
     if is_whole && plan.secrets.0.contains_key(HUB_TOKEN) {
         return Ok(());
     }
     for (name, value) in secrets_of(engine, old).await.0 {
         if name == HUB_TOKEN || plan.spec.secret_names.contains(&name) {
+            // Values that were given again win.
             plan.secrets.0.entry(name).or_insert(value);
         }
     }

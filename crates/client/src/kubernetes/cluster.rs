@@ -56,6 +56,7 @@ impl Cluster {
             }
         };
         config.connect_timeout = Some(PATIENCE);
+        // Both the kubeconfig and a pod's own service account name a namespace.
         let namespace = namespace.unwrap_or(&config.default_namespace).to_owned();
         let mut direct = config.clone();
         direct.default_retry = false;
@@ -91,6 +92,7 @@ impl Cluster {
     pub(crate) async fn find(&self, name: &str) -> Result<Workload> {
         let found = self.deployments().get_opt(name).await;
         let found = found.map_err(|error| self.wrong("be asked", error))?;
+        // A Deployment of another program counts as none: this backend must not touch it.
         let description = found.as_ref().and_then(Description::of);
         match description {
             Some(description) => Ok(Workload { cluster: self.clone(), description }),
@@ -123,6 +125,7 @@ impl Cluster {
         let nodes: Api<Node> = Api::all(self.client.clone());
         match nodes.list(&ListParams::default()).await {
             Ok(found) => Ok(Some(found.items)),
+            // Nodes belong to the whole cluster, and users are often confined to a namespace.
             Err(kube::Error::Api(status)) if status.code == 403 => Ok(None),
             Err(error) => Err(self.wrong("be asked", error)),
         }
@@ -132,6 +135,7 @@ impl Cluster {
     pub(super) async fn health(&self, pod: &str, scheme: &str, port: u16) -> Option<Health> {
         let pods = format!("/api/v1/namespaces/{}/pods", self.namespace);
         let request = kube::core::Request::new(pods);
+        // Pods usually have no address that this machine can reach, so the API server passes the request on.
         let request = request.get_subresource("proxy/health", &format!("{scheme}:{pod}:{port}"));
         let request = request.ok()?;
         let answer = tokio::time::timeout(PATIENCE, async {

@@ -66,6 +66,7 @@ pub(crate) async fn deploy(
     let placement = Placement::new(&plan.spec, nodes.as_deref(), &mut plan.warnings)?;
     let compute = match placement.gpus {
         0 => Compute::cpu(Place::Elsewhere),
+        // The free memory of the cluster's GPUs is not known here. Without GPUs in the list, it is not checked.
         _ => Compute { device: Device::Cuda, gpus: Vec::new(), place: Place::Elsewhere },
     };
     model::check(params, &plan, &compute).await?;
@@ -126,6 +127,8 @@ async fn apply(cluster: &Cluster, manifests: &Manifests<'_>) -> Result<(), Troub
         api_version: "apps/v1".into(),
         kind: "Deployment".into(),
         name: name.clone(),
+        // The id, which only the cluster knows, is part of the reference. This is why the Deployment is applied
+        // first.
         uid: applied.metadata.uid.unwrap_or_default(),
         ..Default::default()
     };
@@ -142,6 +145,7 @@ async fn apply(cluster: &Cluster, manifests: &Manifests<'_>) -> Result<(), Troub
 
 /// The field manager of a spec.
 fn manager(spec: &Spec) -> String {
+    // The hash only has to differ between specs. Nothing compares it with the hash of another version.
     let mut hasher = DefaultHasher::new();
     serde_json::to_string(spec).unwrap_or_default().hash(&mut hasher);
     format!("candlepower-{:016x}", hasher.finish())

@@ -42,6 +42,7 @@ pub(super) async fn tail(
         let prefix = prefix(&pods, pod_name);
         lines.extend(text.lines().map(|line| format!("{prefix}{line}")));
     }
+    // Each pod has given up to `tail` lines, and all of them together must not be more.
     let skip = tail.map_or(0, |tail| lines.len().saturating_sub(tail));
     Ok(lines.split_off(skip))
 }
@@ -89,6 +90,7 @@ impl Followed {
 
     /// Waits for running pods; false if the deployment is gone.
     async fn reopen(&mut self) -> bool {
+        // The time stays until a line comes. A pod that needs several rounds to start loses no lines.
         let since_time = *self.ended_at.get_or_insert_with(Timestamp::now);
         tokio::time::sleep(LOOK).await;
         match self.cluster.find(&self.name).await {
@@ -135,6 +137,7 @@ async fn open(
             Err(error) => return Err(cluster.wrong("read the log", error)),
         };
         let prefix = prefix(&pods, pod_name);
+        // An error ends the stream of this pod only. After the last one has ended, `reopen` opens all again.
         let lines = reader.lines().take_while(|line| std::future::ready(line.is_ok()));
         streams
             .push(lines.map(move |line| format!("{prefix}{}", line.unwrap_or_default())).boxed());

@@ -85,6 +85,7 @@ impl Manifests<'_> {
         if let Some(secret) = self.secret(None) {
             documents.push(serde_saphyr::to_string(&secret).map_err(wrong)?);
         }
+        // Nothing has an owner here: the Deployment's id exists only after it was created.
         documents.push(serde_saphyr::to_string(&self.service(None)).map_err(wrong)?);
         documents.push(serde_saphyr::to_string(&self.deployment()?).map_err(wrong)?);
         let documents: Vec<&str> = documents.iter().map(|text| text.trim_end()).collect();
@@ -134,6 +135,7 @@ impl Manifests<'_> {
             "strategy": self.strategy(),
             // The probes decide first: their limit is the user's timeout.
             "progressDeadlineSeconds": self.timeout + 60,
+            // An update that fails is undone by the client, so the cluster need not keep a history.
             "revisionHistoryLimit": 1,
             "selector": { "matchLabels": self.selector_labels() },
             "template": { "metadata": { "labels": self.labels() }, "spec": self.pod()? },
@@ -163,6 +165,7 @@ impl Manifests<'_> {
 
     fn pod(&self) -> Result<Value> {
         let mut pod = json!({
+            // The server makes no requests to the cluster, so it gets no credentials for it.
             "automountServiceAccountToken": false,
             // The cluster sets variables for other services. The server would read some of them as its
             // settings.
@@ -185,6 +188,7 @@ impl Manifests<'_> {
         let (kind, cache) = self.hub_cache();
         pod["volumes"][0][kind] = cache;
         if self.placement.gpus > 0 {
+            // Many clusters keep other pods off their GPU nodes by this taint.
             pod["tolerations"] =
                 json!([{ "key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule" }]);
         }
@@ -199,6 +203,7 @@ impl Manifests<'_> {
 
     fn container(&self) -> Result<Value> {
         let spec = &self.description.spec;
+        // The memory request equals the limit, so the node keeps that much for the server.
         let mut resources = BTreeMap::from([("memory", quantity(spec.memory_bytes))]);
         if self.placement.gpus > 0 {
             resources.insert(GPU_RESOURCE, self.placement.gpus.to_string());
@@ -225,6 +230,8 @@ impl Manifests<'_> {
             // A fixed initial delay would kill large models while they load, and would make small ones wait. So the
             // startup probe repeats until the user's timeout, and the other probes begin after it.
             "startupProbe": self.probe(STARTUP_PERIOD, 3, self.timeout.div_ceil(STARTUP_PERIOD)),
+            // A pod leaves the Service soon, since other pods can answer. It is restarted only much later, since
+            // loading the model again takes long.
             "readinessProbe": self.probe(5, 5, 2),
             "livenessProbe": self.probe(10, 10, 6),
             "volumeMounts": [
@@ -259,6 +266,7 @@ impl Manifests<'_> {
         let mut args = self.description.spec.argv.clone();
         args.push(format!("--device={}", device.as_str()));
         args.extend(["--host=0.0.0.0".into(), format!("--port={}", self.description.port())]);
+        // A flag would win over the user's own setting in the environment.
         if self.description.spec.drain_delay().is_none() {
             args.push(format!("--drain-delay={DRAIN_SECONDS}"));
         }
@@ -278,6 +286,7 @@ impl Manifests<'_> {
 
     fn image(&self) -> Result<String> {
         let spec = &self.description.spec;
+        // Images for GPUs are built for one compute capability each.
         if self.placement.gpus > 0 && self.placement.capability.is_none() && spec.image.is_none() {
             return Err(Error::validation(
                 "image",
@@ -354,6 +363,7 @@ fn cpus(millis: u64) -> String {
 /// Formats bytes as a Kubernetes quantity.
 fn quantity(bytes: u64) -> String {
     const UNITS: [(&str, u32); 3] = [("Gi", 30), ("Mi", 20), ("Ki", 10)];
+    // Only exact multiples get a unit, so no byte is lost.
     let unit = UNITS.iter().find(|(_, shift)| bytes.trailing_zeros() >= *shift);
     unit.map_or(bytes.to_string(), |(unit, shift)| format!("{}{unit}", bytes >> shift))
 }

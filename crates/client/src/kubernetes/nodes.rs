@@ -40,6 +40,7 @@ struct NodeGpus {
 impl NodeGpus {
     fn of(node: &Node) -> Option<Self> {
         let allocatable = node.status.as_ref()?.allocatable.as_ref()?;
+        // Allocatable GPUs include those in use. A pod waits until enough of them are free.
         let count = allocatable.get(GPU_RESOURCE)?.0.parse().ok().filter(|count| *count > 0)?;
         let label = |name: &str| node.metadata.labels.as_ref()?.get(name).cloned();
         let number = |name: &str| label(name)?.parse::<u32>().ok();
@@ -85,6 +86,7 @@ impl Placement {
             let is_named = |model: &String| plain(&node.product).contains(&plain(model));
             node.count >= gpus
                 && (spec.gpu_models.is_empty() || spec.gpu_models.iter().any(is_named))
+                // This is the comparison `Gt` of the manifest, which is exclusive.
                 && above_mib.is_none_or(|least| node.memory_mib > least)
         };
         let mut fit: Vec<&NodeGpus> = found.iter().filter(does).collect();
@@ -98,6 +100,7 @@ impl Placement {
         let before = fit.len();
         fit.retain(|node| node.capability == capability);
         let mut products = BTreeSet::new();
+        // If all nodes that qualify have the same capability, the label adds nothing.
         if !spec.gpu_models.is_empty() || fit.len() < before {
             products.extend(
                 fit.iter().map(|node| node.product.clone()).filter(|name| !name.is_empty()),

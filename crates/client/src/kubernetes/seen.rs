@@ -48,6 +48,7 @@ pub(super) fn seen(
 ) -> Seen {
     let desired = deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1);
     let ready = ready_replicas(deployment);
+    // The newest pods come last.
     let last = pods.iter().rev().find_map(last_end);
     let of = |pod: PodState| Seen {
         state: pod.state,
@@ -89,6 +90,7 @@ pub(super) fn seen(
 /// Number of ready replicas that run the newest description.
 fn ready_replicas(deployment: &Deployment) -> i32 {
     let Some(status) = &deployment.status else { return 0 };
+    // Until the cluster has read the newest description, the status is that of the previous one.
     if status.observed_generation < deployment.metadata.generation {
         return 0;
     }
@@ -162,6 +164,7 @@ fn pod_state(pod: &Pod, health: Option<&Health>) -> PodState {
 fn waiting_state(server: &ContainerStatus, reason: &str, message: &str) -> PodState {
     let said = if message.is_empty() { reason.to_owned() } else { format!("{reason}: {message}") };
     match reason {
+        // The cluster would try for ever. The deployment counts as failed now, with the reason of the last end.
         "CrashLoopBackOff" => {
             let end = server.last_state.as_ref().and_then(|last| last.terminated.as_ref());
             let why = end.map_or(message.to_owned(), how_it_ended);
@@ -185,6 +188,7 @@ fn running_state(server: &ContainerStatus, health: Option<&Health>) -> PodState 
     let before = server.last_state.as_ref().and_then(|last| last.terminated.as_ref());
     let before = before.map(|end| format!("{}; it was started again", how_it_ended(end)));
     let message = health.and_then(|health| health.message.clone()).or(before).unwrap_or_default();
+    // `started` becomes true once the startup probe has succeeded. So this server has been healthy.
     if server.started == Some(true) {
         let message = if message.is_empty() { "the server is not healthy".into() } else { message };
         return PodState::new(State::Running, Phase::Degraded, message);

@@ -75,6 +75,8 @@ impl Objects {
             let ports = service.spec.take().and_then(|spec| spec.ports);
             service = found.clone();
             if let Some(spec) = service.spec.as_mut() {
+                // Only the ports depend on the parameters. Other fields, such as the address, belong to the cluster
+                // and cannot be changed.
                 spec.ports = ports;
             }
         }
@@ -103,6 +105,7 @@ impl Objects {
             return Err(Error::validation("env", name, reason));
         }
         Ok(match (&self.secret, made) {
+            // Values that the new parameters no longer name stay, since old pods still refer to them.
             (Some(found), _) => Some(Secret { data: Some(kept), ..found.clone() }),
             (None, made) => made,
         })
@@ -131,6 +134,7 @@ impl Objects {
         let mut back = self.clone();
         let wrong = |error| cluster.wrong("go back to what ran before", error);
         let found = cluster.deployments().get(name).await.map_err(wrong)?;
+        // The versions have changed with the update. A replacement at an older version would be refused.
         back.deployment.metadata.resource_version = found.metadata.resource_version;
         back.deployment.status = None;
         if let (Some(service), Some(found)) =

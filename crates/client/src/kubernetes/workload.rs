@@ -78,6 +78,7 @@ impl Workload {
         let Look { deployment, pods, health, seen } = self.look().await?;
         let now = now();
         let created_at = seconds(deployment.metadata.creation_timestamp.as_ref()).unwrap_or(now);
+        // Pods that were replaced are no longer listed, so their time is missing.
         let starts = pods.iter().filter_map(|pod| pod.status.as_ref()?.start_time.as_ref());
         let run_s: f64 = starts.filter_map(|start| Some(now - seconds(Some(start))?)).sum();
         let bytes = health.and_then(|health| health.progress);
@@ -125,6 +126,7 @@ impl Workload {
         if found.is_some_and(|found| !self.is_meant(&found)) {
             return Err(Error::NotFound { name: name.to_owned() });
         }
+        // With `Foreground` the Deployment stays until its pods have ended. So its absence means that all is gone.
         let propagation_policy = Some(PropagationPolicy::Foreground);
         let cascade = DeleteParams { propagation_policy, ..DeleteParams::default() };
         gone(cluster.deployments().delete(name, &cascade).await)
@@ -134,6 +136,7 @@ impl Workload {
         let plain = DeleteParams::default();
         gone(cluster.services().delete(name, &plain).await)
             .map_err(|error| cluster.wrong("delete the Service", error))?;
+        // A user without secrets may have no permission to delete any, so the request is made only if there is one.
         if !self.description.spec.secret_names.is_empty() || self.has_secret().await {
             gone(cluster.secrets().delete(name, &plain).await)
                 .map_err(|error| cluster.wrong("delete the Secret", error))?;
@@ -156,6 +159,7 @@ impl Workload {
     pub(crate) async fn restart(&self) -> Result<()> {
         let (cluster, name) = (&self.cluster, self.name());
         let time = jiff::Timestamp::now().to_string();
+        // A changed template makes the cluster replace the pods, by the Deployment's own strategy.
         let patch = json!({ "spec": { "template": { "metadata": { "annotations": { RESTARTED: time } } } } });
         let patched =
             cluster.deployments().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
@@ -269,6 +273,7 @@ fn is_about(event: &KubeEvent, name: &str) -> bool {
 }
 
 fn event(event: &KubeEvent) -> Event {
+    // The field depends on the component that reports the event.
     let time = seconds(event.last_timestamp.as_ref())
         .or_else(|| event.event_time.as_ref().map(|time| time.0.as_duration().as_secs_f64()))
         .or_else(|| seconds(event.metadata.creation_timestamp.as_ref()));

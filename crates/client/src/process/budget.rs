@@ -25,6 +25,7 @@ impl RestartBudget {
             return None;
         }
         self.0.push_back(now);
+        // `spent` is less than `MAX_RESTARTS`, so the shift cannot overflow.
         Some(FIRST_PAUSE * (1 << spent))
     }
 

@@ -29,6 +29,8 @@ impl Cgroup {
         }
         let below = mount.join(own);
         let beside = below.parent().filter(|parent| parent.starts_with(mount));
+        // A group with processes cannot pass the memory controller on to groups below it. So the place beside comes
+        // first.
         let places = beside.into_iter().chain([below.as_path()]);
         let mut last = io::ErrorKind::Unsupported.into();
         for place in places {
@@ -43,10 +45,12 @@ impl Cgroup {
     fn make(place: &Path, name: &str, memory_bytes: u64) -> io::Result<Self> {
         let path = place.join(format!("candlepower-{name}-{}", std::process::id()));
         match fs::create_dir(&path) {
+            // An earlier supervisor with the same pid may have left the group. Its limit is written again.
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
         let made = Self(path);
+        // The file is missing if the controller is not enabled for the group.
         match fs::write(made.0.join("memory.max"), memory_bytes.to_string()) {
             Ok(()) => Ok(made),
             Err(error) => {

@@ -78,6 +78,7 @@ impl ShortPath {
     }
 
     fn socket(&self) -> PathBuf {
+        // The kernel resolves the open folder's number, however long the folder's path is.
         format!("/proc/self/fd/{}/{SOCKET}", self.folder.as_raw_fd()).into()
     }
 }
@@ -113,6 +114,7 @@ pub(super) fn listen(folder: &Path) -> io::Result<UnixListener> {
     // A killed supervisor has not removed its socket.
     let _ = std::fs::remove_file(folder.join(SOCKET));
     let listener = UnixListener::bind(path.socket())?;
+    // The folder admits only its owner. The mode matters if the user has opened the folder to others.
     std::fs::set_permissions(folder.join(SOCKET), Permissions::from_mode(0o600))?;
     Ok(listener)
 }
@@ -120,6 +122,7 @@ pub(super) fn listen(folder: &Path) -> io::Result<UnixListener> {
 /// Reads a client's request; `None` if it is not known.
 pub(super) async fn read(stream: &mut UnixStream) -> Option<Wish> {
     let mut line = String::new();
+    // An update has the spec and secrets in its line, so the limit is far above a command's length.
     let mut reader = BufReader::new(stream.take(MAX_BYTES));
     timeout(PATIENCE, reader.read_line(&mut line)).await.ok()?.ok()?;
     Wish::of_line(&line)

@@ -106,6 +106,7 @@ pub(crate) async fn deploy(
                 if let Some(created_at) = start(&folder, told, binary.clone()).await? {
                     break (created_at, true);
                 }
+                // The next round may need them again.
                 plan.secrets = secrets;
                 deadline.hold("another supervisor has the name", pause()).await?;
             }
@@ -164,6 +165,7 @@ impl Supervised {
         };
         let (spec, record) = found;
         let (state, phase, message) = seen(&self.name(), &record);
+        // From now on this handle means this deployment, and not a later one of the same name.
         let handle = Self { created_at: Some(record.created_at), ..self.clone() };
         Ok(Deployment {
             name: self.name(),
@@ -206,6 +208,7 @@ impl Supervised {
             Read::Damaged(message) => return Ok(unknown_status(message)),
         };
         let (state, mut phase, mut message) = seen(&self.name(), &record);
+        // The record may be some seconds old, so the server itself is asked.
         let is_ready = state == State::Running && is_healthy(&spec, &record.url).await;
         if phase == Phase::Ready && !is_ready {
             (phase, message) = (Phase::Degraded, "the server does not answer".into());
@@ -303,6 +306,7 @@ impl Supervised {
         let Some(_lock) = folder.claim().map_err(wrong)? else {
             return Err(wrong(std::io::Error::other("it is being started")));
         };
+        // The kernel kills the server with its supervisor. It may need a moment for that.
         if let Some(server) = folder.record().ok().flatten().and_then(|record| record.server) {
             server.end().await;
         }
@@ -450,6 +454,7 @@ fn secrets_again(spec: &Spec) -> Result<Secrets> {
 
 /// State, phase and message of a record, with regard to whether its supervisor is alive.
 fn seen(name: &str, record: &Record) -> (State, Phase, String) {
+    // The reason of a failure stays true after the supervisor has ended.
     if record.supervisor.is_alive() || record.state == State::Failed {
         return (record.state, record.phase, record.message.clone());
     }

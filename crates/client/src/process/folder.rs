@@ -77,6 +77,7 @@ pub(crate) struct Record {
 /// The user has no home folder.
 pub(crate) fn root() -> Result<PathBuf> {
     let variable =
+        // The XDG specification says that relative paths are to be ignored.
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = variable("XDG_STATE_HOME")
         .or_else(|| Some(variable("HOME")?.join(".local/state")))
@@ -169,6 +170,7 @@ impl Folder {
         let skip = events.len().saturating_sub(MAX_EVENTS);
         let lines: Result<Vec<String>, _> =
             events.iter().skip(skip).map(serde_json::to_string).collect();
+        // The file is small and written whole, so that readers never see half a line.
         self.write(EVENTS, (lines?.join("\n") + "\n").as_bytes())
     }
 
@@ -177,6 +179,7 @@ impl Folder {
     /// # Errors
     /// The folder cannot be created or read.
     pub(crate) fn claim(&self) -> io::Result<Option<File>> {
+        // Specs and logs may be private.
         DirBuilder::new().recursive(true).mode(0o700).create(&self.root)?;
         loop {
             match DirBuilder::new().mode(0o700).create(&self.path) {

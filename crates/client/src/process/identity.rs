@@ -41,6 +41,8 @@ impl Identity {
     /// Sends a signal to this process, and to no other that may have its pid by now.
     pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
         let pid = Pid::from_raw(self.pid.cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+        // The descriptor is opened before the check. If the check succeeds, the descriptor stands for the process
+        // that was meant, even if that ends before the signal.
         let fd = pidfd_open(pid, PidfdFlags::empty())?;
         if !self.is_alive() {
             return Err(io::ErrorKind::NotFound.into());
@@ -78,6 +80,7 @@ fn stat(pid: u32) -> Option<(char, u64)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     let state = fields.next()?.chars().next()?;
+    // The start time is field 22. The state, which was just taken, is field 3.
     Some((state, fields.nth(18)?.parse().ok()?))
 }
 

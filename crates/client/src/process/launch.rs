@@ -56,6 +56,7 @@ fn start(binary: &Path, launch: &Launch) -> io::Result<Answer> {
         .arg(SUPERVISE)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
+        // The supervisor outlives the terminal. Its only message is the answer.
         .stderr(Stdio::null())
         .spawn()?;
     let mut stdin = child.stdin.take().expect("it is piped");
@@ -63,11 +64,13 @@ fn start(binary: &Path, launch: &Launch) -> io::Result<Answer> {
     let told = serde_json::to_vec(launch)
         .map_err(io::Error::from)
         .and_then(|bytes| stdin.write_all(&bytes));
+    // The supervisor reads up to the end of its input.
     drop(stdin);
     let mut line = String::new();
     let heard = BufReader::new(stdout).read_line(&mut line);
     // The thread reaps the child whenever it ends. Otherwise a client that lives long would collect zombies.
     std::thread::Builder::new().name("supervisor".into()).spawn(move || child.wait())?;
+    // Errors count only from here, when the child is sure to be reaped.
     told?;
     heard?;
     serde_json::from_str(&line).map_err(|_| io::Error::other("it ended without an answer"))
@@ -85,6 +88,7 @@ fn find_binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os(BINARY_VARIABLE).filter(|path| !path.is_empty()) {
         return Ok(path.into());
     }
+    // The binary beside this program is more likely to be of its version than one in `PATH`.
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join(BINARY)));
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let mut places =

@@ -24,6 +24,7 @@ pub(crate) fn free_gpus_with(root: &Path, own: &[String]) -> Gpus {
     let mut found =
         without_held(Gpus::probe(), |uuid| !own.iter().any(|own| own == uuid) && is_held(uuid));
     for gpu in found.devices.iter_mut().filter(|gpu| own.contains(&gpu.uuid)) {
+        // The caller's server ends before the next one starts.
         gpu.memory_free_bytes = gpu.memory_total_bytes;
     }
     found
@@ -54,6 +55,7 @@ pub(super) async fn take(root: &Path, uuid: &str) -> io::Result<Option<File>> {
 }
 
 fn try_take(root: &Path, uuid: &str) -> io::Result<Option<File>> {
+    // The folder is not below `root`, whose entries are all deployments.
     let folder = root.with_file_name("gpus");
     DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
     let file = OpenOptions::new().create(true).append(true).mode(0o600).open(folder.join(uuid))?;

@@ -72,7 +72,9 @@ pub(super) fn capture(
     let work = move || {
         let mut file = RotatingLog::open(log.clone(), MAX_BYTES);
         for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
+            // A line is the unit that is redacted, so a secret is never cut in two by the size of a read.
             let line = secrets.redact(String::from_utf8_lossy(&line).into_owned());
+            // The disk may have room again.
             if file.is_err() {
                 file = RotatingLog::open(log.clone(), MAX_BYTES);
             }
@@ -100,6 +102,7 @@ impl RotatingLog {
 
     fn write(&mut self, line: &str) -> io::Result<()> {
         if self.bytes > 0 && self.bytes + line.len() as u64 >= self.max_bytes {
+            // The oldest file goes first: each rename replaces the next older one.
             for age in (0..NUM_FILES - 1).rev() {
                 // At first not all of the files exist.
                 let _ = std::fs::rename(file_name(&self.path, age), file_name(&self.path, age + 1));

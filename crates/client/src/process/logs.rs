@@ -63,6 +63,7 @@ impl FileLines {
         if bytes.is_empty() {
             let inode = |path: io::Result<std::fs::Metadata>| path.ok().map(|found| found.ino());
             let current = inode(std::fs::metadata(&self.log));
+            // The log was rotated: its name belongs to another file now.
             if current.is_some() && current != inode(file.metadata()) {
                 self.file = None;
                 return true;

@@ -71,6 +71,7 @@ impl Server {
         let _ = std::fs::remove_file(&report);
         let (reader, writer) = io::pipe()?;
         let mut command = Command::new(OWN_BINARY);
+        // Without this name, lists of processes would show the path under `/proc`.
         command.arg0("candlepower").arg(RUN_BOUND).arg(std::process::id().to_string());
         command.arg(cgroup.map(Cgroup::processes).unwrap_or_default());
         command
@@ -84,6 +85,7 @@ impl Server {
         {
             command.env_remove(name);
         }
+        // The report's path comes after the user's variables, which must not replace it.
         command.envs(&launch.spec.env).envs(&launch.secrets.0).env(REPORT_VARIABLE, &report);
         if !launch.gpus.is_empty() {
             command.env("CUDA_VISIBLE_DEVICES", launch.gpus.join(","));
@@ -91,6 +93,7 @@ impl Server {
         // The supervisor itself runs elsewhere. The server starts even if the client's folder is gone.
         let is_there = launch.folder.is_dir();
         command.current_dir(if is_there { launch.folder.as_path() } else { Path::new("/") });
+        // A group of its own lets `stop` kill the server's own children, too.
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
         let mut child = command.spawn()?;
         // The command holds the server's ends of the pipe. Without this the log would never end.
@@ -147,6 +150,7 @@ impl Server {
 
     /// Waits until the log is complete, which is signalled once.
     async fn hear_last_words(&mut self) {
+        // The wait has a limit, since a child of the server may hold the pipe for longer.
         if let Some(end) = &mut self.log_end
             && timeout(LAST_WORDS, end).await.is_ok()
         {
@@ -178,6 +182,7 @@ fn describe(status: Option<ExitStatus>, last_line: &str) -> String {
         _ => "the server ended".to_owned(),
     };
     match (status.and_then(|status| status.code()), last_line) {
+        // After a signal the last line usually has nothing to do with the end.
         (Some(1..), line) if !line.is_empty() => format!("{how}: {line}"),
         _ => how,
     }
@@ -199,6 +204,7 @@ pub fn run_bound(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     {
         print_error(format_args!("the memory is not limited: {error}"));
     }
+    // The request to the kernel outlives `exec`, and so does the process id in the control group.
     let error = Command::new(OWN_BINARY).arg0("candlepower").args(args).exec();
     print_error(format_args!("the server cannot be started: {error}"));
     ExitCode::FAILURE

@@ -153,6 +153,7 @@ impl Supervisor {
     async fn new(mut launch: Launch, folder: Folder, held: Held) -> io::Result<Self> {
         let earlier = folder.record()?;
         if let Some(server) = earlier.as_ref().and_then(|record| record.server.as_ref()) {
+            // The server of an earlier supervisor may still hold the port and the memory.
             server.end().await;
         }
         let health = HealthClient::new(&launch.spec)?;
@@ -170,6 +171,7 @@ impl Supervisor {
             state: State::Pending,
             phase: Phase::Pending,
             message: String::new(),
+            // A deployment that starts again is still the same one to its clients.
             created_at: earlier.as_ref().map_or(begin, |record| record.created_at),
             url: earlier.map(|record| record.url).filter(|url| is_free(url)).unwrap_or_default(),
             updated_at: begin,
@@ -185,6 +187,7 @@ impl Supervisor {
             supervisor,
             server: None,
         };
+        // The spec is written last: readers take a folder with a spec for complete.
         folder.write_record(&record)?;
         folder.write_spec(&launch.spec)?;
         let budget = RestartBudget::default();
@@ -223,6 +226,7 @@ impl Supervisor {
                 () = at(*expires) => Task::Expire,
                 Ok((stream, _)) = listener.accept() => Task::Answer(stream),
                 _ = terminate.recv() => Task::Terminate,
+                // A failed deployment without a server sleeps until a client or a signal wakes it.
                 () = sleep(pace), if looks => Task::Look,
             };
             if self.perform(task).await == Next::End {
@@ -426,6 +430,7 @@ impl Supervisor {
         if (record.state, record.phase, &record.message) == (state, phase, &message) {
             return;
         }
+        // Each phase counts its own bytes.
         if record.phase != phase {
             (record.bytes_done, record.bytes_total) = (0, 0);
         }

@@ -127,8 +127,11 @@ impl Lark<'_> {
         let writing = Writing { layout, marks, index, ends: ends_of_values(marks, keys) };
         let (line, open) = (layout.line_breaks.lark(), self.literal(marks.before_key));
         let close = self.literal(marks.close);
+        // The grammar counts nothing here: any number of keys may come, and each is followed by another key or by the
+        // end.
         if !held {
             let key = format!("KEY{index}");
+            // At most 201 characters: the parser takes a key of more than 4 KiB for damage.
             self.rule(&key, r#"/[^<>"\s][^<>"\r\n]{0,200}/"#);
             let may = May { go_on: true, end: true };
             let [more, last] = self.raw_text(&writing, ("o", may), None);
@@ -138,6 +141,8 @@ impl Lark<'_> {
             return Ok(format!("{line} ({open} {other} | {close})"));
         }
         let all_optional = properties.iter().all(|property| !property.is_required);
+        // Rule `e{index}_{place}` stands for the arguments from `place` on, after a key's opening mark. It refers to
+        // the next rule, and the last property has none.
         for (place, property) in properties.iter().enumerate().rev() {
             let rest = &properties[place + 1..];
             let may = May {
@@ -150,6 +155,8 @@ impl Lark<'_> {
             let key = self.behind_key(&writing, &key);
             let mut arms = Vec::new();
             if may.go_on {
+                // `more` and `last` contain the mark after the value. So the mark before a key belongs to the value
+                // that precedes it.
                 arms.push(format!("{key} {more} e{index}_{}", place + 1));
             }
             if may.end {
@@ -190,6 +197,8 @@ impl Lark<'_> {
             Form::Matching(terminals) => {
                 return Ok(self.raw_text(writing, (&place.to_string(), may), Some(&terminals)));
             }
+            // Texts of a choice are literals without a search for marks, so that a mark inside one would cut the
+            // value for the parser.
             Form::Choice(texts) => {
                 if texts.iter().any(|text| ends_early(marks, text)) {
                     return Err(format!(
@@ -200,6 +209,7 @@ impl Lark<'_> {
                 self.rule(&rule, &texts.collect::<Vec<_>>().join(" | "));
             }
             Form::Json => {
+                // A property is compiled as a schema of its own, so references need the root's definitions beside it.
                 let value = with_definitions(&property.schema, root);
                 let value = Constraint::JsonSchema(value).as_lark_value(self.tokenizer);
                 self.rule(&rule, &value.map_err(|error| error.to_string())?);
@@ -233,6 +243,8 @@ impl Lark<'_> {
         match terminals {
             None => self.rule(&raw, &not_ended),
             Some(terminals) => {
+                // Lark's `&` takes terminals. The pattern describes the value alone, so the line break before it
+                // needs a terminal of its own.
                 let (own, whole) = (format!("{raw}_OWN"), format!("{raw}_WHOLE"));
                 self.rule(&own, terminals);
                 let begin = if marks.on_lines { "\"\\n\" " } else { "" };
@@ -246,6 +258,7 @@ impl Lark<'_> {
                 // Terminals cannot be empty, so an empty text is a separate alternative.
                 Some(id) if terminals.is_none() => format!("{raw}? <[{id}]>"),
                 Some(id) => format!("{raw} <[{id}]>"),
+                // The value's own mark is plain text, although a later mark is a special token.
                 None => {
                     let rule = format!("raw{index}_{name}");
                     let end = Value::from(value_end(marks));
@@ -256,6 +269,8 @@ impl Lark<'_> {
             return [marks.before_key, marks.close]
                 .map(|mark| format!("{value} {line} {}", self.literal(mark)));
         }
+        // The lazy rules end at the first position where the value's mark and the next mark fit together. A value's
+        // mark alone stays text.
         [("more", marks.before_key), ("last", marks.close)].map(|(kind, mark)| {
             let rule = format!("raw{index}_{name}_{kind}");
             let end = Value::from(value_end(marks));
@@ -292,13 +307,17 @@ fn ends_of_values<'a>(marks: &Marks, keys: impl Iterator<Item = &'a str>) -> Str
     ]
     .map(escaped);
     let (call_end, any_end) = match marks.close_all.is_empty() {
+        // GLM has no mark around all calls, so that its call ends with its closing mark alone.
         true => (close.clone(), close),
         false => {
+            // A closing mark alone may be text. The parser accepts it only before the end of all calls or before
+            // another call.
             let call_end = format!("{close}{SPACE}({close_all}|{open_all}|{open})");
             (call_end.clone(), format!("{call_end}|{close_all}"))
         }
     };
     let closed = format!("{after_value}{SPACE}({before_key}|{any_end})");
+    // Only formats with values on their own lines accept a missing mark: elsewhere a line break is part of the text.
     if marks.instead.is_empty() {
         return closed;
     }
@@ -417,6 +436,7 @@ fn text(
         other => Some(other.to_string()),
     };
     let null = || Text::Choice(Vec::from_iter(written(&Value::Null)));
+    // A schema is an object or a boolean. `true` and invalid schemas constrain nothing here.
     let Some(object) = schema.as_object() else {
         return Ok(if *schema == Value::Bool(false) {
             Text::Choice(Vec::new())
@@ -428,6 +448,7 @@ fn text(
         return Err(format!("a chain of more than {MAX_DEPTH} references"));
     }
     let inner = |schema: &Value| text(schema, root, types, depth + 1);
+    // Callers come here with strings, null or both. Null is written as the text `null`, which a choice can contain.
     let mut all = if types.have_string() { Text::Any } else { null() };
     if object.keys().any(|keyword| TEXT_KEYWORDS.contains(&keyword.as_str())) {
         // These keywords do not constrain null.

@@ -42,6 +42,8 @@ impl<'a> Property<'a> {
             schema: schema.clone(),
             is_required: required.contains(&name.as_str()),
         });
+        // JSON Schema allows `required` to name a key that `properties` lacks. `additionalProperties` then describes
+        // its value.
         let others = schema.get("additionalProperties").unwrap_or(&Value::Bool(true));
         let others = required.iter().filter(|name| !is_known(name)).map(|name| Self {
             name,
@@ -59,6 +61,8 @@ impl Lark<'_> {
         let empty = Map::new();
         let schema = function.parameters.unwrap_or(&empty);
         let properties = Property::all(schema, "Python").map_err(refuse)?;
+        // Python's calls follow their schema also if the function is not strict: this format has no rule for any
+        // arguments.
         for (place, Property { name, schema: value, .. }) in properties.iter().enumerate() {
             if !is_identifier(name) {
                 return Err(refuse(format!("the property `{name}` is not a valid name in Python")));
@@ -81,6 +85,8 @@ impl Lark<'_> {
     ) -> String {
         let count = are_required.len();
         // Members from index i on: `i{name}_{i}` if no member was written before, `m{name}_{i}` if one was.
+        // Two rules for each place avoid a choice of all subsets: the grammar grows linearly with the number of
+        // properties.
         for (place, is_required) in are_required.enumerate() {
             let (this, next) = (format!("p{name}_{place}"), place + 1);
             let (first, more) = match is_required {

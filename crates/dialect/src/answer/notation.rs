@@ -59,6 +59,7 @@ struct Definition {
 impl Schema<'_> {
     /// Whether a rule leads to another one, through definitions that only refer to others.
     fn leads_to<'b>(&'b self, mut rule: &'b str, other: &str) -> bool {
+        // Each definition refers to at most one other. A longer chain than their number is a cycle.
         for _ in 0..=self.definitions.len() {
             if rule == other {
                 return true;
@@ -86,8 +87,12 @@ impl Lark<'_> {
         self.rule("RAW", &raw("*"));
         self.until("raw", QUOTE, "RAW");
         self.rule("string", &format!("{quote} raw"));
+        // 19 digits hold every signed 64-bit integer, and 17 significant digits every double. Without a bound, real
+        // models wrote digits up to `max_tokens`.
         let number = r"-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?";
         self.rule("SCALAR", &format!("/null|true|false|{number}/"));
+        // These are the keys that `is_key` accepts: the parser would read any other character as the key's end or as
+        // a quote.
         self.rule("KEY", r#"/[^\s:=,{}\[\]<"'][^:=,{}\[\]<\r\n]{0,200}/"#);
         self.rule("any", "string | SCALAR | list | object");
         self.rule("list", r#""[" (any ("," any)*)? "]""#);
@@ -139,6 +144,7 @@ impl Lark<'_> {
             Value::Object(of) => self.object_schema(schema, of, types),
             _ => Err(NO_VALUE.to_owned()),
         };
+        // An error ends the whole compilation, so the depth needs no restoration on that path.
         schema.depth -= 1;
         rule
     }
@@ -150,6 +156,8 @@ impl Lark<'_> {
         types: Types,
     ) -> Rule {
         let types = types.within(of, schema.root);
+        // `propertyNames` that allow every text constrain nothing. zod 4 writes `{"type": "string"}` there for each
+        // record.
         let says = |(keyword, value): &(&String, &Value)| match keyword.as_str() {
             "propertyNames" => !allows_all_texts(value),
             keyword => !ANNOTATIONS.contains(&keyword),
@@ -221,6 +229,7 @@ impl Lark<'_> {
     }
 
     fn definition(&mut self, schema: &mut Schema<'_>, reference: &str, types: Types) -> Rule {
+        // The types are part of the key: `type` beside `$ref` restricts a definition at one place and not at another.
         let is_it = |of: &&Definition| of.reference == reference && of.types == types;
         if let Some(known) = schema.definitions.iter().find(is_it) {
             return Ok(known.rule.clone());
@@ -231,6 +240,7 @@ impl Lark<'_> {
         }
         let definition = resolve(reference, schema.root);
         let definition = definition.ok_or_else(|| format!("the reference `{reference}`"))?;
+        // The rule is known before its body is built, so that a recursive definition finds itself.
         let rule = format!("d{}", schema.name());
         let reference = reference.to_owned();
         let new = Definition { reference, types, rule: rule.clone(), same_as: None };
@@ -284,10 +294,13 @@ impl Lark<'_> {
                 None => key = self.key(schema, names)?,
             }
         }
+        // An optional property that allows no value can only be missing. A required one is refused below.
         properties.retain(|property| property.is_required || property.schema != json!(false));
         if properties.is_empty() {
             let is_any = key == "KEY";
             return match of.get("additionalProperties") {
+                // Objects have their declared keys only, unless the schema allows others, like in the grammars of
+                // JSON.
                 None if of.contains_key("properties") => Ok(r#""{}""#.to_owned()),
                 Some(Value::Bool(false)) => Ok(r#""{}""#.to_owned()),
                 None | Some(Value::Bool(true)) if is_any => Ok("object".to_owned()),
@@ -300,6 +313,7 @@ impl Lark<'_> {
             };
         }
         // The template writes members in this order.
+        // Jinja's `dictsort` ignores case by default, and the model was trained on this order.
         properties.sort_by_key(|property| property.name.to_lowercase());
         let name = schema.name();
         for (place, property) in properties.iter().enumerate() {
@@ -349,6 +363,7 @@ impl Lark<'_> {
         let more = match most.as_deref() {
             Some("0") => String::new(),
             most => {
+                // The first item is outside of the repetition, because the others have a comma before them.
                 let least = least.saturating_sub(1);
                 format!(r#"("," {item}){{{least},{}}}"#, most.unwrap_or_default())
             }
@@ -388,6 +403,8 @@ impl Lark<'_> {
         of: &Map<String, Value>,
         types: Types,
     ) -> Result<Option<String>, String> {
+        // The JSON grammar must not allow strings and containers: their notation differs from JSON, and other rules
+        // cover them.
         let any = [json!("null"), json!("boolean"), json!("number")];
         let names = match of.get("type") {
             Some(Value::Array(names)) => names.as_slice(),

@@ -14,6 +14,7 @@ const EOS: u32 = 256;
 
 /// A tokenizer with all bytes, an end-of-sequence token, and other special tokens.
 fn tokenizer(special: &[&str]) -> Tokenizer {
+    // GPT-2's table: bytes without a printable character get the code points from 256 on.
     let letters = (0..256_u32).scan(256, |next, byte| {
         // The letters for bytes in byte-level tokenizers.
         let prints = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
@@ -146,6 +147,8 @@ impl Case {
 /// A text of tokens sampled from the allowed ones; `None` if it does not end.
 fn draw(tokenizer: &Tokenizer, mut grammar: Grammar, random: &mut Rng) -> Option<String> {
     let mut ids = Vec::new();
+    // 3,000 tokens are far more than a call needs. A draw that does not end by then is in text that only a mark can
+    // end.
     for _ in 0..3000 {
         if grammar.is_finished() {
             break;
@@ -199,6 +202,7 @@ fn required_calls_are_written_and_read_in_every_format() {
                 most = most.max(calls.len());
             }
             let repeats =
+                // These three layouts have `repeats: false`.
                 !matches!(format, ToolFormat::Llama3Json | ToolFormat::Glm4 | ToolFormat::GptOss);
             assert_eq!(most > 1, parallel && repeats, "{format:?}");
         }
@@ -218,6 +222,7 @@ fn calls_are_held_to_their_schemas_in_free_text() {
             "",
             "Just text. <tool_cal",
             good,
+            // `noop` is not strict, so any object is allowed, although it takes no arguments.
             &format!("Well\n{good}\n{noop} So."),
             "{\"name\": 1}",
         ] {
@@ -319,6 +324,8 @@ fn constraints_begin_behind_the_reasoning() {
         case.stops("<tool_call>x", "<tool_call>");
         case.stops("<think>a</think><tool_call>x", "<think>a</think><tool_call>");
         if special.is_empty() {
+            // The parser ends reasoning at `<tool_call>` only before a brace or a bracket, so this mark alone is a
+            // thought's text.
             case.takes("<think>a <tool_call>x</think>b");
         }
     }

@@ -47,6 +47,7 @@ pub(super) const DEEPSEEK_V31: Format = Format {
 const EITHER: Format = Format {
     marks: &[OPEN_ALL, CLOSE_ALL, OPEN, CLOSE, SEPARATOR],
     openers: &[OPEN_ALL, OPEN],
+    // The section's mark alone does not end reasoning. The parser waits for a call's head, which needs this mark.
     ends_reasoning: Some(OPEN),
     head: |text, _, _| head(text),
     arguments: Arguments::Json { closer: Some(CLOSE) },
@@ -63,6 +64,8 @@ fn head(text: &str) -> Scan<Head> {
     cursor.expect(OPEN)?;
     let before = cursor.until(SEPARATOR)?.trim();
     cursor.white_space();
+    // V3.1 has the arguments after the separator, and V3 has the name there. A brace tells them apart, because a name
+    // has none.
     let name = match cursor.peek()? {
         b'{' => before,
         _ => {

@@ -24,6 +24,7 @@ const MARKS: Marks = Marks {
 pub(super) const DEEPSEEK_V32: Format = Format {
     name: "deepseek_v32",
     models: "DeepSeek V3.2",
+    // One special token stands within all marks. The text around it is plain.
     marks: &["｜DSML｜"],
     openers: &["<｜DSML｜function_calls>", "<｜DSML｜invoke name=\""],
     ends_reasoning: Some("<｜DSML｜(function_calls|invoke)"),

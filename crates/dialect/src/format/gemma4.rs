@@ -56,6 +56,8 @@ fn head(text: &str) -> Scan<Head> {
     if name.is_empty() {
         return Err(Stop::No);
     }
+    // A whole key is required, because text about calls may contain a name and a brace. Once the head is accepted,
+    // the client has seen the name.
     if cursor.peek()? != b'}' {
         key(cursor.rest())?;
     }
@@ -109,6 +111,7 @@ impl Arguments {
             let before = cursor;
             if let Err(stop) = self.step(&mut cursor, ended, json, &types) {
                 // The certain part of a string was taken.
+                // Any other step is repeated as a whole when more text comes, so none of its text may be consumed.
                 let at = if self.next == Next::Text { cursor.at() } else { before.at() };
                 return (at, Err(stop));
             }
@@ -129,6 +132,7 @@ impl Arguments {
         cursor.white_space();
         self.next = match self.next {
             Next::Value => self.value(cursor, ended, json, types)?,
+            // A closing bracket after a comma is accepted here, too: models write trailing commas.
             Next::Member { is_first } => {
                 if self.ends_here(cursor)? {
                     self.end(cursor, json)
@@ -139,6 +143,7 @@ impl Arguments {
             Next::Behind { .. } if self.ends_here(cursor)? => self.end(cursor, json),
             Next::Behind { .. } if cursor.accept(",")? => Next::Member { is_first: false },
             // Models sometimes omit the comma after a string.
+            // After another value, a missing comma would make two values one word, so the call is damaged there.
             Next::Behind { is_text: true } => Next::Member { is_first: false },
             Next::Behind { is_text: false } | Next::Text | Next::End => return Err(Stop::No),
         };
@@ -155,6 +160,7 @@ impl Arguments {
     /// Closes it. The mark is left for the text after the arguments.
     fn end(&mut self, cursor: &mut Cursor<'_>, json: &mut String) -> Next {
         if cursor.rest().starts_with(CLOSE) {
+            // The innermost bracket is last in the list, and it closes first.
             json.extend(self.ends.drain(..).rev());
         } else {
             json.extend(self.ends.pop());
@@ -172,6 +178,8 @@ impl Arguments {
         let (key, length) = key(cursor.rest())?;
         cursor.advance(length);
         json.push_str(&format!("{before}{}: ", quoted(&key)));
+        // The schema describes top-level keys only. Keys within nested objects would overwrite the one that is
+        // needed.
         if self.ends.len() == 1 {
             self.key = key;
         }
@@ -199,6 +207,7 @@ impl Arguments {
             self.ends.push(if first == b'{' { '}' } else { ']' });
             return Ok(Next::Member { is_first: true });
         }
+        // A phone number or a version without marks is a string if the schema says so.
         let wants_text = self.ends.len() == 1 && types(&self.key).are_text();
         let (value, is_text) = bare(cursor, ended, wants_text)?;
         json.push_str(&value);
@@ -209,7 +218,9 @@ impl Arguments {
     fn text(&mut self, cursor: &mut Cursor<'_>, json: &mut String) -> Scan<()> {
         let rest = cursor.rest();
         let end = rest.find(QUOTE);
+        // A possible start of the mark at the end stays in the held text.
         let length = end.unwrap_or(rest.len() - len_of_beginning(rest, QUOTE));
+        // Escapes of JSON work character by character, so pieces can be escaped one by one.
         json.push_str(inner(&quoted(&rest[..length])));
         cursor.advance(length);
         if end.is_none() {

@@ -11,8 +11,10 @@ pub(super) const GLM4: Format = Format {
     name: "glm4",
     models: "GLM-4 and GLM-4-0414",
     head: |text, _, functions| head(text, functions),
+    // Nothing follows the arguments: the end-of-sequence token ends the call.
     tail: |_, _| Ok(Tail::end(0)),
     layout: Layout { before_arguments: "\n", repeats: false, ..Layout::PLAIN },
+    // The template's instruction after the tools: "use JSON for the arguments when you call the functions above".
     offered: Some("在调用上述函数时，请使用 Json 格式表示调用的参数。"),
     ..Format::PLAIN
 };

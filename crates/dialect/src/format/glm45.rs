@@ -30,6 +30,7 @@ pub(super) const GLM45: Format = Format {
         "</arg_value>",
     ],
     openers: &["<tool_call>"],
+    // The mark alone occurs in reasoning about calls. A call goes on with a key, or ends at once.
     ends_reasoning: Some(r"<tool_call>[^<]*<\/?(arg_key|tool_call)>"),
     head: |text, _, _| MARKS.head(text),
     arguments: Arguments::Elements(&MARKS),

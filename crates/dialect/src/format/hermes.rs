@@ -11,11 +11,14 @@ pub(super) const HERMES: Format = Format {
     models: "Hermes, Qwen, Granite",
     marks: &[OPEN, CLOSE],
     openers: &[OPEN],
+    // The mark alone occurs in reasoning about calls. A call goes on with an object or a list.
     ends_reasoning: Some(r"<tool_call>[ \t\r\n]*[\[{]"),
     head: |text, position, _| head(text, position),
     arguments: Arguments::Json { closer: Some(CLOSE) },
     tail: |text, _| tail(text),
     layout: Layout {
+        // White space and order are those of Qwen's templates. The grammar forces them, so that forced calls look
+        // like those of the training.
         before_name: "<tool_call>\n{\"name\": \"",
         before_arguments: "\", \"arguments\": ",
         after_arguments: "}\n</tool_call>",
@@ -43,6 +46,7 @@ fn head(text: &str, position: Position) -> Scan<Head> {
 /// The end of a call. Models sometimes omit the closing brace or the mark.
 fn tail(text: &str) -> Scan<Tail> {
     let mut cursor = Cursor::new(text);
+    // Without the object's closing brace nothing of it is consumed, and the marks below are looked for at once.
     let mut end = match object::tail(&mut cursor) {
         Ok(()) => cursor.at(),
         Err(Stop::Wait) => return Err(Stop::Wait),

@@ -24,6 +24,7 @@ pub(super) const KIMI_K2: Format = Format {
     layout: Layout {
         open: OPEN_ALL,
         before_name: "<|tool_call_begin|>functions.",
+        // The number makes ids unique within a conversation: `functions.NAME:NUMBER`.
         numbered: true,
         before_arguments: ARGUMENTS,
         after_arguments: CLOSE,
@@ -45,6 +46,7 @@ fn head(text: &str) -> Scan<Head> {
     }
     cursor.expect(OPEN)?;
     let id = cursor.until(ARGUMENTS)?.trim();
+    // A name may contain a colon, so the last one separates the number.
     let name = id.rsplit_once(':').map_or(id, |(name, _)| name);
     let name = name.strip_prefix("functions.").unwrap_or(name);
     cursor.white_space();

@@ -50,6 +50,7 @@ fn head(text: &str, position: Position, functions: &[Callable]) -> Scan<Head> {
     } else if cursor.peek()? == b'{' {
         return object::head(&mut cursor, None);
     }
+    // `pythonic::head` counts from the cursor, and this function from the mark.
     let head = pythonic::head(cursor.rest(), position, functions)?;
     Ok(Head { at: cursor.at() + head.at, ..head })
 }

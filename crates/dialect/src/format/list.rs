@@ -36,6 +36,7 @@ pub(super) const GRANITE: Format = Format {
     head: |text, position, _| head(text, position, &[CALL]),
     tail: |text, _| tail(text, None),
     layout: Layout { open: "<|tool_call|>[", trigger: Some(CALL), ..LIST.layout },
+    // Granite and Phi-4-mini share the opening mark. Only Phi-4-mini writes a closing one.
     wrote: |call| is_behind(call, CALL) && !call.after.contains(CLOSE_CALL),
     ..LIST
 };
@@ -45,6 +46,7 @@ pub(super) const PHI4_MINI: Format = Format {
     name: "phi4_mini_json",
     models: "Phi-4-mini",
     marks: &[CALL, CLOSE_CALL],
+    // `functools` is also a module of Python. Text after it without a list of calls stays content.
     openers: &[CALL, FUNCTOOLS],
     head: |text, position, _| head(text, position, &[CALL, FUNCTOOLS]),
     tail: |text, _| tail(text, Some(CLOSE_CALL)),
@@ -105,6 +107,7 @@ pub(super) const COHERE_COMMAND: Format = Format {
         ..LIST.layout
     },
     wrote: |call| {
+        // The template writes the id before the name, so `before_object` does not recognize this object.
         let before = call.before("\"tool_name\": \"");
         before.is_some_and(|before| before.contains(ACTION))
     },
@@ -202,6 +205,7 @@ fn named(text: &str, position: Position) -> Scan<Head> {
     cursor.expect(":")?;
     cursor.white_space();
     match cursor.peek()? {
+        // The arguments are the value of the only key, so the outer object is still open after them.
         b'{' => Ok(Head { name, at: cursor.at(), arguments: None, in_object: true }),
         _ => Err(Stop::No),
     }

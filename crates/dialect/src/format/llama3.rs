@@ -29,6 +29,7 @@ pub(super) const LLAMA3_JSON: Format = Format {
 
 fn wrote(call: &WrittenCall<'_>) -> bool {
     let begins = call.before_object().is_some_and(|before| call.begins_answer(before));
+    // Other models write bare objects with `arguments`. Llama's key is `parameters`.
     begins && call.after.contains("\"parameters\"")
 }
 

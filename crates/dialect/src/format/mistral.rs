@@ -50,6 +50,7 @@ const EITHER: Format = Format {
     ends_reasoning: Some(r"\[TOOL_CALLS\]"),
     head: |text, position, _| head(text, position),
     tail: |text, in_object| if in_object { tail(text) } else { Err(Stop::No) },
+    // The templates raise an error for ids of any other form.
     call_ids: CallIds::NineLetters,
     ..Format::PLAIN
 };
@@ -70,9 +71,11 @@ fn head(text: &str, position: Position) -> Scan<Head> {
     if name.is_empty() {
         return Err(Stop::No);
     }
+    // Version 11 of the tokenizer writes ids, and version 13 does not.
     if cursor.accept(CALL_ID)? {
         cursor.word(char::is_alphanumeric)?;
     }
+    // Models sometimes omit this mark, and the brace suffices.
     cursor.accept(ARGS)?;
     cursor.white_space();
     match cursor.peek()? {

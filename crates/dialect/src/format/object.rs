@@ -16,11 +16,13 @@ pub(super) fn head(cursor: &mut Cursor<'_>, functions: Option<&[Callable]>) -> S
     loop {
         cursor.white_space();
         if cursor.peek()? == b'}' {
+            // The object is complete here. A call without arguments is one of a function without parameters.
             let arguments = Some(arguments.unwrap_or_else(|| "{}".to_owned()));
             let name = name.ok_or(Stop::No)?;
             return Ok(Head { name, at: cursor.at(), arguments, in_object: true });
         }
         match (key(cursor)?.as_str(), &name) {
+            // `tool_name` is Command R's key. One parser serves all formats.
             ("name" | "tool_name", _) => {
                 let found = cursor.json_string()?;
                 let is_found = |function: &Callable| function.name == found;
@@ -29,6 +31,7 @@ pub(super) fn head(cursor: &mut Cursor<'_>, functions: Option<&[Callable]>) -> S
                 }
                 name = Some(found);
             }
+            // With the name known, the arguments can be passed on while they arrive.
             ("arguments" | "parameters", Some(known)) if cursor.peek()? == b'{' => {
                 let name = known.clone();
                 return Ok(Head { name, at: cursor.at(), arguments: None, in_object: true });

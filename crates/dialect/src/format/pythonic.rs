@@ -42,6 +42,7 @@ pub(super) fn head(text: &str, position: Position, functions: &[Callable]) -> Sc
         cursor.white_space();
     }
     let name = cursor.word(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'))?;
+    // A list at the start of an answer may be any list, and no mark tells them apart.
     if !functions.iter().any(|function| function.name == name) {
         return Err(Stop::No);
     }
@@ -82,6 +83,7 @@ fn keywords(cursor: &mut Cursor<'_>) -> Scan<String> {
 
 /// A Python literal other than a string, as JSON.
 pub(crate) fn literal(text: &str) -> Option<String> {
+    // Numbers and booleans are read elsewhere, and a bare word is a string.
     if !text.starts_with(['{', '[', '(']) {
         return (text == "None").then(|| "null".to_owned());
     }
@@ -141,6 +143,8 @@ fn value(cursor: &mut Cursor<'_>, depth: usize) -> Scan<String> {
                 "False" | "false" => Ok("false".to_owned()),
                 "None" | "null" => Ok("null".to_owned()),
                 number => {
+                    // JSON has fewer forms of numbers than Python. `1_000` and `0x1f` would be invalid arguments, so
+                    // they are no call.
                     serde_json::from_str::<serde_json::Number>(number).map_err(|_| Stop::No)?;
                     Ok(number.to_owned())
                 }
@@ -174,6 +178,7 @@ pub(super) fn string(cursor: &mut Cursor<'_>) -> Scan<String> {
                 'u' => text.push(code_point(cursor, 4)?),
                 'U' => text.push(code_point(cursor, 8)?),
                 plain @ ('\\' | '\'' | '"' | '/') => text.push(plain),
+                // Python keeps the backslash of an unknown escape.
                 other => text.extend(['\\', other]),
             },
             _ if character == quote => return Ok(text),

@@ -8,6 +8,7 @@ use super::{Arguments, Format, Layout, LineBreaks, qwen3_coder};
 const MARKS: Marks = Marks {
     open_all: "<seed:tool_call>",
     close_all: "</seed:tool_call>",
+    // The template writes values beside their marks, so line breaks around a value belong to it.
     on_lines: false,
     instead: &[],
     ..qwen3_coder::MARKS

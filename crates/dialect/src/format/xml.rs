@@ -85,6 +85,7 @@ impl Marks {
         cursor.expect(self.after_name)?;
         cursor.white_space();
         let at = cursor.at();
+        // Text about calls may contain the opening mark and a word. A call goes on with an argument, or ends.
         if name.is_empty() || (self.end(cursor)?.is_none() && !cursor.accept(self.before_key)?) {
             return Err(Stop::No);
         }
@@ -115,10 +116,13 @@ impl Marks {
         }
         let rest = cursor.rest();
         let is_json = is_string.map_or_else(|| (known.is_json)(key), |is_string| !is_string);
+        // A string of JSON that never ends would swallow all later marks. At the end of the answer the value is
+        // searched again as raw text.
         let is_json = is_json && !known.ended;
         let (length, taken) = self.value(rest, searched, is_json, known)?;
         let mut value = &rest[..length];
         if self.on_lines {
+            // One line break at each end belongs to the template. Further ones are part of the value.
             value = value.strip_prefix('\n').unwrap_or(value);
             value = value.strip_suffix('\n').unwrap_or(value);
         }
@@ -190,6 +194,8 @@ impl Marks {
         if known.ended {
             return self.last_resort(text).ok_or(Stop::Wait);
         }
+        // A mark may have begun at the end of the text. Without `searched`, each piece of a long value would search
+        // all of it again.
         let unsearched = text.len().saturating_sub(self.longest_end());
         *searched = text.floor_char_boundary(unsearched.max(*searched));
         Err(Stop::Wait)
@@ -237,10 +243,12 @@ impl Marks {
             return self.fits_end(cursor);
         }
         let key = self.key(cursor);
+        // A key without its line break is a mention within a text, such as `use <parameter=x> and`.
         let on_line = cursor.rest().starts_with('\n') || !self.on_lines;
         match key {
             Err(Stop::Wait) if known.ended => Err(Stop::No),
             Err(stop) => Err(stop),
+            // The line break that decides may be in the next piece.
             Ok(_) if cursor.rest().is_empty() && self.on_lines && !known.ended => Err(Stop::Wait),
             Ok(key) if on_line && (known.may_follow)(self.said(key).0) => Ok(()),
             Ok(_) => Err(Stop::No),
@@ -257,6 +265,7 @@ impl Marks {
             return Ok(());
         }
         space(cursor)?;
+        // Models sometimes begin the next call without closing all calls first.
         for mark in [self.close_all, self.open_all] {
             if cursor.accept(mark)? {
                 return Ok(());
@@ -271,6 +280,8 @@ impl Marks {
             text.match_indices(self.after_value).map(|(at, mark)| (at, at + mark.len()));
         marks.find(|(_, taken)| {
             let behind = text[*taken..].trim_start_matches([' ', '\t', '\r']);
+            // At the end of the answer, nothing behind a mark can confirm it. A mark at the end of a line is the
+            // likeliest end of the value.
             behind.is_empty() || behind.starts_with('\n')
         })
     }

@@ -102,6 +102,7 @@ fn hermes() {
         called(&format!("{broken}{one}")),
         is("AB", &["f {\"a\": ", "f {\"a\": \"}</tool_call>\"}."])
     );
+    // At the end of the answer a partial mark is no mark. The arguments keep it, and the call has no end.
     let begun = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": </tool_cal";
     assert_eq!(called(begun), is("", &["f {\"a\": </tool_cal"]));
 }
@@ -138,6 +139,7 @@ fn what_is_no_call_is_content() {
     }
     let long =
         format!("<tool_call>{{\"x\": \"{}\", \"name\": \"f\"}}</tool_call>", "y".repeat(70_000));
+    // 70,000 and 66,000 bytes are beyond the 64 KiB that a call may hold back before its name.
     assert_eq!(read(calls(ToolFormat::Hermes), [long.as_str()]).0, long);
     assert_eq!(read(calls(ToolFormat::Hermes), [&long[..66_000], &long[66_000..]]).0, long);
 }
@@ -158,6 +160,7 @@ fn llama() {
     );
     assert_eq!(called("<|python_tag|>{\"name\": \"f\", \"parameters\": {}}"), is("", &["f {}."]));
     assert_eq!(called("{\"name\": \"f\", \"parameters\": {}} And?"), is("And?", &["f {}."]));
+    // A separator without a call after it is content again.
     assert_eq!(called("{\"name\": \"f\", \"parameters\": {}}; And?"), is("; And?", &["f {}."]));
 }
 
@@ -192,6 +195,7 @@ fn lfm2() {
     let two = "Ok.<|tool_call_start|>[f(a=1), get_weather(city=\"Bern\")]<|tool_call_end|> So.";
     assert_eq!(called(two), is("Ok.So.", &["f {\"a\": 1}.", "get_weather {\"city\": \"Bern\"}."]));
     assert_eq!(called("<|tool_call_start|>\n[f()]"), is("", &["f {}."]));
+    // The list's bracket is missing.
     let none = "<|tool_call_start|>f()<|tool_call_end|>";
     assert_eq!(called(none), is(none, &[]));
 }
@@ -228,6 +232,7 @@ fn harmony() {
     let done = ("".into(), "Look it up.".into(), vec!["f {\"a\": 1}.".to_owned()]);
     assert_eq!(read_both(call), done);
     assert_eq!(read_both(&format!("{call}<|call|>")), done);
+    // The recipient stands in the role here, before the channel. Harmony allows both orders.
     let role = " to=functions.f<|channel|>commentary json<|message|>{}<|call|>";
     assert_eq!(read_both(role).2, ["f {}."]);
     assert_eq!(read_both(&role[..role.len() - 9]).2, ["f {"]);

@@ -33,6 +33,7 @@ pub(super) fn open() -> Round {
 /// Opens a configuration and computes all sizes that depend on it.
 fn arithmetic(files: CheckpointFiles) -> Result<()> {
     let checkpoint = Checkpoint::open(files)?;
+    // Sizes must not overflow even for a model that the plan then refuses.
     let spec = checkpoint.spec();
     spec.num_parameters();
     checkpoint.weight_bytes(None);
@@ -77,6 +78,7 @@ fn strange() -> Vec<Value> {
         json!("x".repeat(5_000)),
         json!([]),
         json!([0, 0]),
+        // Lists of excluded modules take regular expressions with this prefix, and this one is invalid.
         json!(["re:("]),
         json!([1e308, {"a": []}]),
         json!({}),

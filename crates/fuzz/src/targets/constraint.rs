@@ -24,6 +24,8 @@ pub(super) fn open() -> Round {
 }
 
 fn schema(random: &mut Rng) -> Value {
+    // From 4 to 4,096, each power of two with equal chance: costs that grow faster than the schema show at the
+    // upper end.
     let num = 1 << random.u32(2..13);
     match random.usize(..10) {
         0..3 => references(num, 1, random),
@@ -41,6 +43,7 @@ fn schema(random: &mut Rng) -> Value {
             let values: Vec<Value> = (0..num).map(|_| leaf(random)).collect();
             json!({ keyword: values })
         }
+        // The nested repetition has the square of `num` states if it is expanded.
         8 => json!({"type": "string", "pattern": format!("^(a{{{num}}}|b?){{{num}}}$")}),
         _ => json!({"type": "array", "minItems": num, "items": references(num.min(32), 1, random)}),
     }

@@ -24,6 +24,7 @@ pub(super) fn open() -> Round {
             write(&folder.join(name), content, &strange, random);
         }
         match read(&client) {
+            // The status reports unreadable files as a state of its own instead of an error.
             Ok(status) if status.state == State::Unknown => Verdict::Refused(status.message),
             read => Verdict::of(read),
         }

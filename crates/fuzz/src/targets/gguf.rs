@@ -18,6 +18,7 @@ pub(super) fn open() -> Round {
             find(original, b"output_norm.weight").min(find(original, b"token_embd.weight"));
         let header = match random.usize(..3) {
             0 => 0..vocabulary,
+            // A tensor's name stands behind its length of eight bytes, and before its shape, type and offset.
             1 => tensors - 8..(tensors + 2_000).min(original.len()),
             _ => 0..tensors,
         };

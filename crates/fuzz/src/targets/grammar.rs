@@ -12,6 +12,7 @@ use crate::{Round, Verdict, change};
 
 /// The demo model's end-of-sequence token, and the width of its logits.
 const EOS: u32 = 1275;
+// The logits are wider than the vocabulary, as in models that pad them. A mask must never allow the rest.
 pub(super) const NUM_LOGITS: usize = 1280;
 
 const REGEXES: [&str; 4] = [
@@ -47,6 +48,7 @@ pub(super) fn compiler() -> GrammarCompiler {
     let tokenizer = Tokenizer::from_bytes(&tokenizer, None).unwrap();
     let compiler = GrammarCompiler::new(&tokenizer, &[EOS], NUM_LOGITS).unwrap();
     let child = || {
+        // The link stays valid if a build replaces the program meanwhile.
         let mut program = Command::new("/proc/self/exe");
         program.arg(TRIAL_COMMAND);
         program

@@ -61,6 +61,7 @@ pub(super) fn open() -> Round {
     let mut round = 0;
     Box::new(move |random| {
         round += 1;
+        // A server that no longer answers would otherwise look like one that waits for the rest of each request.
         if round % 32 == 0 {
             assert!(is_healthy(address), "/health is not answered");
         }
@@ -103,6 +104,7 @@ fn request(address: SocketAddr, random: &mut Rng) -> Verdict {
     }
     if random.usize(..16) == 0 {
         let fields = format!("X-A: {}\r\n", "b".repeat(random.usize(..3_000)));
+        // Up to 3 MB of header fields, far above what the server reads.
         text = text.replacen("\r\n", &format!("\r\n{}", fields.repeat(1 << random.u32(0..11))), 1);
     }
     let answer = send(address, text.as_bytes(), SILENCE);
@@ -114,6 +116,7 @@ fn request(address: SocketAddr, random: &mut Rng) -> Verdict {
         None if answer.is_empty() || !answer.starts_with(b"HTTP") => Verdict::Accepted,
         None => panic!("{line:?} is no line of a status, after {text:.300?}"),
         Some(100..400) => Verdict::Accepted,
+        // Any other 5xx is a fault of the server, not of the request.
         Some(400..=499 | 501 | 503 | 505) => Verdict::Refused(line),
         Some(status) => panic!("status {status} after {text:.300?}"),
     }
@@ -127,9 +130,13 @@ fn frames(address: SocketAddr, random: &mut Rng) -> Verdict {
     let mut stream = 1;
     for _ in 0..random.usize(1..6) {
         match random.usize(..7) {
+            // A ping with its eight bytes.
             0 => push_frame(&mut bytes, 6, 0, 0, &[0; 8]),
+            // `SETTINGS_INITIAL_WINDOW_SIZE` (4) with a value above its limit of 2^31 - 1.
             1 => push_frame(&mut bytes, 4, 0, 0, &[0, 4, 0xff, 0xff, 0xff, 0xff]),
+            // The largest window update: a second one for the same stream overflows the window.
             2 => push_frame(&mut bytes, 8, 0, stream, &[0x7f, 0xff, 0xff, 0xff]),
+            // `RST_STREAM` with `CANCEL`, perhaps for a stream that was never opened.
             3 => push_frame(&mut bytes, 3, 0, stream, &[0, 0, 0, 8]),
             4 => push_frame(&mut bytes, random.u8(..), random.u8(..), random.u32(..4), &[0; 5]),
             // Headers without their end. A continuation frame must follow.
@@ -139,6 +146,7 @@ fn frames(address: SocketAddr, random: &mut Rng) -> Verdict {
                 stream += 2;
             }
             _ => {
+                // The flags are `END_STREAM` and `END_HEADERS`. Streams that a client opens have odd numbers.
                 push_frame(&mut bytes, 1, 5, stream, HEADERS);
                 stream += 2;
             }
@@ -153,6 +161,7 @@ fn frames(address: SocketAddr, random: &mut Rng) -> Verdict {
     let mut rest = if answer.starts_with(b"HTTP/1") { &[] } else { answer.as_slice() };
     let mut has_ended = false;
     while let [a, b, c, kind, _, _, _, _, _, more @ ..] = rest {
+        // RFC 9113 defines the types 0 to 9. A larger one means that the frames were cut in the wrong place.
         assert!(*kind < 10, "a frame of type {kind}");
         has_ended |= *kind == 7;
         let len = usize::from(*a) << 16 | usize::from(*b) << 8 | usize::from(*c);
@@ -184,6 +193,7 @@ fn send(address: SocketAddr, bytes: &[u8], silence: Duration) -> Vec<u8> {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(_) => return answer,
         }
+        // The status line is all that the checks need, and an open stream would last until the silence.
         if answer.starts_with(b"HTTP") && answer.contains(&b'\n') {
             return answer;
         }

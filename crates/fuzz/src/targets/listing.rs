@@ -16,6 +16,7 @@ use crate::{Round, Verdict, change};
 
 /// The content of each file in the repository, and its object id in git.
 const FILE: &[u8] = b"{}";
+// git hashes the content behind a header, here `blob 2` and a zero byte.
 const FILE_SHA1: &str = "9e26dfeeb6e641a33dae4961196235bdb965b21b";
 
 pub(super) fn open() -> Round {
@@ -47,6 +48,7 @@ fn changed(strange: &[Value], random: &mut Rng) -> Vec<u8> {
         {"rfilename": "config.json", "size": FILE.len(), "blobId": FILE_SHA1},
         {"rfilename": "quantize_config.json", "size": FILE.len(), "blobId": FILE_SHA1},
         {"rfilename": "1_Pooling/config.json", "size": FILE.len(), "blobId": FILE_SHA1},
+        // The file is far larger than any test may download. Only the configuration is asked for.
         {"rfilename": "model.safetensors", "size": 8_000_000_000_u64,
             "lfs": {"sha256": "d".repeat(64), "size": 8_000_000_000_u64}},
     ]});

@@ -80,6 +80,7 @@ fn text(dialect: Dialect, random: &mut Rng) -> String {
     for _ in 0..random.usize(1..MOST_PIECES) {
         match random.choice(&marks).filter(|_| random.u8(..3) == 0) {
             Some(mark) => {
+                // A part of a mark at the end of a piece must be kept until the next piece decides.
                 let end =
                     if random.u8(..4) == 0 { random.usize(..=mark.len()) } else { mark.len() };
                 text.push_str(&mark[..mark.floor_char_boundary(end)]);
@@ -102,11 +103,14 @@ fn num_calls(mut parser: OutputParser, text: &str, random: &mut Rng) -> usize {
     };
     let mut rest = text;
     while !rest.is_empty() {
+        // A length counts bytes, and the parser takes text, so pieces end between characters.
         let most = random.usize(1..=rest.len().min(40));
         let len = rest.ceil_char_boundary(most);
         count(parser.push(&rest[..len]));
         rest = &rest[len..];
     }
+    // An answer that `max_tokens` cuts has no end of its own. A cut between white space and a call has panicked
+    // before.
     count(if random.bool() { parser.finish() } else { parser.cut() });
     calls
 }

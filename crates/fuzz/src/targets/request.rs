@@ -19,6 +19,7 @@ pub(super) fn open() -> Round {
         let mut bytes = body.to_string().into_bytes();
         if random.usize(..4) == 0 {
             let len = bytes.len();
+            // These changes also break the JSON itself, or its UTF-8.
             change::file(&mut bytes, 0..len, random);
         }
         // Some bodies go to another endpoint than their own.

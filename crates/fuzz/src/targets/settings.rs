@@ -62,6 +62,7 @@ pub(super) fn open() -> Round {
     let lines = settings(&defaults);
     let folder = Folder::new();
     Box::new(move |random| {
+        // Up to 256 keys: costs that grow faster than the file show here.
         let keys: String = (0..1 << random.u32(0..9)).map(key).collect();
         let keys = if random.bool() { change::text(&keys, &PIECES, random) } else { keys };
         folder.write("keys.toml", keys.as_bytes());

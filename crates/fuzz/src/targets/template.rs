@@ -119,6 +119,7 @@ pub(super) fn open() -> Round {
                 ])
                 .unwrap(),
             chat_template_kwargs: &Map::from_iter([("a".to_owned(), text(random).into())]),
+            // A fixed time keeps rounds repeatable.
             now: LocalTime { unix_s: 1_752_000_000, utc_offset_s: 0 },
         });
         match rendered {
@@ -134,6 +135,7 @@ fn line(reason: &str) -> String {
 }
 
 fn deep(random: &mut Rng) -> String {
+    // Up to 16,384 levels, at which a recursive parser overflows its stack.
     let times = 1 << random.u32(0..15);
     if random.bool() {
         let (open, close) = random.choice(&DEEP).unwrap();

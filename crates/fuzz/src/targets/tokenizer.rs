@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use super::repository;
 use crate::{Round, Verdict, change};
 
+// Multi-byte characters, a special token of the file and one of the configuration, digits, and white space to
+// normalize.
 const TEXT: &str = "Zürich, 12 of 345 <s> <|end|> \u{1F388}\n\tend";
 
 pub(super) fn open() -> Round {
@@ -70,6 +72,7 @@ fn strange() -> Vec<Value> {
         json!({}),
         json!({"type": "ByteLevel"}),
         json!({"type": "Sequence", "normalizers": [], "pretokenizers": [], "decoders": []}),
+        // This pattern takes exponential time in an engine that backtracks.
         json!({"Regex": "(a*)*b"}),
         json!({"String": ""}),
     ]

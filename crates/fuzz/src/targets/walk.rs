@@ -33,6 +33,8 @@ fn walk(mut grammar: Grammar, random: &mut Rng) -> Result<(), Error> {
         let mask = grammar.allowed()?;
         let allowed: Vec<u32> = (0..NUM_LOGITS as u32).filter(|id| mask.allows(*id)).collect();
         let token = *random.choice(&allowed).expect("a mask allows something");
+        // The mask and the grammar's state are two computations. A token of the mask that the state refuses is a
+        // fault of ours.
         match grammar.accept(token) {
             Err(Error::State(reason)) => panic!("token {token} was allowed, and then: {reason}"),
             accepted => accepted?,
@@ -46,8 +48,10 @@ fn costly(random: &mut Rng) -> Constraint {
     let times = 1 << random.u32(0..12);
     match random.usize(..7) {
         0 => Constraint::Regex(format!("(a{{{times}}}){{{times}}}")),
+        // A deterministic automaton for this pattern has 2^n states.
         1 => Constraint::Regex(format!(".*a.{{{}}}b", random.usize(1..18))),
         2 => Constraint::Regex("(a?b?)".repeat(times)),
+        // The number of parses grows like the Catalan numbers of the text's length.
         3 => Constraint::Gbnf("root ::= root root | [a-z]".to_owned()),
         4 => Constraint::Lark(AMBIGUOUS.to_owned()),
         5 => {

@@ -12,6 +12,7 @@ fn check(name: &str, rounds: u64) {
     let report = run(target, program, 0, Budget::Rounds(rounds));
     let report = report.unwrap_or_else(|failure| panic!("{failure}"));
     assert_eq!(report.accepted + report.refused, rounds);
+    // A target whose inputs are all accepted, or all refused by the first check, tests little of its parser.
     assert!(report.accepted > rounds / 50 && report.refused > rounds / 10, "{name}: {report:?}");
 }
 

@@ -45,6 +45,7 @@ pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<ExpertTable>> {
     }
     let dims = (matrices.len(), words.len() / matrices.len());
     let words = Tensor::from_vec(words, dims, first.device())?;
+    // Kernels take one layout for all experts if all have the same, and look it up for each expert otherwise.
     cuts.dedup();
     Ok(Some(ExpertTable { words, cut: if let [cut] = cuts[..] { cut } else { ANY_LAYOUT } }))
 }
@@ -57,6 +58,7 @@ pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> 
     let launch = Launch::new("route", "scores", scores)?;
     let &Routing { tokens, experts, top_k, .. } = routing;
     gating.groups.map_or(Ok(()), |groups| check_groups(&groups, experts, top_k))?;
+    // Without groups all experts are one group, which is always chosen.
     let all = ExpertGroups { count: 1, chosen: 1, score: GroupScore::Best };
     let groups = gating.groups.unwrap_or(all);
     let (pairs, of_experts) = ([routing.pairs()], [experts + 1]);
@@ -145,6 +147,7 @@ pub fn expert_product(
         tiles: launch.u32s(("tiles", &routing.tiles), "[experts + 1]", &of_experts)?,
         out: launch.elements(("out", out), "[tokens * top_k, n]", &[pairs, n])?,
         pairs: pairs as i32,
+        // 1 if each pair has its own row, or `top_k` if the pairs of a token share the token's row.
         pairs_per_row: (pairs / rows.max(1)) as i32,
         experts: experts as i32,
         n: n as i32,

@@ -30,12 +30,14 @@ impl Graph {
         stream.begin_capture(mode).map_err(error)?;
         let launched = launch();
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+        // The capture ends even if a launch failed, or the stream would record everything from then on.
         let captured = stream.end_capture(flags);
         launched?;
         let graph = captured.map_err(error)?.ok_or_else(|| Error::Cuda {
             kernel: KERNEL,
             message: "nothing was launched".into(),
         })?;
+        // The first replay would otherwise upload the graph, in the middle of a step.
         graph.upload().map_err(error)?;
         Ok(Self(graph))
     }

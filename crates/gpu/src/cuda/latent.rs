@@ -105,6 +105,7 @@ pub fn head_product(x: &Tensor, weights: &ExpertMatrices, out: &Tensor) -> Resul
         tiles: std::ptr::null_mut(),
         out: launch.elements(("out", out), out_axes, &[tokens, heads, out_width])?,
         pairs: (tokens * heads) as i32,
+        // Each head of a token is a row of its own.
         pairs_per_row: 1,
         experts: heads as i32,
         n: n as i32,

@@ -165,6 +165,7 @@ impl Launch {
             other => unreachable!("no kernel has operands of {other:?}"),
         };
         let address = base + (first * dtype.size_in_bytes()) as u64;
+        // Kernels read f32 and u32 one value at a time.
         let is_vector = matches!(dtype, DType::BF16 | DType::F16 | DType::F8E4M3);
         if is_vector && !address.is_multiple_of(ALIGNMENT) {
             return Err(Error::Misaligned { kernel, operand });

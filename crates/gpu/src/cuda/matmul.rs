@@ -134,6 +134,7 @@ impl Cublas {
         }
         let x_address = launch.elements(("x", x), "[rows, k]", &[rows, k])?;
         let out_address = launch.elements(("out", out), "[rows, n]", &[rows, n])?;
+        // The whole bias is laid first. Each slice then adds to its own columns.
         let beta = self.lay_bias(bias, rows, n, out)?;
         for first in (0..n).step_by(slice) {
             let count = slice.min(n - first);

@@ -135,6 +135,7 @@ fn checked(kernel: &'static str, code: sys::ncclResult_t) -> Result<()> {
     // SAFETY: the function takes any code and returns a string that lives as long as the program, even without the
     // library.
     let text = unsafe { CStr::from_ptr(sys::ncclGetErrorString(code)) }.to_string_lossy();
+    // The text is that of the stand-in library on machines without NCCL (`scripts/cuda/stand_ins.py`).
     let message = match text.ends_with("is not found") {
         true => format!(
             "{text}; install NVIDIA's NCCL (PyPI: nvidia-nccl-cu13), or leave --tensor-parallel-size out"

@@ -69,6 +69,7 @@ fn launch(
         residual_scale: residual.map_or(1.0, |(_, scale)| scale),
         weight_rows: weight_rows as i32,
     };
+    // CUDA refuses a launch without blocks.
     if rows == 0 {
         return Ok(());
     }

@@ -33,6 +33,7 @@ pub fn compiled_for() -> (u32, u32) {
 /// The device is no GPU, or CUDA refused.
 pub fn memory(device: &Device) -> Result<(u64, u64)> {
     let stream = device.as_cuda_device()?.cuda_stream();
+    // Frees are queued on the stream, too. Only those that have run can be returned.
     stream.synchronize().map_err(|error| driver("memory", error))?;
     // SAFETY: the device is open.
     unsafe { result::mem_pool::trim_to(pool_of(device)?, 0) }

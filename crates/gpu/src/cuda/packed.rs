@@ -134,6 +134,7 @@ fn unpack(launch: &Launch, w: &PackedMatrix, rows: Rows, scale: f32, out: &Tenso
 /// Format of the quantized weights in C: a value of `Codes` in `codes.cuh`.
 pub(super) fn code_kind(codes: QuantFormat) -> i32 {
     match codes {
+        // The GPU stores 2 and 3 bits in 4, and 5 and 6 bits in 8.
         QuantFormat::U2 | QuantFormat::U3 | QuantFormat::U4 => 0,
         QuantFormat::U5 | QuantFormat::U6 | QuantFormat::U8 | QuantFormat::Iq4 => 1,
         QuantFormat::E4m3 => 2,
@@ -166,10 +167,12 @@ pub(super) const ANY_LAYOUT: i32 = -1;
 /// `PackedMatrix::cut` in `codes.cuh`: group boundaries divide each tile into 2^cut parts.
 fn cut(w: &PackedMatrix) -> i32 {
     let inputs = DEVICE_TILE[1];
+    // Rows of x are read in vectors of 8 elements, and a list of inputs would scatter them.
     if w.inputs.is_some() || !w.k.is_multiple_of(inputs) || !w.width.is_multiple_of(8) {
         return ANY_LAYOUT;
     }
     match w.group {
+        // A group that covers the row divides no tile.
         group if group >= w.k => 0,
         16 => 2,
         32 => 1,
@@ -214,6 +217,7 @@ impl PackedAddresses {
         let floats = [self.scales, self.sparse_numbers].map(|address| address as u64);
         let [codes, inputs, starts, sparse_inputs] =
             [self.codes, self.inputs, self.sparse_starts, self.sparse_inputs]
+                // The order is that of the struct's fields, since the kernel reads the words as the struct.
                 .map(|address| address as u64);
         let addresses = [codes, floats[0], inputs, starts, sparse_inputs, floats[1]];
         let numbers = [self.n, self.k, self.width, self.group, self.kind, self.cut];

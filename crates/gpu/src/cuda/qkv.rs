@@ -34,6 +34,7 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
     }
     let qk_norm = operands.qk_norm;
     let span = qk_norm.map_or(QkNormOperands::Head, |norm| norm.span);
+    // Without sums the number of ranks is unused, and 1 keeps the kernel's division valid.
     let no_sums = (std::ptr::null_mut(), 1);
     let (norm_span, head_len, (square_sums, ranks)) = match span {
         QkNormOperands::Head => (0, head_dim, no_sums),
@@ -60,6 +61,7 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
         Some(_) => launch.u32s(("slot_mapping", operands.slot_mapping), "[tokens]", &[tokens])?,
         None => std::ptr::null_mut(),
     };
+    // A layer that reads the keys of another has no heads of its own, whatever the checkpoint stores.
     let k_weight = qk_norm.and_then(|norm| norm.k_weight).filter(|_| kv_heads > 0);
     let half_axes = "[max_len, rot_dim / 2]";
     let args = QkvArgs {
@@ -140,6 +142,7 @@ impl Cache {
         let (config, layer) = (cache.config(), cache.layer(layer)?);
         let dims = PagedCache::dims(config);
         let axes = "[num_blocks, kv_heads, block_size, head_dim]";
+        // The kernel has one flag for both.
         if is_fp8(&layer.keys) != is_fp8(&layer.values) {
             let (kernel, operand, found) = (launch.kernel(), "values", layer.values.dtype());
             return Err(Error::DType { kernel, operand, expected: "as the keys", found });

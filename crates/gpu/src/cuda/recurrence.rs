@@ -27,6 +27,7 @@ pub fn recurrence(
     let (tokens, _) = Operand::new(KERNEL, "input", input).dims2("[tokens, width]")?;
     let (seqs, channels) = (tables.slots.elem_count(), dims.channels());
     let (kept_dims, states_dims) = pool.config().layer_dims();
+    // `check_dims` has refused a pool of convolutions, which alone has no matrices.
     let states_dims = states_dims.expect("recurrences have matrices");
     let (result, eps) = match &net.rule {
         Rule::Delta { norm, eps } => {

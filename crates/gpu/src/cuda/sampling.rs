@@ -111,6 +111,8 @@ impl Tables {
             Some((ids, values)) => {
                 let n = ids.elem_count();
                 let ids = launch.u32s(("bias ids", ids), "[n]", &[n])?;
+                // The bits of the biases lie among the other u32 tables of a step, which are uploaded in one
+                // copy.
                 (ids, launch.u32s(("biases", values), "[n]", &[n])?.cast(), n)
             }
             None => (std::ptr::null_mut(), std::ptr::null_mut(), 0),

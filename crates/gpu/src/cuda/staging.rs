@@ -76,6 +76,7 @@ impl PinnedReadback {
     }
 
     pub(crate) fn start(&mut self, tensor: &Tensor) -> Result<()> {
+        // A readback that nobody finished is overwritten by this one, after it in the stream's order.
         self.started = None;
         let count = tensor.elem_count();
         // CUDA does not define a copy of no bytes.

@@ -77,6 +77,7 @@ impl Routing {
             chosen: part(&self.chosen)?,
             shares: part(&self.shares)?,
             sorted: part(&self.sorted)?,
+            // The tables of experts do not depend on the number of tokens.
             ..self.clone()
         })
     }
@@ -95,6 +96,7 @@ impl Routing {
 
 /// Rows of a tile of the product, for this number of pairs and experts.
 pub(crate) fn tile_rows(pairs: usize, experts: usize) -> usize {
+    // Larger tiles come first, so the first match is the largest.
     let larger = TILE_ROWS.iter().find(|(from, _)| pairs >= from * experts);
     larger.map_or(FEW_ROWS, |(_, rows)| *rows)
 }

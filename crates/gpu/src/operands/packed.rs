@@ -106,6 +106,7 @@ impl PackedMatrix {
         let outputs = n.next_multiple_of(TILE[0]);
         let tile_row_words = TILE[0] * k.next_multiple_of(TILE[1]) * bits / 32;
         let mut words = vec![0u32; outputs / TILE[0] * tile_row_words];
+        // Each row of tiles is written by one thread, so or-ing bits into shared words is no race.
         words.par_chunks_exact_mut(tile_row_words).enumerate().for_each(|(tile_row, words)| {
             let first = tile_row * TILE[0];
             for row in first..n.min(first + TILE[0]) {
@@ -128,12 +129,14 @@ impl PackedMatrix {
             }
             _ => {
                 let mut scales = vec![0f32; groups * outputs * 2];
+                // Scales lie group by group, with the outputs of one group beside one another.
                 for (at, scale) in scales.chunks_exact_mut(2).enumerate() {
                     let (in_group, row) = (at / outputs, at % outputs);
                     if row < n {
                         scale.copy_from_slice(&weight.scale(row, in_group));
                         match codes {
                             QuantFormat::E2m1 => scale[0] *= E2M1_FACTOR,
+                            // The stored integers begin at 0, so their zero-point moves into the offset.
                             QuantFormat::Iq4 => scale[1] -= f32::from(IQ4_ZERO) * scale[0],
                             _ => {}
                         }
@@ -142,6 +145,7 @@ impl PackedMatrix {
                 scales
             }
         };
+        // Weights name inputs without padding, and activations arrive with it.
         let padded = |input: u32| match padding {
             Some(HeadPadding { len, padded }) => {
                 let input = input as usize;
@@ -178,6 +182,7 @@ impl PackedMatrix {
             k,
             width: padding.map_or(k, |heads| k / heads.len * heads.padded),
             group,
+            // The table's integers were made unsigned above.
             codes: if codes == QuantFormat::Iq4 { QuantFormat::U8 } else { codes },
             words: on_device(words)?,
             scales: Tensor::from_vec(scales, count, device)?,
@@ -201,6 +206,8 @@ pub(crate) fn code_place(
     bits: usize,
 ) -> (usize, usize) {
     let tile = output / TILE[0] * columns.div_ceil(TILE[1]) + column / TILE[1];
+    // A lane has four neighbouring columns. Tensor cores expect two pairs eight columns apart, but a sum's order
+    // is free if x is read in the same order.
     let lane = output % 8 * 4 + column % STEP_INPUTS / 4;
     let step = column % TILE[1] / STEP_INPUTS;
     let part = output % TILE[0] / 8 + column % 4 / 2 * 2;
@@ -208,6 +215,7 @@ pub(crate) fn code_place(
         4 => (step, 4 * part),
         _ => (2 * step + part / 2, 8 * (part % 2)),
     };
+    // Neighbouring columns lie in the two halves of a word, from which one operation makes a pair of halves.
     (tile * 32 * bits + (word / 4 * 32 + lane) * 4 + word % 4, column % 2 * 16 + shift)
 }
 

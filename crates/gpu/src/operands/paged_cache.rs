@@ -42,6 +42,7 @@ impl PagedCache {
     /// A dimension is zero or not the required multiple, the dtype is not supported, or memory does not suffice.
     pub fn new(config: KvCacheConfig, dtype: DType, device: &Device) -> Result<Self> {
         config.check()?;
+        // No kernel reads f32. It is there for the reference implementation alone.
         let definitions_only = dtype == DType::F32 && device.is_cpu();
         if !matches!(dtype, DType::BF16 | DType::F16 | DType::F8E4M3) && !definitions_only {
             return Err(Error::DType {

@@ -144,6 +144,7 @@ pub(crate) fn head_dim_of(
     let operand = Operand::new(kernel, "qkv", qkv);
     let (_, row) = operand.dims2(QKV_AXES)?;
     let all = heads + 2 * kv_heads;
+    // Heads are read in pairs of elements, hence the factor of two.
     match row.is_multiple_of(2 * all.max(1)) && heads > 0 {
         true => Ok(row / all),
         false => Err(operand.shape_error(format!("[tokens, a multiple of {}]", 2 * all))),

@@ -77,6 +77,7 @@ impl SamplerRow {
     pub fn words(&self) -> [u32; Self::WORDS] {
         [
             self.logits_row.unwrap_or(NONE),
+            // Zero keeps all tokens.
             self.temperature.to_bits(),
             self.top_k.unwrap_or(0),
             self.top_p.to_bits(),

@@ -173,6 +173,7 @@ struct Blocks {
 
 impl Blocks {
     fn gather(cache: &KvCacheConfig, blocks: &[u32], keys: &[f32], values: &[f32]) -> Self {
+        // The reference gets a cache of this sequence alone, whose blocks are numbered from 0.
         let config = KvCacheConfig { num_blocks: blocks.len(), num_layers: 1, ..*cache };
         let of = |all: &[f32], len: usize| -> Vec<f32> {
             let block = |block: &u32| all[*block as usize * len..][..len].to_vec();
@@ -180,6 +181,7 @@ impl Blocks {
         };
         let by_position = of(keys, cache.block_elements());
         let values = of(values, cache.value_elements());
+        // On a device keys lie as the reference has values, so that its index of a value finds the key.
         let by_token = KvCacheConfig { latent: None, ..config };
         let mut keys = vec![0.0; by_position.len()];
         for slot in 0..config.num_blocks * config.block_size {

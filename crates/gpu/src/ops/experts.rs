@@ -53,6 +53,7 @@ pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> 
         .flat_map(|scores| gating.route(scores, &of_experts, top_k))
         .map(|(expert, share)| (expert as u32, share))
         .unzip();
+    // The sort is stable, so an expert's pairs stay in the order of their tokens.
     let mut sorted: Vec<u32> = (0..chosen.len() as u32).collect();
     sorted.sort_by_key(|pair| chosen[*pair as usize]);
     let (mut starts, mut tiles) = (vec![0], vec![0]);
@@ -93,6 +94,7 @@ pub fn expert_product(
     launch_on_gpu!(x, crate::cuda::expert_product(x, weights, bias, routing, out));
     let reference = Reference::new(KERNEL, "x", x)?;
     let (rows, k) = check_rows(KERNEL, x, weights, routing)?;
+    // 1 if each pair has its own row, or `top_k` if the pairs of a token share one.
     let per_row = routing.pairs() / rows.max(1);
     let (pairs, n) = ([routing.pairs()], weights.n());
     let numbers = reference.elements(("x", x), "[rows, k]", &[rows, k])?;

@@ -58,6 +58,7 @@ pub fn latents_to_cache(
     let turn = |part: &[f32], token: usize| -> Vec<f32> {
         let at = positions[token] as usize * turned / 2;
         let at = at..at + turned / 2;
+        // A position beyond the table has no slice there.
         let mut out = match (cos.get(at.clone()), sin.get(at)) {
             (Some(cos), Some(sin)) => rope_reference(part, cos, sin, style),
             _ => vec![f32::NAN; turned],
@@ -90,6 +91,7 @@ pub fn latents_to_cache(
     let config = KvCacheConfig { latent: None, ..*config };
     for (token, row) in rows.chunks(width).enumerate() {
         let slot = slots[token] as usize;
+        // Padding tokens have `NO_SLOT`, which is beyond any cache.
         if slot >= config.num_blocks * config.block_size {
             continue;
         }

@@ -49,11 +49,13 @@ impl PackedMatrix {
             for column in 0..self.k {
                 let (word, shift) = code_place(row, column, self.k, bits);
                 let code = (words[word] >> shift & ((1 << bits) - 1)) as u8;
+                // Scales lie as `[groups][outputs in whole tiles]`, each with its offset.
                 let at = (column / self.group * outputs + row) * 2;
                 let input = inputs.as_ref().map_or(column, |inputs| inputs[column] as usize);
                 numbers[input] = match self.codes {
                     QuantFormat::E4m3 => e4m3_part(code).mul_add(scales[at], scales[at + 1]),
                     QuantFormat::E2m1 => {
+                        // The factor is in the scales, since kernels read the bits as a half.
                         let part = E2M1[usize::from(code)] / E2M1_FACTOR;
                         part.mul_add(scales[at], scales[at + 1])
                     }

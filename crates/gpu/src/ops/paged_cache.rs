@@ -67,6 +67,7 @@ fn copy_between(from: &PagedCache, to: &PagedCache, copies: &Tensor) -> Result<(
         let reference = Reference::of_cache(KERNEL, from);
         let source = reference.elements(("source", from), axes, &from_dims)?;
         let mut target = reference.elements(("destination", to), axes, &to_dims)?;
+        // No block is both source and destination, so the order of copies does not matter, as on a GPU.
         for &(from, to) in &pairs {
             target[to * len..(to + 1) * len].copy_from_slice(&source[from * len..(from + 1) * len]);
         }

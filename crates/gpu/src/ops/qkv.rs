@@ -90,6 +90,7 @@ pub fn qkv_to_cache(qkv: &Tensor, operands: &QkvToCache<'_>, q_out: &Tensor) -> 
                 let (_, at) =
                     reshape_and_cache_reference(config, CacheOrder::Single, slot, (kv_head, 0));
                 let place = target[at..at + head_dim].iter_mut();
+                // Attention multiplies its scores and outputs by the scales that are divided out here.
                 place.zip(head).for_each(|(place, number)| *place = number / scale);
             }
         }
@@ -183,12 +184,14 @@ impl<'a> Rotation<'a> {
     /// The heads of q or k of one token, normed if the model does that, and rotated.
     fn apply(&self, row: &[f32], of: (usize, usize), position: usize) -> Vec<f32> {
         let half = self.table.rot_dim() / 2;
+        // A position beyond the table has no slice there.
         let at = position * half..(position + 1) * half;
         let (Some(cos), Some(sin)) = (self.cos.get(at.clone()), self.sin.get(at)) else {
             return vec![f32::NAN; row.len()];
         };
         let normed = self.normalize(row, of);
         let rotate = |head| rope_reference(head, cos, sin, self.table.style());
+        // Ministral 3 and Mistral 4 scale queries by their position, and never keys.
         let scale = match (of, &self.query_scales) {
             ((_, Q), Some(scales)) => scales[position],
             _ => 1.0,

@@ -57,6 +57,7 @@ pub fn recurrence(
     let mut results = reference.elements(("out", out), "[tokens, values]", &[tokens, values])?;
     for (bounds, &slot) in starts.windows(2).zip(&slots) {
         let (start, end) = (bounds[0] as usize, bounds[1] as usize);
+        // Tables may hold anything on a device. A kernel skips such a sequence, and so does this.
         if start >= end || end > tokens {
             continue;
         }

@@ -171,6 +171,7 @@ impl Reference {
             DType::U32 => return Ok(()),
             _ => 2,
         };
+        // f32 stands for the 16-bit type that a GPU would have here, so the alignment is that of 16-bit elements.
         if (dtype == self.dtype || bytes == 1) && !(first * bytes).is_multiple_of(ALIGNMENT) {
             return Err(Error::Misaligned { kernel, operand });
         }

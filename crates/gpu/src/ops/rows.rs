@@ -57,6 +57,7 @@ pub fn add_rms_norm(
     let weight = factors(&reference, x, norm)?;
     let (sum, _) = add_rms_norm_reference(&before, &added, scale, &weight, norm.eps);
     reference.write(("residual", residual), "x's shape", dims, &sum)?;
+    // The norm reads the sum back, because it is taken of the rounded values.
     rms_norm(residual, norm, out)
 }
 

@@ -63,10 +63,12 @@ pub fn sample(
     let values = reference.elements(("logits", logits), "[rows, vocab]", &[rows, vocab])?;
     let words = reference.u32s(("rows", batch.rows), "[draws, 16]", &[draws, SamplerRow::WORDS])?;
     let tables = Tables::read(&reference, batch, vocab)?;
+    // Penalties read the counts from before the step, whatever the other rows sample.
     let mut counts = tables.counts.clone();
     let (mut token_ids, mut report) = (Vec::with_capacity(draws), vec![NONE; draws * width]);
     for (words, report) in words.chunks(SamplerRow::WORDS).zip(report.chunks_mut(width)) {
         let draw = SamplerRow::from_words(words);
+        // A row outside of the logits gives no token, since a kernel cannot report an error.
         let row = draw.logits_row.map(|row| row as usize).filter(|row| *row < rows);
         let drawn = row.and_then(|row| {
             let logits = &values[row * vocab..][..vocab];
@@ -153,6 +155,7 @@ impl Tables {
     /// The tokens of a slot, with the number of times that each was generated.
     fn seen(&self, slot: usize) -> HashMap<u32, u32> {
         let counts = self.counts.get(slot * self.vocab..(slot + 1) * self.vocab).unwrap_or(&[]);
+        // The flag of a prompt token counts as present, with no generated occurrence.
         let present = (0..).zip(counts).filter(|(_, count)| **count > 0);
         present.map(|(id, count)| (id, count & !FROM_PROMPT)).collect()
     }

@@ -31,6 +31,7 @@ pub fn copy_states(pool: &StatePool, pairs: &Tensor) -> Result<()> {
             let mut numbers = reference.elements(("state", tensor), axes, dims)?;
             let len = numbers.len() / slots.max(1);
             for &(source, destination) in &pairs {
+                // No destination is a source, so the order of copies does not matter, as on a GPU.
                 numbers.copy_within(source * len..(source + 1) * len, destination * len);
             }
             reference.write(("state", tensor), axes, dims, &numbers)?;

@@ -568,6 +568,7 @@ impl Step {
     /// relative error of the weight.
     fn tolerance(&self) -> Tolerance {
         let step = if self.q_on_gpu.dtype() == DType::BF16 { 1.0 / 128.0 } else { 1.0 / 1024.0 };
+        // The error of the score is `cap / 2048`, in steps of the element type.
         let tanh = self.params.softcap.map_or(0.0, |cap| cap / 2048.0 / step);
         Tolerance { own: 1.0, largest: 1.0 + tanh }
     }

@@ -32,6 +32,7 @@ pub(crate) fn matmul(gpu: &Gpu) {
                 let out = gpu.unwritten(&[rows, n], dtype);
                 cublas.matmul(&on_x, &on_w, on_bias.as_ref(), &out).unwrap();
                 let by_cublas = if with_bias { BIASED_BY_CUBLAS } else { tolerance };
+                // A single row is computed by GEMV, which adds the bias before it rounds.
                 let few_rows = if rows == 1 { tolerance } else { by_cublas };
                 gpu.assert_close(&out, &want, few_rows, &what);
                 let out = gpu.unwritten(&[rows, n], dtype);
@@ -88,8 +89,10 @@ pub(crate) fn scale_and_cap(gpu: &Gpu) {
 
 pub(crate) fn resolve_tokens(gpu: &Gpu) {
     let mut random = Random(33);
+    // A token has 31 bits, since the highest one marks an index.
     let drawn: Vec<u32> = (0..50).map(|_| random.next() as u32 >> 1).collect();
     let tokens: Vec<u32> =
+        // Some indices are beyond the samples.
         (0..1000).map(|_| (random.below(2) as u32) << 31 | random.below(60) as u32).collect();
     let want: Vec<u32> = tokens
         .iter()
@@ -136,6 +139,7 @@ pub(crate) fn graph(gpu: &Gpu) {
         cublas.gemm(&x, &on_w, Some(&on_bias), &out)?;
         gpu::scale_and_cap(&out, 1.0, Some(20.0))
     };
+    // One launch outside of the graph, so that everything is loaded.
     run().unwrap();
     let graph = Graph::capture(gpu.device(), run).unwrap();
     for _ in 0..3 {

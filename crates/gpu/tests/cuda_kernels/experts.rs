@@ -124,6 +124,7 @@ pub(crate) fn packed_expert_product(gpu: &Gpu) {
                 for dtype in HALVES {
                     let matrices = cases.iter().map(|case| Matrix::Packed(case.packed.clone()));
                     let matrices = ExpertMatrices::new(matrices.collect()).unwrap();
+                    // From 20 rows an expert on, kernels round dequantized weights before they multiply.
                     let as_numbers = tokens * top_k >= 20 * experts;
                     let weights: Vec<Vec<f32>> =
                         cases.iter().map(|case| case.multiplied(dtype, as_numbers)).collect();

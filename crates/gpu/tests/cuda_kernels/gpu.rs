@@ -140,6 +140,7 @@ impl Random {
     /// Random values around zero, most of them below `spread`, already rounded to `dtype`.
     pub(crate) fn floats(&mut self, count: usize, spread: f32, dtype: DType) -> Vec<f32> {
         let mut unit = || (self.next() >> 40) as f32 / (1u64 << 24) as f32;
+        // A sum of three uniform values is nearly normal.
         let values: Vec<f32> =
             (0..count).map(|_| (unit() + unit() + unit() - 1.5) * spread).collect();
         rounded(&values, dtype)

@@ -89,6 +89,7 @@ fn compare_kept(
     let mut positions: Vec<u32> = (0..tokens).map(|_| random.below(MAX_LEN) as u32).collect();
     let mut slots = random.permutation(slots_there);
     slots.truncate(tokens);
+    // Tokens without a slot, or with a slot beyond the cache, write nothing to the cache.
     slots[tokens / 2] = NO_SLOT;
     slots[tokens - 1] = slots_there as u32;
     let run = |device: &Device, positions: &[u32]| {
@@ -97,6 +98,7 @@ fn compare_kept(
             Tensor::from_vec(values, (MAX_LEN, turned / 2), &Device::Cpu).unwrap()
         };
         let mut rope = RopeTable::new(table(f32::cos), table(f32::sin), style).unwrap();
+        // One of both styles also scales queries.
         if style == RopeStyle::Interleaved {
             let growing = (0..MAX_LEN).map(|position| 1.0 + position as f32 / 16.0).collect();
             rope = rope.with_query_scales(growing).unwrap();
@@ -105,6 +107,8 @@ fn compare_kept(
         if cache_dtype == DType::F8E4M3 {
             cache = cache.with_scales(&[KvScales { key: 0.6, value: 0.6 }]).unwrap();
         }
+        // The kernel writes the rotated parts. Other elements are there before, and only scales of queries change
+        // them.
         let q_out = floats(device, &before, &[tokens, heads, head_dim], dtype);
         let weight = floats(device, &weight, &[rank], dtype);
         let operands = LatentsToCache {
@@ -124,6 +128,7 @@ fn compare_kept(
     let what = format!("{kept:?}, {style:?}, {form:?}");
     gpu.assert_close(&q_out, &to_vec(&want_q), ROUNDED_TWICE, &format!("q of {what}"));
     gpu.assert_close(&keys, &to_vec(&want_keys), ROUNDED_TWICE, &format!("kept of {what}"));
+    // A position beyond the table gives NaN in the rotated parts alone.
     positions[0] = MAX_LEN as u32;
     let (q_out, keys) = run(gpu.device(), &positions);
     let (q_out, keys) = (to_vec(&q_out), to_vec(&keys));
@@ -158,6 +163,7 @@ pub(crate) fn head_product(gpu: &Gpu) {
                     weights.iter().map(|w| Matrix::Rows(floats(device, w, &[n, k], dtype)));
                 let matrices = ExpertMatrices::new(matrices.collect()).unwrap();
                 let x = floats(device, &x, &[tokens, heads, x_width], dtype);
+                // Elements beside the outputs must keep their values.
                 let out = floats(device, &before, &[tokens, heads, out_width], dtype);
                 gpu::head_product(&x, &matrices, &out).unwrap();
                 out
@@ -189,6 +195,7 @@ const TYPES: [(DType, DType); 3] =
 pub(crate) fn latent_attention(gpu: &Gpu) {
     let mut random = Random(83);
     for (i, (heads, seqs)) in STEPS.into_iter().enumerate() {
+        // Each step has the common types, and one of the other two.
         for types in [TYPES[0], TYPES[1 + i % 2]] {
             let Some(step) = Step::new(gpu, &mut random, (heads, seqs), types) else { continue };
             let mut plan = step.plan(gpu.device()).unwrap();
@@ -271,6 +278,7 @@ pub(crate) fn latent_fixed_launch(gpu: &Gpu) {
         let params = first.params();
         let attend = || plan.attend(&q, &layer, &params, None, &out);
         let graph = Graph::capture(gpu.device(), attend).unwrap();
+        // The graph was captured with the plan of the first bucket, so it must first take over another one.
         for seqs in buckets.iter().rev() {
             let meta = metadata(&mut random, &first.config, seqs);
             let step = Step { meta, ..first.clone() };
@@ -327,6 +335,8 @@ impl Step {
     }
 
     fn params(&self) -> PagedAttention {
+        // Queries are scaled by the width of heads before their projection to latents: 128 and 64 rotated
+        // elements.
         PagedAttention { scale: 192f32.sqrt().recip(), window: None, softcap: None }
     }
 

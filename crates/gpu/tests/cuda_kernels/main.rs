@@ -114,6 +114,7 @@ fn main() -> ExitCode {
         comparisons.iter().for_each(|(name, _)| println!("{name}: test"));
         return ExitCode::SUCCESS;
     }
+    // Choosing nothing is no failure, as in Rust's own test programs.
     if comparisons.is_empty() && !options.times {
         return ExitCode::SUCCESS;
     }
@@ -138,6 +139,7 @@ fn main() -> ExitCode {
     let mut failed = 0;
     for (name, compare) in &comparisons {
         let before = gpu.compared();
+        // A panic fails one comparison, and the others still run.
         let outcome = catch_unwind(AssertUnwindSafe(|| compare(&gpu)));
         let shapes = gpu.compared() - before;
         match outcome {

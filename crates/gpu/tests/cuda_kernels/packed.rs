@@ -99,6 +99,7 @@ fn case(
         multiples: None,
         inputs: special.map(|_| &order[..]),
     };
+    // Two entries in every third row, and none in others.
     let starts: Vec<u32> = (0..=n as u32).map(|row| row / 3 * 2).collect();
     let entries = starts[n] as usize;
     let inputs: Vec<u32> = (0..entries).map(|i| (i % k) as u32).collect();
@@ -170,6 +171,7 @@ pub(crate) fn packed_product(gpu: &Gpu) {
     for case in cases(gpu) {
         let (n, width) = (case.numbers.len() / case.width, case.width);
         for rows in [1, 3, 8, 9, 16, 31, 128] {
+            // The reference would take long for many rows of so many outputs.
             if rows > cuda::packed_max_rows(&case.packed) || rows > 9 && n > 10_000 {
                 continue;
             }

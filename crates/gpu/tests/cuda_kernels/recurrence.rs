@@ -123,6 +123,7 @@ pub(crate) fn recurrence(gpu: &Gpu) {
             for parts in &steps::steps() {
                 pair.step(gpu, 1, parts, &mut random);
             }
+            // The state of the other layer is still zero.
             pair.step(gpu, 0, &[(1, 9, 3)], &mut random);
         }
     }
@@ -155,6 +156,7 @@ fn wrong_tables(gpu: &Gpu, random: &mut Random) {
     let tolerance = Tolerance { own: 1.1, largest: 0.02 };
     let (found, want) = (rows(&on_gpu, 2, 3), to_vec(&rows(&on_cpu, 2, 3)));
     gpu.assert_close(&found, &want, tolerance, "beside wrong ones");
+    // Sequence 1 continues where its refused tokens would have begun.
     pair.step(gpu, 0, &[(0, 8, 1), (1, 2, 1), (SLOTS as u32 - 1, 9, 1)], random);
 }
 
@@ -174,6 +176,7 @@ pub(crate) fn copy_states(gpu: &Gpu) {
                 let pairs = Tensor::from_slice(&pairs, (5, 2), device).unwrap();
                 gpu::copy_states(pool, &pairs).unwrap();
             }
+            // The result of one more token in each slot depends on the state there.
             let parts: Vec<Part> = (0..SLOTS as u32).map(|slot| (slot, 9, 1)).collect();
             for layer in 0..LAYERS {
                 pair.step(gpu, layer, &parts, &mut random);

@@ -42,6 +42,7 @@ fn draw_batch(
     (draws, vocab): (usize, usize),
     (dtype, spread): (DType, f32),
 ) {
+    // Two draws share a row of logits.
     let rows = draws.div_ceil(2);
     // Adding zero turns minus zero into zero: the reference orders the two, the kernel does not.
     let logits: Vec<f32> =
@@ -94,6 +95,7 @@ fn draw_batch(
 fn case(random: &mut Random, draw: usize, (rows, vocab): (usize, usize)) -> Case {
     let seen: HashMap<u32, u32> =
         (0..40).map(|_| (random.below(vocab) as u32, random.below(4) as u32)).collect();
+    // A map, since a token has at most one bias.
     let biases = (0..random.below(4))
         .map(|_| (random.below(vocab) as u32, random.pick(&[2.0, -3.0, f32::NEG_INFINITY])))
         .collect::<HashMap<u32, f32>>();

@@ -78,10 +78,12 @@ pub(crate) trait Mixer<const N: usize> {
     fn replay(&self, gpu: &Gpu, random: &mut Random) {
         self.step(gpu, 0, &[(0, 0, 5), (1, 0, 2), (2, 0, 9)], random);
         let [recorded, _] = self.operands(gpu, &DECODES[0], random);
+        // One launch outside of the graph, so that everything is loaded. Without slots it changes no state.
         self.run(0, 0, &recorded).unwrap();
         let graph = Graph::capture(gpu.device(), || self.run(0, 0, &recorded)).unwrap();
         for parts in &DECODES[1..] {
             let [on_gpu, on_cpu] = self.operands(gpu, parts, random);
+            // A graph reads its operands at the addresses of its capture.
             recorded.iter().zip(&on_gpu).for_each(|(to, from)| to.slice_set(from, 0, 0).unwrap());
             graph.launch().unwrap();
             self.run(1, 0, &on_cpu).unwrap();

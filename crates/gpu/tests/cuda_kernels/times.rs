@@ -99,6 +99,7 @@ impl Times<'_> {
 
     /// Random values around zero, in a block that is repeated.
     fn noise(&self, dims: &[usize]) -> Result<Tensor> {
+        // One block is repeated, since random values for whole matrices would take the CPU long.
         let block = Random(7).floats(1 << 16, 0.1, DType::BF16);
         let numbers = block.iter().map(|number| bf16::from_f32(*number)).cycle();
         let numbers: Vec<bf16> = numbers.take(dims.iter().product()).collect();
@@ -134,6 +135,7 @@ impl Times<'_> {
             self.gpu.device().synchronize()?;
             let start = Instant::now();
             launch()?;
+            // A launch returns before the GPU is done.
             self.gpu.device().synchronize()?;
             seconds.push(start.elapsed().as_secs_f64());
         }
@@ -248,6 +250,7 @@ fn experts(times: &Times<'_>) -> Result<()> {
             let scores = times.gpu.floats(&scores, &[tokens, experts], DType::BF16);
             let routing = Routing::new(tokens, experts, top_k, times.gpu.device())?;
             gpu::route(&scores, &gating, &routing)?;
+            // Only experts that have tokens are read.
             let starts = routing.starts.to_vec1::<u32>()?;
             let active = starts.windows(2).filter(|pair| pair[0] < pair[1]).count();
             let pairs = routing.pairs();
@@ -351,6 +354,7 @@ fn rows(times: &Times<'_>) -> Result<()> {
     for rows in [1, 64, 256].map(|rows| times.size(rows)) {
         let [x, residual, out] = [(); 3].map(|()| times.noise(&[rows, hidden]));
         let (x, residual, out) = (x?, residual?, out?);
+        // Two rows are read and two are written.
         let work = (2 * rows * hidden * 4, 0);
         times.row(&format!("add_rms_norm [{rows}, {hidden}]"), work, |_| {
             cuda::add_rms_norm(&residual, &x, 1.0, &norm, &out)

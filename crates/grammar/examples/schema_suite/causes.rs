@@ -30,6 +30,8 @@ impl Cause {
 
 /// The most likely cause.
 pub(crate) fn cause(schema: &Value, data: &Value) -> Cause {
+    // The order is that of certainty: an enforced format explains a refusal better than an order that is merely
+    // possible.
     if has(schema, &|value| value.get("format").is_some()) {
         Cause::Format
     } else if has(data, &|value| value.is_f64() && is_unusual(value)) {

@@ -8,6 +8,8 @@ pub(crate) fn spellings(schema: &Value, data: &Value) -> Vec<String> {
     let mut spellings = vec![ordered(schema, schema, data, 0).to_string(), data.to_string()];
     if let Value::Object(object) = data {
         let names: Vec<&String> = object.keys().collect();
+        // Keys rotate through all shifts, in both directions: a grammar fixes the order, and it may be that of other
+        // keywords than `properties`.
         for shift in 0..names.len() {
             let rotated = names[shift..]
                 .iter()

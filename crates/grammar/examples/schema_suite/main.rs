@@ -76,6 +76,8 @@ fn run(folders: &[PathBuf]) -> Result<Table, String> {
         for file in files {
             let name = file.strip_prefix(folder).unwrap_or(&file).with_extension("");
             for mut group in groups(&file)? {
+                // The suite's schemas say the draft by their folder alone, and a missing `$schema` means 2020-12
+                // here.
                 set_draft(folder, &mut group.schema);
                 judge(&tokenizer, &compiler, &name.to_string_lossy(), &group, &mut table)?;
             }
@@ -137,6 +139,8 @@ fn judge(
         }
     };
     table.compiled(file);
+    // Instances are judged with open objects, by JSON Schema's letter. Closing must not make a satisfiable schema
+    // unsatisfiable.
     let closed = Constraint::JsonSchema(group.schema.clone()).closed();
     if let Err(error) = closed.and_then(|closed| compiler.compile(&closed)) {
         table.closed_refused(format!("{file}: {}", group.description), error.to_string());
@@ -145,6 +149,7 @@ fn judge(
         let spellings = instances::spellings(&group.schema, &test.data);
         let mut is_accepted = false;
         for spelling in &spellings {
+            // All spellings are tried: one accepted invalid spelling would be a fault.
             is_accepted |= accepts(tokenizer, grammar.clone(), spelling)?;
         }
         let wrong = || Wrong {

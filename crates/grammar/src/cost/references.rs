@@ -47,6 +47,7 @@ impl<'a> Graph<'a> {
 
     fn look_through(&mut self, number: usize) {
         let (mut height, mut leads_to) = (0, Vec::new());
+        // A list instead of recursion: this code must bear the depth that it is here to limit.
         let mut rest = vec![(self.targets[number].schema, 1)];
         while let Some((schema, depth)) = rest.pop() {
             height = height.max(depth);
@@ -86,6 +87,7 @@ impl<'a> Graph<'a> {
         if let Some(number) = self.numbers.get(reference) {
             return Some(*number);
         }
+        // A reference to another document leads nowhere: the library refuses it.
         let schema = self.root.pointer(reference.strip_prefix('#')?)?;
         Some(self.add(reference, schema))
     }
@@ -99,6 +101,7 @@ fn deepest(targets: &[Target<'_>]) -> usize {
     let mut lowest = vec![0; targets.len()];
     // The depth from each target on, after its component is known.
     let mut depths: Vec<Option<usize>> = vec![None; targets.len()];
+    // `way` has each target of the path with the number of its references followed so far. It stands for recursion.
     let (mut open, mut way, mut count) = (Vec::new(), vec![(0, 0)], 0);
     while let Some((target, next)) = way.last_mut() {
         let target = *target;
@@ -112,6 +115,7 @@ fn deepest(targets: &[Target<'_>]) -> usize {
             *next += 1;
             if order[other] == UNSEEN {
                 way.push((other, 0));
+                // A known depth means that the other target is in a finished component, to which no path leads back.
             } else if depths[other].is_none() {
                 lowest[target] = lowest[target].min(order[other]);
             }
@@ -126,6 +130,7 @@ fn deepest(targets: &[Target<'_>]) -> usize {
             let component = open.split_off(begin);
             let leads_to = component.iter().flat_map(|target| &targets[*target].leads_to);
             let beyond = leads_to.filter_map(|other| depths[*other]).max().unwrap_or(0);
+            // All targets of a component may be nested in any order, so their heights add up.
             let own: usize = component.iter().map(|target| targets[*target].height).sum();
             component.iter().for_each(|target| depths[*target] = Some(own + beyond));
         }

@@ -25,6 +25,7 @@ fn references_count_as_what_they_lead_to() {
     let items = |schema| json!({"items": schema});
     let depth = |schema: &Value| of_schema(schema).map(|size| size.depth);
     let short = depth(&chain(100, items)).unwrap();
+    // A hundred links have two levels each: the definition and its `items`.
     assert!((200..310).contains(&short), "{short}");
     let error = is_small_schema(chain(MAX_DEPTH, items)).unwrap_err().to_string();
     assert!(error.contains("levels of nested schemas"), "{error}");
@@ -56,6 +57,7 @@ fn schemas_that_lead_to_each_other_all_count_and_only_once() {
         "anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
     });
     let sizes = of_schema(&diamond).unwrap();
+    // The root with `anyOf`, the longer side, and the end.
     assert_eq!(sizes.depth, 3 + 3 + 2);
 }
 

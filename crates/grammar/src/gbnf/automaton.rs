@@ -85,6 +85,8 @@ impl<'a> Automaton<'a> {
             if !greedy.is_empty() {
                 return Ok(Some(greedy));
             }
+            // Between two neighbouring bounds, all characters lead to the same states. So one character of each
+            // interval stands for all.
             let bounds: BTreeSet<u32> = edges
                 .iter()
                 .flat_map(|(_, chars, _)| chars.ranges())
@@ -143,6 +145,7 @@ impl<'a> Automaton<'a> {
             }
             Node::Rule(rule) => {
                 let grammar = self.grammar;
+                // The rule is copied into the automaton. Lexemes are regular, so no rule leads back to itself.
                 self.build(&grammar.rules[*rule].body, from, depth + 1)?
             }
             Node::Sequence(nodes) => {
@@ -171,6 +174,8 @@ impl<'a> Automaton<'a> {
                 if *least == 0 {
                     self.states[start].free_edges.push(end);
                 }
+                // Counts are dropped here: `{2,5}` becomes a loop. Exact counts would need a state for each
+                // repetition.
                 if *most != Some(1) {
                     self.states[last].free_edges.push(start);
                 }

@@ -84,6 +84,7 @@ impl CharSet {
     pub(super) fn to_regex(&self) -> String {
         let mut class = "[".to_owned();
         for (first, last) in &self.0 {
+            // Complements contain surrogates, which a regular expression refuses. A range around them becomes two.
             for (first, last) in
                 [(*first, (*last).min(SURROGATES.0 - 1)), ((*first).max(SURROGATES.1 + 1), *last)]
             {

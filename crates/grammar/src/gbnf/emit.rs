@@ -47,6 +47,7 @@ fn piece_text(piece: &Piece, plan: &Plan) -> String {
     let texts =
         |pieces: &[Piece]| pieces.iter().map(|piece| piece_text(piece, plan)).collect::<Vec<_>>();
     match piece {
+        // The terminal excludes the empty text, so the rule makes it optional.
         Piece::Lexeme(lexeme) if plan.lexemes[*lexeme].is_nullable => format!("L{lexeme}?"),
         Piece::Lexeme(lexeme) => format!("L{lexeme}"),
         Piece::Rule(rule) => format!("r{rule}"),

@@ -87,6 +87,7 @@ fn split(node: &Node, rule: usize) -> Option<Split> {
                 splits.into_iter().map(|split| (split.again, split.otherwise)).unzip();
             Some(Split { again: one_of(again), otherwise: one_of(otherwise) })
         }
+        // An optional tail is the choice between the tail and nothing.
         Node::Repeat(node, 0, Some(1)) => {
             let Split { again, otherwise } = split(node, rule)?;
             Some(Split {
@@ -94,6 +95,7 @@ fn split(node: &Node, rule: usize) -> Option<Split> {
                 otherwise: one_of(vec![otherwise, Some(Node::Sequence(Vec::new()))]),
             })
         }
+        // Other repetitions may call the rule several times, which is not recursion at the end only.
         Node::Repeat(..) | Node::Chars(_) => None,
     }
 }

@@ -94,6 +94,7 @@ pub(super) fn parse(text: &str) -> Result<Grammar> {
     let Parser { rules, uses, mut numbers, .. } = parser;
     let mut defined = Vec::with_capacity(rules.len());
     for (rule, (name, line, user)) in rules.into_iter().zip(uses) {
+        // `uses` and `rules` grow together, so the first mention of the missing rule has the same index.
         let Some(rule) = rule else {
             return Err(wrong(line, &user, &format!("there is no rule `{name}`")));
         };
@@ -143,6 +144,7 @@ impl Parser {
             return Err(self.wrong("it is defined twice"));
         }
         let body = self.alternatives()?;
+        // GBNF has no sign for the end of a rule. The next definition ends it.
         if self.peek().is_some() && !self.at_definition() {
             return Err(self.unexpected("a string, a class, a rule or a group"));
         }
@@ -225,6 +227,7 @@ impl Parser {
             };
             let mut last = first;
             if self.peek() == Some('-')
+                // A hyphen before the closing bracket is a literal hyphen.
                 && self.chars.get(self.at + 1).is_some_and(|next| *next != ']')
             {
                 self.at += 1;
@@ -260,6 +263,7 @@ impl Parser {
                 Some('x') => 2,
                 Some('u') => 4,
                 Some('U') => 8,
+                // llama.cpp knows `\\`, `\"`, `\[` and `\]`. Others are accepted as what they can only mean.
                 Some(character) if character.is_ascii_punctuation() => return Ok(character),
                 _ => return Err(self.wrong(
                     "an escape is unknown: use one of \\n \\r \\t \\\\ \\\" \\[ \\] \\xNN \\uNNNN \\UNNNNNNNN",

@@ -52,6 +52,7 @@ impl Plan {
         }
         let mut divided = HashSet::new();
         for _ in 0..MAX_ROUNDS {
+            // Each round plans anew: dividing one lexeme changes what follows the others.
             let mut planner = Planner::new(grammar, &regular, &divided);
             let root = planner.whole(&root);
             let automaton = Automaton::new(grammar, &planner.lexemes)?;
@@ -63,6 +64,7 @@ impl Plan {
                     nodes.map(|(i, node)| Lexeme { node, is_nullable: is_nullable(i) }).collect();
                 return Ok(Self { lexemes, rules: planner.rules, root });
             };
+            // Single characters cannot be greedy, so this loop ends once everything is divided.
             divided.extend(greedy.into_iter().map(|lexeme| planner.lexemes[lexeme].clone()));
         }
         Err(Error::Constraint(
@@ -136,6 +138,7 @@ impl<'a> Planner<'a> {
             }
             Node::Sequence(nodes) => {
                 let both_regular = |a: &Node, b: &Node| self.is_regular(a) && self.is_regular(b);
+                // Neighbouring regular nodes become one lexeme: fewer lexemes are less work for the parser.
                 let runs: Vec<Node> =
                     nodes.chunk_by(both_regular).map(|run| Node::sequence(run.to_vec())).collect();
                 Piece::Sequence(runs.iter().map(|node| self.piece(node, waiting)).collect())
@@ -183,6 +186,7 @@ impl<'a> Planner<'a> {
         {
             return Piece::Sequence(Vec::new());
         }
+        // Equal nodes share a lexeme. So the parser need not decide between lexemes of the same texts.
         let next = self.lexemes.len();
         let number = *self.numbers.entry(node.clone()).or_insert(next);
         if number == next {
@@ -213,6 +217,8 @@ impl<'a> Follow<'a> {
             let mut grew = false;
             for (rule, body) in &planner.rules {
                 let found = first.of(body);
+                // Rules may refer to each other, so their first characters are repeated until nothing changes. The
+                // sets only grow.
                 grew |= first.rules.insert(*rule, found.clone()) != Some(found);
             }
             if !grew {

@@ -151,6 +151,7 @@ fn what_is_wrong_is_said_with_its_line_and_rule() {
     assert!(to_lark(&deep).unwrap_err().to_string().contains("more than 32 levels"));
     let many: String = (0..501).map(|i| format!("r{i} ::= r{}\n", i + 1)).collect();
     assert!(to_lark(&many).unwrap_err().to_string().contains("more than 500 rules"));
+    // Each rule doubles the next one: 2^40 copies in an automaton without a limit.
     let wide: String = (0..40).map(|i| format!("r{i} ::= r{} r{}\n", i + 1, i + 1)).collect();
     let wide = format!("root ::= \"(\" root \")\" | r0\n{wide}r40 ::= \"a\"");
     assert!(to_lark(&wide).unwrap_err().to_string().contains("too complex"));
@@ -263,6 +264,7 @@ proptest! {
             }
             Err(other) => panic!("{other}"),
         };
+        // All 63 texts of at most five letters are compared, so that nothing depends on a choice of texts.
         for length in 0..=5 {
             for bits in 0..1_u32 << length {
                 let word: String = (0..length).map(|i| if bits >> i & 1 == 0 { 'a' } else { 'b' }).collect();

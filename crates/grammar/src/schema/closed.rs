@@ -36,6 +36,7 @@ pub fn closed(schema: &Value) -> Result<Value> {
         Closing { root: &root, is_old, names: HashMap::new(), waiting: Vec::new(), budget: BUDGET };
     let mut made = Map::new();
     let mut closed = closing.location(&root, &Declared::default());
+    // Recursive definitions end here: each definition has at most two variants, and each is made once.
     while let Some((name, variant, target)) = closing.waiting.pop() {
         let schema = match variant {
             Variant::Closed => closing.location(target, &Declared::default()),
@@ -84,6 +85,7 @@ impl Declared {
 
     /// Whether objects are closed: only if they stay satisfiable.
     fn closes(&self) -> bool {
+        // A closed object with fewer declared keys than `minProperties` would have no value.
         let has_enough = !self.patterns.is_empty() || self.least <= self.names.len() as u64;
         !self.is_nothing() && !self.says_others && has_enough
     }
@@ -156,6 +158,7 @@ impl<'a> Closing<'a> {
             part.insert(keyword.to_owned(), Value::Array(arms));
         } else if is_conditional {
             let anything = &Value::Bool(true);
+            // Keys of a condition are declared only if it is met.
             let mut met = declared.clone();
             self.add_all(object.get("if"), &mut met);
             let then = self.location(object.get("then").unwrap_or(anything), &met);
@@ -371,6 +374,8 @@ fn close(part: &mut Map<String, Value>, declared: &Declared) {
     let is_composed =
         part.contains_key("$ref") || COMPOSED.iter().any(|keyword| part.contains_key(*keyword));
     let mut closing = declared.closing();
+    // `additionalProperties` looks only at the keywords beside it. A part of its own declares the keys of the whole
+    // composition.
     if is_composed {
         super::add_to_all_of(part, vec![Value::Object(closing)]);
         return;
@@ -379,6 +384,7 @@ fn close(part: &mut Map<String, Value>, declared: &Declared) {
         let Some(Value::Object(all)) = closing.get_mut(keyword) else { continue };
         if let Some(Value::Object(own)) = part.shift_remove(keyword) {
             // The declared properties in their order, then names that are only required.
+            // The order of properties is the order in which the model writes them.
             let mut merged = own;
             for (name, schema) in std::mem::take(all) {
                 merged.entry(name).or_insert(schema);

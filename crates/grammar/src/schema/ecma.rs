@@ -170,6 +170,7 @@ impl Translation<'_> {
                 inside.chars().take_while(|c| c.is_ascii_alphabetic() || *c == '-').collect();
             let end = inside[flags.len()..].chars().next();
             let (on, off) = flags.split_once('-').unwrap_or((&flags, ""));
+            // Python's form of a named group, which Rust reads, too. Schemas from Python may contain it.
             let is_named = inside.starts_with("P<");
             if !flags.is_empty() && !is_named {
                 let all_known = on.chars().chain(off.chars()).all(|flag| "ims".contains(flag));
@@ -285,6 +286,7 @@ impl Translation<'_> {
             if (behind.next(), behind.next()) == (Some('\\'), Some('u')) {
                 self.left = behind;
                 if let Some(second @ 0xdc00..=0xdfff) = self.code(4) {
+                    // Each half of a surrogate pair has ten bits.
                     let code = 0x1_0000 + ((first - 0xd800) << 10) + (second - 0xdc00);
                     return char::from_u32(code).ok_or_else(wrong);
                 }
@@ -371,6 +373,7 @@ impl Translation<'_> {
             Some('S') => self.written.push_str(NO_SPACE),
             Some(class @ ('d' | 'D' | 'w' | 'W')) => self.written.extend(['\\', class]),
             Some(property @ ('p' | 'P')) => self.property(property)?,
+            // In a class, `\b` is a backspace.
             Some('b') => return Ok(Some('\u{8}')),
             Some('-') => return Ok(Some('-')),
             None => self.written.push('\\'),
@@ -395,6 +398,7 @@ fn push_literal(written: &mut String, character: char) {
 fn push_in_class(written: &mut String, character: char) {
     match character {
         '\0'..='\x1f' | '\x7f'.. => push_number(written, character),
+        // Rust reads `&&`, `--` and `~~` in a class as set operations.
         '[' | ']' | '^' | '-' | '&' | '~' | '\\' => written.extend(['\\', character]),
         other => written.push(other),
     }

@@ -58,6 +58,8 @@ pub(super) fn held(format: &str) -> (Option<&str>, Vec<Value>) {
 /// A format expressed in other keywords for strings.
 pub(super) fn of_text(format: &str) -> Vec<Map<String, Value>> {
     let (known, mut all) = held(format);
+    // The library enforces these formats itself in JSON strings. In raw text there is no such string, so a pattern
+    // has to do it.
     let whole = match known {
         Some("duration") => DURATION.to_owned(),
         Some("ipv4") => format!(r"({OCTET}\.){{3}}{OCTET}"),
@@ -76,6 +78,7 @@ pub(super) fn of_text(format: &str) -> Vec<Map<String, Value>> {
 fn stricter(format: &str) -> Vec<Value> {
     let stricter = match format {
         "time" => json!({"pattern": format!("^{TIME}$")}),
+        // The library also allows days that a month does not have.
         "date" => json!({"pattern": format!("^{DATE}$")}),
         "date-time" => json!({"pattern": format!("^{DATE}[tT]{TIME}$")}),
         "hostname" => json!({"pattern": HOSTNAME, "maxLength": MAX_HOSTNAME}),
@@ -147,6 +150,7 @@ fn parts(alphabet: Alphabet) -> Parts {
     Parts {
         rooted: format!("//{user}{host}(:[0-9]*)?{abempty}|/({pchar}+{abempty})?|"),
         rootless: format!("{pchar}+{abempty}"),
+        // Without a colon: otherwise the first segment would be read as a scheme.
         no_scheme: format!("([{plain}@]|{ENCODED})+{abempty}"),
         end: format!(r"(\?{query})?(#{fragment})?"),
     }

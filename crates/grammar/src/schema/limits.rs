@@ -35,6 +35,8 @@ fn check_within(root: &Value, schema: &Value, around: &BTreeSet<&str>) -> Result
     for (keyword, value) in object {
         let keyword = keyword.as_str();
         let nothing = BTreeSet::new();
+        // Only these keywords describe the same object. Names that are required around a property say nothing of its
+        // value.
         let required = if BESIDE.contains(&keyword) { &required } else { &nothing };
         match value {
             literal if matches!(keyword, "const" | "enum") => check_literal(keyword, literal)?,
@@ -79,6 +81,7 @@ fn check_free_names(object: &Map<String, Value>, required: &BTreeSet<&str>) -> R
         Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "object"),
         _ => true,
     };
+    // The one is a name beyond the required ones.
     if !may_be_object || least <= required.len() as u64 + 1 {
         return Ok(());
     }

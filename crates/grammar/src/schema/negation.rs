@@ -52,6 +52,7 @@ impl Preparation<'_> {
         }
         let mut any = Vec::new();
         for (keyword, value) in object {
+            // A keyword that every value satisfies has no negation, and would add `false` to the alternatives.
             let is_idle = ANNOTATIONS.contains(&keyword.as_str())
                 || (APPLICATORS.contains(&keyword.as_str()) && is_true(value));
             if !is_idle {
@@ -84,6 +85,7 @@ impl Preparation<'_> {
             "maxItems" => more("array", "minItems", value)?,
             "minProperties" => fewer("object", "maxProperties", value)?,
             "maxProperties" => more("object", "minProperties", value)?,
+            // The negations of keywords for one type name that type: a value of another type satisfies the keyword.
             "required" => {
                 let missing = value.as_array()?.iter().map(|name| {
                     let name = name.as_str()?;
@@ -98,6 +100,7 @@ impl Preparation<'_> {
                 });
                 any_of(wrong.collect::<Option<Vec<_>>>()?)
             }
+            // Older drafts ignore `prefixItems`.
             "prefixItems" if self.is_2020 => {
                 let wrong = value.as_array()?.iter().enumerate().map(|(index, schema)| {
                     let mut items = vec![json!(true); index];
@@ -118,6 +121,7 @@ impl Preparation<'_> {
             match literal {
                 Value::Null => {}
                 Value::Bool(flag) => flags.push(*flag),
+                // A rounded literal would leave a gap at the wrong number.
                 Value::Number(number) => numbers.push(number.as_f64().filter(is_exact)?),
                 Value::String(text) => texts.push(text.chars().collect::<Vec<char>>()),
                 Value::Array(_) | Value::Object(_) => return None,
@@ -138,6 +142,7 @@ impl Preparation<'_> {
         }
         any.extend(gaps(numbers));
         let num_chars = texts.iter().map(Vec::len).sum::<usize>();
+        // The expression of all other texts has a branch for each character of these.
         if num_chars > MAX_LITERAL_CHARS || !self.spend(literals.len() + num_chars) {
             return None;
         }
@@ -226,6 +231,8 @@ fn other_than(texts: &[&[char]]) -> String {
     if texts.is_empty() {
         return format!("{ANY}*");
     }
+    // A tree over common prefixes: the text ends early, differs in its next character, or goes on with one of these
+    // characters and differs later.
     let mut firsts: Vec<char> = texts.iter().filter_map(|text| text.first().copied()).collect();
     firsts.sort_unstable();
     firsts.dedup();

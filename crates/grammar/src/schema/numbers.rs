@@ -12,6 +12,7 @@ const MAX_DIGITS: u32 = 9;
 
 /// Takes bounds and steps out of a schema and returns equivalent schemas.
 pub(super) fn exact(schema: &mut Map<String, Value>) -> Vec<Value> {
+    // The library's exclusive bounds are correct for integers.
     if schema.get("type") != Some(&json!("integer")) {
         inclusive(schema, Side::Least);
         inclusive(schema, Side::Most);
@@ -48,10 +49,12 @@ impl Side {
 fn inclusive(schema: &mut Map<String, Value>, side: Side) {
     let inclusive = schema.get(side.keyword()).and_then(Value::as_f64);
     let exclusive = match schema.get(side.exclusive()) {
+        // The form of draft 4, in which `exclusiveMinimum` is a flag beside `minimum`.
         Some(Value::Bool(true)) => inclusive,
         Some(Value::Number(number)) => number.as_f64(),
         _ => None,
     };
+    // With the sign, an upper bound is a lower bound of the negated numbers, so one rule serves both.
     let sign = if side == Side::Least { 1.0 } else { -1.0 };
     // On the other side of zero the library is correct.
     let Some(bound) = exclusive.map(|bound| sign * bound) else { return };
@@ -62,6 +65,7 @@ fn inclusive(schema: &mut Map<String, Value>, side: Side) {
     let other = [other.keyword(), other.exclusive()].into_iter().filter_map(|keyword| {
         schema.get(keyword).and_then(Value::as_f64).map(f64::abs).filter(|bound| *bound > 0.0)
     });
+    // With bounds of 0 and 1e-25, the usual smallest number would lie beyond the other bound.
     let smallest = other.map(|bound| bound / 10.0).fold(SMALLEST, f64::min);
     let next = if bound == 0.0 { smallest } else { bound.next_up() };
     let next = inclusive.map_or(next, |inclusive| next.max(sign * inclusive));
@@ -73,12 +77,15 @@ fn inclusive(schema: &mut Map<String, Value>, side: Side) {
 /// `multipleOf` with digits after the point, as one alternative for each number of digits, because the library only allows
 /// numbers with as many digits as the step.
 fn step(schema: &mut Map<String, Value>) -> Option<Value> {
+    // Rust writes the shortest digits that mean this double, and no exponent.
     let text = schema.get("multipleOf")?.as_f64()?.abs().to_string();
     let (whole, behind) = text.split_once('.')?;
     let digits = u32::try_from(behind.len()).ok().filter(|digits| *digits <= MAX_DIGITS)?;
     let step: u64 = format!("{whole}{behind}").parse().ok()?;
     let arms: Vec<Value> = (0..=digits)
         .map(|kept| {
+            // Numbers with `kept` digits are multiples of 10^-kept, too. So this arm has the least common multiple of
+            // both steps.
             let factor = step / greatest_divisor(step, 10_u64.pow(digits - kept));
             match kept {
                 0 => json!({"multipleOf": factor}),

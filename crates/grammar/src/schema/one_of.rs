@@ -29,6 +29,8 @@ impl Preparation<'_> {
             let others = arms.iter().enumerate().filter(|(other, _)| *other != index);
             let overlapping = others.filter(|(_, other)| !self.are_disjoint(arm, other, 0));
             let nots = overlapping
+                // The exact negation comes first. `lacking` is stricter: it may refuse valid objects, and allows no
+                // invalid one.
                 .map(|(_, other)| self.negated(other, 0).or_else(|| self.lacking(arm, other)));
             let mut all = nots.collect::<Option<Vec<Value>>>()?;
             all.insert(0, arm.clone());
@@ -80,6 +82,7 @@ impl Preparation<'_> {
             (Value::Object(one), Value::Object(other)) => (one, other),
             _ => return false,
         };
+        // Two enums are compared value by value, so the work is the product of their lengths.
         let num_literals = |schema: &Map<String, Value>| literals(schema).map_or(1, <[Value]>::len);
         if !self.spend(num_literals(pair.0).saturating_mul(num_literals(pair.1))) {
             return false;
@@ -116,6 +119,7 @@ impl Preparation<'_> {
         (one, other): (&Map<String, Value>, &Map<String, Value>),
         depth: usize,
     ) -> bool {
+        // One of them has to allow objects only. Otherwise a number, say, could satisfy both.
         if types(one) != OBJECT && types(other) != OBJECT {
             return false;
         }
@@ -171,6 +175,7 @@ fn literals(schema: &Map<String, Value>) -> Option<&[Value]> {
 /// Whether two literals are certainly different; arrays and objects are not compared.
 fn are_different(one: &Value, other: &Value) -> bool {
     match (one, other) {
+        // `1` and `1.0` are one value in JSON Schema.
         (Value::Number(one), Value::Number(other)) => one.as_f64() != other.as_f64(),
         (Value::Array(_), Value::Array(_)) | (Value::Object(_), Value::Object(_)) => false,
         _ => one != other,
@@ -183,6 +188,7 @@ fn property<'a>(schema: &'a Map<String, Value>, name: &str) -> &'a Value {
     let listed = schema.get("properties").and_then(|properties| properties.get(name));
     match listed {
         Some(listed) => listed,
+        // A pattern may describe the name, and no pattern is compared here.
         None if schema.contains_key("patternProperties") => ANY,
         None => schema.get("additionalProperties").unwrap_or(ANY),
     }

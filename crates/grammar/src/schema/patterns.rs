@@ -19,6 +19,7 @@ pub(super) fn known_names(schema: &mut Map<String, Value>) {
     let required = required.filter_map(Value::as_str);
     let mut names: Vec<&str> =
         properties.into_iter().flat_map(Map::keys).map(String::as_str).collect();
+    // A required name that only a pattern describes is known, too.
     names.extend(required.filter(|name| !properties.is_some_and(|all| all.contains_key(*name))));
     if names.is_empty() || names.len() > MAX_NAMES {
         return;
@@ -57,6 +58,8 @@ fn only_of<'a>(pattern: &str, names: &[&'a str]) -> Option<Vec<&'a str>> {
     let mut regex = builder.to_regex_limited(search, FUEL).ok()?;
     let matching: Vec<&str> = names.iter().copied().filter(|name| regex.is_match(name)).collect();
     let literals = matching.iter().map(|name| RegexAst::Literal((*name).to_owned())).collect();
+    // The texts that match the pattern and are none of these names. If there are none, the pattern says nothing more
+    // than the properties.
     let others = RegexAst::And(vec![
         RegexAst::ExprRef(search),
         RegexAst::Not(Box::new(RegexAst::Or(literals))),

@@ -14,6 +14,7 @@ const BUDGET: usize = 2_000_000;
 pub(super) fn pruned(root: &Value) -> Value {
     let mut targets = HashMap::new();
     add_targets(root, root, &mut targets);
+    // Without references, no schema can contain itself.
     if targets.is_empty() {
         return root.clone();
     }
@@ -67,6 +68,7 @@ impl<'a> Search<'a> {
             let unknown: Vec<&'a str> = unknown.map(|(reference, _)| *reference).collect();
             let mut has_found = false;
             for reference in unknown {
+                // `add_targets` keeps only references that begin with `#`.
                 let target = self.root.pointer(&reference[1..]);
                 if target.is_some_and(|target| self.is_finite(target)) {
                     self.finite.insert(reference, true);
@@ -84,6 +86,7 @@ impl<'a> Search<'a> {
         let Value::Object(object) = schema else { return *schema != json!(false) };
         self.budget = self.budget.saturating_sub(1);
         if self.budget == 0 {
+            // Beyond the budget, a schema counts as finite, which changes nothing.
             return true;
         }
         let reference = object.get("$ref").and_then(Value::as_str);
@@ -99,6 +102,7 @@ impl<'a> Search<'a> {
                 return false;
             }
         }
+        // A literal is finite whatever the other keywords say.
         object.contains_key("const") || object.contains_key("enum") || self.has_kind(object)
     }
 
@@ -121,6 +125,7 @@ impl<'a> Search<'a> {
         let properties = object.get("properties");
         required.filter_map(Value::as_str).all(|name| {
             let property = properties.and_then(|properties| properties.get(name));
+            // Only required properties matter: an optional one can be left out.
             property.is_none_or(|property| self.is_finite(property))
         })
     }

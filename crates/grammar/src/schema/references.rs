@@ -125,6 +125,8 @@ struct Index<'a> {
 }
 
 fn address(value: &Value) -> usize {
+    // Addresses identify schemas: two equal schemas at different positions may have different base URIs. The root is
+    // not changed or moved meanwhile.
     std::ptr::from_ref(value).addr()
 }
 
@@ -152,6 +154,7 @@ impl<'a> Index<'a> {
                 }
             }
         }
+        // The first schema is the root, which is a resource also without an identifier.
         if self.places.is_empty() {
             self.resources.insert(base.clone(), schema);
         }
@@ -197,12 +200,14 @@ impl<'a> Index<'a> {
         let target = self.target(reference, base)?;
         let name = reference.split_once('#').map_or("", |(_, fragment)| fragment);
         let anchors = self.dynamic.get(name).map_or(&[][..], Vec::as_slice);
+        // Only a target that is a dynamic anchor itself makes the reference dynamic.
         if !anchors.iter().any(|(_, anchor)| address(anchor) == address(target)) {
             return Some(target);
         }
         let root = self.places.get(&address(root))?;
         let first = anchors.iter().find(|(place, _)| place == root);
         match (first, anchors) {
+            // A single anchor leaves no choice either.
             (Some((_, anchor)), _) | (None, [(_, anchor)]) => Some(*anchor),
             (None, _) => None,
         }
@@ -302,6 +307,8 @@ impl<'a> Writer<'a, '_> {
 
     /// The plain form of a reference; `None` if it is plain already, or points outside the schema.
     fn reference(&mut self, reference: &str, base: &str) -> Option<String> {
+        // `%` and `~` are escapes, which the library does not decode, and `#` means the resource, which need not be
+        // the root.
         let is_plain =
             reference.starts_with('#') && !reference.contains(['%', '~']) && reference != "#";
         let is_of_root =

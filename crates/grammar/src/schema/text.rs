@@ -39,6 +39,7 @@ pub fn expressions(schema: &Map<String, Value>) -> Result<Vec<String>, String> {
         (None, None) => {}
         (least, most) => {
             let most = most.map(|most| most.to_string()).unwrap_or_default();
+            // JSON Schema counts characters, and so does a regular expression over Unicode.
             all.push(format!("(?s:.){{{},{most}}}", least.unwrap_or(0)));
         }
     }
@@ -63,6 +64,7 @@ fn whole(pattern: &str) -> Option<String> {
     if pattern.len() > MAX_PATTERN_BYTES {
         return None;
     }
+    // The library's own form, in which `\d` and `\w` are those of ASCII, as in ECMA-262.
     let pattern = regex_to_lark(&ecma::translate(pattern).ok()?, "dw");
     let parsed = regex_syntax::Parser::new().parse(&pattern).ok()?;
     Some(at_ends(&parsed, true, true)?.to_string())
@@ -72,11 +74,14 @@ fn whole(pattern: &str) -> Option<String> {
 fn at_ends(expression: &Hir, begins: bool, ends: bool) -> Option<Hir> {
     let any = || regex_syntax::Parser::new().parse(ANY).ok();
     match expression.kind() {
+        // Each arm has anchors of its own: `^a|b$` is open at one end in each.
         HirKind::Alternation(arms) => {
             let arms = arms.iter().map(|arm| at_ends(arm, begins, ends));
             Some(Hir::alternation(arms.collect::<Option<_>>()?))
         }
         HirKind::Capture(group) => at_ends(&group.sub, begins, ends),
+        // A concatenation has at least two parts. Only the first one can have the start's anchor, and only the last
+        // one the end's.
         HirKind::Concat(parts) => {
             let is_anchor =
                 |part: &Hir, look| matches!(part.kind(), HirKind::Look(at) if *at == look);
@@ -116,6 +121,7 @@ fn at_ends(expression: &Hir, begins: bool, ends: bool) -> Option<Hir> {
             }
         }
         HirKind::Look(_) => None,
+        // A repeated anchor, as in `(^a)*`, is refused by this call.
         HirKind::Repetition(repetition) if !begins && !ends => {
             let mut repetition = repetition.clone();
             repetition.sub = Box::new(at_ends(&repetition.sub, false, false)?);

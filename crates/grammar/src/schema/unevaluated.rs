@@ -52,6 +52,7 @@ pub(super) fn replaced(
             names.into_iter().map(|name| (name, json!(true))).collect::<Map<_, _>>()
         };
         let patterns =
+            // These patterns come from the original schema, and `prepared` has translated ones.
             evaluated.patterns.iter().map(|pattern| super::ecma::translated(pattern)).collect();
         found.push(json!({
             "properties": all(evaluated.names), "patternProperties": all(patterns), "additionalProperties": rest,
@@ -79,6 +80,7 @@ impl Evaluated {
         self.names.extend(keys("properties"));
         self.patterns.extend(keys("patternProperties"));
         self.all_properties |= schema.contains_key("additionalProperties");
+        // At depth 0 this is the keyword that is being replaced.
         self.all_properties |= depth > 0 && schema.contains_key("unevaluatedProperties");
         let prefix = schema.get("prefixItems").and_then(Value::as_array).map_or(0, Vec::len);
         self.items = self.items.max(prefix);

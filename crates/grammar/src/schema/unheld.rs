@@ -28,6 +28,7 @@ fn take(
     path: &mut Vec<String>,
     taken: &mut Vec<String>,
 ) {
+    // Deeper patterns stay, and are refused by name if they cannot be enforced.
     if path.len() > MAX_DEPTH {
         return;
     }
@@ -82,6 +83,7 @@ fn take_within(schema: &mut Value, is_raw: bool, path: &mut Vec<String>, taken: 
 /// Whether a pattern can be enforced, or is invalid, which is an error of the request.
 fn stays(pattern: &str, is_raw: bool) -> bool {
     let translated = ecma::translate(pattern).ok();
+    // The pattern is judged in the form in which it would be compiled.
     let expression = translated.as_ref().map(|pattern| regex_to_lark(pattern, "dw"));
     let is_wrong = match regex_syntax::Parser::new().parse(expression.as_deref().unwrap_or(pattern))
     {

@@ -13,6 +13,7 @@ pub(super) fn lists(root: &Value, schema: &mut Map<String, Value>) -> Option<Val
     let count =
         |keyword: &str| schema.get(keyword).and_then(Value::as_f64).map(|count| count as usize);
     let (least, most) = (count("minItems").unwrap_or(0), count("maxItems"));
+    // One item is always unique.
     if most.is_some_and(|most| most <= 1) {
         schema.shift_remove("uniqueItems");
         return None;
@@ -32,6 +33,7 @@ pub(super) fn lists(root: &Value, schema: &mut Map<String, Value>) -> Option<Val
                 lists.push([list.as_slice(), &[value]].concat());
             }
         }
+        // Five values have 326 arrays without repetition, and six have 1,957.
         if lists.len() > MAX_LISTS {
             return None;
         }
@@ -65,6 +67,7 @@ fn values(root: &Value, items: &Value) -> Option<Vec<Value>> {
         [(keyword, value)] if *keyword == "type" && **value == json!("boolean") => {
             Some(vec![json!(true), json!(false)])
         }
+        // Another keyword could exclude some of the values.
         _ if said.len() != 1 + usize::from(has_type) => None,
         _ => {
             let of_type = |value: &&Value| match object.get("type").and_then(Value::as_str) {

@@ -38,6 +38,7 @@ fn serve() -> io::Result<()> {
     let mut link = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let Some(vocabulary) = read(&mut link)? else { return Ok(()) };
     let words = Words::decode(&vocabulary).ok_or(ErrorKind::InvalidData)?;
+    // It is a copy of the words, which would stay in memory as long as the child lives.
     drop(vocabulary);
     let compiler = Arc::new(GrammarCompiler::of_words(words).map_err(io::Error::other)?);
     answer(&mut link, &Answer::Ready)?;
@@ -45,6 +46,8 @@ fn serve() -> io::Result<()> {
     while let Some(question) = read(&mut link)? {
         let question: Question<Constraint> = serde_json::from_slice(&question)?;
         if std::mem::take(&mut is_first) {
+            // After the vocabulary is loaded, so that the limit counts from there. All questions of a server have the
+            // same limits.
             limit_address_space(&question)?;
         }
         let answered = attempt(&compiler, question)?;
@@ -75,6 +78,7 @@ fn answer(link: &mut UnixStream, answer: &Answer) -> io::Result<()> {
 /// Compiles a constraint in a new thread. The thread goes on after a limit is exceeded.
 fn attempt(compiler: &Arc<GrammarCompiler>, question: Question<Constraint>) -> io::Result<Answer> {
     let Question { constraint, time_ms, memory_bytes, stack_bytes } = question;
+    // The time of the whole process: compilation runs in another thread, and nothing else runs here.
     let (began, before) = (process_time(), resident_bytes()?);
     let (done, compiled) = channel::<Result<()>>();
     let compiler = Arc::clone(compiler);
@@ -89,6 +93,8 @@ fn attempt(compiler: &Arc<GrammarCompiler>, question: Question<Constraint>) -> i
         let outcome = compiled.recv_timeout(WATCH);
         most = most.max(resident_bytes()?);
         return Ok(match outcome {
+            // The limits come before the outcome, so that a constraint beyond them is refused also if it finished in
+            // the meantime.
             _ if most > before.saturating_add(memory_bytes) => Answer::TooLarge,
             _ if process_time().saturating_sub(began) > Duration::from_millis(time_ms) => {
                 Answer::TooLong
@@ -117,6 +123,7 @@ fn pages(field: usize) -> io::Result<usize> {
 fn limit_address_space(question: &Question<Constraint>) -> io::Result<()> {
     let asked = question.memory_bytes.saturating_add(question.stack_bytes) as u64;
     let most = (pages(0)? as u64).saturating_add(asked).saturating_add(SPARE_BYTES);
+    // An unprivileged process cannot raise its own maximum.
     let maximum = getrlimit(Resource::As).maximum;
     let most = maximum.map_or(most, |maximum| most.min(maximum));
     Ok(setrlimit(Resource::As, Rlimit { current: Some(most), maximum })?)

@@ -30,6 +30,7 @@ impl Frame {
             if missing == 0 {
                 return Ok(true);
             }
+            // No byte of the next message may be read here.
             let most = missing.min(part.len());
             match link.read(&mut part[..most])? {
                 0 => return Ok(false),

@@ -25,6 +25,7 @@ fn draw(mut grammar: Grammar, random: &mut Rng, max_tokens: usize) -> Option<Vec
         let mask = grammar.allowed().unwrap();
         let allowed: Vec<u32> = (0..NUM_LOGITS as u32).filter(|id| mask.allows(*id)).collect();
         assert!(!allowed.is_empty(), "nothing is allowed after {ids:?}");
+        // Sampling without a model leads to states that a model would seldom reach.
         let id = *random.choice(&allowed).unwrap();
         if id == EOS {
             return Some(ids);

@@ -33,6 +33,7 @@ fn choose<'a>(
     let first = match wanted {
         GgufName::Path(path) => files.find(|file| file == path).ok_or(Unclear::None)?,
         GgufName::End(end) => {
+            // Later parts of a split model never match, since `Gguf::model_name` knows only the first file.
             let mut found = files.filter(|file| ends_with(file, end));
             match (found.next(), found.next()) {
                 (None, _) => return Err(Unclear::None),
@@ -42,6 +43,7 @@ fn choose<'a>(
         }
     };
     let (folder, name) = split_path(first);
+    // All parts of a split model lie in one folder.
     Ok(Gguf::parts(name).into_iter().map(|name| format!("{folder}{name}")).collect())
 }
 
@@ -50,6 +52,7 @@ fn ends_with(path: &str, end: &str) -> bool {
     let Some(model) = Gguf::model_name(split_path(path).1) else { return false };
     let (model, end) = (model.to_ascii_lowercase(), end.to_ascii_lowercase());
     let before = model.strip_suffix(&end);
+    // A whole word must match. Otherwise `Q4_NL` would mean a file with `IQ4_NL`.
     before.is_some_and(|before| before.is_empty() || before.ends_with(['-', '.', '_']))
 }
 
@@ -74,6 +77,7 @@ fn files_below(folder: &Path, prefix: &str, depth: usize) -> Vec<String> {
     for entry in folder.read_dir().into_iter().flatten().flatten() {
         let path = entry.path();
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        // Links to folders are followed, and the depth ends a loop among them.
         if path.is_dir() && depth > 0 {
             found.extend(files_below(&path, &format!("{name}/"), depth - 1));
         } else if is_gguf(&name) && path.is_file() {
@@ -95,6 +99,7 @@ impl HubModel {
             Some(_) => WeightFiles::named(names).is_some(),
             None => {
                 let folder = CheckpointFiles::Folder(self.folder());
+                // The cache may hold the description of a safetensors model whose weights are still missing.
                 WeightFiles::find(&folder).is_ok() || self.folder().join("config.json").is_file()
             }
         };
@@ -102,6 +107,7 @@ impl HubModel {
         match (models.next(), models.next()) {
             (Some(only), None) if !has_others => {
                 let only = GgufName::Path(only.clone());
+                // In the cache, some parts of a split model may be missing.
                 (self.listing.is_some() || self.cached_gguf(&only).is_some()).then_some(only)
             }
             _ => None,
@@ -176,6 +182,7 @@ impl HubModel {
                 known.map(|part| part.2.to_vec()).ok_or_else(|| io::Error::other("not here yet"))
             };
             let gguf = Gguf::read(folder.clone(), lens.clone(), &mut read);
+            // An error of the parser counts only if it had all the bytes that it asked for.
             let Some((name, range)) = missing else { return Ok(gguf?) };
             let file = files.iter().find(|file| split_path(&file.name).1 == name);
             let file = file.expect("only these files are read");
@@ -212,6 +219,7 @@ mod tests {
         assert_eq!(end("ud-q4_k_m").unwrap(), ["m-UD-Q4_K_M.gguf"]);
         assert_eq!(end("F16").unwrap(), ["m.f16.gguf"]);
         assert_eq!(end("Q8_0").unwrap(), split);
+        // The file with `UD-` has the same end after a hyphen, so the longer name must be given.
         assert_eq!(end("Q4_K_M"), Err(Unclear::Several));
         for unknown in ["Q5_K_M", "0_4", "gguf"] {
             assert_eq!(end(unknown), Err(Unclear::None), "{unknown}");

@@ -28,9 +28,11 @@ pub(super) trait WordKind: Copy + Send + Sync {
         if const { Self::STEPS == 2 } {
             let (pairs, last) = x.as_chunks::<2>();
             for (word, [high, low]) in words.iter_mut().zip(pairs) {
+                // AVX512-BF16 adds the product of the high halves first, so the even step lies there.
                 *word = f32::from_bits(rounded(*high) | rounded(*low) >> 16);
             }
             if let [last] = last {
+                // An odd last step has a zero beside it, and so has the weight.
                 words[pairs.len()] = f32::from_bits(rounded(*last));
             }
         } else if p.w.rounds_activations() {
@@ -109,6 +111,7 @@ pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>
         },
         order => {
             if const { has_pairs::<S>() } {
+                // Weights in f32 and f16 never come here, since their activations are not rounded.
                 assert!(order == ElementOrder::Bf16, "{order:?} in pairs");
                 return work.with::<Bf16Pairs>(s, p);
             }
@@ -172,6 +175,7 @@ pub(super) fn sum_of<S: Simd>(s: S, p: &Product<'_>, x: &[f32]) -> f32 {
 #[inline(always)]
 fn rounded(value: f32) -> u32 {
     let bits = value.to_bits();
+    // Just less than half is added, and one more if the last bit that is kept is odd. So ties go to even.
     let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
     // A NaN stays one, whatever its low bits were.
     let chosen = if value.is_nan() { bits | 0x40_0000 } else { nearest };

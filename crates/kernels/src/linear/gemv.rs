@@ -140,6 +140,7 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
         x_stride: row_words,
         last_row: last_row * row_words,
         header: panel[layout.header(steps.start / 2)..].as_ptr(),
+        // The scales of a run are prefetched once, by its first group.
         to_fetch: if W::SCALED && steps.start.is_multiple_of(layout.run()) {
             layout.scale_bytes()
         } else {
@@ -158,6 +159,8 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
             let mut sums = [[[s.splat(0.0); 2]; STREAMS]; ROWS];
             let mut x_sums = [s.splat(0.0); ROWS];
             for (row, x_sum) in x_sums.iter_mut().enumerate() {
+                // An offset applies to all weights of its group, so it is multiplied by the sum of their
+                // activations.
                 *x_sum = s.splat(words.sums[row.min(last_row) * sums_of_row + segment]);
             }
             // SAFETY: the part lies in each of the panels and rows, as asserted above, and its header too.
@@ -286,6 +289,7 @@ unsafe fn word<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
 ) {
     let mut x = [s.splat(0.0); ROWS];
     for (row, x) in x.iter_mut().enumerate() {
+        // The last row stands for a row that is not there, whose result is not written.
         let offset = if row + 1 == ROWS { part.last_row } else { row * part.x_stride };
         // SAFETY: the caller's promise.
         *x = s.splat(unsafe { *at.0.add(offset) });

@@ -85,6 +85,7 @@ impl Scales {
         unsafe {
             match self.form.dtype {
                 Dtype::F16 => s.load_f16(at(2).add(half * LANES * 2)),
+                // The scales of the first sixteen outputs are in the low halves of the words.
                 Dtype::Bf16 => {
                     let words = s.load(at(2).cast());
                     if half == 0 { s.bf16_low(words) } else { s.bf16_high(words) }

@@ -30,6 +30,7 @@ const LINE_BYTES: usize = TABLE_OUTPUTS * TABLE_STEPS / 2;
 pub(super) fn multiply(isa: Isa, p: &Product<'_>) {
     let (k, panels) = (p.w.k(), p.w.n().div_ceil(PANEL));
     let mut last_steps = vec![[0.0; TABLE_STEPS]; p.rows];
+    // A whole line would reach beyond the last row.
     for (last, x) in last_steps.iter_mut().zip(p.x.chunks_exact(k)) {
         let (_, x) = x.as_chunks::<TABLE_STEPS>();
         last[..x.len()].copy_from_slice(x);
@@ -62,6 +63,7 @@ impl WithSimd for Panels<'_> {
         for first_panel in self.panels.clone().step_by(together) {
             let panels = first_panel..self.panels.end.min(first_panel + together);
             for tile in 0..tiles {
+                // Rows are divided evenly: five rows are tiles of two and three, and not of four and one.
                 let first = tile * rows / tiles;
                 macro_rules! by_rows {
                     ($($rows:literal by $outputs:literal)*) => {

@@ -176,6 +176,8 @@ impl CodedRow {
         let groups = x.chunks(self.group).zip(self.numbers.chunks(self.group));
         let mut total = 0f32;
         for ((x, numbers), [scale, min]) in groups.zip(&self.scales) {
+            // These are the orders of the kernels: segments of 128 steps, and sixteen chains whose halves are
+            // added.
             for (x, numbers) in x.chunks(128).zip(numbers.chunks(128)) {
                 let mut lanes = [0f32; 16];
                 x.iter().enumerate().for_each(|(step, x)| lanes[step % 16] += x);
@@ -222,6 +224,7 @@ const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 #[test]
 fn all_paths_give_the_definitions_bits() {
+    // Outputs around whole panels, even and odd numbers of steps, and numbers of rows around each tile's.
     for (n, k) in [(1, 1), (32, 2), (33, 5), (96, 191), (290, 193), (31, 400), (257, 64)] {
         let rows = numbers(n * k, (n + k) as u64);
         let bias = numbers(n, 3);

@@ -75,6 +75,7 @@ impl Tile<'_> {
     /// are initialised where the chain continues. The thread has begun with tiles where the matrix unit computes.
     #[inline(always)]
     pub(super) unsafe fn compute<S: Simd, W: WordKind>(self, s: S) {
+        // Only vector code must be compiled with the instruction set. The matrix unit's code is assembly.
         if const { !Shape::<S, W>::MATRIX_UNIT } {
             return s.run(Checked::<W>(self, PhantomData));
         }
@@ -160,6 +161,7 @@ impl<W: WordKind> WithSimd for Checked<'_, W> {
             by_rows!(2, 0, 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
         } else if const { S::TILE_ROWS == 6 } {
             by_rows!(1, 0, 1 2 3 4 5 6);
+            // A tile of one vector covers half of a panel, so there are two.
             by_rows!(1, 1, 1 2 3 4 5 6);
         } else {
             by_rows!(1, 0, 1 2 3 4);
@@ -243,6 +245,7 @@ unsafe fn add_words<S: Simd, W: WordKind, const ROWS: usize, const VECTORS: usiz
     let mut start = words.start;
     while start < words.end {
         // The words up to the end of a line.
+        // Whole lines of all rows come before them, since activations lie as `[lines][rows][16]`.
         let x = tile.x.wrapping_add(start / LINE * LINE * ROWS + start % LINE);
         let end = words.end.min(start + LINE - start % LINE);
         for (i, word) in (start..end).enumerate() {

@@ -61,6 +61,7 @@ impl<S: Simd> WithFormat<S> for Tiled {
     fn with<W: Format>(self, s: S, p: &Product<'_>) {
         let (k, panels) = (p.w.k(), p.width().div_ceil(PANEL));
         let tile_rows = Shape::<S, W::Words>::ROWS;
+        // A group has whole tiles of rows, and at least one, however long a row is.
         let most_rows = (GROUP_WORDS / k.div_ceil(W::STEPS) / tile_rows).max(1) * tile_rows;
         let blocks = blocks::<W::Words>(p.w.layout());
         let (mut packed, mut x_sums) = (Vec::new(), Vec::new());
@@ -99,6 +100,7 @@ impl RowTiles {
 
     /// The rows of tile `tile`, counted from the first of `rows`.
     fn tile(&self, tile: usize) -> Range<usize> {
+        // Rows are divided evenly, since a short last tile would take nearly the time of a whole one.
         let bound =
             |tile: usize| (tile * self.rows.len() / self.count).next_multiple_of(self.multiple);
         bound(tile)..bound(tile + 1)
@@ -137,6 +139,7 @@ impl Block {
 /// The blocks of a row.
 fn blocks<W: WordKind>(layout: Layout) -> Vec<Block> {
     let words = |steps: Range<usize>| steps.start / W::STEPS..steps.end.div_ceil(W::STEPS);
+    // A block of quantized weights ends with a segment, whose sum must be complete before it is scaled.
     let parts: Vec<Range<usize>> = if W::SCALED {
         segments(layout).map(words).collect()
     } else {
@@ -214,6 +217,7 @@ impl<W: WordKind> WithSimd for Pack<'_, W> {
                         // SAFETY: each line is one thread's, and is written before anything reads it.
                         let words = unsafe {
                             let words = self.packed.at(lines + line * LINE * rows.len(), LINE);
+                            // Words behind the end of a row, and rows of padding, are zeros.
                             words.write_bytes(0, LINE);
                             std::slice::from_raw_parts_mut(words, LINE)
                         };
@@ -236,6 +240,7 @@ fn sum<S: Simd>(s: S, p: &Product<'_>, tiles: &RowTiles, x_sums: &mut Vec<f32>) 
     if tiles.rows.len() * k <= INLINE_PACK {
         work(0..tiles.rows.len());
     } else {
+        // Sixteen rows are a cache line of the sums, so threads rarely write to the same line.
         parallel::for_ranges(tiles.rows.len(), 16, work);
     }
 }
@@ -349,6 +354,8 @@ fn some_panels<S: Simd, W: Format>(
     let gates = if p.gate.is_some() { count } else { 0 };
     if is_buffered(panels.end - 1) {
         let len = in_buffer(count + gates - 1) + tiles.padded() * PANEL;
+        // The buffer keeps its size from task to task. Old values do no harm, since the first block starts at
+        // zero.
         buffer.resize(buffer.len().max(len), 0.0);
     }
     for block in group.blocks {
@@ -458,6 +465,8 @@ fn block_of_panel<S: Simd, W: Format>(
             widen_block::<S, W>(s, stored, layout, pairs, widened);
         }
         if has_padding {
+            // An earlier block's words may be infinite, and infinity times the zeros of padded activations is
+            // NaN.
             let lines = PANEL / LANES;
             widened[block.words.len() * lines..block.padded() * lines].fill(Line([0.0; LANES]));
         }

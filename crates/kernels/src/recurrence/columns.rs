@@ -133,6 +133,7 @@ impl Tokens<'_> {
                 let mut delta = [zero; V];
                 for (j, delta) in delta.iter_mut().enumerate() {
                     let v = s.load(self.v.as_ptr().add(place + j * LANES));
+                    // The prediction was made before the decay, which is one factor for all of it.
                     let new = if CORRECTS { s.sub(v, s.mul(known[j], decay)) } else { v };
                     *delta = s.mul(new, beta);
                 }
@@ -140,6 +141,8 @@ impl Tokens<'_> {
                 let k = self.k.as_ptr().add(token * key_dim);
                 let mut sums = [zero; V];
                 known = [zero; V];
+                // One pass over the state updates it, and forms the result and the next token's prediction, so it
+                // is read once a token.
                 if CORRECTS && token + 1 < self.factors.len() {
                     let next = k.add(key_dim);
                     for i in 0..key_dim {

@@ -106,6 +106,7 @@ impl WithSimd for Heads<'_> {
                     let place = i * value_dim;
                     inputs.convolve(s, token, (first_v + place, 2 * key_dim + place), v);
                     let gates = &self.gates[token * num_gates..][..num_gates];
+                    // The decay inputs are a token's last ones. Beta's come before them, if there are any.
                     let time = softplus(gates[num_gates - value_heads + head] + bias);
                     let counts = if corrects { sigmoid(gates[head]) } else { time };
                     factors.push((decay(time, rate), counts));

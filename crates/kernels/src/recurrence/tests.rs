@@ -150,6 +150,7 @@ fn kept(state: &RecurrentState, slot: usize) -> SequenceState {
 
 fn assert_close(got: &[f32], want: &[f32]) {
     assert_eq!(got.len(), want.len());
+    // Terms of a sum cancel, so that errors are relative to the largest value.
     let largest = want.iter().fold(0f32, |max, value| max.max(value.abs()));
     for (got, want) in got.iter().zip(want) {
         assert!((got - want).abs() <= 1e-5 * largest, "{got} is not {want}");
@@ -187,6 +188,7 @@ fn matches_the_definition_and_keeps_its_state() {
         let state = state(dims, 5);
         // The old content of a slot does not matter at the start of a sequence.
         step(&net, &state, &[(3, 0..9), (1, 0..2)]);
+        // A sequence may have no tokens in a step.
         let steps = [
             vec![(4, 0..1), (0, 0..40), (1, 0..0), (3, 0..3), (2, 0..17)],
             vec![(0, 40..41), (4, 1..2), (2, 17..19)],
@@ -353,6 +355,7 @@ fn refuses_bad_operands() {
         let error = with(&rows);
         assert!(matches!(error, Error::Parameter { parameter: found, .. } if found == parameter));
     }
+    // No refused call wrote to the state.
     let untouched = state.layer(KERNEL, 0).unwrap().inputs.sum_all().unwrap();
     assert_eq!(untouched.to_scalar::<f32>().unwrap(), 0.0);
 }

@@ -93,6 +93,7 @@ impl<'a> Kept<'a> {
 
     /// The sums of the weights of at least the first `count` steps.
     pub(super) fn steps(self, count: usize) -> Steps {
+        // Without a floor, the last step has all less likely tokens.
         let floor = if count < STEPS { self.by.below(count) } else { f32::NEG_INFINITY };
         let mut steps = Steps { weights: Box::new([0.0; STEPS]), rest: 0.0 };
         for (part, bound) in self.parts(0..self.logits.len()) {
@@ -104,6 +105,7 @@ impl<'a> Kept<'a> {
 
     /// The tokens of one step, the most likely ones first.
     pub(super) fn of_step(self, step: usize) -> Vec<Token> {
+        // The last step has all less likely tokens, too.
         let bound = if step + 1 < STEPS { self.by.below(step + 1) } else { f32::MIN };
         let bound = bound.max(self.least.0);
         let (mut tokens, mut ids) = (Vec::new(), Vec::new());
@@ -111,6 +113,7 @@ impl<'a> Kept<'a> {
             ids.clear();
             at_least(&self.logits[block.clone()], bound, block.start, &mut ids);
             let of_block = ids.iter().map(|&id| (self.logits[id as usize], id));
+            // The bound has a margin, so that it also lets tokens of the next step through.
             tokens.extend(of_block.filter(|token| {
                 self.by.step(token.0) == step && descending(token, &self.least) != Ordering::Greater
             }));
@@ -230,6 +233,7 @@ impl WithSimd for AtLeast<'_> {
                 // Without branches, since no CPU predicts them when half of the logits are kept.
                 let (mut ids, mut count) = ([0; TOGETHER], 0);
                 for (id, logit) in (first..).zip(logits) {
+                    // The remainder changes nothing, but spares the check of the index.
                     ids[count % TOGETHER] = id;
                     count += usize::from(*logit >= self.bound);
                 }

@@ -54,6 +54,8 @@ unsafe fn e4m3_part(source: *const u8) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe {
         let code = _mm_cvtepu8_epi16(_mm_loadl_epi64(source.cast()));
+        // The bits are those of a half, whose exponent's bias is 15 instead of 7. The missing factor of 256 is in
+        // the scales.
         let sign = _mm_and_si128(_mm_slli_epi16::<8>(code), _mm_set1_epi16(i16::MIN));
         let rest = _mm_and_si128(_mm_slli_epi16::<7>(code), _mm_set1_epi16(0x3f80));
         _mm256_cvtph_ps(_mm_or_si128(sign, rest))
@@ -174,6 +176,7 @@ pub(super) unsafe fn sum_of_eight(eight: __m256) -> f32 {
 unsafe fn high_halves(words: __m256) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe {
+        // The mask is 0xffff0000 as a signed integer.
         let high = _mm256_and_si256(_mm256_castps_si256(words), _mm256_set1_epi32(-0x1_0000));
         _mm256_castsi256_ps(high)
     }

@@ -100,6 +100,7 @@ static NUMBERS: Numbers = {
     let mut numbers = Numbers([[0; 32]; 2]);
     let mut code = 0;
     while code < 64 {
+        // An integer below 256 has at most eight significant bits, so bf16 has it exactly.
         numbers.0[code / 32][code % 32] = ((code as f32).to_bits() >> 16) as u16;
         code += 1;
     }
@@ -131,6 +132,7 @@ unsafe fn rounded_bf16(numbers: __m512) -> __m512i {
         let bits = _mm512_castps_si512(numbers);
         let last = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
         let half = _mm512_add_epi32(last, _mm512_set1_epi32(0x7fff));
+        // A NaN is not rounded, which might carry into its sign. It gets the quiet bit, and so stays a NaN.
         let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(numbers, numbers);
         let nearest = _mm512_mask_mov_epi32(half, nan, _mm512_setzero_si512());
         let quiet =
@@ -213,6 +215,7 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     #[inline(always)]
     fn bf16_pairs(self, first: __m512, second: __m512) -> __m512 {
         if const { BF16 } {
+            // The instruction puts its second operand into the lower half.
             unsafe { std::mem::transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(second, first)) }
         } else {
             unsafe {
@@ -276,6 +279,7 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
 
     #[inline(always)]
     fn keep(self, a: __m512, from: usize, to: usize, fill: __m512) -> __m512 {
+        // A shift by sixteen needs more than 16 bits.
         let below = |lane: usize| ((1u32 << lane.min(16)) - 1) as u16;
         unsafe { _mm512_mask_blend_ps(below(to) & !below(from), fill, a) }
     }
@@ -389,6 +393,8 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
             // The upper halves of the words are what bf16 has: every second of 32 lanes.
             let table = _mm512_srli_epi32::<16>(_mm512_castps_si512(table));
             let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()));
+            // An index counts two lanes of 16 bits, of which the first has the value. So each index is doubled
+            // while it is shifted.
             let (high, low) = (_mm512_slli_epi32::<17>(bytes), _mm512_srli_epi32::<3>(bytes));
             let lanes = _mm512_and_si512(_mm512_or_si512(high, low), _mm512_set1_epi32(0x1e_001e));
             _mm512_castsi512_ps(_mm512_permutexvar_epi16(lanes, table))

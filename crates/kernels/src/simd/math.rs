@@ -13,6 +13,7 @@ const EXP_HIGH: f32 = 88.722_84;
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let low = s.splat(EXP_LOW);
+    // `min` and `max` return their second operand for NaN, so NaN passes in this order of operands.
     let clamped = s.min(s.splat(EXP_HIGH), s.max(low, x));
     let n = s.round(s.mul(clamped, s.splat(std::f32::consts::LOG2_E)));
     // ln 2 in two parts: the first has few bits, so its products with n are exact.
@@ -74,6 +75,7 @@ pub(crate) fn gelu<S: Simd>(s: S, x: S::F32) -> S::F32 {
 pub(crate) fn tanh<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let (zero, one, two) = (s.splat(0.0), s.splat(1.0), s.splat(2.0));
     let magnitude = s.max(s.sub(zero, x), x);
+    // For a large `x` the power is infinite and the quotient 0.
     let far = s.sub(one, s.div(two, s.add(exp(s, s.mul(magnitude, two)), one)));
     let far = s.select_lt(x, zero, s.sub(zero, far), far);
     let square = s.mul(x, x);

@@ -128,6 +128,7 @@ impl<const TILES: bool> Simd for Portable<TILES> {
 
     #[inline(always)]
     fn pow2(self, n: Lanes) -> Lanes {
+        // The conversion of NaN gives 0, and an infinite one must not panic in the addition.
         lanes(|lane| f32::from_bits(((n[lane] as i32).wrapping_add(127) as u32) << 23))
     }
 

@@ -180,6 +180,7 @@ impl WithSimd for Pairs<'_> {
 #[test]
 fn all_instruction_sets_round_to_the_nearest_bf16() {
     let special = [0.0, -0.0, 1.0, f32::MIN_POSITIVE, f32::MAX, f32::NEG_INFINITY, 1.003_906_3];
+    // Ties go to even mantissas: the first one down, the second one up.
     let ties = [0x3f80_8000, 0x3f81_8000, 0x3f80_8001, 0xbf80_8000].map(f32::from_bits);
     let nans = [0x7f80_0001, 0xffff_ffff, 0x7fff_ffff].map(f32::from_bits);
     let numbers: Vec<f32> = special.into_iter().chain(ties).chain(nans).cycle().take(45).collect();

@@ -151,6 +151,7 @@ impl Layout {
 
     /// First byte in the panel of the header of the `pair`-th two steps of `k`.
     pub(crate) fn header(self, pair: usize) -> usize {
+        // Only the last run may be shorter, so all runs before another one have the same size.
         pair / self.pairs_per_run() * self.run_bytes()
     }
 
@@ -183,6 +184,7 @@ impl Layout {
         }
         let (pairs, pair, second) =
             if own { (groups, group, which) } else { (groups.div_ceil(2), group / 2, group % 2) };
+        // The upper bits lie behind the lower bits of all pairs, those of two pairs in one byte.
         let high = (first + (pairs + pair / 2) * PANEL, pair % 2 * 4 + second * 2);
         Some(Multiple {
             low: first + pair * PANEL,

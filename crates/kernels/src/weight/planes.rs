@@ -35,6 +35,7 @@ pub(crate) const fn plane_bytes(width: usize) -> usize {
 /// Byte of a plane that has the bits of `lane`, and the lowest of these bits for the first half of the panel.
 pub(crate) const fn place(width: usize, lane: usize) -> (usize, usize) {
     let bytes = plane_bytes(width);
+    // The number of bytes is a power of two, so a mask and a shift divide by it.
     (lane & (bytes - 1), width * (lane >> bytes.trailing_zeros()))
 }
 

@@ -127,6 +127,7 @@ impl QuantizedRows<'_> {
     /// The sub-scales of the `group`-th of all groups, for its scale and its offset.
     fn multiples_of(&self, group: usize) -> [i8; 2] {
         let Some(multiples) = self.multiples else { return [1, 1] };
+        // The offset of a zero-point is the scale times an integer, so it has the sub-scale of the scale.
         [multiples.scales[group], *multiples.mins.get(group).unwrap_or(&multiples.scales[group])]
     }
 
@@ -212,6 +213,7 @@ impl QuantizedRows<'_> {
             ));
         }
         let most = self.codes.most();
+        // A maximum has no early exit, so that the compiler uses vectors.
         let too_large = |codes: &[u8]| codes.iter().fold(0, |most, code| most.max(*code)) > most;
         if most < u8::MAX && self.bytes.par_chunks(CHECKED_CODES).any(too_large) {
             return Err(Error::QuantizedRows("a quantized weight has more bits than its kind"));
@@ -259,6 +261,7 @@ impl WeightBuilder {
         if !codes.takes(rows.codes) {
             return Err(Error::QuantizedRows("the rows' kind of quantization is not the weight's"));
         }
+        // A group of all columns can be cut into groups of any size.
         if rows.group.min(k) != k && !rows.group.is_multiple_of(group) {
             return Err(Error::QuantizedRows("the groups are smaller than the weight's"));
         }
@@ -279,9 +282,11 @@ impl WeightBuilder {
         }
         let layout = self.layout;
         let fits = |row| layout.kept_numbers(&rows, row).all(|number| layout.is_exact(number));
+        // Tables are stored as f32.
         if codes != QuantFormat::Table && !(0..count).into_par_iter().all(fits) {
             return Err(Error::QuantizedRows("the weight's dtype would round the scales"));
         }
+        // The first rows decide the order of the inputs.
         let nothing_written = !self.written.contains(&true);
         if nothing_written {
             self.inputs = rows.inputs.map(Arc::from);
@@ -405,6 +410,7 @@ impl Layout {
                     }
                 }
                 let pairs = panel[self.pair(first / 2)..].chunks_exact_mut(self.order.pair_bytes());
+                // An odd number of steps ends with a step of zeros.
                 for (pair, two) in pairs.zip(lines[..count.next_multiple_of(2)].as_chunks().0) {
                     pack_pair(codes, pair, two);
                 }
@@ -450,6 +456,7 @@ impl Layout {
                     match dtype {
                         Dtype::F16 => f16::from_f32(number).put(header, i * PANEL + column),
                         Dtype::Bf16 => {
+                            // Columns `c` and `c + 16` share a word, from which kernels widen both.
                             let place = i * PANEL + column % LANES * 2 + column / LANES;
                             bf16::from_f32(number).put(header, place);
                         }
@@ -467,6 +474,7 @@ impl Layout {
                     let by = rows.multiples_of(of_row);
                     for (place, number) in multiples.iter().zip(by).take(numbers) {
                         if let Some(place) = place {
+                            // With the bias, signed values of few bits become unsigned.
                             place.put(panel, column, number.wrapping_add(bias).cast_unsigned());
                         }
                     }

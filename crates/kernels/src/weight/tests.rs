@@ -56,6 +56,7 @@ fn rows_read_back_in_every_dtype_and_shape() {
 fn rows_arrive_in_any_order_from_unaligned_bytes() {
     let (n, k) = (75, 5);
     let rows = values(n, k);
+    // The rows begin at an odd address.
     let mut bytes = vec![0xff];
     bytes.extend(encode(&rows, DType::BF16));
     let bytes = &bytes[1..];
@@ -140,6 +141,7 @@ fn row(weight: &Weight, row: usize) -> Vec<f32> {
 
 #[test]
 fn codes_read_back_as_the_numbers_they_mean() {
+    // The last panel and the last group are not whole.
     let (n, k, group) = (70, 52, 8);
     let inputs: Vec<u32> = (0..k as u32).map(|i| i * 5 % k as u32).collect();
     use QuantFormat::{U2, U3, U4, U5, U6, U8};
@@ -427,6 +429,7 @@ fn iq4_codes_are_kept_among_codes_of_eight_bits() {
 /// Source: the table of values in "FP8 Formats for Deep Learning".
 #[test]
 fn e4m3_codes_are_the_numbers_of_the_format() {
+    // Bits 0x7f are NaN.
     let bytes: Vec<u8> = (0..=255u8).filter(|code| code & 0x7f != 0x7f).collect();
     let found = numbers_of(QuantFormat::E4m3, &bytes);
     for (code, found) in bytes.iter().zip(found) {
@@ -469,6 +472,7 @@ fn each_output_has_its_table() {
 fn planes_have_each_bit_of_each_code_once() {
     for bits in [2, 3, 5, 6] {
         let packed = |codes: &[[u8; PANEL]; 2]| {
+            // Old bits must all be overwritten.
             let mut pair = vec![0xaa; planes::plane_bytes(bits)];
             planes::pack(bits, &mut pair, codes);
             pair

@@ -43,6 +43,7 @@ impl State {
 impl Generations {
     /// Forgets the results of the step before.
     pub(super) fn begin_step(&self) {
+        // Tensors' ids are unique in the process, so a result of an earlier step would only be kept in vain.
         if cfg!(debug_assertions) {
             self.0.borrow_mut().results.clear();
         }

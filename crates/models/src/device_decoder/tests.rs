@@ -59,6 +59,7 @@ fn results_are_valid_until_their_buffer_is_written_again() {
 fn a_stale_result_is_found() {
     with_ops(|ops, layers, residual| {
         let stale = ops.norm(&residual, &layers.final_norm).unwrap();
+        // The second norm writes the same buffer.
         ops.norm(&residual, &layers.final_norm).unwrap();
         let _ = ops.add(residual, &stale, 1.0);
     });
@@ -71,6 +72,7 @@ fn a_clone_of_a_tensor_that_changed_in_place_is_found() {
         let clone = residual.clone();
         let normed = ops.norm(&residual, &layers.final_norm).unwrap();
         ops.add(residual, &normed, 1.0).unwrap();
+        // The clone is a tensor with the same memory and the same generation as before.
         let _ = ops.norm(&clone, &layers.final_norm);
     });
 }

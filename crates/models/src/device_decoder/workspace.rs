@@ -102,6 +102,7 @@ impl DeviceDecoder {
     /// # Errors
     /// Memory does not suffice, the sizes are not what the kernels take, or the scales cannot be used.
     pub fn workspace(&self, size: WorkspaceSize) -> Result<Workspace> {
+        // FlashInfer's plan has a fixed number of tiles, each of some tokens and heads.
         for attention in self.spec.attentions().filter(|attention| attention.latent.is_some()) {
             let (asked, most) =
                 (size.max_tokens, device_latent_tokens(attention.heads, size.max_seqs));
@@ -120,6 +121,7 @@ impl DeviceDecoder {
         let has_sinks = self.spec.attentions().any(|attention| attention.sinks);
         let capacity = |of: &KvCacheConfig| PlanCapacity {
             max_seqs: size.max_seqs,
+            // Each sequence may be as long as the context, and its last block may be partly full.
             max_pages: size.max_seqs * self.max_model_len.div_ceil(size.block_size),
             partials_bytes: match of.latent {
                 Some(_) => LATENT_PARTIALS_BYTES,
@@ -143,6 +145,7 @@ impl DeviceDecoder {
                 continue;
             };
             let (kind, window) = (place.kind, attention.window);
+            // Layers with the same cache and the same window have the same schedule.
             if plans.iter().any(|plan| (plan.kind, plan.window) == (kind, window)) {
                 continue;
             }
@@ -153,6 +156,7 @@ impl DeviceDecoder {
             plans.push(PlanOf { kind, window, plan });
         }
         let buffer =
+            // The buffers are flat: each result takes the first elements in its own shape.
             |rows: usize, width: usize| Tensor::zeros(rows * width, self.dtype, &self.device);
         let gathered = match self.ranks {
             Some(_) => Some(Gathered {
@@ -178,6 +182,7 @@ impl DeviceDecoder {
             generations: Generations::default(),
             matmul: Matmul::new(
                 &self.device,
+                // The layers multiply rows of tokens, the head rows of logits.
                 tokens.max(size.max_rows),
                 self.dtype,
                 self.spec.device_unpacked_bytes(),

@@ -97,6 +97,7 @@ impl Layers {
         let mut rest = &states[..];
         let of_text = |input: &EncoderInput| {
             let len = input.token_ids.len();
+            // Only padded models have rows for the missing tokens of shorter texts.
             let (own, others) = rest.split_at(padded.unwrap_or(len) * width);
             rest = others;
             own[..len * width].to_vec()
@@ -113,6 +114,7 @@ impl Padded {
         let (mut token_ids, mut type_ids, mut mask) = (zeros(), zeros(), zeros());
         for (i, input) in inputs.iter().enumerate() {
             let (start, len) = (i * longest, input.token_ids.len());
+            // Padding has the token 0, which is in any vocabulary, and the mask hides it.
             token_ids[start..start + len].copy_from_slice(&input.token_ids);
             type_ids[start..start + input.type_ids.len()].copy_from_slice(&input.type_ids);
             mask[start..start + len].fill(1);

@@ -42,6 +42,7 @@ impl Pooler {
         pooling: Pooling,
         width: usize,
     ) -> Result<Self> {
+        // Dense layers follow each other by the sizes that were checked; the first one follows the model.
         if let Some(first) = sentence.dense.first().filter(|first| first.inputs != width) {
             return Err(Error::TensorShape {
                 name: format!("linear.weight of {}", first.file),

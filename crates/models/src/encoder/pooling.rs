@@ -7,6 +7,7 @@ use candlepower_checkpoint::Pooling;
 /// One vector `[width]` of the hidden states `[tokens, width]` of one text, padding left out.
 pub(crate) fn pool(states: &[f32], width: usize, pooling: Pooling) -> Vec<f32> {
     let mut rows = states.chunks_exact(width);
+    // An input has one token at least, so there is a first row.
     let first = rows.next().unwrap_or_default().to_vec();
     match pooling {
         Pooling::Cls => first,
@@ -28,6 +29,7 @@ pub(crate) fn pool(states: &[f32], width: usize, pooling: Pooling) -> Vec<f32> {
 }
 
 /// Least length that a vector is divided by.
+// The value is the default `eps` of `torch.nn.functional.normalize`.
 const LEAST_LENGTH: f32 = 1e-12;
 
 /// Divides a vector by its Euclidean length.

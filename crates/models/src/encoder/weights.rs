@@ -80,6 +80,7 @@ fn find<'a>(planned: &Planned<'a>, shards: &Shards) -> Result<Vec<(&'a str, &'a 
     let mut missing = Vec::new();
     for tensor in planned.tensors {
         let stored =
+            // Exactly one of the names is stored; a second one would be reported as unknown.
             tensor.names.iter().find_map(|name| Some((name.as_str(), shards.shape(name)?)));
         let Some((name, shape)) = stored else {
             missing.push(tensor.names[0].as_str());

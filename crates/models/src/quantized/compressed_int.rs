@@ -73,6 +73,7 @@ impl Stored for CompressedIntMatrix {
         let per_word = self.scheme.weights_per_word();
         match &self.codes {
             IntCodes::Words(words) => {
+                // The words of a row follow each other, so the matrix is read as one long row.
                 let first = row * (self.k / per_word) * per_word + input;
                 words.fields_along(1, 0, first, self.scheme.bits, codes);
             }

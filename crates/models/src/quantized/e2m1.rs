@@ -47,6 +47,7 @@ impl E2m1Matrix {
     ) -> Result<Self> {
         let of_all = tensors.values(2)?[0];
         Self::open(tensors, packed, rows, |code| {
+            // The two writers store inverse values: one divides and the other multiplies.
             let scale = match scheme {
                 Nvfp4::CompressedTensors => e4m3(code) / of_all,
                 Nvfp4::ModelOpt => e4m3(code) * of_all,
@@ -63,14 +64,17 @@ impl E2m1Matrix {
         scale_of: impl Fn(u8) -> f32,
     ) -> Result<Self> {
         let (k, order) = (tensors.k, tensors.order);
+        // The rows of one slot lie apart where gates and halves of gates alternate, so the mapped range has both.
         let stored = order.stored(rows.start)..order.stored(rows.end - 1) + 1;
         let map = |index: usize, row_bytes: usize| {
             let (start, len) = (stored.start * row_bytes, stored.len() * row_bytes);
             tensors.shards.bytes(tensors.name(index), start, len)
         };
         let (codes, scales) = (map(0, k / 2)?, map(1, k / packed.group)?);
+        // All 256 scales are computed once, which makes a look-up of each group's.
         let scale_of = Box::new(array::from_fn(|byte| scale_of(byte as u8)));
         let matrix = Self { k, packed, order, first_row: stored.start, codes, scales, scale_of };
+        // Padding after the last row would be checked, too, and there is none.
         if matrix.scales.iter().any(|byte| matrix.scale_of[usize::from(*byte)].is_nan()) {
             return Err(tensors.damaged(1, "it has a scale that is NaN or beyond 2^113"));
         }

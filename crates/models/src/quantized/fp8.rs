@@ -32,6 +32,7 @@ impl Fp8Matrix {
     ) -> Result<Self> {
         let (n, k, first_row) = (tensors.n, tensors.k, rows.start);
         let codes = tensors.shards.bytes(tensors.name(0), first_row * k, rows.len() * k)?;
+        // E4M3 has no infinity, and all exponent and mantissa bits together mean NaN.
         if codes.iter().any(|code| code & 0x7f == 0x7f) {
             return Err(tensors.damaged(0, "it holds NaN"));
         }

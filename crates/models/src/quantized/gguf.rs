@@ -133,6 +133,7 @@ fn factors(kind: GgufType, block: &[u8]) -> (f32, f32) {
     match kind {
         GgufType::Q4_1 | GgufType::Q5_1 => (half(block, 0), half(block, 2)),
         GgufType::Mxfp4 => (e2m1::power_of_two(block[0]), 0.0),
+        // Q2_K has 16 bytes of sub-scales and 64 of quantized weights before its factors. Its offset is subtracted.
         GgufType::Q2K => (half(block, 80), -half(block, 82)),
         GgufType::Q3K => (half(block, 108), 0.0),
         GgufType::Q4K | GgufType::Q5K => (half(block, 0), -half(block, 2)),
@@ -146,12 +147,16 @@ fn sub_scales(kind: GgufType, block: &[u8], group: usize) -> [i8; 2] {
     match kind {
         GgufType::Q2K => [(block[group] & 15) as i8, (block[group] >> 4) as i8],
         GgufType::Q3K => {
+            // Twelve bytes have 16 sub-scales of six bits: the low four
+            // bits lie in eight bytes, the high two in the last four.
             let scales = &block[96..108];
             let low = scales[group % 8] >> (group / 8 * 4) & 15;
             let high = scales[8 + group % 4] >> (group / 4 * 2) & 3;
             [(low | high << 4) as i8 - 32, 0]
         }
         GgufType::Q4K | GgufType::Q5K => {
+            // Eight sub-scales and eight sub-offsets of six bits lie in twelve bytes. The low four bits of
+            // the last four of each lie in `rest`, and their high two bits above those of the first four.
             let (scales, mins, rest) = (&block[4..8], &block[8..12], &block[12..16]);
             let (scale, min) = match group.checked_sub(4) {
                 None => (scales[group] & 63, mins[group] & 63),
@@ -164,6 +169,7 @@ fn sub_scales(kind: GgufType, block: &[u8], group: usize) -> [i8; 2] {
         }
         GgufType::Q6K => [block[192 + group] as i8, 0],
         GgufType::Iq4Xs => {
+            // The high two bits of eight sub-scales are one word, and the low four bits lie in pairs.
             let (high, low) = (&block[2..4], &block[4..8]);
             let low = low[group / 2] >> (group % 2 * 4) & 15;
             let high = high[group / 4] >> (group % 4 * 2) & 3;
@@ -235,6 +241,7 @@ fn codes_alike(kind: GgufType, block: &[u8], part: usize) -> [u8; ALIKE] {
         GgufType::Q4K => long_nibble(16),
         GgufType::Q5K => join(long_nibble(48), bit(16), 4),
         GgufType::Q6K => {
+            // 128 weights have their low bits in 64 bytes: the first 64 weights in the low half of each.
             let low = bits(part / 8 * 64 + part % 4 * 16, part / 4 % 2 * 4, 15);
             join(low, pair(128), 4)
         }

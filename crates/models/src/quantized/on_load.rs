@@ -40,6 +40,7 @@ pub(crate) fn quantized(
             values.chunks_exact(k).all(|values| row.write(values, &mut coded)).then_some(coded)
         })
         .collect();
+    // The type's name is that of the flag's value, which the user can change.
     let Some(coded) = coded else {
         let kind = if recoded.codes == QuantFormat::U8 { OnLoad::Int8 } else { OnLoad::Int4 };
         return Err(Error::NotQuantizable { name: name.to_owned(), kind: kind.as_str() });
@@ -88,6 +89,8 @@ impl Row {
         let packed = recoded.packed();
         let (group, block) = (packed.group.min(k), packed.scales.blocks.map(|b| b.columns));
         let whole_run = block.unwrap_or(group);
+        // A rank searches whole super-blocks and drops what is not its
+        // own, so that it finds the values of the whole matrix.
         let end = columns.end.next_multiple_of(whole_run).min(k);
         let whole = columns.start / whole_run * whole_run..end;
         let run = packed.scales.block_within(columns.len()).unwrap_or(group);
@@ -113,6 +116,7 @@ impl Row {
         let before = self.columns.start - self.whole.start;
         let taken = before..before + self.columns.len();
         coded.codes.extend(&codes[taken.clone()]);
+        // A cut super-block gives each of its parts the same scale.
         for first in taken.clone().step_by(self.run) {
             let [scale, min] = runs[first / run];
             coded.scales.push(scale);
@@ -155,6 +159,7 @@ fn eight_bits(values: &[f32], bytes: &mut [u8]) -> f32 {
     let scale = largest / 127.0;
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     for (number, byte) in values.iter().zip(bytes) {
+        // The signed byte plus 128 wraps around to the unsigned one.
         *byte = ((number * inverse).round() as i8 as u8).wrapping_add(OnLoad::ZERO_POINT);
     }
     // GGUF has sixteen bits for the scale.
@@ -217,6 +222,7 @@ mod tests {
                 .wrapping_add(1_442_695_040_888_963_407);
             (state >> 40) as f32 / (1 << 24) as f32
         };
+        // The sum of twelve uniform numbers has a variance of one.
         (0..count).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect()
     }
 
@@ -268,6 +274,7 @@ mod tests {
             let whole = dequantized(recoded, k, &values);
             for ranks in [2, 3, 4, 8, 24] {
                 let width = k / ranks;
+                // The parts are thirds, quarters and single groups of super-blocks of 256 columns.
                 for rank in 0..ranks {
                     let columns = rank * width..(rank + 1) * width;
                     let part = coded(recoded, k, &values, columns.clone()).unwrap();
@@ -314,7 +321,8 @@ mod tests {
                 }
             }
         }
-        // In the sixteen bits of the offset, and by a sub-scale.
+        // In the sixteen bits of the offset, and by a sub-scale. 0.3 is
+        // none of their values, and the rounding is the whole error.
         assert_eq!(
             dequantized(Recoded::new(QuantFormat::U4, 32), 32, &[0.3; 32]),
             [0.300_781_25; 32]

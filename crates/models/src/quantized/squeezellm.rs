@@ -31,6 +31,7 @@ impl SqueezeLlmMatrix {
     }
 
     fn open_sparse(tensors: &Tensors<'_>) -> Result<(Vec<u32>, Vec<u32>, Vec<f32>)> {
+        // The checks of the plan treat the three tensors as optional. One of them alone is damage.
         for part in [3, 4] {
             if !tensors.shards.contains(tensors.name(part)) {
                 let names = tensors.name(part).to_owned();
@@ -79,6 +80,7 @@ impl Stored for SqueezeLlmMatrix {
         let mut number = self.scale(row, self.code(row, input).into());
         if let Some((starts, inputs, numbers)) = &self.sparse {
             let entries = starts[row] as usize..starts[row + 1] as usize;
+            // An input may be listed twice, and both values are added.
             for entry in entries.filter(|entry| inputs[*entry] as usize == input) {
                 number += numbers[entry];
             }

@@ -70,5 +70,6 @@ fn packed_values_are_those_of_the_format_to_the_bit() {
             seen += 1;
         }
     }
+    // The bound only shows that goldens of all methods were found.
     assert!(seen > 50, "only {seen} quantized matrices in the goldens");
 }

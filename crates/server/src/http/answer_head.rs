@@ -32,6 +32,7 @@ const ANTHROPIC_PATHS: &str = "/v1/messages";
 pub(crate) async fn shape_errors(request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let rest = path.strip_prefix(ANTHROPIC_PATHS);
+    // A path such as `/v1/messages_x` only begins like the prefix.
     let is_anthropic = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     let response = next.run(request).await;
     if !is_anthropic {

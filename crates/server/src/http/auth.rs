@@ -38,6 +38,7 @@ pub(crate) async fn authenticate(
     let key: Arc<ApiKey> = key.ok_or_else(ApiError::unauthorized)?;
     request.extensions_mut().insert(Arc::clone(&key));
     let mut response = next.run(request).await;
+    // The outer layer, which counts and logs requests by key, sees only the response.
     response.extensions_mut().insert(key);
     Ok(response)
 }
@@ -51,6 +52,7 @@ fn sent_key(request: &Request) -> Option<&[u8]> {
 fn bearer(request: &Request) -> Option<&[u8]> {
     let value = request.headers().get(AUTHORIZATION)?.as_bytes();
     let (scheme, token) = value.split_at_checked("Bearer ".len())?;
+    // RFC 9110 has schemes of authentication in any case, section 11.1.
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
 }
 

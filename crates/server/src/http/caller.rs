@@ -42,11 +42,13 @@ fn name(request: &Request, config: &ServeConfig) -> String {
         return format!("key {}", key.name);
     }
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
+    // Only requests that came through no connection, such as those of unit tests, have no address.
     let Some(peer) = peer.map(|ConnectInfo(peer)| peer.ip().to_canonical()) else {
         return "nobody".to_owned();
     };
     let given = config.caller_header.as_ref().and_then(|name| request.headers().get(name));
     match given {
+        // Anyone could send the header, so it counts only from a proxy that the operator trusts.
         Some(value) if config.trusted_proxies.iter().any(|proxies| proxies.contains(&peer)) => {
             format!("header {}", String::from_utf8_lossy(value.as_bytes()))
         }
@@ -89,8 +91,10 @@ mod tests {
     fn callers_are_told_apart_by_address() {
         let name = |peer| name(&asked(peer, "a"), &config(&["--caller-header=x-user"]));
         assert_ne!(name("10.0.0.1"), name("10.0.0.2"));
+        // A socket of IPv6 shows IPv4 clients by such addresses.
         assert_eq!(name("::ffff:10.0.0.1"), name("10.0.0.1"));
         assert_eq!(name("2001:db8::1"), name("2001:db8::2:3"));
+        // The last two differ within the first 64 bits.
         assert_ne!(name("2001:db8::1"), name("2001:db8:0:1::1"));
     }
 

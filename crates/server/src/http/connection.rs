@@ -77,6 +77,7 @@ pub(crate) struct Http {
 impl Http {
     pub(crate) fn new(app: Router, max_connections: usize) -> Self {
         let mut builder = auto::Builder::new(TokioExecutor::new());
+        // The timer is needed: without one the library ignores the timeout.
         builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);
         builder
             .http2()
@@ -90,6 +91,7 @@ impl Http {
             .max_send_buf_size(SEND_BUFFER)
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT);
+        // A semaphore panics beyond its own limit.
         let places = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
         Self { app, builder, places }
     }
@@ -145,6 +147,7 @@ impl Http {
             }
             () = requests.idle() => {
                 connection.as_mut().graceful_shutdown();
+                // A client that ignores GOAWAY would keep the connection, so its time is limited.
                 tokio::time::timeout(GOODBYE_TIMEOUT, connection).await.unwrap_or(Ok(()))
             }
         };
@@ -175,6 +178,7 @@ async fn answer(app: Router, request: Request, place: Place) -> Result<Response,
         Ok(open) => (app, open),
         Err(open) => (refusing(), open),
     };
+    // The permit lives in the body of the response, which is dropped when it is sent or the client leaves.
     let response = app.oneshot(request).await?;
     Ok(response.map(|body| Held::body(body, open)))
 }
@@ -182,6 +186,7 @@ async fn answer(app: Router, request: Request, place: Place) -> Result<Response,
 /// The application for a refused request.
 fn refusing() -> Router {
     let refusal = || async { ApiError::too_many_connections() };
+    // The whole application is left out here, and with it its own lingering.
     Router::new().fallback(refusal).layer(middleware::from_fn(linger))
 }
 
@@ -209,6 +214,7 @@ impl Requests {
             *open += 1;
         });
         let open = |place| Open { requests: Arc::clone(self), place };
+        // HTTP/1.1 answers one request after another, so the connection's own permit is enough.
         if !is_http2 || others == 0 {
             return Ok(open(None));
         }
@@ -228,6 +234,7 @@ impl Requests {
         loop {
             // The sender lives as long as `self`.
             let _ = open.wait_for(|open| *open == 0).await;
+            // The wait ends early when a request comes, and the loop begins again.
             if tokio::time::timeout(IDLE_TIMEOUT, open.changed()).await.is_err()
                 && !self.are(Protocol::Http1)
             {

@@ -39,6 +39,7 @@ pub(crate) async fn check_host(
 fn check_framing(headers: &HeaderMap) -> ApiResult<()> {
     let is = |name: HeaderName, known: &str| {
         let mut values = headers.get_all(name).iter();
+        // All values are compared: a second, unknown coding would change where the body ends.
         values.all(|value| value.as_bytes().trim_ascii().eq_ignore_ascii_case(known.as_bytes()))
     };
     if !is(TRANSFER_ENCODING, "chunked") {
@@ -63,6 +64,7 @@ fn hosts(request: &Request) -> ApiResult<Vec<Authority>> {
         (Some(_), Some(_)) => {
             return Err(ApiError::bad_host("There is more than one `Host` header."));
         }
+        // HTTP/1.0 clients, such as simple probes, need not send a host.
         (None, _) if hosts.is_empty() && request.version() >= Version::HTTP_11 => {
             let name = if is_http2 { ":authority" } else { "Host" };
             return Err(ApiError::bad_host(&format!("The `{name}` header is missing.")));
@@ -84,6 +86,7 @@ fn check_hosts(hosts: &[Authority], config: &ServeConfig) -> ApiResult<()> {
     }
     let is_served = |host: &&Authority| {
         let host = host.host();
+        // With another host than these the request is a web page's that has the loopback address as its own.
         is_loopback(host) || config.allowed_hosts.iter().any(|name| name.eq_ignore_ascii_case(host))
     };
     match hosts.iter().find(|host| !is_served(host)) {
@@ -94,6 +97,7 @@ fn check_hosts(hosts: &[Authority], config: &ServeConfig) -> ApiResult<()> {
 
 /// Whether a name or address is loopback. Source: RFC 6761, section 6.3, for `localhost`.
 fn is_loopback(host: &str) -> bool {
+    // A name with a dot at its end is the same name, RFC 1034.
     let host = host.trim_end_matches('.').to_ascii_lowercase();
     let address = host.trim_start_matches('[').trim_end_matches(']');
     host == "localhost"

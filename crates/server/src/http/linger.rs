@@ -46,6 +46,7 @@ impl HttpBody for Lingering {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        // hyper sends `100 Continue` when the body is read for the first time.
         self.is_sent = true;
         let Some(body) = &mut self.body else { return Poll::Ready(None) };
         let frame = Pin::new(body).poll_frame(cx);
@@ -67,6 +68,7 @@ impl HttpBody for Lingering {
 impl Drop for Lingering {
     fn drop(&mut self) {
         let body = self.body.take().filter(|body| self.is_sent && !body.is_end_stream());
+        // There is no runtime any more where the process ends.
         if let (Some(body), Ok(runtime)) = (body, tokio::runtime::Handle::try_current()) {
             runtime.spawn(tokio::time::timeout(MAX_TIME, drain(body)));
         }
@@ -110,6 +112,7 @@ mod tests {
         let (body, read) = endless(true);
         drop(body);
         tokio::time::sleep(2 * MAX_TIME).await;
+        // The bound is checked after a chunk, and one chunk more may be on its way.
         let most = MAX_BYTES >> 20;
         assert!((most..most + 3).contains(&read.load(Ordering::Relaxed)));
     }

@@ -58,6 +58,7 @@ impl Door {
             let (stream, peer) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
+                    // A failed accept would fail again at once, and the loop would take a whole core.
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_RETRY).await;
                     continue;
@@ -77,6 +78,7 @@ impl Door {
                 drop((place, running));
             });
         }
+        // The task's own receiver would keep the channel open for ever.
         drop((listener, running));
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, connections.closed()).await;
     }
@@ -98,6 +100,7 @@ impl Door {
 
     /// Answers a connection beyond the limit with 503, and closes it.
     fn refuse(self: Arc<Self>, stream: TcpStream) {
+        // Beyond so many refusals, silence is cheaper than an answer.
         let Ok(refusal) = Arc::clone(&self.refusals).try_acquire_owned() else { return };
         tokio::spawn(async move {
             let last_words = async {
@@ -121,6 +124,7 @@ fn negotiated(stream: &TlsStream<TcpStream>) -> Protocol {
 }
 
 /// Sends 503 in HTTP/1.1 without waiting for a request.
+// No request was read, so its version is not known; every HTTP client understands HTTP/1.1.
 async fn say_full(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
     let body = serde_json::to_string(&ApiError::too_many_connections().to_body());
     let body = body.expect("all keys of an error are strings");

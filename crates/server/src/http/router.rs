@@ -58,17 +58,22 @@ pub(crate) fn router(state: AppState) -> Router {
         .fallback(path_not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(Extension(Rendered::new(document, state.config(), keyless_paths(state.config()))))
+        // Handlers need the model, and only those behind `gate` have it.
         .layer(middleware::from_fn(tell_not_held))
         .layer(middleware::from_fn_with_state(state.clone(), gate))
+        // The caller's name is that of the key, so it is known only behind `authenticate`.
         .layer(middleware::from_fn_with_state(state.clone(), identify))
         .layer(middleware::from_fn_with_state(state.clone(), authenticate));
+    // A preflight has no key by the Fetch standard, so CORS answers outside of authentication.
     let router = match cors(&state.config().allowed_origins) {
         Some(cors) => router.layer(cors),
         None => router,
     };
     router
+        // A page of another origin must not even learn whether a key is needed.
         .layer(middleware::from_fn_with_state(state.clone(), check_host))
         .layer(middleware::from_fn(linger))
+        // Only `track` and the errors' format are outside of this, so that a panic is counted and formatted, too.
         .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn(shape_errors))
         .layer(middleware::from_fn_with_state(state.clone(), track))
@@ -98,6 +103,7 @@ async fn gate(
     next: Next,
 ) -> ApiResult<Response> {
     if !OPEN_PATHS.contains(&request.uri().path()) {
+        // The handlers use this model even if the server begins to stop while they run.
         let model = state.ready_model()?;
         request.extensions_mut().insert(model);
     }

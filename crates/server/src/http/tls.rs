@@ -77,6 +77,7 @@ impl Tls {
     /// # Errors
     /// The handshake fails or takes too long.
     pub(crate) async fn accept(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+        // The lock holds an `Arc`, which is complete at any time, so a panic of another thread leaves it sound.
         let config = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner));
         let accepted = TlsAcceptor::from(config).accept(stream);
         tokio::time::timeout(HANDSHAKE_TIMEOUT, accepted).await?
@@ -107,6 +108,7 @@ impl Files {
         };
         let config = builder.with_single_cert(chain, key);
         let mut config = config.map_err(|error| self.wrong(&error))?;
+        // The order is that of preference.
         let protocols: &[&[u8]] = if self.http2 { &[HTTP2, HTTP1] } else { &[HTTP1] };
         config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
         Ok(config)
@@ -189,6 +191,7 @@ impl ClientCertVerifier for Clients {
     ) -> Result<ClientCertVerified, Error> {
         // The signatures below prove that the client also has the key.
         if *end_entity == self.own {
+            // The comparison is of the whole certificate, so another one with the same key or name does not pass.
             return Ok(ClientCertVerified::assertion());
         }
         self.of_authorities.verify_client_cert(end_entity, intermediates, now)

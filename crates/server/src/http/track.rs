@@ -36,6 +36,7 @@ pub(crate) async fn track(
     let tokens = Arc::<RequestTokens>::default();
     request.extensions_mut().insert(Arc::clone(&tokens));
     let matched = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+    // The matched route is known here already, since the layers lie within the router.
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
     let caller =
         peer.map_or_else(String::new, |ConnectInfo(peer)| format!("address {}", peer.ip()));
@@ -53,9 +54,11 @@ pub(crate) async fn track(
         request_id: request_id.to_str().unwrap_or_default().to_owned(),
         state,
     };
+    // HTTP/2 has no `Connection` header; its clients get GOAWAY.
     let has_own_connection = request.version() <= Version::HTTP_11;
     let mut response = next.run(request).await;
     tracker.status = response.status().as_u16();
+    // The key is found by an inner layer, which passes it back with the response.
     tracker.key = response.extensions().get::<Arc<ApiKey>>().cloned();
     if let Some(key) = &tracker.key {
         tracker.state.metrics().count_key_request(&key.name, tracker.status);
@@ -67,6 +70,7 @@ pub(crate) async fn track(
     if has_own_connection && tracker.state.is_stopping() {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
+    // The tracker is dropped with the body, so the time and the status of a stream are those of its end.
     response.map(|body| Held::body(body, tracker))
 }
 
@@ -144,6 +148,7 @@ impl Drop for Tracker {
     fn drop(&mut self) {
         let (label, took) = (std::mem::take(&mut self.label), self.started.elapsed());
         self.write_line(took);
+        // Probes are refused while the model loads, which is no news.
         if !OPEN_PATHS.contains(&label.as_str()) {
             self.state.refusals().count(self.status, self.method, &label);
         }

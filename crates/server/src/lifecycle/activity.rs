@@ -26,6 +26,7 @@ async fn tell_load(state: &AppState) {
     let mut since = Counted::default();
     let mut last = Instant::now();
     loop {
+        // Each pause is measured, since a busy machine may sleep longer.
         tokio::time::sleep(pause).await;
         let now = Instant::now();
         if let Some(line) = state.metrics().load().line(&mut since, now - last) {

@@ -26,6 +26,7 @@ pub fn files() -> CheckpointFiles {
 /// The demo model's tokenizer, for tests.
 #[cfg(test)]
 pub(crate) fn tokenizer() -> candlepower_tokenizer::Tokenizer {
+    // The files are embedded, so nothing can be missing at run time.
     let read = |name| files().embedded(name).unwrap();
     candlepower_tokenizer::Tokenizer::from_bytes(
         read("tokenizer.json"),

@@ -49,6 +49,7 @@ pub(crate) fn chosen_device(config: &ServeConfig) -> Result<ChosenDevice> {
 /// # Errors
 /// The model or the settings are invalid; the error has one line.
 pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Result<Served> {
+    // Loading has begun, and its size is not known yet.
     state.set_initializing(None);
     let mut report = |progress| match progress {
         StartProgress::Loading { bytes_done, bytes_total } => {
@@ -100,6 +101,7 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
 /// The argument MODEL as clients see it: only the last part of a local path.
 fn shown_root(root: &str) -> String {
     let path = Path::new(root);
+    // A hub id is no path here, and clients must name it as a whole.
     let last = path.file_name().filter(|_| path.exists()).and_then(|name| name.to_str());
     last.unwrap_or(root).to_owned()
 }
@@ -201,6 +203,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
         kv_cache_bytes: config.kv_cache_memory.map(|size| size.0),
         kv_cache_dtype: config.kv_cache_dtype,
         gpu_memory_utilization: config.gpu_memory_utilization,
+        // The setting is in GiB.
         swap_bytes: (config.swap_space * f64::from(1 << 30)) as u64,
         enforce_eager: config.enforce_eager,
         device_reference: false,
@@ -233,6 +236,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
 fn sampling_defaults(config: &ServeConfig, checkpoint: &Checkpoint) -> SamplingDefaults {
     let found = checkpoint.generation().sampling.clone();
     let SamplingDefaults { suppress_tokens, .. } = found.clone();
+    // Suppressed tokens are no matter of taste: the model must never write them.
     if config.generation_config == GenerationConfigSource::None {
         return SamplingDefaults { suppress_tokens, ..SamplingDefaults::default() };
     }

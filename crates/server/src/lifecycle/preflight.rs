@@ -48,6 +48,7 @@ fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device)
 /// Checks a decoder that serves embeddings, which runs on the CPU without a KV cache.
 fn check_pooled_decoder(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {
     check_quantization(config, checkpoint)?;
+    // The settings are refused by name, not ignored: a user who asks for a GPU expects one.
     if let Some(setting) = not_for_vectors(config) {
         let architecture = checkpoint.architecture();
         return Err(Error::NotForVectors { setting, architecture });
@@ -57,6 +58,7 @@ fn check_pooled_decoder(config: &ServeConfig, checkpoint: &Checkpoint) -> Result
         EncoderMemoryRequest {
             max_model_len: checkpoint.max_input_len(config.max_model_len)?,
             max_num_batched_tokens: config.max_num_batched_tokens.unwrap_or(BATCHED_TOKENS),
+            // A decoder computes one batch at a time, on all threads.
             num_threads: 1,
             available_bytes: free_bytes(&Device::Cpu),
         },
@@ -78,6 +80,7 @@ fn not_for_vectors(config: &ServeConfig) -> Option<String> {
 /// Checks an encoder, which runs on the CPU in f32 without a KV cache.
 fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result<()> {
     check_method(config, "config.json", checkpoint.quantization())?;
+    // No encoder's loader reads quantized weights.
     if let Some(found) = checkpoint.quantization() {
         return Err(Error::QuantizedEncoder(found.method.clone()));
     }
@@ -86,6 +89,7 @@ fn check_encoder(config: &ServeConfig, checkpoint: &EncoderCheckpoint) -> Result
         config.quantize_on_load.map(|kind| format!("--quantize-on-load {}", kind.as_str()));
     let setting = not_for_vectors(config).or(on_load);
     let setting = setting.or_else(|| match (config.load_format, config.dtype) {
+        // Dummy weights are made for decoders only, and encoders compute in f32.
         (LoadFormat::Dummy, _) => Some("--load-format dummy".to_owned()),
         (_, None | Some(Dtype::F32)) => None,
         (_, Some(dtype)) => Some(format!("--dtype {}", dtype.as_str())),
@@ -145,6 +149,7 @@ fn memory_request(
 fn check_quantization(config: &ServeConfig, checkpoint: &Checkpoint) -> Result<()> {
     check_method(config, checkpoint.config_file(), checkpoint.quantization())?;
     match checkpoint.quantization() {
+        // Dummy weights need no scheme, so the speed of a model can be measured without its files.
         Some(found) if found.scheme.is_none() && config.load_format != LoadFormat::Dummy => {
             Err(Error::QuantizationUnsupported(found.method.clone()))
         }

@@ -52,15 +52,18 @@ pub(crate) async fn pull(
             Some(Place::Hub(ModelName { gguf: Some(_), .. })) => {
                 return Err(Error::TokenizerInGguf(config.tokenizer.clone().unwrap_or_default()));
             }
+            // The tokenizer's repository is another one, so the model's revision does not apply to it.
             Some(Place::Hub(name)) => {
                 hub(config)?.open_tokenizer(&name.id, TOKENIZER_REVISION).await?.files()
             }
         };
         let (source, config, device) = (source.clone(), config.clone(), device.clone());
         let local = move || LocalModel::open(&source, (&config, &device), files, &text_files);
+        // Parsing a large tokenizer takes seconds, in which the runtime must answer /health.
         let local = tokio::task::spawn_blocking(local)
             .await
             .map_err(|error| Error::LoadingPanicked(error.to_string()))??;
+        // The weights come last: everything that can refuse the model is smaller.
         if let Some(on_hub) = on_hub.filter(|_| state.config().load_format != LoadFormat::Dummy) {
             on_hub.fetch_weights(&progress).await?;
         }
@@ -118,12 +121,14 @@ impl LocalModel {
         text_files: &CheckpointFiles,
     ) -> Result<Self> {
         let mut description = Description::open(files)?;
+        // The weights' form is part of the memory plan, so it is set before the check.
         if let (Some(kind), Description::Decoder(checkpoint)) =
             (config.quantize_on_load, &mut description)
         {
             checkpoint.quantize_on_load(kind)?;
         }
         description.check_keys(&config.ignore_config_key)?;
+        // The check of memory precedes the tokenizer, since it is what users change settings for.
         preflight::check(config, &description, device)?;
         let (tokenizer, chat_template) = text::load(config, text_files)?;
         check_listed(&tokenizer, &description)?;

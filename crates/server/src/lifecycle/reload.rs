@@ -76,6 +76,7 @@ mod tests {
             Ok(())
         };
         reloads.add("keys", Some(read_keys));
+        // All kinds are read each time, although the first one fails.
         reloads.run();
         reloads.run();
         assert_eq!(read.load(Ordering::Relaxed), 2);

@@ -37,6 +37,7 @@ impl StopSignals {
     /// Makes SIGHUP reload files instead of stopping the server. On a terminal SIGHUP still stops it, because there it means that the
     /// terminal was closed.
     pub(crate) fn reload_on_hangup(&mut self, reloads: Reloads) -> io::Result<()> {
+        // Started by systemd or in a container, standard error is no terminal, and SIGHUP means reload.
         #[cfg(unix)]
         if !reloads.is_empty() && !io::stderr().is_terminal() {
             let mut hangups = signal(SignalKind::hangup())?;
@@ -99,6 +100,7 @@ fn is_hangup_ignored() -> bool {
 fn ignores_hangup(status: &str) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // Bit 0 is signal 1.
     mask.is_some_and(|mask| mask & 1 == 1)
 }
 

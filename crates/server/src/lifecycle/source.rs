@@ -86,6 +86,7 @@ pub fn hub(config: &ServeConfig) -> Result<Hub> {
 
 /// The name of a folder, or of a file without its extension.
 fn path_name(path: &str) -> Option<String> {
+    // The path may be `.` or a link, which would be no name.
     let path = PathBuf::from(path).canonicalize().ok()?;
     let name = if path.is_file() { path.file_stem() } else { path.file_name() };
     Some(name?.to_string_lossy().into_owned())
@@ -120,6 +121,7 @@ mod tests {
         let gguf = find(&["owner/name:Q4_K_M"]).unwrap();
         assert_eq!(gguf.name, "owner/name:Q4_K_M");
         assert!(matches!(gguf.place, Place::Hub(ModelName { gguf: Some(_), .. })));
+        // Paths with dots or more parts, and names without an owner, are no ids of the hub.
         for path in ["./here", "/nowhere/at/all", "a/b/c", "src/config/none.gguf", "nowhere", ""] {
             assert!(matches!(find(&[path]), Err(Error::NoSuchModel(_))), "{path}");
         }

@@ -62,6 +62,7 @@ pub async fn serve(
     };
     let loaded = tokio::select! {
         loaded = loading => loaded,
+        // Loading may take minutes, and must not have to be waited for.
         () = server.signals.next() => {
             tracing::info!("stopped while loading");
             return Ok(());
@@ -70,6 +71,7 @@ pub async fn serve(
     match loaded {
         Ok(model) => {
             announce_model(&effective.config, &model, &server.address, begin.elapsed());
+            // The engine's health is watched apart from the state, which is passed on.
             let engine = model.clone();
             if let Served::Generating(model) = &model {
                 let info = model.engine.info();
@@ -116,6 +118,7 @@ impl Server {
     /// Checks the settings and begins to listen.
     async fn start(effective: &Effective) -> Result<Self> {
         let config = &effective.config;
+        // The signals are caught before anything slow, so that an early one stops the server cleanly.
         let mut signals = StopSignals::new().map_err(Error::Signals)?;
         if SystemTime::now() < SystemTime::UNIX_EPOCH {
             return Err(Error::NoClock);
@@ -125,6 +128,7 @@ impl Server {
         let metrics = Metrics::new(config.metrics_compat, &source.names(config)[0]);
         let dropped = |reason| metrics.dropped_log_lines(reason);
         logging::count_dropped_lines(dropped("write_failed"), dropped("queue_full"));
+        // Keys and certificates are read before the server listens: wrong ones must not be found by clients.
         let keys = ApiKeys::load(config)?;
         let state = AppState::new(config.clone(), metrics.clone(), keys);
         let tls = Tls::of(config).map_err(Error::Tls)?.map(Arc::new);
@@ -149,6 +153,7 @@ impl Server {
     /// Reports a failure in the log and, until a signal stops the process, at /health: supervisors poll it.
     async fn failed(mut self, error: Error) -> Result<()> {
         tracing::error!("{error}");
+        // Requests that wait would hang until the process ends.
         self.state.abort();
         let _ = tokio::time::timeout(FAILURE_SHOWN, self.signals.next()).await;
         Err(error)
@@ -163,6 +168,7 @@ impl Server {
             drain(state).await;
         };
         tokio::select! {
+            // Both may be ready at once; then the drain has succeeded.
             biased;
             () = end => {}
             () = signals.next_of_somebody() => {
@@ -194,6 +200,7 @@ async fn bind(config: &ServeConfig) -> Result<(TcpListener, SocketAddr)> {
     let address = (config.host.as_str(), config.port());
     let failed = |source| Error::Listen { address: format!("{}:{}", address.0, address.1), source };
     let mut listener = Err(ErrorKind::AddrNotAvailable.into());
+    // A name may have several addresses, such as localhost's of IPv6 and IPv4. The first that can be used is taken.
     for address in lookup_host(address).await.map_err(failed)? {
         listener = listen(address);
         if listener.is_ok() {
@@ -222,6 +229,7 @@ pub(crate) async fn load_in_thread(
     let (sender, receiver) = oneshot::channel();
     let work = move || {
         let loaded =
+            // A load that panicked ends the process, so nothing half-made is used.
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| load(local, device, &state)));
         let loaded =
             loaded.unwrap_or_else(|panic| Err(Error::LoadingPanicked(panic_message(&*panic))));
@@ -232,6 +240,7 @@ pub(crate) async fn load_in_thread(
     let loaded = receiver
         .await
         .unwrap_or_else(|_| Err(Error::LoadingPanicked("its thread ended".into())))?;
+    // The sweep is a task of the runtime, which the loading thread does not have.
     if let Served::Generating(model) = &loaded {
         model.sessions.sweep_in_background();
     }
@@ -272,6 +281,7 @@ async fn drain(state: &AppState) {
     }
     tracing::warn!("requests did not finish within shutdown_timeout and are aborted");
     state.abort();
+    // The aborted requests still send their last event.
     let _ = tokio::time::timeout(ABORT_GRACE, state.wait_until_idle()).await;
 }
 
@@ -307,6 +317,7 @@ fn announce_model(config: &ServeConfig, model: &Served, address: &SocketAddr, to
         Served::Generating(model) => announce_generating(config, model),
         Served::Pooling(model) => announce_pooling(config, model),
     }
+    // A client certificate is a proof as good as a key.
     let is_open = !config.needs_key() && config.ssl_ca_certs.is_none();
     if is_open && !address.ip().is_loopback() {
         tracing::warn!(

@@ -65,6 +65,7 @@ fn run_child(sent: &[u8]) -> io::Result<Option<String>> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()?;
+    // The child's output goes nowhere, so its whole input can be written first without a deadlock.
     if let Some(mut stdin) = child.stdin.take() {
         // A child that has ended already reports by its status.
         let _ = stdin.write_all(sent);
@@ -79,6 +80,7 @@ fn run_child(sent: &[u8]) -> io::Result<Option<String>> {
             child.wait()?;
             return Ok(Some(format!("it did not end within {} s", PATIENCE.as_secs())));
         }
+        // The standard library has no wait with a timeout.
         std::thread::sleep(Duration::from_millis(2));
     };
     let limits = format!("{} MiB of memory and {MOST_CPU_S} s of CPU time", MOST_BYTES >> 20);
@@ -90,6 +92,7 @@ fn run_child(sent: &[u8]) -> io::Result<Option<String>> {
 pub fn run_template_trial() -> ExitCode {
     let limit =
         |resource, most| setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) });
+    // Since Linux 4.7 this limit counts private mappings, too, and so all that the allocator has.
     let limited = limit(Resource::Data, MOST_BYTES).and_then(|()| limit(Resource::Cpu, MOST_CPU_S));
     let mut json = Vec::new();
     let read = io::stdin().lock().read_to_end(&mut json);
@@ -104,6 +107,7 @@ pub fn run_template_trial() -> ExitCode {
         chat_template_json: chat_template_json.as_deref(),
     });
     if let Ok(Some(template)) = template.map(|found| found.map(|found| found.for_probes())) {
+        // The results are dropped: only the time and the memory that they take matter.
         let _ = (Dialect::detect(&template), writes_tools(&template), PastCalls::detect(&template));
         let _ = (Turns::detect(&template), ThinkingSwitch::detect(&template));
     }

@@ -27,6 +27,7 @@ const SERVER_ERROR: &str = "server_error";
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let message = message.into();
+        // A second is long enough for a sequence to end, and most errors have no other estimate.
         Self { status, kind, code: None, param: None, message, retry_after: 1 }
     }
 
@@ -289,10 +290,12 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let body = self.to_body();
         let mut response = (self.status, axum::Json(body)).into_response();
+        // The layer that formats errors for Anthropic's clients finds the error here.
         response.extensions_mut().insert(self.clone());
         let headers = response.headers_mut();
         match self.status {
             StatusCode::UNAUTHORIZED => {
+                // RFC 9110, section 15.5.2, demands the header.
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {

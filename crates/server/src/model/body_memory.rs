@@ -16,12 +16,14 @@ pub(crate) struct BodyMemory {
 impl BodyMemory {
     pub(crate) fn new(limit: u64) -> Self {
         let permits = usize::try_from(limit / 1024).unwrap_or(usize::MAX);
+        // A semaphore panics beyond its own limit.
         Self { free: Arc::new(Semaphore::new(permits.min(Semaphore::MAX_PERMITS))), limit }
     }
 
     /// # Errors
     /// 503 if the other bodies leave too little memory.
     pub(crate) fn take(&self, bytes: usize) -> ApiResult<OwnedSemaphorePermit> {
+        // Bytes are rounded up, so that many small bodies are counted, too.
         let permits = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX);
         let taken = Arc::clone(&self.free).try_acquire_many_owned(permits);
         taken.map_err(|_| ApiError::bodies_full(self.limit))

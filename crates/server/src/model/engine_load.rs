@@ -51,10 +51,12 @@ impl EngineLoad {
             prompt_tokens: count(&self.prompt_tokens),
             generated_tokens: count(&self.generated_tokens),
         };
+        // A line of zeros would only fill the log of an idle server.
         if *since == now && running + waiting == 0.0 {
             return None;
         }
         let per_second =
+            // The bound keeps a line right after another from dividing by zero.
             |now: u64, then: u64| (now - then) as f64 / passed.as_secs_f64().max(0.001);
         let line = format!(
             "load: {running} running, {waiting} waiting; {:.1} prompt tokens/s, {:.1} generated tokens/s; KV cache {:.1} % used",
@@ -80,6 +82,7 @@ impl CounterFn for Read<Counter> {
     }
 
     fn absolute(&self, value: u64) {
+        // Values from several threads may come out of order, and a counter never falls.
         self.value.fetch_max(value, Ordering::Relaxed);
         self.told.absolute(value);
     }

@@ -99,6 +99,7 @@ impl ApiKeys {
             if !names.insert(name.clone()) {
                 return Err(KeysError::new(place(), format!("two keys have the name `{name}`")));
             }
+            // The usage belongs to the name: an owner who changes the key does not get new limits.
             let usage = before.remove(&name).unwrap_or_default();
             let key = ApiKey { name, limits, usage, counters: OnceLock::new() };
             if let Some(other) = keys.get(&digest) {
@@ -107,6 +108,7 @@ impl ApiKeys {
             }
             keys.insert(digest, Arc::new(key));
         }
+        // The lock is taken at the end only, so that requests never wait for the file.
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = keys;
         Ok(())
     }
@@ -152,11 +154,13 @@ impl ApiKey {
         prompt_tokens: usize,
         metrics: &Metrics,
     ) -> ApiResult<Vec<KeyPlace>> {
+        // A key has its metrics from its first use on, so thousands of unused keys make no time series.
         let counters = self.counters.get_or_init(|| metrics.key_counters(&self.name));
         self.usage.take(&self.limits, num_sequences).map_err(|refused| self.refusal(refused))?;
         let places = (0..num_sequences)
             .map(|_| KeyPlace::new(Arc::clone(&self.usage), counters.generation_tokens.clone()))
             .collect();
+        // Prompts count for the limit when they are admitted, and answers token by token.
         counters.prompt_tokens.increment(prompt_tokens as u64);
         self.usage.spend(prompt_tokens);
         Ok(places)
@@ -164,6 +168,7 @@ impl ApiKey {
 
     /// The priority among all callers, for a request with `priority`.
     pub(crate) fn caller_priority(&self, priority: i32) -> i32 {
+        // Without the right, all requests of a key have the same priority among callers.
         self.limits.min_priority.map_or(0, |least| priority.max(least))
     }
 

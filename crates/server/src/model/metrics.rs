@@ -359,6 +359,7 @@ impl Metrics {
             builder = builder.add_global_label("model_name", model_name);
             builder = builder.add_global_label("engine", "0");
         }
+        // Buckets must be known before a histogram is registered.
         for description in DESCRIPTIONS {
             if let Kind::Histogram(buckets) = description.kind {
                 builder = builder
@@ -494,6 +495,7 @@ impl Metrics {
     ) {
         let mut labels = vec![Label::from_static_parts("method", method), Label::new("path", path)];
         let key =
+            // The status is no label of the histogram, which has a time series for each bucket.
             Key::from_parts(self.naming.name("http_request_duration_seconds"), labels.clone());
         self.recorder.register_histogram(&key, &METADATA).record(duration.as_secs_f64());
         labels.push(Label::new("status", status.to_string()));

@@ -31,6 +31,7 @@ pub(crate) fn knows_commands() -> bool {
 
 /// This program with a hidden command. It has its own process group, so that a terminal's Ctrl-C does not reach it.
 pub(crate) fn own_program(command: &str) -> Command {
+    // The name in the process list is that of the program, not `exe`.
     let mut program = Command::new(OWN_BINARY);
     program.arg0("candlepower").arg(command).process_group(0).envs(ALLOCATOR);
     program

@@ -32,6 +32,7 @@ impl Permits {
     /// # Errors
     /// Never, because the semaphores are never closed.
     pub(crate) async fn acquire(&self, caller: CallerId) -> Result<Permit, AcquireError> {
+        // The caller's own share comes first, so that its waiting requests do not queue for the total.
         let of_caller = self.of_caller(caller).acquire_owned().await?;
         let of_all = Arc::clone(&self.all).acquire_owned().await?;
         Ok(Permit { _of_all: of_all, _of_caller: of_caller })
@@ -42,6 +43,7 @@ impl Permits {
         if let Some(found) = of_callers.get(&caller).and_then(Weak::upgrade) {
             return found;
         }
+        // Entries of callers without a permit are removed when another is added, so the map stays small.
         of_callers.retain(|_, permits| permits.strong_count() > 0);
         let permits = Arc::new(Semaphore::new(self.each));
         of_callers.insert(caller, Arc::downgrade(&permits));
@@ -63,6 +65,7 @@ mod tests {
         };
         let first = acquire(1).await.unwrap();
         let _second = acquire(1).await.unwrap();
+        // The third one waits, and paused time lets the timeout pass at once.
         acquire(1).await.unwrap_err();
         let other = acquire(2).await.unwrap();
         drop(first);

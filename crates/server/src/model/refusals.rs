@@ -26,6 +26,7 @@ impl Refusals {
         if status != 429 && status < 500 {
             return;
         }
+        // The lock is released before the line is written, and `tell` takes it again.
         {
             let mut untold = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             *untold.counts.entry(status).or_default() += 1;
@@ -79,6 +80,7 @@ mod tests {
     fn a_burst_is_two_lines() {
         let start = Instant::now();
         let mut untold = Untold::default();
+        // Seconds after the start, so that no test waits.
         let mut count = |after: u64, statuses: &[u16]| {
             for status in statuses {
                 *untold.counts.entry(*status).or_default() += 1;

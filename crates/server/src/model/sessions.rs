@@ -86,6 +86,7 @@ impl Sessions {
         let ttl = self.ttl(ttl)?;
         let mut sessions = self.lock();
         let session = get("session.fork", &mut sessions, owner, id)?;
+        // A fork is a use of the session, so its time begins anew.
         session.expires_at = Instant::now() + session.ttl;
         let salt = session.cache_salt.clone();
         let ttl = ttl.unwrap_or(session.ttl);
@@ -178,9 +179,11 @@ impl Turn {
     /// Ends the turn: stores these tokens in the session, or closes it.
     pub(crate) fn commit(mut self, token_ids: Vec<u32>) -> SessionState {
         let id = self.id.clone();
+        // The drop of this turn must not release the session that is stored below.
         let is_held = std::mem::take(&mut self.is_held);
         let num_tokens = token_ids.len();
         if self.closes {
+            // The pin ends with the session, so its blocks may be evicted.
             self.sessions.lock().remove(&id);
             return SessionState { id, num_tokens, ttl: 0 };
         }
@@ -240,6 +243,7 @@ fn get<'a>(
 
 fn remove_expired(sessions: &mut HashMap<String, Session>) {
     let now = Instant::now();
+    // A session that a request uses is not removed, however long the request takes.
     sessions.retain(|_, session| session.is_busy || session.expires_at > now);
 }
 

@@ -139,12 +139,14 @@ impl AppState {
     }
 
     pub(crate) fn set_failed(&self, reason: String) {
+        // A failure is shown whatever the phase was.
         *self.lifecycle() = Lifecycle::Failed(reason);
     }
 
     /// Begins the drain delay.
     pub(crate) fn set_leaving(&self) {
         let mut lifecycle = self.lifecycle();
+        // A server that has not loaded its model has nothing to drain.
         if let Lifecycle::Ready(model) = &*lifecycle {
             *lifecycle = Lifecycle::Leaving(model.clone());
         }
@@ -203,6 +205,7 @@ impl AppState {
                 HealthResponse { progress: *progress, ..not_ready("starting", "initializing") }
             }
             Lifecycle::Starting => not_ready("starting", "starting"),
+            // Load balancers must send new requests elsewhere during the drain delay already.
             Lifecycle::Leaving(_) | Lifecycle::Draining => not_ready("draining", "draining"),
             Lifecycle::Failed(reason) => {
                 HealthResponse { message: Some(reason.clone()), ..not_ready("failed", "failed") }
@@ -234,6 +237,7 @@ impl AppState {
 
     /// Counts a request until the guard is dropped.
     pub(crate) fn enter(&self) -> ActiveRequest {
+        // The count is a watch channel, so that draining can wait for zero.
         self.0.active.send_modify(|count| *count += 1);
         ActiveRequest(self.clone())
     }

@@ -37,6 +37,7 @@ impl StoredResponse {
         object: &Value,
     ) -> Self {
         let object: Box<str> = object.to_string().into();
+        // The three parts are nearly all of the memory; the exact number is not worth a walk over the values.
         let num_bytes = json_len(&messages) + size_of_val(&token_ids[..]) + object.len();
         Self { owner, messages, token_ids, object, num_bytes }
     }
@@ -99,6 +100,7 @@ impl StoredResponses {
         held.by_id.insert(id.clone(), Arc::new(stored));
         held.order.push_back(id);
         while held.order.len() > MAX_RESPONSES || held.num_bytes > MAX_BYTES {
+            // A response beyond the limit removes itself last, so the loop ends.
             let Some(oldest) = held.oldest_of_the_largest() else { break };
             held.remove(&oldest);
         }
@@ -152,11 +154,13 @@ pub(crate) fn with_known_prefix(
         num_bytes += tokenizer.token_bytes(*id).len();
         num_bytes >= beginning.len()
     });
+    // A prompt shorter than the known tokens cannot begin with them.
     let Some(end) = end.map(|index| index + 1) else { return prompt };
     let special = |ids: &[u32]| -> Vec<u32> {
         ids.iter().copied().filter(|id| tokenizer.is_special(*id)).collect()
     };
     let (same, rest) = prompt.split_at(end);
+    // A special token has the same bytes as its spelling in ordinary tokens, but another meaning.
     if known.is_empty() || bytes(same) != beginning || special(same) != special(known) {
         return prompt;
     }
@@ -187,6 +191,7 @@ mod tests {
         );
         responses.remove(OWNER, "2").unwrap();
         assert!(responses.remove(OWNER, "2").is_err());
+        // Half of the limit in the object, a quarter in the messages and an eighth in the tokens fit together.
         let long = || serde_json::json!("x".repeat(MAX_BYTES / 2));
         let message = ChatMessage::text(candlepower_api::Role::User, "x".repeat(MAX_BYTES / 4));
         responses.insert(
@@ -197,6 +202,7 @@ mod tests {
             responses.get(OWNER, "id", "large").is_ok()
                 && responses.get(OWNER, "id", "1000").is_ok()
         );
+        // Another half is too much, so all older ones go, beginning with the oldest.
         responses
             .insert("larger".into(), StoredResponse::new(OWNER, Vec::new(), Vec::new(), &long()));
         assert!(responses.get(OWNER, "id", "larger").is_ok());

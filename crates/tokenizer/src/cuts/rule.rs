@@ -85,6 +85,7 @@ impl Rule {
         for alternative in &alternatives {
             let before = made.kinds.len();
             let part = made.add(alternative)?;
+            // An empty match may lie at any border, where no position shows it.
             if part.can_be_empty {
                 return None;
             }
@@ -133,6 +134,8 @@ impl Rule {
     fn is_blind_to_end(&self, position: usize, after: Taken) -> bool {
         positions(self.follow[position]).all(|next| match self.kinds[next] {
             Kind::One(_) | Kind::Behind(_) => true,
+            // The look-ahead sees the next character in the whole text, and nothing at the end of a piece. Both must
+            // fail alike.
             Kind::Ahead(content) => content & (after.may | self.looks()) == 0,
             Kind::Edge => false,
         })
@@ -222,6 +225,7 @@ impl Rule {
     }
 
     fn repeat(&mut self, node: &Node, min: u32, max: Option<u32>) -> Option<Part> {
+        // Each repetition has positions of its own, because the last one of `{1,3}` must not lead to a fourth.
         let copies = max.filter(|&max| max <= MOST_COPIES).unwrap_or(min.clamp(1, MOST_COPIES));
         let is_endless = max.is_none_or(|max| max > MOST_COPIES);
         let mut all = EMPTY;
@@ -245,6 +249,7 @@ impl Rule {
             Look::Edge => Some(Kind::Edge),
             Look::Ahead(_) => (!part.can_be_empty).then_some(Kind::Ahead(part.first)),
             Look::Behind(_) => {
+                // A look-behind of one character sees only the neighbour of the border.
                 let is_one = part.first == part.last
                     && part.first.is_power_of_two()
                     && positions(part.first).all(|position| self.follow[position] == 0)
@@ -273,6 +278,7 @@ impl Rule {
         let position = u32::try_from(self.kinds.len()).ok()?;
         self.kinds.push(kind);
         self.follow.push(0);
+        // More than 128 positions do not fit, and the rule is not understood. GPT-2's rule has 27.
         (1 as Positions).checked_shl(position)
     }
 
@@ -285,6 +291,8 @@ impl Rule {
                 return None;
             }
             let case = if one.ignores_case { "i" } else { "" };
+            // The library's own regex engine decides which characters a class has, because engines differ in
+            // Unicode's tables.
             let regex = SysRegex::new(&format!(r"\A(?{case}:{source})\z")).ok()?;
             self.matchers.push(Matcher { one: one.clone(), regex });
             Some(self.matchers.len() - 1)
@@ -356,6 +364,7 @@ mod tests {
             (ahead, 'a', ',', true),
             (r"\b\w+|\W", '!', 'a', false),
             (r"\w+$|\w|\W", 'a', '!', false),
+            // `ß` matches `ss` without regard to case, so the match could begin with it.
             (r"(?i:ss)|\w|\W", 'ß', 's', false),
         ] {
             let rule = Rule::new(rule).unwrap();

@@ -27,6 +27,7 @@ impl Normalizing {
     pub(super) fn steps(normalizer: &Value) -> Option<Vec<Self>> {
         let step = |value: &Value| match value["type"].as_str()? {
             "NFC" => Some(Self::Compose),
+            // Replacements of several characters could reach across a border.
             "Replace" => {
                 let mut pattern = value["pattern"]["String"].as_str()?.chars();
                 let content = value["content"].as_str().filter(|content| !content.is_empty())?;
@@ -53,6 +54,8 @@ impl Normalizing {
                 Some((last, if after == *from { to.chars().next()? } else { after }))
             }
             Self::Ascii { lower_case } => {
+                // BERT's normalizer removes control characters and accents, and puts spaces around Chinese
+                // characters.
                 let is_plain = |c: char| c.is_ascii_graphic() || c == ' ';
                 let cased = |c: char| if *lower_case { c.to_ascii_lowercase() } else { c };
                 (is_plain(before) && is_plain(after)).then_some((cased(before), cased(after)))
@@ -136,6 +139,7 @@ impl Splitting {
                 }
                 "Digits" => steps.push(Self::Runs(|c| Some(c.is_numeric()))),
                 "WhitespaceSplit" => steps.push(Self::Each(char::is_whitespace)),
+                // Punctuation outside of ASCII splits there, too. Not knowing it only costs cuts.
                 "BertPreTokenizer" => {
                     let punctuation = Self::Each(|c| c.is_ascii_punctuation());
                     steps.extend([Self::Each(char::is_whitespace), punctuation]);
@@ -194,7 +198,9 @@ impl Splitting {
             }
             Self::Each(is_such) => Some(is_such(before) || is_such(after)),
             Self::Runs(is_such) => Some(is_such(before)? != is_such(after)?),
+            // The beginning of a piece would get a space that the whole text does not have there.
             Self::PrefixSpace => (after == ' ').then_some(false),
+            // Bytes of one character are several characters afterwards, so no later rule can be judged.
             Self::Bytes => return Some(State { is_text: false, ..state }),
             Self::Metaspace { .. } => unreachable!("it was asked above"),
         };

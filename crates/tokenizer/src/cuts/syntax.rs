@@ -116,6 +116,7 @@ impl Parser<'_> {
         } else if self.take("?<=") || self.take("?<!") {
             |node| Node::Look(Look::Behind(Box::new(node)))
         } else if self.take("?i:") {
+            // Case is ignored within this group only, so that no state has to be restored.
             let node = self.alternatives(true)?;
             self.depth -= 1;
             return self.take(")").then_some(node);

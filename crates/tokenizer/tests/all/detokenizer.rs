@@ -69,6 +69,7 @@ fn skip_or_not() -> impl Strategy<Value = SkipSpecialTokens> {
 fn random_ids(name: &str) -> impl Strategy<Value = Vec<u32>> + use<> {
     let tokenizer = fixture(name);
     let num_ids = tokenizer.vocab_size() as u32;
+    // Three ids beyond the vocabulary, which have no token.
     let any = 0..num_ids + 3;
     // Half of them are single bytes, so that characters form by chance.
     let bytes = (0..num_ids).filter(|&id| tokenizer.token_bytes(id).len() == 1).collect::<Vec<_>>();
@@ -214,6 +215,7 @@ fn decoders_that_are_no_byte_tables_stream_too() {
     let ids = [0, 1, 2, 0, 0, 3, 1, 2, 9, 4, 2, 0, 3, 1];
     for tokenizer in &all {
         let text = tokenizer.decode(&ids, SkipSpecialTokens::Yes).unwrap();
+        // The id 9 has no token.
         for at in 0..ids.len() {
             let (prompt, generated) = ids.split_at(at);
             let before = tokenizer.decode(prompt, SkipSpecialTokens::Yes).unwrap();

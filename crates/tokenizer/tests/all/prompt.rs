@@ -92,6 +92,7 @@ fn every_text_of_a_conversation_is_text() {
         &tokenizer,
     );
     let prompt = prompt.unwrap();
+    // Seven in the message, one in the tools and one in the documents.
     assert_eq!(prompt.text().matches("<|begin|>").count(), 9, "{}", prompt.text());
     let ids = tokenizer.encode_prompt(&prompt, AddSpecialTokens::No).unwrap();
     let special = ids.iter().copied().filter(|&id| tokenizer.is_special(id)).collect::<Vec<_>>();

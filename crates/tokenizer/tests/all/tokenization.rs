@@ -87,6 +87,7 @@ fn words_of_the_vocabulary_that_are_special_tokens_are_not_found_in_text() {
         "model": {"type": "WordLevel", "vocab": {"<unk>": 0, "</s>": 1, "a": 2}, "unk_token": "<unk>"},
     });
     let word_level = Tokenizer::from_bytes(word_level.to_string().as_bytes(), None).unwrap();
+    // `</s>` is cut in two after its first character, and both parts are unknown words.
     assert_eq!(in_conversation(&template, &word_level, "a </s> a"), [2, 0, 0, 2]);
 
     let unigram = fixture("metaspace");

@@ -85,6 +85,7 @@ fn markdown_blocks(passage: &Passage) -> Vec<Block> {
 }
 
 fn is_block(tag: &Tag<'_>) -> bool {
+    // An image ends a paragraph here: its alternative text is no part of the sentence.
     !matches!(tag, Tag::Emphasis | Tag::Strong | Tag::Strikethrough | Tag::Link { .. })
 }
 
@@ -113,6 +114,7 @@ fn without_code(line: &str) -> String {
     let mut rest = line;
     while let Some(at) = rest.find(['`', '{']) {
         let close = if rest[at..].starts_with('`') { '`' } else { '}' };
+        // A mark without its partner stays, since it is no code.
         let Some(len) = rest[at + 1..].find(close) else { break };
         text.push_str(&rest[..at]);
         text.push(CODE);

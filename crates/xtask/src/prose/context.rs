@@ -22,6 +22,7 @@ const CALLS: [(&[&str], Kind); 6] = [
 /// The kind of a literal after this code, in which comments and literals are blank.
 pub(crate) fn of_literal(code: &str, of_crate: &str) -> Kind {
     let before = code.trim_end();
+    // The help's constants have no call around them.
     if before.ends_with("HELP: &str =") || before.ends_with("USAGE: &str =") {
         return Kind::Help;
     }
@@ -55,6 +56,8 @@ fn enclosing(code: &str) -> Vec<String> {
             b'(' | b'[' | b'{' => names.push(name_before(bytes, i)),
             _ => {}
         }
+        // A semicolon outside of all brackets ends the statement before, so nothing in front of it encloses the
+        // literal.
         if names.len() == MAX_DEPTH || depth == 0 && bytes[i] == b';' {
             break;
         }
@@ -68,6 +71,7 @@ fn name_before(bytes: &[u8], bracket: usize) -> String {
     let len = bytes[..bracket].iter().rev().take_while(|byte| of_name(byte)).count();
     let name = String::from_utf8_lossy(&bytes[bracket - len..bracket]).into_owned();
     if name == "format!" {
+        // 40 bytes have room for `let message =` and white space.
         let before = String::from_utf8_lossy(&bytes[bracket.saturating_sub(40)..bracket - len]);
         if before.trim_end().ends_with("message =") {
             return "message =".to_owned();

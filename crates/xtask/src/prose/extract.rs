@@ -48,6 +48,7 @@ fn document(file: &SourceFile) -> Passage {
     let mut is_generated = false;
     for (i, line) in file.text.lines().enumerate() {
         is_generated |= line.starts_with("<!--") && line.contains(GENERATED.0);
+        // A blank line keeps the numbers of the lines that follow.
         passage.push(if is_generated { "" } else { line }, i + 1);
         is_generated &= !line.ends_with(GENERATED.1);
     }

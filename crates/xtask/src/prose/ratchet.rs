@@ -38,6 +38,7 @@ pub(crate) fn findings(files: &[SourceFile]) -> Vec<Finding> {
             }),
         }
     }
+    // Leftover entries are findings too, or a sentence that was corrected could come back unnoticed.
     findings.extend(list.and_then(|list| stale(list, &left)));
     findings
 }

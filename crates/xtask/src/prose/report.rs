@@ -31,6 +31,7 @@ impl Figures {
         let length = judged.sentence.words.len();
         if judged.sentence.place == Place::Running {
             self.sentences.0.push(length);
+            // A sentence that began behind a semicolon or a dash extends the one before.
             match self.whole.0.last_mut().filter(|_| !judged.sentence.is_opening) {
                 Some(last) => *last += length,
                 None => self.whole.0.push(length),

@@ -77,6 +77,7 @@ fn comment(blank: &Blank) -> Option<(Mark, Vec<&str>)> {
     let line = text.strip_prefix("//")?;
     let (mark, line) = match line.as_bytes() {
         [b'!', ..] => (Mark::Inner, &line[1..]),
+        // Four slashes are a plain comment in Rust.
         [b'/', b'/', ..] => (Mark::Plain, line),
         [b'/', ..] => (Mark::Outer, &line[1..]),
         _ => (Mark::Plain, line),
@@ -181,6 +182,7 @@ fn content(literal: &str) -> Option<String> {
     let mut chars = inner.chars().peekable();
     while let Some(c) = chars.next() {
         match (c, chars.peek()) {
+            // A backslash at the end of a line removes the line break and the white space behind it.
             ('\\', Some('\n')) => while chars.next_if(|c| c.is_whitespace()).is_some() {},
             ('\\', Some('n')) => {
                 chars.next();

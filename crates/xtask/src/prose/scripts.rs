@@ -17,12 +17,14 @@ pub(crate) fn python(file: &SourceFile, kind: &Kind) -> Vec<Passage> {
         let text: String = chars[at..at + len].iter().collect();
         match text.chars().next() {
             Some('#') => comments.push(&text[1..], line, is_alone),
+            // A string that begins a line is a docstring.
             Some('"') if is_alone && text.starts_with("\"\"\"") => {
                 comments.push_docstring(text.trim_matches('"'), line);
             }
             _ => {}
         }
         line += text.matches('\n').count();
+        // Only spaces may precede on the line.
         is_alone = text == "\n" || is_alone && text.trim().is_empty();
         at += len;
     }

@@ -81,6 +81,7 @@ fn end(chars: &[(usize, char)], i: usize) -> Option<(End, usize)> {
         }
         c @ ('.' | '?' | '!') => {
             let closing = chars[i + 1..].iter().take_while(|(_, c)| is_closing(*c)).count();
+            // Points in a row are an ellipsis or a range, and end nothing.
             let is_run = c == '.' && (at(i + 1) == '.' || i > 0 && at(i - 1) == '.');
             let ends = at(i + 1 + closing).is_whitespace()
                 && !is_run

@@ -69,11 +69,14 @@ fn blank_len(chars: &[char], at: usize) -> usize {
         ['/', '/', ..] => rest.iter().position(|&c| c == '\n').unwrap_or(rest.len()),
         ['/', '*', ..] => block_comment_len(rest),
         ['"', ..] => quoted_len(rest),
+        // An identifier may end with `r`, `br` or `cr` before a string in a macro.
         ['r', '"' | '#', ..] if !in_word => raw_string_len(rest, 1),
         ['b' | 'c', 'r', '"' | '#', ..] if !in_word => raw_string_len(rest, 2),
         ['\'', '\\', ..] => {
+            // The character behind the backslash may itself be a quote.
             2 + rest[2..].iter().skip(1).position(|&c| c == '\'').map_or(0, |i| i + 2)
         }
+        // A lifetime has no quote two characters later.
         ['\'', _, '\'', ..] => 3,
         _ => 0,
     }

@@ -44,6 +44,7 @@ pub(super) fn written(settings: &str) -> String {
             comment.clear();
         } else if let Some(text) = line.strip_prefix("# ") {
             comment.push(text);
+            // A paragraph of one comment line without a setting is the title of a section.
         } else if let [section] = comment[..] {
             page += &format!("\n## {section}\n\n| key | default | meaning |\n|---|---|---|\n");
             comment.clear();

@@ -57,6 +57,7 @@ pub(super) fn sizes(root: &Path) -> Result<Vec<(String, u64)>> {
 
 /// The paths that git tracks or would track.
 fn paths(root: &Path) -> Result<Vec<String>> {
+    // `-z` keeps names with spaces or non-ASCII letters as they are.
     let mut git = Command::new("git");
     git.current_dir(root).args([
         "ls-files",

@@ -26,6 +26,7 @@ fn file_findings(file: &SourceFile) -> Vec<Finding> {
     let code = code.split_once("#[cfg(test)]").map_or(code.as_str(), |(before, _)| before);
     let mut findings = Vec::new();
     for (line, text) in code.lines().enumerate() {
+        // A line may import from several folders.
         for (_, rest) in
             text.match_indices("crate::").map(|(at, word)| text.split_at(at + word.len()))
         {

@@ -143,6 +143,7 @@ fn imports(manifest: &toml::Table) -> Vec<String> {
         .filter_map(|(_, name, value)| {
             let renamed = value.get("package").and_then(toml::Value::as_str);
             let name = renamed.unwrap_or(name);
+            // The program's crate has no suffix behind its name.
             if name == "candlepower" {
                 return Some(name.to_owned());
             }

@@ -41,6 +41,7 @@ pub(crate) fn findings(files: &[SourceFile]) -> Vec<Finding> {
         })
         .collect();
     findings.extend(unlisted(&pages));
+    // The pages come from a map, which has no order.
     findings.sort_by(|a, b| (&a.path, a.line).cmp(&(&b.path, b.line)));
     findings
 }
@@ -66,6 +67,7 @@ fn dead(
     if !known.contains(path.as_str()) {
         return Some(format!("the link `{link}` leads to no file"));
     }
+    // A link into a source file, such as `x.rs#L5`, has no headings to check.
     let (anchor, (_, page)) = (anchor?, pages.get(path.as_str())?);
     let is_there = page.anchors.iter().any(|found| found == anchor);
     (!is_there).then(|| format!("the link `{link}` leads to no heading"))

@@ -62,6 +62,7 @@ fn mapped(files: &[SourceFile]) -> impl Iterator<Item = (&SourceFile, &str)> {
             }
             None => ("tests", file.path.strip_prefix("tests/")?),
         };
+        // Data of tests may have the extension of a source.
         let is_data = ["golden/", "fuzz/"].iter().any(|data| rest.starts_with(data));
         let is_source = KINDS.iter().any(|(extension, _)| file.has_extension(extension));
         (is_source && !is_data).then_some((file, folder))
@@ -76,6 +77,7 @@ fn opening(file: &SourceFile) -> Option<String> {
         let text = text.split(mark).next().unwrap_or_default().trim_start();
         text.split("\n\n").next().unwrap_or_default().split_whitespace().collect::<Vec<_>>()
     } else {
+        // Lines such as that of the interpreter may come first.
         let lines = file.text.lines().skip_while(|line| !line.starts_with(mark));
         let lines = lines.map_while(|line| line.strip_prefix(mark)).map(str::trim);
         lines.take_while(|line| !line.is_empty()).collect()
@@ -93,6 +95,7 @@ fn first_sentence(text: &str) -> String {
         let after = |offset: usize| chars.get(i + offset).map(|&(_, c)| c);
         let begins = |c: char| c.is_uppercase() || "`[\"".contains(c);
         let ends = matches!(c, '.' | '?' | '!') && after(1).is_none_or(char::is_whitespace);
+        // The point within an abbreviation is followed by no white space, so only its last one matters here.
         let is_abbreviation = ["e.g", "i.e", "etc"].iter().any(|end| text[..at].ends_with(end));
         if ends && !in_code && !is_abbreviation && after(2).is_none_or(begins) {
             return text[..=at].to_owned();

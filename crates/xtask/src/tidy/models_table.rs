@@ -480,6 +480,7 @@ fn goldens(files: &[SourceFile]) -> Vec<Golden> {
     for file in files {
         let Some(path) = file.path.strip_prefix(GOLDENS) else { continue };
         let Some((name, "config.json")) = path.split_once('/') else { continue };
+        // The quotes keep a class from matching within a longer name.
         let holds = |a: &&Architecture| file.text.contains(&format!("\"{}\"", a.class));
         if let Some(architecture) = ARCHITECTURES.iter().find(holds).filter(|_| runs(name)) {
             goldens.push(Golden { name: name.to_owned(), class: architecture.class });
@@ -512,6 +513,7 @@ struct GgufRecipe<'a> {
 /// GGUF files are not text, so their architectures are read from the script that makes them.
 fn gguf_recipes(files: &[SourceFile]) -> impl Iterator<Item = GgufRecipe<'_>> {
     let script = files.iter().find(|file| file.path == GGUF_SCRIPT);
+    // Recipes are entries of dictionaries at the top level, which are indented by four spaces.
     let recipes = script.into_iter().flat_map(|script| script.text.split("\n    \"").skip(1));
     recipes.filter_map(|recipe| {
         let (name, rest) = recipe.split_once("\": dict(")?;
@@ -581,6 +583,7 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
         let has_file = |class| {
             goldens.iter().any(|golden| golden.class == class && is_of(&golden.name, "gguf"))
         };
+        // A name without a file is a fault, and so is a file without a name.
         if of_name.map(|other| other.class).any(has_file) == row.gguf.is_empty() {
             return Err(format!("{} has no golden in a GGUF file that a test runs", row.class));
         }

@@ -58,6 +58,7 @@ impl Names<'_> {
     /// The first name in a piece of code that is in no list.
     fn missing(&self, code: &str) -> Option<String> {
         let is_command = code.starts_with("candlepower ");
+        // A command has at most two words behind the program's name.
         let words: Vec<&str> = code.split_whitespace().take(3).collect();
         let begins = |line: &str| self.commands.iter().any(|listed| listed.starts_with(line));
         // `bench run` is a command of two words.

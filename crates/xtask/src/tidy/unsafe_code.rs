@@ -42,6 +42,7 @@ fn file_findings(file: &SourceFile) -> Vec<Finding> {
 fn needs_reason(line: &str) -> bool {
     line.match_indices("unsafe").any(|(at, word)| {
         let after = line[at + word.len()..].trim_start();
+        // rustfmt may put the brace on the next line.
         after.is_empty() || after.starts_with('{') || after.starts_with("impl")
     })
 }

@@ -42,6 +42,7 @@ impl Weights {
     /// Bytes that a step with this many tokens reads, if all experts are equally likely.
     fn bytes_read(&self, tokens: usize) -> f64 {
         let unread = self
+            // `(1 - chosen)^tokens` is the probability that no token of the batch uses an expert.
             .experts
             .as_ref()
             .map_or(0.0, |experts| experts.bytes * (1.0 - experts.chosen).powf(tokens as f64));

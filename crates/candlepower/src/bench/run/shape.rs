@@ -91,6 +91,7 @@ impl ShapeRunner {
         let vocab_size = self.engine.info().vocab_size as u32;
         let mut prompt = || (0..shape.input_tokens).map(|_| self.rng.u32(..vocab_size)).collect();
         let prompts: Vec<Vec<u32>> = (0..shape.batch).map(|_| prompt()).collect();
+        // Steps of the warm-up or of the shape before are dropped.
         self.meter.take();
         let begin = Instant::now();
         self.generate(&prompts, 1).await?;
@@ -112,6 +113,8 @@ impl ShapeRunner {
     async fn decode(&self, shape: &Shape, prompts: &[Vec<u32>]) -> Result<Decode> {
         let mut attempts_left = DECODE_ATTEMPTS;
         loop {
+            // The first token belongs to the step that ends the prompt, so one more is generated than is
+            // measured.
             self.generate(prompts, shape.output_tokens + 1).await?;
             let measured = decode(shape.batch, &self.meter.take());
             attempts_left -= 1;
@@ -128,6 +131,7 @@ impl ShapeRunner {
         let sampling = SamplingParams {
             max_tokens,
             temperature: 0.0,
+            // Random weights, as of dummy models, may choose the end-of-sequence token at any time.
             ignore_eos: true,
             ..SamplingParams::default()
         };
@@ -146,6 +150,7 @@ impl ShapeRunner {
             num_generated: 0,
         };
         let requests: Vec<Request> = prompts.iter().map(request).collect();
+        // All requests are submitted before the first stream is read, so that they run in the same steps.
         let mut streams: Vec<TokenStream> = Vec::new();
         for request in requests {
             streams.extend(self.engine.submit(request)?);
@@ -174,6 +179,7 @@ impl ShapeRunner {
 fn decode(batch: usize, steps: &[StepSample]) -> Result<Decode> {
     let runs = steps.chunk_by(|a, b| (a.tokens == batch) == (b.tokens == batch));
     let runs = runs.filter(|run| run[0].tokens == batch);
+    // A step that ends some prompts may have as many tokens by chance, hence the longest run and not all runs.
     let run = runs.max_by_key(|run| run.len()).unwrap_or_default();
     // The end of the first step is the start of the second; its own start is unknown.
     let [first, rest @ ..] = run else {
@@ -212,6 +218,8 @@ mod tests {
             step_s: 0.008,
             forward_s: 0.006,
         };
+        // The step with 32 tokens is a prefill, which separates the first decode from the other three. The last
+        // one has lost a sequence.
         let steps = [step(1, 2), step(20, 32), step(30, 2), step(40, 2), step(50, 2), step(60, 1)];
         let decode = decode(2, &steps).unwrap();
         assert_eq!(decode.steps, 2);

@@ -77,6 +77,7 @@ impl Level {
                 .collect(),
             short_answers: answers.iter().filter(is_short).count(),
             duration_s,
+            // Requests that failed count for no rate.
             requests_per_s: answers.len() as f64 / duration_s,
             input_tokens,
             cached_tokens: sum(|answer| answer.usage.cached_tokens()),
@@ -138,6 +139,7 @@ impl Level {
 
 /// Seconds per output token after the first.
 fn per_token(answer: &Answer) -> Option<f64> {
+    // The first token's time is that of the prefill, so it does not count.
     let tokens = answer.usage.completion_tokens.checked_sub(1).filter(|&tokens| tokens > 0)?;
     Some((answer.last_text? - answer.first_text?).as_secs_f64() / tokens as f64)
 }

@@ -19,6 +19,7 @@ pub(super) const V2: GgufArch = GgufArch {
         latents(keys, config)?;
         let renormalize = keys.flag_or("expert_weights_norm", false)?;
         set(config, [("norm_topk_prob", renormalize.into())]);
+        // V2's two ways of choosing experts differ by groups alone, and the file does not name them.
         if config["n_group"] != json!(1) {
             set(config, [("topk_method", "group_limited_greedy".into())]);
         }
@@ -58,6 +59,7 @@ fn latents(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
         return Err(keys.unsupported("rope.dimension_count", "; a part of the width of keys is"));
     };
     // V2 has no sigmoids; `find` has seen that.
+    // The key counts as read, so that it is no unknown one.
     keys.count_opt("expert_gating_func")?;
     experts::some_shared(keys, config)?;
     set(
@@ -70,6 +72,7 @@ fn latents(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
             ("v_head_dim", width("attention.value_length_mla", "attention.value_length")?.into()),
         ],
     );
+    // transformers takes `mscale_all_dim`, of which llama.cpp's converter writes a tenth for DeepSeek.
     // The scores alone are multiplied by a temperature.
     let temperature = keys.float_opt("rope.scaling.yarn_log_multiplier")?;
     if let Some(Value::Object(rope)) = config.get_mut("rope_parameters")

@@ -189,6 +189,7 @@ pub(super) fn granite_factors(keys: &Keys<'_>, config: &mut Config) -> Result<()
 
 /// Ministral 3's queries grow with their positions.
 fn mistral3(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
+    // Mistral's converter writes the factor as it is, where DeepSeek's writes a tenth of it.
     window(keys, config)?;
     let growth = keys.float_opt("attention.temperature_scale")?;
     let factor = keys.float_opt("rope.scaling.yarn_log_multiplier")?;
@@ -204,6 +205,7 @@ fn mistral3(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
 fn olmo3(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     window(keys, config)?;
     windowed_layers(keys, config)?;
+    // Layers with a window have the same base, without YaRN.
     let theta = keys.float_opt("rope.freq_base")?.unwrap_or(1e4);
     set_ropes_of_windows(keys, config, theta)
 }

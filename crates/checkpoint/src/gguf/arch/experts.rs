@@ -42,6 +42,7 @@ pub(super) const OLMOE: GgufArch = GgufArch {
     own: |keys, config| {
         chosen(keys, config)?;
         renormalize(keys, config, false)?;
+        // OLMoE's class calls the width of an expert `intermediate_size`.
         if let Some(inner) = keys.count_opt("expert_feed_forward_length")? {
             set(config, [("intermediate_size", inner.into())]);
         }
@@ -153,6 +154,7 @@ pub(super) const AFMOE: GgufArch = GgufArch {
                 ("num_shared_experts", keys.index("expert_shared_count")?.into()),
                 ("route_norm", keys.flag_or("expert_weights_norm", true)?.into()),
                 ("route_scale", scale.into()),
+                // Trinity's embeddings are scaled by the root of their width, and files have no key for it.
                 ("mup_enabled", true.into()),
             ],
         );
@@ -229,6 +231,7 @@ fn gpt_oss(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     window(keys, config)?;
     let inner = keys.count("expert_feed_forward_length")?;
     set(config, [("intermediate_size", inner.into()), ("attention_bias", true.into())]);
+    // gpt-oss has YaRN with bounds that are not rounded to whole pairs, and files have no key for that.
     if let Some(Value::Object(rope)) = config.get_mut("rope_parameters") {
         set(rope, [("truncate", false.into())]);
     }

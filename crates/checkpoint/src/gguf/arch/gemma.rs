@@ -57,6 +57,7 @@ fn gelu(config: &mut Config) {
 fn gemma(keys: &Keys<'_>, config: &mut Config, by_heads: usize) -> Result<()> {
     gelu(config);
     let scalar = match keys.float_opt("attention.scale")? {
+        // transformers takes the number whose inverse root is the scale.
         Some(scale) => scale.powi(-2),
         None if keys.count("block_count")? == by_heads => {
             keys.count("embedding_length")? as f64 / keys.count("attention.head_count")? as f64
@@ -74,6 +75,7 @@ fn gemma(keys: &Keys<'_>, config: &mut Config, by_heads: usize) -> Result<()> {
 }
 
 fn gemma2(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
+    // Gemma 2 of 27B has 46 layers, and Gemma 3 of 27B has 62.
     gemma(keys, config, 46)?;
     keys.float("final_logit_softcapping")?;
     let cap = keys.float("attn_logit_softcapping")?;
@@ -86,6 +88,8 @@ fn gemma3(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     set_ropes_of_windows(keys, config, 1e4)?;
     if windowed_layers(keys, config)?.is_none() {
         let key = keys.key("attention.sliding_window_pattern");
+        // The key is a number in some files and a list in others. Five
+        // local layers and a global one are Gemma 3's default.
         let every = keys.metadata.count_opt(&key)?.unwrap_or(6);
         set(config, [("sliding_window_pattern", every.into())]);
     }
@@ -109,16 +113,19 @@ fn gemma4(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
         }
     }
     let heads = keys.counts_of_layers("attention.head_count_kv")?;
+    // Files with one number for all layers have no list.
     let heads_of = |layer: usize| heads.get(layer).or(heads.first()).copied();
     let of_kind = |kind: bool| {
         let layers = windowed.iter().enumerate();
         layers.filter(move |(_, windowed)| **windowed == kind).map(|(layer, _)| layer)
     };
+    // Global layers are wider and have other heads, so each is described in `per_layer_config`.
     let own = of_kind(false)
         .map(|i| (i.to_string(), json!({"head_dim": wide, "num_key_value_heads": heads_of(i)})));
     let own: Map<String, Value> = own.collect();
     let (global, local) = (of_kind(false).next(), of_kind(true).next());
     let shared = keys.index("attention.shared_kv_layers")?;
+    // A global layer without a matrix of values uses its keys as values.
     let values = global.map(|i| format!("blk.{i}.attn_v.weight"));
     let experts = keys.count_opt("expert_count")?;
     let of_layers = keys.gguf.tensors.get("per_layer_token_embd.weight");
@@ -163,6 +170,7 @@ fn is_wide_at_the_end(keys: &Keys<'_>, shared: usize) -> Result<bool> {
     let widths = keys.counts_of_layers(KEY)?;
     let (Some(first), Some(last)) = (widths.first(), widths.last()) else { return Ok(false) };
     let wide = first != last;
+    // A layer without keys of its own has twice the width in some of Gemma 4's models.
     let width = |i: usize| if wide && i + shared >= widths.len() { 2 * first } else { *first };
     match widths.iter().enumerate().all(|(i, found)| *found == width(i)) {
         true => Ok(wide),
@@ -178,6 +186,7 @@ fn rotated_part(keys: &Keys<'_>, head_dim: usize) -> Result<f64> {
     let Some(divisors) = keys.gguf.divisors.get(NAME) else { return Ok(1.0) };
     let rotated = divisors.iter().take_while(|divisor| **divisor == 1.0).count();
     let rest = &divisors[rotated..];
+    // llama.cpp's converter writes 1e30 for pairs that are not rotated: their frequency becomes almost zero.
     if divisors.len() != head_dim / 2 || rest.iter().any(|divisor| *divisor < 1e20) {
         let reason = format!("{NAME} does not turn the first pairs of a head and leave the others");
         return Err(Error::Gguf { file: keys.gguf.files[0].clone(), reason });

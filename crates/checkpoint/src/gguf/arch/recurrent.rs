@@ -174,6 +174,7 @@ fn lfm2(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
         config,
         [
             ("norm_eps", eps),
+            // The file has the width as adjusted already.
             ("block_auto_adjust_ff_dim", false.into()),
             ("conv_L_cache", keys.count("shortconv.l_cache")?.into()),
             ("layer_types", layer_types(&is_conv, ["conv", "full_attention"])),
@@ -228,6 +229,7 @@ fn granite_hybrid(keys: &Keys<'_>, config: &mut Config) -> Result<()> {
     if keys.float_opt("attention.scale")?.is_some() {
         return dense::granite_factors(keys, config);
     }
+    // Bamba has no factors, so the scale is the usual one.
     let scale = (keys.head_dim()? as f64).powf(-0.5);
     set(config, [("attention_multiplier", scale.into())]);
     Ok(())
@@ -242,6 +244,7 @@ fn nemotron_h(keys: &Keys<'_>, config: &mut Config, ffn: &str) -> Result<()> {
     if widths.len() != no_attention.len() {
         return Err(keys.unsupported(WIDTHS, "; a number for each layer is"));
     }
+    // Attention has KV heads and no width, a feed-forward has a width, and Mamba-2 has neither.
     let kind = |(no_attention, width): (&bool, &usize)| match (no_attention, width) {
         (true, 0) => "mamba",
         (false, 0) => "attention",
@@ -249,6 +252,7 @@ fn nemotron_h(keys: &Keys<'_>, config: &mut Config, ffn: &str) -> Result<()> {
     };
     let kinds: Vec<&str> = no_attention.iter().zip(&widths).map(kind).collect();
     let (eps, head_dim) = (config.remove("rms_norm_eps"), config.remove("head_dim"));
+    // Nemotron-H's class has its own default, the squared ReLU.
     config.remove("hidden_act");
     set(
         config,

@@ -38,6 +38,7 @@ const fn pieces(
 const QWEN: &[&str] = &["<|im_end|>"];
 
 const PUBLISHED: &[Published] = &[
+    // Published files of one architecture come with different rules and ends, so several rows share one golden.
     of("llama", "gguf-yarn", "llama-bpe", "<|end_of_text|>", &["<|eot_id|>", "<|eom_id|>"]),
     of("llama", "gguf-yarn", "smollm", "<|endoftext|>", QWEN),
     of("llama", "gguf-yarn", "tekken", "</s>", &[]),
@@ -115,6 +116,7 @@ fn every_architecture_is_read_with_the_names_of_published_files() {
 #[test]
 fn every_architecture_has_such_names() {
     for arch in arch::names() {
+        // An architecture that is added must get a row above.
         assert!(PUBLISHED.iter().any(|published| published.arch == arch), "{arch}");
     }
 }
@@ -147,6 +149,7 @@ fn embedding_gemma_sees_both_ways() {
     let windows = |spec: &ModelSpec| spec.attentions().map(|a| a.window).collect::<Vec<_>>();
     assert!(both.sees_both_ways() && checkpoint.gives_vectors());
     assert_eq!(windows(causal.spec()), [Some(10), None, Some(10)]);
+    // transformers halves the window of both directions and adds the token itself: 10 / 2 + 1.
     assert_eq!(windows(both), [Some(6), None, Some(6)]);
 }
 
@@ -161,6 +164,7 @@ fn check(published: &Published, kind: u32) {
     let at = |name: &str| tokens.iter().position(|token| *token == name).unwrap();
     let gguf = edited(golden, &|m| {
         renamed(m, arch);
+        // The golden's tensors and sizes stay, and its vocabulary is replaced by a small one.
         m.retain(|key, _| !key.starts_with("tokenizer."));
         let mut set =
             |key: &str, value: Value| drop(m.insert(format!("tokenizer.ggml.{key}"), value));

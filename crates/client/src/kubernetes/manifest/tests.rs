@@ -46,6 +46,7 @@ fn full() -> Made {
             .image("registry.example/candlepower:1")
             .hub_cache("models")
             .replicas(3)
+            // This is no multiple of the startup probe's period, so the count must be rounded up.
             .timeout(601)
             .env("BLAZE_MAX_NUM_SEQS", "32")
             .env("MY_SECRET", "canary-1"),

@@ -48,6 +48,7 @@ pub(super) async fn update(
         tokio::select! {
             answer = &mut asked => break answer,
             () = tokio::time::sleep(LOOK) => {
+                // A status that cannot be read now is tried again in the next round.
                 if let Ok(status) = found.status().await {
                     on_progress(&status);
                 }
@@ -57,6 +58,7 @@ pub(super) async fn update(
     let Err(error) = answer else { return Ok(()) };
     let log = found.logs(Some(ERROR_LINES)).await.unwrap_or_default();
     let (name, reason, left) = (found.name(), error.to_string(), Leftover::Before);
+    // The protocol answers in text, so the kind of the error is in its prefix.
     let late = reason.strip_prefix(TIMEOUT).and_then(|rest| rest.split_once(' '));
     Err(match late {
         Some((_, phase)) => Error::Timeout {

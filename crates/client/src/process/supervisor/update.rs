@@ -78,12 +78,14 @@ impl Supervisor {
                 "the value of {name} is not known; give it again"
             )));
         }
+        // Only the supervisor knows the values of the secrets, so the comparison is made here.
         let is_same = launch.spec == self.launch.spec && launch.secrets == self.launch.secrets;
         if is_same && self.server.is_some() {
             return Ok(None);
         }
         let mut gpus = BTreeMap::new();
         for uuid in launch.gpus.iter().filter(|uuid| !self.held.gpus.contains_key(*uuid)) {
+            // An error drops the locks that were taken before it.
             let lease = lease::take(&launch.root, uuid).await?;
             let lease = lease.ok_or_else(|| {
                 io::Error::other(format!("another deployment has just taken {uuid}; try again"))
@@ -106,6 +108,7 @@ impl Supervisor {
             self.stop_server().await;
             port = port.or_else(|| port_of(&self.record.url));
         }
+        // The old server still has its group, so the new one needs another name.
         let name = format!("{}.{}", launch.spec.name, self.num_updates + 1);
         let cgroup = match Cgroup::new(&name, launch.spec.memory_bytes) {
             Ok(cgroup) => Some(cgroup),
@@ -116,6 +119,7 @@ impl Supervisor {
         };
         let (report, next) = (self.folder.report(), self.folder.next_report());
         let is_taken = self.server.as_ref().is_some_and(|server| server.report() == report);
+        // The two servers alternate between two files, since both report at the same time.
         let report = if is_taken { next } else { report };
         let started = HealthClient::new(&launch.spec).and_then(|health| {
             let port = port.unwrap_or(0);
@@ -173,6 +177,8 @@ impl Supervisor {
     /// Replaces the old server, which ends after its running requests.
     async fn take_over(&mut self, url: String) {
         let Some(candidate) = self.candidate.take() else { return };
+        // The spec comes first: without it a restart would start the old server again, and now the update can still
+        // be given up.
         if let Err(error) = self.folder.write_spec(&candidate.launch.spec) {
             self.candidate = Some(candidate);
             self.give_up(&format!("the spec cannot be written: {error}")).await;
@@ -187,6 +193,8 @@ impl Supervisor {
         (record.server, record.restarts) = (Some(server.identity.clone()), 0);
         record.exit_code = None;
         server.was_ready = true;
+        // The old server's locks stay until it has ended, so that no other deployment takes a GPU that is still in
+        // use.
         self.held.gpus.extend(gpus);
         let kept: BTreeMap<_, _> = std::mem::take(&mut self.held.gpus);
         let (held, given_back): (BTreeMap<_, _>, BTreeMap<_, _>) =
@@ -204,6 +212,8 @@ impl Supervisor {
         self.set(state, phase, self.launch.warnings.join("; "));
         self.save();
         control::answer(stream, &Ok(())).await;
+        // The old server may need long for its running requests. The supervisor meanwhile serves clients and watches
+        // the new one.
         tokio::spawn(async move {
             if let Some(old) = old {
                 old.stop().await;

@@ -98,9 +98,13 @@ fn what_templates_write_is_allowed() {
         assert_eq!(take(&[("text", "a"), ("note", "b"), ("days", "0")]), "");
         assert!(take(&[("text", "a"), ("days", "x")]).starts_with('x'));
         let forgotten = take(&[("text", "a\n<parameter=days>\n1"), ("days", "1")]);
+        // Qwen's parser accepts a missing mark before the key of another argument, so the grammar refuses such a
+        // text. In the other formats it is text.
         assert_eq!(forgotten.is_empty(), format != ToolFormat::Qwen3Coder);
         if !special {
             for text in [
+                // Grammars refused the closing mark once, and bent such texts to `</parameter!`. Agents that write
+                // XML depend on them.
                 "A </parameter> B",
                 "x\n</function>\ny",
                 "</arg_value>x",

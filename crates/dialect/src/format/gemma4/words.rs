@@ -18,6 +18,7 @@ pub(super) fn quoted(text: &str) -> String {
 pub(super) fn key(text: &str) -> Scan<(String, usize)> {
     let near = &text[..text.floor_char_boundary(MAX_KEY_BYTES)];
     match key_within(near) {
+        // Without this limit, text without a colon would be held back to the end of the answer.
         Err(Stop::Wait) if text.len() >= MAX_KEY_BYTES => Err(Stop::No),
         other => other,
     }
@@ -48,6 +49,7 @@ pub(super) fn bare(cursor: &mut Cursor<'_>, ended: bool, wants_text: bool) -> Sc
         cursor.advance(length);
         return Ok((quoted(&text), true));
     }
+    // Null stays null, because an optional string is often given as null.
     let is_literal = |word: &&str| *word == "null" || !wants_text;
     let literal_in = |text: &str| literal(text.trim()).filter(is_literal).map(str::to_owned);
     let end = rest.find([',', '}', ']']);
@@ -57,9 +59,12 @@ pub(super) fn bare(cursor: &mut Cursor<'_>, ended: bool, wants_text: bool) -> Sc
     }
     // A string without its first mark still has its second one, before the marks of another string.
     let behind_all = end.filter(|_| ended).map(|_| (CLOSE, rest.len()));
+    // Without a mark, it is open whether a comma or a bracket belongs to the string. So the value waits for the next
+    // mark, or for the end of the answer.
     let (mark, at) = first_mark(rest).or(behind_all).ok_or(Stop::Wait)?;
     let before = &rest[..at];
     let opens =
+        // A mark after one of these characters begins the next string. Otherwise it ends this one.
         before.trim_end().ends_with([':', '=', ',', '{', '[']) && end.is_some_and(|end| end < at);
     if mark == QUOTE && !opens {
         cursor.advance(at + QUOTE.len());
@@ -80,6 +85,7 @@ fn in_quotes(text: &str, ended: bool) -> Scan<Option<(String, usize)>> {
         return Ok(None);
     }
     let mark = first_mark(text);
+    // The quotes must close before the next mark. An apostrophe, as in `'90s music`, does not.
     let mut cursor = Cursor::new(&text[..mark.map_or(text.len(), |(_, at)| at)]);
     let string = match pythonic::string(&mut cursor) {
         Ok(string) => string,
@@ -92,6 +98,7 @@ fn in_quotes(text: &str, ended: bool) -> Scan<Option<(String, usize)>> {
     if cursor.accept(QUOTE)? {
         return Ok(Some((string, before + cursor.at())));
     }
+    // Other text after the closing quote means that the quotes are a part of the string, as in `"a" or "b"`.
     let is_end = matches!(cursor.peek()?, b',' | b'}' | b']') || { cursor }.accept(CLOSE)?;
     Ok(is_end.then_some((string, before)))
 }
@@ -108,6 +115,7 @@ fn literal(word: &str) -> Option<&str> {
         "true" | "True" => Some("true"),
         "false" | "False" => Some("false"),
         "null" | "None" => Some("null"),
+        // The text of a number is kept. A parsed number would lose digits beyond those of a double.
         _ => is_number(word).then_some(word),
     }
 }
@@ -141,6 +149,7 @@ pub(crate) fn written(value: &Value) -> Result<String, String> {
         }
         Value::Object(members) => {
             let mut members = members.iter().collect::<Vec<_>>();
+            // The order of Jinja's `dictsort`, which ignores case.
             members.sort_by_key(|(key, _)| key.to_lowercase());
             let member = |(key, value): (&String, &Value)| match is_key(key) {
                 true => Ok(format!("{key}:{}", written(value)?)),

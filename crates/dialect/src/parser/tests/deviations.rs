@@ -111,6 +111,7 @@ fn white_space_before_a_call_that_is_cut_is_dropped_with_it() {
     };
     for &format in ToolFormat::ALL {
         let dialect = Dialect { tools: Some(format), reasoning: None };
+        // The parser once panicked when white space before the call was dropped, but the position after it was kept.
         for opener in format.openers().iter().chain(&["{", "[", "<"]) {
             for before in ["", " ", "\n", "\n \t\r\n", "Ok.", "Ok.\n\n"] {
                 for after in ["", " ", "\n", "{", "\n{\"name", "f", "<"] {
@@ -154,12 +155,14 @@ fn white_space_is_not_held_back_without_end() {
                 other => panic!("{other:?}"),
             })
             .sum();
+        // At most 256 of the 1,000 line breaks are held back.
         assert!(told > 700, "{format:?} {told}");
     }
     let spaces = " ".repeat(300);
     let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
     let text = format!("a{spaces}{call}");
     let (content, found) = called(ToolFormat::Hermes, &text);
+    // One letter and 300 spaces, of which at most 256 before the call are dropped.
     assert_eq!((content.trim_end(), content.len(), found.len()), ("a", 45, 1));
 }
 
@@ -189,6 +192,7 @@ fn messages_of_harmony_that_clients_join_stay_apart() {
         let text = format!("<|channel|>commentary to={recipient}<|message|>{{}}<|call|>");
         assert_eq!(read_both(&text).2, ["f {}."], "{recipient}");
     }
+    // `python` is a built-in tool of gpt-oss.
     let own = "<|channel|>commentary to=python<|message|>1<|end|>";
     assert_eq!(read_both(own), ("".into(), "1".into(), vec![]));
 }

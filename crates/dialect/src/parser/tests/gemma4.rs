@@ -71,6 +71,7 @@ fn arguments_become_json() {
             r#"{"a": 1, "a": 12345678901234567890123, "b": 1e999}"#,
         ),
     ] {
+        // serde_json refuses a number beyond a double, which `arguments` would report. JSON itself allows it.
         if written.contains("1e999") {
             let call = format!("<|tool_call>call:f{written}<tool_call|>");
             assert_eq!(called(&call), is("", &[&format!("f {json}.")]));
@@ -170,6 +171,7 @@ fn what_is_no_call_is_content() {
         assert_eq!(called(text), is(text, &[]));
     }
     let long = format!("<|tool_call>call:f{{{}:1}}", "k".repeat(5000));
+    // A key has at most 4,096 bytes.
     assert_eq!(called(&long[..4400]), is(&long[..4400], &[]));
 }
 
@@ -189,6 +191,7 @@ fn calls_that_are_cut_or_damaged_have_no_end() {
     let again = "{a:{:1}}<|tool_call>call:f{}<tool_call|>";
     assert_eq!(cut(again), is(":1}}", &["f {\"a\": {", "f {}."]));
     let deep = format!("{{a:{}", "[".repeat(100));
+    // The object itself is the first of 64 levels, so 63 lists are arguments and the others are content.
     assert_eq!(cut(&deep).0.len(), 100 - 63);
 }
 

@@ -79,6 +79,7 @@ fn arguments_are_told_by_their_types() {
             all[4].1
         );
         assert_eq!(called(format, &written(format, "get_weather", &all)), is("", &[&arguments]));
+        // Without a schema, a list is JSON, and a bare word is a string.
         let unsaid = written(format, "f", &[("a", "[]"), ("b", "true")]);
         assert_eq!(called(format, &unsaid), is("", &[r#"f {"a": [], "b": "true"}."#]));
         let unknown = written(format, "unknown", &[("a", "[]")]);
@@ -171,6 +172,7 @@ fn what_is_damaged_is_content() {
         let other = format!("{}Oh no.", &whole[..before]);
         assert_eq!(called(format, &other), is("Oh no.", &["f {\"a\": 1"]));
     }
+    // 4,500 bytes are beyond the limit of a key, so the call breaks off.
     let endless = format!("<tool_call><function=f><parameter={}", "k".repeat(10_000));
     let (content, calls) = called(ToolFormat::Qwen3Coder, &endless[..4500]);
     assert_eq!(

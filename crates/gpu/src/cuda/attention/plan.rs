@@ -109,6 +109,7 @@ impl AttentionPlan {
             let bytes = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
             check_latent(&spec, &capacity, context.attribute(bytes).map_err(driver)?)?;
         }
+        // Three tables have an entry for each sequence, and one more where ends are kept.
         let tables = 3 * (capacity.max_seqs + 1) + capacity.max_pages;
         let log_sums = capacity.sink_tokens * spec.heads;
         // SAFETY: pinned memory begins undefined; `prepare` writes what is copied from it, and any bits are valid
@@ -152,6 +153,7 @@ impl AttentionPlan {
     /// The metadata contradicts itself or the cache, the step is larger than the capacity, or CUDA or FlashInfer
     /// refused.
     pub fn prepare(&mut self, step: &AttentionStep<'_>) -> Result<()> {
+        // A plan that fails must not leave the plan of an older step in place.
         self.prepared = None;
         let sequences = check_step(step, self.spec.heads, &self.cache, &self.capacity)?;
         let pages: usize = sequences.iter().map(|seq| seq.block_table.len()).sum();
@@ -216,6 +218,7 @@ impl AttentionPlan {
         let (axes, cache_axes) =
             ("[tokens, heads, head_dim]", "[num_blocks, kv_heads, block_size, head_dim]");
         let out_axes = "[tokens, heads, value_dim]";
+        // A cache of latents has keys alone, which attention reads as values, too.
         let value_scale = match self.cache.latent {
             Some(_) => layer.scales.key,
             None => layer.scales.value,
@@ -254,6 +257,7 @@ impl AttentionPlan {
             last_page_len: table(layout.last_page_len()),
             plan: prepared.words.as_ptr(),
             message: message.as_mut_ptr(),
+            // Cached keys are divided by their scale, so scores are multiplied by it.
             scale: params.scale * layer.scales.key,
             softcap: params.softcap.unwrap_or(0.0),
             value_scale,
@@ -339,6 +343,8 @@ impl AttentionPlan {
             kv_heads: self.cache.num_kv_heads as i32,
             block_size: self.cache.block_size as i32,
             dtype: if self.spec.dtype == DType::BF16 { 0 } else { 1 },
+            // FlashInfer counts the positions to the left of the query, without the query itself. -1 is no
+            // window.
             window_left: self.spec.window.map_or(-1, |window| window as i32 - 1),
             fixed_launch: i32::from(step.launch == LaunchShape::Fixed),
             fp8_cache: i32::from(self.spec.cache_dtype == DType::F8E4M3),
@@ -358,6 +364,7 @@ impl AttentionPlan {
             message: message.as_mut_ptr(),
         };
         let stream = self.device.cuda_stream();
+        // FlashInfer's planner calls the CUDA runtime, which works in the thread's current context.
         stream.context().bind_to_thread().map_err(driver)?;
         let functions = self.functions(kernel);
         // SAFETY: each table holds `seqs + 1` elements from its offset on, `context_len` holds `seqs`, `words` and

@@ -40,6 +40,7 @@ impl TableLayout {
             tables[self.page_indices() + page..][..block_table.len()].copy_from_slice(block_table);
             page += block_table.len();
             tables[self.page_start() + seq + 1] = page as u32;
+            // FlashInfer derives a sequence's length from its pages and this number.
             tables[self.last_page_len() + seq] =
                 last_page_len(meta.context_len[seq] as usize, block_size) as u32;
         }
@@ -70,6 +71,7 @@ mod tests {
         let layout = TableLayout { seqs: 2 };
         let mut tables = [77; 13];
         layout.fill(&mut tables, &meta, [&[5, 3][..], &[9]].into_iter(), 16);
+        // 77 stands for words that nothing writes: `last_page_len` has one entry fewer than its room.
         assert_eq!(tables, [0, 1, 4, 0, 2, 3, 1, 16, 77, 5, 3, 9, 77]);
     }
 

@@ -72,7 +72,8 @@ fn fitted(numbers: &[f32], most: f32, floor: Floor) -> [f32; 2] {
         low = low.min(0.0);
     }
     let range = high - low;
-    // Also where a number is none.
+    // Also where a number is none. The caller refuses a scale that
+    // is not finite, so a NaN or an infinity is passed on.
     if !(range > 0.0 && range.is_finite()) {
         return [if range == 0.0 { 0.0 } else { range }, low];
     }
@@ -109,6 +110,7 @@ impl Sums {
         let mut numbers = [0.0; GROUP];
         numbers[..group.len()].copy_from_slice(group);
         let [squares] = sums(&numbers, &numbers, |x, _| [x * x]);
+        // The root of the mean square keeps small weights from counting for nothing.
         let base = (squares / group.len() as f32).sqrt();
         let mut of_each = [0.0; GROUP];
         for (weight, number) in of_each.iter_mut().zip(group) {
@@ -133,9 +135,11 @@ impl Sums {
         let scale = (self.weights * products - self.sum * codes) / divisor;
         let min = (squares * self.sum - codes * products) / divisor;
         let found = match floor {
+            // With an offset of zero the best scale is that of a regression through the origin.
             Floor::ZeroOrLess if min > 0.0 => [products / squares, 0.0],
             _ => [scale, min],
         };
+        // The divisor is zero where all quantized values are the same.
         (divisor > 0.0 && found[0] >= 0.0).then_some(found)
     }
 
@@ -155,6 +159,8 @@ fn sums<const N: usize>(
     weights: &[f32; GROUP],
     of: impl Fn(f32, f32) -> [f32; N],
 ) -> [f32; N] {
+    // Lanes are summed apart, so the compiler can use vectors; the
+    // order is fixed, so results do not depend on the machine.
     let mut lanes = [[0.0; LANES]; N];
     for (numbers, weights) in numbers.chunks_exact(LANES).zip(weights.chunks_exact(LANES)) {
         let mut values = [[0.0; LANES]; N];
@@ -177,6 +183,7 @@ fn write_codes(numbers: &[f32], scale: f32, min: f32, most: u8, codes: &mut [u8]
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     for (number, code) in numbers.iter().zip(codes) {
         let exact = ((number - min) * inverse).max(0.0).min(f32::from(most));
+        // The value is zero or more, so adding a half and cutting off rounds it.
         *code = (exact + 0.5) as i32 as u8;
     }
 }

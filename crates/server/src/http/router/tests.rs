@@ -26,6 +26,7 @@ use crate::model::served_model::{LoadedModel, Served};
 
 fn starting(argv: &[&str]) -> AppState {
     let command = ServeConfig::augment_args(Command::new("serve").no_binary_name(true));
+    // Little memory and few threads, because many of these tests run side by side.
     let argv = ["demo", "--kv-cache-memory=64Mi", "--threads=2"].iter().chain(argv);
     let matches = command.try_get_matches_from(argv).unwrap();
     let config = ServeConfig::from_arg_matches(&matches).unwrap();
@@ -177,10 +178,12 @@ async fn choices_have_their_indices_and_seeds() {
     let indices: Vec<_> = choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
     assert_eq!(indices, [0, 1, 2, 3]);
     assert_ne!(choices[0]["text"], choices[1]["text"]);
+    // Two prompts with two choices each, of six tokens.
     assert_eq!(whole["usage"]["completion_tokens"], 24);
     let second = answer(
         &state,
         "/v1/completions",
+        // The second choice of the first prompt had seed 7 + 1.
         with(body.clone(), json!({"n": 1, "seed": 8, "prompt": "One"})),
     )
     .await;
@@ -206,6 +209,7 @@ async fn stops_end_the_text_and_say_so() {
         json!({"model": "demo", "prompt": "The capital of", "temperature": 0, "max_tokens": 20});
     let whole = answer(&state, "/v1/completions", body.clone()).await;
     let text = whole["choices"][0]["text"].as_str().unwrap();
+    // The demo's text is stable at temperature 0, so a part of it serves as the stop string.
     let stop: String = text.chars().skip(3).take(3).collect();
     let stopped =
         answer(&state, "/v1/completions", with(body.clone(), json!({"stop": [stop]}))).await;
@@ -293,15 +297,19 @@ async fn every_mistake_has_its_status_and_field() {
             Some("messages"),
         ),
         (
+            // Ten megabytes of text are refused by their length, before they are tokenized.
             chat_with(json!({"messages": [{"role": "user", "content": "a ".repeat(5_000_000)}]})),
             400,
             Some("messages"),
         ),
         (completion(json!({"prompt": ""})), 400, Some("prompt")),
+        // The demo's vocabulary is smaller than 5000.
         (completion(json!({"prompt": [5000]})), 400, Some("prompt")),
+        // The prompt fills the whole context of 2048 tokens and leaves none for an answer.
         (completion(json!({"prompt": vec![1; 2048]})), 400, Some("prompt")),
         (completion(json!({"max_tokens": 0})), 400, Some("max_tokens")),
         (completion(json!({"logprobs": 21})), 400, Some("logprobs")),
+        // 100 prompts with 128 choices each are more sequences than one request may have.
         (completion(json!({"prompt": vec!["a"; 100], "n": 128})), 400, Some("prompt")),
         (post("/detokenize", json!({"tokens": [5000]})), 400, Some("tokens[0]")),
         (post("/tokenize", json!({"model": "other", "prompt": "x"})), 404, Some("model")),
@@ -342,8 +350,10 @@ async fn wrong_methods_and_large_bodies_are_refused() {
     let response = call(&state, get("/v1/completions")).await;
     assert_eq!(response.headers()["allow"], "POST");
     assert_eq!(error(response).await, (405, None));
+    // One byte more than the 32 MiB of a body.
     let large = " ".repeat((32 << 20) + 1);
     assert_eq!(error(call(&state, post("/v1/completions", &large)).await).await, (413, None));
+    // The announced length suffices for a refusal, without a byte of the body.
     let announced = Request::post("/v1/completions")
         .header("content-type", "application/json")
         .header("content-length", "1000000000000")
@@ -394,6 +404,7 @@ async fn request_ids_are_echoed_or_made() {
         Request::get("/version").header("x-request-id", value).body(Body::empty()).unwrap()
     };
     assert_eq!(call(&state, id("mine-1")).await.headers()["x-request-id"], "mine-1");
+    // An id that is too long is replaced and not cut: half an id would match nothing in the client's log.
     let long = "x".repeat(1000);
     assert_ne!(call(&state, id(&long)).await.headers()["x-request-id"], long);
     assert!(!call(&state, get("/nope")).await.headers()["x-request-id"].is_empty());
@@ -508,6 +519,7 @@ async fn a_client_that_goes_cancels_its_request() {
     let address = listener.local_addr().unwrap();
     let door = Door::new(router(state.clone()), 100, None, false);
     let server = tokio::spawn(door.serve(listener, stopped));
+    // An answer as a whole writes nothing before its end, so the closed connection must be noticed otherwise.
     for stream in [false, true] {
         let body = json!({"model": "demo", "prompt": "x", "n": 4, "max_tokens": 2000, "ignore_eos": true, "stream": stream});
         let body = body.to_string();
@@ -528,7 +540,9 @@ async fn a_client_that_goes_cancels_its_request() {
     }
     state.wait_until_idle().await;
     let metrics = state.metrics().render();
+    // Both requests ended by the client, so no choice counts as finished.
     assert!(!metrics.contains("request_success_total{"), "no choice came to its own end");
+    // The stream had begun and counts with its status; the other one has nginx's status for clients that left.
     for status in [200, 499] {
         let counted = format!("path=\"/v1/completions\",status=\"{status}\"}} 1");
         assert!(metrics.contains(&counted), "{metrics}");
@@ -592,5 +606,6 @@ async fn a_conversation_that_the_template_refuses_is_a_mistake_of_the_client() {
     let response = call(&state, post("/v1/chat/completions", chat(&"z".repeat(5000)))).await;
     assert_eq!(response.status(), 400);
     let text = text(response).await;
+    // The template's own message is clipped, since it may repeat the client's text.
     assert!(text.contains("refused the conversation") && text.matches('z').count() < 200, "{text}");
 }

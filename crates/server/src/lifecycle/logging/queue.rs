@@ -23,6 +23,7 @@ pub(super) struct Queue {
 
 /// A line, and its position in the order of all lines.
 struct Line {
+    // The two queues are one log, so the number says which line is older.
     number: u64,
     text: Vec<u8>,
 }
@@ -63,6 +64,7 @@ impl Queue {
         let text = cut(line);
         let mut state = self.lock();
         let room = self.max_bytes.saturating_sub(text.len() + OVERHEAD);
+        // The newest lines go first: the oldest ones are usually closer to the cause of an error.
         while is_error && state.bytes > room {
             let Some(other) = state.others.pop_back() else { break };
             state.bytes -= other.bytes();
@@ -86,6 +88,7 @@ impl Queue {
     /// Waits for the oldest line. It counts as being written until the next call.
     pub(super) fn pop(&self) -> Vec<u8> {
         let mut state = self.lock();
+        // The line of the call before is written by now.
         state.is_writing = false;
         loop {
             if let Some(line) = state.pop() {
@@ -99,6 +102,7 @@ impl Queue {
 
     /// Numbers of dropped lines: unwritten ones, and those for which the queue was full. `None` while lines wait.
     pub(super) fn dropped_when_empty(&self) -> Option<[u64; 2]> {
+        // The writer reports the loss as a line of its own, which a full queue would drop.
         let state = self.lock();
         let is_empty = state.errors.is_empty() && state.others.is_empty();
         is_empty.then_some([state.unwritten.count, state.without_room.count])
@@ -157,6 +161,7 @@ impl Dropped {
     }
 
     fn count_in(&mut self, counter: Counter) {
+        // Lines may be dropped before the metrics exist.
         counter.increment(self.count);
         self.counter = Some(counter);
     }
@@ -168,6 +173,7 @@ fn cut(line: &[u8]) -> Vec<u8> {
         return line.to_vec();
     }
     let is_inside = |byte: u8| byte & 0xc0 == 0x80; // a character in UTF-8
+    // The end of the line takes one byte.
     let mut end = MAX_LINE - 1;
     while end > 0 && is_inside(line[end]) {
         end -= 1;
@@ -199,6 +205,7 @@ mod tests {
     fn all(queue: &Queue) -> String {
         let left = |state: &State| state.errors.len() + state.others.len();
         let count = left(&queue.lock());
+        // `pop` would wait for ever in an empty queue.
         let lines: Vec<u8> = (0..count).flat_map(|_| queue.pop()).collect();
         assert_eq!(queue.lock().bytes, 0);
         String::from_utf8(lines).unwrap()
@@ -241,6 +248,7 @@ mod tests {
     fn an_empty_line_takes_room() {
         let queue = with_room_for(3);
         (0..1000).for_each(|_| queue.push(b"", INFO));
+        // Without a cost besides the text, any number of empty lines would fit.
         assert!(without_room(&queue) > 990);
     }
 
@@ -277,6 +285,7 @@ mod tests {
         queue.wait_until_written(short);
         assert!(popped.elapsed() >= short);
         let writer = Arc::clone(&queue);
+        // It begins by marking its last line as written, which ends the wait below.
         // This thread waits forever, like the log's thread.
         thread::spawn(move || writer.pop());
         queue.wait_until_written(Duration::from_secs(60));

@@ -52,6 +52,7 @@ impl Writer {
 
     fn write(&mut self, line: &[u8]) {
         let written = match self.terminal.drawn_bars() {
+            // A line that is written directly would be drawn over by the bars.
             Some(bars) => bars.println(String::from_utf8_lossy(line).trim_end_matches('\n')),
             None => self.output.write(line),
         };
@@ -72,6 +73,7 @@ impl Writer {
 
 impl Output {
     fn write(&mut self, line: &[u8]) -> io::Result<()> {
+        // The next line begins on a line of its own, so a torn one damages nothing else.
         if self.is_torn {
             self.write_all(b"\n")?;
             self.is_torn = false;
@@ -83,6 +85,7 @@ impl Output {
         let whole = bytes.len();
         while !bytes.is_empty() {
             match self.file.write(bytes) {
+                // Zero bytes without an error would make this a busy loop.
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(count) => bytes = &bytes[count..],
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

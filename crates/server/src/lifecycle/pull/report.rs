@@ -26,6 +26,7 @@ pub(super) async fn alongside<T>(
     let begin = Instant::now();
     let mut ticks = interval(if terminal.bars().is_some() { DRAW } else { LOG });
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The first tick comes at once, and would report nothing.
     ticks.tick().await;
     let mut bars = Bars::default();
     let mut work = std::pin::pin!(work);
@@ -41,6 +42,7 @@ pub(super) async fn alongside<T>(
             },
         }
     };
+    // Bars must be gone before the next line, or they would stay on the screen.
     bars.clear();
     terminal.set_has_bars(false);
     let files = progress.files();
@@ -56,6 +58,7 @@ pub(super) async fn alongside<T>(
 fn log(progress: &DownloadProgress, begin: Instant) {
     let files = progress.files();
     let (bytes_done, bytes_total) = progress.bytes();
+    // The files of the configuration may be complete before the sizes of the weights are known.
     if bytes_done == bytes_total {
         return;
     }

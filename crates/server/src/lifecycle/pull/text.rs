@@ -47,7 +47,8 @@ pub(super) fn load(
         template_trial::check(&sources, &template_file(config, files, template.is_some()))?;
     }
     let template = match ChatTemplate::from_sources(&sources) {
-        // A model with a broken template can still serve text completions.
+        // A model with a broken template can still serve text completions,
+        // but a template that the user chose must be right.
         Err(error @ TemplateError::TemplateSyntax { .. }) if chosen.is_none() => {
             let file = template_file(config, files, template.is_some());
             tracing::warn!(
@@ -85,6 +86,7 @@ fn additional_templates(files: &CheckpointFiles) -> Result<Vec<(String, String)>
         folder.read_dir().into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let mut paths =
         paths.filter(|path| path.extension().is_some_and(|e| e == "jinja")).collect::<Vec<_>>();
+    // The order of a folder's entries depends on the file system.
     paths.sort();
     let named = |path: &PathBuf| {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -190,6 +192,7 @@ mod tests {
     fn digest(ids: &[u32]) -> String {
         let bytes = ids.iter().flat_map(|id| id.to_le_bytes());
         let digest = bytes.fold(0x811c_9dc5_u32, |state, byte| {
+            // Eight hexadecimal digits for each text keep the fixtures small.
             (state ^ u32::from(byte)).wrapping_mul(0x0100_0193)
         });
         format!("{digest:08x}")
@@ -240,6 +243,7 @@ mod tests {
         let file = serde_json::json!({"config": config, "vocab": vocab}).to_string();
         let tekken = tokenizer_of(folder("tekken", &[("tekken.json", file)]));
         assert_eq!((tekken.bos_token_id(), tekken.eos_token_id()), (Some(1), Some(2)));
+        // `[TOOL_CALLS]` is the tenth of Mistral's usual special tokens.
         assert_eq!(tekken.added_token("[TOOL_CALLS]"), Some((9, true)));
         // Special tokens of Mistral's file are plain text in the other tokenizer.
         let has_mark = |text: &str| {
@@ -249,6 +253,7 @@ mod tests {
         };
         for text in texts().into_iter().filter(|text| !has_mark(text)) {
             let ids = original.encode(&text, AddSpecialTokens::No).unwrap();
+            // The special tokens have the first 30 ids, and 1 begins a text.
             let moved: Vec<u32> = [1].into_iter().chain(ids.iter().map(|id| id + 30)).collect();
             assert_eq!(tekken.encode(&text, AddSpecialTokens::Yes).unwrap(), moved, "{text:?}");
         }

@@ -55,6 +55,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<(KeyDigest, String, KeyLimits)>, K
     let refused = |problem: String| KeysError::new(path, problem);
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(|error| refused(error.to_string()))?;
+    // One byte more shows that the file is too long, whatever its size says.
     let read = file.take(MAX_BYTES + 1).read_to_string(&mut text);
     read.map_err(|error| refused(error.to_string()))?;
     if text.len() as u64 > MAX_BYTES {
@@ -95,6 +96,7 @@ impl Entry {
         let key = text(self.key.as_ref(), "key")?;
         let digest = match (key, text(self.sha256.as_ref(), "sha256")?) {
             (Some(""), None) => return Err("`key` is empty".into()),
+            // A header's value is trimmed, so such a key could never be sent.
             (Some(key), None) if key.trim() != key => {
                 return Err("`key` begins or ends with a space".into());
             }

@@ -41,6 +41,7 @@ fn keys_of_the_command_line_are_numbered() {
     let keys = ApiKeys::load(&config(&["--api-key", "one", "--api-key=two"])).unwrap();
     assert_eq!(keys.describe(), "key-1, key-2");
     assert_eq!(keys.find(b"two").unwrap().name, "key-2");
+    // The last one is the name of the key, not the key.
     for sent in [&b""[..], b"on", b"oneone", b"onE", b"key-1"] {
         assert!(keys.find(sent).is_none());
     }
@@ -133,10 +134,12 @@ fn a_file_of_ten_thousand_keys_is_read_and_a_larger_one_is_not() {
     assert_eq!(keys.find(b"k9999").unwrap().name, "n9999");
     assert!(keys.describe().ends_with(" and 9980 more"));
     let error = || ApiKeys::load(&file.config()).err().unwrap().to_string();
+    // The text after the number sign is a comment of 5 MiB, so only the size refuses it.
     file.write(&(text + &entry(10_000)));
     assert!(error().contains("more than 10000 keys"), "{}", error());
     file.write(&"#".repeat(5 << 20));
     assert!(error().contains("more than 4 MiB"), "{}", error());
+    // A parser that recurses for each bracket would overflow the stack here.
     let deep = format!("a = {}", "[".repeat(100_000));
     file.write(&deep);
     assert!(error().contains("line 1: "), "{}", error());
@@ -182,6 +185,7 @@ fn refusals_name_the_limit_and_the_key() {
     places.iter().for_each(|place| (0..20).for_each(|_| place.count_token()));
     drop(places);
     let spent = message(key.check().unwrap_err());
+    // 60 tokens a minute are one a second: 30 of the prompt and 40 generated are 10 too many.
     assert!(spent.contains("60 tokens per minute") && spent.contains("in 1"), "{spent}");
     let text = metrics.render();
     for line in [

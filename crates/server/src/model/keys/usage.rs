@@ -77,6 +77,7 @@ fn check(
         }
     }
     let Some(limit) = limits.max_tokens_per_minute else {
+        // Without a limit nothing is counted; a limit that a reload adds begins with a full minute.
         state.tokens = None;
         return Ok(());
     };
@@ -84,6 +85,7 @@ fn check(
     let (left, counted) = state.tokens.unwrap_or((most, now));
     let left = most.min(left + (now - counted).as_secs_f64() * per_second);
     state.tokens = Some((left, now));
+    // The tokens of an answer are not known before, so a request starts while any are left.
     if left > 0.0 {
         return Ok(());
     }

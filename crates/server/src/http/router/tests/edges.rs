@@ -22,6 +22,7 @@ async fn errors_name_the_field_that_was_sent() {
             "max_output_tokens",
         ),
         ("/v1/completions", json!({"model": "demo", "prompt": "x", "max_tokens": 0}), "max_tokens"),
+        // Six choices run as sequences of their own, and the engine takes four and one that waits.
         ("/generate", json!({"text": "x", "choices": ["a", "b", "c", "d", "e", "f"]}), "choices"),
         ("/generate", json!({"text": "x", "choices": ["a"], "logit_bias": {"5": 1}}), "logit_bias"),
         ("/v1/completions", refused(json!({"prompt": "x", "logit_bias": {"x": 1}})), "logit_bias"),
@@ -35,6 +36,7 @@ async fn errors_name_the_field_that_was_sent() {
         (
             "/v1/completions",
             refused(json!({"prompt": "x", "structured_outputs": {"grammar":
+                // 6000 alternatives of one rule are more than the compiler allows.
                 (0..6000).fold("start: \"a\"".to_owned(), |rule, text| format!("{rule} | \"a{text}\""))}})),
             "structured_outputs.grammar",
         ),
@@ -54,6 +56,7 @@ async fn bodies_that_are_packed_are_refused() {
         request
     };
     assert_eq!(error(call(&state, with_encoding("gzip")).await).await, (415, None));
+    // `identity` means that nothing is packed.
     assert_eq!(call(&state, with_encoding("identity")).await.status(), 200);
 }
 
@@ -80,6 +83,7 @@ async fn responses_are_found_by_ids_and_given_as_a_whole() {
         assert_eq!(found, (400, Some(param.to_owned())), "{query}");
     }
     let missing = (404, Some("id".to_owned()));
+    // `%ff` is no UTF-8, so it is no id.
     assert_eq!(error(call(&state, get("/v1/responses/%ff")).await).await, missing);
     let delete = Request::delete("/v1/responses/%ff").body(Body::empty()).unwrap();
     assert_eq!(error(call(&state, delete).await).await, missing);
@@ -143,7 +147,8 @@ async fn a_call_that_max_tokens_cuts_is_not_complete() {
     });
     let tools = json!([{"type": "function", "name": "f", "parameters": parameters}]);
     let body = json!({"model": "demo", "input": "x", "tool_choice": "required", "tools": tools, "stop": "city"});
-    // One of these limits truncates the call after its name.
+    // One of these limits truncates the call after its name. The number of
+    // tokens depends on the demo's vocabulary, so the limit is found by trial.
     let mut num_tokens = 4;
     let (body, response) = loop {
         let body = with(body.clone(), json!({"max_output_tokens": num_tokens}));
@@ -183,6 +188,7 @@ async fn a_session_that_is_closed_meanwhile_stays_closed() {
     let close = json!({"session": {"id": id, "close": true}});
     answer(&state, "/generate", close.clone()).await;
     let events = text(running).await;
+    // The answer that was running says that its session is gone.
     assert!(events.contains("\"ttl\":0"), "{events}");
     assert_eq!(
         error(call(&state, post("/generate", close)).await).await,
@@ -193,6 +199,7 @@ async fn a_session_that_is_closed_meanwhile_stays_closed() {
 #[tokio::test]
 async fn a_grammar_that_can_be_read_in_too_many_ways_fails_its_request_alone() {
     let state = ready(&[]);
+    // `e e` with an empty alternative has exponentially many ways to read one text.
     let grammar = "start: e\ne: e e | \"a\" | \"b\" | \"\"";
     let body = json!({"model": "demo", "prompt": "x", "temperature": 1, "seed": 1, "max_tokens": 900,
         "logit_bias": {"64": 50, "65": 50}, "structured_outputs": {"grammar": grammar}});
@@ -201,6 +208,7 @@ async fn a_grammar_that_can_be_read_in_too_many_ways_fails_its_request_alone() {
     let failed = text(response).await;
     assert_eq!(status, 400, "{failed}");
     assert!(failed.contains("make the grammar unambiguous"), "{failed}");
+    // The engine still serves other requests.
     answer(&state, "/v1/completions", json!({"model": "demo", "prompt": "x", "max_tokens": 2}))
         .await;
 }
