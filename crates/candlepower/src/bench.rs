@@ -4,6 +4,7 @@ mod client;
 mod load;
 mod meter;
 mod output;
+mod picture;
 mod prompts;
 mod run;
 mod serve;

@@ -258,7 +258,13 @@ fn experts_step_by_step_are_the_layer() {
     };
     for (count, top_k, renormalize, tokens) in
         // The last two steps have 35 and 200 rows an expert on average, which take the larger tiles.
-        [(5, 2, true, 1), (8, 8, false, 7), (40, 3, false, 9), (2, 1, true, 70), (3, 2, true, 300)]
+        [
+            (5, 2, true, 1),
+            (8, 8, false, 7),
+            (40, 3, false, 9),
+            (2, 1, true, 70),
+            (3, 2, true, 300),
+        ]
     {
         let of_experts = |seed| {
             let numbers = Tensor::from_vec(numbers(count, seed), count, &Device::Cpu).unwrap();

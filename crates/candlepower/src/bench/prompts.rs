@@ -5,6 +5,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::client::Api;
+use super::picture::PictureSize;
 
 /// Words that are one token in most vocabularies.
 const WORDS: &str = concat!(
@@ -70,6 +71,8 @@ pub(super) struct PromptSettings {
     pub(super) input_tokens: usize,
     /// Tokens of the prefix that all prompts share.
     pub(super) shared_prefix_tokens: usize,
+    /// The size of a random picture that each prompt begins with; for chats only.
+    pub(super) image_size: Option<PictureSize>,
     pub(super) seed: u64,
 }
 
@@ -129,7 +132,10 @@ impl Prompts {
             &Material::Text { prefix_words, words } => {
                 let mut text = draw_words(prefix_words, &mut shared);
                 text += &draw_words(words, &mut own);
-                text_field(settings.workload, text)
+                match settings.image_size {
+                    Some(size) => ("messages", picture_message(size.data_url(&mut own), text)),
+                    None => text_field(settings.workload, text),
+                }
             }
         }
     }
@@ -140,6 +146,15 @@ fn text_field(workload: Workload, text: String) -> (&'static str, Value) {
         Workload::Completions => ("prompt", text.into()),
         Workload::Chat => ("messages", json!([{"role": "user", "content": text}])),
     }
+}
+
+/// A user message with a picture and a text behind it.
+fn picture_message(url: String, text: String) -> Value {
+    let content = json!([
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": text},
+    ]);
+    json!([{"role": "user", "content": content}])
 }
 
 /// A random generator for each prompt. Neighbouring numbers give unrelated prompts.
@@ -228,6 +243,7 @@ mod tests {
             form: PromptForm::Auto,
             input_tokens: 20,
             shared_prefix_tokens: 5,
+            image_size: None,
             seed,
         };
         Prompts { settings, material }
@@ -250,5 +266,23 @@ mod tests {
     fn text_has_the_words_that_come_to_the_tokens() {
         let (name, value) = prompts(1, Material::Text { prefix_words: 3, words: 4 }).field(0);
         assert_eq!((name, value.as_str().unwrap().split_whitespace().count()), ("prompt", 7));
+    }
+    #[test]
+    fn each_prompt_has_a_picture_of_its_own() {
+        let with_pictures = |number| {
+            let mut prompts = prompts(1, Material::Text { prefix_words: 0, words: 4 });
+            prompts.settings.workload = Workload::Chat;
+            prompts.settings.image_size = Some("16".parse().unwrap());
+            let (name, messages) = prompts.field(number);
+            assert_eq!(name, "messages");
+            messages[0]["content"].clone()
+        };
+        let (one, two) = (with_pictures(0), with_pictures(1));
+        assert_eq!(
+            (one[0]["type"].as_str(), one[1]["type"].as_str()),
+            (Some("image_url"), Some("text"))
+        );
+        assert_ne!(one[0], two[0]);
+        assert_eq!(one, with_pictures(0));
     }
 }

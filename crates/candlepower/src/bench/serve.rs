@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::client::{Api, Transport};
 use super::load::{Load, Requests};
 use super::output::{JsonTarget, Output};
+use super::picture::PictureSize;
 use super::prompts::{PromptForm, PromptSettings, Prompts, Workload};
 use super::{progress_bar, unix_seconds, usage_error};
 use report::Level;
@@ -73,6 +74,10 @@ pub(super) struct ServeArgs {
     /// Tokens of a prefix that all prompts share; the warm-up sends it, so that it is cached
     #[arg(long, value_name = "N", default_value = "0", value_parser = any)]
     shared_prefix_tokens: usize,
+    /// Size of a random picture that each prompt begins with, for --workload chat and models that take images. --input-tokens
+    /// counts the text alone
+    #[arg(long, value_name = "WIDTHxHEIGHT")]
+    image_size: Option<PictureSize>,
     /// Form of the prompts
     #[arg(long, value_enum, default_value_t)]
     prompts: PromptForm,
@@ -127,6 +132,11 @@ impl ServeArgs {
             usage_error(
                 "--prompts ids: --workload chat takes text only; use --prompts text or auto"
                     .to_owned(),
+            );
+        }
+        if self.image_size.is_some() && self.workload != Workload::Chat {
+            usage_error(
+                "--image-size: pictures are parts of chats; use --workload chat".to_owned(),
             );
         }
         let output = Output::open(self.json.as_ref())?;
@@ -201,6 +211,7 @@ impl ServeArgs {
             form: self.prompts,
             input_tokens: self.input_tokens,
             shared_prefix_tokens: self.shared_prefix_tokens,
+            image_size: self.image_size,
             seed: self.seed,
         };
         let prompts = Prompts::new(api, settings).await?;
@@ -248,6 +259,7 @@ impl ServeArgs {
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
             "shared_prefix_tokens": self.shared_prefix_tokens,
+            "image_size": self.image_size.map(|size| size.to_string()),
             "ignore_eos": !self.no_ignore_eos,
             "temperature": 0,
             "warmup": self.warmup,
@@ -272,8 +284,10 @@ impl Target {
         };
         let (input, output) = (args.input_tokens, args.output_tokens);
         let form = self.prompts.form().replace('_', " ");
+        let picture = args.image_size.map(|size| format!(" and a picture of {size}"));
+        let picture = picture.unwrap_or_default();
         format!(
-            "{} at {}: {}, {shared}{input} tokens in as {form}, {output} out",
+            "{} at {}: {}, {shared}{input} tokens in as {form}{picture}, {output} out",
             self.model,
             args.url,
             args.workload.as_str()
