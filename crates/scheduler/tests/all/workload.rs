@@ -141,7 +141,7 @@ impl Workload {
             return;
         }
         let (tokens, caller, salt) = known[index % known.len()];
-        self.pins.push(self.scheduler.pin(tokens, caller, salt.clone()));
+        self.pins.push(self.scheduler.pin(tokens, &[], caller, salt.clone()));
         self.seen.pins += 1;
         self.check();
     }
