@@ -7,7 +7,9 @@ use crate::{
 };
 
 mod callers;
+mod items;
 mod states;
+mod whole_items;
 
 const CONFIG: SchedulerConfig = SchedulerConfig {
     block_size: 4,
