@@ -135,7 +135,7 @@ impl Engine {
         match message {
             Message::Submit(submission) => self.admit(*submission),
             Message::Pin { id, token_ids, caller, cache_salt } => {
-                self.pins.insert(id, self.scheduler.pin(&token_ids, caller, cache_salt));
+                self.pins.insert(id, self.scheduler.pin(&token_ids, &[], caller, cache_salt));
             }
             Message::Unpin { id } => {
                 if let Some(pin) = self.pins.remove(&id) {

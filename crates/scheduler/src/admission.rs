@@ -10,6 +10,7 @@ use crate::prefix_cache::num_common;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, State, Turn, WaitingKey};
 use crate::state_slots::KeptState;
+use crate::symbol::Symbol;
 use crate::{BlockId, CallerId, SchedulingPolicy, SeqId};
 
 /// Number of waiting sequences that `LongestPrefix` compares.
@@ -149,7 +150,8 @@ impl Scheduler {
         }
         let tokens = seq.cacheable_tokens();
         let num_coming = |other: &Sequence| {
-            let num_blocks = num_common(tokens, &other.tokens) / self.config.block_size;
+            let num_tokens = seq.items.last_cut(num_common(tokens, &other.symbols));
+            let num_blocks = num_tokens / self.config.block_size;
             let is_coming = other.caller == seq.caller
                 && other.cache_root == seq.cache_root
                 && other.prefix_chain.num_blocks < num_blocks;
@@ -228,9 +230,12 @@ impl Scheduler {
             let mut beginning = found.beginning.iter();
             beginning.all(|(src, _)| scheduler.blocks.ref_count(*src) > 0 || num_spare > 0)
         };
-        if found.state.is_some() && !is_at_hand(self, &found, num_spare) {
-            // That state is valid only with the copied prefix of a block.
-            found = self.find_cached(&self.sequences[&id], false);
+        let seq = &self.sequences[&id];
+        let blocks_end = found.blocks.len() * self.config.block_size;
+        let needs_beginning = found.state.is_some() || seq.items.whole_around(blocks_end).is_some();
+        if needs_beginning && !is_at_hand(self, &found, num_spare) {
+            // That state is valid, or a whole item not cut, only with the copied prefix of a block.
+            found = self.find_cached(seq, false);
             let room = self.make_room_for(&found.blocks, num_target - found.blocks.len());
             let Some(less) = room else { return false };
             num_spare = less;
@@ -271,19 +276,33 @@ impl Scheduler {
         seq.state_slot = state_slot;
         // The next sequence with all of these blocks as its prefix should find their state.
         seq.state_to_keep = found.to_keep.filter(|(at, _)| *at > seq.num_computed_tokens);
+        seq.state_to_keep.take_if(|(at, _)| seq.items.whole_around(*at).is_some());
         self.running.insert(seq.running_key());
         self.count_cached(id, num_found * self.config.block_size);
         true
     }
 
-    /// Cached blocks for a sequence that starts. In models with recurrent states they end where a state is kept.
+    /// Cached blocks for a sequence that starts. In models with recurrent states they end where a state is kept. They do
+    /// not end within a whole item.
     pub(crate) fn find_cached(&self, seq: &Sequence, with_beginning: bool) -> Found {
-        let (tokens, block_size) = (seq.cacheable_tokens(), self.config.block_size);
+        let mut tokens = seq.cacheable_tokens();
+        loop {
+            let found = self.find_prefix(seq, tokens, with_beginning);
+            match seq.items.whole_around(found.num_tokens(self.config.block_size)) {
+                Some(item) => tokens = &tokens[..item.start],
+                None => return found,
+            }
+        }
+    }
+
+    /// Cached blocks for the first `tokens` of a sequence.
+    fn find_prefix(&self, seq: &Sequence, tokens: &[Symbol], with_beginning: bool) -> Found {
+        let block_size = self.config.block_size;
         let mut chain = seq.prefix_chain.clone();
         if !self.state_slots.are_needed() {
             let blocks = self.blocks.find_prefix(&mut chain, tokens);
             let rest = &tokens[blocks.len() * block_size..];
-            let beginning = self.blocks.find_beginning(&chain, rest);
+            let beginning = self.blocks.find_beginning(&chain, rest).filter(|_| with_beginning);
             let (state, beyond, to_keep) = (None, Vec::new(), None);
             return Found { blocks, chain, beginning, state, beyond, to_keep };
         }
@@ -361,4 +380,11 @@ pub(crate) struct Found {
     /// Number of tokens in all cached blocks, after which the sequence's state should be kept, and the key of that
     /// state.
     to_keep: Option<(usize, KeptState)>,
+}
+
+impl Found {
+    /// Number of tokens whose keys and values they hold.
+    fn num_tokens(&self, block_size: usize) -> usize {
+        self.blocks.len() * block_size + self.beginning.map_or(0, |(_, count)| count)
+    }
 }

@@ -8,7 +8,7 @@ use crate::callers::CallerTurn;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, State, Turn};
 use crate::step::{BlockCopy, Step, StepRow};
-use crate::{BlockId, CallerId, SeqId};
+use crate::{BlockId, CallerId, Encode, EncoderSlot, SeqId};
 
 /// Number of the newest charges among which a caller's own is looked up before a new one is made.
 const NUM_CHARGES: usize = 16;
@@ -23,8 +23,13 @@ pub(crate) struct Batch {
     sources: Vec<BlockId>,
     /// Slots that are reserved for sequences for which others were preempted.
     num_granted: usize,
-    /// Tokens of rows that are not yet counted for their callers.
+    /// Tokens of rows and of encoder work that are not yet counted for their callers.
     charges: Vec<(CallerId, usize)>,
+    /// Whether the encoder may begin an item. No sequence begins one after an earlier one could not.
+    pub(crate) may_begin_item: bool,
+    /// Slots that rows of the step read, and then give up. They are held until the step is planned, so that it does
+    /// not free them.
+    read_slots: Vec<EncoderSlot>,
 }
 
 impl Batch {
@@ -33,6 +38,19 @@ impl Batch {
     pub(crate) fn copy(&mut self, src: BlockId, dst: BlockId) {
         self.step.copies.push(BlockCopy { src, dst });
         self.sources.push(src);
+    }
+
+    pub(crate) fn encode(&mut self, encode: Encode) {
+        self.step.encodes.push(encode);
+    }
+
+    /// Counts tokens for a caller, once the next sequence is chosen.
+    pub(crate) fn charge(&mut self, caller: CallerId, num_tokens: usize) {
+        let mut newest = self.charges.iter_mut().rev().take(NUM_CHARGES);
+        match newest.find(|(other, _)| *other == caller) {
+            Some((_, counted)) => *counted = counted.saturating_add(num_tokens),
+            None => self.charges.push((caller, num_tokens)),
+        }
     }
 }
 
@@ -51,6 +69,8 @@ impl Scheduler {
             sources: Vec::new(),
             num_granted: usize::from(granted.is_some()),
             charges: Vec::new(),
+            may_begin_item: true,
+            read_slots: Vec::new(),
         };
         self.assign_blocks(&mut batch);
         let (decodes, prefills) = self.runnable();
@@ -73,10 +93,12 @@ impl Scheduler {
         }
         self.charge(&mut batch);
         self.blocks.release(batch.sources);
-        if !batch.step.rows.is_empty() {
+        if !batch.step.is_empty() {
             batch.step.swaps = self.swap_space.take_pending();
             batch.step.state_copies = self.state_slots.finish_step();
+            batch.step.freed_slots = self.encoder.take_freed();
         }
+        self.encoder.release_all(batch.read_slots);
         batch.step
     }
 
@@ -136,27 +158,24 @@ impl Scheduler {
         self.callers.turn_of(seq.caller, seq.caller_priority, id)
     }
 
-    /// Counts the tokens of new rows for their callers.
+    /// Counts the tokens of new rows and of encoder work for their callers.
     fn charge(&mut self, batch: &mut Batch) {
         for (caller, num_tokens) in batch.charges.drain(..) {
             self.callers.charge(caller, num_tokens);
         }
     }
 
-    /// Adds a row for a running sequence, as far as the budget allows.
+    /// Adds a row for a running sequence, as far as the budget and the items before which it has to wait allow.
     pub(crate) fn run(&mut self, id: SeqId, batch: &mut Batch) {
+        let limit = self.encode_items(id, batch);
         let seq = self.sequences.get_mut(&id).expect("running sequences are known");
-        let num_tokens = seq.num_row_tokens(batch.budget);
+        let start = seq.num_computed_tokens;
+        let end = seq.row_end(batch.budget, limit);
+        let num_tokens = end - start;
         if num_tokens == 0 {
             return;
         }
-        let mut newest = batch.charges.iter_mut().rev().take(NUM_CHARGES);
-        match newest.find(|(caller, _)| *caller == seq.caller) {
-            Some((_, counted)) => *counted += num_tokens,
-            None => batch.charges.push((seq.caller, num_tokens)),
-        }
-        let start = seq.num_computed_tokens;
-        let end = start + num_tokens;
+        batch.charge(seq.caller, num_tokens);
         let mut samples = Vec::new();
         if seq.sample && end == seq.num_tokens() {
             seq.siblings.retain(|sibling| self.reserved.contains_key(sibling));
@@ -164,19 +183,21 @@ impl Scheduler {
             samples.extend_from_slice(&seq.siblings);
         }
         let num_samples = samples.len() as u32;
-        batch.budget -= num_tokens;
+        // A whole item may exceed it.
+        batch.budget = batch.budget.saturating_sub(num_tokens);
         batch.step.rows.push(StepRow {
             seq: id,
             tokens: (start..end).map(|position| seq.token_source(position)).collect(),
             first_position: start as u32,
-            rope_positions: Vec::new(),
-            whole: Vec::new(),
+            rope_positions: seq.rope_positions(start..end),
+            whole: seq.items.whole_in(start..end),
             block_table: seq.block_table[..self.blocks.blocks_for(end)].to_vec(),
             state_slot: seq.state_slot,
             logits: seq.row_logits(&samples),
             samples,
         });
         seq.advance(num_tokens, batch.step.id);
+        batch.read_slots.extend(seq.take_read_slots());
         if let Some((_, state)) = seq.state_to_keep.take_if(|(at, _)| *at == end)
             && let Some(slot) = seq.state_slot
         {
@@ -279,15 +300,16 @@ impl Scheduler {
         }
     }
 
-    /// The running sequences with something to compute, by priority and arrival: those with one token, and those with
-    /// more. If the budget may be too small for all decodes, callers take turns, and the sequence that ran least
+    /// The running sequences with something to compute, by priority and arrival: those with one token of text, and the
+    /// others. If the budget may be too small for all decodes, callers take turns, and the sequence that ran least
     /// recently goes first.
     fn runnable(&self) -> (Vec<SeqId>, Vec<SeqId>) {
         let (mut decodes, mut prefills) = (Vec::new(), Vec::new());
         for (.., id) in &self.running {
-            match self.sequences[id].num_new_tokens() {
+            let seq = &self.sequences[id];
+            match seq.num_new_tokens() {
                 0 => {}
-                1 => decodes.push(*id),
+                _ if seq.is_decode() => decodes.push(*id),
                 _ => prefills.push(*id),
             }
         }

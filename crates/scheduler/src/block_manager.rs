@@ -3,6 +3,7 @@
 use crate::lru::LruList;
 use crate::prefix_cache::{CacheRoot, Parent, PrefixCache};
 use crate::state_slots::KeptState;
+use crate::symbol::Symbol;
 use crate::{BlockId, CallerId};
 
 /// Every block is in exactly one of three states. It is held by sequences (its reference count), or on the free list,
@@ -110,7 +111,7 @@ impl BlockManager {
 
     /// Extends `chain` by the cached blocks that hold the longest prefix of `tokens` in whole blocks. Returns these
     /// blocks, without holding them.
-    pub(crate) fn find_prefix(&self, chain: &mut PrefixChain, tokens: &[u32]) -> Vec<BlockId> {
+    pub(crate) fn find_prefix(&self, chain: &mut PrefixChain, tokens: &[Symbol]) -> Vec<BlockId> {
         let mut blocks = Vec::new();
         let Some(cache) = &self.prefix_cache else { return blocks };
         for block_tokens in tokens.chunks_exact(self.block_size).skip(chain.num_blocks) {
@@ -126,7 +127,7 @@ impl BlockManager {
     pub(crate) fn register(
         &mut self,
         chain: &mut PrefixChain,
-        tokens: &[u32],
+        tokens: &[Symbol],
         block_table: &[BlockId],
     ) {
         let Some(cache) = &mut self.prefix_cache else { return };
@@ -142,7 +143,7 @@ impl BlockManager {
     pub(crate) fn find_beginning(
         &self,
         chain: &PrefixChain,
-        rest: &[u32],
+        rest: &[Symbol],
     ) -> Option<(BlockId, usize)> {
         self.prefix_cache.as_ref()?.find_beginning(&chain.parent, chain.caller, rest)
     }
@@ -152,7 +153,7 @@ impl BlockManager {
     pub(crate) fn register_all(
         &mut self,
         chain: &mut PrefixChain,
-        tokens: &[u32],
+        tokens: &[Symbol],
         block_table: &[BlockId],
     ) {
         self.register(chain, tokens, block_table);
@@ -169,7 +170,7 @@ impl BlockManager {
 
     /// Key of the state of a sequence that has computed exactly `tokens`, whose full blocks are in `chain`. Returns
     /// `None` without a prefix cache.
-    pub(crate) fn end_of(&self, chain: &PrefixChain, tokens: &[u32]) -> Option<KeptState> {
+    pub(crate) fn end_of(&self, chain: &PrefixChain, tokens: &[Symbol]) -> Option<KeptState> {
         if self.prefix_cache.is_none() || tokens.is_empty() {
             return None;
         }
@@ -242,6 +243,7 @@ impl BlockManager {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::symbol::tests::text;
 
     fn no_blocks() -> PrefixChain {
         PrefixChain::new(CacheRoot { scope: None, salt: None }, CallerId(0))
@@ -270,7 +272,7 @@ mod tests {
     #[test]
     fn released_blocks_are_found_again_until_evicted_from_the_tail() {
         let mut blocks = manager(3);
-        let tokens = [1, 2, 3, 4, 5, 6];
+        let tokens = text([1, 2, 3, 4, 5, 6]);
         let table = allocate(&mut blocks, 3);
         blocks.register(&mut no_blocks(), &tokens, &table);
         blocks.release(table.clone());
@@ -309,8 +311,8 @@ mod tests {
     fn without_a_prefix_cache_nothing_is_found() {
         let mut blocks = BlockManager::new(2, 2, None);
         let table = allocate(&mut blocks, 1);
-        blocks.register(&mut no_blocks(), &[1, 2], &table);
-        assert!(blocks.find_prefix(&mut no_blocks(), &[1, 2]).is_empty());
+        blocks.register(&mut no_blocks(), &text([1, 2]), &table);
+        assert!(blocks.find_prefix(&mut no_blocks(), &text([1, 2])).is_empty());
         blocks.release(table);
         blocks.check(&[0, 0]).unwrap();
     }

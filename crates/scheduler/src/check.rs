@@ -8,7 +8,7 @@ use crate::sequence::{Sequence, State};
 
 impl Scheduler {
     /// Verifies all invariants: each block is in exactly one state, references equal holders, tables are long enough,
-    /// and queues agree with sequences.
+    /// items in the encoder's cache fit its room, and queues agree with sequences.
     ///
     /// Takes time proportional to all blocks and sequences, and is meant for debug builds and tests.
     ///
@@ -29,6 +29,8 @@ impl Scheduler {
         self.pins.check(self.config.max_pinned_blocks)?;
         self.swap_space.check(self.sequences.values().map(|seq| &seq.swapped))?;
         self.state_slots.check(self.sequences.values().filter_map(|seq| seq.state_slot))?;
+        let slots = self.sequences.values().flat_map(|seq| &seq.slots);
+        self.encoder.check(slots.map(|held| held.slot))?;
         let mut num_running = HashMap::new();
         for (.., id) in &self.running {
             *num_running.entry(self.sequences[id].caller).or_insert(0) += 1;
@@ -50,6 +52,27 @@ impl Scheduler {
         Ok(())
     }
 
+    /// A sequence that runs holds the next items that it needs, and all but the last of them are complete.
+    fn check_items(&self, seq: &Sequence) -> Result<(), String> {
+        if seq.symbols.len() != seq.tokens.len() {
+            return Err(format!("{} tokens, {} symbols", seq.tokens.len(), seq.symbols.len()));
+        }
+        if let Some(item) = seq.items.whole_around(seq.num_computed_tokens) {
+            return Err(format!("an item at {} is cut at {}", item.start, seq.num_computed_tokens));
+        }
+        if !seq.slots.is_empty() && (seq.state != State::Running || seq.is_held) {
+            return Err(format!("is {:?} and holds items", seq.state));
+        }
+        let next = seq.items.first_after(seq.num_computed_tokens);
+        for (index, held) in seq.slots.iter().enumerate() {
+            let is_last = index + 1 == seq.slots.len();
+            if held.item != next + index || !(is_last || self.encoder.is_complete(held.slot)) {
+                return Err(format!("holds item {} in place {index} after {next}", held.item));
+            }
+        }
+        Ok(())
+    }
+
     fn check_sequence(&self, id: SeqId, seq: &Sequence) -> Result<(), String> {
         let is_queued = match seq.state {
             State::Running => self.running.contains(&seq.running_key()),
@@ -57,6 +80,7 @@ impl Scheduler {
                 self.callers.waiting(seq.caller).contains(&seq.waiting_key(turn))
             }
         };
+        self.check_items(seq)?;
         let num_held = seq.block_table.len();
         let is_table_fit = match seq.state {
             State::Running => num_held >= self.blocks.blocks_for(seq.num_computed_tokens),

@@ -1,6 +1,7 @@
 //! The scheduler's settings and their validation.
 
 use crate::Error;
+use crate::symbol::MAX_EMBEDDINGS;
 
 /// Settings of a [`Scheduler`](crate::Scheduler).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +31,8 @@ pub struct SchedulerConfig {
     /// running sequences, and the others keep states of computed prefixes. With recurrent states, `num_swap_blocks`
     /// is 0.
     pub num_state_slots: usize,
-    /// Embeddings of items that fit the encoder's cache, or 0 for models that take text alone.
+    /// Embeddings of items that fit the encoder's cache, or 0 for models that take text alone. An item with more
+    /// embeddings is refused.
     pub num_encoder_embeddings: usize,
 }
 
@@ -70,6 +72,12 @@ impl SchedulerConfig {
             if u32::try_from(value).is_err() {
                 return Err(Error::SettingTooLarge { field, value });
             }
+        }
+        if self.num_encoder_embeddings > MAX_EMBEDDINGS {
+            return Err(Error::TooManyEmbeddings {
+                num_encoder_embeddings: self.num_encoder_embeddings,
+                max: MAX_EMBEDDINGS,
+            });
         }
         let Self { num_state_slots, max_num_seqs, num_swap_blocks, .. } = *self;
         if num_state_slots > 0 && (num_state_slots < max_num_seqs || num_swap_blocks > 0) {
@@ -121,6 +129,16 @@ pub(crate) mod tests {
         assert_eq!((with(2, 0), with(0, 3)), (Ok(()), Ok(())));
         let error = Error::StateSlots { num_state_slots: 1, max_num_seqs: 2 };
         assert_eq!((with(1, 0), with(3, 1).is_err()), (Err(error), true));
+    }
+
+    #[test]
+    fn the_index_of_an_embedding_fits_a_symbol() {
+        let with =
+            |num_encoder_embeddings| SchedulerConfig { num_encoder_embeddings, ..VALID }.validate();
+        let (max, more) = (MAX_EMBEDDINGS, MAX_EMBEDDINGS + 1);
+        assert_eq!(with(max), Ok(()));
+        let error = Error::TooManyEmbeddings { num_encoder_embeddings: more, max };
+        assert_eq!(with(more), Err(error));
     }
 
     #[test]

@@ -42,6 +42,16 @@ pub enum Error {
         /// Largest number of concurrent sequences.
         max_num_seqs: usize,
     },
+    /// The encoder's cache has more places than an embedding's index can name.
+    #[error(
+        "num_encoder_embeddings is {num_encoder_embeddings}, but at most {max} is supported; lower it"
+    )]
+    TooManyEmbeddings {
+        /// The setting's value.
+        num_encoder_embeddings: usize,
+        /// The largest value accepted.
+        max: usize,
+    },
     /// A prompt without a token.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,
@@ -60,6 +70,98 @@ pub enum Error {
     InvalidN {
         /// The number of choices.
         n: usize,
+    },
+    /// An item without a token.
+    #[error("item {item} of the prompt has no token; give it at least one")]
+    EmptyItem {
+        /// Index of the item.
+        item: usize,
+    },
+    /// An item that starts before the end of the one before it.
+    #[error(
+        "item {item} of the prompt starts at {start}, but the item before it ends at {end}; give the items in order \
+         and without overlap"
+    )]
+    ItemsOverlap {
+        /// Index of the item.
+        item: usize,
+        /// Its first position.
+        start: usize,
+        /// End of the item before it.
+        end: usize,
+    },
+    /// An item that ends after the prompt.
+    #[error(
+        "item {item} ends at {end}, but the prompt has {num_prompt_tokens} tokens; put it within the prompt"
+    )]
+    ItemOutsidePrompt {
+        /// Index of the item.
+        item: usize,
+        /// Position after its last token.
+        end: usize,
+        /// Length of the prompt.
+        num_prompt_tokens: usize,
+    },
+    /// An item none of whose tokens takes an embedding.
+    #[error("item {item} of the prompt has no placeholder {placeholder}; give it at least one")]
+    ItemWithoutPlaceholder {
+        /// Index of the item.
+        item: usize,
+        /// The item's placeholder.
+        placeholder: u32,
+    },
+    /// An item whose first or last token is text.
+    #[error(
+        "item {item} of the prompt begins or ends with text; let it begin and end with its placeholder {placeholder}"
+    )]
+    ItemEndsInText {
+        /// Index of the item.
+        item: usize,
+        /// The item's placeholder.
+        placeholder: u32,
+    },
+    /// An item for which the encoder has nothing to do.
+    #[error("item {item} of the prompt has no piece of work; give it at least one")]
+    ItemWithoutPieces {
+        /// Index of the item.
+        item: usize,
+    },
+    /// An item whose pieces take nothing of a step's budget.
+    #[error("a piece of item {item} takes no token of the budget; let it take at least one")]
+    ItemWithoutCost {
+        /// Index of the item.
+        item: usize,
+    },
+    /// An item that does not fit the whole encoder cache.
+    #[error(
+        "item {item} of the prompt has {num_embeddings} embeddings, but at most {max} fit the encoder's cache; give a \
+         smaller one or raise num_encoder_embeddings"
+    )]
+    ItemTooLarge {
+        /// Index of the item.
+        item: usize,
+        /// Number of its embeddings.
+        num_embeddings: usize,
+        /// Embeddings that fit.
+        max: usize,
+    },
+    /// Rope positions for another number of tokens than the prompt has.
+    #[error(
+        "there are {num_positions} rope positions for a prompt of {num_prompt_tokens} tokens; give one for each token"
+    )]
+    RopeLength {
+        /// Number of rope positions.
+        num_positions: usize,
+        /// Length of the prompt.
+        num_prompt_tokens: usize,
+    },
+    /// Rope positions after the prompt that are negative or too large.
+    #[error(
+        "the rope offset {offset} leads to positions outside of 0 to {max}; correct it", max = u32::MAX
+    )]
+    RopeOffset {
+        /// The offset.
+        offset: i32,
     },
     /// Tokens were appended to a sequence that samples one in an uncommitted step.
     #[error(

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use crate::block_manager::PrefixChain;
 use crate::prefix_cache::CacheRoot;
+use crate::prompt_items::PromptItems;
 use crate::scheduler::Scheduler;
-use crate::{BlockId, CallerId};
+use crate::{BlockId, CallerId, Item};
 
 /// Identifies a pin. Ids are never reused and increase with time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,13 +23,20 @@ pub(crate) struct Pins {
 }
 
 impl Scheduler {
-    /// Keeps the cached prefix of `tokens` for a caller, until [`unpin`](Self::unpin) or until a sequence needs the
-    /// memory. Pins are given up, the oldest first, before a sequence waits or is preempted. The same happens when
+    /// Keeps the cached prefix of `tokens`, with the items in it, for a caller, until [`unpin`](Self::unpin) or until a
+    /// sequence needs the memory. Embeddings are not kept, since the blocks need none. Pins are given up, the oldest first, before a sequence waits or is preempted. The same happens when
     /// all pins together would hold more than `max_pinned_blocks`.
-    pub fn pin(&mut self, tokens: &[u32], caller: CallerId, cache_salt: Option<Arc<str>>) -> PinId {
+    pub fn pin(
+        &mut self,
+        tokens: &[u32],
+        items: &[Item],
+        caller: CallerId,
+        cache_salt: Option<Arc<str>>,
+    ) -> PinId {
+        let tokens = PromptItems::new(tokens, items, &mut self.item_numbers).symbols(tokens);
         let root = CacheRoot::new(self.config.prefix_cache_scope, caller, cache_salt);
         let mut chain = PrefixChain::new(root, caller);
-        let mut found = self.blocks.find_prefix(&mut chain, tokens);
+        let mut found = self.blocks.find_prefix(&mut chain, &tokens);
         let rest = &tokens[found.len() * self.config.block_size..];
         found.extend(self.blocks.find_beginning(&chain, rest).map(|(block, _)| block));
         found.truncate(self.config.max_pinned_blocks);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use crate::symbol::Symbol;
 use crate::{BlockId, CallerId, PrefixCacheScope};
 
 /// An exact map from what precedes a block and the block's tokens to the block that holds them.
@@ -17,7 +18,7 @@ use crate::{BlockId, CallerId, PrefixCacheScope};
 #[derive(Default)]
 pub(crate) struct PrefixCache {
     /// The full blocks after each parent.
-    children: HashMap<Parent, HashMap<Arc<[u32]>, Node>>,
+    children: HashMap<Parent, HashMap<Arc<[Symbol]>, Node>>,
     /// All blocks. Those of one caller after one parent are neighbours.
     by_caller: BTreeMap<Key, BlockId>,
     keys: HashMap<BlockId, Key>,
@@ -56,7 +57,7 @@ pub(crate) enum Parent {
 struct Key {
     parent: Parent,
     caller: CallerId,
-    tokens: Arc<[u32]>,
+    tokens: Arc<[Symbol]>,
 }
 
 #[derive(Clone, Copy)]
@@ -67,7 +68,7 @@ struct Node {
 
 impl PrefixCache {
     /// The full block that holds `tokens` after `parent`, and the key under which its successors are found.
-    pub(crate) fn find(&self, parent: &Parent, tokens: &[u32]) -> Option<(BlockId, Parent)> {
+    pub(crate) fn find(&self, parent: &Parent, tokens: &[Symbol]) -> Option<(BlockId, Parent)> {
         let node = self.children.get(parent)?.get(tokens)?;
         Some((node.block, Parent::Node(node.id)))
     }
@@ -78,7 +79,7 @@ impl PrefixCache {
         &self,
         parent: &Parent,
         caller: CallerId,
-        tokens: &[u32],
+        tokens: &[Symbol],
     ) -> Option<(BlockId, usize)> {
         let key = Key { parent: parent.clone(), caller, tokens: tokens.into() };
         // In lexicographic order, the neighbours of `tokens` have the most first tokens in common with it.
@@ -99,7 +100,7 @@ impl PrefixCache {
         &mut self,
         parent: &Parent,
         caller: CallerId,
-        tokens: &[u32],
+        tokens: &[Symbol],
         block: BlockId,
     ) -> Parent {
         if let Some((_, node)) = self.find(parent, tokens) {
@@ -117,13 +118,19 @@ impl PrefixCache {
         &mut self,
         parent: &Parent,
         caller: CallerId,
-        tokens: &[u32],
+        tokens: &[Symbol],
         block: BlockId,
     ) {
         self.record(parent, caller, tokens, block);
     }
 
-    fn record(&mut self, parent: &Parent, caller: CallerId, tokens: &[u32], block: BlockId) -> Key {
+    fn record(
+        &mut self,
+        parent: &Parent,
+        caller: CallerId,
+        tokens: &[Symbol],
+        block: BlockId,
+    ) -> Key {
         // A block whose parent was evicted and recorded anew is unreachable under its old key.
         self.remove(block);
         let key = Key { parent: parent.clone(), caller, tokens: tokens.into() };
@@ -178,13 +185,14 @@ impl PrefixCache {
 }
 
 /// Number of first tokens that two sequences have in common.
-pub(crate) fn num_common(a: &[u32], b: &[u32]) -> usize {
+pub(crate) fn num_common(a: &[Symbol], b: &[Symbol]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::symbol::tests::text;
 
     const CALLER: CallerId = CallerId(1);
 
@@ -195,16 +203,16 @@ mod tests {
     #[test]
     fn equal_tokens_after_different_prefixes_or_salts_are_different() {
         let mut cache = PrefixCache::default();
-        let a = cache.insert(&root(None), CALLER, &[1, 2], BlockId(0));
-        let b = cache.insert(&root(None), CALLER, &[3, 4], BlockId(1));
-        cache.insert(&a, CALLER, &[5, 6], BlockId(2));
-        assert_eq!(cache.find(&a, &[5, 6]).map(|found| found.0), Some(BlockId(2)));
-        assert_eq!(cache.find(&b, &[5, 6]), None);
-        assert_eq!(cache.find(&root(None), &[5, 6]), None);
-        assert_eq!(cache.find(&root(Some("tenant")), &[1, 2]), None);
-        cache.insert(&root(Some("tenant")), CALLER, &[1, 2], BlockId(3));
+        let a = cache.insert(&root(None), CALLER, &text([1, 2]), BlockId(0));
+        let b = cache.insert(&root(None), CALLER, &text([3, 4]), BlockId(1));
+        cache.insert(&a, CALLER, &text([5, 6]), BlockId(2));
+        assert_eq!(cache.find(&a, &text([5, 6])).map(|found| found.0), Some(BlockId(2)));
+        assert_eq!(cache.find(&b, &text([5, 6])), None);
+        assert_eq!(cache.find(&root(None), &text([5, 6])), None);
+        assert_eq!(cache.find(&root(Some("tenant")), &text([1, 2])), None);
+        cache.insert(&root(Some("tenant")), CALLER, &text([1, 2]), BlockId(3));
         assert_eq!(
-            cache.find(&root(Some("tenant")), &[1, 2]).map(|found| found.0),
+            cache.find(&root(Some("tenant")), &text([1, 2])).map(|found| found.0),
             Some(BlockId(3))
         );
         cache.check().unwrap();
@@ -213,8 +221,8 @@ mod tests {
     #[test]
     fn the_first_block_with_some_content_stays() {
         let mut cache = PrefixCache::default();
-        let first = cache.insert(&root(None), CALLER, &[1, 2], BlockId(0));
-        assert_eq!(cache.insert(&root(None), CALLER, &[1, 2], BlockId(1)), first);
+        let first = cache.insert(&root(None), CALLER, &text([1, 2]), BlockId(0));
+        assert_eq!(cache.insert(&root(None), CALLER, &text([1, 2]), BlockId(1)), first);
         assert!(cache.contains(BlockId(0)) && !cache.contains(BlockId(1)));
         assert_eq!(cache.len(), 1);
     }
@@ -224,32 +232,36 @@ mod tests {
         let mut cache = PrefixCache::default();
         let blocks = [&[1, 2, 3, 4][..], &[1, 2, 9], &[1, 3], &[7, 7, 7, 7]];
         for (block, tokens) in (0..).map(BlockId).zip(blocks) {
-            cache.insert(&root(None), CALLER, tokens, block);
+            let tokens: Vec<_> = tokens.iter().map(|token| Symbol::text(*token)).collect();
+            cache.insert(&root(None), CALLER, &tokens, block);
         }
-        let find = |tokens: &[u32]| cache.find_beginning(&root(None), CALLER, tokens);
+        let find = |tokens: &[u32]| {
+            let tokens: Vec<_> = tokens.iter().map(|token| Symbol::text(*token)).collect();
+            cache.find_beginning(&root(None), CALLER, &tokens)
+        };
         assert_eq!(find(&[1, 2, 3, 5]), Some((BlockId(0), 3)));
         assert_eq!(find(&[1, 2, 9, 1]), Some((BlockId(1), 3)));
         assert_eq!(find(&[1, 3]), Some((BlockId(2), 2)));
         assert_eq!(find(&[7, 7]), Some((BlockId(3), 2)));
         assert_eq!(find(&[8]), None);
         assert_eq!(find(&[]), None);
-        assert_eq!(cache.find_beginning(&root(Some("tenant")), CALLER, &[1]), None);
+        assert_eq!(cache.find_beginning(&root(Some("tenant")), CALLER, &text([1])), None);
     }
 
     #[test]
     fn callers_share_full_blocks_and_no_part_of_one() {
         let (a, b) = (CallerId(1), CallerId(2));
         let mut cache = PrefixCache::default();
-        let node = cache.insert(&root(None), a, &[1, 2, 3, 4], BlockId(0));
-        assert_eq!(cache.insert(&root(None), b, &[1, 2, 3, 4], BlockId(1)), node);
-        cache.insert_end(&node, a, &[5, 6], BlockId(2));
-        cache.insert_end(&node, b, &[5, 6], BlockId(3));
-        cache.insert_end(&root(None), b, &[1, 9], BlockId(4));
-        assert_eq!(cache.find_beginning(&root(None), a, &[1, 2, 9]), Some((BlockId(0), 2)));
-        assert_eq!(cache.find_beginning(&root(None), b, &[1, 2, 9]), Some((BlockId(4), 1)));
-        assert_eq!(cache.find_beginning(&node, a, &[5, 7]), Some((BlockId(2), 1)));
-        assert_eq!(cache.find_beginning(&node, b, &[5, 7]), Some((BlockId(3), 1)));
-        assert_eq!(cache.find_beginning(&node, CallerId(3), &[5, 6]), None);
+        let node = cache.insert(&root(None), a, &text([1, 2, 3, 4]), BlockId(0));
+        assert_eq!(cache.insert(&root(None), b, &text([1, 2, 3, 4]), BlockId(1)), node);
+        cache.insert_end(&node, a, &text([5, 6]), BlockId(2));
+        cache.insert_end(&node, b, &text([5, 6]), BlockId(3));
+        cache.insert_end(&root(None), b, &text([1, 9]), BlockId(4));
+        assert_eq!(cache.find_beginning(&root(None), a, &text([1, 2, 9])), Some((BlockId(0), 2)));
+        assert_eq!(cache.find_beginning(&root(None), b, &text([1, 2, 9])), Some((BlockId(4), 1)));
+        assert_eq!(cache.find_beginning(&node, a, &text([5, 7])), Some((BlockId(2), 1)));
+        assert_eq!(cache.find_beginning(&node, b, &text([5, 7])), Some((BlockId(3), 1)));
+        assert_eq!(cache.find_beginning(&node, CallerId(3), &text([5, 6])), None);
         assert_eq!(cache.len(), 4);
         cache.check().unwrap();
         (0..5).for_each(|block| cache.remove(BlockId(block)));
@@ -259,14 +271,14 @@ mod tests {
     #[test]
     fn a_child_of_an_evicted_parent_is_not_found_and_can_be_recorded_anew() {
         let mut cache = PrefixCache::default();
-        let old = cache.insert(&root(None), CALLER, &[1, 2], BlockId(0));
-        cache.insert(&old, CALLER, &[3, 4], BlockId(1));
+        let old = cache.insert(&root(None), CALLER, &text([1, 2]), BlockId(0));
+        cache.insert(&old, CALLER, &text([3, 4]), BlockId(1));
         cache.remove(BlockId(0));
-        let new = cache.insert(&root(None), CALLER, &[1, 2], BlockId(2));
+        let new = cache.insert(&root(None), CALLER, &text([1, 2]), BlockId(2));
         assert_ne!(old, new);
-        assert_eq!(cache.find(&new, &[3, 4]), None);
-        cache.insert(&new, CALLER, &[3, 4], BlockId(1));
-        assert_eq!(cache.find(&new, &[3, 4]).map(|found| found.0), Some(BlockId(1)));
+        assert_eq!(cache.find(&new, &text([3, 4])), None);
+        cache.insert(&new, CALLER, &text([3, 4]), BlockId(1));
+        assert_eq!(cache.find(&new, &text([3, 4])).map(|found| found.0), Some(BlockId(1)));
         cache.check().unwrap();
         cache.remove(BlockId(1));
         cache.remove(BlockId(2));

@@ -4,12 +4,15 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::block_manager::BlockManager;
 use crate::callers::Callers;
+use crate::encoder_cache::EncoderCache;
 use crate::pins::Pins;
 use crate::prefix_cache::PrefixCache;
+use crate::prompt_items::PromptItems;
 use crate::sequence::{RunningKey, Sequence, State, Turn};
 use crate::state_slots::StateSlots;
 use crate::swap_space::SwapSpace;
-use crate::{Error, NewSequence, Sampled, SchedulerConfig, SeqId, Step};
+use crate::symbol::ItemNumbers;
+use crate::{Error, NewSequence, Sampled, SchedulerConfig, SeqId, Step, item};
 
 /// Decides which tokens run in each step and in which KV blocks.
 ///
@@ -25,6 +28,10 @@ use crate::{Error, NewSequence, Sampled, SchedulerConfig, SeqId, Step};
 /// loses its blocks when they run out. The blocks are swapped out to host memory if there is room, and are computed
 /// again otherwise. Decodes take turns if the token budget is smaller than their number, and leave a quarter of it to
 /// pending prefills. Priorities are strict: higher values may wait for as long as lower ones keep arriving.
+///
+/// A prompt may have items, whose embeddings an encoder computes. Its work is cut into pieces, which are part of a step
+/// and take some of its budget. A row ends before the first item that is not complete. The runner needs an item's input
+/// until its sequence is removed, since embeddings may have to be computed again after a preemption.
 ///
 /// Computed tokens stay in the prefix cache until their memory is needed. [`Scheduler::pin`] keeps a prefix in the
 /// cache, unless running or waiting sequences need its blocks.
@@ -43,7 +50,9 @@ pub struct Scheduler {
     pub(crate) pins: Pins,
     pub(crate) swap_space: SwapSpace,
     pub(crate) state_slots: StateSlots,
-    /// Ids of the uncommitted steps with rows, the oldest first; at most two.
+    pub(crate) encoder: EncoderCache,
+    pub(crate) item_numbers: ItemNumbers,
+    /// Ids of the uncommitted steps that are not empty, the oldest first; at most two.
     pub(crate) in_flight: VecDeque<u64>,
     pub(crate) num_prefix_queries: u64,
     pub(crate) num_prefix_hits: u64,
@@ -82,6 +91,14 @@ pub struct SchedulerStats {
     pub num_swapped_out: u64,
     /// Number of blocks that were swapped in.
     pub num_swapped_in: u64,
+    /// Number of items that the encoder has completed.
+    pub num_items_encoded: u64,
+    /// Number of times that a sequence found an item complete which it had not waited for.
+    pub num_item_hits: u64,
+    /// Embeddings in the encoder's cache, unfinished and unused ones included.
+    pub num_encoder_embeddings: usize,
+    /// Embeddings that fit the encoder's cache.
+    pub max_encoder_embeddings: usize,
 }
 
 impl Scheduler {
@@ -96,6 +113,8 @@ impl Scheduler {
             blocks: BlockManager::new(config.num_blocks as u32, config.block_size, prefix_cache),
             swap_space: SwapSpace::new(config.num_swap_blocks as u32),
             state_slots: StateSlots::new(config.num_state_slots),
+            encoder: EncoderCache::new(config.num_encoder_embeddings, config.enable_prefix_caching),
+            item_numbers: ItemNumbers::default(),
             config,
             sequences: HashMap::new(),
             reserved: HashMap::new(),
@@ -115,7 +134,8 @@ impl Scheduler {
     /// Queues a request; returns the ids of its `n` sequences.
     ///
     /// # Errors
-    /// The prompt is empty or leaves no room in the context, or `n` is not possible.
+    /// The prompt is empty or leaves no room in the context, `n` is not possible, or the items or rope positions do not
+    /// fit the prompt.
     pub fn add(&mut self, new: NewSequence) -> Result<Vec<SeqId>, Error> {
         let max_prompt_tokens = self.config.max_model_len - usize::from(new.max_tokens > 0);
         if new.prompt.is_empty() {
@@ -130,11 +150,13 @@ impl Scheduler {
         if new.n == 0 || (new.n > 1 && new.max_tokens == 0) {
             return Err(Error::InvalidN { n: new.n });
         }
+        item::validate(&new, &self.config)?;
         let ids: Vec<_> = (self.next_seq..).take(new.n).map(SeqId).collect();
         self.next_seq += new.n as u64;
         self.callers.arrive(new.caller, new.caller_priority);
         let (first, siblings) = (ids[0], &ids[1..]);
-        let mut seq = Sequence::new(first, new, &self.config);
+        let items = PromptItems::new(&new.prompt, &new.items, &mut self.item_numbers);
+        let mut seq = Sequence::new(first, new, items, &self.config);
         seq.siblings = siblings.to_vec();
         seq.waits_since = self.last_step;
         self.reserved.extend(siblings.iter().map(|sibling| (*sibling, first)));
@@ -151,7 +173,7 @@ impl Scheduler {
     pub fn schedule(&mut self) -> Step {
         assert!(self.in_flight.len() < 2, "commit a step before scheduling a third one");
         let step = self.plan_step();
-        if !step.rows.is_empty() {
+        if !step.is_empty() {
             self.in_flight.push_back(step.id);
         }
         step
@@ -159,12 +181,12 @@ impl Scheduler {
 
     /// Commits the oldest uncommitted step with its sampled tokens, in the order of its samples. The token of a
     /// sequence that was removed since may be present or left out. A step whose sequences are all removed is
-    /// committed like any other. A step without rows need not be committed.
+    /// committed like any other, and so is one without rows. An empty step need not be committed.
     ///
     /// # Errors
     /// Another step is due, or the tokens do not belong to this one. Nothing is changed then.
     pub fn commit(&mut self, step: &Step, sampled: &[Sampled]) -> Result<(), Error> {
-        if step.rows.is_empty() {
+        if step.is_empty() {
             return Ok(());
         }
         if self.in_flight.front() != Some(&step.id) {
@@ -177,7 +199,7 @@ impl Scheduler {
         self.in_flight.pop_front();
         for Sampled { seq, token } in sampled {
             if let Some(seq) = self.sequences.get_mut(seq) {
-                seq.tokens.push(*token);
+                seq.extend(&[*token]);
                 seq.num_pending -= 1;
                 seq.is_prompt_computed = true;
             }
@@ -187,7 +209,7 @@ impl Scheduler {
             let end = row.first_position as usize + row.tokens.len();
             seq.is_prompt_computed |= end >= seq.num_prompt_tokens;
             // A preemption may have freed some of the blocks since, which are then not registered.
-            let computed = &seq.tokens[..end.min(seq.num_computed_tokens)];
+            let computed = &seq.symbols[..end.min(seq.num_computed_tokens)];
             self.blocks.register(&mut seq.prefix_chain, computed, &seq.block_table);
         }
         Ok(())
@@ -208,15 +230,16 @@ impl Scheduler {
         if num_tokens > max_model_len {
             return Err(Error::AppendTooLong { seq: id, num_tokens, max_model_len });
         }
-        seq.tokens.extend_from_slice(tokens);
+        seq.extend(tokens);
         Ok(())
     }
 
-    /// Leaves a sequence out of the steps until [`release`](Self::release). It keeps its blocks like any other.
-    /// Unknown ids are ignored.
+    /// Leaves a sequence out of the steps until [`release`](Self::release). It keeps its blocks like any other, but no
+    /// items, for which others may wait. Unknown ids are ignored.
     pub fn hold(&mut self, id: SeqId) {
         if let Some(seq) = self.sequences.get_mut(&id) {
             seq.is_held = true;
+            self.encoder.release_all(seq.slots.drain(..).map(|held| held.slot));
         }
     }
 
@@ -243,10 +266,11 @@ impl Scheduler {
         }
     }
 
-    /// Registers the computed tokens of a sequence in the prefix cache, and frees its blocks and its state slot.
+    /// Registers the computed tokens of a sequence in the prefix cache, and frees its blocks, its state slot and its
+    /// items.
     pub(crate) fn give_up_memory(&mut self, seq: &mut Sequence) {
         // Steps run in order, so a sequence that finds a block runs after the step that still computes it.
-        let computed = &seq.tokens[..seq.computed_tokens().len()];
+        let computed = &seq.symbols[..seq.computed_tokens().len()];
         self.blocks.register_all(&mut seq.prefix_chain, computed, &seq.block_table);
         if let Some(slot) = seq.state_slot.take() {
             // The state after unknown tokens cannot be found by content, so it is not kept.
@@ -255,9 +279,11 @@ impl Scheduler {
             self.state_slots.give_up(slot, state.flatten());
         }
         self.blocks.release(std::mem::take(&mut seq.block_table));
+        self.encoder.release_all(seq.slots.drain(..).map(|held| held.slot));
     }
 
-    /// The known tokens: the prompt, then the generated ones. Empty for an unknown id.
+    /// The known tokens: the prompt, then the generated ones. Embeddings have the ids of their placeholders. Empty for
+    /// an unknown id.
     pub fn tokens(&self, id: SeqId) -> &[u32] {
         self.sequence(id).map_or(&[], |seq| &seq.tokens)
     }
@@ -290,6 +316,10 @@ impl Scheduler {
             num_swapped_blocks: self.swap_space.num_used(),
             num_swapped_out: self.swap_space.num_out,
             num_swapped_in: self.swap_space.num_in,
+            num_items_encoded: self.encoder.num_encoded,
+            num_item_hits: self.encoder.num_hits,
+            num_encoder_embeddings: self.encoder.num_used(),
+            max_encoder_embeddings: self.config.num_encoder_embeddings,
         }
     }
 

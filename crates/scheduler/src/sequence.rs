@@ -1,22 +1,26 @@
 //! One sequence: its tokens, the number of computed ones, and the blocks that hold them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::block_manager::PrefixChain;
 use crate::prefix_cache::CacheRoot;
+use crate::prompt_items::PromptItems;
 use crate::state_slots::KeptState;
 use crate::step::{LogitsFor, StateSlot, TokenSource};
 use crate::swap_space::Swapped;
-use crate::{BlockId, Caller, CallerId, Item, RopePositions, SchedulerConfig, SeqId};
+use crate::symbol::Symbol;
+use crate::{BlockId, Caller, CallerId, EncoderSlot, Item, RopePositions, SchedulerConfig, SeqId};
 
 /// A request for `n` sequences that continue one prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewSequence {
     /// Token ids, at least one.
     pub prompt: Vec<u32>,
-    /// Parts of the prompt that are not text, in order and without overlap.
+    /// Parts of the prompt that are not text, in order and without overlap. Each begins and ends with its
+    /// placeholder. The encoder may run again for an item as long as the sequence is not removed.
     pub items: Vec<Item>,
-    /// Rope positions, if they differ from the positions in the sequence.
+    /// Rope positions, if they differ from the positions in the sequence: as many as the prompt has tokens.
     pub rope: Option<Arc<RopePositions>>,
     /// Number of sequences. The prompt is computed once, and they share its blocks.
     pub n: usize,
@@ -68,6 +72,12 @@ pub(crate) struct Sequence {
     pub(crate) id: SeqId,
     /// Known token ids: the prompt, then the generated ones.
     pub(crate) tokens: Vec<u32>,
+    /// The content of each of `tokens`.
+    pub(crate) symbols: Vec<Symbol>,
+    pub(crate) items: PromptItems,
+    /// Slots of the next items whose tokens are not all computed, in order. Only the last of them may be unfinished.
+    pub(crate) slots: Vec<ItemSlot>,
+    rope: Option<Arc<RopePositions>>,
     pub(crate) num_prompt_tokens: usize,
     /// Number of tokens sampled by uncommitted steps.
     pub(crate) num_pending: usize,
@@ -115,6 +125,14 @@ pub(crate) struct Sequence {
     pub(crate) num_overtaken: u32,
 }
 
+/// The slot of an item that a sequence holds.
+#[derive(Clone, Copy)]
+pub(crate) struct ItemSlot {
+    /// Index of the item.
+    pub(crate) item: usize,
+    pub(crate) slot: EncoderSlot,
+}
+
 /// State of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -137,7 +155,13 @@ pub(crate) type RunningKey = (i32, i32, SeqId);
 pub(crate) type WaitingKey = (i32, i32, Turn, SeqId);
 
 impl Sequence {
-    pub(crate) fn new(id: SeqId, new: NewSequence, config: &SchedulerConfig) -> Self {
+    /// A sequence that waits. `items` are those of `new`.
+    pub(crate) fn new(
+        id: SeqId,
+        new: NewSequence,
+        items: PromptItems,
+        config: &SchedulerConfig,
+    ) -> Self {
         let sample = new.max_tokens > 0;
         let max_tokens = new.prompt.len().saturating_add(new.max_tokens).min(config.max_model_len);
         let caller = new.caller.id;
@@ -145,7 +169,10 @@ impl Sequence {
         Self {
             id,
             num_prompt_tokens: new.prompt.len(),
+            symbols: items.symbols(&new.prompt),
             tokens: new.prompt,
+            slots: Vec::new(),
+            rope: new.rope,
             num_pending: 0,
             is_held: false,
             sample_index: 0,
@@ -166,13 +193,20 @@ impl Sequence {
             cache_root,
             sample,
             runs_ahead: new.runs_ahead,
-            next_prompt_logits: new.prompt_logits_from,
+            next_prompt_logits: new.prompt_logits_from.map(|start| items.last_cut(start)),
+            items,
             is_prompt_computed: false,
             siblings: Vec::new(),
             state: State::Waiting(Turn::New),
             last_step: 0,
             num_overtaken: 0,
         }
+    }
+
+    /// Adds known tokens, which are text.
+    pub(crate) fn extend(&mut self, tokens: &[u32]) {
+        self.tokens.extend_from_slice(tokens);
+        self.symbols.extend(tokens.iter().map(|token| Symbol::text(*token)));
     }
 
     pub(crate) fn num_tokens(&self) -> usize {
@@ -210,6 +244,23 @@ impl Sequence {
         }
     }
 
+    /// End of the next row, which computes no position from `limit` on. A whole item is not cut. It exceeds the budget
+    /// if it comes first in the row, and otherwise waits for the next row.
+    pub(crate) fn row_end(&self, budget: usize, limit: usize) -> usize {
+        let start = self.num_computed_tokens;
+        let end = limit.min(start + self.num_row_tokens(budget));
+        match self.items.whole_around(end) {
+            Some(item) if item.start == start => item.end,
+            Some(item) => item.start,
+            None => end,
+        }
+    }
+
+    /// Whether a row of one token computes all that can be computed now. That token is text.
+    pub(crate) fn is_decode(&self) -> bool {
+        self.num_new_tokens() == 1 && !self.items.contain(self.num_computed_tokens)
+    }
+
     /// Logits of a row that starts at the first token that is not computed.
     pub(crate) fn row_logits(&self, samples: &[SeqId]) -> LogitsFor {
         if self.due_prompt_logits() == Some(self.num_computed_tokens) {
@@ -228,22 +279,38 @@ impl Sequence {
 
     /// Tokens whose blocks may be taken from the prefix cache. The last token is always computed, for its logits, and
     /// so is each position whose prompt logits are to be output.
-    pub(crate) fn cacheable_tokens(&self) -> &[u32] {
+    pub(crate) fn cacheable_tokens(&self) -> &[Symbol] {
         let limit = self.num_target_tokens() - 1;
-        &self.tokens[..self.due_prompt_logits().map_or(limit, |start| start.min(limit))]
+        &self.symbols[..self.due_prompt_logits().map_or(limit, |start| start.min(limit))]
     }
 
     /// Source of the token at `position`.
     pub(crate) fn token_source(&self, position: usize) -> TokenSource {
-        match self.tokens.get(position) {
-            Some(token) => TokenSource::Id(*token),
-            None => TokenSource::PreviousRow(self.sample_index),
-        }
+        let Some(token) = self.tokens.get(position) else {
+            return TokenSource::PreviousRow(self.sample_index);
+        };
+        let Some(index) = self.symbols[position].index() else { return TokenSource::Id(*token) };
+        let slot = self.slot_of(self.items.first_after(position));
+        TokenSource::Embedding { slot: slot.expect("a row's items are held"), index }
+    }
+
+    /// Slot of an item, if the sequence holds it.
+    pub(crate) fn slot_of(&self, item: usize) -> Option<EncoderSlot> {
+        self.slots.iter().find(|held| held.item == item).map(|held| held.slot)
+    }
+
+    /// Rope positions of a row. Empty if they are the positions in the sequence.
+    pub(crate) fn rope_positions(&self, row: Range<usize>) -> Vec<[u32; 3]> {
+        let Some(rope) = &self.rope else { return Vec::new() };
+        let after_prompt =
+            |position: usize| [(position as u32).saturating_add_signed(rope.offset); 3];
+        let of = |position| rope.prompt.get(position).copied();
+        row.map(|position| of(position).unwrap_or_else(|| after_prompt(position))).collect()
     }
 
     /// The known tokens that are computed.
-    pub(crate) fn computed_tokens(&self) -> &[u32] {
-        &self.tokens[..self.num_computed_tokens.min(self.tokens.len())]
+    pub(crate) fn computed_tokens(&self) -> &[Symbol] {
+        &self.symbols[..self.num_computed_tokens.min(self.symbols.len())]
     }
 
     /// Counts a row of `num_tokens` tokens as computed.
@@ -254,6 +321,13 @@ impl Sequence {
         if self.due_prompt_logits() == Some(start) {
             self.next_prompt_logits = Some(self.num_computed_tokens);
         }
+    }
+
+    /// Takes the slots of the items whose tokens are all computed.
+    pub(crate) fn take_read_slots(&mut self) -> impl Iterator<Item = EncoderSlot> {
+        let num_read = self.items.first_after(self.num_computed_tokens);
+        let num_slots = self.slots.partition_point(|held| held.item < num_read);
+        self.slots.drain(..num_slots).map(|held| held.slot)
     }
 
     /// Resets it for a new start, and returns its blocks.
@@ -285,7 +359,7 @@ mod tests {
 
     fn sequence(new: NewSequence) -> Sequence {
         let config = SchedulerConfig { max_model_len: 8, ..crate::config::tests::VALID };
-        Sequence::new(SeqId(0), new, &config)
+        Sequence::new(SeqId(0), new, PromptItems::default(), &config)
     }
 
     #[test]

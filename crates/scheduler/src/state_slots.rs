@@ -7,6 +7,7 @@ use crate::CallerId;
 use crate::block_manager::PrefixChain;
 use crate::prefix_cache::{Parent, num_common};
 use crate::step::{StateCopy, StateSlot};
+use crate::symbol::Symbol;
 
 /// The free slots, the slots whose states are kept for later sequences, and the copies between slots that steps make.
 ///
@@ -42,12 +43,12 @@ pub(crate) struct KeptState {
     after: Parent,
     /// The one caller that may continue from it. It is `None` for all callers, if `rest` is empty.
     caller: Option<CallerId>,
-    pub(crate) rest: Box<[u32]>,
+    pub(crate) rest: Box<[Symbol]>,
 }
 
 impl KeptState {
     /// The key for the blocks of `chain` and the tokens `rest` after them.
-    pub(crate) fn new(chain: &PrefixChain, rest: &[u32]) -> Self {
+    pub(crate) fn new(chain: &PrefixChain, rest: &[Symbol]) -> Self {
         let caller = (!rest.is_empty()).then(|| chain.caller());
         Self { after: chain.parent().clone(), caller, rest: rest.into() }
     }
@@ -106,12 +107,12 @@ impl StateSlots {
     }
 
     /// The kept state with the longest prefix of the tokens `rest`, fewer than a block, after the blocks of `chain`.
-    pub(crate) fn longest(&self, chain: &PrefixChain, rest: &[u32]) -> Option<KeptState> {
+    pub(crate) fn longest(&self, chain: &PrefixChain, rest: &[Symbol]) -> Option<KeptState> {
         let of_blocks = || Some(KeptState::new(chain, &[])).filter(|state| self.has(state));
         self.longest_of_caller(chain, rest).or_else(of_blocks)
     }
 
-    fn longest_of_caller(&self, chain: &PrefixChain, rest: &[u32]) -> Option<KeptState> {
+    fn longest_of_caller(&self, chain: &PrefixChain, rest: &[Symbol]) -> Option<KeptState> {
         // The last state in lexicographic order that does not come after `rest` has the most first tokens in common
         // with it. If those are not all of its tokens, no state with more tokens is a prefix of `rest`.
         let mut most = rest.len();
@@ -146,7 +147,7 @@ impl StateSlots {
         }
     }
 
-    /// Returns the copies of the planned step, which has rows.
+    /// Returns the copies of the planned step, which is not empty.
     pub(crate) fn finish_step(&mut self) -> Vec<StateCopy> {
         self.copies.swap(0, 1);
         let done = std::mem::take(&mut self.copies[1]);

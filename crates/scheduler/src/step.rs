@@ -4,9 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Encode, EncoderSlot};
 
-/// One forward pass: the swaps and copies that come first, and then the rows.
+/// One forward pass: the swaps and copies that come first, then the work of the encoder, and then the rows.
 ///
-/// Steps are executed in the order of their ids.
+/// Steps are executed in the order of their ids. A step may have no rows, if items have to be encoded first. Its swaps
+/// and copies are made all the same, and it is committed like any other. It samples nothing, and so leaves the samples
+/// of the step before it in place.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct Step {
     /// Increases with every call of `schedule`.
@@ -16,14 +18,16 @@ pub struct Step {
     /// Block copies that are made before any row writes. No destination is also a source or occurs twice, so they may
     /// run in any order.
     pub copies: Vec<BlockCopy>,
-    /// Copies of recurrent states that are made before any row runs, for models that have them. No destination is
+    /// Copies of recurrent states that are made before any row runs, for models that have such states. No destination is
     /// also a source or occurs twice, so they may run in any order.
     pub state_copies: Vec<StateCopy>,
-    /// Encoder slots whose content is not read any more. They are free before the work of `encodes`.
+    /// Encoder slots whose content is not read any more, neither by this step nor by later ones. They may hold an
+    /// unfinished item. They are free before the work of `encodes`, which may use them again.
     pub freed_slots: Vec<EncoderSlot>,
-    /// Work of the encoder, in this order, before the rows.
+    /// Work of the encoder, in this order, before the rows. Rows of the same step may read items that it completes. At
+    /// most one item is unfinished after a step. The work may be several entries for one slot.
     pub encodes: Vec<Encode>,
-    /// At most one row per sequence.
+    /// At most one row per sequence. Their tokens are within the budget, except for [whole items](crate::Item::is_whole).
     pub rows: Vec<StepRow>,
 }
 
@@ -35,7 +39,7 @@ impl Step {
 
     /// Whether the step needs no execution, since nothing can run.
     pub fn is_empty(&self) -> bool {
-        self.rows.is_empty() && self.encodes.is_empty()
+        self.rows.is_empty() && self.encodes.is_empty() && self.copies.is_empty()
     }
 
     /// Number of tokens that the step computes, over all rows.
@@ -53,9 +57,11 @@ pub struct StepRow {
     pub tokens: Vec<TokenSource>,
     /// Position of the first input token. Everything before it is in the cache already.
     pub first_position: u32,
-    /// Rope positions of the input tokens, if they differ from the positions in the sequence; else empty.
+    /// Rope positions of the input tokens (frame, row, column), if they differ from the positions in the sequence; else
+    /// empty.
     pub rope_positions: Vec<[u32; 3]>,
-    /// Ranges of positions of the sequence whose tokens see each other both ways, as far as the row computes them.
+    /// Ranges of positions of the sequence, start and end, whose tokens see each other both ways. The row computes all
+    /// of each range.
     pub whole: Vec<(u32, u32)>,
     /// Blocks of the positions `0..first_position + tokens.len()`, in order, and no others.
     pub block_table: Vec<BlockId>,
@@ -75,10 +81,11 @@ pub enum TokenSource {
     /// A known token id.
     Id(u32),
     /// The token that the previous step with rows sampled, by its index in that step's flattened [`Step::samples`].
+    /// Steps without rows between the two do not count.
     PreviousRow(u32),
-    /// An embedding of an item.
+    /// An embedding of an item. Its id among [`Scheduler::tokens`](crate::Scheduler::tokens) is the placeholder.
     Embedding {
-        /// Slot of the item.
+        /// Slot of the item, which is complete.
         slot: EncoderSlot,
         /// Index among its embeddings.
         index: u32,

@@ -11,7 +11,7 @@ use crate::step::{Swap, SwapSlot};
 pub(crate) struct SwapSpace {
     num_slots: usize,
     free: Vec<SwapSlot>,
-    /// Copies that were requested since the last step with rows.
+    /// Copies that were requested since the last step that was not empty.
     pending: Vec<Swap>,
     pub(crate) num_out: u64,
     pub(crate) num_in: u64,

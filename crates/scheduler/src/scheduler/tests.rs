@@ -7,7 +7,9 @@ use crate::{
 };
 
 mod callers;
+mod items;
 mod states;
+mod whole_items;
 
 const CONFIG: SchedulerConfig = SchedulerConfig {
     block_size: 4,
@@ -540,7 +542,7 @@ fn a_pin_keeps_blocks_until_a_sequence_needs_them() {
     scheduler.add(request(0..7)).unwrap();
     run_step(&mut scheduler);
     scheduler.remove(SeqId(0));
-    let pin = scheduler.pin(&[0, 1, 2, 3, 4, 5, 6], CallerId(0), None);
+    let pin = scheduler.pin(&[0, 1, 2, 3, 4, 5, 6], &[], CallerId(0), None);
     let held = |scheduler: &Scheduler| {
         let stats = scheduler.stats();
         (stats.num_free_blocks, stats.num_pinned_blocks)
@@ -574,11 +576,11 @@ fn pins_share_blocks_and_the_oldest_yields_to_the_newest() {
         scheduler.remove(id);
     }
     let pinned = |scheduler: &Scheduler| scheduler.stats().num_pinned_blocks;
-    let pins: Vec<_> = (0..4).map(|_| scheduler.pin(&tokens, CallerId(0), None)).collect();
+    let pins: Vec<_> = (0..4).map(|_| scheduler.pin(&tokens, &[], CallerId(0), None)).collect();
     assert_eq!(pinned(&scheduler), 2, "a block counts once");
     pins[1..].iter().for_each(|pin| scheduler.unpin(*pin));
     assert_eq!(pinned(&scheduler), 2);
-    scheduler.pin(&(100..108).collect::<Vec<_>>(), CallerId(0), None);
+    scheduler.pin(&(100..108).collect::<Vec<_>>(), &[], CallerId(0), None);
     assert_eq!(pinned(&scheduler), 2, "the first one was given up");
     scheduler.check().unwrap();
     scheduler.unpin(pins[0]);
@@ -593,7 +595,7 @@ fn preemption_comes_after_all_pins() {
     scheduler.add(request(0..8)).unwrap();
     run_step(&mut scheduler);
     scheduler.remove(SeqId(0));
-    scheduler.pin(&(0..8).collect::<Vec<_>>(), CallerId(0), None);
+    scheduler.pin(&(0..8).collect::<Vec<_>>(), &[], CallerId(0), None);
     scheduler.add(request(100..103)).unwrap();
     scheduler.add(request(200..203)).unwrap();
     run_step(&mut scheduler);

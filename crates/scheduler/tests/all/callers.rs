@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::num::NonZeroU32;
 
 use candlepower_scheduler::{
-    Caller, CallerId, NewSequence, PrefixCacheScope, SchedulerConfig, SchedulingPolicy, SeqId, Step,
+    Caller, CallerId, Item, NewSequence, PrefixCacheScope, SchedulerConfig, SchedulingPolicy,
+    SeqId, Step,
 };
 use proptest::prelude::*;
 
@@ -23,7 +24,7 @@ const CONFIG: SchedulerConfig = SchedulerConfig {
     max_pinned_blocks: 100,
     num_swap_blocks: 0,
     num_state_slots: 0,
-    num_encoder_embeddings: 0,
+    num_encoder_embeddings: 4000,
 };
 
 fn caller(id: u64, weight: u32) -> Caller {
@@ -35,6 +36,18 @@ fn of(caller: Caller, seed: usize, prompt_len: usize) -> NewSequence {
     let first = 10 + (seed as u32) * 100;
     let prompt = (0..prompt_len as u32).map(|position| first + position % 97).collect();
     NewSequence { caller, ..NewSequence::new(prompt) }
+}
+
+/// Makes the whole prompt an image, whose pieces take half a budget each.
+fn show_image(new: &mut NewSequence, seed: usize) {
+    let len = new.prompt.len();
+    new.prompt.fill(5);
+    let mut digest = [0; 32];
+    digest[..8].copy_from_slice(&seed.to_le_bytes());
+    let (start, placeholder, num_pieces, tokens_per_piece) = (0, 5, 20, 256);
+    let is_whole = seed.is_multiple_of(2);
+    new.items =
+        vec![Item { start, len, placeholder, digest, num_pieces, tokens_per_piece, is_whole }];
 }
 
 /// Number of steps until a sequence has a row.
@@ -52,6 +65,8 @@ enum Flood {
     Siblings { num: usize },
     /// One prompt as long as the context.
     LongPrompt,
+    /// Many sequences with an image each, which takes the whole budgets of many steps.
+    Images { num: usize, len: usize },
 }
 
 impl Flood {
@@ -61,9 +76,13 @@ impl Flood {
             Self::Sequences { num, prompt_len } => (num, prompt_len.min(longest), 1),
             Self::Siblings { num } => (num, 40.min(longest), 16),
             Self::LongPrompt => (3, longest, 1),
+            Self::Images { num, len } => (num, len.min(longest), 1),
         };
         for index in 0..num {
-            let new = NewSequence { n, ..of(flooder, index, prompt_len) };
+            let mut new = NewSequence { n, ..of(flooder, index, prompt_len) };
+            if matches!(self, Self::Images { .. }) {
+                show_image(&mut new, index);
+            }
             simulation.add(new, 10_000);
         }
     }
@@ -78,6 +97,7 @@ fn a_new_caller_is_not_kept_waiting_by_any_flood() {
         Flood::Sequences { num: 40, prompt_len: 3000 },
         Flood::Siblings { num: 200 },
         Flood::LongPrompt,
+        Flood::Images { num: 2000, len: 700 },
     ];
     for flood in floods {
         for (max_ahead, num_before) in [(0, 1), (1, 5), (1, 50), (1, 500)] {
@@ -92,6 +112,20 @@ fn a_new_caller_is_not_kept_waiting_by_any_flood() {
             }
         }
     }
+}
+
+/// The encoder has one item at a time, which the flooder's sequence completes first.
+#[test]
+fn a_new_callers_image_waits_for_few_others() {
+    let mut simulation = Simulation::new(CONFIG, 1);
+    Flood::Images { num: 500, len: 700 }.add(&mut simulation, caller(1, 1));
+    (0..50).for_each(|_| _ = simulation.step());
+    let mut new = of(caller(2, 1), 5000, 60);
+    show_image(&mut new, 5000);
+    let id = simulation.add(new, 20)[0];
+    // An image takes ten steps, and its tokens two more.
+    let num_steps = steps_to_first_row(&mut simulation, id);
+    assert!(num_steps <= 36, "{num_steps} steps");
 }
 
 /// A caller's chats, one after the other, are all answered at once. The prompt that gives way to them continues.
@@ -132,6 +166,7 @@ proptest! {
                 .prop_map(|(num, prompt_len)| Flood::Sequences { num, prompt_len }),
             (1..6_usize).prop_map(|num| Flood::Siblings { num }),
             Just(Flood::LongPrompt),
+            (1..20_usize, 1..200_usize).prop_map(|(num, len)| Flood::Images { num, len }),
         ],
         weights in (1..9_u32, 1..9_u32),
         (num_before, max_ahead, prompt_len) in (0..60_usize, 0..2_usize, 1..20_usize),

@@ -1,8 +1,10 @@
 //! Property tests: random operations against a memory that executes every step literally.
 
 mod callers;
+mod encoder;
 mod fairness;
 mod memory;
 mod random_run;
+mod seen;
 mod simulation;
 mod workload;

@@ -1,14 +1,18 @@
 //! Random operations: a long seeded run, and short ones that proptest shrinks.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use candlepower_scheduler::{
-    Caller, CallerId, NewSequence, PrefixCacheScope, SchedulerConfig, SchedulingPolicy, SeqId,
+    Caller, CallerId, Item, NewSequence, PrefixCacheScope, RopePositions, SchedulerConfig,
+    SchedulingPolicy, SeqId,
 };
 use proptest::prelude::*;
 
+use crate::encoder::{NUM_IMAGES, PLACEHOLDER, image};
 use crate::memory::content;
-use crate::workload::{Seen, Workload, prompt, salt};
+use crate::seen::Seen;
+use crate::workload::{Workload, prompt, salt};
 
 /// Largest number of live sequences in a random run.
 const MAX_LIVE: usize = 24;
@@ -31,6 +35,8 @@ struct Add {
     family: u32,
     shared: usize,
     own: Vec<u32>,
+    /// Images, each before the text token at a position.
+    images: Vec<(usize, usize)>,
     n: usize,
     priority: i32,
     caller: u64,
@@ -45,12 +51,12 @@ struct Add {
 impl Add {
     fn request(&self, config: &SchedulerConfig) -> NewSequence {
         let (prompt_logits, sample) = (self.kind.is_multiple_of(6), !self.kind.is_multiple_of(9));
-        let mut prompt = prompt(self.family, self.shared, &self.own);
-        prompt.truncate(config.max_model_len - usize::from(sample));
+        let (prompt, items) = self.prompt(config, config.max_model_len - usize::from(sample));
+        let last = prompt.len() - 1;
         NewSequence {
+            rope: self.rope(prompt.len()),
             prompt,
-            items: Vec::new(),
-            rope: None,
+            items,
             n: if sample { self.n } else { 1 },
             priority: self.priority,
             caller: Caller {
@@ -59,7 +65,8 @@ impl Add {
             },
             caller_priority: self.caller_priority,
             cache_salt: salt(self.salt),
-            prompt_logits_from: prompt_logits.then(|| self.own.len().min(self.shared - 1) / 2),
+            prompt_logits_from: prompt_logits
+                .then(|| (self.own.len().min(self.shared - 1) / 2).min(last)),
             max_tokens: match (sample, self.own.len().is_multiple_of(2)) {
                 (false, _) => 0,
                 (true, false) => usize::MAX,
@@ -68,6 +75,34 @@ impl Add {
             },
             runs_ahead: self.runs_ahead,
         }
+    }
+
+    /// The text with the images that fit, cut to at most `max_len` tokens.
+    fn prompt(&self, config: &SchedulerConfig, max_len: usize) -> (Vec<u32>, Vec<Item>) {
+        let text = prompt(self.family, self.shared, &self.own);
+        let (mut tokens, mut items) = (Vec::new(), Vec::new());
+        for position in 0..=text.len() {
+            let here = self.images.iter().filter(|(at, _)| *at == position);
+            for (of_image, item) in here.map(|(_, kind)| image(*kind)) {
+                let num_embeddings = of_image.iter().filter(|token| **token == PLACEHOLDER).count();
+                if num_embeddings <= config.num_encoder_embeddings
+                    && tokens.len() + of_image.len() <= max_len
+                {
+                    items.push(Item { start: tokens.len(), ..item });
+                    tokens.extend(of_image);
+                }
+            }
+            tokens.extend(text.get(position).filter(|_| tokens.len() < max_len));
+        }
+        (tokens, items)
+    }
+
+    /// Some requests with images have rope positions.
+    fn rope(&self, prompt_len: usize) -> Option<Arc<RopePositions>> {
+        let has_rope = !self.images.is_empty() && self.kind.is_multiple_of(3);
+        let prompt = (0..prompt_len as u32).map(|at| [at / 2, at, at + 1]).collect();
+        let offset = self.kind as i32 % 4 - 1;
+        has_rope.then(|| Arc::new(RopePositions { prompt, offset }))
     }
 }
 
@@ -153,6 +188,26 @@ impl Random {
         }
     }
 
+    /// A configuration for text and images.
+    fn config_with_images(&mut self) -> SchedulerConfig {
+        let num_encoder_embeddings = [3, 5, 8, 9, 14, 300][self.below(6)];
+        SchedulerConfig { num_encoder_embeddings, ..self.config() }
+    }
+
+    /// Up to three images, near the start more often than elsewhere.
+    fn images(&mut self) -> Vec<(usize, usize)> {
+        let image =
+            |random: &mut Self| (random.below(4) * random.below(4), random.below(NUM_IMAGES));
+        (0..self.below(4)).map(|_| image(self)).collect()
+    }
+
+    fn op_with_images(&mut self) -> Op {
+        match self.op() {
+            Op::Add(add) => Op::Add(Add { images: self.images(), ..add }),
+            other => other,
+        }
+    }
+
     fn op(&mut self) -> Op {
         match self.below(100) {
             0..12 => {
@@ -161,6 +216,7 @@ impl Random {
                     family: self.below(3) as u32,
                     shared: 1 + self.below(30),
                     own: (0..num_own).map(|_| self.below(3) as u32).collect(),
+                    images: Vec::new(),
                     n: if self.below(3) == 0 { 2 + self.below(4) } else { 1 },
                     priority: self.below(3) as i32 - 1,
                     caller: self.below(8).saturating_sub(5) as u64,
@@ -200,21 +256,7 @@ fn three_hundred_thousand_random_operations() {
         num_swaps.0 += stats.num_swapped_out;
         num_swaps.1 += stats.num_swapped_in;
         assert_eq!(stats.num_swapped_blocks, 0, "what is gone has nothing on the host");
-        let seen = workload.seen;
-        total.steps += seen.steps;
-        total.copies += seen.copies;
-        total.forks += seen.forks;
-        total.previous_rows += seen.previous_rows;
-        total.mixed_steps += seen.mixed_steps;
-        total.finished += seen.finished;
-        total.cancelled += seen.cancelled;
-        total.appended += seen.appended;
-        total.held += seen.held;
-        total.pins += seen.pins;
-        total.beginnings += seen.beginnings;
-        total.state_copies += seen.state_copies;
-        total.resumed += seen.resumed;
-        total.longest_stay = total.longest_stay.max(seen.longest_stay);
+        total.add(&workload.seen);
     }
     // The run is worth its time only if every case occurs often.
     assert!(total.steps > 40_000 && total.mixed_steps > 5_000, "{total:?}");
@@ -236,10 +278,45 @@ fn three_hundred_thousand_random_operations() {
     assert!(total.longest_stay < 2_000, "{total:?}");
 }
 
+/// Many images, of which few fit the encoder's cache.
+#[test]
+fn a_hundred_and_fifty_thousand_random_operations_with_images() {
+    let mut random = Random(3);
+    let mut total = Seen::default();
+    let (mut num_encoded, mut num_hits, mut num_preemptions) = (0, 0, 0);
+    for run in 0..100 {
+        let mut workload = Workload::new(random.config_with_images());
+        for _ in 0..1500 {
+            apply(&mut workload, &random.op_with_images(), 1 + run % 2);
+        }
+        workload.drain();
+        let stats = workload.scheduler.stats();
+        if !workload.scheduler.config().enable_prefix_caching {
+            assert_eq!(stats.num_encoder_embeddings, 0, "nothing is kept");
+        }
+        num_encoded += stats.num_items_encoded;
+        num_hits += stats.num_item_hits;
+        num_preemptions += stats.num_preemptions;
+        total.add(&workload.seen);
+    }
+    // The run is worth its time only if every case occurs often.
+    assert!(
+        num_encoded > 4_000 && num_hits > 1_000 && num_preemptions > 300,
+        "{num_encoded} encoded, {num_hits} hits, {num_preemptions} preemptions"
+    );
+    assert!(total.embeddings > 20_000 && total.freed_slots > 4_000, "{total:?}");
+    assert!(total.whole_items > 2_000 && total.oversized > 500, "{total:?}");
+    assert!(total.without_rows > 4_000 && total.copies_without_rows > 5, "{total:?}");
+    assert!(total.beginnings > 100 && total.resumed > 30, "{total:?}");
+    assert!(total.finished > 5_000 && total.cancelled > 3_000, "{total:?}");
+    assert!(total.longest_stay < 2_000, "{total:?}");
+}
+
 fn config() -> impl Strategy<Value = SchedulerConfig> {
     let sizes = (1..5_usize, 4..24_usize, 0..12_usize, 1..6_usize, 1..20_usize);
     let switches = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
-    (sizes, switches).prop_map(|(sizes, switches)| {
+    let num_embeddings = prop_oneof![Just(0), 1..16_usize];
+    (sizes, switches, num_embeddings).prop_map(|(sizes, switches, num_encoder_embeddings)| {
         let (block_size, max_model_len, spare_blocks, max_num_seqs, max_num_batched_tokens) = sizes;
         let (enable_prefix_caching, is_shared, is_fcfs, has_states) = switches;
         SchedulerConfig {
@@ -257,19 +334,20 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
             max_pinned_blocks: spare_blocks,
             num_swap_blocks: if has_states { 0 } else { 2 * spare_blocks },
             num_state_slots: if has_states { max_num_seqs + spare_blocks } else { 0 },
-            num_encoder_embeddings: 0,
+            num_encoder_embeddings,
         }
     })
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let prompt = (0..2_u32, 1..12_usize, prop::collection::vec(0..3_u32, 0..6));
+    let images = prop::collection::vec((0..10_usize, 0..NUM_IMAGES), 0..3);
+    let prompt = (0..2_u32, 1..12_usize, prop::collection::vec(0..3_u32, 0..6), images);
     let whose = (-1..2_i32, 0..3_u64, 1..4_u32, -1..1_i32, 0..3_u32);
     let rest = (1..4_usize, whose, 1..36_u32, any::<bool>(), 1..12_usize);
     let add = (prompt, rest).prop_map(
-        |((family, shared, own), (n, whose, kind, runs_ahead, max_tokens))| {
+        |((family, shared, own, images), (n, whose, kind, runs_ahead, max_tokens))| {
             let (priority, caller, weight, caller_priority, salt) = whose;
-            let prompt = Add { family, shared, own, ..Add::default() };
+            let prompt = Add { family, shared, own, images, ..Add::default() };
             let whose = Add { priority, caller, weight, caller_priority, salt, ..prompt };
             Op::Add(Add { n, kind, runs_ahead, max_tokens, ..whose })
         },

@@ -47,16 +47,19 @@ impl Simulation {
     pub(crate) fn step(&mut self) -> Step {
         let step = self.scheduler.schedule();
         let budget = self.scheduler.config().max_num_batched_tokens;
+        // One whole item may exceed it.
+        let whole = step.rows.iter().flat_map(|row| &row.whole).map(|range| range.1 - range.0);
+        let budget = budget + whole.max().unwrap_or(0) as usize;
         assert!(step.num_tokens() <= budget, "over the budget");
         let can_run = !self.uncommitted.is_empty() || self.live.is_empty();
-        assert!(!step.rows.is_empty() || can_run, "nothing runs");
+        assert!(!step.is_empty() || can_run, "nothing runs");
         if step.id.is_multiple_of(CHECKED_EVERY) {
             self.scheduler.check().expect("the invariants hold");
         }
-        if !step.rows.is_empty() {
+        if !step.is_empty() {
             self.uncommitted.push_back(step.clone());
         }
-        let max_ahead = if step.rows.is_empty() { 0 } else { self.max_ahead };
+        let max_ahead = if step.is_empty() { 0 } else { self.max_ahead };
         while self.uncommitted.len() > max_ahead {
             self.commit();
         }

@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use candlepower_scheduler::{
-    CallerId, LogitsFor, NewSequence, PinId, Sampled, Scheduler, SchedulerConfig, SeqId, Step,
-    StepRow, TokenSource,
+    CallerId, Item, LogitsFor, NewSequence, PinId, RopePositions, Sampled, Scheduler,
+    SchedulerConfig, SeqId, Step, StepRow, TokenSource,
 };
 
+use crate::encoder::{EncoderMemory, Owner, embedding, item_at};
 use crate::memory::{Content, Memory, content};
+use crate::seen::Seen;
 
 /// A scheduler, the memory on which its steps run, and facts on each sequence that do not come from the scheduler.
 pub(crate) struct Workload {
@@ -20,38 +22,15 @@ pub(crate) struct Workload {
     /// Tokens that the latest step with rows sampled.
     previous: Vec<u32>,
     memory: Memory,
+    encoder: EncoderMemory,
     /// Number of prompt positions of each request whose logits were output.
     prompt_logits: HashMap<SeqId, usize>,
-    /// Tokens, callers and salts of sequences that ended lately.
-    ended: VecDeque<(Vec<u32>, CallerId, Option<Arc<str>>)>,
+    /// Sequences that ended lately.
+    ended: VecDeque<LiveSequence>,
     /// Sequences that are held, the one that was held first in front.
     held: VecDeque<SeqId>,
     pins: Vec<PinId>,
     last_step: u64,
-}
-
-/// Counts of the cases that a run has exercised.
-#[derive(Default, Debug)]
-pub(crate) struct Seen {
-    pub(crate) steps: usize,
-    pub(crate) copies: usize,
-    pub(crate) forks: usize,
-    pub(crate) previous_rows: usize,
-    pub(crate) mixed_steps: usize,
-    pub(crate) finished: usize,
-    pub(crate) cancelled: usize,
-    pub(crate) appended: usize,
-    /// Number of times that a sequence was held after a token.
-    pub(crate) held: usize,
-    pub(crate) pins: usize,
-    /// Number of blocks whose prefix a new sequence copied.
-    pub(crate) beginnings: usize,
-    /// Number of states that were copied, for sequences that fork or start, or to be kept.
-    pub(crate) state_copies: usize,
-    /// Number of new sequences that started with the state of another sequence's tokens.
-    pub(crate) resumed: usize,
-    /// The longest time from a sequence's arrival to its end, in steps.
-    pub(crate) longest_stay: usize,
 }
 
 pub(crate) struct LiveSequence {
@@ -59,6 +38,8 @@ pub(crate) struct LiveSequence {
     /// Number of tokens that were passed to the scheduler.
     pub(crate) num_known: usize,
     contents: Vec<Content>,
+    items: Vec<Item>,
+    rope: Option<Arc<RopePositions>>,
     num_prompt_tokens: usize,
     /// Length at which the caller stops.
     stop_len: usize,
@@ -80,6 +61,7 @@ impl Workload {
     pub(crate) fn new(config: SchedulerConfig) -> Self {
         Self {
             memory: Memory::new(&config),
+            encoder: EncoderMemory::new(&config),
             scheduler: Scheduler::new(config).expect("a valid configuration"),
             live: BTreeMap::new(),
             seen: Seen::default(),
@@ -97,13 +79,18 @@ impl Workload {
     pub(crate) fn add(&mut self, new: NewSequence, max_tokens: usize) -> Vec<SeqId> {
         let ids = self.scheduler.add(new.clone()).expect("a valid request");
         assert_eq!(ids.len(), new.n);
-        self.prompt_logits.insert(ids[0], new.prompt_logits_from.unwrap_or(0));
+        let logits_from = new.prompt_logits_from.unwrap_or(0);
+        let whole = item_at(&new.items, logits_from).filter(|item| item.is_whole);
+        let logits_from = whole.map_or(logits_from, |item| item.start);
+        self.prompt_logits.insert(ids[0], logits_from);
         let salt = new.cache_salt.as_deref().map_or(0, |salt: &str| 1 + salt.len() as u64);
         for id in &ids {
             let mut seq = LiveSequence {
                 tokens: Vec::new(),
                 num_known: new.prompt.len(),
                 contents: Vec::new(),
+                items: new.items.clone(),
+                rope: new.rope.clone(),
                 num_prompt_tokens: new.prompt.len(),
                 stop_len: new.prompt.len() + max_tokens,
                 request: ids[0],
@@ -116,7 +103,15 @@ impl Workload {
                 is_started: false,
                 arrival: self.seen.steps,
             };
-            new.prompt.iter().for_each(|token| seq.push(*token, salt));
+            for (position, token) in new.prompt.iter().enumerate() {
+                let image = embedding(&new.items, &new.prompt, position);
+                seq.push_content(
+                    *token,
+                    // No text token is as large.
+                    image.map_or(*token, |(item, at)| 1000 + 100 * u32::from(item.digest[0]) + at),
+                    salt,
+                );
+            }
             self.live.insert(*id, seq);
         }
         self.check();
@@ -133,15 +128,13 @@ impl Workload {
 
     /// Pins the computed tokens of a sequence that is live or ended lately.
     pub(crate) fn pin(&mut self, index: usize) {
-        let live = self.live.values();
-        let live = live.map(|seq| (&seq.tokens[..seq.num_known], seq.caller, &seq.salt));
-        let ended = self.ended.iter().map(|(tokens, caller, salt)| (&tokens[..], *caller, salt));
-        let known: Vec<_> = live.chain(ended).collect();
+        let known: Vec<_> = self.live.values().chain(&self.ended).collect();
         if known.is_empty() {
             return;
         }
-        let (tokens, caller, salt) = known[index % known.len()];
-        self.pins.push(self.scheduler.pin(tokens, caller, salt.clone()));
+        let seq = known[index % known.len()];
+        let (tokens, salt) = (&seq.tokens[..seq.num_known], seq.salt.clone());
+        self.pins.push(self.scheduler.pin(tokens, &seq.items, seq.caller, salt));
         self.seen.pins += 1;
         self.check();
     }
@@ -156,7 +149,7 @@ impl Workload {
     }
 
     fn remember(&mut self, seq: LiveSequence) {
-        self.ended.push_back((seq.tokens[..seq.num_known].to_vec(), seq.caller, seq.salt));
+        self.ended.push_back(seq);
         if self.ended.len() > 16 {
             self.ended.pop_front();
         }
@@ -179,7 +172,9 @@ impl Workload {
             "a sequence was preempted for a pin"
         );
         self.seen.beginnings += self.num_beginnings(&step);
-        if step.rows.is_empty() {
+        if step.is_empty() {
+            let may_wait = self.num_uncommitted() > 0 || !self.held.is_empty();
+            assert!(may_wait || self.live.is_empty(), "nothing can run");
             assert_eq!(self.scheduler.commit(&step, &[]), Ok(()));
             return step;
         }
@@ -187,11 +182,14 @@ impl Workload {
         self.seen.copies += step.copies.len();
         self.seen.state_copies += step.state_copies.len();
         self.seen.resumed += self.num_resumed(&step);
+        self.encode(&step);
         let live = &self.live;
         let contents = |row: &StepRow| &live[&row.seq].contents[..end(row)];
         self.memory.execute(&step, contents, |id| live[&id].caller);
         let sampled = self.draw(&step);
-        self.previous = sampled.iter().map(|sampled| sampled.token).collect();
+        if !step.rows.is_empty() {
+            self.previous = sampled.iter().map(|sampled| sampled.token).collect();
+        }
         self.uncommitted.push_back((step.clone(), sampled));
         step
     }
@@ -239,7 +237,10 @@ impl Workload {
 
     /// Runs until every request has ended, and verifies that no memory is left in use.
     pub(crate) fn drain(&mut self) {
-        let work: usize = self.live.values().map(|seq| seq.stop_len).sum();
+        let num_pieces = |seq: &LiveSequence| {
+            seq.items.iter().map(|item| item.num_pieces as usize).sum::<usize>()
+        };
+        let work: usize = self.live.values().map(|seq| seq.stop_len + num_pieces(seq)).sum();
         // A sequence may be preempted, and its tokens computed again, once for each token of the others.
         let max_steps = 100 + 10 * work;
         for _ in 0..max_steps {
@@ -305,6 +306,46 @@ impl Workload {
         step.rows.iter().filter(has_copy).filter(is_first).count()
     }
 
+    /// Executes the encoder's work of a step.
+    fn encode(&mut self, step: &Step) {
+        let live = &self.live;
+        let owner = |id: SeqId| {
+            let LiveSequence { tokens, items, caller, salt, .. } = &live[&id];
+            Owner { tokens, items, caller: *caller, salt }
+        };
+        self.seen.embeddings += self.encoder.execute(step, owner);
+        self.seen.freed_slots += step.freed_slots.len();
+        self.seen.whole_items += step.rows.iter().map(|row| row.whole.len()).sum::<usize>();
+        if step.rows.is_empty() {
+            self.seen.without_rows += 1;
+            self.seen.copies_without_rows += step.copies.len();
+        }
+        let budget = self.scheduler.config().max_num_batched_tokens;
+        self.seen.oversized += usize::from(step.num_tokens() > budget);
+    }
+
+    /// Tokens of the budget that a step takes.
+    fn cost(&self, step: &Step) -> usize {
+        let of_encodes = step.encodes.iter().map(|encode| {
+            let item = &self.live[&encode.seq].items[encode.item as usize];
+            encode.pieces.len() * item.tokens_per_piece
+        });
+        step.num_tokens() + of_encodes.sum::<usize>()
+    }
+
+    /// Tokens by which a step may exceed the budget: those of one piece or of one whole item, but for one.
+    fn largest_excess(&self, step: &Step) -> usize {
+        let pieces = step
+            .encodes
+            .iter()
+            .map(|encode| self.live[&encode.seq].items[encode.item as usize].tokens_per_piece - 1);
+        let firsts = step.rows.iter().filter_map(|row| row.whole.first().map(|first| (row, first)));
+        let whole = firsts
+            .filter(|(row, first)| first.0 == row.first_position && first.1 as usize == end(row))
+            .map(|(_, first)| (first.1 - first.0) as usize - 1);
+        pieces.chain(whole).max().unwrap_or(0)
+    }
+
     fn check(&self) {
         self.scheduler.check().expect("the invariants hold");
     }
@@ -313,13 +354,16 @@ impl Workload {
         let config = self.scheduler.config();
         assert!(step.id > self.last_step);
         self.last_step = step.id;
-        assert!(step.num_tokens() <= config.max_num_batched_tokens, "over the budget: {step:?}");
+        let budget = config.max_num_batched_tokens + self.largest_excess(step);
+        assert!(self.cost(step) <= budget, "over the budget: {step:?}");
         assert!(self.scheduler.stats().num_running <= config.max_num_seqs);
         let rows: HashSet<_> = step.rows.iter().map(|row| row.seq).collect();
         assert_eq!(rows.len(), step.rows.len(), "two rows of one sequence");
         let num_decodes = step.rows.iter().filter(|row| row.tokens.len() == 1).count();
         self.seen.mixed_steps += usize::from(num_decodes > 0 && num_decodes < step.rows.len());
-        assert!(step.rows.is_empty() <= step.copies.is_empty(), "copies without rows");
+        assert!(!step.rows.is_empty() || step.samples().next().is_none());
+        let is_idle = step.rows.is_empty() && step.encodes.is_empty();
+        assert!(is_idle <= step.copies.is_empty(), "copies without any work");
         for row in &step.rows {
             self.check_row(row);
         }
@@ -339,9 +383,13 @@ impl Workload {
                     assert_eq!(self.previous[*index as usize], seq.tokens[position]);
                     self.seen.previous_rows += 1;
                 }
-                TokenSource::Embedding { .. } => panic!("no item was asked for"),
+                // The encoder's memory verifies the rest.
+                TokenSource::Embedding { .. } => assert!(position < seq.num_prompt_tokens),
             }
         }
+        let ropes = (row.first_position as usize..end(row)).map(|position| seq.rope_at(position));
+        let ropes: Option<Vec<_>> = ropes.collect();
+        assert_eq!(row.rope_positions, ropes.unwrap_or_default());
         self.check_samples(row, seq);
         let logits_done = self.prompt_logits.entry(seq.request).or_default();
         if seq.prompt_logits
@@ -394,8 +442,20 @@ impl Workload {
 
 impl LiveSequence {
     fn push(&mut self, token: u32, salt: Content) {
+        self.push_content(token, token, salt);
+    }
+
+    /// Adds a token whose content may differ from its id.
+    fn push_content(&mut self, token: u32, what: u32, salt: Content) {
         self.tokens.push(token);
-        self.contents.push(content(self.contents.last().copied().unwrap_or(salt), token));
+        self.contents.push(content(self.contents.last().copied().unwrap_or(salt), what));
+    }
+
+    /// The rope position of a token, if the request has rope positions.
+    fn rope_at(&self, position: usize) -> Option<[u32; 3]> {
+        let rope = self.rope.as_ref()?;
+        let after_prompt = [(position as i32 + rope.offset) as u32; 3];
+        Some(rope.prompt.get(position).copied().unwrap_or(after_prompt))
     }
 }
 

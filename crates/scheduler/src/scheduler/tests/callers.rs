@@ -78,9 +78,9 @@ fn a_pin_keeps_the_whole_blocks_of_others_and_no_more() {
     let mut scheduler = scheduler(CONFIG);
     probe(&mut scheduler, of(1, 0..7));
     let tokens: Vec<u32> = (0..7).collect();
-    scheduler.pin(&tokens, CallerId(2), None);
+    scheduler.pin(&tokens, &[], CallerId(2), None);
     assert_eq!(scheduler.stats().num_pinned_blocks, 1);
-    scheduler.pin(&tokens, CallerId(1), None);
+    scheduler.pin(&tokens, &[], CallerId(1), None);
     assert_eq!(scheduler.stats().num_pinned_blocks, 2);
     scheduler.check().unwrap();
 }
