@@ -37,6 +37,7 @@ mod rank_model;
 mod rank_process;
 mod ranks;
 mod request;
+mod rope_positions;
 mod runner;
 mod running;
 mod sequence;
