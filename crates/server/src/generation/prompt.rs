@@ -2,12 +2,14 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use candlepower_api::{ChatMessage, PastToolCall, Role, ThinkingOptions};
+use candlepower_api::{ChatMessage, ContentPart, PastToolCall, Role, ThinkingOptions};
 use candlepower_dialect::{NoContent, PastCalls, Turns};
 use candlepower_tokenizer::{AddSpecialTokens, LocalTime, Prompt, PromptEnd, RenderInput};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use crate::generation::{cancellation, thinking};
+use crate::generation::encoded_prompt::EncodedPrompt;
+use crate::generation::pictures::Resized;
+use crate::generation::{cancellation, image_tokens, thinking};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::{LoadedModel, ModelCard};
 
@@ -17,6 +19,8 @@ pub(crate) const BYTES_PER_TOKEN: usize = 16;
 /// A conversation, with all options of its prompt.
 pub(crate) struct ChatPrompt<'a> {
     pub(crate) messages: &'a [ChatMessage],
+    /// The images of the messages, in their order.
+    pub(crate) images: &'a [Resized],
     /// Tools, as a list in the format of the OpenAI API.
     pub(crate) tools: Option<&'a Value>,
     pub(crate) add_generation_prompt: Option<bool>,
@@ -32,6 +36,7 @@ impl<'a> ChatPrompt<'a> {
     pub(crate) fn new(messages: &'a [ChatMessage]) -> Self {
         Self {
             messages,
+            images: &[],
             tools: None,
             add_generation_prompt: None,
             continue_final_message: None,
@@ -51,8 +56,8 @@ pub(crate) struct Rendered {
 }
 
 impl ChatPrompt<'_> {
-    /// The prompt's token ids.
-    pub(crate) fn encode(&self, model: &LoadedModel) -> ApiResult<Vec<u32>> {
+    /// The prompt's token ids and images.
+    pub(crate) fn encode(&self, model: &LoadedModel) -> ApiResult<EncodedPrompt> {
         self.tokenize(model, &self.render(model)?.prompt)
     }
 
@@ -97,12 +102,23 @@ impl ChatPrompt<'_> {
         Ok(Rendered { prompt, mended })
     }
 
-    /// The token ids of a rendered prompt.
-    pub(crate) fn tokenize(&self, model: &LoadedModel, prompt: &Prompt) -> ApiResult<Vec<u32>> {
+    /// The token ids of a rendered prompt, with those of its images.
+    pub(crate) fn tokenize(
+        &self,
+        model: &LoadedModel,
+        prompt: &Prompt,
+    ) -> ApiResult<EncodedPrompt> {
         let add = add_special_tokens(self.add_special_tokens);
         let cancelled = cancellation::flag();
-        let ids = model.tokenizer.encode_prompt_until(prompt, add, &cancelled);
-        ids.map_err(invalid_messages)
+        let encode = |prompt: &Prompt| {
+            let ids = model.tokenizer.encode_prompt_until(prompt, add, &cancelled);
+            ids.map_err(invalid_messages)
+        };
+        let support = model.images.support().filter(|_| !self.images.is_empty());
+        let Some(support) = support else { return encode(prompt).map(EncodedPrompt::from) };
+        let spelled_out = image_tokens::spelled_out(prompt, support);
+        let token_ids = encode(spelled_out.as_ref().unwrap_or(prompt))?;
+        image_tokens::place(token_ids, self.images, support, model.max_model_len)
     }
 
     /// The end of the prompt; `by_kwargs` is the value of `add_generation_prompt` in the template's variables.
@@ -300,6 +316,7 @@ fn template_messages(
         knows_developer: model.knows_developer,
         past_calls: model.past_calls,
         turns: model.turns,
+        images_in_results: model.images.support().is_some_and(|support| support.places.tool),
     };
     form.messages(messages, mended)
 }
@@ -310,14 +327,45 @@ struct TemplateForm {
     knows_developer: bool,
     past_calls: PastCalls,
     turns: Turns,
+    /// Whether results of tools may have images.
+    images_in_results: bool,
 }
 
 impl TemplateForm {
     fn messages(self, messages: &[ChatMessage], mended: &mut Vec<String>) -> Value {
-        let form = |(index, message)| self.message(index, message, mended);
-        let mut turns: Vec<Value> = messages.iter().enumerate().map(form).collect();
+        let mut turns = Vec::with_capacity(messages.len());
+        // Images of results that the template would not write there.
+        let mut moved = 0;
+        for (index, message) in messages.iter().enumerate() {
+            if message.role != Role::Tool {
+                turns.extend(image_turn(std::mem::take(&mut moved)));
+            } else if !self.images_in_results {
+                moved += message.images().count();
+            }
+            turns.push(self.message(index, message, mended));
+        }
+        turns.extend(image_turn(moved));
         self.past_calls.name_calls(&mut turns);
         self.turns.arrange(turns).into()
+    }
+
+    /// The content of a message: a text, or a list of parts if it has images. If a message has only calls, it is the form of
+    /// empty content that the template accepts.
+    fn content(self, message: &ChatMessage) -> Option<Value> {
+        let no_content = self.past_calls.no_content;
+        let Some(content) = &message.content else { return no_content.value() };
+        let keeps_images = message.role != Role::Tool || self.images_in_results;
+        if keeps_images && content.images().next().is_some() {
+            let part = |part: &ContentPart| match part.text() {
+                Some(text) => json!({"type": "text", "text": text}),
+                None => image_part(),
+            };
+            return Some(content.parts().iter().map(part).collect());
+        }
+        let text = content.to_text();
+        let is_null =
+            no_content == NoContent::Null && message.tool_calls.is_some() && text.is_empty();
+        Some(if is_null { Value::Null } else { text.into() })
     }
 
     fn message(self, index: usize, message: &ChatMessage, mended: &mut Vec<String>) -> Value {
@@ -336,7 +384,7 @@ impl TemplateForm {
                 object.insert(key.into(), value);
             }
         };
-        optional("content", content(message, past_calls.no_content));
+        optional("content", self.content(message));
         optional("name", message.name.clone().map(Value::from));
         optional("tool_call_id", message.tool_call_id.clone().map(Value::from));
         optional("reasoning_content", message.reasoning_content.clone().map(Value::from));
@@ -359,12 +407,15 @@ impl TemplateForm {
     }
 }
 
-/// The content of a message. If a message has only calls, it is the form of empty content that the template accepts.
-fn content(message: &ChatMessage, no_content: NoContent) -> Option<Value> {
-    let Some(content) = &message.content else { return no_content.value() };
-    let text = content.to_text();
-    let is_null = no_content == NoContent::Null && message.tool_calls.is_some() && text.is_empty();
-    Some(if is_null { Value::Null } else { text.into() })
+/// A user's turn with images, which follows the results of tools that have them.
+fn image_turn(num_images: usize) -> Option<Value> {
+    let content = vec![image_part(); num_images];
+    (num_images > 0).then(|| json!({"role": "user", "content": content}))
+}
+
+/// An image as templates read it.
+fn image_part() -> Value {
+    json!({"type": "image"})
 }
 
 /// A call with its arguments in the form that the template accepts, and whether they are valid. The protocol has arguments as JSON text.
@@ -413,6 +464,48 @@ mod tests {
         );
         let form = TemplateForm { knows_developer: true, ..form };
         assert_eq!(form.messages(&messages, &mut Vec::new())[0]["role"], "developer");
+    }
+
+    #[test]
+    fn images_are_parts_and_follow_results_of_tools_that_cannot_have_them() {
+        let image = |text: &str| json!([{"type": "text", "text": text}, {"type": "image_url", "image_url": "data:,"}]);
+        let messages = messages(json!([
+            {"role": "user", "content": image("a")},
+            {"role": "tool", "tool_call_id": "b", "content": image("b")},
+            {"role": "tool", "tool_call_id": "c", "content": "c"},
+            {"role": "tool", "tool_call_id": "d", "content": image("d")},
+            {"role": "assistant", "content": "e"},
+            {"role": "tool", "tool_call_id": "f", "content": image("f")},
+        ]));
+        let contents = |form: TemplateForm| {
+            let rendered = form.messages(&messages, &mut Vec::new());
+            let said = |turn: &Value| (turn["role"].as_str().unwrap().to_owned(), turn["content"].clone());
+            rendered.as_array().unwrap().iter().map(said).collect::<Vec<_>>()
+        };
+        let turn = |role: &str, content: Value| (role.to_owned(), content);
+        let parts = |text: &str| json!([{"type": "text", "text": text}, {"type": "image"}]);
+        let images = |count| json!(vec![json!({"type": "image"}); count]);
+        let expected = [
+            turn("user", parts("a")),
+            turn("tool", "b".into()),
+            turn("tool", "c".into()),
+            turn("tool", "d".into()),
+            turn("user", images(2)),
+            turn("assistant", "e".into()),
+            turn("tool", "f".into()),
+            turn("user", images(1)),
+        ];
+        assert_eq!(contents(TemplateForm::default()), expected);
+        let form = TemplateForm { images_in_results: true, ..TemplateForm::default() };
+        let expected = [
+            turn("user", parts("a")),
+            turn("tool", parts("b")),
+            turn("tool", "c".into()),
+            turn("tool", parts("d")),
+            turn("assistant", "e".into()),
+            turn("tool", parts("f")),
+        ];
+        assert_eq!(contents(form), expected);
     }
 
     #[test]
@@ -477,6 +570,7 @@ mod tests {
         let end = |add, go_on| {
             ChatPrompt {
                 messages: &[],
+                images: &[],
                 tools: None,
                 add_generation_prompt: add,
                 continue_final_message: go_on,

@@ -8,12 +8,15 @@ use candlepower_api::LoadProgress;
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Checkpoint, Description, SamplingDefaults, SentenceSettings,
 };
-use candlepower_dialect::{Dialect, PastCalls, ReasoningFormat, ThinkingSwitch, ToolFormat, Turns};
+use candlepower_dialect::{
+    Dialect, ImagePlaces, PastCalls, ReasoningFormat, ThinkingSwitch, ToolFormat, Turns,
+};
 use candlepower_engine::{
     ChosenDevice, Device, DeviceChoice, Embedder, EmbedderConfig, EngineConfig, EngineHandle,
     LoadOptions, PoolingSource, PrefixCacheScope, RankKind, SchedulingPolicy, StartProgress,
     choose_device,
 };
+use candlepower_media::{Fetcher, Processor, SystemResolver};
 use candlepower_tokenizer::ChatTemplate;
 
 use crate::config::{
@@ -23,6 +26,7 @@ use crate::generation::prompt::{BYTES_PER_TOKEN, unix_seconds};
 use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::preflight::gives_vectors;
 use crate::lifecycle::pull::LocalModel;
+use crate::model::image_input::{ImageInput, ImageSupport, NoImages, TokenSpellings};
 use crate::model::served_model::{LoadedModel, ModelCard, PoolingModel, Served};
 use crate::model::sessions::Sessions;
 use crate::model::state::AppState;
@@ -83,11 +87,22 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
             let source = PoolingSource::Decoder(&checkpoint);
             pooling(source, checkpoint.sentence(), card, state, &mut report)
         }
-        Description::Decoder(checkpoint) => {
+        Description::Decoder(mut checkpoint) => {
+            let no_images = NoImages::reason(state.config(), &checkpoint, device.is_cpu());
+            if let Some(reason) = no_images {
+                checkpoint.without_vision();
+                if reason != NoImages::TextModel {
+                    tracing::info!("{}", reason.message());
+                }
+            }
             let config = engine_config(state.config(), device, state);
             let engine = EngineHandle::start(&checkpoint, config, &mut report)?;
             let card = card(engine.info().max_model_len, engine.info().vocab_size);
-            let model = generating(state.config(), &checkpoint, engine, chat_template, card)?;
+            let mut model = generating(state.config(), &checkpoint, engine, chat_template, card)?;
+            model.images = match no_images {
+                Some(reason) => ImageInput::Refused(reason),
+                None => images(state, &checkpoint, &model)?,
+            };
             Ok(Served::Generating(Arc::new(model)))
         }
         Description::Encoder(checkpoint) => {
@@ -147,6 +162,7 @@ fn generating(
         turns: probed.as_ref().map(Turns::detect).unwrap_or_default(),
         thinking_switch: probed.as_ref().map(ThinkingSwitch::detect).unwrap_or_default(),
         takes_documents,
+        images: ImageInput::Refused(NoImages::TextModel),
         chat_template,
         knows_developer,
         dialect,
@@ -155,6 +171,40 @@ fn generating(
         responses: StoredResponses::default(),
         grammar_compiler: OnceLock::new(),
     })
+}
+
+/// The parts by which the images of a model are read.
+///
+/// # Errors
+/// The model's files have no settings for images, or ones that are not supported; the tokenizer lacks a token of images.
+fn images(state: &AppState, checkpoint: &Checkpoint, model: &LoadedModel) -> Result<ImageInput> {
+    let Some(vision) = checkpoint.vision() else {
+        return Ok(ImageInput::Refused(NoImages::TextModel));
+    };
+    let files = checkpoint.files();
+    let [preprocessor, processor] =
+        ["preprocessor_config.json", "processor_config.json"].map(|name| files.read(name));
+    let (preprocessor, processor) = (preprocessor?, processor?);
+    let processor = Processor::read(vision.family, preprocessor.as_deref(), processor.as_deref())?;
+    let spellings =
+        TokenSpellings::of(&vision.tokens, &model.tokenizer).map_err(Error::NoImageToken)?;
+    let probed = model.chat_template.as_ref().map(ChatTemplate::for_probes);
+    let places = probed.map(|template| ImagePlaces::detect(&template, &spellings.written));
+    let config = state.config();
+    let policy = config.fetch_policy();
+    let max_embeddings = model.engine.info().max_image_embeddings;
+    Ok(ImageInput::Taken(Box::new(ImageSupport {
+        tokens: vision.tokens.clone(),
+        spellings,
+        processor,
+        limits: policy.limits,
+        fetcher: Arc::new(Fetcher::new(policy, Arc::new(SystemResolver))?),
+        budget: state.images().clone(),
+        places: places.unwrap_or_default(),
+        max_images: config.limit_mm_per_prompt.images,
+        max_embeddings: (max_embeddings > 0).then_some(max_embeddings),
+        metrics: state.metrics().images.clone(),
+    })))
 }
 
 /// The formats of tool calls and reasoning: from the settings, else from the chat template.
@@ -218,7 +268,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
             Framework::Prism => SchedulingPolicy::LongestPrefix,
         },
         jump_forward: config.framework == Framework::Prism,
-        encoder_cache_bytes: 256 << 20,
+        encoder_cache_bytes: config.encoder_cache_memory.0,
         max_pinned_bytes: config.session_memory.map(|size| size.0),
         num_threads: config.threads,
         tensor_parallel_size: config.tensor_parallel_size,
