@@ -129,7 +129,8 @@ pub(crate) fn take_messages(fields: &mut Fields<'_>) -> Result<Vec<ChatMessage>,
     for (index, message) in messages.iter_mut().enumerate() {
         let role = message.role;
         for image in message.content.iter_mut().flat_map(Content::images_mut) {
-            image.path.insert_str(0, &format!("messages[{index}].content"));
+            // Nobody else has the image yet, so that this copies nothing.
+            Arc::make_mut(image).path.insert_str(0, &format!("messages[{index}].content"));
             check_image_role(role, &image.path)?;
         }
     }

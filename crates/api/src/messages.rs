@@ -33,7 +33,8 @@ pub struct MessagesRequest {
 pub struct MessagesPrompt {
     /// Model name, from GET /v1/models; default: the served model.
     pub model: Option<String>,
-    /// The conversation; at least one message. If the last message is the assistant's, the model continues it.
+    /// The conversation; at least one message. If the last message is the assistant's, the model continues it. Messages of the user and
+    /// results of tools may have images: blocks of the type `image` with a `source`, which is `base64` or `url`.
     #[schema(value_type = Vec<Object>, min_items = 1)]
     pub messages: Vec<ChatMessage>,
     /// Tools and tool choice.

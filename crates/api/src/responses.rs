@@ -28,7 +28,8 @@ pub struct ResponsesRequest {
     /// Model name, from GET /v1/models; default: the served model.
     pub model: Option<String>,
     /// New input: a string, or a list of items. Items are messages of the roles user, assistant, system and developer, tool calls,
-    /// results of tools, and reasoning.
+    /// results of tools, and reasoning. Messages of the user and results of tools may have images: parts of the type `input_image` with
+    /// `image_url` and `detail`.
     #[schema(value_type = Object)]
     pub input: Vec<ChatMessage>,
     /// System prompt, for this turn only.

@@ -45,15 +45,15 @@ impl Content {
         }
     }
 
-    /// The images, to be changed.
-    pub fn images_mut(&mut self) -> impl Iterator<Item = &mut ImagePart> {
+    /// The images, to be replaced.
+    pub fn images_mut(&mut self) -> impl Iterator<Item = &mut Arc<ImagePart>> {
         let parts = match self {
             Self::Text(_) => &mut [],
             Self::Parts(parts) => parts.as_mut_slice(),
         };
         parts.iter_mut().filter_map(|part| match part {
             ContentPart::Text(_) => None,
-            ContentPart::Image(image) => Some(Arc::make_mut(image)),
+            ContentPart::Image(image) => Some(image),
         })
     }
 

@@ -237,6 +237,9 @@ impl fmt::Display for MediaLimit {
 
 /// A host from which images may be fetched.
 pub(super) fn media_domain(text: &str) -> Result<AllowedDomain, String> {
+    if text.contains('*') {
+        return Err("name each host; .example.com is all hosts below example.com".into());
+    }
     text.parse().map_err(|error: candlepower_media::Error| error.to_string())
 }
 

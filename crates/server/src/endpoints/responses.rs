@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use candlepower_api::{
-    ChatMessage, ChatTokenLogprob, Content, ErrorResponse, FinishReason, ImageSource,
+    ChatMessage, ChatTokenLogprob, Content, ErrorResponse, FinishReason, ImagePart, ImageSource,
     ResponsesRequest, Role, Usage,
 };
 use candlepower_engine::{CallerId, TokenLogprobs};
@@ -296,8 +296,9 @@ fn hold_bytes(messages: &mut [ChatMessage], fetched: Option<&FetchedImages>) {
         let ImageSource::Url(url) = &image.source else { continue };
         if let Some(encoded) = fetched.by_url.get(url) {
             let media_type = encoded.format().media_type().to_owned();
-            image.source =
-                ImageSource::Base64 { media_type, data: STANDARD.encode(encoded.bytes()) };
+            let data = STANDARD.encode(encoded.bytes());
+            let source = ImageSource::Base64 { media_type, data };
+            *image = Arc::new(ImagePart { source, detail: image.detail, path: image.path.clone() });
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use candlepower_api::{ChatMessage, ImageDetail, ImagePart, ImageSource, clip};
 use candlepower_media::{
-    Deadline, Detail, Encoded, Error, ErrorKind, Fetcher, Picture, WaitingImage, decode,
+    Deadline, Detail, Encoded, Error, ErrorKind, Fetcher, Limits, Picture, WaitingImage, decode,
 };
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -21,6 +21,9 @@ use crate::model::served_model::LoadedModel;
 
 /// Time limit of one image, for fetching it and for decoding it.
 pub(crate) const IMAGE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Pictures of at most this size are decoded without waiting for memory.
+const SMALL_PIXELS: u64 = 1_000_000;
 
 /// An image of a conversation, resized for the model.
 pub(crate) struct Resized {
@@ -104,7 +107,7 @@ fn read_one(
     let path = &part.path;
     let began = Instant::now();
     let failed = |error: Error| image_error(path, &error);
-    let limits = support.limits;
+    let limits = &support.limits;
     let found: Encoded;
     let encoded = match &part.source {
         ImageSource::Url(url) if !part.source.is_inline() => {
@@ -113,20 +116,38 @@ fn read_one(
             })?
         }
         ImageSource::Url(url) => {
-            found = Encoded::from_data_url(url, &limits).map_err(failed)?;
+            found = Encoded::from_data_url(url, limits).map_err(failed)?;
             &found
         }
         ImageSource::Base64 { media_type, data } => {
-            found = Encoded::from_base64(data, Some(media_type), &limits).map_err(failed)?;
+            found = Encoded::from_base64(data, Some(media_type), limits).map_err(failed)?;
             &found
         }
     };
-    let deadline = Deadline::with_cancel(IMAGE_DEADLINE, cancellation::flag());
-    let picture = decode(encoded.bytes(), &limits, &deadline).map_err(failed)?;
+    let (picture, _held) = decode_in_turn(encoded, support).map_err(failed)?;
     let image = resize(&picture, part, support)?;
     support.metrics.processed.increment(1);
     support.metrics.processing_time.record(began.elapsed().as_secs_f64());
     Ok(Resized { path: path.clone(), image: Arc::new(image) })
+}
+
+/// Decodes an image. A large one waits until others leave it memory, and holds it by the permit.
+fn decode_in_turn(
+    encoded: &Encoded,
+    support: &ImageSupport,
+) -> Result<(Picture, Option<OwnedSemaphorePermit>), Error> {
+    let deadline = || Deadline::with_cancel(IMAGE_DEADLINE, cancellation::flag());
+    let limits = support.limits;
+    let small = Limits { max_pixels: SMALL_PIXELS.min(limits.max_pixels), ..limits };
+    let held = match decode(encoded.bytes(), &small, &deadline()) {
+        // The header is checked before memory is reserved, so that this costs nothing.
+        Err(Error::TooManyPixels { width, height, .. }) => {
+            let pixels = width.saturating_mul(height);
+            (pixels <= limits.max_pixels).then(|| support.decoding.wait_for(pixels))
+        }
+        decoded => return decoded.map(|picture| (picture, None)),
+    };
+    Ok((decode(encoded.bytes(), &limits, &deadline())?, held))
 }
 
 /// Resizes a picture for the model, and reserves memory for the result.

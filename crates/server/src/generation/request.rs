@@ -51,6 +51,19 @@ impl Told {
 /// A function that validates and tokenizes a body. All errors with status 400 come from it.
 type Prepare<M, T> = fn(&[u8], &Preparation<'_, M>) -> ApiResult<T>;
 
+/// The result of `work`, or 503 after `deadline`.
+async fn within<T>(
+    deadline: Duration,
+    work: impl Future<Output = ApiResult<T>>,
+) -> ApiResult<T> {
+    tokio::time::timeout(deadline, work).await.unwrap_or_else(|_| {
+        let seconds = deadline.as_secs();
+        Err(ApiError::unavailable(format!(
+            "The request could not be prepared within {seconds} s: it is too large, or the server is too busy. Send a smaller one, or try again later."
+        )))
+    })
+}
+
 /// The end of an attempt to prepare a request.
 enum Outcome<T> {
     /// The result, and the ignored parts of the request.
@@ -108,7 +121,7 @@ impl<M: Asked> Incoming<M> {
         };
         if let Outcome::Waits(wanted) = outcome {
             let deadline = DEADLINE + IMAGE_DEADLINE * wanted.num_images as u32;
-            let fetched = self.fetch(wanted).await?;
+            let fetched = within(deadline, self.fetch(wanted)).await?;
             outcome = self.prepare_within(deadline, prepare, Some(fetched)).await?;
         }
         match outcome {
@@ -169,13 +182,7 @@ impl<M: Asked> Incoming<M> {
         prepare: Prepare<M, T>,
         fetched: Option<FetchedImages>,
     ) -> ApiResult<Outcome<T>> {
-        let prepared = self.prepare_on_thread(prepare, fetched);
-        tokio::time::timeout(deadline, prepared).await.unwrap_or_else(|_| {
-            let seconds = deadline.as_secs();
-            Err(ApiError::unavailable(format!(
-                "The request could not be prepared within {seconds} s: it is too large, or the server is too busy. Send a smaller one, or try again later."
-            )))
-        })
+        within(deadline, self.prepare_on_thread(prepare, fetched)).await
     }
 
     async fn prepare_on_thread<T: Send + 'static>(

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use candlepower_api::LoadProgress;
 use candlepower_checkpoint::{
-    BATCHED_TOKENS, Checkpoint, Description, SamplingDefaults, SentenceSettings,
+    BATCHED_TOKENS, Checkpoint, Description, ImageTokens, SamplingDefaults, SentenceSettings,
 };
 use candlepower_dialect::{
     Dialect, ImagePlaces, PastCalls, ReasoningFormat, ThinkingSwitch, ToolFormat, Turns,
@@ -26,6 +26,7 @@ use crate::generation::prompt::{BYTES_PER_TOKEN, unix_seconds};
 use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::preflight::gives_vectors;
 use crate::lifecycle::pull::LocalModel;
+use crate::model::decode_memory::DecodeMemory;
 use crate::model::image_input::{ImageInput, ImageSupport, NoImages, TokenSpellings};
 use crate::model::served_model::{LoadedModel, ModelCard, PoolingModel, Served};
 use crate::model::sessions::Sessions;
@@ -64,7 +65,7 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
             tracing::info!("capturing CUDA graphs: {done} of {total}");
         }
     };
-    let LocalModel { description, tokenizer, chat_template, names, root } = local;
+    let LocalModel { description, tokenizer, chat_template, names, root, no_images } = local;
     let max_token_bytes = (0..tokenizer.vocab_size() as u32)
         .map(|id| tokenizer.token_bytes(id).len())
         .max()
@@ -87,14 +88,7 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
             let source = PoolingSource::Decoder(&checkpoint);
             pooling(source, checkpoint.sentence(), card, state, &mut report)
         }
-        Description::Decoder(mut checkpoint) => {
-            let no_images = NoImages::reason(state.config(), &checkpoint, device.is_cpu());
-            if let Some(reason) = no_images {
-                checkpoint.without_vision();
-                if reason != NoImages::TextModel {
-                    tracing::info!("{}", reason.message());
-                }
-            }
+        Description::Decoder(checkpoint) => {
             let config = engine_config(state.config(), device, state);
             let engine = EngineHandle::start(&checkpoint, config, &mut report)?;
             let card = card(engine.info().max_model_len, engine.info().vocab_size);
@@ -186,25 +180,39 @@ fn images(state: &AppState, checkpoint: &Checkpoint, model: &LoadedModel) -> Res
         ["preprocessor_config.json", "processor_config.json"].map(|name| files.read(name));
     let (preprocessor, processor) = (preprocessor?, processor?);
     let processor = Processor::read(vision.family, preprocessor.as_deref(), processor.as_deref())?;
-    let spellings =
-        TokenSpellings::of(&vision.tokens, &model.tokenizer).map_err(Error::NoImageToken)?;
+    let support = image_support(state, vision.tokens.clone(), processor, model)?;
+    Ok(ImageInput::Taken(Box::new(support)))
+}
+
+/// The parts by which images are read, from the tokens of an image and the processor of a model.
+///
+/// # Errors
+/// The tokenizer lacks a token of images; the HTTP client cannot be set up.
+pub(crate) fn image_support(
+    state: &AppState,
+    tokens: ImageTokens,
+    processor: Processor,
+    model: &LoadedModel,
+) -> Result<ImageSupport> {
+    let spellings = TokenSpellings::of(&tokens, &model.tokenizer).map_err(Error::NoImageToken)?;
     let probed = model.chat_template.as_ref().map(ChatTemplate::for_probes);
     let places = probed.map(|template| ImagePlaces::detect(&template, &spellings.written));
     let config = state.config();
     let policy = config.fetch_policy();
     let max_embeddings = model.engine.info().max_image_embeddings;
-    Ok(ImageInput::Taken(Box::new(ImageSupport {
-        tokens: vision.tokens.clone(),
+    Ok(ImageSupport {
+        tokens,
         spellings,
         processor,
         limits: policy.limits,
+        decoding: DecodeMemory::new(policy.limits.max_pixels),
         fetcher: Arc::new(Fetcher::new(policy, Arc::new(SystemResolver))?),
         budget: state.images().clone(),
         places: places.unwrap_or_default(),
         max_images: config.limit_mm_per_prompt.images,
         max_embeddings: (max_embeddings > 0).then_some(max_embeddings),
         metrics: state.metrics().images.clone(),
-    })))
+    })
 }
 
 /// The formats of tool calls and reasoning: from the settings, else from the chat template.

@@ -8,6 +8,7 @@ use candlepower_media::{Fetcher, ImageBudget, Limits, Processor};
 use candlepower_tokenizer::Tokenizer;
 
 use crate::config::ServeConfig;
+use crate::model::decode_memory::DecodeMemory;
 use crate::model::metrics::ImageMetrics;
 
 /// Whether the model takes images.
@@ -39,7 +40,9 @@ pub(crate) struct ImageSupport {
     pub(crate) fetcher: Arc<Fetcher>,
     /// Limits on one image.
     pub(crate) limits: Limits,
-    /// The memory for images of all requests.
+    /// The memory for decoding.
+    pub(crate) decoding: DecodeMemory,
+    /// The memory for resized images of all requests.
     pub(crate) budget: ImageBudget,
     /// The messages in which the chat template writes images.
     pub(crate) places: ImagePlaces,

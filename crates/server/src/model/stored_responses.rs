@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use candlepower_api::{ChatMessage, Content, ImageSource, excerpt};
+use candlepower_api::{ChatMessage, Content, ImagePart, ImageSource, excerpt};
 use candlepower_engine::CallerId;
 use serde_json::Value;
 
@@ -15,6 +15,9 @@ const MAX_BYTES: usize = 64 << 20;
 /// Maximum bytes of the images of all stored responses, which are counted apart. Beyond it, responses lose their images in the same
 /// order, and stay without them.
 const MAX_IMAGE_BYTES: usize = 64 << 20;
+
+/// The field of a request that names a stored response, and so its images.
+const PREVIOUS: &str = "previous_response_id";
 
 /// A response and its conversation.
 #[derive(Debug)]
@@ -61,9 +64,11 @@ impl StoredResponse {
         let mut image_bytes = 0;
         let contents = messages.iter_mut().filter_map(|message| message.content.as_mut());
         for image in contents.flat_map(Content::images_mut) {
-            // The next turn's own paths begin with `input`.
-            image.path = "previous_response_id".to_owned();
             image_bytes += image.source.num_bytes();
+            // Paths of the next turn begin with `input`. Images of earlier turns are shared with their responses.
+            if image.path != PREVIOUS {
+                Arc::make_mut(image).path = PREVIOUS.to_owned();
+            }
         }
         let images = StoredImages::Held(image_bytes);
         Self { owner, messages, known, object, num_bytes, images }
@@ -81,7 +86,8 @@ impl StoredResponse {
         let mut messages = self.messages.clone();
         let contents = messages.iter_mut().filter_map(|message| message.content.as_mut());
         for image in contents.flat_map(Content::images_mut) {
-            image.source = ImageSource::Url(String::new());
+            let (source, path) = (ImageSource::Url(String::new()), PREVIOUS.to_owned());
+            *image = Arc::new(ImagePart { source, detail: image.detail, path });
         }
         let (known, object) = (self.known.clone(), self.object.clone());
         Self { messages, known, object, images: StoredImages::Gone, ..*self }
