@@ -33,13 +33,15 @@ golden.safetensors, all in f32:
     CASE.logits [positions, sampled_ids]                 at every position of the prompt
     CASE.last_logits [vocab]                             at its last position
 
-A text that spells out a special token is text. transformers' processor would take it for an image, so this script
-makes the ids of all prompts: it expands the images, splits the prompt at the template's special tokens, and encodes
-the texts between them without recognizing any special token. Where no text has one, the ids must equal those of the
-processor.
+A text that spells out a special token is text, but transformers' processor takes a placeholder there for an image. So
+this script makes the ids of all prompts. It expands the images, splits the prompt at the template's special tokens, and
+encodes the texts between them without recognizing any special token. Where no text has one, the ids must equal those of
+the processor.
 
-The script fails if the pictures hardly change the logits, or if a comparison would not notice a tower that exchanges
-rows and columns, a decoder that sees an image one way only, or plain positions instead of 3-D ones. The weights come from seeded_weights.py. Two runs write the same bytes.
+The script fails if the pictures hardly change the logits. It fails, too, if one of these errors would go unnoticed: a
+tower that exchanges rows and columns, a decoder that sees an image one way only, plain positions instead of 3-D ones.
+
+The weights come from seeded_weights.py. Two runs write the same bytes.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ class Golden:
         self.placeholder = self.tokenizer.convert_tokens_to_ids(family.placeholder)
         vocab = self.model.config.get_text_config().vocab_size
         self.sampled_ids = [(2 * i + 1) * vocab // (2 * SAMPLED_LOGITS) for i in range(SAMPLED_LOGITS)]
-        self.embeddings, self.leads, self.changes, self.drawn_placeholders = {}, [], [], 0
+        self.embeddings, self.leads, self.changes, self.sampled_placeholders = {}, [], [], 0
         self.tensors: dict[str, torch.Tensor] = {}
 
     def processed(self, text: str, names: list[str]) -> dict:
@@ -156,8 +158,8 @@ class Golden:
             return self.model(**self.family.whole(inputs, torch.tensor([ids]))).logits[0]
 
     def decode(self, inputs: dict, ids: list[int]) -> list[int]:
-        """The tokens that greedy decoding appends. With a cache, since a placeholder that is drawn is text, while
-        the model takes one in a prompt for a part of an image.
+        """The tokens that greedy decoding appends. A cache is used, because a sampled placeholder is text. In a
+        prompt, the model would take it for a part of an image.
         """
         self.model.model.rope_deltas = None  # which Qwen's models keep from the prompt before
         with torch.no_grad():
@@ -169,7 +171,7 @@ class Golden:
                 drawn.append(last.argmax().item())
                 result = self.model(torch.tensor([drawn[-1:]]), past_key_values=result.past_key_values, use_cache=True)
         if self.placeholder in drawn:
-            self.drawn_placeholders += 1
+            self.sampled_placeholders += 1
         else:
             error = (self.logits(inputs, ids + drawn)[-1] - result.logits[0, -1]).abs().max().item()
             assert error < 1e-4, f"decoding with a cache differs by {error}"
@@ -188,7 +190,7 @@ class Golden:
         tokens = {token for case in cases.values() for token in case["greedy"]}
         lead, change = min(self.leads), min(self.changes)
         summary = f"smallest lead {lead:.4f}, change by pictures {change:.2f}, {len(tokens)} different greedy tokens"
-        summary += f", {self.drawn_placeholders} cases with a placeholder among them"
+        summary += f", {self.sampled_placeholders} cases with a placeholder among them"
         common.save(self.folder, self.tensors, summary)
 
 
