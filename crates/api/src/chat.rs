@@ -18,8 +18,8 @@ use crate::thinking::ThinkingOptions;
 mod content;
 pub(crate) mod tools;
 
-use content::{GivenContent, thoughts_of};
 pub use content::{Content, ContentPart, TextPart};
+use content::{GivenContent, thoughts_of};
 pub use tools::{
     AllowedMode, AllowedTools, FunctionCall, FunctionCallDelta, MAX_TOOLS, PastToolCall, Tool,
     ToolCall, ToolCallDelta, ToolChoice, ToolOptions,
@@ -142,7 +142,8 @@ pub(crate) fn check_image_role(role: Role, path: &str) -> Result<(), FieldError>
     if matches!(role, Role::User | Role::Tool) {
         return Ok(());
     }
-    let message = "Only messages of the roles user and tool may have images: move the image to one of them.";
+    let message =
+        "Only messages of the roles user and tool may have images: move the image to one of them.";
     Err(FieldError::new(path, message))
 }
 

@@ -62,7 +62,10 @@ impl fmt::Debug for ImagePart {
     /// Leaves the bytes out, which may be megabytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { detail, path, .. } = self;
-        f.debug_struct("ImagePart").field("path", path).field("detail", detail).finish_non_exhaustive()
+        f.debug_struct("ImagePart")
+            .field("path", path)
+            .field("detail", detail)
+            .finish_non_exhaustive()
     }
 }
 

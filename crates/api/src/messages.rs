@@ -276,7 +276,8 @@ mod tests {
             let source = json!({"type": "base64", "media_type": "image/png", "data": data});
             json!({"type": "image", "source": source, "cache_control": {"type": "ephemeral"}})
         };
-        let url = json!({"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}});
+        let url =
+            json!({"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}});
         let messages = json!([
             {"role": "user", "content": [{"type": "text", "text": "a"}, image("AA=="), {"type": "text", "text": "b"}, url]},
             {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},

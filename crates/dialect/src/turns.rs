@@ -283,7 +283,8 @@ mod tests {
     #[test]
     fn images_stay_where_contents_are_joined() {
         let turns = Turns { repeated_users: false, ..Turns::default() };
-        let (text, image) = (|text: &str| json!({"type": "text", "text": text}), json!({"type": "image"}));
+        let (text, image) =
+            (|text: &str| json!({"type": "text", "text": text}), json!({"type": "image"}));
         let user = |content: Value| json!({"role": "user", "content": content});
         let conversation = vec![
             user("a".into()),

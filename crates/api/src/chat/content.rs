@@ -264,7 +264,11 @@ impl GivenPart {
             let image = image.ok_or("the part has no `image_url`")?;
             let detail = image.detail.or(detail).unwrap_or_default();
             let source = ImageSource::Url(image.url);
-            return Ok(ContentPart::Image(Arc::new(ImagePart { source, detail, path: String::new() })));
+            return Ok(ContentPart::Image(Arc::new(ImagePart {
+                source,
+                detail,
+                path: String::new(),
+            })));
         }
         let field = match TEXT_PARTS.iter().find(|(known, _)| *known == kind) {
             Some((_, field)) => Some(*field),

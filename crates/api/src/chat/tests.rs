@@ -256,7 +256,11 @@ fn wrong_images_are_refused_by_their_place() {
             "messages[0].content[0]",
             "type `video_url` are not supported, only `text` and `image_url`",
         ),
-        (r#"{"type": "input_audio", "input_audio": {}}"#, "messages[0].content[0]", "`input_audio`"),
+        (
+            r#"{"type": "input_audio", "input_audio": {}}"#,
+            "messages[0].content[0]",
+            "`input_audio`",
+        ),
         (r#"{"type": "file", "file": {}}"#, "messages[0].content[0]", "`file`"),
     ] {
         let error = parts(part).unwrap_err();
@@ -265,8 +269,7 @@ fn wrong_images_are_refused_by_their_place() {
     }
     for role in ["system", "developer", "assistant"] {
         let image = r#"[{"type": "thinking", "thinking": "x"}, {"type": "image_url", "image_url": "data:,"}]"#;
-        let error =
-            message(&format!(r#"{{"role": "{role}", "content": {image}}}"#)).unwrap_err();
+        let error = message(&format!(r#"{{"role": "{role}", "content": {image}}}"#)).unwrap_err();
         assert_eq!(error.param.as_deref(), Some("messages[0].content[1].image_url"));
         assert!(error.message.contains("user and tool"), "{}", error.message);
     }

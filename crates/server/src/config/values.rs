@@ -400,7 +400,9 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(MediaLimit { images }), "{text}");
         }
-        for text in ["", "-1", "image", "image=", "image=x", "images=3", "{\"image\": -1}", "{", "1.5"] {
+        for text in
+            ["", "-1", "image", "image=", "image=x", "images=3", "{\"image\": -1}", "{", "1.5"]
+        {
             let error = text.parse::<MediaLimit>().unwrap_err();
             assert!(error.contains("image=NUMBER"), "{text}");
         }

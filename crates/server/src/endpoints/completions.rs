@@ -262,7 +262,8 @@ impl CompletionFormat {
         if let (Some(num_top), Some(tokens)) = (self.num_prompt_logprobs, &tokens) {
             choice.prompt_logprobs = Some(prompt_logprobs(&self.names.tokenizer, tokens, num_top));
         }
-        choice.prompt_token_ids = self.token_ids.then(|| self.prompts[index / self.n].token_ids.clone());
+        choice.prompt_token_ids =
+            self.token_ids.then(|| self.prompts[index / self.n].token_ids.clone());
         choice
     }
 
@@ -300,7 +301,8 @@ impl ChunkFormat for CompletionFormat {
         usage: Option<Usage>,
     ) -> Option<Bytes> {
         let echo = self.echo(index, logprobs.as_deref());
-        let prompt_token_ids = self.token_ids.then(|| self.prompts[index / self.n].token_ids.clone());
+        let prompt_token_ids =
+            self.token_ids.then(|| self.prompts[index / self.n].token_ids.clone());
         if echo.is_none() && prompt_token_ids.is_none() {
             return None;
         }

@@ -65,8 +65,7 @@ pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
     let mut blocks = Blocks::new(answers.answer());
     let caller = request.caller.id;
     let names = generation.token_names(&request.model.tokenizer);
-    let mut turn =
-        Turn { object, messages, prompt, caller, model: request.model, names };
+    let mut turn = Turn { object, messages, prompt, caller, model: request.model, names };
     if generation.stream.is_some() {
         // Only the last event has the usage.
         let shape = StreamShape { include_usage: true, continuous_usage: false };

@@ -110,11 +110,10 @@ fn read_one(
     let limits = &support.limits;
     let found: Encoded;
     let encoded = match &part.source {
-        ImageSource::Url(url) if !part.source.is_inline() => {
-            fetched.by_url.get(url).ok_or_else(|| {
-                ApiError::internal("Defect of the server: an image was not fetched.")
-            })?
-        }
+        ImageSource::Url(url) if !part.source.is_inline() => fetched
+            .by_url
+            .get(url)
+            .ok_or_else(|| ApiError::internal("Defect of the server: an image was not fetched."))?,
         ImageSource::Url(url) => {
             found = Encoded::from_data_url(url, limits).map_err(failed)?;
             &found

@@ -52,10 +52,7 @@ impl Told {
 type Prepare<M, T> = fn(&[u8], &Preparation<'_, M>) -> ApiResult<T>;
 
 /// The result of `work`, or 503 after `deadline`.
-async fn within<T>(
-    deadline: Duration,
-    work: impl Future<Output = ApiResult<T>>,
-) -> ApiResult<T> {
+async fn within<T>(deadline: Duration, work: impl Future<Output = ApiResult<T>>) -> ApiResult<T> {
     tokio::time::timeout(deadline, work).await.unwrap_or_else(|_| {
         let seconds = deadline.as_secs();
         Err(ApiError::unavailable(format!(

@@ -63,7 +63,9 @@ pub enum Error {
         known: usize,
     },
     /// The settings of images in the model's files are invalid, or images cannot be fetched.
-    #[error("images cannot be read: {0}; or serve the model without images by --language-model-only")]
+    #[error(
+        "images cannot be read: {0}; or serve the model without images by --language-model-only"
+    )]
     Images(#[from] candlepower_media::Error),
     /// The tokenizer lacks a token that stands for images.
     #[error(

@@ -9,9 +9,7 @@ use std::io::{self, Read, Write};
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use candlepower_dialect::{
-    Dialect, ImagePlaces, PastCalls, ThinkingSwitch, Turns, writes_tools,
-};
+use candlepower_dialect::{Dialect, ImagePlaces, PastCalls, ThinkingSwitch, Turns, writes_tools};
 use candlepower_tokenizer::{ChatTemplate, TemplateSources};
 use rustix::process::{Resource, Rlimit, setrlimit};
 

@@ -171,7 +171,8 @@ mod tests {
             {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:,", "detail": "low"}]},
             {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": "data:,"}]},
         ]});
-        let request = candlepower_api::ResponsesRequest::parse(body.to_string().as_bytes()).unwrap();
+        let request =
+            candlepower_api::ResponsesRequest::parse(body.to_string().as_bytes()).unwrap();
         let image = |detail: &str| json!({"type": "input_image", "detail": detail, "image_url": null, "file_id": null});
         let found = items("resp_1", &request.input);
         assert_eq!(found[0]["content"], json!([{"type": "input_text", "text": "a"}, image("low")]));
