@@ -7,6 +7,7 @@ mod constraints;
 mod differential;
 mod documents;
 mod errors;
+mod images;
 mod model_output;
 mod reasoning;
 mod sampling;

@@ -1,8 +1,9 @@
 //! The request of POST /v1/chat/completions.
 
 use std::fmt;
+use std::sync::Arc;
 
-use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -10,11 +11,15 @@ use utoipa::ToSchema;
 use crate::error::{FieldError, excerpt};
 use crate::fields::{Absent, Fields};
 use crate::generation::GenerationFields;
+use crate::image::ImagePart;
 use crate::not_held::NotHeld;
 use crate::thinking::ThinkingOptions;
 
+mod content;
 pub(crate) mod tools;
 
+pub use content::{Content, ContentPart, TextPart};
+use content::{GivenContent, thoughts_of};
 pub use tools::{
     AllowedMode, AllowedTools, FunctionCall, FunctionCallDelta, MAX_TOOLS, PastToolCall, Tool,
     ToolCall, ToolCallDelta, ToolChoice, ToolOptions,
@@ -117,11 +122,29 @@ impl ChatCompletionRequest {
 }
 
 pub(crate) fn take_messages(fields: &mut Fields<'_>) -> Result<Vec<ChatMessage>, FieldError> {
-    let messages: Vec<ChatMessage> = fields.require("messages")?;
+    let mut messages: Vec<ChatMessage> = fields.require("messages")?;
     if messages.is_empty() {
         return Err(FieldError::new("messages", "`messages` is empty: give at least one message."));
     }
+    for (index, message) in messages.iter_mut().enumerate() {
+        let role = message.role;
+        for image in message.content.iter_mut().flat_map(Content::images_mut) {
+            // Nobody else has the image yet, so that this copies nothing.
+            Arc::make_mut(image).path.insert_str(0, &format!("messages[{index}].content"));
+            check_image_role(role, &image.path)?;
+        }
+    }
     Ok(messages)
+}
+
+/// Refuses the image at `path` in a message whose role has none.
+pub(crate) fn check_image_role(role: Role, path: &str) -> Result<(), FieldError> {
+    if matches!(role, Role::User | Role::Tool) {
+        return Ok(());
+    }
+    let message =
+        "Only messages of the roles user and tool may have images: move the image to one of them.";
+    Err(FieldError::new(path, message))
 }
 
 /// The documents; `None` for an empty list.
@@ -196,6 +219,13 @@ impl<'de> Deserialize<'de> for ChatMessage {
     }
 }
 
+impl ChatMessage {
+    /// The images, in their order.
+    pub fn images(&self) -> impl Iterator<Item = &Arc<ImagePart>> {
+        self.content.iter().flat_map(Content::images)
+    }
+}
+
 struct ChatMessageVisitor;
 
 impl<'de> Visitor<'de> for ChatMessageVisitor {
@@ -260,8 +290,7 @@ impl<'de> Visitor<'de> for ChatMessageVisitor {
         message.reasoning_content = message.reasoning_content.or(told);
         message.content = message.content.or(refusal.map(Content::Text));
         if failed == Some(true) {
-            message.content =
-                message.content.map(|text| Content::Text(format!("Error: {}", text.to_text())));
+            message.content = message.content.map(Content::failed);
         }
         if message.tool_calls.as_ref().is_some_and(Vec::is_empty) {
             message.tool_calls = None;
@@ -291,163 +320,6 @@ pub enum Role {
     Assistant,
     /// A tool's result.
     Tool,
-}
-
-/// Content of a message: a text or several parts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(untagged)]
-pub enum Content {
-    /// A text.
-    Text(String),
-    /// Several parts, all of them text.
-    Parts(Vec<ContentPart>),
-}
-
-impl Content {
-    /// The text; several parts are joined with line breaks.
-    pub fn to_text(&self) -> String {
-        match self {
-            Self::Text(text) => text.clone(),
-            Self::Parts(parts) => {
-                parts.iter().map(|part| part.text.as_str()).collect::<Vec<_>>().join("\n")
-            }
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ContentVisitor)
-    }
-}
-
-struct ContentVisitor;
-
-impl<'de> Visitor<'de> for ContentVisitor {
-    type Value = Content;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or a list of text parts")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Content, E> {
-        Ok(Content::Text(text.to_owned()))
-    }
-
-    fn visit_string<E: Error>(self, text: String) -> Result<Content, E> {
-        Ok(Content::Text(text))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Content, A::Error> {
-        let mut parts = Vec::new();
-        while let Some(part) = seq.next_element()? {
-            parts.push(part);
-        }
-        Ok(Content::Parts(parts))
-    }
-}
-
-/// The content of a message, and the reasoning before it.
-struct GivenContent {
-    content: Content,
-    thoughts: Option<String>,
-}
-
-impl<'de> Deserialize<'de> for GivenContent {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let content = Content::deserialize(deserializer)?;
-        let Content::Parts(parts) = content else { return Ok(Self { content, thoughts: None }) };
-        let (thoughts, parts): (Vec<_>, Vec<_>) =
-            parts.into_iter().partition(|part| THOUGHT_PARTS.contains(&part.kind.as_str()));
-        let thoughts: Vec<String> = thoughts.into_iter().map(|part| part.text).collect();
-        let thoughts = (!thoughts.is_empty()).then(|| thoughts.join("\n"));
-        Ok(Self { content: Content::Parts(parts), thoughts })
-    }
-}
-
-/// The texts of reasoning blocks; hidden or encrypted blocks have none.
-fn thoughts_of(blocks: &[Value]) -> Option<String> {
-    let text = |block: &Value| {
-        let text = ["thinking", "text"].into_iter().find_map(|key| block[key].as_str());
-        text.filter(|text| !text.is_empty()).map(str::to_owned)
-    };
-    let texts: Vec<String> = blocks.iter().filter_map(text).collect();
-    (!texts.is_empty()).then(|| texts.join("\n"))
-}
-
-/// Types of content parts that are text, with the fields of their texts, and types of reasoning parts.
-const TEXT_PARTS: [(&str, &str); 4] =
-    [("text", "text"), ("input_text", "text"), ("output_text", "text"), ("refusal", "refusal")];
-const THOUGHT_PARTS: [&str; 2] = ["thinking", "reasoning"];
-
-/// A content part: `{"type": "text", "text": ".."}`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub struct ContentPart {
-    /// `text`.
-    #[serde(rename = "type")]
-    pub kind: String,
-    /// The text.
-    pub text: String,
-}
-
-impl<'de> Deserialize<'de> for ContentPart {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(ContentPartVisitor)
-    }
-}
-
-struct ContentPartVisitor;
-
-impl<'de> Visitor<'de> for ContentPartVisitor {
-    type Value = ContentPart;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a part: an object with `type` and `text`")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ContentPart, A::Error> {
-        let (mut kind, mut text, mut unknown) = (None, None, None);
-        while let Some(key) = map.next_key::<String>()? {
-            match key.as_str() {
-                "type" => kind = Some(map.next_value::<String>()?),
-                "text" | "refusal" | "thinking" => {
-                    text = map.next_value::<Option<String>>()?.map(|text| (key, text)).or(text);
-                }
-                "annotations" | "cache_control" | "id" | "signature" => {
-                    map.next_value::<serde::de::IgnoredAny>()?;
-                }
-                _ => {
-                    if map.next_value::<Option<serde::de::IgnoredAny>>()?.is_some() {
-                        unknown = Some(key);
-                    }
-                }
-            }
-        }
-        let kind = kind.ok_or_else(|| A::Error::custom("the part has no `type`"))?;
-        let field = match TEXT_PARTS.iter().find(|(known, _)| *known == kind) {
-            Some((_, field)) => Some(*field),
-            None => THOUGHT_PARTS.contains(&kind.as_str()).then_some(""),
-        };
-        let Some(field) = field else {
-            return Err(A::Error::custom(format_args!(
-                "content parts of type `{}` are not supported, only `text`",
-                excerpt(&kind)
-            )));
-        };
-        if let Some(key) = unknown {
-            return Err(A::Error::custom(format_args!(
-                "`{}` is not a field of a text part",
-                excerpt(&key)
-            )));
-        }
-        match text {
-            Some((key, text)) if field.is_empty() || key == field => Ok(ContentPart { kind, text }),
-            _ => {
-                let field = if field.is_empty() { "thinking" } else { field };
-                Err(A::Error::custom(format_args!("the part has no `{field}`")))
-            }
-        }
-    }
 }
 
 #[cfg(test)]

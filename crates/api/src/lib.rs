@@ -14,6 +14,7 @@ mod error;
 mod fields;
 mod generate;
 mod generation;
+mod image;
 mod messages;
 mod models;
 mod neutral;
@@ -27,8 +28,8 @@ mod usage;
 
 pub use chat::{
     AllowedMode, AllowedTools, ChatCompletionRequest, ChatMessage, Content, ContentPart,
-    FunctionCall, FunctionCallDelta, MAX_TOOLS, PastToolCall, Role, Tool, ToolCall, ToolCallDelta,
-    ToolChoice, ToolOptions,
+    FunctionCall, FunctionCallDelta, MAX_TOOLS, PastToolCall, Role, TextPart, Tool, ToolCall,
+    ToolCallDelta, ToolChoice, ToolOptions,
 };
 pub use chat_response::{
     ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatDelta, ChatLogprobs,
@@ -51,6 +52,7 @@ pub use generate::{
 pub use generation::{
     GenerationFields, MAX_STOP_STRINGS, MaxTokensName, StopStrings, StreamOptions,
 };
+pub use image::{ImageDetail, ImagePart, ImageSource};
 pub use messages::{MessagesPrompt, MessagesRequest, OutputConfig, OutputFormat};
 pub use models::{HealthResponse, LoadProgress, Model, ModelList, VersionResponse};
 pub use not_held::{NotHeld, NotHeldPart};

@@ -33,7 +33,8 @@ pub struct MessagesRequest {
 pub struct MessagesPrompt {
     /// Model name, from GET /v1/models; default: the served model.
     pub model: Option<String>,
-    /// The conversation; at least one message. If the last message is the assistant's, the model continues it.
+    /// The conversation; at least one message. If the last message is the assistant's, the model continues it. Messages of the user and
+    /// results of tools may have images: blocks of the type `image` with a `source`, which is `base64` or `url`.
     #[schema(value_type = Vec<Object>, min_items = 1)]
     pub messages: Vec<ChatMessage>,
     /// Tools and tool choice.
@@ -270,6 +271,43 @@ mod tests {
     }
 
     #[test]
+    fn images_are_read_in_messages_and_in_results_of_tools() {
+        let image = |data: &str| {
+            let source = json!({"type": "base64", "media_type": "image/png", "data": data});
+            json!({"type": "image", "source": source, "cache_control": {"type": "ephemeral"}})
+        };
+        let url =
+            json!({"type": "image", "source": {"type": "url", "url": "https://a.example/b.png"}});
+        let messages = json!([
+            {"role": "user", "content": [{"type": "text", "text": "a"}, image("AA=="), {"type": "text", "text": "b"}, url]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "c", "is_error": true, "content": [{"type": "text", "text": "t"}, image("BB==")]},
+                image("CC=="),
+            ]},
+        ]);
+        let messages = parse(json!({"messages": messages})).unwrap().prompt.messages;
+        let places = |message: &ChatMessage| {
+            message.images().map(|image| image.path.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            places(&messages[0]),
+            ["messages[0].content[1].source", "messages[0].content[3].source"]
+        );
+        assert_eq!(places(&messages[2]), ["messages[2].content[0].content[1].source"]);
+        assert_eq!(places(&messages[3]), ["messages[2].content[1].source"]);
+        assert_eq!((messages[2].role, messages[3].role), (Role::Tool, Role::User));
+        let content = messages[2].content.as_ref().unwrap();
+        assert_eq!(content.to_text(), "Error: \nt");
+        let parts = messages[0].content.as_ref().unwrap().parts();
+        let texts: Vec<_> = parts.iter().map(crate::ContentPart::text).collect();
+        assert_eq!(texts, [Some("a"), None, Some("b"), None]);
+        let source = &messages[3].images().next().unwrap().source;
+        let (media_type, data) = ("image/png".to_owned(), "CC==".to_owned());
+        assert!(*source == crate::ImageSource::Base64 { media_type, data });
+    }
+
+    #[test]
     fn answers_are_taken_back_as_they_were_given() {
         let ephemeral = json!({"type": "ephemeral"});
         let messages = json!([
@@ -296,7 +334,33 @@ mod tests {
             (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role"),
             (
                 json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+                "messages[0].content[0].source.type",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}),
                 "messages[0].content[0].type",
+            ),
+            (
+                json!({"messages": [{"role": "assistant", "content": [{"type": "image", "source": {}}]}]}),
+                "messages[0].content[0].type",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}]}),
+                "messages[0].content[0].source.type",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": "AA=="}}]}]}),
+                "messages[0].content[0].source.media_type",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "u", "x": 1}}]}]}),
+                "messages[0].content[0].source.x",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "document", "source": {}}]},
+                ]}]}),
+                "messages[0].content[0].content[0].type",
             ),
             (
                 json!({"messages": [{"role": "user", "content": "x", "name": "y"}]}),

@@ -27,6 +27,8 @@ pub struct Model {
     pub root: String,
     /// Context length: tokens of prompt and output together.
     pub max_model_len: usize,
+    /// Kinds of input: `text`, and `image` if the model takes images.
+    pub input_modalities: &'static [&'static str],
 }
 
 /// Response of GET /health.

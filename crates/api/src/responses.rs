@@ -28,7 +28,8 @@ pub struct ResponsesRequest {
     /// Model name, from GET /v1/models; default: the served model.
     pub model: Option<String>,
     /// New input: a string, or a list of items. Items are messages of the roles user, assistant, system and developer, tool calls,
-    /// results of tools, and reasoning.
+    /// results of tools, and reasoning. Messages of the user and results of tools may have images: parts of the type `input_image` with
+    /// `image_url` and `detail`.
     #[schema(value_type = Object)]
     pub input: Vec<ChatMessage>,
     /// System prompt, for this turn only.
@@ -334,6 +335,41 @@ mod tests {
     }
 
     #[test]
+    fn images_are_read_and_refused_by_their_place() {
+        let image = |more: Value| {
+            let mut image = json!({"type": "input_image", "image_url": "data:,", "detail": "auto", "file_id": null});
+            image.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            image
+        };
+        let input = json!([
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}, image(json!({"detail": "low"}))]},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "b"}, image(json!({}))]},
+        ]);
+        let messages = parse(json!({"input": input})).unwrap().input;
+        let images: Vec<_> = messages.iter().flat_map(ChatMessage::images).collect();
+        let found = images.iter().map(|image| (image.path.as_str(), image.detail));
+        let expected = [
+            ("input[0].content[1].image_url", crate::ImageDetail::Low),
+            ("input[1].output[1].image_url", crate::ImageDetail::Full),
+        ];
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+        assert_eq!(messages[1].content.as_ref().unwrap().to_text(), "b");
+        for (role, part, param) in [
+            ("user", image(json!({"file_id": "f"})), "input[0].content[0].file_id"),
+            ("user", image(json!({"image_url": null})), "input[0].content[0].image_url"),
+            ("user", image(json!({"detail": "ultra"})), "input[0].content[0].detail"),
+            ("user", image(json!({"crop": 1})), "input[0].content[0].crop"),
+            ("user", json!({"type": "input_file", "file_id": "f"}), "input[0].content[0].type"),
+            ("user", json!({"type": "input_audio"}), "input[0].content[0].type"),
+            ("assistant", image(json!({})), "input[0].content[0].image_url"),
+            ("system", image(json!({})), "input[0].content[0].image_url"),
+        ] {
+            let error = parse(json!({"input": [{"role": role, "content": [part]}]})).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
+        }
+    }
+
+    #[test]
     fn formats_are_constraints() {
         let format = |format: Value| {
             parse(json!({"text": {"format": format}})).unwrap().generation.constraint
@@ -459,7 +495,7 @@ mod tests {
             (json!({"input": [{"role": "user", "content": "x", "name": "y"}]}), "input[0].name"),
             (
                 json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
-                "input[0].content[0].type",
+                "input[0].content[0].image_url",
             ),
             (json!({"tools": [{"type": "function"}]}), "tools[0]"),
             (json!({"tools": [{"type": "functoin", "name": "f", "parameters": {}}]}), "tools[0]"),

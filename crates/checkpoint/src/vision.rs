@@ -141,11 +141,6 @@ pub struct ProjectorSpec {
 }
 
 impl VisionSpec {
-    /// Tokens of a step's budget that one piece takes for a resized picture.
-    pub fn tokens_per_piece(&self, _: u32, _: u32, _: &crate::ModelSpec) -> usize {
-        1
-    }
-
     /// Number of pieces of a tower's run, which is as many for every image.
     pub fn num_pieces(&self) -> u32 {
         self.layers as u32

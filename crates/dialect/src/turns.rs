@@ -69,7 +69,7 @@ impl Turns {
         }
     }
 
-    /// Rearranges a conversation to an order that the template accepts. All texts stay, in their order. Contents are texts or null.
+    /// Rearranges a conversation to an order that the template accepts. All texts and images stay, in their order. Contents are texts, lists of parts, or null.
     pub fn arrange(self, messages: Vec<Value>) -> Vec<Value> {
         let num_leading = messages.iter().take_while(|message| is_instruction(message)).count();
         let mut rest = messages;
@@ -124,12 +124,42 @@ fn is_instruction(message: &Value) -> bool {
     is(message, "system") || is(message, "developer")
 }
 
-/// The joined texts of two messages.
+/// The joined contents of two messages: a text, or a list of parts if one of them is a list.
 fn join(one: &Value, other: &Value) -> Value {
-    let text = |message: &Value| message["content"].as_str().unwrap_or_default().to_owned();
+    let (one, other) = (&one["content"], &other["content"]);
+    if one.is_array() || other.is_array() {
+        return joined_parts(parts(one), parts(other));
+    }
+    let text = |content: &Value| content.as_str().unwrap_or_default().to_owned();
     let texts = [text(one), text(other)];
     let texts: Vec<String> = texts.into_iter().filter(|text| !text.is_empty()).collect();
     texts.join(BREAK).into()
+}
+
+/// The parts of a content; an empty text has none.
+fn parts(content: &Value) -> Vec<Value> {
+    match content {
+        Value::Array(parts) => parts.clone(),
+        Value::String(text) if !text.is_empty() => vec![json!({"type": "text", "text": text})],
+        _ => Vec::new(),
+    }
+}
+
+/// Two lists of parts as one. Two texts that meet are joined, as in contents without a list.
+fn joined_parts(mut one: Vec<Value>, other: Vec<Value>) -> Value {
+    let mut other = other.into_iter();
+    if let Some(next) = other.next() {
+        let text = next["text"].as_str().map(str::to_owned);
+        match (one.last_mut().and_then(|last| last.get_mut("text")), text) {
+            (Some(Value::String(last)), Some(text)) => {
+                last.push_str(BREAK);
+                last.push_str(&text);
+            }
+            _ => one.push(next),
+        }
+    }
+    one.extend(other);
+    one.into()
 }
 
 /// Joins neighbouring messages for which `belong` is true; other fields are those of the first one.
@@ -255,6 +285,23 @@ mod tests {
         let expected =
             [("system", "a"), ("user", "b\n\nc"), ("assistant", "d\n\ne"), ("tool", "f\n\ng")];
         assert_eq!(arranged(turns, &conversation), owned(&expected));
+    }
+
+    #[test]
+    fn images_stay_where_contents_are_joined() {
+        let turns = Turns { repeated_users: false, ..Turns::default() };
+        let (text, image) =
+            (|text: &str| json!({"type": "text", "text": text}), json!({"type": "image"}));
+        let user = |content: Value| json!({"role": "user", "content": content});
+        let conversation = vec![
+            user("a".into()),
+            user(json!([text("b"), image])),
+            user("".into()),
+            user(json!([image, text("c")])),
+            user("d".into()),
+        ];
+        let expected = json!([text("a\n\nb"), image, image, text("c\n\nd")]);
+        assert_eq!(turns.arrange(conversation), [user(expected)]);
     }
 
     #[test]

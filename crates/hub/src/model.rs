@@ -21,7 +21,7 @@ use crate::transfer::{Download, Transfer};
 use crate::{Error, HubConfig, ModelId, Result};
 
 /// Files that describe a model, apart from its weights and its code.
-const DESCRIPTION: [&str; 19] = [
+const DESCRIPTION: [&str; 21] = [
     CONFIG,
     "generation_config.json",
     GPTQ,
@@ -35,6 +35,8 @@ const DESCRIPTION: [&str; 19] = [
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     INDEX,
     MODULES,
     "sentence_bert_config.json",

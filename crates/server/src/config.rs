@@ -16,6 +16,7 @@ use axum::http::HeaderName;
 use candlepower_checkpoint::{DTYPES, Dtype, KvDtype, OnLoad, Pooling, QuantizationMethod};
 use candlepower_engine::LoadFormat;
 use candlepower_grammar::CompileLimits;
+use candlepower_media::{AllowedDomain, FetchPolicy};
 use clap::{ArgAction, Args};
 use ipnet::IpNet;
 
@@ -24,11 +25,11 @@ use parsers::{reasoning_parser, tool_call_parser};
 pub use resolve::{ConfigError, Effective, Setting, Source};
 pub use values::{
     Asked, ByteSize, CacheScope, DefaultMaxTokens, DeviceKind, Framework, GenerationConfigSource,
-    LogFormat, LogLevel, MetricsCompat, one_of,
+    LogFormat, LogLevel, MediaLimit, MetricsCompat, one_of,
 };
 use values::{
-    at_least_one, endpoint, gigabytes, header_name, host_name, network, not_empty, origin, part,
-    session_seconds, switch,
+    at_least_one, endpoint, folder, gigabytes, header_name, host_name, media_domain, network,
+    not_empty, origin, part, session_seconds, switch,
 };
 
 /// All settings of `candlepower serve`.
@@ -77,6 +78,12 @@ pub struct ServeConfig {
     /// Context length: tokens of prompt and output together [default: the model's own limit]
     #[arg(long, help_heading = "Model", value_name = "TOKENS", value_parser = at_least_one)]
     pub max_model_len: Option<usize>,
+    /// Serve a model that takes images as a text model: its part for images is not loaded, and images are refused
+    #[arg(
+        long, help_heading = "Model", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
+    )]
+    pub language_model_only: bool,
     /// Default sampling parameters: none (the OpenAI API's) or auto (the model's generation_config.json)
     #[arg(long, help_heading = "Model", value_enum, default_value_t)]
     pub generation_config: GenerationConfigSource,
@@ -147,6 +154,18 @@ pub struct ServeConfig {
     /// Maximum size of a prompt's text, such as 1Mi; larger prompts get 400 [default: 64Ki plus 16 bytes for each token of the context]
     #[arg(long, help_heading = "Server", value_name = "SIZE")]
     pub max_prompt_bytes: Option<ByteSize>,
+    /// Maximum images of a request, such as 8, image=8 or {"image": 8}
+    #[arg(long, help_heading = "Server", value_name = "LIMIT", default_value = "image=8")]
+    pub limit_mm_per_prompt: MediaLimit,
+    /// Hosts from which images of http and https URLs are fetched, separated by commas; .example.com is all hosts below it [default: none]
+    #[arg(long, help_heading = "Server", value_name = "DOMAINS", value_delimiter = ',', value_parser = media_domain)]
+    pub allowed_media_domains: Vec<AllowedDomain>,
+    /// Folder below which images of file URLs are read [default: none]
+    #[arg(long, help_heading = "Server", value_name = "FOLDER", value_parser = folder)]
+    pub allowed_local_media_path: Option<PathBuf>,
+    /// Memory for resized images until the model has read them, of all requests together; further images get 429
+    #[arg(long, help_heading = "Server", value_name = "SIZE", default_value = "256Mi")]
+    pub image_memory: ByteSize,
     /// Refuse requests with unsupported parts, such as built-in tools. Otherwise these are ignored and named in x-candlepower-not-held
     #[arg(
         long, help_heading = "Server", value_name = "BOOL", num_args = 0..=1, require_equals = true,
@@ -200,6 +219,9 @@ pub struct ServeConfig {
     /// Data type of the KV cache. auto is the weights' type, on the CPU bfloat16 or float32. fp8 is e4m3, with the checkpoint's KV scales
     #[arg(long, help_heading = "Engine", default_value = "auto", value_parser = one_of(KvDtype::CHOICES))]
     pub kv_cache_dtype: Asked<KvDtype>,
+    /// Memory for embeddings of images, so that an image that was seen before is not computed again; it bounds the size of one image
+    #[arg(long, help_heading = "Engine", value_name = "SIZE", default_value = "256Mi")]
+    pub encoder_cache_memory: ByteSize,
     /// Maximum memory of the KV cache that idle sessions keep; requests that need it evict them [default: half of the cache]
     #[arg(long, help_heading = "Engine", value_name = "SIZE")]
     pub session_memory: Option<ByteSize>,
@@ -316,6 +338,15 @@ impl ServeConfig {
         CompileLimits {
             time: Duration::from_millis(self.max_constraint_time as u64),
             memory_bytes: usize::try_from(self.max_constraint_memory.0).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// The rules for fetching images.
+    pub(crate) fn fetch_policy(&self) -> FetchPolicy {
+        FetchPolicy {
+            domains: self.allowed_media_domains.clone(),
+            local_root: self.allowed_local_media_path.clone(),
+            ..FetchPolicy::default()
         }
     }
 

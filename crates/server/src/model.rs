@@ -2,7 +2,9 @@
 
 pub(crate) mod api_error;
 pub(crate) mod body_memory;
+pub(crate) mod decode_memory;
 pub(crate) mod engine_load;
+pub(crate) mod image_input;
 pub(crate) mod keys;
 pub(crate) mod metrics;
 pub(crate) mod own_program;

@@ -39,6 +39,16 @@ impl Prompt {
         &self.text
     }
 
+    /// The same prompt with `text` in place of each special token that its template wrote as `spelling`. Spellings in
+    /// the conversation's texts stay as they are.
+    #[must_use]
+    pub fn with_special(&self, spelling: &str, text: &str) -> Self {
+        match &self.marked {
+            None => Self::plain(self.text.replace(spelling, text)),
+            Some((marked, marks)) => Self::marked(marked.replace(spelling, text), marks.clone()),
+        }
+    }
+
     /// The text with its marks, if it has some.
     pub(crate) fn marks(&self) -> Option<(&str, &Marks)> {
         self.marked.as_ref().map(|(text, marks)| (text.as_str(), marks))
@@ -313,6 +323,17 @@ mod tests {
             assert_eq!(marked.chars().filter(|&c| is_noncharacter(c)).count(), count, "{marked:?}");
             assert!(finder.count(marked).iter().all(|&count| count == 0), "{marked:?}");
         }
+    }
+
+    #[test]
+    fn only_the_templates_own_tokens_are_replaced() {
+        let finder = finder();
+        let render = |conversation: &Conversation<'_>| Ok(content(conversation)? + "[X]");
+        let prompt = finder.prompt(&said("a"), render).unwrap().with_special("[X]", "[Y][Z]");
+        assert_eq!(prompt, Prompt::plain("a[Y][Z]".into()));
+        let prompt = finder.prompt(&said("a[X]"), render).unwrap().with_special("[X]", "[Y][Z]");
+        assert_eq!(prompt.text(), "a[X][Y][Z]");
+        assert!(prompt.marks().is_some_and(|(marked, _)| marked.ends_with("X][Y][Z]")));
     }
 
     #[test]

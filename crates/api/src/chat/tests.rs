@@ -83,8 +83,8 @@ fn errors_inside_messages_name_their_path() {
     );
     let image = r#"{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}"#;
     let error = message(image).unwrap_err();
-    assert_eq!(error.param.as_deref(), Some("messages[0].content[1]"));
-    assert!(error.message.contains("image_url"), "{}", error.message);
+    assert_eq!(error.param.as_deref(), Some("messages[0].content[1].image_url"));
+    assert!(error.message.contains("no `url`"), "{}", error.message);
     assert_eq!(refused(message("7")), "messages[0]");
 }
 
@@ -176,4 +176,111 @@ fn wishes_that_cannot_be_passed_on_are_told() {
     assert!(with(r#""verbosity": "medium""#).unwrap().not_held.is_empty());
     assert_eq!(refused(with(r#""verbosity": "loud""#)), "verbosity");
     assert_eq!(refused(with(r#""documents": ["a"]"#)), "documents[0]");
+}
+
+/// A user's message with these parts.
+fn parts(parts: &str) -> Result<ChatCompletionRequest, FieldError> {
+    message(&format!(r#"{{"role": "user", "content": [{parts}]}}"#))
+}
+
+#[test]
+fn images_keep_their_order_and_know_their_places() {
+    let request = message(
+        r#"{"role": "user", "content": [
+             {"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,1", "detail": "low"}},
+             {"type": "image_url", "image_url": "data:,2"}, {"type": "text", "text": "b"},
+             {"type": "input_image", "image_url": "data:,3", "detail": "high"}]},
+           {"role": "tool", "tool_call_id": "c", "is_error": true, "content": [
+             {"type": "image_url", "image_url": {"url": "data:,4", "detail": null}, "cache_control": {}}]}"#,
+    )
+    .unwrap();
+    let images: Vec<_> = request.messages.iter().flat_map(ChatMessage::images).collect();
+    let said = images.iter().map(|image| (image.path.as_str(), &image.source, image.detail));
+    let url = |url: &str| crate::ImageSource::Url(url.to_owned());
+    let (full, low) = (crate::ImageDetail::Full, crate::ImageDetail::Low);
+    let expected = [
+        ("messages[0].content[1].image_url", &url("data:,1"), low),
+        ("messages[0].content[2].image_url", &url("data:,2"), full),
+        ("messages[0].content[4].image_url", &url("data:,3"), full),
+        ("messages[1].content[0].image_url", &url("data:,4"), full),
+    ];
+    assert_eq!(said.collect::<Vec<_>>(), expected);
+    let content = request.messages[0].content.as_ref().unwrap();
+    assert_eq!(content.to_text(), "a\nb");
+    let texts: Vec<_> = content.parts().iter().map(ContentPart::text).collect();
+    assert_eq!(texts, [Some("a"), None, None, Some("b"), None]);
+    // A failed tool's picture stays.
+    let failed = request.messages[1].content.as_ref().unwrap();
+    assert_eq!((failed.to_text().as_str(), failed.images().count()), ("Error: ", 1));
+    assert!(!format!("{request:?}").contains("data:"), "bytes are not written to logs");
+}
+
+#[test]
+fn wrong_images_are_refused_by_their_place() {
+    for (part, param, reason) in [
+        (r#"{"type": "image_url"}"#, "messages[0].content[0]", "no `image_url`"),
+        (r#"{"type": "image_url", "image_url": null}"#, "messages[0].content[0]", "no `image_url`"),
+        (r#"{"type": "image_url", "image_url": 7}"#, "messages[0].content[0].image_url", "a URL"),
+        (
+            r#"{"type": "image_url", "image_url": {"url": 7}}"#,
+            "messages[0].content[0].image_url.url",
+            "string",
+        ),
+        (
+            r#"{"type": "image_url", "image_url": {"url": "data:,", "detail": "ultra"}}"#,
+            "messages[0].content[0].image_url.detail",
+            "auto, high or low",
+        ),
+        (
+            r#"{"type": "image_url", "image_url": "data:,", "detail": "ultra"}"#,
+            "messages[0].content[0].detail",
+            "auto, high or low",
+        ),
+        (
+            r#"{"type": "image_url", "image_url": {"url": "data:,", "crop": 1}}"#,
+            "messages[0].content[0].image_url.crop",
+            "not supported",
+        ),
+        (
+            r#"{"type": "image_url", "image_url": "data:,", "text": "x"}"#,
+            "messages[0].content[0]",
+            "`text` is not a field of an image part",
+        ),
+        (
+            r#"{"type": "text", "text": "x", "image_url": "data:,"}"#,
+            "messages[0].content[0]",
+            "`image_url` is not a field of a text part",
+        ),
+        (
+            r#"{"type": "video_url", "video_url": {"url": "data:,"}}"#,
+            "messages[0].content[0]",
+            "type `video_url` are not supported, only `text` and `image_url`",
+        ),
+        (
+            r#"{"type": "input_audio", "input_audio": {}}"#,
+            "messages[0].content[0]",
+            "`input_audio`",
+        ),
+        (r#"{"type": "file", "file": {}}"#, "messages[0].content[0]", "`file`"),
+    ] {
+        let error = parts(part).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some(param), "{part}: {}", error.message);
+        assert!(error.message.contains(reason), "{}", error.message);
+    }
+    for role in ["system", "developer", "assistant"] {
+        let image = r#"[{"type": "thinking", "thinking": "x"}, {"type": "image_url", "image_url": "data:,"}]"#;
+        let error = message(&format!(r#"{{"role": "{role}", "content": {image}}}"#)).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("messages[0].content[1].image_url"));
+        assert!(error.message.contains("user and tool"), "{}", error.message);
+    }
+}
+
+/// The bytes of a picture are copied once from the body.
+#[test]
+fn large_pictures_are_taken() {
+    let url = format!("data:image/png;base64,{}", "A".repeat(8 << 20));
+    let request = parts(&format!(r#"{{"type": "image_url", "image_url": {{"url": "{url}"}}}}"#));
+    let image = Arc::clone(request.unwrap().messages[0].images().next().unwrap());
+    assert_eq!(image.source.num_bytes(), url.len());
+    assert!(image.source.is_inline());
 }

@@ -2,9 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use crate::chat::{ChatMessage, Content, PastToolCall, Role};
+use crate::chat::{ChatMessage, Content, ContentPart, PastToolCall, Role};
 use crate::error::{FieldError, excerpt};
 use crate::fields::Fields;
+use crate::image::ImagePart;
 use crate::responses::{check_fields, text_of, texts_of};
 
 /// Takes `system` and `messages` out of `fields`.
@@ -70,7 +71,7 @@ fn add(path: &str, message: &Value, messages: &mut Vec<ChatMessage>) -> Result<(
         }
     }
     let answers_only = role == Role::User
-        && turn.texts.is_empty()
+        && turn.parts.is_empty()
         && messages.last().is_some_and(|message| message.role == Role::Tool)
         && !blocks.is_empty();
     if !answers_only {
@@ -82,7 +83,7 @@ fn add(path: &str, message: &Value, messages: &mut Vec<ChatMessage>) -> Result<(
 /// The parts of one message.
 #[derive(Default)]
 struct Turn<'a> {
-    texts: Vec<&'a str>,
+    parts: Vec<ContentPart>,
     thoughts: Vec<&'a str>,
     calls: Vec<PastToolCall>,
 }
@@ -92,7 +93,8 @@ impl<'a> Turn<'a> {
     fn add(&mut self, role: Role, block: &Block<'a>) -> Result<Option<ChatMessage>, FieldError> {
         let kind = block.block["type"].as_str().unwrap_or_default();
         match (kind, role) {
-            ("text", _) => self.texts.push(text_of(&block.path, block.block)?),
+            ("text", _) => self.parts.push(block.plain()?),
+            ("image", Role::User) => self.parts.push(block.image()?),
             // This server's signatures are empty, so that they are not checked.
             ("thinking", Role::Assistant) => {
                 block.check_fields(&["thinking", "signature"])?;
@@ -105,7 +107,7 @@ impl<'a> Turn<'a> {
             _ => {
                 let known = match role {
                     Role::Assistant => "text, thinking or tool_use",
-                    Role::User => "text or tool_result",
+                    Role::User => "text, image or tool_result",
                     _ => "text",
                 };
                 let message = format!(
@@ -120,13 +122,12 @@ impl<'a> Turn<'a> {
 
     /// The message; `None` if it has no parts.
     fn message(self, role: Role) -> Option<ChatMessage> {
-        let join = |texts: Vec<&str>| (!texts.is_empty()).then(|| texts.join("\n"));
-        let is_empty = self.texts.is_empty() && self.thoughts.is_empty() && self.calls.is_empty();
+        let is_empty = self.parts.is_empty() && self.thoughts.is_empty() && self.calls.is_empty();
         let calls = (!self.calls.is_empty()).then_some(self.calls);
-        let text = join(self.texts).or(calls.is_none().then(String::new));
+        let says = !self.parts.is_empty() || calls.is_none();
         let message = ChatMessage {
-            content: text.map(Content::Text),
-            reasoning_content: join(self.thoughts),
+            content: says.then(|| Content::of_parts(self.parts)),
+            reasoning_content: (!self.thoughts.is_empty()).then(|| self.thoughts.join("\n")),
             tool_calls: calls,
             ..ChatMessage::text(role, String::new())
         };
@@ -169,19 +170,51 @@ impl<'a> Block<'a> {
         Ok(PastToolCall::new(self.text("id")?, self.text("name")?, input.into()))
     }
 
-    /// A tool's result. A failure is written before its text, because templates have no field for it.
+    fn plain(&self) -> Result<ContentPart, FieldError> {
+        Ok(ContentPart::plain(text_of(&self.path, self.block)?.to_owned()))
+    }
+
+    fn image(&self) -> Result<ContentPart, FieldError> {
+        self.check_fields(&["source"])?;
+        let path = format!("{}.source", self.path);
+        Ok(ContentPart::Image(ImagePart::of_messages(path, &self.block["source"])?.into()))
+    }
+
+    /// A tool's result.
     fn answer(&self) -> Result<ChatMessage, FieldError> {
         self.check_fields(&["tool_use_id", "content", "is_error"])?;
         let call_id = self.text("tool_use_id")?.to_owned();
-        let mut text = match &self.block["content"] {
-            Value::Null => String::new(),
-            content => texts_of(&format!("{}.content", self.path), Some(content), &["text"])?,
+        let mut content = match &self.block["content"] {
+            Value::Null => Content::Text(String::new()),
+            Value::String(text) => Content::Text(text.clone()),
+            Value::Array(blocks) => self.answer_parts(blocks)?,
+            _ => return Err(self.wrong("content", "a string or a list of blocks")),
         };
         match &self.block["is_error"] {
-            Value::Bool(true) => text.insert_str(0, "Error: "),
+            Value::Bool(true) => content = content.failed(),
             Value::Null | Value::Bool(false) => {}
             _ => return Err(self.wrong("is_error", "true or false")),
         }
-        Ok(ChatMessage { tool_call_id: Some(call_id), ..ChatMessage::text(Role::Tool, text) })
+        let message = ChatMessage::text(Role::Tool, String::new());
+        Ok(ChatMessage { tool_call_id: Some(call_id), content: Some(content), ..message })
+    }
+
+    /// The blocks of a tool's result.
+    fn answer_parts(&self, blocks: &[Value]) -> Result<Content, FieldError> {
+        let part = |(index, block): (usize, &Value)| {
+            let block = Block { path: format!("{}.content[{index}]", self.path), block };
+            match block.block["type"].as_str().unwrap_or_default() {
+                "text" => block.plain(),
+                "image" => block.image(),
+                kind => {
+                    let message = format!(
+                        "Blocks of type `{}` are not supported here; use text or image.",
+                        excerpt(kind)
+                    );
+                    Err(FieldError::new(format!("{}.type", block.path), message))
+                }
+            }
+        };
+        blocks.iter().enumerate().map(part).collect::<Result<_, _>>().map(Content::of_parts)
     }
 }

@@ -3,8 +3,9 @@
 use serde_json::{Map, Value};
 
 use super::tools::full_name;
-use crate::chat::{ChatMessage, Content, PastToolCall, Role};
+use crate::chat::{ChatMessage, Content, ContentPart, PastToolCall, Role, check_image_role};
 use crate::error::{FieldError, excerpt};
+use crate::image::ImagePart;
 
 /// The messages of an `input`. Reasoning, content and tool calls of one assistant's turn become one message.
 pub(super) fn messages(input: Value) -> Result<Vec<ChatMessage>, FieldError> {
@@ -109,8 +110,12 @@ impl Item<'_> {
                 return Err(FieldError::new(format!("{}.role", self.path), message));
             }
         };
-        let text = self.texts("content", &["input_text", "output_text", "refusal", "text"])?;
-        Ok(ChatMessage::text(role, text))
+        let kinds = ["input_text", "output_text", "refusal", "text"];
+        let content = self.content("content", &kinds)?;
+        if let Some(image) = content.images().next() {
+            check_image_role(role, &image.path)?;
+        }
+        Ok(ChatMessage { content: Some(content), ..ChatMessage::text(role, String::new()) })
     }
 
     fn call(&self) -> Result<PastToolCall, FieldError> {
@@ -129,8 +134,9 @@ impl Item<'_> {
     fn output(&self) -> Result<ChatMessage, FieldError> {
         self.check_fields(&["call_id", "output"])?;
         let call_id = self.text("call_id")?.to_owned();
-        let text = self.texts("output", &["input_text"])?;
-        Ok(ChatMessage { tool_call_id: Some(call_id), ..ChatMessage::text(Role::Tool, text) })
+        let content = Some(self.content("output", &["input_text"])?);
+        let message = ChatMessage::text(Role::Tool, String::new());
+        Ok(ChatMessage { tool_call_id: Some(call_id), content, ..message })
     }
 
     /// The text of the reasoning, or its summary.
@@ -159,6 +165,27 @@ impl Item<'_> {
 
     fn texts(&self, key: &str, kinds: &[&str]) -> Result<String, FieldError> {
         texts_of(&format!("{}.{key}", self.path), self.item.get(key), kinds)
+    }
+
+    /// A string, or parts: texts of these types, and images.
+    fn content(&self, key: &str, kinds: &[&str]) -> Result<Content, FieldError> {
+        let (path, content) = (format!("{}.{key}", self.path), self.item.get(key));
+        let Some(Value::Array(parts)) = content else {
+            return texts_of(&path, content, kinds).map(Content::Text);
+        };
+        let part = |(index, part): (usize, &Value)| {
+            let path = format!("{path}[{index}]");
+            if part["type"] == IMAGE
+                && let Value::Object(part) = part
+            {
+                check_fields(&path, part, &["type", "image_url", "detail", "file_id"])?;
+                return Ok(ContentPart::Image(ImagePart::of_responses(&path, part)?.into()));
+            }
+            check_kind(&path, part, &[kinds, &[IMAGE]].concat())?;
+            Ok(ContentPart::plain(text_of(&path, part)?.to_owned()))
+        };
+        let parts = parts.iter().enumerate().map(part).collect::<Result<_, _>>()?;
+        Ok(Content::of_parts(parts))
     }
 }
 
@@ -200,19 +227,26 @@ pub(crate) fn texts_of(
         }
     };
     let texts = parts.iter().enumerate().map(|(index, part)| {
-        let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
-        if !kinds.contains(&kind) {
-            let message = format!(
-                "Parts of type `{}` are not supported; use {}.",
-                excerpt(kind),
-                kinds.join(", ")
-            );
-            return Err(FieldError::new(format!("{path}[{index}].type"), message));
-        }
-        text_of(&format!("{path}[{index}]"), part)
+        let path = format!("{path}[{index}]");
+        check_kind(&path, part, kinds)?;
+        text_of(&path, part)
     });
     Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
+
+/// Checks that the part at `path` has one of these types.
+fn check_kind(path: &str, part: &Value, kinds: &[&str]) -> Result<(), FieldError> {
+    let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
+    if kinds.contains(&kind) {
+        return Ok(());
+    }
+    let (kind, known) = (excerpt(kind), kinds.join(", "));
+    let message = format!("Parts of type `{kind}` are not supported; use {known}.");
+    Err(FieldError::new(format!("{path}.type"), message))
+}
+
+/// The type of parts that are images.
+const IMAGE: &str = "input_image";
 
 /// The text of a part.
 pub(crate) fn text_of<'a>(path: &str, part: &'a Value) -> Result<&'a str, FieldError> {

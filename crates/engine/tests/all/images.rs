@@ -22,7 +22,7 @@ struct Fixture {
 impl Fixture {
     fn new(name: &'static str) -> Self {
         let checkpoint = checkpoint(name);
-        let processor = checkpoint.image_processor().unwrap();
+        let processor = checkpoint.image_processor().unwrap().unwrap();
         Self {
             name,
             checkpoint,

@@ -3,13 +3,16 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use axum::http::HeaderName;
 use candlepower_checkpoint::Choice;
+use candlepower_media::AllowedDomain;
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use ipnet::IpNet;
+use serde_json::{Map, Value};
 
 /// The serving mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -185,6 +188,67 @@ impl fmt::Display for ByteSize {
     }
 }
 
+/// Maximum images of a request, written `8`, `image=8` or `{"image": 8}`.
+///
+/// Limits of `video` and `audio` are accepted, because commands for other servers have them. Requests cannot have either.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MediaLimit {
+    /// Number of images.
+    pub images: usize,
+}
+
+impl FromStr for MediaLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || "a number, image=NUMBER or {\"image\": NUMBER} is needed".to_owned();
+        let mut limit = Self { images: 8 };
+        if let Ok(images) = text.parse() {
+            return Ok(Self { images });
+        }
+        let mut set = |kind: &str, count: Option<usize>| {
+            let count = count.ok_or_else(wrong)?;
+            match kind {
+                "image" => limit.images = count,
+                "video" | "audio" => {}
+                _ => return Err(wrong()),
+            }
+            Ok(())
+        };
+        if text.starts_with('{') {
+            let object: Map<String, Value> = serde_json::from_str(text).map_err(|_| wrong())?;
+            let number = |value: &Value| value.as_u64().and_then(|count| count.try_into().ok());
+            object.iter().try_for_each(|(kind, value)| set(kind, number(value)))?;
+        } else {
+            for pair in text.split(',') {
+                let (kind, count) = pair.split_once('=').ok_or_else(wrong)?;
+                set(kind.trim(), count.trim().parse().ok())?;
+            }
+        }
+        Ok(limit)
+    }
+}
+
+impl fmt::Display for MediaLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "image={}", self.images)
+    }
+}
+
+/// A host from which images may be fetched.
+pub(super) fn media_domain(text: &str) -> Result<AllowedDomain, String> {
+    if text.contains('*') {
+        return Err("name each host; .example.com is all hosts below example.com".into());
+    }
+    text.parse().map_err(|error: candlepower_media::Error| error.to_string())
+}
+
+/// A folder that exists.
+pub(super) fn folder(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.is_dir() { Ok(path) } else { Err("a folder that exists is needed".into()) }
+}
+
 /// A number of at least 1.
 pub(super) fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse::<NonZeroUsize>()
@@ -320,6 +384,36 @@ mod tests {
         assert!(contains("10.0.0.0/8", "10.9.9.9") && !contains("10.0.0.0/8", "11.0.0.0"));
         assert!(contains("::1", "::1") && !contains("10.0.0.1", "10.0.0.2"));
         assert!(network("10.0.0.0/33").is_err() && network("example.com").is_err());
+    }
+
+    #[test]
+    fn limits_of_images_are_written_in_three_ways() {
+        for (text, images) in [
+            ("8", 8),
+            ("0", 0),
+            ("image=3", 3),
+            ("image=3,video=1", 3),
+            ("video=0", 8),
+            ("{\"image\": 4}", 4),
+            ("{\"image\": 4, \"video\": 2, \"audio\": 0}", 4),
+            ("{}", 8),
+        ] {
+            assert_eq!(text.parse(), Ok(MediaLimit { images }), "{text}");
+        }
+        for text in
+            ["", "-1", "image", "image=", "image=x", "images=3", "{\"image\": -1}", "{", "1.5"]
+        {
+            let error = text.parse::<MediaLimit>().unwrap_err();
+            assert!(error.contains("image=NUMBER"), "{text}");
+        }
+        assert_eq!(MediaLimit { images: 2 }.to_string(), "image=2");
+    }
+
+    #[test]
+    fn media_come_from_hosts_and_folders() {
+        assert_eq!(media_domain(".example.com:8080").unwrap().to_string(), ".example.com:8080");
+        assert!(media_domain("https://example.com").is_err() && media_domain("*").is_err());
+        assert!(folder("/").is_ok() && folder("/no/such/folder").is_err());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::generation::chat_output::{Answer, AnswerFormat, AnswerPart};
 use crate::generation::conversation::Conversation;
 use crate::generation::detokenize::Finish;
+use crate::generation::encoded_prompt::EncodedPrompt;
 use crate::generation::logprobs::{TokenNames, chat_logprobs, prompt_logprobs};
 use crate::generation::params::{Generation, Limits, num_logprobs};
 use crate::generation::preparation::Preparation;
@@ -43,7 +44,7 @@ pub(crate) async fn chat_completions(request: Incoming) -> ApiResult<Response> {
     let prompts = [prompt];
     let choices = submit(&request, &prompts, &generation)?;
     let usage = UsageCounter::new(&prompts, generation.n);
-    let [prompt] = prompts;
+    let [EncodedPrompt { token_ids, .. }] = prompts;
     let format = ChatFormat {
         id: format!("chatcmpl-{}", Uuid::new_v4().simple()),
         created: unix_seconds(),
@@ -54,7 +55,7 @@ pub(crate) async fn chat_completions(request: Incoming) -> ApiResult<Response> {
         token_ids: generation.return_token_ids,
         reasons: answers.dialect.reasoning.is_some(),
         answers: (0..generation.n).map(|_| ChoiceAnswer::new(answers.answer())).collect(),
-        prompt_token_ids: generation.return_token_ids.then_some(prompt),
+        prompt_token_ids: generation.return_token_ids.then_some(token_ids),
     };
     match generation.stream {
         Some(shape) => Ok(sse::respond(format, choices, usage, shape)),
@@ -69,7 +70,7 @@ pub(crate) async fn chat_completions(request: Incoming) -> ApiResult<Response> {
 struct Prepared {
     model_name: String,
     generation: Generation,
-    prompt: Vec<u32>,
+    prompt: EncodedPrompt,
     answers: AnswerFormat,
     /// Text to put before the content.
     echo: String,
@@ -98,7 +99,7 @@ impl Prepared {
             output: request.generation.constraint.as_ref(),
         };
         let (prompt, answers) = conversation.prepare(model, &mut generation)?;
-        check_prompt(model, "messages", &prompt, false)?;
+        check_prompt(model, "messages", &prompt.token_ids, false)?;
         let echo = if request.echo == Some(true) { echo(&request) } else { String::new() };
         Ok(Self { model_name, generation, prompt, answers, echo })
     }

@@ -10,6 +10,7 @@ use candlepower_engine::TokenLogprobs;
 use candlepower_tokenizer::SkipSpecialTokens;
 use uuid::Uuid;
 
+use crate::generation::encoded_prompt::EncodedPrompt;
 use crate::generation::logprobs::{
     CompletionLogprobsBuilder, SpecialTokens, TokenNames, prompt_logprobs,
 };
@@ -70,7 +71,7 @@ pub(crate) async fn completions(request: Incoming) -> ApiResult<Response> {
 struct Prepared {
     model_name: String,
     generation: Generation,
-    prompts: Vec<Vec<u32>>,
+    prompts: Vec<EncodedPrompt>,
     /// With `echo`, the prompts' texts.
     echo: Option<Vec<Echo>>,
     /// Whether log-probabilities of the echoed prompt are reported.
@@ -128,7 +129,7 @@ impl Prepared {
             model_name,
             generation,
             echo: if echo { Some(echoes(model, &prompts, request.prompt)?) } else { None },
-            prompts,
+            prompts: prompts.into_iter().map(EncodedPrompt::from).collect(),
             echo_logprobs: echo && logprobs.is_some(),
             num_prompt_logprobs,
         })
@@ -181,7 +182,7 @@ struct CompletionFormat {
     model_name: String,
     names: TokenNames,
     n: usize,
-    prompts: Vec<Vec<u32>>,
+    prompts: Vec<EncodedPrompt>,
     echo: Option<Vec<Echo>>,
     echo_logprobs: bool,
     logprobs: bool,
@@ -203,7 +204,7 @@ impl CompletionFormat {
         let echo = &self.echo.as_ref()?[index / self.n];
         let builder = &mut self.builders[index];
         let logprobs = tokens.filter(|_| self.echo_logprobs).map(|tokens| {
-            let prompt = &self.prompts[index / self.n];
+            let prompt = &self.prompts[index / self.n].token_ids;
             builder.prompt(&self.names, prompt, tokens, echo.specials)
         });
         if logprobs.is_none() {
@@ -261,7 +262,8 @@ impl CompletionFormat {
         if let (Some(num_top), Some(tokens)) = (self.num_prompt_logprobs, &tokens) {
             choice.prompt_logprobs = Some(prompt_logprobs(&self.names.tokenizer, tokens, num_top));
         }
-        choice.prompt_token_ids = self.token_ids.then(|| self.prompts[index / self.n].clone());
+        choice.prompt_token_ids =
+            self.token_ids.then(|| self.prompts[index / self.n].token_ids.clone());
         choice
     }
 
@@ -299,7 +301,8 @@ impl ChunkFormat for CompletionFormat {
         usage: Option<Usage>,
     ) -> Option<Bytes> {
         let echo = self.echo(index, logprobs.as_deref());
-        let prompt_token_ids = self.token_ids.then(|| self.prompts[index / self.n].clone());
+        let prompt_token_ids =
+            self.token_ids.then(|| self.prompts[index / self.n].token_ids.clone());
         if echo.is_none() && prompt_token_ids.is_none() {
             return None;
         }

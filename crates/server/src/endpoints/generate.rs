@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use crate::config::Framework;
 use crate::generation::constraint;
+use crate::generation::encoded_prompt::EncodedPrompt;
 use crate::generation::logprobs::{TokenNames, chat_logprobs};
 use crate::generation::params::{Generation, num_logprobs};
 use crate::generation::preparation::Preparation;
@@ -163,10 +164,10 @@ fn prompt(
 
 async fn respond(prepared: Prepared, request: &Incoming) -> ApiResult<Response> {
     let Prepared { header, generation, prompt, turn } = prepared;
-    let prompts = [prompt];
+    let prompts = [EncodedPrompt::from(prompt)];
     let choices = submit(request, &prompts, &generation)?;
     let usage = UsageCounter::new(&prompts, generation.n);
-    let [prompt] = prompts;
+    let [EncodedPrompt { token_ids: prompt, .. }] = prompts;
     let format = GenerateFormat {
         header,
         names: generation.token_names(&request.model.tokenizer),

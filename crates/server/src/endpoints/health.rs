@@ -37,5 +37,5 @@ pub(crate) async fn version() -> Json<VersionResponse> {
 /// Returns metrics in Prometheus' text format.
 #[utoipa::path(get, path = "/metrics", tag = "Server", responses((status = 200, description = "The metrics", body = String, content_type = "text/plain")))]
 pub(crate) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], state.metrics().render())
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], state.render_metrics())
 }

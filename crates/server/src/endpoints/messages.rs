@@ -13,7 +13,9 @@ use crate::generation::chat_output::AnswerFormat;
 use crate::generation::content_blocks::{Block, BlockEvent, Blocks};
 use crate::generation::conversation::Conversation;
 use crate::generation::detokenize::Finish;
+use crate::generation::encoded_prompt::EncodedPrompt;
 use crate::generation::params::{Generation, StreamShape};
+use crate::generation::pictures;
 use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{ChatPrompt, check_prompt};
 use crate::generation::request::Incoming;
@@ -83,14 +85,15 @@ fn num_tokens(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<us
     model.leave_out_all(&request.not_held);
     let tools = ToolUse::new(request.tool_options.as_ref(), model)?;
     let prompt = chat_prompt(&request)?;
-    Ok(ChatPrompt { tools: tools.definitions(), ..prompt }.encode(model)?.len())
+    let images = pictures::read(model, model, &request.messages)?;
+    Ok(ChatPrompt { images: &images, tools: tools.definitions(), ..prompt }.encode(model)?.len())
 }
 
 /// A validated and tokenized request.
 struct Prepared {
     model_name: String,
     generation: Generation,
-    prompt: Vec<u32>,
+    prompt: EncodedPrompt,
     answers: AnswerFormat,
 }
 
@@ -110,7 +113,7 @@ impl Prepared {
             output,
         };
         let (prompt, answers) = conversation.prepare(model, &mut generation)?;
-        check_prompt(model, "messages", &prompt, false)?;
+        check_prompt(model, "messages", &prompt.token_ids, false)?;
         Ok(Self { model_name, generation, prompt, answers })
     }
 }

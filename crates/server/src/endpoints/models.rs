@@ -6,7 +6,7 @@ use axum::{Extension, Json};
 use candlepower_api::{ErrorResponse, Model, ModelList};
 
 use crate::model::api_error::{ApiError, ApiResult};
-use crate::model::served_model::{ModelCard, Served};
+use crate::model::served_model::Served;
 
 /// Lists the model names that requests may use.
 #[utoipa::path(get, path = "/v1/models", tag = "Models", responses((status = 200, description = "The list of names", body = ModelList)))]
@@ -33,7 +33,7 @@ pub(crate) async fn retrieve_model(
     Ok(Json(describe(&model, &id)))
 }
 
-fn describe(model: &ModelCard, name: &str) -> Model {
+fn describe(model: &Served, name: &str) -> Model {
     Model {
         id: name.to_owned(),
         object: "model",
@@ -41,5 +41,6 @@ fn describe(model: &ModelCard, name: &str) -> Model {
         owned_by: "candlepower",
         root: model.shown_root.clone(),
         max_model_len: model.max_model_len,
+        input_modalities: if model.takes_images() { &["text", "image"] } else { &["text"] },
     }
 }

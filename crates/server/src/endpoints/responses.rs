@@ -10,8 +10,11 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use candlepower_api::{
-    ChatMessage, ChatTokenLogprob, ErrorResponse, FinishReason, ResponsesRequest, Role, Usage,
+    ChatMessage, ChatTokenLogprob, Content, ErrorResponse, FinishReason, ImagePart, ImageSource,
+    ResponsesRequest, Role, Usage,
 };
 use candlepower_engine::{CallerId, TokenLogprobs};
 use candlepower_tokenizer::AddSpecialTokens;
@@ -20,8 +23,11 @@ use serde_json::{Value, json};
 use crate::generation::chat_output::AnswerFormat;
 use crate::generation::content_blocks::{Block, Blocks, turn};
 use crate::generation::conversation::Conversation;
+use crate::generation::encoded_prompt::EncodedPrompt;
+use crate::generation::known_prefix::with_known_prefix;
 use crate::generation::logprobs::{TokenNames, chat_logprobs};
 use crate::generation::params::{Generation, StreamShape, num_logprobs};
+use crate::generation::pictures::FetchedImages;
 use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{ChatPrompt, check_prompt};
 use crate::generation::request::Incoming;
@@ -30,7 +36,7 @@ use crate::generation::stream::ChoiceEvent;
 use crate::generation::submit::{UsageCounter, check_queue, limits, submit};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::{Generating, LoadedModel};
-use crate::model::stored_responses::{StoredResponse, with_known_prefix};
+use crate::model::stored_responses::StoredResponse;
 
 use items::{Page, items};
 use object::ResponseObject;
@@ -59,8 +65,7 @@ pub(crate) async fn create_response(request: Incoming) -> ApiResult<Response> {
     let mut blocks = Blocks::new(answers.answer());
     let caller = request.caller.id;
     let names = generation.token_names(&request.model.tokenizer);
-    let mut turn =
-        Turn { object, messages, token_ids: prompt, caller, model: request.model, names };
+    let mut turn = Turn { object, messages, prompt, caller, model: request.model, names };
     if generation.stream.is_some() {
         // Only the last event has the usage.
         let shape = StreamShape { include_usage: true, continuous_usage: false };
@@ -225,7 +230,7 @@ pub(crate) async fn delete_response(
 /// A validated and tokenized request.
 struct Prepared {
     generation: Generation,
-    prompt: Vec<u32>,
+    prompt: EncodedPrompt,
     answers: AnswerFormat,
     object: ResponseObject,
     /// The conversation, without the instructions of this turn.
@@ -249,7 +254,7 @@ impl Prepared {
         check_queue(model, "input", 1, 1)?;
         let previous = request.previous_response_id.as_deref();
         let previous = previous
-            .map(|id| model.responses.get(model.caller, "previous_response_id", id))
+            .map(|id| model.responses.to_continue(model.caller, "previous_response_id", id))
             .transpose()?;
         let mut messages =
             previous.as_ref().map_or_else(Vec::new, |stored| stored.messages.clone());
@@ -269,11 +274,31 @@ impl Prepared {
         let (prompt, answers) = conversation
             .prepare(model, &mut generation)
             .map_err(|error| error.about("messages", "input"))?;
-        let known = previous.as_ref().map_or(&[][..], |stored| &stored.token_ids);
-        let prompt = with_known_prefix(&model.tokenizer, known, prompt);
-        check_prompt(model, "input", &prompt, false)?;
+        let prompt = match &previous {
+            Some(stored) => with_known_prefix(&model.tokenizer, &stored.known, prompt),
+            None => prompt,
+        };
+        check_prompt(model, "input", &prompt.token_ids, false)?;
+        if request.store.unwrap_or(true) {
+            hold_bytes(&mut messages, model.fetched());
+        }
         let object = ResponseObject::new(request, &generation_fields);
         Ok(Self { generation, prompt, answers, object, messages })
+    }
+}
+
+/// Puts the bytes of images in place of their URLs, from which a later turn might get other ones.
+fn hold_bytes(messages: &mut [ChatMessage], fetched: Option<&FetchedImages>) {
+    let Some(fetched) = fetched else { return };
+    let contents = messages.iter_mut().filter_map(|message| message.content.as_mut());
+    for image in contents.flat_map(Content::images_mut) {
+        let ImageSource::Url(url) = &image.source else { continue };
+        if let Some(encoded) = fetched.by_url.get(url) {
+            let media_type = encoded.format().media_type().to_owned();
+            let data = STANDARD.encode(encoded.bytes());
+            let source = ImageSource::Base64 { media_type, data };
+            *image = Arc::new(ImagePart { source, detail: image.detail, path: image.path.clone() });
+        }
     }
 }
 
@@ -281,8 +306,7 @@ impl Prepared {
 struct Turn {
     object: ResponseObject,
     messages: Vec<ChatMessage>,
-    /// The tokens of the prompt.
-    token_ids: Vec<u32>,
+    prompt: EncodedPrompt,
     caller: CallerId,
     model: Arc<LoadedModel>,
     names: TokenNames,
@@ -315,8 +339,9 @@ impl Turn {
             let eos_token_ids = &self.model.engine.info().eos_token_ids;
             // End tokens are left out, because the chat template writes them in the next prompt.
             let output = output_ids.iter().filter(|id| !eos_token_ids.contains(id));
-            self.token_ids.extend(output);
-            let stored = StoredResponse::new(self.caller, self.messages, self.token_ids, &object);
+            let mut known = self.prompt.known();
+            known.token_ids.extend(output);
+            let stored = StoredResponse::new(self.caller, self.messages, known, &object);
             self.model.responses.insert(self.object.id.clone(), stored);
         }
         object

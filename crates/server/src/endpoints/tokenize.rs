@@ -7,6 +7,7 @@ use candlepower_api::{
 };
 use candlepower_tokenizer::SkipSpecialTokens;
 
+use crate::generation::pictures;
 use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{BYTES_PER_TOKEN, ChatPrompt, encode_any_length};
 use crate::generation::request::Incoming;
@@ -46,13 +47,15 @@ fn tokens(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<TokenizeRes
             chat_template_kwargs,
             tool_options,
         } => {
-            let Served::Generating(model) = &**model else {
+            let Served::Generating(generating) = &**model else {
                 let message =
                     "This model has no chat template: use `prompt` instead of `messages`.";
                 return Err(ApiError::invalid("messages", message));
             };
-            let tools = ToolUse::new(tool_options.as_ref(), model)?;
+            let tools = ToolUse::new(tool_options.as_ref(), generating)?;
+            let images = pictures::read(model, generating, messages)?;
             let prompt = ChatPrompt {
+                images: &images,
                 tools: tools.definitions(),
                 add_generation_prompt: *add_generation_prompt,
                 continue_final_message: *continue_final_message,
@@ -60,7 +63,7 @@ fn tokens(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<TokenizeRes
                 add_special_tokens: request.add_special_tokens.unwrap_or(false),
                 ..ChatPrompt::new(messages)
             };
-            prompt.encode(model)?
+            prompt.encode(generating)?.token_ids
         }
     };
     let token_strs = request.return_token_strs.unwrap_or(false);

@@ -7,7 +7,9 @@ use candlepower_dialect::Thinking;
 use candlepower_tokenizer::Prompt;
 
 use crate::generation::chat_output::AnswerFormat;
+use crate::generation::encoded_prompt::EncodedPrompt;
 use crate::generation::params::Generation;
+use crate::generation::pictures;
 use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{ChatPrompt, Rendered};
 use crate::generation::thinking::{Unheard, unheard};
@@ -25,7 +27,7 @@ pub(crate) struct Conversation<'a> {
 }
 
 impl Conversation<'_> {
-    /// The prompt's token ids, and the format of answers. Sets the grammar and the text options of `generation`.
+    /// The prompt's tokens and images, and the format of answers. Sets the grammar and the text options of `generation`.
     ///
     /// # Errors
     /// 400 with the field that is invalid.
@@ -33,9 +35,10 @@ impl Conversation<'_> {
         self,
         model: &Preparation<'_, LoadedModel>,
         generation: &mut Generation,
-    ) -> ApiResult<(Vec<u32>, AnswerFormat)> {
+    ) -> ApiResult<(EncodedPrompt, AnswerFormat)> {
         let tools = ToolUse::new(self.tools, model)?;
-        let prompt = ChatPrompt { tools: tools.definitions(), ..self.prompt };
+        let images = pictures::read(model, model, self.prompt.messages)?;
+        let prompt = ChatPrompt { images: &images, tools: tools.definitions(), ..self.prompt };
         let Rendered { prompt: rendered, mended } = prompt.render(model)?;
         for path in mended {
             model.leave_out(&path, Some("no JSON object"));
@@ -45,7 +48,7 @@ impl Conversation<'_> {
             Some(Unheard::Switch(field)) => model.leave_out(field, None),
             Some(Unheard::Effort(field)) => model.leave_out_wish(field),
         }
-        let token_ids = prompt.tokenize(model, &rendered)?;
+        let encoded = prompt.tokenize(model, &rendered)?;
         let answers = answer_format(&prompt, model, &rendered, &tools);
         let stands = (answers.dialect, answers.thinking);
         generation.grammar = tools.grammar(model, stands, self.output)?;
@@ -64,7 +67,7 @@ impl Conversation<'_> {
         }
         generation.text.always_shown = shown_marks(&answers, model);
         generation.text.answers = Some(answers.clone());
-        Ok((token_ids, answers))
+        Ok((encoded, answers))
     }
 }
 

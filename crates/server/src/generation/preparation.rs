@@ -13,6 +13,7 @@ use candlepower_engine::CallerId;
 use rustix::process::{getpriority_process, setpriority_process};
 
 use crate::config::ServeConfig;
+use crate::generation::pictures::{FetchedImages, WantedImages};
 use crate::model::api_error::ApiError;
 
 /// Niceness of a preparing thread, relative to the event loop.
@@ -26,6 +27,10 @@ pub(crate) struct Preparation<'a, M> {
     place: Place<'a>,
     /// The ignored parts of the request.
     not_held: RefCell<NotHeld>,
+    /// The images that were fetched for the request; `None` before it is known which it needs.
+    fetched: Option<&'a FetchedImages>,
+    /// The images without which the preparation cannot go on.
+    wanted: Cell<Option<WantedImages>>,
 }
 
 enum Place<'a> {
@@ -50,7 +55,29 @@ impl<'a, M> Preparation<'a, M> {
     }
 
     fn at(place: Place<'a>, model: &'a M, config: &'a ServeConfig, caller: CallerId) -> Self {
-        Self { model, config, caller, place, not_held: RefCell::default() }
+        let (not_held, wanted) = (RefCell::default(), Cell::default());
+        Self { model, config, caller, place, not_held, fetched: None, wanted }
+    }
+
+    /// The same preparation with the images that were fetched.
+    pub(crate) fn with_images(self, fetched: Option<&'a FetchedImages>) -> Self {
+        Self { fetched, ..self }
+    }
+
+    /// The images that were fetched; `None` before it is known which the request needs.
+    pub(crate) fn fetched(&self) -> Option<&'a FetchedImages> {
+        self.fetched
+    }
+
+    /// The error that stops a preparation until images are fetched, after which it starts again. No client sees it.
+    pub(crate) fn wait_for(&self, images: WantedImages) -> ApiError {
+        self.wanted.set(Some(images));
+        self.postpone()
+    }
+
+    /// The images for which the preparation has stopped.
+    pub(crate) fn take_wanted(&self) -> Option<WantedImages> {
+        self.wanted.take()
     }
 
     /// Ignores the part of the request at `path`, and notes it for the response header.

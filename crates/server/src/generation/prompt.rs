@@ -2,12 +2,14 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use candlepower_api::{ChatMessage, PastToolCall, Role, ThinkingOptions};
-use candlepower_dialect::{NoContent, PastCalls, Turns};
+use candlepower_api::{ChatMessage, ThinkingOptions};
 use candlepower_tokenizer::{AddSpecialTokens, LocalTime, Prompt, PromptEnd, RenderInput};
 use serde_json::{Map, Value};
 
-use crate::generation::{cancellation, thinking};
+use crate::generation::encoded_prompt::EncodedPrompt;
+use crate::generation::pictures::Resized;
+use crate::generation::template_form::template_messages;
+use crate::generation::{cancellation, image_tokens, thinking};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::{LoadedModel, ModelCard};
 
@@ -17,6 +19,8 @@ pub(crate) const BYTES_PER_TOKEN: usize = 16;
 /// A conversation, with all options of its prompt.
 pub(crate) struct ChatPrompt<'a> {
     pub(crate) messages: &'a [ChatMessage],
+    /// The images of the messages, in their order.
+    pub(crate) images: &'a [Resized],
     /// Tools, as a list in the format of the OpenAI API.
     pub(crate) tools: Option<&'a Value>,
     pub(crate) add_generation_prompt: Option<bool>,
@@ -32,6 +36,7 @@ impl<'a> ChatPrompt<'a> {
     pub(crate) fn new(messages: &'a [ChatMessage]) -> Self {
         Self {
             messages,
+            images: &[],
             tools: None,
             add_generation_prompt: None,
             continue_final_message: None,
@@ -51,8 +56,8 @@ pub(crate) struct Rendered {
 }
 
 impl ChatPrompt<'_> {
-    /// The prompt's token ids.
-    pub(crate) fn encode(&self, model: &LoadedModel) -> ApiResult<Vec<u32>> {
+    /// The prompt's token ids and images.
+    pub(crate) fn encode(&self, model: &LoadedModel) -> ApiResult<EncodedPrompt> {
         self.tokenize(model, &self.render(model)?.prompt)
     }
 
@@ -97,12 +102,23 @@ impl ChatPrompt<'_> {
         Ok(Rendered { prompt, mended })
     }
 
-    /// The token ids of a rendered prompt.
-    pub(crate) fn tokenize(&self, model: &LoadedModel, prompt: &Prompt) -> ApiResult<Vec<u32>> {
+    /// The token ids of a rendered prompt, with those of its images.
+    pub(crate) fn tokenize(
+        &self,
+        model: &LoadedModel,
+        prompt: &Prompt,
+    ) -> ApiResult<EncodedPrompt> {
         let add = add_special_tokens(self.add_special_tokens);
         let cancelled = cancellation::flag();
-        let ids = model.tokenizer.encode_prompt_until(prompt, add, &cancelled);
-        ids.map_err(invalid_messages)
+        let encode = |prompt: &Prompt| {
+            let ids = model.tokenizer.encode_prompt_until(prompt, add, &cancelled);
+            ids.map_err(invalid_messages)
+        };
+        let support = model.images.support().filter(|_| !self.images.is_empty());
+        let Some(support) = support else { return encode(prompt).map(EncodedPrompt::from) };
+        let spelled_out = image_tokens::spelled_out(prompt, support);
+        let token_ids = encode(spelled_out.as_ref().unwrap_or(prompt))?;
+        image_tokens::place(token_ids, self.images, support, model.max_model_len)
     }
 
     /// The end of the prompt; `by_kwargs` is the value of `add_generation_prompt` in the template's variables.
@@ -290,94 +306,6 @@ pub(crate) fn check_prompt(
     }
 }
 
-/// The messages in the form that the template accepts.
-fn template_messages(
-    messages: &[ChatMessage],
-    model: &LoadedModel,
-    mended: &mut Vec<String>,
-) -> Value {
-    let form = TemplateForm {
-        knows_developer: model.knows_developer,
-        past_calls: model.past_calls,
-        turns: model.turns,
-    };
-    form.messages(messages, mended)
-}
-
-/// The form of a conversation that a template accepts.
-#[derive(Clone, Copy, Default)]
-struct TemplateForm {
-    knows_developer: bool,
-    past_calls: PastCalls,
-    turns: Turns,
-}
-
-impl TemplateForm {
-    fn messages(self, messages: &[ChatMessage], mended: &mut Vec<String>) -> Value {
-        let form = |(index, message)| self.message(index, message, mended);
-        let mut turns: Vec<Value> = messages.iter().enumerate().map(form).collect();
-        self.past_calls.name_calls(&mut turns);
-        self.turns.arrange(turns).into()
-    }
-
-    fn message(self, index: usize, message: &ChatMessage, mended: &mut Vec<String>) -> Value {
-        let Self { knows_developer, past_calls, .. } = self;
-        let mut object = Map::new();
-        let role = match message.role {
-            Role::Developer if knows_developer => "developer",
-            Role::System | Role::Developer => "system",
-            Role::User => "user",
-            Role::Assistant => "assistant",
-            Role::Tool => "tool",
-        };
-        object.insert("role".into(), role.into());
-        let mut optional = |key: &str, value: Option<Value>| {
-            if let Some(value) = value {
-                object.insert(key.into(), value);
-            }
-        };
-        optional("content", content(message, past_calls.no_content));
-        optional("name", message.name.clone().map(Value::from));
-        optional("tool_call_id", message.tool_call_id.clone().map(Value::from));
-        optional("reasoning_content", message.reasoning_content.clone().map(Value::from));
-        optional(
-            "tool_calls",
-            message.tool_calls.as_ref().map(|calls| {
-                let call = |(place, call)| {
-                    let (call, is_whole) = tool_call(call, past_calls);
-                    if !is_whole {
-                        let path =
-                            format!("messages[{index}].tool_calls[{place}].function.arguments");
-                        mended.push(path);
-                    }
-                    call
-                };
-                calls.iter().enumerate().map(call).collect()
-            }),
-        );
-        Value::Object(object)
-    }
-}
-
-/// The content of a message. If a message has only calls, it is the form of empty content that the template accepts.
-fn content(message: &ChatMessage, no_content: NoContent) -> Option<Value> {
-    let Some(content) = &message.content else { return no_content.value() };
-    let text = content.to_text();
-    let is_null = no_content == NoContent::Null && message.tool_calls.is_some() && text.is_empty();
-    Some(if is_null { Value::Null } else { text.into() })
-}
-
-/// A call with its arguments in the form that the template accepts, and whether they are valid. The protocol has arguments as JSON text.
-/// Invalid ones are not refused, because the client would send the same history in every later turn, and the conversation could not go on.
-fn tool_call(PastToolCall(call): &PastToolCall, past_calls: PastCalls) -> (Value, bool) {
-    let mut call = call.clone();
-    let function = call.get_mut("function").and_then(Value::as_object_mut);
-    let is_whole = function.is_none_or(|function| {
-        past_calls.shape_arguments(function.entry("arguments").or_insert(Value::Null))
-    });
-    (Value::Object(call), is_whole)
-}
-
 /// The current time in UTC.
 fn now() -> LocalTime {
     LocalTime { unix_s: i64::try_from(unix_seconds()).unwrap_or(i64::MAX), utc_offset_s: 0 }
@@ -390,48 +318,9 @@ pub(crate) fn unix_seconds() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use candlepower_api::ChatCompletionRequest;
     use serde_json::json;
 
     use super::*;
-
-    fn messages(messages: Value) -> Vec<ChatMessage> {
-        let body = json!({"model": "m", "messages": messages}).to_string();
-        ChatCompletionRequest::parse(body.as_bytes()).unwrap().messages
-    }
-
-    #[test]
-    fn templates_get_plain_text_and_known_roles() {
-        let messages = messages(json!([
-            {"role": "developer", "content": "be brief"},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        ]));
-        let form = TemplateForm::default();
-        assert_eq!(
-            form.messages(&messages, &mut Vec::new()),
-            json!([{"role": "system", "content": "be brief"}, {"role": "user", "content": "a\nb"}])
-        );
-        let form = TemplateForm { knows_developer: true, ..form };
-        assert_eq!(form.messages(&messages, &mut Vec::new())[0]["role"], "developer");
-    }
-
-    #[test]
-    fn arguments_of_calls_become_objects() {
-        let messages = messages(json!([{"role": "assistant", "content": null, "tool_calls": [
-            {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}},
-            {"id": "d", "type": "function", "function": {"name": "g", "arguments": "not json"}},
-        ]}]));
-        let mut mended = Vec::new();
-        let rendered = TemplateForm::default().messages(&messages, &mut mended);
-        assert_eq!(rendered[0]["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
-        assert_eq!(rendered[0]["tool_calls"][1]["function"]["arguments"], "not json");
-        assert!(mended.is_empty());
-        let past_calls = PastCalls { needs_objects: true, ..PastCalls::default() };
-        let form = TemplateForm { past_calls, ..TemplateForm::default() };
-        let rendered = form.messages(&messages, &mut mended);
-        assert_eq!(rendered[0]["tool_calls"][1]["function"]["arguments"], json!({}));
-        assert_eq!(mended, ["messages[0].tool_calls[1].function.arguments"]);
-    }
 
     #[test]
     fn variables_of_the_template_that_are_fields_are_not_lost() {
@@ -451,32 +340,11 @@ mod tests {
     }
 
     #[test]
-    fn calls_have_the_form_that_the_template_takes() {
-        let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}});
-        let turn =
-            |content: Value| json!({"role": "assistant", "content": content, "tool_calls": [call]});
-        let messages = messages(json!([turn(Value::Null), turn(json!("")), turn(json!("a"))]));
-        for (no_content, contents) in [
-            (NoContent::Absent, [None, Some(json!("")), Some(json!("a"))]),
-            (NoContent::Empty, [Some(json!("")), Some(json!("")), Some(json!("a"))]),
-            (NoContent::Null, [Some(Value::Null), Some(Value::Null), Some(json!("a"))]),
-        ] {
-            let past_calls =
-                PastCalls { arguments_as_text: true, no_content, ..PastCalls::default() };
-            let form = TemplateForm { past_calls, ..TemplateForm::default() };
-            let rendered = form.messages(&messages, &mut Vec::new());
-            for (turn, content) in rendered.as_array().unwrap().iter().zip(contents) {
-                assert_eq!(turn.get("content"), content.as_ref(), "{no_content:?}");
-                assert_eq!(turn["tool_calls"][0], call);
-            }
-        }
-    }
-
-    #[test]
     fn prompts_end_in_one_of_three_ways() {
         let end = |add, go_on| {
             ChatPrompt {
                 messages: &[],
+                images: &[],
                 tools: None,
                 add_generation_prompt: add,
                 continue_final_message: go_on,

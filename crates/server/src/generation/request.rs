@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use axum::extract::{FromRequest, Request};
 use candlepower_api::NotHeld;
 use candlepower_engine::Caller;
+use futures::future::try_join_all;
 
 use crate::generation::body::JsonBytes;
 use crate::generation::cancellation;
+use crate::generation::pictures::{FetchedImages, IMAGE_DEADLINE, WantedImages, image_error};
 use crate::generation::preparation::{CancelOnDrop, Preparation, lower_priority};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::keys::ApiKey;
@@ -49,6 +51,24 @@ impl Told {
 /// A function that validates and tokenizes a body. All errors with status 400 come from it.
 type Prepare<M, T> = fn(&[u8], &Preparation<'_, M>) -> ApiResult<T>;
 
+/// The result of `work`, or 503 after `deadline`.
+async fn within<T>(deadline: Duration, work: impl Future<Output = ApiResult<T>>) -> ApiResult<T> {
+    tokio::time::timeout(deadline, work).await.unwrap_or_else(|_| {
+        let seconds = deadline.as_secs();
+        Err(ApiError::unavailable(format!(
+            "The request could not be prepared within {seconds} s: it is too large, or the server is too busy. Send a smaller one, or try again later."
+        )))
+    })
+}
+
+/// The end of an attempt to prepare a request.
+enum Outcome<T> {
+    /// The result, and the ignored parts of the request.
+    Done(T, NotHeld),
+    /// The request has images, which are read in the next attempt.
+    Waits(WantedImages),
+}
+
 impl<M: Asked> FromRequest<AppState> for Incoming<M> {
     type Rejection = ApiError;
 
@@ -77,7 +97,10 @@ impl<M: Asked> FromRequest<AppState> for Incoming<M> {
 
 impl<M: Asked> Incoming<M> {
     /// Prepares the body without delaying other requests. Long work is cancelled when the client has gone.
+    ///
+    /// Images are read in a second attempt, after those of URLs are fetched.
     pub(crate) async fn prepare<T: Send + 'static>(&self, prepare: Prepare<M, T>) -> ApiResult<T> {
+        let mut wanted = None;
         if self.body.bytes.len() <= SHORT_BODY_BYTES {
             let here =
                 Preparation::on_event_loop(&*self.model, self.state.config(), self.caller.id);
@@ -87,17 +110,44 @@ impl<M: Asked> Incoming<M> {
                 self.tell(here.not_held())?;
                 return Ok(prepared);
             }
+            wanted = here.take_wanted();
         }
-        let prepared = tokio::time::timeout(DEADLINE, self.prepare_on_thread(prepare)).await;
-        let prepared = prepared.unwrap_or_else(|_| {
-            let seconds = DEADLINE.as_secs();
-            Err(ApiError::unavailable(format!(
-                "The request could not be prepared within {seconds} s: it is too large, or the server is too busy. Send a smaller one, or try again later."
-            )))
-        });
-        let (prepared, not_held) = prepared?;
-        self.tell(not_held)?;
-        Ok(prepared)
+        let mut outcome = match wanted {
+            Some(wanted) => Outcome::Waits(wanted),
+            None => self.prepare_within(DEADLINE, prepare, None).await?,
+        };
+        if let Outcome::Waits(wanted) = outcome {
+            let deadline = DEADLINE + IMAGE_DEADLINE * wanted.num_images as u32;
+            let fetched = within(deadline, self.fetch(wanted)).await?;
+            outcome = self.prepare_within(deadline, prepare, Some(fetched)).await?;
+        }
+        match outcome {
+            Outcome::Done(prepared, not_held) => {
+                self.tell(not_held)?;
+                Ok(prepared)
+            }
+            Outcome::Waits(_) => {
+                Err(ApiError::internal("Defect of the server: an image was not fetched."))
+            }
+        }
+    }
+
+    /// Fetches the images of URLs, all at once, as far as the caller's permits allow. This ends when the client has gone.
+    async fn fetch(&self, wanted: WantedImages) -> ApiResult<FetchedImages> {
+        let fetcher = &wanted.fetcher;
+        let fetch_one = async |(path, url): (String, String)| {
+            let permit = self.state.fetching().acquire(self.caller.id).await;
+            let _permit = permit.map_err(|error| ApiError::internal(error.to_string()))?;
+            let encoded = fetcher.fetch(&url).await.map_err(|error| image_error(&path, &error))?;
+            let memory = self.state.body_memory().take(encoded.bytes().len())?;
+            Ok::<_, ApiError>((url, encoded, memory))
+        };
+        let mut fetched = FetchedImages::default();
+        for (url, encoded, memory) in try_join_all(wanted.urls.into_iter().map(fetch_one)).await? {
+            fetched.by_url.insert(url, encoded);
+            fetched.memory.push(memory);
+        }
+        Ok(fetched)
     }
 
     /// Counts and logs the ignored parts of the request.
@@ -122,10 +172,21 @@ impl<M: Asked> Incoming<M> {
         Ok(())
     }
 
+    /// Prepares on a thread, within a time that includes the wait for one.
+    async fn prepare_within<T: Send + 'static>(
+        &self,
+        deadline: Duration,
+        prepare: Prepare<M, T>,
+        fetched: Option<FetchedImages>,
+    ) -> ApiResult<Outcome<T>> {
+        within(deadline, self.prepare_on_thread(prepare, fetched)).await
+    }
+
     async fn prepare_on_thread<T: Send + 'static>(
         &self,
         prepare: Prepare<M, T>,
-    ) -> ApiResult<(T, NotHeld)> {
+        fetched: Option<FetchedImages>,
+    ) -> ApiResult<Outcome<T>> {
         let permit = self
             .state
             .preparation()
@@ -141,9 +202,13 @@ impl<M: Asked> Incoming<M> {
             let _permit = permit;
             lower_priority();
             let preparation = Preparation::on_thread(&*model, state.config(), caller, &cancelled);
+            let preparation = preparation.with_images(fetched.as_ref());
             let prepared =
                 cancellation::until(Arc::clone(&cancelled), || prepare(&body.bytes, &preparation));
-            prepared.map(|prepared| (prepared, preparation.not_held()))
+            match preparation.take_wanted() {
+                Some(wanted) => Ok(Outcome::Waits(wanted)),
+                None => prepared.map(|prepared| Outcome::Done(prepared, preparation.not_held())),
+            }
         };
         match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,

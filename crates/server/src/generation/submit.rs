@@ -7,6 +7,7 @@ use candlepower_engine::Request;
 
 use crate::config::ServeConfig;
 use crate::generation::detokenize::TextAssembler;
+use crate::generation::encoded_prompt::EncodedPrompt;
 use crate::generation::params::{Generation, Limits};
 use crate::generation::preparation::Preparation;
 use crate::generation::request::Incoming;
@@ -57,13 +58,13 @@ pub(crate) fn check_queue(
 /// The queue is full, or a limit of the key is reached. Prompts that were submitted before are then cancelled.
 pub(crate) fn submit(
     request: &Incoming,
-    prompts: &[Vec<u32>],
+    prompts: &[EncodedPrompt],
     generation: &Generation,
 ) -> ApiResult<Vec<Choice>> {
     let (state, model) = (&request.state, &request.model);
     let num_choices = prompts.len() * generation.n;
     let mut choices = Vec::with_capacity(num_choices);
-    let num_tokens = prompts.iter().map(Vec::len).sum();
+    let num_tokens = prompts.iter().map(EncodedPrompt::len).sum();
     let admit = |key: &Arc<ApiKey>| key.admit(num_choices, num_tokens, state.metrics());
     let mut key_places = request.key.as_ref().map(admit).transpose()?.unwrap_or_default();
     let caller_priority =
@@ -73,8 +74,8 @@ pub(crate) fn submit(
         let sampling = generation.sampling_for(prompt.len(), model.max_model_len);
         state.metrics().params_max_tokens.record(sampling.max_tokens as f64);
         let submitted = Request {
-            prompt: prompt.clone(),
-            images: Vec::new(),
+            prompt: prompt.token_ids.clone(),
+            images: prompt.images.clone(),
             sampling,
             n: generation.n,
             priority: generation.priority,
@@ -96,8 +97,9 @@ pub(crate) fn submit(
         request.tokens.add_prompt(prompt.len());
         let longest = LongestChoice::of(generation.n);
         for (tokens, thought_end) in streams.into_iter().zip(thought_ends) {
+            let tokenizer = model.tokenizer.clone();
             let assembler =
-                TextAssembler::new(model.tokenizer.clone(), prompt, generation.text.clone())
+                TextAssembler::new(tokenizer, &prompt.token_ids, generation.text.clone())
                     .map_err(|error| ApiError::internal(error.to_string()))?;
             let clock = TokenClock::new(
                 state.metrics().clone(),
@@ -130,8 +132,8 @@ pub(crate) struct UsageCounter {
 }
 
 impl UsageCounter {
-    pub(crate) fn new(prompts: &[Vec<u32>], n: usize) -> Self {
-        Self { prompt_tokens: prompts.iter().map(Vec::len).sum(), n, ..Self::default() }
+    pub(crate) fn new(prompts: &[EncodedPrompt], n: usize) -> Self {
+        Self { prompt_tokens: prompts.iter().map(EncodedPrompt::len).sum(), n, ..Self::default() }
     }
 
     /// Counts the cached tokens of a prompt, which are those of its first choice.

@@ -62,6 +62,16 @@ pub enum Error {
         /// The size of the model's vocabulary.
         known: usize,
     },
+    /// The settings of images in the model's files are invalid, or images cannot be fetched.
+    #[error(
+        "images cannot be read: {0}; or serve the model without images by --language-model-only"
+    )]
+    Images(#[from] candlepower_media::Error),
+    /// The tokenizer lacks a token that stands for images.
+    #[error(
+        "the model's configuration names the token {0} for images, which the tokenizer does not have; use the files of one version of the model, or serve it without images by --language-model-only"
+    )]
+    NoImageToken(u32),
     /// The build has no CUDA.
     #[error("this build has no CUDA: leave --device out, or use a build with CUDA")]
     NoCuda,

@@ -6,14 +6,17 @@ use std::time::Duration;
 
 use candlepower_api::LoadProgress;
 use candlepower_checkpoint::{
-    BATCHED_TOKENS, Checkpoint, Description, SamplingDefaults, SentenceSettings,
+    BATCHED_TOKENS, Checkpoint, Description, ImageTokens, SamplingDefaults, SentenceSettings,
 };
-use candlepower_dialect::{Dialect, PastCalls, ReasoningFormat, ThinkingSwitch, ToolFormat, Turns};
+use candlepower_dialect::{
+    Dialect, ImagePlaces, PastCalls, ReasoningFormat, ThinkingSwitch, ToolFormat, Turns,
+};
 use candlepower_engine::{
     ChosenDevice, Device, DeviceChoice, Embedder, EmbedderConfig, EngineConfig, EngineHandle,
     LoadOptions, PoolingSource, PrefixCacheScope, RankKind, SchedulingPolicy, StartProgress,
     choose_device,
 };
+use candlepower_media::{Fetcher, Processor, SystemResolver};
 use candlepower_tokenizer::ChatTemplate;
 
 use crate::config::{
@@ -23,6 +26,8 @@ use crate::generation::prompt::{BYTES_PER_TOKEN, unix_seconds};
 use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::preflight::gives_vectors;
 use crate::lifecycle::pull::LocalModel;
+use crate::model::decode_memory::DecodeMemory;
+use crate::model::image_input::{ImageInput, ImageSupport, NoImages, TokenSpellings};
 use crate::model::served_model::{LoadedModel, ModelCard, PoolingModel, Served};
 use crate::model::sessions::Sessions;
 use crate::model::state::AppState;
@@ -61,7 +66,7 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
             tracing::info!("capturing CUDA graphs: {done} of {total}");
         }
     };
-    let LocalModel { description, tokenizer, chat_template, names, root } = local;
+    let LocalModel { description, tokenizer, chat_template, names, root, no_images } = local;
     let max_token_bytes = (0..tokenizer.vocab_size() as u32)
         .map(|id| tokenizer.token_bytes(id).len())
         .max()
@@ -88,7 +93,11 @@ pub(crate) fn load(local: LocalModel, device: Device, state: &AppState) -> Resul
             let config = engine_config(state.config(), device, state);
             let engine = EngineHandle::start(&checkpoint, config, &mut report)?;
             let card = card(engine.info().max_model_len, engine.info().vocab_size);
-            let model = generating(state.config(), &checkpoint, engine, chat_template, card)?;
+            let mut model = generating(state.config(), &checkpoint, engine, chat_template, card)?;
+            model.images = match no_images {
+                Some(reason) => ImageInput::Refused(reason),
+                None => images(state, &checkpoint, &model)?,
+            };
             Ok(Served::Generating(Arc::new(model)))
         }
         Description::Encoder(checkpoint) => {
@@ -149,6 +158,7 @@ fn generating(
         turns: probed.as_ref().map(Turns::detect).unwrap_or_default(),
         thinking_switch: probed.as_ref().map(ThinkingSwitch::detect).unwrap_or_default(),
         takes_documents,
+        images: ImageInput::Refused(NoImages::TextModel),
         chat_template,
         knows_developer,
         dialect,
@@ -156,6 +166,54 @@ fn generating(
         sessions,
         responses: StoredResponses::default(),
         grammar_compiler: OnceLock::new(),
+    })
+}
+
+/// The parts by which the images of a model are read.
+///
+/// # Errors
+/// The model's files have no settings for images, or ones that are not supported; the tokenizer lacks a token of images.
+fn images(state: &AppState, checkpoint: &Checkpoint, model: &LoadedModel) -> Result<ImageInput> {
+    let Some(vision) = checkpoint.vision() else {
+        return Ok(ImageInput::Refused(NoImages::TextModel));
+    };
+    let files = checkpoint.files();
+    let [preprocessor, processor] =
+        ["preprocessor_config.json", "processor_config.json"].map(|name| files.read(name));
+    let (preprocessor, processor) = (preprocessor?, processor?);
+    let processor = Processor::read(vision.family, preprocessor.as_deref(), processor.as_deref())?;
+    let support = image_support(state, vision.tokens.clone(), processor, model)?;
+    Ok(ImageInput::Taken(Box::new(support)))
+}
+
+/// The parts by which images are read, from the tokens of an image and the processor of a model.
+///
+/// # Errors
+/// The tokenizer lacks a token of images; the HTTP client cannot be set up.
+pub(crate) fn image_support(
+    state: &AppState,
+    tokens: ImageTokens,
+    processor: Processor,
+    model: &LoadedModel,
+) -> Result<ImageSupport> {
+    let spellings = TokenSpellings::of(&tokens, &model.tokenizer).map_err(Error::NoImageToken)?;
+    let probed = model.chat_template.as_ref().map(ChatTemplate::for_probes);
+    let places = probed.map(|template| ImagePlaces::detect(&template, &spellings.written));
+    let config = state.config();
+    let policy = config.fetch_policy();
+    let max_embeddings = model.engine.info().max_image_embeddings;
+    Ok(ImageSupport {
+        tokens,
+        spellings,
+        processor,
+        limits: policy.limits,
+        decoding: DecodeMemory::new(policy.limits.max_pixels),
+        fetcher: Arc::new(Fetcher::new(policy, Arc::new(SystemResolver))?),
+        budget: state.images().clone(),
+        places: places.unwrap_or_default(),
+        max_images: config.limit_mm_per_prompt.images,
+        max_embeddings: (max_embeddings > 0).then_some(max_embeddings),
+        metrics: state.metrics().images.clone(),
     })
 }
 
@@ -221,7 +279,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
             Framework::Prism => SchedulingPolicy::LongestPrefix,
         },
         jump_forward: config.framework == Framework::Prism,
-        encoder_cache_bytes: 256 << 20,
+        encoder_cache_bytes: config.encoder_cache_memory.0,
         max_pinned_bytes: config.session_memory.map(|size| size.0),
         num_threads: config.threads,
         tensor_parallel_size: config.tensor_parallel_size,

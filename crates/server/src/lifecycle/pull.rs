@@ -16,6 +16,7 @@ use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::logging::Terminal;
 use crate::lifecycle::preflight;
 use crate::lifecycle::source::{ModelSource, Place, hub};
+use crate::model::image_input::NoImages;
 use crate::model::state::AppState;
 
 /// The revision of a tokenizer from another repository than the model's.
@@ -30,6 +31,8 @@ pub(crate) struct LocalModel {
     pub(crate) names: Vec<String>,
     /// The model as the user wrote it.
     pub(crate) root: String,
+    /// The reason why it takes no images, if it takes none.
+    pub(crate) no_images: Option<NoImages>,
 }
 
 /// Downloads a model that can run on `device`, and reports the progress to `state` and `terminal`.
@@ -112,6 +115,23 @@ fn check_listed(tokenizer: &Tokenizer, description: &Description) -> Result<()> 
     }
 }
 
+/// The reason why a model takes no images, if it takes none. Its part for images is then left out.
+fn no_images(
+    config: &ServeConfig,
+    description: &mut Description,
+    device: &Device,
+) -> Option<NoImages> {
+    let Description::Decoder(checkpoint) = description else { return Some(NoImages::TextModel) };
+    let reason = NoImages::reason(config, checkpoint, device.is_cpu());
+    if let Some(reason) = reason {
+        checkpoint.without_vision();
+        if reason != NoImages::TextModel {
+            tracing::info!("{}", reason.message());
+        }
+    }
+    reason
+}
+
 impl LocalModel {
     /// Reads the configuration files of a model and checks that it can run here.
     fn open(
@@ -127,6 +147,7 @@ impl LocalModel {
         {
             checkpoint.quantize_on_load(kind)?;
         }
+        let no_images = no_images(config, &mut description, device);
         description.check_keys(&config.ignore_config_key)?;
         // The check of memory precedes the tokenizer, since it is what users change settings for.
         preflight::check(config, &description, device)?;
@@ -152,6 +173,7 @@ impl LocalModel {
             chat_template,
             names: source.names(config),
             root: source.root.clone(),
+            no_images,
         })
     }
 
@@ -160,6 +182,11 @@ impl LocalModel {
     pub(crate) fn here(config: &ServeConfig) -> Self {
         let source = ModelSource::find(config).unwrap();
         let Place::Here(files) = source.place.clone() else { panic!("{source:?} is not here") };
-        Self::open(&source, (config, &Device::Cpu), files.clone(), &files).unwrap()
+        let text_files = match config.tokenizer.as_deref().map(Place::find).transpose().unwrap() {
+            Some(Place::Here(files)) => files,
+            Some(place) => panic!("{place:?} is not here"),
+            None => files.clone(),
+        };
+        Self::open(&source, (config, &Device::Cpu), files, &text_files).unwrap()
     }
 }

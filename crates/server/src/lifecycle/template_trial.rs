@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use candlepower_dialect::{Dialect, PastCalls, ThinkingSwitch, Turns, writes_tools};
+use candlepower_dialect::{Dialect, ImagePlaces, PastCalls, ThinkingSwitch, Turns, writes_tools};
 use candlepower_tokenizer::{ChatTemplate, TemplateSources};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
@@ -110,6 +110,7 @@ pub fn run_template_trial() -> ExitCode {
         // The results are dropped: only the time and the memory that they take matter.
         let _ = (Dialect::detect(&template), writes_tools(&template), PastCalls::detect(&template));
         let _ = (Turns::detect(&template), ThinkingSwitch::detect(&template));
+        let _ = ImagePlaces::detect(&template, "<image>");
     }
     ExitCode::SUCCESS
 }

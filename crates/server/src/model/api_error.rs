@@ -44,6 +44,16 @@ impl ApiError {
         }
     }
 
+    /// 400: the value of the field `param` is invalid, with a more specific code.
+    pub(crate) fn invalid_as(code: &'static str, param: &str, message: &str) -> Self {
+        Self::invalid(param, message).with_code(code)
+    }
+
+    /// 400: the model takes no images.
+    pub(crate) fn images_not_taken(param: &str, message: &str) -> Self {
+        Self::invalid(param, message).with_code("image_input_not_supported")
+    }
+
     /// 400: the prompt is longer than the context.
     pub(crate) fn context_length(param: impl Into<String>, message: String) -> Self {
         Self::invalid(param, message).with_code("context_length_exceeded")
@@ -191,6 +201,16 @@ impl ApiError {
         );
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
             .with_code("queue_full")
+    }
+
+    /// 429: the images of other requests fill the memory for images.
+    pub(crate) fn images_full(limit: usize) -> Self {
+        let message = format!(
+            "The images of running requests fill the {} MiB for images (--image-memory). Try again later.",
+            limit >> 20
+        );
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+            .with_code("image_memory_full")
     }
 
     /// 429: the caller has reached a limit of its key.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candlepower_engine::EngineMetrics;
-use metrics::{Counter, Histogram, Key, KeyName, Label, Metadata, Recorder};
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Metadata, Recorder};
 use metrics_exporter_prometheus::{
     Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
@@ -33,6 +33,15 @@ pub(crate) struct Metrics {
     pub(crate) params_max_tokens: Histogram,
     pub(crate) max_generation_tokens: Histogram,
     pub(crate) not_held: Counter,
+    pub(crate) images: ImageMetrics,
+}
+
+/// Metrics of images in requests; cheap to clone.
+#[derive(Clone)]
+pub(crate) struct ImageMetrics {
+    pub(crate) processed: Counter,
+    pub(crate) processing_time: Histogram,
+    pub(crate) waiting_bytes: Gauge,
 }
 
 /// Counters of an API key.
@@ -331,6 +340,24 @@ const DESCRIPTIONS: &[Description] = &[
         "Requests with an unsupported part that was ignored (response header x-candlepower-not-held).",
     ),
     describe(
+        "images_processed_total",
+        None,
+        Kind::Counter,
+        "Images of requests that were decoded and resized.",
+    ),
+    describe(
+        "image_processing_seconds",
+        None,
+        Kind::Histogram(TOKEN_S),
+        "Seconds in which an image was decoded and resized, without its fetch.",
+    ),
+    describe(
+        "image_waiting_bytes",
+        None,
+        Kind::Gauge,
+        "Bytes of resized images that requests hold (--image-memory).",
+    ),
+    describe(
         "log_lines_dropped_total",
         None,
         Kind::Counter,
@@ -426,6 +453,11 @@ impl Metrics {
             params_max_tokens: histogram("request_params_max_tokens"),
             max_generation_tokens: histogram("request_max_num_generation_tokens"),
             not_held: counter("requests_not_held_total"),
+            images: ImageMetrics {
+                processed: counter("images_processed_total"),
+                processing_time: histogram("image_processing_seconds"),
+                waiting_bytes: gauge("image_waiting_bytes"),
+            },
             handle: recorder.handle(),
             recorder: Arc::new(recorder),
             naming,
@@ -587,6 +619,7 @@ mod tests {
             "step_duration",
             "forward_duration",
             "grammar",
+            "image",
             "key_",
             "log_lines",
             "reload",

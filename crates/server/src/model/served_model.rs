@@ -13,6 +13,7 @@ use candlepower_grammar::GrammarCompiler;
 use candlepower_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::image_input::ImageInput;
 use crate::model::sessions::Sessions;
 use crate::model::stored_responses::StoredResponses;
 
@@ -80,6 +81,8 @@ pub(crate) struct LoadedModel {
     pub(crate) thinking_switch: ThinkingSwitch,
     /// Whether the chat template accepts documents.
     pub(crate) takes_documents: bool,
+    /// Whether the model takes images.
+    pub(crate) images: ImageInput,
     /// Default sampling parameters.
     pub(crate) sampling_defaults: SamplingDefaults,
     /// The sessions of /generate.
@@ -133,6 +136,11 @@ impl Deref for Served {
 }
 
 impl Served {
+    /// Whether the model takes images.
+    pub(crate) fn takes_images(&self) -> bool {
+        matches!(self, Self::Generating(model) if model.images.support().is_some())
+    }
+
     /// Health of the model's engine.
     pub(crate) fn health(&self) -> EngineHealth {
         match self {

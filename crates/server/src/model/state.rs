@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candlepower_api::{HealthResponse, LoadProgress};
 use candlepower_engine::{CallerId, EngineHealth};
 use candlepower_hub::DownloadProgress;
+use candlepower_media::ImageBudget;
 use tokio::sync::watch;
 
 use crate::config::ServeConfig;
@@ -36,7 +37,14 @@ struct Shared {
     caller_ids: RandomState,
     /// Permits for threads that prepare requests. One caller has at most as many as there are cores.
     preparation: Permits,
+    /// Permits for fetching images, which bound the bytes in flight.
+    fetching: Permits,
+    /// The memory for resized images.
+    images: ImageBudget,
 }
+
+/// Images that are fetched at once for one caller. All callers together fetch twice as many, of at most 32 MiB each.
+const FETCHES_OF_A_CALLER: usize = 8;
 
 /// The phase of the server.
 enum Lifecycle {
@@ -59,6 +67,7 @@ impl AppState {
     pub(crate) fn new(config: ServeConfig, metrics: Metrics, keys: ApiKeys) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let body_memory = BodyMemory::new(config.max_body_memory.0);
+        let images = ImageBudget::new(usize::try_from(config.image_memory.0).unwrap_or(usize::MAX));
         Self(Arc::new(Shared {
             config,
             keys,
@@ -70,6 +79,8 @@ impl AppState {
             active: watch::Sender::new(0),
             abort: watch::Sender::new(false),
             preparation: Permits::new(cores),
+            fetching: Permits::new(FETCHES_OF_A_CALLER),
+            images,
         }))
     }
 
@@ -102,6 +113,23 @@ impl AppState {
     /// Permits for threads that prepare requests.
     pub(crate) fn preparation(&self) -> &Permits {
         &self.0.preparation
+    }
+
+    /// Permits for fetching images.
+    pub(crate) fn fetching(&self) -> &Permits {
+        &self.0.fetching
+    }
+
+    /// The memory for resized images of all requests.
+    pub(crate) fn images(&self) -> &ImageBudget {
+        &self.0.images
+    }
+
+    /// The metrics in Prometheus' text format.
+    pub(crate) fn render_metrics(&self) -> String {
+        let Shared { metrics, images, .. } = &*self.0;
+        metrics.images.waiting_bytes.set(images.used() as f64);
+        metrics.render()
     }
 
     fn lifecycle(&self) -> std::sync::MutexGuard<'_, Lifecycle> {

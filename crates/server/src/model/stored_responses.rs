@@ -3,9 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use candlepower_api::{ChatMessage, excerpt};
+use candlepower_api::{ChatMessage, Content, ImagePart, ImageSource, excerpt};
 use candlepower_engine::CallerId;
-use candlepower_tokenizer::Tokenizer;
 use serde_json::Value;
 
 use crate::model::api_error::{ApiError, ApiResult};
@@ -13,6 +12,12 @@ use crate::model::api_error::{ApiError, ApiResult};
 /// Maximum number of stored responses, and of their bytes. The oldest response of the caller with the most bytes is removed first.
 const MAX_RESPONSES: usize = 1024;
 const MAX_BYTES: usize = 64 << 20;
+/// Maximum bytes of the images of all stored responses, which are counted apart. Beyond it, responses lose their images in the same
+/// order, and stay without them.
+const MAX_IMAGE_BYTES: usize = 64 << 20;
+
+/// The field of a request that names a stored response, and so its images.
+const PREVIOUS: &str = "previous_response_id";
 
 /// A response and its conversation.
 #[derive(Debug)]
@@ -22,24 +27,71 @@ pub(crate) struct StoredResponse {
     /// The conversation including the response, without instructions.
     pub(crate) messages: Vec<ChatMessage>,
     /// The tokens of the prompt and the answer, as they are in the prefix cache.
-    pub(crate) token_ids: Vec<u32>,
+    pub(crate) known: KnownTokens,
     /// The response object as JSON text, which takes a fraction of the memory of parsed values.
     pub(crate) object: Box<str>,
-    /// Approximate bytes of the whole.
+    /// Approximate bytes of the whole, without images.
     num_bytes: usize,
+    images: StoredImages,
+}
+
+/// Tokens whose KV blocks may be in the prefix cache.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KnownTokens {
+    pub(crate) token_ids: Vec<u32>,
+    /// Starts and lengths of the images in `token_ids`.
+    pub(crate) images: Vec<(usize, usize)>,
+}
+
+/// The images in the messages of a stored response.
+#[derive(Clone, Copy, Debug)]
+enum StoredImages {
+    /// All of them, with this number of bytes.
+    Held(usize),
+    /// Their bytes were removed.
+    Gone,
 }
 
 impl StoredResponse {
     pub(crate) fn new(
         owner: CallerId,
-        messages: Vec<ChatMessage>,
-        token_ids: Vec<u32>,
+        mut messages: Vec<ChatMessage>,
+        known: KnownTokens,
         object: &Value,
     ) -> Self {
         let object: Box<str> = object.to_string().into();
         // The three parts are nearly all of the memory; the exact number is not worth a walk over the values.
-        let num_bytes = json_len(&messages) + size_of_val(&token_ids[..]) + object.len();
-        Self { owner, messages, token_ids, object, num_bytes }
+        let num_bytes = json_len(&messages) + size_of_val(&known.token_ids[..]) + object.len();
+        let mut image_bytes = 0;
+        let contents = messages.iter_mut().filter_map(|message| message.content.as_mut());
+        for image in contents.flat_map(Content::images_mut) {
+            image_bytes += image.source.num_bytes();
+            // Paths of the next turn begin with `input`. Images of earlier turns are shared with their responses.
+            if image.path != PREVIOUS {
+                Arc::make_mut(image).path = PREVIOUS.to_owned();
+            }
+        }
+        let images = StoredImages::Held(image_bytes);
+        Self { owner, messages, known, object, num_bytes, images }
+    }
+
+    fn image_bytes(&self) -> usize {
+        match self.images {
+            StoredImages::Held(bytes) => bytes,
+            StoredImages::Gone => 0,
+        }
+    }
+
+    /// The same response without the bytes of its images.
+    fn without_images(&self) -> Self {
+        let mut messages = self.messages.clone();
+        let contents = messages.iter_mut().filter_map(|message| message.content.as_mut());
+        for image in contents.flat_map(Content::images_mut) {
+            let (source, path) = (ImageSource::Url(String::new()), PREVIOUS.to_owned());
+            *image = Arc::new(ImagePart { source, detail: image.detail, path });
+        }
+        let (known, object) = (self.known.clone(), self.object.clone());
+        Self { messages, known, object, images: StoredImages::Gone, ..*self }
     }
 }
 
@@ -71,7 +123,8 @@ struct Held {
     /// The oldest first.
     order: VecDeque<String>,
     num_bytes: usize,
-    /// Bytes by owner.
+    image_bytes: usize,
+    /// Bytes by owner, without images.
     bytes_of: HashMap<CallerId, usize>,
 }
 
@@ -87,6 +140,27 @@ impl StoredResponses {
         found.ok_or_else(|| not_found(param, id))
     }
 
+    /// A response that the next turn continues.
+    ///
+    /// # Errors
+    /// Those of [`Self::get`], and 404 if the bytes of its images are gone.
+    pub(crate) fn to_continue(
+        &self,
+        owner: CallerId,
+        param: &str,
+        id: &str,
+    ) -> ApiResult<Arc<StoredResponse>> {
+        let stored = self.get(owner, param, id)?;
+        if matches!(stored.images, StoredImages::Held(_)) {
+            return Ok(stored);
+        }
+        let message = format!(
+            "The images of the stored response `{}` were removed to free memory, so that it cannot be continued. Send the whole conversation as `input`.",
+            excerpt(id)
+        );
+        Err(ApiError::not_found(Some(param), "response_images_not_found", message))
+    }
+
     pub(crate) fn remove(&self, owner: CallerId, id: &str) -> ApiResult<()> {
         let mut held = self.lock();
         let is_own = held.by_id.get(id).is_some_and(|stored| stored.owner == owner);
@@ -96,14 +170,15 @@ impl StoredResponses {
     pub(crate) fn insert(&self, id: String, stored: StoredResponse) {
         let mut held = self.lock();
         held.num_bytes += stored.num_bytes;
+        held.image_bytes += stored.image_bytes();
         *held.bytes_of.entry(stored.owner).or_default() += stored.num_bytes;
         held.by_id.insert(id.clone(), Arc::new(stored));
         held.order.push_back(id);
         while held.order.len() > MAX_RESPONSES || held.num_bytes > MAX_BYTES {
-            // A response beyond the limit removes itself last, so the loop ends.
             let Some(oldest) = held.oldest_of_the_largest() else { break };
             held.remove(&oldest);
         }
+        while held.image_bytes > MAX_IMAGE_BYTES && held.drop_images() {}
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
@@ -115,11 +190,28 @@ impl Held {
     fn remove(&mut self, id: &str) -> bool {
         let Some(stored) = self.by_id.remove(id) else { return false };
         self.num_bytes -= stored.num_bytes;
+        self.image_bytes -= stored.image_bytes();
         self.order.retain(|other| other != id);
         if let Some(bytes) = self.bytes_of.get_mut(&stored.owner) {
             *bytes -= stored.num_bytes;
         }
         self.bytes_of.retain(|_, bytes| *bytes > 0);
+        true
+    }
+
+    /// Removes the images of the oldest response that has some, of the caller whose images take the most bytes.
+    fn drop_images(&mut self) -> bool {
+        let mut bytes_of: HashMap<CallerId, usize> = HashMap::new();
+        for stored in self.by_id.values() {
+            *bytes_of.entry(stored.owner).or_default() += stored.image_bytes();
+        }
+        let largest = bytes_of.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(owner, _)| owner);
+        let has_images =
+            |stored: &StoredResponse| Some(stored.owner) == largest && stored.image_bytes() > 0;
+        let oldest = self.order.iter().find(|id| has_images(&self.by_id[*id]));
+        let Some(stored) = oldest.and_then(|id| self.by_id.get_mut(id)) else { return false };
+        self.image_bytes -= stored.image_bytes();
+        *stored = Arc::new(stored.without_images());
         true
     }
 
@@ -138,46 +230,18 @@ fn not_found(param: &str, id: &str) -> ApiError {
     ApiError::not_found(Some(param), "response_not_found", message)
 }
 
-/// Replaces the first tokens of the prompt by `known` ones of the same text, which are in the prefix cache. A model may generate a text
-/// in other tokens than the tokenizer splits it into, and only equal tokens hit the cache. A prompt with another prefix stays.
-pub(crate) fn with_known_prefix(
-    tokenizer: &Tokenizer,
-    known: &[u32],
-    prompt: Vec<u32>,
-) -> Vec<u32> {
-    let bytes = |ids: &[u32]| {
-        ids.iter().flat_map(|id| tokenizer.token_bytes(*id).to_vec()).collect::<Vec<u8>>()
-    };
-    let beginning = bytes(known);
-    let mut num_bytes = 0;
-    let end = prompt.iter().position(|id| {
-        num_bytes += tokenizer.token_bytes(*id).len();
-        num_bytes >= beginning.len()
-    });
-    // A prompt shorter than the known tokens cannot begin with them.
-    let Some(end) = end.map(|index| index + 1) else { return prompt };
-    let special = |ids: &[u32]| -> Vec<u32> {
-        ids.iter().copied().filter(|id| tokenizer.is_special(*id)).collect()
-    };
-    let (same, rest) = prompt.split_at(end);
-    // A special token has the same bytes as its spelling in ordinary tokens, but another meaning.
-    if known.is_empty() || bytes(same) != beginning || special(same) != special(known) {
-        return prompt;
-    }
-    [known, rest].concat()
-}
-
 #[cfg(test)]
 mod tests {
-    use candlepower_tokenizer::AddSpecialTokens;
-
     use super::*;
-    use crate::lifecycle::demo;
 
     const OWNER: CallerId = CallerId(1);
 
+    fn known(num_tokens: usize) -> KnownTokens {
+        KnownTokens { token_ids: vec![0; num_tokens], images: Vec::new() }
+    }
+
     fn stored(num_tokens: usize) -> StoredResponse {
-        StoredResponse::new(OWNER, Vec::new(), vec![0; num_tokens], &Value::Null)
+        StoredResponse::new(OWNER, Vec::new(), known(num_tokens), &Value::Null)
     }
 
     #[test]
@@ -191,20 +255,18 @@ mod tests {
         );
         responses.remove(OWNER, "2").unwrap();
         assert!(responses.remove(OWNER, "2").is_err());
-        // Half of the limit in the object, a quarter in the messages and an eighth in the tokens fit together.
         let long = || serde_json::json!("x".repeat(MAX_BYTES / 2));
         let message = ChatMessage::text(candlepower_api::Role::User, "x".repeat(MAX_BYTES / 4));
         responses.insert(
             "large".into(),
-            StoredResponse::new(OWNER, vec![message], vec![0; MAX_BYTES / 32], &long()),
+            StoredResponse::new(OWNER, vec![message], known(MAX_BYTES / 32), &long()),
         );
         assert!(
             responses.get(OWNER, "id", "large").is_ok()
                 && responses.get(OWNER, "id", "1000").is_ok()
         );
-        // Another half is too much, so all older ones go, beginning with the oldest.
         responses
-            .insert("larger".into(), StoredResponse::new(OWNER, Vec::new(), Vec::new(), &long()));
+            .insert("larger".into(), StoredResponse::new(OWNER, Vec::new(), known(0), &long()));
         assert!(responses.get(OWNER, "id", "larger").is_ok());
         assert!(
             responses.get(OWNER, "id", "large").is_err()
@@ -217,7 +279,7 @@ mod tests {
         let responses = StoredResponses::default();
         let other = CallerId(2);
         let of = |owner, num_tokens| {
-            StoredResponse::new(owner, Vec::new(), vec![0; num_tokens], &Value::Null)
+            StoredResponse::new(owner, Vec::new(), known(num_tokens), &Value::Null)
         };
         responses.insert("first".into(), of(other, 1));
         assert!(responses.get(OWNER, "id", "first").is_err());
@@ -231,22 +293,40 @@ mod tests {
         responses.remove(other, "first").unwrap();
     }
 
+    /// A response with an image of `num_bytes`.
+    fn with_image(owner: CallerId, num_bytes: usize) -> StoredResponse {
+        let image = serde_json::json!({"type": "image_url", "image_url": "x".repeat(num_bytes)});
+        let body = serde_json::json!({"messages": [{"role": "user", "content": [image]}]});
+        let body = candlepower_api::ChatCompletionRequest::parse(body.to_string().as_bytes());
+        StoredResponse::new(owner, body.unwrap().messages, known(1), &Value::Null)
+    }
+
     #[test]
-    fn known_tokens_take_the_place_of_others_that_read_the_same() {
-        let tokenizer = demo::tokenizer();
-        let encode = |text: &str| tokenizer.encode(text, AddSpecialTokens::No).unwrap();
-        let whole = encode("The capital of France is Paris.<|im_end|>\n");
-        let letters: Vec<u32> =
-            "The capital".chars().flat_map(|c| encode(&c.to_string())).collect();
-        let num_whole = encode("The capital").len();
-        assert!(letters.len() > num_whole);
-        let found = with_known_prefix(&tokenizer, &letters, whole.clone());
-        assert_eq!(found, [&letters[..], &whole[num_whole..]].concat());
-        for other in
-            ["The capitol", "Not it", "The capital of France is Paris.<|im_end|>\n and more"]
-        {
-            assert_eq!(with_known_prefix(&tokenizer, &encode(other), whole.clone()), whole);
+    fn images_go_before_their_responses() {
+        let responses = StoredResponses::default();
+        let (other, third) = (CallerId(2), MAX_IMAGE_BYTES / 3);
+        responses.insert("other".into(), with_image(other, third));
+        responses.insert("first".into(), with_image(OWNER, third));
+        responses.insert("text".into(), stored(1));
+        responses.insert("second".into(), with_image(OWNER, third));
+        for id in ["first", "text", "second"] {
+            responses.to_continue(OWNER, "id", id).unwrap();
         }
-        assert_eq!(with_known_prefix(&tokenizer, &[], whole.clone()), whole);
+        responses.insert("third".into(), with_image(OWNER, third));
+        let error = responses.to_continue(OWNER, "previous_response_id", "first").unwrap_err();
+        let error = error.to_body().error;
+        assert_eq!(error.code.as_deref(), Some("response_images_not_found"));
+        assert_eq!(error.param.as_deref(), Some("previous_response_id"));
+        assert!(responses.get(OWNER, "id", "first").is_ok(), "it can still be retrieved");
+        for id in ["text", "second", "third"] {
+            responses.to_continue(OWNER, "id", id).unwrap();
+        }
+        responses.to_continue(other, "id", "other").unwrap();
+        responses.insert("huge".into(), with_image(other, MAX_IMAGE_BYTES + 1));
+        assert!(responses.to_continue(other, "id", "huge").is_err());
+        responses.to_continue(OWNER, "id", "third").unwrap();
+        responses.remove(OWNER, "third").unwrap();
+        responses.remove(OWNER, "first").unwrap();
+        assert!(responses.lock().image_bytes < 2 * third);
     }
 }

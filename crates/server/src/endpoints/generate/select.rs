@@ -5,6 +5,7 @@ use candlepower_api::{GenerateChoice, GenerateResponse, Usage};
 use candlepower_engine::TokenLogprobs;
 
 use super::{Header, Prepared};
+use crate::generation::encoded_prompt::EncodedPrompt;
 use crate::generation::logprobs::chat_logprobs;
 use crate::generation::params::Generation;
 use crate::generation::prompt::{check_prompt, encode};
@@ -23,7 +24,7 @@ pub(super) struct Selection {
     /// Number of tokens of the prompt, the common prefix of `prompts`.
     prompt_len: usize,
     /// The prompt followed by the text, for each text.
-    prompts: Vec<Vec<u32>>,
+    prompts: Vec<EncodedPrompt>,
     texts: Vec<String>,
     /// Whether log-probabilities are reported.
     logprobs: bool,
@@ -44,7 +45,7 @@ impl Selection {
                     format!("`choices[{index}]` has no tokens: give a text that is not empty.");
                 return Err(ApiError::invalid("choices", message));
             }
-            Ok(whole)
+            Ok(EncodedPrompt::from(whole))
         });
         let prompts = prompts.collect::<ApiResult<Vec<_>>>()?;
         let logprobs = generation.logprobs().is_some();
@@ -73,7 +74,7 @@ pub(super) async fn respond(selection: Selection, request: &Incoming) -> ApiResu
         choices.push(GenerateChoice {
             index,
             text,
-            token_ids: prompts[index][prompt_len..].to_vec(),
+            token_ids: prompts[index].token_ids[prompt_len..].to_vec(),
             score: Some(mean(&scores)),
             logprobs: logprobs.then(|| chat_logprobs(&names, &scores).content),
             ..GenerateChoice::default()
@@ -81,7 +82,7 @@ pub(super) async fn respond(selection: Selection, request: &Incoming) -> ApiResu
     }
     let num_scored = choices.iter().map(|choice| choice.token_ids.len()).sum();
     let selected = best(&choices);
-    let session = turn.map(|turn| turn.commit(prompts.swap_remove(selected)));
+    let session = turn.map(|turn| turn.commit(prompts.swap_remove(selected).token_ids));
     let usage = Usage::new(prompt_len, num_cached_tokens.min(prompt_len), num_scored);
     let response = header.response("generation", choices, Some(usage));
     let response = GenerateResponse { selected: Some(selected), session, ..response };

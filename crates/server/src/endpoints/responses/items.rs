@@ -1,6 +1,6 @@
 //! GET /v1/responses/{id}/input_items: pages of the input items of a response.
 
-use candlepower_api::{ChatMessage, Role};
+use candlepower_api::{ChatMessage, ContentPart, ImageDetail, Role};
 use serde_json::{Value, json};
 
 use crate::model::api_error::{ApiError, ApiResult};
@@ -98,9 +98,13 @@ pub(super) fn items(response_id: &str, messages: &[ChatMessage]) -> Vec<Value> {
             }));
         }
         match (message.role, text) {
-            (Role::Tool, text) => items.push(json!({
-                "type": "function_call_output", "call_id": message.tool_call_id, "output": text.unwrap_or_default(),
-            })),
+            (Role::Tool, text) => {
+                let output = image_parts(message, "input_text");
+                let output = output.unwrap_or_else(|| text.unwrap_or_default().into());
+                items.push(json!({
+                    "type": "function_call_output", "call_id": message.tool_call_id, "output": output,
+                }));
+            }
             (role, Some(text)) if !text.is_empty() || message.tool_calls.is_none() => {
                 let (role, kind) = match role {
                     Role::Assistant => ("assistant", "output_text"),
@@ -108,7 +112,9 @@ pub(super) fn items(response_id: &str, messages: &[ChatMessage]) -> Vec<Value> {
                     Role::Developer => ("developer", "input_text"),
                     Role::User | Role::Tool => ("user", "input_text"),
                 };
-                items.push(json!({"type": "message", "role": role, "content": [{"type": kind, "text": text}]}));
+                let content = image_parts(message, kind);
+                let content = content.unwrap_or_else(|| json!([{"type": kind, "text": text}]));
+                items.push(json!({"type": "message", "role": role, "content": content}));
             }
             _ => {}
         }
@@ -125,6 +131,19 @@ pub(super) fn items(response_id: &str, messages: &[ChatMessage]) -> Vec<Value> {
         item["status"] = "completed".into();
     }
     items
+}
+
+/// The parts of a message that has images. Their URLs, which may have megabytes, are left out, as the protocol allows.
+fn image_parts(message: &ChatMessage, text_kind: &str) -> Option<Value> {
+    message.images().next()?;
+    let part = |part: &ContentPart| match part.image() {
+        None => json!({"type": text_kind, "text": part.text()}),
+        Some(image) => {
+            let detail = if image.detail == ImageDetail::Low { "low" } else { "auto" };
+            json!({"type": "input_image", "detail": detail, "image_url": null, "file_id": null})
+        }
+    };
+    message.content.as_ref().map(|content| content.parts().iter().map(part).collect())
 }
 
 #[cfg(test)]
@@ -144,6 +163,20 @@ mod tests {
         let answer = ChatMessage::text(Role::Tool, "1".into());
         let answer = ChatMessage { tool_call_id: Some("c".into()), ..answer };
         vec![ChatMessage::text(Role::User, "Hi".into()), turn, answer]
+    }
+
+    #[test]
+    fn images_are_listed_without_their_bytes() {
+        let body = json!({"input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:,", "detail": "low"}]},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": "data:,"}]},
+        ]});
+        let request =
+            candlepower_api::ResponsesRequest::parse(body.to_string().as_bytes()).unwrap();
+        let image = |detail: &str| json!({"type": "input_image", "detail": detail, "image_url": null, "file_id": null});
+        let found = items("resp_1", &request.input);
+        assert_eq!(found[0]["content"], json!([{"type": "input_text", "text": "a"}, image("low")]));
+        assert_eq!(found[1]["output"], json!([image("auto")]));
     }
 
     #[test]

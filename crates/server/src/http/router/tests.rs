@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tower::ServiceExt;
 
 mod edges;
+mod images;
 
 use super::*;
 use crate::config::ServeConfig;
