@@ -246,6 +246,37 @@ pub enum Error {
         /// Numbers of ranks that divide everything.
         possible: String,
     },
+    /// The processor of images, or its settings.
+    #[error(transparent)]
+    Images(candlepower_media::Error),
+    /// The processor makes pictures that the tower does not take.
+    #[error(
+        "the settings for images make {problem}: correct the size in preprocessor_config.json and the patch in processor_config.json, or copy both from the model's source"
+    )]
+    ProcessorSize {
+        /// The sizes of both, in words.
+        problem: String,
+    },
+    /// The tokenizer lacks a token that stands between the embeddings of an image.
+    #[error(
+        "the tokenizer has no token {text:?}, which images need: copy its files from the model's source"
+    )]
+    ImageToken {
+        /// The token's text.
+        text: String,
+    },
+    /// The tokenizer has another id for the placeholder of images than the configuration.
+    #[error(
+        "the token {text:?} has the id {found} in the tokenizer and {expected} in config.json: copy both from the model's source"
+    )]
+    ImagePlaceholder {
+        /// The token's text.
+        text: String,
+        /// Its id in the tokenizer.
+        found: u32,
+        /// Its id in the configuration.
+        expected: u32,
+    },
     /// Keys and values cannot be kept so.
     #[error(
         "--kv-cache-dtype {asked} is not possible on {device} with these weights: possible are auto, {others}, fp8"

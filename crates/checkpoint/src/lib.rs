@@ -61,7 +61,11 @@ pub use spec::{
     LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, PerLayerSpec, QkNormSpan,
     QkNormSpec, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
 };
-pub use vision::{ImageGrid, ImageTokens, VisionSpec, WrittenImage};
+pub use vision::{
+    ImageGrid, ImageTokens, MergeKind, MergerSpec, PatchPositions, PatchSpec, ProjectorSpec,
+    TokenTexts, TowerLayerSpec, VISION_ROWS, VisionRule, VisionSlot, VisionSpec, VisionTensor,
+    WrittenImage,
+};
 pub use weights::{RowOrder, SlotRows, Take, TensorPlan, WeightRule};
 
 /// The model of a folder.
@@ -138,8 +142,10 @@ pub struct Checkpoint {
     /// The class has no head.
     headless: bool,
     unread: Vec<UnreadKey>,
-    /// The part for images, where it is served.
-    vision: Option<VisionSpec>,
+    /// Unread keys of the part for images.
+    unread_of_tower: Vec<UnreadKey>,
+    /// The reason why images are refused, where the model has a part for them.
+    no_vision: Option<String>,
 }
 
 impl Checkpoint {
@@ -171,7 +177,8 @@ impl Checkpoint {
             sentence: SentenceSettings::read(&files)?,
             headless: arch::is_without_head(config)?,
             unread: Vec::new(),
-            vision: None,
+            unread_of_tower: Vec::new(),
+            no_vision: None,
             files,
         };
         if let Some(gguf) = checkpoint.files.gguf() {
@@ -185,6 +192,7 @@ impl Checkpoint {
         let known = checkpoint.spec.vocab_size;
         checkpoint.generation.eos_token_ids.retain(|id| (*id as usize) < known);
         checkpoint.note_quantized()?;
+        checkpoint.read_vision(config);
         // Now everything is read that will be.
         checkpoint.unread = match checkpoint.files.gguf() {
             Some(gguf) => gguf.unread_keys()?,
@@ -193,17 +201,34 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// Reads the part for images. Where that is not possible, the model is served as a text model.
+    fn read_vision(&mut self, config: &HfConfig) {
+        if !self.arch.has_images() || self.files.gguf().is_some() {
+            return;
+        }
+        match vision::read(self.arch.vision, config, &self.files, &self.spec) {
+            Ok((spec, tower)) => {
+                self.unread_of_tower = unread::unread_of_tower(&tower);
+                self.spec.vision = Some(Box::new(spec));
+            }
+            Err(reason) => self.no_vision = Some(reason.to_string()),
+        }
+    }
+
     /// Refuses what the configuration says that nobody knows and that may change answers, but for the keys that are `ignored`.
     ///
     /// # Errors
     /// The first of such keys.
     pub fn check_keys(&self, ignored: &[String]) -> Result<()> {
-        check_unread(&self.unread, ignored)
+        check_unread(&self.unread, ignored)?;
+        check_unread(&self.unread_of_tower, ignored)
     }
 
     /// Remarks for users on the configuration, in a line each.
     pub fn remarks(&self) -> Vec<String> {
-        self.unread.iter().map(UnreadKey::remark).collect()
+        let unread = self.unread.iter().chain(&self.unread_of_tower).map(UnreadKey::remark);
+        let images = self.no_vision.iter().map(|reason| format!("images are refused: {reason}"));
+        unread.chain(images).collect()
     }
 
     /// Adds tokens that end a text, which its tokenizer knows of.
@@ -266,12 +291,32 @@ impl Checkpoint {
 
     /// The part for images, where the model has one that is supported.
     pub fn vision(&self) -> Option<&VisionSpec> {
-        self.vision.as_ref()
+        self.spec.vision.as_deref()
+    }
+
+    /// The processor that makes pictures for [`Self::vision`]; `None` where there is no such part.
+    ///
+    /// # Errors
+    /// Settings that are missing, damaged or not supported, with the file and the key; or pictures that the tower does not take.
+    pub fn image_processor(&self) -> Result<Option<candlepower_media::Processor>> {
+        self.vision().map(|spec| vision::processor(&self.files, spec)).transpose()
+    }
+
+    /// Sets the tokens between the embeddings of an image, whose ids the tokenizer knows. `id_of` gives the id of a token's whole
+    /// text. Without this call, such tokens are missing in [`VisionSpec::tokens`].
+    ///
+    /// # Errors
+    /// The tokenizer has no such token, or another placeholder than the configuration.
+    pub fn set_image_tokens(&mut self, id_of: &dyn Fn(&str) -> Option<u32>) -> Result<()> {
+        let Some(spec) = &mut self.spec.vision else { return Ok(()) };
+        let VisionSpec { tokens, token_texts, .. } = &mut **spec;
+        token_texts.as_ref().map_or(Ok(()), |texts| tokens.set_ids(texts, id_of))
     }
 
     /// Leaves the part for images out: the model is served as a text model.
     pub fn without_vision(&mut self) {
-        self.vision = None;
+        self.spec.vision = None;
+        self.unread_of_tower.clear();
     }
 
     /// The dtype `config.json` names; tensors may still differ from it.
@@ -366,9 +411,18 @@ impl Checkpoint {
         self.arch.planned_name(stored)
     }
 
-    /// Whether a tensor outside [`Self::tensor_plan`] may be there. It is a buffer that follows from the configuration, a copy of a
-    /// tied weight, a scale of activations, or a part for images or for predicting more tokens.
+    /// The tensors of the part for images, where that is served. They are stored beside those of [`Self::tensor_plan`].
+    pub fn vision_tensors(&self) -> Vec<VisionTensor> {
+        self.vision().map(VisionSpec::tensors).unwrap_or_default()
+    }
+
+    /// Whether a tensor outside [`Self::tensor_plan`] and [`Self::vision_tensors`] may be there. It is a buffer that follows from the
+    /// configuration, a copy of a tied weight, a scale of activations, a part for predicting more tokens, or a part for images that is
+    /// not served.
     pub fn may_skip_tensor(&self, name: &str) -> bool {
+        if self.arch.is_for_images(name) {
+            return self.vision().is_none_or(|spec| spec.may_skip(name));
+        }
         weights::may_skip(&self.spec, name)
             || self.arch.is_beside(name, self.spec.num_stored_layers())
             || self
@@ -389,7 +443,9 @@ impl Checkpoint {
     /// Bytes of the weights as loaded in `dtype`, or in the checkpoint's own where that is `None`
     /// (F32 where the configuration does not say).
     pub fn weight_bytes(&self, dtype: Option<Dtype>) -> u64 {
-        self.spec.weight_bytes(self.weights_dtype(dtype))
+        let dtype = self.weights_dtype(dtype);
+        let vision = self.vision().map_or(0, |spec| spec.weight_bytes(dtype));
+        self.spec.weight_bytes(dtype) + vision
     }
 
     /// The dtype that the matrices get where `dtype` is asked for, or, where that is `None`, their own as far as the

@@ -236,11 +236,19 @@ impl MemoryPlan {
     fn of_steps(spec: &ModelSpec, request: MemoryRequest, tokens: usize) -> Self {
         let ranks = request.tensor_parallel_size;
         let (weights_bytes, kv_bytes_per_token, activation_bytes) = match request.memory.device {
-            DeviceKind::Cpu => (
-                spec.rank_weight_bytes(request.weights, ranks),
-                spec.rank_kv_bytes_per_token(request.kv, ranks),
-                spec.activation_bytes(&request, tokens),
-            ),
+            DeviceKind::Cpu => {
+                // The tower computes before the decoder, whose buffers may be there still. Towers run on the CPU alone.
+                let tower = spec.vision.as_deref();
+                let tower_weights = tower.map_or(0, |tower| tower.weight_bytes(request.weights));
+                let of_run = tower.map_or(0, |tower| {
+                    tower.activation_bytes(tower.most_patches(), request.weights)
+                });
+                (
+                    spec.rank_weight_bytes(request.weights, ranks) + tower_weights,
+                    spec.rank_kv_bytes_per_token(request.kv, ranks),
+                    spec.activation_bytes(&request, tokens) + of_run,
+                )
+            }
             DeviceKind::Gpu { .. } => (
                 spec.device_weight_bytes(request.weights, ranks),
                 spec.device_kv_bytes_per_token(request.kv, ranks),

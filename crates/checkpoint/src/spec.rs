@@ -11,13 +11,14 @@ use crate::{
     error::{Error, Result},
     rope::{RopeScaling, RopeSpec},
     slot::Slot,
+    vision::VisionSpec,
 };
 
 mod activation;
 mod edits;
 mod recurrence;
 
-pub(crate) use activation::activation;
+pub(crate) use activation::{activation, activation_of};
 pub use recurrence::{RecurrenceSpec, RuleSpec, ShortConvSpec};
 
 /// A decoder-only language model, as data.
@@ -47,6 +48,8 @@ pub struct ModelSpec {
     pub quantized: BTreeMap<(Option<usize>, Slot), Packed>,
     /// The matrices that are quantized in files and dequantized while loading: [`Slot::is_per_head`].
     pub widened: BTreeSet<(Option<usize>, Slot)>,
+    /// The part for images, where it is served.
+    pub vision: Option<Box<VisionSpec>>,
 }
 
 /// The token embedding.
@@ -507,6 +510,7 @@ impl ModelSpec {
             per_layer: None,
             quantized: BTreeMap::new(),
             widened: BTreeSet::new(),
+            vision: None,
         })
     }
 

@@ -14,6 +14,7 @@
 
 mod activation;
 mod attention;
+mod axial_rope;
 mod cpu_features;
 mod embedding;
 mod error;
@@ -26,6 +27,7 @@ mod linear;
 mod norm;
 pub mod operands;
 mod parallel;
+mod patch_attention;
 mod recurrence;
 mod rope;
 pub mod sampling;
@@ -45,6 +47,7 @@ pub use attention::{
     AttentionMetadata, CacheView, DistanceBias, FullAttention, PagedAttention, full_attention,
     full_attention_reference, paged_attention, paged_attention_reference,
 };
+pub use axial_rope::{AxialRope, axial_rope, axial_rope_reference};
 pub use cpu_features::{CpuFeatures, cpu_features};
 pub use embedding::{VocabPart, embedding, embedding_part, embedding_reference};
 pub use error::{Error, Result};
@@ -63,6 +66,7 @@ pub use norm::{
     add, add_rms_norm, add_rms_norm_reference, add_scaled, rms_norm, rms_norm_part,
     rms_norm_reference, square_sums,
 };
+pub use patch_attention::patch_attention;
 pub use recurrence::{
     Recurrence, RecurrenceDims, Rule, SequenceState, recurrence, recurrence_reference,
 };

@@ -21,6 +21,7 @@ use crate::{Error, Result};
 
 mod layout;
 mod memory;
+mod pack;
 pub(crate) mod planes;
 mod quantized;
 mod sparse;

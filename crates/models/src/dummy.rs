@@ -64,10 +64,28 @@ pub(crate) fn fill<M: Matrix>(
     Ok(())
 }
 
+/// Random values of `dtype` in rows of a tensor of `columns` columns, with the given standard deviation. They depend only on the
+/// tensor's `seed` and the position in it.
+pub(crate) fn random_rows(
+    seed: u64,
+    rows: Range<usize>,
+    columns: usize,
+    dtype: DType,
+    deviation: f64,
+) -> Vec<u8> {
+    let piece = Piece { seed, rows, columns: 0..columns, width: columns };
+    let spread = half_width(deviation);
+    encode(piece.len(), dtype, |i| spread * uniform(piece.random(i)))
+}
+
+/// Half-width of a uniform distribution with a standard deviation.
+fn half_width(deviation: f64) -> f32 {
+    (3f64.sqrt() * deviation) as f32
+}
+
 /// Mean and half-width of a slot's uniform distribution.
 fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usize) -> (f32, f32) {
-    // A uniform distribution's half-width is sqrt(3) standard deviations.
-    let width = |deviation: f64| (3f64.sqrt() * deviation) as f32;
+    let width = half_width;
     let fan_in = (columns as f64).powf(-0.5);
     match slot.info().init {
         Init::Norm | Init::QkNorm => match norm_kind(spec, layer, slot) {

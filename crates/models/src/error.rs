@@ -167,7 +167,7 @@ pub enum Error {
         /// The supported dtypes, in words.
         expected: &'static str,
     },
-    /// An encoder's input that cannot be computed.
+    /// An input of an encoder of texts or images that cannot be computed.
     #[error("the input {0}")]
     Input(String),
 }

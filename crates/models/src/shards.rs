@@ -12,7 +12,8 @@ use std::{
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{
-    Checkpoint, CheckpointFiles, Gguf, GgufType, StoredKind, StoredTensor, TensorPlan, WeightFiles,
+    Checkpoint, CheckpointFiles, Gguf, GgufType, StoredKind, StoredTensor, TensorPlan,
+    VisionTensor, WeightFiles,
 };
 use memmap2::{Mmap, MmapOptions};
 use safetensors::SafeTensors;
@@ -129,12 +130,13 @@ impl Shards {
         Ok(Self { files, tensors })
     }
 
-    /// Checks that the files hold exactly the planned tensors, each in its shape and in a supported dtype.
+    /// Checks that the files hold exactly the planned tensors and those of the part for images, each in its shape and in a supported dtype.
     pub(crate) fn check(&self, checkpoint: &Checkpoint, plan: &[TensorPlan]) -> Result<()> {
         let mut stored = Vec::new();
         for tensor in plan {
             stored.extend(tensor.stored()?);
         }
+        stored.extend(checkpoint.vision_tensors().iter().map(VisionTensor::stored));
         let missing: Vec<&str> = stored
             .iter()
             .filter(|t| t.required && !self.contains(&t.name))

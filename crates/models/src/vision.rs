@@ -1,60 +1,177 @@
 //! The encoder of images: pixels become embeddings for the decoder. It runs on the CPU.
+//!
+//! One walk over layers runs every tower, as its `VisionSpec` says. A run is cut into pieces of a layer each. The pieces are the
+//! same whoever asks for them, so that a run has the same bits however it is interrupted.
 
-use candle_core::Tensor;
-use candlepower_checkpoint::{Checkpoint, VisionSpec};
-use candlepower_media::Processed;
+use candle_core::{Device, Tensor};
+use candlepower_checkpoint::{Checkpoint, PatchPositions, VisionSpec};
+use candlepower_kernels::AxialRope;
+use candlepower_media::{Layout, Processed};
 
 use crate::{
     LoadOptions,
     error::{Error, Result},
 };
 
+mod layers;
+mod merger;
+mod patches;
+mod weights;
+
+use layers::TowerLayer;
+use merger::Merger;
+use patches::Patches;
+use weights::Loader;
+
 /// A vision tower with its projector.
 pub struct ImageEncoder {
     spec: VisionSpec,
+    patches: Patches,
+    layers: Vec<TowerLayer>,
+    merger: Merger,
 }
 
 /// The state of an image between the pieces of the encoder's work.
 pub struct ImageRun {
-    /// `[embeddings, hidden]` f32, when all pieces are done.
-    output: Option<Tensor>,
+    /// Rows and columns of patches.
+    grid: (usize, usize),
+    /// Number of pieces that are done.
+    done: u32,
+    /// Cosines and sines of the patches, where the tower has 2-D rope.
+    rope: Option<AxialRope>,
+    state: State,
+}
+
+enum State {
+    /// The pixels `[3, height, width]`, with the picture's width.
+    Pixels { values: Vec<f32>, width: usize },
+    /// The hidden states `[patches, width]` between two layers.
+    Hidden(Tensor),
+    /// The embeddings `[embeddings, hidden]`.
+    Done(Tensor),
 }
 
 impl ImageEncoder {
     /// Loads the part for images; `None` where the checkpoint has none that is supported.
     ///
+    /// Matrices get the dtype that the options ask for, or keep their own; norms, biases and positions are f32.
+    ///
     /// # Errors
-    /// Missing or misshapen tensors, damaged or missing files.
-    pub fn load(checkpoint: &Checkpoint, _options: &LoadOptions) -> Result<Option<Self>> {
-        Ok(checkpoint.vision().map(|spec| Self { spec: spec.clone() }))
+    /// Missing, unknown or misshapen tensors, damaged or missing files.
+    pub fn load(checkpoint: &Checkpoint, options: &LoadOptions) -> Result<Option<Self>> {
+        let Some(spec) = checkpoint.vision() else { return Ok(None) };
+        let loader = Loader::open(checkpoint, spec, options)?;
+        let layers = (0..spec.layers).map(|layer| TowerLayer::load(&loader, layer));
+        Ok(Some(Self {
+            patches: Patches::load(&loader)?,
+            layers: layers.collect::<Result<_>>()?,
+            merger: Merger::load(&loader)?,
+            spec: spec.clone(),
+        }))
     }
 
     /// Bytes of the weights.
     pub fn weight_bytes(&self) -> usize {
-        0
+        let layers = self.layers.iter().map(TowerLayer::num_bytes).sum::<usize>();
+        self.patches.num_bytes() + layers + self.merger.num_bytes()
     }
 
     /// Begins with an image.
     ///
     /// # Errors
     /// The picture has another form than the model takes.
-    pub fn begin(&self, _image: &Processed) -> Result<ImageRun> {
-        Ok(ImageRun { output: None })
+    pub fn begin(&self, image: &Processed) -> Result<ImageRun> {
+        let (width, height) = (image.pixels().width(), image.pixels().height());
+        let grid = self.spec.patch_grid(width, height);
+        self.check(image.layout(), grid)?;
+        let rope = self.patches.rope(&self.spec, grid)?;
+        let state = State::Pixels { values: image.values(), width: width as usize };
+        Ok(ImageRun { grid, done: 0, rope, state })
     }
 
-    /// Computes the next piece, of [`VisionSpec::num_pieces`].
+    /// Checks the form of a picture.
+    fn check(&self, layout: Layout, grid @ (rows, columns): (usize, usize)) -> Result<()> {
+        let (most, side) = (self.spec.patches.most, self.spec.merger.side);
+        let refused = |rule: String| {
+            let input =
+                format!("is a picture of {rows} x {columns} patches, and the model takes {rule}");
+            Err(Error::Input(input))
+        };
+        let is_whole = |count: usize| count > 0 && count.is_multiple_of(side);
+        if layout != Layout::Channels {
+            return refused("pictures whose channels are apart".to_owned());
+        }
+        match self.spec.patches.positions {
+            PatchPositions::Table if grid != (most, most) => refused(format!("{most} x {most}")),
+            PatchPositions::Rope { .. } if rows.max(columns) > most => {
+                refused(format!("at most {most} a side"))
+            }
+            _ if !is_whole(rows) || !is_whole(columns) => refused(format!("multiples of {side}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Computes the next piece, of [`VisionSpec::num_pieces`]: a layer. The first one also embeds the patches, and the last one also
+    /// merges and projects them.
     ///
     /// # Errors
     /// All pieces are done, or a tensor operation failed.
-    pub fn advance(&self, _run: &mut ImageRun) -> Result<()> {
-        let layers = self.spec.layers;
-        Err(Error::Input(format!("no tower of {layers} layers is implemented")))
+    pub fn advance(&self, run: &mut ImageRun) -> Result<()> {
+        let Some(layer) = self.layers.get(run.done as usize) else {
+            return Err(Error::Input("is an image whose pieces are all done".to_owned()));
+        };
+        let x = match &run.state {
+            State::Pixels { values, width } => self.patches.embed(values, *width, run.grid)?,
+            State::Hidden(x) => x.clone(),
+            State::Done(_) => unreachable!("no layer is left then"),
+        };
+        let rope = run.rope.as_ref();
+        run.state = State::Hidden(layer.forward(x, rope)?);
+        run.done += 1;
+        if let State::Hidden(x) = &run.state
+            && run.done == self.spec.num_pieces()
+        {
+            run.state = State::Done(self.merger.forward(x, run.grid)?);
+        }
+        Ok(())
     }
 }
 
 impl ImageRun {
     /// The embeddings `[embeddings, hidden]` f32, after the last piece.
     pub fn embeddings(&self) -> Option<&Tensor> {
-        self.output.as_ref()
+        match &self.state {
+            State::Done(embeddings) => Some(embeddings),
+            _ => None,
+        }
     }
+}
+
+/// Rows that are computed group by group, into one tensor `[rows, width]`.
+struct RowGroups {
+    values: Vec<f32>,
+    width: usize,
+}
+
+impl RowGroups {
+    /// Reserves memory for all rows.
+    fn new(rows: usize, width: usize) -> Self {
+        Self { values: Vec::with_capacity(rows * width), width }
+    }
+
+    fn push(&mut self, rows: &Tensor) -> Result<()> {
+        let rows = candlepower_kernels::operands::Operand::new("row groups", "rows", rows);
+        self.values.extend_from_slice(&rows.f32s()?);
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Tensor> {
+        let rows = self.values.len() / self.width;
+        Ok(Tensor::from_vec(self.values, (rows, self.width), &Device::Cpu)?)
+    }
+}
+
+/// The ranges of `rows` rows, in groups of `group`.
+fn groups(rows: usize, group: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..rows).step_by(group).map(move |first| (first, group.min(rows - first)))
 }

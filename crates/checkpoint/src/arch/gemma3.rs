@@ -6,6 +6,7 @@ use crate::{
     config::HfConfig,
     error::Result,
     spec::{ModelSpec, QkNormSpan},
+    vision::siglip,
 };
 
 pub(super) const ARCH: Arch = Arch {
@@ -27,12 +28,13 @@ pub(super) const ARCH: Arch = Arch {
     ..Arch::LIKE_LLAMA
 };
 
-/// The larger ones, of which images are refused.
+/// The larger ones, with the tower SigLIP.
 pub(super) const OF_IMAGES: Arch = Arch {
     name: "Gemma3ForConditionalGeneration",
     model_type: "gemma3",
     spec: of_images,
     around: Around::Images(super::FOR_IMAGES),
+    vision: Some(siglip::gemma3),
     ..ARCH
 };
 

@@ -3,7 +3,7 @@
 //! Source: transformers `models/llama`, `models/mistral`, `models/mistral3`, `models/ministral3`, `models/helium`.
 
 use super::{Arch, Around, deepseek::mistral4};
-use crate::{config::HfConfig, error::Result, spec::ModelSpec};
+use crate::{config::HfConfig, error::Result, spec::ModelSpec, vision::pixtral};
 
 pub(super) const ARCH: Arch = Arch::LIKE_LLAMA;
 
@@ -15,12 +15,13 @@ pub(super) const MISTRAL: Arch = Arch {
     ..Arch::LIKE_LLAMA
 };
 
-/// Mistral Small 3.1 and later, and Ministral 3, of which images are refused.
+/// Mistral Small 3.1 and later, and Ministral 3, with the tower of Pixtral.
 pub(super) const MISTRAL3: Arch = Arch {
     name: "Mistral3ForConditionalGeneration",
     model_type: "mistral3",
     spec: mistral3,
     around: Around::Images(super::FOR_IMAGES),
+    vision: Some(pixtral::mistral3),
     ..MISTRAL
 };
 

@@ -7,6 +7,7 @@ use crate::{
     encoder::supported_encoders,
     error::{Error, Result},
     spec::ModelSpec,
+    vision::ReadVision,
     weights::WeightRule,
 };
 
@@ -63,6 +64,8 @@ pub struct Arch {
     /// Rules for weights with other names than Llama's.
     pub(crate) weights: &'static [WeightRule],
     around: Around,
+    /// The description of the part for images, where that is supported.
+    pub(crate) vision: Option<ReadVision>,
     /// Checkpoints have layers behind the last one, which predict further tokens and are not used.
     predicts_more: bool,
 }
@@ -191,6 +194,7 @@ impl Arch {
         spec: ModelSpec::llama,
         weights: &[],
         around: Around::Nothing,
+        vision: None,
         predicts_more: false,
     };
 
@@ -222,9 +226,12 @@ impl Arch {
         match self.around {
             Around::Name(outer) => stored.strip_prefix(outer).unwrap_or(stored).into(),
             // The names of transformers 5, then of 4.
-            Around::Images(_) => match stored.strip_prefix("model.language_model.") {
+            Around::Images(parts) => match stored.strip_prefix("model.language_model.") {
                 Some(inner) => format!("model.{inner}").into(),
-                None => stored.strip_prefix("language_model.").unwrap_or(stored).into(),
+                None => match stored.strip_prefix("model.").filter(|inner| is_part(parts, inner)) {
+                    Some(inner) => without_model(inner),
+                    None => without_model(stored.strip_prefix("language_model.").unwrap_or(stored)),
+                },
             },
             Around::Nothing => match INNER.iter().any(|inner| stored.starts_with(inner)) {
                 true => format!("model.{stored}").into(),
@@ -233,17 +240,25 @@ impl Arch {
         }
     }
 
-    /// Whether a tensor is a part of the checkpoint that a decoder of `layers` layers does not need.
+    /// Whether this is a model of texts and images.
+    pub(crate) fn has_images(&self) -> bool {
+        matches!(self.around, Around::Images(_))
+    }
+
+    /// Whether a tensor, by its planned name, belongs to a part for images.
+    pub(crate) fn is_for_images(&self, name: &str) -> bool {
+        let name = name.strip_prefix("model.").unwrap_or(name);
+        matches!(self.around, Around::Images(parts) if is_part(parts, name))
+    }
+
+    /// Whether a tensor is a part of the checkpoint that a decoder of `layers` layers does not need, and not for images.
     pub(crate) fn is_beside(&self, name: &str, layers: usize) -> bool {
         let name = name.strip_prefix("model.").unwrap_or(name);
         let is_behind = || {
             let layer = name.strip_prefix("layers.").and_then(|rest| rest.split('.').next());
             layer.and_then(|layer| layer.parse().ok()).is_some_and(|layer: usize| layer >= layers)
         };
-        let is_part = |parts: &[&str]| parts.iter().any(|part| name.starts_with(part));
-        matches!(self.around, Around::Images(parts) if is_part(parts))
-            || (self.predicts_more
-                && (is_behind() || name.starts_with("mtp_") || name.starts_with("mtp.")))
+        self.predicts_more && (is_behind() || name.starts_with("mtp_") || name.starts_with("mtp."))
     }
 
     pub(crate) fn describe(&self, config: &HfConfig) -> Result<ModelSpec> {
@@ -253,6 +268,19 @@ impl Arch {
             }
         }
         (self.spec)(config)
+    }
+}
+
+/// Whether a tensor's name begins with that of a part.
+fn is_part(parts: &[&str], name: &str) -> bool {
+    parts.iter().any(|part| name.starts_with(part))
+}
+
+/// The name of a tower's tensor in the newest files, which leave out the name of the tower's class inside the tower's.
+fn without_model(name: &str) -> Cow<'_, str> {
+    match name.strip_prefix("vision_tower.vision_model.") {
+        Some(inner) => format!("vision_tower.{inner}").into(),
+        None => name.into(),
     }
 }
 

@@ -33,6 +33,7 @@ pub(super) const QWEN3_5: Arch = Arch {
     spec: base,
     weights: GATED,
     around: Around::Nothing,
+    vision: None,
     predicts_more: true,
 };
 

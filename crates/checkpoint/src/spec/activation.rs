@@ -7,6 +7,11 @@ use crate::{config::HfConfig, error::Result};
 /// The activation that `hidden_activation` (Gemma) or `hidden_act` names; the first of them wins, as in transformers.
 pub(crate) fn activation(c: &HfConfig) -> Result<Activation> {
     let key = if c.contains("hidden_activation") { "hidden_activation" } else { "hidden_act" };
+    activation_of(c, key)
+}
+
+/// The activation that a key names.
+pub(crate) fn activation_of(c: &HfConfig, key: &str) -> Result<Activation> {
     let name = c.text_opt(key)?.ok_or_else(|| c.missing(key, "the name of an activation"))?;
     match name {
         "silu" | "swish" => Ok(Activation::Silu),

@@ -303,6 +303,30 @@ pub(super) const NEUTRAL: &[(&str, &str)] = &[
     ("use_rmsnorm", "true"),
 ];
 
+/// Keys of a tower's configuration without an effect on it. Towers of other models share no meaning of such names, so that the keys
+/// of texts do not count here.
+pub(super) const OF_TOWERS: &[&str] = &[
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "architectures",
+    "chunk_size_feed_forward",
+    "dtype",
+    "id2label",
+    "is_composition",
+    "label2id",
+    "model_type",
+    "output_attentions",
+    "output_hidden_states",
+    "problem_type",
+    "projection_dim",
+    "return_dict",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "vision_use_head",
+    "vocab_size",
+];
+
 /// Endings of the names of further harmless keys: dropout and initial values, which are of training; losses; ids of tokens that
 /// are looked up elsewhere.
 pub(super) const HARMLESS_ENDS: &[&str] = &[

@@ -11,3 +11,4 @@ mod kv_scales;
 mod load_errors;
 mod quantized;
 mod ranks;
+mod vision;

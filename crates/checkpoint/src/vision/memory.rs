@@ -1,0 +1,138 @@
+//! Bytes and work of a tower.
+
+use candlepower_layout::{Dtype, MatrixForm};
+
+use super::{PatchPositions, VisionSlot, VisionSpec};
+use crate::{
+    slot::Slot,
+    spec::{FfnSpec, ModelSpec},
+};
+
+/// Rows of a picture that a tower computes together, but in attention.
+pub const VISION_ROWS: usize = 512;
+/// Queries whose scores a thread computes together.
+const VISION_QUERIES: usize = 128;
+/// Threads that the estimate of attention counts at most.
+const MOST_THREADS: usize = 8;
+/// Intermediate results are single precision.
+const VALUE_BYTES: u64 = 4;
+
+impl VisionSpec {
+    /// Bytes of the weights as loaded, with matrices in `dtype`. Norms, biases and positions are always F32.
+    pub fn weight_bytes(&self, dtype: Dtype) -> u64 {
+        let mut bytes = 0;
+        let mut fused = Vec::new();
+        for tensor in self.tensors() {
+            let &[rows, columns] = tensor.shape.as_slice() else {
+                bytes += tensor.shape.iter().product::<usize>() * Dtype::F32.size();
+                continue;
+            };
+            match tensor.slot {
+                VisionSlot::Positions => bytes += rows * columns * Dtype::F32.size(),
+                // Matrices of the same input are one.
+                VisionSlot::Q | VisionSlot::Gate => fused.push((rows, columns)),
+                VisionSlot::K | VisionSlot::V => grow(&mut fused, rows),
+                VisionSlot::Up if self.layer.gated => grow(&mut fused, rows),
+                _ => bytes += MatrixForm::Plain.bytes(rows, columns, dtype),
+            }
+        }
+        let matrices =
+            fused.into_iter().map(|(rows, columns)| MatrixForm::Plain.bytes(rows, columns, dtype));
+        (bytes + matrices.sum::<usize>()) as u64
+    }
+
+    /// Count of all weights.
+    pub fn num_parameters(&self) -> u64 {
+        self.tensors().iter().map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum()
+    }
+
+    /// Most patches of a picture.
+    pub fn most_patches(&self) -> usize {
+        self.patches.most * self.patches.most
+    }
+
+    /// Bytes of the intermediate results of one run over a picture of `patches` patches, at most, with matrices in `dtype`.
+    pub fn activation_bytes(&self, patches: usize, dtype: Dtype) -> u64 {
+        let layer = &self.layer;
+        let attended = layer.heads * layer.head_dim;
+        let rope = match self.patches.positions {
+            PatchPositions::Rope { .. } => layer.head_dim,
+            PatchPositions::Table => 0,
+        };
+        let pixels = 3 * self.patches.size * self.patches.size;
+        // A layer's input, with queries, keys, values and what they attend to; or the pixels.
+        let whole = patches * (rope + self.width + (4 * attended).max(pixels).max(self.width));
+        // Rows are computed in groups, as all but attention looks at one row alone.
+        let inner = if layer.gated { 3 * layer.inner } else { 2 * layer.inner };
+        let merged = self.width * self.merger.side * self.merger.side;
+        let row = (self.width + 6 * attended)
+            .max(5 * self.width + inner)
+            .max(pixels + 2 * self.width)
+            .max(merged + 3 * self.width + 3 * self.projector.hidden_size);
+        let groups = patches.min(VISION_ROWS) * row;
+        let output = self.tokens.most_embeddings(self.patches.most * self.patches.size)
+            * self.projector.hidden_size;
+        (whole + groups + output) as u64 * VALUE_BYTES + self.attention_bytes(patches, dtype)
+    }
+
+    /// Bytes of the keys and values of all heads, packed for products, and of the scores of the queries that threads compute.
+    fn attention_bytes(&self, patches: usize, dtype: Dtype) -> u64 {
+        let dtype = if dtype == Dtype::Bf16 { Dtype::Bf16 } else { Dtype::F32 };
+        let dim = self.layer.head_dim;
+        let packed = MatrixForm::Plain.bytes(patches, dim, dtype)
+            + MatrixForm::Plain.bytes(dim, patches, dtype);
+        // Scores are packed for the product with values, too.
+        let scores = VISION_QUERIES.min(patches) * patches * (Dtype::F32.size() + dtype.size());
+        (self.layer.heads * packed + MOST_THREADS * scores) as u64
+    }
+
+    /// The work of one piece of a run over a resized picture of `width` x `height` pixels, in tokens of `decoder`, at least 1.
+    ///
+    /// Both are counted in multiply-adds. A piece is a layer; what comes before the first layer and after the last one is spread over
+    /// all pieces.
+    pub fn tokens_per_piece(&self, width: u32, height: u32, decoder: &ModelSpec) -> usize {
+        let (rows, columns) = self.patch_grid(width, height);
+        let patches = rows as f64 * columns as f64;
+        let cells = patches / (self.merger.side * self.merger.side) as f64;
+        let mut work = 0.0;
+        for tensor in self.tensors() {
+            let &[rows, columns] = tensor.shape.as_slice() else { continue };
+            let vectors = match tensor.slot {
+                VisionSlot::Positions => continue,
+                VisionSlot::Merge | VisionSlot::ProjectorIn | VisionSlot::ProjectorOut => cells,
+                _ => patches,
+            };
+            work += vectors * rows as f64 * columns as f64;
+        }
+        let attended = (self.layer.heads * self.layer.head_dim) as f64;
+        work += self.layers as f64 * 2.0 * patches * patches * attended;
+        let pieces = f64::from(self.num_pieces().max(1));
+        ((work / pieces / decoder.token_work()).ceil() as usize).max(1)
+    }
+}
+
+fn grow(fused: &mut [(usize, usize)], rows: usize) {
+    let (fused_rows, _) = fused.last_mut().expect("queries and gates come first");
+    *fused_rows += rows;
+}
+
+impl ModelSpec {
+    /// Multiply-adds of the layers' matrices for one token. Of routed experts, only the chosen ones count.
+    fn token_work(&self) -> f64 {
+        let work = self.slots().map(|(layer, slot, shape)| {
+            let is_table =
+                matches!(slot, Slot::Embed | Slot::Positions | Slot::PerLayerEmbed | Slot::Head);
+            let is_chosen = slot.expert().is_none_or(|expert| {
+                match layer.map(|layer| &self.layers[layer].ffn) {
+                    Some(FfnSpec::Experts(experts)) => expert < experts.top_k,
+                    _ => true,
+                }
+            });
+            match shape.as_slice() {
+                [rows, columns] if !is_table && is_chosen => *rows as f64 * *columns as f64,
+                _ => 0.0,
+            }
+        });
+        work.sum::<f64>().max(1.0)
+    }
+}

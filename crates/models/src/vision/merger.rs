@@ -1,0 +1,122 @@
+//! The end of a vision tower: neighbouring patches are merged and projected to the decoder's width.
+
+use candle_core::{Device, Tensor};
+use candlepower_checkpoint::{MergeKind, MergerSpec, VISION_ROWS, VisionSlot as Slot};
+use candlepower_kernels::{Activation, Weight, activation, operands::Operand};
+
+use super::{
+    RowGroups,
+    layers::{TowerNorm, affine},
+    weights::Loader,
+};
+use crate::{error::Result, linear::Linear};
+
+/// Norms, merger and projector.
+pub(super) struct Merger {
+    spec: MergerSpec,
+    /// The norm of patches.
+    norm: Option<TowerNorm>,
+    /// `[width, width * side * side]`, where a matrix merges.
+    matrix: Option<Linear<Weight>>,
+    /// The norm of merged vectors.
+    merged_norm: Option<TowerNorm>,
+    first: Linear<Weight>,
+    /// The second matrix of the projector, and the activation before it.
+    second: Option<(Activation, Linear<Weight>)>,
+}
+
+impl Merger {
+    pub(super) fn load(loader: &Loader<'_>) -> Result<Self> {
+        let spec = loader.spec();
+        let norm = |norm: &Option<_>, slots| {
+            norm.as_ref().map(|norm| loader.norm(None, norm, slots)).transpose()
+        };
+        // The merger has no bias.
+        let matrix = (spec.merger.kind == MergeKind::Matrix)
+            .then(|| loader.linear(None, &[(Slot::Merge, Slot::MergedNormBias)]));
+        let second = spec.projector.act.map(|act| {
+            let slots = [(Slot::ProjectorOut, Slot::ProjectorOutBias)];
+            Ok::<_, crate::Error>((act, loader.linear(None, &slots)?))
+        });
+        Ok(Self {
+            spec: spec.merger,
+            norm: norm(&spec.last_norm, [Slot::LastNorm, Slot::LastNormBias])?,
+            matrix: matrix.transpose()?,
+            merged_norm: norm(&spec.merger.norm, [Slot::MergedNorm, Slot::MergedNormBias])?,
+            first: loader.linear(None, &[(Slot::ProjectorIn, Slot::ProjectorInBias)])?,
+            second: second.transpose()?,
+        })
+    }
+
+    pub(super) fn num_bytes(&self) -> usize {
+        let norms = [&self.norm, &self.merged_norm].into_iter().flatten();
+        let second = self.second.as_ref().map(|(_, linear)| linear);
+        let linears = [self.matrix.as_ref(), Some(&self.first), second].into_iter().flatten();
+        norms.map(TowerNorm::num_bytes).sum::<usize>()
+            + linears.map(Linear::num_bytes).sum::<usize>()
+    }
+
+    /// From the last hidden states `x` `[patches, width]` of a grid of rows and columns to `[embeddings, hidden]`, a cell a row.
+    pub(super) fn forward(&self, x: &Tensor, (rows, columns): (usize, usize)) -> Result<Tensor> {
+        let side = self.spec.side;
+        let cells = (rows / side) * (columns / side);
+        let hidden = self.second.as_ref().map_or(&self.first, |(_, second)| second).weight.n();
+        let mut out = RowGroups::new(cells, hidden);
+        // Whole rows of cells, of which the patches lie together.
+        let patches_of_row = side * columns;
+        let group = (VISION_ROWS / patches_of_row).max(1);
+        for (first, count) in super::groups(rows / side, group) {
+            let rows = x.narrow(0, first * patches_of_row, count * patches_of_row)?;
+            out.push(&self.project(&self.merge(&rows, columns)?)?)?;
+        }
+        out.finish()
+    }
+
+    /// The merged vectors `[cells, width]` of whole rows of cells.
+    fn merge(&self, x: &Tensor, columns: usize) -> Result<Tensor> {
+        let normed = match &self.norm {
+            Some(norm) => norm.forward(x)?,
+            None => x.clone(),
+        };
+        let (_, width) = normed.dims2()?;
+        let side = self.spec.side;
+        let patches = Operand::new("merger", "patches", &normed).f32s()?;
+        let cells = patches.len() / width / (side * side);
+        let cell_columns = columns / side;
+        let of_cell = |cell: usize| {
+            let (row, column) = (cell / cell_columns * side, cell % cell_columns * side);
+            let lines = (row..row + side).map(move |row| row * columns + column);
+            lines.flat_map(move |first| first..first + side)
+        };
+        let mut values = Vec::with_capacity(patches.len());
+        for cell in 0..cells {
+            let patches: Vec<&[f32]> =
+                of_cell(cell).map(|patch| &patches[patch * width..][..width]).collect();
+            let element = |i: usize| patches.iter().map(move |patch| patch[i]);
+            match self.spec.kind {
+                MergeKind::Matrix => values.extend((0..width).flat_map(element)),
+                MergeKind::Mean => {
+                    let count = patches.len() as f32;
+                    values.extend((0..width).map(|i| element(i).sum::<f32>() / count));
+                }
+            }
+        }
+        let merged = Tensor::from_vec(values, (cells, ()), &Device::Cpu)?;
+        match &self.matrix {
+            Some(matrix) => affine(&merged, matrix),
+            None => Ok(merged),
+        }
+    }
+
+    /// The embeddings `[cells, hidden]` of merged vectors.
+    fn project(&self, merged: &Tensor) -> Result<Tensor> {
+        let first = match &self.merged_norm {
+            Some(norm) => affine(&norm.forward(merged)?, &self.first)?,
+            None => affine(merged, &self.first)?,
+        };
+        match &self.second {
+            Some((act, second)) => affine(&activation(&first, *act)?, second),
+            None => Ok(first),
+        }
+    }
+}
