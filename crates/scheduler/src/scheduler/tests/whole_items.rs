@@ -114,7 +114,8 @@ fn a_prefix_without_its_partial_block_ends_before_the_whole_item() {
     scheduler.remove(first);
     scheduler.add(new(20)).unwrap();
     let step = run_step(&mut scheduler);
-    assert_eq!((step.copies.len(), step.rows[0].whole.clone()), (0, vec![(2, 10)]));
+    assert_eq!((step.copies.len(), rows(&step)), (0, vec![(1, 0, 11)]));
+    assert_eq!(step.rows[0].whole, [(2, 10)]);
 }
 
 /// The request asks for the logits from within the item on. They begin with the item.
