@@ -38,7 +38,7 @@ fn a_whole_item_is_computed_in_one_row_with_any_budget() {
     assert_eq!(cuts(&run_with_budget(17)), with_17);
 }
 
-/// What is left of the budget after a decode is less than the item.
+/// The budget that a decode leaves is less than the item.
 #[test]
 fn a_whole_item_exceeds_the_budget_only_at_the_start_of_a_row() {
     let config = SchedulerConfig { max_num_batched_tokens: 8, ..WITH_ITEMS };
