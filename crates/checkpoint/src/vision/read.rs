@@ -80,13 +80,13 @@ impl TowerSizes {
 
 impl VisionSource<'_> {
     /// An id of a token that is named in one of two ways, by transformers 4 and 5.
-    pub(super) fn token_id(&self, keys: [&str; 2], default: usize) -> Result<u32> {
-        for key in keys {
-            if self.config.raw(key).is_some() {
-                return Ok(self.config.index(key)? as u32);
-            }
+    pub(super) fn token_id(&self, keys: [&str; 2], default: u32) -> Result<u32> {
+        let key = keys.into_iter().find(|key| self.config.raw(key).is_some()).unwrap_or(keys[0]);
+        let id = self.config.index_or(key, default as usize)?;
+        match u32::try_from(id) {
+            Ok(id) if (id as usize) < self.decoder.vocab_size => Ok(id),
+            _ => Err(self.config.unsupported(key, &id.into(), "; an id of the vocabulary is")),
         }
-        Ok(default as u32)
     }
 
     /// Number of patches in a side of a merged cell.

@@ -41,7 +41,7 @@ impl Patches {
             + self.norm.as_ref().map_or(0, TowerNorm::num_bytes)
     }
 
-    /// The places of the patches of a grid, where queries and keys turn by them.
+    /// The places of the patches of a grid, where queries and keys are rotated by them.
     ///
     /// Source: transformers `models/pixtral`, `PixtralVisionRotaryEmbedding`.
     pub(super) fn rope(

@@ -248,7 +248,7 @@ fn faults_of_a_towers_tensors_are_named() {
         for error in [of_tower, of_decoder] {
             assert!(error.contains(expected), "{error}");
         }
-        // As a text model it is whole.
+        // The model without its tower is whole.
         let mut copy = copy;
         copy.without_vision();
         assert!(ImageEncoder::load(&copy, &options()).unwrap().is_none());
