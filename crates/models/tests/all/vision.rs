@@ -1,6 +1,9 @@
 //! Vision towers against what transformers computed from the same files and pictures.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, VisionSpec};
 use candlepower_media::{Deadline, Detail, Limits, Processed};
@@ -189,7 +192,7 @@ fn copy(golden: &str, test: &str) -> PathBuf {
 }
 
 /// Writes a copy's weights with other names.
-fn rename(folder: &PathBuf, name: impl Fn(&str) -> String) {
+fn rename(folder: &Path, name: impl Fn(&str) -> String) {
     let path = folder.join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
