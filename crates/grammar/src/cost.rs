@@ -215,11 +215,11 @@ fn add_keyword(keyword: &str, value: &Value, size: &mut Size, depth: usize) -> R
     size.bytes += keyword.len();
     // The bytes of texts are counted below, for all keywords.
     match (keyword, value) {
-        ("$ref" | "$dynamicRef" | "$id" | "$anchor" | "$dynamicAnchor", Value::String(text)) => {
-            if text.len() > MAX_REFERENCE_BYTES {
-                let what = format!("bytes in a `{keyword}`");
-                return Err(too_large(text.len(), &what, MAX_REFERENCE_BYTES));
-            }
+        ("$ref" | "$dynamicRef" | "$id" | "$anchor" | "$dynamicAnchor", Value::String(text))
+            if text.len() > MAX_REFERENCE_BYTES =>
+        {
+            let what = format!("bytes in a `{keyword}`");
+            return Err(too_large(text.len(), &what, MAX_REFERENCE_BYTES));
         }
         ("pattern", Value::String(pattern)) => {
             size.add(Size { bytes: 0, ..of_expression(pattern) });
