@@ -560,8 +560,11 @@ fn takes_images(files: &[SourceFile], class: &str) -> bool {
     let tests: String = lines_of(files, VISION_TESTS).collect();
     let quoted = format!("\"{class}\"");
     files.iter().any(|file| {
-        let folder = file.path.strip_prefix(GOLDENS).and_then(|path| path.strip_suffix("/config.json"));
-        folder.is_some_and(|name| tests.contains(&format!("\"{name}\"")) && file.text.contains(&quoted))
+        let folder =
+            file.path.strip_prefix(GOLDENS).and_then(|path| path.strip_suffix("/config.json"));
+        folder.is_some_and(|name| {
+            tests.contains(&format!("\"{name}\"")) && file.text.contains(&quoted)
+        })
     })
 }
 
