@@ -13,6 +13,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionRotaryEmbe
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionRotaryEmbedding
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionRotaryEmbedding
 from vision_files import fill, settings
 
 
@@ -146,6 +147,31 @@ FAMILIES = {
             num_heads=2,
             num_position_embeddings=81,
             deepstack_visual_indexes=[0, 2],
+        ),
+        rewrite=published_rope,
+    ),
+    # One tensor for all experts of a layer, each transposed, and a dense layer.
+    "vision_qwen3_vl_moe": Qwen(
+        kind="Qwen3VLMoe",
+        rope=Qwen3VLMoeVisionRotaryEmbedding,
+        seed=7500,
+        text=dict(
+            head_dim=32,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            mlp_only_layers=[1],
+            rope_parameters=dict(
+                rope_type="default", rope_theta=5000.0, mrope_section=[6, 6, 4], mrope_interleaved=True
+            ),
+        ),
+        vision=dict(
+            depth=2,
+            hidden_size=48,
+            intermediate_size=64,
+            num_heads=2,
+            num_position_embeddings=121,
+            deepstack_visual_indexes=[0, 1],
         ),
         rewrite=published_rope,
     ),

@@ -62,7 +62,7 @@ pub use spec::{
     QkNormSpec, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
 };
 pub use vision::{
-    ImageGrid, ImageTokens, MergeKind, MergerSpec, PatchPositions, PatchSpec, ProjectorSpec,
+    Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder, PatchPositions, PatchSpec, ProjectorSpec,
     TokenTexts, TowerLayerSpec, VISION_ROWS, VisionRule, VisionSlot, VisionSpec, VisionTensor,
     WrittenImage,
 };
