@@ -94,7 +94,7 @@ fn a_configuration_alone_is_enough_to_see_what_fits() {
     assert!(tight["message"].as_str().unwrap().contains("lower --max-model-len to 512"));
 }
 
-/// 4 bits a weight, and 32 bits of scale and offset for each 128 weights. The rest is stored as in the checkpoint.
+/// 4 bits a weight, and a scale of 16 bits and a zero-point of 8 for each 128 weights. The rest is stored as in the checkpoint.
 #[test]
 fn codes_are_counted_as_they_are_kept() {
     let mut config = llama(1);

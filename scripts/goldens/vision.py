@@ -124,7 +124,7 @@ class Golden:
         names = pictures_of(messages)
         inputs = self.processed(prompt, names)
         sizes = [self.pictures_expected[one]["processed"] for one in names]
-        ids = encoded(self.tokenizer, self.family.expand(prompt, sizes), self.family.placeholder)
+        ids = encoded(self.tokenizer, self.family.expand(prompt, sizes), self.family.spelled)
         if SPELLED not in prompt:
             assert ids == inputs["input_ids"][0].tolist(), f"{name}: other ids than the processor's"
         positions = [at for at, token in enumerate(ids) if token == self.placeholder]

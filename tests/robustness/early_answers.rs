@@ -133,7 +133,7 @@ fn connections_beyond_the_limit_are_told_and_closed() {
 #[test]
 fn bodies_that_fill_their_memory_are_refused_until_others_are_done() {
     let server = ServerBuilder::new("demo").flags("--max-body-memory 8Mi").start();
-    // Each takes 6 MiB, because a chunked body counts twice. The one that arrives second is refused.
+    // Each takes 6 MiB, because a body that arrives in several pieces counts twice. The second one is refused.
     let large = json!({"model": "demo", "prompt": " ".repeat(3 << 20)});
     let (held, refused) = crate::support::wait_for("the memory to be full", || {
         let mut held = TcpStream::connect(server.address).unwrap();

@@ -130,7 +130,7 @@ fn functions_of_namespaces_are_called_by_their_own_names() {
     assert!(streamed.contains("\"namespace\":\"mcp__lamp\""), "{streamed}");
     // The model sees one flat list of names, so its name has the namespace; the client's must not.
     assert!(!streamed.contains("\"name\":\"mcp__lamp__switch\""), "{streamed}");
-    // The call and its result are removed.
+    // The call and its result are accepted again.
     let mut input = body["input"].as_array().unwrap().clone();
     input.push(call.clone());
     input.push(

@@ -233,7 +233,7 @@ fn a_thought_ends_with_its_budget() {
         );
         assert_eq!(choice["message"]["reasoning"].as_str().unwrap_or_default(), text("reasoning"));
     }
-    // The budget has room for the whole answer, and for more than one choice with log-probabilities.
+    // Each of several choices has the whole budget, also with log-probabilities.
     let body = with(
         free,
         json!({"thinking_token_budget": 6, "n": 2, "temperature": 1, "seed": 3, "logprobs": true, "max_tokens": 20}),

@@ -106,19 +106,7 @@ impl ImageSource {
     }
 }
 
-/// An image part in JSON.
-#[derive(ToSchema)]
-#[schema(as = ImageContentPart)]
-#[expect(dead_code, reason = "it describes the part for the OpenAPI document")]
-pub(crate) struct WireImagePart {
-    /// `image_url`.
-    #[schema(rename = "type")]
-    kind: String,
-    /// The image. A string is taken as its URL.
-    image_url: WireImageUrl,
-}
-
-/// An image of a message in JSON.
+/// The image of a content part in JSON.
 #[derive(ToSchema)]
 #[schema(as = ImageUrl)]
 #[expect(dead_code, reason = "it describes the part for the OpenAPI document")]

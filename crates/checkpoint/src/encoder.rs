@@ -316,13 +316,16 @@ impl EncoderCheckpoint {
     /// Divides the memory for batches of `max_num_batched_tokens` tokens and texts of `max_model_len`.
     pub fn memory(&self, request: EncoderMemoryRequest) -> EncoderMemory {
         let spec = &self.spec;
+        // The largest sizes exceed 64 bits together. Nothing that large fits, so the products may stop there.
         let tokens = request.max_num_batched_tokens.max(request.max_model_len) as u64;
         // Hidden states, the residual, q, k, v and their transposes; the feed-forward before and after its activation.
         let width = 10 * spec.hidden_size + 4 * spec.intermediate_size;
-        let scores = 3 * (spec.heads * request.max_model_len) as u64;
+        let scores = (3 * spec.heads as u64).saturating_mul(request.max_model_len as u64);
         let weights_bytes = self.num_parameters() * F32_BYTES + self.sentence.dense_bytes();
-        let activation_bytes =
-            request.num_threads as u64 * tokens * (width as u64 + scores) * F32_BYTES;
+        let activation_bytes = (request.num_threads as u64)
+            .saturating_mul(tokens)
+            .saturating_mul(scores.saturating_add(width as u64))
+            .saturating_mul(F32_BYTES);
         EncoderMemory::new(weights_bytes, activation_bytes, request.available_bytes)
     }
 }
@@ -364,7 +367,7 @@ impl EncoderMemory {
         activation_bytes: u64,
         available_bytes: Option<u64>,
     ) -> Self {
-        let needed_bytes = weights_bytes + activation_bytes;
+        let needed_bytes = weights_bytes.saturating_add(activation_bytes);
         let fits = available_bytes.is_none_or(|free| needed_bytes <= free);
         Self { weights_bytes, activation_bytes, needed_bytes, available_bytes, fits }
     }

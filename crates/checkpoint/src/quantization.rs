@@ -212,7 +212,7 @@ impl Scheme {
     }
 
     /// The dtype of the scales that are kept as they are stored, and the name of their tensor, of the matrix called `name`. Until
-    /// files say otherwise it is F16.
+    /// files say otherwise it is the usual one of the format: BF16 of compressed-tensors, F16 of the others.
     pub fn scales_mut(&mut self, name: &str) -> Option<(&mut Dtype, String)> {
         let module = name.strip_suffix(".weight").unwrap_or(name);
         let (dtype, part) = match self {

@@ -53,7 +53,7 @@ pub struct VisionSpec {
     pub patches: PatchSpec,
     /// The norm of the patches before the first layer.
     pub first_norm: Option<NormSpec>,
-    /// What all layers have in common.
+    /// Each of its layers.
     pub layer: TowerLayerSpec,
     /// The norm of the patches behind the last layer.
     pub last_norm: Option<NormSpec>,
@@ -109,8 +109,8 @@ pub enum MostPatches {
 /// The way in which a patch gets its place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PatchPositions {
-    /// Queries and keys turn by the row and the column (2-D rope). Of the frequencies `theta^(-2i / head_dim)`, those with an even
-    /// `i` belong to rows and the others to columns.
+    /// Queries and keys are rotated by the row and the column (2-D rope). The frequencies are `theta^(-2i / head_dim)`. Those with an
+    /// even `i` belong to rows, and the others to columns.
     Rope {
         /// Base of the frequencies.
         theta: f64,
@@ -332,10 +332,6 @@ pub(crate) fn read(
     let processor = files.json(PROCESSOR_FILES[1])?;
     let source = VisionSource { config, tower: tower.clone(), processor, decoder, files };
     let spec = read(&source)?;
-    if spec.tokens.placeholder as usize >= decoder.vocab_size {
-        let (id, hint) = (spec.tokens.placeholder, "; it is outside the vocabulary");
-        return Err(config.unsupported("image_token_id", &id.into(), hint));
-    }
     Ok((spec, tower))
 }
 

@@ -72,10 +72,11 @@ enum Body {
 
 impl Arguments {
     fn with(self, text: &str) -> Self {
-        let mut scanner = match self {
-            Self::Empty if text.is_empty() => return Self::Empty,
-            Self::Empty => ValueScanner::default(),
-            Self::Open(scanner) => scanner,
+        let (mut scanner, text) = match self {
+            // White space alone is no value, and for the scanner it would be a complete one.
+            Self::Empty if text.trim().is_empty() => return Self::Empty,
+            Self::Empty => (ValueScanner::default(), text.trim_start()),
+            Self::Open(scanner) => (scanner, text),
             Self::Complete => return Self::Complete,
         };
         match scanner.push(text) {
@@ -105,8 +106,8 @@ impl HarmonyParser {
         while self.step(events) {}
     }
 
-    /// Emits the held text at the end. A header without a body is dropped.
-    pub(crate) fn finish(&mut self, events: &mut Events) {
+    /// Emits the held text at the end, or where the answer `is_cut`. A header without a body is dropped.
+    pub(crate) fn finish(&mut self, is_cut: bool, events: &mut Events) {
         let rest = std::mem::take(&mut self.held);
         match self.state {
             State::Body(body) => {
@@ -117,8 +118,15 @@ impl HarmonyParser {
             }
             State::Between | State::Header => {}
         }
+        if self.state != State::Body(Body::Call) {
+            return;
+        }
+        let are_missing = self.arguments == Arguments::Empty;
+        if are_missing {
+            events.call_arguments(self.num_calls, "{}");
+        }
         // The token that ends a call may also have ended the answer.
-        if self.state == State::Body(Body::Call) && self.arguments == Arguments::Complete {
+        if self.arguments == Arguments::Complete || (are_missing && !is_cut) {
             events.call_end(self.num_calls);
         }
     }

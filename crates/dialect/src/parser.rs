@@ -121,7 +121,7 @@ impl OutputParser {
     fn end(&mut self, is_cut: bool) -> Vec<OutputEvent> {
         let mut events = Events::default();
         match &mut self.0 {
-            Stages::Harmony(parser) => parser.finish(&mut events),
+            Stages::Harmony(parser) => parser.finish(is_cut, &mut events),
             Stages::Marked { reasoning, tools } => {
                 if let Some(reasoning) = reasoning {
                     // The reasoning ends first, because its held text may be content, in which a call may begin.

@@ -51,11 +51,11 @@ enum State {
     /// In the arguments of a call, which are JSON without `closer`.
     Arguments { scanner: ValueScanner, closer: Option<&'static str>, in_object: bool },
     /// In the arguments of a call of this function, which are converted to JSON.
-    Translated { function: Option<usize>, arguments: gemma4::Arguments },
+    Translated { function: usize, arguments: gemma4::Arguments },
     /// Before an argument of a call of this function, or the call's end. `searched` bytes of the value contain no mark.
     Elements {
         marks: &'static Marks,
-        function: Option<usize>,
+        function: usize,
         /// Names of the arguments so far.
         told: BTreeSet<String>,
         searched: usize,
@@ -259,7 +259,7 @@ impl ToolParser {
                 events.call_arguments(self.num_calls, &arguments);
                 self.end_call(head.in_object, events)
             }
-            None => self.begin_arguments(Some(function), head.in_object),
+            None => self.begin_arguments(function, head.in_object),
         };
         Step::Again
     }
@@ -278,7 +278,7 @@ impl ToolParser {
     }
 
     /// The state before the first argument of a call of this function.
-    fn begin_arguments(&self, function: Option<usize>, in_object: bool) -> State {
+    fn begin_arguments(&self, function: usize, in_object: bool) -> State {
         match self.format.arguments {
             Arguments::Elements(marks) => {
                 State::Elements { marks, function, told: BTreeSet::new(), searched: 0 }
@@ -325,8 +325,7 @@ impl ToolParser {
         let State::Translated { function, arguments } = &mut self.state else {
             return Step::Enough;
         };
-        let function = function.and_then(|place| self.functions.get(place));
-        let schema = function.and_then(|function| function.parameters.as_ref());
+        let schema = self.functions[*function].parameters.as_ref();
         let mut json = String::new();
         let types = |key: &str| Types::of_property(key, schema);
         let (taken, result) = arguments.read(&self.held, self.ended, &mut json, types);
@@ -346,8 +345,7 @@ impl ToolParser {
         let State::Elements { marks, function, told, searched } = &mut self.state else {
             return Step::Enough;
         };
-        let function = function.and_then(|place| self.functions.get(place));
-        let schema = function.and_then(|function| function.parameters.as_ref());
+        let schema = self.functions[*function].parameters.as_ref();
         let ended = self.ended;
         // At the end, marks are judged by other rules, so those that were passed over are looked at again.
         if ended {
@@ -444,7 +442,7 @@ fn argument(key: &str, text: &str, schema: Option<&Map<String, Value>>) -> Strin
         let value = serde_json::from_str::<Value>(json);
         value.is_ok_and(|value| types.allow(&value) && (value.is_null() || !types.have_string()))
     };
-    // In raw text, `None` is a string if the schema has strings only.
+    // `None` stands for null, unless the schema has this string, as among the values of an `enum`.
     let is_said = || {
         let property = schema.and_then(|schema| schema.get("properties")?.get(key));
         property.is_some_and(|property| property.to_string().contains("\"None\""))

@@ -153,7 +153,7 @@ fn of_lark(grammar: &str) -> Result<Size> {
     for part in lark::parts(grammar)? {
         match part {
             lark::Part::Text(text) => rest.push_str(text),
-            lark::Part::Json(schema) => size.add(of_schema(&schema)?),
+            lark::Part::Json(schema) => size.add(Size { bytes: 0, ..of_schema(&schema)? }),
         }
     }
     size.add(Size { bytes: 0, ..of_expression(&rest) });
@@ -213,15 +213,17 @@ fn add_schema(schema: &Value, size: &mut Size, depth: usize) -> Result<()> {
 
 fn add_keyword(keyword: &str, value: &Value, size: &mut Size, depth: usize) -> Result<()> {
     size.bytes += keyword.len();
+    // The bytes of texts are counted below, for all keywords.
     match (keyword, value) {
-        ("$ref" | "$dynamicRef" | "$id" | "$anchor" | "$dynamicAnchor", Value::String(text)) => {
-            size.bytes += text.len();
-            if text.len() > MAX_REFERENCE_BYTES {
-                let what = format!("bytes in a `{keyword}`");
-                return Err(too_large(text.len(), &what, MAX_REFERENCE_BYTES));
-            }
+        ("$ref" | "$dynamicRef" | "$id" | "$anchor" | "$dynamicAnchor", Value::String(text))
+            if text.len() > MAX_REFERENCE_BYTES =>
+        {
+            let what = format!("bytes in a `{keyword}`");
+            return Err(too_large(text.len(), &what, MAX_REFERENCE_BYTES));
         }
-        ("pattern", Value::String(pattern)) => size.add(of_expression(pattern)),
+        ("pattern", Value::String(pattern)) => {
+            size.add(Size { bytes: 0, ..of_expression(pattern) });
+        }
         ("allOf" | "oneOf", Value::Array(schemas)) => size.products += schemas.len(),
         ("not" | "if" | "contains" | "propertyNames" | "dependentSchemas" | "multipleOf", _) => {
             size.products += 1;

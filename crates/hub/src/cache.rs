@@ -7,9 +7,11 @@
 //!
 //! Source: "Understand caching" in huggingface_hub's documentation, and its file_download.py.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 
@@ -68,7 +70,7 @@ impl ModelCache {
         }
         let path = self.ref_path(revision);
         // Other tools read the reference at any time. The rename gives them the old or the new id, never half of one.
-        let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
+        let unfinished = unfinished(path.as_os_str().to_owned());
         create_parent(&path)?;
         fs::write(&unfinished, commit).map_err(at(&unfinished))?;
         fs::rename(&unfinished, &path).map_err(at(&path))
@@ -147,9 +149,8 @@ impl ModelCache {
         // Another process may create the same link now. A rename replaces it, so that readers always find one of the
         // two.
         let name = file.name.replace('/', "-");
-        // The process id keeps the names of two processes apart. The file is hidden since it lies in the model's own
-        // folder.
-        let unfinished = self.snapshot(commit).join(format!(".{name}.{}.tmp", std::process::id()));
+        // The file is hidden since it lies in the model's own folder.
+        let unfinished = unfinished(self.snapshot(commit).join(format!(".{name}")).into());
         // A killed process with the same id may have left the name, and `symlink` replaces nothing.
         match fs::remove_file(&unfinished) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -173,6 +174,14 @@ impl ModelCache {
     fn ref_path(&self, revision: &str) -> PathBuf {
         self.root.join(&self.folder_name).join("refs").join(revision)
     }
+}
+
+/// A temporary name beside a path. Neither another process nor another thread has the same.
+fn unfinished(mut path: OsString) -> PathBuf {
+    static NUM_NAMES: AtomicU64 = AtomicU64::new(0);
+    let number = NUM_NAMES.fetch_add(1, Ordering::Relaxed);
+    path.push(format!(".{}.{number}.tmp", std::process::id()));
+    path.into()
 }
 
 /// Whether a revision is a full commit id.
@@ -217,6 +226,36 @@ mod tests {
         for revision in ["", "/etc", "../x", "a/../b"] {
             assert!(matches!(check_revision(revision), Err(Error::BadRevision(_))), "{revision}");
         }
+    }
+
+    #[test]
+    fn similar_names_do_not_meet_before_they_are_complete() {
+        let root = std::env::temp_dir().join(format!("candlepower-names-{}", std::process::id()));
+        let cache = ModelCache::new(&root, &"owner/name".parse().unwrap());
+        let digest = Digest::GitSha1("ce013625030ba8dba906f756967f9e9ca394464a".into());
+        let at_once = |act: &(dyn Fn(usize, usize) + Sync)| {
+            std::thread::scope(|scope| {
+                for place in 0..2 {
+                    scope.spawn(move || (0..300).for_each(|round| act(place, round)));
+                }
+            });
+        };
+        let commit = |place: usize, round: usize| format!("{place}{round:039}");
+        at_once(&|place, round| {
+            let revision = ["v1.0", "v1.1"][place];
+            cache.set_commit(revision, &commit(place, round)).unwrap();
+            assert_eq!(cache.commit(revision), Some(commit(place, round)));
+        });
+        at_once(&|place, _| {
+            let file =
+                RemoteFile { name: ["a/b", "a-b"][place].into(), size: 6, digest: digest.clone() };
+            cache.link(&commit(0, 0), &file).unwrap();
+        });
+        let names = fs::read_dir(root.join("models--owner--name/refs")).unwrap();
+        let mut names = names.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+        names.sort();
+        assert_eq!(names, ["v1.0", "v1.1"]);
+        fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

@@ -20,8 +20,8 @@ pub struct AxialRope {
 }
 
 impl AxialRope {
-    /// The table of patches at `[row, column]`. The first pairs of a head turn by the row, times one of `row_frequencies`
-    /// each. The pairs behind them turn by the column, times one of `column_frequencies` each.
+    /// The table of patches at `[row, column]`. The first pairs of a head are rotated by the row, times one of `row_frequencies`
+    /// each. The pairs behind them are rotated by the column, times one of `column_frequencies` each.
     ///
     /// # Errors
     /// There is no frequency at all.
@@ -96,7 +96,7 @@ pub fn axial_rope(x: &Tensor, heads: usize, first: usize, rope: &AxialRope) -> R
 }
 
 /// The reference for [`axial_rope`] for one head of a patch, computed in f64: element `i` and its partner are a complex
-/// number, which is turned by the row's or the column's angle.
+/// number, which is rotated by the row's or the column's angle.
 #[must_use]
 pub fn axial_rope_reference(
     head: &[f32],
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_queries_and_keys_by_rows_and_columns_and_copies_the_rest() {
+    fn rotates_queries_and_keys_by_rows_and_columns_and_copies_the_rest() {
         let (positions, dim, heads) = (grid(), 16, 6);
         let x = numbers(positions.len() * heads * dim);
         let out = rotated(&x, &positions, 4);

@@ -4,15 +4,13 @@
 //! [`linear`](crate::linear()). The keys and the values of each head are packed like weights, once for all queries.
 
 use candle_core::{DType, Tensor};
+use candlepower_layout::PATCH_QUERIES;
 
 use crate::linear::product_of_rows;
 use crate::parallel::{self, SharedMut, for_ranges};
 use crate::simd::{Isa, LANES, Simd, WithSimd, math};
 use crate::tensor::{Operand, from_vec};
 use crate::{Result, Weight};
-
-/// Queries that are computed together. Their scores for some thousand keys stay in the second-level cache.
-const QUERIES: usize = 128;
 
 /// `softmax(scale * q k^T) v` for each head, over all rows.
 ///
@@ -41,11 +39,11 @@ pub fn patch_attention(qkv: &Tensor, heads: usize, scale: f32, dtype: DType) -> 
     let len = patches * heads * head_dim;
     let mut out = Vec::with_capacity(len);
     let shared = SharedMut::new(&mut out.spare_capacity_mut()[..len]);
-    let groups = patches.div_ceil(QUERIES);
+    let groups = patches.div_ceil(PATCH_QUERIES);
     for_ranges(heads * groups, 1, |tasks| {
         for task in tasks {
             let (head, group) = (task / groups, task % groups);
-            picture.attend(head, group * QUERIES, &packed[head], shared);
+            picture.attend(head, group * PATCH_QUERIES, &packed[head], shared);
         }
     });
     // SAFETY: the tasks have written every head of every patch.
@@ -87,7 +85,7 @@ impl Picture<'_> {
 
     /// Computes a group of queries from `first` on.
     fn attend(&self, head: usize, first: usize, packed: &Packed, out: SharedMut<'_>) {
-        let (dim, end) = (self.head_dim, self.patches.min(first + QUERIES));
+        let (dim, end) = (self.head_dim, self.patches.min(first + PATCH_QUERIES));
         let queries = (first..end).flat_map(|patch| self.part(0, head, patch));
         let queries: Vec<f32> = queries.copied().collect();
         let mut scores = product_of_rows(&queries, &packed.keys);

@@ -13,7 +13,7 @@ mod scales;
 
 pub use buffers::{
     DEVICE_HEAD_DIMS, DEVICE_LATENT_DIMS, LATENT_PARTIALS_BYTES, LOGITS_ROWS, MAX_DEVICE_HEAD_DIM,
-    MAX_EXPERT_GROUPS, SCHEDULE_BYTES, attention_partials_bytes, device_head_dim,
+    MAX_EXPERT_GROUPS, PATCH_QUERIES, SCHEDULE_BYTES, attention_partials_bytes, device_head_dim,
     device_latent_dims, device_latent_tokens, device_logits_rows,
 };
 pub use functions::{Activation, ExpertGroups, GatingFunction, GroupScore};

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Item;
-use crate::symbol::{ItemContent, ItemNumber, ItemNumbers, Symbol};
+use crate::symbol::{ItemContent, ItemNumber, ItemNumbers, MAX_EMBEDDINGS, Symbol};
 
 /// The items of a prompt, in order and without overlap. Clones share them.
 #[derive(Clone, Default)]
@@ -52,7 +52,7 @@ impl PromptItems {
         for item in self.0.iter() {
             let positions = item.start..item.end;
             let embeddings = positions.filter(|position| prompt[*position] == item.placeholder);
-            for (index, position) in (0..).zip(embeddings) {
+            for (index, position) in (0..MAX_EMBEDDINGS as u32).zip(embeddings) {
                 symbols[position] = Symbol::embedding(item.number, index);
             }
         }

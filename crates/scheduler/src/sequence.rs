@@ -248,6 +248,7 @@ impl Sequence {
     /// if it comes first in the row, and otherwise waits for the next row.
     pub(crate) fn row_end(&self, budget: usize, limit: usize) -> usize {
         let start = self.num_computed_tokens;
+        debug_assert!(self.items.whole_around(start).is_none(), "a whole item is cut");
         let end = limit.min(start + self.num_row_tokens(budget));
         match self.items.whole_around(end) {
             Some(item) if item.start == start => item.end,

@@ -11,6 +11,9 @@ pub struct LocalTime {
     pub utc_offset_s: i32,
 }
 
+/// Directives that write one number with leading zeros or spaces.
+const PADDED: &str = "ymdejHIMS";
+
 const DAYS: [&str; 7] =
     ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
 const MONTHS: [&str; 12] = [
@@ -44,14 +47,18 @@ impl LocalTime {
             }
             match rest.next() {
                 None => text.push('%'),
-                Some('-') => {
-                    let directive = rest.next().unwrap_or('-');
-                    let mut padded = String::new();
-                    fields.write(directive, &mut padded)?;
-                    // glibc's flag for no padding, which Python passes on.
-                    let digits = padded.trim_start_matches(['0', ' ']);
-                    text.push_str(if digits.is_empty() { "0" } else { digits });
-                }
+                // glibc's flag for no padding, which Python passes on.
+                Some('-') => match rest.next() {
+                    None => text.push_str("%-"),
+                    Some(directive) if PADDED.contains(directive) => {
+                        let mut padded = String::new();
+                        fields.write(directive, &mut padded)?;
+                        let digits = padded.trim_start_matches(['0', ' ']);
+                        text.push_str(if digits.is_empty() { "0" } else { digits });
+                    }
+                    // glibc ignores the flag for names and for directives that stand for several.
+                    Some(directive) => fields.write(directive, &mut text)?,
+                },
                 Some(directive) => fields.write(directive, &mut text)?,
             }
         }
@@ -181,6 +188,15 @@ mod tests {
         );
         assert_eq!(at(0, 0, "%F %T %j"), "1970-01-01 00:00:00 001");
         assert_eq!(at(-1, 0, "%D %R %-H"), "12/31/69 23:59 23");
+        // Python: datetime(2024, 3, 5, 0, 5, 9).strftime(..)
+        let early = 1_709_597_109;
+        assert_eq!(at(early, 0, "%-T %-R %-X %-F %-Y"), "00:05:09 00:05 00:05:09 2024-03-05 2024");
+        assert_eq!(at(early, 0, "%-D %-x|%-c"), "03/05/24 03/05/24|Tue Mar  5 00:05:09 2024");
+        assert_eq!(
+            at(early, 0, "%-H:%-M:%-S %-d %-e %-m %-j %-I %-u %-w %-y"),
+            "0:5:9 5 5 3 65 12 2 2 24"
+        );
+        assert_eq!(at(early, 0, "%-p %-A %-b %-z%-Z%-%%-n%-t|%-"), "AM Tuesday Mar %\n\t|%-");
         // The last days of leap years: 2000, which is divisible by 400, and 2024.
         assert_eq!(at(978_220_800, 0, "%j %-M"), "366 0");
         assert_eq!(at(1_735_603_200, 0, "%F %j"), "2024-12-31 366");

@@ -193,7 +193,7 @@ impl ChatTemplate {
             // doubles a text in a loop.
             built_bytes: given.saturating_mul(8).saturating_add(1 << 20),
             written_bytes: Self::MAX_OUTPUT_BYTES,
-            items: Self::MAX_STEPS,
+            items: self.max_steps(),
         };
         let variables = self.variables(input, messages);
         let rendered = bounded(limits, || template.render_captured_to(variables, &mut output));
@@ -202,8 +202,13 @@ impl ChatTemplate {
                 Err(Error::TemplateOutputTooLong { max_bytes: Self::MAX_OUTPUT_BYTES })
             }
             Ok(_) => Ok(String::from_utf8(output.bytes).expect("a template writes whole strings")),
-            Err(error) => Err(render_error(&error)),
+            Err(error) => Err(render_error(&error, self.max_steps())),
         }
+    }
+
+    /// Most instructions of one rendering by this template.
+    fn max_steps(&self) -> u64 {
+        self.environment.fuel().unwrap_or(Self::MAX_STEPS)
     }
 
     fn variables(&self, input: &RenderInput<'_>, messages: Vec<Value>) -> minijinja::Value {
@@ -382,7 +387,7 @@ fn cut_at_mark(mut rendered: String, final_text: &str) -> Result<String> {
     Ok(rendered)
 }
 
-fn render_error(error: &minijinja::Error) -> Error {
+fn render_error(error: &minijinja::Error, max_steps: u64) -> Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(current) = cause {
         if let Some(RaisedException(message)) = current.downcast_ref() {
@@ -401,7 +406,7 @@ fn render_error(error: &minijinja::Error) -> Error {
             .downcast_ref()
             .is_some_and(|error: &minijinja::Error| error.kind() == ErrorKind::OutOfFuel)
         {
-            return Error::TemplateTooSlow { max_steps: ChatTemplate::MAX_STEPS };
+            return Error::TemplateTooSlow { max_steps };
         }
         cause = current.source();
     }

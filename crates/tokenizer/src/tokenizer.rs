@@ -151,7 +151,6 @@ impl Tokenizer {
 
     /// The bytes that this token adds to a text, perhaps only a part of a character. Special tokens are spelled out,
     /// and an id without a token has none.
-    /// id without a token has none.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.inner.table.bytes(id)
     }

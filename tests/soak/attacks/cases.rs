@@ -133,7 +133,7 @@ fn short(random: &mut Rng) -> (&'static str, String) {
     }
 }
 
-/// A repetition of one or a few characters, up to 31 MB, in every field with a text.
+/// A repetition of one or a few characters, up to 23 MB, in every field with a text.
 fn long_text(random: &mut Rng) -> (&'static str, Value) {
     let unit = match random.u8(0..8) {
         0 => "1".to_owned(),

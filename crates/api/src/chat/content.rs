@@ -9,7 +9,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::error::excerpt;
-use crate::image::{ImageDetail, ImagePart, ImageSource, ImageUrl, WireImagePart};
+use crate::image::{ImageDetail, ImagePart, ImageSource, ImageUrl, WireImageUrl};
 
 /// Content of a message: a text or several parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -18,6 +18,7 @@ pub enum Content {
     /// A text.
     Text(String),
     /// Several parts: texts, and images in messages of the roles user and tool.
+    #[schema(value_type = Vec<WireContentPart>)]
     Parts(Vec<ContentPart>),
 }
 
@@ -152,18 +153,31 @@ const THOUGHT_PARTS: [&str; 2] = ["thinking", "reasoning"];
 const IMAGE_PARTS: [&str; 2] = ["image_url", "input_image"];
 
 /// A content part.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum ContentPart {
     /// A text.
     Text(TextPart),
     /// An image.
-    #[schema(value_type = WireImagePart)]
     Image(Arc<ImagePart>),
 }
 
+/// A content part: a text, or an image in messages of the roles user and tool.
+#[derive(ToSchema)]
+#[schema(as = ContentPart)]
+#[expect(dead_code, reason = "it describes the part for the OpenAPI document")]
+pub(crate) struct WireContentPart {
+    /// `text` or `image_url`.
+    #[schema(rename = "type")]
+    kind: String,
+    /// The text, with the type `text`.
+    text: Option<String>,
+    /// The image, with the type `image_url`. A string is taken as its URL.
+    image_url: Option<WireImageUrl>,
+}
+
 /// A text: `{"type": "text", "text": ".."}`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TextPart {
     /// `text`.
     #[serde(rename = "type")]

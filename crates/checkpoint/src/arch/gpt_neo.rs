@@ -78,11 +78,13 @@ fn local_layers(c: &HfConfig, layers: usize) -> Result<Vec<bool>> {
         });
         let kinds = kinds.collect::<Result<Vec<bool>>>()?;
         let times = pair.get(1).and_then(|count| count.as_u64()).ok_or_else(ill)?;
+        let added = times.saturating_mul(kinds.len() as u64);
         // The same check keeps the subtraction from going below zero in the next round.
-        if times.saturating_mul(kinds.len() as u64) > (layers - local.len()) as u64 {
+        if added > (layers - local.len()) as u64 {
             return Err(ill());
         }
-        local.extend((0..times).flat_map(|_| kinds.iter().copied()));
+        // The layers are counted, not the repetitions, of which an empty list may have any number.
+        local.extend(kinds.iter().copied().cycle().take(added as usize));
     }
     if local.len() == layers { Ok(local) } else { Err(ill()) }
 }

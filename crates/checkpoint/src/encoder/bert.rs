@@ -5,7 +5,11 @@ use candlepower_layout::Activation;
 use super::{
     EncoderArch, EncoderKind, EncoderSpec, HeadAct, Pooling, ScoreHead, TensorList, expect,
 };
-use crate::{config::HfConfig, error::Result, spec::activation};
+use crate::{
+    config::HfConfig,
+    error::Result,
+    spec::{MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, activation},
+};
 
 pub(super) const BERT: EncoderArch = EncoderArch {
     name: "BertModel",
@@ -32,7 +36,7 @@ pub(super) const ROBERTA: EncoderArch = EncoderArch {
     name: "RobertaModel",
     prefix: "roberta.",
     // The first token stands behind the position of padding.
-    spec: |config| bert(config, config.index("pad_token_id")? + 1),
+    spec: |config| bert(config, config.index("pad_token_id")?.saturating_add(1)),
     head: None,
     tensors: bert_tensors,
 };
@@ -96,7 +100,7 @@ fn bert(config: &HfConfig, first_position: usize) -> Result<EncoderSpec> {
     expect(config, "position_embedding_type", "absolute".into())?;
     config.refuse("is_decoder")?;
     config.refuse("add_cross_attention")?;
-    let positions = config.count("max_position_embeddings")?;
+    let positions = config.bounded("max_position_embeddings", MOST_TOKENS)?;
     // The positions before the first are those of padding, which no text uses.
     if positions <= first_position {
         let hint = format!("; more than the first {first_position} positions are");
@@ -104,13 +108,13 @@ fn bert(config: &HfConfig, first_position: usize) -> Result<EncoderSpec> {
     }
     Ok(EncoderSpec {
         kind: EncoderKind::Bert { first_position, distance_classes: 0 },
-        vocab_size: config.count("vocab_size")?,
-        hidden_size: config.count("hidden_size")?,
-        num_layers: config.count("num_hidden_layers")?,
-        heads: config.count("num_attention_heads")?,
-        intermediate_size: config.count("intermediate_size")?,
+        vocab_size: config.bounded("vocab_size", MOST_TOKENS)?,
+        hidden_size: config.bounded("hidden_size", MOST_WIDTH)?,
+        num_layers: config.bounded("num_hidden_layers", MOST_LAYERS)?,
+        heads: config.bounded("num_attention_heads", MOST_HEADS)?,
+        intermediate_size: config.bounded("intermediate_size", MOST_WIDTH)?,
         max_positions: positions - first_position,
-        token_types: config.count("type_vocab_size")?,
+        token_types: config.bounded("type_vocab_size", MOST_TOKENS)?,
         norm_eps: config.float("layer_norm_eps")?,
         act: activation(config)?,
         head: None,
@@ -121,12 +125,12 @@ fn distil_bert(config: &HfConfig) -> Result<EncoderSpec> {
     expect(config, "activation", "gelu".into())?;
     Ok(EncoderSpec {
         kind: EncoderKind::Bert { first_position: 0, distance_classes: 0 },
-        vocab_size: config.count("vocab_size")?,
-        hidden_size: config.count("dim")?,
-        num_layers: config.count("n_layers")?,
-        heads: config.count("n_heads")?,
-        intermediate_size: config.count("hidden_dim")?,
-        max_positions: config.count("max_position_embeddings")?,
+        vocab_size: config.bounded("vocab_size", MOST_TOKENS)?,
+        hidden_size: config.bounded("dim", MOST_WIDTH)?,
+        num_layers: config.bounded("n_layers", MOST_LAYERS)?,
+        heads: config.bounded("n_heads", MOST_HEADS)?,
+        intermediate_size: config.bounded("hidden_dim", MOST_WIDTH)?,
+        max_positions: config.bounded("max_position_embeddings", MOST_TOKENS)?,
         token_types: 0,
         // Source: transformers `modeling_distilbert.py`, which has no key for it.
         norm_eps: 1e-12,

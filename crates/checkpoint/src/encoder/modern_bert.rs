@@ -7,7 +7,11 @@ use serde_json::Value;
 use super::{
     EncoderArch, EncoderKind, EncoderSpec, HeadAct, Pooling, ScoreHead, TensorList, expect,
 };
-use crate::{config::HfConfig, error::Result};
+use crate::{
+    config::HfConfig,
+    error::Result,
+    spec::{MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH},
+};
 
 pub(super) const ARCH: EncoderArch =
     EncoderArch { name: "ModernBertModel", prefix: "model.", spec, head: None, tensors };
@@ -48,7 +52,7 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
         config.refuse(key)?;
     }
     expect(config, "hidden_activation", "gelu".into())?;
-    let num_layers = config.count("num_hidden_layers")?;
+    let num_layers = config.bounded("num_hidden_layers", MOST_LAYERS)?;
     let (global_theta, local_theta) = thetas(config)?;
     Ok(EncoderSpec {
         kind: EncoderKind::ModernBert {
@@ -58,12 +62,12 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
             global_theta,
             local_theta,
         },
-        vocab_size: config.count("vocab_size")?,
-        hidden_size: config.count("hidden_size")?,
+        vocab_size: config.bounded("vocab_size", MOST_TOKENS)?,
+        hidden_size: config.bounded("hidden_size", MOST_WIDTH)?,
         num_layers,
-        heads: config.count("num_attention_heads")?,
-        intermediate_size: config.count("intermediate_size")?,
-        max_positions: config.count("max_position_embeddings")?,
+        heads: config.bounded("num_attention_heads", MOST_HEADS)?,
+        intermediate_size: config.bounded("intermediate_size", MOST_WIDTH)?,
+        max_positions: config.bounded("max_position_embeddings", MOST_TOKENS)?,
         token_types: 0,
         norm_eps: config.float("norm_eps")?,
         act: Activation::Gelu,

@@ -3,7 +3,11 @@
 use candlepower_layout::Activation;
 
 use super::{EncoderArch, EncoderKind, EncoderSpec, TensorList, expect};
-use crate::{config::HfConfig, error::Result};
+use crate::{
+    config::HfConfig,
+    error::Result,
+    spec::{MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH},
+};
 
 pub(super) const ARCH: EncoderArch =
     EncoderArch { name: "NomicBertModel", prefix: "bert.", spec, head: None, tensors };
@@ -18,10 +22,10 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
         expect(config, "rotary_emb_fraction", 1.0.into())?;
     }
     config.refuse("rotary_emb_scale_base")?;
-    let positions = config.count("n_positions")?;
+    let positions = config.bounded("n_positions", MOST_TOKENS)?;
     // Beyond the trained positions the rope would be scaled by the text's length.
     let max_positions = match config.float_opt("rotary_scaling_factor")? {
-        Some(_) => config.count("max_trained_positions")?.min(positions),
+        Some(_) => config.bounded("max_trained_positions", MOST_TOKENS)?.min(positions),
         None => positions,
     };
     Ok(EncoderSpec {
@@ -32,16 +36,16 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
             fc1_bias: config.flag_or("mlp_fc1_bias", true)?,
             fc2_bias: config.flag_or("mlp_fc2_bias", true)?,
         },
-        vocab_size: config.count("vocab_size")?,
-        hidden_size: config.count("n_embd")?,
-        num_layers: config.count("n_layer")?,
-        heads: config.count("n_head")?,
-        intermediate_size: config.count("n_inner")?,
+        vocab_size: config.bounded("vocab_size", MOST_TOKENS)?,
+        hidden_size: config.bounded("n_embd", MOST_WIDTH)?,
+        num_layers: config.bounded("n_layer", MOST_LAYERS)?,
+        heads: config.bounded("n_head", MOST_HEADS)?,
+        intermediate_size: config.bounded("n_inner", MOST_WIDTH)?,
         max_positions,
-        // `count` refuses a zero, which here means that there is no table.
+        // `bounded` refuses a zero, which here means that there is no table.
         token_types: match config.raw("type_vocab_size").and_then(serde_json::Value::as_u64) {
             Some(0) => 0,
-            _ => config.count("type_vocab_size")?,
+            _ => config.bounded("type_vocab_size", MOST_TOKENS)?,
         },
         norm_eps: config.float("layer_norm_epsilon")?,
         act: Activation::Silu,

@@ -199,6 +199,72 @@ fn what_would_change_the_vectors_is_refused_by_name() {
     }
 }
 
+const DISTIL_BERT: &str = r#"{
+    "architectures": ["DistilBertModel"], "activation": "gelu", "dim": 768, "hidden_dim": 3072,
+    "max_position_embeddings": 512, "n_heads": 12, "n_layers": 6, "vocab_size": 30522}"#;
+
+/// Keys of sizes, and values that no model comes near to.
+const SIZES: [(&str, u64); 18] = [
+    ("vocab_size", 1 << 24),
+    ("max_position_embeddings", 1 << 24),
+    ("n_positions", 1 << 24),
+    ("max_trained_positions", 1 << 24),
+    ("type_vocab_size", 1 << 24),
+    ("hidden_size", 1 << 20),
+    ("dim", 1 << 20),
+    ("n_embd", 1 << 20),
+    ("intermediate_size", 1 << 20),
+    ("hidden_dim", 1 << 20),
+    ("n_inner", 1 << 20),
+    ("num_attention_heads", 1 << 12),
+    ("n_heads", 1 << 12),
+    ("n_head", 1 << 12),
+    ("num_hidden_layers", 1 << 12),
+    ("n_layers", 1 << 12),
+    ("n_layer", 1 << 12),
+    ("pad_token_id", 1 << 23),
+];
+
+#[test]
+fn sizes_are_bounded() {
+    let mut num_refused = 0;
+    for text in [MINI_LM, RERANKER, MODERN, NOMIC, DISTIL_BERT] {
+        open(&[("config.json", text)]).unwrap();
+        let keys: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text).unwrap();
+        let with = |changed: &[(&str, u64)]| {
+            let mut keys = keys.clone();
+            keys.extend(changed.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())));
+            serde_json::Value::Object(keys).to_string()
+        };
+        let sizes = SIZES.into_iter().filter(|(key, _)| keys.contains_key(*key));
+        let sizes = sizes.collect::<Vec<_>>();
+        // BERT itself does not use this key.
+        for (key, most) in sizes.iter().filter(|(key, _)| *key != "pad_token_id") {
+            let mut changed = vec![(*key, most + 1)];
+            if *key == "max_trained_positions" {
+                changed.push(("rotary_scaling_factor", 2));
+            }
+            let line = error(&[("config.json", &with(&changed))]);
+            assert!(line.contains(&format!("`{key}` = {}", most + 1)), "{line}");
+            assert!(line.contains(&format!("at most {most} is")), "{line}");
+            num_refused += 1;
+        }
+        // Nothing overflows for the largest sizes together.
+        let largest = open(&[("config.json", &with(&sizes))]).unwrap();
+        assert!(largest.num_parameters() > 1 << 50);
+        let memory = largest.memory(EncoderMemoryRequest {
+            max_model_len: largest.max_model_len(None).unwrap(),
+            max_num_batched_tokens: 1 << 32,
+            num_threads: 1 << 10,
+            available_bytes: Some(1 << 40),
+        });
+        assert!(!memory.fits && memory.needed_bytes >= memory.weights_bytes);
+    }
+    assert!(num_refused >= 5 * 5);
+    let far = RERANKER.replace(r#""pad_token_id": 1"#, r#""pad_token_id": 18446744073709551615"#);
+    assert!(error(&[("config.json", &far)]).contains("`max_position_embeddings` = 514"));
+}
+
 #[test]
 fn nomic_bert_with_a_scaled_rope_stops_where_it_was_trained() {
     let plain = open(&[("config.json", NOMIC)]).unwrap();

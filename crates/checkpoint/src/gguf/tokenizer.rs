@@ -1,5 +1,5 @@
 //! The vocabulary of a GGUF file as the `tokenizer.json` and the `tokenizer_config.json` of the same model.
-//! Source: `src/llama-vocab.cpp` of llama.cpp;
+//! Source: `src/llama-vocab.cpp` of llama.cpp.
 
 use std::{
     borrow::Cow,

@@ -1,6 +1,6 @@
 //! Bytes and work of a tower.
 
-use candlepower_layout::{Dtype, MatrixForm};
+use candlepower_layout::{Dtype, MatrixForm, PATCH_QUERIES};
 
 use super::{MostPatches, PatchPositions, VisionSlot, VisionSpec};
 use crate::{
@@ -10,8 +10,6 @@ use crate::{
 
 /// Rows of a picture that a tower computes together, but in attention.
 pub const VISION_ROWS: usize = 512;
-/// Queries whose scores a thread computes together.
-const VISION_QUERIES: usize = 128;
 /// Threads that the estimate of attention counts at most.
 const MOST_THREADS: usize = 8;
 /// Intermediate results are single precision.
@@ -93,7 +91,7 @@ impl VisionSpec {
         let packed = MatrixForm::Plain.bytes(patches, dim, dtype)
             + MatrixForm::Plain.bytes(dim, patches, dtype);
         // Scores are packed for the product with values, too.
-        let scores = VISION_QUERIES.min(patches) * patches * (Dtype::F32.size() + dtype.size());
+        let scores = PATCH_QUERIES.min(patches) * patches * (Dtype::F32.size() + dtype.size());
         (self.layer.heads * packed + MOST_THREADS * scores) as u64
     }
 
@@ -132,7 +130,7 @@ fn grow(fused: &mut [(usize, usize)], rows: usize) {
 }
 
 impl ModelSpec {
-    /// Multiply-adds of the layers' matrices for one token. Of routed experts, only the chosen ones count.
+    /// Multiply-adds of the layers' matrices for one token. Only the chosen ones of routed experts count.
     fn token_work(&self) -> f64 {
         let work = self.slots().map(|(layer, slot, shape)| {
             let is_table =

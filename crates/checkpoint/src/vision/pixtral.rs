@@ -25,7 +25,7 @@ const DEFAULTS: [(&str, usize); 6] = [
 /// The norms of the tower have no setting for this.
 const NORM_EPS: f64 = 1e-5;
 /// Id of `[IMG]` in the vocabularies of Mistral.
-const IMAGE_TOKEN: usize = 10;
+const IMAGE_TOKEN: u32 = 10;
 
 const RULES: &[VisionRule] = &[
     rule(VisionSlot::Patch, "vision_tower.patch_conv.weight"),

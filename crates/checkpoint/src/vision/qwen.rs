@@ -21,7 +21,7 @@ struct Class {
     /// Names of the tower's kind in published files.
     kinds: &'static [&'static str],
     /// Id of the placeholder, unless the configuration says it.
-    image_token: usize,
+    image_token: u32,
     /// Layers whose outputs are used, unless the configuration says them.
     deepstack: &'static [usize],
 }

@@ -103,13 +103,13 @@ impl VisionSource<'_> {
     }
 
     /// An id of a token by the names that versions of transformers give it.
-    pub(super) fn token_id<const N: usize>(&self, keys: [&str; N], default: usize) -> Result<u32> {
-        for key in keys {
-            if self.config.raw(key).is_some() {
-                return Ok(self.config.index(key)? as u32);
-            }
+    pub(super) fn token_id<const N: usize>(&self, keys: [&str; N], default: u32) -> Result<u32> {
+        let key = keys.into_iter().find(|key| self.config.raw(key).is_some()).unwrap_or(keys[0]);
+        let id = self.config.index_or(key, default as usize)?;
+        match u32::try_from(id) {
+            Ok(id) if (id as usize) < self.decoder.vocab_size => Ok(id),
+            _ => Err(self.config.unsupported(key, &id.into(), "; an id of the vocabulary is")),
         }
-        Ok(default as u32)
     }
 
     /// Number of patches in a side of a merged cell.

@@ -24,9 +24,9 @@ const DEFAULTS: [(&str, usize); 6] = [
 ];
 
 /// Source: transformers `Gemma3Config`.
-const BEGIN_TOKEN: usize = 255_999;
-const END_TOKEN: usize = 256_000;
-const IMAGE_TOKEN: usize = 262_144;
+const BEGIN_TOKEN: u32 = 255_999;
+const END_TOKEN: u32 = 256_000;
+const IMAGE_TOKEN: u32 = 262_144;
 const TOKENS: usize = 256;
 /// Most tokens of an image.
 const MOST_TOKENS: usize = 1 << 20;

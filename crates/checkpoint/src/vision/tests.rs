@@ -92,9 +92,11 @@ fn published_towers_are_read_in_full() {
     assert_eq!(spec.layer.norm, NormSpec { kind: NormKind::Layer { bias: true }, eps: 1e-6 });
     assert!(spec.both_ways && spec.layer.attention_bias && !spec.layer.gated);
     checkpoint.check_keys(&[]).unwrap();
-    // The number of parameters of google/siglip-so400m-patch14-384's tower, at another size, without its head.
-    let siglip = spec.num_parameters() - (1152 * 64 + 1152);
-    assert_eq!(siglip, 412_442_352 + (64 * 64 - 27 * 27) * 1152 - 0);
+    // SigLIP so400m with 384 x 384 pixels has 428,225,600 parameters in transformers, of which a pooling head that is not used has
+    // 15,238,352. It has as many positions as patches.
+    let projector = 1152 * 64 + 1152;
+    let positions = (64 * 64 - 27 * 27) * 1152;
+    assert_eq!(spec.num_parameters(), 428_225_600 - 15_238_352 + positions + projector);
 }
 
 #[test]
@@ -221,7 +223,7 @@ fn unsupported_towers_leave_a_text_model_with_a_remark() {
             |c| c["vision_feature_layer"] = (-4).into(),
             "`vision_feature_layer` = -4",
         ),
-        ("vision_mistral3", |c| c["image_token_index"] = 340.into(), "`image_token_id` = 340"),
+        ("vision_mistral3", |c| c["image_token_index"] = 340.into(), "`image_token_index` = 340"),
         ("vision_gemma3", |c| c["mm_tokens_per_image"] = 15.into(), "`mm_tokens_per_image` = 15"),
         (
             "vision_gemma3",

@@ -30,7 +30,7 @@ pub enum WrittenImage {
 /// The number of an image's embeddings, and the tokens between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageGrid {
-    /// As many for every image.
+    /// A number that is the same for every image.
     Fixed(usize),
     /// One for each cell of the resized picture, row by row.
     Cells {

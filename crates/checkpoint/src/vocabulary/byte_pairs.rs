@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     byte_pairs_model, fault, of_byte_pairs,
-    splitting::{self, byte_level, byte_level_steps},
+    splitting::{self, byte_level_steps},
     template,
 };
 use crate::{config::HfConfig, error::Result};
@@ -57,9 +57,10 @@ pub(super) fn tokenizer(vocab: &[u8], merges: &[u8], config: &[u8], model: &[u8]
         if matches!(kind, Kind::Qwen2) { &splitting::QWEN2_COMPOSED } else { &splitting::GPT2 };
     let mut steps = byte_level_steps(splitting);
     if config.flag_or("add_prefix_space", false)? {
-        let mut spaced = byte_level(true);
-        spaced["add_prefix_space"] = true.into();
-        steps = vec![spaced];
+        // The space belongs to the step of bytes, which is the last one of every kind.
+        if let Some(bytes) = steps.last_mut() {
+            bytes["add_prefix_space"] = true.into();
+        }
     }
     fn around(token: &Option<(String, u32)>) -> Option<(&str, u32)> {
         // The list of added tokens stays empty: special tokens of such folders are named in other files.
@@ -110,6 +111,20 @@ mod tests {
         assert_eq!(gpt2["pre_tokenizer"]["pretokenizers"][0]["add_prefix_space"], true);
         let qwen = read("{}", r#"{"model_type": "qwen2"}"#).unwrap();
         assert_eq!(qwen["normalizer"]["type"], "NFC");
+        let steps = &qwen["pre_tokenizer"]["pretokenizers"];
+        assert_eq!(
+            (&steps[0]["type"], &steps[1]["add_prefix_space"]),
+            (&json!("Split"), &json!(false))
+        );
+        // Source: `Qwen2Converter` in transformers, whose last step alone knows of the space.
+        let spaced =
+            read(r#"{"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": true}"#, "{}");
+        let spaced = &spaced.unwrap()["pre_tokenizer"]["pretokenizers"];
+        assert_eq!((spaced.as_array().unwrap().len(), &spaced[0]), (2, &steps[0]));
+        assert_eq!(
+            (&spaced[1]["add_prefix_space"], &spaced[1]["use_regex"]),
+            (&json!(true), &json!(false))
+        );
         let roberta = read(r#"{"tokenizer_class": "RobertaTokenizer"}"#, "{}").unwrap();
         assert_eq!(roberta["post_processor"]["special_tokens"]["</s>"]["ids"], json!([4]));
         let line = read(r#"{"tokenizer_class": "XTokenizer"}"#, "{}").unwrap_err().to_string();

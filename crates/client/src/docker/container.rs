@@ -118,14 +118,21 @@ impl Container {
         Ok(told.filter_map(|told| told.event()).collect())
     }
 
+    /// Removes the container, and the remains of updates of its deployment.
     pub(crate) async fn delete(&self) -> Result<()> {
+        let removed = self.remove().await;
+        remove_leftovers(&self.engine, &self.description.spec.name).await;
+        removed
+    }
+
+    /// Removes this container only.
+    pub(super) async fn remove(&self) -> Result<()> {
         // The result does not matter: a container that does not stop is removed by force, and one that never
         // ran has nothing to stop.
         let _ = self.stop_or_restart("stop").await;
         let path = format!("containers/{}", self.id);
         // `v` also removes the anonymous volumes of the image. The named volume of the cache stays.
         let deleted = self.engine.delete(&path, &[("force", "true"), ("v", "true")]).await;
-        remove_leftovers(&self.engine, &self.description.spec.name).await;
         match deleted {
             Err(refused) if refused.is_not_found() => Ok(()),
             // Another client is removing it at this moment.

@@ -48,21 +48,32 @@ pub(super) async fn update(
             return Err(error.leaving(Leftover::Before));
         }
     };
-    let wrong = |refused: Refused| {
-        Error::backend(format!("the containers of `{}` cannot be renamed", plan.spec.name), refused)
-    };
-    // A name can only be given once it is free. Between the two renames no container has the deployment's name. After
-    // an interruption there, `without_leftovers` completes the change.
-    engine.rename(&old.id, &format!("{name}{OLD}")).await.map_err(wrong)?;
-    if let Err(refused) = engine.rename(&new.id, &name).await {
-        // Clients find a deployment by its container's name. So the old one gets its name back.
-        let _ = engine.rename(&old.id, &name).await;
-        let _ = new.delete().await;
-        return Err(wrong(refused));
+    if let Err(refused) = take_over(engine, &name, &old.id, &new.id).await {
+        // The first error is reported: a failed clean-up says less about the cause.
+        let _ = new.remove().await;
+        if in_place {
+            old.restart().await?;
+        }
+        let doing = format!("the containers of `{}` cannot be renamed", plan.spec.name);
+        return Err(Error::backend(doing, refused));
     }
-    old.delete().await?;
+    old.remove().await?;
     // Not `is_own`: a later error of the caller must not remove a deployment that existed before.
     Ok(Begun { handle: Handle::Docker(new), is_own: false })
+}
+
+/// Gives the deployment's name to the new container. If that fails, the old one keeps it.
+async fn take_over(engine: &Engine, name: &str, old: &str, new: &str) -> Result<(), Refused> {
+    // A name can only be given once it is free. Between the two renames no container has the deployment's name. After
+    // an interruption there, `without_leftovers` completes the change.
+    engine.rename(old, &format!("{name}{OLD}")).await?;
+    if let Err(refused) = engine.rename(new, name).await {
+        // Clients find a deployment by its container's name. If this fails too, `without_leftovers` does it before
+        // the next update.
+        let _ = engine.rename(old, name).await;
+        return Err(refused);
+    }
+    Ok(())
 }
 
 /// Starts the new container and waits until it is ready. A container that fails is removed.
@@ -89,7 +100,7 @@ async fn begin(
         Ok(()) => Ok(new),
         Err(error) => {
             // The first error is reported: a failed clean-up says less about the cause.
-            let _ = new.delete().await;
+            let _ = new.remove().await;
             Err(error)
         }
     }
@@ -162,18 +173,39 @@ pub(super) async fn has_other_secrets(engine: &Engine, old: &Container, plan: &P
     plan.secrets.0.iter().any(|(name, value)| has.0.get(name) != Some(value))
 }
 
-/// Removes what an interrupted update has left. If the old container has lost its name and the new one does
-/// not have it yet, the new one gets it.
+/// Removes what an interrupted update has left. If no container has the deployment's name, the new one gets it, or
+/// else the old one.
 pub(super) async fn without_leftovers(engine: &Engine, name: &str) -> Result<()> {
     let name = container_name(name);
     let [next, old] = [NEXT, OLD].map(|end| format!("{name}{end}"));
-    if engine.inspect(&old).await.is_ok() {
-        if engine.inspect(&name).await.is_err() {
-            let _ = engine.rename(&next, &name).await;
-        }
-        remove(engine, &old).await?;
+    if !exists(engine, &old).await? {
+        return Ok(());
     }
-    Ok(())
+    if exists(engine, &name).await? {
+        return remove(engine, &old).await;
+    }
+    let wrong = |container: &str, refused| {
+        Error::backend(format!("the container {container} cannot be renamed to {name}"), refused)
+    };
+    match engine.rename(&next, &name).await {
+        Ok(()) => remove(engine, &old).await,
+        // The old container is the only one, so it is the deployment.
+        Err(refused) if refused.is_not_found() => {
+            engine.rename(&old, &name).await.map_err(|refused| wrong(&old, refused))
+        }
+        Err(refused) => Err(wrong(&next, refused)),
+    }
+}
+
+/// Whether the engine has a container of this name.
+async fn exists(engine: &Engine, name: &str) -> Result<bool> {
+    match engine.inspect(name).await {
+        Ok(_) => Ok(true),
+        Err(refused) if refused.is_not_found() => Ok(false),
+        Err(refused) => {
+            Err(Error::backend(format!("the container {name} cannot be inspected"), refused))
+        }
+    }
 }
 
 /// Removes all containers that an interrupted update may have left.
@@ -192,3 +224,6 @@ async fn remove(engine: &Engine, name: &str) -> Result<()> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -133,6 +133,74 @@ mod tests {
         assert_eq!(words(&["starting", "panicked", ""]), "panicked");
     }
 
+    /// The lines that a follower has not returned yet.
+    fn new_lines(follower: &mut logs::FileLines) -> Vec<String> {
+        while follower.read_more() {}
+        follower.lines.drain(..).collect()
+    }
+
+    fn numbered(range: std::ops::Range<usize>) -> Vec<String> {
+        range.map(|i| format!("line {i:04}")).collect()
+    }
+
+    #[test]
+    fn lines_are_followed_over_several_rotations() {
+        let folder = std::env::temp_dir().join(format!("candlepower-turns-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("log");
+        let mut follower = logs::FileLines::new(path.clone(), None).unwrap();
+        let mut log = RotatingLog::open(path.clone(), 40).unwrap();
+        let mut write = |range| numbered(range).iter().for_each(|line| log.write(line).unwrap());
+        // Four lines a file. The follower looks after one, two and four rotations.
+        for range in [0..1, 1..6, 6..15, 15..30] {
+            write(range.clone());
+            assert_eq!(new_lines(&mut follower), numbered(range));
+        }
+        assert!(new_lines(&mut follower).is_empty());
+        // The oldest files are gone, except for the open one. All others are read.
+        write(30..96);
+        // The time of the last write tells files of a removed one apart, and clocks of file systems are coarse.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        write(96..100);
+        let all = logs::tail(&path, None);
+        assert_eq!(new_lines(&mut follower), [numbered(30..32), all].concat());
+        // A new follower begins with the tail.
+        let mut follower = logs::FileLines::new(path.clone(), Some(2)).unwrap();
+        assert_eq!(new_lines(&mut follower), numbered(98..100));
+        // A file that was removed by hand does not bring back older lines.
+        std::fs::remove_file(&path).unwrap();
+        write(100..106);
+        let found = new_lines(&mut follower);
+        assert!(found.ends_with(&numbered(105..106)), "{found:?}");
+        assert!(found.iter().all(|line| line.as_str() >= "line 0100"), "{found:?}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn no_line_is_lost_while_the_log_rotates() {
+        let folder = std::env::temp_dir().join(format!("candlepower-race-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for round in 0..20 {
+            let path = folder.join(format!("{round}/log"));
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let mut follower = logs::FileLines::new(path.clone(), None).unwrap();
+            // Fewer rotations than files, so that every line can be read.
+            let mut log = RotatingLog::open(path, 2000).unwrap();
+            let writer = std::thread::spawn(move || {
+                numbered(0..800).iter().for_each(|line| log.write(line).unwrap());
+            });
+            let mut found = Vec::new();
+            while !writer.is_finished() {
+                follower.read_more();
+                found.extend(follower.lines.drain(..));
+            }
+            writer.join().unwrap();
+            found.extend(new_lines(&mut follower));
+            assert!(found == numbered(0..800), "{} lines", found.len());
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
     #[test]
     fn a_log_is_bounded_and_its_end_is_read_across_files() {
         let folder = std::env::temp_dir().join(format!("candlepower-log-{}", std::process::id()));

@@ -3,7 +3,7 @@
 use candlepower_grammar::{Constraint, TEXT_KEYWORDS, escape_slashes, expressions};
 use serde_json::{Map, Value};
 
-use super::keywords::{Property, with_definitions};
+use super::keywords::{Property, undeclared, with_definitions, without_declared};
 use super::{Function, Lark, escaped};
 use crate::error::{Error, Result};
 use crate::format::xml::Marks;
@@ -45,6 +45,9 @@ const SAY_NOTHING_OF_TEXT: [&str; 16] = [
     "exclusiveMinimum",
     "exclusiveMaximum",
 ];
+
+/// The keyword of undeclared arguments.
+const ADDITIONAL: &str = "additionalProperties";
 
 /// Maximum depth of references within references.
 const MAX_DEPTH: usize = 16;
@@ -127,29 +130,35 @@ impl Lark<'_> {
         let writing = Writing { layout, marks, index, ends: ends_of_values(marks, keys) };
         let (line, open) = (layout.line_breaks.lark(), self.literal(marks.before_key));
         let close = self.literal(marks.close);
-        // The grammar counts nothing here: any number of keys may come, and each is followed by another key or by the
-        // end.
+        let others = if held { undeclared(root) } else { Some(&Value::Bool(true)) };
+        if let Some(others) = others {
+            let declared = properties.iter().filter(|_| held).map(|property| property.name);
+            let declared = declared.collect::<Vec<_>>();
+            self.others(&writing, &declared, others, root).map_err(refuse)?;
+        }
         if !held {
-            let key = format!("KEY{index}");
-            // At most 201 characters: the parser takes a key of more than 4 KiB for damage.
-            self.rule(&key, r#"/[^<>"\s][^<>"\r\n]{0,200}/"#);
-            let may = May { go_on: true, end: true };
-            let [more, last] = self.raw_text(&writing, ("o", may), None);
-            let key = self.behind_key(&writing, &key);
-            let other = format!("o{index}");
-            self.rule(&other, &format!("{key} {more} {other} | {key} {last}"));
-            return Ok(format!("{line} ({open} {other} | {close})"));
+            return Ok(format!("{line} ({open} o{index} | {close})"));
         }
         let all_optional = properties.iter().all(|property| !property.is_required);
         // Rule `e{index}_{place}` stands for the arguments from `place` on, after a key's opening mark. It refers to
-        // the next rule, and the last property has none.
+        // the next rule. The last one refers to that of undeclared arguments, if they are allowed.
+        let rule_of = |place: usize| match place == properties.len() {
+            true => format!("o{index}"),
+            false => format!("e{index}_{place}"),
+        };
         for (place, property) in properties.iter().enumerate().rev() {
             let rest = &properties[place + 1..];
             let may = May {
-                go_on: !rest.is_empty(),
+                go_on: !rest.is_empty() || others.is_some(),
                 end: rest.iter().all(|property| !property.is_required),
             };
-            let value = self.property(&writing, (place, may), property, root);
+            if !is_key(property.name) {
+                let name = property.name;
+                return Err(refuse(format!("the property `{name}` is not a valid name in XML")));
+            }
+            let place_name = place.to_string();
+            let value =
+                self.property(&writing, (&place_name, may), property.name, &property.schema, root);
             let [more, last] = value.map_err(refuse)?;
             let key = self.literal(property.name);
             let key = self.behind_key(&writing, &key);
@@ -157,45 +166,64 @@ impl Lark<'_> {
             if may.go_on {
                 // `more` and `last` contain the mark after the value. So the mark before a key belongs to the value
                 // that precedes it.
-                arms.push(format!("{key} {more} e{index}_{}", place + 1));
+                arms.push(format!("{key} {more} {}", rule_of(place + 1)));
             }
             if may.end {
                 arms.push(format!("{key} {last}"));
             }
             if !property.is_required && may.go_on {
-                arms.push(format!("e{index}_{}", place + 1));
+                arms.push(rule_of(place + 1));
             }
-            self.rule(&format!("e{index}_{place}"), &arms.join(" | "));
+            self.rule(&rule_of(place), &arms.join(" | "));
         }
-        Ok(match (properties.is_empty(), all_optional) {
+        let first = rule_of(0);
+        Ok(match (properties.is_empty() && others.is_none(), all_optional) {
             (true, _) => format!("{line} {close}"),
-            (false, true) => format!("{line} ({open} e{index}_0 | {close})"),
-            (false, false) => format!("{line} {open} e{index}_0"),
+            (false, true) => format!("{line} ({open} {first} | {close})"),
+            (false, false) => format!("{line} {open} {first}"),
         })
+    }
+
+    /// Adds the rule `o{index}` of any number of undeclared arguments, at least one, after a key's opening mark.
+    fn others(
+        &mut self,
+        writing: &Writing<'_>,
+        declared: &[&str],
+        schema: &Value,
+        root: &Map<String, Value>,
+    ) -> Result<(), String> {
+        let (key, other) = (format!("KEY{}", writing.index), format!("o{}", writing.index));
+        // At most 201 characters: the parser takes a key of more than 4 KiB for damage.
+        self.rule(&key, &without_declared(r#"/[^<>"\s][^<>"\r\n]{0,200}/"#, declared));
+        // The grammar counts nothing here: any number of keys may come, and each is followed by another key or by the
+        // end.
+        let may = May { go_on: true, end: true };
+        let [more, last] = self.property(writing, ("o", may), ADDITIONAL, schema, root)?;
+        let key = self.behind_key(writing, &key);
+        self.rule(&other, &format!("{key} {more} {other} | {key} {last}"));
+        Ok(())
     }
 
     /// The value of a property, with the next mark, which begins another argument or ends the call.
     fn property(
         &mut self,
         writing: &Writing<'_>,
-        (place, may): (usize, May),
-        property: &Property<'_>,
+        (place, may): (&str, May),
+        name: &str,
+        schema: &Value,
         root: &Map<String, Value>,
     ) -> Result<[String; 2], String> {
-        let (marks, name) = (writing.marks, property.name);
-        if !is_key(name) {
-            return Err(format!("the property `{name}` is not a valid name in XML"));
-        }
-        let form = form(&property.schema, root).map_err(|reason| {
+        let marks = writing.marks;
+        let form = form(schema, root).map_err(|reason| {
             format!(
                 "the property `{name}` is written as raw text, for which {reason} cannot be enforced"
             )
         })?;
         let rule = format!("v{}_{place}", writing.index);
         match form {
-            Form::Text => return Ok(self.raw_text(writing, (&place.to_string(), may), None)),
+            Form::Text => return Ok(self.raw_text(writing, (place, may), None)),
             Form::Matching(terminals) => {
-                return Ok(self.raw_text(writing, (&place.to_string(), may), Some(&terminals)));
+                return Ok(self.raw_text(writing, (place, may), Some(&terminals)));
             }
             // Texts of a choice are literals without a search for marks, so that a mark inside one would cut the
             // value for the parser.
@@ -210,7 +238,7 @@ impl Lark<'_> {
             }
             Form::Json => {
                 // A property is compiled as a schema of its own, so references need the root's definitions beside it.
-                let value = with_definitions(&property.schema, root);
+                let value = with_definitions(schema, root);
                 let value = Constraint::JsonSchema(value).as_lark_value(self.tokenizer);
                 self.rule(&rule, &value.map_err(|error| error.to_string())?);
             }

@@ -5,7 +5,7 @@ use candlepower_grammar::{Constraint, without_unused_definitions};
 use serde_json::{Map, Value};
 
 use super::elements::ANNOTATIONS;
-use super::{Function, Lark};
+use super::{Function, Lark, escaped};
 use crate::error::{Error, Result};
 
 /// Keywords of a schema that are enforced. Others cannot be enforced.
@@ -54,6 +54,29 @@ impl<'a> Property<'a> {
     }
 }
 
+/// The schema of undeclared keys, if the schema of an object says that they are allowed.
+pub(super) fn undeclared(schema: &Map<String, Value>) -> Option<&Value> {
+    schema.get("additionalProperties").filter(|others| !allows_nothing(others))
+}
+
+/// Whether a schema allows no value, in the two forms in which generators of schemas write it.
+pub(super) fn allows_nothing(schema: &Value) -> bool {
+    let is_any =
+        |schema: &Value| *schema == Value::Bool(true) || *schema == Value::Object(Map::new());
+    *schema == Value::Bool(false) || schema.get("not").is_some_and(is_any)
+}
+
+/// A terminal without the declared keys, which have rules of their own.
+pub(super) fn without_declared(terminal: &str, declared: &[&str]) -> String {
+    match declared {
+        [] => terminal.to_owned(),
+        declared => {
+            let declared = declared.iter().map(|key| escaped(key)).collect::<Vec<_>>();
+            format!("{terminal} & ~/({})/", declared.join("|"))
+        }
+    }
+}
+
 impl Lark<'_> {
     /// The arguments of function `index`, in the schema's order; required ones are always present.
     pub(super) fn keywords(&mut self, index: usize, function: &Function<'_>) -> Result<String> {
@@ -72,16 +95,31 @@ impl Lark<'_> {
             self.rule(&format!("v{index}_{place}"), &value);
             self.rule(&format!("p{index}_{place}"), &format!("\"{name}=\" v{index}_{place}"));
         }
+        let other = match undeclared(schema) {
+            None => None,
+            Some(others) => {
+                let value = Constraint::JsonSchema(with_definitions(others, schema))
+                    .as_lark_value(self.tokenizer)?;
+                let (key, other) = (format!("KEY{index}"), format!("o{index}"));
+                let declared = properties.iter().map(|property| property.name).collect::<Vec<_>>();
+                self.rule(&key, &without_declared("/[A-Za-z_][A-Za-z0-9_]{0,200}/", &declared));
+                self.rule(&format!("v{index}_o"), &value);
+                self.rule(&other, &format!("{key} \"=\" v{index}_o"));
+                Some(other)
+            }
+        };
         let are_required = properties.iter().map(|property| property.is_required);
-        Ok(self.members(&index.to_string(), ", ", are_required))
+        Ok(self.members(&index.to_string(), ", ", are_required, other.as_deref()))
     }
 
-    /// The members of an object, `p{name}_0`, `p{name}_1` and so on, with separators between those that are present.
+    /// The members of an object, `p{name}_0`, `p{name}_1` and so on, then any number of `other` ones, with separators between those
+    /// that are present.
     pub(super) fn members(
         &mut self,
         name: &str,
         separator: &str,
         are_required: impl ExactSizeIterator<Item = bool>,
+        other: Option<&str>,
     ) -> String {
         let count = are_required.len();
         // Members from index i on: `i{name}_{i}` if no member was written before, `m{name}_{i}` if one was.
@@ -102,8 +140,15 @@ impl Lark<'_> {
             self.rule(&format!("i{name}_{place}"), &first);
             self.rule(&format!("m{name}_{place}"), &more);
         }
-        self.rule(&format!("i{name}_{count}"), "\"\"");
-        self.rule(&format!("m{name}_{count}"), "\"\"");
+        let (first, more) = match other {
+            None => ("\"\"".to_owned(), "\"\"".to_owned()),
+            Some(other) => {
+                let more = format!("(\"{separator}\" {other})*");
+                (format!("({other} {more})?"), more)
+            }
+        };
+        self.rule(&format!("i{name}_{count}"), &first);
+        self.rule(&format!("m{name}_{count}"), &more);
         format!("i{name}_0")
     }
 }

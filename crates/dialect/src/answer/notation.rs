@@ -7,7 +7,7 @@ use candlepower_grammar::{
 use serde_json::{Map, Value, json};
 
 use super::elements::ANNOTATIONS;
-use super::keywords::Property;
+use super::keywords::{Property, allows_nothing, undeclared, without_declared};
 use super::{Function, Lark};
 use crate::error::{Error, Result};
 use crate::format::gemma4::{QUOTE, is_key, written};
@@ -284,34 +284,44 @@ impl Lark<'_> {
     fn object(&mut self, schema: &mut Schema<'_>, of: &Map<String, Value>) -> Rule {
         let mut properties = Property::named_by(of);
         let mut key = "KEY".to_owned();
+        let mut others = undeclared(of);
         if let Some(names) = of.get("propertyNames").filter(|names| !allows_all_texts(names)) {
             if !properties.is_empty() {
                 return Err("`propertyNames` beside `properties`".to_owned());
             }
             match literals(names) {
                 Some(names) if names.is_empty() => return Ok(r#""{}""#.to_owned()),
-                Some(names) => properties = among(names, of.get("additionalProperties")),
+                Some(names) => {
+                    properties = among(names, of.get("additionalProperties"));
+                    others = None;
+                }
                 None => key = self.key(schema, names)?,
             }
         }
-        // An optional property that allows no value can only be missing. A required one is refused below.
-        properties.retain(|property| property.is_required || property.schema != json!(false));
-        if properties.is_empty() {
-            let is_any = key == "KEY";
-            return match of.get("additionalProperties") {
-                // Objects have their declared keys only, unless the schema allows others, like in the grammars of
-                // JSON.
-                None if of.contains_key("properties") => Ok(r#""{}""#.to_owned()),
-                Some(Value::Bool(false)) => Ok(r#""{}""#.to_owned()),
-                None | Some(Value::Bool(true)) if is_any => Ok("object".to_owned()),
-                others => {
-                    let others = others.unwrap_or(&Value::Bool(true));
-                    let value = self.schema(schema, others, Types::ALL)?;
-                    let member = format!("{key} \":\" {value}");
-                    Ok(self.named(schema, &format!(r#""{{" ({member} ("," {member})*)? "}}""#)))
-                }
-            };
+        let declared = properties.iter().map(|property| property.name).collect::<Vec<_>>();
+        // An object that declares no keys and says nothing of others is any object, like in the grammars of JSON.
+        let is_unsaid = !of.contains_key("additionalProperties") && !of.contains_key("properties");
+        if is_unsaid && declared.is_empty() {
+            others = Some(&Value::Bool(true));
         }
+        if others == Some(&Value::Bool(true)) && declared.is_empty() && key == "KEY" {
+            return Ok("object".to_owned());
+        }
+        let other = match others {
+            None => None,
+            Some(others) => {
+                if !declared.is_empty() {
+                    let name = format!("KEY{}", schema.name());
+                    self.rule(&name, &without_declared(&key, &declared));
+                    key = name;
+                }
+                let value = self.schema(schema, others, Types::ALL);
+                let value = value.map_err(|what| format!("{what} in `additionalProperties`"))?;
+                Some(self.named(schema, &format!("{key} \":\" {value}")))
+            }
+        };
+        // An optional property that allows no value can only be missing. A required one is refused below.
+        properties.retain(|property| property.is_required || !allows_nothing(&property.schema));
         // The template writes members in this order.
         // Jinja's `dictsort` ignores case by default, and the model was trained on this order.
         properties.sort_by_key(|property| property.name.to_lowercase());
@@ -326,7 +336,7 @@ impl Lark<'_> {
             self.rule(&format!("p{name}_{place}"), &format!("{key} {value}"));
         }
         let are_required = properties.iter().map(|property| property.is_required);
-        let members = self.members(&name, ",", are_required);
+        let members = self.members(&name, ",", are_required, other.as_deref());
         Ok(self.named(schema, &format!(r#""{{" {members} "}}""#)))
     }
 

@@ -263,6 +263,52 @@ fn calls_are_held_to_their_schemas_in_free_text() {
 }
 
 #[test]
+fn undeclared_keyword_arguments_are_allowed_where_the_schema_says_so() {
+    let of = |others: Value| {
+        json!({
+            "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
+            "required": ["a"],
+            "additionalProperties": others,
+        })
+    };
+    let alone = |others: Value| json!({"type": "object", "additionalProperties": others});
+    for (schema, arguments, is_allowed) in [
+        (of(json!(true)), "a=1, x=\"text\", bb=[2]", true),
+        (of(json!(true)), "a=1, b=\"text\", aa=2", true),
+        (of(json!(true)), "a=1", true),
+        (of(json!({"type": "integer"})), "a=1, x=2", true),
+        (of(json!({"type": "integer"})), "a=1, x=\"text\"", false),
+        (of(json!(true)), "x=1", false),
+        (of(json!(true)), "a=1, a=2", false),
+        (of(json!(false)), "a=1, x=2", false),
+        (alone(json!(true)), "x=1, y=2", true),
+        (alone(json!(true)), "", true),
+        (alone(json!(false)), "x=1", false),
+    ] {
+        let functions = [Function { name: "f", parameters: schema.as_object(), strict: true }];
+        let shape = AnswerShape {
+            dialect: Dialect { tools: Some(ToolFormat::Pythonic), reasoning: None },
+            thinking: Thinking::Possible,
+            calls: Calls::Required,
+            parallel: true,
+            functions: &functions,
+            has_others: false,
+            text: None,
+        };
+        let tokenizer = tokenizer(&[]);
+        let constraint = shape.constraint(&tokenizer).unwrap().unwrap();
+        let compiler = GrammarCompiler::new(&tokenizer, &[EOS], 320).unwrap();
+        let mut grammar = compiler.compile(&constraint).unwrap();
+        let text = format!("[f({arguments})]");
+        let ids = tokenizer.encode(&text, candlepower_tokenizer::AddSpecialTokens::No).unwrap();
+        let is_taken = ids
+            .into_iter()
+            .all(|id| grammar.allowed().unwrap().allows(id) && grammar.accept(id).is_ok());
+        assert_eq!(is_taken, is_allowed, "{schema} {text}");
+    }
+}
+
+#[test]
 fn without_a_strict_function_free_text_needs_no_grammar() {
     let mut case = Case::new(Some(ToolFormat::Hermes), Calls::Allowed);
     case.strict = false;

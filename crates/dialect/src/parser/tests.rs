@@ -236,6 +236,27 @@ fn harmony() {
     let role = " to=functions.f<|channel|>commentary json<|message|>{}<|call|>";
     assert_eq!(read_both(role).2, ["f {}."]);
     assert_eq!(read_both(&role[..role.len() - 9]).2, ["f {"]);
+    // `<|call|>` ends the answer and is hidden from the parser, also after a call without arguments.
+    for space in ["", " ", &" ".repeat(400)] {
+        let empty = format!(" to=functions.f<|channel|>commentary<|message|>{space}");
+        let seen = read_both(&format!("{empty}<|call|>")).2;
+        assert_eq!(seen[0].replace(' ', ""), "f{}.", "{seen:?}");
+        assert_eq!(read_both(&empty).2[0].replace(' ', ""), "f{}.");
+        // A cut call is not complete.
+        let mut cut = calls(ToolFormat::GptOss);
+        let events = [cut.push(&empty), cut.cut()].concat();
+        let is_end = |event: &OutputEvent| matches!(event, OutputEvent::CallEnd { .. });
+        assert!(!events.iter().any(is_end), "{events:?}");
+        let arguments = events.iter().filter_map(|event| match event {
+            OutputEvent::CallArguments { fragment, .. } => Some(fragment.trim()),
+            _ => None,
+        });
+        assert_eq!(arguments.collect::<String>(), "{}");
+    }
+    // White space before the arguments does not end them.
+    let spaced = " to=functions.f<|channel|>commentary<|message|> \n{\"a\": 1";
+    assert_eq!(read_both(spaced).2, ["f  \n{\"a\": 1"]);
+    assert_eq!(read_both(&format!("{spaced}}}")).2, ["f  \n{\"a\": 1}."]);
     let answer = "<|channel|>analysis<|message|>Hm <b<|end|><|start|>assistant<|channel|>final<|message|>Four. ";
     assert_eq!(read_both(answer), ("Four.".into(), "Hm <b".into(), vec![]));
     assert_eq!(read_both("Plain <|x|>").0, "Plain <|x|>");

@@ -118,6 +118,25 @@ fn a_schema_is_looked_at_wherever_it_stands() {
 }
 
 #[test]
+fn the_bytes_of_a_text_count_once() {
+    let of = |schema: Value| of_schema(&schema).unwrap().bytes;
+    let text = "a".repeat(100);
+    for keyword in ["pattern", "$ref", "$id", "$anchor", "$dynamicRef", "$dynamicAnchor", "title"] {
+        assert_eq!(of(json!({keyword: text})), keyword.len() + 100, "{keyword}");
+    }
+    assert_eq!(of(json!({"const": text})), 5 + 100);
+    assert_eq!(of(json!({"patternProperties": {text.clone(): {}}})), 17 + 100);
+    // Other keywords may be names of literals.
+    assert_eq!(of(json!({"const": {"pattern": text}})), 5 + 7 + 100);
+    let grammar = format!("start: %json {}", json!({"const": text}));
+    assert_eq!(of_lark(&grammar).unwrap().bytes, grammar.len());
+    let pattern = "a".repeat(MAX_BYTES - 7);
+    is_small_schema(json!({"pattern": pattern})).unwrap();
+    let error = is_small_schema(json!({"pattern": pattern + "a"})).unwrap_err().to_string();
+    assert!(error.contains("2097153 bytes of text"), "{error}");
+}
+
+#[test]
 fn identifiers_are_only_so_long() {
     let long = "x".repeat(MAX_REFERENCE_BYTES + 1);
     for keyword in ["$ref", "$id", "$anchor", "$dynamicRef", "$dynamicAnchor"] {

@@ -7,12 +7,17 @@ const LAST: u32 = 0x10_FFFF;
 /// Code points that are not characters.
 const SURROGATES: (u32, u32) = (0xD800, 0xDFFF);
 
-/// A set of characters as ranges of code points: inclusive, sorted and not adjacent.
+/// A set of characters as ranges of code points: inclusive, sorted, not adjacent, and without surrogates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct CharSet(Vec<(u32, u32)>);
 
 impl CharSet {
-    pub(super) fn new(mut ranges: Vec<(u32, u32)>) -> Self {
+    pub(super) fn new(ranges: Vec<(u32, u32)>) -> Self {
+        // A range around the surrogates becomes two.
+        let around = |(first, last): (u32, u32)| {
+            [(first, last.min(SURROGATES.0 - 1)), (first.max(SURROGATES.1 + 1), last)]
+        };
+        let mut ranges = ranges.into_iter().flat_map(around).collect::<Vec<_>>();
         ranges.retain(|(first, last)| first <= last);
         ranges.sort_unstable();
         let mut set: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());
@@ -31,7 +36,7 @@ impl CharSet {
 
     /// All characters.
     pub(super) fn all() -> Self {
-        Self(vec![(0, LAST)])
+        Self::new(vec![(0, LAST)])
     }
 
     /// All other characters.
@@ -47,7 +52,8 @@ impl CharSet {
         if next <= LAST {
             ranges.push((next, LAST));
         }
-        Self(ranges)
+        // The gap of the surrogates would be a range of the complement.
+        Self::new(ranges)
     }
 
     /// Adds the characters of another set, and returns whether any was new.
@@ -84,14 +90,8 @@ impl CharSet {
     pub(super) fn to_regex(&self) -> String {
         let mut class = "[".to_owned();
         for (first, last) in &self.0 {
-            // Complements contain surrogates, which a regular expression refuses. A range around them becomes two.
-            for (first, last) in
-                [(*first, (*last).min(SURROGATES.0 - 1)), ((*first).max(SURROGATES.1 + 1), *last)]
-            {
-                if first <= last {
-                    write!(class, "\\x{{{first:x}}}-\\x{{{last:x}}}").expect("a string takes it");
-                }
-            }
+            // A regular expression refuses surrogates, which no set has.
+            write!(class, "\\x{{{first:x}}}-\\x{{{last:x}}}").expect("a string takes it");
         }
         class + "]"
     }
@@ -105,9 +105,13 @@ mod tests {
     fn ranges_are_joined_and_complemented() {
         let set = CharSet::new(vec![(5, 9), (1, 3), (4, 6), (20, 10)]);
         assert_eq!(set.ranges(), [(1, 9)]);
-        assert_eq!(set.complement().ranges(), [(0, 0), (10, LAST)]);
+        assert_eq!(set.complement().ranges(), [(0, 0), (10, 0xD7FF), (0xE000, LAST)]);
         assert_eq!(set.complement().complement(), set);
         assert!(CharSet::all().complement().is_empty());
+        let characters = CharSet::new(vec![(0, 0xD7FF), (0xE000, LAST)]);
+        assert_eq!(characters, CharSet::all());
+        assert!(characters.complement().is_empty());
+        assert!(CharSet::new(vec![(0xD800, 0xDFFF)]).is_empty());
         assert!(
             set.meets(&CharSet::new(vec![(9, 30)])) && !set.meets(&CharSet::new(vec![(10, 30)]))
         );

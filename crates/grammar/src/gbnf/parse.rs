@@ -319,7 +319,10 @@ impl Parser {
         if counts.1.is_some_and(|most| most < counts.0) {
             return Err(self.wrong(&format!("`{{{text}}}` has a minimum above its maximum")));
         }
-        self.at += close.expect("it was found");
+        // Counts may stand on several lines.
+        for _ in 0..close.expect("it was found") {
+            self.next();
+        }
         Ok(counts)
     }
 

@@ -122,6 +122,18 @@ fn what_is_wrong_is_said_with_its_line_and_rule() {
             "line 1, rule `root`: an escape with \\x, \\u or \\U needs the hexadecimal code of a character",
         ),
         ("root ::= [^\\x00-\\U0010FFFF]", "line 1, rule `root`: a class has no characters"),
+        (
+            "root ::= [^\\x00-\\uD7FF\\uE000-\\U0010FFFF]",
+            "line 1, rule `root`: a class has no characters",
+        ),
+        (
+            "root ::= \"a\"{\n3\n,2}",
+            "line 1, rule `root`: `{\\n3\\n,2}` has a minimum above its maximum",
+        ),
+        (
+            "root ::= \"a\"{\n1,\n2}\n  \"\\q",
+            "line 4, rule `root`: an escape is unknown: use one of \\n \\r \\t \\\\ \\\" \\[ \\] \\xNN \\uNNNN \\UNNNNNNNN",
+        ),
         ("root ::= \"a\"{3,2}", "line 1, rule `root`: `{3,2}` has a minimum above its maximum"),
         (
             "root ::= \"a\"{99999}",

@@ -89,7 +89,7 @@ impl TowerLayer {
         norms + linears.into_iter().map(Linear::num_bytes).sum::<usize>()
     }
 
-    /// From `x` `[patches, width]` to the next layer's, with the patches' places where queries and keys turn by them.
+    /// From `x` `[patches, width]` to the next layer's, with the patches' places where queries and keys are rotated by them.
     ///
     /// Every kernel but attention looks at one row alone, so rows are computed in groups, which keeps intermediate results small.
     pub(super) fn forward(&self, x: Tensor, rope: Option<&AxialRope>) -> Result<Tensor> {

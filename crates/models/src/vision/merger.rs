@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 use candlepower_checkpoint::{MergeKind, MergerSpec, PatchOrder, VISION_ROWS, VisionSlot as Slot};
-use candlepower_kernels::{Activation, Weight, activation, operands::Operand};
+use candlepower_kernels::{Activation, Weight, activation, linear, operands::Operand};
 
 use super::{
     Grid, RowGroups,
@@ -18,7 +18,7 @@ pub(super) struct Merger {
     /// The norm of patches.
     norm: Option<TowerNorm>,
     /// `[width, width * side * side]`, where a matrix merges.
-    matrix: Option<Linear<Weight>>,
+    matrix: Option<Weight>,
     /// The norm of merged vectors.
     merged_norm: Option<TowerNorm>,
     first: Linear<Weight>,
@@ -33,9 +33,8 @@ impl Merger {
         let norm = |norm: &Option<_>, slots| {
             norm.as_ref().map(|norm| loader.norm(None, norm, slots)).transpose()
         };
-        // The merger has no bias.
-        let matrix = (spec.merger.kind == MergeKind::Matrix)
-            .then(|| loader.linear(None, &[(Slot::Merge, Slot::MergedNormBias)]));
+        let matrix =
+            (spec.merger.kind == MergeKind::Matrix).then(|| loader.matrix(None, Slot::Merge));
         let out = (Slot::ProjectorOut, Slot::ProjectorOutBias);
         Ok(Self {
             spec: spec.merger,
@@ -68,9 +67,10 @@ impl Merger {
     pub(super) fn num_bytes(&self) -> usize {
         let norms = [&self.norm, &self.merged_norm].into_iter().flatten();
         let second = self.second.as_ref().map(|(_, linear)| linear);
-        let linears = [self.matrix.as_ref(), Some(&self.first), second].into_iter().flatten();
         norms.map(TowerNorm::num_bytes).sum::<usize>()
-            + linears.map(Linear::num_bytes).sum::<usize>()
+            + self.matrix.as_ref().map_or(0, Weight::num_bytes)
+            + self.first.num_bytes()
+            + second.map_or(0, Linear::num_bytes)
     }
 
     /// From the last hidden states `x` `[patches, width]` of a grid of rows and columns to `[embeddings, hidden]`, a cell a row.
@@ -127,7 +127,7 @@ impl Merger {
         }
         let merged = Tensor::from_vec(values, (cells, ()), &Device::Cpu)?;
         match &self.matrix {
-            Some(matrix) => affine(&merged, matrix),
+            Some(matrix) => Ok(linear(&merged, matrix, None)?),
             None => Ok(merged),
         }
     }

@@ -75,7 +75,7 @@ impl Patches {
             + self.norm.as_ref().map_or(0, TowerNorm::num_bytes)
     }
 
-    /// The places of the patches of a grid, where queries and keys turn by them.
+    /// The places of the patches of a grid, where queries and keys are rotated by them.
     ///
     /// Source: transformers `models/pixtral`, `PixtralVisionRotaryEmbedding`, and `models/qwen3_vl`, `Qwen3VLVisionRotaryEmbedding`.
     pub(super) fn rope(&self, spec: &VisionSpec, grid: Grid) -> Result<Option<AxialRope>> {

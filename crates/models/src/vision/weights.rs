@@ -71,8 +71,24 @@ impl<'a> Loader<'a> {
         layer: Option<usize>,
         slots: &[(VisionSlot, VisionSlot)],
     ) -> Result<Linear<Weight>> {
-        let tensors: Vec<_> =
-            slots.iter().map(|(slot, _)| &self.tensors[&(layer, *slot)]).collect();
+        let matrices: Vec<VisionSlot> = slots.iter().map(|(matrix, _)| *matrix).collect();
+        let biases = slots.iter().map(|(_, bias)| self.tensor(layer, *bias));
+        let biases: Vec<Tensor> = biases.filter_map(Result::transpose).collect::<Result<_>>()?;
+        let bias = match biases.is_empty() {
+            true => None,
+            false => Some(Tensor::cat(&biases, 0)?),
+        };
+        Ok(Linear { weight: self.joined(layer, &matrices)?, bias })
+    }
+
+    /// A matrix without a bias.
+    pub(super) fn matrix(&self, layer: Option<usize>, slot: VisionSlot) -> Result<Weight> {
+        self.joined(layer, &[slot])
+    }
+
+    /// Matrices of the same input as one.
+    fn joined(&self, layer: Option<usize>, slots: &[VisionSlot]) -> Result<Weight> {
+        let tensors: Vec<_> = slots.iter().map(|slot| &self.tensors[&(layer, *slot)]).collect();
         let rows = tensors.iter().map(|(tensor, _)| tensor.shape[0]).sum();
         let dtype = self.dtype_of(&tensors[0].0)?;
         let mut builder = Weight::builder(rows, tensors[0].0.shape[1], dtype)?;
@@ -81,13 +97,7 @@ impl<'a> Loader<'a> {
             self.write(tensor, *seed, &mut builder, first_row)?;
             first_row += tensor.shape[0];
         }
-        let biases = slots.iter().map(|(_, bias)| self.tensor(layer, *bias));
-        let biases: Vec<Tensor> = biases.filter_map(Result::transpose).collect::<Result<_>>()?;
-        let bias = match biases.is_empty() {
-            true => None,
-            false => Some(Tensor::cat(&biases, 0)?),
-        };
-        Ok(Linear { weight: builder.finish()?, bias })
+        Ok(builder.finish()?)
     }
 
     /// A norm by the slots of its weight and its bias.

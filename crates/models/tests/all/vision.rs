@@ -1,6 +1,9 @@
 //! Vision towers against what transformers computed from the same files and pictures.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use candle_core::Tensor;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, PatchPositions, VisionSpec};
@@ -248,7 +251,7 @@ fn copy(golden: &str, test: &str) -> PathBuf {
 }
 
 /// Writes a copy's weights with other names.
-fn rename(folder: &PathBuf, name: impl Fn(&str) -> String) {
+fn rename(folder: &Path, name: impl Fn(&str) -> String) {
     let path = folder.join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -307,7 +310,7 @@ fn faults_of_a_towers_tensors_are_named() {
         for error in [of_tower, of_decoder] {
             assert!(error.contains(expected), "{error}");
         }
-        // As a text model it is whole.
+        // The model without its tower is whole.
         let mut copy = copy;
         copy.without_vision();
         assert!(ImageEncoder::load(&copy, &options()).unwrap().is_none());

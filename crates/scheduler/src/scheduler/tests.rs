@@ -7,6 +7,7 @@ use crate::{
 };
 
 mod callers;
+mod encoder;
 mod items;
 mod states;
 mod whole_items;

@@ -174,14 +174,10 @@ fn generating(
 /// # Errors
 /// The model's files have no settings for images, or ones that are not supported; the tokenizer lacks a token of images.
 fn images(state: &AppState, checkpoint: &Checkpoint, model: &LoadedModel) -> Result<ImageInput> {
-    let Some(vision) = checkpoint.vision() else {
+    let (vision, processor) = (&model.engine.info().vision, checkpoint.image_processor()?);
+    let (Some(vision), Some(processor)) = (vision, processor) else {
         return Ok(ImageInput::Refused(NoImages::TextModel));
     };
-    let files = checkpoint.files();
-    let [preprocessor, processor] =
-        ["preprocessor_config.json", "processor_config.json"].map(|name| files.read(name));
-    let (preprocessor, processor) = (preprocessor?, processor?);
-    let processor = Processor::read(vision.family, preprocessor.as_deref(), processor.as_deref())?;
     let support = image_support(state, vision.tokens.clone(), processor, model)?;
     Ok(ImageInput::Taken(Box::new(support)))
 }

@@ -155,6 +155,7 @@ impl LocalModel {
         check_listed(&tokenizer, &description)?;
         if let Description::Decoder(checkpoint) = &mut description {
             checkpoint.add_ends(text::ends(&tokenizer));
+            checkpoint.set_image_tokens(&|text| tokenizer.token_to_id(text))?;
         }
         for token in tokenizer.renamed_tokens() {
             tracing::warn!(

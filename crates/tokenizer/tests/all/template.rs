@@ -198,6 +198,23 @@ fn time_and_output_are_bounded() {
 }
 
 #[test]
+fn the_exceeded_bound_is_named() {
+    let slow = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}";
+    let template = template(slow);
+    let max_steps = |template: &ChatTemplate| match render_with(
+        template,
+        &json!([]),
+        PromptEnd::GenerationPrompt,
+    ) {
+        Err(Error::TemplateTooSlow { max_steps }) => max_steps,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(max_steps(&template), ChatTemplate::MAX_STEPS);
+    assert_eq!(max_steps(&template.for_probes()), 200_000);
+    assert_eq!(max_steps(&template.for_probes().for_probes()), 200_000);
+}
+
+#[test]
 fn a_thousand_messages_are_far_from_the_bound() {
     let role = |i: usize| if i.is_multiple_of(2) { "user" } else { "assistant" };
     let turn = |i: usize| json!({"role": role(i), "content": "x"});

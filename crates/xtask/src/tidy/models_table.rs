@@ -15,6 +15,8 @@ const TESTS: [&str; 3] = [
     "crates/models/tests/all/converted.rs",
 ];
 const GOLDENS: &str = "tests/golden/";
+/// The list of goldens with images, which the tests run.
+const VISION_TESTS: &str = "crates/testing/src/goldens/vision.rs";
 /// The script that makes the goldens that are GGUF files.
 const GGUF_SCRIPT: &str = "scripts/goldens/gguf_models.py";
 
@@ -60,7 +62,7 @@ const ARCHITECTURES: &[Architecture] = &[
     row("Ministral3ForCausalLM", "Ministral 3", "queries scaled by position", "mistral3"),
     row(
         "Mistral3ForConditionalGeneration",
-        "Mistral Small 3.1 and 3.2, Ministral 3; texts only",
+        "Mistral Small 3.1 and 3.2, Ministral 3",
         "both spellings of tensor names, untied head",
         "mistral3",
     ),
@@ -86,7 +88,7 @@ const ARCHITECTURES: &[Architecture] = &[
     ),
     row(
         "Gemma3ForConditionalGeneration",
-        "Gemma 3 (4B, 12B, 27B); texts only",
+        "Gemma 3 (4B, 12B, 27B)",
         "default settings, scaled RoPE in global layers",
         "",
     ),
@@ -553,6 +555,16 @@ fn lines_of<'a>(files: &'a [SourceFile], path: &'a str) -> impl Iterator<Item = 
     files.iter().filter(move |file| file.path == path).flat_map(|file| file.text.lines())
 }
 
+/// Whether the tests run a golden of this class with images.
+fn takes_images(files: &[SourceFile], class: &str) -> bool {
+    let tests: String = lines_of(files, VISION_TESTS).collect();
+    let quoted = format!("\"{class}\"");
+    files.iter().any(|file| {
+        let folder = file.path.strip_prefix(GOLDENS).and_then(|path| path.strip_suffix("/config.json"));
+        folder.is_some_and(|name| tests.contains(&format!("\"{name}\"")) && file.text.contains(&quoted))
+    })
+}
+
 /// Whether a golden has the format whose goldens begin with `prefix`. An empty prefix means plain safetensors.
 fn is_of(name: &str, prefix: &str) -> bool {
     let begins = |prefix: &str| name == prefix || name.starts_with(&format!("{prefix}-"));
@@ -565,16 +577,17 @@ fn is_of(name: &str, prefix: &str) -> bool {
 fn tables(files: &[SourceFile]) -> Result<String, String> {
     let goldens = goldens(files);
     let mut text = String::from(
-        "| architecture | models | compared with transformers | quantized goldens | GGUF |\n\
-         |---|---|---|---|---|\n",
+        "| architecture | models | compared with transformers | quantized goldens | GGUF | images |\n\
+         |---|---|---|---|---|---|\n",
     );
     for row in ARCHITECTURES {
         let own: Vec<&Golden> = goldens.iter().filter(|golden| golden.class == row.class).collect();
         if !own.iter().any(|golden| is_of(&golden.name, "")) {
             return Err(format!("{} has no golden in {GOLDENS} that a test runs", row.class));
         }
-        let quantized: Vec<&str> = FORMATS[1..7]
+        let quantized: Vec<&str> = FORMATS
             .iter()
+            .filter(|format| !["", "gguf"].contains(&format.1))
             .filter(|format| own.iter().any(|golden| is_of(&golden.name, format.1)))
             .map(|format| format.1)
             .collect();
@@ -591,9 +604,10 @@ fn tables(files: &[SourceFile]) -> Result<String, String> {
             "" => "no".to_owned(),
             name => format!("`{name}`"),
         };
+        let images = if takes_images(files, row.class) { "exact on random weights" } else { "no" };
         let quantized = if quantized.is_empty() { "none".to_owned() } else { quantized.join(", ") };
         text += &format!(
-            "| `{}` | {} | {} | {quantized} | {gguf} |\n",
+            "| `{}` | {} | {} | {quantized} | {gguf} | {images} |\n",
             row.class, row.models, row.checked
         );
     }

@@ -41,8 +41,17 @@ fn gpt_neo() {
     assert_eq!((ropes[0], &windows[..3]), (false, &[None, Some(256), None][..]));
     assert_eq!(m.layers[0].attention().unwrap().scale, 1.0);
     assert_eq!(spec(&with(text, r#"{"attention_types": null}"#)), m);
-    for types in [r#"[[["global", "local"], 7]]"#, "[[[\"wide\"], 12]]", "[[[\"global\"], 5]]", "3"]
-    {
+    // Pairs without types give no layers, and take no time.
+    let empty = r#"{"attention_types": [[[], 18446744073709551615], [["global", "local"], 6]]}"#;
+    assert_eq!(spec(&with(text, empty)), m);
+    for types in [
+        r#"[[["global", "local"], 7]]"#,
+        r#"[[["global", "local"], 18446744073709551615]]"#,
+        "[[[], 18446744073709551615]]",
+        "[[[\"wide\"], 12]]",
+        "[[[\"global\"], 5]]",
+        "3",
+    ] {
         let edit = format!(r#"{{"attention_types": {types}}}"#);
         assert!(error(&with(text, &edit)).contains("`attention_types` is"), "{types}");
     }

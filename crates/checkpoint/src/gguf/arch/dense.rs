@@ -143,7 +143,7 @@ pub(super) const COMMAND_R: GgufArch = GgufArch {
     ..GgufArch::BASE
 };
 
-/// Files do not say which layers have a window: three of four.
+/// Three of four layers have a window, unless the file lists others.
 pub(super) const COHERE2: GgufArch = GgufArch {
     name: "cohere2",
     class: "Cohere2ForCausalLM",

@@ -337,6 +337,51 @@ fn names_and_exclusive_arms_are_held() {
     assert!(error.to_string().contains("`propertyNames`"), "{error}");
 }
 
+#[test]
+fn undeclared_keys_are_allowed_where_the_schema_says_so() {
+    let of = |others: Value| {
+        json!({
+            "type": "object",
+            "properties": {"b": {"type": "integer"}, "no": false, "Ab": {"type": "string"}},
+            "required": ["b"],
+            "additionalProperties": others,
+        })
+    };
+    for special in SPECIAL {
+        for (others, value, is_allowed) in [
+            (json!(true), json!({"b": 1, "x": [true]}), true),
+            (json!(true), json!({"b": 1, "bb": "text", "x": null}), true),
+            (json!(true), json!({"Ab": "a", "b": 1}), true),
+            (json!({}), json!({"b": 1, "x": 2}), true),
+            (json!({"type": "string"}), json!({"b": 1, "x": "a"}), true),
+            (json!({"type": "string"}), json!({"b": 1, "x": 2}), false),
+            // Declared keys keep their own schemas, and come once.
+            (json!(true), json!({"b": "x"}), false),
+            (json!(true), json!({"b": 1, "no": 1}), false),
+            (json!(true), json!({"x": 1}), false),
+            (json!(false), json!({"b": 1, "x": 1}), false),
+            (json!({"not": {}}), json!({"b": 1, "x": 1}), false),
+        ] {
+            let held = Held::new(special, &of(others.clone()));
+            let rest = held.rest_of_call(&value);
+            assert_eq!(rest.is_empty(), is_allowed, "{others} {value}: {rest}");
+            let held = Held::new(special, &json!({"properties": {"v": of(others.clone())}}));
+            let rest = held.rest_of_call(&json!({"v": value}));
+            assert_eq!(rest.is_empty(), is_allowed, "{others} {value}: {rest}");
+        }
+    }
+    let twice = "<|tool_call>call:f{b:1,b:1}<tool_call|>";
+    assert_eq!(Held::new(&[], &of(json!(true))).rest(twice), ":1}<tool_call|>");
+    let optional = json!({"properties": {"no": false}, "additionalProperties": true});
+    assert_eq!(Held::new(&[], &optional).rest_of_call(&json!({"x": 1})), "");
+    assert_eq!(Held::new(&[], &optional).rest_of_call(&json!({"no": 1})), ":1}<tool_call|>");
+    // A required key without a declaration is the only one that its schema declares.
+    let required = json!({"required": ["a"], "additionalProperties": {"type": "integer"}});
+    let held = Held::new(&[], &required);
+    assert_eq!(held.rest_of_call(&json!({"a": 1, "x": 2})), "");
+    assert_eq!(held.rest_of_call(&json!({"x": 2})), "x:2}<tool_call|>");
+}
+
 /// Schemas may refer to themselves and to each other endlessly, or to very many definitions.
 #[test]
 fn references_come_to_an_end() {

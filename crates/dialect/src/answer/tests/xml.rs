@@ -140,6 +140,41 @@ fn what_templates_write_is_allowed() {
 }
 
 #[test]
+fn undeclared_arguments_are_allowed_where_the_schema_says_so() {
+    let of = |others: Value| {
+        json!({
+            "properties": {"a": {"type": "integer"}, "b.c": {"type": "string"}},
+            "required": ["a"],
+            "additionalProperties": others,
+        })
+    };
+    let alone = |others: Value| json!({"type": "object", "additionalProperties": others});
+    for (format, special) in XML.into_iter().flat_map(|format| [(format, false), (format, true)]) {
+        for (schema, arguments, is_allowed) in [
+            (of(json!(true)), &[("a", "1"), ("x", "text"), ("b", "2")][..], true),
+            (of(json!(true)), &[("a", "1"), ("b.c", "text"), ("bxc", "2"), ("aa", "")], true),
+            (of(json!({})), &[("a", "1"), ("x", "[1]")], true),
+            (of(json!(true)), &[("a", "1")], true),
+            (of(json!({"type": "integer"})), &[("a", "1"), ("x", "2")], true),
+            (of(json!({"type": "integer"})), &[("a", "1"), ("x", "text")], false),
+            (of(json!(true)), &[("x", "1")], false),
+            (of(json!(true)), &[("a", "1"), ("a", "2")], false),
+            (of(json!(true)), &[("a", "1"), ("x", "2"), ("b.c", "text")], false),
+            (of(json!(false)), &[("a", "1"), ("x", "2")], false),
+            (of(json!({"not": {}})), &[("a", "1"), ("x", "2")], false),
+            (alone(json!(true)), &[("x", "2"), ("y", "text")], true),
+            (alone(json!(true)), &[], true),
+            (alone(json!({"type": "integer"})), &[("x", "text")], false),
+            (alone(json!(false)), &[("x", "2")], false),
+        ] {
+            let text = call(format, arguments);
+            let (taken, _) = take(format, special, &schema, &text);
+            assert_eq!(taken == text.len(), is_allowed, "{schema} {text} {taken}");
+        }
+    }
+}
+
+#[test]
 fn functions_that_are_not_held_take_any_arguments() {
     for format in XML {
         for special in [false, true] {

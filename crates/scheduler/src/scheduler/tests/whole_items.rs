@@ -38,7 +38,7 @@ fn a_whole_item_is_computed_in_one_row_with_any_budget() {
     assert_eq!(cuts(&run_with_budget(17)), with_17);
 }
 
-/// What is left of the budget after a decode is less than the item.
+/// The budget that a decode leaves is less than the item.
 #[test]
 fn a_whole_item_exceeds_the_budget_only_at_the_start_of_a_row() {
     let config = SchedulerConfig { max_num_batched_tokens: 8, ..WITH_ITEMS };
@@ -114,7 +114,8 @@ fn a_prefix_without_its_partial_block_ends_before_the_whole_item() {
     scheduler.remove(first);
     scheduler.add(new(20)).unwrap();
     let step = run_step(&mut scheduler);
-    assert_eq!((step.copies.len(), step.rows[0].whole.clone()), (0, vec![(2, 10)]));
+    assert_eq!((step.copies.len(), rows(&step)), (0, vec![(1, 0, 11)]));
+    assert_eq!(step.rows[0].whole, [(2, 10)]);
 }
 
 /// The request asks for the logits from within the item on. They begin with the item.

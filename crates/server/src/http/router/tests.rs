@@ -435,6 +435,7 @@ async fn other_origins_are_let_in_by_name_only() {
     let state = ready(&["--allowed-origins=*"]);
     let asked = Request::get("/version").header("origin", "https://a.example");
     let answered = call(&state, asked.body(Body::empty()).unwrap()).await;
+    // Browsers may read only these headers.
     assert_eq!(
         answered.headers()["access-control-expose-headers"],
         "x-request-id,retry-after,x-candlepower-not-held"
@@ -449,7 +450,7 @@ async fn models_tokens_and_documents_are_described() {
     assert_eq!(list["data"][0]["id"], "a/b");
     assert_eq!(list["data"][1]["root"], "demo");
     assert_eq!(call(&state, get("/v1/models/a/b")).await.status(), 200);
-    // Browsers may read only these headers and methods.
+    // The model's own name serves requests and look-ups, too.
     let state_of_root = ready(&["--served-model-name=a/b"]);
     answer(&state_of_root, "/tokenize", json!({"model": "demo", "prompt": "x"})).await;
     assert_eq!(call(&state_of_root, get("/v1/models/demo")).await.status(), 200);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use candlepower_checkpoint::{ImageGrid, ImageTokens, WrittenImage};
+use candlepower_checkpoint::{Description, ImageGrid, ImageTokens, WrittenImage};
 use candlepower_media::{Family, FetchPolicy, Fetcher, Processor, Resolver};
 use futures::future::BoxFuture;
 
@@ -109,6 +109,31 @@ fn image(url: &str) -> Value {
 
 fn user(content: Value) -> Value {
     json!([{"role": "user", "content": content}])
+}
+
+/// A golden as a model's folder, with the settings in force.
+fn opened(golden: &Golden, argv: &[&str]) -> LocalModel {
+    let mut config = starting(argv).config().clone();
+    let name = golden.folder.file_name().unwrap().to_str().unwrap();
+    config.model = Some(candlepower_testing::goldens::folder(name).display().to_string());
+    LocalModel::here(&config)
+}
+
+#[test]
+fn tokens_of_images_come_from_the_models_files() {
+    for golden in [mistral3(), gemma3()] {
+        let Description::Decoder(checkpoint) = opened(&golden, &[]).description else {
+            panic!("the golden is a decoder")
+        };
+        assert_eq!(checkpoint.vision().unwrap().tokens, golden.tokens);
+    }
+    let local = opened(&mistral3(), &["--language-model-only"]);
+    assert_eq!(local.no_images, Some(NoImages::LanguageModelOnly));
+    let Description::Decoder(checkpoint) = local.description else {
+        panic!("the golden is a decoder")
+    };
+    assert!(checkpoint.vision().is_none());
+    assert_eq!(LocalModel::here(starting(&[]).config()).no_images, Some(NoImages::TextModel));
 }
 
 #[tokio::test]
