@@ -259,7 +259,9 @@ impl VisionSpec {
                 let [made, taken] = [processor.layout(), self.layout()].map(layout_in_words);
                 format!("pictures as {made}, and the model takes {taken}")
             }
-            (PatchPositions::Table { side }, _) if smallest != (side as u32 * patch, side as u32 * patch) => {
+            (PatchPositions::Table { side }, _)
+                if smallest != (side as u32 * patch, side as u32 * patch) =>
+            {
                 let side = side as u32 * patch;
                 format!("pictures of {small}, and the model takes {side} x {side} alone")
             }
@@ -268,7 +270,9 @@ impl VisionSpec {
             }
             (_, MostPatches::OfSide(most)) if largest > most as u32 * patch => {
                 let most = most as u32 * patch;
-                format!("pictures of up to {largest} pixels a side, and the model takes up to {most}")
+                format!(
+                    "pictures of up to {largest} pixels a side, and the model takes up to {most}"
+                )
             }
             _ => return Ok(()),
         };

@@ -110,7 +110,7 @@ mod tests {
                 compared += 1;
             }
         }
-        assert_eq!(compared, 33, "eleven prompts with images for each of three models");
+        assert_eq!(compared, 44, "eleven prompts with images for each of four models");
     }
 
     #[test]

@@ -78,7 +78,10 @@ impl VisionSpec {
             .max(5 * self.width + inner)
             .max(pixels + 2 * self.width)
             // A row is a patch before it is merged, and a cell afterwards.
-            .max(3 * self.width + (2 * merged + 2 * inner_of_projector + self.projector.hidden_size) / cell);
+            .max(
+                3 * self.width
+                    + (2 * merged + 2 * inner_of_projector + self.projector.hidden_size) / cell,
+            );
         let groups = patches.min(VISION_ROWS) * row;
         let output = patches / cell * (1 + self.deepstack.len()) * self.projector.hidden_size;
         (whole + groups + output) as u64 * VALUE_BYTES + self.attention_bytes(patches, dtype)

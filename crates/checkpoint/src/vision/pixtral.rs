@@ -3,9 +3,11 @@
 use candlepower_media::Family;
 
 use super::{
-    Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder, PatchPositions, PatchSpec, ProjectorSpec,
-    TokenTexts, TowerLayerSpec, VisionRule, VisionSlot, VisionSource, VisionSpec, WrittenImage,
-    read::{TowerSizes, axial_theta}, weights::rule,
+    Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder,
+    PatchPositions, PatchSpec, ProjectorSpec, TokenTexts, TowerLayerSpec, VisionRule, VisionSlot,
+    VisionSource, VisionSpec, WrittenImage,
+    read::{TowerSizes, axial_theta},
+    weights::rule,
 };
 use crate::{
     error::Result,

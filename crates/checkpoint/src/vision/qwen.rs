@@ -166,10 +166,7 @@ fn read(source: &VisionSource<'_>, class: &Class) -> Result<VisionSpec> {
         merger: MergerSpec { side, kind: MergeKind::Join, norm: None },
         projector: ProjectorSpec {
             hidden_size,
-            between: Some(Between {
-                inner: sizes.width * side * side,
-                act: Activation::Gelu,
-            }),
+            between: Some(Between { inner: sizes.width * side * side, act: Activation::Gelu }),
             bias: true,
         },
         deepstack: deepstack(source, &c, class, sizes.layers)?,
@@ -177,15 +174,17 @@ fn read(source: &VisionSource<'_>, class: &Class) -> Result<VisionSpec> {
     })
 }
 
-/// Checks that the decoder turns by frame, row and column, in turn as its class does.
+/// Checks that the decoder rotates by frame, row and column, with the frequencies of the three in turn, as its class does.
 fn check_sections(source: &VisionSource<'_>) -> Result<()> {
     let Some(text) = source.config.section("text_config")? else { return Ok(()) };
     let rope = text.rope_parameters()?;
-    let mut sections = source.decoder.attentions().map(|attention| {
-        attention.rope.as_ref().and_then(|rope| rope.sections)
-    });
+    let mut sections = source
+        .decoder
+        .attentions()
+        .map(|attention| attention.rope.as_ref().and_then(|rope| rope.sections));
     if !sections.all(|sections| sections.is_some_and(|sections| sections.interleaved)) {
-        let key = if rope.contains("mrope_section") { "mrope_interleaved" } else { "mrope_section" };
+        let key =
+            if rope.contains("mrope_section") { "mrope_interleaved" } else { "mrope_section" };
         let found = rope.raw(key).cloned().unwrap_or_default();
         let hint = "; images need mrope_section and a true mrope_interleaved";
         return Err(rope.unsupported(key, &found, hint));

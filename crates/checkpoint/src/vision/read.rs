@@ -66,7 +66,7 @@ impl TowerSizes {
         }
     }
 
-    /// Checks that heads can turn by rows and by columns.
+    /// Checks that heads can be rotated by rows and by columns.
     pub(super) fn check_axial(&self, c: &HfConfig) -> Result<()> {
         if self.head_dim().is_multiple_of(4) {
             return Ok(());

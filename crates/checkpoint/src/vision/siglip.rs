@@ -3,8 +3,9 @@
 use candlepower_media::Family;
 
 use super::{
-    ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder, PatchPositions, PatchSpec, ProjectorSpec,
-    TowerLayerSpec, VisionRule, VisionSlot, VisionSource, VisionSpec, WrittenImage,
+    ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder, PatchPositions,
+    PatchSpec, ProjectorSpec, TowerLayerSpec, VisionRule, VisionSlot, VisionSource, VisionSpec,
+    WrittenImage,
     read::TowerSizes,
     weights::{rule, transposed},
 };

@@ -19,6 +19,7 @@ pub const VISION: &[&str] = &[
     "vision_qwen3_vl",
     "vision_qwen3_vl_moe",
     "vision_qwen3_5",
+    "vision_qwen3_5_moe",
 ];
 
 /// What `cases.json` of a folder says.
