@@ -98,6 +98,8 @@ pub(crate) struct Counted {
     preemptions: u64,
     swapped_out: u64,
     swapped_in: u64,
+    images_encoded: u64,
+    encoder_hits: u64,
 }
 
 impl Engine {
@@ -429,12 +431,18 @@ impl Engine {
         metrics.kv_blocks_swapped.set(stats.num_swapped_blocks as f64);
         metrics.swapped_out_blocks.increment(stats.num_swapped_out - self.counted.swapped_out);
         metrics.swapped_in_blocks.increment(stats.num_swapped_in - self.counted.swapped_in);
+        metrics.images_encoded.increment(stats.num_items_encoded - self.counted.images_encoded);
+        metrics.encoder_cache_hits.increment(stats.num_item_hits - self.counted.encoder_hits);
+        let (used, most) = (stats.num_encoder_embeddings, stats.max_encoder_embeddings);
+        metrics.encoder_cache_usage_ratio.set(used as f64 / most.max(1) as f64);
         self.counted = Counted {
             prefix_queries: stats.num_prefix_queries,
             prefix_hits: stats.num_prefix_hits,
             preemptions,
             swapped_out: stats.num_swapped_out,
             swapped_in: stats.num_swapped_in,
+            images_encoded: stats.num_items_encoded,
+            encoder_hits: stats.num_item_hits,
         };
     }
 }

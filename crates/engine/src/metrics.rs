@@ -36,6 +36,12 @@ pub struct EngineMetrics {
     pub swapped_out_blocks: Counter,
     /// Blocks swapped in from host memory.
     pub swapped_in_blocks: Counter,
+    /// Images that the vision tower has encoded.
+    pub images_encoded: Counter,
+    /// Images of prompts that were found encoded.
+    pub encoder_cache_hits: Counter,
+    /// Share of the encoder's cache that holds embeddings, 0 to 1, whether some sequence needs them or not.
+    pub encoder_cache_usage_ratio: Gauge,
     /// Tokens computed in a step.
     pub iteration_tokens: Histogram,
     /// Seconds from submission to the first step that computes the request.
@@ -67,6 +73,9 @@ impl EngineMetrics {
             kv_blocks_swapped: Gauge::noop(),
             swapped_out_blocks: Counter::noop(),
             swapped_in_blocks: Counter::noop(),
+            images_encoded: Counter::noop(),
+            encoder_cache_hits: Counter::noop(),
+            encoder_cache_usage_ratio: Gauge::noop(),
             iteration_tokens: Histogram::noop(),
             request_queue_time_seconds: Histogram::noop(),
             step_duration_seconds: Histogram::noop(),

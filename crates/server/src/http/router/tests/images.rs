@@ -148,9 +148,6 @@ async fn prompts_are_those_of_transformers() {
         let state = golden.ready(&[], |_| {});
         let mut seen = 0;
         for (name, case) in golden.cases() {
-            if golden.family == Family::Gemma3 && name.starts_with("spelled") {
-                continue;
-            }
             let messages = with_pictures(case["messages"].clone());
             let tools = case.get("tools").cloned().unwrap_or_default();
             // Mistral's template has none.
@@ -167,7 +164,6 @@ async fn prompts_are_those_of_transformers() {
     }
 }
 
-/// The goldens of Gemma 3 have ids of other texts there, so that these prompts are compared with each other.
 #[tokio::test]
 async fn spelled_tokens_are_texts() {
     for golden in [mistral3(), gemma3(), qwen3_vl()] {
@@ -212,9 +208,6 @@ async fn images_lie_where_the_goldens_have_them() {
         let state = golden.ready(&[], |_| {});
         let model = demo(&state);
         for (name, case) in golden.cases() {
-            if golden.family == Family::Gemma3 && name.starts_with("spelled") {
-                continue;
-            }
             let body = json!({"messages": with_pictures(case["messages"].clone())}).to_string();
             let request = candlepower_api::ChatCompletionRequest::parse(body.as_bytes()).unwrap();
             let (fetched, cancelled) = (pictures::FetchedImages::default(), Default::default());
