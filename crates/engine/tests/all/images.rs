@@ -122,12 +122,15 @@ fn preempted_sequences_encode_their_images_again() {
         let probe = fixture.start(exact());
         let block_bytes = probe.info().kv_cache_bytes / probe.info().num_blocks as u64;
         drop(probe);
-        // Nine blocks hold the longest case with its answer, and no two cases.
-        let mut load = exact().load;
-        load.max_model_len = Some(144);
-        let tiny = EngineConfig { load, kv_cache_bytes: Some(block_bytes * 9), ..exact() };
-        let engine = fixture.start(EngineConfig { max_num_batched_tokens: Some(64), ..tiny });
+        // The longest case fits with its answer, and little beside it.
         let cases = fixture.cases();
+        let longest = cases.iter().map(|(_, case)| case.input_ids.len() + 32).max().unwrap();
+        let blocks = longest.div_ceil(16);
+        let mut load = exact().load;
+        load.max_model_len = Some(blocks * 16);
+        let kv_cache_bytes = Some(block_bytes * blocks as u64);
+        let tiny = EngineConfig { load, kv_cache_bytes, ..exact() };
+        let engine = fixture.start(EngineConfig { max_num_batched_tokens: Some(64), ..tiny });
         let requests: Vec<_> = cases.iter().map(|(_, case)| fixture.request(case)).collect();
         let streams: Vec<_> =
             requests.into_iter().map(|r| engine.submit(r).unwrap().remove(0)).collect();

@@ -79,17 +79,19 @@ impl Merger {
         let cells = (rows / side) * (columns / side);
         let hidden = self.second.as_ref().map_or(&self.first, |(_, second)| second).weight.n();
         let mut out = RowGroups::new(cells, hidden);
-        // Whole rows of cells, whose patches lie together in either order.
-        let patches_of_row = side * columns;
-        let group = (VISION_ROWS / patches_of_row).max(1);
-        for (first, count) in super::groups(rows / side, group) {
-            let rows = x.narrow(0, first * patches_of_row, count * patches_of_row)?;
+        // Patches that lie together: those of a cell, or those of a row of cells.
+        let (units, patches) = match self.order {
+            PatchOrder::Cells { .. } => (cells, side * side),
+            PatchOrder::Rows => (rows / side, side * columns),
+        };
+        for (first, count) in super::groups(units, (VISION_ROWS / patches).max(1)) {
+            let rows = x.narrow(0, first * patches, count * patches)?;
             out.push(&self.project(&self.merge(&rows, columns)?)?)?;
         }
         out.finish()
     }
 
-    /// The merged vectors `[cells, width]` of whole rows of cells.
+    /// The merged vectors `[cells, merged width]` of patches that lie together.
     fn merge(&self, x: &Tensor, columns: usize) -> Result<Tensor> {
         let normed = match &self.norm {
             Some(norm) => norm.forward(x)?,
@@ -100,12 +102,9 @@ impl Merger {
         let patches = Operand::new("merger", "patches", &normed).f32s()?;
         let cells = patches.len() / width / (side * side);
         let cell_columns = columns / side;
-        if self.spec.kind == MergeKind::Join && self.order != PatchOrder::Rows {
-            return Ok(normed.reshape((cells, ()))?);
-        }
-        let of_cell = |cell: usize| {
+        let of_cell = |cell: usize| -> Vec<usize> {
             if self.order != PatchOrder::Rows {
-                return (cell * side * side..(cell + 1) * side * side).collect::<Vec<_>>();
+                return (cell * side * side..(cell + 1) * side * side).collect();
             }
             let (row, column) = (cell / cell_columns * side, cell % cell_columns * side);
             let lines = (row..row + side).map(move |row| row * columns + column);
