@@ -40,6 +40,10 @@ fn check_ai_sdk(case: &str, server: &Server) {
     check(node, "node/ai_sdk.mjs", case, server);
 }
 
+fn check_llm(case: &str, server: &Server) {
+    check(python, "clients/llm_client.py", case, server);
+}
+
 fn check_structured(case: &str, server: &Server) {
     check(python, "clients/structured_client.py", case, server);
 }
@@ -141,6 +145,7 @@ mod images {
         langchain check_framework "langchain_images"
         node_client check_node "images"
         ai_sdk check_ai_sdk "images"
+        llm check_llm "images"
     }
 }
 

@@ -208,7 +208,7 @@ def errors():
     assert budget["param"] == "thinking.budget_tokens"
     assert refused(400, messages=[])["param"] == "messages"
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-    assert refused(400, messages=[{"role": "user", "content": [image]}])["param"] == "messages[0].content[0].type"
+    assert refused(400, messages=[{"role": "user", "content": [image]}])["param"] == "messages[0].content[0].source"
     assert refused(400, max_tokens=0)["param"] == "max_tokens"
     assert refused(404, model="other")["code"] == "model_not_found"
 

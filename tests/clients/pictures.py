@@ -8,9 +8,14 @@ GOLDENS = Path(__file__).resolve().parent.parent / "golden"
 CASES = json.loads((GOLDENS / "vision_mistral3/cases.json").read_text(encoding="utf-8"))["cases"]
 
 
+def path(name):
+    """The file of a picture."""
+    return (GOLDENS / "vision_pictures" / name).with_suffix(".png")
+
+
 def encoded(name):
     """A picture in base64."""
-    return base64.b64encode((GOLDENS / "vision_pictures" / name).with_suffix(".png").read_bytes()).decode()
+    return base64.b64encode(path(name).read_bytes()).decode()
 
 
 def url(name):
