@@ -1,12 +1,13 @@
 //! Models that take images, over HTTP. The answers are those of transformers, by the goldens.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
-use candlepower_testing::goldens::{VisionCase, VisionGolden};
+use candlepower_testing::goldens::{VisionCase, VisionGolden, picture};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Server, as_blocks, as_input, picture_url, vision_server, wait_for, with_pictures,
+    Server, TempFolder, as_blocks, as_input, picture_url, vision_server, wait_for, with_pictures,
 };
 
 /// Tokens of a KV block.
@@ -276,6 +277,32 @@ fn a_response_continues_one_with_images() {
     assert_eq!(whole["usage"]["input_tokens"], continued["usage"]["input_tokens"]);
     assert_eq!(written_response(&whole), written_response(&continued));
     assert_eq!(encoded(), 2.0);
+}
+
+/// Files below the folder of the setting are read. Those beside it are refused like files that do not exist.
+#[test]
+fn files_of_an_allowed_folder_are_read() {
+    let folder = TempFolder::new();
+    let secret = folder.write("secret.png", std::fs::read(picture("odd")).unwrap());
+    let allowed = folder.write("allowed/square.png", std::fs::read(picture("square")).unwrap());
+    let server = vision_server("vision_mistral3")
+        .flag("--allowed-local-media-path", allowed.parent().unwrap())
+        .start();
+    let body = |file: &Path| {
+        let url = format!("file://{}", file.display());
+        chat_body(user(
+            json!([{"type": "image_url", "image_url": {"url": url}}, text("What is it?")]),
+        ))
+    };
+    let case = &VisionGolden::read("vision_mistral3").cases["image_first"];
+    let answer = server.chat(body(&allowed));
+    assert_eq!(ids(&answer["choices"][0]["token_ids"]), case.greedy);
+    let refused = |file: &Path| server.post("/v1/chat/completions", &body(file)).error(400);
+    let error = refused(&secret);
+    assert_eq!(error["code"], "image_url_not_allowed");
+    let dotted = allowed.with_file_name("..").join("secret.png");
+    assert_eq!(refused(&dotted)["code"], error["code"]);
+    assert_eq!(refused(&secret.with_file_name("missing.png"))["message"], error["message"]);
 }
 
 #[test]
