@@ -57,6 +57,7 @@ import torch
 import transformers
 import vision_families
 import vision_files
+from safetensors.torch import load_file, save_file
 from seeded_weights import seed_weights
 from transformers.image_utils import load_image
 
@@ -258,6 +259,13 @@ def randomise_tower(model: torch.nn.Module, seed: int, final_norm: float) -> Non
         parameter.data.copy_(value)
 
 
+def transpose_experts(weights: Path) -> None:
+    """Stores the matrices of experts as published files do. transformers transposes them where their shape says so."""
+    transposed = lambda name, tensor: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+    tensors = {name: transposed(name, tensor) for name, tensor in load_file(weights).items()}
+    save_file(tensors, weights, metadata={"format": "pt"})
+
+
 def make(name: str, family, seed: int, out: Path, pictures: dict) -> None:
     folder = common.empty(out / name)
     config = family.config()
@@ -266,6 +274,8 @@ def make(name: str, family, seed: int, out: Path, pictures: dict) -> None:
     common.randomise(model, seed)
     randomise_tower(model, seed + 1, family.final_norm)
     model.save_pretrained(folder)
+    if getattr(family, "transposes_experts", False):
+        transpose_experts(folder / "model.safetensors")
     common.rewrite_json(folder / "config.json", family.rewrite)
     seed_weights(folder, seed)
     common.forget_version(folder)

@@ -10,9 +10,11 @@ import vision_files
 from common import COMMON, write_json
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionRotaryEmbedding
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisionRotaryEmbedding
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionRotaryEmbedding
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionRotaryEmbedding
 from vision_files import fill, settings
 
 
@@ -31,6 +33,8 @@ class Qwen:
         self.cls = getattr(transformers, kind + "ForConditionalGeneration")
         self.config_class = getattr(transformers, kind + "Config")
         self.rope, self.seed, self.text, self.vision, self.rewrite = rope, seed, text, vision, rewrite
+        # Published files do, and transformers reads both forms.
+        self.transposes_experts = kind == "Qwen3VLMoe"
         self.tokenizer = vision_files.byte_level([], 64, vision_files.QWEN_SPECIALS, vision_files.QWEN_WORDS)
 
     def config(self):
@@ -149,6 +153,31 @@ FAMILIES = {
         ),
         rewrite=published_rope,
     ),
+    # One tensor for all experts of a layer, each transposed as in published files, and a dense layer.
+    "vision_qwen3_vl_moe": Qwen(
+        kind="Qwen3VLMoe",
+        rope=Qwen3VLMoeVisionRotaryEmbedding,
+        seed=7501,
+        text=dict(
+            head_dim=32,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            mlp_only_layers=[1],
+            rope_parameters=dict(
+                rope_type="default", rope_theta=5000.0, mrope_section=[6, 6, 4], mrope_interleaved=True
+            ),
+        ),
+        vision=dict(
+            depth=2,
+            hidden_size=48,
+            intermediate_size=64,
+            num_heads=2,
+            num_position_embeddings=121,
+            deepstack_visual_indexes=[0, 1],
+        ),
+        rewrite=published_rope,
+    ),
     # A hybrid decoder, where half of a head has RoPE.
     "vision_qwen3_5": Qwen(
         kind="Qwen3_5",
@@ -171,5 +200,31 @@ FAMILIES = {
             ),
         ),
         vision=dict(depth=2, hidden_size=48, intermediate_size=64, num_heads=2, num_position_embeddings=81),
+    ),
+    "vision_qwen3_5_moe": Qwen(
+        kind="Qwen3_5Moe",
+        rope=Qwen3_5MoeVisionRotaryEmbedding,
+        seed=7604,
+        text=dict(
+            head_dim=32,
+            num_hidden_layers=2,
+            linear_num_key_heads=2,
+            linear_num_value_heads=2,
+            linear_key_head_dim=16,
+            linear_value_head_dim=16,
+            layer_types=["linear_attention", "full_attention"],
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=32,
+            rope_parameters=dict(
+                rope_type="default",
+                rope_theta=5000.0,
+                partial_rotary_factor=0.5,
+                mrope_section=[4, 2, 2],
+                mrope_interleaved=True,
+            ),
+        ),
+        vision=dict(depth=2, hidden_size=48, intermediate_size=64, num_heads=2, num_position_embeddings=121),
     ),
 }

@@ -62,9 +62,9 @@ pub use spec::{
     QkNormSpec, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
 };
 pub use vision::{
-    ImageGrid, ImageTokens, MergeKind, MergerSpec, PatchPositions, PatchSpec, ProjectorSpec,
-    TokenTexts, TowerLayerSpec, VISION_ROWS, VisionRule, VisionSlot, VisionSpec, VisionTensor,
-    WrittenImage,
+    Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder,
+    PatchPositions, PatchSpec, ProjectorSpec, TokenTexts, TowerLayerSpec, VISION_ROWS, VisionRule,
+    VisionSlot, VisionSpec, VisionTensor, WrittenImage,
 };
 pub use weights::{RowOrder, SlotRows, Take, TensorPlan, WeightRule};
 

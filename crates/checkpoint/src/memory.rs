@@ -241,7 +241,8 @@ impl MemoryPlan {
                 let tower = spec.vision.as_deref();
                 let tower_weights = tower.map_or(0, |tower| tower.weight_bytes(request.weights));
                 let of_run = tower.map_or(0, |tower| {
-                    tower.activation_bytes(tower.most_patches(), request.weights)
+                    let patches = tower.most_patches_within(request.max_model_len);
+                    tower.activation_bytes(patches, request.weights)
                 });
                 (
                     spec.rank_weight_bytes(request.weights, ranks) + tower_weights,

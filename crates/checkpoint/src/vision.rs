@@ -1,7 +1,7 @@
 //! The description of a vision tower: how an image becomes embeddings, and which tokens stand for it.
 
 use candlepower_layout::Activation;
-use candlepower_media::{Detail, Family, Processor};
+use candlepower_media::{Detail, Family, Layout, Processor};
 
 use crate::{
     config::HfConfig,
@@ -12,6 +12,7 @@ use crate::{
 
 mod memory;
 pub(crate) mod pixtral;
+pub(crate) mod qwen;
 mod read;
 pub(crate) mod siglip;
 #[cfg(test)]
@@ -40,6 +41,8 @@ pub struct VisionSpec {
     pub token_texts: Option<TokenTexts>,
     /// Whether the tokens of an image see each other both ways in the decoder.
     pub both_ways: bool,
+    /// Whether the decoder rotates the tokens of an image by their rows and columns of merged cells. Each cell is a token then.
+    pub grid_positions: bool,
     /// Number of the tower's layers that are computed.
     pub layers: usize,
     /// Number of its layers in the weight files. Those behind the computed ones are not loaded.
@@ -58,21 +61,49 @@ pub struct VisionSpec {
     pub merger: MergerSpec,
     /// The projection to the decoder's width.
     pub projector: ProjectorSpec,
+    /// Layers whose output is merged and projected, too, in ascending order. What the first of them gives is added to the tokens of
+    /// an image behind the decoder's first layer, and so on (DeepStack). Each has a merger of its own, with the norm of
+    /// joined patches in place of `last_norm`.
+    pub deepstack: Vec<usize>,
     /// Names of the tensors.
     pub(crate) rules: &'static [VisionRule],
 }
 
-/// The patches of a picture: squares of pixels, row by row, each a vector.
+/// The patches of a picture: squares of pixels, each a vector.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PatchSpec {
     /// Side of a patch in pixels, each of which has three values.
     pub size: usize,
-    /// Most patches along a side of a picture.
-    pub most: usize,
+    /// The order of pixels and patches.
+    pub order: PatchOrder,
+    /// The most patches of a picture.
+    pub most: MostPatches,
     /// The embedding of a patch has a bias.
     pub bias: bool,
     /// The way in which a patch gets its place.
     pub positions: PatchPositions,
+}
+
+/// The order of a picture's pixels and patches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PatchOrder {
+    /// Pixels `[3, height, width]`. Patches row by row.
+    Rows,
+    /// Pixels of patches `[patches, 3 * frames * size * size]`. The patches of a merged cell follow each other row by row, and cells
+    /// do so, too.
+    Cells {
+        /// Frames of a video in a patch. An image has as many equal ones.
+        frames: usize,
+    },
+}
+
+/// The most patches of a picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MostPatches {
+    /// So many along a side.
+    OfSide(usize),
+    /// So many in all.
+    OfPicture(usize),
 }
 
 /// The way in which a patch gets its place.
@@ -84,8 +115,19 @@ pub enum PatchPositions {
         /// Base of the frequencies.
         theta: f64,
     },
-    /// A learned vector for each place of a square of `most x most` patches is added. All pictures have this size.
-    Table,
+    /// A learned vector for each place of a square of `side x side` patches is added. All pictures have this size.
+    Table {
+        /// Side of the square in patches.
+        side: usize,
+    },
+    /// Both. The vectors of a square of `side x side` places are stretched to the picture's rows and columns, bilinearly and corner to
+    /// corner. Rows and columns have the same frequencies `theta^(-4i / head_dim)`.
+    TableAndRope {
+        /// Side of the square in places.
+        side: usize,
+        /// Base of the frequencies.
+        theta: f64,
+    },
 }
 
 /// A layer of a tower: attention among all patches of a picture, then a feed-forward, each behind a norm.
@@ -97,6 +139,8 @@ pub struct TowerLayerSpec {
     pub heads: usize,
     /// Width of each head.
     pub head_dim: usize,
+    /// q, k and v are stored as one matrix.
+    pub fused_qkv: bool,
     /// q, k, v and the output projection have biases.
     pub attention_bias: bool,
     /// Width of the feed-forward.
@@ -127,6 +171,8 @@ pub enum MergeKind {
     Mean,
     /// A matrix `[width, width * side * side]` times their elements: the first element of each patch, then the second of each.
     Matrix,
+    /// They are joined: all elements of the first patch, then those of the second.
+    Join,
 }
 
 /// The projection of merged vectors to the decoder's width.
@@ -134,10 +180,30 @@ pub enum MergeKind {
 pub struct ProjectorSpec {
     /// Width of the decoder.
     pub hidden_size: usize,
-    /// The activation between two matrices; one matrix alone where `None`.
-    pub act: Option<Activation>,
+    /// Two matrices; one alone where `None`.
+    pub between: Option<Between>,
     /// The matrices have biases.
     pub bias: bool,
+}
+
+/// What lies between the two matrices of a projector.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Between {
+    /// Width.
+    pub inner: usize,
+    /// The activation.
+    pub act: Activation,
+}
+
+impl PatchSpec {
+    /// Values of the pixels of a patch.
+    pub fn values(&self) -> usize {
+        let frames = match self.order {
+            PatchOrder::Rows => 1,
+            PatchOrder::Cells { frames } => frames,
+        };
+        3 * frames * self.size * self.size
+    }
 }
 
 impl VisionSpec {
@@ -156,34 +222,71 @@ impl VisionSpec {
         self.patches.size * self.merger.side
     }
 
+    /// Width of merged vectors.
+    pub fn merged_width(&self) -> usize {
+        match self.merger.kind {
+            MergeKind::Mean | MergeKind::Matrix => self.width,
+            MergeKind::Join => self.width * self.merger.side * self.merger.side,
+        }
+    }
+
+    /// Rows and columns of the merged cells of a resized picture of `width` x `height` pixels.
+    pub fn cell_grid(&self, width: u32, height: u32) -> (usize, usize) {
+        (height as usize / self.cell(), width as usize / self.cell())
+    }
+
+    /// The layout of pixels that a processor makes for the tower.
+    pub fn layout(&self) -> Layout {
+        match self.patches.order {
+            PatchOrder::Rows => Layout::Channels,
+            PatchOrder::Cells { frames } => Layout::Patches {
+                patch: self.patches.size as u32,
+                merge: self.merger.side as u32,
+                temporal: frames as u32,
+            },
+        }
+    }
+
     /// Checks that a processor makes pictures that the tower takes.
     fn check_processor(&self, processor: &Processor) -> Result<()> {
         let size = |side| processor.size(side, side, Detail::Full).map_err(Error::Images);
         let (smallest, largest) = (size(1)?, size(LARGEST_SIDE)?);
-        let (cell, most) = (self.cell() as u32, (self.patches.most * self.patches.size) as u32);
-        let is_fixed = matches!(self.patches.positions, PatchPositions::Table);
-        let problem = match is_fixed {
-            true if smallest != (most, most) => {
-                format!(
-                    "pictures of {} x {} pixels, and the model takes {most} x {most} alone",
-                    smallest.0, smallest.1
-                )
+        let (cell, patch) = (self.cell() as u32, self.patches.size as u32);
+        let small = format!("{} x {} pixels", smallest.0, smallest.1);
+        let largest = largest.0.max(largest.1);
+        let problem = match (self.patches.positions, self.patches.most) {
+            _ if processor.layout() != self.layout() => {
+                let [made, taken] = [processor.layout(), self.layout()].map(layout_in_words);
+                format!("pictures as {made}, and the model takes {taken}")
             }
-            false if smallest != (cell, cell) => {
-                format!(
-                    "pictures of {} x {} pixels, and the model takes multiples of {cell}",
-                    smallest.0, smallest.1
-                )
+            (PatchPositions::Table { side }, _)
+                if smallest != (side as u32 * patch, side as u32 * patch) =>
+            {
+                let side = side as u32 * patch;
+                format!("pictures of {small}, and the model takes {side} x {side} alone")
             }
-            false if largest.0.max(largest.1) > most => {
+            (PatchPositions::Rope { .. }, _) if smallest != (cell, cell) => {
+                format!("pictures of {small}, and the model takes multiples of {cell}")
+            }
+            (_, MostPatches::OfSide(most)) if largest > most as u32 * patch => {
+                let most = most as u32 * patch;
                 format!(
-                    "pictures of up to {} pixels a side, and the model takes up to {most}",
-                    largest.0.max(largest.1)
+                    "pictures of up to {largest} pixels a side, and the model takes up to {most}"
                 )
             }
             _ => return Ok(()),
         };
         Err(Error::ProcessorSize { problem })
+    }
+}
+
+/// The layout of pixels as errors name it.
+fn layout_in_words(layout: Layout) -> String {
+    match layout {
+        Layout::Channels => "three channels".to_owned(),
+        Layout::Patches { patch, merge, temporal } => format!(
+            "patches of {patch} x {patch} pixels and {temporal} frames in cells of {merge} x {merge}"
+        ),
     }
 }
 
@@ -197,6 +300,15 @@ pub(crate) struct VisionSource<'a> {
     pub(crate) processor: Option<HfConfig>,
     /// The decoder.
     pub(crate) decoder: &'a ModelSpec,
+    /// The model's files.
+    files: &'a CheckpointFiles,
+}
+
+impl VisionSource<'_> {
+    /// The most pixels of a picture that the processor of a family makes by the model's settings.
+    fn most_pixels(&self, family: Family) -> Result<u64> {
+        Ok(read_processor(self.files, family)?.most_pixels())
+    }
 }
 
 /// Reads the description of a tower.
@@ -222,17 +334,20 @@ pub(crate) fn read(
         return Err(Error::Images(candlepower_media::Error::NoSettings));
     }
     let processor = files.json(PROCESSOR_FILES[1])?;
-    let source = VisionSource { config, tower: tower.clone(), processor, decoder };
+    let source = VisionSource { config, tower: tower.clone(), processor, decoder, files };
     let spec = read(&source)?;
     Ok((spec, tower))
 }
 
 /// The processor of a model's images.
 pub(crate) fn processor(files: &CheckpointFiles, spec: &VisionSpec) -> Result<Processor> {
-    let [preprocessor, processor] = PROCESSOR_FILES.map(|name| files.read(name));
-    let (preprocessor, processor) = (preprocessor?, processor?);
-    let processor = Processor::read(spec.family, preprocessor.as_deref(), processor.as_deref())
-        .map_err(Error::Images)?;
+    let processor = read_processor(files, spec.family)?;
     spec.check_processor(&processor)?;
     Ok(processor)
+}
+
+fn read_processor(files: &CheckpointFiles, family: Family) -> Result<Processor> {
+    let [preprocessor, processor] = PROCESSOR_FILES.map(|name| files.read(name));
+    let (preprocessor, processor) = (preprocessor?, processor?);
+    Processor::read(family, preprocessor.as_deref(), processor.as_deref()).map_err(Error::Images)
 }

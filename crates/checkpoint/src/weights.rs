@@ -43,7 +43,7 @@ pub enum Take {
         /// Rows of two slots in turn, not those of one after those of the other.
         alternating: bool,
     },
-    /// [`Self::Rows`] in a tensor `[experts, out, in]` of the matrices of all experts.
+    /// [`Self::Rows`] in a tensor `[experts, out, in]` of the matrices of all experts, unless [`TensorPlan::fit`] finds otherwise.
     ExpertRows,
 }
 
@@ -147,6 +147,17 @@ impl TensorPlan {
         match (&self.scheme, self.shape.as_slice()) {
             (Some(scheme), &[n, k]) => scheme.tensors(&self.name, n, k),
             _ => Ok(vec![StoredTensor::plain(&self.name, &self.stored_shape)]),
+        }
+    }
+
+    /// Takes the experts of one tensor as transposed where its stored shape shows that they are. Where both forms have the same shape,
+    /// they are not. Source: transformers `core_model_loading.py`, `Transpose` with `check_dims`.
+    pub fn fit(&mut self, stored: &[usize]) {
+        let &[experts, out, inner] = self.stored_shape.as_slice() else { return };
+        let transposed = [experts, inner, out];
+        if self.take == Take::ExpertRows && stored == transposed && stored != self.stored_shape {
+            self.take = Take::Experts { alternating: false };
+            self.stored_shape = transposed.to_vec();
         }
     }
 

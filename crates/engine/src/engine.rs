@@ -23,6 +23,7 @@ use crate::{
     gate::EngineGate,
     image_slots::StepImage,
     ranks::Ranks,
+    rope_positions::rope_of,
     sequence::{Choices, Sequence, StreamSender},
     step_io::{PromptRow, SamplingBatch, StepOutput},
 };
@@ -174,17 +175,18 @@ impl Engine {
                 return choices.sequences().for_each(|choice| choice.fail_constraint(&error));
             }
         };
-        let items = match &self.shared.info.vision {
+        let (items, rope) = match &self.shared.info.vision {
             Some(vision) => {
                 let item = |image: &PromptImage| image.item(vision, &self.shared.decoder);
-                request.images.iter().map(item).collect()
+                let items = request.images.iter().map(item).collect();
+                (items, rope_of(request.prompt.len(), &request.images, vision))
             }
-            None => Vec::new(),
+            None => (Vec::new(), None),
         };
         let new = NewSequence {
             prompt: request.prompt.clone(),
             items,
-            rope: None,
+            rope,
             n: streams.len(),
             priority: request.priority,
             caller: request.caller,

@@ -67,10 +67,11 @@ impl ImageSlots {
     }
 
     fn rows_of(&self, run: &Run) -> Result<GivenRows> {
-        let embeddings = self.slots.get(&run.slot).and_then(ImageRun::embeddings);
-        let embeddings: &Tensor = embeddings.ok_or_else(|| missing(run.slot))?;
-        let rows = embeddings.narrow(0, run.first, run.len)?;
-        Ok(GivenRows { first_row: run.first_row, rows, deepstack: Vec::new() })
+        let image = self.slots.get(&run.slot).ok_or_else(|| missing(run.slot))?;
+        let embeddings = image.embeddings().ok_or_else(|| missing(run.slot))?;
+        let of_run = |all: &Tensor| all.narrow(0, run.first, run.len);
+        let deepstack = image.deepstack().iter().map(of_run).collect::<Result<_, _>>()?;
+        Ok(GivenRows { first_row: run.first_row, rows: of_run(embeddings)?, deepstack })
     }
 }
 

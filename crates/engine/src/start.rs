@@ -317,7 +317,9 @@ fn max_pinned_blocks(config: &EngineConfig, info: &EngineInfo) -> usize {
 
 /// Embeddings of images that the cache of the encoder holds.
 fn max_image_embeddings(checkpoint: &Checkpoint, config: &EngineConfig) -> usize {
-    let bytes = checkpoint.spec().hidden_size * size_of::<f32>();
+    // Each is kept as many times as the decoder adds something for it.
+    let levels = checkpoint.vision().map_or(0, |vision| vision.deepstack.len());
+    let bytes = (1 + levels) * checkpoint.spec().hidden_size * size_of::<f32>();
     config.encoder_cache_bytes as usize / bytes
 }
 

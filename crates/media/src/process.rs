@@ -130,6 +130,16 @@ impl Processor {
         self.family
     }
 
+    /// Order of the values that it makes.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Number of pixels that no resized picture exceeds.
+    pub fn most_pixels(&self) -> u64 {
+        size::most_pixels(&self.sizing)
+    }
+
     /// Width and height in pixels that a picture of `width` x `height` pixels is resized to.
     ///
     /// # Errors

@@ -104,7 +104,13 @@ impl Shards {
 
     /// The tensors that the model takes from these files.
     pub(crate) fn plan(&self, checkpoint: &Checkpoint) -> Vec<TensorPlan> {
-        checkpoint.plan_of_stored(&|name| self.tensors.contains_key(name))
+        let mut plan = checkpoint.plan_of_stored(&|name| self.tensors.contains_key(name));
+        for tensor in &mut plan {
+            if let Some(stored) = self.tensors.get(&tensor.name) {
+                tensor.fit(&stored.shape);
+            }
+        }
+        plan
     }
 
     /// Opens GGUF files, whose headers are read already.

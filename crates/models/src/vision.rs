@@ -4,7 +4,7 @@
 //! same whoever asks for them, so that a run has the same bits however it is interrupted.
 
 use candle_core::{Device, Tensor};
-use candlepower_checkpoint::{Checkpoint, PatchPositions, VisionSpec};
+use candlepower_checkpoint::{Checkpoint, MostPatches, PatchPositions, VisionSpec};
 use candlepower_kernels::AxialRope;
 use candlepower_media::{Layout, Processed};
 
@@ -20,7 +20,7 @@ mod weights;
 
 use layers::TowerLayer;
 use merger::Merger;
-use patches::Patches;
+use patches::{Grid, Patches};
 use weights::Loader;
 
 /// A vision tower with its projector.
@@ -29,21 +29,24 @@ pub struct ImageEncoder {
     patches: Patches,
     layers: Vec<TowerLayer>,
     merger: Merger,
+    /// Mergers of the layers that [`VisionSpec::deepstack`] names.
+    levels: Vec<Merger>,
 }
 
 /// The state of an image between the pieces of the encoder's work.
 pub struct ImageRun {
-    /// Rows and columns of patches.
-    grid: (usize, usize),
+    grid: Grid,
     /// Number of pieces that are done.
     done: u32,
     /// Cosines and sines of the patches, where the tower has 2-D rope.
     rope: Option<AxialRope>,
     state: State,
+    /// `[embeddings, hidden]` of each deepstack level that is computed.
+    deepstack: Vec<Tensor>,
 }
 
 enum State {
-    /// The pixels `[3, height, width]`, with the picture's width.
+    /// The pixels in the tower's order, with the picture's width.
     Pixels { values: Vec<f32>, width: usize },
     /// The hidden states `[patches, width]` between two layers.
     Hidden(Tensor),
@@ -62,10 +65,12 @@ impl ImageEncoder {
         let Some(spec) = checkpoint.vision() else { return Ok(None) };
         let loader = Loader::open(checkpoint, spec, options)?;
         let layers = (0..spec.layers).map(|layer| TowerLayer::load(&loader, layer));
+        let levels = (0..spec.deepstack.len()).map(|level| Merger::load_level(&loader, level));
         Ok(Some(Self {
             patches: Patches::load(&loader)?,
             layers: layers.collect::<Result<_>>()?,
             merger: Merger::load(&loader)?,
+            levels: levels.collect::<Result<_>>()?,
             spec: spec.clone(),
         }))
     }
@@ -73,7 +78,8 @@ impl ImageEncoder {
     /// Bytes of the weights.
     pub fn weight_bytes(&self) -> usize {
         let layers = self.layers.iter().map(TowerLayer::num_bytes).sum::<usize>();
-        self.patches.num_bytes() + layers + self.merger.num_bytes()
+        let levels = self.levels.iter().map(Merger::num_bytes).sum::<usize>();
+        self.patches.num_bytes() + layers + levels + self.merger.num_bytes()
     }
 
     /// Begins with an image.
@@ -82,37 +88,44 @@ impl ImageEncoder {
     /// The picture has another form than the model takes.
     pub fn begin(&self, image: &Processed) -> Result<ImageRun> {
         let (width, height) = (image.pixels().width(), image.pixels().height());
-        let grid = self.spec.patch_grid(width, height);
+        let grid = Grid::of(&self.spec, width, height);
         self.check(image.layout(), grid)?;
         let rope = self.patches.rope(&self.spec, grid)?;
         let state = State::Pixels { values: image.values(), width: width as usize };
-        Ok(ImageRun { grid, done: 0, rope, state })
+        Ok(ImageRun { grid, done: 0, rope, state, deepstack: Vec::new() })
     }
 
     /// Checks the form of a picture.
-    fn check(&self, layout: Layout, grid @ (rows, columns): (usize, usize)) -> Result<()> {
-        let (most, side) = (self.spec.patches.most, self.spec.merger.side);
+    fn check(&self, layout: Layout, Grid { rows, columns, .. }: Grid) -> Result<()> {
+        let (patches, merger) = (self.spec.patches, self.spec.merger.side);
         let refused = |rule: String| {
             let input =
                 format!("is a picture of {rows} x {columns} patches, and the model takes {rule}");
             Err(Error::Input(input))
         };
-        let is_whole = |count: usize| count > 0 && count.is_multiple_of(side);
-        if layout != Layout::Channels {
-            return refused("pictures whose channels are apart".to_owned());
+        let is_whole = |count: usize| count > 0 && count.is_multiple_of(merger);
+        if layout != self.spec.layout() {
+            return refused("another order of pixels".to_owned());
         }
-        match self.spec.patches.positions {
-            PatchPositions::Table if grid != (most, most) => refused(format!("{most} x {most}")),
-            PatchPositions::Rope { .. } if rows.max(columns) > most => {
+        if let PatchPositions::Table { side } = patches.positions
+            && (rows, columns) != (side, side)
+        {
+            return refused(format!("{side} x {side}"));
+        }
+        match patches.most {
+            MostPatches::OfSide(most) if rows.max(columns) > most => {
                 refused(format!("at most {most} a side"))
             }
-            _ if !is_whole(rows) || !is_whole(columns) => refused(format!("multiples of {side}")),
+            MostPatches::OfPicture(most) if rows * columns > most => {
+                refused(format!("at most {most}"))
+            }
+            _ if !is_whole(rows) || !is_whole(columns) => refused(format!("multiples of {merger}")),
             _ => Ok(()),
         }
     }
 
     /// Computes the next piece, of [`VisionSpec::num_pieces`]: a layer. The first one also embeds the patches, and the last one also
-    /// merges and projects them.
+    /// merges and projects them, as the layers of deepstack levels do.
     ///
     /// # Errors
     /// All pieces are done, or a tensor operation failed.
@@ -126,13 +139,16 @@ impl ImageEncoder {
             State::Done(_) => unreachable!("no layer is left then"),
         };
         let rope = run.rope.as_ref();
-        run.state = State::Hidden(layer.forward(x, rope)?);
-        run.done += 1;
-        if let State::Hidden(x) = &run.state
-            && run.done == self.spec.num_pieces()
-        {
-            run.state = State::Done(self.merger.forward(x, run.grid)?);
+        let x = layer.forward(x, rope)?;
+        let level = self.spec.deepstack.iter().position(|layer| *layer == run.done as usize);
+        if let Some(level) = level {
+            run.deepstack.push(self.levels[level].forward(&x, run.grid)?);
         }
+        run.done += 1;
+        run.state = match run.done == self.spec.num_pieces() {
+            true => State::Done(self.merger.forward(&x, run.grid)?),
+            false => State::Hidden(x),
+        };
         Ok(())
     }
 }
@@ -144,6 +160,12 @@ impl ImageRun {
             State::Done(embeddings) => Some(embeddings),
             _ => None,
         }
+    }
+
+    /// What is added to the tokens of the image behind the decoder's first layers, `[embeddings, hidden]` f32 for each of
+    /// [`VisionSpec::deepstack`]. All of them are there after the last piece.
+    pub fn deepstack(&self) -> &[Tensor] {
+        &self.deepstack
     }
 }
 

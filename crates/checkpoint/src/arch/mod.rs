@@ -45,6 +45,7 @@ mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen3_vl;
 mod recurrent;
 mod seed_oss;
 mod smollm3;
@@ -133,6 +134,8 @@ const ALL: &[Arch] = &[
     olmoe::ARCH,
     qwen2_moe::ARCH,
     qwen3_moe::ARCH,
+    qwen3_vl::ARCH,
+    qwen3_vl::MOE,
     qwen3_next::NEXT,
     qwen3_next::QWEN3_5,
     qwen3_next::QWEN3_5_OF_IMAGES,

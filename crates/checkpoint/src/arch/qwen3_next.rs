@@ -15,6 +15,7 @@ use crate::{
         MOST_HEADS, MOST_WIDTH, Mixer, ModelSpec, NormKind, NormSpec, QkNormSpan, RecurrenceSpec,
         RuleSpec, activation,
     },
+    vision::qwen,
     weights::{Slot, WeightRule, heads},
 };
 
@@ -45,11 +46,12 @@ pub(super) const QWEN3_5_MOE: Arch = Arch {
     ..QWEN3_5
 };
 
-/// The published form with images, which are refused.
+/// The published form with images.
 pub(super) const QWEN3_5_OF_IMAGES: Arch = Arch {
     name: "Qwen3_5ForConditionalGeneration",
     model_type: "qwen3_5",
     around: Around::Images(super::FOR_IMAGES),
+    vision: Some(qwen::qwen3_5),
     ..QWEN3_5
 };
 
@@ -57,6 +59,7 @@ pub(super) const QWEN3_5_MOE_OF_IMAGES: Arch = Arch {
     name: "Qwen3_5MoeForConditionalGeneration",
     model_type: "qwen3_5_moe",
     around: Around::Images(super::FOR_IMAGES),
+    vision: Some(qwen::qwen3_5),
     ..QWEN3_5_MOE
 };
 

@@ -638,7 +638,7 @@ fn an_unknown_architecture_gets_the_list_and_the_nearest() {
          SeedOssForCausalLM, Ernie4_5ForCausalLM, Ernie4_5_MoeForCausalLM, Exaone4ForCausalLM, StableLmForCausalLM, Starcoder2ForCausalLM, \
          GPT2LMHeadModel, GPTBigCodeForCausalLM, GPTJForCausalLM, GPTNeoForCausalLM, GPTNeoXForCausalLM, OPTForCausalLM, \
          FalconForCausalLM, NemotronForCausalLM, ArceeForCausalLM, Jais2ForCausalLM, NemotronHForCausalLM, BambaForCausalLM, CohereForCausalLM, Cohere2ForCausalLM, MixtralForCausalLM, OlmoeForCausalLM, Qwen2MoeForCausalLM, \
-         Qwen3MoeForCausalLM, Qwen3NextForCausalLM, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForCausalLM, \
+         Qwen3MoeForCausalLM, Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration, Qwen3NextForCausalLM, Qwen3_5ForCausalLM, Qwen3_5ForConditionalGeneration, Qwen3_5MoeForCausalLM, \
          Qwen3_5MoeForConditionalGeneration, Lfm2ForCausalLM, Lfm2MoeForCausalLM, Glm4MoeForCausalLM, SolarOpenForCausalLM, Dots1ForCausalLM, AfmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM, Mistral4ForCausalLM, YoutuForCausalLM, MiniCPM3ForCausalLM, MiniMaxM2ForCausalLM, GptOssForCausalLM, \
          BertModel, BertForSequenceClassification, RobertaModel, RobertaForSequenceClassification, XLMRobertaModel, \
          XLMRobertaForSequenceClassification, DistilBertModel, DistilBertForSequenceClassification, MPNetModel, \

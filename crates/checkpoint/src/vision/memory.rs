@@ -2,7 +2,7 @@
 
 use candlepower_layout::{Dtype, MatrixForm, PATCH_QUERIES};
 
-use super::{PatchPositions, VisionSlot, VisionSpec};
+use super::{MostPatches, PatchPositions, VisionSlot, VisionSpec};
 use crate::{
     slot::Slot,
     spec::{FfnSpec, ModelSpec},
@@ -46,7 +46,16 @@ impl VisionSpec {
 
     /// Most patches of a picture.
     pub fn most_patches(&self) -> usize {
-        self.patches.most * self.patches.most
+        match self.patches.most {
+            MostPatches::OfSide(side) => side * side,
+            MostPatches::OfPicture(patches) => patches,
+        }
+    }
+
+    /// Most patches of a picture whose embeddings fit a context of `tokens` tokens.
+    pub fn most_patches_within(&self, tokens: usize) -> usize {
+        let cell = self.merger.side * self.merger.side;
+        self.most_patches().min(tokens.saturating_mul(cell))
     }
 
     /// Bytes of the intermediate results of one run over a picture of `patches` patches, at most, with matrices in `dtype`.
@@ -54,22 +63,27 @@ impl VisionSpec {
         let layer = &self.layer;
         let attended = layer.heads * layer.head_dim;
         let rope = match self.patches.positions {
-            PatchPositions::Rope { .. } => layer.head_dim,
-            PatchPositions::Table => 0,
+            PatchPositions::Rope { .. } | PatchPositions::TableAndRope { .. } => layer.head_dim,
+            PatchPositions::Table { .. } => 0,
         };
-        let pixels = 3 * self.patches.size * self.patches.size;
+        let pixels = self.patches.values();
         // A layer's input, with queries, keys, values and what they attend to; or the pixels.
         let whole = patches * (rope + self.width + (4 * attended).max(pixels).max(self.width));
         // Rows are computed in groups, as all but attention looks at one row alone.
         let inner = if layer.gated { 3 * layer.inner } else { 2 * layer.inner };
-        let merged = self.width * self.merger.side * self.merger.side;
+        let cell = self.merger.side * self.merger.side;
+        let merged = self.width * cell;
+        let inner_of_projector = self.projector.between.map_or(0, |between| between.inner);
         let row = (self.width + 6 * attended)
             .max(5 * self.width + inner)
             .max(pixels + 2 * self.width)
-            .max(merged + 3 * self.width + 3 * self.projector.hidden_size);
+            // A row is a patch before it is merged, and a cell afterwards.
+            .max(
+                3 * self.width
+                    + (2 * merged + 2 * inner_of_projector + self.projector.hidden_size) / cell,
+            );
         let groups = patches.min(VISION_ROWS) * row;
-        let output = self.tokens.most_embeddings(self.patches.most * self.patches.size)
-            * self.projector.hidden_size;
+        let output = patches / cell * (1 + self.deepstack.len()) * self.projector.hidden_size;
         (whole + groups + output) as u64 * VALUE_BYTES + self.attention_bytes(patches, dtype)
     }
 
@@ -97,7 +111,11 @@ impl VisionSpec {
             let &[rows, columns] = tensor.shape.as_slice() else { continue };
             let vectors = match tensor.slot {
                 VisionSlot::Positions => continue,
-                VisionSlot::Merge | VisionSlot::ProjectorIn | VisionSlot::ProjectorOut => cells,
+                VisionSlot::Merge
+                | VisionSlot::ProjectorIn
+                | VisionSlot::ProjectorOut
+                | VisionSlot::DeepstackIn
+                | VisionSlot::DeepstackOut => cells,
                 _ => patches,
             };
             work += vectors * rows as f64 * columns as f64;

@@ -3,12 +3,13 @@
 use candlepower_media::Family;
 
 use super::{
-    ImageGrid, ImageTokens, MergeKind, MergerSpec, PatchPositions, PatchSpec, ProjectorSpec,
-    TokenTexts, TowerLayerSpec, VisionRule, VisionSlot, VisionSource, VisionSpec, WrittenImage,
-    read::TowerSizes, weights::rule,
+    Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder,
+    PatchPositions, PatchSpec, ProjectorSpec, TokenTexts, TowerLayerSpec, VisionRule, VisionSlot,
+    VisionSource, VisionSpec, WrittenImage,
+    read::{TowerSizes, axial_theta},
+    weights::rule,
 };
 use crate::{
-    config::HfConfig,
     error::Result,
     spec::{NormKind, NormSpec, activation_of},
 };
@@ -55,12 +56,9 @@ pub(crate) fn mistral3(source: &VisionSource<'_>) -> Result<VisionSpec> {
     if kind != "pixtral" {
         return Err(source.tower.unsupported("model_type", &kind.into(), "; pixtral is"));
     }
-    let sizes = TowerSizes::read(source, &DEFAULTS, "gelu")?;
-    let head_dim = sizes.head_dim();
-    if !head_dim.is_multiple_of(4) {
-        let hint = "; heads of a multiple of four elements, for rows and columns, are";
-        return Err(source.tower.unsupported("num_attention_heads", &sizes.heads.into(), hint));
-    }
+    let tower = source.with_defaults(&DEFAULTS);
+    let sizes = TowerSizes::read(&tower, "gelu")?;
+    sizes.check_axial(&tower)?;
     let side = source.merge_side(2)?;
     let norm = NormSpec { kind: NormKind::Rms, eps: NORM_EPS };
     Ok(VisionSpec {
@@ -80,20 +78,23 @@ pub(crate) fn mistral3(source: &VisionSource<'_>) -> Result<VisionSpec> {
             image_end: source.token_text("image_end_token", "[IMG_END]")?,
         }),
         both_ways: false,
+        grid_positions: false,
         layers: source.layers_in_use(sizes.layers)?,
         stored_layers: sizes.layers,
         width: sizes.width,
         patches: PatchSpec {
             size: sizes.patch,
-            most: sizes.most_patches,
+            order: PatchOrder::Rows,
+            most: MostPatches::OfSide(sizes.most_patches(&tower)?),
             bias: false,
-            positions: PatchPositions::Rope { theta: theta(&source.tower)? },
+            positions: PatchPositions::Rope { theta: axial_theta(&tower)? },
         },
         first_norm: Some(norm),
         layer: TowerLayerSpec {
             norm,
             heads: sizes.heads,
-            head_dim,
+            head_dim: sizes.head_dim(),
+            fused_qkv: false,
             attention_bias: false,
             inner: sizes.inner,
             act: sizes.act,
@@ -105,27 +106,16 @@ pub(crate) fn mistral3(source: &VisionSource<'_>) -> Result<VisionSpec> {
         merger: MergerSpec { side, kind: MergeKind::Matrix, norm: None },
         projector: ProjectorSpec {
             hidden_size: source.decoder.hidden_size,
-            act: Some(activation_of(
-                &config.with_default("projector_hidden_act", "gelu"),
-                "projector_hidden_act",
-            )?),
+            between: Some(Between {
+                inner: source.decoder.hidden_size,
+                act: activation_of(
+                    &config.with_default("projector_hidden_act", "gelu"),
+                    "projector_hidden_act",
+                )?,
+            }),
             bias: config.flag_or("multimodal_projector_bias", false)?,
         },
+        deepstack: Vec::new(),
         rules: RULES,
     })
-}
-
-/// The base of the frequencies: `rope_theta` of transformers 4, or `rope_parameters` of 5, of the types that mean the same.
-fn theta(tower: &HfConfig) -> Result<f64> {
-    let rope = tower.rope_parameters()?;
-    match rope.text_opt("rope_type")? {
-        None | Some("axial" | "default") => {}
-        Some(other) => return Err(rope.unsupported("rope_type", &other.into(), "; axial is")),
-    }
-    let theta = rope.float_opt("rope_theta")?.unwrap_or(1e4);
-    if theta > 0.0 {
-        Ok(theta)
-    } else {
-        Err(rope.unsupported("rope_theta", &theta.into(), "; a number above 0 is"))
-    }
 }

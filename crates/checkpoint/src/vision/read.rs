@@ -12,7 +12,7 @@ use crate::{
 /// Largest side of a picture and of a patch, in pixels.
 const MOST_PIXELS: usize = 1 << 14;
 /// Most patches in a side of a merged cell.
-const MOST_MERGED: usize = 1 << 6;
+pub(super) const MOST_MERGED: usize = 1 << 6;
 
 /// The sizes of a tower.
 pub(super) struct TowerSizes {
@@ -22,22 +22,12 @@ pub(super) struct TowerSizes {
     pub(super) heads: usize,
     /// Side of a patch in pixels.
     pub(super) patch: usize,
-    /// Patches along the longest side of a picture.
-    pub(super) most_patches: usize,
     pub(super) act: Activation,
 }
 
 impl TowerSizes {
-    /// Reads the sizes; `defaults` are those of the class in transformers, by key.
-    pub(super) fn read(
-        source: &VisionSource<'_>,
-        defaults: &[(&str, usize)],
-        act: &str,
-    ) -> Result<Self> {
-        let mut c = source.tower.with_default("hidden_act", act);
-        for (key, count) in defaults {
-            c = c.with_default(key, *count);
-        }
+    /// Reads the sizes from the keys that most towers have in common. `act` is the activation where it is not written.
+    pub(super) fn read(c: &HfConfig, act: &str) -> Result<Self> {
         if c.count_opt("num_channels")?.is_some_and(|channels| channels != 3) {
             let found = c.raw("num_channels").cloned().unwrap_or_default();
             return Err(c.unsupported("num_channels", &found, "; 3 is"));
@@ -57,20 +47,32 @@ impl TowerSizes {
             let hint = "; hidden_size / num_attention_heads is";
             return Err(c.unsupported("head_dim", &head_dim.into(), hint));
         }
-        let patch = c.bounded("patch_size", MOST_PIXELS)?;
-        let image = c.bounded("image_size", MOST_PIXELS)?;
-        if image < patch {
-            return Err(c.unsupported("image_size", &image.into(), "; at least one patch is"));
-        }
         Ok(Self {
             width,
             inner: c.bounded("intermediate_size", MOST_WIDTH)?,
             layers: c.bounded("num_hidden_layers", MOST_LAYERS)?,
             heads,
-            patch,
-            most_patches: image / patch,
-            act: activation_of(&c, "hidden_act")?,
+            patch: c.bounded("patch_size", MOST_PIXELS)?,
+            act: activation_of(&c.with_default("hidden_act", act), "hidden_act")?,
         })
+    }
+
+    /// Patches along the longest side of a picture, where that is limited.
+    pub(super) fn most_patches(&self, c: &HfConfig) -> Result<usize> {
+        let image = c.bounded("image_size", MOST_PIXELS)?;
+        match image / self.patch {
+            0 => Err(c.unsupported("image_size", &image.into(), "; at least one patch is")),
+            patches => Ok(patches),
+        }
+    }
+
+    /// Checks that heads can be rotated by rows and by columns.
+    pub(super) fn check_axial(&self, c: &HfConfig) -> Result<()> {
+        if self.head_dim().is_multiple_of(4) {
+            return Ok(());
+        }
+        let hint = "; heads of a multiple of four elements, for rows and columns, are";
+        Err(c.unsupported("num_attention_heads", &self.heads.into(), hint))
     }
 
     pub(super) fn head_dim(&self) -> usize {
@@ -78,9 +80,30 @@ impl TowerSizes {
     }
 }
 
+/// The base of the frequencies: `rope_theta` of transformers 4, or `rope_parameters` of 5, of the types that mean the same.
+pub(super) fn axial_theta(tower: &HfConfig) -> Result<f64> {
+    let rope = tower.rope_parameters()?;
+    match rope.text_opt("rope_type")? {
+        None | Some("axial" | "default") => {}
+        Some(other) => return Err(rope.unsupported("rope_type", &other.into(), "; axial is")),
+    }
+    let theta = rope.float_opt("rope_theta")?.unwrap_or(1e4);
+    if theta > 0.0 {
+        Ok(theta)
+    } else {
+        Err(rope.unsupported("rope_theta", &theta.into(), "; a number above 0 is"))
+    }
+}
+
 impl VisionSource<'_> {
-    /// An id of a token that is named in one of two ways, by transformers 4 and 5.
-    pub(super) fn token_id(&self, keys: [&str; 2], default: u32) -> Result<u32> {
+    /// The tower's configuration, with the defaults of its class in transformers where keys are absent.
+    pub(super) fn with_defaults(&self, defaults: &[(&str, usize)]) -> HfConfig {
+        let tower = self.tower.clone();
+        defaults.iter().fold(tower, |tower, (key, count)| tower.with_default(key, *count))
+    }
+
+    /// An id of a token by the names that versions of transformers give it.
+    pub(super) fn token_id<const N: usize>(&self, keys: [&str; N], default: u32) -> Result<u32> {
         let key = keys.into_iter().find(|key| self.config.raw(key).is_some()).unwrap_or(keys[0]);
         let id = self.config.index_or(key, default as usize)?;
         match u32::try_from(id) {

@@ -3,8 +3,9 @@
 use candlepower_media::Family;
 
 use super::{
-    ImageGrid, ImageTokens, MergeKind, MergerSpec, PatchPositions, PatchSpec, ProjectorSpec,
-    TowerLayerSpec, VisionRule, VisionSlot, VisionSource, VisionSpec, WrittenImage,
+    ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder, PatchPositions,
+    PatchSpec, ProjectorSpec, TowerLayerSpec, VisionRule, VisionSlot, VisionSource, VisionSpec,
+    WrittenImage,
     read::TowerSizes,
     weights::{rule, transposed},
 };
@@ -59,15 +60,18 @@ const RULES: &[VisionRule] = &[
 
 /// Gemma 3, whose images have one size and as many tokens each.
 pub(crate) fn gemma3(source: &VisionSource<'_>) -> Result<VisionSpec> {
-    let (config, tower) = (source.config, &source.tower);
+    let config = source.config;
+    let tower = &source.tower;
     let kind = tower.text_opt("model_type")?.unwrap_or("siglip_vision_model");
     if kind != "siglip_vision_model" {
         return Err(tower.unsupported("model_type", &kind.into(), "; siglip_vision_model is"));
     }
-    let sizes = TowerSizes::read(source, &DEFAULTS, "gelu_pytorch_tanh")?;
+    let tower = source.with_defaults(&DEFAULTS);
+    let sizes = TowerSizes::read(&tower, "gelu_pytorch_tanh")?;
+    let most_patches = sizes.most_patches(&tower)?;
     let count = config.bounded_opt("mm_tokens_per_image", MOST_TOKENS)?.unwrap_or(TOKENS);
     let tokens = count.isqrt();
-    if tokens * tokens != count || !sizes.most_patches.is_multiple_of(tokens) {
+    if tokens * tokens != count || !most_patches.is_multiple_of(tokens) {
         let hint = "; the square of a divisor of the patches in a side is";
         return Err(config.unsupported("mm_tokens_per_image", &count.into(), hint));
     }
@@ -85,20 +89,23 @@ pub(crate) fn gemma3(source: &VisionSource<'_>) -> Result<VisionSpec> {
         },
         token_texts: None,
         both_ways: true,
+        grid_positions: false,
         layers: sizes.layers,
         stored_layers: sizes.layers,
         width: sizes.width,
         patches: PatchSpec {
             size: sizes.patch,
-            most: sizes.most_patches,
+            order: PatchOrder::Rows,
+            most: MostPatches::OfSide(most_patches),
             bias: true,
-            positions: PatchPositions::Table,
+            positions: PatchPositions::Table { side: most_patches },
         },
         first_norm: None,
         layer: TowerLayerSpec {
             norm,
             heads: sizes.heads,
             head_dim: sizes.head_dim(),
+            fused_qkv: false,
             attention_bias: true,
             inner: sizes.inner,
             act: sizes.act,
@@ -107,15 +114,16 @@ pub(crate) fn gemma3(source: &VisionSource<'_>) -> Result<VisionSpec> {
         },
         last_norm: Some(norm),
         merger: MergerSpec {
-            side: sizes.most_patches / tokens,
+            side: most_patches / tokens,
             kind: MergeKind::Mean,
             norm: Some(NormSpec { kind: NormKind::RmsPlusOne, eps }),
         },
         projector: ProjectorSpec {
             hidden_size: source.decoder.hidden_size,
-            act: None,
+            between: None,
             bias: false,
         },
+        deepstack: Vec::new(),
         rules: RULES,
     })
 }

@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{Checkpoint, Dtype, spec::NormKind};
 
+mod qwen;
+
 /// The configuration of a golden with one change.
 fn changed(golden: &str, change: impl FnOnce(&mut Value)) -> Value {
     let folder = candlepower_testing::goldens::folder(golden);
@@ -22,7 +24,9 @@ fn folder(golden: &str, test: &str, config: &Value) -> PathBuf {
     std::fs::create_dir_all(&to).unwrap();
     for name in PROCESSOR_FILES {
         let from = candlepower_testing::goldens::folder(golden).join(name);
-        std::fs::copy(from, to.join(name)).unwrap();
+        if from.is_file() {
+            std::fs::copy(from, to.join(name)).unwrap();
+        }
     }
     std::fs::write(to.join("config.json"), config.to_string()).unwrap();
     to
@@ -73,15 +77,17 @@ fn published_towers_are_read_in_full() {
         (64, 4096, Activation::Silu)
     );
     assert_eq!(spec.patches.positions, PatchPositions::Rope { theta: 1e4 });
-    assert_eq!((spec.patches.size, spec.patches.most, spec.merger.side), (14, 110, 2));
-    assert_eq!(spec.projector.act, Some(Activation::Gelu));
+    assert_eq!((spec.patches.size, spec.merger.side), (14, 2));
+    assert_eq!(spec.patches.most, MostPatches::OfSide(110));
+    let between = Between { inner: spec.projector.hidden_size, act: Activation::Gelu };
+    assert_eq!(spec.projector.between, Some(between));
     assert_eq!(spec.last_norm.unwrap().eps, 1e-5);
     checkpoint.check_keys(&[]).unwrap();
     assert!(checkpoint.remarks().is_empty());
     let checkpoint = gemma();
     let spec = checkpoint.vision().unwrap();
     assert_eq!((spec.layers, spec.width, spec.layer.head_dim), (27, 1152, 72));
-    assert_eq!((spec.patches.most, spec.merger.side), (64, 4));
+    assert_eq!((spec.patches.most, spec.merger.side), (MostPatches::OfSide(64), 4));
     assert_eq!(spec.layer.act, Activation::GeluTanh);
     assert_eq!(spec.layer.norm, NormSpec { kind: NormKind::Layer { bias: true }, eps: 1e-6 });
     assert!(spec.both_ways && spec.layer.attention_bias && !spec.layer.gated);
@@ -111,7 +117,7 @@ fn absent_keys_have_the_defaults_of_transformers() {
         (24, 24, 1024, 4096)
     );
     assert_eq!((spec.layer.heads, spec.layer.act), (16, Activation::Gelu));
-    assert_eq!((spec.patches.size, spec.patches.most, spec.merger.side), (16, 64, 2));
+    assert_eq!((spec.patches.size, spec.most_patches(), spec.merger.side), (16, 64 * 64, 2));
     assert_eq!(spec.patches.positions, PatchPositions::Rope { theta: 1e4 });
     assert_eq!(spec.tokens.placeholder, 10);
     assert!(!spec.projector.bias);
@@ -126,7 +132,7 @@ fn absent_keys_have_the_defaults_of_transformers() {
     let checkpoint = opened("vision_gemma3", "gemma-defaults", absent);
     let spec = checkpoint.vision().unwrap();
     assert_eq!((spec.layers, spec.width, spec.layer.inner, spec.layer.heads), (12, 768, 3072, 12));
-    assert_eq!((spec.patches.size, spec.patches.most, spec.merger.side), (16, 16, 1));
+    assert_eq!((spec.patches.size, spec.most_patches(), spec.merger.side), (16, 16 * 16, 1));
     let written = WrittenImage::Begin { begin: 255_999, end: 256_000 };
     let grid = ImageGrid::Fixed(256);
     assert_eq!(spec.tokens, ImageTokens { placeholder: 262_144, written, grid });
@@ -152,7 +158,7 @@ fn both_spellings_of_ids_are_read() {
 
 #[test]
 fn unknown_keys_of_a_tower_are_refused_by_name_unless_it_is_left_out() {
-    for golden in ["vision_mistral3", "vision_gemma3"] {
+    for golden in ["vision_mistral3", "vision_gemma3", "vision_qwen3_vl", "vision_qwen3_5"] {
         let mut checkpoint = opened(golden, &format!("unknown-{golden}"), |config| {
             config["vision_config"]["warp"] = 2.into();
             // Harmless for texts.
@@ -354,7 +360,7 @@ fn the_memory_plan_counts_the_tower() {
     let request = crate::MemoryRequest {
         weights: Dtype::Bf16,
         kv: crate::KvDtype::Plain(Dtype::Bf16),
-        max_model_len: 64,
+        max_model_len: 4096,
         block_size: 16,
         max_num_seqs: 1,
         max_num_batched_tokens: None,

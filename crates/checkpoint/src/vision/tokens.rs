@@ -52,12 +52,6 @@ impl ImageTokens {
         }
     }
 
-    /// Number of embeddings of a square picture with a side of `side` pixels.
-    pub(crate) fn most_embeddings(&self, side: usize) -> usize {
-        let side = u32::try_from(side).unwrap_or(u32::MAX);
-        self.num_embeddings(side, side)
-    }
-
     /// Token ids that take the place of one placeholder, for a resized picture of `width` x `height` pixels.
     pub fn ids(&self, width: u32, height: u32) -> Vec<u32> {
         match self.grid {

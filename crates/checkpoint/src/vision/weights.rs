@@ -1,16 +1,16 @@
 //! Names and shapes of a tower's tensors in a checkpoint.
 
-use super::{MergeKind, PatchPositions, VisionSpec};
+use super::{MergeKind, PatchOrder, PatchPositions, VisionSpec};
 use crate::{quantization::StoredTensor, spec::NormSpec};
 
 /// A tensor of a tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum VisionSlot {
-    /// Embedding of a patch `[width, 3 * size * size]`, stored as a convolution `[width, 3, size, size]`.
+    /// Embedding of a patch `[width, values]`, stored as a convolution `[width, 3, size, size]` or `[width, 3, frames, size, size]`.
     Patch,
     /// Its bias `[width]`.
     PatchBias,
-    /// Learned positions `[most * most, width]`.
+    /// Learned positions `[side * side, width]`.
     Positions,
     /// Norm before the first layer `[width]`.
     FirstNorm,
@@ -32,6 +32,10 @@ pub enum VisionSlot {
     KBias,
     /// Bias of values `[width]`.
     VBias,
+    /// Queries, keys and values in one tensor `[3 * width, width]`.
+    Qkv,
+    /// Their biases `[3 * width]`.
+    QkvBias,
     /// Output of attention `[width, width]`.
     O,
     /// Its bias `[width]`.
@@ -62,14 +66,26 @@ pub enum VisionSlot {
     MergedNorm,
     /// Its bias.
     MergedNormBias,
-    /// First matrix of the projector `[hidden, width]`.
+    /// First matrix of the projector `[inner, merged width]`, or the only one `[hidden, merged width]`.
     ProjectorIn,
-    /// Its bias `[hidden]`.
+    /// Its bias.
     ProjectorInBias,
-    /// Second matrix of the projector `[hidden, hidden]`.
+    /// Second matrix of the projector `[hidden, inner]`.
     ProjectorOut,
     /// Its bias `[hidden]`.
     ProjectorOutBias,
+    /// Norm of the joined patches of a deepstack level `[merged width]`. The level takes the place of a layer here and below.
+    DeepstackNorm,
+    /// Its bias.
+    DeepstackNormBias,
+    /// First matrix of a level's projector `[inner, merged width]`.
+    DeepstackIn,
+    /// Its bias `[inner]`.
+    DeepstackInBias,
+    /// Second matrix of a level's projector `[hidden, inner]`.
+    DeepstackOut,
+    /// Its bias `[hidden]`.
+    DeepstackOutBias,
 }
 
 impl VisionSlot {
@@ -84,6 +100,7 @@ impl VisionSlot {
                 | QBias
                 | KBias
                 | VBias
+                | QkvBias
                 | OBias
                 | FfnNormBias
                 | GateBias
@@ -93,11 +110,14 @@ impl VisionSlot {
                 | MergedNormBias
                 | ProjectorInBias
                 | ProjectorOutBias
+                | DeepstackNormBias
+                | DeepstackInBias
+                | DeepstackOutBias
         )
     }
 }
 
-/// A rule: our slot <- the checkpoint's name, where `{i}` is the layer.
+/// A rule: our slot <- the checkpoint's name, where `{i}` is the layer or the deepstack level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VisionRule {
     /// The slot that it fills.
@@ -121,7 +141,7 @@ pub(super) const fn transposed(slot: VisionSlot, name: &'static str) -> VisionRu
 pub struct VisionTensor {
     /// The slot that it fills.
     pub slot: VisionSlot,
-    /// The layer, for slots that each layer has.
+    /// The layer, for slots that each layer has, or the deepstack level.
     pub layer: Option<usize>,
     /// Its name, as [`Checkpoint::planned_name`](crate::Checkpoint::planned_name) gives it.
     pub name: String,
@@ -153,6 +173,12 @@ impl VisionSpec {
                 shapes_of_layer.into_iter().map(|(slot, shape)| (slot, Some(layer), shape)),
             );
         }
+        for level in 0..self.deepstack.len() {
+            let shapes_of_level = self.deepstack_shapes();
+            shapes.extend(
+                shapes_of_level.into_iter().map(|(slot, shape)| (slot, Some(level), shape)),
+            );
+        }
         let tensors = shapes.into_iter().map(|(slot, layer, shape)| {
             let rule = self.rules.iter().find(|rule| rule.slot == slot);
             let rule = rule.expect("a family names all slots of its tower");
@@ -161,10 +187,13 @@ impl VisionSpec {
                 None => rule.name.to_owned(),
             };
             let size = self.patches.size;
-            let stored_shape = match (slot, shape.as_slice()) {
-                (VisionSlot::Patch, _) => vec![self.width, 3, size, size],
-                (_, &[rows, columns]) if rule.transposed => vec![columns, rows],
-                (_, shape) => shape.to_vec(),
+            let stored_shape = match (slot, shape.as_slice(), self.patches.order) {
+                (VisionSlot::Patch, _, PatchOrder::Rows) => vec![self.width, 3, size, size],
+                (VisionSlot::Patch, _, PatchOrder::Cells { frames }) => {
+                    vec![self.width, 3, frames, size, size]
+                }
+                (_, &[rows, columns], _) if rule.transposed => vec![columns, rows],
+                (_, shape, _) => shape.to_vec(),
             };
             VisionTensor { slot, layer, name, shape, stored_shape, transposed: rule.transposed }
         });
@@ -186,13 +215,16 @@ impl VisionSpec {
 
     fn shapes_outside(&self) -> Vec<Shape> {
         use VisionSlot::*;
-        let (width, hidden) = (self.width, self.projector.hidden_size);
-        let mut shapes = vec![(Patch, vec![width, 3 * self.patches.size * self.patches.size])];
+        let width = self.width;
+        let mut shapes = vec![(Patch, vec![width, self.patches.values()])];
         if self.patches.bias {
             shapes.push((PatchBias, vec![width]));
         }
-        if self.patches.positions == PatchPositions::Table {
-            shapes.push((Positions, vec![self.patches.most * self.patches.most, width]));
+        match self.patches.positions {
+            PatchPositions::Table { side } | PatchPositions::TableAndRope { side, .. } => {
+                shapes.push((Positions, vec![side * side, width]));
+            }
+            PatchPositions::Rope { .. } => {}
         }
         push_norm(&mut shapes, self.first_norm, [FirstNorm, FirstNormBias], width);
         push_norm(&mut shapes, self.last_norm, [LastNorm, LastNormBias], width);
@@ -200,17 +232,38 @@ impl VisionSpec {
             shapes.push((Merge, vec![width, width * self.merger.side * self.merger.side]));
         }
         push_norm(&mut shapes, self.merger.norm, [MergedNorm, MergedNormBias], width);
-        shapes.push((ProjectorIn, vec![hidden, width]));
-        if self.projector.bias {
-            shapes.push((ProjectorInBias, vec![hidden]));
-        }
-        if self.projector.act.is_some() {
-            shapes.push((ProjectorOut, vec![hidden, hidden]));
+        let slots = [(ProjectorIn, ProjectorInBias), (ProjectorOut, ProjectorOutBias)];
+        self.push_projector(&mut shapes, slots);
+        shapes.into_iter().map(|(slot, shape)| (slot, None, shape)).collect()
+    }
+
+    /// Adds the matrices and biases of the projector, or of that of a deepstack level.
+    fn push_projector(
+        &self,
+        shapes: &mut Vec<(VisionSlot, Vec<usize>)>,
+        slots: [(VisionSlot, VisionSlot); 2],
+    ) {
+        let (merged, hidden) = (self.merged_width(), self.projector.hidden_size);
+        let matrices = match self.projector.between {
+            Some(between) => vec![[between.inner, merged], [hidden, between.inner]],
+            None => vec![[hidden, merged]],
+        };
+        for ((slot, bias), shape) in slots.into_iter().zip(matrices) {
+            shapes.push((slot, shape.to_vec()));
             if self.projector.bias {
-                shapes.push((ProjectorOutBias, vec![hidden]));
+                shapes.push((bias, vec![shape[0]]));
             }
         }
-        shapes.into_iter().map(|(slot, shape)| (slot, None, shape)).collect()
+    }
+
+    fn deepstack_shapes(&self) -> Vec<(VisionSlot, Vec<usize>)> {
+        use VisionSlot::*;
+        let mut shapes = Vec::new();
+        let norm = [DeepstackNorm, DeepstackNormBias];
+        push_norm(&mut shapes, self.last_norm, norm, self.merged_width());
+        let slots = [(DeepstackIn, DeepstackInBias), (DeepstackOut, DeepstackOutBias)];
+        self.push_projector(&mut shapes, slots);
+        shapes
     }
 
     fn layer_shapes(&self) -> Vec<(VisionSlot, Vec<usize>)> {
@@ -219,10 +272,14 @@ impl VisionSpec {
         let mut shapes = Vec::new();
         push_norm(&mut shapes, Some(layer.norm), [AttnNorm, AttnNormBias], width);
         let inner = layer.heads * layer.head_dim;
-        for (slot, bias) in [(Q, QBias), (K, KBias), (V, VBias)] {
-            shapes.push((slot, vec![inner, width]));
+        let qkv: &[_] = match layer.fused_qkv {
+            true => &[(Qkv, QkvBias, 3)],
+            false => &[(Q, QBias, 1), (K, KBias, 1), (V, VBias, 1)],
+        };
+        for &(slot, bias, parts) in qkv {
+            shapes.push((slot, vec![parts * inner, width]));
             if layer.attention_bias {
-                shapes.push((bias, vec![inner]));
+                shapes.push((bias, vec![parts * inner]));
             }
         }
         shapes.push((O, vec![width, inner]));

@@ -122,12 +122,15 @@ fn preempted_sequences_encode_their_images_again() {
         let probe = fixture.start(exact());
         let block_bytes = probe.info().kv_cache_bytes / probe.info().num_blocks as u64;
         drop(probe);
-        // Nine blocks hold the longest case with its answer, and no two cases.
-        let mut load = exact().load;
-        load.max_model_len = Some(144);
-        let tiny = EngineConfig { load, kv_cache_bytes: Some(block_bytes * 9), ..exact() };
-        let engine = fixture.start(EngineConfig { max_num_batched_tokens: Some(64), ..tiny });
+        // The longest case fits with its answer, and little beside it.
         let cases = fixture.cases();
+        let longest = cases.iter().map(|(_, case)| case.input_ids.len() + 32).max().unwrap();
+        let blocks = longest.div_ceil(16);
+        let mut load = exact().load;
+        load.max_model_len = Some(blocks * 16);
+        let kv_cache_bytes = Some(block_bytes * blocks as u64);
+        let tiny = EngineConfig { load, kv_cache_bytes, ..exact() };
+        let engine = fixture.start(EngineConfig { max_num_batched_tokens: Some(64), ..tiny });
         let requests: Vec<_> = cases.iter().map(|(_, case)| fixture.request(case)).collect();
         let streams: Vec<_> =
             requests.into_iter().map(|r| engine.submit(r).unwrap().remove(0)).collect();
@@ -184,20 +187,61 @@ fn two_images_under_one_text_have_two_answers() {
     }
 }
 
-/// A prompt with an image is found in the prefix cache as a text of that length is.
+/// A prompt with an image is found in the prefix cache as a text of that length is. Models with states keep one at a prompt's end only
+/// from its second time on.
 #[test]
 fn a_repeated_image_is_cached_like_text() {
     for mut fixture in fixtures() {
         let engine = fixture.start(exact());
         let case = fixture.case("image_first");
-        let cached = |output: Collected| output.cached;
-        assert_eq!(cached(run(&engine, fixture.request(&case)).remove(0)), 0);
-        let whole_blocks = (case.input_ids.len() - 1) / 16 * 16;
-        let again = run(&engine, fixture.request(&case)).remove(0);
-        assert_eq!((again.cached, &again.tokens), (whole_blocks, &case.greedy));
+        let len = case.input_ids.len();
+        let text: Vec<u32> = (0..len as u32).map(|i| 40 + 7 * i % 200).collect();
+        let cached_of_text = |_| run(&engine, request(text.clone(), greedy(32))).remove(0).cached;
+        let expected: Vec<usize> = (0..3).map(cached_of_text).collect();
+        let image = fixture.request(&case);
+        let outputs: Vec<Collected> =
+            (0..3).map(|_| run(&engine, image.clone()).remove(0)).collect();
+        let cached: Vec<usize> = outputs.iter().map(|output| output.cached).collect();
+        assert_eq!(cached, expected, "{}", fixture.name);
+        let whole_blocks = (len - 1) / 16 * 16;
+        let has_states = engine.info().num_states > 0;
+        assert_eq!((cached[0], cached[2]), (0, whole_blocks), "{}", fixture.name);
+        assert_eq!(cached[1] == whole_blocks, !has_states, "{}", fixture.name);
+        assert!(outputs.iter().all(|output| output.tokens == case.greedy), "{}", fixture.name);
         // The image alone is known in another text, so it is not encoded again.
         let twice = fixture.case("same_twice");
         assert_eq!(run(&engine, fixture.request(&twice)).remove(0).tokens, twice.greedy);
+    }
+}
+
+/// Without their towers, models answer texts as before, and spelled-out images are texts.
+#[test]
+fn models_without_their_tower_answer_texts() {
+    for mut fixture in fixtures() {
+        let mut without = checkpoint(fixture.name);
+        without.without_vision();
+        let engine = EngineHandle::start(&without, exact(), &mut |_| ()).unwrap();
+        for name in ["text_only", "spelled"] {
+            let case = fixture.case(name);
+            let request = fixture.request(&case);
+            assert_eq!(run(&engine, request).remove(0).tokens, case.greedy, "{}", fixture.name);
+        }
+        let case = fixture.case("image_first");
+        let request = fixture.request(&case);
+        assert!(engine.submit(request).unwrap_err().to_string().contains("no images"));
+    }
+}
+
+/// Each level beside the embeddings takes as much of the encoder's cache as they do.
+#[test]
+fn the_encoders_cache_counts_what_is_added_behind_layers() {
+    let encoder_cache_bytes = 1 << 16;
+    for fixture in fixtures() {
+        let engine = fixture.start(EngineConfig { encoder_cache_bytes, ..exact() });
+        let levels = fixture.checkpoint.vision().unwrap().deepstack.len();
+        let of_token = (1 + levels) * fixture.checkpoint.spec().hidden_size * 4;
+        let expected = encoder_cache_bytes as usize / of_token;
+        assert_eq!(engine.info().max_image_embeddings, expected, "{}", fixture.name);
     }
 }
 

@@ -67,6 +67,27 @@ fn smart_resize(
     Ok((size.0 as u32, size.1 as u32))
 }
 
+/// Number of pixels that no resized picture exceeds.
+pub(super) fn most_pixels(sizing: &Sizing) -> u64 {
+    match *sizing {
+        Sizing::Fixed { width, height } => u64::from(width) * u64::from(height),
+        Sizing::Within { width, height, patch_width, patch_height } => {
+            let side = |side: u32, patch: u32| u64::from(side.div_ceil(patch)) * u64::from(patch);
+            side(width, patch_width) * side(height, patch_height)
+        }
+        Sizing::Area { factor, min, max } => {
+            let factor = f64::from(factor);
+            // The longer side of an area, beside the shortest one that is allowed.
+            let longer = |area: f64| (area * MAX_RATIO).sqrt();
+            // A long picture that is too large keeps one `factor` across.
+            let shrunk = factor * longer(max as f64);
+            // A picture that is too small may grow by almost one `factor` a side beyond the lower bound.
+            let grown = (longer(min as f64) + factor) * ((min as f64 / MAX_RATIO).sqrt() + factor);
+            max.max(shrunk.ceil() as u64).max(grown.ceil() as u64)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

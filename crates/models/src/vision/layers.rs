@@ -68,11 +68,14 @@ impl TowerLayer {
             true => &[(Slot::Gate, Slot::GateBias), (Slot::Up, Slot::UpBias)],
             false => &[(Slot::Up, Slot::UpBias)],
         };
-        let qkv = [(Slot::Q, Slot::QBias), (Slot::K, Slot::KBias), (Slot::V, Slot::VBias)];
+        let qkv: &[_] = match spec.fused_qkv {
+            true => &[(Slot::Qkv, Slot::QkvBias)],
+            false => &[(Slot::Q, Slot::QBias), (Slot::K, Slot::KBias), (Slot::V, Slot::VBias)],
+        };
         Ok(Self {
             spec,
             attention_norm: loader.norm(at, norm, [Slot::AttnNorm, Slot::AttnNormBias])?,
-            qkv: loader.linear(at, &qkv)?,
+            qkv: loader.linear(at, qkv)?,
             out: loader.linear(at, &[(Slot::O, Slot::OBias)])?,
             ffn_norm: loader.norm(at, norm, [Slot::FfnNorm, Slot::FfnNormBias])?,
             up: loader.linear(at, up)?,

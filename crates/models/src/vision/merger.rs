@@ -1,11 +1,11 @@
 //! The end of a vision tower: neighbouring patches are merged and projected to the decoder's width.
 
 use candle_core::{Device, Tensor};
-use candlepower_checkpoint::{MergeKind, MergerSpec, VISION_ROWS, VisionSlot as Slot};
+use candlepower_checkpoint::{MergeKind, MergerSpec, PatchOrder, VISION_ROWS, VisionSlot as Slot};
 use candlepower_kernels::{Activation, Weight, activation, linear, operands::Operand};
 
 use super::{
-    RowGroups,
+    Grid, RowGroups,
     layers::{TowerNorm, affine},
     weights::Loader,
 };
@@ -14,6 +14,7 @@ use crate::{error::Result, linear::Linear};
 /// Norms, merger and projector.
 pub(super) struct Merger {
     spec: MergerSpec,
+    order: PatchOrder,
     /// The norm of patches.
     norm: Option<TowerNorm>,
     /// `[width, width * side * side]`, where a matrix merges.
@@ -26,6 +27,7 @@ pub(super) struct Merger {
 }
 
 impl Merger {
+    /// The merger behind the last layer.
     pub(super) fn load(loader: &Loader<'_>) -> Result<Self> {
         let spec = loader.spec();
         let norm = |norm: &Option<_>, slots| {
@@ -33,17 +35,32 @@ impl Merger {
         };
         let matrix =
             (spec.merger.kind == MergeKind::Matrix).then(|| loader.matrix(None, Slot::Merge));
-        let second = spec.projector.act.map(|act| {
-            let slots = [(Slot::ProjectorOut, Slot::ProjectorOutBias)];
-            Ok::<_, crate::Error>((act, loader.linear(None, &slots)?))
-        });
+        let out = (Slot::ProjectorOut, Slot::ProjectorOutBias);
         Ok(Self {
             spec: spec.merger,
+            order: spec.patches.order,
             norm: norm(&spec.last_norm, [Slot::LastNorm, Slot::LastNormBias])?,
             matrix: matrix.transpose()?,
             merged_norm: norm(&spec.merger.norm, [Slot::MergedNorm, Slot::MergedNormBias])?,
             first: loader.linear(None, &[(Slot::ProjectorIn, Slot::ProjectorInBias)])?,
-            second: second.transpose()?,
+            second: second(loader, None, out)?,
+        })
+    }
+
+    /// The merger of a deepstack level, whose norm is behind the joined patches.
+    pub(super) fn load_level(loader: &Loader<'_>, level: usize) -> Result<Self> {
+        let (spec, at) = (loader.spec(), Some(level));
+        let slots = [Slot::DeepstackNorm, Slot::DeepstackNormBias];
+        let merged_norm = spec.last_norm.as_ref().map(|norm| loader.norm(at, norm, slots));
+        let out = (Slot::DeepstackOut, Slot::DeepstackOutBias);
+        Ok(Self {
+            spec: spec.merger,
+            order: spec.patches.order,
+            norm: None,
+            matrix: None,
+            merged_norm: merged_norm.transpose()?,
+            first: loader.linear(at, &[(Slot::DeepstackIn, Slot::DeepstackInBias)])?,
+            second: second(loader, at, out)?,
         })
     }
 
@@ -57,22 +74,24 @@ impl Merger {
     }
 
     /// From the last hidden states `x` `[patches, width]` of a grid of rows and columns to `[embeddings, hidden]`, a cell a row.
-    pub(super) fn forward(&self, x: &Tensor, (rows, columns): (usize, usize)) -> Result<Tensor> {
+    pub(super) fn forward(&self, x: &Tensor, Grid { rows, columns, .. }: Grid) -> Result<Tensor> {
         let side = self.spec.side;
         let cells = (rows / side) * (columns / side);
         let hidden = self.second.as_ref().map_or(&self.first, |(_, second)| second).weight.n();
         let mut out = RowGroups::new(cells, hidden);
-        // Whole rows of cells, of which the patches lie together.
-        let patches_of_row = side * columns;
-        let group = (VISION_ROWS / patches_of_row).max(1);
-        for (first, count) in super::groups(rows / side, group) {
-            let rows = x.narrow(0, first * patches_of_row, count * patches_of_row)?;
+        // Patches that lie together: those of a cell, or those of a row of cells.
+        let (units, patches) = match self.order {
+            PatchOrder::Cells { .. } => (cells, side * side),
+            PatchOrder::Rows => (rows / side, side * columns),
+        };
+        for (first, count) in super::groups(units, (VISION_ROWS / patches).max(1)) {
+            let rows = x.narrow(0, first * patches, count * patches)?;
             out.push(&self.project(&self.merge(&rows, columns)?)?)?;
         }
         out.finish()
     }
 
-    /// The merged vectors `[cells, width]` of whole rows of cells.
+    /// The merged vectors `[cells, merged width]` of patches that lie together.
     fn merge(&self, x: &Tensor, columns: usize) -> Result<Tensor> {
         let normed = match &self.norm {
             Some(norm) => norm.forward(x)?,
@@ -83,17 +102,21 @@ impl Merger {
         let patches = Operand::new("merger", "patches", &normed).f32s()?;
         let cells = patches.len() / width / (side * side);
         let cell_columns = columns / side;
-        let of_cell = |cell: usize| {
+        let of_cell = |cell: usize| -> Vec<usize> {
+            if self.order != PatchOrder::Rows {
+                return (cell * side * side..(cell + 1) * side * side).collect();
+            }
             let (row, column) = (cell / cell_columns * side, cell % cell_columns * side);
             let lines = (row..row + side).map(move |row| row * columns + column);
-            lines.flat_map(move |first| first..first + side)
+            lines.flat_map(move |first| first..first + side).collect()
         };
         let mut values = Vec::with_capacity(patches.len());
         for cell in 0..cells {
             let patches: Vec<&[f32]> =
-                of_cell(cell).map(|patch| &patches[patch * width..][..width]).collect();
+                of_cell(cell).into_iter().map(|patch| &patches[patch * width..][..width]).collect();
             let element = |i: usize| patches.iter().map(move |patch| patch[i]);
             match self.spec.kind {
+                MergeKind::Join => values.extend(patches.iter().copied().flatten()),
                 MergeKind::Matrix => values.extend((0..width).flat_map(element)),
                 MergeKind::Mean => {
                     let count = patches.len() as f32;
@@ -119,4 +142,14 @@ impl Merger {
             None => Ok(first),
         }
     }
+}
+
+/// The second matrix of a projector with the activation before it, where there are two.
+fn second(
+    loader: &Loader<'_>,
+    level: Option<usize>,
+    slots: (Slot, Slot),
+) -> Result<Option<(Activation, Linear<Weight>)>> {
+    let Some(between) = loader.spec().projector.between else { return Ok(None) };
+    Ok(Some((between.act, loader.linear(level, &[slots])?)))
 }

@@ -148,7 +148,7 @@ impl<'a> Loader<'a> {
     fn neutral(&self, slot: VisionSlot) -> f32 {
         let spec = match slot {
             VisionSlot::FirstNorm => self.spec.first_norm,
-            VisionSlot::LastNorm => self.spec.last_norm,
+            VisionSlot::LastNorm | VisionSlot::DeepstackNorm => self.spec.last_norm,
             VisionSlot::MergedNorm => self.spec.merger.norm,
             _ => Some(self.spec.layer.norm),
         };

@@ -5,16 +5,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, VisionSpec};
+use candle_core::Tensor;
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, PatchPositions, VisionSpec};
 use candlepower_media::{Deadline, Detail, Limits, Processed};
-use candlepower_models::{ImageEncoder, LoadDtype, LoadFormat, LoadOptions, load};
-use candlepower_testing::goldens::{folder, root};
+use candlepower_models::{ImageEncoder, ImageRun, LoadDtype, LoadFormat, LoadOptions, load};
+use candlepower_testing::goldens::{VISION, folder, root};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
 use crate::golden::{TOLERANCE, options};
 
-const GOLDENS: [&str; 3] = ["vision_mistral3", "vision_ministral3", "vision_gemma3"];
+const QWEN: [&str; 4] =
+    ["vision_qwen3_vl", "vision_qwen3_vl_moe", "vision_qwen3_5", "vision_qwen3_5_moe"];
 
 fn checkpoint(name: &str) -> Checkpoint {
     opened(folder(name))
@@ -52,14 +54,30 @@ fn encoder(checkpoint: &Checkpoint, options: &LoadOptions) -> ImageEncoder {
 }
 
 /// All pieces of one picture.
-fn embeddings(encoder: &ImageEncoder, spec: &VisionSpec, image: &Processed) -> Vec<Vec<f32>> {
+fn run(encoder: &ImageEncoder, spec: &VisionSpec, image: &Processed) -> ImageRun {
     let mut run = encoder.begin(image).unwrap();
     for _ in 0..spec.num_pieces() {
         assert!(run.embeddings().is_none());
         encoder.advance(&mut run).unwrap();
     }
     assert!(encoder.advance(&mut run).is_err(), "no piece is left");
-    run.embeddings().unwrap().to_vec2().unwrap()
+    run
+}
+
+fn embeddings(encoder: &ImageEncoder, spec: &VisionSpec, image: &Processed) -> Vec<Vec<f32>> {
+    run(encoder, spec, image).embeddings().unwrap().to_vec2().unwrap()
+}
+
+/// Compares values with a tensor of a golden.
+fn assert_near(found: &[f32], file: &SafeTensors<'_>, tensor: &str, golden: &str) {
+    let expected = file.tensor(tensor).unwrap();
+    let expected = expected.data().chunks_exact(4);
+    let expected: Vec<f32> = expected.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    assert_eq!(found.len(), expected.len(), "{golden} {tensor}");
+    for (found, expected) in found.iter().zip(&expected) {
+        let near = (found - expected).abs() <= TOLERANCE;
+        assert!(near, "{golden} {tensor}: {found} is not {expected}");
+    }
 }
 
 fn names(cases: &Value, key: &str) -> Vec<String> {
@@ -68,7 +86,7 @@ fn names(cases: &Value, key: &str) -> Vec<String> {
 
 #[test]
 fn embeddings_of_all_pictures_are_those_of_transformers() {
-    for golden in GOLDENS {
+    for golden in VISION.iter().copied() {
         let checkpoint = checkpoint(golden);
         let encoder = encoder(&checkpoint, &options());
         let bytes = fs::read(folder(golden).join("golden.safetensors")).unwrap();
@@ -76,21 +94,63 @@ fn embeddings_of_all_pictures_are_those_of_transformers() {
         for name in names(&cases(golden), "pictures") {
             let image = processed(&checkpoint, &name);
             let found = embeddings(&encoder, checkpoint.vision().unwrap(), &image);
-            let expected = file.tensor(&format!("{name}.embeddings")).unwrap();
-            assert_eq!(expected.shape(), [found.len(), found[0].len()], "{golden} {name}");
-            let expected = expected.data().chunks_exact(4);
-            let expected = expected.map(|b| f32::from_le_bytes(b.try_into().unwrap()));
-            for (found, expected) in found.iter().flatten().zip(expected) {
-                let near = (found - expected).abs() <= TOLERANCE;
-                assert!(near, "{golden} {name}: {found} is not {expected}");
-            }
+            let tensor = format!("{name}.embeddings");
+            let shape = [found.len(), found[0].len()];
+            assert_eq!(file.tensor(&tensor).unwrap().shape(), shape, "{golden} {name}");
+            assert_near(&found.concat(), &file, &tensor, golden);
         }
+    }
+}
+
+/// What is added behind the decoder's first layers, a level for each of two layers of the tower.
+#[test]
+fn deepstack_levels_are_those_of_transformers() {
+    for golden in QWEN {
+        let checkpoint = checkpoint(golden);
+        let spec = checkpoint.vision().unwrap();
+        let encoder = encoder(&checkpoint, &options());
+        let run = run(&encoder, spec, &processed(&checkpoint, "wide"));
+        let bytes = fs::read(folder(golden).join("golden.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(run.deepstack().len(), spec.deepstack.len(), "{golden}");
+        if golden.starts_with("vision_qwen3_5") {
+            assert!(spec.deepstack.is_empty() && file.tensor("wide.deepstack").is_err());
+            continue;
+        }
+        assert_eq!(spec.deepstack.len(), 2, "{golden}");
+        let embeddings = run.embeddings().unwrap();
+        let flat = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let levels = run.deepstack().iter().map(|level| {
+            assert_eq!(level.dims(), embeddings.dims(), "{golden}");
+            flat(level)
+        });
+        assert_near(&levels.collect::<Vec<_>>().concat(), &file, "wide.deepstack", golden);
+    }
+}
+
+/// So that the comparison of embeddings would show exchanged rows and columns, in the table and in the rope.
+#[test]
+fn pictures_of_qwen_have_grids_within_and_beyond_the_table() {
+    for golden in QWEN {
+        let checkpoint = checkpoint(golden);
+        let spec = checkpoint.vision().unwrap();
+        let PatchPositions::TableAndRope { side, .. } = spec.patches.positions else {
+            panic!("{golden} has no table");
+        };
+        let grids: Vec<(usize, usize)> = names(&cases(golden), "pictures")
+            .iter()
+            .map(|name| processed(&checkpoint, name))
+            .map(|image| spec.patch_grid(image.pixels().width(), image.pixels().height()))
+            .collect();
+        assert!(grids.iter().any(|(rows, columns)| rows > &side && columns <= rows), "{grids:?}");
+        assert!(grids.iter().any(|(rows, columns)| columns > &side && rows < columns), "{grids:?}");
+        assert!(grids.iter().any(|(rows, columns)| rows.max(columns) < &side), "{grids:?}");
     }
 }
 
 #[test]
 fn tokens_of_images_are_those_of_the_processors() {
-    for golden in GOLDENS {
+    for golden in VISION.iter().copied() {
         let (checkpoint, cases) = (checkpoint(golden), cases(golden));
         let tokens = &checkpoint.vision().unwrap().tokens;
         let mut images = 0;
@@ -123,7 +183,7 @@ fn tokens_of_images_are_those_of_the_processors() {
 /// The pieces of two pictures in turn, and on one thread.
 #[test]
 fn a_run_has_the_same_bits_beside_others_and_on_any_number_of_threads() {
-    for golden in GOLDENS {
+    for golden in VISION.iter().copied() {
         let checkpoint = checkpoint(golden);
         let spec = checkpoint.vision().unwrap();
         for dtype in [LoadDtype::F32, LoadDtype::Bf16] {
@@ -152,7 +212,7 @@ fn weights_take_the_memory_that_is_planned() {
         (LoadDtype::F16, Dtype::F16),
         (LoadDtype::Bf16, Dtype::Bf16),
     ];
-    for golden in GOLDENS {
+    for golden in VISION.iter().copied() {
         let checkpoint = checkpoint(golden);
         let spec = checkpoint.vision().unwrap();
         for load_format in [LoadFormat::Auto, LoadFormat::Dummy] {
@@ -167,7 +227,7 @@ fn weights_take_the_memory_that_is_planned() {
 
 #[test]
 fn random_weights_give_embeddings_of_about_one() {
-    for golden in GOLDENS {
+    for golden in VISION.iter().copied() {
         let checkpoint = checkpoint(golden);
         let options = LoadOptions { load_format: LoadFormat::Dummy, ..options() };
         let encoder = encoder(&checkpoint, &options);
@@ -204,7 +264,7 @@ fn rename(folder: &Path, name: impl Fn(&str) -> String) {
 /// transformers 4 and 5, and each with the name of the tower's class in it.
 #[test]
 fn names_of_both_versions_are_read() {
-    for golden in GOLDENS {
+    for golden in VISION.iter().copied() {
         let expected = checkpoint(golden);
         let image = processed(&expected, "odd");
         let spec = expected.vision().unwrap();
@@ -214,6 +274,7 @@ fn names_of_both_versions_are_read() {
             |name| {
                 let name = name.replace("vision_model.", "");
                 name.replace("model.vision_tower.", "vision_tower.")
+                    .replace("model.visual.", "visual.")
                     .replace("model.multi_modal_projector.", "multi_modal_projector.")
             },
             |name| {

@@ -12,7 +12,15 @@ use serde_json::Value;
 use super::{folder, root};
 
 /// The folders of goldens with images.
-pub const VISION: &[&str] = &["vision_mistral3", "vision_ministral3", "vision_gemma3"];
+pub const VISION: &[&str] = &[
+    "vision_mistral3",
+    "vision_ministral3",
+    "vision_gemma3",
+    "vision_qwen3_vl",
+    "vision_qwen3_vl_moe",
+    "vision_qwen3_5",
+    "vision_qwen3_5_moe",
+];
 
 /// What `cases.json` of a folder says.
 #[derive(Debug, Deserialize)]

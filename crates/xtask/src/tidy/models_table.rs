@@ -9,8 +9,9 @@ const BEGIN: &str = "<!-- models: written by `cargo xtask docs` -->\n";
 const END: &str = "<!-- models: end -->\n";
 
 /// The tests that name the goldens they run.
-const TESTS: [&str; 3] = [
+const TESTS: [&str; 4] = [
     "crates/testing/src/goldens/decoders.rs",
+    VISION_TESTS,
     "crates/models/tests/all/quantized.rs",
     "crates/models/tests/all/converted.rs",
 ];
@@ -265,6 +266,18 @@ const ARCHITECTURES: &[Architecture] = &[
         "qwen3moe",
     ),
     row(
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3-VL, dense (2B, 4B, 8B, 32B)",
+        "rotation by frame, row and column, features of images added behind layers",
+        "",
+    ),
+    row(
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3-VL with experts (30B-A3B, 235B-A22B)",
+        "one transposed tensor for all experts of a layer, MoE in some layers",
+        "",
+    ),
+    row(
         "Qwen3NextForCausalLM",
         "Qwen3-Next-80B-A3B, Qwen3-Coder-Next",
         "gated delta nets, gated attention, rows stored head by head, MoE in some layers",
@@ -272,7 +285,7 @@ const ARCHITECTURES: &[Architecture] = &[
     ),
     row(
         "Qwen3_5ForConditionalGeneration",
-        "Qwen3.5, dense (0.8B to 27B); texts only",
+        "Qwen3.5, dense (0.8B to 27B); Qwen3.6 and Qwen3.8, which have the same class",
         "gated delta nets, key and value heads of different widths",
         "qwen35",
     ),
@@ -284,7 +297,7 @@ const ARCHITECTURES: &[Architecture] = &[
     ),
     row(
         "Qwen3_5MoeForConditionalGeneration",
-        "Qwen3.5 with experts (35B-A3B, 122B-A10B, 397B-A17B); texts only",
+        "Qwen3.5 with experts (35B-A3B, 122B-A10B, 397B-A17B); Qwen3.6 and Qwen3.8, which have the same class",
         "one tensor for all experts of a layer",
         "qwen35moe",
     ),

@@ -44,6 +44,12 @@ fn gemma3() -> Golden {
     Golden { folder, family: Family::Gemma3, tokens }
 }
 
+fn qwen3_vl() -> Golden {
+    let grid = ImageGrid::Cells { cell: 8, row_end: None, image_end: None };
+    let tokens = ImageTokens { placeholder: 326, written: WrittenImage::Placeholder, grid };
+    Golden { folder: goldens().join("vision_qwen3_vl"), family: Family::Qwen2Vl, tokens }
+}
+
 impl Golden {
     /// A server whose prompts are the golden's. `change` gets the parts by which images are read.
     fn ready(&self, argv: &[&str], change: impl FnOnce(&mut ImageSupport)) -> AppState {
@@ -121,7 +127,7 @@ fn opened(golden: &Golden, argv: &[&str]) -> LocalModel {
 
 #[test]
 fn tokens_of_images_come_from_the_models_files() {
-    for golden in [mistral3(), gemma3()] {
+    for golden in [mistral3(), gemma3(), qwen3_vl()] {
         let Description::Decoder(checkpoint) = opened(&golden, &[]).description else {
             panic!("the golden is a decoder")
         };
@@ -138,13 +144,14 @@ fn tokens_of_images_come_from_the_models_files() {
 
 #[tokio::test]
 async fn prompts_are_those_of_transformers() {
-    for golden in [mistral3(), gemma3()] {
+    for golden in [mistral3(), gemma3(), qwen3_vl()] {
         let state = golden.ready(&[], |_| {});
         let mut seen = 0;
         for (name, case) in golden.cases() {
             let messages = with_pictures(case["messages"].clone());
             let tools = case.get("tools").cloned().unwrap_or_default();
-            let add_generation_prompt = golden.family == Family::Gemma3;
+            // Mistral's template has none.
+            let add_generation_prompt = golden.family != Family::Pixtral;
             let body = json!({
                 "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt,
             });
@@ -159,11 +166,12 @@ async fn prompts_are_those_of_transformers() {
 
 #[tokio::test]
 async fn spelled_tokens_are_texts() {
-    for golden in [mistral3(), gemma3()] {
+    for golden in [mistral3(), gemma3(), qwen3_vl()] {
         let state = golden.ready(&[], |_| {});
-        let spelled = match golden.tokens.written {
-            WrittenImage::Placeholder => "[IMG][IMG_BREAK][IMG_END]",
-            WrittenImage::Begin { .. } => "<start_of_image><image_soft_token><end_of_image>",
+        let spelled = match golden.family {
+            Family::Pixtral => "[IMG][IMG_BREAK][IMG_END]",
+            Family::Gemma3 => "<start_of_image><image_soft_token><end_of_image>",
+            Family::Qwen2Vl => "<|vision_start|><|image_pad|><|vision_end|>",
         };
         let url = data_url("odd.png");
         let ids = async |content: Value| {
@@ -196,7 +204,7 @@ async fn images_lie_where_the_goldens_have_them() {
     use crate::generation::pictures;
     use crate::generation::preparation::Preparation;
     use crate::generation::prompt::ChatPrompt;
-    for golden in [mistral3(), gemma3()] {
+    for golden in [mistral3(), gemma3(), qwen3_vl()] {
         let state = golden.ready(&[], |_| {});
         let model = demo(&state);
         for (name, case) in golden.cases() {
