@@ -16,7 +16,7 @@ use crate::{
     spec::{MOST_WIDTH, NormKind, NormSpec},
 };
 
-/// What differs between the classes.
+/// The differences between the classes.
 struct Class {
     /// Names of the tower's kind in published files.
     kinds: &'static [&'static str],

@@ -47,7 +47,7 @@ fn experts_are_taken_as_their_shape_says() {
     };
     let transposed = Take::Experts { alternating: false };
     assert_eq!(fitted(&[4, 64, 48]), (transposed, vec![4, 64, 48]));
-    // As planned, and a shape that the check of the files refuses.
+    // The planned shape, and one that the check of the files refuses.
     for other in [[4, 48, 64], [4, 64, 64]] {
         assert_eq!(fitted(&other), (Take::ExpertRows, vec![4, 48, 64]));
     }
