@@ -311,7 +311,7 @@ fn positions_of_an_image_see_each_other_both_ways() {
                 // The reference takes long, so it is computed around the borders and now and then between them.
                 let is_near = |p: &usize| {
                     let borders = fixture.mutual.iter().flat_map(|range| [range.start, range.end]);
-                    p % 37 == 0 || borders.clone().any(|border| border.abs_diff(*p) < 2)
+                    p.is_multiple_of(37) || borders.clone().any(|border| border.abs_diff(*p) < 2)
                 };
                 for position in (0..length).filter(is_near) {
                     let want = fixture.reference(&numbers, seq, position, &params);
@@ -420,8 +420,9 @@ fn the_wrapper_computes_and_checks() {
     assert!(refused(AttentionMetadata { context_len: vec![33], ..meta.clone() }));
     assert!(refused(AttentionMetadata { block_tables: vec![0], ..meta.clone() }));
     assert!(refused(AttentionMetadata { block_tables: vec![0, 5], ..meta.clone() }));
-    for wrong in [vec![17..19], vec![18..21], vec![19..19], vec![19..20, 18..19]] {
-        assert!(refused(AttentionMetadata { mutual: vec![wrong], ..meta.clone() }));
+    for wrong in [&[(17, 19)][..], &[(18, 21)], &[(19, 19)], &[(19, 20), (18, 19)]] {
+        let ranges = wrong.iter().map(|(start, end)| *start..*end).collect();
+        assert!(refused(AttentionMetadata { mutual: vec![ranges], ..meta.clone() }));
     }
     assert!(refused(AttentionMetadata { mutual: vec![vec![]; 2], ..meta.clone() }));
     let narrow = PagedAttention { window: Some(0), ..params };
