@@ -48,7 +48,7 @@ impl RankDevice {
 /// A rank's shard of the model.
 pub(crate) enum RankModel {
     /// A decoder, and the encoder of images if the model takes some. Each rank has the whole encoder.
-    Cpu(Decoder, Option<ImageEncoder>),
+    Cpu(Decoder, Option<Box<ImageEncoder>>),
     /// A decoder. On devices, models take text alone.
     Device(DeviceDecoder),
 }
@@ -71,7 +71,7 @@ impl RankModel {
         Ok(match (load.device, comm.size()) {
             (RankDevice::Cpu, _) => {
                 let decoder = load_shard(checkpoint, options, comm, progress)?;
-                Self::Cpu(decoder, ImageEncoder::load(checkpoint, options)?)
+                Self::Cpu(decoder, ImageEncoder::load(checkpoint, options)?.map(Box::new))
             }
             (RankDevice::Reference | RankDevice::Gpu, 1) => {
                 Self::Device(load_on_device(checkpoint, options, progress)?)
@@ -91,7 +91,7 @@ impl RankModel {
     pub(crate) fn weights_bytes(&self) -> u64 {
         let bytes = match self {
             Self::Cpu(model, images) => {
-                model.weight_bytes() + images.as_ref().map_or(0, ImageEncoder::weight_bytes)
+                model.weight_bytes() + images.as_ref().map_or(0, |images| images.weight_bytes())
             }
             Self::Device(model) => model.weight_bytes(),
         };
