@@ -6,7 +6,9 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
-use crate::support::{Server, ServerBuilder, framework_python, node, python, run_to_end};
+use crate::support::{
+    Server, ServerBuilder, framework_python, node, python, run_to_end, vision_server,
+};
 
 /// Runs one case of a script against a server of its own, and checks that no resources are left behind.
 fn check(script: fn(&str) -> Command, path: &str, case: &str, server: &Server) {
@@ -32,6 +34,14 @@ fn check_branching(case: &str, server: &Server) {
 
 fn check_node(case: &str, server: &Server) {
     check(node, "node/openai_client.mjs", case, server);
+}
+
+fn check_ai_sdk(case: &str, server: &Server) {
+    check(node, "node/ai_sdk.mjs", case, server);
+}
+
+fn check_llm(case: &str, server: &Server) {
+    check(python, "clients/llm_client.py", case, server);
 }
 
 fn check_structured(case: &str, server: &Server) {
@@ -110,6 +120,33 @@ mod anthropic_client {
         message stop_and_continue streaming structured tools tool_choices tools_streaming count_tokens errors
     }
     cases! { check_anthropic, ServerBuilder::new("demo").env("BLAZE_API_KEY", "secret").start(), authentication }
+}
+
+mod images {
+    //! The case for images of each client, whose model is a golden.
+
+    use super::*;
+
+    macro_rules! images {
+        ($($client:ident $check:ident $case:literal)+) => {
+            $(
+                #[test]
+                fn $client() {
+                    $check($case, &vision_server("vision_mistral3").start());
+                }
+            )+
+        };
+    }
+
+    images! {
+        python_client check_python "images"
+        python_responses check_responses "images"
+        anthropic_client check_anthropic "images"
+        langchain check_framework "langchain_images"
+        node_client check_node "images"
+        ai_sdk check_ai_sdk "images"
+        llm check_llm "images"
+    }
 }
 
 mod branching_example {

@@ -16,3 +16,4 @@ mod streaming;
 mod templates;
 mod tokens;
 mod tools;
+mod vision;

@@ -4,6 +4,7 @@ import json
 import sys
 
 import anthropic
+import pictures
 from anthropic import Anthropic
 from pydantic import BaseModel
 from streams import in_pieces
@@ -75,6 +76,23 @@ def streaming():
         assert "".join(stream.text_stream) == whole.content[0].text
         final = stream.get_final_message()
     assert (final.stop_reason, final.content[0].text) == ("end_turn", whole.content[0].text)
+
+
+def images():
+    """Prompts with pictures have the tokens of transformers."""
+    source = lambda name: {"type": "base64", "media_type": "image/png", "data": pictures.encoded(name)}
+    image = lambda name: {"type": "image", "source": source(name)}
+    answers = set()
+    for name in ("image_first", "image_first_other", "three_images"):
+        messages, expected = pictures.messages(name, image), len(pictures.CASES[name]["input_ids"])
+        request = {"messages": messages, "max_tokens": 32}
+        whole = create(**request)
+        assert whole.usage.input_tokens + whole.usage.cache_read_input_tokens == expected, (name, whole.usage)
+        assert client().messages.count_tokens(model=MODEL, messages=messages).input_tokens == expected, name
+        with client().messages.stream(model=MODEL, **request, extra_body=GREEDY) as stream:
+            assert stream.get_final_text() == whole.content[0].text, name
+        answers.add(whole.content[0].text)
+    assert len(answers) == 3, answers
 
 
 def structured():
@@ -190,7 +208,7 @@ def errors():
     assert budget["param"] == "thinking.budget_tokens"
     assert refused(400, messages=[])["param"] == "messages"
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
-    assert refused(400, messages=[{"role": "user", "content": [image]}])["param"] == "messages[0].content[0].type"
+    assert refused(400, messages=[{"role": "user", "content": [image]}])["param"] == "messages[0].content[0].source"
     assert refused(400, max_tokens=0)["param"] == "max_tokens"
     assert refused(404, model="other")["code"] == "model_not_found"
 

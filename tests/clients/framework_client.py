@@ -8,6 +8,7 @@ import os
 import sys
 
 import instructor
+import pictures
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -62,6 +63,24 @@ def langchain_models():
     assert total.tool_calls[0]["args"] == {"city": "Paris"}, total
     forced = model.bind_tools([get_weather], tool_choice="any").invoke("Hello")
     assert forced.tool_calls, forced
+
+
+def langchain_images():
+    """LangChain's own form of images and OpenAI's, through chat and through responses."""
+    for responses in (False, True):
+        model = ChatOpenAI(
+            model="demo", base_url=f"{URL}/v1", api_key="unused", temperature=0, max_tokens=32, max_retries=0,
+            use_responses_api=responses,
+        )
+        own = lambda name: {"type": "image", "base64": pictures.encoded(name), "mime_type": "image/png"}
+        openai_form = lambda name: {"type": "image_url", "image_url": {"url": pictures.url(name)}}
+        answers = set()
+        for name in ("image_first", "image_first_other", "three_images"):
+            for image in (own, openai_form):
+                answer = model.invoke(pictures.messages(name, image))
+                assert answer.usage_metadata["input_tokens"] == len(pictures.CASES[name]["input_ids"]), answer
+                answers.add(answer.text)
+        assert len(answers) == 3, answers
 
 
 if __name__ == "__main__":

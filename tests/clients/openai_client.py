@@ -8,6 +8,7 @@ import time
 import urllib.request
 
 import openai
+import pictures
 from openai import AsyncOpenAI, OpenAI
 from streams import in_pieces
 
@@ -320,6 +321,28 @@ def stream_until_killed():
     print("streaming", flush=True)
     # The rest is never requested. The test kills this process here.
     time.sleep(3600)
+
+
+def images():
+    """Prompts with pictures have the tokens and the answers of transformers."""
+    image = lambda name: {"type": "image_url", "image_url": {"url": pictures.url(name), "detail": "high"}}
+    assert client().models.retrieve(MODEL).input_modalities == ["text", "image"]
+    more = {"ignore_eos": True, "return_token_ids": True}
+    for name in ("image_first", "image_first_other", "three_images", "earlier_turn"):
+        case = pictures.CASES[name]
+        request = {"model": MODEL, "messages": pictures.messages(name, image), "temperature": 0, "max_tokens": 32}
+        whole = client().chat.completions.create(**request, extra_body=more)
+        assert whole.choices[0].token_ids == case["greedy"], (name, whole)
+        assert whole.usage.prompt_tokens == len(case["input_ids"]), (name, whole.usage)
+        chunks = list(client().chat.completions.create(**request, extra_body=more, stream=True))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert text == whole.choices[0].message.content, name
+    broken = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]
+    try:
+        client().chat.completions.create(model=MODEL, messages=broken)
+        raise AssertionError("a broken picture was taken")
+    except openai.BadRequestError as error:
+        assert error.param == "messages[0].content[0].image_url", error
 
 
 def async_requests():

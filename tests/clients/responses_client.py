@@ -4,6 +4,7 @@ import json
 import sys
 
 import openai
+import pictures
 from openai import OpenAI
 from pydantic import BaseModel, Field
 from streams import in_pieces
@@ -65,6 +66,27 @@ def previous_response():
     third = openai_client.responses.create(model=MODEL, input="And why?", previous_response_id=second.id, temperature=0)
     before = second.usage.input_tokens + second.usage.output_tokens
     assert third.usage.input_tokens_details.cached_tokens >= (before - 2) // 16 * 16, (before, third.usage)
+
+
+def images():
+    """Prompts with pictures have the tokens of transformers, and a later turn sees the pictures of an earlier one."""
+    image = lambda name: {"type": "input_image", "image_url": pictures.url(name), "detail": "auto"}
+    text = lambda text: {"type": "input_text", "text": text}
+    answers = set()
+    for name in ("image_first", "image_first_other", "three_images"):
+        request = {"model": MODEL, "input": pictures.messages(name, image, text), "temperature": 0, "max_output_tokens": 32}
+        whole = client().responses.create(**request)
+        assert whole.usage.input_tokens == len(pictures.CASES[name]["input_ids"]), (name, whole.usage)
+        with client().responses.stream(**request) as stream:
+            final = list(stream)[-1].response
+        assert final.output_text == whole.output_text, name
+        follow = {"model": MODEL, "input": "And then?", "temperature": 0, "max_output_tokens": 32}
+        next_turn = client().responses.create(**follow, previous_response_id=whole.id)
+        answers |= {whole.output_text, next_turn.output_text}
+        # The first prompt was cached. The model is not trained, and its answers are no text that has the same tokens again.
+        before = whole.usage.input_tokens
+        assert next_turn.usage.input_tokens_details.cached_tokens >= before // 16 * 16, (before, next_turn.usage)
+    assert len(answers) == 6, answers
 
 
 def stored():

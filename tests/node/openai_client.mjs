@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import OpenAI from "openai";
 import { zodFunction, zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
+import { cases as goldens, dataUrl } from "./pictures.mjs";
 
 const [caseName, url] = process.argv.slice(2);
 const model = "demo";
@@ -147,6 +148,22 @@ const cases = {
       assert(Date.now() < deadline, "the request was not cancelled");
     }
     assert((await metric("generation_tokens_total")) < 1900, "the request ran to its end");
+  },
+
+  // Prompts with pictures have the tokens and the answers of transformers.
+  async images() {
+    for (const name of ["image_first", "image_first_other", "three_images"]) {
+      const { messages, input_ids, greedy } = goldens[name];
+      for (const part of messages.flatMap((message) => message.content)) {
+        if (part.type === "image_url") part.image_url.url = dataUrl(part.image_url.url);
+      }
+      const request = { model, messages, temperature: 0, max_tokens: 32, ignore_eos: true, return_token_ids: true };
+      const whole = await client().chat.completions.create(request);
+      assert.deepEqual(whole.choices[0].token_ids, greedy);
+      assert.equal(whole.usage.prompt_tokens, input_ids.length);
+      const final = await client().chat.completions.stream(request).finalChatCompletion();
+      assert.equal(final.choices[0].message.content, whole.choices[0].message.content);
+    }
   },
 
   async authentication() {

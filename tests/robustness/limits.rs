@@ -197,7 +197,7 @@ fn choices_that_do_not_fit_the_queue_are_turned_away_together() {
     let long = json!({"model": "demo", "prompt": "a", "max_tokens": 2000, "ignore_eos": true, "stream": true});
     let mut stream = server.open("/v1/completions", &long);
     stream.next_chunk().unwrap();
-    // One choice runs. Of eight, three could run and four wait.
+    // One choice runs. Three of eight could run, and four could wait.
     server.post("/v1/completions", &choices(8)).error(429);
     server.post("/v1/completions", &choices(7)).ok();
     drop(stream);

@@ -13,7 +13,7 @@ pub(crate) fn framework_python(script: &str) -> Command {
     prepared("CANDLEPOWER_TEST_FRAMEWORK_PYTHON", script)
 }
 
-/// A command for a Node script with the `openai` package.
+/// A command for a Node script with the packages of `node/package.json`.
 pub(crate) fn node(script: &str) -> Command {
     prepared("CANDLEPOWER_TEST_NODE", script)
 }

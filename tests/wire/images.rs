@@ -4,6 +4,9 @@ use serde_json::{Value, json};
 
 use crate::support::{Request, Server, ServerBuilder};
 
+/// Conversations, and the place of the image in each.
+type Cases<'a> = &'a [(Value, &'a str)];
+
 const PICTURE: &str = "data:image/png;base64,iVBORw0KGgo=";
 
 fn chat_image() -> Value {
@@ -61,7 +64,7 @@ fn text_models_refuse_images_in_every_turn_of_every_api() {
         (json!([user(json!([block]))]), "messages[0].content[0].source"),
         (json!([user(json!([result]))]), "messages[0].content[0].content[0].source"),
     ];
-    let paths: [(&str, &str, &[(Value, &str)]); 6] = [
+    let paths: [(&str, &str, Cases); 6] = [
         ("/v1/chat/completions", "messages", &chat),
         ("/tokenize", "messages", &chat),
         ("/v1/responses", "input", &responses),

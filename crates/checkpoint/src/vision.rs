@@ -61,9 +61,9 @@ pub struct VisionSpec {
     pub merger: MergerSpec,
     /// The projection to the decoder's width.
     pub projector: ProjectorSpec,
-    /// Layers whose output is merged and projected, too, in ascending order (DeepStack). The result of the first of them is added to
-    /// the tokens of an image behind the decoder's first layer, and so on. Each has a merger of its own, with a norm of joined patches in
-    /// place of `last_norm`.
+    /// Layers whose output is merged and projected, too, in ascending order. The output of the first of them is added to the tokens of
+    /// an image behind the decoder's first layer, and so on (DeepStack). Each has a merger of its own, with the norm of
+    /// joined patches in place of `last_norm`.
     pub deepstack: Vec<usize>,
     /// Names of the tensors.
     pub(crate) rules: &'static [VisionRule],
@@ -186,7 +186,7 @@ pub struct ProjectorSpec {
     pub bias: bool,
 }
 
-/// The part between the two matrices of a projector.
+/// The operation between the two matrices of a projector.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Between {
     /// Width.

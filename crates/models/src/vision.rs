@@ -162,7 +162,7 @@ impl ImageRun {
         }
     }
 
-    /// The features that are added to the tokens of the image behind the decoder's first layers: `[embeddings, hidden]` f32 for each of
+    /// Features that are added to the tokens of the image behind the decoder's first layers, `[embeddings, hidden]` f32 for each of
     /// [`VisionSpec::deepstack`]. All of them are there after the last piece.
     pub fn deepstack(&self) -> &[Tensor] {
         &self.deepstack

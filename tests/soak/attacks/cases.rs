@@ -147,7 +147,7 @@ fn long_text(random: &mut Rng) -> (&'static str, Value) {
     };
     // A line break has two bytes in the body.
     let written = unit.replace(['\n', '\t'], "\\n").len();
-    // The length is drawn in two parts: up to 8 MB of any magnitude, and up to 15 MB uniformly.
+    // The length has two random parts: up to 8 MB of any magnitude, and up to 15 MB uniformly.
     let length = (1_usize << random.u32(14..24)) + random.usize(0..15_000_000);
     let text = unit.repeat(length.div_ceil(written));
     let user = |text: &str| json!([{"role": "user", "content": text}]);
@@ -218,7 +218,7 @@ fn hold(server: &Server, starts: &[Vec<u8>], patience: Duration) -> io::Result<R
     }
     let stream = sockets[0].stream().try_clone()?;
     stream.set_read_timeout(Some(Duration::from_millis(1)))?;
-    // Whatever has arrived by now is the answer; the attack does not wait for it.
+    // The bytes that have arrived by now are the answer; the attack does not wait for it.
     let answer = read_response(&mut BufReader::new(stream));
     answer.map_err(|error| if is_timeout(&error) { LEFT.into() } else { error })
 }

@@ -37,7 +37,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = ModelSpec::llama(
         &c.with_default("attention_bias", true).with_default("rope_theta", 150_000.0),
     )?;
-    // Both numbers are constants of the kernels' activation.
+    // Both values are constants of the kernels' activation.
     for (key, only) in [("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)] {
         if let Some(other) = c.float_opt(key)?.filter(|found| *found != only) {
             return Err(c.unsupported(key, &other.into(), &format!("; {only} is")));

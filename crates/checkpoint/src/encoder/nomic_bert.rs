@@ -17,7 +17,7 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
         config.refuse(key)?;
     }
     expect(config, "activation_function", "swiglu".into())?;
-    // A whole 1 is the same number as 1.0 and another JSON value, so numbers are compared first.
+    // JSON's 1 and 1.0 are different values of the same amount, so they are compared as floats first.
     if config.float_opt("rotary_emb_fraction")?.is_some_and(|part| part != 1.0) {
         expect(config, "rotary_emb_fraction", 1.0.into())?;
     }

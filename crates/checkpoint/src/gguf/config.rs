@@ -68,7 +68,7 @@ impl Gguf {
     /// The pooling, in files of models that give vectors.
     pub(crate) fn pooling(&self) -> Result<Option<Pooling>> {
         let keys = Keys::of(self);
-        // The numbers are those of llama.cpp's `llama_pooling_type`. The fourth is that of rerankers.
+        // The values are those of llama.cpp's `llama_pooling_type`. The fourth is that of rerankers.
         match keys.metadata.float_opt(&keys.key(POOLING))? {
             Some(1.0) => Ok(Some(Pooling::Mean)),
             Some(2.0) => Ok(Some(Pooling::Cls)),

@@ -642,7 +642,7 @@ fn a_model_of_sentencepiece_is_the_tokenizer_of_its_gguf_file() {
             "tokenizer.model cannot be read as a tokenizer: it is no model",
         ),
         (
-            // Of two fields with one number protobuf takes the last, so each case appends its fault.
+            // Protobuf takes the last of two fields with one number, so each case appends its fault.
             [file.clone(), message(2, &number(3, 4))].concat(),
             "its model type is 4; 1, unigram, and 2, byte pairs, are read",
         ),

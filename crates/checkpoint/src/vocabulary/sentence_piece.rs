@@ -110,7 +110,7 @@ impl Model {
                 (1, Field::Bytes(piece)) => model.add(piece)?,
                 (2, Field::Bytes(trainer)) => {
                     for field in Fields(trainer) {
-                        // The numbers are those of `TrainerSpec`: 3 model type, 24
+                        // The fields are those of `TrainerSpec`: 3 model type, 24
                         // spaces behind words, 35 bytes, 41 and 42 the ids.
                         match field? {
                             (3, Field::Number(kind)) => model.kind = kind,
@@ -126,7 +126,7 @@ impl Model {
                 }
                 (3, Field::Bytes(normalizer)) => {
                     for field in Fields(normalizer) {
-                        // The numbers are those of `NormalizerSpec`: 2 the rules, 3 a
+                        // The fields are those of `NormalizerSpec`: 2 the rules, 3 a
                         // space before, 4 extra spaces, 5 spaces as characters.
                         match field? {
                             (2, Field::Bytes(rules)) => model.rules = rules.to_vec(),

@@ -147,7 +147,7 @@ impl Case {
 /// A text of tokens sampled from the allowed ones; `None` if it does not end.
 fn draw(tokenizer: &Tokenizer, mut grammar: Grammar, random: &mut Rng) -> Option<String> {
     let mut ids = Vec::new();
-    // 3,000 tokens are far more than a call needs. A draw that does not end by then is in text that only a mark can
+    // 3,000 tokens are far more than a call needs. An answer that does not end by then is in text that only a mark can
     // end.
     for _ in 0..3000 {
         if grammar.is_finished() {

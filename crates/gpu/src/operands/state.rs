@@ -56,7 +56,7 @@ impl StatePool {
                 return Err(Error::Parameter { parameter, value: value_dim, expected });
             }
         }
-        // As in the paged cache, f32 is for the reference implementation alone.
+        // f32 is for the reference implementation alone, as in the paged cache.
         let definitions_only = dtype == DType::F32 && device.is_cpu();
         if !matches!(dtype, DType::BF16 | DType::F16) && !definitions_only {
             return Err(Error::DType {

@@ -42,7 +42,7 @@ fn draw_batch(
     (draws, vocab): (usize, usize),
     (dtype, spread): (DType, f32),
 ) {
-    // Two draws share a row of logits.
+    // Two samples share a row of logits.
     let rows = draws.div_ceil(2);
     // Adding zero turns minus zero into zero: the reference orders the two, the kernel does not.
     let logits: Vec<f32> =

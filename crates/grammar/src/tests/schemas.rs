@@ -45,7 +45,7 @@ fn digits_of_numbers_are_bounded() {
 fn a_known_name_has_one_spelling() {
     let known = json!({"properties": {"名前": {"type": "integer"}, "a\nb": {"type": "integer"}}});
     for (schema, text) in [
-        // Models that write ASCII only spell other letters so. As another name, it would pass with any value.
+        // Models that write ASCII only spell other letters so. It would pass with any value if it counted as another name.
         (known.clone(), r#"{"\u540d\u524d":"x"}"#),
         (known.clone(), r#"{"a\u000ab":"x"}"#),
         (

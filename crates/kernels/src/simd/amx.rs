@@ -88,7 +88,7 @@ macro_rules! over_lines {
         $p:ident, activations $x_bytes:literal, ahead $cache:literal,
         begin $($begin:literal)*, zero $($zero:literal)*, line $($line:literal)*, end $($end:literal)*
     ) => {
-        // Labels begin at 2: the assembler reads 0 and 1 as binary numbers.
+        // Labels begin at 2: the assembler reads 0 and 1 as binary digits.
         asm!(
             "test {continues:e}, {continues:e}",
             "jz 3f",

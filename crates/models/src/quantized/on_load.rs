@@ -222,7 +222,7 @@ mod tests {
                 .wrapping_add(1_442_695_040_888_963_407);
             (state >> 40) as f32 / (1 << 24) as f32
         };
-        // The sum of twelve uniform numbers has a variance of one.
+        // The sum of twelve uniform values has a variance of one.
         (0..count).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect()
     }
 

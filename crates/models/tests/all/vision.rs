@@ -102,7 +102,7 @@ fn embeddings_of_all_pictures_are_those_of_transformers() {
     }
 }
 
-/// The features that are added behind the decoder's first layers, a level for each of two layers of the tower.
+/// Features that are added behind the decoder's first layers, a level for each of two layers of the tower.
 #[test]
 fn deepstack_levels_are_those_of_transformers() {
     for golden in QWEN {

@@ -22,7 +22,7 @@ pub const VISION: &[&str] = &[
     "vision_qwen3_5_moe",
 ];
 
-/// What `cases.json` of a folder says.
+/// The contents of a folder's `cases.json`.
 #[derive(Debug, Deserialize)]
 pub struct VisionGolden {
     /// Token ids whose logits are stored at every position.
@@ -38,7 +38,7 @@ pub struct VisionCase {
     pub messages: Value,
     /// The token ids, with every image expanded.
     pub input_ids: Vec<u32>,
-    /// Of each image: the name of its picture, the position of its first embedding, and the number of positions up to its last one.
+    /// For each image: the name of its picture, the position of its first embedding, and the number of positions up to its last one.
     pub images: Vec<(String, usize, usize)>,
     /// The 32 tokens that greedy decoding appends.
     pub greedy: Vec<u32>,
