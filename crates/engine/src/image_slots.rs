@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 /// The encoder of images, and the slots that the scheduler has given out.
 pub(crate) struct ImageSlots {
-    encoder: ImageEncoder,
+    encoder: Box<ImageEncoder>,
     slots: HashMap<EncoderSlot, ImageRun>,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct StepImage<'a> {
 }
 
 impl ImageSlots {
-    pub(crate) fn new(encoder: ImageEncoder) -> Self {
+    pub(crate) fn new(encoder: Box<ImageEncoder>) -> Self {
         Self { encoder, slots: HashMap::new() }
     }
 
