@@ -137,7 +137,7 @@ impl RankModel {
         match (self, memory) {
             (Self::Cpu(model, images), StepMemory::Cpu { size, kv }) => {
                 let cache = model.new_cache(size, cache_dtype(kv))?;
-                let images = images.map(|images| ImageSlots::new(*images));
+                let images = images.map(ImageSlots::new);
                 let runner = CpuRunner::new(model, images, cache, size.block_size);
                 Ok(Runner::Cpu(Box::new(runner), threads.warm()?))
             }
