@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(
             messages("crates/models/Cargo.toml", text),
             [
-                "crates/models/Cargo.toml:2: `models` (layer 3) may import checkpoint, comm, gpu, kernels, not `engine`"
+                "crates/models/Cargo.toml:2: `models` (layer 3) may import checkpoint, comm, gpu, kernels, media, not `engine`"
             ]
         );
     }
