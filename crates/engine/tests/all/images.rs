@@ -65,6 +65,17 @@ impl Fixture {
         EngineHandle::start(&self.checkpoint, config, &mut |_| ()).unwrap()
     }
 
+    /// Runs all cases at the same time, and compares their tokens.
+    fn run_together(&mut self, engine: &EngineHandle) {
+        let cases = self.cases();
+        let requests: Vec<_> = cases.iter().map(|(_, case)| self.request(case)).collect();
+        let streams: Vec<_> =
+            requests.into_iter().map(|r| engine.submit(r).unwrap().remove(0)).collect();
+        for (stream, (name, case)) in streams.into_iter().zip(cases) {
+            assert_eq!(collect(stream).tokens, case.greedy, "{} {name}", self.name);
+        }
+    }
+
     /// All cases, in the order of their names.
     fn cases(&self) -> Vec<(String, VisionCase)> {
         self.golden.cases.iter().map(|(name, case)| (name.clone(), case.clone())).collect()
@@ -105,13 +116,7 @@ fn tokens_are_the_same_in_a_batch_of_texts_and_images() {
                 enable_prefix_caching,
                 ..exact()
             });
-            let cases = fixture.cases();
-            let requests: Vec<_> = cases.iter().map(|(_, case)| fixture.request(case)).collect();
-            let streams: Vec<_> =
-                requests.into_iter().map(|r| engine.submit(r).unwrap().remove(0)).collect();
-            for (stream, (name, case)) in streams.into_iter().zip(cases) {
-                assert_eq!(collect(stream).tokens, case.greedy, "{} {name}", fixture.name);
-            }
+            fixture.run_together(&engine);
         }
     }
 }
@@ -131,12 +136,7 @@ fn preempted_sequences_encode_their_images_again() {
         let kv_cache_bytes = Some(block_bytes * blocks as u64);
         let tiny = EngineConfig { load, kv_cache_bytes, ..exact() };
         let engine = fixture.start(EngineConfig { max_num_batched_tokens: Some(64), ..tiny });
-        let requests: Vec<_> = cases.iter().map(|(_, case)| fixture.request(case)).collect();
-        let streams: Vec<_> =
-            requests.into_iter().map(|r| engine.submit(r).unwrap().remove(0)).collect();
-        for (stream, (name, case)) in streams.into_iter().zip(cases) {
-            assert_eq!(collect(stream).tokens, case.greedy, "{} {name}", fixture.name);
-        }
+        fixture.run_together(&engine);
     }
 }
 
