@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Checkpoint, CheckpointFiles, Counted, DTYPES, Description, DeviceKind,
-    DeviceMemory, Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION, KvDtype,
-    MemoryPlan, MemoryRequest, OnLoad, QuantizationMethod,
+    DeviceMemory, Dtype, EncoderCheckpoint, EncoderMemoryRequest, GPU_MEMORY_UTILIZATION,
+    ImageMemory, KvDtype, MemoryPlan, MemoryRequest, OnLoad, QuantizationMethod,
 };
 use candlepower_hub::ModelName;
 use candlepower_machine::{Machine, print, print_error};
@@ -50,7 +50,8 @@ pub(crate) const AFTER_HELP: &str = "Examples:\n  \
     max_num_seqs             max sequences: --max-num-seqs, or fewer if their recurrent states would take too much memory\n  \
     state_bytes              of recurrent states (linear attention, SSM), which some models have besides the KV cache\n  \
     activation_bytes         of a step's activations, an upper estimate\n  \
-    needed_bytes             weights, states, activations and the KV cache of one sequence\n  \
+    image_bytes              of resized images and embeddings of images; 0 if the model takes none\n  \
+    needed_bytes             weights, states, activations, images and the KV cache of one sequence\n  \
     available_bytes          free memory, or null if unknown\n  \
     kv_cache_bytes           of the KV cache that `serve` would allocate\n  \
     kv_cache_dtype           float32, float16, bfloat16, fp8; null without a KV cache\n  \
@@ -96,6 +97,15 @@ pub(crate) struct Doctor {
     /// Tokens in one block of the KV cache
     #[arg(long, value_name = "N", default_value = "16")]
     block_size: NonZeroUsize,
+    /// Memory for resized images until the model has read them
+    #[arg(long, value_name = "SIZE", default_value = "256Mi")]
+    image_memory: ByteSize,
+    /// Memory for embeddings of images
+    #[arg(long, value_name = "SIZE", default_value = "256Mi")]
+    encoder_cache_memory: ByteSize,
+    /// Do not count the part for images
+    #[arg(long)]
+    language_model_only: bool,
     /// Write one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -219,6 +229,9 @@ impl Doctor {
                 if let Some(kind) = self.quantize_on_load {
                     checkpoint.quantize_on_load(kind)?;
                 }
+                if self.language_model_only {
+                    checkpoint.without_vision();
+                }
                 self.look_at_decoder(model, &checkpoint, machine).map(Report::Decoder)
             }
             Description::Encoder(_) if self.quantize_on_load.is_some() => {
@@ -310,6 +323,10 @@ impl Doctor {
             max_num_batched_tokens: self.max_num_batched_tokens.map(NonZeroUsize::get),
             kv_cache_bytes: self.kv_cache_memory.map(|size| size.0),
             tensor_parallel_size: self.tensor_parallel_size.get(),
+            images: ImageMemory {
+                waiting_bytes: self.image_memory.0,
+                encoder_cache_bytes: self.encoder_cache_memory.0,
+            },
             memory,
         }
     }

@@ -46,7 +46,7 @@ pub use generation::{GenerationConfig, SamplingDefaults};
 pub use gguf::{Gguf, GgufTensor, ReadRange};
 pub use memory::{
     BATCHED_TOKENS, Counted, DeviceKind, DeviceMemory, DeviceWidths, GPU_MEMORY_UTILIZATION,
-    KvDtype, MemoryPlan, MemoryRequest,
+    ImageMemory, KvDtype, MemoryPlan, MemoryRequest,
 };
 pub use pooling::Pooling;
 pub use quantization::{
@@ -63,8 +63,8 @@ pub use spec::{
 };
 pub use vision::{
     Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder,
-    PatchPositions, PatchSpec, ProjectorSpec, TokenTexts, TowerLayerSpec, VISION_ROWS, VisionRule,
-    VisionSlot, VisionSpec, VisionTensor, WrittenImage,
+    PatchPositions, PatchSpec, ProjectorSpec, TokenTexts, TowerLayerSpec, TowerPart, TowerPiece,
+    VisionRule, VisionSlot, VisionSpec, VisionTensor, WrittenImage,
 };
 pub use weights::{RowOrder, SlotRows, Take, TensorPlan, WeightRule};
 

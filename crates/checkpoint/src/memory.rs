@@ -20,6 +20,9 @@ mod tests;
 /// The part of a GPU's free memory that is taken where nobody says.
 pub const GPU_MEMORY_UTILIZATION: f64 = 0.9;
 
+/// Bytes of resized images, and of the embeddings of images, where nobody says.
+const IMAGE_BYTES: u64 = 256 << 20;
+
 /// Tokens of a step where nobody says: on the CPU, and on a GPU without room for more.
 pub const BATCHED_TOKENS: usize = 512;
 /// The same on a GPU, the first that its memory has room for: the more, the longer the matrices' products.
@@ -46,8 +49,26 @@ pub struct MemoryRequest {
     pub kv_cache_bytes: Option<u64>,
     /// Ranks over which each layer is split; [`ModelSpec::check_tensor_parallel`] lists the possible counts.
     pub tensor_parallel_size: usize,
+    /// Memory for images, which counts where the model takes any.
+    pub images: ImageMemory,
     /// Memory that one rank may use.
     pub memory: DeviceMemory,
+}
+
+/// Memory for images beside that of steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageMemory {
+    /// Bytes of resized images that wait for the model. All ranks share them.
+    pub waiting_bytes: u64,
+    /// Bytes of computed embeddings, on each rank. An image has at most so many.
+    pub encoder_cache_bytes: u64,
+}
+
+impl Default for ImageMemory {
+    /// The sizes where nobody says.
+    fn default() -> Self {
+        Self { waiting_bytes: IMAGE_BYTES, encoder_cache_bytes: IMAGE_BYTES }
+    }
 }
 
 /// Stored form of keys and values.
@@ -194,13 +215,15 @@ pub struct MemoryPlan {
     pub kv_bytes_per_token: u64,
     /// Bytes that a step needs for its intermediate results, and the rope tables: an estimate from above.
     pub activation_bytes: u64,
+    /// Bytes for waiting images and for the embeddings of images; 0 where the model takes none.
+    pub image_bytes: u64,
     /// Blocks of the KV cache.
     pub num_blocks: usize,
     /// Bytes of the KV cache.
     pub kv_cache_bytes: u64,
     /// Bytes of the blocks that one sequence of `max_model_len` fills.
     pub sequence_bytes: u64,
-    /// Bytes of weights, activations, states, and one sequence of `max_model_len`.
+    /// Bytes of weights, activations, images, states, and one sequence of `max_model_len`.
     pub needed_bytes: u64,
     /// Whether the server would start so.
     pub fits: bool,
@@ -235,33 +258,27 @@ impl MemoryPlan {
     /// Divides the memory for steps of up to so many tokens.
     fn of_steps(spec: &ModelSpec, request: MemoryRequest, tokens: usize) -> Self {
         let ranks = request.tensor_parallel_size;
+        // The tower computes before the decoder, whose buffers may be there still.
+        let tower = spec.tower_memory(&request);
         let (weights_bytes, kv_bytes_per_token, activation_bytes) = match request.memory.device {
-            DeviceKind::Cpu => {
-                // The tower computes before the decoder, whose buffers may be there still. Towers run on the CPU alone.
-                let tower = spec.vision.as_deref();
-                let tower_weights = tower.map_or(0, |tower| tower.weight_bytes(request.weights));
-                let of_run = tower.map_or(0, |tower| {
-                    let patches = tower.most_patches_within(request.max_model_len);
-                    tower.activation_bytes(patches, request.weights)
-                });
-                (
-                    spec.rank_weight_bytes(request.weights, ranks) + tower_weights,
-                    spec.rank_kv_bytes_per_token(request.kv, ranks),
-                    spec.activation_bytes(&request, tokens) + of_run,
-                )
-            }
+            DeviceKind::Cpu => (
+                spec.rank_weight_bytes(request.weights, ranks) + tower.weights_bytes,
+                spec.rank_kv_bytes_per_token(request.kv, ranks),
+                spec.activation_bytes(&request, tokens) + tower.activation_bytes,
+            ),
             DeviceKind::Gpu { .. } => (
                 spec.device_weight_bytes(request.weights, ranks),
                 spec.device_kv_bytes_per_token(request.kv, ranks),
                 spec.device_activation_bytes(&request, tokens),
             ),
         };
+        let beside = activation_bytes + tower.image_bytes;
         let block_bytes = kv_bytes_per_token * request.block_size as u64;
         let per_sequence = request.max_model_len.div_ceil(request.block_size) as u64;
         let sequence_bytes = per_sequence * block_bytes;
         let left = request.memory.left_bytes(weights_bytes);
         let kept = left.map(|left| match request.memory.device {
-            DeviceKind::Cpu => (left / 4).min(left.saturating_sub(activation_bytes)),
+            DeviceKind::Cpu => (left / 4).min(left.saturating_sub(beside)),
             DeviceKind::Gpu { utilization } => {
                 let free = left + weights_bytes;
                 let unused = (free as f64 * (1.0 - utilization)) as u64;
@@ -288,7 +305,7 @@ impl MemoryPlan {
             }
         };
         let state_bytes = num_states as u64 * of_sequence;
-        let needed_bytes = weights_bytes + activation_bytes + state_bytes + sequence_bytes;
+        let needed_bytes = weights_bytes + beside + state_bytes + sequence_bytes;
         let budget = match (request.kv_cache_bytes, kept) {
             (Some(asked), _) => asked,
             (None, None) => sequence_bytes,
@@ -303,7 +320,7 @@ impl MemoryPlan {
         let num_blocks = useful.min(u64::from(u32::MAX) / request.block_size as u64);
         let kv_cache_bytes = num_blocks * block_bytes;
         let overflows = request.memory.counted == Counted::BeforeLoading
-            && left.is_some_and(|left| activation_bytes + state_bytes + kv_cache_bytes > left);
+            && left.is_some_and(|left| beside + state_bytes + kv_cache_bytes > left);
         Self {
             request,
             max_num_batched_tokens: tokens,
@@ -313,6 +330,7 @@ impl MemoryPlan {
             state_bytes,
             kv_bytes_per_token,
             activation_bytes,
+            image_bytes: tower.image_bytes,
             num_blocks: num_blocks as usize,
             kv_cache_bytes,
             sequence_bytes,
@@ -373,23 +391,29 @@ impl MemoryPlan {
         Self::new(spec, request)
     }
 
-    /// Bytes of weights, activations, states, and the cache that must be: the one that was asked for, or one sequence.
+    /// Bytes of all but the cache.
+    fn bytes_beside_cache(&self) -> u64 {
+        self.weights_bytes + self.activation_bytes + self.image_bytes + self.state_bytes
+    }
+
+    /// Bytes of all with the cache that must be: the one that was asked for, or one sequence.
     fn wanted_bytes(&self) -> u64 {
         let cache = self.request.kv_cache_bytes.unwrap_or(0).max(self.sequence_bytes);
-        self.weights_bytes + self.activation_bytes + self.state_bytes + cache
+        self.bytes_beside_cache() + cache
     }
 
     /// The parts that need memory, in words.
     fn parts(&self) -> String {
-        let beside = self.weights_bytes + self.activation_bytes + self.state_bytes;
-        let states = match self.state_bytes {
+        let optional = |name: &str, bytes| match bytes {
             0 => String::new(),
-            bytes => format!("states {}, ", Bytes(bytes)),
+            bytes => format!("{name} {}, ", Bytes(bytes)),
         };
         format!(
-            "weights {}, keys and values {}, {states}activations {}",
+            "weights {}, keys and values {}, {}{}activations {}",
             Bytes(self.weights_bytes),
-            Bytes(self.wanted_bytes() - beside),
+            Bytes(self.wanted_bytes() - self.bytes_beside_cache()),
+            optional("states", self.state_bytes),
+            optional("images", self.image_bytes),
             Bytes(self.activation_bytes)
         )
     }
@@ -397,8 +421,7 @@ impl MemoryPlan {
     /// Other settings that would fit, in words.
     fn ways_out(&self, spec: &ModelSpec, free: u64) -> String {
         let mut ways = Vec::new();
-        let beside = self.weights_bytes + self.activation_bytes + self.state_bytes;
-        let for_cache = free.saturating_sub(beside);
+        let for_cache = free.saturating_sub(self.bytes_beside_cache());
         if self.request.kv_cache_bytes.is_some_and(|asked| asked > for_cache)
             && for_cache >= self.sequence_bytes
         {
@@ -416,6 +439,12 @@ impl MemoryPlan {
         }
         if self.request.weights == Dtype::F32 && self.with(spec, |r| r.weights = Dtype::Bf16).fits {
             ways.push("keep the weights in 16 bits with --dtype bfloat16".to_owned());
+        }
+        if self.image_bytes > 0 {
+            let texts = ModelSpec { vision: None, ..spec.clone() };
+            if Self::new(&texts, self.request).fits {
+                ways.push("serve texts alone with --language-model-only".to_owned());
+            }
         }
         if let Some(ranks) = self.ranks_that_fit(spec) {
             ways.push(format!("take {ranks} such GPUs with --tensor-parallel-size {ranks}"));

@@ -11,6 +11,7 @@ use crate::{
 };
 
 mod memory;
+mod pieces;
 pub(crate) mod pixtral;
 pub(crate) mod qwen;
 mod read;
@@ -20,7 +21,7 @@ mod tests;
 mod tokens;
 mod weights;
 
-pub use memory::VISION_ROWS;
+pub use pieces::{TowerPart, TowerPiece};
 pub use tokens::{ImageGrid, ImageTokens, TokenTexts, WrittenImage};
 pub use weights::{VisionRule, VisionSlot, VisionTensor};
 
@@ -207,11 +208,6 @@ impl PatchSpec {
 }
 
 impl VisionSpec {
-    /// Number of pieces of a tower's run, which is as many for every image.
-    pub fn num_pieces(&self) -> u32 {
-        self.layers as u32
-    }
-
     /// Rows and columns of the patches of a resized picture of `width` x `height` pixels.
     pub fn patch_grid(&self, width: u32, height: u32) -> (usize, usize) {
         (height as usize / self.patches.size, width as usize / self.patches.size)

@@ -3,7 +3,7 @@
 use candlepower_checkpoint::{
     BATCHED_TOKENS, Bytes, Checkpoint, CheckpointFiles, Choice, Counted, DTYPES, Description,
     DeviceKind, DeviceMemory, Dtype, EncoderCheckpoint, EncoderMemoryRequest,
-    GPU_MEMORY_UTILIZATION, KvDtype, MemoryPlan, MemoryRequest, OnLoad,
+    GPU_MEMORY_UTILIZATION, ImageMemory, KvDtype, MemoryPlan, MemoryRequest, OnLoad,
 };
 use candlepower_hub::{Hub, HubConfig, HubSettings, ModelName};
 
@@ -38,6 +38,11 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
         (on_load.and_then(|text| Choice::find(&OnLoad::CHOICES, text)), &mut description)
     {
         checkpoint.quantize_on_load(kind).map_err(wrong)?;
+    }
+    if let (true, Description::Decoder(checkpoint)) =
+        (is_on(plan, "LANGUAGE_MODEL_ONLY"), &mut description)
+    {
+        checkpoint.without_vision();
     }
     let (quantization, file) = match &description {
         Description::Decoder(checkpoint) => (checkpoint.quantization(), checkpoint.config_file()),
@@ -83,6 +88,12 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
         // A type that no cache supports is still checked against the device.
         found.unwrap_or_else(|| dtype(Some(text)).map(Into::into))
     });
+    let defaults = ImageMemory::default();
+    let images = ImageMemory {
+        waiting_bytes: bytes(plan, "IMAGE_MEMORY").unwrap_or(defaults.waiting_bytes),
+        encoder_cache_bytes: bytes(plan, "ENCODER_CACHE_MEMORY")
+            .unwrap_or(defaults.encoder_cache_bytes),
+    };
     let request = |memory: DeviceMemory, weights, kv| MemoryRequest {
         weights,
         kv,
@@ -92,6 +103,7 @@ pub(crate) async fn check(params: &Params, plan: &Plan, compute: &Compute) -> Re
         max_num_batched_tokens: count(plan, "MAX_NUM_BATCHED_TOKENS"),
         kv_cache_bytes: bytes(plan, "KV_CACHE_MEMORY"),
         tensor_parallel_size: ranks,
+        images,
         memory,
     };
     for memory in memories(params, plan, compute) {
@@ -240,6 +252,12 @@ fn ranks(params: &Params, plan: &Plan) -> usize {
 }
 
 /// A setting that is a size in bytes, parsed as the server does.
+/// Whether a switch is on, by the words that the server takes.
+fn is_on(plan: &Plan, name: &str) -> bool {
+    let text = setting(plan, name).unwrap_or_default().to_ascii_lowercase();
+    ["1", "true", "yes", "on"].contains(&text.as_str())
+}
+
 fn bytes(plan: &Plan, name: &str) -> Option<u64> {
     setting(plan, name)?.parse().ok().map(|Bytes(bytes)| bytes)
 }

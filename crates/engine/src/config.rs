@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use candlepower_checkpoint::{KvDtype, Pooling, VisionSpec};
+use candlepower_checkpoint::{ImageMemory, KvDtype, Pooling, VisionSpec};
 use candlepower_models::{LoadDtype, LoadFormat, LoadOptions, LoadProgress};
 use candlepower_scheduler::{PrefixCacheScope, SchedulingPolicy};
 
@@ -46,8 +46,8 @@ pub struct EngineConfig {
     pub scheduling_policy: SchedulingPolicy,
     /// Whether a token is appended without being sampled where a grammar allows no other. Changes no output.
     pub jump_forward: bool,
-    /// Bytes for the embeddings of images, on each rank.
-    pub encoder_cache_bytes: u64,
+    /// Memory for images. Its bound on waiting images is counted, and held by an [`ImageBudget`](candlepower_media::ImageBudget).
+    pub images: ImageMemory,
     /// Most bytes of the KV cache that pins hold; `None` is half of it.
     pub max_pinned_bytes: Option<u64>,
     /// Threads that compute; `None` takes one per physical core that the process may use. Ranks share them, with at least one each.

@@ -62,7 +62,7 @@ impl PromptImage {
             len: self.len,
             placeholder: vision.tokens.placeholder,
             digest: *image.digest().as_bytes(),
-            num_pieces: vision.num_pieces(),
+            num_pieces: vision.num_pieces(width, height),
             tokens_per_piece: vision.tokens_per_piece(width, height, decoder),
             is_whole: vision.both_ways,
         }

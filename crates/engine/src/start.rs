@@ -279,6 +279,7 @@ fn memory_request(
         max_num_batched_tokens: config.max_num_batched_tokens,
         kv_cache_bytes: config.kv_cache_bytes,
         tensor_parallel_size: config.tensor_parallel_size,
+        images: config.images,
         memory,
     })
 }
@@ -317,10 +318,8 @@ fn max_pinned_blocks(config: &EngineConfig, info: &EngineInfo) -> usize {
 
 /// Embeddings of images that the cache of the encoder holds.
 fn max_image_embeddings(checkpoint: &Checkpoint, config: &EngineConfig) -> usize {
-    // Each is kept as many times as the decoder adds something for it.
-    let levels = checkpoint.vision().map_or(0, |vision| vision.deepstack.len());
-    let bytes = (1 + levels) * checkpoint.spec().hidden_size * size_of::<f32>();
-    config.encoder_cache_bytes as usize / bytes
+    let Some(vision) = checkpoint.vision() else { return 0 };
+    (config.images.encoder_cache_bytes / vision.embedding_bytes()) as usize
 }
 
 /// The values that the plan and the checkpoint determine.

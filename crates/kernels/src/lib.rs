@@ -66,7 +66,7 @@ pub use norm::{
     add, add_rms_norm, add_rms_norm_reference, add_scaled, rms_norm, rms_norm_part,
     rms_norm_reference, square_sums,
 };
-pub use patch_attention::patch_attention;
+pub use patch_attention::PatchAttention;
 pub use recurrence::{
     Recurrence, RecurrenceDims, Rule, SequenceState, recurrence, recurrence_reference,
 };

@@ -3,6 +3,8 @@
 //! A picture has thousands of patches, so scores and mixtures are matrix products, and they run as those of
 //! [`linear`](crate::linear()). The keys and the values of each head are packed like weights, once for all queries.
 
+use std::ops::Range;
+
 use candle_core::{DType, Tensor};
 use candlepower_layout::PATCH_QUERIES;
 
@@ -12,43 +14,70 @@ use crate::simd::{Isa, LANES, Simd, WithSimd, math};
 use crate::tensor::{Operand, from_vec};
 use crate::{Result, Weight};
 
-/// `softmax(scale * q k^T) v` for each head, over all rows.
+/// Attention of all patches of a picture, whose keys and values are packed.
 ///
-/// `qkv` is f32 `[patches, 3 * heads * head_dim]`: queries, keys and values of all heads. The result is f32 `[patches,
-/// heads * head_dim]`. Products are computed as [`linear`](crate::linear()) does with a weight of `dtype`: with bf16, queries, keys,
-/// values and the weights of the softmax are rounded. The bits do not depend on the number of threads.
-///
-/// # Errors
-/// `qkv` is not a contiguous f32 CPU matrix of such a width, `dtype` is not f32 or bf16, or memory cannot be reserved.
+/// The result of a patch is `softmax(scale * q k^T) v` for each head, over all patches. Products are computed as
+/// [`linear`](crate::linear()) does with a weight of the dtype that is given: with bf16, queries, keys, values and the weights of the
+/// softmax are rounded. The bits depend neither on the number of threads nor on the groups that are asked for.
 ///
 /// Source: Vaswani et al., "Attention Is All You Need", 2017.
-pub fn patch_attention(qkv: &Tensor, heads: usize, scale: f32, dtype: DType) -> Result<Tensor> {
-    let qkv = Operand::new("patch_attention", "qkv", qkv);
-    let (patches, width) = qkv.dims2("[patches, 3 * heads * head_dim]")?;
-    if heads == 0 || width == 0 || !width.is_multiple_of(3 * heads) {
-        return Err(qkv.shape_error(format!("[patches, 3 * {heads} * head_dim]")));
-    }
-    let data = qkv.f32s()?;
-    let head_dim = width / (3 * heads);
-    let picture = Picture { qkv: &data, heads, head_dim, patches, scale };
-    if patches == 0 {
-        return from_vec(Vec::new(), &[0, heads * head_dim]);
-    }
-    let packed = parallel::map(heads, |head| picture.pack(head, dtype));
-    let packed: Vec<Packed> = packed.into_iter().collect::<Result<_>>()?;
-    let len = patches * heads * head_dim;
-    let mut out = Vec::with_capacity(len);
-    let shared = SharedMut::new(&mut out.spare_capacity_mut()[..len]);
-    let groups = patches.div_ceil(PATCH_QUERIES);
-    for_ranges(heads * groups, 1, |tasks| {
-        for task in tasks {
-            let (head, group) = (task / groups, task % groups);
-            picture.attend(head, group * PATCH_QUERIES, &packed[head], shared);
+pub struct PatchAttention {
+    /// `[patches, 3 * heads * head_dim]`.
+    qkv: Tensor,
+    heads: usize,
+    head_dim: usize,
+    scale: f32,
+    packed: Vec<Packed>,
+}
+
+impl PatchAttention {
+    /// `qkv` is f32 `[patches, 3 * heads * head_dim]`: queries, keys and values of all heads.
+    ///
+    /// # Errors
+    /// `qkv` is not a contiguous f32 CPU matrix of such a width, `dtype` is not f32 or bf16, or memory cannot be reserved.
+    pub fn new(qkv: Tensor, heads: usize, scale: f32, dtype: DType) -> Result<Self> {
+        let operand = Operand::new("patch_attention", "qkv", &qkv);
+        let (_, width) = operand.dims2("[patches, 3 * heads * head_dim]")?;
+        if heads == 0 || width == 0 || !width.is_multiple_of(3 * heads) {
+            return Err(operand.shape_error(format!("[patches, 3 * {heads} * head_dim]")));
         }
-    });
-    // SAFETY: the tasks have written every head of every patch.
-    unsafe { out.set_len(len) };
-    from_vec(out, &[patches, heads * head_dim])
+        let head_dim = width / (3 * heads);
+        let data = operand.f32s()?;
+        let picture = Picture::new(&data, heads, head_dim, scale);
+        let packed = parallel::map(heads, |head| picture.pack(head, dtype));
+        let packed = packed.into_iter().collect::<Result<_>>()?;
+        drop(data);
+        Ok(Self { qkv, heads, head_dim, scale, packed })
+    }
+
+    /// The results `[rows, heads * head_dim]` f32 of `rows` patches from `first` on.
+    ///
+    /// # Errors
+    /// There are fewer patches.
+    pub fn attend(&self, first: usize, rows: usize) -> Result<Tensor> {
+        let operand = Operand::new("patch_attention", "qkv", &self.qkv);
+        let data = operand.f32s()?;
+        let picture = Picture::new(&data, self.heads, self.head_dim, self.scale);
+        let end = first.checked_add(rows).filter(|end| *end <= picture.patches);
+        let Some(end) = end else {
+            return Err(operand.shape_error(format!("patches from {first}, {rows} of them")));
+        };
+        let len = rows * self.heads * self.head_dim;
+        let mut out = Vec::with_capacity(len);
+        let shared = SharedMut::new(&mut out.spare_capacity_mut()[..len]);
+        let groups = rows.div_ceil(PATCH_QUERIES);
+        for_ranges(self.heads * groups, 1, |tasks| {
+            for task in tasks {
+                let (head, group) = (task / groups, task % groups);
+                let begin = first + group * PATCH_QUERIES;
+                let queries = begin..end.min(begin + PATCH_QUERIES);
+                picture.attend(head, queries, &self.packed[head], begin - first, shared);
+            }
+        });
+        // SAFETY: the tasks have written every head of every patch.
+        unsafe { out.set_len(len) };
+        from_vec(out, &[rows, self.heads * self.head_dim])
+    }
 }
 
 /// Keys and values of a head.
@@ -68,7 +97,11 @@ struct Picture<'a> {
     scale: f32,
 }
 
-impl Picture<'_> {
+impl<'a> Picture<'a> {
+    fn new(qkv: &'a [f32], heads: usize, head_dim: usize, scale: f32) -> Self {
+        Self { qkv, heads, head_dim, patches: qkv.len() / (3 * heads * head_dim), scale }
+    }
+
     /// The query (`which` 0), key (1) or value (2) of a patch.
     fn part(&self, which: usize, head: usize, patch: usize) -> &[f32] {
         let first = (patch * 3 + which) * self.heads + head;
@@ -83,22 +116,29 @@ impl Picture<'_> {
         Ok(Packed { keys, values: Weight::of_values(dim, patches, dtype, value)? })
     }
 
-    /// Computes a group of queries from `first` on.
-    fn attend(&self, head: usize, first: usize, packed: &Packed, out: SharedMut<'_>) {
-        let (dim, end) = (self.head_dim, self.patches.min(first + PATCH_QUERIES));
-        let queries = (first..end).flat_map(|patch| self.part(0, head, patch));
+    /// Computes the head of a group of patches, into the rows of `out` from `first_row` on.
+    fn attend(
+        &self,
+        head: usize,
+        group: Range<usize>,
+        packed: &Packed,
+        first_row: usize,
+        out: SharedMut<'_>,
+    ) {
+        let dim = self.head_dim;
+        let queries = group.flat_map(|patch| self.part(0, head, patch));
         let queries: Vec<f32> = queries.copied().collect();
         let mut scores = product_of_rows(&queries, &packed.keys);
         let isa = Isa::detect();
         let rows = scores.chunks_exact_mut(self.patches);
         let sums: Vec<f32> = rows.map(|row| isa.run(Softmax { row, scale: self.scale })).collect();
         let mixed = product_of_rows(&scores, &packed.values);
-        for ((patch, row), sum) in (first..end).zip(mixed.chunks_exact(dim)).zip(sums) {
-            let index = (patch * self.heads + head) * dim;
+        for ((row, values), sum) in (first_row..).zip(mixed.chunks_exact(dim)).zip(sums) {
+            let index = (row * self.heads + head) * dim;
             let factor = 1.0 / sum;
-            // SAFETY: this task alone writes this head of this patch, and nobody reads it before all is written.
+            // SAFETY: this task alone writes this head of this row, and nobody reads it before all is written.
             let target = unsafe { out.at(index, dim) };
-            for (element, value) in row.iter().enumerate() {
+            for (element, value) in values.iter().enumerate() {
                 // SAFETY: `at` has given `dim` elements.
                 unsafe { target.add(element).write(value * factor) };
             }
@@ -165,7 +205,8 @@ mod tests {
 
     fn attended(data: &[f32], patches: usize, heads: usize, scale: f32, dtype: DType) -> Vec<f32> {
         let qkv = Tensor::from_slice(data, (patches, data.len() / patches), &Device::Cpu).unwrap();
-        let out = patch_attention(&qkv, heads, scale, dtype).unwrap();
+        let attention = PatchAttention::new(qkv, heads, scale, dtype).unwrap();
+        let out = attention.attend(0, patches).unwrap();
         out.flatten_all().unwrap().to_vec1().unwrap()
     }
 
@@ -213,6 +254,25 @@ mod tests {
     }
 
     #[test]
+    fn groups_of_patches_have_the_bits_of_all_together() {
+        let (patches, heads, dim) = (300, 2, 24);
+        let data = numbers(patches * 3 * heads * dim);
+        for dtype in [DType::F32, DType::BF16] {
+            let whole = attended(&data, patches, heads, 0.3, dtype);
+            let qkv = Tensor::from_slice(&data, (patches, 3 * heads * dim), &Device::Cpu).unwrap();
+            let attention = PatchAttention::new(qkv, heads, 0.3, dtype).unwrap();
+            for group in [1, 7, 128, 130, 299] {
+                let starts = (0..patches).step_by(group);
+                let parts = starts.flat_map(|first| {
+                    let part = attention.attend(first, group.min(patches - first)).unwrap();
+                    part.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+                });
+                assert!(parts.eq(whole.iter().copied()), "{dtype:?} in groups of {group}");
+            }
+        }
+    }
+
+    #[test]
     fn every_instruction_set_gives_the_same_softmax() {
         for len in [1, 15, 16, 17, 100] {
             let softmax = |isa: Isa| {
@@ -231,10 +291,15 @@ mod tests {
     fn refuses_bad_operands() {
         let qkv = Tensor::zeros((4, 24), DType::F32, &Device::Cpu).unwrap();
         for heads in [0, 3, 5] {
-            let refused = patch_attention(&qkv, heads, 1.0, DType::F32);
+            let refused = PatchAttention::new(qkv.clone(), heads, 1.0, DType::F32);
             assert!(matches!(refused, Err(Error::Shape { .. })), "{heads} heads");
         }
-        let refused = patch_attention(&qkv, 2, 1.0, DType::U8);
+        let refused = PatchAttention::new(qkv.clone(), 2, 1.0, DType::U8);
         assert!(matches!(refused, Err(Error::DType { .. })));
+        let attention = PatchAttention::new(qkv, 2, 1.0, DType::F32).unwrap();
+        for (first, rows) in [(0, 5), (4, 1), (3, 2), (usize::MAX, 2)] {
+            let refused = attention.attend(first, rows);
+            assert!(matches!(refused, Err(Error::Shape { .. })), "{rows} from {first}");
+        }
     }
 }

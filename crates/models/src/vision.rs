@@ -1,11 +1,15 @@
 //! The encoder of images: pixels become embeddings for the decoder. It runs on the CPU.
 //!
-//! One walk over layers runs every tower, as its `VisionSpec` says. A run is cut into pieces of a layer each. The pieces are the
-//! same whoever asks for them, so that a run has the same bits however it is interrupted.
+//! One walk over the parts of a run computes every tower, as its `VisionSpec` says. The spec also cuts a run into pieces. They are
+//! the same whoever asks for them, so that a run has the same bits however it is interrupted.
+
+use std::{mem, vec};
 
 use candle_core::{Device, Tensor};
-use candlepower_checkpoint::{Checkpoint, MostPatches, PatchPositions, VisionSpec};
-use candlepower_kernels::AxialRope;
+use candlepower_checkpoint::{
+    Checkpoint, MostPatches, PatchPositions, TowerPart, TowerPiece, VisionSpec,
+};
+use candlepower_kernels::{AxialRope, PatchAttention, operands::Operand};
 use candlepower_media::{Layout, Processed};
 
 use crate::{
@@ -16,6 +20,8 @@ use crate::{
 mod layers;
 mod merger;
 mod patches;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 use layers::TowerLayer;
@@ -36,22 +42,22 @@ pub struct ImageEncoder {
 /// The state of an image between the pieces of the encoder's work.
 pub struct ImageRun {
     grid: Grid,
-    /// Number of pieces that are done.
-    done: u32,
+    /// The pieces that are left.
+    pieces: vec::IntoIter<TowerPiece>,
+    /// The pixels in the tower's order, with the picture's width, until all patches are embedded.
+    pixels: Option<(Vec<f32>, usize)>,
     /// Cosines and sines of the patches, where the tower has 2-D rope.
     rope: Option<AxialRope>,
-    state: State,
+    /// The hidden states `[patches, width]` behind the last complete layer.
+    hidden: Option<Tensor>,
+    /// The attention of the layer that is computed, when its keys and values are complete.
+    attention: Option<PatchAttention>,
+    /// The rows of the unfinished part that are computed.
+    rows: Vec<f32>,
     /// `[embeddings, hidden]` of each deepstack level that is computed.
     deepstack: Vec<Tensor>,
-}
-
-enum State {
-    /// The pixels in the tower's order, with the picture's width.
-    Pixels { values: Vec<f32>, width: usize },
-    /// The hidden states `[patches, width]` between two layers.
-    Hidden(Tensor),
     /// The embeddings `[embeddings, hidden]`.
-    Done(Tensor),
+    embeddings: Option<Tensor>,
 }
 
 impl ImageEncoder {
@@ -91,8 +97,18 @@ impl ImageEncoder {
         let grid = Grid::of(&self.spec, width, height);
         self.check(image.layout(), grid)?;
         let rope = self.patches.rope(&self.spec, grid)?;
-        let state = State::Pixels { values: image.values(), width: width as usize };
-        Ok(ImageRun { grid, done: 0, rope, state, deepstack: Vec::new() })
+        let pieces: Vec<TowerPiece> = self.spec.pieces(grid.rows, grid.columns).collect();
+        Ok(ImageRun {
+            grid,
+            pieces: pieces.into_iter(),
+            pixels: Some((image.values(), width as usize)),
+            rope,
+            hidden: None,
+            attention: None,
+            rows: Vec::new(),
+            deepstack: Vec::new(),
+            embeddings: None,
+        })
     }
 
     /// Checks the form of a picture.
@@ -124,31 +140,78 @@ impl ImageEncoder {
         }
     }
 
-    /// Computes the next piece, of [`VisionSpec::num_pieces`]: a layer. The first one also embeds the patches, and the last one also
-    /// merges and projects them, as the layers of deepstack levels do.
+    /// Computes the next piece of [`VisionSpec::pieces`].
     ///
     /// # Errors
     /// All pieces are done, or a tensor operation failed.
     pub fn advance(&self, run: &mut ImageRun) -> Result<()> {
-        let Some(layer) = self.layers.get(run.done as usize) else {
+        let Some(piece) = run.pieces.next() else {
             return Err(Error::Input("is an image whose pieces are all done".to_owned()));
         };
-        let x = match &run.state {
-            State::Pixels { values, width } => self.patches.embed(values, *width, run.grid)?,
-            State::Hidden(x) => x.clone(),
-            State::Done(_) => unreachable!("no layer is left then"),
-        };
-        let rope = run.rope.as_ref();
-        let x = layer.forward(x, rope)?;
-        let level = self.spec.deepstack.iter().position(|layer| *layer == run.done as usize);
-        if let Some(level) = level {
-            run.deepstack.push(self.levels[level].forward(&x, run.grid)?);
+        let rows = self.compute(run, piece)?;
+        let (_, width) = rows.dims2()?;
+        if piece.first == 0 {
+            let count = match piece.part {
+                TowerPart::Level { .. } | TowerPart::Merge => {
+                    run.grid.patches() / (self.spec.merger.side * self.spec.merger.side)
+                }
+                _ => run.grid.patches(),
+            };
+            run.rows.reserve_exact(count * width);
         }
-        run.done += 1;
-        run.state = match run.done == self.spec.num_pieces() {
-            true => State::Done(self.merger.forward(&x, run.grid)?),
-            false => State::Hidden(x),
+        run.rows.extend_from_slice(&Operand::new("tower", "rows", &rows).f32s()?);
+        if piece.ends_part {
+            let values = mem::take(&mut run.rows);
+            self.complete(run, piece.part, Tensor::from_vec(values, ((), width), &Device::Cpu)?)?;
+        }
+        Ok(())
+    }
+
+    /// The rows of a piece.
+    fn compute(&self, run: &ImageRun, piece: TowerPiece) -> Result<Tensor> {
+        let TowerPiece { part, first, rows, .. } = piece;
+        let hidden = || -> Result<Tensor> {
+            let hidden = run.hidden.as_ref().expect("patches are embedded first");
+            Ok(hidden.narrow(0, first, rows)?)
         };
+        match part {
+            TowerPart::Embed => {
+                let (values, width) = run.pixels.as_ref().expect("pixels are kept until then");
+                self.patches.embed(values, *width, run.grid, [first, rows])
+            }
+            TowerPart::Project { layer } => {
+                self.layers[layer].project(&hidden()?, first, run.rope.as_ref())
+            }
+            TowerPart::Attend { layer } => {
+                let attention = run.attention.as_ref().expect("keys and values come first");
+                self.layers[layer].attend(&hidden()?, first, attention)
+            }
+            TowerPart::Level { level } => self.levels[level].forward(&hidden()?, run.grid.columns),
+            TowerPart::Merge => self.merger.forward(&hidden()?, run.grid.columns),
+        }
+    }
+
+    /// Keeps the result of a part, and frees what no later part reads.
+    fn complete(&self, run: &mut ImageRun, part: TowerPart, all: Tensor) -> Result<()> {
+        match part {
+            TowerPart::Embed => {
+                run.pixels = None;
+                run.hidden = Some(all);
+            }
+            TowerPart::Project { layer } => {
+                run.attention = Some(self.layers[layer].attention(all)?);
+            }
+            TowerPart::Attend { .. } => {
+                run.attention = None;
+                run.hidden = Some(all);
+            }
+            TowerPart::Level { .. } => run.deepstack.push(all),
+            TowerPart::Merge => {
+                run.hidden = None;
+                run.rope = None;
+                run.embeddings = Some(all);
+            }
+        }
         Ok(())
     }
 }
@@ -156,40 +219,13 @@ impl ImageEncoder {
 impl ImageRun {
     /// The embeddings `[embeddings, hidden]` f32, after the last piece.
     pub fn embeddings(&self) -> Option<&Tensor> {
-        match &self.state {
-            State::Done(embeddings) => Some(embeddings),
-            _ => None,
-        }
+        self.embeddings.as_ref()
     }
 
     /// Features that are added to the tokens of the image behind the decoder's first layers, `[embeddings, hidden]` f32 for each of
     /// [`VisionSpec::deepstack`]. All of them are there after the last piece.
     pub fn deepstack(&self) -> &[Tensor] {
         &self.deepstack
-    }
-}
-
-/// Rows that are computed group by group, into one tensor `[rows, width]`.
-struct RowGroups {
-    values: Vec<f32>,
-    width: usize,
-}
-
-impl RowGroups {
-    /// Reserves memory for all rows.
-    fn new(rows: usize, width: usize) -> Self {
-        Self { values: Vec::with_capacity(rows * width), width }
-    }
-
-    fn push(&mut self, rows: &Tensor) -> Result<()> {
-        let rows = candlepower_kernels::operands::Operand::new("row groups", "rows", rows);
-        self.values.extend_from_slice(&rows.f32s()?);
-        Ok(())
-    }
-
-    fn finish(self) -> Result<Tensor> {
-        let rows = self.values.len() / self.width;
-        Ok(Tensor::from_vec(self.values, (rows, self.width), &Device::Cpu)?)
     }
 }
 

@@ -13,7 +13,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use axum::http::HeaderName;
-use candlepower_checkpoint::{DTYPES, Dtype, KvDtype, OnLoad, Pooling, QuantizationMethod};
+use candlepower_checkpoint::{
+    DTYPES, Dtype, ImageMemory, KvDtype, OnLoad, Pooling, QuantizationMethod,
+};
 use candlepower_engine::LoadFormat;
 use candlepower_grammar::CompileLimits;
 use candlepower_media::{AllowedDomain, FetchPolicy};
@@ -307,6 +309,14 @@ impl ServeConfig {
     /// The scheme of the server's addresses.
     pub fn scheme(&self) -> &'static str {
         if self.ssl_certfile.is_some() { "https" } else { "http" }
+    }
+
+    /// Memory for images.
+    pub fn image_memory(&self) -> ImageMemory {
+        ImageMemory {
+            waiting_bytes: self.image_memory.0,
+            encoder_cache_bytes: self.encoder_cache_memory.0,
+        }
     }
 
     /// Whether the prefix cache is on.

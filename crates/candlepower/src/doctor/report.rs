@@ -210,6 +210,7 @@ impl Placement {
             "max_num_seqs": plan.max_num_seqs,
             "state_bytes": plan.state_bytes,
             "activation_bytes": plan.activation_bytes,
+            "image_bytes": plan.image_bytes,
             "needed_bytes": plan.needed_bytes,
             "available_bytes": plan.request.memory.available_bytes,
             "kv_cache_bytes": plan.kv_cache_bytes,

@@ -36,6 +36,7 @@ fn request(available_bytes: u64) -> MemoryRequest {
         max_num_batched_tokens: Some(512),
         kv_cache_bytes: None,
         tensor_parallel_size: 1,
+        images: ImageMemory::default(),
         memory: DeviceMemory {
             device: DeviceKind::Cpu,
             available_bytes: Some(available_bytes),

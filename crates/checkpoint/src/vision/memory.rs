@@ -2,14 +2,13 @@
 
 use candlepower_layout::{Dtype, MatrixForm, PATCH_QUERIES};
 
-use super::{MostPatches, PatchPositions, VisionSlot, VisionSpec};
+use super::{MostPatches, PatchPositions, VisionSlot, VisionSpec, pieces::PIECE_ROWS};
 use crate::{
+    memory::{DeviceKind, ImageMemory, MemoryRequest},
     slot::Slot,
     spec::{FfnSpec, ModelSpec},
 };
 
-/// Rows of a picture that a tower computes together, but in attention.
-pub const VISION_ROWS: usize = 512;
 /// Threads that the estimate of attention counts at most.
 const MOST_THREADS: usize = 8;
 /// Intermediate results are single precision.
@@ -52,6 +51,11 @@ impl VisionSpec {
         }
     }
 
+    /// Bytes of an embedding, which is kept as many times as the decoder adds something for it.
+    pub fn embedding_bytes(&self) -> u64 {
+        (1 + self.deepstack.len()) as u64 * self.projector.hidden_size as u64 * VALUE_BYTES
+    }
+
     /// Most patches of a picture whose embeddings fit a context of `tokens` tokens.
     pub fn most_patches_within(&self, tokens: usize) -> usize {
         let cell = self.merger.side * self.merger.side;
@@ -67,22 +71,22 @@ impl VisionSpec {
             PatchPositions::Table { .. } => 0,
         };
         let pixels = self.patches.values();
-        // A layer's input, with queries, keys, values and what they attend to; or the pixels.
-        let whole = patches * (rope + self.width + (4 * attended).max(pixels).max(self.width));
-        // Rows are computed in groups, as all but attention looks at one row alone.
+        // A layer's input and output, with queries, keys and values; or the pixels.
+        let whole = patches * (rope + self.width + (3 * attended + self.width).max(pixels));
+        // Rows are computed in groups.
         let inner = if layer.gated { 3 * layer.inner } else { 2 * layer.inner };
         let cell = self.merger.side * self.merger.side;
         let merged = self.width * cell;
         let inner_of_projector = self.projector.between.map_or(0, |between| between.inner);
         let row = (self.width + 6 * attended)
-            .max(5 * self.width + inner)
+            .max(attended + 5 * self.width + inner)
             .max(pixels + 2 * self.width)
             // A row is a patch before it is merged, and a cell afterwards.
             .max(
                 3 * self.width
                     + (2 * merged + 2 * inner_of_projector + self.projector.hidden_size) / cell,
             );
-        let groups = patches.min(VISION_ROWS) * row;
+        let groups = patches.min(PIECE_ROWS) * row;
         let output = patches / cell * (1 + self.deepstack.len()) * self.projector.hidden_size;
         (whole + groups + output) as u64 * VALUE_BYTES + self.attention_bytes(patches, dtype)
     }
@@ -98,11 +102,8 @@ impl VisionSpec {
         (self.layer.heads * packed + MOST_THREADS * scores) as u64
     }
 
-    /// The work of one piece of a run over a resized picture of `width` x `height` pixels, in tokens of `decoder`, at least 1.
-    ///
-    /// Both are counted in multiply-adds. A piece is a layer; what comes before the first layer and after the last one is spread over
-    /// all pieces.
-    pub fn tokens_per_piece(&self, width: u32, height: u32, decoder: &ModelSpec) -> usize {
+    /// Multiply-adds of a run over a resized picture of `width` x `height` pixels.
+    pub(super) fn work(&self, width: u32, height: u32) -> f64 {
         let (rows, columns) = self.patch_grid(width, height);
         let patches = rows as f64 * columns as f64;
         let cells = patches / (self.merger.side * self.merger.side) as f64;
@@ -121,9 +122,7 @@ impl VisionSpec {
             work += vectors * rows as f64 * columns as f64;
         }
         let attended = (self.layer.heads * self.layer.head_dim) as f64;
-        work += self.layers as f64 * 2.0 * patches * patches * attended;
-        let pieces = f64::from(self.num_pieces().max(1));
-        ((work / pieces / decoder.token_work()).ceil() as usize).max(1)
+        work + self.layers as f64 * 2.0 * patches * patches * attended
     }
 }
 
@@ -132,9 +131,35 @@ fn grow(fused: &mut [(usize, usize)], rows: usize) {
     *fused_rows += rows;
 }
 
+/// Memory for images of one rank; nothing where the model takes none.
+#[derive(Default)]
+pub(crate) struct TowerMemory {
+    pub(crate) weights_bytes: u64,
+    /// Intermediate results of one run over the largest picture.
+    pub(crate) activation_bytes: u64,
+    /// Waiting images and kept embeddings.
+    pub(crate) image_bytes: u64,
+}
+
 impl ModelSpec {
+    /// Towers run on the CPU alone, and each rank has the whole tower.
+    pub(crate) fn tower_memory(&self, request: &MemoryRequest) -> TowerMemory {
+        let (Some(tower), DeviceKind::Cpu) = (&self.vision, request.memory.device) else {
+            return TowerMemory::default();
+        };
+        let ImageMemory { waiting_bytes, encoder_cache_bytes } = request.images;
+        let embeddings = (encoder_cache_bytes / tower.embedding_bytes()) as usize;
+        let patches = tower.most_patches_within(request.max_model_len.min(embeddings));
+        TowerMemory {
+            weights_bytes: tower.weight_bytes(request.weights),
+            activation_bytes: tower.activation_bytes(patches, request.weights),
+            image_bytes: waiting_bytes.div_ceil(request.tensor_parallel_size as u64)
+                + encoder_cache_bytes,
+        }
+    }
+
     /// Multiply-adds of the layers' matrices for one token. Only the chosen ones of routed experts count.
-    fn token_work(&self) -> f64 {
+    pub(super) fn token_work(&self) -> f64 {
         let work = self.slots().map(|(layer, slot, shape)| {
             let is_table =
                 matches!(slot, Slot::Embed | Slot::Positions | Slot::PerLayerEmbed | Slot::Head);

@@ -211,15 +211,19 @@ fn deepstack(
     layers: usize,
 ) -> Result<Vec<usize>> {
     let key = "deepstack_visual_indexes";
-    let Some(found) = c.raw(key) else { return Ok(class.deepstack.to_vec()) };
-    let list: Vec<usize> = c.indices(key)?.into_iter().map(|layer| layer as usize).collect();
+    let (list, found) = match c.raw(key) {
+        Some(found) => {
+            (c.indices(key)?.into_iter().map(|layer| layer as usize).collect(), found.clone())
+        }
+        None => (class.deepstack.to_vec(), class.deepstack.into()),
+    };
     let ascends = list.windows(2).all(|pair| pair[0] < pair[1]);
     let fits = list.iter().all(|layer| *layer < layers);
     match ascends && fits && list.len() <= source.decoder.layers.len() {
         true => Ok(list),
         false => {
             let hint = "; ascending numbers of layers, not more than the decoder has, are";
-            Err(c.unsupported(key, found, hint))
+            Err(c.unsupported(key, &found, hint))
         }
     }
 }

@@ -7,7 +7,9 @@ use candlepower_engine::{EngineConfig, EngineHandle, PromptImage, Request};
 use candlepower_media::{Deadline, Detail, ImageBudget, Limits, Processor, WaitingImage, decode};
 use candlepower_testing::goldens::{VISION, VisionCase, VisionGolden, picture};
 
-use super::{Collected, LoadDtype, LoadOptions, checkpoint, collect, config, greedy, request, run};
+use super::{
+    Collected, LoadDtype, LoadOptions, checkpoint, collect, config, greedy, images_of, request, run,
+};
 
 /// A model that takes images, and the processed pictures of its goldens.
 struct Fixture {
@@ -237,7 +239,8 @@ fn models_without_their_tower_answer_texts() {
 fn the_encoders_cache_counts_what_is_added_behind_layers() {
     let encoder_cache_bytes = 1 << 16;
     for fixture in fixtures() {
-        let engine = fixture.start(EngineConfig { encoder_cache_bytes, ..exact() });
+        let engine =
+            fixture.start(EngineConfig { images: images_of(encoder_cache_bytes), ..exact() });
         let levels = fixture.checkpoint.vision().unwrap().deepstack.len();
         let of_token = (1 + levels) * fixture.checkpoint.spec().hidden_size * 4;
         let expected = encoder_cache_bytes as usize / of_token;
@@ -261,7 +264,7 @@ fn images_that_do_not_fit_their_tokens_are_refused() {
     assert!(refused(&|r| r.images[0].len = 0).contains("outside of the prompt"));
     assert!(refused(&|r| r.images.swap(0, 1)).contains("not in order"));
     assert!(refused(&|r| r.images[1].len -= 1).contains("embeddings"));
-    let small = fixture.start(EngineConfig { encoder_cache_bytes: 1024, ..exact() });
+    let small = fixture.start(EngineConfig { images: images_of(1024), ..exact() });
     assert!(small.submit(good.clone()).unwrap_err().to_string().contains("at most"));
     let mut without = checkpoint(VISION[0]);
     without.without_vision();

@@ -11,7 +11,7 @@ mod states;
 
 use std::time::Duration;
 
-use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, KvDtype};
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, ImageMemory, KvDtype};
 use candlepower_engine::{
     Caller, Device, EngineConfig, EngineHandle, EngineHealth, EngineMetrics, FinishReason,
     LoadDtype, LoadFormat, LoadOptions, PrefixCacheScope, RankKind, Request, SamplingParams,
@@ -21,6 +21,11 @@ use candlepower_engine::{
 fn checkpoint(name: &str) -> Checkpoint {
     let files = CheckpointFiles::find(&candlepower_testing::goldens::folder(name)).unwrap();
     Checkpoint::open(files.unwrap()).unwrap()
+}
+
+/// Memory for images with an encoder cache of so many bytes.
+fn images_of(encoder_cache_bytes: u64) -> ImageMemory {
+    ImageMemory { encoder_cache_bytes, ..ImageMemory::default() }
 }
 
 fn config() -> EngineConfig {
@@ -45,7 +50,7 @@ fn config() -> EngineConfig {
         prefix_cache_scope: PrefixCacheScope::Server,
         scheduling_policy: SchedulingPolicy::Fcfs,
         jump_forward: true,
-        encoder_cache_bytes: 1 << 20,
+        images: images_of(1 << 20),
         max_pinned_bytes: None,
         num_threads: Some(2),
         tensor_parallel_size: 1,

@@ -2,8 +2,8 @@
 //! overflow.
 
 use candlepower_checkpoint::{
-    Checkpoint, CheckpointFiles, Counted, DeviceKind, DeviceMemory, MemoryPlan, MemoryRequest,
-    Result,
+    Checkpoint, CheckpointFiles, Counted, DeviceKind, DeviceMemory, ImageMemory, MemoryPlan,
+    MemoryRequest, Result,
 };
 use serde_json::{Value, json};
 
@@ -47,6 +47,7 @@ fn arithmetic(files: CheckpointFiles) -> Result<()> {
             max_num_batched_tokens: None,
             kv_cache_bytes: None,
             tensor_parallel_size: 1,
+            images: ImageMemory::default(),
             memory: DeviceMemory {
                 device,
                 available_bytes: Some(16 << 30),

@@ -29,6 +29,9 @@ pub(super) fn open() -> Round {
     })
 }
 
+/// An image within a body. Its bytes are not decoded by a parser of bodies.
+const URL: &str = "data:image/png;base64,iVBORw0KGgo=";
+
 /// An endpoint's parser of a body.
 type Endpoint = fn(&[u8]) -> Verdict;
 
@@ -56,6 +59,27 @@ fn bodies() -> Vec<(Endpoint, Value)> {
             "stop": ["a"], "tools": [tool], "tool_choice": "auto", "stream": true, "seed": 1,
             "stream_options": {"include_usage": true}, "logit_bias": {"5": 1.5}, "logprobs": true, "top_logprobs": 2,
             "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}),
+        ),
+        (
+            |body| said(ChatCompletionRequest::parse(body)),
+            json!({"model": "m", "messages": [{"role": "user", "content": [
+                {"type": "text", "text": "a"},
+                {"type": "image_url", "image_url": {"url": URL, "detail": "low"}},
+                {"type": "image_url", "image_url": "https://a.b/c.png"}]}]}),
+        ),
+        (
+            |body| said(ResponsesRequest::parse(body)),
+            json!({"model": "m", "input": [{"role": "user", "content": [
+                {"type": "input_image", "image_url": URL, "detail": "auto"}]},
+                {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "a", "output": [
+                    {"type": "input_image", "image_url": URL}]}]}),
+        ),
+        (
+            |body| said(MessagesRequest::parse(body)),
+            json!({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": [
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+                {"type": "image", "source": {"type": "url", "url": "https://a.b/c.png"}}]}]}),
         ),
         (
             |body| said(CompletionRequest::parse(body)),

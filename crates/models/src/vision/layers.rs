@@ -1,13 +1,13 @@
 //! A layer of a vision tower.
 
 use candle_core::{DType, Tensor};
-use candlepower_checkpoint::{TowerLayerSpec, VISION_ROWS, VisionSlot as Slot};
+use candlepower_checkpoint::{TowerLayerSpec, VisionSlot as Slot};
 use candlepower_kernels::{
-    AxialRope, Weight, activation, add, axial_rope, gated_linear, layer_norm, linear,
-    patch_attention, rms_norm,
+    AxialRope, PatchAttention, Weight, activation, add, axial_rope, gated_linear, layer_norm,
+    linear, rms_norm,
 };
 
-use super::{RowGroups, groups, weights::Loader};
+use super::weights::Loader;
 use crate::{error::Result, linear::Linear, norm::tensor_bytes};
 
 /// A norm of a tower.
@@ -47,7 +47,7 @@ pub(super) fn affine(x: &Tensor, by: &Linear<Weight>) -> Result<Tensor> {
     Ok(linear(x, &by.weight, by.bias.as_ref())?)
 }
 
-/// A layer: `x + attention(norm(x))`, then `x + feed-forward(norm(x))`.
+/// A layer: `x + attention(norm(x))`, then `x + feed-forward(norm(x))`. Each step but attention looks at one row alone.
 pub(super) struct TowerLayer {
     spec: TowerLayerSpec,
     attention_norm: TowerNorm,
@@ -89,42 +89,43 @@ impl TowerLayer {
         norms + linears.into_iter().map(Linear::num_bytes).sum::<usize>()
     }
 
-    /// From `x` `[patches, width]` to the next layer's, with the patches' places where queries and keys are rotated by them.
-    ///
-    /// Every kernel but attention looks at one row alone, so rows are computed in groups, which keeps intermediate results small.
-    pub(super) fn forward(&self, x: Tensor, rope: Option<&AxialRope>) -> Result<Tensor> {
-        let attended = self.attend(&x, rope)?;
-        let (patches, width) = x.dims2()?;
-        let mut out = RowGroups::new(patches, width);
-        for (first, rows) in groups(patches, VISION_ROWS) {
-            let branch = affine(&attended.narrow(0, first, rows)?, &self.out)?;
-            let x = add(&x.narrow(0, first, rows)?, &branch)?;
-            let branch = affine(&self.inner(&self.ffn_norm.forward(&x)?)?, &self.down)?;
-            out.push(&add(&x, &branch)?)?;
+    /// Queries, keys and values `[rows, 3 * heads * head_dim]` of patches from `first` on, with hidden states `x` `[rows, width]`.
+    /// Queries and keys are rotated by the patches' places where the tower does so.
+    pub(super) fn project(
+        &self,
+        x: &Tensor,
+        first: usize,
+        rope: Option<&AxialRope>,
+    ) -> Result<Tensor> {
+        let projected = affine(&self.attention_norm.forward(x)?, &self.qkv)?;
+        match rope {
+            Some(rope) => Ok(axial_rope(&projected, 2 * self.spec.heads, first, rope)?),
+            None => Ok(projected),
         }
-        out.finish()
     }
 
-    /// Attention of all patches to all, `[patches, heads * head_dim]`.
-    fn attend(&self, x: &Tensor, rope: Option<&AxialRope>) -> Result<Tensor> {
-        let (patches, _) = x.dims2()?;
+    /// The attention of a picture, from the queries, keys and values of all patches.
+    pub(super) fn attention(&self, qkv: Tensor) -> Result<PatchAttention> {
         let TowerLayerSpec { heads, head_dim, .. } = self.spec;
-        let mut qkv = RowGroups::new(patches, 3 * heads * head_dim);
-        for (first, rows) in groups(patches, VISION_ROWS) {
-            let normed = self.attention_norm.forward(&x.narrow(0, first, rows)?)?;
-            let projected = affine(&normed, &self.qkv)?;
-            match rope {
-                Some(rope) => qkv.push(&axial_rope(&projected, 2 * heads, first, rope)?)?,
-                None => qkv.push(&projected)?,
-            }
-        }
         // Rounded to bf16 as the other products of the layer, or not.
         let dtype = match self.qkv.weight.dtype() {
             DType::BF16 => DType::BF16,
             _ => DType::F32,
         };
-        let scale = (head_dim as f32).powf(-0.5);
-        Ok(patch_attention(&qkv.finish()?, heads, scale, dtype)?)
+        Ok(PatchAttention::new(qkv, heads, (head_dim as f32).powf(-0.5), dtype)?)
+    }
+
+    /// The next layer's hidden states `[rows, width]` of patches from `first` on, from their hidden states `x` of that shape.
+    pub(super) fn attend(
+        &self,
+        x: &Tensor,
+        first: usize,
+        attention: &PatchAttention,
+    ) -> Result<Tensor> {
+        let (rows, _) = x.dims2()?;
+        let x = add(x, &affine(&attention.attend(first, rows)?, &self.out)?)?;
+        let branch = affine(&self.inner(&self.ffn_norm.forward(&x)?)?, &self.down)?;
+        Ok(add(&x, &branch)?)
     }
 
     /// The activated rows of the feed-forward, `[rows, inner]`.

@@ -1,11 +1,10 @@
 //! The end of a vision tower: neighbouring patches are merged and projected to the decoder's width.
 
 use candle_core::{Device, Tensor};
-use candlepower_checkpoint::{MergeKind, MergerSpec, PatchOrder, VISION_ROWS, VisionSlot as Slot};
+use candlepower_checkpoint::{MergeKind, MergerSpec, PatchOrder, VisionSlot as Slot};
 use candlepower_kernels::{Activation, Weight, activation, linear, operands::Operand};
 
 use super::{
-    Grid, RowGroups,
     layers::{TowerNorm, affine},
     weights::Loader,
 };
@@ -73,22 +72,10 @@ impl Merger {
             + second.map_or(0, Linear::num_bytes)
     }
 
-    /// From the last hidden states `x` `[patches, width]` of a grid of rows and columns to `[embeddings, hidden]`, a cell a row.
-    pub(super) fn forward(&self, x: &Tensor, Grid { rows, columns, .. }: Grid) -> Result<Tensor> {
-        let side = self.spec.side;
-        let cells = (rows / side) * (columns / side);
-        let hidden = self.second.as_ref().map_or(&self.first, |(_, second)| second).weight.n();
-        let mut out = RowGroups::new(cells, hidden);
-        // Patches that lie together: those of a cell, or those of a row of cells.
-        let (units, patches) = match self.order {
-            PatchOrder::Cells { .. } => (cells, side * side),
-            PatchOrder::Rows => (rows / side, side * columns),
-        };
-        for (first, count) in super::groups(units, (VISION_ROWS / patches).max(1)) {
-            let rows = x.narrow(0, first * patches, count * patches)?;
-            out.push(&self.project(&self.merge(&rows, columns)?)?)?;
-        }
-        out.finish()
+    /// From hidden states `x` `[patches, width]` of whole cells that lie together to `[cells, hidden]`. The picture has so many
+    /// columns of patches.
+    pub(super) fn forward(&self, x: &Tensor, columns: usize) -> Result<Tensor> {
+        self.project(&self.merge(x, columns)?)
     }
 
     /// The merged vectors `[cells, merged width]` of patches that lie together.

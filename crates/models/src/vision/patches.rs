@@ -2,12 +2,11 @@
 
 use candle_core::{Device, Tensor};
 use candlepower_checkpoint::{
-    PatchOrder, PatchPositions, PatchSpec, VISION_ROWS, VisionSlot as Slot, VisionSpec,
+    PatchOrder, PatchPositions, PatchSpec, VisionSlot as Slot, VisionSpec,
 };
 use candlepower_kernels::{AxialRope, Weight, add, operands::Operand};
 
 use super::{
-    RowGroups, groups,
     layers::{TowerNorm, affine},
     weights::Loader,
 };
@@ -101,31 +100,33 @@ impl Patches {
         Ok(Some(AxialRope::new(&places, &of_rows, &of_columns)?))
     }
 
-    /// The input of the first layer, `[patches, width]`. `pixels` are in the tower's order. Pixels of `[3, height, width]` that fill no
-    /// patch at the right and the lower edge are left out, as by a convolution; `width` is the picture's.
-    pub(super) fn embed(&self, pixels: &[f32], width: usize, grid: Grid) -> Result<Tensor> {
-        let mut out = RowGroups::new(grid.patches(), self.embedding.weight.n());
-        for (first, count) in groups(grid.patches(), VISION_ROWS) {
-            let unfolded = match self.spec.order {
-                PatchOrder::Rows => {
-                    self.unfold(pixels, width, (first..first + count).map(|i| grid.place(i)))?
-                }
-                PatchOrder::Cells { .. } => {
-                    let values = self.spec.values();
-                    let pixels = &pixels[first * values..(first + count) * values];
-                    Tensor::from_slice(pixels, (count, values), &Device::Cpu)?
-                }
-            };
-            let mut x = affine(&unfolded, &self.embedding)?;
-            if let Some(positions) = self.positions(first, count, grid)? {
-                x = add(&x, &positions)?;
+    /// The input of the first layer, `[count, width]`, of patches from `first` on. `pixels` are in the tower's order. Pixels of `[3,
+    /// height, width]` that fill no patch at the right and the lower edge are left out, as by a convolution; `width` is the picture's.
+    pub(super) fn embed(
+        &self,
+        pixels: &[f32],
+        width: usize,
+        grid: Grid,
+        [first, count]: [usize; 2],
+    ) -> Result<Tensor> {
+        let unfolded = match self.spec.order {
+            PatchOrder::Rows => {
+                self.unfold(pixels, width, (first..first + count).map(|i| grid.place(i)))?
             }
-            if let Some(norm) = &self.norm {
-                x = norm.forward(&x)?;
+            PatchOrder::Cells { .. } => {
+                let values = self.spec.values();
+                let pixels = &pixels[first * values..(first + count) * values];
+                Tensor::from_slice(pixels, (count, values), &Device::Cpu)?
             }
-            out.push(&x)?;
+        };
+        let mut x = affine(&unfolded, &self.embedding)?;
+        if let Some(positions) = self.positions(first, count, grid)? {
+            x = add(&x, &positions)?;
         }
-        out.finish()
+        match &self.norm {
+            Some(norm) => norm.forward(&x),
+            None => Ok(x),
+        }
     }
 
     /// The learned positions `[count, width]` of patches, where places are learned.

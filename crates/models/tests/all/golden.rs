@@ -112,9 +112,14 @@ fn step(model: &Decoder, cache: &Cache, work: &mut [(&mut Sequence, &[u32])]) ->
     run(model, cache, input_of(work))
 }
 
-fn run(model: &Decoder, cache: &Cache, input: ForwardInput) -> Vec<Vec<f32>> {
+pub(crate) fn run(model: &Decoder, cache: &Cache, input: ForwardInput) -> Vec<Vec<f32>> {
     let hidden = model.forward(&input, cache).unwrap();
     model.logits(&hidden).unwrap().to_vec2().unwrap()
+}
+
+/// The input of one step over a whole prompt, in a cache of its own.
+pub(crate) fn whole(prompt: &[u32]) -> ForwardInput {
+    input_of(&mut [(&mut Sequence::new(0..NUM_BLOCKS as u32), prompt)])
 }
 
 fn input_of(work: &mut [(&mut Sequence, &[u32])]) -> ForwardInput {
@@ -159,7 +164,7 @@ fn input_of(work: &mut [(&mut Sequence, &[u32])]) -> ForwardInput {
 pub(crate) const CACHE: CacheSize =
     CacheSize { num_blocks: NUM_BLOCKS, block_size: BLOCK_SIZE, num_states: NUM_BLOCKS };
 
-fn cache(model: &Decoder) -> Cache {
+pub(crate) fn cache(model: &Decoder) -> Cache {
     model.new_cache(CACHE, DType::F32).unwrap()
 }
 

@@ -1,19 +1,22 @@
 //! Vision towers against what transformers computed from the same files and pictures.
 
 use std::{
+    collections::HashMap,
     fs,
     path::{Path, PathBuf},
 };
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, PatchPositions, VisionSpec};
 use candlepower_media::{Deadline, Detail, Limits, Processed};
-use candlepower_models::{ImageEncoder, ImageRun, LoadDtype, LoadFormat, LoadOptions, load};
-use candlepower_testing::goldens::{VISION, folder, root};
+use candlepower_models::{
+    ForwardInput, GivenRows, ImageEncoder, ImageRun, LoadDtype, LoadFormat, LoadOptions, load,
+};
+use candlepower_testing::goldens::{VISION, VisionCase, VisionGolden, folder, root};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-use crate::golden::{TOLERANCE, options};
+use crate::golden::{self, TOLERANCE, options};
 
 const QWEN: [&str; 4] =
     ["vision_qwen3_vl", "vision_qwen3_vl_moe", "vision_qwen3_5", "vision_qwen3_5_moe"];
@@ -53,10 +56,14 @@ fn encoder(checkpoint: &Checkpoint, options: &LoadOptions) -> ImageEncoder {
     ImageEncoder::load(checkpoint, options).unwrap().unwrap()
 }
 
+fn num_pieces(spec: &VisionSpec, image: &Processed) -> u32 {
+    spec.num_pieces(image.pixels().width(), image.pixels().height())
+}
+
 /// All pieces of one picture.
 fn run(encoder: &ImageEncoder, spec: &VisionSpec, image: &Processed) -> ImageRun {
     let mut run = encoder.begin(image).unwrap();
-    for _ in 0..spec.num_pieces() {
+    for _ in 0..num_pieces(spec, image) {
         assert!(run.embeddings().is_none());
         encoder.advance(&mut run).unwrap();
     }
@@ -70,12 +77,22 @@ fn embeddings(encoder: &ImageEncoder, spec: &VisionSpec, image: &Processed) -> V
 
 /// Compares values with a tensor of a golden.
 fn assert_near(found: &[f32], file: &SafeTensors<'_>, tensor: &str, golden: &str) {
+    assert_within(TOLERANCE, found, file, tensor, golden);
+}
+
+fn assert_within(
+    tolerance: f32,
+    found: &[f32],
+    file: &SafeTensors<'_>,
+    tensor: &str,
+    golden: &str,
+) {
     let expected = file.tensor(tensor).unwrap();
     let expected = expected.data().chunks_exact(4);
     let expected: Vec<f32> = expected.map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
     assert_eq!(found.len(), expected.len(), "{golden} {tensor}");
     for (found, expected) in found.iter().zip(&expected) {
-        let near = (found - expected).abs() <= TOLERANCE;
+        let near = (found - expected).abs() <= tolerance;
         assert!(near, "{golden} {tensor}: {found} is not {expected}");
     }
 }
@@ -103,6 +120,69 @@ fn embeddings_of_all_pictures_are_those_of_transformers() {
 }
 
 /// Features that are added behind the decoder's first layers, a level for each of two layers of the tower.
+/// The input of one step over the prompt of a case, with the embeddings of its pictures.
+fn input(case: &VisionCase, spec: &VisionSpec, runs: &HashMap<String, ImageRun>) -> ForwardInput {
+    let mut input = golden::whole(&case.input_ids);
+    for (picture, start, len) in &case.images {
+        let run = &runs[picture];
+        let tokens = *start..start + len;
+        let rows = tokens.clone().filter(|row| case.input_ids[*row] == spec.tokens.placeholder);
+        for (index, first_row) in rows.enumerate() {
+            let row = |all: &Tensor| all.narrow(0, index, 1).unwrap();
+            let rows = row(run.embeddings().unwrap());
+            let deepstack = run.deepstack().iter().map(row).collect();
+            input.given.push(GivenRows { first_row, rows, deepstack });
+        }
+        if spec.both_ways {
+            input.attention.mutual.resize(1, Vec::new());
+            input.attention.mutual[0].push(tokens);
+        }
+    }
+    if let Some([frames, rows, columns]) = &case.position_ids {
+        let tokens = frames.iter().zip(rows).zip(columns);
+        let places = tokens.flat_map(|((frame, row), column)| [*frame, *row, *column]).collect();
+        let places = Tensor::from_vec(places, (frames.len(), 3), &Device::Cpu).unwrap();
+        input.rope_positions = Some(places);
+    }
+    input
+}
+
+#[test]
+fn logits_of_every_position_are_those_of_transformers() {
+    for golden in VISION.iter().copied() {
+        let checkpoint = checkpoint(golden);
+        let spec = checkpoint.vision().unwrap();
+        let encoder = encoder(&checkpoint, &options());
+        let model = golden::model(golden);
+        // transformers' logits of Qwen3.5 in float32 differ from its own in float64 by up to 3.5e-4.
+        let tolerance = match golden.starts_with("vision_qwen3_5") {
+            true => 4.0 * TOLERANCE,
+            false => TOLERANCE,
+        };
+        let bytes = fs::read(folder(golden).join("golden.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let VisionGolden { sampled_ids, cases } = VisionGolden::read(golden);
+        let mut runs = HashMap::new();
+        for (name, case) in &cases {
+            for (picture, ..) in &case.images {
+                let of_picture = || run(&encoder, spec, &processed(&checkpoint, picture));
+                runs.entry(picture.clone()).or_insert_with(of_picture);
+            }
+            let logits = golden::run(&model, &golden::cache(&model), input(case, spec, &runs));
+            assert_eq!(logits.len(), case.input_ids.len());
+            let sampled = |row: &Vec<f32>| -> Vec<f32> {
+                sampled_ids.iter().map(|id| row[*id as usize]).collect()
+            };
+            let sampled: Vec<f32> = logits.iter().flat_map(sampled).collect();
+            let near = |found: &[f32], tensor: &str| {
+                assert_within(tolerance, found, &file, &format!("{name}.{tensor}"), golden);
+            };
+            near(&sampled, "logits");
+            near(logits.last().unwrap(), "last_logits");
+        }
+    }
+}
+
 #[test]
 fn deepstack_levels_are_those_of_transformers() {
     for golden in QWEN {
@@ -191,7 +271,7 @@ fn a_run_has_the_same_bits_beside_others_and_on_any_number_of_threads() {
             let images = ["wide", "tall"].map(|name| processed(&checkpoint, name));
             let whole = images.each_ref().map(|image| embeddings(&encoder, spec, image));
             let mut runs = images.each_ref().map(|image| encoder.begin(image).unwrap());
-            for _ in 0..spec.num_pieces() {
+            for _ in 0..num_pieces(spec, &images[0]).max(num_pieces(spec, &images[1])) {
                 runs.iter_mut().for_each(|run| encoder.advance(run).unwrap());
             }
             let cut: [Vec<Vec<f32>>; 2] =

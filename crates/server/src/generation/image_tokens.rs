@@ -77,7 +77,7 @@ fn check_sizes(
             let message = format!(
                 "The image has {embeddings} embeddings, and this server's encoder cache holds {most} (--encoder-cache-memory): send a smaller image, or set `detail` to low."
             );
-            return Err(ApiError::invalid(&image.path, message));
+            return Err(ApiError::invalid_as("image_too_large", &image.path, &message));
         }
         num_tokens = num_tokens.saturating_add(embeddings);
     }

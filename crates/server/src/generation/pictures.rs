@@ -163,7 +163,7 @@ fn resize(picture: &Picture, part: &ImagePart, support: &ImageSupport) -> ApiRes
             "The image at `{}` takes {bytes} bytes in the model's size, and this server has {limit} for all images (--image-memory): send a smaller one.",
             part.path
         );
-        return Err(ApiError::invalid(&part.path, message));
+        return Err(ApiError::invalid_as("image_too_large", &part.path, &message));
     }
     support.budget.keep(processed).ok_or_else(|| ApiError::images_full(limit))
 }

@@ -275,7 +275,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
             Framework::Prism => SchedulingPolicy::LongestPrefix,
         },
         jump_forward: config.framework == Framework::Prism,
-        encoder_cache_bytes: config.encoder_cache_memory.0,
+        images: config.image_memory(),
         max_pinned_bytes: config.session_memory.map(|size| size.0),
         num_threads: config.threads,
         tensor_parallel_size: config.tensor_parallel_size,

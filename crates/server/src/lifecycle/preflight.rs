@@ -134,6 +134,7 @@ fn memory_request(
         max_num_batched_tokens: config.max_num_batched_tokens,
         kv_cache_bytes: config.kv_cache_memory.map(|size| size.0),
         tensor_parallel_size: config.tensor_parallel_size,
+        images: config.image_memory(),
         memory: DeviceMemory {
             device: kind,
             // The ranks of the CPU share its memory.

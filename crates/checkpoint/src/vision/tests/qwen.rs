@@ -89,7 +89,7 @@ fn towers_of_models_with_experts_are_those_of_dense_ones() {
 #[test]
 fn unsupported_towers_leave_a_text_model_with_a_remark() {
     type Change = fn(&mut Value);
-    let cases: [(Change, &str); 9] = [
+    let cases: [(Change, &str); 10] = [
         (|c| c["vision_config"]["model_type"] = "warp".into(), "`vision_config.model_type`"),
         (|c| c["vision_config"]["num_heads"] = 3.into(), "`vision_config.num_heads` = 3"),
         (|c| c["vision_config"]["num_heads"] = 8.into(), "`vision_config.num_heads` = 8"),
@@ -109,6 +109,12 @@ fn unsupported_towers_leave_a_text_model_with_a_remark() {
         (
             |c| c["vision_config"]["deepstack_visual_indexes"] = json!([0, 3]),
             "`vision_config.deepstack_visual_indexes` = [0,3]",
+        ),
+        (
+            |c| {
+                c["vision_config"].as_object_mut().unwrap().remove("deepstack_visual_indexes");
+            },
+            "`vision_config.deepstack_visual_indexes` = [8,16,24]",
         ),
         (
             |c| c["text_config"]["rope_scaling"]["mrope_interleaved"] = false.into(),

@@ -321,6 +321,37 @@ async fn wrong_data_is_refused_by_its_place() {
     assert_eq!(state.images().used(), 0);
 }
 
+/// The first image beyond the limit is named on every endpoint, before any is decoded.
+#[tokio::test]
+async fn ten_thousand_images_are_refused_at_once() {
+    let state = mistral3().ready(&[], |_| {});
+    // No decoder would take these bytes.
+    let url = "data:image/png;base64,AAAA";
+    let chat = json!({"messages": user(json!(vec![image(url); 10_000]))});
+    let part = json!({"type": "input_image", "image_url": url});
+    let input = json!([{"role": "user", "content": vec![part; 10_000]}]);
+    let source = json!({"type": "base64", "media_type": "image/png", "data": "AAAA"});
+    let block = json!({"type": "image", "source": source});
+    let blocks = json!([{"role": "user", "content": vec![block; 10_000]}]);
+    for (path, body, place) in [
+        ("/v1/chat/completions", chat.clone(), "messages[0].content[8].image_url"),
+        ("/tokenize", chat, "messages[0].content[8].image_url"),
+        ("/v1/responses", json!({"input": input}), "input[0].content[8].image_url"),
+        (
+            "/v1/messages",
+            json!({"messages": blocks, "max_tokens": 1}),
+            "messages[0].content[8].source",
+        ),
+    ] {
+        let response = call(&state, post(path, &body)).await;
+        assert_eq!(response.status(), 400, "{path}");
+        let text = text(response).await;
+        assert!(text.contains("10000 images") && text.contains("at most 8"), "{path}: {text}");
+        assert!(text.contains(place), "{path}: {text}");
+        assert_eq!(state.images().used(), 0);
+    }
+}
+
 #[tokio::test]
 async fn images_that_cannot_be_held_are_refused() {
     let count = |bytes: &str| format!("--image-memory={bytes}");
@@ -339,10 +370,12 @@ async fn images_that_cannot_be_held_are_refused() {
         (status.as_u16(), &error["param"]),
         (400, &json!("messages[0].content[0].image_url"))
     );
+    assert_eq!(error["code"], "image_too_large");
     let state = mistral3().ready(&[], |support| support.max_embeddings = Some(15));
     let (status, error) = refused(&state, "/v1/chat/completions", body.clone()).await;
     let message = error["message"].as_str().unwrap();
     assert!(status == 400 && message.contains("16 embeddings") && message.contains("holds 15"));
+    assert_eq!(error["code"], "image_too_large");
     let state = mistral3().ready(&["--max-model-len=32"], |_| {});
     let (status, error) = refused(&state, "/v1/chat/completions", body).await;
     assert_eq!((status.as_u16(), &error["code"]), (400, &json!("context_length_exceeded")));
