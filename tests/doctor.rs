@@ -96,6 +96,26 @@ fn a_configuration_alone_is_enough_to_see_what_fits() {
 
 /// 4 bits a weight, and a scale of 16 bits and a zero-point of 8 for each 128 weights. The rest is stored as in the checkpoint.
 #[test]
+fn memory_for_images_is_counted() {
+    let folder = candlepower_testing::goldens::folder("vision_qwen3_vl");
+    let on_cpu = |flags: &[&str]| {
+        let json = doctor_json(folder.to_str().unwrap(), flags, 0);
+        let plan = json["plans"].as_array().unwrap().iter().find(|plan| plan["device"] == "cpu");
+        plan.unwrap().clone()
+    };
+    let number = |plan: &Value, key: &str| plan[key].as_u64().unwrap();
+    let all = on_cpu(&[]);
+    assert_eq!(number(&all, "image_bytes"), 512 << 20);
+    let less = on_cpu(&["--image-memory", "1Mi", "--encoder-cache-memory", "2Mi"]);
+    assert_eq!(number(&less, "image_bytes"), 3 << 20);
+    let texts = on_cpu(&["--language-model-only"]);
+    assert_eq!(number(&texts, "image_bytes"), 0);
+    assert!(number(&texts, "weights_bytes") < number(&all, "weights_bytes"));
+    let needed = number(&all, "needed_bytes") - number(&texts, "needed_bytes");
+    assert!(needed > 512 << 20, "{needed}");
+}
+
+#[test]
 fn codes_are_counted_as_they_are_kept() {
     let mut config = llama(1);
     config["quantization_config"] =

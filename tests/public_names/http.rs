@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::Names;
+use super::{Names, sources};
 use super::live::{KEY, Servers, bodies};
 use crate::support::{Request, Response};
 
@@ -111,6 +111,8 @@ fn requests(servers: &Servers, names: &mut Names) {
 
 /// Lists error codes and headers that appear in the sources.
 fn from_sources(servers: &Servers, names: &mut Names) {
+    let of_images = sources::of("media").literals_of_method("ErrorKind", "code");
+    of_images.all.iter().for_each(|code| names.add(format!("code {code}")));
     for literals in &servers.literals {
         literals.arguments_of("with_code").for_each(|code| names.add(format!("code {code}")));
         let codes = literals.arguments_of("not_found").filter(|text| text.ends_with("_not_found"));
