@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Names, sources};
 use super::live::{KEY, Servers, bodies};
+use super::{Names, sources};
 use crate::support::{Request, Response};
 
 pub(super) fn collect(servers: &Servers, names: &mut Names) {

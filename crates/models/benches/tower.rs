@@ -5,7 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 
-use std::{fs, hint::black_box, time::Instant};
+use std::{fs, hint::black_box, path::PathBuf, time::Instant};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, VisionSpec};
@@ -25,7 +25,8 @@ fn main() {
     if std::env::args().any(|argument| argument == "--test") {
         return;
     }
-    let checkpoint = siglip();
+    let folder = siglip();
+    let checkpoint = Checkpoint::open(CheckpointFiles::Folder(folder.clone())).unwrap();
     let spec = checkpoint.vision().unwrap();
     let options = LoadOptions {
         device: Device::Cpu,
@@ -35,6 +36,7 @@ fn main() {
     };
     let encoder = ImageEncoder::load(&checkpoint, &options).unwrap().unwrap();
     let image = image(&checkpoint);
+    fs::remove_dir_all(folder).unwrap();
     let products = products(spec);
     let mut ratios = Vec::new();
     for _ in 0..PAIRS {
@@ -54,7 +56,8 @@ fn main() {
     println!("median ratio {:.3}", ratios[PAIRS / 2]);
 }
 
-fn siglip() -> Checkpoint {
+/// A folder with the settings of the tower.
+fn siglip() -> PathBuf {
     let from = folder("vision_gemma3");
     let to = std::env::temp_dir().join(format!("candlepower-tower-{}", std::process::id()));
     fs::create_dir_all(&to).unwrap();
@@ -74,9 +77,7 @@ fn siglip() -> Checkpoint {
         serde_json::from_slice(&fs::read(to.join("preprocessor_config.json")).unwrap()).unwrap();
     processor["size"] = json!({"height": SIDE, "width": SIDE});
     fs::write(to.join("preprocessor_config.json"), processor.to_string()).unwrap();
-    let checkpoint = Checkpoint::open(CheckpointFiles::Folder(to.clone())).unwrap();
-    fs::remove_dir_all(to).unwrap();
-    checkpoint
+    to
 }
 
 fn image(checkpoint: &Checkpoint) -> Processed {
