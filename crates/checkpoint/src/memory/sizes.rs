@@ -239,7 +239,11 @@ impl ModelSpec {
         let Some(what) = self.indivisible(ranks) else { return Ok(()) };
         let possible: Vec<String> =
             self.tensor_parallel_sizes().iter().map(usize::to_string).collect();
-        Err(Error::TensorParallel { asked: ranks, what, possible: possible.join(", ") })
+        let possible = match possible.as_slice() {
+            [one] => one.clone(),
+            several => format!("one of {}", several.join(", ")),
+        };
+        Err(Error::TensorParallel { asked: ranks, what, possible })
     }
 
     /// The numbers of ranks, up to 64, over which each layer can be split.

@@ -227,11 +227,11 @@ fn keys_and_values_are_kept_as_asked_or_as_the_weights() {
     }
     assert_eq!(DeviceKind::Cpu.kv_dtype(Some(bf16), Dtype::F32).unwrap(), bf16);
     for (device, asked, message) in [
-        (gpu, f32, "a GPU with these weights: possible are auto, bfloat16, fp8"),
+        (gpu, f32, "a GPU with these weights: choose one of auto, bfloat16, fp8"),
         (
             DeviceKind::Cpu,
             f16,
-            "the CPU with these weights: possible are auto, float32, bfloat16, fp8",
+            "the CPU with these weights: choose one of auto, float32, bfloat16, fp8",
         ),
     ] {
         let error = device.kv_dtype(Some(asked), Dtype::Bf16).unwrap_err().to_string();
@@ -254,7 +254,7 @@ fn a_rank_has_its_part() {
     assert!(spec.check_tensor_parallel(32).is_ok());
     assert_eq!(
         spec.check_tensor_parallel(3).unwrap_err().to_string(),
-        "tensor_parallel_size 3 does not divide the model's 32 attention heads; possible are 1, 2, 4, 8, 16, 32"
+        "tensor_parallel_size 3 does not divide the model's 32 attention heads; choose one of 1, 2, 4, 8, 16, 32"
     );
     assert!(spec.check_tensor_parallel(0).is_err());
 }
