@@ -247,7 +247,7 @@ impl MemoryPlan {
                 (
                     spec.rank_weight_bytes(request.weights, ranks) + tower_weights,
                     spec.rank_kv_bytes_per_token(request.kv, ranks),
-                    spec.activation_bytes(&request, tokens) + of_run,
+                    sum([spec.activation_bytes(&request, tokens), of_run]),
                 )
             }
             DeviceKind::Gpu { .. } => (
@@ -256,9 +256,9 @@ impl MemoryPlan {
                 spec.device_activation_bytes(&request, tokens),
             ),
         };
-        let block_bytes = kv_bytes_per_token * request.block_size as u64;
+        let block_bytes = kv_bytes_per_token.saturating_mul(request.block_size as u64);
         let per_sequence = request.max_model_len.div_ceil(request.block_size) as u64;
-        let sequence_bytes = per_sequence * block_bytes;
+        let sequence_bytes = per_sequence.saturating_mul(block_bytes);
         let left = request.memory.left_bytes(weights_bytes);
         let kept = left.map(|left| match request.memory.device {
             DeviceKind::Cpu => (left / 4).min(left.saturating_sub(activation_bytes)),
@@ -287,8 +287,8 @@ impl MemoryPlan {
                 (request.max_num_seqs, if has_states { request.max_num_seqs } else { 0 })
             }
         };
-        let state_bytes = num_states as u64 * of_sequence;
-        let needed_bytes = weights_bytes + activation_bytes + state_bytes + sequence_bytes;
+        let state_bytes = of_sequence.saturating_mul(num_states as u64);
+        let needed_bytes = sum([weights_bytes, activation_bytes, state_bytes, sequence_bytes]);
         let budget = match (request.kv_cache_bytes, kept) {
             (Some(asked), _) => asked,
             (None, None) => sequence_bytes,
@@ -303,7 +303,7 @@ impl MemoryPlan {
         let num_blocks = useful.min(u64::from(u32::MAX) / request.block_size as u64);
         let kv_cache_bytes = num_blocks * block_bytes;
         let overflows = request.memory.counted == Counted::BeforeLoading
-            && left.is_some_and(|left| activation_bytes + state_bytes + kv_cache_bytes > left);
+            && left.is_some_and(|left| sum([activation_bytes, state_bytes, kv_cache_bytes]) > left);
         Self {
             request,
             max_num_batched_tokens: tokens,
@@ -329,13 +329,7 @@ impl MemoryPlan {
     /// The longest context with which the server would start, at most the longest that the model allows, in tokens; 0
     /// where none would.
     pub fn max_model_len_that_fits(&self, spec: &ModelSpec) -> usize {
-        let fits = |len: usize| self.with(spec, |r| r.max_model_len = len).fits;
-        let (mut longest, mut too_long) = (0, spec.max_positions + 1);
-        while too_long - longest > 1 {
-            let middle = longest + (too_long - longest) / 2;
-            if fits(middle) { longest = middle } else { too_long = middle }
-        }
-        longest
+        longest_that_fits(spec.max_positions, |len| self.with(spec, |r| r.max_model_len = len).fits)
     }
 
     /// Refuses what does not fit.
@@ -375,13 +369,21 @@ impl MemoryPlan {
 
     /// Bytes of weights, activations, states, and the cache that must be: the one that was asked for, or one sequence.
     fn wanted_bytes(&self) -> u64 {
-        let cache = self.request.kv_cache_bytes.unwrap_or(0).max(self.sequence_bytes);
-        self.weights_bytes + self.activation_bytes + self.state_bytes + cache
+        sum([self.beside_bytes(), self.must_cache_bytes()])
+    }
+
+    /// Bytes of weights, activations and states.
+    fn beside_bytes(&self) -> u64 {
+        sum([self.weights_bytes, self.activation_bytes, self.state_bytes])
+    }
+
+    /// Bytes of the cache that must be: the one that was asked for, or one sequence.
+    fn must_cache_bytes(&self) -> u64 {
+        self.request.kv_cache_bytes.unwrap_or(0).max(self.sequence_bytes)
     }
 
     /// The parts that need memory, in words.
     fn parts(&self) -> String {
-        let beside = self.weights_bytes + self.activation_bytes + self.state_bytes;
         let states = match self.state_bytes {
             0 => String::new(),
             bytes => format!("states {}, ", Bytes(bytes)),
@@ -389,7 +391,7 @@ impl MemoryPlan {
         format!(
             "weights {}, keys and values {}, {states}activations {}",
             Bytes(self.weights_bytes),
-            Bytes(self.wanted_bytes() - beside),
+            Bytes(self.must_cache_bytes()),
             Bytes(self.activation_bytes)
         )
     }
@@ -397,8 +399,7 @@ impl MemoryPlan {
     /// Other settings that would fit, in words.
     fn ways_out(&self, spec: &ModelSpec, free: u64) -> String {
         let mut ways = Vec::new();
-        let beside = self.weights_bytes + self.activation_bytes + self.state_bytes;
-        let for_cache = free.saturating_sub(beside);
+        let for_cache = free.saturating_sub(self.beside_bytes());
         if self.request.kv_cache_bytes.is_some_and(|asked| asked > for_cache)
             && for_cache >= self.sequence_bytes
         {
@@ -437,4 +438,19 @@ impl MemoryPlan {
             .filter(|ranks| *ranks > self.request.tensor_parallel_size);
         more.into_iter().find(|ranks| self.with(spec, |r| r.tensor_parallel_size = *ranks).fits)
     }
+}
+
+/// The longest length up to `most` that fits, where every shorter one fits, too; 0 where none does.
+pub(crate) fn longest_that_fits(most: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut longest, mut too_long) = (0, most + 1);
+    while too_long - longest > 1 {
+        let middle = longest + (too_long - longest) / 2;
+        if fits(middle) { longest = middle } else { too_long = middle }
+    }
+    longest
+}
+
+/// The sum of sizes that settings may make as large as they like. Nothing that large fits, so it may stop there.
+fn sum(sizes: impl IntoIterator<Item = u64>) -> u64 {
+    sizes.into_iter().fold(0, u64::saturating_add)
 }

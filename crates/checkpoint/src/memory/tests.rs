@@ -259,6 +259,42 @@ fn a_rank_has_its_part() {
     assert!(spec.check_tensor_parallel(0).is_err());
 }
 
+/// Nobody can give so much, but the settings can say it.
+#[test]
+fn the_largest_settings_do_not_overflow() {
+    let spec = llama();
+    let changes: [fn(&mut MemoryRequest); 5] = [
+        |r| r.max_num_batched_tokens = Some(usize::MAX),
+        |r| r.max_num_seqs = usize::MAX,
+        |r| r.block_size = usize::MAX,
+        |r| r.kv_cache_bytes = Some(u64::MAX),
+        |r| r.memory.available_bytes = None,
+    ];
+    for device in [DeviceKind::Cpu, DeviceKind::Gpu { utilization: 0.9 }] {
+        let mut all = request(24 * GIB);
+        all.memory.device = device;
+        for change in changes {
+            let mut one = request(24 * GIB);
+            one.memory.device = device;
+            change(&mut one);
+            change(&mut all);
+            for request in [one, all] {
+                let plan = MemoryPlan::new(&spec, request);
+                assert!(plan.needed_bytes >= plan.weights_bytes);
+                if let Err(error) = plan.check(&spec) {
+                    assert!(!error.to_string().is_empty());
+                }
+                plan.num_sequences();
+            }
+        }
+        let steps = MemoryPlan::new(
+            &spec,
+            MemoryRequest { max_num_batched_tokens: Some(usize::MAX), ..all },
+        );
+        assert!(!steps.fits && steps.activation_bytes > 1 << 48);
+    }
+}
+
 /// Phi-3-mini has heads of 96 elements, which attention on a GPU has not.
 #[test]
 fn a_gpu_keeps_heads_padded() {
