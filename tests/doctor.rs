@@ -77,8 +77,8 @@ fn a_configuration_alone_is_enough_to_see_what_fits() {
     let small = folder(&llama(1));
     let model = small.path().to_str().unwrap().to_owned();
     let json = doctor_json(&model, &["--dtype", "float32", "--max-model-len", "64"], 0);
-    // Embedding and head, whose rows are padded to a multiple of 32; one layer; three norms in f32.
-    // Projections of queries, of keys with values, and of the output, with heads of 64; then gate, up and down.
+    // Rows of the embedding and of the head are padded to a multiple of 32. The layer has projections of queries, of keys
+    // with values, and of the output, with heads of 64; then gate, up and down. Three norms are in f32.
     let matrices: u64 = 2 * 1024 * 512 + (8 + 2 * 8 + 8) * 64 * 512 + 3 * 2048 * 512;
     assert_eq!(json["weights_bytes"], matrices * 4 + 3 * 512 * 4);
     assert_eq!(json["kv_bytes_per_token"], 2 * 8 * 64 * 4);
@@ -163,7 +163,7 @@ fn what_is_not_supported_is_one_line() {
     }
     let ranks = run(&["doctor", "demo", "--tensor-parallel-size", "7"]);
     assert_eq!(ranks.status.code(), Some(1));
-    assert!(text(&ranks.stderr).contains("possible are 1, 2"), "{}", text(&ranks.stderr));
+    assert!(text(&ranks.stderr).contains("choose one of 1, 2"), "{}", text(&ranks.stderr));
     assert_eq!(run(&["doctor", "no-such-folder"]).status.code(), Some(1));
     assert_eq!(run(&["doctor", "--max-model-len", "0"]).status.code(), Some(2));
 }

@@ -529,6 +529,21 @@ fn doctor_knows_what_an_encoder_takes() {
     // The pooler is not counted, since no embedding depends on it.
     assert_eq!(json["num_parameters"], 22_713_216 - 384 * 384 - 384);
     assert_eq!(json["weights_bytes"], (22_713_216 - 384 * 384 - 384) * 4);
+    assert_eq!((&json["max_num_batched_tokens"], &json["max_num_seqs"]), (&json!(512), &json!(0)));
+    // The files of sentence-transformers bound a text below the model's positions.
+    let lens = [&json["max_model_len"], &json["max_model_len_that_fits"]];
+    assert_eq!(lens, [&json!(256), &json!(512)]);
+    assert_eq!((&json["stored"], &json["num_sequences"]), (&json!(true), &json!(0)));
+    // Programs read the same keys, whatever the model.
+    let demo = crate::support::program().args(["doctor", "--json", "demo"]).output().unwrap();
+    let demo: Value = serde_json::from_slice(&demo.stdout).unwrap();
+    let keys = |value: &Value| -> Vec<String> {
+        let mut keys: Vec<String> = value.as_object().unwrap().keys().cloned().collect();
+        keys.sort_unstable();
+        keys
+    };
+    assert_eq!(keys(&json), keys(&demo));
+    assert_eq!(keys(&json["plans"][0]), keys(&demo["plans"][0]));
     let text = crate::support::program().arg("doctor").arg(folder).output().unwrap();
     assert!(String::from_utf8_lossy(&text.stdout).contains("without a KV cache"));
 }

@@ -15,10 +15,10 @@ from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.pixtral.modeling_pixtral import PixtralVisionRotaryEmbedding
 from transformers.models.pixtral.processing_pixtral import PixtralProcessor
-from vision_files import fill, settings
+from vision_files import Family, fill, settings, with_exchanged_rope, with_exchanged_table
 
 
-class Mistral3:
+class Mistral3(Family):
     """Pixtral's tower with 2-D RoPE, whose merged patches stand in rows."""
 
     cls = transformers.Mistral3ForConditionalGeneration
@@ -86,32 +86,15 @@ class Mistral3:
         height, width = inputs["image_sizes"][0].tolist()
         return [width, height]
 
-    def whole(self, inputs: dict, ids: torch.Tensor) -> dict:
-        """The model's arguments for these token ids."""
-        pixels = {key: inputs[key] for key in self.pixels if key in inputs}
-        return dict(input_ids=ids, attention_mask=torch.ones_like(ids), **pixels)
-
-    def positions(self, model, arguments: dict) -> dict:
-        return {}
-
-    def more(self, model, name: str, inputs: dict) -> dict:
-        return {}
+    def beside(self, ids: torch.Tensor) -> dict:
+        return dict(attention_mask=torch.ones_like(ids))
 
     def swapped(self, model, run) -> list[torch.Tensor]:
         """Results of `run` where rows and columns are exchanged in the tower's positions."""
-        forward = PixtralVisionRotaryEmbedding.forward
-        PixtralVisionRotaryEmbedding.forward = lambda rope, x, at: forward(rope, x, at.flip(-1))
-        try:
-            return [run()]
-        finally:
-            PixtralVisionRotaryEmbedding.forward = forward
-
-    def wrong(self, arguments: dict) -> dict:
-        """Arguments with an error that the results must show."""
-        return {}
+        return [with_exchanged_rope(PixtralVisionRotaryEmbedding, run)]
 
 
-class Gemma3:
+class Gemma3(Family):
     """SigLIP's tower over pictures of one size, whose patches are averaged. An image's tokens see each other."""
 
     cls = transformers.Gemma3ForConditionalGeneration
@@ -188,29 +171,15 @@ class Gemma3:
     def size(self, inputs: dict) -> list[int]:
         return [self.side, self.side]
 
-    def whole(self, inputs: dict, ids: torch.Tensor) -> dict:
-        """The model's arguments for these token ids."""
-        image = self.tokenizer.token_to_id(self.placeholder)
-        pixels = {key: inputs[key] for key in self.pixels if key in inputs}
-        return dict(input_ids=ids, token_type_ids=(ids == image).long(), **pixels)
-
-    def positions(self, model, arguments: dict) -> dict:
-        return {}
-
-    def more(self, model, name: str, inputs: dict) -> dict:
-        return {}
+    def beside(self, ids: torch.Tensor) -> dict:
+        return dict(token_type_ids=(ids == self.tokenizer.token_to_id(self.placeholder)).long())
 
     def swapped(self, model, run) -> list[torch.Tensor]:
         """Results of `run` where rows and columns are exchanged in the tower's positions."""
         table = model.model.vision_tower.embeddings.position_embedding.weight
-        kept, grid = table.data, self.side // self.patch
-        table.data = kept.view(grid, grid, -1).transpose(0, 1).reshape(kept.shape)
-        result = run()
-        table.data = kept
-        return [result]
+        return [with_exchanged_table(table, self.side // self.patch, run)]
 
     def wrong(self, arguments: dict) -> dict:
-        """Arguments with an error that the results must show."""
         none = torch.zeros_like(arguments["token_type_ids"])
         return {"a mask that sees an image one way only": arguments | {"token_type_ids": none}}
 

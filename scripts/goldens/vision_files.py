@@ -1,4 +1,6 @@
-"""Pictures, tokenizers, chat templates and conversations of the checkpoints that vision.py makes."""
+"""Pictures, tokenizers, chat templates and conversations of the checkpoints that vision.py makes, and the base of their
+families.
+"""
 
 from __future__ import annotations
 
@@ -294,3 +296,43 @@ QWEN = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n" }}{%- endif %}
 """
+
+
+class Family:
+    """Defaults of a family of models."""
+
+    def whole(self, inputs: dict, ids) -> dict:
+        """The model's arguments for these token ids."""
+        pixels = {key: inputs[key] for key in self.pixels if key in inputs}
+        return dict(input_ids=ids, **self.beside(ids), **pixels)
+
+    def positions(self, model, arguments: dict) -> dict:
+        """Entries of a case about the positions of its tokens."""
+        return {}
+
+    def more(self, model, name: str, inputs: dict) -> dict:
+        """Further tensors of a picture."""
+        return {}
+
+    def wrong(self, arguments: dict) -> dict:
+        """Arguments with an error that the results must show."""
+        return {}
+
+
+def with_exchanged_rope(rope, run):
+    """The result of `run` where this class of RoPE exchanges rows and columns."""
+    forward = rope.forward
+    rope.forward = lambda own, x, at: forward(own, x, at.flip(-1))
+    try:
+        return run()
+    finally:
+        rope.forward = forward
+
+
+def with_exchanged_table(table, side: int, run):
+    """The result of `run` where this table of `side * side` positions exchanges rows and columns."""
+    kept = table.data
+    table.data = kept.view(side, side, -1).transpose(0, 1).reshape(kept.shape)
+    result = run()
+    table.data = kept
+    return result

@@ -15,10 +15,10 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionRotaryEm
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionRotaryEmbedding
-from vision_files import fill, settings
+from vision_files import Family, fill, settings, with_exchanged_rope, with_exchanged_table
 
 
-class Qwen:
+class Qwen(Family):
     """A tower with an interpolated table of positions and 2-D RoPE. Squares of patches are merged."""
 
     placeholder = spelled = "<|image_pad|>"
@@ -84,11 +84,8 @@ class Qwen:
         _, rows, columns = inputs["image_grid_thw"][0].tolist()
         return [columns * self.patch, rows * self.patch]
 
-    def whole(self, inputs: dict, ids: torch.Tensor) -> dict:
-        """The model's arguments for these token ids."""
-        image = self.tokenizer.token_to_id(self.placeholder)
-        pixels = {key: inputs[key] for key in self.pixels if key in inputs}
-        return dict(input_ids=ids, mm_token_type_ids=(ids == image).int(), **pixels)
+    def beside(self, ids: torch.Tensor) -> dict:
+        return dict(mm_token_type_ids=(ids == self.tokenizer.token_to_id(self.placeholder)).int())
 
     def positions(self, model, arguments: dict) -> dict:
         ids, kinds = arguments["input_ids"], arguments["mm_token_type_ids"]
@@ -105,21 +102,11 @@ class Qwen:
 
     def swapped(self, model, run) -> list[torch.Tensor]:
         """Results of `run` where rows and columns are exchanged, in the tower's RoPE or in its table of positions."""
-        forward = self.rope.forward
-        self.rope.forward = lambda rope, x, at: forward(rope, x, at.flip(-1))
-        try:
-            results = [run()]
-        finally:
-            self.rope.forward = forward
-        table = model.model.visual.pos_embed.weight
-        kept, side = table.data, model.model.visual.num_grid_per_side
-        table.data = kept.view(side, side, -1).transpose(0, 1).reshape(kept.shape)
-        results.append(run())
-        table.data = kept
-        return results
+        tower = model.model.visual
+        table = with_exchanged_table(tower.pos_embed.weight, tower.num_grid_per_side, run)
+        return [with_exchanged_rope(self.rope, run), table]
 
     def wrong(self, arguments: dict) -> dict:
-        """Arguments with an error that the results must show."""
         plain = torch.arange(arguments["input_ids"].shape[1]).expand(3, 1, -1)
         return {"plain positions": arguments | {"position_ids": plain}}
 
@@ -131,6 +118,11 @@ def published_rope(config: dict) -> None:
     text["rope_theta"] = text["rope_scaling"].pop("rope_theta")
 
 
+def rope(sections: list[int], **more) -> dict:
+    """Settings of a RoPE whose frequencies are of the frame, the row and the column in turn."""
+    return dict(rope_type="default", rope_theta=5000.0, mrope_section=sections, mrope_interleaved=True, **more)
+
+
 FAMILIES = {
     # A table of 9 x 9 positions, with smaller and larger grids. Heads of 40, which is no power of two.
     "vision_qwen3_vl": Qwen(
@@ -139,9 +131,7 @@ FAMILIES = {
         seed=7305,
         text=dict(
             head_dim=32,
-            rope_parameters=dict(
-                rope_type="default", rope_theta=5000.0, mrope_section=[7, 5, 4], mrope_interleaved=True
-            ),
+            rope_parameters=rope([7, 5, 4]),
         ),
         vision=dict(
             depth=3,
@@ -164,9 +154,7 @@ FAMILIES = {
             num_experts_per_tok=2,
             moe_intermediate_size=24,
             mlp_only_layers=[1],
-            rope_parameters=dict(
-                rope_type="default", rope_theta=5000.0, mrope_section=[6, 6, 4], mrope_interleaved=True
-            ),
+            rope_parameters=rope([6, 6, 4]),
         ),
         vision=dict(
             depth=2,
@@ -191,13 +179,7 @@ FAMILIES = {
             linear_key_head_dim=16,
             linear_value_head_dim=16,
             layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
-            rope_parameters=dict(
-                rope_type="default",
-                rope_theta=5000.0,
-                partial_rotary_factor=0.5,
-                mrope_section=[3, 3, 2],
-                mrope_interleaved=True,
-            ),
+            rope_parameters=rope([3, 3, 2], partial_rotary_factor=0.5),
         ),
         vision=dict(depth=2, hidden_size=48, intermediate_size=64, num_heads=2, num_position_embeddings=81),
     ),
@@ -217,13 +199,7 @@ FAMILIES = {
             num_experts_per_tok=2,
             moe_intermediate_size=24,
             shared_expert_intermediate_size=32,
-            rope_parameters=dict(
-                rope_type="default",
-                rope_theta=5000.0,
-                partial_rotary_factor=0.5,
-                mrope_section=[4, 2, 2],
-                mrope_interleaved=True,
-            ),
+            rope_parameters=rope([4, 2, 2], partial_rotary_factor=0.5),
         ),
         vision=dict(depth=2, hidden_size=48, intermediate_size=64, num_heads=2, num_position_embeddings=121),
     ),

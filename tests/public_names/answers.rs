@@ -22,7 +22,7 @@ pub(super) fn collect(servers: &Servers, names: &mut Names) {
         answer(&servers.prism, path, &body, names);
         stream(&servers.prism, path, &body, names);
     }
-    for path in ["/v1/models", "/v1/models/demo", "/health", "/version"] {
+    for path in ["/v1/models", "/v1/models/demo", "/health", "/version", "/"] {
         let response = servers.blaze.get(path).ok();
         keys(&format!("GET {path}"), "", &response, names);
     }

@@ -19,7 +19,7 @@ pub(super) fn collect(servers: &Servers, names: &mut Names) {
     for (path, body) in bodies() {
         headers(&servers.blaze.post(path, &body), names);
     }
-    for path in ["/health", "/version", "/metrics", "/openapi.json", "/docs"] {
+    for path in ["/health", "/version", "/metrics", "/openapi.json", "/docs", "/"] {
         headers(&servers.blaze.get(path), names);
     }
     preflight(servers, names);

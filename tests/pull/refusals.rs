@@ -165,7 +165,7 @@ fn what_does_not_fit_this_machine_is_refused_before_its_weights_are_asked_for() 
     );
     place.check_refused(
         place.serve(ID).flags("--tensor-parallel-size 3"),
-        "tensor_parallel_size 3 does not divide the model's 4 attention heads; possible are 1, 2, 4",
+        "tensor_parallel_size 3 does not divide the model's 4 attention heads; choose one of 1, 2, 4",
     );
     assert_eq!(place.requests_for_large_files(), []);
     place.check_served();

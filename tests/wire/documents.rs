@@ -1,14 +1,25 @@
-//! /health, /version, /openapi.json, /docs and /metrics. Independent validators read the last two.
+//! /, /health, /version, /openapi.json, /docs and /metrics. Independent validators read the last two.
 
 use serde_json::json;
 
-use crate::support::{Server, ServerBuilder, python, run_to_end};
+use crate::support::{Request, Server, ServerBuilder, python, run_to_end};
 
 #[test]
 fn health_and_version_say_what_the_contract_says() {
     let server = Server::demo();
     assert_eq!(server.get("/health").ok(), json!({"status": "healthy"}));
     assert_eq!(server.get("/version").ok(), json!({"version": env!("CARGO_PKG_VERSION")}));
+}
+
+#[test]
+fn the_root_answers_get_and_head_alike() {
+    let server = Server::demo();
+    let (whole, head) = (server.get("/"), server.send(&Request::new("HEAD", "/")));
+    assert_eq!(whole.ok()["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!((head.status, head.text()), (200, String::new()));
+    for name in ["content-type", "content-length"] {
+        assert!(whole.header(name).is_some() && whole.header(name) == head.header(name), "{name}");
+    }
 }
 
 #[test]
@@ -27,6 +38,7 @@ fn the_openapi_document_is_valid_and_complete() {
         ("/v1/messages/count_tokens", "post"),
         ("/generate", "post"),
         ("/v1/models", "get"),
+        ("/", "get"),
         ("/health", "get"),
         ("/version", "get"),
         ("/metrics", "get"),

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use crate::support::{Request, Server, ServerBuilder};
 
-const GET_PATHS: [&str; 6] =
-    ["/v1/models", "/health", "/version", "/metrics", "/openapi.json", "/docs"];
+const GET_PATHS: [&str; 7] =
+    ["/v1/models", "/health", "/version", "/metrics", "/openapi.json", "/docs", "/"];
 const POST_PATHS: [&str; 4] =
     ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"];
 
@@ -116,7 +116,7 @@ fn a_key_is_asked_for_only_where_one_is_set() {
     let with_key = Request::get("/v1/models").header("Authorization", "Bearer anything");
     assert_eq!(open.send(&with_key).status, 200);
 
-    let keyless = ["/health", "/version", "/metrics", "/docs", "/openapi.json"];
+    let keyless = ["/health", "/version", "/metrics", "/docs", "/openapi.json", "/"];
     let start = |flags| ServerBuilder::new("demo").flags(flags).start();
     let (server, private) = (start("--api-key s3cret"), start("--api-key s3cret --private-docs"));
     // Probes and collectors of metrics have no keys.

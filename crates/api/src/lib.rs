@@ -54,7 +54,7 @@ pub use generation::{
 };
 pub use image::{ImageDetail, ImagePart, ImageSource};
 pub use messages::{MessagesPrompt, MessagesRequest, OutputConfig, OutputFormat};
-pub use models::{HealthResponse, LoadProgress, Model, ModelList, VersionResponse};
+pub use models::{HealthResponse, LoadProgress, Model, ModelList, RootResponse, VersionResponse};
 pub use not_held::{NotHeld, NotHeldPart};
 pub use rerank::{
     Document, RankedText, RerankRequest, RerankResponse, RerankResult, ResultDocument, Score,

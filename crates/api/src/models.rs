@@ -56,6 +56,21 @@ pub struct LoadProgress {
     pub bytes_total: u64,
 }
 
+/// Response of GET /.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct RootResponse {
+    /// The server's name, `candlepower`.
+    pub name: &'static str,
+    /// The server's version, `x.y.z`.
+    pub version: &'static str,
+    /// Path of the API's documentation.
+    pub docs: &'static str,
+    /// Path of the OpenAPI document.
+    pub openapi: &'static str,
+    /// Path of the health check.
+    pub health: &'static str,
+}
+
 /// Response of GET /version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct VersionResponse {

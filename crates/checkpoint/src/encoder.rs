@@ -9,7 +9,7 @@ mod tests;
 
 pub use sentence::{DenseSpec, SentenceSettings};
 
-use candlepower_layout::Activation;
+use candlepower_layout::{Activation, Dtype};
 
 use crate::{
     bytes::Bytes,
@@ -17,8 +17,10 @@ use crate::{
     config::{HfConfig, UnreadKey},
     error::{Error, Result},
     files::{CheckpointFiles, WeightFiles},
+    memory::longest_that_fits,
     pooling::Pooling,
     quantization::Quantization,
+    spec::{MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH},
     unread::unread,
 };
 
@@ -47,6 +49,25 @@ pub struct EncoderSpec {
     pub act: Activation,
     /// The head that makes a score of the hidden states; `None` for a model that gives vectors.
     pub head: Option<ScoreHead>,
+}
+
+impl EncoderSpec {
+    /// Reads the sizes by BERT's names. The rest is what most encoders have: GELU, and neither token types nor a head.
+    fn read(config: &HfConfig, kind: EncoderKind) -> Result<Self> {
+        Ok(Self {
+            kind,
+            vocab_size: config.bounded("vocab_size", MOST_TOKENS)?,
+            hidden_size: config.bounded("hidden_size", MOST_WIDTH)?,
+            num_layers: config.bounded("num_hidden_layers", MOST_LAYERS)?,
+            heads: config.bounded("num_attention_heads", MOST_HEADS)?,
+            intermediate_size: config.bounded("intermediate_size", MOST_WIDTH)?,
+            max_positions: config.bounded("max_position_embeddings", MOST_TOKENS)?,
+            token_types: 0,
+            norm_eps: config.float("layer_norm_eps")?,
+            act: Activation::Gelu,
+            head: None,
+        })
+    }
 }
 
 /// The form of an encoder's layers.
@@ -191,6 +212,7 @@ pub struct EncoderCheckpoint {
     arch: &'static EncoderArch,
     spec: EncoderSpec,
     sentence: SentenceSettings,
+    dtype: Option<Dtype>,
     quantization: Option<Quantization>,
     unread: Vec<UnreadKey>,
 }
@@ -217,8 +239,10 @@ impl EncoderCheckpoint {
         }
         let (sentence, quantization) =
             (SentenceSettings::read(files)?, Quantization::read(config, &|name| files.json(name))?);
+        // Encoders are computed in f32, so a dtype that is not known does not matter.
+        let dtype = config.dtype().ok().flatten();
         let unread = unread(config, None);
-        Ok(Some(Self { sentence, quantization, files: files.clone(), arch, spec, unread }))
+        Ok(Some(Self { sentence, dtype, quantization, files: files.clone(), arch, spec, unread }))
     }
 
     /// Checks as [`crate::Checkpoint::check_keys`] does.
@@ -311,6 +335,19 @@ impl EncoderCheckpoint {
         let count =
             |tensor: &EncoderTensor| tensor.shape.iter().map(|n| *n as u64).product::<u64>();
         self.tensors().iter().map(count).sum()
+    }
+
+    /// The dtype that `config.json` names; tensors may still differ from it.
+    pub fn dtype(&self) -> Option<Dtype> {
+        self.dtype
+    }
+
+    /// The longest input for which the server would start, in tokens, at most the longest that the model allows; 0 where
+    /// none would. `max_model_len` of the request does not matter.
+    pub fn max_model_len_that_fits(&self, request: EncoderMemoryRequest) -> usize {
+        longest_that_fits(self.spec.max_positions, |max_model_len| {
+            self.memory(EncoderMemoryRequest { max_model_len, ..request }).fits
+        })
     }
 
     /// Divides the memory for batches of `max_num_batched_tokens` tokens and texts of `max_model_len`.

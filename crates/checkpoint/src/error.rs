@@ -235,15 +235,13 @@ pub enum Error {
         fits: usize,
     },
     /// The layers cannot be split over so many ranks.
-    #[error(
-        "tensor_parallel_size {asked} does not divide the model's {what}; possible are {possible}"
-    )]
+    #[error("tensor_parallel_size {asked} does not divide the model's {what}; choose {possible}")]
     TensorParallel {
         /// Ranks asked for.
         asked: usize,
         /// The count that does not divide, and its name.
         what: String,
-        /// Numbers of ranks that divide everything.
+        /// Numbers of ranks that divide everything, in words.
         possible: String,
     },
     /// The processor of images, or its settings.
@@ -279,7 +277,7 @@ pub enum Error {
     },
     /// Keys and values cannot be kept so.
     #[error(
-        "--kv-cache-dtype {asked} is not possible on {device} with these weights: possible are auto, {others}, fp8"
+        "--kv-cache-dtype {asked} is not possible on {device} with these weights: choose one of auto, {others}, fp8"
     )]
     KvDtype {
         /// The dtype that was asked for.

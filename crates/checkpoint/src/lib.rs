@@ -366,8 +366,9 @@ impl Checkpoint {
     pub fn pooling_memory(&self, dtype: Dtype, request: EncoderMemoryRequest) -> EncoderMemory {
         let tokens = request.max_num_batched_tokens.max(request.max_model_len);
         let batch = self.spec.batch_bytes(tokens, request.max_model_len);
-        let activation_bytes = request.num_threads as u64 * batch;
-        let weights_bytes = self.spec.weight_bytes(dtype) + self.sentence.dense_bytes();
+        let activation_bytes = batch.saturating_mul(request.num_threads as u64);
+        let weights_bytes =
+            self.spec.weight_bytes(dtype).saturating_add(self.sentence.dense_bytes());
         EncoderMemory::new(weights_bytes, activation_bytes, request.available_bytes)
     }
 

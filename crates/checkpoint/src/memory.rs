@@ -264,7 +264,7 @@ impl MemoryPlan {
             DeviceKind::Cpu => (
                 spec.rank_weight_bytes(request.weights, ranks) + tower.weights_bytes,
                 spec.rank_kv_bytes_per_token(request.kv, ranks),
-                spec.activation_bytes(&request, tokens) + tower.activation_bytes,
+                sum([spec.activation_bytes(&request, tokens), tower.activation_bytes]),
             ),
             DeviceKind::Gpu { .. } => (
                 spec.device_weight_bytes(request.weights, ranks),
@@ -272,10 +272,10 @@ impl MemoryPlan {
                 spec.device_activation_bytes(&request, tokens),
             ),
         };
-        let beside = activation_bytes + tower.image_bytes;
-        let block_bytes = kv_bytes_per_token * request.block_size as u64;
+        let beside = sum([activation_bytes, tower.image_bytes]);
+        let block_bytes = kv_bytes_per_token.saturating_mul(request.block_size as u64);
         let per_sequence = request.max_model_len.div_ceil(request.block_size) as u64;
-        let sequence_bytes = per_sequence * block_bytes;
+        let sequence_bytes = per_sequence.saturating_mul(block_bytes);
         let left = request.memory.left_bytes(weights_bytes);
         let kept = left.map(|left| match request.memory.device {
             DeviceKind::Cpu => (left / 4).min(left.saturating_sub(beside)),
@@ -304,8 +304,8 @@ impl MemoryPlan {
                 (request.max_num_seqs, if has_states { request.max_num_seqs } else { 0 })
             }
         };
-        let state_bytes = num_states as u64 * of_sequence;
-        let needed_bytes = weights_bytes + beside + state_bytes + sequence_bytes;
+        let state_bytes = of_sequence.saturating_mul(num_states as u64);
+        let needed_bytes = sum([weights_bytes, beside, state_bytes, sequence_bytes]);
         let budget = match (request.kv_cache_bytes, kept) {
             (Some(asked), _) => asked,
             (None, None) => sequence_bytes,
@@ -320,7 +320,7 @@ impl MemoryPlan {
         let num_blocks = useful.min(u64::from(u32::MAX) / request.block_size as u64);
         let kv_cache_bytes = num_blocks * block_bytes;
         let overflows = request.memory.counted == Counted::BeforeLoading
-            && left.is_some_and(|left| beside + state_bytes + kv_cache_bytes > left);
+            && left.is_some_and(|left| sum([beside, state_bytes, kv_cache_bytes]) > left);
         Self {
             request,
             max_num_batched_tokens: tokens,
@@ -347,13 +347,7 @@ impl MemoryPlan {
     /// The longest context with which the server would start, at most the longest that the model allows, in tokens; 0
     /// where none would.
     pub fn max_model_len_that_fits(&self, spec: &ModelSpec) -> usize {
-        let fits = |len: usize| self.with(spec, |r| r.max_model_len = len).fits;
-        let (mut longest, mut too_long) = (0, spec.max_positions + 1);
-        while too_long - longest > 1 {
-            let middle = longest + (too_long - longest) / 2;
-            if fits(middle) { longest = middle } else { too_long = middle }
-        }
-        longest
+        longest_that_fits(spec.max_positions, |len| self.with(spec, |r| r.max_model_len = len).fits)
     }
 
     /// Refuses what does not fit.
@@ -391,15 +385,19 @@ impl MemoryPlan {
         Self::new(spec, request)
     }
 
-    /// Bytes of all but the cache.
-    fn bytes_beside_cache(&self) -> u64 {
-        self.weights_bytes + self.activation_bytes + self.image_bytes + self.state_bytes
+    /// Bytes of all with the cache that must be.
+    fn wanted_bytes(&self) -> u64 {
+        sum([self.beside_bytes(), self.must_cache_bytes()])
     }
 
-    /// Bytes of all with the cache that must be: the one that was asked for, or one sequence.
-    fn wanted_bytes(&self) -> u64 {
-        let cache = self.request.kv_cache_bytes.unwrap_or(0).max(self.sequence_bytes);
-        self.bytes_beside_cache() + cache
+    /// Bytes of weights, activations, images and states.
+    fn beside_bytes(&self) -> u64 {
+        sum([self.weights_bytes, self.activation_bytes, self.image_bytes, self.state_bytes])
+    }
+
+    /// Bytes of the cache that must be: the one that was asked for, or one sequence.
+    fn must_cache_bytes(&self) -> u64 {
+        self.request.kv_cache_bytes.unwrap_or(0).max(self.sequence_bytes)
     }
 
     /// The parts that need memory, in words.
@@ -411,7 +409,7 @@ impl MemoryPlan {
         format!(
             "weights {}, keys and values {}, {}{}activations {}",
             Bytes(self.weights_bytes),
-            Bytes(self.wanted_bytes() - self.bytes_beside_cache()),
+            Bytes(self.must_cache_bytes()),
             optional("states", self.state_bytes),
             optional("images", self.image_bytes),
             Bytes(self.activation_bytes)
@@ -421,7 +419,7 @@ impl MemoryPlan {
     /// Other settings that would fit, in words.
     fn ways_out(&self, spec: &ModelSpec, free: u64) -> String {
         let mut ways = Vec::new();
-        let for_cache = free.saturating_sub(self.bytes_beside_cache());
+        let for_cache = free.saturating_sub(self.beside_bytes());
         if self.request.kv_cache_bytes.is_some_and(|asked| asked > for_cache)
             && for_cache >= self.sequence_bytes
         {
@@ -466,4 +464,19 @@ impl MemoryPlan {
             .filter(|ranks| *ranks > self.request.tensor_parallel_size);
         more.into_iter().find(|ranks| self.with(spec, |r| r.tensor_parallel_size = *ranks).fits)
     }
+}
+
+/// The longest length up to `most` that fits, where every shorter one fits, too; 0 where none does.
+pub(crate) fn longest_that_fits(most: usize, fits: impl Fn(usize) -> bool) -> usize {
+    let (mut longest, mut too_long) = (0, most + 1);
+    while too_long - longest > 1 {
+        let middle = longest + (too_long - longest) / 2;
+        if fits(middle) { longest = middle } else { too_long = middle }
+    }
+    longest
+}
+
+/// The sum of sizes that settings may make as large as they like. Nothing that large fits, so it may stop there.
+fn sum(sizes: impl IntoIterator<Item = u64>) -> u64 {
+    sizes.into_iter().fold(0, u64::saturating_add)
 }

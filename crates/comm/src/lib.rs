@@ -160,9 +160,10 @@ impl Comm {
         match &mut *self.links() {
             Links::Solo => {}
             Links::Root(links) => {
-                let parts = all.chunks_exact_mut(part.len().max(1)).skip(1);
                 let patience = self.patience();
-                for ((link, rank), part) in links.iter_mut().zip(1..).zip(parts) {
+                for (link, rank) in links.iter_mut().zip(1..) {
+                    // Empty shards have frames, too.
+                    let part = &mut all[rank * part.len()..][..part.len()];
                     frame.read(link, rank, patience, bytemuck::cast_slice_mut(part))?;
                 }
                 // The frame back to the ranks has all shards, so its length differs from that of the frames that

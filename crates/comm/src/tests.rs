@@ -75,6 +75,20 @@ fn parts_are_gathered_values_broadcast_and_messages_passed() {
     }
 }
 
+#[test]
+fn gathered_shards_may_be_empty() {
+    for size in [1, 2, 4] {
+        let found = on_ranks(size, |comm| {
+            let all = comm.all_gather::<u32>(&[]).unwrap();
+            // A frame that rank 0 has not read would be in the way of the next operation.
+            let mut values = [1.0];
+            comm.all_reduce(&mut values).unwrap();
+            (all, values)
+        });
+        assert_eq!(found, vec![(Vec::new(), [size as f32]); size]);
+    }
+}
+
 /// Error of rank 0 while rank 1 runs `other`.
 fn found_by_root(deadline: Duration, other: impl FnOnce(Comm) + Send) -> Error {
     let [root, leaf] = <[Comm; 2]>::try_from(Comm::local(2, deadline).unwrap()).unwrap();

@@ -47,9 +47,7 @@ impl Types {
     /// The types of the property `key` of an object.
     pub(crate) fn of_property(key: &str, object: Option<&Map<String, Value>>) -> Self {
         let Some(object) = object else { return Self::UNSAID };
-        let property = object.get("properties").and_then(|properties| properties.get(key));
-        let schema = property.or_else(|| object.get("additionalProperties"));
-        schema.map_or(Self::UNSAID, |schema| Self::of(schema, object))
+        schema_of(key, object).map_or(Self::UNSAID, |schema| Self::of(schema, object))
     }
 
     /// Whether a value is a string or null, so that its text has no quotes.
@@ -95,6 +93,17 @@ impl Types {
             _ => Value::from(text).to_string(),
         }
     }
+}
+
+/// The schema of the property `key` of an object.
+fn schema_of<'a>(key: &str, object: &'a Map<String, Value>) -> Option<&'a Value> {
+    let property = object.get("properties").and_then(|properties| properties.get(key));
+    property.or_else(|| object.get("additionalProperties"))
+}
+
+/// Whether the schema of the property `key` of an object has this string, with references into the object.
+pub(crate) fn has_text(text: &str, key: &str, object: &Map<String, Value>) -> bool {
+    schema_of(key, object).is_some_and(|schema| Look::at(object).has_text(text, schema, 0))
 }
 
 fn type_of(value: &Value) -> Types {
@@ -148,6 +157,27 @@ impl<'a> Look<'a> {
             _ => None,
         };
         schema.iter().filter_map(of_keyword).reduce(Types::and)
+    }
+
+    /// Whether this string is among the values and lists of the schema, or of schemas that it refers to.
+    fn has_text(&self, text: &str, schema: &Value, depth: usize) -> bool {
+        // The limit also ends the loops, as in `said_by`.
+        let inner = |schema: &Value| self.left.get() > 0 && self.has_text(text, schema, depth + 1);
+        match schema {
+            Value::String(found) => found == text,
+            Value::Array(values) if depth < MAX_DEPTH => values.iter().any(inner),
+            Value::Object(keywords) if depth < MAX_DEPTH => {
+                let Some(left) = self.left.get().checked_sub(1) else { return false };
+                self.left.set(left);
+                keywords.iter().any(|(keyword, value)| match value {
+                    Value::String(reference) if keyword == "$ref" => {
+                        resolve(reference, self.root).is_some_and(inner)
+                    }
+                    value => inner(value),
+                })
+            }
+            _ => false,
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::event::Events;
 use crate::format::xml::{Element, Known, Marks};
 use crate::format::{Arguments, Format, Position, Tail, gemma4, pythonic};
 use crate::scan::{Reached, Stop, ValueScanner, len_of_beginning};
-use crate::schema::Types;
+use crate::schema::{Types, has_text};
 
 /// Maximum bytes of a call up to its name. Longer text is content, so that text is not held back without limit. Arguments have no limit:
 /// after the name, the text can only be a call, and agents write whole files as one argument.
@@ -443,10 +443,7 @@ fn argument(key: &str, text: &str, schema: Option<&Map<String, Value>>) -> Strin
         value.is_ok_and(|value| types.allow(&value) && (value.is_null() || !types.have_string()))
     };
     // `None` stands for null, unless the schema has this string, as among the values of an `enum`.
-    let is_said = || {
-        let property = schema.and_then(|schema| schema.get("properties")?.get(key));
-        property.is_some_and(|property| property.to_string().contains("\"None\""))
-    };
+    let is_said = || schema.is_some_and(|schema| has_text("None", key, schema));
     match literal.filter(fits) {
         Some(json) if json != "null" || !is_said() => json,
         _ => types.argument(text),

@@ -610,3 +610,26 @@ fn iq4_codes_are_those_of_eight_bits() {
         assert_eq!(packed.numbers().unwrap(), expected, "{codes:?} {mins:?}");
     }
 }
+
+#[test]
+fn matrices_of_heads_are_not_quantized() {
+    let rows = QuantizedRows {
+        codes: QuantFormat::U4,
+        group: 32,
+        bytes: &[1; 64],
+        scales: &[1.0; 2],
+        mins: Offsets::None,
+        multiples: None,
+        inputs: None,
+    };
+    let form = ScaleForm { mins: OffsetForm::None, ..ScaleForm::F32 };
+    let mut builder = Weight::quantized_builder(2, 32, QuantFormat::U4, 32, form).unwrap();
+    builder.write_quantized(0, rows).unwrap();
+    let packed = PackedMatrix::new(&builder.finish().unwrap(), None, &Device::Cpu).unwrap();
+    let plain = Tensor::zeros((2, 32), DType::BF16, &Device::Cpu).unwrap();
+    let weights = ExpertMatrices::new(vec![Matrix::Rows(plain), Matrix::Packed(packed)]).unwrap();
+    let x = Tensor::zeros((1, 2, 32), DType::BF16, &Device::Cpu).unwrap();
+    let out = Tensor::zeros((1, 2, 2), DType::BF16, &Device::Cpu).unwrap();
+    let error = head_product(&x, &weights, &out).unwrap_err();
+    assert_eq!(error.to_string(), "matrices of heads is 2, it must be unquantized, one per head");
+}

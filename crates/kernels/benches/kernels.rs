@@ -86,8 +86,9 @@ fn report(name: &str, (median, best): (f64, f64), amount: f64, unit: &str) {
 fn machine() {
     let words = vec![0x3c01_3c02_3c03_3c04_u64; ROTATION_BYTES / 8];
     let threads = rayon::current_num_threads();
+    let part = words.len().div_ceil(threads).next_multiple_of(STREAMS * LINE);
     let read = time(|| {
-        let sums = words.par_chunks(words.len() / threads).map(read_in_streams);
+        let sums = words.par_chunks(part).map(read_in_streams);
         black_box(sums.collect::<Vec<_>>());
     });
     report("memory read", read, ROTATION_BYTES as f64, "GB/s");
@@ -97,14 +98,19 @@ fn machine() {
     report("multiply-adds from registers", fma, flops, "GFLOP/s");
 }
 
-/// Reads all of `words`, one value of each quarter in turn. These are four streams with prefetch, like those of the
-/// matrix-vector kernel.
-fn read_in_streams(words: &[u64]) -> [u64; 8] {
-    let quarter = words.len() / 4;
-    let mut sums = [0; 8];
-    for at in (0..quarter).step_by(8) {
-        for stream in 0..4 {
-            let line = &words[stream * quarter + at..][..8];
+/// Streams of [`read_in_streams`].
+const STREAMS: usize = 4;
+/// Words of a cache line.
+const LINE: usize = 8;
+
+/// Reads all of `words`, one line of each quarter in turn. These are four streams with prefetch, like those of the
+/// matrix-vector kernel. Each quarter must have a whole number of lines.
+fn read_in_streams(words: &[u64]) -> [u64; LINE] {
+    let quarter = words.len() / STREAMS;
+    let mut sums = [0; LINE];
+    for at in (0..quarter).step_by(LINE) {
+        for stream in 0..STREAMS {
+            let line = &words[stream * quarter + at..][..LINE];
             #[cfg(target_arch = "x86_64")]
             // SAFETY: fetching ahead never faults, whatever the address.
             unsafe {

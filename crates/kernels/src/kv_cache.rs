@@ -1,5 +1,7 @@
 //! The paged cache of keys and values.
 
+use std::mem::ManuallyDrop;
+
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor};
 use float8::F8E4M3;
 use half::bf16;
@@ -281,15 +283,25 @@ impl KvCache {
     }
 }
 
-/// Zeros in memory whose pages the system provides when they are first written. For bf16 candle writes the zeros.
+/// Zeros in memory whose pages the system provides when they are first written. For bf16 and f8e4m3 candle would write
+/// the zeros.
 fn zeros(dims: &[usize], dtype: DType) -> Result<Tensor> {
+    let len = dims.iter().product();
     Ok(match dtype {
         DType::BF16 => {
-            let bits = vec![0u16; dims.iter().product()];
+            let bits = vec![0u16; len];
             Tensor::from_vec(bits.reinterpret_into::<bf16>(), dims, &Device::Cpu)?
         }
+        DType::F8E4M3 => Tensor::from_vec(of_bits(vec![0; len]), dims, &Device::Cpu)?,
         _ => Tensor::zeros(dims, dtype, &Device::Cpu)?,
     })
+}
+
+/// The values with these bits, in the same memory. The crate `float8` has no such function.
+fn of_bits(bits: Vec<u8>) -> Vec<F8E4M3> {
+    let mut bits = ManuallyDrop::new(bits);
+    // SAFETY: F8E4M3 is a transparent u8, any bits are valid values of it, and nobody else owns the memory any more.
+    unsafe { Vec::from_raw_parts(bits.as_mut_ptr().cast(), bits.len(), bits.capacity()) }
 }
 
 /// Writes the keys and values of this step's tokens into their slots of layer `layer`.

@@ -13,9 +13,9 @@ use crate::gib;
 pub struct Gpus {
     /// The driver, if it answers.
     pub driver: Option<Driver>,
-    /// Each GPU, in the driver's order.
+    /// Each GPU, in the driver's order. Empty if one of them cannot be read: indices of the others would be wrong.
     pub devices: Vec<Gpu>,
-    /// Reason in words for which there are none, or for which some are missing.
+    /// Reason in words for which there are none.
     pub reason: Option<String>,
 }
 

@@ -108,7 +108,7 @@ pub struct ServeConfig {
     /// TOML file with named API keys and their limits; SIGHUP reloads it
     #[arg(long, help_heading = "Server", value_name = "FILE")]
     pub api_keys_file: Option<PathBuf>,
-    /// Require an API key for /docs and /openapi.json too, if the server has keys
+    /// Require an API key for /, /docs and /openapi.json too, if the server has keys
     #[arg(
         long, help_heading = "Server", value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,

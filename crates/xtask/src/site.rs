@@ -68,7 +68,7 @@ fn built(files: &[SourceFile]) -> Result<Vec<(String, String)>> {
     Ok(built)
 }
 
-/// The list of pages: the headings of the index, and the first link of each line.
+/// The list of pages: the headings of the index, and its links to pages.
 fn entries(index: &str) -> Vec<Entry> {
     let (mut entries, mut heading, mut link) = (Vec::new(), None::<String>, None);
     for event in parser(index) {

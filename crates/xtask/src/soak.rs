@@ -31,7 +31,9 @@ impl Soak {
         let seed = match arguments.iter().position(|argument| *argument == "--seed") {
             None => None,
             Some(at) => {
-                let seed = arguments.drain(at..).take(2).nth(1).context("--seed needs a number")?;
+                arguments.remove(at);
+                let seed = arguments.get(at).copied().context("--seed needs a number")?;
+                arguments.remove(at);
                 Some(seed.parse().with_context(|| format!("the seed `{seed}` is no number"))?)
             }
         };
@@ -49,7 +51,7 @@ impl Soak {
                 Ok(soak(MIXED_TRAFFIC, 60.0 * number(minutes).unwrap_or_default()))
             }
             _ => bail!(
-                "`cargo xtask soak` takes MINUTES, --attacks [SECONDS] [NAME..] or --fairness; and --seed N at the end"
+                "`cargo xtask soak` takes MINUTES, --attacks [SECONDS] [NAME..] or --fairness; and --seed N"
             ),
         }
     }
@@ -95,6 +97,8 @@ mod tests {
             ("--attacks 5", soak(ATTACKS, 5.0, None, &[])),
             ("--attacks deep runs --seed 1", soak(ATTACKS, 60.0, Some(1), &["deep", "runs"])),
             ("--attacks 300 deep", soak(ATTACKS, 300.0, None, &["deep"])),
+            ("--attacks 300 --seed 1 deep", soak(ATTACKS, 300.0, Some(1), &["deep"])),
+            ("--seed 7 20", soak(MIXED_TRAFFIC, 1200.0, Some(7), &[])),
             ("--fairness", soak(FAIRNESS, 0.0, None, &[])),
         ] {
             assert_eq!(parse(arguments).unwrap(), expected, "{arguments}");
@@ -103,7 +107,18 @@ mod tests {
 
     #[test]
     fn what_is_no_run_is_refused() {
-        for arguments in ["", "ten", "0", "-1", "5 --seed", "5 --seed x", "5 6", "--fairness 3"] {
+        for arguments in [
+            "",
+            "ten",
+            "0",
+            "-1",
+            "5 --seed",
+            "5 --seed x",
+            "5 6",
+            "5 --seed 7 8",
+            "--fairness 3",
+            "--fairness --seed 7 3",
+        ] {
             assert!(parse(arguments).is_err(), "{arguments}");
         }
     }

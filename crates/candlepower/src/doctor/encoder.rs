@@ -3,7 +3,7 @@
 use std::fmt;
 
 use candlepower_checkpoint::{
-    Bytes, EncoderCheckpoint, EncoderMemory, EncoderMemoryRequest, Error,
+    Bytes, Dtype, EncoderCheckpoint, EncoderMemory, EncoderMemoryRequest, Error,
 };
 use candlepower_machine::Machine;
 use serde_json::{Value, json};
@@ -17,8 +17,11 @@ pub(super) struct EncoderReport {
     architecture: &'static str,
     num_parameters: u64,
     own_context: usize,
+    /// Whether the weights are stored in the dtype in which they are computed.
+    is_stored: bool,
     request: EncoderMemoryRequest,
     memory: EncoderMemory,
+    longest: usize,
     problem: Option<Error>,
 }
 
@@ -34,8 +37,10 @@ impl EncoderReport {
             architecture: checkpoint.architecture(),
             num_parameters: checkpoint.num_parameters(),
             own_context: checkpoint.spec().max_positions,
+            is_stored: checkpoint.dtype().is_none_or(|dtype| dtype == Dtype::F32),
             request,
             memory,
+            longest: checkpoint.max_model_len_that_fits(request),
             problem: memory.check().err(),
         }
     }
@@ -45,23 +50,29 @@ impl EncoderReport {
         self.problem.is_none()
     }
 
-    /// The keys that the help explains. Those of the KV cache are 0.
+    /// The keys that the help explains. Those of the KV cache and of its sequences are 0.
     pub(super) fn to_json(&self, machine: &Machine) -> Value {
         let memory = &self.memory;
         let plan = json!({
             "device": "cpu",
             "dtype": "float32",
+            "stored": self.is_stored,
             "max_model_len": self.request.max_model_len,
+            "max_num_batched_tokens": self.request.max_num_batched_tokens,
             "tensor_parallel_size": 1,
             "weights_bytes": memory.weights_bytes,
             "kv_bytes_per_token": 0,
             "kv_bytes_per_sequence": 0,
+            "max_num_seqs": 0,
+            "state_bytes": 0,
             "activation_bytes": memory.activation_bytes,
             "needed_bytes": memory.needed_bytes,
             "available_bytes": memory.available_bytes,
             "kv_cache_bytes": 0,
             "kv_cache_dtype": null,
             "fits": memory.fits,
+            "max_model_len_that_fits": self.longest,
+            "num_sequences": 0,
         });
         let mut report = json!({
             "machine": machine,
@@ -69,6 +80,7 @@ impl EncoderReport {
             "architecture": self.architecture,
             "supported": true,
             "quantization": null,
+            "quantize_on_load": null,
             "message": self.problem.as_ref().map(Error::to_string),
             "num_parameters": self.num_parameters,
             "plans": [plan],

@@ -1,14 +1,12 @@
 //! BERT and what is built like it: RoBERTa, XLM-RoBERTa, DistilBERT, MPNet.
 
-use candlepower_layout::Activation;
-
 use super::{
     EncoderArch, EncoderKind, EncoderSpec, HeadAct, Pooling, ScoreHead, TensorList, expect,
 };
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, activation},
+    spec::{MOST_TOKENS, activation},
 };
 
 pub(super) const BERT: EncoderArch = EncoderArch {
@@ -100,43 +98,35 @@ fn bert(config: &HfConfig, first_position: usize) -> Result<EncoderSpec> {
     expect(config, "position_embedding_type", "absolute".into())?;
     config.refuse("is_decoder")?;
     config.refuse("add_cross_attention")?;
-    let positions = config.bounded("max_position_embeddings", MOST_TOKENS)?;
+    let kind = EncoderKind::Bert { first_position, distance_classes: 0 };
+    let spec = EncoderSpec::read(config, kind)?;
     // The positions before the first are those of padding, which no text uses.
-    if positions <= first_position {
+    if spec.max_positions <= first_position {
         let hint = format!("; more than the first {first_position} positions are");
-        return Err(config.unsupported("max_position_embeddings", &positions.into(), &hint));
+        let found = spec.max_positions.into();
+        return Err(config.unsupported("max_position_embeddings", &found, &hint));
     }
     Ok(EncoderSpec {
-        kind: EncoderKind::Bert { first_position, distance_classes: 0 },
-        vocab_size: config.bounded("vocab_size", MOST_TOKENS)?,
-        hidden_size: config.bounded("hidden_size", MOST_WIDTH)?,
-        num_layers: config.bounded("num_hidden_layers", MOST_LAYERS)?,
-        heads: config.bounded("num_attention_heads", MOST_HEADS)?,
-        intermediate_size: config.bounded("intermediate_size", MOST_WIDTH)?,
-        max_positions: positions - first_position,
+        max_positions: spec.max_positions - first_position,
         token_types: config.bounded("type_vocab_size", MOST_TOKENS)?,
-        norm_eps: config.float("layer_norm_eps")?,
         act: activation(config)?,
-        head: None,
+        ..spec
     })
 }
 
+const DISTIL_BERT_NAMES: &[(&str, &str)] = &[
+    ("hidden_size", "dim"),
+    ("num_hidden_layers", "n_layers"),
+    ("num_attention_heads", "n_heads"),
+    ("intermediate_size", "hidden_dim"),
+];
+
 fn distil_bert(config: &HfConfig) -> Result<EncoderSpec> {
     expect(config, "activation", "gelu".into())?;
-    Ok(EncoderSpec {
-        kind: EncoderKind::Bert { first_position: 0, distance_classes: 0 },
-        vocab_size: config.bounded("vocab_size", MOST_TOKENS)?,
-        hidden_size: config.bounded("dim", MOST_WIDTH)?,
-        num_layers: config.bounded("n_layers", MOST_LAYERS)?,
-        heads: config.bounded("n_heads", MOST_HEADS)?,
-        intermediate_size: config.bounded("hidden_dim", MOST_WIDTH)?,
-        max_positions: config.bounded("max_position_embeddings", MOST_TOKENS)?,
-        token_types: 0,
-        // Source: transformers `modeling_distilbert.py`, which has no key for it.
-        norm_eps: 1e-12,
-        act: Activation::Gelu,
-        head: None,
-    })
+    // Source: transformers `modeling_distilbert.py`, which has no key for the norms' number.
+    let config = config.without(&["layer_norm_eps"]).with_default("layer_norm_eps", 1e-12);
+    let kind = EncoderKind::Bert { first_position: 0, distance_classes: 0 };
+    EncoderSpec::read(&config.renamed(DISTIL_BERT_NAMES), kind)
 }
 
 /// RoBERTa without types of tokens, whose attention has biases for distances beside the learned positions.
@@ -158,70 +148,78 @@ fn mpnet_tensors(spec: &EncoderSpec, list: &mut TensorList) {
     let EncoderKind::Bert { distance_classes, .. } = spec.kind else {
         unreachable!("only the descriptions of this file are asked for these tensors")
     };
-    let (hidden, inner) = (spec.hidden_size, spec.intermediate_size);
     embedding_tensors(spec, list);
     let table = "encoder.relative_attention_bias.weight";
     list.own(table, table, &[distance_classes, spec.heads]);
-    for i in 0..spec.num_layers {
-        let name = |name: &str| format!("encoder.layer.{i}.{name}");
-        for (ours, theirs, shape) in [
-            ("attention.self.query", "attention.attn.q", [hidden, hidden]),
-            ("attention.self.key", "attention.attn.k", [hidden, hidden]),
-            ("attention.self.value", "attention.attn.v", [hidden, hidden]),
-            ("attention.output.dense", "attention.attn.o", [hidden, hidden]),
-            ("intermediate.dense", "intermediate.dense", [inner, hidden]),
-            ("output.dense", "output.dense", [hidden, inner]),
-        ] {
-            list.affine(&name(ours), &name(theirs), shape);
-        }
-        for (ours, theirs) in [
-            ("attention.output.LayerNorm", "attention.LayerNorm"),
-            ("output.LayerNorm", "output.LayerNorm"),
-        ] {
-            list.norm(&name(ours), &name(theirs), hidden);
-        }
-    }
+    layer_tensors(
+        spec,
+        list,
+        "encoder.layer",
+        [
+            "attention.attn.q",
+            "attention.attn.k",
+            "attention.attn.v",
+            "attention.attn.o",
+            "attention.LayerNorm",
+            "intermediate.dense",
+            "output.dense",
+            "output.LayerNorm",
+        ],
+    );
 }
 
 fn bert_tensors(spec: &EncoderSpec, list: &mut TensorList) {
-    let (hidden, inner) = (spec.hidden_size, spec.intermediate_size);
     embedding_tensors(spec, list);
-    for i in 0..spec.num_layers {
-        let mut affine = |name: &str, shape| {
-            let name = format!("encoder.layer.{i}.{name}");
-            list.affine(&name, &name, shape);
-        };
-        affine("attention.self.query", [hidden, hidden]);
-        affine("attention.self.key", [hidden, hidden]);
-        affine("attention.self.value", [hidden, hidden]);
-        affine("attention.output.dense", [hidden, hidden]);
-        affine("intermediate.dense", [inner, hidden]);
-        affine("output.dense", [hidden, inner]);
-        for name in ["attention.output.LayerNorm", "output.LayerNorm"] {
-            let name = format!("encoder.layer.{i}.{name}");
-            list.norm(&name, &name, hidden);
-        }
-    }
+    layer_tensors(spec, list, "encoder.layer", LAYER_SLOTS);
 }
 
 fn distil_bert_tensors(spec: &EncoderSpec, list: &mut TensorList) {
-    let (hidden, inner) = (spec.hidden_size, spec.intermediate_size);
     embedding_tensors(spec, list);
+    layer_tensors(
+        spec,
+        list,
+        "transformer.layer",
+        [
+            "attention.q_lin",
+            "attention.k_lin",
+            "attention.v_lin",
+            "attention.out_lin",
+            "sa_layer_norm",
+            "ffn.lin1",
+            "ffn.lin2",
+            "output_layer_norm",
+        ],
+    );
+}
+
+/// The slots of a layer, which are BERT's names.
+const LAYER_SLOTS: [&str; 8] = [
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+];
+
+/// The tensors of all layers. `names` are those of [`LAYER_SLOTS`] in a class whose layers begin with `prefix`.
+fn layer_tensors(spec: &EncoderSpec, list: &mut TensorList, prefix: &str, names: [&str; 8]) {
+    let (hidden, inner) = (spec.hidden_size, spec.intermediate_size);
     for i in 0..spec.num_layers {
-        let slot = |name: &str| format!("encoder.layer.{i}.{name}");
-        let name = |name: &str| format!("transformer.layer.{i}.{name}");
-        for (ours, theirs, shape) in [
-            ("attention.self.query", "attention.q_lin", [hidden, hidden]),
-            ("attention.self.key", "attention.k_lin", [hidden, hidden]),
-            ("attention.self.value", "attention.v_lin", [hidden, hidden]),
-            ("attention.output.dense", "attention.out_lin", [hidden, hidden]),
-            ("intermediate.dense", "ffn.lin1", [inner, hidden]),
-            ("output.dense", "ffn.lin2", [hidden, inner]),
-        ] {
-            list.affine(&slot(ours), &name(theirs), shape);
+        for (slot, name) in LAYER_SLOTS.into_iter().zip(names) {
+            let (ours, theirs) =
+                (format!("encoder.layer.{i}.{slot}"), format!("{prefix}.{i}.{name}"));
+            match slot {
+                "attention.output.LayerNorm" | "output.LayerNorm" => {
+                    list.norm(&ours, &theirs, hidden);
+                }
+                "intermediate.dense" => list.affine(&ours, &theirs, [inner, hidden]),
+                "output.dense" => list.affine(&ours, &theirs, [hidden, inner]),
+                _ => list.affine(&ours, &theirs, [hidden, hidden]),
+            }
         }
-        list.norm(&slot("attention.output.LayerNorm"), &name("sa_layer_norm"), hidden);
-        list.norm(&slot("output.LayerNorm"), &name("output_layer_norm"), hidden);
     }
 }
 

@@ -1,17 +1,11 @@
 //! ModernBERT.
 
-use candlepower_layout::Activation;
-
 use serde_json::Value;
 
 use super::{
     EncoderArch, EncoderKind, EncoderSpec, HeadAct, Pooling, ScoreHead, TensorList, expect,
 };
-use crate::{
-    config::HfConfig,
-    error::Result,
-    spec::{MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH},
-};
+use crate::{config::HfConfig, error::Result, spec::MOST_LAYERS};
 
 pub(super) const ARCH: EncoderArch =
     EncoderArch { name: "ModernBertModel", prefix: "model.", spec, head: None, tensors };
@@ -54,25 +48,14 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
     expect(config, "hidden_activation", "gelu".into())?;
     let num_layers = config.bounded("num_hidden_layers", MOST_LAYERS)?;
     let (global_theta, local_theta) = thetas(config)?;
-    Ok(EncoderSpec {
-        kind: EncoderKind::ModernBert {
-            global_every: global_every(config, num_layers)?,
-            // Half of the window lies to each side, which the computation divides by.
-            window: config.count("local_attention")?,
-            global_theta,
-            local_theta,
-        },
-        vocab_size: config.bounded("vocab_size", MOST_TOKENS)?,
-        hidden_size: config.bounded("hidden_size", MOST_WIDTH)?,
-        num_layers,
-        heads: config.bounded("num_attention_heads", MOST_HEADS)?,
-        intermediate_size: config.bounded("intermediate_size", MOST_WIDTH)?,
-        max_positions: config.bounded("max_position_embeddings", MOST_TOKENS)?,
-        token_types: 0,
-        norm_eps: config.float("norm_eps")?,
-        act: Activation::Gelu,
-        head: None,
-    })
+    let kind = EncoderKind::ModernBert {
+        global_every: global_every(config, num_layers)?,
+        // Half of the window lies to each side, which the computation divides by.
+        window: config.count("local_attention")?,
+        global_theta,
+        local_theta,
+    };
+    EncoderSpec::read(&config.renamed(&[("layer_norm_eps", "norm_eps")]), kind)
 }
 
 /// transformers 4 writes the distance between two layers without a window, 5 the kind of each layer.

@@ -3,16 +3,22 @@
 use candlepower_layout::Activation;
 
 use super::{EncoderArch, EncoderKind, EncoderSpec, TensorList, expect};
-use crate::{
-    config::HfConfig,
-    error::Result,
-    spec::{MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH},
-};
+use crate::{config::HfConfig, error::Result, spec::MOST_TOKENS};
 
 pub(super) const ARCH: EncoderArch =
     EncoderArch { name: "NomicBertModel", prefix: "bert.", spec, head: None, tensors };
 
+const NAMES: &[(&str, &str)] = &[
+    ("hidden_size", "n_embd"),
+    ("num_hidden_layers", "n_layer"),
+    ("num_attention_heads", "n_head"),
+    ("intermediate_size", "n_inner"),
+    ("max_position_embeddings", "n_positions"),
+    ("layer_norm_eps", "layer_norm_epsilon"),
+];
+
 fn spec(config: &HfConfig) -> Result<EncoderSpec> {
+    let config = &config.renamed(NAMES);
     for key in ["causal", "parallel_block", "prenorm", "use_rms_norm", "num_experts"] {
         config.refuse(key)?;
     }
@@ -22,35 +28,24 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
         expect(config, "rotary_emb_fraction", 1.0.into())?;
     }
     config.refuse("rotary_emb_scale_base")?;
-    let positions = config.bounded("n_positions", MOST_TOKENS)?;
-    // Beyond the trained positions the rope would be scaled by the text's length.
-    let max_positions = match config.float_opt("rotary_scaling_factor")? {
-        Some(_) => config.bounded("max_trained_positions", MOST_TOKENS)?.min(positions),
-        None => positions,
+    let kind = EncoderKind::NomicBert {
+        theta: config.float("rotary_emb_base")?,
+        interleaved: config.flag_or("rotary_emb_interleaved", false)?,
+        qkv_bias: config.flag_or("qkv_proj_bias", true)?,
+        fc1_bias: config.flag_or("mlp_fc1_bias", true)?,
+        fc2_bias: config.flag_or("mlp_fc2_bias", true)?,
     };
-    Ok(EncoderSpec {
-        kind: EncoderKind::NomicBert {
-            theta: config.float("rotary_emb_base")?,
-            interleaved: config.flag_or("rotary_emb_interleaved", false)?,
-            qkv_bias: config.flag_or("qkv_proj_bias", true)?,
-            fc1_bias: config.flag_or("mlp_fc1_bias", true)?,
-            fc2_bias: config.flag_or("mlp_fc2_bias", true)?,
-        },
-        vocab_size: config.bounded("vocab_size", MOST_TOKENS)?,
-        hidden_size: config.bounded("n_embd", MOST_WIDTH)?,
-        num_layers: config.bounded("n_layer", MOST_LAYERS)?,
-        heads: config.bounded("n_head", MOST_HEADS)?,
-        intermediate_size: config.bounded("n_inner", MOST_WIDTH)?,
-        max_positions,
-        // `bounded` refuses a zero, which here means that there is no table.
-        token_types: match config.raw("type_vocab_size").and_then(serde_json::Value::as_u64) {
-            Some(0) => 0,
-            _ => config.bounded("type_vocab_size", MOST_TOKENS)?,
-        },
-        norm_eps: config.float("layer_norm_epsilon")?,
-        act: Activation::Silu,
-        head: None,
-    })
+    let mut spec = EncoderSpec { act: Activation::Silu, ..EncoderSpec::read(config, kind)? };
+    // Beyond the trained positions the rope would be scaled by the text's length.
+    if config.float_opt("rotary_scaling_factor")?.is_some() {
+        let trained = config.bounded("max_trained_positions", MOST_TOKENS)?;
+        spec.max_positions = spec.max_positions.min(trained);
+    }
+    // `bounded` refuses a zero, which here means that there is no table.
+    if config.raw("type_vocab_size").and_then(serde_json::Value::as_u64) != Some(0) {
+        spec.token_types = config.bounded("type_vocab_size", MOST_TOKENS)?;
+    }
+    Ok(spec)
 }
 
 fn tensors(spec: &EncoderSpec, list: &mut TensorList) {

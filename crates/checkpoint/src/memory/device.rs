@@ -5,7 +5,7 @@ use candlepower_layout::{
     device_head_dim, device_latent_dims, device_logits_rows,
 };
 
-use super::{KvDtype, MemoryRequest};
+use super::{KvDtype, MemoryRequest, sum};
 use crate::spec::{FfnSpec, GatingSpec, KvKind, LayerSpec, Mixer, MlpSpec, ModelSpec};
 
 /// Bytes of weights that are dequantized at once: enough to keep a product of many rows busy.
@@ -151,16 +151,21 @@ impl ModelSpec {
         let ranks = request.tensor_parallel_size;
         let element = request.weights.size() as u64;
         let DeviceWidths { wide, inner, attended } = self.device_widths(ranks);
-        let tokens = tokens as u64;
-        let rows = device_logits_rows(request.max_num_seqs) as u64;
+        // Slots are u32, and each token of a step and each sequence has one. The products with more would overflow.
+        let tokens = (tokens as u64).min(u64::from(u32::MAX));
+        let max_num_seqs = request.max_num_seqs.min(u32::MAX as usize);
+        let rows = device_logits_rows(max_num_seqs) as u64;
         let vocab = self.vocab_size as u64;
         // Buffer in which ranks gather their logits.
         let gathered = if ranks > 1 { rows * (vocab + vocab.div_ceil(ranks as u64)) } else { 0 };
         // Per-layer embeddings.
         let per_layer = self.per_layer.map_or(0, |of| of.width * self.layers.len());
-        let buffers = tokens * (3 * self.hidden_size + wide + inner + attended + per_layer) as u64
-            + rows * (self.hidden_size as u64 + vocab)
-            + gathered;
+        let width = 3 * self.hidden_size + wide + inner + attended + per_layer;
+        let buffers = sum([
+            tokens.saturating_mul(width as u64),
+            rows * (self.hidden_size as u64 + vocab),
+            gathered,
+        ]);
         // Scores and counts of each sample are four bytes, a grammar's mask is a bit.
         let sampling = rows * (8 * vocab + vocab.div_ceil(8));
         // One for each kind of cache and window.
@@ -176,8 +181,8 @@ impl ModelSpec {
                 plans.push(plan);
             }
         }
-        let pages = request.max_num_seqs * request.max_model_len.div_ceil(request.block_size);
-        let block_tables = 4 * (3 * (request.max_num_seqs + 1) + pages) as u64;
+        let pages = max_num_seqs * request.max_model_len.div_ceil(request.block_size);
+        let block_tables = 4 * (3 * (max_num_seqs + 1) + pages) as u64;
         // Denominators of each head's softmax.
         let heads = self.attentions().filter(|a| a.sinks);
         let heads = heads.map(|a| a.heads.div_ceil(ranks)).max().unwrap_or(0);
@@ -187,11 +192,11 @@ impl ModelSpec {
             let (kv_heads, head_dim) = (kv_heads.div_ceil(ranks), device_head_dim(*head_dim));
             let partials = match has_latents {
                 true => LATENT_PARTIALS_BYTES,
-                false => attention_partials_bytes(head_dim, kv_heads, request.max_num_seqs),
+                false => attention_partials_bytes(head_dim, kv_heads, max_num_seqs),
             };
             partials as u64 + own
         });
-        let of_plans: u64 = of_plans.sum();
+        let of_plans = sum(of_plans);
         // Which experts the tokens go to, what each counts for, and the order in which they are computed.
         let routing = self.layers.iter().find_map(|layer| layer.ffn.experts());
         let routing = routing.map_or(0, |experts| {
@@ -201,7 +206,7 @@ impl ModelSpec {
         let unpacked = self.device_unpacked_bytes() as u64;
         let ropes = 4 * self.rope_values(request.max_model_len) as u64;
         let tables = sampling + routing + square_sums + ropes;
-        element * buffers + tables + of_plans + unpacked + FIXED_BYTES
+        sum([buffers.saturating_mul(element), tables, of_plans, unpacked, FIXED_BYTES])
     }
 
     /// The model with heads as wide as a GPU keeps them.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use candlepower_layout::{Dtype, LOGITS_ROWS, MatrixForm};
 
-use super::{KvDtype, MemoryRequest};
+use super::{KvDtype, MemoryRequest, sum};
 use crate::{
     error::{Error, Result},
     rope::RopeSpec,
@@ -162,8 +162,8 @@ impl ModelSpec {
         let ranks = request.tensor_parallel_size;
         let logits = 2 * tokens.min(LOGITS_ROWS) as u64 * self.vocab_size.div_ceil(ranks) as u64;
         let tables = self.rope_values(request.max_model_len);
-        let width = self.step_width(ranks);
-        ACTIVATION_BYTES * (tokens as u64 * width as u64 + logits + tables as u64)
+        let rows = (tokens as u64).saturating_mul(self.step_width(ranks) as u64);
+        sum([rows, logits, tables as u64]).saturating_mul(ACTIVATION_BYTES)
     }
 
     /// The same as [`Self::activation_bytes`], for a batch of `tokens` tokens without logits, with the keys and values of one layer.
@@ -175,7 +175,8 @@ impl ModelSpec {
             .into_iter()
             .map(|kind| kind.kv_heads * kind.values() * if keeps_all { kind.layers } else { 1 });
         let width = self.step_width(1) + keys.sum::<usize>();
-        ACTIVATION_BYTES * (tokens as u64 * width as u64 + self.rope_values(max_model_len) as u64)
+        let rows = (tokens as u64).saturating_mul(width as u64);
+        sum([rows, self.rope_values(max_model_len) as u64]).saturating_mul(ACTIVATION_BYTES)
     }
 
     /// Values that exist at once in a step for each token, on one of `ranks` ranks.
@@ -239,7 +240,11 @@ impl ModelSpec {
         let Some(what) = self.indivisible(ranks) else { return Ok(()) };
         let possible: Vec<String> =
             self.tensor_parallel_sizes().iter().map(usize::to_string).collect();
-        Err(Error::TensorParallel { asked: ranks, what, possible: possible.join(", ") })
+        let possible = match possible.as_slice() {
+            [one] => one.clone(),
+            several => format!("one of {}", several.join(", ")),
+        };
+        Err(Error::TensorParallel { asked: ranks, what, possible })
     }
 
     /// The numbers of ranks, up to 64, over which each layer can be split.

@@ -228,11 +228,11 @@ fn keys_and_values_are_kept_as_asked_or_as_the_weights() {
     }
     assert_eq!(DeviceKind::Cpu.kv_dtype(Some(bf16), Dtype::F32).unwrap(), bf16);
     for (device, asked, message) in [
-        (gpu, f32, "a GPU with these weights: possible are auto, bfloat16, fp8"),
+        (gpu, f32, "a GPU with these weights: choose one of auto, bfloat16, fp8"),
         (
             DeviceKind::Cpu,
             f16,
-            "the CPU with these weights: possible are auto, float32, bfloat16, fp8",
+            "the CPU with these weights: choose one of auto, float32, bfloat16, fp8",
         ),
     ] {
         let error = device.kv_dtype(Some(asked), Dtype::Bf16).unwrap_err().to_string();
@@ -255,9 +255,45 @@ fn a_rank_has_its_part() {
     assert!(spec.check_tensor_parallel(32).is_ok());
     assert_eq!(
         spec.check_tensor_parallel(3).unwrap_err().to_string(),
-        "tensor_parallel_size 3 does not divide the model's 32 attention heads; possible are 1, 2, 4, 8, 16, 32"
+        "tensor_parallel_size 3 does not divide the model's 32 attention heads; choose one of 1, 2, 4, 8, 16, 32"
     );
     assert!(spec.check_tensor_parallel(0).is_err());
+}
+
+/// Nobody can give so much, but the settings can say it.
+#[test]
+fn the_largest_settings_do_not_overflow() {
+    let spec = llama();
+    let changes: [fn(&mut MemoryRequest); 5] = [
+        |r| r.max_num_batched_tokens = Some(usize::MAX),
+        |r| r.max_num_seqs = usize::MAX,
+        |r| r.block_size = usize::MAX,
+        |r| r.kv_cache_bytes = Some(u64::MAX),
+        |r| r.memory.available_bytes = None,
+    ];
+    for device in [DeviceKind::Cpu, DeviceKind::Gpu { utilization: 0.9 }] {
+        let mut all = request(24 * GIB);
+        all.memory.device = device;
+        for change in changes {
+            let mut one = request(24 * GIB);
+            one.memory.device = device;
+            change(&mut one);
+            change(&mut all);
+            for request in [one, all] {
+                let plan = MemoryPlan::new(&spec, request);
+                assert!(plan.needed_bytes >= plan.weights_bytes);
+                if let Err(error) = plan.check(&spec) {
+                    assert!(!error.to_string().is_empty());
+                }
+                plan.num_sequences();
+            }
+        }
+        let steps = MemoryPlan::new(
+            &spec,
+            MemoryRequest { max_num_batched_tokens: Some(usize::MAX), ..all },
+        );
+        assert!(!steps.fits && steps.activation_bytes > 1 << 48);
+    }
 }
 
 /// Phi-3-mini has heads of 96 elements, which attention on a GPU has not.

@@ -153,8 +153,9 @@ impl ModelSpec {
         TowerMemory {
             weights_bytes: tower.weight_bytes(request.weights),
             activation_bytes: tower.activation_bytes(patches, request.weights),
-            image_bytes: waiting_bytes.div_ceil(request.tensor_parallel_size as u64)
-                + encoder_cache_bytes,
+            image_bytes: waiting_bytes
+                .div_ceil(request.tensor_parallel_size as u64)
+                .saturating_add(encoder_cache_bytes),
         }
     }
 

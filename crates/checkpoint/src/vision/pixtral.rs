@@ -52,10 +52,7 @@ const RULES: &[VisionRule] = &[
 /// Mistral Small 3.1 and later, and Ministral 3.
 pub(crate) fn mistral3(source: &VisionSource<'_>) -> Result<VisionSpec> {
     let config = source.config;
-    let kind = source.tower.text_opt("model_type")?.unwrap_or("pixtral");
-    if kind != "pixtral" {
-        return Err(source.tower.unsupported("model_type", &kind.into(), "; pixtral is"));
-    }
+    source.check_kind(&["pixtral"])?;
     let tower = source.with_defaults(&DEFAULTS);
     let sizes = TowerSizes::read(&tower, "gelu")?;
     sizes.check_axial(&tower)?;

@@ -104,12 +104,7 @@ pub(crate) fn qwen3_5(source: &VisionSource<'_>) -> Result<VisionSpec> {
 }
 
 fn read(source: &VisionSource<'_>, class: &Class) -> Result<VisionSpec> {
-    let tower = &source.tower;
-    let kind = tower.text_opt("model_type")?.unwrap_or(class.kinds[0]);
-    if !class.kinds.contains(&kind) {
-        let hint = format!("; {} is", class.kinds[0]);
-        return Err(tower.unsupported("model_type", &kind.into(), &hint));
-    }
+    source.check_kind(class.kinds)?;
     check_sections(source)?;
     let c = source.with_defaults(&DEFAULTS).renamed(NAMES);
     let sizes = TowerSizes::read(&c, "gelu_pytorch_tanh")?;

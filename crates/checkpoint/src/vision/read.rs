@@ -96,6 +96,17 @@ pub(super) fn axial_theta(tower: &HfConfig) -> Result<f64> {
 }
 
 impl VisionSource<'_> {
+    /// Refuses a tower that names another kind than one of `kinds`, which are never empty.
+    pub(super) fn check_kind(&self, kinds: &[&str]) -> Result<()> {
+        match self.tower.text_opt("model_type")? {
+            Some(kind) if !kinds.contains(&kind) => {
+                let hint = format!("; {} is", kinds[0]);
+                Err(self.tower.unsupported("model_type", &kind.into(), &hint))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The tower's configuration, with the defaults of its class in transformers where keys are absent.
     pub(super) fn with_defaults(&self, defaults: &[(&str, usize)]) -> HfConfig {
         let tower = self.tower.clone();

@@ -61,11 +61,7 @@ const RULES: &[VisionRule] = &[
 /// Gemma 3, whose images have one size and as many tokens each.
 pub(crate) fn gemma3(source: &VisionSource<'_>) -> Result<VisionSpec> {
     let config = source.config;
-    let tower = &source.tower;
-    let kind = tower.text_opt("model_type")?.unwrap_or("siglip_vision_model");
-    if kind != "siglip_vision_model" {
-        return Err(tower.unsupported("model_type", &kind.into(), "; siglip_vision_model is"));
-    }
+    source.check_kind(&["siglip_vision_model"])?;
     let tower = source.with_defaults(&DEFAULTS);
     let sizes = TowerSizes::read(&tower, "gelu_pytorch_tanh")?;
     let most_patches = sizes.most_patches(&tower)?;

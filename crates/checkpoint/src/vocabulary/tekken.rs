@@ -37,13 +37,15 @@ const BOS: &str = "<s>";
 const EOS: &str = "</s>";
 /// Beyond any vocabulary.
 const MOST_TOKENS: usize = 1 << 24;
+/// Beyond the special tokens of any vocabulary. Published files have 1000.
+const MOST_SPECIAL: usize = 1 << 16;
 
 /// The tokenizer that a file says.
 pub(super) fn tokenizer(file: &[u8]) -> Result<Value> {
     let file = HfConfig::parse(FILE, file)?;
     let config = file.section("config")?.ok_or_else(|| file.missing("config", "an object"))?;
     let size = config.bounded("default_vocab_size", MOST_TOKENS)?;
-    let num_special = config.bounded("default_num_special_tokens", size)?;
+    let num_special = config.bounded("default_num_special_tokens", size.min(MOST_SPECIAL))?;
     let pattern = config.text_opt("pattern")?;
     let pattern = pattern.ok_or_else(|| config.missing("pattern", "a regular expression"))?;
     let special = special_tokens(&file, num_special)?;
@@ -105,4 +107,30 @@ fn special_tokens(file: &HfConfig, count: usize) -> Result<Vec<String>> {
         }
     }
     Ok(tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_count_of_special_tokens_is_bounded() {
+        let error = |config: Value, entries: usize| {
+            let vocab: Vec<Value> = (0..entries)
+                .map(|rank| json!({"rank": rank, "token_bytes": STANDARD.encode([rank as u8])}))
+                .collect();
+            let file = json!({"config": config, "vocab": vocab}).to_string();
+            tokenizer(file.as_bytes()).err().map(|error| error.to_string())
+        };
+        let config = |size: usize, special: usize| json!({"pattern": ".", "default_vocab_size": size, "default_num_special_tokens": special});
+        assert_eq!(error(config(MOST_SPECIAL + 1, MOST_SPECIAL), 1), None);
+        let most = format!("at most {MOST_SPECIAL} is");
+        for special in [MOST_SPECIAL + 1, MOST_TOKENS - 1] {
+            let said = error(config(MOST_TOKENS, special), 1).unwrap();
+            assert!(said.contains(&format!("default_num_special_tokens` = {special}")), "{said}");
+            assert!(said.contains(&most), "{said}");
+        }
+        let said = error(config(3, 4), 1).unwrap();
+        assert!(said.contains("at most 3 is"), "{said}");
+    }
 }

@@ -236,7 +236,7 @@ fn keys_and_values_in_bf16_are_served_on_the_cpu() {
     assert_same(&run_together(&start(small)), &want, "small");
     let refused = kv(Dtype::Bf16.into(), on_device());
     let error = EngineHandle::start(&checkpoint("llama"), refused, &mut |_| ()).unwrap_err();
-    let message = "--kv-cache-dtype bfloat16 is not possible on a GPU with these weights: possible are auto, float32, fp8";
+    let message = "--kv-cache-dtype bfloat16 is not possible on a GPU with these weights: choose one of auto, float32, fp8";
     assert_eq!(error.to_string(), message);
 }
 

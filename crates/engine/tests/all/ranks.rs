@@ -100,7 +100,7 @@ fn ranks_that_cannot_be_are_refused() {
     };
     assert_eq!(
         refused(over(3)),
-        "tensor_parallel_size 3 does not divide the model's 4 attention heads; possible are 1, 2, 4"
+        "tensor_parallel_size 3 does not divide the model's 4 attention heads; choose one of 1, 2, 4"
     );
     assert_eq!(refused(over(0)), "tensor_parallel_size is 0: it must be at least 1");
     // All ranks have loaded their parts when it is seen that no cache can be had.

@@ -130,7 +130,11 @@ impl Cublas {
         if slice == 0 {
             let expected = "enough for 16 outputs of every matrix";
             let value = self.unpacked.elem_count();
-            return Err(Error::Parameter { parameter: "room for numbers", value, expected });
+            return Err(Error::Parameter {
+                parameter: "memory for dequantized weights",
+                value,
+                expected,
+            });
         }
         let x_address = launch.elements(("x", x), "[rows, k]", &[rows, k])?;
         let out_address = launch.elements(("out", out), "[rows, n]", &[rows, n])?;

@@ -194,13 +194,13 @@ impl PackedAddresses {
             tensor.map_or(Ok(null), |tensor| integers(name, tensor))
         };
         Ok(Self {
-            codes: integers("codes", &w.words)?,
+            codes: integers("quantized weights", &w.words)?,
             scales: floats("scales", &w.scales)?,
             inputs: optional("inputs", w.inputs.as_ref())?,
             sparse_starts: optional("starts", sparse.map(|sparse| &sparse.starts))?,
             sparse_inputs: optional("sparse inputs", sparse.map(|sparse| &sparse.inputs))?,
             sparse_numbers: match sparse {
-                Some(sparse) => floats("sparse numbers", &sparse.numbers)?,
+                Some(sparse) => floats("sparse values", &sparse.numbers)?,
                 None => std::ptr::null_mut(),
             },
             n: w.n as i32,

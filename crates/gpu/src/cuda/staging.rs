@@ -1,7 +1,9 @@
 //! Asynchronous copies between pinned host memory and the device.
 
 use candle_core::cuda_backend::cudarc::driver::result::{memcpy_dtoh_async, memcpy_htod_async};
-use candle_core::cuda_backend::cudarc::driver::{CudaEvent, PinnedHostSlice};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaEvent, CudaStream, DriverError, PinnedHostSlice,
+};
 use candle_core::{CudaDevice, Tensor};
 
 use super::launch::{Launch, driver};
@@ -47,7 +49,7 @@ impl PinnedUploads {
         // SAFETY: both sides hold `numbers.len()` elements, since the caller compared it with the table; the pinned
         // side is not written before the event recorded below has passed.
         unsafe { memcpy_htod_async(address as u64, host, stream.cu_stream()) }.map_err(error)?;
-        *copied = Some(stream.record_event(None).map_err(error)?);
+        *copied = Some(after_copies(&stream).map_err(error)?);
         Ok(())
     }
 }
@@ -97,7 +99,7 @@ impl PinnedReadback {
         // SAFETY: both sides hold `count` elements, and the pinned side is neither read nor freed before the event
         // recorded below has passed.
         unsafe { memcpy_dtoh_async(host, address as u64, stream.cu_stream()) }.map_err(error)?;
-        self.started = Some((count, stream.record_event(None).map_err(error)?));
+        self.started = Some((count, after_copies(&stream).map_err(error)?));
         Ok(())
     }
 
@@ -117,6 +119,15 @@ impl Drop for PinnedReadback {
             let _ = event.synchronize();
         }
     }
+}
+
+/// The event after all copies that are queued on the stream. Until it has passed, the pinned memory of a copy must not
+/// be written or freed. If there is no event to wait for later, the copies end before the error is returned.
+pub(crate) fn after_copies(stream: &CudaStream) -> std::result::Result<CudaEvent, DriverError> {
+    stream.record_event(None).inspect_err(|_| {
+        // sync: only after an error of CUDA, which is returned in any case.
+        let _ = stream.synchronize();
+    })
 }
 
 fn pinned(capacity: usize, device: &CudaDevice) -> Result<PinnedHostSlice<u32>> {

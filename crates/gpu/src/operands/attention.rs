@@ -17,9 +17,9 @@ pub struct PlanCapacity {
     pub max_pages: usize,
     /// Bytes for partial results of sequences that are split.
     ///
-    /// 64 MiB suffice for up to 132 multiprocessors, whatever the heads. Fixed launches of FlashInfer's prefill kernel
-    /// are the exception: each sequence takes `64 * kv_heads * head_dim` bytes there. That kernel serves layers with a
-    /// window, and groups of four heads and more. A plan that needs more bytes returns an error.
+    /// [`attention_partials_bytes`](candlepower_layout::attention_partials_bytes) suffice for up to 132
+    /// multiprocessors, and [`LATENT_PARTIALS_BYTES`](candlepower_layout::LATENT_PARTIALS_BYTES) for latents. A plan
+    /// that needs more bytes returns an error.
     pub partials_bytes: usize,
     /// Maximum number of tokens in a step of a model with attention sinks; zero for other models.
     pub sink_tokens: usize,

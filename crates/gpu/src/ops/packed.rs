@@ -41,7 +41,8 @@ impl PackedMatrix {
         let floats = |name, tensor: &Tensor| {
             reference.f32s((name, tensor), "any length", &[tensor.elem_count()])
         };
-        let (words, scales) = (integers("codes", &self.words)?, floats("scales", &self.scales)?);
+        let (words, scales) =
+            (integers("quantized weights", &self.words)?, floats("scales", &self.scales)?);
         let inputs = self.inputs.as_ref().map(|inputs| integers("inputs", inputs)).transpose()?;
         let (bits, outputs) = (self.codes.device_bits(), self.n.next_multiple_of(TILE[0]));
         let mut numbers = vec![0f32; self.n * self.width];
@@ -67,7 +68,7 @@ impl PackedMatrix {
         let Some(sparse) = &self.sparse else { return Ok(numbers) };
         let starts = integers("starts", &sparse.starts)?;
         let inputs = integers("sparse inputs", &sparse.inputs)?;
-        let added = floats("sparse numbers", &sparse.numbers)?;
+        let added = floats("sparse values", &sparse.numbers)?;
         for (row, bounds) in starts.windows(2).enumerate() {
             for at in bounds[0] as usize..bounds[1] as usize {
                 numbers[row * self.width + inputs[at] as usize] += added[at];

@@ -81,6 +81,45 @@ fn blocks_are_copied_in_order_in_all_layers() {
     }
 }
 
+/// Number of pages of this memory that the system has provided. Bit 63 of an entry of `pagemap` says whether a page is
+/// present.
+///
+/// Source: Documentation/admin-guide/mm/pagemap.rst of Linux.
+#[cfg(target_os = "linux")]
+fn present_pages(memory: &[u8]) -> usize {
+    use std::os::unix::fs::FileExt;
+    const PAGE: usize = 4096;
+    let pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+    let mut entries = vec![0; memory.len() / PAGE * 8];
+    pagemap.read_exact_at(&mut entries, (memory.as_ptr() as usize / PAGE * 8) as u64).unwrap();
+    entries.chunks_exact(8).filter(|entry| entry[7] & 0x80 != 0).count()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_new_cache_takes_no_memory_until_it_is_written() {
+    // Allocators keep smaller pieces of memory, with pages that were used before.
+    let config = KvCacheConfig { num_layers: 1, num_blocks: 1 << 16, ..CONFIG };
+    for dtype in [DType::F32, DType::BF16, DType::F8E4M3] {
+        let cache = KvCache::new(config, dtype, &Device::Cpu).unwrap();
+        let (storage, _) = cache.layer(0).unwrap().keys.storage_and_layout();
+        let candle_core::Storage::Cpu(storage) = &*storage else { panic!("it is on the CPU") };
+        let bytes = |bytes: usize, address: *const u8| {
+            // SAFETY: the storage has that many bytes, all of them initialized, and nobody writes to it here.
+            unsafe { std::slice::from_raw_parts(address, bytes) }
+        };
+        let memory = match storage {
+            CpuStorage::F32(data) => bytes(size_of_val(&data[..]), data.as_ptr().cast()),
+            CpuStorage::BF16(data) => bytes(size_of_val(&data[..]), data.as_ptr().cast()),
+            CpuStorage::F8E4M3(data) => bytes(size_of_val(&data[..]), data.as_ptr().cast()),
+            _ => panic!("the cache has no other dtype"),
+        };
+        // Pages at both ends may hold other data, such as the allocator's own.
+        let present = present_pages(memory);
+        assert!(present <= 2, "{dtype:?}: {present} pages of {} bytes", memory.len());
+    }
+}
+
 #[test]
 fn sizes_are_counted() {
     let cache = KvCache::new(CONFIG, DType::F32, &Device::Cpu).unwrap();

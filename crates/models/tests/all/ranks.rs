@@ -186,15 +186,15 @@ fn sizes_that_do_not_divide_are_refused_with_those_that_would() {
     };
     assert_eq!(
         refused("llama", 3),
-        "tensor_parallel_size 3 does not divide the model's 4 attention heads; possible are 1, 2, 4"
+        "tensor_parallel_size 3 does not divide the model's 4 attention heads; choose one of 1, 2, 4"
     );
     assert_eq!(
         refused("awq", 2),
-        "tensor_parallel_size 2 does not divide the model's 3 groups of quantized inputs; possible are 1"
+        "tensor_parallel_size 2 does not divide the model's 3 groups of quantized inputs; choose 1"
     );
     assert_eq!(
         refused("gptq", 2),
-        "tensor_parallel_size 2 does not divide the model's quantized inputs, whose groups are in act-order (desc_act); possible are 1"
+        "tensor_parallel_size 2 does not divide the model's quantized inputs, whose groups are in act-order (desc_act); choose 1"
     );
     let comm = Comm::local(3, Duration::from_secs(1)).unwrap().remove(0);
     let loaded = load_shard(&checkpoint("llama"), &options(), Arc::new(comm), &mut |_| {});

@@ -6,7 +6,6 @@ use candlepower_api::{
     ChatChoice, ChatChunkChoice, ChatCompletion, ChatCompletionChunk, ChatCompletionRequest,
     ChatDelta, ChatLogprobs, CompletionTokensDetails, Content, ErrorResponse, Role, Usage,
 };
-use candlepower_engine::TokenLogprobs;
 use candlepower_tokenizer::AddSpecialTokens;
 use uuid::Uuid;
 
@@ -284,15 +283,6 @@ impl ChunkFormat for ChatFormat {
             token_ids: None,
         };
         Some(self.chunk(vec![choice], usage))
-    }
-
-    fn prompt(
-        &mut self,
-        _: usize,
-        _: Option<Vec<Option<TokenLogprobs>>>,
-        _: Option<Usage>,
-    ) -> Option<Bytes> {
-        None
     }
 
     fn delta(&mut self, index: usize, delta: Delta, usage: Option<Usage>) -> Bytes {

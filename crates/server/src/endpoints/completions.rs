@@ -290,10 +290,6 @@ fn joined(mut first: CompletionLogprobs, second: CompletionLogprobs) -> Completi
 }
 
 impl ChunkFormat for CompletionFormat {
-    fn opening(&mut self, _: usize, _: Option<Usage>) -> Option<Bytes> {
-        None
-    }
-
     fn prompt(
         &mut self,
         index: usize,

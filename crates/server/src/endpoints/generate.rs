@@ -8,7 +8,6 @@ use candlepower_api::{
     ErrorResponse, GenerateChoice, GenerateRequest, GenerateResponse, SessionRequest, SessionState,
     Usage,
 };
-use candlepower_engine::TokenLogprobs;
 use uuid::Uuid;
 
 use crate::config::Framework;
@@ -275,19 +274,6 @@ impl GenerateFormat {
 }
 
 impl ChunkFormat for GenerateFormat {
-    fn opening(&mut self, _: usize, _: Option<Usage>) -> Option<Bytes> {
-        None
-    }
-
-    fn prompt(
-        &mut self,
-        _: usize,
-        _: Option<Vec<Option<TokenLogprobs>>>,
-        _: Option<Usage>,
-    ) -> Option<Bytes> {
-        None
-    }
-
     fn delta(&mut self, index: usize, delta: Delta, usage: Option<Usage>) -> Bytes {
         let choice = self.choice(index, delta);
         sse::event(&self.header.response("generation.chunk", vec![choice], usage))

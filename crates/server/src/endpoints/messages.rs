@@ -5,7 +5,6 @@ use axum::response::{IntoResponse, Response};
 use candlepower_api::{
     ErrorResponse, FinishReason, MessagesPrompt, MessagesRequest, Role, StopReason, Usage,
 };
-use candlepower_engine::TokenLogprobs;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -243,15 +242,6 @@ impl ChunkFormat for MessageFormat {
     fn opening(&mut self, _: usize, usage: Option<Usage>) -> Option<Bytes> {
         let message = self.message(usage.unwrap_or_default());
         Some(typed_event("message_start", json!({"message": message})))
-    }
-
-    fn prompt(
-        &mut self,
-        _: usize,
-        _: Option<Vec<Option<TokenLogprobs>>>,
-        _: Option<Usage>,
-    ) -> Option<Bytes> {
-        None
     }
 
     fn delta(&mut self, _: usize, delta: Delta, _: Option<Usage>) -> Bytes {

@@ -24,14 +24,18 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// The chunk format of an endpoint.
 pub(crate) trait ChunkFormat: Send + 'static {
     /// The chunks of choice `index` before anything is computed.
-    fn opening(&mut self, index: usize, usage: Option<Usage>) -> Option<Bytes>;
+    fn opening(&mut self, _index: usize, _usage: Option<Usage>) -> Option<Bytes> {
+        None
+    }
     /// The chunk after the prompt of choice `index` is computed.
     fn prompt(
         &mut self,
-        index: usize,
-        logprobs: Option<Vec<Option<TokenLogprobs>>>,
-        usage: Option<Usage>,
-    ) -> Option<Bytes>;
+        _index: usize,
+        _logprobs: Option<Vec<Option<TokenLogprobs>>>,
+        _usage: Option<Usage>,
+    ) -> Option<Bytes> {
+        None
+    }
     /// The chunks that add `delta` to choice `index`; may be empty.
     fn delta(&mut self, index: usize, delta: Delta, usage: Option<Usage>) -> Bytes;
     /// The chunk without choices that reports the usage.
@@ -184,17 +188,6 @@ mod tests {
     struct Texts;
 
     impl ChunkFormat for Texts {
-        fn opening(&mut self, _: usize, _: Option<Usage>) -> Option<Bytes> {
-            None
-        }
-        fn prompt(
-            &mut self,
-            _: usize,
-            _: Option<Vec<Option<TokenLogprobs>>>,
-            _: Option<Usage>,
-        ) -> Option<Bytes> {
-            None
-        }
         fn delta(&mut self, _: usize, delta: Delta, _: Option<Usage>) -> Bytes {
             delta.text.into()
         }

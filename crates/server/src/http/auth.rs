@@ -16,7 +16,7 @@ use crate::model::state::AppState;
 pub(crate) const OPEN_PATHS: [&str; 3] = ["/health", "/version", "/metrics"];
 
 /// Pages of documentation, which contain nothing confidential. They need no key, because a browser cannot send one.
-const DOCS: [&str; 2] = ["/docs", "/openapi.json"];
+const DOCS: [&str; 3] = ["/", "/docs", "/openapi.json"];
 
 /// The paths that never need a key.
 pub(crate) fn keyless_paths(config: &ServeConfig) -> impl Iterator<Item = &'static str> {

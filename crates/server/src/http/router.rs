@@ -52,6 +52,7 @@ pub(crate) fn router(state: AppState) -> Router {
         .routes(routes!(health::metrics))
         .routes(routes!(openapi::openapi_json))
         .routes(routes!(openapi::docs))
+        .routes(routes!(openapi::root))
         .split_for_parts();
     // The last layer is the outermost: it gets a request first and its response last.
     let router = aliases(router)

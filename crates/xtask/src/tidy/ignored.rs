@@ -30,7 +30,7 @@ fn forgotten<'a>(
     let ignored = lines.filter(|(_, line)| line.trim_start().starts_with("#[ignore"));
     ignored.filter_map(move |(index, _)| {
         let name = file.text.lines().skip(index + 1).find_map(name_of_test);
-        let message = "an ignored test that none of `cargo xtask emulated`, `cargo xtask soak` and gpu-check.sh names: nothing runs it".to_owned();
+        let message = "an ignored test that none of `cargo xtask emulated`, `cargo xtask soak`, `cargo xtask deep agents` and gpu-check.sh names: nothing runs it".to_owned();
         (!name.is_some_and(starts)).then(|| Finding::new(file, index + 1, message))
     })
 }
@@ -52,6 +52,12 @@ mod tests {
         let mut files = sample("crates/models/tests/all/device.rs", test);
         let found = findings(&files);
         assert_eq!((found.len(), found[0].line), (1, 2));
+        let said = found[0].to_string();
+        for (path, _) in RUNNERS {
+            // The name of the file is the last word of the command.
+            let name = path.rsplit('/').next().unwrap().trim_end_matches(".rs");
+            assert!(said.contains(name), "{name}: {said}");
+        }
         files.extend(sample(RUNNERS[1].0, "names: &[\"device::all_sums\"],"));
         assert_eq!(findings(&files).len(), 1);
         files.extend(sample("crates/models/src/lib.rs", "#[test]\nfn runs_always() {}\n"));

@@ -1,6 +1,7 @@
 //! Decoders that give vectors: without a causal mask, or without a head.
 
 use super::*;
+use crate::EncoderMemoryRequest;
 
 /// google/embeddinggemma-300m: its class has no head, and a window is half before a token and half behind it.
 #[test]
@@ -26,6 +27,21 @@ fn embedding_gemma() {
     // Its decoder sees what is before a token alone.
     let causal = open(&with(&text, r#"{"use_bidirectional_attention": false}"#));
     assert!(causal.gives_vectors() && !causal.spec().sees_both_ways());
+}
+
+/// Nobody can give so much, but the settings can say it.
+#[test]
+fn memory_for_vectors_does_not_overflow() {
+    let memory = open(LLAMA_3_1_8B).pooling_memory(
+        Dtype::F32,
+        EncoderMemoryRequest {
+            max_model_len: 131_072,
+            max_num_batched_tokens: usize::MAX,
+            num_threads: 1 << 10,
+            available_bytes: Some(1 << 40),
+        },
+    );
+    assert!(!memory.fits && memory.needed_bytes == u64::MAX);
 }
 
 /// intfloat/e5-mistral-7b-instruct: the class without a head says of an embedding and a head that they differ.

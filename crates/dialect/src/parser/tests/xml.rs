@@ -264,6 +264,37 @@ fn literals_of_python_are_read() {
     }
 }
 
+/// `None` is a string if the schema has this string, wherever the schema says so.
+#[test]
+fn a_value_of_an_enum_is_no_literal_of_python() {
+    let level = json!({"anyOf": [{"enum": ["None", "Some"]}, {"type": "null"}]});
+    let other = json!({"anyOf": [{"type": "string"}, {"type": "null"}]});
+    let reference = |name: &str| json!({"$ref": format!("#/$defs/{name}")});
+    for (schema, value) in [
+        (json!({"properties": {"a": level}}), "\"None\""),
+        (json!({"properties": {"a": reference("level")}}), "\"None\""),
+        (
+            json!({"properties": {"a": {"anyOf": [reference("level"), {"type": "null"}]}}}),
+            "\"None\"",
+        ),
+        (json!({"properties": {}, "additionalProperties": reference("level")}), "\"None\""),
+        (json!({"properties": {"a": reference("other")}}), "null"),
+        (json!({"properties": {"a": reference("circle")}}), "\"None\""),
+    ] {
+        let mut schema = schema;
+        let circle = json!({"type": ["string", "null"], "anyOf": [reference("circle"), level]});
+        schema["$defs"] = json!({"level": level, "other": other, "circle": circle});
+        for format in XML {
+            let parameters = schema.as_object().cloned();
+            let functions = [Callable { name: "f".into(), parameters }];
+            let dialect = Dialect { tools: Some(format), reasoning: None };
+            let parser = OutputParser::new(dialect, Thinking::Possible, Some(functions.into()));
+            let found = read(parser, [written(format, "f", &[("a", "None")]).as_str()]);
+            assert_eq!(found.2, [format!("f {{\"a\": {value}}}.")], "{format:?} {schema}");
+        }
+    }
+}
+
 #[test]
 fn a_value_whose_first_mark_is_missing_is_one() {
     let text = "<tool_call>get_weather<arg_key>city</arg_key>how many</arg_value></tool_call>";

@@ -11,6 +11,7 @@ use candle_core::{CudaDevice, DType, Device, Tensor};
 
 use super::super::elements::scale_and_cap;
 use super::super::launch::{Address, Launch, describe};
+use super::super::staging::after_copies;
 use super::ffi::{
     Buffers, Functions, Kernel, MESSAGE_BYTES, PLAN_WORDS, PlanArgs, REFUSED, RunArgs, Shape,
     SinkArgs, candlepower_weigh_sinks,
@@ -167,16 +168,29 @@ impl AttentionPlan {
         let block_tables = sequences.iter().map(|seq| seq.block_table);
         layout.fill(tables, step.meta, block_tables, self.cache.block_size);
         let used = layout.page_indices() + pages;
+        let queued = self.queue(kernel, step, &layout, used);
+        // An error may follow a copy that is queued, so the event is recorded in any case.
+        self.copied = Some(after_copies(&self.device.cuda_stream()).map_err(driver)?);
+        self.prepared = Some(queued?);
+        Ok(())
+    }
+
+    /// Plans the step, and queues the copies of its schedule and of the first `used` elements of the tables.
+    fn queue(
+        &mut self,
+        kernel: Kernel,
+        step: &AttentionStep<'_>,
+        layout: &TableLayout,
+        used: usize,
+    ) -> Result<Prepared> {
+        let prepared = self.plan(kernel, step, layout)?;
         let stream = self.device.cuda_stream();
-        let prepared = self.plan(kernel, step, &layout)?;
         let (address, _guard) = self.tables.device_ptr(&stream);
         let tables = &self.tables_host.as_slice().map_err(driver)?[..used];
-        // SAFETY: both sides hold `used` elements; the pinned side is not written again before the event recorded below
-        // has passed, and neither side is freed before that.
+        // SAFETY: both sides hold `used` elements; `prepare` records an event, and before it has passed the pinned side
+        // is not written again and neither side is freed.
         unsafe { memcpy_htod_async(address, tables, stream.cu_stream()) }.map_err(driver)?;
-        self.copied = Some(stream.record_event(None).map_err(driver)?);
-        self.prepared = Some(prepared);
-        Ok(())
+        Ok(prepared)
     }
 
     /// Computes the attention of the planned step in one layer: `out` = softmax(q k^T * scale) v over each query's

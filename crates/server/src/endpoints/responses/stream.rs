@@ -2,7 +2,6 @@
 
 use axum::body::Bytes;
 use candlepower_api::{ChatTokenLogprob, FinishReason, Usage};
-use candlepower_engine::TokenLogprobs;
 use serde_json::{Value, json};
 
 use super::Turn;
@@ -131,15 +130,6 @@ impl ChunkFormat for ResponseStream {
             self.event("response.in_progress", json!({"response": response})),
         ];
         Some(events.concat().into())
-    }
-
-    fn prompt(
-        &mut self,
-        _: usize,
-        _: Option<Vec<Option<TokenLogprobs>>>,
-        _: Option<Usage>,
-    ) -> Option<Bytes> {
-        None
     }
 
     fn delta(&mut self, _: usize, delta: Delta, _: Option<Usage>) -> Bytes {

@@ -17,6 +17,7 @@ mod images;
 
 use super::*;
 use crate::config::ServeConfig;
+use crate::endpoints::health::VERSION;
 use crate::http::connection::Stop;
 use crate::http::listen::Door;
 use crate::lifecycle::load::load;
@@ -118,7 +119,7 @@ fn with(mut body: Value, more: Value) -> Value {
 #[tokio::test]
 async fn only_open_paths_answer_while_loading() {
     let state = starting(&[]);
-    for path in ["/v1/models", "/v1/models/demo", "/docs", "/openapi.json", "/nope"] {
+    for path in ["/v1/models", "/v1/models/demo", "/", "/docs", "/openapi.json", "/nope"] {
         assert_eq!(error(call(&state, get(path)).await).await, (503, None), "{path}");
     }
     assert_eq!(error(call(&state, post("/v1/chat/completions", chat("x"))).await).await.0, 503);
@@ -130,6 +131,28 @@ async fn only_open_paths_answer_while_loading() {
     state.set_failed("the file is damaged".into());
     let health = text(call(&state, get("/health")).await).await;
     assert_eq!(health, r#"{"status":"failed","phase":"failed","message":"the file is damaged"}"#);
+}
+
+/// Claude Code and some probes send `HEAD /` first.
+#[tokio::test]
+async fn the_root_names_the_server_and_its_pages() {
+    let state = ready(&[]);
+    let whole = call(&state, get("/")).await;
+    let head = call(&state, Request::head("/").body(Body::empty()).unwrap()).await;
+    assert_eq!((whole.status(), head.status()), (StatusCode::OK, StatusCode::OK));
+    for name in ["content-type", "content-length"] {
+        assert_eq!(whole.headers()[name], head.headers()[name]);
+    }
+    assert_eq!(text(head).await, "");
+    let body: Value = serde_json::from_str(&text(whole).await).unwrap();
+    assert_eq!((&body["name"], &body["version"]), (&json!("candlepower"), &json!(VERSION)));
+    for page in ["docs", "health"] {
+        let path = body[page].as_str().unwrap();
+        assert_eq!(call(&state, get(path)).await.status(), 200, "{path}");
+    }
+    let wrong = call(&state, post("/", "{}")).await;
+    assert_eq!(wrong.headers()["allow"], "GET,HEAD");
+    assert_eq!(error(wrong).await.0, 405);
 }
 
 #[tokio::test]
@@ -317,7 +340,7 @@ async fn every_mistake_has_its_status_and_field() {
         (get("/v1/models/other/name"), 404, Some("model")),
         (get("/v1/models/%ff"), 404, Some("model")),
         (get("/nope"), 404, None),
-        (get("/"), 404, None),
+        (get("/nothing"), 404, None),
         (Request::post("/v1/completions").body(Body::empty()).unwrap(), 415, None),
         (
             Request::post("/v1/completions")
@@ -373,7 +396,7 @@ async fn a_key_guards_all_but_the_open_paths() {
         assert_eq!(error(call(&state, get(path)).await).await, (401, None), "{path}");
     }
     let private = ready(&["--api-key=secret", "--private-docs"]);
-    for path in ["/docs", "/openapi.json"] {
+    for path in ["/", "/docs", "/openapi.json"] {
         assert_eq!(call(&state, get(path)).await.status(), 200, "{path}");
         assert_eq!(error(call(&private, get(path)).await).await, (401, None), "{path}");
         let keyed = Request::get(path).header("x-api-key", "secret").body(Body::empty()).unwrap();
