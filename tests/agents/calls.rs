@@ -82,6 +82,10 @@ fn schemas() -> Vec<Value> {
             json!(["a", "b"]),
         ),
         of(
+            json!({"n": {"enum": [9_007_199_254_740_993_i64, -9_007_199_254_740_995_i64, 7]}, "m": {"type": "integer", "const": u64::MAX}}),
+            json!(["n", "m"]),
+        ),
+        of(
             json!({"x": {"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "y": {"type": "integer", "multipleOf": 7, "minimum": -50, "maximum": 50}}),
             json!(["x", "y"]),
         ),

@@ -236,6 +236,36 @@ fn only_allowed_tokens_are_drawn() {
 }
 
 #[test]
+fn an_answer_ends_with_an_error_where_neither_tokens_nor_the_constraint_leave_a_way_on() {
+    let server = Server::demo();
+    // The first tokens are allowed, and none that may follow them.
+    let constraint = json!({"regex": "q{4}[xyz]+"});
+    let fields = json!({"allowed_token_ids": ids(&server, "q"), "structured_outputs": constraint, "max_tokens": 9});
+    let is_clear = |text: &str| {
+        text.contains("none of the tokens that may follow here is among the allowed ones")
+            && !text.contains("too complex")
+    };
+    let error = server.complete_refused(drawn(fields.clone()));
+    assert!(is_clear(error["message"].as_str().unwrap()), "{error}");
+    let mut streamed = drawn(fields);
+    streamed["stream"] = true.into();
+    let events = server.post("/v1/completions", &streamed).text();
+    assert!(is_clear(&events) && events.trim_end().ends_with("[DONE]"), "{events}");
+    // Behind it, the server has no trace of the request.
+    server.wait_until_all_blocks_are_free();
+}
+
+#[test]
+fn features_of_others_that_are_missing_are_named() {
+    let server = Server::demo();
+    let error = server.complete_refused(drawn(json!({"logprob_token_ids": [1, 2]})));
+    assert_eq!(error["param"], "logprob_token_ids", "{error}");
+    server.complete(drawn(json!({"logprob_token_ids": [], "max_tokens": 1})));
+    let error = server.post("/pooling", &json!({"model": "demo", "input": "Hi"})).error(404);
+    assert!(error["message"].as_str().unwrap().contains("/v1/embeddings"), "{error}");
+}
+
+#[test]
 fn bad_words_are_not_written() {
     let server = Server::demo();
     let greedy = |bad_words: &[&str]| {

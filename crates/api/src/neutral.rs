@@ -60,6 +60,7 @@ const TABLE: &[(&str, Neutral)] = &[
     ("logit_bias", NONE),
     ("logits_processors", NONE),
     ("logprob_start_len", These(&["-1"])),
+    ("logprob_token_ids", NONE),
     ("lora", NONE),
     ("media_io_kwargs", NONE),
     ("metadata", Any),

@@ -2,7 +2,7 @@
 //! Source: `src/llama-vocab.cpp` of llama.cpp.
 
 /// Names of ends.
-const ENDS: [&str; 22] = [
+const ENDS: [&str; 24] = [
     "<|eot_id|>",
     "<|im_end|>",
     END,
@@ -13,6 +13,10 @@ const ENDS: [&str; 22] = [
     "<end_of_turn>",
     "<turn|>",
     TOOL_RESPONSE,
+    // FunctionGemma. Source: the publisher's page on its format.
+    "<start_function_response>",
+    // Kimi K3. Source: llama.cpp's `Kimi-K3.jinja`.
+    "<|end_of_msg|>",
     "<eos>",
     "<|endoftext|>",
     CLOSED,

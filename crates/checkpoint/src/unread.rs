@@ -1,5 +1,7 @@
 //! Keys of a `config.json` that nobody reads: the harmless ones are known, and of the others those that count are refused.
 
+#[cfg(test)]
+mod default_configs;
 mod lists;
 
 use crate::config::{HfConfig, UnreadKey};

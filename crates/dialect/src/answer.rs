@@ -88,8 +88,10 @@ impl AnswerShape<'_> {
         if !holds_calls && self.text.is_none() {
             return Ok(None);
         }
-        let reasons = self.dialect.is_harmony() || self.dialect.reasoning.is_some();
-        if let (Calls::None, Some(text), false) = (self.calls, self.text, reasons) {
+        let is_plain = !self.dialect.is_harmony()
+            && self.dialect.reasoning.is_none()
+            && self.dialect.frame().is_empty();
+        if let (Calls::None, Some(text), true) = (self.calls, self.text, is_plain) {
             return Ok(Some(text.clone()));
         }
         let mut grammar = Lark { shape: self, tokenizer, rules: Vec::new() };
@@ -150,13 +152,32 @@ impl Lark<'_> {
         }
     }
 
+    /// Whether a special token is in a text.
+    fn has_special(&self, text: &str) -> bool {
+        let mut marks = self.shape.dialect.marks().into_iter();
+        marks.any(|mark| text.contains(mark) && self.special(mark).is_some())
+    }
+
+    /// Texts that may be missing, in their order.
+    fn optional(&self, texts: &[&str]) -> String {
+        let texts = texts.iter().map(|text| format!("({})?", self.literal(text)));
+        texts.collect::<Vec<_>>().join(" ")
+    }
+
     /// Text up to a mark, and the mark. `before` is the terminal of the text, which may match an empty text.
     fn until(&mut self, name: &str, mark: &str, before: &str) -> String {
-        match self.special(mark) {
+        self.until_behind(name, "", mark, before)
+    }
+
+    /// The same with a rule of special tokens, which may stand before the mark.
+    fn until_behind(&mut self, name: &str, between: &str, mark: &str, before: &str) -> String {
+        match self.has_special(mark) {
             // A special token ends the text by itself. A mark of plain text needs a lazy rule, which ends at its
             // first occurrence.
-            Some(id) => self.rule(name, &format!("{before}? <[{id}]>")),
-            None => self.rule(&format!("{name}[lazy]"), &format!("{before} {}", Value::from(mark))),
+            true => self.rule(name, &format!("{before}? {between} {}", self.literal(mark))),
+            false => {
+                self.rule(&format!("{name}[lazy]"), &format!("{before} {}", Value::from(mark)))
+            }
         }
         name.to_owned()
     }
@@ -181,16 +202,16 @@ impl Lark<'_> {
         }
         let title = reasoning.map(ReasoningFormat::title).filter(|title| !title.is_empty());
         let title = title.map(|title| format!("{title}\n")).unwrap_or_default();
-        let opening = match self.special(open) {
-            Some(id) => format!("{space} <[{id}]> {}", Value::from(title)),
-            None => {
+        let opening = match self.has_special(open) {
+            true => format!("{space} {} {}", self.literal(open), Value::from(title)),
+            false => {
                 let open = Value::from([open, &title].concat());
                 self.rule("OPENING", &format!(r"/[ \r\n]{{0,4}}/ {open}"));
                 "OPENING".to_owned()
             }
         };
         let thoughtful = format!("{opening} {thought} {space} body");
-        if !self.is_free() || self.special(open).is_some() {
+        if !self.is_free() || self.has_special(open) {
             return Ok(format!("{thoughtful} | body"));
         }
         // Free text could also be reasoning. It is not reasoning if it does not begin with the mark.
@@ -223,8 +244,8 @@ impl Lark<'_> {
         let calls = self.calls()?;
         self.rule("calls", &calls);
         match (self.shape.calls, self.shape.text) {
-            (Calls::Required, _) => Ok("calls".to_owned()),
-            (_, Some(_)) => Ok(format!("calls | {}", self.text()?)),
+            (Calls::Required, _) => Ok(self.alone()),
+            (_, Some(_)) => Ok(format!("{} | {}", self.alone(), self.text()?)),
             (_, None) => {
                 let no_call = self.no_call()?;
                 self.rule("UNCALLED", &format!(r"/(.|\n)*/{no_call}"));
@@ -233,12 +254,23 @@ impl Lark<'_> {
         }
     }
 
+    /// Calls without content.
+    fn alone(&self) -> String {
+        format!("{} calls", self.optional(self.shape.dialect.frame().before_calls))
+    }
+
     /// The rule of text without calls.
     fn text(&mut self) -> Result<String> {
         let value = |text: &Constraint| text.as_lark_value(self.tokenizer);
         let value = self.shape.text.map(value).transpose()?;
         self.rule("text", value.as_deref().unwrap_or(TEXT));
-        Ok("text".to_owned())
+        if self.shape.dialect.is_harmony() {
+            return Ok("text".to_owned());
+        }
+        let frame = self.shape.dialect.frame();
+        let [before, after] =
+            [frame.before_text, frame.after_text].map(|texts| self.optional(texts));
+        Ok(format!("{before} text {after}"))
     }
 
     /// Any text, in which calls are constrained to their format. `text` is the terminal of a text without calls, and of the text
@@ -254,18 +286,34 @@ impl Lark<'_> {
                 Some(first) => format!(r"/[ \t\r\n]*[^\{first} \t\r\n](.|\n)*/ & {text}"),
                 None => format!(r"/(.|\n)+/ & ~/{}(.|\n)*/ & {text}", self.bare_heads(layout)),
             };
-            self.rule(&terminal, &other);
-            return Ok(format!("calls | {terminal}?"));
+            let before = self.shape.dialect.frame().before_text.concat();
+            if before.is_empty() {
+                self.rule(&terminal, &other);
+                return Ok(format!("calls | {terminal}?"));
+            }
+            // Calls may follow the text of an answer that begins with the mark of text. Other texts must not begin with
+            // it: the lexer takes the longest lexeme, and calls could not follow.
+            self.rule(&terminal, &format!(r"{other} & ~/{}(.|\n)*/", escaped(&before)));
+            let (before, separator) = (self.literal(&before), layout.separator);
+            let lead = self.until(&format!("{name}_marked"), separator, text);
+            return Ok(format!("calls | {before} ({lead} calls | {text}?) | {terminal}?"));
         };
-        let lead = self.until(name, trigger, text);
+        let frame = self.shape.dialect.frame();
+        // Terminals of text match these texts, unless special tokens are in them.
+        let around = [frame.before_text, frame.after_text].map(|texts| {
+            let is_special = texts.iter().any(|text| self.has_special(text));
+            if is_special { self.optional(texts) } else { String::new() }
+        });
+        let [before, after] = around;
+        let lead = self.until_behind(name, &after, trigger, text);
         let rest = self.calls_behind(layout, trigger)?;
         // Without repetition, no text may follow the call: it could contain another one.
         if !self.repeats(layout) {
-            return Ok(format!("{lead} {rest} | {text}?"));
+            return Ok(format!("{before} ({lead} {rest} | {text}? {after})"));
         }
         // `lead` is the rule of `UNCALLED` up to the mark. The first text may have a terminal of its own, which
         // excludes an opening mark of reasoning.
-        Ok(format!("{lead} {rest} (lead {rest})* UNCALLED? | {text}?"))
+        Ok(format!("{before} ({lead} {rest} (lead {rest})* UNCALLED? | {text}? {after})"))
     }
 
     /// A regular expression of the starts of calls without a mark.
@@ -281,7 +329,7 @@ impl Lark<'_> {
         let trigger = tools.format().layout.trigger;
         // Terminals of text do not match special tokens.
         let others = tools.openers().iter().copied();
-        let others = others.filter(|mark| Some(*mark) != trigger && self.special(mark).is_none());
+        let others = others.filter(|mark| Some(*mark) != trigger && !self.has_special(mark));
         let others = others.map(escaped).collect::<Vec<_>>();
         Ok(match others.is_empty() {
             true => String::new(),
@@ -352,23 +400,23 @@ impl Lark<'_> {
         let layout = &format.layout;
         match format.arguments {
             // All functions share these rules, so they are added once, outside of the loop.
-            Arguments::Gemma4 => self.notation_rules(),
+            Arguments::Gemma(marks) => self.notation_rules(marks),
             Arguments::Json { .. } | Arguments::Keywords | Arguments::Elements(_) => {}
         }
         for (index, function) in self.shape.functions.iter().enumerate() {
             let held = function.strict || self.shape.calls == Calls::Required;
-            let head = match layout.numbered {
-                false => self.literal(&[function.name, layout.before_arguments].concat()),
+            let head = match layout.before_number {
+                None => self.literal(&[function.name, layout.before_arguments].concat()),
                 // The model counts the calls of a conversation, and the parser ignores the number. So any number is
                 // allowed.
-                true => {
-                    let name = self.literal(&[function.name, ":"].concat());
+                Some(before) => {
+                    let name = self.literal(&[function.name, before].concat());
                     format!("{name} /[0-9]+/ {}", self.literal(layout.before_arguments))
                 }
             };
             let arguments = match format.arguments {
                 Arguments::Keywords => self.keywords(index, function)?,
-                Arguments::Gemma4 => self.notation(index, function, held)?,
+                Arguments::Gemma(marks) => self.notation((index, function), marks, held)?,
                 Arguments::Elements(marks) => {
                     self.elements((index, function), layout, marks, held)?
                 }

@@ -31,9 +31,8 @@ fn tool_format(template: &ChatTemplate) -> Option<ToolFormat> {
     });
     // Some templates write tools but no tool calls.
     let mut formats = ToolFormat::ALL.iter().copied();
-    let is_offered = |format: &ToolFormat| {
-        format.format().offered.is_some_and(|offered| asked.contains(offered))
-    };
+    let is_offered =
+        |format: &ToolFormat| format.format().offered.iter().any(|offered| asked.contains(offered));
     written.or_else(|| formats.find(is_offered))
 }
 
@@ -57,24 +56,27 @@ fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
     // sign is missing.
     let opening = turn(&json!([question]), PromptEnd::GenerationPrompt).unwrap_or_default();
     // The template writes separate reasoning of the conversation between marks.
-    let apart =
-        json!([question, {"role": "assistant", "reasoning_content": THOUGHT, "content": ANSWER}]);
+    let apart = json!([question, {"role": "assistant", "reasoning_content": THOUGHT, "reasoning": THOUGHT, "content": ANSWER}]);
     let apart = turn(&apart, PromptEnd::LastMessage).unwrap_or_default();
     let parts =
         json!([{"type": "thinking", "thinking": THOUGHT}, {"type": "text", "text": ANSWER}]);
     let parts =
         turn(&json!([question, {"role": "assistant", "content": parts}]), PromptEnd::LastMessage);
     let parts = parts.unwrap_or_default();
+    // Apertus has blocks in place of parts.
+    let blocks = json!({"blocks": [{"type": "thoughts", "text": THOUGHT}, {"type": "response", "text": ANSWER}]});
+    let blocks = json!([question, {"role": "assistant", "content": blocks}]);
+    let blocks = turn(&blocks, PromptEnd::LastMessage).unwrap_or_default();
     // Some templates write reasoning before tool calls only.
     // The id has nine letters and digits, because Mistral's templates refuse others.
     let call = json!({"id": "abcdefgh1", "type": "function", "function": {"name": FUNCTION, "arguments": {}}});
-    let called = json!([question, {"role": "assistant", "reasoning_content": THOUGHT, "content": "", "tool_calls": [call]}]);
+    let called = json!([question, {"role": "assistant", "reasoning_content": THOUGHT, "reasoning": THOUGHT, "content": "", "tool_calls": [call]}]);
     let called = turn(&called, PromptEnd::LastMessage).unwrap_or_default();
     let before_thought =
         // Templates differ in the white space between the mark and the reasoning.
         |text: &str| text.split_once(THOUGHT).map(|(before, _)| before.trim_end().to_owned());
     let opens = |mark: &str, title: &str| {
-        [&apart, &parts, &called]
+        [&apart, &parts, &blocks, &called]
             .into_iter()
             .filter_map(|text| before_thought(text))
             .any(|before| before.strip_suffix(title).is_some_and(|before| before.ends_with(mark)))
@@ -97,7 +99,9 @@ fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
         let is_told = !format.format().is_always_there;
         is_told
             && format.marks().is_some_and(|(open, close)| {
-                let written = [open, close].iter().any(|mark| opening.contains(mark));
+                let marks =
+                    if format.format().is_close_common { &[open][..] } else { &[open, close] };
+                let written = marks.iter().any(|mark| opening.contains(mark));
                 written || opens(open, format.title()) || taken((open, close))
             })
     })
@@ -241,6 +245,17 @@ mod tests {
                 "<function={{ f.name }}>{{ f.arguments | tojson }}</function>",
                 Some(ToolFormat::FunctionaryV31),
             ),
+            (">>>{{ f.name }}\n{{ f.arguments | tojson }}", Some(ToolFormat::FunctionaryV32)),
+            (
+                "<start_function_call>call:{{ f.name }}{{ '{' }}{% for k, v in f.arguments | dictsort %}{{ k }}:<escape>{{ v }}<escape>{% endfor %}}\
+                 <end_function_call>",
+                Some(ToolFormat::FunctionGemma),
+            ),
+            (
+                "<|open|>tools<|sep|><|open|>call tool=\"{{ f.name }}\" index=\"1\"<|sep|>{% for k, v in f.arguments.items() %}\
+                 <|open|>argument key=\"{{ k }}\" type=\"string\"<|sep|>{{ v }}<|close|>argument<|sep|>{% endfor %}<|close|>call<|sep|>",
+                Some(ToolFormat::KimiK3),
+            ),
             (
                 "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"{{ f.name }}\">\n{% for k, v in f.arguments.items() %}\
                  <｜DSML｜parameter name=\"{{ k }}\" string=\"true\">{{ v }}</｜DSML｜parameter>\n{% endfor %}</｜DSML｜invoke>",
@@ -269,6 +284,19 @@ mod tests {
             {% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}";
         assert_eq!(detect(source).tools, Some(ToolFormat::Lfm2));
         // Another example is the one of GLM-4-0414.
+        // LFM2.5's has no marks around the list, and Granite 3.3's asks for a mark.
+        for (offer, format) in [
+            ("List of tools: [{{ tools[0] | tojson }}]", ToolFormat::Lfm2),
+            (
+                "Respond only with <|tool_call|> followed by a JSON list of tools used. {{ tools | tojson }}",
+                ToolFormat::Granite,
+            ),
+        ] {
+            let source = format!(
+                "{{% if tools %}}{offer}{{% endif %}}{{% for m in messages %}}{{{{ m.role }}}}: {{{{ m.content }}}}{{% endfor %}}"
+            );
+            assert_eq!(detect(&source).tools, Some(format));
+        }
         let source = "{% for tool in tools %}## {{ tool.function.name }}\n{{ tool.function | tojson }}\n\
             在调用上述函数时，请使用 Json 格式表示调用的参数。{% endfor %}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}";
         assert_eq!(detect(source).tools, Some(ToolFormat::Glm4));
@@ -302,6 +330,16 @@ mod tests {
         );
         assert_eq!(reasoning(&apart_in("<thoughts>"), ""), None);
         assert_eq!(reasoning(&apart_in("<seed:think>"), ""), Some(ReasoningFormat::SeedOss));
+        let solar = "{% if m.reasoning %}<|begin|>assistant<|think|>{{ m.reasoning }}<|end|>{% endif %}<|content|>{{ m.content }}<|end|>";
+        assert_eq!(reasoning(solar, ""), Some(ReasoningFormat::SolarOpen));
+        // Many models end turns with the mark that ends Solar's reasoning.
+        assert_eq!(reasoning("{{ m.content }}<|end|>", "<|end|><|assistant|>"), None);
+        let blocks = "{% if m.content is mapping %}{% for b in m.content.blocks %}\
+            {% if b.type == 'thoughts' %}<|inner_prefix|>{{ b.text }}<|inner_suffix|>{% else %}{{ b.text }}{% endif %}{% endfor %}\
+            {% else %}{{ m.content }}{% endif %}";
+        assert_eq!(reasoning(blocks, ""), Some(ReasoningFormat::Apertus));
+        let kimi = Some(ReasoningFormat::KimiK3);
+        assert_eq!(reasoning(plain, "<|open|>think<|sep|>"), kimi);
         // Command R7B reasons only before calls.
         let called = "{% if m.tool_calls %}<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|>{% endif %}{{ m.content }}";
         assert_eq!(reasoning(called, ""), Some(ReasoningFormat::CohereCommand));

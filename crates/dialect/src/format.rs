@@ -34,6 +34,8 @@ macro_rules! formats {
 
 mod deepseek;
 mod deepseek_v32;
+mod frame;
+mod function_gemma;
 mod functionary;
 pub(crate) mod gemma4;
 mod glm4;
@@ -41,6 +43,7 @@ mod glm45;
 mod gpt_oss;
 mod hermes;
 mod kimi;
+mod kimi_k3;
 mod layout;
 mod lfm2;
 mod list;
@@ -58,6 +61,7 @@ pub(crate) mod xml;
 use crate::callable::Callable;
 use crate::scan::{Cursor, Scan, Stop};
 use crate::written_call::WrittenCall;
+pub(crate) use frame::{Frame, Unframing};
 pub(crate) use layout::{Layout, LineBreaks};
 pub use reasoning::{ReasoningFormat, Thinking};
 
@@ -81,6 +85,7 @@ formats! {
         MinimaxM1 = list::MINIMAX_M1,
         MinimaxM2 = minimax_m2::MINIMAX_M2,
         KimiK2 = kimi::KIMI_K2,
+        KimiK3 = kimi_k3::KIMI_K3,
         Granite = list::GRANITE,
         Phi4Mini = list::PHI4_MINI,
         Nemotron = list::NEMOTRON,
@@ -89,7 +94,9 @@ formats! {
         Xlam = list::XLAM,
         SolarOpen = solar_open::SOLAR_OPEN,
         FunctionaryV31 = functionary::FUNCTIONARY_V31,
+        FunctionaryV32 = functionary::FUNCTIONARY_V32,
         CohereCommand = list::COHERE_COMMAND,
+        FunctionGemma = function_gemma::FUNCTION_GEMMA,
         Gemma4 = gemma4::GEMMA4,
         GptOss = gpt_oss::GPT_OSS,
     }
@@ -113,7 +120,7 @@ impl ToolFormat {
 
     /// Whether strings are raw text without JSON's quotes.
     pub fn has_raw_texts(self) -> bool {
-        matches!(self.format().arguments, Arguments::Elements(_) | Arguments::Gemma4)
+        matches!(self.format().arguments, Arguments::Elements(_) | Arguments::Gemma(_))
     }
 
     /// The ids of calls that the format's templates accept.
@@ -149,9 +156,11 @@ pub(crate) struct Format {
     /// Parses the text after the arguments of a call; the flag says whether an object around the arguments is still open.
     pub(crate) tail: fn(&str, bool) -> Scan<Tail>,
     pub(crate) layout: Layout,
+    /// The texts around content.
+    pub(crate) frame: &'static Frame,
     pub(crate) call_ids: CallIds,
-    /// A text in prompts with tools, for the detection of templates that write no calls.
-    pub(crate) offered: Option<&'static str>,
+    /// Texts in prompts with tools, for the detection of templates that write no calls.
+    pub(crate) offered: &'static [&'static str],
     /// Whether a template's call has this format. No two formats accept the same call, unless one of them has no trigger.
     pub(crate) wrote: fn(&WrittenCall<'_>) -> bool,
 }
@@ -168,8 +177,9 @@ impl Format {
         arguments: Arguments::Json { closer: None },
         tail: |_, _| Err(Stop::No),
         layout: Layout::PLAIN,
+        frame: &Frame::NONE,
         call_ids: CallIds::Plain,
-        offered: None,
+        offered: &[],
         wrote: |_| false,
     };
 
@@ -188,8 +198,8 @@ pub(crate) enum Arguments {
     Elements(&'static xml::Marks),
     /// Keyword arguments in Python, parsed with the head.
     Keywords,
-    /// The notation of Gemma 4.
-    Gemma4,
+    /// The notation of Gemma's models.
+    Gemma(&'static gemma4::Marks),
 }
 
 /// The start of a call, up to its arguments.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::callable::Callable;
 use crate::event::{Events, OutputEvent};
-use crate::format::{ReasoningFormat, Thinking, ToolFormat};
+use crate::format::{Frame, ReasoningFormat, Thinking, ToolFormat, Unframing};
 use crate::harmony::HarmonyParser;
 use crate::reasoning::ReasoningParser;
 use crate::tool::ToolParser;
@@ -33,13 +33,33 @@ impl Dialect {
         // Harmony's marks delimit every message, so they are needed even if only the reasoning is configured as
         // gpt-oss.
         marks.extend(tools.map_or(&[][..], ToolFormat::marks));
+        marks.extend(self.frame().marks);
+        // Formats of reasoning and of calls may share marks.
+        let mut seen = Vec::new();
+        marks.retain(|mark| {
+            !seen.contains(mark) && {
+                seen.push(*mark);
+                true
+            }
+        });
         marks
+    }
+
+    /// The texts around content.
+    pub(crate) fn frame(self) -> &'static Frame {
+        let of_reasoning = self.reasoning.map(|format| format.format().frame);
+        let of_calls = self.tools.map(|format| format.format().frame);
+        let frames = [of_reasoning, of_calls].into_iter().flatten();
+        frames.into_iter().find(|frame| !frame.is_empty()).unwrap_or(&Frame::NONE)
     }
 }
 
 /// A parser of one answer in pieces. The merged events of the pieces equal those of the whole text.
 #[derive(Debug)]
-pub struct OutputParser(Stages);
+pub struct OutputParser {
+    stages: Stages,
+    unframing: Option<Unframing>,
+}
 
 #[derive(Debug)]
 enum Stages {
@@ -70,22 +90,26 @@ impl OutputParser {
         are_required: bool,
     ) -> Self {
         if dialect.is_harmony() {
-            return Self(Stages::Harmony(HarmonyParser::new(functions)));
+            let stages = Stages::Harmony(HarmonyParser::new(functions));
+            return Self { stages, unframing: None };
         }
+        let frame = dialect.frame();
+        let unframing = (!frame.is_empty()).then(|| Unframing::new(frame));
         // Without callable functions there is no tool parser at all, and calls pass as content.
         let calls = dialect.tools.map(ToolFormat::format).zip(functions);
         let reasoning = |format| ReasoningParser::new(format, thinking, calls.clone());
-        Self(Stages::Marked {
+        let stages = Stages::Marked {
             reasoning: dialect.reasoning.and_then(reasoning),
             tools: calls
                 .map(|(format, functions)| ToolParser::new(format, functions, are_required)),
-        })
+        };
+        Self { stages, unframing }
     }
 
     /// Parses the next piece; returns the events that are certain.
     pub fn push(&mut self, text: &str) -> Vec<OutputEvent> {
         let mut events = Events::default();
-        match &mut self.0 {
+        match &mut self.stages {
             Stages::Harmony(parser) => parser.push(text, &mut events),
             Stages::Marked { reasoning: None, tools } => tell(tools, text, &mut events),
             Stages::Marked { reasoning: Some(reasoning), tools } => {
@@ -97,7 +121,7 @@ impl OutputParser {
                 tell(tools, &content, &mut events);
             }
         }
-        events.into_vec()
+        self.without_frame(events.into_vec(), false)
     }
 
     /// Returns the remaining events at the model's end. Nothing may be pushed after it.
@@ -112,7 +136,7 @@ impl OutputParser {
 
     /// Functions that were called and are not callable. Their calls are content.
     pub fn unknown_functions(&self) -> &[String] {
-        match &self.0 {
+        match &self.stages {
             Stages::Harmony(parser) => parser.unknown(),
             Stages::Marked { tools, .. } => tools.as_ref().map_or(&[], ToolParser::unknown),
         }
@@ -120,7 +144,7 @@ impl OutputParser {
 
     fn end(&mut self, is_cut: bool) -> Vec<OutputEvent> {
         let mut events = Events::default();
-        match &mut self.0 {
+        match &mut self.stages {
             Stages::Harmony(parser) => parser.finish(is_cut, &mut events),
             Stages::Marked { reasoning, tools } => {
                 if let Some(reasoning) = reasoning {
@@ -133,7 +157,14 @@ impl OutputParser {
                 }
             }
         }
-        events.into_vec()
+        self.without_frame(events.into_vec(), true)
+    }
+
+    fn without_frame(&mut self, events: Vec<OutputEvent>, ended: bool) -> Vec<OutputEvent> {
+        match &mut self.unframing {
+            Some(unframing) => unframing.events(events, ended),
+            None => events,
+        }
     }
 }
 

@@ -19,6 +19,10 @@ impl ThoughtMarks {
         match format.marks() {
             // Source: Qwen3's and DeepSeek's chat templates.
             Some((open, "</think>")) => Self { open, close: "</think>", ending: "\n</think>\n\n" },
+            // Source: the published template of Solar Open, which begins another message behind reasoning.
+            Some((open, "<|end|>")) => {
+                Self { open, close: "<|end|>", ending: "<|end|><|begin|>assistant" }
+            }
             Some((open, close)) => Self { open, close, ending: close },
             // Source: OpenAI's harmony format, whose next message is the answer or a call.
             None => Self {

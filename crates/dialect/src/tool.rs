@@ -283,8 +283,8 @@ impl ToolParser {
             Arguments::Elements(marks) => {
                 State::Elements { marks, function, told: BTreeSet::new(), searched: 0 }
             }
-            Arguments::Gemma4 => {
-                State::Translated { function, arguments: gemma4::Arguments::default() }
+            Arguments::Gemma(marks) => {
+                State::Translated { function, arguments: gemma4::Arguments::new(marks) }
             }
             Arguments::Json { closer } => {
                 State::Arguments { scanner: ValueScanner::default(), closer, in_object }

@@ -15,9 +15,6 @@ use rayon::ThreadPool;
 /// How long a step waits for work, from the work's beginning.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Why a grammar ends where the request takes none of the tokens that it allows.
-const NONE_AMONG: &str = "none of the tokens that may follow here is among the allowed ones; text that must follow is split into tokens one way";
-
 /// The demands on a sequence's output, and the tokens that they allow next.
 #[derive(Clone)]
 pub(crate) struct Constraint {
@@ -108,7 +105,7 @@ impl Constraint {
             None => allowed,
             Some(among) => Some(allowed.and(among))
                 .filter(|mask| !mask.is_empty())
-                .ok_or(Error::Limit(NONE_AMONG))?,
+                .ok_or(Error::NoneAllowed)?,
         });
         Ok(self)
     }

@@ -188,9 +188,10 @@ impl Sequence {
 
     /// Ends the sequence because its constraint cannot go on.
     pub(crate) fn fail_constraint(mut self, error: &candlepower_grammar::Error) {
+        use candlepower_grammar::Error;
         let message = error.to_string();
         self.stream.send(match error {
-            candlepower_grammar::Error::Limit(_) | candlepower_grammar::Error::DeadEnd { .. } => {
+            Error::Limit(_) | Error::DeadEnd { .. } | Error::NoneAllowed => {
                 TokenEvent::TooComplex { message }
             }
             _ => TokenEvent::Failed { message },

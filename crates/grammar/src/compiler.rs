@@ -15,6 +15,7 @@ use llguidance::{Matcher, ParserFactory};
 use crate::cache::Cache;
 use crate::constraint::Notation;
 use crate::lexemes::{self, Digits};
+use crate::schema::exact_integers;
 use crate::trial::{STACK_BYTES, Trials};
 use crate::vocabulary::{SpecialToken, Words};
 use crate::{Constraint, Error, Grammar, Result};
@@ -183,20 +184,19 @@ impl GrammarCompiler {
     /// Compiles in this thread.
     pub(crate) fn compile_here(&self, constraint: &Constraint) -> Result<Grammar> {
         let compile = || {
-            let (top, digits) = match constraint.notation(&self.special)? {
+            let (top, text) = match constraint.notation(&self.special)? {
                 Notation::Json(schema) => {
                     // The text is scanned, not the schema: a number in a description can only raise the limits, which
                     // does no harm.
-                    let digits = Digits::needed(&schema.to_string());
-                    (TopLevelGrammar::from_json_schema(schema), digits)
+                    let text = schema.to_string();
+                    (TopLevelGrammar::from_json_schema(schema), text)
                 }
-                Notation::Lark(grammar) => {
-                    let digits = Digits::needed(&grammar);
-                    (TopLevelGrammar::from_lark(grammar), digits)
-                }
+                Notation::Lark(grammar) => (TopLevelGrammar::from_lark(grammar.clone()), grammar),
             };
             let factory = &self.factory;
-            let grammar = lexemes::tightened(top, factory.tok_env(), factory.limits(), digits)?;
+            let (digits, integers) = (Digits::needed(&text), exact_integers(&text));
+            let (env, limits) = (factory.tok_env(), factory.limits());
+            let grammar = lexemes::tightened(top, env, limits, digits, integers)?;
             let matcher = Matcher::new(factory.create_parser_from_init_default(grammar));
             match matcher.get_error() {
                 Some(error) => Err(Error::Constraint(reason(&error))),

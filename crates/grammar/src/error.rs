@@ -26,6 +26,11 @@ pub enum Error {
         /// Tokens of the output so far.
         num_tokens: usize,
     },
+    /// The request allows none of the tokens that the state allows.
+    #[error(
+        "none of the tokens that may follow here is among the allowed ones; text that must follow is split into tokens one way"
+    )]
+    NoneAllowed,
     /// The state has become too complex, or its masks take too long.
     #[error("the grammar is too complex: {0}")]
     Limit(&'static str),

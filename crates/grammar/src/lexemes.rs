@@ -3,11 +3,14 @@
 //! Numbers have a maximum of digits. A name of an additional property has only one spelling: otherwise a model could write a
 //! declared name with escapes (`\u0061`), and its value would pass as an additional property's, which may be anything.
 
+use std::collections::BTreeSet;
+
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
 use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
 use llguidance::earley::lexerspec::{LexemeIdx, LexemeSpec, LexerSpec};
 use llguidance::toktrie::TokEnv;
 
+use crate::schema::text_of_integer;
 use crate::{Error, Result};
 
 /// The white space of our schemas and of the library's own. Lexemes between such white space are those of JSON.
@@ -89,6 +92,7 @@ pub(crate) fn tightened(
     env: &TokEnv,
     limits: &ParserLimits,
     digits: Digits,
+    integers: Vec<String>,
 ) -> Result<GrammarInit> {
     let internal = GrammarInit::Serialized(top).to_internal(Some(env.clone()), limits.clone());
     let (grammar, mut spec) = internal.map_err(|error| refused(&error))?;
@@ -102,7 +106,7 @@ pub(crate) fn tightened(
         })
         .collect();
     if is_of_json.contains(&true) {
-        Tightening::new(&mut spec.regex_builder, digits)
+        Tightening::new(&mut spec.regex_builder, digits, integers)
             .map_err(|error| refused(&error))?
             .run(&mut spec, &is_of_json)?;
     }
@@ -118,6 +122,10 @@ struct Tightening {
     digits: ExprRef,
     /// Strings without numeric escapes.
     one_spelling: ExprRef,
+    /// Integers whose texts are in the schemas (`schema/exact.rs`).
+    integers: Vec<String>,
+    /// Those of them that were found in a lexeme.
+    found: BTreeSet<String>,
     /// The number of further lexemes that may be checked for texts.
     left: usize,
 }
@@ -126,10 +134,11 @@ impl Tightening {
     fn new(
         builder: &mut RegexBuilder,
         digits: Digits,
+        integers: Vec<String>,
     ) -> std::result::Result<Self, impl std::fmt::Display + use<>> {
         builder.mk(&RegexAst::Regex(digits.regex())).and_then(|digits| {
             let one_spelling = builder.mk(&RegexAst::Regex(ONE_SPELLING.to_owned()))?;
-            Ok(Self { digits, one_spelling, left: MAX_CHECKED })
+            Ok(Self { digits, one_spelling, integers, found: BTreeSet::new(), left: MAX_CHECKED })
         })
     }
 
@@ -142,13 +151,18 @@ impl Tightening {
             let is_of_json = is_of_json.get(lexeme.class().as_usize()) == Some(&true);
             let old = expression(&lexeme).filter(|_| is_of_json && !is_skip);
             let beside = old.and_then(|old| self.beside(spec, old));
-            let Some((old, beside)) = old.zip(beside) else {
+            let exact = match old {
+                Some(old) => self.with_integers(spec, old)?,
+                None => None,
+            };
+            let Some(old) = exact.or(old.filter(|_| beside.is_some())) else {
                 spec.lexemes.push(lexeme);
                 continue;
             };
-            let both = RegexAst::And(vec![RegexAst::ExprRef(old), RegexAst::ExprRef(beside)]);
+            let parts = [Some(old), beside].into_iter().flatten().map(RegexAst::ExprRef).collect();
+            let both = RegexAst::And(parts);
             let both = spec.regex_builder.mk(&both).map_err(|error| refused(&error))?;
-            if beside == self.one_spelling && !self.has_text(spec, both) {
+            if beside == Some(self.one_spelling) && !self.has_text(spec, both) {
                 return Err(Error::Constraint(
                     "an object allows additional properties, but no name is left for them: change its \
                      `patternProperties` or `properties`"
@@ -170,7 +184,49 @@ impl Tightening {
             }
         }
         spec.current_class = class;
-        Ok(())
+        match self.integers.iter().find(|digits| !self.found.contains(*digits)) {
+            None => Ok(()),
+            Some(digits) => Err(Error::Constraint(format!(
+                "{digits}, which double precision would round, cannot be held beside texts of any kind: leave one of \
+                 them out"
+            ))),
+        }
+    }
+
+    /// A lexeme with integers in place of their texts, if it has such a text.
+    ///
+    /// # Errors
+    /// The constraint has too many lexemes to look for them.
+    fn with_integers(&mut self, spec: &mut LexerSpec, old: ExprRef) -> Result<Option<ExprRef>> {
+        if self.integers.is_empty() {
+            return Ok(None);
+        }
+        let too_many = || {
+            Error::Constraint(format!(
+                "integers beyond 2^53 are in a schema with too many other values: use fewer than {MAX_CHECKED} lists of \
+                 values, or no integers beyond 2^53"
+            ))
+        };
+        self.left = self.left.checked_sub(1).ok_or_else(too_many)?;
+        let regex = spec.regex_builder.to_regex_limited(old, EMPTINESS_FUEL);
+        let mut regex = regex.map_err(|_| too_many())?;
+        let quoted = |text: &str| format!("\"{text}\"");
+        // A lexeme of any text also matches another text of the same length.
+        let mut is_own = |digits: &String| {
+            let text = text_of_integer(digits);
+            let other = format!("{}x", &text[..text.len() - 1]);
+            regex.is_match(&quoted(&text)) && !regex.is_match(&quoted(&other))
+        };
+        let own: Vec<&String> = self.integers.iter().filter(|digits| is_own(digits)).collect();
+        self.found.extend(own.iter().map(|digits| (*digits).clone()));
+        if own.is_empty() {
+            return Ok(None);
+        }
+        let texts = own.iter().map(|digits| RegexAst::Literal(quoted(&text_of_integer(digits))));
+        let others = RegexAst::Not(Box::new(RegexAst::Or(texts.collect())));
+        let mut all = vec![RegexAst::And(vec![RegexAst::ExprRef(old), others])];
+        all.extend(own.into_iter().map(|digits| RegexAst::Literal(digits.clone())));
+        spec.regex_builder.mk(&RegexAst::Or(all)).map(Some).map_err(|error| refused(&error))
     }
 
     /// A second expression that a lexeme must match too, if there is one.

@@ -3,6 +3,7 @@
 
 mod closed;
 mod ecma;
+mod exact;
 mod formats;
 mod limits;
 mod negation;
@@ -22,6 +23,7 @@ use serde_json::{Map, Number, Value, json};
 
 pub use closed::closed;
 pub(crate) use ecma::check_patterns;
+pub(crate) use exact::{replaced as exact_integers, text_of as text_of_integer};
 pub(crate) use limits::check;
 pub use references::without_unused_definitions;
 pub use text::{TEXT_KEYWORDS, expressions, match_empty};
@@ -102,7 +104,7 @@ pub(crate) fn prepared(schema: &Value) -> Value {
     // final form.
     let root = references::plain(schema, is_old);
     let preparation = Preparation { root: &root, is_old, is_2020, budget: Cell::new(BUDGET) };
-    productive::pruned(&preparation.schema(&root))
+    exact::marked(productive::pruned(&preparation.schema(&root)))
 }
 
 struct Preparation<'a> {

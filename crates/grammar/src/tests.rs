@@ -179,6 +179,36 @@ fn bounds_and_steps_of_numbers_are_held() {
             &["9007199254740989", "9007199254741000"],
         ),
         (
+            json!({"type": "integer", "enum": [9_007_199_254_740_993_i64, -9_007_199_254_740_995_i64, 7, u64::MAX]}),
+            &["9007199254740993", "-9007199254740995", "7", "18446744073709551615"],
+            &[
+                "9007199254740992",
+                "9007199254740994",
+                "18446744073709551616",
+                "90071992547409930",
+                "8",
+                "\"candlepower's exact integer 9007199254740993\"",
+            ],
+        ),
+        (json!({"const": i64::MIN + 1}), &["-9223372036854775807"], &["-9223372036854775808", "7"]),
+        (
+            json!({"enum": ["candle", 9_007_199_254_740_993_i64, [9_007_199_254_740_995_i64], {"a": 9_007_199_254_740_997_i64}, null]}),
+            &[
+                "\"candle\"",
+                "9007199254740993",
+                "[9007199254740995]",
+                "{\"a\":9007199254740997}",
+                "null",
+            ],
+            &[
+                "\"candlep\"",
+                "9007199254740995",
+                "[9007199254740993]",
+                "{\"a\":9007199254740995}",
+                "[]",
+            ],
+        ),
+        (
             json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}),
             &["9223372036854775807", "-9223372036854774784"],
             &["9223372036854775808", "-9223372036854775808"],
@@ -190,6 +220,20 @@ fn bounds_and_steps_of_numbers_are_held() {
         for number in invalid {
             assert!(!takes(&schema, number), "{number} for {schema}");
         }
+    }
+}
+
+#[test]
+fn large_integers_that_cannot_be_held_are_refused() {
+    let large = 9_007_199_254_740_993_i64;
+    for schema in [
+        json!({"anyOf": [{"type": "string"}, {"const": large}]}),
+        json!({"const": large, "minimum": 1}),
+        json!({"allOf": [{"enum": [large]}, {"type": "integer"}]}),
+        json!({"$defs": {"a": {"const": large}}, "properties": {"b": {"$ref": "#/$defs/a", "type": "integer"}}}),
+    ] {
+        let error = compiler().compile(&Constraint::JsonSchema(schema.clone())).unwrap_err();
+        assert!(error.to_string().contains("9007199254740993"), "{schema}: {error}");
     }
 }
 

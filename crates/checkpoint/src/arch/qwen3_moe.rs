@@ -19,6 +19,9 @@ pub(super) const ARCH: Arch = Arch {
 };
 
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
+    // Where it is missing, transformers divides the width, other than in dense models.
+    let width = c.count("hidden_size")? / c.count("num_attention_heads")?;
+    let c = &c.with_default("head_dim", width);
     let mut m = qwen3::base(c)?;
     // Qwen3-Coder writes it.
     if !c.flag_or("use_qk_norm", true)? {

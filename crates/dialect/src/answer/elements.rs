@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::keywords::{Property, undeclared, with_definitions, without_declared};
 use super::{Function, Lark, escaped};
 use crate::error::{Error, Result};
-use crate::format::xml::Marks;
+use crate::format::xml::{Attribute, Marks};
 use crate::format::{Layout, LineBreaks};
 use crate::schema::{Types, resolve};
 
@@ -161,7 +161,8 @@ impl Lark<'_> {
                 self.property(&writing, (&place_name, may), property.name, &property.schema, root);
             let [more, last] = value.map_err(refuse)?;
             let key = self.literal(property.name);
-            let key = self.behind_key(&writing, &key);
+            let attribute = attribute(marks.attribute, &property.schema, root);
+            let key = self.behind_key(&writing, &key, &attribute);
             let mut arms = Vec::new();
             if may.go_on {
                 // `more` and `last` contain the mark after the value. So the mark before a key belongs to the value
@@ -199,7 +200,8 @@ impl Lark<'_> {
         // end.
         let may = May { go_on: true, end: true };
         let [more, last] = self.property(writing, ("o", may), ADDITIONAL, schema, root)?;
-        let key = self.behind_key(writing, &key);
+        let attribute = attribute(writing.marks.attribute, schema, root);
+        let key = self.behind_key(writing, &key, &attribute);
         self.rule(&other, &format!("{key} {more} {other} | {key} {last}"));
         Ok(())
     }
@@ -261,7 +263,7 @@ impl Lark<'_> {
         let raw = format!("RAW{index}_{name}").to_uppercase();
         // Terminals of text do not match special tokens.
         let marks_of_end = [marks.after_value, marks.before_key, marks.close];
-        let special = marks_of_end.iter().any(|mark| self.special(mark).is_some());
+        let special = marks_of_end.iter().any(|mark| self.has_special(mark));
         let ends = match special {
             true => escaped(marks.after_value),
             false => format!("{ends}{}", may.refused(layout, marks)),
@@ -282,12 +284,14 @@ impl Lark<'_> {
         }
         let line = layout.line_breaks.lark();
         if special {
-            let value = match self.special(marks.after_value) {
+            let value = match self.has_special(marks.after_value) {
                 // Terminals cannot be empty, so an empty text is a separate alternative.
-                Some(id) if terminals.is_none() => format!("{raw}? <[{id}]>"),
-                Some(id) => format!("{raw} <[{id}]>"),
+                true if terminals.is_none() => {
+                    format!("{raw}? {}", self.literal(marks.after_value))
+                }
+                true => format!("{raw} {}", self.literal(marks.after_value)),
                 // The value's own mark is plain text, although a later mark is a special token.
-                None => {
+                false => {
                     let rule = format!("raw{index}_{name}");
                     let end = Value::from(value_end(marks));
                     self.rule(&format!("{rule}[lazy]"), &format!("{raw} {end}"));
@@ -309,15 +313,29 @@ impl Lark<'_> {
     }
 
     /// A key, with all text up to its value.
-    fn behind_key(&self, writing: &Writing<'_>, key: &str) -> String {
+    fn behind_key(&self, writing: &Writing<'_>, key: &str, attribute: &str) -> String {
         let Writing { layout, marks, .. } = writing;
         let between = self.literal(marks.after_key);
         if marks.before_value.is_empty() {
-            return format!("{key} {between}");
+            return format!("{key} {attribute} {between}");
         }
         let before = self.literal(marks.before_value);
         format!("{key} {between} {} {before}", layout.line_breaks.lark())
     }
+}
+
+/// The attribute of an argument. Without it, the parser takes the value's type from the schema, so it is missing where a schema has
+/// strings and others.
+fn attribute(attribute: Attribute, schema: &Value, root: &Map<String, Value>) -> String {
+    let types = Types::of(schema, root);
+    let values = match types.have_string() {
+        true if types == Types::STRING => vec![attribute.of_strings()],
+        true => return String::new(),
+        false => attribute.of_others().to_vec(),
+    };
+    let Some(before) = attribute.before_value() else { return String::new() };
+    let values = values.into_iter().map(|value| Value::from(value).to_string());
+    format!("{} ({})", Value::from(before), values.collect::<Vec<_>>().join(" | "))
 }
 
 /// A regular expression of texts that the parser reads as the end of a value.

@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 
 use super::elements::ANNOTATIONS;
 use super::keywords::{Property, allows_nothing, undeclared, without_declared};
-use super::{Function, Lark};
+use super::{Function, Lark, escaped};
 use crate::error::{Error, Result};
-use crate::format::gemma4::{QUOTE, is_key, written};
+use crate::format::gemma4::{Marks, is_key, written};
 use crate::schema::{Types, resolve};
 
 const NUMERIC: [&str; 5] =
@@ -37,6 +37,7 @@ type Rule = Result<String, String>;
 
 /// The schema of a function's arguments, whose rules are under construction.
 struct Schema<'a> {
+    marks: &'static Marks,
     function: usize,
     root: &'a Map<String, Value>,
     exclusions: Exclusions,
@@ -82,10 +83,10 @@ impl Schema<'_> {
 
 impl Lark<'_> {
     /// The rules that the arguments of all functions share.
-    pub(super) fn notation_rules(&mut self) {
-        let quote = self.literal(QUOTE);
-        self.rule("RAW", &raw("*"));
-        self.until("raw", QUOTE, "RAW");
+    pub(super) fn notation_rules(&mut self, marks: &Marks) {
+        let quote = self.literal(marks.quote);
+        self.rule("RAW", &raw(marks));
+        self.until("raw", marks.quote, "RAW");
         self.rule("string", &format!("{quote} raw"));
         // 19 digits hold every signed 64-bit integer, and 17 significant digits every double. Without a bound, real
         // models wrote digits up to `max_tokens`.
@@ -103,8 +104,8 @@ impl Lark<'_> {
     /// schema.
     pub(super) fn notation(
         &mut self,
-        index: usize,
-        function: &Function<'_>,
+        (index, function): (usize, &Function<'_>),
+        marks: &'static Marks,
         held: bool,
     ) -> Result<String> {
         let root = match function.parameters {
@@ -113,6 +114,7 @@ impl Lark<'_> {
             Some(parameters) => parameters,
         };
         let mut schema = Schema {
+            marks,
             function: index,
             root,
             exclusions: Exclusions::new(root.clone()),
@@ -196,7 +198,8 @@ impl Lark<'_> {
 
     fn choice(&mut self, schema: &mut Schema<'_>, values: &[&Value], types: Types) -> Rule {
         let allowed = values.iter().filter(|value| types.allow(value));
-        let written = allowed.map(|value| written(value)).collect::<Result<Vec<_>, _>>()?;
+        let written = allowed.map(|value| written(value, schema.marks));
+        let written = written.collect::<Result<Vec<_>, _>>()?;
         let literals = written.iter().map(|text| self.literal(text)).collect::<Vec<_>>();
         match literals.is_empty() {
             true => Err(NO_VALUE.to_owned()),
@@ -394,16 +397,17 @@ impl Lark<'_> {
         let name = schema.name();
         let terminal = format!("RAW{name}");
         let said = expressions.iter().map(|said| format!("/{}/ & ", escape_slashes(said)));
-        self.rule(&terminal, &format!("{}{}", said.collect::<String>(), raw("*")));
+        self.rule(&terminal, &format!("{}{}", said.collect::<String>(), raw(schema.marks)));
         let rest = format!("r{name}");
-        match self.special(QUOTE) {
+        let quote = schema.marks.quote;
+        match self.special(quote) {
             // Terminals cannot be empty, so the terminal is optional if the text may be empty.
             Some(id) if !match_empty(&expressions) => {
                 self.rule(&rest, &format!("{terminal} <[{id}]>"))
             }
-            _ => drop(self.until(&rest, QUOTE, &terminal)),
+            _ => drop(self.until(&rest, quote, &terminal)),
         }
-        Ok(self.named(schema, &format!("{} {rest}", self.literal(QUOTE))))
+        Ok(self.named(schema, &format!("{} {rest}", self.literal(quote))))
     }
 
     /// Values that are neither containers nor strings, if the types allow them.
@@ -439,9 +443,9 @@ impl Lark<'_> {
     }
 }
 
-/// A text with this repetition that contains no end mark.
-fn raw(times: &str) -> String {
-    format!(r#"/(.|\n){times}/ & ~/(.|\n)*<\|"\|>(.|\n)*/"#)
+/// A text that contains no end mark.
+fn raw(marks: &Marks) -> String {
+    format!(r"/(.|\n)*/ & ~/(.|\n)*{}(.|\n)*/", escaped(marks.quote))
 }
 
 /// Whether the schema's own keywords allow any text.

@@ -386,6 +386,101 @@ fn a_text_may_begin_with_a_letter_of_a_mark() {
     }
 }
 
+/// Texts around content may be missing, and a constraint applies to the content alone.
+#[test]
+fn texts_around_content_are_allowed() {
+    let yes = Some(Constraint::Choice(vec!["yes".into()]));
+    let solar = "<|think|>Hm<|end|>";
+    let kimi = "<|open|>think<|sep|>Hm<|close|>think<|sep|>";
+    for (tools, reasoning, thought, before, after) in [
+        (
+            ToolFormat::SolarOpen,
+            Some(ReasoningFormat::SolarOpen),
+            solar,
+            "<|begin|>assistant<|content|>",
+            "",
+        ),
+        (ToolFormat::SolarOpen, Some(ReasoningFormat::SolarOpen), "", "<|content|>", "<|end|>"),
+        (
+            ToolFormat::KimiK3,
+            Some(ReasoningFormat::KimiK3),
+            kimi,
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
+        ),
+        (
+            ToolFormat::KimiK3,
+            Some(ReasoningFormat::KimiK3),
+            "",
+            "",
+            "<|close|>response<|sep|><|close|>message<|sep|>",
+        ),
+        (ToolFormat::FunctionaryV32, None, "", "all\n", ""),
+    ] {
+        let mut case = Case::new(Some(tools), Calls::None);
+        case.dialect.reasoning = reasoning;
+        let marks = case.dialect.marks();
+        for special in [&[][..], &marks] {
+            case.tokenizer = tokenizer(special);
+            case.text = yes.clone();
+            case.calls = Calls::None;
+            let text = format!("{thought}{before}yes{after}");
+            case.takes(&text);
+            assert_eq!(case.read(&text).0, "yes", "{text}");
+            case.stops(&format!("{thought}{before}no"), &format!("{thought}{before}"));
+            // Free text beside calls that are constrained.
+            (case.text, case.calls) = (None, Calls::Allowed);
+            let text = format!("{thought}{before}Four.{after}");
+            case.takes(&text);
+            assert_eq!(case.read(&text).0, "Four.", "{text}");
+        }
+    }
+}
+
+#[test]
+fn calls_follow_texts_around_content() {
+    let weather = r#"{"city": "Bern"}"#;
+    let kimi = "<|open|>tools<|sep|><|open|>call tool=\"get_weather\" index=\"1\"<|sep|><|open|>argument key=\"city\" type=\"string\"<|sep|>Bern<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>";
+    let solar = format!(
+        "<|tool_calls|><|tool_call:begin|>0000000000<|tool_call:name|>get_weather<|tool_call:args|>{weather}<|tool_call:end|>"
+    );
+    let functionary = format!("get_weather\n{weather}");
+    for (format, before, call, content) in [
+        (ToolFormat::KimiK3, "<|open|>response<|sep|><|close|>response<|sep|>", kimi, ""),
+        (
+            ToolFormat::KimiK3,
+            "<|open|>response<|sep|>I look.<|close|>response<|sep|>",
+            kimi,
+            "I look.",
+        ),
+        (ToolFormat::SolarOpen, "<|begin|>assistant", &solar, ""),
+        (ToolFormat::SolarOpen, "<|content|>I look.<|end|><|begin|>assistant", &solar, "I look."),
+        (ToolFormat::FunctionaryV32, "", &functionary, ""),
+        (ToolFormat::FunctionaryV32, "all\nI look.>>>", &functionary, "I look."),
+    ] {
+        for calls in [Calls::Allowed, Calls::Required] {
+            let mut case = Case::new(Some(format), calls);
+            let marks = case.dialect.marks();
+            for special in [&[][..], &marks] {
+                // Required calls follow no content. Solar's next message is not part of the content's grammar.
+                let is_apart = !content.is_empty()
+                    && (calls == Calls::Required
+                        || format == ToolFormat::SolarOpen && !special.is_empty());
+                if is_apart {
+                    continue;
+                }
+                case.tokenizer = tokenizer(special);
+                let text = format!("{before}{call}");
+                case.takes(&text);
+                let (said, _, found) = case.read(&text);
+                assert_eq!((said.as_str(), found.len()), (content, 1), "{text}");
+                check_call(&found[0]);
+                case.stops(&text.replace("Bern", "Rome"), &text[..text.find("ern").unwrap() - 1]);
+            }
+        }
+    }
+}
+
 #[test]
 fn harmony_has_its_own_messages() {
     let marks = Dialect { tools: Some(ToolFormat::GptOss), reasoning: None }.marks();

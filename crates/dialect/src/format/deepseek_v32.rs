@@ -3,13 +3,14 @@
 //! Their repositories have no chat template that writes calls, so users ask for them by name. Sources: the models' files
 //! `encoding/encoding_dsv32.py` and `encoding/encoding_dsv4.py`, and vLLM's parsers `deepseek_v32` and `deepseek_v4`.
 
-use super::xml::Marks;
+use super::xml::{Attribute, Marks};
 use super::{Arguments, Format, Layout, LineBreaks};
 
 const MARKS: Marks = Marks {
     open_all: "<｜DSML｜function_calls>",
     open: "<｜DSML｜invoke name=\"",
     after_name: "\">",
+    after_attributes: "",
     before_key: "<｜DSML｜parameter name=\"",
     after_key: "\">",
     before_value: "",
@@ -17,7 +18,7 @@ const MARKS: Marks = Marks {
     close: "</｜DSML｜invoke>",
     close_all: "</｜DSML｜function_calls>",
     on_lines: false,
-    says_strings: true,
+    attribute: Attribute::IsString,
     instead: &[],
 };
 

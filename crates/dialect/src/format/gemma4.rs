@@ -13,22 +13,33 @@ use crate::schema::Types;
 use words::{bare, key, quoted};
 pub(crate) use words::{is_key, written};
 
+/// The marks of a model that uses this notation.
+#[derive(Debug)]
+pub(crate) struct Marks {
+    /// The mark and the word with which a call begins.
+    pub(super) begin: &'static str,
+    pub(crate) close: &'static str,
+    /// The mark around a string.
+    pub(crate) quote: &'static str,
+    /// All special tokens.
+    pub(super) all: [&'static str; 3],
+}
+
 const OPEN: &str = "<|tool_call>";
 const CLOSE: &str = "<tool_call|>";
-pub(crate) const QUOTE: &str = "<|\"|>";
-const MARKS: [&str; 3] = [OPEN, CLOSE, QUOTE];
-/// The mark and the word with which a call begins.
+const QUOTE: &str = "<|\"|>";
 const BEGIN: &str = "<|tool_call>call:";
+const MARKS: Marks = Marks { begin: BEGIN, close: CLOSE, quote: QUOTE, all: [OPEN, CLOSE, QUOTE] };
 
 pub(super) const GEMMA4: Format = Format {
     name: "gemma4",
     models: "Gemma 4",
-    marks: &MARKS,
+    marks: &MARKS.all,
     openers: &[OPEN],
     ends_reasoning: Some(r"<\|tool_call>call:"),
-    head: |text, _, _| head(text),
-    arguments: super::Arguments::Gemma4,
-    tail: |text, _| tail(text),
+    head: |text, _, _| head(text, &MARKS),
+    arguments: super::Arguments::Gemma(&MARKS),
+    tail: |text, _| tail(text, &MARKS),
     layout: Layout {
         before_name: BEGIN,
         after_arguments: CLOSE,
@@ -42,9 +53,9 @@ pub(super) const GEMMA4: Format = Format {
 /// Maximum nesting of values.
 const MAX_DEPTH: usize = 64;
 
-fn head(text: &str) -> Scan<Head> {
+pub(super) fn head(text: &str, marks: &Marks) -> Scan<Head> {
     let mut cursor = Cursor::new(text);
-    cursor.expect(BEGIN)?;
+    cursor.expect(marks.begin)?;
     cursor.white_space();
     let path = cursor.word(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':'))?;
     // Models sometimes put the name of a server before the function's.
@@ -59,21 +70,22 @@ fn head(text: &str) -> Scan<Head> {
     // A whole key is required, because text about calls may contain a name and a brace. Once the head is accepted,
     // the client has seen the name.
     if cursor.peek()? != b'}' {
-        key(cursor.rest())?;
+        key(cursor.rest(), marks)?;
     }
     Ok(Head { name, at, arguments: None, in_object: false })
 }
 
 /// The end of a call. Models sometimes omit the mark.
-fn tail(text: &str) -> Scan<Tail> {
+pub(super) fn tail(text: &str, marks: &Marks) -> Scan<Tail> {
     let mut cursor = Cursor::new(text);
     cursor.white_space();
-    Ok(Tail::end(if cursor.accept(CLOSE)? { cursor.at() } else { 0 }))
+    Ok(Tail::end(if cursor.accept(marks.close)? { cursor.at() } else { 0 }))
 }
 
 /// The state of parsing a call's arguments, which begin with `{`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Arguments {
+    marks: &'static Marks,
     /// The closing brackets of open objects and lists.
     ends: Vec<char>,
     next: Next,
@@ -97,6 +109,10 @@ enum Next {
 }
 
 impl Arguments {
+    pub(crate) fn new(marks: &'static Marks) -> Self {
+        Self { marks, ends: Vec::new(), next: Next::default(), key: String::new() }
+    }
+
     /// Parses as much of `text` as possible and appends it to `json`. Returns the number of bytes, and the reason to stop. More text may
     /// follow unless it has `ended`; `types` are the types of the function's arguments.
     pub(crate) fn read(
@@ -154,12 +170,12 @@ impl Arguments {
     fn ends_here(&self, cursor: &Cursor<'_>) -> Scan<bool> {
         let mut cursor = *cursor;
         let is_end = self.ends.last().is_some_and(|end| cursor.rest().starts_with(*end));
-        Ok(is_end || cursor.accept(CLOSE)?)
+        Ok(is_end || cursor.accept(self.marks.close)?)
     }
 
     /// Closes it. The mark is left for the text after the arguments.
     fn end(&mut self, cursor: &mut Cursor<'_>, json: &mut String) -> Next {
-        if cursor.rest().starts_with(CLOSE) {
+        if cursor.rest().starts_with(self.marks.close) {
             // The innermost bracket is last in the list, and it closes first.
             json.extend(self.ends.drain(..).rev());
         } else {
@@ -175,7 +191,7 @@ impl Arguments {
             json.push_str(before);
             return Ok(Next::Value);
         }
-        let (key, length) = key(cursor.rest())?;
+        let (key, length) = key(cursor.rest(), self.marks)?;
         cursor.advance(length);
         json.push_str(&format!("{before}{}: ", quoted(&key)));
         // The schema describes top-level keys only. Keys within nested objects would overwrite the one that is
@@ -193,7 +209,7 @@ impl Arguments {
         json: &mut String,
         types: &impl Fn(&str) -> Types,
     ) -> Scan<Next> {
-        if cursor.accept(QUOTE)? {
+        if cursor.accept(self.marks.quote)? {
             json.push('"');
             return Ok(Next::Text);
         }
@@ -209,7 +225,7 @@ impl Arguments {
         }
         // A phone number or a version without marks is a string if the schema says so.
         let wants_text = self.ends.len() == 1 && types(&self.key).are_text();
-        let (value, is_text) = bare(cursor, ended, wants_text)?;
+        let (value, is_text) = bare(cursor, ended, wants_text, self.marks)?;
         json.push_str(&value);
         Ok(Next::Behind { is_text })
     }
@@ -217,16 +233,17 @@ impl Arguments {
     /// More of a string; `Wait` after its certain part.
     fn text(&mut self, cursor: &mut Cursor<'_>, json: &mut String) -> Scan<()> {
         let rest = cursor.rest();
-        let end = rest.find(QUOTE);
+        let quote = self.marks.quote;
+        let end = rest.find(quote);
         // A possible start of the mark at the end stays in the held text.
-        let length = end.unwrap_or(rest.len() - len_of_beginning(rest, QUOTE));
+        let length = end.unwrap_or(rest.len() - len_of_beginning(rest, quote));
         // Escapes of JSON work character by character, so pieces can be escaped one by one.
         json.push_str(inner(&quoted(&rest[..length])));
         cursor.advance(length);
         if end.is_none() {
             return Err(Stop::Wait);
         }
-        cursor.advance(QUOTE.len());
+        cursor.advance(quote.len());
         json.push('"');
         self.next = Next::Behind { is_text: true };
         Ok(())

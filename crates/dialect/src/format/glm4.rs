@@ -15,7 +15,7 @@ pub(super) const GLM4: Format = Format {
     tail: |_, _| Ok(Tail::end(0)),
     layout: Layout { before_arguments: "\n", repeats: false, ..Layout::PLAIN },
     // The template's instruction after the tools: "use JSON for the arguments when you call the functions above".
-    offered: Some("在调用上述函数时，请使用 Json 格式表示调用的参数。"),
+    offered: &["在调用上述函数时，请使用 Json 格式表示调用的参数。"],
     ..Format::PLAIN
 };
 

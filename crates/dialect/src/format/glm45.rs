@@ -1,12 +1,13 @@
 //! `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`.
 
-use super::xml::Marks;
+use super::xml::{Attribute, Marks};
 use super::{Arguments, Format, Layout, LineBreaks};
 
 const MARKS: Marks = Marks {
     open_all: "",
     open: "<tool_call>",
     after_name: "",
+    after_attributes: "",
     before_key: "<arg_key>",
     after_key: "</arg_key>",
     before_value: "<arg_value>",
@@ -14,7 +15,7 @@ const MARKS: Marks = Marks {
     close: "</tool_call>",
     close_all: "",
     on_lines: false,
-    says_strings: false,
+    attribute: Attribute::Absent,
     instead: &[],
 };
 

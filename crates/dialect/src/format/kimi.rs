@@ -25,7 +25,7 @@ pub(super) const KIMI_K2: Format = Format {
         open: OPEN_ALL,
         before_name: "<|tool_call_begin|>functions.",
         // The number makes ids unique within a conversation: `functions.NAME:NUMBER`.
-        numbered: true,
+        before_number: Some(":"),
         before_arguments: ARGUMENTS,
         after_arguments: CLOSE,
         close: CLOSE_ALL,

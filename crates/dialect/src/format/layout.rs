@@ -5,8 +5,8 @@
 pub(crate) struct Layout {
     pub(crate) open: &'static str,
     pub(crate) before_name: &'static str,
-    /// Whether a number follows the name.
-    pub(crate) numbered: bool,
+    /// The text between the name and the number of the call; `None` if calls have no number.
+    pub(crate) before_number: Option<&'static str>,
     pub(crate) before_arguments: &'static str,
     pub(crate) after_arguments: &'static str,
     pub(crate) separator: &'static str,
@@ -23,7 +23,7 @@ impl Layout {
     pub(crate) const PLAIN: Self = Self {
         open: "",
         before_name: "",
-        numbered: false,
+        before_number: None,
         before_arguments: "",
         after_arguments: "",
         separator: "",

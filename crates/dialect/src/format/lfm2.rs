@@ -26,7 +26,8 @@ pub(super) const LFM2: Format = Format {
         ..Layout::PLAIN
     },
     // The templates of LFM2 write no calls, only tools.
-    offered: Some("List of tools: <|tool_list_start|>["),
+    // The second one is of LFM2.5.
+    offered: &["List of tools: <|tool_list_start|>[", "List of tools: [{"],
     wrote: |call| {
         let before = call.before_object();
         let is_object = before.is_some_and(|before| before.ends_with("<|tool_call_start|>["));

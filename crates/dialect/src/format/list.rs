@@ -36,6 +36,8 @@ pub(super) const GRANITE: Format = Format {
     head: |text, position, _| head(text, position, &[CALL]),
     tail: |text, _| tail(text, None),
     layout: Layout { open: "<|tool_call|>[", trigger: Some(CALL), ..LIST.layout },
+    // The template of Granite 3.3 writes no calls.
+    offered: &["<|tool_call|> followed by a JSON list of tools used"],
     // Granite and Phi-4-mini share the opening mark. Only Phi-4-mini writes a closing one.
     wrote: |call| is_behind(call, CALL) && !call.after.contains(CLOSE_CALL),
     ..LIST

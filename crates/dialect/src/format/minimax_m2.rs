@@ -1,12 +1,13 @@
 //! `<invoke name="name"><parameter name="key">value</parameter></invoke>` in `<minimax:tool_call>`.
 
-use super::xml::Marks;
+use super::xml::{Attribute, Marks};
 use super::{Arguments, Format, Layout, LineBreaks};
 
 const MARKS: Marks = Marks {
     open_all: "<minimax:tool_call>",
     open: "<invoke name=\"",
     after_name: "\">",
+    after_attributes: "",
     before_key: "<parameter name=\"",
     after_key: "\">",
     before_value: "",
@@ -14,7 +15,7 @@ const MARKS: Marks = Marks {
     close: "</invoke>",
     close_all: "</minimax:tool_call>",
     on_lines: false,
-    says_strings: false,
+    attribute: Attribute::Absent,
     instead: &[],
 };
 

@@ -1,6 +1,6 @@
 //! `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`.
 
-use super::xml::Marks;
+use super::xml::{Attribute, Marks};
 use super::{Arguments, Format, Layout, LineBreaks};
 
 /// The marks of calls. Seed-OSS has the same, with its own marks around calls.
@@ -8,6 +8,7 @@ pub(super) const MARKS: Marks = Marks {
     open_all: "<tool_call>",
     open: "<function=",
     after_name: ">",
+    after_attributes: "",
     before_key: "<parameter=",
     after_key: ">",
     before_value: "",
@@ -15,7 +16,7 @@ pub(super) const MARKS: Marks = Marks {
     close: "</function>",
     close_all: "</tool_call>",
     on_lines: true,
-    says_strings: false,
+    attribute: Attribute::Absent,
     instead: &["\n<parameter=", "\n</function>"],
 };
 

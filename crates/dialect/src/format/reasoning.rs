@@ -1,5 +1,7 @@
 //! The formats of reasoning, one entry of the list for each, and the state of reasoning at the start of an answer.
 
+use super::{Frame, kimi_k3, solar_open};
+
 /// A format of reasoning.
 #[derive(Debug)]
 pub(crate) struct Reasoning {
@@ -9,9 +11,24 @@ pub(crate) struct Reasoning {
     pub(super) marks: Option<(&'static str, &'static str)>,
     /// The title line after the opening mark, which is not part of the reasoning; empty if there is none.
     pub(super) title: &'static str,
+    /// Whether other models use the closing mark for something else, so that it alone shows no reasoning.
+    pub(crate) is_close_common: bool,
+    /// The texts around content.
+    pub(crate) frame: &'static Frame,
     /// Whether answers begin with reasoning although neither prompt nor answer opens it.
     /// Templates do not show this, so it is never detected.
     pub(crate) is_always_there: bool,
+}
+
+impl Reasoning {
+    const PLAIN: Self = Self {
+        name: "",
+        marks: None,
+        title: "",
+        is_close_common: false,
+        frame: &Frame::NONE,
+        is_always_there: false,
+    };
 }
 
 const THINK: (&str, &str) = ("<think>", "</think>");
@@ -19,13 +36,28 @@ const THINK: (&str, &str) = ("<think>", "</think>");
 formats! {
     /// The formats of reasoning.
     ReasoningFormat of Reasoning {
-        DeepseekR1 = Reasoning { name: "deepseek_r1", marks: Some(THINK), title: "", is_always_there: true },
-        Qwen3 = Reasoning { name: "qwen3", marks: Some(THINK), title: "", is_always_there: false },
-        Mistral = Reasoning { name: "mistral", marks: Some(("[THINK]", "[/THINK]")), title: "", is_always_there: false },
-        Gemma4 = Reasoning { name: "gemma4", marks: Some(("<|channel>", "<channel|>")), title: "thought", is_always_there: false },
-        SeedOss = Reasoning { name: "seed_oss", marks: Some(("<seed:think>", "</seed:think>")), title: "", is_always_there: false },
-        CohereCommand = Reasoning { name: "cohere_command", marks: Some(("<|START_THINKING|>", "<|END_THINKING|>")), title: "", is_always_there: false },
-        GptOss = Reasoning { name: "gpt_oss", marks: None, title: "", is_always_there: false },
+        DeepseekR1 = Reasoning { name: "deepseek_r1", marks: Some(THINK), is_always_there: true, ..Reasoning::PLAIN },
+        Qwen3 = Reasoning { name: "qwen3", marks: Some(THINK), ..Reasoning::PLAIN },
+        Mistral = Reasoning { name: "mistral", marks: Some(("[THINK]", "[/THINK]")), ..Reasoning::PLAIN },
+        Gemma4 = Reasoning { name: "gemma4", marks: Some(("<|channel>", "<channel|>")), title: "thought", ..Reasoning::PLAIN },
+        SeedOss = Reasoning { name: "seed_oss", marks: Some(("<seed:think>", "</seed:think>")), ..Reasoning::PLAIN },
+        CohereCommand = Reasoning { name: "cohere_command", marks: Some(("<|START_THINKING|>", "<|END_THINKING|>")), ..Reasoning::PLAIN },
+        // Source: the published template of Apertus.
+        Apertus = Reasoning { name: "apertus", marks: Some(("<|inner_prefix|>", "<|inner_suffix|>")), ..Reasoning::PLAIN },
+        SolarOpen = Reasoning {
+            name: "solar_open",
+            marks: Some(("<|think|>", "<|end|>")),
+            is_close_common: true,
+            frame: &solar_open::FRAME,
+            ..Reasoning::PLAIN
+        },
+        KimiK3 = Reasoning {
+            name: "kimi_k3",
+            marks: Some(("<|open|>think<|sep|>", "<|close|>think<|sep|>")),
+            frame: &kimi_k3::FRAME,
+            ..Reasoning::PLAIN
+        },
+        GptOss = Reasoning { name: "gpt_oss", ..Reasoning::PLAIN },
     }
 }
 

@@ -1,8 +1,9 @@
 //! Solar Open: calls after a mark, each with an id, its name and its arguments after marks of their own.
 //!
-//! Sources: the publisher's parser for vLLM, and the published template.
+//! An answer is a sequence of messages: reasoning, then content or calls. The prompt has opened the first one.
+//! Sources: the publisher's parsers for vLLM, of calls and of reasoning, and the published template.
 
-use super::{Arguments, Format, Head, Layout, Tail};
+use super::{Arguments, Format, Frame, Head, Layout, Tail};
 use crate::scan::{Cursor, Scan, Stop};
 
 const OPEN_ALL: &str = "<|tool_calls|>";
@@ -11,6 +12,22 @@ const OPEN: &str = "<|tool_call:begin|>";
 const CLOSE: &str = "<|tool_call:end|>";
 const NAME: &str = "<|tool_call:name|>";
 const ARGUMENTS: &str = "<|tool_call:args|>";
+
+const BEGIN: &str = "<|begin|>assistant";
+const CONTENT: &str = "<|content|>";
+const END: &str = "<|end|>";
+// The end of a whole answer. A token that ends the sequence is not in the text, but its id may be unknown.
+const FLUSH: &str = "<|flush|>";
+
+/// The texts around content.
+pub(super) const FRAME: Frame = Frame {
+    marks: &["<|begin|>", CONTENT, END, FLUSH],
+    before_text: &[BEGIN, CONTENT],
+    after_text: &[END],
+    before_calls: &[BEGIN],
+    dropped: &[BEGIN, CONTENT, END, FLUSH],
+    ..Frame::NONE
+};
 
 pub(super) const SOLAR_OPEN: Format = Format {
     name: "solar_open",
@@ -30,6 +47,7 @@ pub(super) const SOLAR_OPEN: Format = Format {
         trigger: Some(OPEN_ALL),
         ..Layout::PLAIN
     },
+    frame: &FRAME,
     wrote: |call| call.is_between(NAME, ARGUMENTS),
     ..Format::PLAIN
 };

@@ -20,6 +20,8 @@ pub(crate) struct Marks {
     pub(crate) open_all: &'static str,
     pub(crate) open: &'static str,
     pub(crate) after_name: &'static str,
+    /// The end of attributes behind the name; empty if there are none.
+    pub(crate) after_attributes: &'static str,
     pub(crate) before_key: &'static str,
     pub(crate) after_key: &'static str,
     /// Text after the key; may be empty.
@@ -29,10 +31,45 @@ pub(crate) struct Marks {
     pub(crate) close_all: &'static str,
     /// Whether a value has its own lines. Its first and last line break are then not part of it.
     pub(crate) on_lines: bool,
-    /// Whether `" string="true` or `" string="false` may follow a key.
-    pub(crate) says_strings: bool,
+    /// The attribute that may follow a key.
+    pub(crate) attribute: Attribute,
     /// Marks that end a value whose own mark the model omitted.
     pub(crate) instead: &'static [&'static str],
+}
+
+/// An attribute of an argument, from which the parser knows whether the value is a string.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attribute {
+    Absent,
+    /// `string="true"` or `string="false"`.
+    IsString,
+    /// `type="string"`, or another type of JSON.
+    Type,
+}
+
+impl Attribute {
+    /// The text between the key and the attribute's value.
+    pub(crate) fn before_value(self) -> Option<&'static str> {
+        match self {
+            Self::Absent => None,
+            Self::IsString => Some("\" string=\""),
+            Self::Type => Some("\" type=\""),
+        }
+    }
+
+    /// The value for strings.
+    pub(crate) fn of_strings(self) -> &'static str {
+        if self == Self::Type { "string" } else { "true" }
+    }
+
+    /// The values for all others.
+    pub(crate) fn of_others(self) -> &'static [&'static str] {
+        match self {
+            Self::Absent => &[],
+            Self::IsString => &["false"],
+            Self::Type => &["number", "boolean", "null", "object", "array"],
+        }
+    }
 }
 
 /// Facts that the text of a call does not contain.
@@ -83,6 +120,9 @@ impl Marks {
         cursor.white_space();
         let name = cursor.word(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'))?;
         cursor.expect(self.after_name)?;
+        if !self.after_attributes.is_empty() {
+            cursor.until(self.after_attributes)?;
+        }
         cursor.white_space();
         let at = cursor.at();
         // Text about calls may contain the opening mark and a word. A call goes on with an argument, or ends.
@@ -132,8 +172,9 @@ impl Marks {
 
     /// A key, and its attribute for strings.
     fn said<'a>(&self, key: &'a str) -> (&'a str, Option<bool>) {
-        match key.split_once("\" string=\"").filter(|_| self.says_strings) {
-            Some((key, said)) => (key, Some(said == "true")),
+        let before = self.attribute.before_value();
+        match before.and_then(|before| key.split_once(before)) {
+            Some((key, said)) => (key, Some(said == self.attribute.of_strings())),
             None => (key, None),
         }
     }

@@ -386,7 +386,9 @@ const PIECES: [&str; 69] = [
 
 /// Formats whose marks are never content, even if no call follows them.
 fn in_content() -> Vec<ToolFormat> {
-    let is_apart = |format: &ToolFormat| matches!(format, ToolFormat::Gemma4 | ToolFormat::GptOss);
+    let is_apart = |format: &ToolFormat| {
+        matches!(format, ToolFormat::Gemma4 | ToolFormat::GptOss | ToolFormat::SolarOpen)
+    };
     ToolFormat::ALL.iter().copied().filter(|format| !is_apart(format)).collect()
 }
 

@@ -127,7 +127,13 @@ fn is_exact(integer: i128) -> bool {
     (integer as f64) as i128 == integer
 }
 
-/// Refuses integers in `const` and `enum` that the library would round.
+/// Whether a value is an integer that the library would round.
+pub(super) fn is_rounded(value: &Value) -> bool {
+    let is = |integer: i128| !is_exact(integer) && integer != i64::MAX.into();
+    integer(value).is_some_and(is)
+}
+
+/// Refuses integers in `const` and `enum` that the library would round, and that are not replaced by `exact.rs`.
 ///
 /// # Errors
 /// [`Error::Constraint`] with the number.
@@ -137,15 +143,11 @@ pub(super) fn check_literal(keyword: &str, literal: &Value) -> Result<()> {
         Value::Object(object) => {
             object.values().try_for_each(|value| check_literal(keyword, value))
         }
-        number => match integer(number) {
-            Some(integer) if !is_exact(integer) && integer != i64::MAX.into() => {
-                Err(Error::Constraint(format!(
-                    "`{keyword}` has {integer}, which double precision would round: use an integer up to 2^53, or a \
-                 larger one that double precision can represent"
-                )))
-            }
-            _ => Ok(()),
-        },
+        number if is_rounded(number) => Err(Error::Constraint(format!(
+            "`{keyword}` has {number}, which double precision would round, because other schemas apply to the same value: \
+             leave those schemas out, or use an integer up to 2^53"
+        ))),
+        _ => Ok(()),
     }
 }
 

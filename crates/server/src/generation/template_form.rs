@@ -87,7 +87,10 @@ impl TemplateForm {
         optional("content", self.content(message));
         optional("name", message.name.clone().map(Value::from));
         optional("tool_call_id", message.tool_call_id.clone().map(Value::from));
-        optional("reasoning_content", message.reasoning_content.clone().map(Value::from));
+        // Templates differ in its name.
+        for name in ["reasoning_content", "reasoning"] {
+            optional(name, message.reasoning_content.clone().map(Value::from));
+        }
         optional(
             "tool_calls",
             message.tool_calls.as_ref().map(|calls| {

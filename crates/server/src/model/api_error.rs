@@ -100,8 +100,14 @@ impl ApiError {
 
     /// 404: the path does not exist.
     pub(crate) fn path_not_found(method: &str, path: &str) -> Self {
+        // Endpoints of vLLM whose names say nothing of ours.
+        let hint = match path {
+            "/pooling" | "/v1/pooling" => "POST /v1/embeddings makes one vector of each text; ",
+            "/classify" | "/v1/classify" => "POST /v1/score and /v1/rerank score pairs of texts; ",
+            _ => "",
+        };
         let message = format!(
-            "There is no {} {}; GET /openapi.json lists the endpoints.",
+            "There is no {} {}; {hint}GET /openapi.json lists the endpoints.",
             excerpt(method),
             excerpt(path)
         );

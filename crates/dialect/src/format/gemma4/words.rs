@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{CLOSE, MARKS, QUOTE};
+use super::Marks;
 use crate::format::pythonic;
 use crate::scan::{Cursor, Scan, Stop};
 
@@ -15,19 +15,19 @@ pub(super) fn quoted(text: &str) -> String {
 }
 
 /// A key with its colon, and their number of bytes.
-pub(super) fn key(text: &str) -> Scan<(String, usize)> {
+pub(super) fn key(text: &str, marks: &Marks) -> Scan<(String, usize)> {
     let near = &text[..text.floor_char_boundary(MAX_KEY_BYTES)];
-    match key_within(near) {
+    match key_within(near, marks) {
         // Without this limit, text without a colon would be held back to the end of the answer.
         Err(Stop::Wait) if text.len() >= MAX_KEY_BYTES => Err(Stop::No),
         other => other,
     }
 }
 
-fn key_within(text: &str) -> Scan<(String, usize)> {
+fn key_within(text: &str, marks: &Marks) -> Scan<(String, usize)> {
     let mut cursor = Cursor::new(text);
-    let key = if cursor.accept(QUOTE)? {
-        cursor.until(QUOTE)?.to_owned()
+    let key = if cursor.accept(marks.quote)? {
+        cursor.until(marks.quote)?.to_owned()
     } else if matches!(cursor.peek()?, b'"' | b'\'') {
         pythonic::string(&mut cursor)?
     } else {
@@ -43,9 +43,14 @@ fn key_within(text: &str) -> Scan<(String, usize)> {
 
 /// A value without the marks of a string, as JSON, and whether it is a string. If the schema expects a string, literals other than null
 /// are strings too.
-pub(super) fn bare(cursor: &mut Cursor<'_>, ended: bool, wants_text: bool) -> Scan<(String, bool)> {
+pub(super) fn bare(
+    cursor: &mut Cursor<'_>,
+    ended: bool,
+    wants_text: bool,
+    marks: &Marks,
+) -> Scan<(String, bool)> {
     let rest = cursor.rest();
-    if let Some((text, length)) = in_quotes(rest, ended)? {
+    if let Some((text, length)) = in_quotes(rest, ended, marks)? {
         cursor.advance(length);
         return Ok((quoted(&text), true));
     }
@@ -58,16 +63,16 @@ pub(super) fn bare(cursor: &mut Cursor<'_>, ended: bool, wants_text: bool) -> Sc
         return Ok((value, false));
     }
     // A string without its first mark still has its second one, before the marks of another string.
-    let behind_all = end.filter(|_| ended).map(|_| (CLOSE, rest.len()));
+    let behind_all = end.filter(|_| ended).map(|_| (marks.close, rest.len()));
     // Without a mark, it is open whether a comma or a bracket belongs to the string. So the value waits for the next
     // mark, or for the end of the answer.
-    let (mark, at) = first_mark(rest).or(behind_all).ok_or(Stop::Wait)?;
+    let (mark, at) = first_mark(rest, marks).or(behind_all).ok_or(Stop::Wait)?;
     let before = &rest[..at];
     let opens =
         // A mark after one of these characters begins the next string. Otherwise it ends this one.
         before.trim_end().ends_with([':', '=', ',', '{', '[']) && end.is_some_and(|end| end < at);
-    if mark == QUOTE && !opens {
-        cursor.advance(at + QUOTE.len());
+    if mark == marks.quote && !opens {
+        cursor.advance(at + mark.len());
         return Ok((quoted(before), true));
     }
     let end = end.map_or(at, |end| end.min(at));
@@ -80,11 +85,11 @@ pub(super) fn bare(cursor: &mut Cursor<'_>, ended: bool, wants_text: bool) -> Sc
 }
 
 /// A string in quotes of JSON or Python, with its number of bytes and a mark that may follow.
-fn in_quotes(text: &str, ended: bool) -> Scan<Option<(String, usize)>> {
+fn in_quotes(text: &str, ended: bool, marks: &Marks) -> Scan<Option<(String, usize)>> {
     if !text.starts_with(['"', '\'']) {
         return Ok(None);
     }
-    let mark = first_mark(text);
+    let mark = first_mark(text, marks);
     // The quotes must close before the next mark. An apostrophe, as in `'90s music`, does not.
     let mut cursor = Cursor::new(&text[..mark.map_or(text.len(), |(_, at)| at)]);
     let string = match pythonic::string(&mut cursor) {
@@ -95,17 +100,17 @@ fn in_quotes(text: &str, ended: bool) -> Scan<Option<(String, usize)>> {
     let mut cursor = Cursor::new(&text[cursor.at()..]);
     let before = text.len() - cursor.rest().len();
     cursor.white_space();
-    if cursor.accept(QUOTE)? {
+    if cursor.accept(marks.quote)? {
         return Ok(Some((string, before + cursor.at())));
     }
     // Other text after the closing quote means that the quotes are a part of the string, as in `"a" or "b"`.
-    let is_end = matches!(cursor.peek()?, b',' | b'}' | b']') || { cursor }.accept(CLOSE)?;
+    let is_end = matches!(cursor.peek()?, b',' | b'}' | b']') || { cursor }.accept(marks.close)?;
     Ok(is_end.then_some((string, before)))
 }
 
 /// The first end mark of a string or of the call, and its position.
-fn first_mark(text: &str) -> Option<(&'static str, usize)> {
-    let found = [QUOTE, CLOSE].map(|mark| text.find(mark).map(|at| (mark, at)));
+fn first_mark(text: &str, marks: &Marks) -> Option<(&'static str, usize)> {
+    let found = [marks.quote, marks.close].map(|mark| text.find(mark).map(|at| (mark, at)));
     found.into_iter().flatten().min_by_key(|(_, at)| *at)
 }
 
@@ -137,14 +142,15 @@ fn is_number(word: &str) -> bool {
 }
 
 /// A value in the template's notation, or the part that cannot be written in it.
-pub(crate) fn written(value: &Value) -> Result<String, String> {
+pub(crate) fn written(value: &Value, marks: &Marks) -> Result<String, String> {
     match value {
-        Value::String(text) if MARKS.iter().any(|mark| text.contains(mark)) => {
+        Value::String(text) if marks.all.iter().any(|mark| text.contains(mark)) => {
             Err("a value with marks of a tool call".to_owned())
         }
-        Value::String(text) => Ok(format!("{QUOTE}{text}{QUOTE}")),
+        Value::String(text) => Ok([marks.quote, text, marks.quote].concat()),
         Value::Array(values) => {
-            let values = values.iter().map(written).collect::<Result<Vec<_>, _>>()?;
+            let values = values.iter().map(|value| written(value, marks));
+            let values = values.collect::<Result<Vec<_>, _>>()?;
             Ok(format!("[{}]", values.join(",")))
         }
         Value::Object(members) => {
@@ -152,7 +158,7 @@ pub(crate) fn written(value: &Value) -> Result<String, String> {
             // The order of Jinja's `dictsort`, which ignores case.
             members.sort_by_key(|(key, _)| key.to_lowercase());
             let member = |(key, value): (&String, &Value)| match is_key(key) {
-                true => Ok(format!("{key}:{}", written(value)?)),
+                true => Ok(format!("{key}:{}", written(value, marks)?)),
                 false => Err(format!("the name `{key}`")),
             };
             let members = members.into_iter().map(member).collect::<Result<Vec<_>, _>>()?;

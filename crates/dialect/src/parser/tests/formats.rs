@@ -252,3 +252,116 @@ fn functionary() {
         r#"I look.<function=get_weather>{"city": "Paris"}</function><function=f>{}</function>"#;
     assert_eq!(read(text), seen("I look.", "", &[WEATHER, "f {}."]));
 }
+
+/// Sources: `meetkai-functionary-medium-v3.2.jinja` of llama.cpp, and its parser. The prompt ends with `>>>`.
+#[test]
+fn functionary_3_2() {
+    let read = |text: &str| {
+        read_all(ToolFormat::FunctionaryV32, ReasoningFormat::Qwen3, Thinking::Possible, text)
+    };
+    let call = "get_weather\n{\"city\": \"Paris\"}";
+    assert_eq!(read(call), seen("", "", &[WEATHER]));
+    assert_eq!(read(&format!("{call}>>>f\n{{}}")), seen("", "", &[WEATHER, "f {}."]));
+    let text = format!("all\nI look: >>> 1 + 1\n>>>{call}>>>all\nDone.");
+    assert_eq!(read(&text), seen("I look: >>> 1 + 1Done.", "", &[WEATHER]));
+    for (text, content) in [
+        ("all\nFour.", "Four."),
+        ("all\n{\"a\": 1}", "{\"a\": 1}"),
+        ("all\nall\nwent", "all\nwent"),
+        ("all", "all"),
+        ("get_weather is a function.", "get_weather is a function."),
+    ] {
+        assert_eq!(read(text), seen(content, "", &[]), "{text}");
+    }
+    // Without functions, the recipient is no content either.
+    let dialect = Dialect { tools: Some(ToolFormat::FunctionaryV32), reasoning: None };
+    let parser = || OutputParser::new(dialect, Thinking::Possible, None);
+    assert_eq!(super::read(parser(), ["al", "l\nFo", "ur."]), seen("Four.", "", &[]));
+}
+
+/// Sources: the publisher's page "FunctionGemma formatting and best practices", and vLLM's parser `functiongemma`.
+#[test]
+fn function_gemma() {
+    let read = |text: &str| {
+        read_all(ToolFormat::FunctionGemma, ReasoningFormat::Qwen3, Thinking::Possible, text)
+    };
+    let call =
+        "<start_function_call>call:get_weather{city:<escape>Paris<escape>}<end_function_call>";
+    assert_eq!(read(call), seen("", "", &[WEATHER]));
+    assert_eq!(read(&format!("I look.\n{call}{call}")), seen("I look.", "", &[WEATHER; 2]));
+    let nested = "<start_function_call>call:f{at:[1.5,-2],b:true,note:<escape>{a:1},\n\"x\"<escape>,of:{k:null}}<end_function_call>";
+    let expected = r#"f {"at": [1.5, -2], "b": true, "note": "{a:1},\n\"x\"", "of": {"k": null}}."#;
+    assert_eq!(read(nested), seen("", "", &[expected]));
+}
+
+/// Sources: `Kimi-K3.jinja` and the parser of llama.cpp, and vLLM's parsers `kimi_k3`.
+#[test]
+fn kimi_k3() {
+    let argument = |key: &str, kind: &str, value: &str| {
+        format!(
+            "<|open|>argument key=\"{key}\" type=\"{kind}\"<|sep|>{value}<|close|>argument<|sep|>"
+        )
+    };
+    let call = |name: &str, index: usize, arguments: &str| {
+        format!(
+            "<|open|>call tool=\"{name}\" index=\"{index}\"<|sep|>{arguments}<|close|>call<|sep|>"
+        )
+    };
+    let calls = [
+        call("get_weather", 1, &argument("city", "string", "Paris")),
+        call(
+            "f",
+            2,
+            &[argument("n", "string", "7"), argument("of", "object", "{\"a\": [1]}")].concat(),
+        ),
+        call("f", 3, ""),
+    ];
+    let calls = format!("<|open|>tools<|sep|>{}<|close|>tools<|sep|>", calls.concat());
+    let said = "<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|>";
+    let end = "<|close|>message<|sep|>";
+    let read = |thinking, text: &str| {
+        read_all(ToolFormat::KimiK3, ReasoningFormat::KimiK3, thinking, text)
+    };
+    let expected = &[WEATHER, r#"f {"n": "7", "of": {"a": [1]}}."#, "f {}."];
+    let text = format!("Hm.{said}{calls}{end}");
+    assert_eq!(read(Thinking::Open, &text), seen("I look.", "Hm.", expected));
+    let text = format!("<|open|>think<|sep|>{text}");
+    assert_eq!(read(Thinking::Possible, &text), seen("I look.", "Hm.", expected));
+    let text = format!("Hm.{said}{end}");
+    assert_eq!(read(Thinking::Open, &text), seen("I look.", "Hm.", &[]));
+    // The prompt has opened the content.
+    let text = format!("Four <|open.<|close|>response<|sep|>{end}");
+    assert_eq!(read(Thinking::Possible, &text), seen("Four <|open.", "", &[]));
+}
+
+/// Sources: the published template of Solar Open, and vLLM's parser `solar_open` of reasoning.
+#[test]
+fn solar_open_thinks() {
+    let read = |text: &str| {
+        read_all(ToolFormat::SolarOpen, ReasoningFormat::SolarOpen, Thinking::Possible, text)
+    };
+    let call = "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>get_weather<|tool_call:args|>{\"city\": \"Paris\"}<|tool_call:end|><|calls|>";
+    for (text, expected) in [
+        ("<|think|>Hm.<|end|><|begin|>assistant<|content|>Four.", seen("Four.", "Hm.", &[])),
+        ("<|think|>Hm.<|end|><|begin|>assistant<|content|>Four.<|end|>", seen("Four.", "Hm.", &[])),
+        ("<|content|>Four, assistant.<|flush|>", seen("Four, assistant.", "", &[])),
+        (&format!("<|think|>Hm.<|end|><|begin|>assistant{call}"), seen("", "Hm.", &[WEATHER])),
+        (call, seen("", "", &[WEATHER])),
+    ] {
+        assert_eq!(read(text), expected, "{text}");
+    }
+}
+
+/// Source: `Apertus-8B-Instruct.jinja` of llama.cpp, which is the publisher's template.
+#[test]
+fn apertus_thinks() {
+    let call = r#"<|tools_prefix|>[{"get_weather": {"city": "Paris"}}]<|tools_suffix|>"#;
+    for text in [
+        format!("<|inner_prefix|>Hm.<|inner_suffix|>I look.{call}"),
+        format!("<|inner_prefix|>Hm.{call}<|inner_suffix|>I look."),
+    ] {
+        let read =
+            read_all(ToolFormat::Apertus, ReasoningFormat::Apertus, Thinking::Possible, &text);
+        assert_eq!(read, seen("I look.", "Hm.", &[WEATHER]), "{text}");
+    }
+}
