@@ -85,21 +85,19 @@ impl HeadShape {
         let (tokens, heads, x_width) = operand.dims3("[tokens, heads, at least k]")?;
         let out_operand = Operand::new(HEAD_PRODUCT, "out", out);
         let (_, _, out_width) = out_operand.dims3("[tokens, heads, at least n]")?;
-        let unquantized = weights.matrices.iter().map(|matrix| match matrix {
-            Matrix::Rows(rows) => Some(Operand::new(HEAD_PRODUCT, "weights", rows)),
-            Matrix::Packed(_) => None,
-        });
-        let matrices: Option<Vec<_>> = unquantized.collect();
-        let matrices = match matrices.filter(|matrices| matrices.len() == heads && heads > 0) {
-            Some(matrices) => matrices,
-            None => {
-                let (value, expected) = (weights.matrices.len(), "unquantized, one per head");
-                return Err(Error::Parameter { parameter: "matrices of heads", value, expected });
-            }
+        let refused = || {
+            let (value, expected) = (weights.matrices.len(), "unquantized, one per head");
+            Err(Error::Parameter { parameter: "matrices of heads", value, expected })
         };
-        let (n, k) = matrices[0].dims2("[n, k]")?;
-        for matrix in &matrices {
-            matrix.expect_dims("[n, k]", &[n, k])?;
+        let (n, k) = match weights.matrices.first() {
+            Some(Matrix::Rows(first)) if weights.matrices.len() == heads => {
+                Operand::new(HEAD_PRODUCT, "weights", first).dims2("[n, k]")?
+            }
+            _ => return refused(),
+        };
+        for matrix in &weights.matrices {
+            let Matrix::Rows(rows) = matrix else { return refused() };
+            Operand::new(HEAD_PRODUCT, "weights", rows).expect_dims("[n, k]", &[n, k])?;
         }
         if x_width < k {
             return Err(operand.shape_error(format!("[tokens, heads, at least {k}]")));
