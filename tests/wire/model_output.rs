@@ -129,6 +129,62 @@ fn calls_are_found_in_reasoning_that_is_not_closed() {
     }
 }
 
+/// Sources: those of the formats, in `crates/dialect/src/format`.
+#[test]
+fn texts_around_content_are_no_content() {
+    let kimi = "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>I look.<|close|>response<|sep|>";
+    let kimi_call = "<|open|>tools<|sep|><|open|>call tool=\"w\" index=\"1\"<|sep|><|open|>argument key=\"content\" type=\"string\"<|sep|>x<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>";
+    let solar = "<|think|>Hm.<|end|><|begin|>assistant<|content|>I look.<|end|><|begin|>assistant";
+    let solar_call = "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>w<|tool_call:args|>{\"content\": \"x\"}<|tool_call:end|>";
+    let gemma_call = "<start_function_call>call:w{content:<escape>x<escape>}<end_function_call>";
+    let apertus_call = "<|tools_prefix|>[{\"w\": {\"content\": \"x\"}}]<|tools_suffix|>";
+    let apertus = "<|inner_prefix|>Hm.<|inner_suffix|>I look.";
+    for (tools, reasoning, marks, said, call) in [
+        ("kimi_k3", "kimi_k3", &["<|open|>", "<|close|>", "<|sep|>"][..], kimi, kimi_call),
+        (
+            "solar_open",
+            "solar_open",
+            &[
+                "<|think|>",
+                "<|end|>",
+                "<|begin|>",
+                "<|content|>",
+                "<|tool_calls|>",
+                "<|tool_call:begin|>",
+                // With these tokens, `<|end|>` ends no turn.
+                "<|calls|>",
+                "<|flush|>",
+            ],
+            solar,
+            solar_call,
+        ),
+        ("apertus", "apertus", &["<|inner_prefix|>", "<|inner_suffix|>"], apertus, apertus_call),
+        ("functionary_v32", "none", &[], "all\nI look.", ">>>w\n{\"content\": \"x\"}"),
+        ("functiongemma", "none", &["<start_function_call>", "<escape>"], "I look.", gemma_call),
+    ] {
+        let text = [said, call].concat();
+        let flags = format!("--tool-call-parser {tools} --reasoning-parser {reasoning}");
+        for marks in [&[][..], marks] {
+            let model = Scripted::start(&template(""), marks, &[&text, said], &flags);
+            for endpoint in Endpoint::ALL {
+                let answer = model.answer(endpoint, 0, with_tools(endpoint, json!({})));
+                assert_eq!(
+                    called(&answer),
+                    [("w", json!({"content": "x"}))],
+                    "{tools} {endpoint:?}"
+                );
+                let thought = if reasoning == "none" { "" } else { "Hm." };
+                let read =
+                    (answer.content.as_str(), answer.reasoning.as_str(), answer.finish.as_str());
+                assert_eq!(read, ("I look.", thought, ends(endpoint).0), "{tools} {endpoint:?}");
+                // Without tools, the texts around content are no content either.
+                let answer = model.answer(endpoint, 1, json!({}));
+                assert_eq!(answer.content, "I look.", "{tools} {endpoint:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn stop_strings_end_the_answer_and_not_its_reasoning_or_calls() {
     let call =
