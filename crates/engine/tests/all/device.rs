@@ -79,7 +79,12 @@ pub(super) fn assert_same(got: &[Collected], want: &[Collected], what: &str) {
 #[test]
 fn a_device_gives_what_the_cpu_gives_whatever_is_asked() {
     let want = run_together(&start(config()));
-    assert!(want[10].logprobs.is_empty() && want[12].prompt.as_ref().unwrap()[1].is_some());
+    // The kinds with reports are among them, at whatever place.
+    let has_scores = |stream: &&Collected| {
+        stream.prompt.as_ref().is_some_and(|tokens| tokens.iter().any(Option::is_some))
+    };
+    assert_eq!(want.iter().filter(has_scores).count(), 1);
+    assert!(want.iter().any(|stream| stream.logprobs.is_empty()));
     let padded = start(on_device());
     assert_eq!(padded.info().max_logprobs, Some(32));
     assert_same(&run_together(&padded), &want, "in buckets");
