@@ -32,7 +32,9 @@ function notify(text, { isError = false, action, act, seconds = 8 } = {}) {
     element('span', {}, text),
     action && button(action, () => { close(); act(); }),
     button('Close', close, { class: 'quiet' }));
+  const wasAtEnd = isAtEnd();
   byId('notices').replaceChildren(notice);
+  if (wasAtEnd) scrollToEnd();
   if (!isError) setTimeout(close, seconds * 1000);
 }
 
