@@ -38,7 +38,8 @@ const SOURCES = new URL('../../crates/server/playground/', import.meta.url);
 function loadSources() {
   const names = ['dom', 'schema', 'api', 'logprobs', 'conversation', 'copy_as'];
   const text = names.map((name) => readFileSync(new URL(`${name}.js`, SOURCES), 'utf8')).join('\n');
-  const wanted = ['EventParser', 'streamEvents', 'validateSchema', 'Conversation', 'wholeCharacters', 'asCurl', 'asPython', 'asNode', 'SERVER'];
+  const wanted = ['EventParser', 'streamEvents', 'validateSchema', 'Conversation', 'wholeCharacters', 'asCurl', 'asPython', 'asNode',
+    'SERVER'];
   return new Function('location', `'use strict'; ${text}; return { ${wanted.join(', ')} };`)({ pathname: '/p', origin: 'http://h' });
 }
 
@@ -50,7 +51,7 @@ const units = {
     for (let size = 1; size <= bytes.length; size += 1) {
       const pieces = [];
       for (let at = 0; at < bytes.length; at += size) pieces.push(bytes.slice(at, at + size));
-      const stream = new ReadableStream({ start(controller) { pieces.forEach((piece) => controller.enqueue(piece)); controller.close(); } });
+      const stream = ReadableStream.from(pieces);
       const events = [];
       for await (const data of streamEvents(stream)) events.push(data);
       assert.deepEqual(events, ['{"a":"é🕯️日本"}', 'one\ntwo', '[DONE]'], `pieces of ${size}`);
@@ -90,11 +91,14 @@ const units = {
       if (schema !== false) assert.deepEqual(validateSchema(schema, good), { errors: [], unchecked: [] }, JSON.stringify(schema));
       assert.notEqual(validateSchema(schema, bad).errors.length, 0, JSON.stringify(schema));
     }
-    assert.deepEqual(validateSchema({ format: 'date', title: 't', unevaluatedItems: false }, 1).unchecked, ['`format`', '`unevaluatedItems`']);
+    const { unchecked } = validateSchema({ format: 'date', title: 't', unevaluatedItems: false }, 1);
+    assert.deepEqual(unchecked, ['`format`', '`unevaluatedItems`']);
     assert.deepEqual(validateSchema({ pattern: '^(a+)+$' }, `${'a'.repeat(50)}b`).unchecked, ['`pattern` ^(a+)+$']);
     assert.equal(validateSchema({ $ref: '#' }, 1).unchecked.length, 1, 'a reference to itself ends');
     assert.equal(validateSchema({ constructor: 1, toString: 1 }, 1).errors.length, 0);
-    const wrong = { required: 5, properties: null, enum: {}, allOf: 1, pattern: [], items: [1], $ref: 7, patternProperties: 'x', prefixItems: 3 };
+    const wrong = {
+      required: 5, properties: null, enum: {}, allOf: 1, pattern: [], items: [1], $ref: 7, patternProperties: 'x', prefixItems: 3,
+    };
     validateSchema(wrong, {});
     validateSchema(wrong, []);
     validateSchema(wrong, 'x');
@@ -105,9 +109,11 @@ const units = {
     const load = (...turns) => Conversation.load({ turns, chosen: { root: 't1' } });
     assert.equal(load(user).path()[0].content, 'a');
     const wrong = [
-      { ...user, id: '__proto__' }, { ...user, parent: 't2' }, { ...user, parent: 't1' }, { ...user, role: 'system' }, { ...user, content: 1 },
+      { ...user, id: '__proto__' }, { ...user, parent: 't2' }, { ...user, parent: 't1' }, { ...user, role: 'system' },
+      { ...user, content: 1 },
       { ...user, images: ['https://example.com/a.png'] }, { ...user, images: ['data:image/svg+xml;base64,AA=='] },
-      { ...user, images: ['data:image/png;base64,AA==" onerror="x'] }, { ...user, calls: [{ id: 1 }] }, { ...user, logprobs: [{ token: {} }] },
+      { ...user, images: ['data:image/png;base64,AA==" onerror="x'] }, { ...user, calls: [{ id: 1 }] },
+      { ...user, logprobs: [{ token: {} }] },
       { ...user, stats: [] }, { ...user, schema: 'x' }, null, [],
     ];
     for (const turn of wrong) assert.throws(() => load(turn), /must be|names/, JSON.stringify(turn));
@@ -124,7 +130,8 @@ const units = {
   async 'copied requests are what was asked, whatever its text'() {
     const { asCurl, asPython, asNode } = loadSources();
     const texts = [...payloads, "it's $HOME `id` \\ \" \nEND\n$(id)", '\u001b[31m\u0007\u009b \u202e\u2028 \ud800 é🕯'];
-    const body = { model: texts[0], messages: texts.map((content) => ({ role: 'user', content })), top_k: 3, stop: ["'"], logprobs: true, seed: null };
+    const messages = texts.map((content) => ({ role: 'user', content }));
+    const body = { model: texts[0], messages, top_k: 3, stop: ["'"], logprobs: true, seed: null };
     const server = new URL("http://127.0.0.1:1/it's/$HOME/");
     const expected = JSON.parse(JSON.stringify(body));
     const run = (program, arguments_, input) => {
@@ -133,9 +140,11 @@ const units = {
       return JSON.parse(result.stdout);
     };
     const curl = asCurl(body, server, true);
-    assert.deepEqual(run('bash', [], `curl() { [ "$2" = "http://127.0.0.1:1/it's/\\$HOME/v1/chat/completions" ] && cat; }\n${curl}`), expected);
+    const check = `curl() { [ "$2" = "http://127.0.0.1:1/it's/\\$HOME/v1/chat/completions" ] && cat; }\n`;
+    assert.deepEqual(run('bash', [], check + curl), expected);
     const python = asPython(body, server, true);
-    const stub = 'import json, sys, types\nmodule = types.ModuleType("openai")\nclass OpenAI:\n    def __init__(self, **more): self.chat = self\n'
+    const stub = 'import json, sys, types\nmodule = types.ModuleType("openai")\n'
+      + 'class OpenAI:\n    def __init__(self, **more): self.chat = self\n'
       + '    @property\n    def completions(self): return self\n    def create(self, extra_body, **fields):\n'
       + '        sys.stdout.write(json.dumps({**fields, **extra_body})); return []\n'
       + 'module.OpenAI = OpenAI\nsys.modules["openai"] = module\nprint = lambda *more: None\n';
@@ -149,7 +158,8 @@ const units = {
 
 /** A conversation with all that turns can have. */
 function sampleConversation() {
-  const logprobs = [...'Hello! '].map((token, i) => ({ token, logprob: -i / 2, top_logprobs: [{ token, logprob: -i / 2 }, { token: '?', logprob: -9 }] }));
+  const other = { token: '?', logprob: -9 };
+  const logprobs = [...'Hello! '].map((token, i) => ({ token, logprob: -i / 2, top_logprobs: [{ token, logprob: -i / 2 }, other] }));
   const schema = { type: 'object', required: ['a'], 'x-note': 1 };
   const stats = { prompt: 40, cached: 32, completion: 7, reasoning: 2, first: 12, perSecond: 30 };
   const calls = [{ id: '1', name: TOOL, arguments: '{"city": "Oslo"}' }, { id: '2', name: TOOL, arguments: '{"unit": 1}' }];
@@ -249,7 +259,8 @@ async function assertClean(page) {
       if (one.tagName === 'IMG' && !/^data:image\/(png|jpeg|webp|gif);base64,/.test(one.getAttribute('src'))) wrong.push(one.outerHTML);
     }
     if (document.scripts.length !== 1) wrong.push('a further script');
-    for (const one of document.body.querySelectorAll('iframe, object, embed, base, meta, link, style, form, video, audio')) wrong.push(one.outerHTML);
+    const forbidden = document.body.querySelectorAll('iframe, object, embed, base, meta, link, style, form, video, audio');
+    for (const one of forbidden) wrong.push(one.outerHTML);
     if (window.hacked !== undefined) wrong.push('a payload ran');
     return [...wrong, ...window.violations];
   });
@@ -268,7 +279,8 @@ async function startProxy({ prefix = '', key, models, modalities } = {}) {
     if (path === null) return response.writeHead(404).end();
     if (key && !['/', '/openapi.json'].includes(path) && request.headers.authorization !== `Bearer ${key}`) {
       response.writeHead(401, { 'content-type': 'application/json' });
-      return response.end('{"error":{"message":"The API key is wrong.","type":"authentication_error","param":null,"code":"invalid_api_key"}}');
+      const error = { message: 'The API key is wrong.', type: 'authentication_error', param: null, code: 'invalid_api_key' };
+      return response.end(JSON.stringify({ error }));
     }
     const headers = { ...request.headers, host: new URL(URL_OF_SERVER).host };
     const changes = path === '/v1/models' && (models || modalities);
@@ -290,7 +302,8 @@ async function startProxy({ prefix = '', key, models, modalities } = {}) {
     upstream.end(body);
   });
   await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve));
-  return { seen, url: `http://127.0.0.1:${server.address().port}${prefix}/`, close: () => { server.closeAllConnections(); server.close(); } };
+  const close = () => { server.closeAllConnections(); server.close(); };
+  return { seen, url: `http://127.0.0.1:${server.address().port}${prefix}/`, close };
 }
 
 const tests = {
@@ -431,7 +444,9 @@ const tests = {
     await page.press('#message', 'Enter');
     assert.match(await page.locator('.notice.error').innerText(), /The schema must be a JSON object/);
     await page.fill('#schema', JSON.stringify({
-      type: 'object', properties: { name: { type: 'string', 'x-note': 'a keyword of nobody' }, age: { type: 'integer', maximum: 120 } }, required: ['name', 'age'],
+      type: 'object',
+      properties: { name: { type: 'string', 'x-note': 'a keyword of nobody' }, age: { type: 'integer', maximum: 120 } },
+      required: ['name', 'age'],
       additionalProperties: false,
     }));
     assert.match(await page.locator('#schema-error').textContent(), /^(Not checked by this page: `x-note`\.)?$/);
@@ -592,7 +607,8 @@ const tests = {
     assert.equal(await last(page).locator('.branches').innerText(), '‹2/2›');
     assert.equal(await page.locator('#setting-temperature').inputValue(), '0.5');
     assert.deepEqual(JSON.parse(await exported(page)), JSON.parse(text));
-    for (const wrong of ['', '[]', '{}', '{"format":"candlepower-playground","version":1}', text.replace('"root": "t1"', '"root": "t77"')]) {
+    const lost = text.replace('"root": "t1"', '"root": "t77"');
+    for (const wrong of ['', '[]', '{}', '{"format":"candlepower-playground","version":1}', lost]) {
       await importText(page, wrong);
       assert.match(await page.locator('.notice.error').innerText(), /cannot be opened/, wrong.slice(0, 40));
       assert.equal(await lastText(page), 'A short answer.', 'nothing changes');
@@ -604,7 +620,9 @@ const tests = {
     const page = await openPage(browser);
     await ready(page);
     const content = 'word '.repeat(300000);
-    const turns = [1, 2].map((i) => ({ id: `t${i}`, parent: i === 1 ? 'root' : 't1', role: i === 1 ? 'user' : 'assistant', content, finish: 'stop' }));
+    const turns = [
+      { id: 't1', parent: 'root', role: 'user', content }, { id: 't2', parent: 't1', role: 'assistant', content, finish: 'stop' },
+    ];
     const chosen = { root: 't1', t1: 't2' };
     await importText(page, JSON.stringify({ format: 'candlepower-playground', version: 1, conversation: { turns, chosen } }));
     await page.waitForFunction(() => document.querySelector('.notice')?.textContent.includes('cannot keep'));
@@ -656,12 +674,13 @@ const tests = {
     await ready(page);
     const turns = payloads.flatMap((payload, i) => {
       const [user, assistant, tool] = [3 * i + 1, 3 * i + 2, 3 * i + 3].map((id) => `t${id}`);
+      const call = { id: '', name: 'f', arguments: JSON.stringify({ [payload]: payload }) };
       const logprobs = i % 2 ? [{ token: payload, logprob: -1, bytes: null, top_logprobs: [{ token: payload, logprob: -2 }] }] : undefined;
       return [
         { id: user, parent: i ? `t${3 * i}` : 'root', role: 'user', content: payload, images: ['data:image/png;base64,AAAA'] },
         {
-          id: assistant, parent: user, role: 'assistant', content: payload, reasoning: payload, model: payload, finish: payload.slice(0, 90), error: payload,
-          notHeld: payload, calls: [{ id: payload, name: payload, arguments: payload }, { id: '', name: 'f', arguments: JSON.stringify({ [payload]: payload }) }],
+          id: assistant, parent: user, role: 'assistant', content: payload, reasoning: payload, model: payload,
+          finish: payload.slice(0, 90), error: payload, notHeld: payload, calls: [{ id: payload, name: payload, arguments: payload }, call],
           schema: { enum: [payload], [payload]: 1, pattern: payload }, stats: { prompt: 1, [payload]: payload }, logprobs,
         },
         { id: tool, parent: assistant, role: 'tool', name: payload, callId: payload, content: payload },
@@ -670,8 +689,9 @@ const tests = {
     const chosen = Object.fromEntries(turns.map(({ id, parent }) => [parent, id]));
     const [, image] = payloads;
     const state = {
-      format: 'candlepower-playground', version: 1, model: image, system: image, settings: { temperature: image, stop: image, [image]: image },
-      tools: [{ name: 'f', description: image, parameters: { [image]: image } }], tool_choice: image, schema: { isOn: true, text: image }, extra: image,
+      format: 'candlepower-playground', version: 1, model: image, system: image, extra: image,
+      settings: { temperature: image, stop: image, [image]: image }, schema: { isOn: true, text: image },
+      tools: [{ name: 'f', description: image, parameters: { [image]: image } }], tool_choice: image,
       conversation: { turns, chosen },
     };
     await importText(page, JSON.stringify(state));
@@ -716,13 +736,16 @@ const tests = {
   async 'large and hostile texts take no long'(browser) {
     const page = await openPage(browser);
     await ready(page);
-    const hostile = ['[', '*', '**a ', '`', '``a`', '> ', '- ', '[a](', '![', '<https://a', '_a', '|', '# ', '~~', '( ', '- '.repeat(40) + '\n', '](', '\\', '(((']
+    const hostile = ['[', '*', '**a ', '`', '``a`', '> ', '- ', '[a](', '![', '<https://a', '_a', '|', '# ', '~~', '( ',
+      '- '.repeat(40) + '\n', '](', '\\', '(((']
       .map((part) => part.repeat(Math.ceil(60000 / part.length)));
-    hostile.push(`|a|\n${' '.repeat(60000)}x`, `[a](${' '.repeat(60000)}x`, `# ${' '.repeat(60000)}#x`, `- - ${' '.repeat(60000)}x`, '> '.repeat(3000) + 'x');
+    const spaces = ' '.repeat(60000);
+    hostile.push(`|a|\n${spaces}x`, `[a](${spaces}x`, `# ${spaces}#x`, `- - ${spaces}x`, `${'> '.repeat(3000)}x`);
     for (const text of hostile) {
       const turns = [{ id: 't1', parent: 'root', role: 'assistant', content: text, finish: 'stop' }];
       const start = Date.now();
-      await importText(page, JSON.stringify({ format: 'candlepower-playground', version: 1, conversation: { turns, chosen: { root: 't1' } } }));
+      const conversation = { turns, chosen: { root: 't1' } };
+      await importText(page, JSON.stringify({ format: 'candlepower-playground', version: 1, conversation }));
       await page.evaluate(() => document.body.offsetHeight);
       const took = Date.now() - start;
       assert.ok(took < 2500, `${JSON.stringify(text.slice(0, 20))} took ${took} ms`);
@@ -741,7 +764,7 @@ const tests = {
           await page.evaluate(axe);
           const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ['violations'] }));
           const serious = violations.filter(({ impact }) => impact === 'serious' || impact === 'critical');
-          const text = serious.map(({ id, nodes }) => `${id}: ${nodes.map(({ html, failureSummary }) => `${html} ${failureSummary}`).join('; ')}`);
+          const text = serious.flatMap(({ id, nodes }) => nodes.map(({ html, failureSummary }) => `${id}: ${html} ${failureSummary}`));
           assert.deepEqual(text, [], `${colorScheme}, ${viewport.width}, ${what}`);
           for (const { id, impact } of violations) console.log(`# axe: ${impact} ${id} (${colorScheme}, ${viewport.width}, ${what})`);
           const isWide = await page.evaluate(() => document.documentElement.scrollWidth > innerWidth);

@@ -155,7 +155,8 @@ function takeChunk(turn, chunk, times) {
 function statsOf(usage, times, hasCalls) {
   const completion = usage.completion_tokens;
   // The first token belongs to the prefill. Calls may arrive at once when they are complete, so the whole time counts for them.
-  const [tokens, seconds] = hasCalls ? [completion, (times.last - times.start) / 1000] : [completion - 1, (times.last - times.first) / 1000];
+  const tokens = hasCalls ? completion : completion - 1;
+  const seconds = (times.last - (hasCalls ? times.start : times.first)) / 1000;
   return {
     prompt: usage.prompt_tokens,
     cached: usage.prompt_tokens_details?.cached_tokens,

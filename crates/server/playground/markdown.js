@@ -237,7 +237,9 @@ function readCodeSpan(text, at, missing) {
   return { node: mark, end: open };
 }
 
-const EMPHASIS = { '*': ['em'], _: ['em'], '**': ['strong'], __: ['strong'], '~~': ['del'], '***': ['em', 'strong'], ___: ['em', 'strong'] };
+const EMPHASIS = {
+  '*': ['em'], _: ['em'], '**': ['strong'], __: ['strong'], '***': ['em', 'strong'], ___: ['em', 'strong'], '~~': ['del'],
+};
 
 function readEmphasis(text, at, missing, depth) {
   let open = at;

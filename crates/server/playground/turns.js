@@ -100,7 +100,8 @@ class TurnView {
     const { turn, actions } = this;
     if (isRunning) return this.foot.replaceChildren();
     const act = (text, click, label) => button(text, click, { class: 'quiet', title: label });
-    const buttons = [turn.content ? copyButton(() => turn.content) : '', act('Edit', () => this.edit(), 'Change this turn in a branch of its own')];
+    const buttons = [turn.content ? copyButton(() => turn.content) : ''];
+    buttons.push(act('Edit', () => this.edit(), 'Change this turn in a branch of its own'));
     if (turn.role === 'assistant') {
       buttons.push(act('Answer again', () => actions.resend(turn), 'Generate another answer'));
       if (turn.logprobs?.length) {
@@ -119,8 +120,7 @@ class TurnView {
   /** Shows the turn's text in a field. Saving makes a branch. */
   edit() {
     const { turn, actions } = this;
-    const label = `Text of this turn`;
-    const area = element('textarea', { 'aria-label': label, rows: Math.min(12, turn.content.split('\n').length + 1) });
+    const area = element('textarea', { 'aria-label': 'Text of this turn', rows: Math.min(12, turn.content.split('\n').length + 1) });
     area.value = turn.content;
     const close = () => { this.isEdited = false; this.draw(this.state); };
     const save = () => { if (actions.edit(turn, area.value)) this.isEdited = false; };
