@@ -1,0 +1,862 @@
+// Tests of the playground in a browser. Prints a line for each test, and fails if one does.
+//
+//   PLAYGROUND_URL=http://127.0.0.1:8000 node playground.test.mjs
+//
+// The server at PLAYGROUND_URL has a scripted model, which writes the texts of answers.json. A message `play NAME` chooses an
+// answer, `play payload-N` the payload of that index, and behind a tool's message the answer is `result`. template.jinja chooses so: it
+// looks at the last message, and pads the prompt to the length after which the model writes that text. The texts have the model's own
+// marks, and the server makes reasoning and calls of them. One token a byte lets characters arrive in parts.
+//
+// Further variables: PLAYGROUND_KEYED_URL and PLAYGROUND_KEY (the same server with an API key; otherwise the proxy of this test
+// demands one), CHROMIUM (the browser), PLAYGROUND_MODULES (a folder with node_modules), PLAYGROUND_ONLY (part of a test's name).
+
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import http from 'node:http';
+import { createRequire } from 'node:module';
+
+const require = createRequire(process.env.PLAYGROUND_MODULES ? `${process.env.PLAYGROUND_MODULES}/` : import.meta.url);
+const { chromium } = require('playwright-core');
+const axe = readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8');
+const { answers, payloads } = JSON.parse(readFileSync(new URL('answers.json', import.meta.url)));
+const URL_OF_SERVER = process.env.PLAYGROUND_URL.replace(/\/$/, '');
+const MAX_PAGE = 150000;
+const KEY = process.env.PLAYGROUND_KEY ?? 'secret-key-of-the-test';
+const TOOL = 'get_weather';
+
+const answerText = (name) => {
+  const { text, repeat = 1 } = answers.find((answer) => answer.name === name);
+  return text.repeat(repeat);
+};
+
+// ---- Parts of the page, without a browser
+
+const SOURCES = new URL('../../crates/server/playground/', import.meta.url);
+
+/** Functions of the page's sources. */
+function loadSources() {
+  const names = ['dom', 'schema', 'api', 'logprobs', 'conversation', 'copy_as'];
+  const text = names.map((name) => readFileSync(new URL(`${name}.js`, SOURCES), 'utf8')).join('\n');
+  const wanted = ['EventParser', 'streamEvents', 'validateSchema', 'Conversation', 'wholeCharacters', 'asCurl', 'asPython', 'asNode',
+    'SERVER'];
+  return new Function('location', `'use strict'; ${text}; return { ${wanted.join(', ')} };`)({ pathname: '/p', origin: 'http://h' });
+}
+
+const units = {
+  async 'events are the same in pieces of any size'() {
+    const { streamEvents } = loadSources();
+    const text = ': keep-alive\n\ndata: {"a":"é🕯️日本"}\r\n\r\nevent: x\rdata:one\rdata: two\r\rdata: [DONE]\n\ndata: cut';
+    const bytes = new TextEncoder().encode(text);
+    for (let size = 1; size <= bytes.length; size += 1) {
+      const pieces = [];
+      for (let at = 0; at < bytes.length; at += size) pieces.push(bytes.slice(at, at + size));
+      const stream = ReadableStream.from(pieces);
+      const events = [];
+      for await (const data of streamEvents(stream)) events.push(data);
+      assert.deepEqual(events, ['{"a":"é🕯️日本"}', 'one\ntwo', '[DONE]'], `pieces of ${size}`);
+    }
+  },
+  async 'the page below a prefix without a slash has the prefix'() {
+    assert.equal(loadSources().SERVER.href, 'http://h/p/');
+  },
+  async 'the validator checks common keywords and names others'() {
+    const { validateSchema } = loadSources();
+    const cases = [
+      [{ type: 'object', required: ['a'] }, { a: 1 }, {}],
+      [{ type: 'integer', minimum: 1, maximum: 3 }, 3, 4],
+      [{ exclusiveMinimum: 1, exclusiveMaximum: 3 }, 2, 3],
+      [{ multipleOf: 0.1 }, 0.3, 0.35],
+      [{ enum: [1, { b: [2] }] }, { b: [2] }, { b: [3] }],
+      [{ const: null }, null, 0],
+      [{ minLength: 2, maxLength: 2 }, '🕯🕯', '🕯'],
+      [{ pattern: '^a+$' }, 'aa', 'ab'],
+      [{ properties: { a: { type: 'string' } }, additionalProperties: false }, { a: 'x' }, { a: 'x', b: 1 }],
+      [{ patternProperties: { '^a': { type: 'null' } } }, { ab: null }, { ab: 1 }],
+      [{ propertyNames: { maxLength: 1 } }, { a: 1 }, { ab: 1 }],
+      [{ items: { type: 'boolean' }, minItems: 1, maxItems: 2, uniqueItems: true }, [true, false], [true, true]],
+      [{ prefixItems: [{ type: 'string' }], items: false }, ['a'], ['a', 1]],
+      [{ contains: { const: 1 }, maxContains: 1 }, [1, 2], [1, 1]],
+      [{ anyOf: [{ type: 'string' }, { type: 'null' }] }, null, 1],
+      [{ oneOf: [{ minimum: 1 }, { maximum: 2 }] }, 0, 1.5],
+      [{ allOf: [{ minimum: 1 }, { maximum: 2 }] }, 1, 3],
+      [{ not: { type: 'string' } }, 1, ''],
+      [{ if: { type: 'string' }, then: { minLength: 1 }, else: { minimum: 1 } }, 'a', 0],
+      [{ $ref: '#/$defs/a~1b', $defs: { 'a/b': { type: 'array', items: { $ref: '#' } } } }, [[], []], 1],
+      [{ dependentRequired: { a: ['b'] } }, { a: 1, b: 1 }, { a: 1 }],
+      [{ minProperties: 1, maxProperties: 1 }, { a: 1 }, {}],
+      [false, undefined, 1],
+    ];
+    for (const [schema, good, bad] of cases) {
+      if (schema !== false) assert.deepEqual(validateSchema(schema, good), { errors: [], unchecked: [] }, JSON.stringify(schema));
+      assert.notEqual(validateSchema(schema, bad).errors.length, 0, JSON.stringify(schema));
+    }
+    const { unchecked } = validateSchema({ format: 'date', title: 't', unevaluatedItems: false }, 1);
+    assert.deepEqual(unchecked, ['`format`', '`unevaluatedItems`']);
+    assert.deepEqual(validateSchema({ pattern: '^(a+)+$' }, `${'a'.repeat(50)}b`).unchecked, ['`pattern` ^(a+)+$']);
+    assert.equal(validateSchema({ $ref: '#' }, 1).unchecked.length, 1, 'a reference to itself ends');
+    assert.equal(validateSchema({ constructor: 1, toString: 1 }, 1).errors.length, 0);
+    const wrong = {
+      required: 5, properties: null, enum: {}, allOf: 1, pattern: [], items: [1], $ref: 7, patternProperties: 'x', prefixItems: 3,
+    };
+    validateSchema(wrong, {});
+    validateSchema(wrong, []);
+    validateSchema(wrong, 'x');
+  },
+  async 'imports are refused if they are no conversation'() {
+    const { Conversation } = loadSources();
+    const user = { id: 't1', parent: 'root', role: 'user', content: 'a' };
+    const load = (...turns) => Conversation.load({ turns, chosen: { root: 't1' } });
+    assert.equal(load(user).path()[0].content, 'a');
+    const wrong = [
+      { ...user, id: '__proto__' }, { ...user, parent: 't2' }, { ...user, parent: 't1' }, { ...user, role: 'system' },
+      { ...user, content: 1 },
+      { ...user, images: ['https://example.com/a.png'] }, { ...user, images: ['data:image/svg+xml;base64,AA=='] },
+      { ...user, images: ['data:image/png;base64,AA==" onerror="x'] }, { ...user, calls: [{ id: 1 }] },
+      { ...user, logprobs: [{ token: {} }] },
+      { ...user, stats: [] }, { ...user, schema: 'x' }, null, [],
+    ];
+    for (const turn of wrong) assert.throws(() => load(turn), /must be|names/, JSON.stringify(turn));
+    assert.throws(() => load(user, user), /twice/);
+    assert.throws(() => Conversation.load({ turns: [user], chosen: { root: 't9' } }), /does not exist/);
+    assert.throws(() => Conversation.load({ turns: [user], chosen: JSON.parse('{"__proto__": "t1"}') }), /does not exist/);
+    assert.equal(load({ ...user, onclick: 'x' }).path()[0].onclick, undefined);
+  },
+  async 'tokens that share a character are shown as one'() {
+    const bytes = [...new TextEncoder().encode('a🕯b')];
+    const entries = [[0, 1], [1, 3], [3, 5], [5, 6]].map(([from, to]) => ({ token: '?', logprob: 0, bytes: bytes.slice(from, to) }));
+    assert.deepEqual(loadSources().wholeCharacters(entries).map(({ text }) => text), ['a', '🕯', 'b']);
+  },
+  async 'copied requests are what was asked, whatever its text'() {
+    const { asCurl, asPython, asNode } = loadSources();
+    const texts = [...payloads, "it's $HOME `id` \\ \" \nEND\n$(id)", '\u001b[31m\u0007\u009b \u202e\u2028 \ud800 é🕯'];
+    const messages = texts.map((content) => ({ role: 'user', content }));
+    const body = { model: texts[0], messages, top_k: 3, stop: ["'"], logprobs: true, seed: null };
+    const server = new URL("http://127.0.0.1:1/it's/$HOME/");
+    const expected = JSON.parse(JSON.stringify(body));
+    const run = (program, arguments_, input) => {
+      const result = spawnSync(program, arguments_, { input, encoding: 'utf8', env: { ...process.env, API_KEY: 'k' } });
+      assert.equal(result.status, 0, result.stderr);
+      return JSON.parse(result.stdout);
+    };
+    const curl = asCurl(body, server, true);
+    const check = `curl() { [ "$2" = "http://127.0.0.1:1/it's/\\$HOME/v1/chat/completions" ] && cat; }\n`;
+    assert.deepEqual(run('bash', [], check + curl), expected);
+    const python = asPython(body, server, true);
+    const stub = 'import json, sys, types\nmodule = types.ModuleType("openai")\n'
+      + 'class OpenAI:\n    def __init__(self, **more): self.chat = self\n'
+      + '    @property\n    def completions(self): return self\n    def create(self, extra_body, **fields):\n'
+      + '        sys.stdout.write(json.dumps({**fields, **extra_body})); return []\n'
+      + 'module.OpenAI = OpenAI\nsys.modules["openai"] = module\nprint = lambda *more: None\n';
+    assert.deepEqual(run('python3', ['-'], stub + python), expected);
+    const node = asNode(body, server, true).replace("import OpenAI from 'openai';",
+      'class OpenAI { chat = { completions: { create(body) { process.stdout.write(JSON.stringify(body)); process.exit(0); } } }; }');
+    assert.deepEqual(run(process.execPath, ['--input-type=module'], node), expected);
+    for (const text of [curl, python, node]) assert.doesNotMatch(text, /[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u2028-\u202e]/);
+  },
+};
+
+/** A conversation with all that turns can have. */
+function sampleConversation() {
+  const other = { token: '?', logprob: -9 };
+  const logprobs = [...'Hello! '].map((token, i) => ({ token, logprob: -i / 2, top_logprobs: [{ token, logprob: -i / 2 }, other] }));
+  const schema = { type: 'object', required: ['a'], 'x-note': 1 };
+  const stats = { prompt: 40, cached: 32, completion: 7, reasoning: 2, first: 12, perSecond: 30 };
+  const calls = [{ id: '1', name: TOOL, arguments: '{"city": "Oslo"}' }, { id: '2', name: TOOL, arguments: '{"unit": 1}' }];
+  const turns = [
+    { role: 'user', content: 'A message', images: ['data:image/png;base64,iVBORw0KGgo='] },
+    { role: 'assistant', content: answerText('text'), reasoning: 'Some *reasoning*', model: 'demo', finish: 'length', stats },
+    { role: 'user', content: 'A message' },
+    { role: 'assistant', content: 'Hello! ', logprobs, model: 'demo', finish: 'stop', notHeld: 'verbosity (high)' },
+    { role: 'user', content: 'A message' },
+    { role: 'assistant', content: '{"b": 1}', schema, model: 'demo', isStopped: true },
+    { role: 'user', content: 'A message' },
+    { role: 'assistant', content: '', error: 'The queue is full.', model: 'demo' },
+    { role: 'tool', content: '{"celsius": 4}', callId: '0', name: TOOL },
+    { role: 'assistant', content: 'One call more.', calls, model: 'demo', finish: 'tool_calls' },
+  ].map((turn, i) => ({ ...turn, id: `t${i + 1}`, parent: i ? `t${i}` : 'root' }));
+  const chosen = Object.fromEntries(turns.map(({ id, parent }) => [parent, id]));
+  const tools = [{ name: TOOL, description: '', parameters: { type: 'object', required: ['city'] } }];
+  return { format: 'candlepower-playground', version: 1, tools, conversation: { turns, chosen } };
+}
+
+// ---- The browser
+
+/** A page whose errors and requests are recorded. */
+async function openPage(browser, { url = `${URL_OF_SERVER}/`, ...options } = {}) {
+  const context = await browser.newContext({ viewport: { width: 1280, height: 860 }, acceptDownloads: true, ...options });
+  await context.addInitScript(() => {
+    window.violations = [];
+    addEventListener('securitypolicyviolation', (event) => window.violations.push(`${event.violatedDirective} ${event.blockedURI}`));
+  });
+  const page = await context.newPage();
+  page.problems = [];
+  page.outside = [];
+  page.urls = [];
+  page.on('console', (message) => { if (message.type() === 'error') page.problems.push(message.text()); });
+  page.on('pageerror', (error) => page.problems.push(error.stack));
+  page.on('dialog', (dialog) => { page.problems.push(`dialog: ${dialog.message()}`); dialog.dismiss(); });
+  context.on('request', (request) => {
+    page.urls.push(request.url());
+    if (!/^(data|blob):/.test(request.url()) && new URL(request.url()).origin !== new URL(url).origin) page.outside.push(request.url());
+  });
+  await page.goto(url);
+  return page;
+}
+
+async function ready(page) {
+  await page.waitForFunction(() => document.querySelector('#model option') !== null);
+}
+
+async function finished(page) {
+  await page.waitForFunction(() => document.querySelector('#stop').hidden && document.querySelector('.turn.assistant'));
+}
+
+async function ask(page, text) {
+  const before = await page.locator('.turn.assistant').count();
+  await page.fill('#message', text);
+  await page.press('#message', 'Enter');
+  await page.waitForFunction((count) => document.querySelectorAll('.turn.assistant').length > count, before);
+  await finished(page);
+}
+
+const last = (page) => page.locator('.turn').last();
+const lastText = (page) => last(page).locator('.content, .text').last().innerText();
+
+/** Opens a section of the settings. */
+async function openSection(page, id) {
+  if (!(await page.locator(`#${id}`).getAttribute('open') !== null)) await page.locator(`#${id} > summary`).click();
+}
+
+async function addExampleTool(page) {
+  await openSection(page, 'tools-section');
+  await page.getByRole('button', { name: 'Add an example' }).click();
+}
+
+async function exported(page) {
+  const [download] = await Promise.all([page.waitForEvent('download'), page.click('#export')]);
+  return readFileSync(await download.path(), 'utf8');
+}
+
+async function importText(page, text) {
+  await page.setInputFiles('#import-file', { name: 'x.json', mimeType: 'application/json', buffer: Buffer.from(text) });
+  await page.waitForSelector('.notice');
+}
+
+/** Nothing of the payloads ran, and the conversation has elements and attributes of the allow-list only. */
+async function assertClean(page) {
+  const found = await page.evaluate(() => {
+    const tags = new Set(('ARTICLE DIV SPAN H2 H3 H4 H5 H6 P UL OL LI BLOCKQUOTE HR TABLE THEAD TBODY TR TH TD PRE CODE STRONG EM DEL BR A '
+      + 'BUTTON DETAILS SUMMARY TEXTAREA LABEL IMG').split(' '));
+    const attributes = new Set(('class id role aria-label aria-busy tabindex type title disabled data-turn start href target rel for rows '
+      + 'spellcheck open src alt').split(' '));
+    const wrong = [];
+    for (const one of document.querySelectorAll('#log *')) {
+      if (!tags.has(one.tagName)) wrong.push(one.outerHTML.slice(0, 200));
+      for (const { name } of one.attributes) if (!attributes.has(name)) wrong.push(`${one.tagName} ${name}`);
+      if (one.tagName === 'A' && !/^(https?|mailto):/.test(one.getAttribute('href'))) wrong.push(one.outerHTML);
+      if (one.tagName === 'A' && !one.rel.includes('noopener')) wrong.push(one.outerHTML);
+      if (one.tagName === 'IMG' && !/^data:image\/(png|jpeg|webp|gif);base64,/.test(one.getAttribute('src'))) wrong.push(one.outerHTML);
+    }
+    if (document.scripts.length !== 1) wrong.push('a further script');
+    const forbidden = document.body.querySelectorAll('iframe, object, embed, base, meta, link, style, form, video, audio');
+    for (const one of forbidden) wrong.push(one.outerHTML);
+    if (window.hacked !== undefined) wrong.push('a payload ran');
+    return [...wrong, ...window.violations];
+  });
+  assert.deepEqual(found, []);
+}
+
+/** A proxy of the server below a prefix. It can demand a key, and change the list of models. */
+async function startProxy({ prefix = '', key, models, modalities } = {}) {
+  const seen = [];
+  const server = http.createServer(async (request, response) => {
+    const parts = [];
+    for await (const part of request) parts.push(part);
+    const body = Buffer.concat(parts);
+    seen.push({ url: request.url, authorization: request.headers.authorization, body: body.toString() });
+    const path = request.url.startsWith(prefix) ? request.url.slice(prefix.length) || '/' : null;
+    if (path === null) return response.writeHead(404).end();
+    if (key && !['/', '/openapi.json'].includes(path) && request.headers.authorization !== `Bearer ${key}`) {
+      response.writeHead(401, { 'content-type': 'application/json' });
+      const error = { message: 'The API key is wrong.', type: 'authentication_error', param: null, code: 'invalid_api_key' };
+      return response.end(JSON.stringify({ error }));
+    }
+    const headers = { ...request.headers, host: new URL(URL_OF_SERVER).host };
+    const changes = path === '/v1/models' && (models || modalities);
+    const upstream = http.request(new URL(path, URL_OF_SERVER), { method: request.method, headers }, async (answer) => {
+      if (!changes) {
+        response.writeHead(answer.statusCode, answer.headers);
+        return answer.pipe(response);
+      }
+      let text = '';
+      for await (const part of answer) text += part;
+      const list = JSON.parse(text);
+      if (models) list.data = models.map((id) => ({ ...list.data[0], id }));
+      if (modalities) list.data[0].input_modalities = modalities;
+      response.writeHead(200, { 'content-type': 'application/json' });
+      response.end(JSON.stringify(list));
+    });
+    upstream.on('error', () => response.destroy());
+    response.on('close', () => upstream.destroy());
+    upstream.end(body);
+  });
+  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const close = () => { server.closeAllConnections(); server.close(); };
+  return { seen, url: `http://127.0.0.1:${server.address().port}${prefix}/`, close };
+}
+
+const tests = {
+  async 'the page is one response with a strict policy'() {
+    const response = await fetch(`${URL_OF_SERVER}/`);
+    const text = await response.text();
+    assert.ok(Buffer.byteLength(text) < MAX_PAGE, `the page has ${Buffer.byteLength(text)} bytes`);
+    const policy = response.headers.get('content-security-policy');
+    const directives = Object.fromEntries(policy.split(';').map((part) => part.trim().split(/ (.*)/s)));
+    for (const name of ['default-src', 'base-uri', 'form-action', 'frame-ancestors']) assert.equal(directives[name], "'none'", name);
+    assert.match(directives['script-src'], /^'sha256-[A-Za-z0-9+/]{43}='$/);
+    assert.match(directives['style-src'], /^'sha256-[A-Za-z0-9+/]{43}='$/);
+    assert.equal(directives['connect-src'], "'self'");
+    assert.equal(directives['img-src'], 'data: blob:');
+    assert.equal(response.headers.get('x-content-type-options'), 'nosniff');
+    assert.doesNotMatch(text, /<!-- (style|script) -->/);
+    assert.doesNotMatch(text, /innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function/);
+  },
+
+  async 'a conversation is streamed, stopped, edited and branched'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    await ask(page, 'play text');
+    const content = page.locator('.turn.assistant .content');
+    assert.equal(await content.locator('h3').innerText(), 'Candles');
+    assert.equal(await content.locator('strong').innerText(), 'three');
+    assert.equal(await content.locator('ol > li').count(), 3);
+    assert.equal(await content.locator('ol ul li').count(), 2);
+    assert.equal(await content.locator('td.right').first().innerText(), '800 °C');
+    assert.equal(await content.locator('pre').innerText(), 'def burn(wax):\n    return wax - 1  # a <b> that is text');
+    assert.deepEqual(await content.locator('a').evaluateAll((links) => links.map(({ href, rel }) => [href, rel])),
+      [['https://example.com/a_(b)', 'noopener noreferrer'], ['https://example.org/', 'noopener noreferrer']]);
+    assert.match(await content.innerText(), /日本語 and 🕯️ at the end\.$/);
+    assert.match(await page.locator('.stats').innerText(), /\d+ tokens · [\d.]+ tokens\/s · first after [\d.]+ s · prompt \d+, \d+ cached/);
+
+    await page.fill('#message', 'play long');
+    await page.press('#message', 'Enter');
+    await page.waitForFunction(() => document.querySelectorAll('.turn.assistant')[1]?.textContent.includes('line'));
+    await page.keyboard.press('Escape');
+    await finished(page);
+    const stopped = (await last(page).locator('.content').innerText()).trim();
+    assert.ok(stopped.length > 0 && stopped.length < answerText('long').trim().length, `${stopped.length} characters before the stop`);
+    assert.equal(await last(page).locator('.note').innerText(), 'Stopped.');
+
+    const second = page.locator('.turn.user').nth(1);
+    await second.getByRole('button', { name: 'Edit' }).click();
+    await second.locator('textarea').fill('play short');
+    await second.locator('textarea').press('Enter');
+    await page.waitForFunction(() => document.querySelector('.turn:nth-child(4)')?.textContent.includes('A short answer.'));
+    await finished(page);
+    assert.equal(await page.locator('.turn.user').nth(1).locator('.branches').innerText(), '‹2/2›');
+
+    await page.getByRole('button', { name: 'Previous branch' }).click();
+    assert.equal((await last(page).locator('.content').innerText()).trim(), stopped);
+    await page.getByRole('button', { name: 'Next branch' }).click();
+    assert.equal(await lastText(page), 'A short answer.');
+
+    await last(page).getByRole('button', { name: 'Answer again' }).click();
+    await finished(page);
+    assert.equal(await last(page).locator('.branches').innerText(), '‹2/2›');
+
+    // A branch behind the first answer.
+    await page.locator('.turn').nth(1).getByRole('button', { name: 'Branch' }).click();
+    assert.equal(await page.locator('.turn').count(), 2);
+    await ask(page, 'play other');
+    assert.equal(await page.locator('.turn').count(), 4);
+    assert.equal(await lastText(page), 'Another answer.');
+    assert.equal(await page.locator('.turn').nth(2).locator('.branches').innerText(), '‹3/3›');
+
+    // The conversation outlives the page.
+    await page.waitForTimeout(600);
+    await page.reload();
+    await ready(page);
+    assert.equal(await lastText(page), 'Another answer.');
+    await page.click('#new');
+    assert.equal(await page.locator('.turn').count(), 0);
+    await page.getByRole('button', { name: 'Undo' }).click();
+    assert.equal(await page.locator('.turn').count(), 4);
+    return page;
+  },
+
+  async 'reasoning is folded'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    await ask(page, 'play reasoning');
+    assert.equal(await lastText(page), 'Hello! 🕯️');
+    const fold = page.locator('details.reasoning');
+    assert.equal(await fold.getAttribute('open'), null);
+    await fold.locator('summary').click();
+    assert.equal((await fold.locator('.content').innerText()).trim(), 'The user greets. I greet back.');
+    return page;
+  },
+
+  async 'a tool is called and its result is typed'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    await openSection(page, 'tools-section');
+    await page.getByRole('button', { name: 'Add a tool' }).click();
+    await page.fill('#tool-name', 'not a name');
+    await page.getByRole('button', { name: 'Save' }).click();
+    assert.match(await page.locator('#tools .error').innerText(), /letters, digits/);
+    await page.fill('#tool-name', TOOL);
+    await page.fill('#tool-parameters', '{"type": "object", "properties": {"city": {"type": "string"}, "unit": {"const": "F"}}}');
+    await page.getByRole('button', { name: 'Save' }).click();
+    await ask(page, 'play call');
+    const call = page.locator('.call');
+    assert.match(await call.innerText(), /Call of get_weather/);
+    assert.deepEqual(JSON.parse(await call.locator('pre').innerText()), { city: 'Oslo', unit: 'C' });
+    assert.equal(await call.locator('.check').innerText(), '✗ $.unit must be "F"');
+    assert.equal(await page.evaluate(() => document.activeElement.id), 'result-0');
+    await page.fill('#message', 'too early');
+    await page.press('#message', 'Enter');
+    assert.match(await page.locator('.notice').innerText(), /no results yet/);
+    await page.fill('#message', '');
+    const sent = page.waitForRequest('**/v1/chat/completions');
+    await page.fill('#result-0', '{"celsius": 4}');
+    await page.press('#result-0', 'Enter');
+    const body = (await sent).postDataJSON();
+    assert.equal(body.tools[0].function.name, TOOL);
+    assert.deepEqual(body.messages.map(({ role }) => role), ['user', 'assistant', 'tool']);
+    assert.equal(body.messages[2].tool_call_id, body.messages[1].tool_calls[0].id);
+    assert.equal(body.messages[2].content, '{"celsius": 4}');
+    await page.waitForFunction(() => document.querySelectorAll('.turn.assistant').length === 2);
+    await finished(page);
+    assert.match(await page.locator('.turn.tool').innerText(), /Result of get_weather\s+\{"celsius": 4\}/);
+    assert.equal(await lastText(page), 'It is 4 °C in Oslo.');
+    return page;
+  },
+
+  async 'an answer by a schema is checked'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    await openSection(page, 'schema-section');
+    await page.fill('#schema', '{"type": "object"');
+    await page.check('#schema-on');
+    assert.match(await page.locator('#schema-error').innerText(), /must be a JSON object/);
+    await page.fill('#message', 'play json');
+    await page.press('#message', 'Enter');
+    assert.match(await page.locator('.notice.error').innerText(), /The schema must be a JSON object/);
+    await page.fill('#schema', JSON.stringify({
+      type: 'object',
+      properties: { name: { type: 'string', 'x-note': 'a keyword of nobody' }, age: { type: 'integer', maximum: 120 } },
+      required: ['name', 'age'],
+      additionalProperties: false,
+    }));
+    assert.match(await page.locator('#schema-error').textContent(), /^(Not checked by this page: `x-note`\.)?$/);
+    const sent = page.waitForRequest('**/v1/chat/completions');
+    await ask(page, 'play json');
+    const format = (await sent).postDataJSON().response_format;
+    assert.equal(format.type, 'json_schema');
+    assert.equal(format.json_schema.schema.required.length, 2);
+    assert.match(await last(page).locator('.check').innerText(), /^✓ Nothing wrong in the parts that were checked$/);
+    assert.match(await last(page).locator('.checked .note').innerText(), /`x-note`/);
+    return page;
+  },
+
+  async 'errors are shown'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    await page.fill('#setting-temperature', '7');
+    await page.fill('#message', 'play short');
+    await page.press('#message', 'Enter');
+    assert.match(await page.locator('.notice.error').innerText(), /Temperature must be a number from 0 to 2/);
+    assert.equal(await page.locator('#message').inputValue(), 'play short', 'the message stays');
+    await page.getByRole('button', { name: "Use the server's defaults" }).click();
+    // The server refuses this one.
+    await openSection(page, 'schema-section');
+    await page.fill('#schema', '{"type": "strin"}');
+    await page.check('#schema-on');
+    await page.press('#message', 'Enter');
+    await page.waitForSelector('.turn .body > .error');
+    assert.match(await page.locator('.turn .body > .error').innerText(), /strin/);
+    assert.match(await page.locator('#status').textContent(), /^Error: .*strin/);
+    await page.uncheck('#schema-on');
+    await page.getByRole('button', { name: 'Try again' }).click();
+    await page.waitForFunction(() => document.querySelector('.turn.assistant .content')?.textContent === 'A short answer.');
+    await finished(page);
+    page.problems = page.problems.filter((text) => !/status of 400/.test(text));
+    return page;
+  },
+
+  async 'the page works below a prefix and with a key, which stays'(browser) {
+    const keyed = process.env.PLAYGROUND_KEYED_URL;
+    const proxy = await startProxy({ prefix: '/some/prefix', key: keyed ? undefined : KEY });
+    const page = await openPage(browser, { url: keyed ? `${keyed.replace(/\/$/, '')}/` : proxy.url });
+    await page.waitForSelector('.notice.error');
+    assert.match(await page.locator('.notice.error').innerText(), /needs an API key/);
+    assert.equal(await page.evaluate(() => document.activeElement.id), 'key');
+    await page.fill('#key', 'wrong');
+    await page.click('#use-key');
+    await page.waitForFunction(() => document.querySelector('.notice')?.textContent.includes('does not know'));
+    await page.fill('#key', KEY);
+    await page.press('#key', 'Enter');
+    await ready(page);
+    await ask(page, 'play short');
+    assert.equal(await lastText(page), 'A short answer.');
+    assert.ok(proxy.seen.every(({ url }) => url.startsWith('/some/prefix/')));
+    await page.waitForTimeout(600);
+    const stored = () => page.evaluate(() => [JSON.stringify({ ...localStorage }), JSON.stringify({ ...sessionStorage })]);
+    for (const text of await stored()) assert.ok(!text.includes(KEY));
+    assert.ok(!(await exported(page)).includes(KEY));
+    await page.click('#copy-as');
+    for (const [language, mark] of [['curl', '$API_KEY'], ['Python', 'os.environ["API_KEY"]'], ['Node', 'process.env.API_KEY']]) {
+      await page.locator('#copy-languages').getByRole('button', { name: language }).click();
+      const text = await page.locator('#copy-code').innerText();
+      assert.ok(text.includes(mark) && !text.includes(KEY), text);
+      if (!keyed) assert.ok(text.includes(proxy.url.slice(0, -1)), text);
+    }
+    await page.click('#copy-close');
+    assert.ok(page.urls.every((url) => !url.includes(KEY)));
+    await page.reload();
+    await page.waitForSelector('.notice.error');
+    await page.fill('#key', KEY);
+    await page.check('#keep-key');
+    await page.click('#use-key');
+    await ready(page);
+    let [local, session] = await stored();
+    assert.ok(!local.includes(KEY) && session.includes(KEY));
+    await page.reload();
+    await ready(page);
+    await openSection(page, 'connection');
+    await page.click('#forget-key');
+    [local, session] = await stored();
+    assert.ok(!local.includes(KEY) && !session.includes(KEY));
+    page.problems = page.problems.filter((text) => !/status of 401/.test(text));
+    proxy.close();
+    return page;
+  },
+
+  async 'log-probabilities are shown by token'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    await page.check('#setting-logprobs');
+    await page.fill('#setting-top_logprobs', '2');
+    const sent = page.waitForRequest('**/v1/chat/completions');
+    await ask(page, 'play short');
+    const { logprobs, top_logprobs: top, max_tokens: most } = (await sent).postDataJSON();
+    assert.deepEqual([logprobs, top, most > 16], [true, 2, true]);
+    // The token that ends the answer is one too.
+    assert.match(await page.locator('.tokens').innerText(), /^A short answer\./);
+    await page.hover('.token >> nth=1');
+    assert.ok(await page.locator('.alternatives > span').count() >= 1);
+    assert.match(await page.locator('.alternatives').innerText(), /%/);
+    await page.focus('.tokens');
+    await page.keyboard.press('ArrowRight');
+    assert.equal(await page.locator('.token.shown').count(), 1);
+    await page.getByRole('button', { name: 'Show text' }).click();
+    assert.equal(await lastText(page), 'A short answer.');
+    return page;
+  },
+
+  async 'images are taken where the model takes them'(browser) {
+    const png = Buffer.from('iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg==', 'base64');
+    const plain = await openPage(browser);
+    await ready(plain);
+    const isOffered = (await (await fetch(`${URL_OF_SERVER}/v1/models`)).json()).data[0].input_modalities.includes('image');
+    assert.equal(await plain.locator('#attach').isVisible(), isOffered);
+    await plain.context().close();
+    const proxy = await startProxy({ modalities: ['text', 'image'] });
+    const page = await openPage(browser, { url: proxy.url });
+    await ready(page);
+    await page.setInputFiles('#image-file', { name: 'a.png', mimeType: 'image/png', buffer: png });
+    await page.waitForSelector('#draft-images img');
+    const drop = (type, name) => page.evaluate(([bytes, type, name]) => {
+      const data = new DataTransfer();
+      data.items.add(new File([new Uint8Array(bytes)], name, { type }));
+      document.querySelector('#log').dispatchEvent(new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true }));
+    }, [[...png], type, name]);
+    await drop('image/png', 'b.png');
+    await page.waitForFunction(() => document.querySelectorAll('#draft-images img').length === 2);
+    await drop('image/svg+xml', '<img src=x onerror=hacked=1>.svg');
+    assert.match(await page.locator('.notice.error').innerText(), /is no PNG/);
+    await page.getByRole('button', { name: 'Remove image 2' }).click();
+    await page.fill('#message', 'play short');
+    await page.press('#message', 'Enter');
+    await finished(page);
+    const { content } = JSON.parse(proxy.seen.findLast(({ url }) => url === '/v1/chat/completions').body).messages[0];
+    assert.deepEqual(content, [
+      { type: 'image_url', image_url: { url: `data:image/png;base64,${png.toString('base64')}` } }, { type: 'text', text: 'play short' },
+    ]);
+    assert.equal(await page.locator('.turn.user img').count(), 1);
+    await assertClean(page);
+    page.problems = page.problems.filter((text) => !/status of 400/.test(text));
+    proxy.close();
+    return page;
+  },
+
+  async 'an export is imported as it was'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    await page.fill('#setting-temperature', '0.5');
+    await addExampleTool(page);
+    await ask(page, 'play short');
+    await last(page).getByRole('button', { name: 'Answer again' }).click();
+    await finished(page);
+    const text = await exported(page);
+    await page.click('#new');
+    await page.click('#reset-sampling');
+    await importText(page, text);
+    assert.equal(await lastText(page), 'A short answer.');
+    assert.equal(await last(page).locator('.branches').innerText(), '‹2/2›');
+    assert.equal(await page.locator('#setting-temperature').inputValue(), '0.5');
+    assert.deepEqual(JSON.parse(await exported(page)), JSON.parse(text));
+    const lost = text.replace('"root": "t1"', '"root": "t77"');
+    for (const wrong of ['', '[]', '{}', '{"format":"candlepower-playground","version":1}', lost]) {
+      await importText(page, wrong);
+      assert.match(await page.locator('.notice.error').innerText(), /cannot be opened/, wrong.slice(0, 40));
+      assert.equal(await lastText(page), 'A short answer.', 'nothing changes');
+    }
+    return page;
+  },
+
+  async 'what the browser cannot keep is said, and exports have it'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    const content = 'word '.repeat(300000);
+    const turns = [
+      { id: 't1', parent: 'root', role: 'user', content }, { id: 't2', parent: 't1', role: 'assistant', content, finish: 'stop' },
+    ];
+    const chosen = { root: 't1', t1: 't2' };
+    await importText(page, JSON.stringify({ format: 'candlepower-playground', version: 1, conversation: { turns, chosen } }));
+    await page.waitForFunction(() => document.querySelector('.notice')?.textContent.includes('cannot keep'));
+    assert.ok((await page.evaluate(() => JSON.stringify({ ...localStorage }).length)) < 2100000);
+    assert.equal(JSON.parse(await exported(page)).conversation.turns[1].content.length, content.length);
+    return page;
+  },
+
+  async 'output of the model never becomes HTML'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    assert.ok(payloads.length >= 40);
+    for (const i of payloads.keys()) {
+      await ask(page, `play payload-${i}`);
+      await last(page).hover();
+    }
+    assert.equal(await page.locator('.turn.assistant').count(), payloads.length);
+    assert.equal(await page.locator('.turn .body > .error').count(), 0);
+    assert.equal((await page.locator('.turn.assistant .content').first().innerText()).trim(), payloads[0]);
+    await assertClean(page);
+    return page;
+  },
+
+  async 'typed results and messages never become HTML'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    await addExampleTool(page);
+    await ask(page, 'play call');
+    await page.fill('#result-0', payloads[0]);
+    await page.press('#result-0', 'Enter');
+    await page.waitForFunction(() => document.querySelectorAll('.turn.assistant').length === 2);
+    await finished(page);
+    for (const [i, payload] of payloads.entries()) {
+      if (i % 6 !== 1) continue;
+      const tool = page.locator('.turn.tool');
+      await tool.getByRole('button', { name: 'Edit' }).click();
+      await tool.locator('textarea').fill(payload);
+      await tool.locator('textarea').press('Enter');
+      await page.waitForFunction((text) => document.querySelector('.turn.tool .text')?.textContent === text, payload);
+      await finished(page);
+    }
+    await ask(page, payloads[1]);
+    await assertClean(page);
+    return page;
+  },
+
+  async 'imported files never become HTML'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    const turns = payloads.flatMap((payload, i) => {
+      const [user, assistant, tool] = [3 * i + 1, 3 * i + 2, 3 * i + 3].map((id) => `t${id}`);
+      const call = { id: '', name: 'f', arguments: JSON.stringify({ [payload]: payload }) };
+      const logprobs = i % 2 ? [{ token: payload, logprob: -1, bytes: null, top_logprobs: [{ token: payload, logprob: -2 }] }] : undefined;
+      return [
+        { id: user, parent: i ? `t${3 * i}` : 'root', role: 'user', content: payload, images: ['data:image/png;base64,AAAA'] },
+        {
+          id: assistant, parent: user, role: 'assistant', content: payload, reasoning: payload, model: payload,
+          finish: payload.slice(0, 90), error: payload, notHeld: payload, calls: [{ id: payload, name: payload, arguments: payload }, call],
+          schema: { enum: [payload], [payload]: 1, pattern: payload }, stats: { prompt: 1, [payload]: payload }, logprobs,
+        },
+        { id: tool, parent: assistant, role: 'tool', name: payload, callId: payload, content: payload },
+      ];
+    });
+    const chosen = Object.fromEntries(turns.map(({ id, parent }) => [parent, id]));
+    const [, image] = payloads;
+    const state = {
+      format: 'candlepower-playground', version: 1, model: image, system: image, extra: image,
+      settings: { temperature: image, stop: image, [image]: image }, schema: { isOn: true, text: image },
+      tools: [{ name: 'f', description: image, parameters: { [image]: image } }], tool_choice: image,
+      conversation: { turns, chosen },
+    };
+    await importText(page, JSON.stringify(state));
+    assert.match(await page.locator('.notice').innerText(), /was opened/);
+    assert.equal(await page.locator('.turn').count(), turns.length);
+    for (const fold of await page.locator('details.reasoning summary').all()) await fold.click();
+    await page.locator('.token').first().hover();
+    await openSection(page, 'tools-section');
+    await page.getByRole('button', { name: 'Edit f' }).click();
+    await assertClean(page);
+    await importText(page, JSON.stringify({ ...state, tools: [{ name: image, parameters: {} }] }));
+    assert.match(await page.locator('.notice.error').innerText(), /cannot be opened/);
+    await assertClean(page);
+    // The browser keeps it, and shows it again.
+    await page.waitForTimeout(600);
+    await page.reload();
+    await ready(page);
+    assert.equal(await page.locator('.turn').count(), turns.length);
+    await assertClean(page);
+    page.problems = page.problems.filter((text) => !/ERR_INVALID_URL|Failed to decode/.test(text));
+    return page;
+  },
+
+  async 'names of models never become HTML'(browser) {
+    const proxy = await startProxy({ models: payloads });
+    const page = await openPage(browser, { url: proxy.url });
+    await ready(page);
+    assert.deepEqual(await page.locator('#model option').evaluateAll((options) => options.map(({ value }) => value)), payloads);
+    await page.selectOption('#model', payloads[1]);
+    await page.fill('#message', 'Hi');
+    await page.press('#message', 'Enter');
+    await finished(page);
+    assert.match(await page.locator('.turn.assistant .head').innerText(), /onerror/);
+    await page.click('#copy-as');
+    assert.ok((await page.locator('#copy-code').innerText()).includes(JSON.stringify(payloads[1])));
+    await assertClean(page);
+    page.problems = page.problems.filter((text) => !/status of 404/.test(text));
+    proxy.close();
+    return page;
+  },
+
+  async 'large and hostile texts take no long'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    const hostile = ['[', '*', '**a ', '`', '``a`', '> ', '- ', '[a](', '![', '<https://a', '_a', '|', '# ', '~~', '( ',
+      '- '.repeat(40) + '\n', '](', '\\', '(((']
+      .map((part) => part.repeat(Math.ceil(60000 / part.length)));
+    const spaces = ' '.repeat(60000);
+    hostile.push(`|a|\n${spaces}x`, `[a](${spaces}x`, `# ${spaces}#x`, `- - ${spaces}x`, `${'> '.repeat(3000)}x`);
+    for (const text of hostile) {
+      const turns = [{ id: 't1', parent: 'root', role: 'assistant', content: text, finish: 'stop' }];
+      const start = Date.now();
+      const conversation = { turns, chosen: { root: 't1' } };
+      await importText(page, JSON.stringify({ format: 'candlepower-playground', version: 1, conversation }));
+      await page.evaluate(() => document.body.offsetHeight);
+      const took = Date.now() - start;
+      assert.ok(took < 2500, `${JSON.stringify(text.slice(0, 20))} took ${took} ms`);
+      await page.locator('#notices').evaluate((notices) => notices.replaceChildren());
+    }
+    await assertClean(page);
+    return page;
+  },
+
+  async 'the page is accessible in light and dark, wide and narrow'(browser) {
+    for (const colorScheme of ['light', 'dark']) {
+      for (const viewport of [{ width: 1280, height: 860 }, { width: 390, height: 844 }]) {
+        const page = await openPage(browser, { colorScheme, viewport });
+        await ready(page);
+        const check = async (what) => {
+          await page.evaluate(axe);
+          const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ['violations'] }));
+          const serious = violations.filter(({ impact }) => impact === 'serious' || impact === 'critical');
+          const text = serious.flatMap(({ id, nodes }) => nodes.map(({ html, failureSummary }) => `${id}: ${html} ${failureSummary}`));
+          assert.deepEqual(text, [], `${colorScheme}, ${viewport.width}, ${what}`);
+          for (const { id, impact } of violations) console.log(`# axe: ${impact} ${id} (${colorScheme}, ${viewport.width}, ${what})`);
+          const isWide = await page.evaluate(() => document.documentElement.scrollWidth > innerWidth);
+          assert.ok(!isWide, `the page is wider than the window: ${viewport.width}, ${what}`);
+        };
+        await check('welcome');
+        const isPhone = viewport.width < 600;
+        if (isPhone) await page.click('#toggle-panel');
+        for (const id of ['connection', 'system-section', 'tools-section', 'schema-section', 'extra-section']) await openSection(page, id);
+        await addExampleTool(page);
+        await page.fill('#extra', '{');
+        await page.fill('#setting-temperature', '9');
+        await check('settings');
+        await page.fill('#extra', '');
+        await page.fill('#setting-temperature', '');
+        if (isPhone) await page.click('#toggle-panel');
+        await importText(page, JSON.stringify(sampleConversation()));
+        await page.locator('#notices').evaluate((notices) => notices.replaceChildren());
+        await check('conversation');
+        await page.locator('.turn.user').first().getByRole('button', { name: 'Edit' }).click();
+        await page.click('#copy-as');
+        await check('dialog');
+        assert.deepEqual(page.problems, []);
+        await page.context().close();
+      }
+    }
+  },
+
+  async 'the page works by keyboard alone'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    assert.equal(await page.evaluate(() => document.activeElement.id), 'message');
+    await page.keyboard.type('play');
+    await page.keyboard.press('Shift+Enter');
+    await page.keyboard.type('x');
+    assert.equal(await page.locator('#message').inputValue(), 'play\nx');
+    await page.keyboard.press('Control+A');
+    await page.keyboard.type('play short');
+    await page.keyboard.press('Enter');
+    await page.waitForFunction(() => document.querySelector('#status').textContent === 'Answer: A short answer.');
+    await finished(page);
+    // The order of focus is that of the page.
+    await page.evaluate(() => { document.activeElement.blur(); getSelection().removeAllRanges(); });
+    await page.locator('body').evaluate(() => document.querySelector('.skip').focus());
+    const order = [];
+    for (let i = 0; i < 24; i += 1) {
+      await page.keyboard.press('Tab');
+      order.push(await page.evaluate(() => document.activeElement.id || document.activeElement.textContent));
+    }
+    const wanted = ['model', 'new', 'export', 'theme', 'log', 'Edit', 'message', 'send', 'setting-temperature'];
+    const places = wanted.map((name) => order.indexOf(name));
+    assert.ok(places.every((place, i) => place >= 0 && (i === 0 || place > places[i - 1])), order.join(' > '));
+    return page;
+  },
+
+  async 'the theme is chosen and kept'(browser) {
+    const page = await openPage(browser, { colorScheme: 'light' });
+    await ready(page);
+    const colour = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+    const light = await colour();
+    await page.selectOption('#theme', 'dark');
+    const dark = await colour();
+    assert.notEqual(dark, light);
+    await page.reload();
+    assert.equal(await colour(), dark);
+    await page.selectOption('#theme', '');
+    assert.equal(await colour(), light);
+    return page;
+  },
+};
+
+const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium', args: ['--no-sandbox'] });
+const all = [...Object.entries(units), ...Object.entries(tests)].filter(([name]) => name.includes(process.env.PLAYGROUND_ONLY ?? ''));
+console.log(`1..${all.length}`);
+let failures = 0;
+for (const [i, [name, run]] of all.entries()) {
+  const start = Date.now();
+  try {
+    const page = await run(browser);
+    if (page) {
+      assert.deepEqual(page.problems, [], 'errors of the console');
+      assert.deepEqual(page.outside, [], 'requests to others');
+      assert.deepEqual(await page.evaluate(() => window.violations), [], 'violations of the policy');
+      await page.context().close();
+    }
+    console.log(`ok ${i + 1} - ${name} # ${((Date.now() - start) / 1000).toFixed(1)} s`);
+  } catch (error) {
+    failures += 1;
+    console.log(`not ok ${i + 1} - ${name}\n  ${String(error.stack).replaceAll('\n', '\n  ')}`);
+    // Contexts that a failed test left open would slow the next ones.
+    for (const context of browser.contexts()) await context.close();
+  }
+}
+await browser.close();
+process.exit(failures ? 1 : 0);
