@@ -114,6 +114,12 @@ pub struct ServeConfig {
         default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
     )]
     pub private_docs: bool,
+    /// Do not show the playground at / to browsers
+    #[arg(
+        long, help_heading = "Server", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
+    )]
+    pub no_playground: bool,
     /// PEM file with the server's certificate chain; enables TLS
     #[arg(long, help_heading = "Server", value_name = "FILE")]
     pub ssl_certfile: Option<PathBuf>,

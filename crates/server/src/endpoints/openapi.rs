@@ -1,13 +1,11 @@
-//! GET /openapi.json, GET /docs, a page that shows it, and GET /, which names both.
+//! GET /openapi.json, and GET /docs, a page that shows it.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::Extension;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{Html, IntoResponse};
-use candlepower_api::RootResponse;
 use serde_json::{Value, json};
 use utoipa::OpenApi;
 use utoipa::openapi::security::{
@@ -15,7 +13,6 @@ use utoipa::openapi::security::{
 };
 use utoipa::openapi::{RefOr, Server};
 
-use super::health::VERSION;
 use crate::config::{DefaultMaxTokens, ServeConfig};
 
 /// The head of the document; the router adds the endpoints.
@@ -157,16 +154,4 @@ pub(crate) async fn openapi_json(Extension(rendered): Extension<Rendered>) -> im
 #[utoipa::path(get, path = "/docs", tag = "Server", responses((status = 200, description = "An HTML page", content_type = "text/html")))]
 pub(crate) async fn docs(Extension(rendered): Extension<Rendered>) -> Html<String> {
     Html(rendered.html.to_string())
-}
-
-/// Names the server and its documentation. Some clients send `HEAD /` first, to see whether there is a server.
-#[utoipa::path(get, path = "/", tag = "Server", responses((status = 200, description = "The server and paths of its pages", body = RootResponse)))]
-pub(crate) async fn root() -> Json<RootResponse> {
-    Json(RootResponse {
-        name: "candlepower",
-        version: VERSION,
-        docs: "/docs",
-        openapi: "/openapi.json",
-        health: "/health",
-    })
 }

@@ -15,6 +15,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::endpoints::openapi::{self, Rendered};
+use crate::endpoints::playground::{self, Playground};
 use crate::endpoints::{
     chat, completions, embeddings, generate, health, messages, models, rerank, responses, tokenize,
 };
@@ -52,12 +53,13 @@ pub(crate) fn router(state: AppState) -> Router {
         .routes(routes!(health::metrics))
         .routes(routes!(openapi::openapi_json))
         .routes(routes!(openapi::docs))
-        .routes(routes!(openapi::root))
+        .routes(routes!(playground::root))
         .split_for_parts();
     // The last layer is the outermost: it gets a request first and its response last.
     let router = aliases(router)
         .fallback(path_not_found)
         .method_not_allowed_fallback(method_not_allowed)
+        .layer(Extension(Playground(!state.config().no_playground)))
         .layer(Extension(Rendered::new(document, state.config(), keyless_paths(state.config()))))
         // Handlers need the model, and only those behind `gate` have it.
         .layer(middleware::from_fn(tell_not_held))

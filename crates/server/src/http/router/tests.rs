@@ -155,6 +155,35 @@ async fn the_root_names_the_server_and_its_pages() {
     assert_eq!(error(wrong).await.0, 405);
 }
 
+/// Browsers ask for HTML first; programs take anything.
+#[tokio::test]
+async fn browsers_get_the_playground() {
+    let asks =
+        |accept: &str| Request::get("/").header("accept", accept).body(Body::empty()).unwrap();
+    const BROWSER: &str = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
+    let (on, off) = (ready(&[]), ready(&["--no-playground"]));
+    for (state, accept, kind) in [
+        (&on, BROWSER, "text/html; charset=utf-8"),
+        (&on, "Text/HTML;q=0.5", "text/html; charset=utf-8"),
+        (&on, "*/*", "application/json"),
+        (&on, "application/json", "application/json"),
+        (&off, BROWSER, "application/json"),
+    ] {
+        let response = call(state, asks(accept)).await;
+        assert_eq!(response.status(), 200, "{accept}");
+        let headers = response.headers();
+        assert_eq!(
+            (&headers["content-type"], &headers["vary"]),
+            (&kind.parse().unwrap(), &"accept".parse().unwrap())
+        );
+        let policy = headers.get("content-security-policy").map(|policy| policy.to_str().unwrap());
+        let is_page = kind.starts_with("text/html");
+        assert_eq!(policy.is_some_and(|policy| policy.contains("frame-ancestors 'none'")), is_page);
+        assert_eq!(headers.get("x-content-type-options").is_some(), is_page);
+        assert_eq!(text(response).await.contains("<script"), is_page, "{accept}");
+    }
+}
+
 #[tokio::test]
 async fn a_conversation_is_answered_whole_and_streamed_alike() {
     let state = ready(&[]);
