@@ -17,6 +17,7 @@ mod http2;
 mod hub;
 mod load;
 mod on_load;
+mod playground;
 mod prism;
 mod public_names;
 mod published;

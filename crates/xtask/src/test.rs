@@ -20,6 +20,9 @@ const FRAMEWORK_REQUIREMENTS: &str = "tests/requirements-frameworks.txt";
 /// The npm package with the pinned Node client of the end-to-end tests.
 const NODE_PACKAGE: &str = "tests/node";
 
+/// The npm package with the driver of the browser that tests the playground.
+const PLAYGROUND_PACKAGE: &str = "tests/playground";
+
 /// All backends of deployments, since the tests deploy with each.
 pub(crate) const FEATURES: [&str; 2] = ["--features", "candlepower/full"];
 
@@ -65,6 +68,7 @@ impl Clients {
         let frameworks = Venv::new(shell, "frameworks", FRAMEWORK_REQUIREMENTS)?;
         let node = Node::new(shell, &venv)?;
         node.npm_ci(shell, NODE_PACKAGE)?;
+        node.npm_ci(shell, PLAYGROUND_PACKAGE)?;
         let mini_lm = venv.mini_lm(shell)?;
         let smollm2 = match venv.smollm2(shell) {
             Err(error) if real_model == RealModel::IfItCanBeHad => {
