@@ -114,12 +114,15 @@ pub struct ServeConfig {
         default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
     )]
     pub private_docs: bool,
-    /// Do not show the playground at / to browsers
+    /// Show browsers a page for conversations at /
     #[arg(
         long, help_heading = "Server", value_name = "BOOL", num_args = 0..=1, require_equals = true,
-        default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
+        default_missing_value = "true", default_value = "true", action = ArgAction::Set, value_parser = switch,
     )]
-    pub no_playground: bool,
+    pub playground: bool,
+    /// Disable the playground
+    #[arg(long, help_heading = "Server", conflicts_with = "playground")]
+    no_playground: bool,
     /// PEM file with the server's certificate chain; enables TLS
     #[arg(long, help_heading = "Server", value_name = "FILE")]
     pub ssl_certfile: Option<PathBuf>,
@@ -323,6 +326,11 @@ impl ServeConfig {
             waiting_bytes: self.image_memory.0,
             encoder_cache_bytes: self.encoder_cache_memory.0,
         }
+    }
+
+    /// Whether browsers get the playground.
+    pub(crate) fn shows_playground(&self) -> bool {
+        self.playground && !self.no_playground
     }
 
     /// Whether the prefix cache is on.

@@ -59,7 +59,7 @@ pub(crate) fn router(state: AppState) -> Router {
     let router = aliases(router)
         .fallback(path_not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(Extension(Playground(!state.config().no_playground)))
+        .layer(Extension(Playground(state.config().shows_playground())))
         .layer(Extension(Rendered::new(document, state.config(), keyless_paths(state.config()))))
         // Handlers need the model, and only those behind `gate` have it.
         .layer(middleware::from_fn(tell_not_held))
