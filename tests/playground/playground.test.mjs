@@ -113,7 +113,7 @@ async function assertClean(page) {
 
 const tests = {
   async 'the page is one response with a strict policy'() {
-    const response = await fetch(`${URL_OF_SERVER}/`);
+    const response = await fetch(`${URL_OF_SERVER}/`, { headers: { accept: 'text/html' } });
     const text = await response.text();
     assert.ok(Buffer.byteLength(text) < MAX_PAGE, `the page has ${Buffer.byteLength(text)} bytes`);
     const policy = response.headers.get('content-security-policy');

@@ -7,6 +7,9 @@ use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 
 use crate::{Error, Result};
 
+/// Longest token that a constraint may choose.
+const MAX_WORD_BYTES: usize = 1000;
+
 /// The tree of the tokens' bytes, and the tokenizer, which child processes do not have.
 struct Vocabulary {
     tokenizer: Option<Tokenizer>,
@@ -58,7 +61,10 @@ impl Words {
             let message = "the model has no end-of-sequence token, so that no grammar could end";
             return Err(Error::Vocabulary(message.to_owned()));
         }
-        Ok(Self { words: (0..num_tokens).map(|id| word(tokenizer, id)).collect(), eos })
+        // The library's trie has room for no longer ones. Shorter tokens can spell them.
+        let fits = |word: Vec<u8>| if word.len() > MAX_WORD_BYTES { Vec::new() } else { word };
+        let words = (0..num_tokens).map(|id| fits(word(tokenizer, id))).collect();
+        Ok(Self { words, eos })
     }
 
     pub(crate) fn num_logits(&self) -> usize {

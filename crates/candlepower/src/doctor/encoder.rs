@@ -66,6 +66,7 @@ impl EncoderReport {
             "max_num_seqs": 0,
             "state_bytes": 0,
             "activation_bytes": memory.activation_bytes,
+            "image_bytes": 0,
             "needed_bytes": memory.needed_bytes,
             "available_bytes": memory.available_bytes,
             "kv_cache_bytes": 0,

@@ -23,7 +23,7 @@ const INCOMPLETE: [(&str, &str); 12] = [
     ("Dots1ForCausalLM", "`n_routed_experts`"),
     ("Glm4MoeForCausalLM", "`head_dim`"),
     // The published models have the names of their own code.
-    ("NomicBertModel", "`n_positions`"),
+    ("NomicBertModel", "`rotary_emb_base`"),
 ];
 
 const CONFIGS: &str = include_str!("default_configs.json");

@@ -12,11 +12,12 @@ const MAX_DIGITS: u32 = 9;
 
 /// Takes bounds and steps out of a schema and returns equivalent schemas.
 pub(super) fn exact(schema: &mut Map<String, Value>) -> Vec<Value> {
-    // The library's exclusive bounds are correct for integers.
-    if schema.get("type") != Some(&json!("integer")) {
-        inclusive(schema, Side::Least);
-        inclusive(schema, Side::Most);
-    }
+    let change = match schema.get("type") == Some(&json!("integer")) {
+        true => inclusive_integer,
+        false => inclusive,
+    };
+    change(schema, Side::Least);
+    change(schema, Side::Most);
     representable(schema, Side::Least);
     representable(schema, Side::Most);
     step(schema).into_iter().collect()
@@ -72,6 +73,26 @@ fn inclusive(schema: &mut Map<String, Value>, side: Side) {
     let Some(next) = Number::from_f64(sign * next) else { return };
     schema.shift_remove(side.exclusive());
     schema.insert(side.keyword().to_owned(), Value::Number(next));
+}
+
+/// An exclusive bound of integers beyond 2^53, as the inclusive bound next to it, which the library would round. Its exclusive
+/// bounds of smaller integers are correct.
+fn inclusive_integer(schema: &mut Map<String, Value>, side: Side) {
+    let exclusive = schema.get(side.exclusive()).and_then(integer);
+    let Some(bound) = exclusive.filter(|bound| bound.abs() >= 1 << f64::MANTISSA_DIGITS) else {
+        return;
+    };
+    let inclusive = schema.get(side.keyword()).and_then(integer);
+    let next = match side {
+        Side::Least => inclusive.map_or(bound + 1, |inclusive| inclusive.max(bound + 1)),
+        Side::Most => inclusive.map_or(bound - 1, |inclusive| inclusive.min(bound - 1)),
+    };
+    let next =
+        i64::try_from(next).map(Value::from).or_else(|_| u64::try_from(next).map(Value::from));
+    // Beyond 64 bits no integer is left, and the library says so.
+    let Ok(next) = next else { return };
+    schema.shift_remove(side.exclusive());
+    schema.insert(side.keyword().to_owned(), next);
 }
 
 /// `multipleOf` with digits after the point, as one alternative for each number of digits, because the library only allows
