@@ -82,15 +82,21 @@ fn inclusive_integer(schema: &mut Map<String, Value>, side: Side) {
     let Some(bound) = exclusive.filter(|bound| bound.abs() >= 1 << f64::MANTISSA_DIGITS) else {
         return;
     };
-    let inclusive = schema.get(side.keyword()).and_then(integer);
-    let next = match side {
-        Side::Least => inclusive.map_or(bound + 1, |inclusive| inclusive.max(bound + 1)),
-        Side::Most => inclusive.map_or(bound - 1, |inclusive| inclusive.min(bound - 1)),
+    let next = if side == Side::Least { bound + 1 } else { bound - 1 };
+    let inclusive = schema.get(side.keyword());
+    let inclusive =
+        inclusive.and_then(|found| integer(found).or(found.as_f64().map(|found| found as i128)));
+    let is_tighter = |inclusive: i128| match side {
+        Side::Least => inclusive > next,
+        Side::Most => inclusive < next,
     };
-    let next =
-        i64::try_from(next).map(Value::from).or_else(|_| u64::try_from(next).map(Value::from));
+    if inclusive.is_some_and(is_tighter) {
+        schema.shift_remove(side.exclusive());
+        return;
+    }
+    let whole = i64::try_from(next).map(Value::from);
     // Beyond 64 bits no integer is left, and the library says so.
-    let Ok(next) = next else { return };
+    let Ok(next) = whole.or_else(|_| u64::try_from(next).map(Value::from)) else { return };
     schema.shift_remove(side.exclusive());
     schema.insert(side.keyword().to_owned(), next);
 }
