@@ -4,6 +4,7 @@
 //! `RAYON_NUM_THREADS` sets the number of threads. `scripts/bench_tower.py` runs the same tower with transformers.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
+#![expect(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
 use std::{fs, hint::black_box, path::PathBuf, time::Instant};
 

@@ -1,7 +1,5 @@
 //! Pieces of other sizes have the same bits.
 
-#![expect(clippy::unwrap_used, reason = "a test may panic")]
-
 use candlepower_checkpoint::{CheckpointFiles, PatchOrder};
 use candlepower_media::{Deadline, Detail, Limits};
 use candlepower_testing::goldens::{VISION, folder, root};
