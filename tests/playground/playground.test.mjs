@@ -276,12 +276,12 @@ const tests = {
     await page.getByRole('button', { name: "Use the server's defaults" }).click();
     // The server refuses this one.
     await openSection(page, 'schema-section');
-    await page.fill('#schema', '{"type": "strin"}');
+    await page.fill('#schema', '{"type": "color"}');
     await page.check('#schema-on');
     await page.press('#message', 'Enter');
     await page.waitForSelector('.turn .body > .error');
-    assert.match(await page.locator('.turn .body > .error').innerText(), /strin/);
-    assert.match(await page.locator('#status').textContent(), /^Error: .*strin/);
+    assert.match(await page.locator('.turn .body > .error').innerText(), /color/);
+    assert.match(await page.locator('#status').textContent(), /^Error: .*color/);
     await page.uncheck('#schema-on');
     await page.getByRole('button', { name: 'Try again' }).click();
     await page.waitForFunction(() => document.querySelector('.turn.assistant .content')?.textContent === 'A short answer.');
