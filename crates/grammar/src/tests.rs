@@ -12,12 +12,18 @@ const EOS: u32 = 257;
 
 /// A tokenizer with all bytes, one word and an end-of-sequence token.
 fn tokenizer() -> Tokenizer {
+    tokenizer_with(&[])
+}
+
+/// The same with further tokens, whose ids follow the end-of-sequence token's.
+fn tokenizer_with(further: &[String]) -> Tokenizer {
     let mut vocab = serde_json::Map::new();
     for (id, letter) in byte_letters().into_iter().enumerate() {
         vocab.insert(letter.to_string(), id.into());
     }
     // A token of several bytes, so that masks are more than bytes.
     vocab.insert("true".into(), 256.into());
+    vocab.extend(further.iter().cloned().zip((EOS + 1..).map(Value::from)));
     let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
     let tokenizer = json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
@@ -45,6 +51,19 @@ fn byte_letters() -> Vec<char> {
 
 pub(crate) fn compiler() -> GrammarCompiler {
     GrammarCompiler::new(&tokenizer(), &[EOS], 320).unwrap()
+}
+
+/// The library has no room for tokens of more than 1,024 bytes.
+#[test]
+fn tokens_that_are_too_long_are_never_allowed() {
+    let lengths = [999, 1000, 1001, 1025, 10_000];
+    let tokenizer = tokenizer_with(&lengths.map(|length| "a".repeat(length)));
+    let compiler = GrammarCompiler::new(&tokenizer, &[EOS], 320).unwrap();
+    let mut grammar = compiler.compile(&Constraint::Regex("a*".to_owned())).unwrap();
+    let allowed = grammar.allowed().unwrap();
+    assert!(allowed.allows(u32::from(b'a')) && allowed.allows(EOS));
+    let found = [1, 2, 3, 4, 5].map(|further| allowed.allows(EOS + further));
+    assert_eq!(found, [true, true, false, false, false]);
 }
 
 /// Advances by a text byte by byte; `None` if it is not allowed, otherwise whether it may end there.
