@@ -1,18 +1,27 @@
 //! Attention of vision towers: every patch of a picture sees all of them.
 //!
 //! A picture has thousands of patches, so scores and mixtures are matrix products, and they run as those of
-//! [`linear`](crate::linear()). The keys and the values of each head are packed like weights, once for all queries.
+//! [`linear`](crate::linear()). Both have the queries as columns: the keys of a head are the rows of the first product, and the
+//! elements of its values those of the second. So a vector holds a score of sixteen queries, and the width of a head, which is
+//! rarely a multiple of the 32 columns of a panel, fills whole tiles of rows.
+//!
+//! Keys are taken in groups, so that their scores stay in the second-level cache between the two products. A query keeps its
+//! largest score and its sum so far. Earlier results are scaled when a group has a larger score.
+//!
+//! Source: Dao et al., "FlashAttention", 2022.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use candle_core::{DType, Tensor};
-use candlepower_layout::PATCH_QUERIES;
+use candlepower_layout::{PATCH_KEYS, PATCH_QUERIES};
 
 use crate::linear::product_of_rows;
 use crate::parallel::{self, SharedMut, for_ranges};
 use crate::simd::{Isa, LANES, Simd, WithSimd, math};
 use crate::tensor::{Operand, from_vec};
-use crate::{Result, Weight};
+use crate::weight::PANEL;
+use crate::{Error, Result, Weight};
 
 /// Attention of all patches of a picture, whose keys and values are packed.
 ///
@@ -27,7 +36,8 @@ pub struct PatchAttention {
     heads: usize,
     head_dim: usize,
     scale: f32,
-    packed: Vec<Packed>,
+    dtype: DType,
+    operands: Vec<Head>,
 }
 
 impl PatchAttention {
@@ -41,19 +51,22 @@ impl PatchAttention {
         if heads == 0 || width == 0 || !width.is_multiple_of(3 * heads) {
             return Err(operand.shape_error(format!("[patches, 3 * {heads} * head_dim]")));
         }
+        if !matches!(dtype, DType::F32 | DType::BF16) {
+            let (kernel, operand, expected) = ("patch_attention", "dtype", "f32 or bf16");
+            return Err(Error::DType { kernel, operand, expected, found: dtype });
+        }
         let head_dim = width / (3 * heads);
         let data = operand.f32s()?;
         let picture = Picture::new(&data, heads, head_dim, scale);
-        let packed = parallel::map(heads, |head| picture.pack(head, dtype));
-        let packed = packed.into_iter().collect::<Result<_>>()?;
+        let operands = parallel::map(heads, |head| picture.head(head));
         drop(data);
-        Ok(Self { qkv, heads, head_dim, scale, packed })
+        Ok(Self { qkv, heads, head_dim, scale, dtype, operands })
     }
 
     /// The results `[rows, heads * head_dim]` f32 of `rows` patches from `first` on.
     ///
     /// # Errors
-    /// There are fewer patches.
+    /// There are fewer patches, or memory cannot be reserved.
     pub fn attend(&self, first: usize, rows: usize) -> Result<Tensor> {
         let operand = Operand::new("patch_attention", "qkv", &self.qkv);
         let data = operand.f32s()?;
@@ -66,14 +79,23 @@ impl PatchAttention {
         let mut out = Vec::with_capacity(len);
         let shared = SharedMut::new(&mut out.spare_capacity_mut()[..len]);
         let groups = rows.div_ceil(PATCH_QUERIES);
+        let failure = OnceLock::new();
         for_ranges(self.heads * groups, 1, |tasks| {
             for task in tasks {
                 let (head, group) = (task / groups, task % groups);
                 let begin = first + group * PATCH_QUERIES;
                 let queries = begin..end.min(begin + PATCH_QUERIES);
-                picture.attend(head, queries, &self.packed[head], begin - first, shared);
+                match picture.attend(head, queries.clone(), &self.operands[head], self.dtype) {
+                    Ok(results) => {
+                        picture.put(head, queries.len(), &results, begin - first, shared)
+                    }
+                    Err(error) => drop(failure.set(error)),
+                }
             }
         });
+        if let Some(error) = failure.into_inner() {
+            return Err(error);
+        }
         // SAFETY: the tasks have written every head of every patch.
         unsafe { out.set_len(len) };
         from_vec(out, &[rows, self.heads * self.head_dim])
@@ -81,11 +103,11 @@ impl PatchAttention {
 }
 
 /// Keys and values of a head.
-struct Packed {
+struct Head {
     /// `[patches, head_dim]`.
-    keys: Weight,
-    /// Transposed, `[head_dim, patches]`.
-    values: Weight,
+    keys: Vec<f32>,
+    /// The transposes `[head_dim, patches]` of groups of [`PATCH_KEYS`] patches.
+    values: Vec<f32>,
 }
 
 /// The operands of all heads.
@@ -108,87 +130,188 @@ impl<'a> Picture<'a> {
         &self.qkv[first * self.head_dim..][..self.head_dim]
     }
 
-    fn pack(&self, head: usize, dtype: DType) -> Result<Packed> {
+    fn head(&self, head: usize) -> Head {
         let (dim, patches) = (self.head_dim, self.patches);
-        let key = |patch, element: usize| self.part(1, head, patch)[element];
-        let value = |element: usize, patch| self.part(2, head, patch)[element];
-        let keys = Weight::of_values(patches, dim, dtype, key)?;
-        Ok(Packed { keys, values: Weight::of_values(dim, patches, dtype, value)? })
+        let mut keys = Vec::with_capacity(patches * dim);
+        (0..patches).for_each(|patch| keys.extend_from_slice(self.part(1, head, patch)));
+        let mut values = vec![0.0; patches * dim];
+        for (group, values) in values.chunks_mut(PATCH_KEYS * dim).enumerate() {
+            let count = values.len() / dim;
+            for i in 0..count {
+                let value = self.part(2, head, group * PATCH_KEYS + i);
+                value
+                    .iter()
+                    .enumerate()
+                    .for_each(|(element, value)| values[element * count + i] = *value);
+            }
+        }
+        Head { keys, values }
     }
 
-    /// Computes the head of a group of patches, into the rows of `out` from `first_row` on.
+    /// The results of a head for a group of patches, which are columns: `[head_dim, columns]`. Further columns fill whole panels.
     fn attend(
         &self,
         head: usize,
         group: Range<usize>,
-        packed: &Packed,
+        of: &Head,
+        dtype: DType,
+    ) -> Result<Vec<f32>> {
+        let dim = self.head_dim;
+        let count = group.len().next_multiple_of(PANEL);
+        let mut queries = vec![0.0; dim * count];
+        for (column, patch) in group.enumerate() {
+            let query = self.part(0, head, patch).iter().enumerate();
+            query.for_each(|(element, value)| queries[element * count + column] = *value);
+        }
+        let queries = Weight::of_columns(count, dim, dtype, &queries)?;
+        let mut results = Mixture::new(dim, count, self.scale);
+        let isa = Isa::detect();
+        let groups = of.keys.chunks(PATCH_KEYS * dim).zip(of.values.chunks(PATCH_KEYS * dim));
+        for (keys, values) in groups {
+            let mut scores = product_of_rows(keys, &queries);
+            isa.run(Softmax { of: &mut results, scores: &mut scores });
+            let weights = Weight::of_columns(count, keys.len() / dim, dtype, &scores)?;
+            isa.run(Add { to: &mut results, values: &product_of_rows(values, &weights) });
+        }
+        Ok(results.finish())
+    }
+
+    /// Writes the first `count` columns of the results of a head into the rows of `out` from `first_row` on.
+    fn put(
+        &self,
+        head: usize,
+        count: usize,
+        results: &[f32],
         first_row: usize,
         out: SharedMut<'_>,
     ) {
         let dim = self.head_dim;
-        let queries = group.flat_map(|patch| self.part(0, head, patch));
-        let queries: Vec<f32> = queries.copied().collect();
-        let mut scores = product_of_rows(&queries, &packed.keys);
-        let isa = Isa::detect();
-        let rows = scores.chunks_exact_mut(self.patches);
-        let sums: Vec<f32> = rows.map(|row| isa.run(Softmax { row, scale: self.scale })).collect();
-        let mixed = product_of_rows(&scores, &packed.values);
-        for ((row, values), sum) in (first_row..).zip(mixed.chunks_exact(dim)).zip(sums) {
-            let index = (row * self.heads + head) * dim;
-            let factor = 1.0 / sum;
+        let columns = results.len() / dim;
+        for column in 0..count {
+            let index = ((first_row + column) * self.heads + head) * dim;
             // SAFETY: this task alone writes this head of this row, and nobody reads it before all is written.
             let target = unsafe { out.at(index, dim) };
-            for (element, value) in values.iter().enumerate() {
+            for element in 0..dim {
                 // SAFETY: `at` has given `dim` elements.
-                unsafe { target.add(element).write(value * factor) };
+                unsafe { target.add(element).write(results[element * columns + column]) };
             }
         }
     }
 }
 
-/// Replaces the scores of a row by `e^(scale * (score - most))`, and gives their sum.
-struct Softmax<'a> {
-    row: &'a mut [f32],
+/// The softmax of some queries and their mixtures of values, as far as keys were seen.
+struct Mixture {
     scale: f32,
+    /// Largest score of each query.
+    most: Vec<f32>,
+    /// Sum of `e^(scale * (score - most))` of each query.
+    sums: Vec<f32>,
+    /// Factors by which earlier sums and mixtures are multiplied.
+    factors: Vec<f32>,
+    /// `[head_dim, queries]`.
+    values: Vec<f32>,
+}
+
+impl Mixture {
+    fn new(dim: usize, queries: usize, scale: f32) -> Self {
+        let zeros = || vec![0.0; queries];
+        let (most, values) = (vec![f32::NEG_INFINITY; queries], vec![0.0; dim * queries]);
+        Self { scale, most, sums: zeros(), factors: zeros(), values }
+    }
+
+    /// The mixtures divided by the sums.
+    fn finish(mut self) -> Vec<f32> {
+        self.sums.iter_mut().for_each(|sum| *sum = 1.0 / *sum);
+        for row in self.values.chunks_exact_mut(self.sums.len()) {
+            row.iter_mut().zip(&self.sums).for_each(|(value, factor)| *value *= factor);
+        }
+        self.values
+    }
+}
+
+/// Replaces the scores of some more keys, `[keys, queries]`, by `e^(scale * (score - most))`, and adds these to the sums.
+struct Softmax<'a> {
+    of: &'a mut Mixture,
+    scores: &'a mut [f32],
 }
 
 impl WithSimd for Softmax<'_> {
-    type Output = f32;
+    type Output = ();
 
+    // No closures: they are not compiled for the instruction set.
     #[inline(always)]
-    fn with<S: Simd>(self, s: S) -> f32 {
-        let lowest = s.splat(f32::NEG_INFINITY);
-        let (chunks, rest) = self.row.as_chunks_mut::<LANES>();
-        let mut last = [f32::NEG_INFINITY; LANES];
-        last[..rest.len()].copy_from_slice(rest);
-        let mut most = lowest;
-        for chunk in chunks.iter() {
-            // SAFETY: a chunk has sixteen elements.
-            most = s.max(most, unsafe { s.load(chunk.as_ptr()) });
-        }
-        // SAFETY: the array has sixteen elements.
-        let most = s.splat(s.reduce_max(s.max(most, unsafe { s.load(last.as_ptr()) })));
-        let scale = s.splat(self.scale);
-        let mut sum = s.splat(0.0);
-        for chunk in chunks {
-            // SAFETY: a chunk has sixteen elements.
-            unsafe {
-                let above = s.sub(s.load(chunk.as_ptr()), most);
-                let weights = math::exp(s, s.mul(above, scale));
-                sum = s.add(sum, weights);
-                s.store(chunk.as_mut_ptr(), weights);
+    fn with<S: Simd>(self, s: S) {
+        let Mixture { scale, most, sums, factors, .. } = self.of;
+        let (count, scale) = (most.len(), s.splat(*scale));
+        // The largest score so far, from which factors are computed below.
+        factors.copy_from_slice(most);
+        for scores in self.scores.chunks_exact(count) {
+            for (most, scores) in
+                most.as_chunks_mut::<LANES>().0.iter_mut().zip(scores.as_chunks::<LANES>().0)
+            {
+                // SAFETY: chunks have sixteen elements, here and below.
+                unsafe {
+                    let larger = s.max(s.load(scores.as_ptr()), s.load(most.as_ptr()));
+                    s.store(most.as_mut_ptr(), larger);
+                }
             }
         }
-        let mut lanes = [0f32; LANES];
-        // SAFETY: the arrays have sixteen elements.
-        unsafe {
-            let above = s.sub(s.load(last.as_ptr()), most);
-            let weights = math::exp(s, s.mul(above, scale));
-            s.store(last.as_mut_ptr(), weights);
-            s.store(lanes.as_mut_ptr(), s.add(sum, weights));
+        let (most, _) = most.as_chunks::<LANES>();
+        let (sums, _) = sums.as_chunks_mut::<LANES>();
+        let (factors, _) = factors.as_chunks_mut::<LANES>();
+        for ((most, sum), factor) in most.iter().zip(sums.iter_mut()).zip(factors) {
+            // The first keys have nothing before them: e^(-inf) is 0.
+            // SAFETY: as above.
+            unsafe {
+                let below = s.sub(s.load(factor.as_ptr()), s.load(most.as_ptr()));
+                let by = math::exp(s, s.mul(below, scale));
+                s.store(factor.as_mut_ptr(), by);
+                s.store(sum.as_mut_ptr(), s.mul(s.load(sum.as_ptr()), by));
+            }
         }
-        rest.copy_from_slice(&last[..rest.len()]);
-        lanes.iter().sum()
+        for scores in self.scores.chunks_exact_mut(count) {
+            let (scores, _) = scores.as_chunks_mut::<LANES>();
+            for ((most, sum), scores) in most.iter().zip(sums.iter_mut()).zip(scores) {
+                // SAFETY: as above.
+                unsafe {
+                    let below = s.sub(s.load(scores.as_ptr()), s.load(most.as_ptr()));
+                    let weights = math::exp(s, s.mul(below, scale));
+                    s.store(scores.as_mut_ptr(), weights);
+                    s.store(sum.as_mut_ptr(), s.add(s.load(sum.as_ptr()), weights));
+                }
+            }
+        }
+    }
+}
+
+/// Multiplies the mixtures `[head_dim, queries]` by their factors, and adds those of some more keys.
+struct Add<'a> {
+    to: &'a mut Mixture,
+    values: &'a [f32],
+}
+
+impl WithSimd for Add<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) {
+        let Mixture { factors, values, .. } = self.to;
+        let (factors, _) = factors.as_chunks::<LANES>();
+        let rows = values.chunks_exact_mut(factors.len() * LANES);
+        for (row, added) in rows.zip(self.values.chunks_exact(factors.len() * LANES)) {
+            let (row, added) = (row.as_chunks_mut::<LANES>().0, added.as_chunks::<LANES>().0);
+            for ((values, added), factors) in row.iter_mut().zip(added).zip(factors) {
+                // SAFETY: chunks have sixteen elements.
+                unsafe {
+                    let scaled = s.fma(
+                        s.load(values.as_ptr()),
+                        s.load(factors.as_ptr()),
+                        s.load(added.as_ptr()),
+                    );
+                    s.store(values.as_mut_ptr(), scaled);
+                }
+            }
+        }
     }
 }
 
@@ -197,7 +320,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
-    use crate::{Error, FullAttention, full_attention_reference};
+    use crate::{FullAttention, full_attention_reference};
 
     fn numbers(count: usize) -> Vec<f32> {
         (0..count).map(|i| ((i * 7919 + 13) % 10_007) as f32 / 2500.0 - 2.0).collect()
@@ -274,16 +397,32 @@ mod tests {
 
     #[test]
     fn every_instruction_set_gives_the_same_softmax() {
-        for len in [1, 15, 16, 17, 100] {
+        for (keys, queries) in [(1, 16), (15, 32), (16, 48), (100, 32)] {
             let softmax = |isa: Isa| {
-                let mut row = numbers(len);
-                let sum = isa.run(Softmax { row: &mut row, scale: 3.0 });
-                let total: f32 = row.iter().sum();
-                assert!((total - sum).abs() <= 1e-5 * total, "{total} is not {sum}");
-                (row, sum)
+                let mut of = Mixture::new(1, queries, 3.0);
+                let mut scores = numbers(keys * queries);
+                isa.run(Softmax { of: &mut of, scores: &mut scores });
+                assert_eq!(of.factors, vec![0.0; queries], "nothing came before");
+                // The same keys again: the same largest score, and twice the sum.
+                isa.run(Softmax { of: &mut of, scores: &mut numbers(keys * queries) });
+                assert_eq!(of.factors, vec![1.0; queries]);
+                for query in 0..queries {
+                    let weights = scores.iter().skip(query).step_by(queries);
+                    let (total, found) = (2.0 * weights.sum::<f32>(), of.sums[query]);
+                    assert!((total - found).abs() <= 1e-5 * total, "{total} is not {found}");
+                }
+                // A larger score makes the earlier results small.
+                let mut larger: Vec<f32> = of.most.iter().map(|most| most + 1.0).collect();
+                larger[0] -= 2.0;
+                isa.run(Softmax { of: &mut of, scores: &mut larger });
+                let want = |query: usize| if query == 0 { 1.0 } else { (-3f32).exp() };
+                for (query, factor) in of.factors.iter().enumerate() {
+                    assert!((factor - want(query)).abs() <= 1e-6, "{factor}");
+                }
+                (scores, of.most, of.sums)
             };
             let all: Vec<_> = Isa::all().into_iter().map(softmax).collect();
-            assert!(all.iter().all(|found| *found == all[0]), "{len} scores");
+            assert!(all.iter().all(|found| *found == all[0]), "{keys} keys");
         }
     }
 
@@ -294,8 +433,10 @@ mod tests {
             let refused = PatchAttention::new(qkv.clone(), heads, 1.0, DType::F32);
             assert!(matches!(refused, Err(Error::Shape { .. })), "{heads} heads");
         }
-        let refused = PatchAttention::new(qkv.clone(), 2, 1.0, DType::U8);
-        assert!(matches!(refused, Err(Error::DType { .. })));
+        for dtype in [DType::U8, DType::F16] {
+            let refused = PatchAttention::new(qkv.clone(), 2, 1.0, dtype);
+            assert!(matches!(refused, Err(Error::DType { .. })));
+        }
         let attention = PatchAttention::new(qkv, 2, 1.0, DType::F32).unwrap();
         for (first, rows) in [(0, 5), (4, 1), (3, 2), (usize::MAX, 2)] {
             let refused = attention.attend(first, rows);

@@ -66,6 +66,8 @@ pub(crate) trait Simd: Copy + Send + Sync {
     /// Thirty-two neighbouring values rounded to bf16, ties to even, as words of two, the first in the low half.
     /// Smaller values than 2^-126 become zero if [`Self::dot_bf16`] is one instruction.
     fn bf16_pairs(self, first: Self::F32, second: Self::F32) -> Self::F32;
+    /// Words of two bf16 each: `high` and `low` rounded as [`Self::bf16_pairs`] rounds.
+    fn bf16_words(self, high: Self::F32, low: Self::F32) -> Self::F32;
     /// `c + a.high * b.high`, rounded once, and then `+ a.low * b.low`, rounded once, for words of two bf16 each.
     #[inline(always)]
     fn dot_bf16(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {

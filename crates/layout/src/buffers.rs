@@ -11,8 +11,10 @@ pub const MAX_DEVICE_HEAD_DIM: usize = DEVICE_HEAD_DIMS[DEVICE_HEAD_DIMS.len() -
 pub const DEVICE_LATENT_DIMS: (usize, usize) = (512, 576);
 /// Rows of logits that exist at once on the CPU, at most. It bounds their memory: rows * vocabulary * 4 bytes.
 pub const LOGITS_ROWS: usize = 128;
-/// Patches of a picture whose scores for all others a thread of the CPU keeps at once.
-pub const PATCH_QUERIES: usize = 128;
+/// Patches of a picture whose scores a thread of the CPU keeps at once.
+pub const PATCH_QUERIES: usize = 256;
+/// Patches for which it keeps these scores. They take 256 KiB, which stay in the second-level cache.
+pub const PATCH_KEYS: usize = 256;
 /// Rows of logits that exist at once on a GPU, at most.
 const MAX_DEVICE_LOGITS_ROWS: usize = 256;
 /// Bytes of the schedule of attention for one step, for each kind of window, and of its pinned copy on the host.

@@ -10,7 +10,7 @@ use crate::emulated::Scope;
 use crate::instruction_sets::Machine;
 use crate::steps::Steps;
 use crate::test::RealModel;
-use crate::{check, cuda, inlined, instruction_sets, test, wheel};
+use crate::{check, cuda, inlined, instruction_sets, packages, test, wheel};
 
 /// A fixed seed, so that each run does the same. `cargo xtask deep fuzz` uses random seeds.
 const FUZZ: [&str; 3] = ["60", "--seed", "0"];
@@ -37,6 +37,10 @@ pub(crate) fn run_steps(steps: &mut Steps) {
     steps.run("build", |shell| {
         thread::scope(|scoped| {
             scoped.spawn(|| {
+                // Without them their tests are skipped, which is no failure of the code.
+                if let Err(error) = packages::install(shell) {
+                    println!("tests in a browser and with Prometheus are skipped: {error:#}");
+                }
                 test::install(shell)?;
                 if scope.is_some() { cuda::toolkit(shell).map(drop) } else { Ok(()) }
             });

@@ -13,6 +13,7 @@ mod emulated;
 mod inlined;
 mod instruction_sets;
 mod notices;
+mod packages;
 mod pages;
 mod prose;
 mod site;

@@ -1,6 +1,6 @@
 //! Bytes and work of a tower.
 
-use candlepower_layout::{Dtype, MatrixForm, PATCH_QUERIES};
+use candlepower_layout::{Dtype, MatrixForm, PATCH_KEYS, PATCH_QUERIES};
 
 use super::{MostPatches, PatchPositions, VisionSlot, VisionSpec, pieces::PIECE_ROWS};
 use crate::{
@@ -91,15 +91,21 @@ impl VisionSpec {
         (whole + groups + output) as u64 * VALUE_BYTES + self.attention_bytes(patches, dtype)
     }
 
-    /// Bytes of the keys and values of all heads, packed for products, and of the scores of the queries that threads compute.
+    /// Bytes of the keys and values of all heads, and of what threads compute of a group of queries.
     fn attention_bytes(&self, patches: usize, dtype: Dtype) -> u64 {
         let dtype = if dtype == Dtype::Bf16 { Dtype::Bf16 } else { Dtype::F32 };
         let dim = self.layer.head_dim;
-        let packed = MatrixForm::Plain.bytes(patches, dim, dtype)
-            + MatrixForm::Plain.bytes(dim, patches, dtype);
-        // Scores are packed for the product with values, too.
-        let scores = PATCH_QUERIES.min(patches) * patches * (Dtype::F32.size() + dtype.size());
-        (self.layer.heads * packed + MOST_THREADS * scores) as u64
+        let operands = 2 * self.layer.heads * dim * patches;
+        let (queries, keys) = (PATCH_QUERIES.min(patches), PATCH_KEYS.min(patches));
+        // Scores, and their packed form for the product with values; of queries, the packed form, mixtures and those of a group
+        // of keys; the packed rows of keys or values.
+        let scores = MatrixForm::Plain.bytes(queries, keys, Dtype::F32)
+            + MatrixForm::Plain.bytes(queries, keys, dtype);
+        let of_heads = MatrixForm::Plain.bytes(queries, dim, dtype)
+            + 3 * MatrixForm::Plain.bytes(queries, dim, Dtype::F32)
+            + keys * dim * Dtype::F32.size();
+        let threads = MOST_THREADS * (scores + of_heads);
+        (operands * Dtype::F32.size() + threads) as u64
     }
 
     /// Multiply-adds of a run over a resized picture of `width` x `height` pixels.

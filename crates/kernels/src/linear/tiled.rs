@@ -313,13 +313,7 @@ impl<W: Format> WithSimd for Panels<'_, W> {
             s.begin_tiles();
         }
         let mut panels = self.panels;
-        let mut scratch = Scratch {
-            unpacked: Unpacked {
-                words: [Line([0.0; LANES]); BLOCK_WORDS * PANEL / LANES],
-                scales: [Line([0.0; LANES]); BLOCK_WORDS * SCALE_LINES],
-            },
-            outputs: Vec::new(),
-        };
+        let mut scratch = Scratch::default();
         while !panels.is_empty() {
             let end = panels.end.min(panels.start + together);
             some_panels::<S, W>(s, &self.group, panels.start..end, &mut scratch);
@@ -409,20 +403,24 @@ fn some_panels<S: Simd, W: Format>(
 #[repr(align(64))]
 struct Line([f32; LANES]);
 
-/// Weights of a block as the tiles read them, `[words][32]`.
-type Widened = [Line; BLOCK_WORDS * PANEL / LANES];
+/// Cache lines of the weights of a block as the tiles read them, `[words][32]`.
+const WORD_LINES: usize = BLOCK_WORDS * PANEL / LANES;
 
 /// Cache lines of 32 scales and 32 offsets.
 const SCALE_LINES: usize = 2 * PANEL / LANES;
 
-/// A block of a panel as the tiles read it.
+/// A block of a panel as the tiles read it. Both are empty until a format needs them, since zeroing them for each task would
+/// take as long as a small product.
+#[derive(Default)]
 struct Unpacked {
-    words: Widened,
+    /// [`WORD_LINES`] lines.
+    words: Vec<Line>,
     /// Scales and offsets of quantized weights, `[segments][2][32]`. A segment has at least one word.
-    scales: [Line; BLOCK_WORDS * SCALE_LINES],
+    scales: Vec<Line>,
 }
 
 /// Working memory of a task.
+#[derive(Default)]
 struct Scratch {
     unpacked: Unpacked,
     /// Outputs with padding, `[panels][rows][32]`.
@@ -459,6 +457,7 @@ fn block_of_panel<S: Simd, W: Format>(
     let w: *const f32 = if W::AS_STORED && !has_padding {
         stored[start..].as_ptr().cast()
     } else {
+        widened.resize(WORD_LINES, Line([0.0; LANES]));
         if W::AS_STORED {
             copy_block(&stored[start..end], widened);
         } else {
@@ -473,6 +472,7 @@ fn block_of_panel<S: Simd, W: Format>(
         widened.as_ptr().cast()
     };
     if W::SCALED {
+        scales.resize(BLOCK_WORDS * SCALE_LINES, Line([0.0; LANES]));
         load_scales::<S, W>(s, stored, layout, block, scales);
     }
     // The tiles share the prefetch of the next block, since their arithmetic hides it. In a sketch of this kernel for
@@ -514,7 +514,7 @@ fn block_of_panel<S: Simd, W: Format>(
 }
 
 /// Copies words as they are stored.
-fn copy_block(stored: &[u8], copy: &mut Widened) {
+fn copy_block(stored: &[u8], copy: &mut [Line]) {
     let (lines, _) = stored.as_chunks::<{ LANES * 4 }>();
     for (line, stored) in copy.iter_mut().zip(lines) {
         let (stored, _) = stored.as_chunks::<4>();
@@ -529,7 +529,7 @@ fn widen_block<S: Simd, W: Format>(
     stored: &[u8],
     layout: Layout,
     mut pairs: Range<usize>,
-    widened: &mut Widened,
+    widened: &mut [Line],
 ) {
     const HALVES: usize = PANEL / LANES;
     let mut lines = widened.chunks_exact_mut(2 / W::STEPS * HALVES);

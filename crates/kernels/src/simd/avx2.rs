@@ -300,6 +300,15 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn bf16_words(self, high: Pair, low: Pair) -> Pair {
+        let word = |high, low| unsafe {
+            let high = _mm256_slli_epi32::<16>(rounded_bf16(high));
+            _mm256_castsi256_ps(_mm256_or_si256(high, rounded_bf16(low)))
+        };
+        [word(high[0], low[0]), word(high[1], low[1])]
+    }
+
+    #[inline(always)]
     fn max(self, a: Pair, b: Pair) -> Pair {
         lanewise!(_mm256_max_ps, a, b)
     }

@@ -121,6 +121,18 @@ unsafe fn numbers() -> [__m512i; 2] {
     unsafe { [_mm512_loadu_si512(low.as_ptr().cast()), _mm512_loadu_si512(high.as_ptr().cast())] }
 }
 
+/// Places of the values of words: one of the first sixteen, and then one of the others.
+const SIDE_BY_SIDE: [u16; 32] = {
+    let mut places = [0; 32];
+    let mut word = 0;
+    while word < 16 {
+        places[2 * word as usize] = word;
+        places[2 * word as usize + 1] = 16 + word;
+        word += 1;
+    }
+    places
+};
+
 /// The bits of sixteen values rounded to bf16, ties to even, each in the low half of a word.
 ///
 /// # Safety
@@ -222,6 +234,23 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
                 let words = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(rounded_bf16(first)));
                 let second = _mm512_cvtepi32_epi16(rounded_bf16(second));
                 _mm512_castsi512_ps(_mm512_inserti64x4::<1>(words, second))
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn bf16_words(self, high: __m512, low: __m512) -> __m512 {
+        if const { BF16 } {
+            unsafe {
+                let halves =
+                    std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+                let places = _mm512_loadu_si512(SIDE_BY_SIDE.as_ptr().cast());
+                _mm512_castsi512_ps(_mm512_permutexvar_epi16(places, halves))
+            }
+        } else {
+            unsafe {
+                let high = _mm512_slli_epi32::<16>(rounded_bf16(high));
+                _mm512_castsi512_ps(_mm512_or_si512(high, rounded_bf16(low)))
             }
         }
     }

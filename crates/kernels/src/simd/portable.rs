@@ -107,6 +107,12 @@ impl<const TILES: bool> Simd for Portable<TILES> {
     }
 
     #[inline(always)]
+    fn bf16_words(self, high: Lanes, low: Lanes) -> Lanes {
+        let bits = |number: f32| u32::from(bf16::from_f32(number).to_bits());
+        zip(high, low, |high, low| f32::from_bits(bits(high) << 16 | bits(low)))
+    }
+
+    #[inline(always)]
     fn max(self, a: Lanes, b: Lanes) -> Lanes {
         zip(a, b, |a, b| if a > b { a } else { b })
     }

@@ -163,17 +163,19 @@ impl WithSimd for Shuffle<'_> {
 struct Pairs<'a>([&'a [f32; LANES]; 2]);
 
 impl WithSimd for Pairs<'_> {
-    type Output = [u32; LANES];
+    /// Pairs of neighbours, and pairs of a value of the first and one of the second.
+    type Output = [[u32; LANES]; 2];
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) -> Self::Output {
-        let mut out = [7.0; LANES];
+        let mut out = [[7.0; LANES]; 2];
         // SAFETY: the arrays hold sixteen f32.
         unsafe {
             let [first, second] = self.0.map(|numbers| s.load(numbers.as_ptr()));
-            s.store(out.as_mut_ptr(), s.bf16_pairs(first, second));
+            s.store(out[0].as_mut_ptr(), s.bf16_pairs(first, second));
+            s.store(out[1].as_mut_ptr(), s.bf16_words(first, second));
         }
-        out.map(f32::to_bits)
+        out.map(|words| words.map(f32::to_bits))
     }
 }
 
@@ -188,12 +190,13 @@ fn all_instruction_sets_round_to_the_nearest_bf16() {
         let at = |from: usize| std::array::from_fn::<f32, LANES, _>(|lane| numbers[from + lane]);
         let (a, b) = (at(first), at(first + LANES));
         let all = [a, b].concat();
-        let want: [u32; LANES] = std::array::from_fn(|word| {
-            let bits = |i: usize| u32::from(half::bf16::from_f32(all[i]).to_bits());
-            bits(2 * word + 1) << 16 | bits(2 * word)
-        });
+        let bits = |i: usize| u32::from(half::bf16::from_f32(all[i]).to_bits());
+        let neighbours = std::array::from_fn(|word| bits(2 * word + 1) << 16 | bits(2 * word));
+        let words = std::array::from_fn(|word| bits(word) << 16 | bits(LANES + word));
         for isa in Isa::all() {
-            assert_eq!(isa.run_with_dot(Pairs([&a, &b])), want, "{isa:?}");
+            for found in [isa.run_with_dot(Pairs([&a, &b])), isa.run(Pairs([&a, &b]))] {
+                assert_eq!(found, [neighbours, words], "{isa:?}");
+            }
         }
     }
 }

@@ -1,42 +1,77 @@
 //! Activations packed as a weight, so that a product with them runs like one with a matrix of the model.
 
 use candle_core::DType;
-use half::bf16;
 
-use super::{Element, ElementOrder, PANEL, Weight, WeightBuilder};
-use crate::Result;
+use super::{ElementOrder, PANEL, Weight};
+use crate::simd::{Isa, LANES, Simd, WithSimd};
+use crate::{Error, Result};
 
 impl Weight {
-    /// A weight `[n, k]` of the values `value(row, step)`, in f32 or rounded to bf16. It is packed by the calling thread
-    /// alone, because kernels call this on their threads.
+    /// A weight `[n, k]` of the values `columns`, which are its transpose `[k, n]`, in f32 or rounded to bf16. `n` is a
+    /// multiple of 32. It is packed by the calling thread alone, because kernels call this on their threads.
     ///
     /// # Errors
-    /// Those of [`Self::builder`].
-    pub(crate) fn of_values(
-        n: usize,
-        k: usize,
-        dtype: DType,
-        value: impl Fn(usize, usize) -> f32,
-    ) -> Result<Self> {
+    /// Those of [`Self::builder`], and `dtype` is neither f32 nor bf16.
+    pub(crate) fn of_columns(n: usize, k: usize, dtype: DType, columns: &[f32]) -> Result<Self> {
+        assert!(
+            n.is_multiple_of(PANEL) && columns.len() == n * k,
+            "columns of a [{n}, {k}] weight"
+        );
         let mut builder = Self::builder(n, k, dtype)?;
+        let panels = builder.memory.bytes_mut();
         match builder.layout.order {
-            ElementOrder::Bf16 => builder.put(|row, step| bf16::from_f32(value(row, step))),
-            ElementOrder::F16 => builder.put(|row, step| half::f16::from_f32(value(row, step))),
-            _ => builder.put(value),
+            ElementOrder::F32 => Isa::detect().run(Pack::<false> { n, columns, panels }),
+            ElementOrder::Bf16 => Isa::detect().run_with_dot(Pack::<true> { n, columns, panels }),
+            _ => {
+                return Err(Error::DType {
+                    kernel: "weight",
+                    operand: "dtype",
+                    expected: "f32 or bf16",
+                    found: dtype,
+                });
+            }
         }
         Ok(builder.finish_with_zeros())
     }
 }
 
-impl WeightBuilder {
-    /// Writes all elements.
-    fn put<E: Element>(&mut self, value: impl Fn(usize, usize) -> E) {
-        let (n, layout) = (self.n, self.layout);
-        let panels = self.memory.bytes_mut().chunks_exact_mut(layout.panel_bytes());
-        for (panel, first) in panels.zip((0..n).step_by(PANEL)) {
-            for step in 0..layout.k {
-                for column in 0..PANEL.min(n - first) {
-                    value(first + column, step).put(panel, layout.index(step, column));
+/// Packing of whole panels as work for an instruction set.
+struct Pack<'a, const ROUND: bool> {
+    n: usize,
+    /// `[k, n]`.
+    columns: &'a [f32],
+    panels: &'a mut [u8],
+}
+
+impl<const ROUND: bool> WithSimd for Pack<'_, ROUND> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with<S: Simd>(self, s: S) {
+        const HALVES: usize = PANEL / LANES;
+        let panel_bytes = self.panels.len() / (self.n / PANEL);
+        let pair_bytes = if ROUND { 4 * PANEL } else { 8 * PANEL };
+        for (i, panel) in self.panels.chunks_exact_mut(panel_bytes).enumerate() {
+            let steps = self.columns.chunks(2 * self.n);
+            for (pair, steps) in panel.chunks_exact_mut(pair_bytes).zip(steps) {
+                let target = pair.as_mut_ptr().cast::<f32>();
+                for half in 0..HALVES {
+                    let at = i * PANEL + half * LANES;
+                    // SAFETY: `at` is the place of sixteen of the `n` values of a step, and a pair has room for two steps
+                    // of 32 values: words of two bf16, or one step behind the other.
+                    unsafe {
+                        let even = s.load(steps[at..][..LANES].as_ptr());
+                        let odd = match steps.len() > self.n {
+                            true => s.load(steps[self.n + at..][..LANES].as_ptr()),
+                            false => s.splat(0.0),
+                        };
+                        if ROUND {
+                            s.store(target.add(half * LANES), s.bf16_words(even, odd));
+                        } else {
+                            s.store(target.add(half * LANES), even);
+                            s.store(target.add(PANEL + half * LANES), odd);
+                        }
+                    }
                 }
             }
         }
@@ -50,20 +85,25 @@ mod tests {
     #[test]
     fn rows_are_those_of_the_values() {
         let value = |row: usize, step: usize| (row * 131 + step * 17) as f32 / 64.0 - 5.0;
-        for dtype in [DType::F32, DType::F16, DType::BF16] {
-            for (n, k) in [(1, 1), (31, 7), (33, 16), (70, 5)] {
-                let weight = Weight::of_values(n, k, dtype, value).unwrap();
+        for dtype in [DType::F32, DType::BF16] {
+            for (n, k) in [(32, 1), (32, 7), (96, 16), (64, 5)] {
+                let places = (0..k).flat_map(|step| (0..n).map(move |row| (row, step)));
+                let columns: Vec<f32> = places.map(|(row, step)| value(row, step)).collect();
+                let weight = Weight::of_columns(n, k, dtype, &columns).unwrap();
                 let mut row = vec![0.0; k];
                 for index in 0..n {
                     weight.read_row(index, &mut row);
                     let want = (0..k).map(|step| match dtype {
                         DType::F32 => value(index, step),
-                        DType::F16 => half::f16::from_f32(value(index, step)).to_f32(),
-                        _ => bf16::from_f32(value(index, step)).to_f32(),
+                        _ => half::bf16::from_f32(value(index, step)).to_f32(),
                     });
                     assert_eq!(row, want.collect::<Vec<_>>(), "row {index} of [{n}, {k}]");
                 }
             }
         }
+        assert!(matches!(
+            Weight::of_columns(32, 1, DType::F16, &[0.0; 32]),
+            Err(Error::DType { .. })
+        ));
     }
 }
