@@ -12,8 +12,10 @@ const OPEN: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
 const CLOSE: &str = "\x1b[?25h\x1b[?1049l";
 /// Size of a terminal that does not know its own.
 const SIZE: (usize, usize) = (80, 24);
-/// Keys that end the program: q, Q, Ctrl-C, Ctrl-D.
-const ENDS: [u8; 4] = [b'q', b'Q', 3, 4];
+const CTRL_C: u8 = 3;
+const CTRL_D: u8 = 4;
+/// Keys that end the program.
+const ENDS: [u8; 4] = [b'q', b'Q', CTRL_C, CTRL_D];
 
 /// Something that happened on the terminal.
 pub(super) enum Event {
@@ -47,10 +49,12 @@ impl Screen {
             .context("cannot change the terminal's settings")?;
         let (sender, keys) = mpsc::channel(16);
         std::thread::spawn(move || {
-            let mut bytes = io::stdin().bytes();
-            // The end of the input is Ctrl-D's byte.
-            while let Some(key) = bytes.next().map_or(Some(4), Result::ok) {
-                if sender.blocking_send(key).is_err() || key == 4 {
+            let mut input = io::stdin().lock();
+            loop {
+                let mut key = [CTRL_D];
+                // The end of the input, and of the terminal, is that of the program.
+                let has_ended = !matches!(input.read(&mut key), Ok(1));
+                if sender.blocking_send(key[0]).is_err() || has_ended {
                     return;
                 }
             }

@@ -206,9 +206,10 @@ impl RequestTrace {
         add("queue", times.submitted, start, Vec::new());
         add("prefill", start, prompt_end, Vec::new());
         let Some(last) = times.last_token else { return };
-        let mut more = vec![("gen_ai.usage.output_tokens", Value::int(times.num_generated))];
+        // Under the names of the conventions, tokens would be counted for the request and for its parts.
+        let mut more = vec![("candlepower.choice.output_tokens", Value::int(times.num_generated))];
         if let Some(reason) = times.finish_reason {
-            more.push(("gen_ai.response.finish_reasons", Value::List(vec![reason])));
+            more.push(("candlepower.choice.finish_reason", Value::text(reason)));
         }
         add("decode", prompt_end, last, more);
     }
