@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::support::{Scripted, ServerBuilder, node, run_to_end};
+use crate::support::{Scripted, ServerBuilder, node, run_to_end, skipped};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("playground")
@@ -42,9 +42,7 @@ fn server() -> Scripted {
 #[test]
 fn the_playground_works_in_a_browser_and_runs_nothing_that_is_written_to_it() {
     let Some(chromium) = chromium() else {
-        println!(
-            "skipped: there is no Chromium (package chromium); CANDLEPOWER_TEST_CHROMIUM names one"
-        );
+        skipped("there is no Chromium (package chromium); CANDLEPOWER_TEST_CHROMIUM names one");
         return;
     };
     let scripted = server();
@@ -55,9 +53,7 @@ fn the_playground_works_in_a_browser_and_runs_nothing_that_is_written_to_it() {
 #[test]
 fn the_reference_works_in_a_browser_and_sends_its_examples() {
     let Some(chromium) = chromium() else {
-        println!(
-            "skipped: there is no Chromium (package chromium); CANDLEPOWER_TEST_CHROMIUM names one"
-        );
+        skipped("there is no Chromium (package chromium); CANDLEPOWER_TEST_CHROMIUM names one");
         return;
     };
     // The name of a model is written into the page.

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{Request, Server, ServerBuilder, TempFolder, run_to_end, wait_for_or};
+use crate::support::{
+    Request, Server, ServerBuilder, TempFolder, run_to_end, skipped, wait_for_or,
+};
 
 /// Load before the questions. Rates need some scrapes.
 const LOAD: Duration = Duration::from_secs(8);
@@ -26,7 +28,7 @@ fn programs() -> Option<[PathBuf; 2]> {
     if found.iter().all(|program| program.exists()) {
         return Some(found);
     }
-    println!("skipped: there is no Prometheus (package prometheus)");
+    skipped("there is no Prometheus (package prometheus)");
     None
 }
 

@@ -80,7 +80,8 @@ impl Names {
             };
             // The process has no model, and a scrape has no more labels than job and instance.
             let own = selector.split(',').filter(|matcher| {
-                !matcher.is_empty() && !(standard && matcher.starts_with("model_name"))
+                let is_of_models = matcher.starts_with("model_name");
+                !(matcher.is_empty() || standard && is_of_models)
             });
             let more = found.get(2).into_iter().flat_map(|more| more.as_str().split(','));
             // Many programs have this name, and ours alone this label.
