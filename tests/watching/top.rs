@@ -6,13 +6,25 @@ use rustix::termios::LocalModes;
 use serde_json::json;
 
 use super::terminal::Terminal;
-use crate::support::{Request, Server, ServerBuilder, TempFolder, program};
+use crate::support::{Request, Server, ServerBuilder, TempFolder, program, wait_for_or};
 
 /// The alternate screen is left, and the cursor is back.
 const CLOSED: &str = "\x1b[?25h\x1b[?1049l";
 
 fn has_echo(terminal: &Terminal) -> bool {
     terminal.settings().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
+}
+
+/// Waits for a good end that leaves the terminal as it was.
+#[track_caller]
+fn assert_closes(terminal: &mut Terminal) {
+    assert!(terminal.wait_for_exit().success());
+    // The output is read by another thread.
+    wait_for_or(
+        || terminal.text().ends_with(CLOSED).then_some(()),
+        || format!("the terminal to be given back: {:?}", terminal.text()),
+    );
+    assert!(has_echo(terminal));
 }
 
 #[test]
@@ -38,9 +50,7 @@ fn the_load_is_shown_live_until_q_is_pressed() {
     terminal.wait_for("an idle server", |picture| picture.contains("0 running   0 waiting"));
     terminal.press("x");
     terminal.press("q");
-    assert!(terminal.wait_for_exit().success());
-    assert!(terminal.text().ends_with(CLOSED), "{:?}", terminal.text());
-    assert!(has_echo(&terminal));
+    assert_closes(&mut terminal);
 }
 
 #[test]
@@ -61,8 +71,7 @@ fn the_picture_fits_whatever_the_terminals_size() {
     terminal.wait_for("the whole picture", |picture| picture.contains("of memory"));
     // Ctrl-C
     terminal.press("\u{3}");
-    assert!(terminal.wait_for_exit().success());
-    assert!(terminal.text().ends_with(CLOSED) && has_echo(&terminal));
+    assert_closes(&mut terminal);
 }
 
 #[test]
@@ -80,8 +89,7 @@ fn a_dead_server_is_named_and_asked_again() {
     drop(server);
     terminal.wait_for("the failure", |picture| picture.contains("cannot be reached"));
     terminal.signal("TERM");
-    assert!(terminal.wait_for_exit().success());
-    assert!(terminal.text().ends_with(CLOSED) && has_echo(&terminal));
+    assert_closes(&mut terminal);
 }
 
 #[test]
