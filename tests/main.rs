@@ -28,4 +28,5 @@ mod robustness;
 mod soak;
 mod support;
 mod tls;
+mod watching;
 mod wire;

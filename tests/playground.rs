@@ -1,10 +1,10 @@
-//! The playground in a browser: Debian's Chromium, driven by `tests/playground/playground.test.mjs`.
+//! The pages for browsers in Debian's Chromium, driven by `tests/playground/playground.test.mjs` and `reference.test.mjs`.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::support::{Scripted, node, run_to_end};
+use crate::support::{Scripted, ServerBuilder, node, run_to_end, skipped};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("playground")
@@ -42,12 +42,24 @@ fn server() -> Scripted {
 #[test]
 fn the_playground_works_in_a_browser_and_runs_nothing_that_is_written_to_it() {
     let Some(chromium) = chromium() else {
-        println!(
-            "skipped: there is no Chromium (package chromium); CANDLEPOWER_TEST_CHROMIUM names one"
-        );
+        skipped("there is no Chromium (package chromium); CANDLEPOWER_TEST_CHROMIUM names one");
         return;
     };
     let scripted = server();
     let mut test = node("playground/playground.test.mjs");
     run_to_end(test.env("PLAYGROUND_URL", scripted.server.url()).env("CHROMIUM", chromium));
+}
+
+#[test]
+fn the_reference_works_in_a_browser_and_sends_its_examples() {
+    let Some(chromium) = chromium() else {
+        skipped("there is no Chromium (package chromium); CANDLEPOWER_TEST_CHROMIUM names one");
+        return;
+    };
+    // The name of a model is written into the page.
+    let server = ServerBuilder::new("demo")
+        .flag("--served-model-name", "</script><img src=x onerror=window.hacked=1>")
+        .start();
+    let mut test = node("playground/reference.test.mjs");
+    run_to_end(test.env("PLAYGROUND_URL", server.url()).env("CHROMIUM", chromium));
 }

@@ -26,7 +26,7 @@ pub(crate) use hub::{
     Access, Fault, Files, Hub, MEMBER_TOKEN, OUTSIDER_TOKEN, Seen, Side, Spot, Times,
 };
 pub(crate) use metrics::Metrics;
-pub(crate) use programs::{framework_python, node, python, run_to_end};
+pub(crate) use programs::{framework_python, node, python, run_to_end, skipped};
 pub(crate) use recorder::Recorder;
 pub(crate) use scripted::{Answer, Endpoint, Form, Scripted};
 pub(crate) use server::{Server, ServerBuilder, TempFolder, binary, program, without_settings};

@@ -14,7 +14,7 @@ export async function startProxy({ prefix = '', key, models, modalities } = {}) 
     seen.push({ url: request.url, authorization: request.headers.authorization, body: body.toString() });
     const path = request.url.startsWith(prefix) ? request.url.slice(prefix.length) || '/' : null;
     if (path === null) return response.writeHead(404).end();
-    if (key && !['/', '/openapi.json'].includes(path) && request.headers.authorization !== `Bearer ${key}`) {
+    if (key && !['/', '/docs', '/openapi.json'].includes(path) && request.headers.authorization !== `Bearer ${key}`) {
       response.writeHead(401, { 'content-type': 'application/json' });
       const error = { message: 'The API key is wrong.', type: 'authentication_error', param: null, code: 'invalid_api_key' };
       return response.end(JSON.stringify({ error }));

@@ -1,5 +1,6 @@
 //! Runs the scripts beside these tests with the Python and the Node that `cargo xtask test` has installed.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -31,6 +32,12 @@ fn prepared(variable: &str, script: &str) -> Command {
     command.env("NO_PROXY", "*");
     command.arg(script).stdin(Stdio::null());
     command
+}
+
+/// Says that a test is skipped. The runner captures what `println!` writes, and shows it only if a test fails.
+pub(crate) fn skipped(why: &str) {
+    // A closed standard error is no failure of a test.
+    let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }
 
 /// Runs a program to its end, and shows its output if it fails.

@@ -122,6 +122,7 @@ fn the_metrics_can_have_another_servers_names() {
         "request_queue_time_seconds",
         "request_success_total",
         "request_time_per_output_token_seconds",
+        "time_per_output_token_seconds",
         "time_to_first_token_seconds",
     ];
     let mut found = names("vllm:");
@@ -146,24 +147,107 @@ fn the_metrics_can_have_another_servers_names() {
     );
 }
 
+/// Sends every example of a server's OpenAPI document, of the operations that `is_asked` names. Returns these with the status of each
+/// answer.
+fn send_examples(server: &Server, is_asked: impl Fn(&str) -> bool) -> Vec<(String, u16)> {
+    let document = server.get("/openapi.json").ok();
+    let mut answered = Vec::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let name = format!("{} {path}", method.to_uppercase());
+            if !is_asked(&name) {
+                continue;
+            }
+            let mut filled = path.clone();
+            for parameter in operation["parameters"].as_array().into_iter().flatten() {
+                let name = parameter["name"].as_str().unwrap();
+                assert!(parameter["description"].is_string(), "{method} {path} {name}");
+                if parameter["in"] == "path" {
+                    let example = parameter["schema"]["examples"][0].as_str().unwrap();
+                    filled = filled.replace(&format!("{{{name}}}"), example);
+                }
+            }
+            // The id in the examples is of no response, so there must be one to ask for.
+            if filled.contains("resp_") {
+                let body = json!({"input": "Hello!", "max_output_tokens": 1});
+                let stored = server.post("/v1/responses", &body).ok();
+                let id = stored["id"].as_str().unwrap().to_owned();
+                let example = filled.split('/').find(|part| part.starts_with("resp_")).unwrap();
+                filled = filled.replace(example, &id);
+            }
+            let bodies = &operation["requestBody"]["content"]["application/json"]["examples"];
+            let bodies = bodies.as_object().into_iter().flatten().map(|(_, example)| {
+                assert!(example["summary"].is_string(), "{method} {path}");
+                Some(example["value"].clone())
+            });
+            let bodies: Vec<_> = bodies.collect();
+            assert_eq!(bodies.is_empty(), operation["requestBody"].is_null(), "{method} {path}");
+            let bodies = if bodies.is_empty() { vec![None] } else { bodies };
+            for body in bodies {
+                let method = method.to_uppercase();
+                let request = match &body {
+                    Some(body) => Request::post(&filled, body),
+                    None => Request::new(&method, &filled),
+                };
+                let answer = server.send(&request);
+                let known = operation["responses"].as_object().unwrap();
+                let status = answer.status;
+                assert!(
+                    known.contains_key(&status.to_string()),
+                    "{method} {filled} {body:?}: {status} is not in the document: {}",
+                    answer.text()
+                );
+                answered.push((name.clone(), status));
+            }
+        }
+    }
+    answered
+}
+
 #[test]
-fn the_examples_of_the_reference_are_answered() {
+fn every_example_of_the_reference_is_answered() {
     let server = ServerBuilder::new("demo").flags("--framework prism").start();
     let document = server.get("/openapi.json").ok();
     let about = document["info"]["description"].as_str().unwrap();
     assert!(about.contains("Answers end after 16 tokens"), "{about}");
-    let mut answered = 0;
-    for (path, item) in document["paths"].as_object().unwrap() {
-        let example = &item["post"]["requestBody"]["content"]["application/json"]["example"];
-        // The demo model gives no embeddings.
-        if example.is_null()
-            || ["/v1/embeddings", "/v1/rerank", "/v1/score"].contains(&path.as_str())
-        {
-            continue;
-        }
-        let answer = server.post(path, example);
-        assert_eq!(answer.status, 200, "{path}: {}", answer.text());
-        answered += 1;
+    let of_encoders = ["POST /v1/embeddings", "POST /v1/rerank", "POST /v1/score"];
+    let answered = send_examples(&server, |_| true);
+    assert!(answered.len() > 30, "{answered:?}");
+    for (operation, status) in &answered {
+        let expected = match operation.as_str() {
+            // The demo generates text, and no response is generated in the background.
+            operation if of_encoders.contains(&operation) => 400,
+            "POST /v1/responses/{id}/cancel" => 400,
+            _ => 200,
+        };
+        assert_eq!(*status, expected, "{operation}");
     }
-    assert!(answered >= 7, "{answered}");
+    // A cross-encoder answers those of scores, and an encoder those of embeddings.
+    for (golden, operations) in
+        [("bert-score", &of_encoders[1..]), ("qwen3-embedding", &of_encoders[..1])]
+    {
+        let folder = candlepower_testing::goldens::folder(&format!("encoders/{golden}"));
+        let server = ServerBuilder::new(folder).start();
+        let answered = send_examples(&server, |name| operations.contains(&name));
+        assert_eq!(answered.len(), operations.len());
+        assert!(answered.iter().all(|(_, status)| *status == 200), "{answered:?}");
+    }
+}
+
+#[test]
+fn every_field_of_the_reference_is_described() {
+    let document = Server::demo().get("/openapi.json").ok();
+    assert_eq!(document["servers"], json!([{"url": "."}]));
+    for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
+        let parts = schema["allOf"].as_array().into_iter().flatten().chain([schema]);
+        let fields = parts.filter_map(|part| part["properties"].as_object()).flatten();
+        for (field, schema) in fields {
+            assert!(schema["description"].is_string(), "{name}.{field}: {schema}");
+        }
+    }
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            assert!(operation["summary"].is_string(), "{method} {path}");
+        }
+    }
 }

@@ -11,6 +11,7 @@ mod other_servers;
 mod place;
 mod report;
 mod table;
+mod top;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -31,6 +32,7 @@ use deployments::{Delete, Events, List, Logs, Restart, Status};
 use doctor::Doctor;
 use forward::Forward;
 use health::HealthArgs;
+use top::Top;
 
 /// Exit status for an invalid command line, environment or config file.
 const EXIT_USAGE: u8 = 2;
@@ -79,6 +81,8 @@ enum Command {
     Doctor(Doctor),
     /// Check the health of a server; exit status 0 if it is healthy, else 1
     Health(HealthArgs),
+    /// Show a server's load, each second anew
+    Top(Top),
     /// Benchmark a server over HTTP, or the engine alone
     Bench(Bench),
     /// Start a supervised server in the background, and wait until it is ready
@@ -167,6 +171,7 @@ fn run_command() -> ExitCode {
         "config" => print_config(flags),
         "doctor" => run(flags, Doctor::run),
         "health" => run(flags, |args: &HealthArgs| health::run(args, &command)),
+        "top" => run(flags, Top::run),
         "deploy" => run(flags, Deploy::run),
         "update" => run(flags, Update::run),
         "ls" => run(flags, List::run),

@@ -4,6 +4,7 @@
 //! a field here and a line in `configs/default.toml`.
 
 mod environment;
+mod otlp;
 mod parsers;
 mod print;
 mod resolve;
@@ -22,6 +23,7 @@ use candlepower_media::{AllowedDomain, FetchPolicy};
 use clap::{ArgAction, Args};
 use ipnet::IpNet;
 
+pub use otlp::OtlpEndpoint;
 pub use parsers::{ParserChoice, ReasoningParser, ToolCallParser};
 use parsers::{reasoning_parser, tool_call_parser};
 pub use resolve::{ConfigError, Effective, Setting, Source};
@@ -307,6 +309,12 @@ pub struct ServeConfig {
     /// Name the metrics of /metrics as another server does, so that its dashboards work
     #[arg(long, help_heading = "Log and metrics", value_enum, value_name = "SERVER")]
     pub metrics_compat: Option<MetricsCompat>,
+    /// OpenTelemetry collector that traces of requests are sent to, by OTLP over HTTP [default: none, and nothing is sent]
+    #[arg(long, help_heading = "Log and metrics", value_name = "URL")]
+    pub otlp_endpoint: Option<OtlpEndpoint>,
+    /// Name of this server in traces (service.name)
+    #[arg(long, help_heading = "Log and metrics", value_name = "NAME", default_value = "candlepower", value_parser = not_empty)]
+    pub otlp_service_name: String,
 }
 
 impl ServeConfig {

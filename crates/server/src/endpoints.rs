@@ -8,6 +8,7 @@ pub(crate) mod health;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod openapi;
+mod page;
 pub(crate) mod playground;
 pub(crate) mod rerank;
 pub(crate) mod responses;

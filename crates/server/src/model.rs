@@ -15,3 +15,4 @@ pub(crate) mod sessions;
 pub(crate) mod state;
 pub(crate) mod stored_responses;
 pub(crate) mod tokens;
+pub(crate) mod trace;

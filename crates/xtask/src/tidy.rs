@@ -3,6 +3,7 @@
 mod budget;
 pub(crate) mod code;
 mod configuration;
+mod dashboards;
 pub(crate) mod files;
 mod folders;
 mod ignored;
@@ -49,7 +50,7 @@ impl fmt::Display for Finding {
 /// A rule takes every file of the project and returns its breaches.
 type Rule = fn(&[SourceFile]) -> Vec<Finding>;
 
-const RULES: [Rule; 14] = [
+const RULES: [Rule; 15] = [
     layers::findings,
     folders::findings,
     sizes::findings,
@@ -59,6 +60,7 @@ const RULES: [Rule; 14] = [
     targets::findings,
     models_table::findings,
     configuration::findings,
+    dashboards::findings,
     map::findings,
     links::findings,
     names::findings,
@@ -66,7 +68,8 @@ const RULES: [Rule; 14] = [
     ratchet::findings,
 ];
 
-/// Writes the generated parts of the documentation: the tables of models, the page of settings, and the map of the sources.
+/// Writes the generated parts of the documentation: the tables of models, the page of settings, the dashboards, and the map of the
+/// sources.
 pub(crate) fn write_docs(root: &Path) -> Result<String> {
     let files = files::read(root)?;
     let page = root.join(models_table::PAGE);
@@ -74,6 +77,11 @@ pub(crate) fn write_docs(root: &Path) -> Result<String> {
     std::fs::write(page, models_table::written(&files, &text).map_err(anyhow::Error::msg)?)?;
     let settings = std::fs::read_to_string(root.join(configuration::SETTINGS))?;
     std::fs::write(root.join(configuration::PAGE), configuration::written(&settings))?;
+    for (path, text) in dashboards::written(&files).map_err(anyhow::Error::msg)? {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap_or(root))?;
+        std::fs::write(path, text)?;
+    }
     std::fs::write(root.join(map::PAGE), map::written(&files))?;
     Ok(String::new())
 }

@@ -125,7 +125,10 @@ pub(super) const FLAGS: &[Foreign] = &[
     ),
     of(&["--uds"], Meaning::Not(PROXY)),
     of(&["--root-path", "--api-prefix"], Meaning::Not(PROXY)),
-    of(&["--otlp-traces-endpoint"], Meaning::Not("traces are not supported; scrape GET /metrics")),
+    of(
+        &["--otlp-traces-endpoint"],
+        Meaning::Not("traces are sent by OTLP over HTTP: use --otlp-endpoint http://HOST:4318"),
+    ),
     of(
         &["-ub", "--ubatch-size"],
         Meaning::Not("use --max-num-batched-tokens, the only limit of a step"),

@@ -1,19 +1,42 @@
 //! GET /openapi.json, and GET /docs, a page that shows it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use axum::extract::Extension;
 use axum::http::header::CONTENT_TYPE;
-use axum::response::{Html, IntoResponse};
-use serde_json::{Value, json};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::Value;
 use utoipa::OpenApi;
+use utoipa::openapi::example::ExampleBuilder;
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::schema::Schema;
 use utoipa::openapi::security::{
     ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme,
 };
 use utoipa::openapi::{RefOr, Server};
 
+use super::page::Page;
 use crate::config::{DefaultMaxTokens, ServeConfig};
+
+const HTML: &str = include_str!("../../reference/index.html");
+const STYLE: &str = include_str!("../../reference/style.css");
+
+/// In the order in which they use each other.
+const SCRIPTS: [&str; 4] = [
+    include_str!("../../reference/dom.js"),
+    include_str!("../../reference/types.js"),
+    include_str!("../../reference/try.js"),
+    include_str!("../../reference/main.js"),
+];
+
+/// The name of the model is a placeholder there.
+const EXAMPLES: &str = include_str!("../../reference/examples.json");
+
+/// The id in examples of stored responses.
+const RESPONSE_ID: &str = "resp_0123456789abcdef";
 
 /// The head of the document; the router adds the endpoints.
 #[derive(OpenApi)]
@@ -49,7 +72,7 @@ pub(crate) fn document() -> utoipa::openapi::OpenApi {
 #[derive(Clone)]
 pub(crate) struct Rendered {
     json: Arc<str>,
-    html: Arc<str>,
+    page: Arc<Page>,
 }
 
 impl Rendered {
@@ -63,15 +86,14 @@ impl Rendered {
         let paths = std::mem::take(&mut document.paths.paths);
         document.paths.paths =
             paths.into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
-        for (path, example) in examples(&model_name(config)) {
-            let item = document.paths.paths.get_mut(path);
-            let body = item.and_then(|item| item.post.as_mut()?.request_body.as_mut());
-            if let Some(RefOr::T(body)) = body
-                && let Some(RefOr::T(content)) = body.content.get_mut("application/json")
-            {
-                content.example = Some(example);
+        let model = model_name(config);
+        let examples = examples(&model);
+        for (path, item) in &mut document.paths.paths {
+            for operation in operations(item) {
+                add_examples(operation, path, examples.get(path), &model);
             }
         }
+        describe_choices(&mut document);
         say_who_may_ask(&mut document, config.needs_key(), keyless);
         let about = document.info.description.get_or_insert_default();
         about.push_str(&match config.default_max_tokens {
@@ -81,8 +103,10 @@ impl Rendered {
             DefaultMaxTokens::Max => " Answers may use the rest of the context unless the request sets `max_tokens`.".to_owned(),
         });
         let json = serde_json::to_string(&document).expect("an OpenAPI document is plain data");
-        let html = include_str!("docs.html").replace("__DOCUMENT__", &json.replace('<', "\\u003c"));
-        Self { json: json.into(), html: html.into() }
+        // The document is data of the page, which needs no hash.
+        let mut page = Page::new(HTML, STYLE, &SCRIPTS);
+        page.html = page.html.replace("__DOCUMENT__", &json.replace('<', "\\u003c"));
+        Self { json: json.into(), page: Arc::new(page) }
     }
 }
 
@@ -92,7 +116,8 @@ fn say_who_may_ask(
     needs_key: bool,
     keyless: impl Iterator<Item = &'static str>,
 ) {
-    document.servers = Some(vec![Server::new("/")]);
+    // Relative to the document, which may be behind a prefix.
+    document.servers = Some(vec![Server::new(".")]);
     let schemes = [BEARER, HEADER].map(|scheme| SecurityRequirement::new(scheme, [""; 0]));
     // Without keys in the settings, a key that a client sends is ignored.
     let none = (!needs_key).then(SecurityRequirement::default);
@@ -114,34 +139,89 @@ fn model_name(config: &ServeConfig) -> String {
     config.served_model_name.first().cloned().unwrap_or_else(|| name.into_owned())
 }
 
-/// Example requests of the most used endpoints.
-fn examples(model: &str) -> Vec<(&'static str, Value)> {
-    let question = json!([{"role": "user", "content": "Name the capital of France."}]);
-    vec![
-        ("/v1/chat/completions", json!({"model": model, "messages": question, "max_tokens": 64})),
-        (
-            "/v1/completions",
-            json!({"model": model, "prompt": "The capital of France is", "max_tokens": 8}),
-        ),
-        (
-            "/v1/responses",
-            json!({"model": model, "input": "Name the capital of France.", "max_output_tokens": 64}),
-        ),
-        ("/v1/messages", json!({"model": model, "messages": question, "max_tokens": 64})),
-        ("/v1/messages/count_tokens", json!({"model": model, "messages": question})),
-        ("/generate", json!({"text": "The capital of France is", "choices": ["Paris", "Rome"]})),
-        ("/v1/embeddings", json!({"model": model, "input": ["A text", "Another text"]})),
-        (
-            "/v1/rerank",
-            json!({"model": model, "query": "Name the capital of France.", "documents": ["Paris", "Rome"]}),
-        ),
-        (
-            "/v1/score",
-            json!({"model": model, "text_1": "Name the capital of France.", "text_2": ["Paris", "Rome"]}),
-        ),
-        ("/tokenize", json!({"model": model, "prompt": "The capital of France"})),
-        ("/detokenize", json!({"model": model, "tokens": [1, 2, 3]})),
-    ]
+/// The operations of a path.
+fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    let PathItem { get, post, delete, .. } = item;
+    [get, post, delete].into_iter().filter_map(Option::as_mut)
+}
+
+/// Adds examples of the body and of the parameters.
+fn add_examples(
+    operation: &mut Operation,
+    path: &str,
+    bodies: Option<&Vec<BodyExample>>,
+    model: &str,
+) {
+    let content = operation.request_body.as_mut().and_then(|body| match body {
+        RefOr::T(body) => body.content.get_mut("application/json"),
+        RefOr::Ref(_) => None,
+    });
+    if let (Some(RefOr::T(content)), Some(bodies)) = (content, bodies) {
+        // The names are in the order of the examples.
+        content.examples = (1..)
+            .zip(bodies)
+            .map(|(number, BodyExample { summary, value })| {
+                let example = ExampleBuilder::new().summary(summary).value(Some(value.clone()));
+                (format!("example-{number}"), RefOr::T(example.build()))
+            })
+            .collect();
+    }
+    for parameter in operation.parameters.iter_mut().flatten() {
+        let RefOr::T(parameter) = parameter else { continue };
+        let example = match parameter.name.as_str() {
+            "id" if path.contains("/models/") => model,
+            "id" => RESPONSE_ID,
+            _ => continue,
+        };
+        if let Some(RefOr::T(Schema::Object(schema))) = &mut parameter.schema {
+            schema.examples.push(example.into());
+        }
+    }
+}
+
+/// Describes fields that may be null or of another schema. The derived document describes the schema alone there.
+fn describe_choices(document: &mut utoipa::openapi::OpenApi) {
+    fn describe(schema: &mut RefOr<Schema>) {
+        match schema {
+            RefOr::T(Schema::Object(object)) => {
+                object.properties.values_mut().for_each(describe);
+            }
+            RefOr::T(Schema::AllOf(all)) => all.items.iter_mut().for_each(describe),
+            RefOr::T(Schema::OneOf(one)) => {
+                let described = one.items.iter().find_map(|item| match item {
+                    RefOr::Ref(item) => {
+                        Some(item.description.clone()).filter(|text| !text.is_empty())
+                    }
+                    RefOr::T(_) => None,
+                });
+                one.description = one.description.take().or(described);
+                one.items.iter_mut().for_each(describe);
+            }
+            RefOr::T(Schema::AnyOf(any)) => any.items.iter_mut().for_each(describe),
+            RefOr::T(_) | RefOr::Ref(_) => {}
+        }
+    }
+    let components = document.components.get_or_insert_default();
+    components.schemas.values_mut().for_each(describe);
+}
+
+/// An example of a body, with a title.
+#[derive(Deserialize)]
+struct BodyExample {
+    summary: String,
+    value: Value,
+}
+
+/// Examples of bodies by path. A server with a fitting model answers each of them.
+fn examples(model: &str) -> BTreeMap<String, Vec<BodyExample>> {
+    let mut examples: BTreeMap<String, Vec<BodyExample>> =
+        serde_json::from_str(EXAMPLES).expect("the file is part of the program");
+    for example in examples.values_mut().flatten() {
+        if let Some(name) = example.value.get_mut("model") {
+            *name = model.into();
+        }
+    }
+    examples
 }
 
 /// Returns the OpenAPI document of this server.
@@ -152,6 +232,18 @@ pub(crate) async fn openapi_json(Extension(rendered): Extension<Rendered>) -> im
 
 /// Shows the API as a page, which loads nothing from other servers.
 #[utoipa::path(get, path = "/docs", tag = "Server", responses((status = 200, description = "An HTML page", content_type = "text/html")))]
-pub(crate) async fn docs(Extension(rendered): Extension<Rendered>) -> Html<String> {
-    Html(rendered.html.to_string())
+pub(crate) async fn docs(Extension(rendered): Extension<Rendered>) -> Response {
+    (&*rendered.page).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::endpoints::page::assert_alone;
+
+    #[test]
+    fn the_page_is_whole_and_without_outside_parts() {
+        // The second script is the document, which comes in later.
+        assert_alone(&Page::new(HTML, STYLE, &SCRIPTS), 2, 60_000);
+    }
 }

@@ -73,7 +73,8 @@ impl<M: Asked> FromRequest<AppState> for Incoming<M> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> ApiResult<Self> {
-        let model = M::of(served(request.extensions())?)?;
+        let served = served(request.extensions())?;
+        let model = M::of(served.clone())?;
         let caller = request.extensions().get::<Caller>().copied().unwrap_or_default();
         let key = request.extensions().get::<Arc<ApiKey>>().cloned();
         let told = request.extensions().get::<Told>().cloned().unwrap_or_default();
@@ -81,6 +82,9 @@ impl<M: Asked> FromRequest<AppState> for Incoming<M> {
             key.check()?;
         }
         let tokens = request.extensions().get::<Arc<RequestTokens>>().cloned().unwrap_or_default();
+        if let Some(trace) = tokens.trace() {
+            trace.set_model(served.name());
+        }
         let body = Arc::new(JsonBytes::of(request, state.body_memory()).await?);
         Ok(Self {
             state: state.clone(),

@@ -20,6 +20,7 @@ use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::keys::KeyPlace;
 use crate::model::metrics::Metrics;
 use crate::model::tokens::RequestTokens;
+use crate::model::trace::ChoiceTimes;
 
 /// One choice that is being generated. Dropping it cancels the sequence.
 pub(crate) struct Choice {
@@ -184,7 +185,7 @@ impl Choice {
                 Ok(None)
             }
             TokenEvent::Prompt { num_cached_tokens, logprobs, prefill_s, finish } => {
-                self.clock.prompt(prefill_s);
+                self.clock.prompt(prefill_s, num_cached_tokens);
                 self.delta.finish = finish.map(Finish::from);
                 Ok(Some(ChoiceEvent::Prompt { num_cached_tokens, logprobs }))
             }
@@ -286,6 +287,10 @@ pub(crate) struct TokenClock {
     prefill_s: f64,
     tokens: Arc<RequestTokens>,
     longest: Arc<LongestChoice>,
+    /// The times for the trace, until it has them; `None` without a trace.
+    traced: Option<ChoiceTimes>,
+    /// Whether the choice is the first of its prompt.
+    is_first: bool,
 }
 
 /// The maximum of generated tokens among the choices of a prompt.
@@ -316,14 +321,32 @@ impl TokenClock {
         arrived: Instant,
         tokens: Arc<RequestTokens>,
         longest: Arc<LongestChoice>,
+        is_first: bool,
     ) -> Self {
         let (first_token, last_token, prefill_s) = (None, None, 0.0);
-        Self { metrics, arrived, first_token, last_token, prefill_s, tokens, longest }
+        let traced = tokens.trace().map(|_| ChoiceTimes::submitted(Instant::now()));
+        Self {
+            metrics,
+            arrived,
+            first_token,
+            last_token,
+            prefill_s,
+            tokens,
+            longest,
+            traced,
+            is_first,
+        }
     }
 
-    fn prompt(&mut self, prefill_s: f64) {
+    fn prompt(&mut self, prefill_s: f64, num_cached_tokens: usize) {
         self.metrics.prefill_time.record(prefill_s);
         self.prefill_s = prefill_s;
+        if let (Some(times), Some(trace)) = (&mut self.traced, self.tokens.trace()) {
+            times.prompt = Some((Instant::now(), prefill_s));
+            if self.is_first {
+                trace.add_cached_tokens(num_cached_tokens);
+            }
+        }
     }
 
     fn token(&mut self) {
@@ -331,13 +354,20 @@ impl TokenClock {
         let now = Instant::now();
         match self.last_token {
             None => self.metrics.time_to_first_token.record((now - self.arrived).as_secs_f64()),
-            Some(last) => self.metrics.inter_token_latency.record((now - last).as_secs_f64()),
+            Some(last) => {
+                let gap_s = (now - last).as_secs_f64();
+                self.metrics.inter_token_latency.record(gap_s);
+                self.metrics.per_output_token.record(gap_s);
+            }
         }
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
+        if let Some(times) = &mut self.traced {
+            times.num_generated += 1;
+        }
     }
 
-    fn end(&self, reason: FinishReason, num_generated: usize) {
+    fn end(&mut self, reason: FinishReason, num_generated: usize) {
         self.metrics.e2e_latency.record(self.arrived.elapsed().as_secs_f64());
         self.metrics.generation_tokens.record(num_generated as f64);
         if let (Some(first), Some(last)) = (self.first_token, self.last_token) {
@@ -352,6 +382,21 @@ impl TokenClock {
             self.metrics.max_generation_tokens.record(num_tokens as f64);
         }
         self.metrics.count_success(reason.as_str());
+        self.trace(Some(reason.as_str()));
+    }
+
+    /// Passes the times to the trace, once.
+    fn trace(&mut self, finish_reason: Option<&'static str>) {
+        if let (Some(times), Some(trace)) = (self.traced.take(), self.tokens.trace()) {
+            trace.end_choice(&ChoiceTimes { last_token: self.last_token, finish_reason, ..times });
+        }
+    }
+}
+
+impl Drop for TokenClock {
+    fn drop(&mut self) {
+        // The client left, or the engine failed.
+        self.trace(None);
     }
 }
 

@@ -70,6 +70,10 @@ pub(crate) fn submit(
     let caller_priority =
         request.key.as_ref().map_or(0, |key| key.caller_priority(generation.priority));
     state.metrics().params_n.record(generation.n as f64);
+    if let (Some(trace), Some(prompt)) = (request.tokens.trace(), prompts.first()) {
+        let sampling = generation.sampling_for(prompt.len(), model.max_model_len);
+        trace.set_generation(generation.n, sampling.max_tokens, &sampling);
+    }
     for prompt in prompts {
         let sampling = generation.sampling_for(prompt.len(), model.max_model_len);
         state.metrics().params_max_tokens.record(sampling.max_tokens as f64);
@@ -106,6 +110,7 @@ pub(crate) fn submit(
                 request.arrived,
                 Arc::clone(&request.tokens),
                 Arc::clone(&longest),
+                choices.len().is_multiple_of(generation.n),
             );
             let choice = Choice::new(
                 choices.len(),

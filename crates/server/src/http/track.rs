@@ -18,8 +18,10 @@ use crate::http::held::Held;
 use crate::model::keys::ApiKey;
 use crate::model::state::{ActiveRequest, AppState};
 use crate::model::tokens::RequestTokens;
+use crate::model::trace::{HttpEnd, RequestTrace, operation};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Maximum length of a client's request id that is echoed.
 const MAX_REQUEST_ID_LEN: usize = 128;
 
@@ -33,9 +35,13 @@ pub(crate) async fn track(
     next: Next,
 ) -> Response {
     let active = state.enter();
-    let tokens = Arc::<RequestTokens>::default();
-    request.extensions_mut().insert(Arc::clone(&tokens));
     let matched = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+    let label = matched.unwrap_or("unmatched").to_owned();
+    // Probes and scrapes would be most of all traces.
+    let tracer = state.tracer().filter(|_| !OPEN_PATHS.contains(&label.as_str()));
+    let trace = tracer.map(|tracer| tracer.begin(request.headers(), operation(&label)));
+    let tokens = Arc::new(RequestTokens::traced(trace.map(Box::new)));
+    request.extensions_mut().insert(Arc::clone(&tokens));
     // The matched route is known here already, since the layers lie within the router.
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
     let caller =
@@ -45,7 +51,7 @@ pub(crate) async fn track(
         active,
         started: Instant::now(),
         method: method_label(request.method()),
-        label: matched.unwrap_or("unmatched").to_owned(),
+        label,
         path: clip(request.uri().path()),
         status: CLIENT_GONE,
         caller,
@@ -67,6 +73,9 @@ pub(crate) async fn track(
         tracker.caller = name;
     }
     response.headers_mut().insert(X_REQUEST_ID, request_id);
+    if let Some(header) = tracker.tokens.trace().and_then(RequestTrace::header) {
+        response.headers_mut().insert(TRACEPARENT, header);
+    }
     if has_own_connection && tracker.state.is_stopping() {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -148,6 +157,16 @@ impl Drop for Tracker {
     fn drop(&mut self) {
         let (label, took) = (std::mem::take(&mut self.label), self.started.elapsed());
         self.write_line(took);
+        if let Some(trace) = self.tokens.trace() {
+            trace.end(&HttpEnd {
+                method: self.method,
+                route: &label,
+                status: self.status,
+                request_id: &self.request_id,
+                prompt_tokens: self.tokens.prompt(),
+                generated_tokens: self.tokens.generated(),
+            });
+        }
         // Probes are refused while the model loads, which is no news.
         if !OPEN_PATHS.contains(&label.as_str()) {
             self.state.refusals().count(self.status, self.method, &label);

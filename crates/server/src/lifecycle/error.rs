@@ -183,6 +183,9 @@ pub enum Error {
     /// Signals cannot be received.
     #[error("cannot wait for signals: {0}")]
     Signals(std::io::Error),
+    /// The client for traces cannot start.
+    #[error("cannot send traces (--otlp-endpoint): {0}")]
+    Traces(String),
 }
 
 impl From<candlepower_engine::Error> for Error {

@@ -27,9 +27,10 @@ use crate::lifecycle::reload::Reloads;
 use crate::lifecycle::signals::StopSignals;
 use crate::lifecycle::source::ModelSource;
 use crate::model::keys::ApiKeys;
-use crate::model::metrics::Metrics;
+use crate::model::metrics::{CacheConfig, Metrics};
 use crate::model::served_model::{LoadedModel, PoolingModel, Served};
 use crate::model::state::AppState;
+use crate::model::trace::Tracer;
 
 /// Time for which /health reports the reason of a failure before the process exits.
 const FAILURE_SHOWN: Duration = Duration::from_secs(2);
@@ -75,7 +76,13 @@ pub async fn serve(
             let engine = model.clone();
             if let Served::Generating(model) = &model {
                 let info = model.engine.info();
-                server.state.metrics().set_cache_config(info.block_size, info.num_blocks);
+                server.state.metrics().set_cache_config(&CacheConfig {
+                    block_size: info.block_size,
+                    num_blocks: info.num_blocks,
+                    dtype: info.kv_cache_dtype,
+                    caches_prefixes: effective.config.prefix_caching(),
+                    gpu_memory_utilization: effective.config.gpu_memory_utilization,
+                });
             }
             server.state.set_ready(model);
             tokio::select! {
@@ -126,11 +133,16 @@ impl Server {
         let chosen = chosen_device(config)?;
         let source = ModelSource::find(config)?;
         let metrics = Metrics::new(config.metrics_compat, &source.names(config)[0]);
+        metrics.set_build(VERSION, config.framework.as_str());
         let dropped = |reason| metrics.dropped_log_lines(reason);
         logging::count_dropped_lines(dropped("write_failed"), dropped("queue_full"));
         // Keys and certificates are read before the server listens: wrong ones must not be found by clients.
         let keys = ApiKeys::load(config)?;
         let state = AppState::new(config.clone(), metrics.clone(), keys);
+        if let Some(endpoint) = &config.otlp_endpoint {
+            let tracer = Tracer::start(endpoint, &config.otlp_service_name, metrics.traces.clone());
+            state.set_tracer(tracer.map_err(Error::Traces)?);
+        }
         let tls = Tls::of(config).map_err(Error::Tls)?.map(Arc::new);
         signals.reload_on_hangup(reloads(&state, tls.clone())).map_err(Error::Signals)?;
         let (listener, address) = bind(config).await?;
@@ -179,6 +191,9 @@ impl Server {
         }
         let _ = self.stop.send(Stop::Closing);
         let _ = tokio::time::timeout(ABORT_GRACE, self.connections).await;
+        if let Some(tracer) = self.state.tracer() {
+            tracer.flush(ABORT_GRACE).await;
+        }
         tracing::info!("stopped");
         Ok(())
     }

@@ -1,5 +1,8 @@
 //! Prometheus metrics of one server. The recorder belongs to the server, not to the process.
 
+mod descriptions;
+mod process;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +14,7 @@ use metrics_exporter_prometheus::{
 
 use crate::config::MetricsCompat;
 use crate::model::engine_load::EngineLoad;
+use descriptions::{DESCRIPTIONS, Kind, Naming};
 
 /// Handles to all metrics; cheap to clone.
 #[derive(Clone)]
@@ -22,6 +26,8 @@ pub(crate) struct Metrics {
     load: EngineLoad,
     pub(crate) time_to_first_token: Histogram,
     pub(crate) inter_token_latency: Histogram,
+    /// The same under an older name of vLLM; it counts nothing under our names.
+    pub(crate) per_output_token: Histogram,
     pub(crate) e2e_latency: Histogram,
     pub(crate) prompt_tokens: Histogram,
     pub(crate) generation_tokens: Histogram,
@@ -34,6 +40,7 @@ pub(crate) struct Metrics {
     pub(crate) max_generation_tokens: Histogram,
     pub(crate) not_held: Counter,
     pub(crate) images: ImageMetrics,
+    pub(crate) traces: TraceCounters,
 }
 
 /// Metrics of images in requests; cheap to clone.
@@ -44,6 +51,24 @@ pub(crate) struct ImageMetrics {
     pub(crate) waiting_bytes: Gauge,
 }
 
+/// Counters of the spans of traces.
+#[derive(Clone)]
+pub(crate) struct TraceCounters {
+    pub(crate) sent: Counter,
+    pub(crate) queue_full: Counter,
+    pub(crate) send_failed: Counter,
+}
+
+/// The KV cache, as /metrics describes it.
+pub(crate) struct CacheConfig {
+    /// Tokens in a block.
+    pub(crate) block_size: usize,
+    pub(crate) num_blocks: usize,
+    pub(crate) dtype: &'static str,
+    pub(crate) caches_prefixes: bool,
+    pub(crate) gpu_memory_utilization: f64,
+}
+
 /// Counters of an API key.
 #[derive(Debug)]
 pub(crate) struct KeyCounters {
@@ -51,343 +76,8 @@ pub(crate) struct KeyCounters {
     pub(crate) generation_tokens: Counter,
 }
 
-/// The naming scheme of the metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Naming {
-    Own,
-    Vllm,
-}
-
-enum Kind {
-    Counter,
-    Gauge,
-    Histogram(&'static [f64]),
-}
-
-/// A metric: its name after `candlepower_`, vLLM's name if it has the metric, its kind, and its help text.
-struct Description {
-    name: &'static str,
-    vllm: Option<&'static str>,
-    kind: Kind,
-    help: &'static str,
-}
-
-const fn describe(
-    name: &'static str,
-    vllm: Option<&'static str>,
-    kind: Kind,
-    help: &'static str,
-) -> Description {
-    Description { name, vllm, kind, help }
-}
-
-// Buckets in seconds and in tokens. They are vLLM's, so that dashboards can be compared.
-const FIRST_TOKEN_S: &[f64] = &[
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-    20.0, 40.0, 80.0, 160.0,
-];
-const TOKEN_S: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
-    5.0, 10.0, 20.0,
-];
-const REQUEST_S: &[f64] = &[
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0,
-    40.0, 60.0, 120.0, 240.0, 480.0, 960.0,
-];
-const STEP_S: &[f64] = &[
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
-    5.0, 10.0,
-];
-const TOKENS: &[f64] = &[
-    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0,
-    50000.0, 100000.0,
-];
-
-const DESCRIPTIONS: &[Description] = &[
-    describe(
-        "num_requests_running",
-        Some("vllm:num_requests_running"),
-        Kind::Gauge,
-        "Running sequences.",
-    ),
-    describe(
-        "num_requests_waiting",
-        Some("vllm:num_requests_waiting"),
-        Kind::Gauge,
-        "Sequences that wait for KV blocks or for a slot in the batch.",
-    ),
-    describe(
-        "kv_cache_usage_ratio",
-        Some("vllm:kv_cache_usage_perc"),
-        Kind::Gauge,
-        "Share of KV blocks in use, 0 to 1; cached blocks without a reference count as free.",
-    ),
-    describe("kv_blocks_total", None, Kind::Gauge, "Number of KV blocks."),
-    describe(
-        "kv_blocks_free",
-        None,
-        Kind::Gauge,
-        "KV blocks without a reference from a sequence or a session, cached ones included.",
-    ),
-    describe(
-        "kv_blocks_pinned",
-        None,
-        Kind::Gauge,
-        "KV blocks that idle sessions keep; a request that needs them evicts them.",
-    ),
-    describe(
-        "prefix_cache_queries_total",
-        Some("vllm:prefix_cache_queries_total"),
-        Kind::Counter,
-        "Prompt tokens looked up in the prefix cache.",
-    ),
-    describe(
-        "prefix_cache_hits_total",
-        Some("vllm:prefix_cache_hits_total"),
-        Kind::Counter,
-        "Prompt tokens found in the prefix cache.",
-    ),
-    describe(
-        "prompt_tokens_total",
-        Some("vllm:prompt_tokens_total"),
-        Kind::Counter,
-        "Prompt tokens of admitted requests.",
-    ),
-    describe(
-        "generation_tokens_total",
-        Some("vllm:generation_tokens_total"),
-        Kind::Counter,
-        "Generated tokens.",
-    ),
-    describe(
-        "jump_forward_tokens_total",
-        None,
-        Kind::Counter,
-        "Generated tokens that were not sampled, because a constraint allowed no other (jump-forward).",
-    ),
-    describe(
-        "request_success_total",
-        Some("vllm:request_success_total"),
-        Kind::Counter,
-        "Finished choices, by finish reason.",
-    ),
-    describe(
-        "num_preemptions_total",
-        Some("vllm:num_preemptions_total"),
-        Kind::Counter,
-        "Preemptions of sequences, because KV blocks ran out or for another caller.",
-    ),
-    describe(
-        "kv_blocks_swapped",
-        None,
-        Kind::Gauge,
-        "KV blocks of preempted sequences in host memory.",
-    ),
-    describe(
-        "swapped_out_blocks_total",
-        None,
-        Kind::Counter,
-        "KV blocks swapped out to host memory.",
-    ),
-    describe(
-        "swapped_in_blocks_total",
-        None,
-        Kind::Counter,
-        "KV blocks swapped in from host memory.",
-    ),
-    describe(
-        "images_encoded_total",
-        None,
-        Kind::Counter,
-        "Images that the vision tower has encoded.",
-    ),
-    describe(
-        "encoder_cache_hits_total",
-        None,
-        Kind::Counter,
-        "Images of prompts that were found encoded, so that the vision tower did not run.",
-    ),
-    describe(
-        "encoder_cache_usage_ratio",
-        None,
-        Kind::Gauge,
-        "Share of --encoder-cache-memory that holds embeddings of images, 0 to 1.",
-    ),
-    describe(
-        "time_to_first_token_seconds",
-        Some("vllm:time_to_first_token_seconds"),
-        Kind::Histogram(FIRST_TOKEN_S),
-        "Seconds from a request's arrival to its first token.",
-    ),
-    describe(
-        "inter_token_latency_seconds",
-        Some("vllm:inter_token_latency_seconds"),
-        Kind::Histogram(TOKEN_S),
-        "Seconds between two tokens of a choice.",
-    ),
-    describe(
-        "e2e_request_latency_seconds",
-        Some("vllm:e2e_request_latency_seconds"),
-        Kind::Histogram(REQUEST_S),
-        "Seconds from a request's arrival to the end of a choice (end-to-end latency).",
-    ),
-    describe(
-        "request_queue_time_seconds",
-        Some("vllm:request_queue_time_seconds"),
-        Kind::Histogram(REQUEST_S),
-        "Seconds from submission to the first step of a request (queue time).",
-    ),
-    describe(
-        "request_prompt_tokens",
-        Some("vllm:request_prompt_tokens"),
-        Kind::Histogram(TOKENS),
-        "Prompt tokens of a request.",
-    ),
-    describe(
-        "request_generation_tokens",
-        Some("vllm:request_generation_tokens"),
-        Kind::Histogram(TOKENS),
-        "Generated tokens of a choice.",
-    ),
-    describe(
-        "request_prefill_time_seconds",
-        Some("vllm:request_prefill_time_seconds"),
-        Kind::Histogram(REQUEST_S),
-        "Seconds from the first to the last step of a prompt's prefill.",
-    ),
-    describe(
-        "request_decode_time_seconds",
-        Some("vllm:request_decode_time_seconds"),
-        Kind::Histogram(REQUEST_S),
-        "Seconds from the first to the last token of a choice (decode).",
-    ),
-    describe(
-        "request_inference_time_seconds",
-        Some("vllm:request_inference_time_seconds"),
-        Kind::Histogram(REQUEST_S),
-        "Seconds of prefill and decode of a choice together.",
-    ),
-    describe(
-        "request_time_per_output_token_seconds",
-        Some("vllm:request_time_per_output_token_seconds"),
-        Kind::Histogram(TOKEN_S),
-        "Mean seconds per output token of a finished choice, after its first.",
-    ),
-    describe(
-        "request_params_n",
-        Some("vllm:request_params_n"),
-        Kind::Histogram(TOKENS),
-        "Value of n in requests.",
-    ),
-    describe(
-        "request_params_max_tokens",
-        Some("vllm:request_params_max_tokens"),
-        Kind::Histogram(TOKENS),
-        "Value of max_tokens in requests, with defaults applied.",
-    ),
-    describe(
-        "request_max_num_generation_tokens",
-        Some("vllm:request_max_num_generation_tokens"),
-        Kind::Histogram(TOKENS),
-        "Generated tokens of the longest choice of a prompt, when all its choices have finished.",
-    ),
-    describe(
-        "cache_config_info",
-        Some("vllm:cache_config_info"),
-        Kind::Gauge,
-        "Always 1; the labels are the tokens in a KV block and the number of blocks.",
-    ),
-    describe(
-        "iteration_tokens_total",
-        Some("vllm:iteration_tokens_total"),
-        Kind::Histogram(TOKENS),
-        "Batch tokens of a step.",
-    ),
-    describe(
-        "step_duration_seconds",
-        None,
-        Kind::Histogram(STEP_S),
-        "Seconds of a whole step: schedule, forward pass, sampling, commit, send.",
-    ),
-    describe(
-        "forward_duration_seconds",
-        None,
-        Kind::Histogram(STEP_S),
-        "Seconds of the forward pass of a step, logits included.",
-    ),
-    describe(
-        "grammar_duration_seconds",
-        None,
-        Kind::Histogram(STEP_S),
-        "Seconds of a step in which grammars computed masks and consumed the sampled tokens.",
-    ),
-    describe(
-        "http_requests_total",
-        Some("http_requests_total"),
-        Kind::Counter,
-        "HTTP requests, by method, path and status.",
-    ),
-    describe(
-        "http_request_duration_seconds",
-        Some("http_request_duration_seconds"),
-        Kind::Histogram(REQUEST_S),
-        "Seconds from an HTTP request's arrival to the end of its response, by method and path.",
-    ),
-    describe(
-        "key_requests_total",
-        None,
-        Kind::Counter,
-        "HTTP requests with an API key, by the key's name and the status.",
-    ),
-    describe(
-        "key_prompt_tokens_total",
-        None,
-        Kind::Counter,
-        "Prompt tokens of requests with an API key, by the key's name.",
-    ),
-    describe(
-        "key_generation_tokens_total",
-        None,
-        Kind::Counter,
-        "Generated tokens of requests with an API key, by the key's name.",
-    ),
-    describe(
-        "requests_not_held_total",
-        None,
-        Kind::Counter,
-        "Requests with an unsupported part that was ignored (response header x-candlepower-not-held).",
-    ),
-    describe(
-        "images_processed_total",
-        None,
-        Kind::Counter,
-        "Images of requests that were decoded and resized.",
-    ),
-    describe(
-        "image_processing_seconds",
-        None,
-        Kind::Histogram(TOKEN_S),
-        "Seconds in which an image was decoded and resized, without its fetch.",
-    ),
-    describe(
-        "image_waiting_bytes",
-        None,
-        Kind::Gauge,
-        "Bytes of resized images that requests hold (--image-memory).",
-    ),
-    describe(
-        "log_lines_dropped_total",
-        None,
-        Kind::Counter,
-        "Dropped lines of the log, because a write to standard error failed (write_failed) or nobody read it (queue_full).",
-    ),
-    describe(
-        "reload_failures_total",
-        None,
-        Kind::Counter,
-        "Failed reloads of files on SIGHUP, by files.",
-    ),
-];
+/// Reasons for which a choice can finish.
+const FINISH_REASONS: [&str; 3] = ["stop", "length", "abort"];
 
 const METADATA: Metadata<'static> = Metadata::new("candlepower", metrics::Level::INFO, None);
 
@@ -407,8 +97,9 @@ impl Metrics {
         // Buckets must be known before a histogram is registered.
         for description in DESCRIPTIONS {
             if let Kind::Histogram(buckets) = description.kind {
+                let name = Matcher::Full(naming.name_of(description));
                 builder = builder
-                    .set_buckets_for_metric(Matcher::Full(naming.name_of(description)), buckets)
+                    .set_buckets_for_metric(name, naming.buckets(buckets))
                     .expect("no list of buckets is empty");
             }
         }
@@ -458,11 +149,15 @@ impl Metrics {
         };
         let load = EngineLoad::default();
         load.read_along(&mut engine);
-        Self {
+        let metrics = Self {
             engine,
             load,
             time_to_first_token: histogram("time_to_first_token_seconds"),
             inter_token_latency: histogram("inter_token_latency_seconds"),
+            per_output_token: match naming {
+                Naming::Own => Histogram::noop(),
+                Naming::Vllm => histogram("time_per_output_token_seconds"),
+            },
             e2e_latency: histogram("e2e_request_latency_seconds"),
             prompt_tokens: histogram("request_prompt_tokens"),
             generation_tokens: histogram("request_generation_tokens"),
@@ -479,10 +174,27 @@ impl Metrics {
                 processing_time: histogram("image_processing_seconds"),
                 waiting_bytes: gauge("image_waiting_bytes"),
             },
+            traces: {
+                let dropped = |reason| {
+                    let labels = vec![Label::from_static_parts("reason", reason)];
+                    let key = Key::from_parts(naming.name("trace_spans_dropped_total"), labels);
+                    recorder.register_counter(&key, &METADATA)
+                };
+                TraceCounters {
+                    sent: counter("trace_spans_sent_total"),
+                    queue_full: dropped("queue_full"),
+                    send_failed: dropped("send_failed"),
+                }
+            },
             handle: recorder.handle(),
             recorder: Arc::new(recorder),
             naming,
+        };
+        // A rate needs a zero before the first choice.
+        for finish_reason in FINISH_REASONS {
+            metrics.successes(finish_reason).increment(0);
         }
+        metrics
     }
 
     /// The engine's load, for the log.
@@ -492,21 +204,50 @@ impl Metrics {
 
     /// Counts a finished choice.
     pub(crate) fn count_success(&self, finish_reason: &'static str) {
+        self.successes(finish_reason).increment(1);
+    }
+
+    /// Counter of choices that finished for this reason.
+    fn successes(&self, finish_reason: &'static str) -> Counter {
         let label = match self.naming {
             Naming::Own => "finish_reason",
             Naming::Vllm => "finished_reason",
         };
         let labels = vec![Label::from_static_parts(label, finish_reason)];
-        self.counter("request_success_total", labels).increment(1);
+        self.counter("request_success_total", labels)
     }
 
-    /// Sets the size of the KV cache.
-    pub(crate) fn set_cache_config(&self, block_size: usize, num_blocks: usize) {
+    /// Sets the version of the server.
+    pub(crate) fn set_build(&self, version: &'static str, framework: &'static str) {
         let labels = vec![
-            Label::new("block_size", block_size.to_string()),
-            Label::new("num_gpu_blocks", num_blocks.to_string()),
+            Label::from_static_parts("version", version),
+            Label::from_static_parts("framework", framework),
         ];
-        let key = Key::from_parts(self.naming.name("cache_config_info"), labels);
+        self.info("build_info", labels);
+    }
+
+    /// Sets the properties of the KV cache.
+    pub(crate) fn set_cache_config(&self, cache: &CacheConfig) {
+        let caches_prefixes = match (self.naming, cache.caches_prefixes) {
+            (Naming::Own, true) => "true",
+            (Naming::Own, false) => "false",
+            // vLLM shows Python's values.
+            (Naming::Vllm, true) => "True",
+            (Naming::Vllm, false) => "False",
+        };
+        let labels = vec![
+            Label::new("block_size", cache.block_size.to_string()),
+            Label::new("num_gpu_blocks", cache.num_blocks.to_string()),
+            Label::from_static_parts("cache_dtype", cache.dtype),
+            Label::from_static_parts("enable_prefix_caching", caches_prefixes),
+            Label::new("gpu_memory_utilization", cache.gpu_memory_utilization.to_string()),
+        ];
+        self.info("cache_config_info", labels);
+    }
+
+    /// Sets a gauge whose labels are the information.
+    fn info(&self, name: &'static str, labels: Vec<Label>) {
+        let key = Key::from_parts(self.naming.name(name), labels);
         self.recorder.register_gauge(&key, &METADATA).set(1.0);
     }
 
@@ -546,12 +287,18 @@ impl Metrics {
         status: u16,
         duration: Duration,
     ) {
-        let mut labels = vec![Label::from_static_parts("method", method), Label::new("path", path)];
+        let (path_label, status) = match self.naming {
+            Naming::Own => ("path", status.to_string()),
+            // vLLM's HTTP metrics name the handler and group the statuses. Source: prometheus-fastapi-instrumentator.
+            Naming::Vllm => ("handler", format!("{}xx", status / 100)),
+        };
+        let mut labels =
+            vec![Label::from_static_parts("method", method), Label::new(path_label, path)];
         let key =
             // The status is no label of the histogram, which has a time series for each bucket.
             Key::from_parts(self.naming.name("http_request_duration_seconds"), labels.clone());
         self.recorder.register_histogram(&key, &METADATA).record(duration.as_secs_f64());
-        labels.push(Label::new("status", status.to_string()));
+        labels.push(Label::new("status", status));
         self.counter("http_requests_total", labels).increment(1);
     }
 
@@ -561,27 +308,14 @@ impl Metrics {
 
     /// In Prometheus' text format.
     pub(crate) fn render(&self) -> String {
-        self.handle.render()
+        let mut text = self.handle.render();
+        process::render(&mut text);
+        text
     }
 
     /// Folds what histograms have collected; to be called now and then if nobody renders.
     pub(crate) fn run_upkeep(&self) {
         self.handle.run_upkeep();
-    }
-}
-
-impl Naming {
-    fn name(self, name: &str) -> String {
-        let description = DESCRIPTIONS.iter().find(|description| description.name == name);
-        self.name_of(description.expect("every metric that is registered is described"))
-    }
-
-    fn name_of(self, description: &Description) -> String {
-        // Other metrics keep our prefix: under vLLM's prefix, dashboards must not find metrics that vLLM does not have.
-        match description.vllm.filter(|_| self == Self::Vllm) {
-            Some(name) => name.to_owned(),
-            None => format!("candlepower_{}", description.name),
-        }
     }
 }
 
@@ -625,8 +359,15 @@ mod tests {
             ),
             "{text}"
         );
-        metrics.set_cache_config(16, 300);
-        let config = "vllm:cache_config_info{model_name=\"m\",engine=\"0\",block_size=\"16\",num_gpu_blocks=\"300\"} 1";
+        metrics.set_cache_config(&CacheConfig {
+            block_size: 16,
+            num_blocks: 300,
+            dtype: "float32",
+            caches_prefixes: true,
+            gpu_memory_utilization: 0.9,
+        });
+        let config = "vllm:cache_config_info{model_name=\"m\",engine=\"0\",block_size=\"16\",num_gpu_blocks=\"300\",\
+            cache_dtype=\"float32\",enable_prefix_caching=\"True\",gpu_memory_utilization=\"0.9\"} 1";
         assert!(metrics.render().contains(config), "{}", metrics.render());
         // Metrics that vLLM does not have keep their own names.
         assert!(
@@ -651,5 +392,30 @@ mod tests {
         assert!(
             !text.contains("candlepower_num_requests") && !text.contains("candlepower_time_to")
         );
+    }
+
+    #[test]
+    fn buckets_come_with_the_names() {
+        let buckets = |compat, name: &str| {
+            let metrics = Metrics::new(compat, "m");
+            metrics.params_n.record(1.0);
+            metrics.per_output_token.record(0.02);
+            let prefix = format!("{name}_bucket{{");
+            metrics.render().lines().filter(|line| line.starts_with(&prefix)).count()
+        };
+        let vllm = Some(MetricsCompat::Vllm);
+        // With the bucket for all values.
+        assert_eq!(buckets(vllm, "vllm:request_params_n"), 6);
+        assert_eq!(buckets(None, "candlepower_request_params_n"), 8);
+        assert_eq!(buckets(vllm, "vllm:time_per_output_token_seconds"), 20);
+        assert_eq!(buckets(None, "candlepower_time_per_output_token_seconds"), 0);
+    }
+
+    #[test]
+    fn requests_over_http_are_counted_as_vllm_does() {
+        let metrics = Metrics::new(Some(MetricsCompat::Vllm), "m");
+        metrics.count_http("POST", "/v1/completions".into(), 404, Duration::from_millis(3));
+        let line = "http_requests_total{model_name=\"m\",engine=\"0\",method=\"POST\",handler=\"/v1/completions\",status=\"4xx\"} 1";
+        assert!(metrics.render().contains(line), "{}", metrics.render());
     }
 }

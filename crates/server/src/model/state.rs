@@ -1,7 +1,7 @@
 //! State that all handlers share: the settings, the phase of the server, and the loaded model.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candlepower_api::{HealthResponse, LoadProgress};
 use candlepower_engine::{CallerId, EngineHealth};
@@ -17,6 +17,7 @@ use crate::model::metrics::Metrics;
 use crate::model::permits::Permits;
 use crate::model::refusals::Refusals;
 use crate::model::served_model::Served;
+use crate::model::trace::Tracer;
 
 /// Shared by all handlers; cheap to clone.
 #[derive(Clone)]
@@ -26,6 +27,8 @@ struct Shared {
     config: ServeConfig,
     keys: ApiKeys,
     metrics: Metrics,
+    /// Set if requests are traced.
+    tracer: OnceLock<Tracer>,
     refusals: Refusals,
     lifecycle: Mutex<Lifecycle>,
     /// Number of admitted HTTP requests whose responses are not complete.
@@ -74,6 +77,7 @@ impl AppState {
             body_memory,
             caller_ids: RandomState::new(),
             metrics,
+            tracer: OnceLock::new(),
             refusals: Refusals::default(),
             lifecycle: Mutex::new(Lifecycle::Pending),
             active: watch::Sender::new(0),
@@ -94,6 +98,17 @@ impl AppState {
 
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.0.metrics
+    }
+
+    /// Traces requests from now on.
+    pub(crate) fn set_tracer(&self, tracer: Tracer) {
+        // The server sets it once.
+        let _ = self.0.tracer.set(tracer);
+    }
+
+    /// The tracer, if requests are traced.
+    pub(crate) fn tracer(&self) -> Option<&Tracer> {
+        self.0.tracer.get()
     }
 
     /// Requests that were refused or failed, for the log.

@@ -1,0 +1,7 @@
+//! Watching a server: metrics in Prometheus, traces in a collector, `candlepower top`.
+
+mod collector;
+mod prometheus;
+mod terminal;
+mod top;
+mod traces;
