@@ -27,5 +27,6 @@ mod real_model;
 mod robustness;
 mod soak;
 mod support;
+mod terminal;
 mod tls;
 mod wire;
