@@ -1,12 +1,13 @@
 //! `candlepower chat` with a running server, in a terminal.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
 use super::User;
 use super::piped::asked;
-use crate::support::{Scripted, Server, Terminal, wait_for};
+use crate::support::{Scripted, Server, Terminal, node, wait_for};
 
 /// Answers of the scripted model. The message `play NAME` gets one, and the result of a tool gets `result`.
 const ANSWERS: [(&str, &str); 3] = [
@@ -233,7 +234,13 @@ fn saved_conversations_are_opened_again_and_lines_are_remembered() {
         (&json!("candlepower-playground"), &json!(7))
     );
 
-    use std::os::unix::fs::PermissionsExt;
+    let opened = node("terminal/opens.mjs").arg(&path).output().unwrap();
+    let turns = json!([
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "The capital of France is Paris."},
+    ]);
+    assert_eq!(serde_json::from_slice::<Value>(&opened.stdout).unwrap(), turns, "{opened:?}");
+
     let history = user.state.path().join("state/candlepower/chat_history");
     assert_eq!(std::fs::metadata(&history).unwrap().permissions().mode() & 0o777, 0o600);
     let mut terminal = chat(&user, &server, &[]);

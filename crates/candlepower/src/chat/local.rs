@@ -33,7 +33,7 @@ const MAX_LINES: usize = 200;
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// Settings of other servers in the environment. This one has a socket, and no other clients.
-const FOREIGN: [&str; 9] = [
+const FOREIGN: [&str; 10] = [
     "HOST",
     "PORT",
     "UDS",
@@ -43,6 +43,7 @@ const FOREIGN: [&str; 9] = [
     "SSL_KEYFILE",
     "SSL_CA_CERTS",
     "HTTP2",
+    "DRAIN_DELAY",
 ];
 
 /// A running server. It is stopped on drop.
