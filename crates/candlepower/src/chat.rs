@@ -10,6 +10,7 @@ mod history;
 mod images;
 mod interactive;
 mod local;
+mod obey;
 mod printer;
 mod session;
 mod settings;
@@ -111,7 +112,7 @@ impl Chat {
             session.settings.set(name, value)?;
         }
         for path in &self.image {
-            interactive::attach(&mut session, path)?;
+            obey::attach(&mut session, path)?;
         }
         if session.screen.is_interactive {
             interactive::run(runtime, &mut session)

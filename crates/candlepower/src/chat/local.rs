@@ -1,7 +1,8 @@
 //! A server of this program's own, on a Unix socket in a private folder, which ends with the conversation.
 
+mod bound;
+
 use std::collections::VecDeque;
-use std::ffi::OsString;
 use std::fs::{self, DirBuilder};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
@@ -13,11 +14,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use candlepower_client::{REPORT_VARIABLE, Report};
-use rustix::process::{
-    Pid, Signal, kill_process, kill_process_group, set_parent_process_death_signal,
-};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::api::UNIX;
+pub(crate) use bound::Bound;
 
 /// The hidden command that runs a server which ends with its parent. The parent's pid and the folder follow.
 const BOUND: &str = "__chat_server";
@@ -169,45 +169,4 @@ fn keep_lines(log: ChildStderr, lines: Arc<Mutex<VecDeque<String>>>) {
             lines.push_back(String::from_utf8_lossy(&line).into_owned());
         }
     });
-}
-
-/// The binding of a server to its parent. If the parent has been killed, the folder is removed on drop.
-#[derive(Debug)]
-pub(crate) struct Bound {
-    parent: Option<Pid>,
-    folder: PathBuf,
-}
-
-impl Bound {
-    /// Takes the hidden command out of the command line, and binds this process to its parent. `None` without that command.
-    ///
-    /// # Errors
-    /// The parent has ended already.
-    pub(crate) fn take(args: &mut Vec<OsString>) -> Option<Result<Self>> {
-        if args.len() < 4 || args[1] != BOUND {
-            return None;
-        }
-        let taken: Vec<OsString> = args.drain(1..4).skip(1).collect();
-        let parent = taken[0].to_str().and_then(|pid| Pid::from_raw(pid.parse().ok()?));
-        let bound = Self { parent, folder: PathBuf::from(&taken[1]) };
-        let is_bound = set_parent_process_death_signal(Some(Signal::TERM));
-        // The parent may have ended before this request to the kernel. Then no signal would ever come.
-        let is_orphan = is_bound.is_err() || bound.is_orphan();
-        Some(if is_orphan { Err(anyhow::anyhow!("the conversation has ended")) } else { Ok(bound) })
-    }
-
-    fn is_orphan(&self) -> bool {
-        rustix::process::getppid() != self.parent
-    }
-}
-
-impl Drop for Bound {
-    fn drop(&mut self) {
-        // A parent that lives reads the report, and removes the folder itself.
-        if self.is_orphan() {
-            let _ = fs::remove_file(self.folder.join(REPORT));
-            let _ = fs::remove_file(self.folder.join(SOCKET));
-            let _ = fs::remove_dir(&self.folder);
-        }
-    }
 }
