@@ -107,17 +107,18 @@ impl Phases {
 
     fn show(&self, health: &Value) {
         let (bar, progress) = (&self.0, &health["progress"]);
+        let total = progress["bytes_total"].as_u64().filter(|total| *total > 0);
+        bar.set_length(total.unwrap_or(0));
+        bar.set_position(progress["bytes_done"].as_u64().unwrap_or(0));
+        // The prefix comes last, since a change of it draws the bar.
+        let template = if total.is_some() { BAR } else { SPINNER };
+        bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
         bar.set_prefix(match health["phase"].as_str() {
             Some("pulling") => "Downloading",
             Some("initializing") => "Loading",
             Some("starting") => "Warming up",
             _ => "Starting the server",
         });
-        let total = progress["bytes_total"].as_u64().filter(|total| *total > 0);
-        let template = if total.is_some() { BAR } else { SPINNER };
-        bar.set_style(ProgressStyle::with_template(template).expect("the template is valid"));
-        bar.set_length(total.unwrap_or(0));
-        bar.set_position(progress["bytes_done"].as_u64().unwrap_or(0));
         bar.tick();
     }
 }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::{ByteSize, DefaultMaxTokens, ServeConfig};
@@ -30,7 +30,7 @@ pub(super) async fn alongside<T>(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first tick comes at once.
     ticks.tick().await;
-    let bar = ProgressBar::no_length();
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
     let mut is_shown = false;
     let mut work = std::pin::pin!(work);
     let result = loop {
@@ -38,21 +38,22 @@ pub(super) async fn alongside<T>(
             result = &mut work => break result,
             _ = ticks.tick() => {}
         }
-        if !is_shown {
-            is_shown = true;
-            terminal.set_has_bars(true);
-            place.add(bar.clone());
-        }
         let (_, health) = state.health();
         let progress = health.progress.filter(|progress| progress.bytes_total > 0);
+        // The prefix comes last, since a change of it draws the bar.
+        if let Some(progress) = progress {
+            bar.set_length(progress.bytes_total);
+            bar.set_position(progress.bytes_done);
+        }
         bar.set_style(style(if progress.is_some() { BAR } else { SPINNER }));
         bar.set_prefix(match health.phase {
             Some("starting") => "Warming up",
             _ => "Loading the model",
         });
-        if let Some(progress) = progress {
-            bar.set_length(progress.bytes_total);
-            bar.set_position(progress.bytes_done);
+        if !is_shown {
+            is_shown = true;
+            terminal.set_has_bars(true);
+            place.add(bar.clone());
         }
         bar.tick();
     };
