@@ -27,6 +27,7 @@ mod real_model;
 mod robustness;
 mod soak;
 mod support;
+mod terminal;
 mod tls;
 mod watching;
 mod wire;

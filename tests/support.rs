@@ -15,6 +15,7 @@ mod recorder;
 mod scripted;
 mod server;
 mod socket;
+mod terminal;
 mod vision;
 
 pub(crate) use certificates::{Authority, Pair, self_signed};
@@ -31,6 +32,7 @@ pub(crate) use recorder::Recorder;
 pub(crate) use scripted::{Answer, Endpoint, Form, Scripted};
 pub(crate) use server::{Server, ServerBuilder, TempFolder, binary, program, without_settings};
 pub(crate) use socket::Socket;
+pub(crate) use terminal::{Terminal, without_escapes};
 pub(crate) use vision::{as_blocks, as_input, picture_url, vision_server, with_pictures};
 
 use std::time::{Duration, Instant};

@@ -2,6 +2,6 @@
 
 mod collector;
 mod prometheus;
-mod terminal;
+mod screen;
 mod top;
 mod traces;

@@ -5,24 +5,24 @@ use std::net::TcpListener;
 use rustix::termios::LocalModes;
 use serde_json::json;
 
-use super::terminal::Terminal;
+use super::screen::Screen;
 use crate::support::{Request, Server, ServerBuilder, TempFolder, program, wait_for_or};
 
 /// The alternate screen is left, and the cursor is back.
 const CLOSED: &str = "\x1b[?25h\x1b[?1049l";
 
-fn has_echo(terminal: &Terminal) -> bool {
+fn has_echo(terminal: &Screen) -> bool {
     terminal.settings().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
 }
 
 /// Waits for a good end that leaves the terminal as it was.
 #[track_caller]
-fn assert_closes(terminal: &mut Terminal) {
+fn assert_closes(terminal: &mut Screen) {
     assert!(terminal.wait_for_exit().success());
     // The output is read by another thread.
     wait_for_or(
-        || terminal.text().ends_with(CLOSED).then_some(()),
-        || format!("the terminal to be given back: {:?}", terminal.text()),
+        || terminal.raw().ends_with(CLOSED).then_some(()),
+        || format!("the terminal to be given back: {:?}", terminal.raw()),
     );
     assert!(has_echo(terminal));
 }
@@ -30,7 +30,7 @@ fn assert_closes(terminal: &mut Terminal) {
 #[test]
 fn the_load_is_shown_live_until_q_is_pressed() {
     let server = Server::demo();
-    let mut terminal = Terminal::start(&["top", "--url", &server.url()], 100, 40);
+    let mut terminal = Screen::start(&["top", "--url", &server.url()], 100, 40);
     terminal.wait_for("an idle server", |picture| picture.contains("0 running   0 waiting"));
     assert!(!has_echo(&terminal));
     // A long answer that is read slowly enough to be seen.
@@ -56,7 +56,7 @@ fn the_load_is_shown_live_until_q_is_pressed() {
 #[test]
 fn the_picture_fits_whatever_the_terminals_size() {
     let server = Server::demo();
-    let mut terminal = Terminal::start(&["top", "--url", &server.url()], 120, 40);
+    let mut terminal = Screen::start(&["top", "--url", &server.url()], 120, 40);
     let fits = |columns: usize, rows: usize| {
         move |picture: &str| {
             let lines: Vec<&str> = picture.lines().collect();
@@ -80,7 +80,7 @@ fn a_dead_server_is_named_and_asked_again() {
     let address = listener.local_addr().unwrap();
     drop(listener);
     let url = format!("http://{address}");
-    let mut terminal = Terminal::start(&["top", "--url", &url], 100, 30);
+    let mut terminal = Screen::start(&["top", "--url", &url], 100, 30);
     terminal.wait_for("the failure", |picture| {
         picture.contains("cannot be reached") && picture.contains("trying again")
     });

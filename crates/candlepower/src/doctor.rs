@@ -18,7 +18,7 @@ use candlepower_hub::ModelName;
 use candlepower_machine::{Machine, print, print_error};
 use candlepower_server::ServeConfig;
 use candlepower_server::config::{Asked, ByteSize, one_of};
-use clap::Args;
+use clap::{Args, FromArgMatches};
 use serde_json::json;
 
 use encoder::EncoderReport;
@@ -138,6 +138,20 @@ fn checkpoint_files(model: &str, revision: &str) -> Result<CheckpointFiles> {
     Ok(model.files())
 }
 
+/// The JSON report on a model with the default settings.
+///
+/// # Errors
+/// The model is not supported, or its files cannot be read.
+pub(crate) fn report_on(
+    model: &str,
+    files: CheckpointFiles,
+    machine: &Machine,
+) -> Result<serde_json::Value> {
+    let command = Doctor::augment_args(clap::Command::new("doctor"));
+    let doctor = Doctor::from_arg_matches(&command.try_get_matches_from(["doctor"])?)?;
+    Ok(doctor.look_at_files(model, files, machine)?.to_json(machine))
+}
+
 /// The report on a model.
 enum Report {
     Decoder(ModelReport),
@@ -224,7 +238,16 @@ impl Doctor {
 
     /// Plans the memory for each dtype on each device.
     fn look_at(&self, model: &str, machine: &Machine) -> Result<Report> {
-        match Description::open(checkpoint_files(model, &self.revision)?)? {
+        self.look_at_files(model, checkpoint_files(model, &self.revision)?, machine)
+    }
+
+    fn look_at_files(
+        &self,
+        model: &str,
+        files: CheckpointFiles,
+        machine: &Machine,
+    ) -> Result<Report> {
+        match Description::open(files)? {
             Description::Decoder(mut checkpoint) => {
                 if let Some(kind) = self.quantize_on_load {
                     checkpoint.quantize_on_load(kind)?;
@@ -353,7 +376,7 @@ impl Doctor {
 #[cfg(test)]
 mod tests {
     use candlepower_machine::{ComputeCapability, Gpu};
-    use clap::{Command, FromArgMatches};
+    use clap::Command;
 
     use super::*;
 

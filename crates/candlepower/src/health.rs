@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use clap::{Args, Command};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
+use crate::api::{UNIX, socket_path};
+
 /// The first process of a container is its server, or an init process whose command line contains the server's.
 const FIRST_PROCESS: &str = "/proc/1/cmdline";
 /// Maximum bytes of an answer. The server's own is one line.
@@ -22,7 +25,7 @@ const MAX_ANSWER: u64 = 64 << 10;
 
 #[derive(Args)]
 pub(crate) struct HealthArgs {
-    /// URL of the server [default: the server of this container, or the address that the environment's settings give]
+    /// URL of the server, or unix:PATH for a Unix socket [default: the server of this container, or the address that the environment's settings give]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
     /// PEM file with the server's certificate or its CA's, to trust besides the system's CAs. Not needed without --url, nor for a
@@ -93,6 +96,8 @@ fn serve_flags(command_line: &[u8]) -> Option<Vec<String>> {
 /// The address of a server, and its TLS files.
 #[derive(Debug, PartialEq, Eq)]
 struct Address {
+    /// The Unix socket on which it listens, instead of host and port.
+    socket: Option<PathBuf>,
     /// Host and port, as in a URL.
     authority: String,
     /// The path before `/health`.
@@ -110,7 +115,16 @@ struct Tls {
 }
 
 impl Address {
+    fn of_socket(path: &Path) -> Self {
+        // A host is needed in each request.
+        let authority = "localhost".to_owned();
+        Self { socket: Some(path.to_owned()), authority, prefix: String::new(), tls: None }
+    }
+
     fn of_url(url: &str, tls: Tls) -> Result<Self> {
+        if let Some(path) = socket_path(url).filter(|_| tls == Tls::default()) {
+            return Ok(Self::of_socket(path));
+        }
         let (tls, rest) = match url.strip_prefix("https://") {
             Some(rest) => (Some(tls), rest),
             None if tls != Tls::default() => {
@@ -127,7 +141,7 @@ impl Address {
             None => ":80",
         };
         let prefix = prefix.trim_end_matches('/').to_owned();
-        Ok(Self { authority: format!("{authority}{port}"), prefix, tls })
+        Ok(Self { socket: None, authority: format!("{authority}{port}"), prefix, tls })
     }
 
     /// The address of a server that was started with these flags in this environment.
@@ -136,6 +150,9 @@ impl Address {
         let matches = command.clone().try_get_matches_from(serve)?;
         let (_, flags) = matches.subcommand().context("`serve` is not a command")?;
         let config = ServeConfig::resolve(flags, std::env::vars_os())?.config;
+        if let Some(path) = &config.uds {
+            return Ok(Self::of_socket(path));
+        }
         // A server that listens on all addresses is asked at the loopback address.
         let host = match config.host.as_str() {
             "0.0.0.0" => "127.0.0.1".to_owned(),
@@ -149,22 +166,31 @@ impl Address {
             // A server that asks for client certificates also accepts its own, so that this check needs no other.
             identity: config.ssl_ca_certs.and(config.ssl_keyfile).map(|key| (certificate, key)),
         });
-        Ok(Self { authority, prefix: String::new(), tls })
+        Ok(Self { socket: None, authority, prefix: String::new(), tls })
     }
 
     fn ask(&self, timeout: Duration) -> Result<Answer> {
-        let Self { authority, prefix, tls } = self;
-        let (scheme, hint) = match tls {
-            Some(_) => ("https", " (http:// if it has no TLS)"),
-            None => ("http", ""),
+        let Self { authority, prefix, .. } = self;
+        let (url, hint) = match (&self.socket, &self.tls) {
+            (Some(path), _) => (format!("{UNIX}{}", path.display()), ""),
+            (None, Some(_)) => {
+                (format!("https://{authority}{prefix}"), " (http:// if it has no TLS)")
+            }
+            (None, None) => (format!("http://{authority}{prefix}"), ""),
         };
         let answer = self.exchange(timeout).with_context(|| {
-            format!("no server answers at {scheme}://{authority}{prefix}; start one, or give its address with --url{hint}")
+            format!("no server answers at {url}; start one, or give its address with --url{hint}")
         })?;
         Answer::parse(&answer).with_context(|| format!("the answer of {authority} is not HTTP"))
     }
 
     fn exchange(&self, timeout: Duration) -> Result<Vec<u8>> {
+        if let Some(path) = &self.socket {
+            let stream = UnixStream::connect(path)?;
+            stream.set_read_timeout(Some(timeout))?;
+            stream.set_write_timeout(Some(timeout))?;
+            return Ok(self.request(stream)?);
+        }
         let mut connected = Err(ErrorKind::AddrNotAvailable.into());
         for address in self.authority.to_socket_addrs()? {
             connected = TcpStream::connect_timeout(&address, timeout);

@@ -1,18 +1,22 @@
 //! The candlepower binary.
 
 mod allocator;
+mod api;
 mod bench;
+mod chat;
 mod deploy;
 mod deployments;
 mod doctor;
 mod forward;
 mod health;
+mod models;
 mod other_servers;
 mod place;
 mod report;
 mod table;
 mod top;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -27,11 +31,13 @@ use candlepower_server::{
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use bench::Bench;
+use chat::{Bound, Chat};
 use deploy::{Deploy, Update};
 use deployments::{Delete, Events, List, Logs, Restart, Status};
 use doctor::Doctor;
 use forward::Forward;
 use health::HealthArgs;
+use models::{Models, Pull, Remove};
 use top::Top;
 
 /// Exit status for an invalid command line, environment or config file.
@@ -79,6 +85,18 @@ enum Command {
     /// Show this machine's CPU, memory and GPUs, and whether a model fits
     #[command(after_long_help = doctor::AFTER_HELP)]
     Doctor(Doctor),
+    /// Talk to a model in the terminal; starts the model if no server is named
+    #[command(visible_alias = "run", after_long_help = chat::AFTER_HELP)]
+    Chat(Chat),
+    /// Download a model of the hub without serving it
+    #[command(after_long_help = models::AFTER_PULL_HELP)]
+    Pull(Pull),
+    /// List the downloaded models
+    #[command(after_long_help = models::AFTER_HELP)]
+    Models(Models),
+    /// Remove a downloaded model
+    #[command(after_long_help = models::AFTER_REMOVE_HELP)]
+    Rm(Remove),
     /// Check the health of a server; exit status 0 if it is healthy, else 1
     Health(HealthArgs),
     /// Show a server's load, each second anew
@@ -142,17 +160,26 @@ fn main() -> ExitCode {
     if let Some(code) = hidden_command() {
         return code;
     }
+    let mut args: Vec<OsString> = std::env::args_os().collect();
+    // It ends last, after the server.
+    let _bound = match Bound::take(&mut args).transpose() {
+        Ok(bound) => bound,
+        Err(error) => {
+            print_error(format_args!("error: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
     // The guard lives until the end of `main`, since lines of the log may still wait to be written.
     let _end_of_log = EndOfLog;
     try_in_children();
-    let code = run_command();
+    let code = run_command(args);
     wait_for_engines(ENGINES_END);
     if output_failed() { ExitCode::FAILURE } else { code }
 }
 
-fn run_command() -> ExitCode {
+fn run_command(args: Vec<OsString>) -> ExitCode {
     let command = Cli::command();
-    let translated = match other_servers::translate(std::env::args_os(), &command) {
+    let translated = match other_servers::translate(args, &command) {
         Ok(translated) => translated,
         Err(error) => {
             print_error(format_args!("error: {error}"));
@@ -170,6 +197,10 @@ fn run_command() -> ExitCode {
         "bench" => bench::run(flags),
         "config" => print_config(flags),
         "doctor" => run(flags, Doctor::run),
+        "chat" => run(flags, Chat::run),
+        "pull" => run(flags, Pull::run),
+        "models" => run(flags, Models::run),
+        "rm" => run(flags, Remove::run),
         "health" => run(flags, |args: &HealthArgs| health::run(args, &command)),
         "top" => run(flags, Top::run),
         "deploy" => run(flags, Deploy::run),

@@ -310,16 +310,17 @@ mod tests {
     #[test]
     fn what_cannot_be_says_what_to_do() {
         for (line, word) in [
-            ("c serve x --uds a.sock", "--host"),
+            ("c serve x --root-path /a", "--host"),
             ("c serve x --pipeline-parallel-size 2", "--tensor-parallel-size"),
             ("c serve x -ngl 20", "--device cpu"),
             ("c serve x --kv-cache-dtype fp8_e5m2", "fp8"),
             ("c serve x --quantization compressed-tensors", "leave"),
             ("c serve x -fa off", "attention"),
             ("c serve --model", "needs a value"),
-            ("c run x", "candlepower serve"),
+            ("c stop x", "candlepower delete"),
             ("c ps", "candlepower ls"),
-            ("c pull x", "serve"),
+            ("c list", "candlepower models"),
+            ("c show x", "candlepower doctor"),
         ] {
             let error = translated(line).unwrap_err();
             assert!(error.contains(word), "{line}: {error}");

@@ -280,6 +280,13 @@ fn split_env(params: &Params) -> Result<(BTreeMap<String, String>, Secrets)> {
         if !is_name {
             return Err(Error::validation("env", name, "the name of a variable has no `=`"));
         }
+        if *name == params.framework.variable("UDS") {
+            return Err(Error::validation(
+                "env",
+                name,
+                "deployments are reached by an address: leave it out",
+            ));
+        }
         match is_secret(name) {
             true => secrets.0.insert(name.clone(), value.clone()),
             false => env.insert(name.clone(), value.clone()),

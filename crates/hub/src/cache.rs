@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 
 use crate::digest::Digest;
+use crate::in_use::lock_path;
 use crate::listing::RemoteFile;
 use crate::{Error, ModelId, Result};
 
@@ -52,6 +53,11 @@ impl ModelCache {
     /// The folder with the files of a commit.
     pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
         self.repo.pointer_path(commit)
+    }
+
+    /// The file whose lock says that a commit is in use.
+    pub(crate) fn use_lock(&self, commit: &str) -> PathBuf {
+        lock_path(&self.root, &self.folder_name, commit)
     }
 
     /// The last known commit of a revision.

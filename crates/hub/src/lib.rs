@@ -11,14 +11,18 @@ mod cache;
 mod config;
 mod digest;
 mod error;
+mod in_use;
 mod listing;
 mod model;
 mod model_id;
 mod progress;
+mod stored;
 mod transfer;
 
 pub use config::{HubConfig, HubSettings, Token};
 pub use error::{Error, Result};
+pub use in_use::InUse;
 pub use model::{Hub, HubModel};
 pub use model_id::{GgufName, ModelId, ModelName};
 pub use progress::{DownloadProgress, FileProgress};
+pub use stored::{Removal, StoredCommit, StoredError, StoredModel, StoredRepo, stored};

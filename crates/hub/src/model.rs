@@ -1,6 +1,6 @@
 //! A model on the hub, from its name to a folder with all its files.
 
-mod gguf;
+pub(crate) mod gguf;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use tokio::sync::Mutex;
 use tokio::time::sleep;
 
 use crate::cache::{ModelCache, check_revision, is_commit};
+use crate::in_use::InUse;
 use crate::listing::{Asked, Listing, NoListing, RemoteFile};
 use crate::model_id::{GgufName, ModelName};
 use crate::progress::{DownloadProgress, FileProgress};
@@ -97,6 +98,8 @@ pub struct HubModel {
     /// `None` if no request was sent to the hub.
     listing: Option<Listing>,
     gguf: Option<GgufFiles>,
+    /// Keeps the files from being removed.
+    in_use: Arc<InUse>,
 }
 
 /// The GGUF files of a repository that form the chosen model.
@@ -254,16 +257,20 @@ impl Hub {
         check_revision(revision)?;
         let config = &self.0.config;
         let cache = || ModelCache::new(&config.cache, id);
-        let model = |commit: String, listing| HubModel {
+        let model = async |commit: String, listing| HubModel {
             hub: self.clone(),
             id: id.clone(),
             revision: revision.to_owned(),
+            in_use: Arc::new(InUse::mark(&cache().use_lock(&commit)).await),
             commit,
             cache: cache(),
             listing,
             gguf: None,
         };
-        let cached = cache().commit(revision).map(|commit| model(commit, None));
+        let cached = match cache().commit(revision) {
+            Some(commit) => Some(model(commit, None).await),
+            None => None,
+        };
         let missing = cached.as_ref().map_or_else(|| Some(first.to_owned()), missing);
         let enough = missing.is_none();
         if let Some(missing) = missing.clone().filter(|_| config.offline) {
@@ -275,7 +282,7 @@ impl Hub {
             return Ok(cached.expect("a complete cache was found"));
         }
         match Listing::fetch(&self.0.api, self.asked(id, revision), config.silence).await {
-            Ok(listing) => Ok(model(listing.commit.clone(), Some(listing))),
+            Ok(listing) => Ok(model(listing.commit.clone(), Some(listing)).await),
             // A refusal counts even if the cache has the model, since the user may have lost the right to it or
             // mistyped the revision.
             Err(NoListing::Refused(error)) => Err(error),
@@ -322,6 +329,11 @@ impl HubModel {
     /// The commit of its revision.
     pub fn commit(&self) -> &str {
         &self.commit
+    }
+
+    /// The mark that keeps its files from being removed. A server holds it while the files are open.
+    pub fn in_use(&self) -> Arc<InUse> {
+        Arc::clone(&self.in_use)
     }
 
     /// Downloads the weights that are not in the cache, and then records the commit as the revision's.

@@ -104,6 +104,9 @@ pub struct ServeConfig {
     /// Port to listen on; 0 picks a free port [default: 8000; 30000 with prism]
     #[arg(long, help_heading = "Server", value_name = "PORT")]
     pub port: Option<u16>,
+    /// Unix socket to listen on, instead of --host and --port. Only this user may connect to it, and it is removed when the server stops
+    #[arg(long, help_heading = "Server", value_name = "PATH")]
+    pub uds: Option<PathBuf>,
     /// API key that clients send as `Authorization: Bearer KEY`; may be repeated. Prefer the environment, which other users cannot read
     #[arg(long, help_heading = "Server", value_name = "KEY", value_parser = not_empty)]
     pub api_key: Vec<String>,

@@ -11,3 +11,4 @@ pub(crate) mod listen;
 pub(crate) mod router;
 pub(crate) mod tls;
 pub(crate) mod track;
+pub(crate) mod unix_socket;

@@ -4,6 +4,7 @@
 //! `load` reads the weights. `offline` does the same without HTTP.
 
 pub(crate) mod activity;
+mod bind;
 pub(crate) mod demo;
 pub(crate) mod error;
 pub(crate) mod load;
@@ -14,5 +15,6 @@ pub(crate) mod pull;
 pub(crate) mod reload;
 pub(crate) mod signals;
 pub(crate) mod source;
+mod start_screen;
 pub(crate) mod startup;
 pub(crate) mod template_trial;

@@ -1,29 +1,14 @@
-//! The HTTP client of `bench serve`: sends requests, and measures streamed answers.
+//! Measures streamed answers.
 
-use std::error::Error as _;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
-use candlepower_client::tls::{Identity, Trust, client_config};
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use reqwest::{Client, ClientBuilder, RequestBuilder, Response, Url};
+use anyhow::{Result, anyhow, bail};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Characters of a server's error that are shown.
-const ERROR_CHARS: usize = 200;
-const DONE: &str = "[DONE]";
+use crate::api::{Api, error_text, shortened};
 
-/// A server under test.
-pub(super) struct Api {
-    http: Client,
-    /// Opens a connection for each request.
-    unpooled: Client,
-    /// The base URL, without a slash or `/v1` at its end.
-    pub(super) base: String,
-    authorization: Option<HeaderValue>,
-}
+const DONE: &str = "[DONE]";
 
 /// Measurements of a streamed answer; times are since the request was sent.
 #[derive(Clone, Debug, Default)]
@@ -61,97 +46,14 @@ impl Usage {
     }
 }
 
-/// Options of the connection to a server.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Transport<'a> {
-    /// PEM file with certificates to trust besides the system's.
-    pub(super) cacert: Option<&'a Path>,
-    /// The client certificate to present.
-    pub(super) identity: Option<Identity<'a>>,
-    /// Use HTTP/2, by prior knowledge if there is no TLS.
-    pub(super) http2: bool,
-}
-
-impl Transport<'_> {
-    fn apply(self, http: ClientBuilder) -> Result<ClientBuilder> {
-        let mut http = http;
-        if self.has_tls_files() {
-            let trust = self.cacert.map_or(Trust::System, Trust::SystemAnd);
-            let mut tls = client_config(trust, self.identity).map_err(|error| anyhow!(error))?;
-            // A preconfigured TLS client does not get the protocols of the builder, so they are named here.
-            tls.alpn_protocols =
-                vec![if self.http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
-            http = http.use_preconfigured_tls(tls);
-        }
-        Ok(if self.http2 { http.http2_prior_knowledge() } else { http.http1_only() })
-    }
-
-    fn has_tls_files(self) -> bool {
-        self.cacert.is_some() || self.identity.is_some()
-    }
-}
-
 impl Api {
-    /// # Errors
-    /// The URL, the key or a certificate is invalid.
-    pub(super) fn new(
-        url: &str,
-        key: Option<&str>,
-        timeout: Duration,
-        transport: Transport<'_>,
-    ) -> Result<Self> {
-        let base = url.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches('/');
-        let parsed = Url::parse(base).with_context(|| format!("--url `{url}` is not a URL"))?;
-        if !matches!(parsed.scheme(), "http" | "https") {
-            bail!("--url `{url}`: a URL that begins with http:// or https:// is needed");
-        }
-        if transport.has_tls_files() && parsed.scheme() != "https" {
-            bail!("--url `{url}`: --cacert and --cert are for URLs that begin with https://");
-        }
-        let host = parsed.host_str().unwrap_or_default();
-        let is_local = host == "localhost" || host.starts_with("127.") || host == "[::1]";
-        // A second client without idle connections serves the retry below.
-        let client = |idle_connections| {
-            let http = Client::builder().timeout(timeout).pool_max_idle_per_host(idle_connections);
-            // A proxy named by the environment would be measured too.
-            let http = if is_local { http.no_proxy() } else { http };
-            transport.apply(http)?.build().context("cannot start the HTTP client")
-        };
-        let authorization = key.map(|key| HeaderValue::try_from(format!("Bearer {key}")));
-        Ok(Self {
-            http: client(usize::MAX)?,
-            unpooled: client(0)?,
-            base: base.to_owned(),
-            authorization: authorization
-                .transpose()
-                .context("the API key has characters that a header cannot have")?,
-        })
-    }
-
-    /// # Errors
-    /// The server cannot be reached, answers with an error, or its answer is not JSON.
-    pub(super) async fn get(&self, path: &str) -> Result<Value> {
-        let response = self.send(self.http.get(self.url(path))).await?;
-        self.json(response).await
-    }
-
-    /// # Errors
-    /// The errors of [`get`](Self::get).
-    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value> {
-        let request = self.http.post(self.url(path)).body(body.to_string());
-        let response = self.send(request.header(CONTENT_TYPE, "application/json")).await?;
-        self.json(response).await
-    }
-
     /// Sends a request for a streamed answer, and reads it to its end.
     ///
     /// # Errors
     /// The server cannot be reached, answers with an error, breaks off, or does not report the number of generated tokens.
     pub(super) async fn measure(&self, path: &str, body: Vec<u8>) -> Result<Answer> {
-        let request = self.http.post(self.url(path)).body(body);
-        let request = request.header(CONTENT_TYPE, "application/json");
         let mut reader = AnswerReader::new(Instant::now());
-        let mut response = self.send(request).await?;
+        let mut response = self.open(path, body).await?;
         while let Some(bytes) = response.chunk().await.map_err(|error| self.failure(&error))? {
             if reader.take(&bytes, Instant::now())? == Progress::Done {
                 break;
@@ -161,68 +63,6 @@ impl Api {
         while let Ok(Some(_)) = response.chunk().await {}
         reader.finish()
     }
-
-    fn url(&self, path: &str) -> String {
-        format!("{}{path}", self.base)
-    }
-
-    async fn send(&self, mut request: RequestBuilder) -> Result<Response> {
-        if let Some(authorization) = &self.authorization {
-            request = request.header(AUTHORIZATION, authorization);
-        }
-        let request = request.build().map_err(|error| self.failure(&error))?;
-        let again = request.try_clone();
-        let response = match (self.http.execute(request).await, again) {
-            // Some servers close an idle connection just when it is used again. That is no failure of the request, so it is sent once more.
-            (Err(error), Some(again))
-                if error.is_request() && !error.is_connect() && !error.is_timeout() =>
-            {
-                self.unpooled.execute(again).await
-            }
-            (outcome, _) => outcome,
-        };
-        let response = response.map_err(|error| self.failure(&error))?;
-        let status = response.status();
-        if status.is_success() {
-            return Ok(response);
-        }
-        let body = response.text().await.unwrap_or_default();
-        let said = serde_json::from_str::<Value>(&body).map_or(body, |body| error_text(&body));
-        bail!("{}: HTTP {status}: {}", self.base, shortened(&said))
-    }
-
-    async fn json(&self, response: Response) -> Result<Value> {
-        let body = response.text().await.map_err(|error| self.failure(&error))?;
-        serde_json::from_str(&body)
-            .map_err(|_| anyhow!("{}: not JSON: {}", self.base, shortened(&body)))
-    }
-
-    /// The innermost cause of a failed connection.
-    fn failure(&self, error: &reqwest::Error) -> anyhow::Error {
-        if error.is_timeout() {
-            return anyhow!("{}: the answer did not end within --timeout; raise it", self.base);
-        }
-        let mut cause = error.source();
-        // The outer errors of reqwest and hyper only say that a request failed.
-        while let Some(deeper) = cause.and_then(|cause| cause.source()) {
-            cause = Some(deeper);
-        }
-        let cause = cause.map_or_else(|| error.to_string(), ToString::to_string);
-        let what =
-            if error.is_connect() { "cannot be reached" } else { "the connection broke off" };
-        anyhow!("{}: {what}: {cause}", self.base)
-    }
-}
-
-/// The message of `{"error": ..}`.
-fn error_text(body: &Value) -> String {
-    let error = body.get("error").unwrap_or(body);
-    let message = error.get("message").unwrap_or(error);
-    message.as_str().map_or_else(|| message.to_string(), str::to_owned)
-}
-
-fn shortened(text: &str) -> String {
-    text.trim().chars().take(ERROR_CHARS).collect()
 }
 
 /// Whether an answer has ended.
@@ -349,9 +189,6 @@ impl AnswerReader {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
-
     use super::*;
 
     // The stream has the variants that servers send: CR LF, no space after the colon, comments, both endpoints'
@@ -388,58 +225,5 @@ mod tests {
         assert!(cut("data: {\"choices\":[]}\n\ndata: [DONE]\n\n").contains("usage"));
         assert!(cut("data: {\"error\":{\"message\":\"oh\"}}\n\n").ends_with("answer: oh"));
         assert!(cut("data: {nonsense\n\n").contains("nonsense"));
-    }
-
-    /// A server that closes its first `closed` connections after a request, and answers on the next one.
-    async fn closing(closed: usize) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        tokio::spawn(async move {
-            for connection in 0.. {
-                let (mut stream, _) = listener.accept().await.unwrap();
-                assert_ne!(stream.read(&mut [0; 1024]).await.unwrap(), 0);
-                if connection == closed {
-                    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
-                    stream.write_all(answer).await.unwrap();
-                }
-            }
-        });
-        url
-    }
-
-    #[tokio::test]
-    async fn a_closed_connection_is_tried_once_more() {
-        for (closed, is_answered) in [(0, true), (1, true), (2, false)] {
-            let api = Api::new(
-                &closing(closed).await,
-                None,
-                Duration::from_secs(5),
-                Transport::default(),
-            )
-            .unwrap();
-            let answer = api.post("/v1/completions", &serde_json::json!({})).await;
-            assert_eq!(answer.is_ok(), is_answered, "{closed} closed: {answer:?}");
-        }
-    }
-
-    #[test]
-    fn addresses_are_taken_with_and_without_v1() {
-        let base = |url| {
-            Api::new(url, None, Duration::from_secs(1), Transport::default()).map(|api| api.base)
-        };
-        for url in ["http://a:1", "http://a:1/", "http://a:1/v1", "http://a:1/v1/"] {
-            assert_eq!(base(url).unwrap(), "http://a:1");
-        }
-        assert!(base("ftp://a").is_err() && base("a").is_err());
-        let file = Path::new("a.pem");
-        let identity = Identity { certificate: file, key: file };
-        for transport in [
-            Transport { cacert: Some(file), ..Transport::default() },
-            Transport { identity: Some(identity), ..Transport::default() },
-        ] {
-            let api = Api::new("http://a", None, Duration::from_secs(1), transport);
-            let error = api.err().unwrap().to_string();
-            assert!(error.contains("--cacert and --cert are for"), "{error}");
-        }
     }
 }

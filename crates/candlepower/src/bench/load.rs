@@ -9,7 +9,8 @@ use anyhow::Result;
 use indicatif::ProgressBar;
 use tokio::task::JoinSet;
 
-use super::client::{Answer, Api};
+use super::client::Answer;
+use crate::api::Api;
 
 /// The arrival pattern of requests.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -4,8 +4,8 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use super::client::Api;
 use super::picture::PictureSize;
+use crate::api::Api;
 
 /// Words that are one token in most vocabularies.
 const WORDS: &str = concat!(

@@ -13,13 +13,14 @@ use candlepower_client::tls::Identity;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::client::{Api, Transport};
 use super::load::{Load, Requests};
 use super::output::{JsonTarget, Output};
 use super::picture::PictureSize;
 use super::prompts::{PromptForm, PromptSettings, Prompts, Workload};
 use super::{progress_bar, unix_seconds, usage_error};
 use report::Level;
+
+use crate::api::{Api, Transport};
 
 /// Default number of requests of a level for each client, and the minimum for a level.
 const REQUESTS_PER_CLIENT: usize = 4;
@@ -145,7 +146,7 @@ impl ServeArgs {
         let identity = self.cert.as_deref().zip(self.key.as_deref());
         let identity = identity.map(|(certificate, key)| Identity { certificate, key });
         let transport = Transport { cacert: self.cacert.as_deref(), identity, http2: self.http2 };
-        let api = Arc::new(Api::new(&self.url, self.api_key.as_deref(), timeout, transport)?);
+        let api = Arc::new(Api::new(&self.url, self.api_key.as_deref(), Some(timeout), transport)?);
         let target = self.prepare(&api).await?;
         let mut levels = Vec::new();
         for (number, &(load, count)) in loads.iter().enumerate() {

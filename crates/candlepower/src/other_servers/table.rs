@@ -123,7 +123,6 @@ pub(super) const FLAGS: &[Foreign] = &[
         &["--api-key-file"],
         Meaning::Not("use --api-keys-file, a TOML file with keys, their names and limits"),
     ),
-    of(&["--uds"], Meaning::Not(PROXY)),
     of(&["--root-path", "--api-prefix"], Meaning::Not(PROXY)),
     of(
         &["--otlp-traces-endpoint"],
@@ -200,16 +199,12 @@ pub(super) const VALUES: &[(&str, &str, Value)] = &[
 const QUANTIZED: &str = "the quantization is detected from the model's files; leave the flag out";
 
 pub(super) const COMMANDS: &[(&str, &str)] = &[
-    (
-        "run",
-        "use `candlepower serve MODEL`, or in the background `candlepower deploy MODEL --name NAME`",
-    ),
     ("start", "use `candlepower deploy MODEL --name NAME` to start a server in the background"),
-    ("stop", "use `candlepower delete NAME` to stop and remove a deployment"),
-    ("rm", "use `candlepower delete NAME` to stop and remove a deployment"),
+    ("stop", "use `candlepower delete NAME` to stop and remove a deployment; Ctrl-C stops `serve`"),
     ("ps", "use `candlepower ls` to list deployments"),
-    ("list", "use `candlepower ls` to list deployments"),
-    ("pull", "use `candlepower serve owner/name`, which downloads a model and serves it"),
+    (
+        "list",
+        "use `candlepower models` to list downloaded models, or `candlepower ls` to list deployments",
+    ),
     ("show", "use `candlepower doctor MODEL` to show a model's architecture and memory"),
-    ("chat", "use `candlepower serve MODEL`, and chat with any OpenAI client"),
 ];

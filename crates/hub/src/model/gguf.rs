@@ -20,13 +20,13 @@ const MOST_FOLDERS: usize = 3;
 
 /// The reason that a name is ambiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unclear {
+pub(crate) enum Unclear {
     None,
     Several,
 }
 
 /// The files of the chosen model, in order.
-fn choose<'a>(
+pub(crate) fn choose<'a>(
     wanted: &GgufName,
     mut files: impl Iterator<Item = &'a str>,
 ) -> Result<Vec<String>, Unclear> {
@@ -57,7 +57,7 @@ fn ends_with(path: &str, end: &str) -> bool {
 }
 
 /// The folder of a path, with its slash, and the file's name.
-fn split_path(path: &str) -> (&str, &str) {
+pub(crate) fn split_path(path: &str) -> (&str, &str) {
     path.split_at(path.rfind('/').map_or(0, |slash| slash + 1))
 }
 
@@ -67,7 +67,7 @@ fn is_gguf(path: &str) -> bool {
 }
 
 /// Whether a path is a model's first file.
-fn is_model(path: &str) -> bool {
+pub(crate) fn is_model(path: &str) -> bool {
     Gguf::model_name(split_path(path).1).is_some()
 }
 

@@ -1,13 +1,14 @@
 //! Accepts connections, and runs TLS and HTTP on each.
 
-use std::net::SocketAddr;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::server::TlsStream;
 
@@ -23,6 +24,38 @@ const MAX_REFUSALS: usize = 64;
 const REFUSED_BYTES: u64 = 1 << 20;
 /// Time in which connections must close when the server stops or refuses them.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A socket that accepts connections.
+pub(crate) trait Accept: Send + 'static {
+    /// One connection.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// The next connection, and the address of its client.
+    fn accept_next(&self) -> impl Future<Output = io::Result<(Self::Stream, SocketAddr)>> + Send;
+}
+
+impl Accept for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept_next(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let (stream, peer) = self.accept().await?;
+        // With Nagle's algorithm, a token could wait for the acknowledgement of the one before.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "set_nodelay");
+        }
+        Ok((stream, peer))
+    }
+}
+
+impl Accept for UnixListener {
+    type Stream = UnixStream;
+
+    /// All clients have the loopback address, since they are on this machine.
+    async fn accept_next(&self) -> io::Result<(UnixStream, SocketAddr)> {
+        let (stream, _) = self.accept().await?;
+        Ok((stream, SocketAddr::from((Ipv4Addr::LOCALHOST, 0))))
+    }
+}
 
 /// The protocols and limits of a listener.
 pub(crate) struct Door {
@@ -46,13 +79,13 @@ impl Door {
     }
 
     /// Serves until `stop` is [`Stop::Closing`], then closes the connections.
-    pub(crate) async fn serve(self, listener: TcpListener, mut stop: watch::Receiver<Stop>) {
+    pub(crate) async fn serve(self, listener: impl Accept, mut stop: watch::Receiver<Stop>) {
         let door = Arc::new(self);
         // Each connection has a receiver, so that the sender is notified when all have ended.
         let (connections, running) = watch::channel(());
         loop {
             let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
+                accepted = listener.accept_next() => accepted,
                 _ = stop.wait_for(|stop| *stop == Stop::Closing) => break,
             };
             let (stream, peer) = match accepted {
@@ -68,10 +101,6 @@ impl Door {
                 door.clone().refuse(stream);
                 continue;
             };
-            // With Nagle's algorithm, a token could wait for the acknowledgement of the one before.
-            if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, "set_nodelay");
-            }
             let (door, stop, running) = (Arc::clone(&door), stop.clone(), running.clone());
             tokio::spawn(async move {
                 door.connect(stream, peer, stop).await;
@@ -84,7 +113,12 @@ impl Door {
     }
 
     /// Runs a connection to its end, in its own task: a slow TLS handshake delays no other connection.
-    async fn connect(&self, stream: TcpStream, peer: SocketAddr, stop: watch::Receiver<Stop>) {
+    async fn connect(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        peer: SocketAddr,
+        stop: watch::Receiver<Stop>,
+    ) {
         let Some(tls) = &self.tls else {
             let protocol = if self.prior_knowledge { Protocol::Either } else { Protocol::Http1 };
             return self.http.serve(TokioIo::new(stream), peer, protocol, stop).await;
@@ -99,7 +133,7 @@ impl Door {
     }
 
     /// Answers a connection beyond the limit with 503, and closes it.
-    fn refuse(self: Arc<Self>, stream: TcpStream) {
+    fn refuse(self: Arc<Self>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         // Beyond so many refusals, silence is cheaper than an answer.
         let Ok(refusal) = Arc::clone(&self.refusals).try_acquire_owned() else { return };
         tokio::spawn(async move {
@@ -118,14 +152,14 @@ impl Door {
     }
 }
 
-fn negotiated(stream: &TlsStream<TcpStream>) -> Protocol {
+fn negotiated<S>(stream: &TlsStream<S>) -> Protocol {
     let (_, session) = stream.get_ref();
     if session.alpn_protocol() == Some(HTTP2) { Protocol::Http2 } else { Protocol::Http1 }
 }
 
 /// Sends 503 in HTTP/1.1 without waiting for a request.
 // No request was read, so its version is not known; every HTTP client understands HTTP/1.1.
-async fn say_full(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
+async fn say_full(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
     let body = serde_json::to_string(&ApiError::too_many_connections().to_body());
     let body = body.expect("all keys of an error are strings");
     let answer = format!(

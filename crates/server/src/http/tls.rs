@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::client::danger::HandshakeSignatureValid;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
@@ -76,7 +76,10 @@ impl Tls {
     ///
     /// # Errors
     /// The handshake fails or takes too long.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
+    pub(crate) async fn accept<S>(&self, stream: S) -> std::io::Result<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
         // The lock holds an `Arc`, which is complete at any time, so a panic of another thread leaves it sound.
         let config = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner));
         let accepted = TlsAcceptor::from(config).accept(stream);

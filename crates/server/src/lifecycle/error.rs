@@ -152,6 +152,17 @@ pub enum Error {
         /// The operating system's error.
         source: std::io::Error,
     },
+    /// A Unix socket and certificates are set.
+    #[error("--uds has no TLS: leave --ssl-certfile and --ssl-keyfile out, or --uds")]
+    SocketWithTls,
+    /// The server cannot listen on the Unix socket.
+    #[error("cannot listen on the Unix socket {}: {source}{}", path.display(), socket_hint(source))]
+    ListenOnSocket {
+        /// The socket's file.
+        path: PathBuf,
+        /// The operating system's error.
+        source: std::io::Error,
+    },
     /// A file in the settings cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     ReadFile {
@@ -205,6 +216,17 @@ impl From<NoGpu> for Error {
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Advice for common errors of listening on a Unix socket.
+fn socket_hint(source: &std::io::Error) -> &'static str {
+    match source.kind() {
+        std::io::ErrorKind::AddrInUse => {
+            "; another server listens there, or a file has this name: choose another path with --uds"
+        }
+        std::io::ErrorKind::NotFound => "; its folder does not exist",
+        _ => "",
+    }
+}
 
 /// Advice for common errors of listening.
 fn listen_hint(source: &std::io::Error) -> &'static str {

@@ -37,6 +37,8 @@ pub struct Terminal {
     bars: MultiProgress,
     /// Whether a bar is shown, so that lines have to be printed above it.
     has_bars: Arc<AtomicBool>,
+    /// Whether a person reads the log as text.
+    shows_start: bool,
 }
 
 /// Starts the process's log, lines or JSON on standard error. Panics are logged too.
@@ -44,7 +46,8 @@ pub struct Terminal {
 /// # Errors
 /// The thread that writes the log cannot be started.
 pub fn init_logging(config: &ServeConfig) -> io::Result<Terminal> {
-    let terminal = Terminal::default();
+    let shows_start = io::stderr().is_terminal() && config.log_format == LogFormat::Text;
+    let terminal = Terminal { shows_start, ..Terminal::default() };
     Writer::new(&QUEUE, terminal.clone())?.start()?;
     // Other crates log warnings and errors only.
     let filter = EnvFilter::new(format!("warn,candlepower={}", config.log_level.as_str()));
@@ -100,6 +103,16 @@ impl Terminal {
     /// The place for bars; `None` if standard error is no terminal.
     pub(crate) fn bars(&self) -> Option<&MultiProgress> {
         (!self.bars.is_hidden()).then_some(&self.bars)
+    }
+
+    /// Whether the start is shown with bars and a summary.
+    pub(crate) fn shows_start(&self) -> bool {
+        self.shows_start
+    }
+
+    /// Shows text in order with the lines of the log.
+    pub(crate) fn show(&self, text: &str) {
+        QUEUE.push(text.as_bytes(), false);
     }
 
     /// Sets whether bars are shown from now on.

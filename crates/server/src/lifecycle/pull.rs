@@ -1,7 +1,7 @@
 //! Gets all files of a model onto this machine. A model that cannot run here is refused before its weights are
 //! downloaded.
 
-mod report;
+pub(crate) mod report;
 mod text;
 
 use std::sync::Arc;
@@ -89,6 +89,8 @@ async fn describe(
     let hub = hub(config)?;
     state.set_pulling(Arc::clone(progress));
     let model = hub.open(name, &config.revision, progress).await?;
+    state.keep(model.in_use());
+    model.in_use().record_time();
     tracing::info!(
         "{} at {} is commit {}, in {}",
         name.id,

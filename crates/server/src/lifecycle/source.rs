@@ -75,13 +75,25 @@ impl ModelSource {
 /// # Errors
 /// See [`HubConfig::new`] and [`Hub::new`].
 pub fn hub(config: &ServeConfig) -> Result<Hub> {
+    Ok(Hub::new(hub_config(config)?)?)
+}
+
+/// The folder of downloaded models, by the settings and the environment.
+///
+/// # Errors
+/// See [`HubConfig::new`].
+pub fn hub_cache(config: &ServeConfig) -> Result<PathBuf> {
+    Ok(hub_config(config)?.cache().to_owned())
+}
+
+fn hub_config(config: &ServeConfig) -> Result<HubConfig> {
     let settings = HubSettings {
         home: config.hf_home.clone(),
         cache: config.hf_hub_cache.clone(),
         endpoint: config.hf_endpoint.clone(),
         offline: config.hf_hub_offline,
     };
-    Ok(Hub::new(HubConfig::new(settings, |name| std::env::var(name).ok())?)?)
+    Ok(HubConfig::new(settings, |name| std::env::var(name).ok())?)
 }
 
 /// The name of a folder, or of a file without its extension.

@@ -1,14 +1,12 @@
 //! The lifecycle of the server: listen, load, serve, drain.
 
 use std::any::Any;
-use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use candlepower_checkpoint::BATCHED_TOKENS;
 use candlepower_engine::{ChosenDevice, Device, EngineHealth};
-use tokio::net::{TcpListener, TcpSocket, lookup_host};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
@@ -18,7 +16,9 @@ use crate::http::connection::Stop;
 use crate::http::listen::Door;
 use crate::http::router::router;
 use crate::http::tls::Tls;
+use crate::http::unix_socket::SocketFile;
 use crate::lifecycle::activity;
+use crate::lifecycle::bind::{Listener, ServerAddress};
 use crate::lifecycle::error::{Error, Result};
 use crate::lifecycle::load::{chosen_device, load};
 use crate::lifecycle::logging::{self, Terminal};
@@ -26,6 +26,7 @@ use crate::lifecycle::pull::{LocalModel, pull};
 use crate::lifecycle::reload::Reloads;
 use crate::lifecycle::signals::StopSignals;
 use crate::lifecycle::source::ModelSource;
+use crate::lifecycle::start_screen;
 use crate::model::keys::ApiKeys;
 use crate::model::metrics::{CacheConfig, Metrics};
 use crate::model::served_model::{LoadedModel, PoolingModel, Served};
@@ -39,9 +40,6 @@ const ENGINE_WATCHED: Duration = Duration::from_millis(200);
 /// Time in which aborted requests can send their last event.
 const ABORT_GRACE: Duration = Duration::from_secs(2);
 
-/// Connections that may wait to be accepted. A client beyond it retries after a second. The system may allow fewer.
-const BACKLOG: u32 = 4096;
-
 /// Serves until a signal stops it; passes the address to `on_listening`.
 ///
 /// # Errors
@@ -52,14 +50,18 @@ pub async fn serve(
     on_listening: impl FnOnce(SocketAddr),
 ) -> Result<()> {
     let begin = Instant::now();
-    let mut server =
-        Server::start(&effective).await.inspect_err(|error| tracing::error!("{error}"))?;
+    let mut server = Server::start(&effective, &terminal)
+        .await
+        .inspect_err(|error| tracing::error!("{error}"))?;
     let (source, device) = (server.source.clone(), server.device.clone());
     let state = server.state.clone();
-    on_listening(server.address);
+    if let ServerAddress::Tcp(address) = server.address {
+        on_listening(address);
+    }
     let loading = async {
         let local = pull(&source, &state, &device, &terminal).await?;
-        load_in_thread(local, device, state.clone()).await
+        let loading = load_in_thread(local, device, state.clone());
+        start_screen::alongside(loading, &state, &terminal).await
     };
     let loaded = tokio::select! {
         loaded = loading => loaded,
@@ -72,6 +74,7 @@ pub async fn serve(
     match loaded {
         Ok(model) => {
             announce_model(&effective.config, &model, &server.address, begin.elapsed());
+            start_screen::show_ready(&terminal, &effective.config, &model, &server.address);
             // The engine's health is watched apart from the state, which is passed on.
             let engine = model.clone();
             if let Served::Generating(model) = &model {
@@ -115,15 +118,17 @@ struct Server {
     device: Device,
     state: AppState,
     signals: StopSignals,
-    address: SocketAddr,
+    address: ServerAddress,
     /// Ends `connections`.
     stop: watch::Sender<Stop>,
     connections: JoinHandle<()>,
+    /// Removed with the server, however it ends.
+    _socket_file: Option<SocketFile>,
 }
 
 impl Server {
     /// Checks the settings and begins to listen.
-    async fn start(effective: &Effective) -> Result<Self> {
+    async fn start(effective: &Effective, terminal: &Terminal) -> Result<Self> {
         let config = &effective.config;
         // The signals are caught before anything slow, so that an early one stops the server cleanly.
         let mut signals = StopSignals::new().map_err(Error::Signals)?;
@@ -144,9 +149,12 @@ impl Server {
             state.set_tracer(tracer.map_err(Error::Traces)?);
         }
         let tls = Tls::of(config).map_err(Error::Tls)?.map(Arc::new);
+        if config.uds.is_some() && tls.is_some() {
+            return Err(Error::SocketWithTls);
+        }
         signals.reload_on_hangup(reloads(&state, tls.clone())).map_err(Error::Signals)?;
-        let (listener, address) = bind(config).await?;
-        announce(effective, &chosen, &address);
+        let (listener, address, socket_file) = Listener::bind(config).await?;
+        announce(effective, &chosen, &address, terminal);
         if let Some(file) = &config.api_keys_file {
             tracing::info!(
                 "API keys (--api-keys-file {}): {}",
@@ -156,10 +164,22 @@ impl Server {
         }
         let (stop, stopped) = watch::channel(Stop::Serving);
         let door = Door::new(router(state.clone()), config.max_connections, tls, config.http2);
-        let connections = tokio::spawn(door.serve(listener, stopped));
+        let connections = match listener {
+            Listener::Tcp(listener) => tokio::spawn(door.serve(listener, stopped)),
+            Listener::Unix(listener) => tokio::spawn(door.serve(listener, stopped)),
+        };
         tokio::spawn(activity::watch(state.clone()));
         let device = chosen.device;
-        Ok(Self { source, device, state, signals, address, stop, connections })
+        Ok(Self {
+            source,
+            device,
+            state,
+            signals,
+            address,
+            stop,
+            connections,
+            _socket_file: socket_file,
+        })
     }
 
     /// Reports a failure in the log and, until a signal stops the process, at /health: supervisors poll it.
@@ -209,30 +229,6 @@ fn reloads(state: &AppState, tls: Option<Arc<Tls>>) -> Reloads {
     });
     reloads.add("keys", keys);
     reloads
-}
-
-async fn bind(config: &ServeConfig) -> Result<(TcpListener, SocketAddr)> {
-    let address = (config.host.as_str(), config.port());
-    let failed = |source| Error::Listen { address: format!("{}:{}", address.0, address.1), source };
-    let mut listener = Err(ErrorKind::AddrNotAvailable.into());
-    // A name may have several addresses, such as localhost's of IPv6 and IPv4. The first that can be used is taken.
-    for address in lookup_host(address).await.map_err(failed)? {
-        listener = listen(address);
-        if listener.is_ok() {
-            break;
-        }
-    }
-    let listener = listener.map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?;
-    Ok((listener, address))
-}
-
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // Without it, a restarted server could not listen while connections of the last one are in TIME_WAIT.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
 }
 
 /// Loads in its own thread, so that the runtime answers meanwhile and does not wait for it when the process exits.
@@ -301,11 +297,18 @@ async fn drain(state: &AppState) {
 }
 
 /// Logs the version, the settings and the device.
-fn announce(effective: &Effective, chosen: &ChosenDevice, address: &SocketAddr) {
+fn announce(
+    effective: &Effective,
+    chosen: &ChosenDevice,
+    address: &ServerAddress,
+    terminal: &Terminal,
+) {
     let config = &effective.config;
     let settings: Vec<String> = effective
         .settings
         .iter()
+        // The whole list fills half a terminal. `candlepower config` prints it.
+        .filter(|setting| !terminal.shows_start() || setting.source != Source::Default)
         .map(|setting| match setting.source {
             Source::Default => format!("{}={}", setting.name, setting.value),
             source => format!("{}={} ({source})", setting.name, setting.value),
@@ -322,28 +325,32 @@ fn announce(effective: &Effective, chosen: &ChosenDevice, address: &SocketAddr) 
             tracing::info!("{name} has no effect on the CPU");
         }
     }
-    let scheme = config.scheme();
-    tracing::info!("listening on {scheme}://{address}, loading the model");
+    tracing::info!("listening on {}, loading the model", address.url(config));
 }
 
 /// Logs the model, its limits and the server's address.
-fn announce_model(config: &ServeConfig, model: &Served, address: &SocketAddr, took: Duration) {
+fn announce_model(config: &ServeConfig, model: &Served, address: &ServerAddress, took: Duration) {
     match model {
         Served::Generating(model) => announce_generating(config, model),
         Served::Pooling(model) => announce_pooling(config, model),
     }
     // A client certificate is a proof as good as a key.
     let is_open = !config.needs_key() && config.ssl_ca_certs.is_none();
-    if is_open && !address.ip().is_loopback() {
+    if let ServerAddress::Tcp(address) = address
+        && is_open
+        && !address.ip().is_loopback()
+    {
         tracing::warn!(
             "no API key is set: everybody who reaches {address} can use this server; set --api-key or --api-keys-file"
         );
     }
-    let scheme = config.scheme();
-    tracing::info!(
-        "ready: {scheme}://{address}/v1 (documentation: {scheme}://{address}/docs), {:.1} s after the start",
-        took.as_secs_f64()
-    );
+    let (url, seconds) = (address.url(config), took.as_secs_f64());
+    match address {
+        ServerAddress::Tcp(_) => tracing::info!(
+            "ready: {url}/v1 (documentation: {url}/docs), {seconds:.1} s after the start"
+        ),
+        ServerAddress::Unix(_) => tracing::info!("ready: {url}, {seconds:.1} s after the start"),
+    }
 }
 
 fn announce_pooling(config: &ServeConfig, model: &PoolingModel) {
@@ -426,22 +433,5 @@ fn announce_generating(config: &ServeConfig, model: &LoadedModel) {
         tracing::warn!(
             "the model has no chat template: /v1/chat/completions answers 400; give one with --chat-template"
         );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::TcpStream;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn many_connections_may_wait_to_be_accepted() {
-        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = listener.local_addr().unwrap();
-        let patience = Duration::from_millis(900); // less than until the next try
-        let connect = |_| TcpStream::connect_timeout(&address, patience).unwrap();
-        let waiting: Vec<TcpStream> = (0..200).map(connect).collect();
-        assert_eq!(waiting.len(), 200);
     }
 }

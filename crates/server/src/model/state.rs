@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use candlepower_api::{HealthResponse, LoadProgress};
 use candlepower_engine::{CallerId, EngineHealth};
-use candlepower_hub::DownloadProgress;
+use candlepower_hub::{DownloadProgress, InUse};
 use candlepower_media::ImageBudget;
 use tokio::sync::watch;
 
@@ -44,6 +44,8 @@ struct Shared {
     fetching: Permits,
     /// The memory for resized images.
     images: ImageBudget,
+    /// Keeps a model of the hub's cache from being removed.
+    in_use: OnceLock<Arc<InUse>>,
 }
 
 /// Images that are fetched at once for one caller. All callers together fetch twice as many, of at most 32 MiB each.
@@ -85,11 +87,18 @@ impl AppState {
             preparation: Permits::new(cores),
             fetching: Permits::new(FETCHES_OF_A_CALLER),
             images,
+            in_use: OnceLock::new(),
         }))
     }
 
     pub(crate) fn config(&self) -> &ServeConfig {
         &self.0.config
+    }
+
+    /// Keeps the model's files from being removed while this state lives.
+    pub(crate) fn keep(&self, in_use: Arc<InUse>) {
+        // Only one model is loaded, so a second mark would be the same.
+        let _ = self.0.in_use.set(in_use);
     }
 
     pub(crate) fn keys(&self) -> &ApiKeys {

@@ -72,7 +72,9 @@ impl Names<'_> {
             None => self.words.contains(name) || KNOWN.contains(&name),
         };
         if is_command || code.starts_with("--") {
-            let words = code.split([' ', '=']).filter(|word| is_flag(word));
+            // Behind `--` stand flags of another command.
+            let own = code.split(" -- ").next().unwrap_or(code);
+            let words = own.split([' ', '=']).filter(|word| is_flag(word));
             if let Some(flag) = words.map(str::to_owned).find(|flag| !is_listed(flag)) {
                 return Some(flag);
             }
@@ -117,6 +119,7 @@ mod tests {
         let text = "`--dtype float32`, `--dtype=float32`, `BLAZE_DTYPE=float32`, `candlepower_steps_total`, `BLAZE_`, `cargo build --features cuda`\n\n\
                     ```console\ncandlepower serve demo --dtype float32\ncandlepower bench run x --batch 1\ndocker run --rm x\n```\n";
         assert!(messages("docs/a.md", text).is_empty(), "{:?}", messages("docs/a.md", text));
+        assert!(messages("docs/a.md", "`candlepower bench run x --batch 1 -- --other`").is_empty());
         assert!(messages("docs/design/a.md", "`--none`").is_empty());
     }
 

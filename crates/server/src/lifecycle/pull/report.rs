@@ -17,8 +17,8 @@ const DRAW: Duration = Duration::from_millis(100);
 const LOG: Duration = Duration::from_secs(10);
 const BAR: &str = "{prefix:.bold} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta} {msg}";
 
-/// Runs `work`, and reports the progress meanwhile.
-pub(super) async fn alongside<T>(
+/// Runs `work`, which downloads files, and reports the progress meanwhile: by bars on a terminal, otherwise by lines in the log.
+pub async fn alongside<T>(
     work: impl Future<Output = T>,
     progress: &DownloadProgress,
     terminal: &Terminal,

@@ -1,0 +1,281 @@
+//! The HTTP client for servers with OpenAI's API, of `bench serve`, `chat` and others.
+
+use std::error::Error as _;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use candlepower_client::tls::{Identity, Trust, client_config};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use reqwest::{Client, ClientBuilder, RequestBuilder, Response, StatusCode, Url};
+use serde_json::Value;
+
+/// Characters of a server's error that are shown.
+const ERROR_CHARS: usize = 200;
+/// The beginning of addresses of Unix sockets.
+pub(crate) const UNIX: &str = "unix:";
+/// The host in requests over a Unix socket.
+const UNIX_HOST: &str = "http://localhost";
+/// Time limit for a connection, if requests have none.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A server.
+pub(crate) struct Api {
+    http: Client,
+    /// Opens a connection for each request.
+    unpooled: Client,
+    /// The base URL, without a slash or `/v1` at its end.
+    pub(crate) base: String,
+    /// The server's name in errors.
+    pub(crate) shown: String,
+    authorization: Option<HeaderValue>,
+}
+
+/// Options of the connection to a server.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Transport<'a> {
+    /// PEM file with certificates to trust besides the system's.
+    pub(crate) cacert: Option<&'a Path>,
+    /// The client certificate to present.
+    pub(crate) identity: Option<Identity<'a>>,
+    /// Use HTTP/2, by prior knowledge if there is no TLS.
+    pub(crate) http2: bool,
+}
+
+impl Transport<'_> {
+    fn apply(self, http: ClientBuilder) -> Result<ClientBuilder> {
+        let mut http = http;
+        if self.has_tls_files() {
+            let trust = self.cacert.map_or(Trust::System, Trust::SystemAnd);
+            let mut tls = client_config(trust, self.identity).map_err(|error| anyhow!(error))?;
+            // A preconfigured TLS client does not get the protocols of the builder, so they are named here.
+            tls.alpn_protocols =
+                vec![if self.http2 { b"h2".to_vec() } else { b"http/1.1".to_vec() }];
+            http = http.use_preconfigured_tls(tls);
+        }
+        Ok(if self.http2 { http.http2_prior_knowledge() } else { http.http1_only() })
+    }
+
+    fn has_tls_files(self) -> bool {
+        self.cacert.is_some() || self.identity.is_some()
+    }
+}
+
+impl Api {
+    /// # Errors
+    /// The URL, the key or a certificate is invalid.
+    pub(crate) fn new(
+        url: &str,
+        key: Option<&str>,
+        timeout: Option<Duration>,
+        transport: Transport<'_>,
+    ) -> Result<Self> {
+        let socket = socket_path(url);
+        let shown = url;
+        let url = if socket.is_some() { UNIX_HOST } else { url };
+        let base = url.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches('/');
+        let parsed = Url::parse(base).with_context(|| format!("--url `{url}` is not a URL"))?;
+        if !matches!(parsed.scheme(), "http" | "https") {
+            bail!("--url `{url}`: a URL that begins with http://, https:// or unix: is needed");
+        }
+        if transport.has_tls_files() && parsed.scheme() != "https" {
+            bail!("--url `{url}`: --cacert and --cert are for URLs that begin with https://");
+        }
+        let host = parsed.host_str().unwrap_or_default();
+        let is_local = host == "localhost" || host.starts_with("127.") || host == "[::1]";
+        // A second client without idle connections serves the retry below.
+        let client = |idle_connections| {
+            let http = Client::builder().pool_max_idle_per_host(idle_connections);
+            let http = match timeout {
+                Some(timeout) => http.timeout(timeout),
+                None => http.connect_timeout(CONNECT_TIMEOUT),
+            };
+            let http = match socket {
+                Some(path) => http.unix_socket(path),
+                None => http,
+            };
+            // A proxy named by the environment would be measured too.
+            let http = if is_local { http.no_proxy() } else { http };
+            transport.apply(http)?.build().context("cannot start the HTTP client")
+        };
+        let authorization = key.map(|key| HeaderValue::try_from(format!("Bearer {key}")));
+        Ok(Self {
+            http: client(usize::MAX)?,
+            unpooled: client(0)?,
+            base: base.to_owned(),
+            shown: if socket.is_some() { shown } else { base }.to_owned(),
+            authorization: authorization
+                .transpose()
+                .context("the API key has characters that a header cannot have")?,
+        })
+    }
+
+    /// # Errors
+    /// The server cannot be reached, answers with an error, or its answer is not JSON.
+    pub(crate) async fn get(&self, path: &str) -> Result<Value> {
+        let response = self.send(self.http.get(self.url(path))).await?;
+        self.json(response).await
+    }
+
+    /// # Errors
+    /// The errors of [`get`](Self::get).
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value> {
+        let response = self.open(path, body.to_string().into_bytes()).await?;
+        self.json(response).await
+    }
+
+    /// Posts JSON, and returns the answer before its body has arrived.
+    ///
+    /// # Errors
+    /// The server cannot be reached, or answers with an error.
+    pub(crate) async fn open(&self, path: &str, body: Vec<u8>) -> Result<Response> {
+        let request = self.http.post(self.url(path)).body(body);
+        self.send(request.header(CONTENT_TYPE, "application/json")).await
+    }
+
+    /// Status and JSON of the answer to a GET request, whatever the status. The JSON is null if the answer is something else.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub(crate) async fn status(&self, path: &str) -> Result<(StatusCode, Value)> {
+        let request = self.authorized(self.http.get(self.url(path)));
+        let response = request.send().await.map_err(|error| self.failure(&error))?;
+        let status = response.status();
+        Ok((status, self.json(response).await.unwrap_or(Value::Null)))
+    }
+
+    fn authorized(&self, request: RequestBuilder) -> RequestBuilder {
+        match &self.authorization {
+            Some(authorization) => request.header(AUTHORIZATION, authorization),
+            None => request,
+        }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+
+    async fn send(&self, request: RequestBuilder) -> Result<Response> {
+        let request = self.authorized(request).build().map_err(|error| self.failure(&error))?;
+        let again = request.try_clone();
+        let response = match (self.http.execute(request).await, again) {
+            // Some servers close an idle connection just when it is used again. That is no failure of the request, so it is sent once more.
+            (Err(error), Some(again))
+                if error.is_request() && !error.is_connect() && !error.is_timeout() =>
+            {
+                self.unpooled.execute(again).await
+            }
+            (outcome, _) => outcome,
+        };
+        let response = response.map_err(|error| self.failure(&error))?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let body = response.text().await.unwrap_or_default();
+        let said = serde_json::from_str::<Value>(&body).map_or(body, |body| error_text(&body));
+        bail!("{}: HTTP {status}: {}", self.shown, shortened(&said))
+    }
+
+    async fn json(&self, response: Response) -> Result<Value> {
+        let body = response.text().await.map_err(|error| self.failure(&error))?;
+        serde_json::from_str(&body)
+            .map_err(|_| anyhow!("{}: not JSON: {}", self.shown, shortened(&body)))
+    }
+
+    /// The innermost cause of a failed connection.
+    pub(crate) fn failure(&self, error: &reqwest::Error) -> anyhow::Error {
+        if error.is_timeout() {
+            return anyhow!("{}: the answer did not end within --timeout; raise it", self.shown);
+        }
+        let mut cause = error.source();
+        // The outer errors of reqwest and hyper only say that a request failed.
+        while let Some(deeper) = cause.and_then(|cause| cause.source()) {
+            cause = Some(deeper);
+        }
+        let cause = cause.map_or_else(|| error.to_string(), ToString::to_string);
+        let what =
+            if error.is_connect() { "cannot be reached" } else { "the connection broke off" };
+        anyhow!("{}: {what}: {cause}", self.shown)
+    }
+}
+
+/// The path in `unix:PATH` or `unix://PATH`; `None` for other addresses.
+pub(crate) fn socket_path(url: &str) -> Option<&Path> {
+    let path = url.strip_prefix(UNIX)?;
+    Some(Path::new(path.strip_prefix("//").unwrap_or(path)))
+}
+
+/// The message of `{"error": ..}`.
+pub(crate) fn error_text(body: &Value) -> String {
+    let error = body.get("error").unwrap_or(body);
+    let message = error.get("message").unwrap_or(error);
+    message.as_str().map_or_else(|| message.to_string(), str::to_owned)
+}
+
+pub(crate) fn shortened(text: &str) -> String {
+    text.trim().chars().take(ERROR_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use candlepower_client::tls::Identity;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A server that closes its first `closed` connections after a request, and answers on the next one.
+    async fn closing(closed: usize) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            for connection in 0.. {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                assert_ne!(stream.read(&mut [0; 1024]).await.unwrap(), 0);
+                if connection == closed {
+                    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+                    stream.write_all(answer).await.unwrap();
+                }
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn a_closed_connection_is_tried_once_more() {
+        for (closed, is_answered) in [(0, true), (1, true), (2, false)] {
+            let api = Api::new(
+                &closing(closed).await,
+                None,
+                Some(Duration::from_secs(5)),
+                Transport::default(),
+            )
+            .unwrap();
+            let answer = api.post("/v1/completions", &serde_json::json!({})).await;
+            assert_eq!(answer.is_ok(), is_answered, "{closed} closed: {answer:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_taken_with_and_without_v1() {
+        let base = |url| {
+            Api::new(url, None, Some(Duration::from_secs(1)), Transport::default())
+                .map(|api| api.base)
+        };
+        for url in ["http://a:1", "http://a:1/", "http://a:1/v1", "http://a:1/v1/"] {
+            assert_eq!(base(url).unwrap(), "http://a:1");
+        }
+        assert!(base("ftp://a").is_err() && base("a").is_err());
+        let file = Path::new("a.pem");
+        let identity = Identity { certificate: file, key: file };
+        for transport in [
+            Transport { cacert: Some(file), ..Transport::default() },
+            Transport { identity: Some(identity), ..Transport::default() },
+        ] {
+            let api = Api::new("http://a", None, Some(Duration::from_secs(1)), transport);
+            let error = api.err().unwrap().to_string();
+            assert!(error.contains("--cacert and --cert are for"), "{error}");
+        }
+    }
+}

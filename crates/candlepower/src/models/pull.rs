@@ -1,0 +1,137 @@
+//! `candlepower pull`: downloads and verifies a model without serving it.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use candlepower_checkpoint::Bytes;
+use candlepower_hub::{DownloadProgress, HubModel, ModelName, stored};
+use candlepower_machine::{Machine, print, print_error};
+use candlepower_server::config::LogLevel;
+use candlepower_server::{EndOfLog, ServeConfig, hub, hub_cache, init_logging, show_download};
+use clap::Args;
+
+use super::cache::CacheFlags;
+use crate::doctor;
+
+/// End of the long help.
+pub(crate) const AFTER_HELP: &str = "Examples:\n  \
+    candlepower pull Qwen/Qwen2.5-0.5B-Instruct\n  \
+    candlepower pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M\n  \
+    HF_TOKEN=.. candlepower pull meta-llama/Llama-3.2-1B-Instruct --revision main\n\n\
+    The same files are downloaded as by `serve`, into the same folder, and every file's digest is checked. After Ctrl-C or a failure \
+    the same command continues the download.\n\n\
+    Exit status: 0 if the model is complete; 1 if not; 2 for an invalid command line; 130 after Ctrl-C.";
+
+/// Exit status after Ctrl-C: 128 plus SIGINT, like a shell's.
+const INTERRUPTED: u8 = 130;
+
+/// `candlepower pull`.
+#[derive(Debug, Args)]
+pub(crate) struct Pull {
+    /// Hub id owner/name; for a GGUF file owner/name:Q4_K_M or owner/name/FILE
+    model: String,
+    /// Branch, tag or commit of the model on the hub
+    #[arg(long, value_name = "REVISION", default_value = "main")]
+    revision: String,
+    #[command(flatten)]
+    cache: CacheFlags,
+    /// URL of the hub or of a mirror; environment variable HF_ENDPOINT [default: `https://huggingface.co`]
+    #[arg(long, value_name = "URL")]
+    hf_endpoint: Option<String>,
+}
+
+/// The end of a download.
+enum Ended {
+    Complete(Box<HubModel>),
+    Interrupted,
+}
+
+impl Pull {
+    pub(crate) fn run(&self) -> ExitCode {
+        match self.pull() {
+            Ok(Ended::Complete(_)) => ExitCode::SUCCESS,
+            Ok(Ended::Interrupted) => {
+                print_error("stopped; the same command continues the download");
+                ExitCode::from(INTERRUPTED)
+            }
+            Err(error) => {
+                print_error(format_args!("error: {error:#}"));
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    fn pull(&self) -> Result<Ended> {
+        let Ok(name) = ModelName::not_here(&self.model) else {
+            bail!(
+                "`{}` is no model of the hub: give its id as owner/name, or owner/name:Q4_K_M for a GGUF file",
+                self.model
+            );
+        };
+        let endpoint = self.hf_endpoint.iter().flat_map(|url| ["--hf-endpoint", url]);
+        let mut config = self.cache.settings(endpoint.map(OsString::from).collect())?;
+        config.revision.clone_from(&self.revision);
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let ended = runtime.block_on(fetched(config.clone(), &name));
+        // Connections may still be open after Ctrl-C.
+        runtime.shutdown_background();
+        if let Ok(Ended::Complete(model)) = &ended {
+            print(&summary(&config, &name, model)?);
+        }
+        ended
+    }
+}
+
+/// Downloads a model, and shows the progress meanwhile.
+async fn fetched(mut config: ServeConfig, name: &ModelName) -> Result<Ended> {
+    let bars = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    // Bars show what lines would say.
+    config.log_level = if bars { LogLevel::Warn } else { LogLevel::Info };
+    let terminal = init_logging(&config)?;
+    let hub = hub(&config)?;
+    let progress = Arc::new(DownloadProgress::default());
+    let download = async {
+        let model = hub.open(name, &config.revision, &progress).await?;
+        model.fetch_weights(&progress).await?;
+        anyhow::Ok(Ended::Complete(Box::new(model)))
+    };
+    let work = async {
+        tokio::select! {
+            ended = download => ended,
+            interrupted = tokio::signal::ctrl_c() => interrupted.map(|()| Ended::Interrupted).map_err(Into::into),
+        }
+    };
+    let ended = show_download(work, &progress, &terminal).await;
+    // Lines of the log come before the result.
+    drop(EndOfLog);
+    ended
+}
+
+/// The model's size and folder, and whether this machine can serve it.
+fn summary(config: &ServeConfig, name: &ModelName, model: &HubModel) -> Result<String> {
+    let repos = stored(&hub_cache(config)?)?;
+    let repo = repos.iter().find(|repo| repo.id == name.id);
+    let commit =
+        repo.and_then(|repo| repo.commits.iter().find(|commit| commit.id == model.commit()));
+    let size = commit.map_or(0, |commit| commit.bytes());
+    let folder = model.folder();
+    let report = doctor::report_on(&name.to_string(), model.files(), &Machine::probe());
+    let advice = match report {
+        Ok(report)
+            if report["plans"]
+                .as_array()
+                .is_some_and(|plans| plans.iter().any(|plan| plan["fits"] == true)) =>
+        {
+            format!("`candlepower chat {name}` or `candlepower serve {name}` runs it")
+        }
+        Ok(report) => format!(
+            "it does not fit this machine: {}",
+            report["message"].as_str().unwrap_or_default()
+        ),
+        Err(error) => format!("this version cannot serve it: {error:#}"),
+    };
+    Ok(format!("{name} is complete: {} in {}\n{advice}\n", Bytes(size), folder.display()))
+}
