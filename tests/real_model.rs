@@ -1,5 +1,5 @@
-//! SmolLM2-135M-Instruct, a real model in GGUF's Q4_1, compared with transformers' results for its dequantized
-//! float32 weights. By default the log-probabilities of four texts, five chats and five schemas are compared. With
+//! SmolLM2-135M-Instruct, a real model in GGUF's Q4_1, compared with transformers' results for its dequantized weights:
+//! log-probabilities in float64, chats in float32. By default the log-probabilities of four texts, five chats and five schemas are compared. With
 //! `CANDLEPOWER_TEST_REAL_MODEL=all` it is all of them.
 
 mod unquantized;
@@ -10,8 +10,11 @@ use serde_json::{Value, json};
 
 use crate::support::{Server, ServerBuilder, TempFolder, python, run_to_end};
 
-/// Tolerance of a log-probability in float32.
+/// Tolerance of a log-probability in float32 around its value in float64.
 const TOLERANCE: f64 = 1e-4;
+/// Texts and tokens that float32 does not settle, with their tolerance. By `scripts/goldens/real_model.py --measure`, transformers' own
+/// float32 is 2.0e-4 from float64 at this token on one machine, and 3.1e-5 on another. At all other tokens it is at most 5.2e-5.
+const UNSETTLED: [(&str, usize, f64); 1] = [("declaration", 49, 4e-4)];
 /// Relative tolerance of a perplexity.
 const PERPLEXITY: f64 = 0.01;
 /// Number of tokens of a chat, as in `scripts/goldens/real_model.py`.
@@ -114,8 +117,12 @@ fn float32_is_what_transformers_computes() {
         assert_eq!(found.len(), expected.len(), "{name}");
         for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let difference = (found - expected).abs();
-            assert!(difference < TOLERANCE, "{name}, token {i}: {found} and {expected}");
-            largest = largest.max(difference);
+            let unsettled = UNSETTLED.iter().find(|(text, token, _)| (*text, *token) == (name, i));
+            let tolerance = unsettled.map_or(TOLERANCE, |(.., tolerance)| *tolerance);
+            assert!(difference < tolerance, "{name}, token {i}: {found} and {expected}");
+            if unsettled.is_none() {
+                largest = largest.max(difference);
+            }
         }
     }
     eprintln!("largest difference of a log probability: {largest:.1e}");

@@ -96,6 +96,51 @@ fn marks_inside_arguments_are_text() {
     }
 }
 
+/// Marks of quoted strings and of messages, in formats without an element for each argument.
+#[test]
+fn marks_within_strings_are_text() {
+    let gemma = "<|tool_call>call:w{content:<|\"|>{}<|\"|>}<tool_call|>";
+    let function_gemma =
+        "<start_function_call>call:w{content:<escape>{}<escape>}<end_function_call>";
+    let harmony = "<|channel|>commentary to=functions.w <|constrain|>json<|message|>{\"content\": \"{}\"}<|call|>";
+    let hermes =
+        "<tool_call>\n{\"name\": \"w\", \"arguments\": {\"content\": \"{}\"}}\n</tool_call>";
+    let solar = "<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>w<|tool_call:args|>{\"content\": \"{}\"}<|tool_call:end|>";
+    for (parser, call, marks) in [
+        ("gemma4", gemma, &["<|\"|>", "<|\"|>}", "<tool_call|>"][..]),
+        ("functiongemma", function_gemma, &["<escape>", "<escape>}", "<end_function_call>"]),
+        ("gpt_oss", harmony, &["<|call|>", "<|end|>", "<|message|>"]),
+        ("hermes", hermes, &["</tool_call>", "<tool_call>"]),
+        ("solar_open", solar, &["<|tool_call:end|>", "<|end|>", "<|begin|>assistant"]),
+    ] {
+        let contents =
+            marks.iter().flat_map(|mark| [format!("A {mark} B"), format!("{mark}{mark}b")]);
+        let contents: Vec<String> = contents.collect();
+        // JSON escapes quotes, and Gemma's notation has no escapes.
+        let is_json = call.contains("\"{}\"");
+        let written = |content: &String| match is_json {
+            true => call.replace("{}", &content.replace('"', "\\\"")),
+            false => call.replace("{}", content),
+        };
+        let texts: Vec<String> = contents.iter().map(written).collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        let flags = format!("--tool-call-parser {parser}");
+        let model = Scripted::start(&template(""), &[], &texts, &flags);
+        for endpoint in Endpoint::ALL {
+            for (index, content) in contents.iter().enumerate() {
+                let answer = model.answer(endpoint, index, with_tools(endpoint, json!({})));
+                assert_eq!(
+                    called(&answer),
+                    [("w", json!({"content": content}))],
+                    "{parser} {endpoint:?}"
+                );
+                let read = (answer.content.as_str(), answer.finish.as_str());
+                assert_eq!(read, ("", ends(endpoint).0), "{parser} {endpoint:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn calls_are_found_in_reasoning_that_is_not_closed() {
     let call = "<tool_call>\n<function=w>\n<parameter=content>\nParis\n</parameter>\n</function>\n</tool_call>";

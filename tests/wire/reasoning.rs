@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, ServerBuilder, TempFolder};
+use crate::support::{Endpoint, Form, Scripted, Server, ServerBuilder, TempFolder};
 
 /// A template that opens the reasoning of an answer, or closes it if it is switched off.
 const TEMPLATE: &str = "{{ reasoning_effort | default('') }}{% for m in messages %}<|im_start|>{{ m.role }}\n\
@@ -286,6 +286,62 @@ fn a_thought_that_is_ended_keeps_its_place_and_its_seed() {
         assert_eq!(beside(&server, [body(3), body(4)]), alone);
     }
     server.wait_until_all_blocks_are_free();
+}
+
+/// An answer of gpt-oss has several messages, and more than one of them may be reasoning.
+#[test]
+fn a_budget_is_for_all_messages_of_reasoning() {
+    let marks = [
+        "<|channel|>",
+        "<|message|>",
+        "<|end|>",
+        "<|start|>",
+        "<|constrain|>",
+        "<|call|>",
+        "<|return|>",
+    ];
+    let open = "<|channel|>analysis<|message|>";
+    let texts = [
+        format!("{open}{}", "hm ".repeat(200)),
+        format!("{open}hm hm hm<|end|><|start|>assistant").repeat(8),
+    ];
+    let texts = texts.each_ref().map(String::as_str);
+    let template = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<|start|>assistant";
+    let flags = "--tool-call-parser gpt_oss --reasoning-parser gpt_oss";
+    let model = Scripted::start(template, &marks, &texts, flags);
+    let parameters = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+    for endpoint in Endpoint::ALL {
+        let tools = json!([endpoint.tool("w", parameters.clone())]);
+        let (budget, limit, required) = match endpoint {
+            Endpoint::Chat => {
+                (json!({"thinking_token_budget": 20}), "max_tokens", json!("required"))
+            }
+            Endpoint::Responses => {
+                (json!({"reasoning": {"max_tokens": 20}}), "max_output_tokens", json!("required"))
+            }
+            Endpoint::Messages => {
+                let thinking = json!({"type": "enabled", "budget_tokens": 20});
+                (json!({"thinking": thinking}), "max_tokens", json!({"type": "any"}))
+            }
+        };
+        let budget = with(budget, json!({limit: 120}));
+        for more in
+            [json!({}), json!({"tools": tools}), json!({"tools": tools, "tool_choice": required})]
+        {
+            for text in 0..texts.len() {
+                let mut body =
+                    model.body(endpoint, text, Form::Bytes, with(budget.clone(), more.clone()));
+                let whole = endpoint.whole(&model.server.post(endpoint.path(), &body).ok());
+                body["stream"] = true.into();
+                let streamed = endpoint.streamed(&model.server.post(endpoint.path(), &body).text());
+                assert_eq!(streamed, whole, "{body}");
+                // Two line breaks stand between messages of reasoning.
+                let reasoning = whole.reasoning.replace("\n\n", "");
+                let least = if text == 0 { 10 } else { 1 };
+                assert!((least..=28).contains(&reasoning.len()), "{whole:?} {body}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -450,7 +450,10 @@ impl Lark<'_> {
         let next = self.literal("<|start|>assistant");
         // The prompt ends with `<|start|>assistant`. So the first message has no start of its own, and every later
         // one needs it.
-        let analysis = format!("({open} {thought} {next})?");
+        let analysis = match self.shape.thinking {
+            Thinking::Closed => String::new(),
+            Thinking::Open | Thinking::Possible => format!("({open} {thought} {next})?"),
+        };
         let last = self.literal("<|channel|>final<|message|>");
         let text = match self.shape.calls {
             Calls::Required => String::new(),

@@ -45,7 +45,7 @@ pub(crate) struct HarmonyParser {
 }
 
 /// The state of the last call's arguments.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Arguments {
     /// No arguments yet.
     #[default]
@@ -84,9 +84,30 @@ impl Arguments {
             None => Self::Open(scanner),
         }
     }
+
+    /// Whether they end within a string.
+    fn is_in_string(&self) -> bool {
+        matches!(self, Self::Open(scanner) if scanner.is_in_string())
+    }
 }
 
 impl HarmonyParser {
+    /// The mark that ends a body, and its position. Within a string of a call's arguments, a mark is a part of the string: agents write
+    /// texts about this format.
+    fn end_of(&self, body: Body) -> Option<(usize, &'static str)> {
+        let mut searched = 0;
+        loop {
+            let text = &self.held[searched..];
+            let found = ENDS.iter().filter_map(|mark| Some((searched + text.find(mark)?, *mark)));
+            let (at, mark) = found.min()?;
+            if body != Body::Call || !self.arguments.clone().with(&self.held[..at]).is_in_string() {
+                return Some((at, mark));
+            }
+            // All marks begin with an ASCII character.
+            searched = at + 1;
+        }
+    }
+
     pub(crate) fn new(functions: Option<Arc<[Callable]>>) -> Self {
         Self {
             state: State::Between,
@@ -219,8 +240,7 @@ impl HarmonyParser {
     }
 
     fn body(&mut self, body: Body, events: &mut Events) -> bool {
-        let found = ENDS.iter().filter_map(|mark| Some((self.held.find(mark)?, *mark))).min();
-        let Some((at, mark)) = found else {
+        let Some((at, mark)) = self.end_of(body) else {
             let begun = ENDS.iter().map(|mark| len_of_beginning(&self.held, mark)).max();
             let certain = self.held.len() - begun.unwrap_or(0);
             // White space at the end is dropped, but not held back without limit.

@@ -328,7 +328,11 @@ impl ToolParser {
         let schema = self.functions[*function].parameters.as_ref();
         let mut json = String::new();
         let types = |key: &str| Types::of_property(key, schema);
-        let (taken, result) = arguments.read(&self.held, self.ended, &mut json, types);
+        let properties = schema.and_then(|schema| schema.get("properties")?.as_object());
+        let declares =
+            |key: &str| properties.is_some_and(|properties| properties.contains_key(key));
+        let known = gemma4::Known { ended: self.ended, types: &types, declares: &declares };
+        let (taken, result) = arguments.read(&self.held, &mut json, &known);
         self.held.drain(..taken);
         events.call_arguments(self.num_calls, &json);
         self.has_arguments |= !json.is_empty();

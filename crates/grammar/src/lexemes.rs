@@ -10,7 +10,7 @@ use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
 use llguidance::earley::lexerspec::{LexemeIdx, LexemeSpec, LexerSpec};
 use llguidance::toktrie::TokEnv;
 
-use crate::schema::text_of_integer;
+use crate::schema::{Range, text_of_integer};
 use crate::{Error, Result};
 
 /// The white space of our schemas and of the library's own. Lexemes between such white space are those of JSON.
@@ -122,7 +122,7 @@ struct Tightening {
     digits: ExprRef,
     /// Strings without numeric escapes.
     one_spelling: ExprRef,
-    /// Integers whose texts are in the schemas (`schema/exact.rs`).
+    /// Integers and ranges whose texts are in the schemas (`schema/exact.rs`).
     integers: Vec<String>,
     /// Those of them that were found in a lexeme.
     found: BTreeSet<String>,
@@ -225,7 +225,10 @@ impl Tightening {
         let texts = own.iter().map(|digits| RegexAst::Literal(quoted(&text_of_integer(digits))));
         let others = RegexAst::Not(Box::new(RegexAst::Or(texts.collect())));
         let mut all = vec![RegexAst::And(vec![RegexAst::ExprRef(old), others])];
-        all.extend(own.into_iter().map(|digits| RegexAst::Literal(digits.clone())));
+        all.extend(own.into_iter().map(|digits| match Range::of(digits) {
+            Some(range) => RegexAst::Regex(range.regex()),
+            None => RegexAst::Literal(digits.clone()),
+        }));
         spec.regex_builder.mk(&RegexAst::Or(all)).map(Some).map_err(|error| refused(&error))
     }
 

@@ -194,8 +194,33 @@ fn bounds_and_steps_of_numbers_are_held() {
         (json!({"type": "integer", "multipleOf": 0.5}), &["1", "7"], &["0.5"]),
         (
             json!({"type": "integer", "minimum": 9_007_199_254_740_990_i64, "maximum": 9_007_199_254_740_999_i64}),
-            &["9007199254740990", "9007199254740993", "9007199254740998"],
-            &["9007199254740989", "9007199254741000"],
+            &["9007199254740990", "9007199254740993", "9007199254740998", "9007199254740999"],
+            &["9007199254740989", "9007199254741000", "90071992547409930", "7", "\"x\""],
+        ),
+        (
+            json!({"type": "integer", "exclusiveMinimum": i64::MAX, "exclusiveMaximum": u64::MAX}),
+            &["9223372036854775808", "18446744073709551614"],
+            &["9223372036854775807", "18446744073709551615", "-1"],
+        ),
+        (
+            json!({"type": "integer", "maximum": i64::MIN}),
+            &["-9223372036854775808", "-9223372036854775809", "-99999999999999999999"],
+            &["-9223372036854775807", "0", "-999999999999999999999"],
+        ),
+        (
+            json!({"anyOf": [{"type": "integer", "exclusiveMaximum": -9_007_199_254_740_993_i64}, {"type": "null"}]}),
+            &["-9007199254740994", "null"],
+            &["-9007199254740993", "-1"],
+        ),
+        (
+            json!({"anyOf": [{"type": "integer", "maximum": 9_007_199_254_740_993_i64}, {"type": "string"}]}),
+            &["9007199254740992", "\"x\"", "-1"],
+            &["9007199254740994"],
+        ),
+        (
+            json!({"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": u64::MAX}}, "required": ["a"]}),
+            &["{\"a\":18446744073709551615}", "{\"a\":0}", "{\"a\":42}"],
+            &["{\"a\":18446744073709551616}", "{\"a\":-1}", "{\"a\":00}"],
         ),
         (
             json!({"type": "integer", "enum": [9_007_199_254_740_993_i64, -9_007_199_254_740_995_i64, 7, u64::MAX]}),
@@ -229,8 +254,8 @@ fn bounds_and_steps_of_numbers_are_held() {
         ),
         (
             json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}),
-            &["9223372036854775807", "-9223372036854774784"],
-            &["9223372036854775808", "-9223372036854775808"],
+            &["9223372036854775807", "-9223372036854774784", "-9223372036854775808"],
+            &["9223372036854775808", "-9223372036854775809"],
         ),
     ] {
         for number in valid {
@@ -253,6 +278,14 @@ fn large_integers_that_cannot_be_held_are_refused() {
     ] {
         let error = compiler().compile(&Constraint::JsonSchema(schema.clone())).unwrap_err();
         assert!(error.to_string().contains("9007199254740993"), "{schema}: {error}");
+    }
+    for schema in [
+        json!({"type": "integer", "minimum": 1e19, "multipleOf": 3}),
+        json!({"type": "integer", "exclusiveMinimum": i64::MAX, "maximum": u64::MAX, "multipleOf": 3}),
+        json!({"type": "integer", "maximum": i64::MIN, "multipleOf": 3}),
+    ] {
+        let error = compiler().compile(&Constraint::JsonSchema(schema.clone())).unwrap_err();
+        assert!(error.to_string().contains("more than 64 bits"), "{schema}: {error}");
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) fn all(shell: &Shell) -> Result<String> {
     // `-r` makes this user root in the new namespace, so that the interface can be set up.
     tests.args(ALONE).arg(cargo);
     tests.args(["test", "--workspace", "--test", "main", "--locked", "--offline"]);
-    tests.args(test::FEATURES).args(["--", "--ignored", "--exact", "--nocapture"]);
+    tests.args(test::FEATURES).args(["--", "--include-ignored", "--exact", "--nocapture"]);
     tests
         .args([TURNS, TOOLS, CALLS])
         .env("CANDLEPOWER_TEST_PYTHON", clients.venv.program("python"))

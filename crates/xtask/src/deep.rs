@@ -24,7 +24,7 @@ const PARTS: [Part; 6] = [
     },
     Part {
         name: "real",
-        covers: "SmolLM2-135M compared with transformers: all eighteen texts, twenty chats and twenty schemas; the tests run some of them",
+        covers: "SmolLM2-135M compared with transformers: all eighteen texts, twenty chats and twenty schemas, of which the tests run some; thirteen published vocabularies compared with llama.cpp",
         work: Work::RealModel,
     },
     Part {

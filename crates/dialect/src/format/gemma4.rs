@@ -82,6 +82,19 @@ pub(super) fn tail(text: &str, marks: &Marks) -> Scan<Tail> {
     Ok(Tail::end(if cursor.accept(marks.close)? { cursor.at() } else { 0 }))
 }
 
+/// Maximum white space between a mark and the text that shows whether the mark ends a string.
+const MAX_SPACE_BYTES: usize = 1 << 10;
+
+/// Facts that the text of a call does not contain.
+pub(crate) struct Known<'a> {
+    /// Whether no more text follows.
+    pub(crate) ended: bool,
+    /// The types of the argument of this name.
+    pub(crate) types: &'a dyn Fn(&str) -> Types,
+    /// Whether the function's schema declares an argument of this name.
+    pub(crate) declares: &'a dyn Fn(&str) -> bool,
+}
+
 /// The state of parsing a call's arguments, which begin with `{`.
 #[derive(Debug)]
 pub(crate) struct Arguments {
@@ -113,19 +126,17 @@ impl Arguments {
         Self { marks, ends: Vec::new(), next: Next::default(), key: String::new() }
     }
 
-    /// Parses as much of `text` as possible and appends it to `json`. Returns the number of bytes, and the reason to stop. More text may
-    /// follow unless it has `ended`; `types` are the types of the function's arguments.
+    /// Parses as much of `text` as possible and appends it to `json`. Returns the number of bytes, and the reason to stop.
     pub(crate) fn read(
         &mut self,
         text: &str,
-        ended: bool,
         json: &mut String,
-        types: impl Fn(&str) -> Types,
+        known: &Known<'_>,
     ) -> (usize, Scan<()>) {
         let mut cursor = Cursor::new(text);
         while self.next != Next::End {
             let before = cursor;
-            if let Err(stop) = self.step(&mut cursor, ended, json, &types) {
+            if let Err(stop) = self.step(&mut cursor, json, known) {
                 // The certain part of a string was taken.
                 // Any other step is repeated as a whole when more text comes, so none of its text may be consumed.
                 let at = if self.next == Next::Text { cursor.at() } else { before.at() };
@@ -135,19 +146,13 @@ impl Arguments {
         (cursor.at(), Ok(()))
     }
 
-    fn step(
-        &mut self,
-        cursor: &mut Cursor<'_>,
-        ended: bool,
-        json: &mut String,
-        types: &impl Fn(&str) -> Types,
-    ) -> Scan<()> {
+    fn step(&mut self, cursor: &mut Cursor<'_>, json: &mut String, known: &Known<'_>) -> Scan<()> {
         if self.next == Next::Text {
-            return self.text(cursor, json);
+            return self.text(cursor, json, known);
         }
         cursor.white_space();
         self.next = match self.next {
-            Next::Value => self.value(cursor, ended, json, types)?,
+            Next::Value => self.value(cursor, json, known)?,
             // A closing bracket after a comma is accepted here, too: models write trailing commas.
             Next::Member { is_first } => {
                 if self.ends_here(cursor)? {
@@ -205,9 +210,8 @@ impl Arguments {
     fn value(
         &mut self,
         cursor: &mut Cursor<'_>,
-        ended: bool,
         json: &mut String,
-        types: &impl Fn(&str) -> Types,
+        known: &Known<'_>,
     ) -> Scan<Next> {
         if cursor.accept(self.marks.quote)? {
             json.push('"');
@@ -224,21 +228,35 @@ impl Arguments {
             return Ok(Next::Member { is_first: true });
         }
         // A phone number or a version without marks is a string if the schema says so.
-        let wants_text = self.ends.len() == 1 && types(&self.key).are_text();
-        let (value, is_text) = bare(cursor, ended, wants_text, self.marks)?;
+        let wants_text = self.ends.len() == 1 && (known.types)(&self.key).are_text();
+        let (value, is_text) = bare(cursor, known.ended, wants_text, self.marks)?;
         json.push_str(&value);
         Ok(Next::Behind { is_text })
     }
 
     /// More of a string; `Wait` after its certain part.
-    fn text(&mut self, cursor: &mut Cursor<'_>, json: &mut String) -> Scan<()> {
+    fn text(&mut self, cursor: &mut Cursor<'_>, json: &mut String, known: &Known<'_>) -> Scan<()> {
         let rest = cursor.rest();
         let quote = self.marks.quote;
-        let end = rest.find(quote);
+        let mut searched = 0;
+        let end = loop {
+            let Some(at) = rest[searched..].find(quote).map(|at| searched + at) else { break None };
+            match self.fits_behind(&rest[at + quote.len()..], known) {
+                Ok(()) => break Some(at),
+                // The text ends here, and nothing contradicts the mark.
+                Err(Stop::Wait) if known.ended => break Some(at),
+                // The mark is checked again when more text follows it.
+                Err(Stop::Wait) => {
+                    self.add(&rest[..at], json);
+                    cursor.advance(at);
+                    return Err(Stop::Wait);
+                }
+                Err(Stop::No) => searched = at + quote.len(),
+            }
+        };
         // A possible start of the mark at the end stays in the held text.
-        let length = end.unwrap_or(rest.len() - len_of_beginning(rest, quote));
-        // Escapes of JSON work character by character, so pieces can be escaped one by one.
-        json.push_str(inner(&quoted(&rest[..length])));
+        let length = end.unwrap_or(rest.len() - len_of_beginning(&rest[searched..], quote));
+        self.add(&rest[..length], json);
         cursor.advance(length);
         if end.is_none() {
             return Err(Stop::Wait);
@@ -247,6 +265,86 @@ impl Arguments {
         json.push('"');
         self.next = Next::Behind { is_text: true };
         Ok(())
+    }
+
+    /// Adds a part of a string to the JSON. Escapes of JSON work character by character, so parts can be escaped one by one.
+    fn add(&self, text: &str, json: &mut String) {
+        json.push_str(inner(&quoted(text)));
+    }
+
+    /// Whether a text may follow a string. Otherwise the mark before it is a part of the string, which may be a text about calls.
+    fn fits_behind(&self, text: &str, known: &Known<'_>) -> Scan<()> {
+        let mut cursor = Cursor::new(text);
+        let mut ends = self.ends.as_slice();
+        // Whether a comma precedes. It also may precede a closing bracket.
+        let mut is_next = false;
+        loop {
+            let before = cursor.at();
+            cursor.white_space();
+            if cursor.at() - before > MAX_SPACE_BYTES {
+                return Err(Stop::No);
+            }
+            if cursor.accept(self.marks.close)? {
+                return Ok(());
+            }
+            let Some((end, outer)) = ends.split_last() else {
+                // Models sometimes omit the mark of the call's end before the next call.
+                return cursor.expect(self.marks.begin);
+            };
+            let next = cursor.peek()?;
+            if char::from(next) == *end {
+                cursor.advance(1);
+                (ends, is_next) = (outer, false);
+            } else if next == b',' && !is_next {
+                cursor.advance(1);
+                is_next = true;
+            } else if *end == ']' {
+                return self.fits_item(cursor, is_next);
+            } else {
+                return self.fits_member(cursor, is_next, known);
+            }
+        }
+    }
+
+    /// An item of a list.
+    fn fits_item(&self, mut cursor: Cursor<'_>, is_next: bool) -> Scan<()> {
+        let begins_value =
+            is_next && (cursor.accept(self.marks.quote)? || self.begins_value(cursor)?);
+        if begins_value { Ok(()) } else { Err(Stop::No) }
+    }
+
+    /// A member of an object. A key without a comma before it or without a declaration may be a part of the text, so a value must follow
+    /// that is certainly none.
+    fn fits_member(&self, mut cursor: Cursor<'_>, is_next: bool, known: &Known<'_>) -> Scan<()> {
+        let text = cursor;
+        let is_quoted = cursor.accept(self.marks.quote)? || matches!(cursor.peek()?, b'"' | b'\'');
+        if is_quoted && !is_next {
+            return Err(Stop::No);
+        }
+        let (key, length) = key(text.rest(), self.marks)?;
+        let is_declared = self.ends.len() == 1 && (known.declares)(&key);
+        if is_declared && is_next {
+            return Ok(());
+        }
+        cursor = text;
+        cursor.advance(length);
+        cursor.white_space();
+        let begins_value = cursor.accept(self.marks.quote)?
+            || (is_declared || is_next) && self.begins_value(cursor)?;
+        if begins_value { Ok(()) } else { Err(Stop::No) }
+    }
+
+    /// Whether a value without the marks of a string begins here.
+    fn begins_value(&self, mut cursor: Cursor<'_>) -> Scan<bool> {
+        if matches!(cursor.peek()?, b'{' | b'[' | b'"' | b'\'' | b'-' | b'0'..=b'9') {
+            return Ok(true);
+        }
+        for literal in ["true", "false", "null", "True", "False", "None"] {
+            if cursor.accept(literal)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 

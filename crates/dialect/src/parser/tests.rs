@@ -222,6 +222,30 @@ fn kimi_k2() {
 }
 
 #[test]
+fn marks_of_harmony_within_arguments_are_text() {
+    for mark in crate::harmony::MARKS {
+        for value in [
+            format!("A {mark} B"),
+            format!("x\n{mark}\ny"),
+            mark.to_owned(),
+            format!("{mark} \"{mark} "),
+        ] {
+            let arguments = serde_json::json!({"a": value, "b": [value]}).to_string();
+            let text = format!(
+                "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{arguments}<|call|>"
+            );
+            let whole = read(calls(ToolFormat::GptOss), [text.as_str()]);
+            assert_eq!(whole.2, [format!("f {arguments}.")], "{text}");
+            assert_eq!(
+                read(calls(ToolFormat::GptOss), text.split_inclusive(|_| true)),
+                whole,
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
 fn harmony() {
     let read_both = |text: &str| {
         let whole = read(calls(ToolFormat::GptOss), [text]);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::numbers::check_literal;
+use super::numbers::{check_bounds, check_literal};
 use super::{LITERAL, NAMED};
 use crate::{Error, Result};
 
@@ -28,6 +28,7 @@ pub(crate) fn check(schema: &Value) -> Result<()> {
 fn check_within(root: &Value, schema: &Value, around: &BTreeSet<&str>) -> Result<()> {
     let Value::Object(object) = schema else { return Ok(()) };
     check_reference(root, object)?;
+    check_bounds(object)?;
     let mut required = around.clone();
     add_required(object, &mut required);
     check_free_names(object, &required)?;

@@ -2,16 +2,29 @@
 
 use serde_json::{Map, Number, Value, json};
 
+use super::exact::ANNOTATIONS;
 use crate::{Error, Result};
 
 /// The inclusive bound in place of an exclusive bound of zero, unless a tenth of the other bound is smaller. Other exclusive bounds
 /// are replaced by the next number in double precision.
 const SMALLEST: f64 = 1e-20;
+/// The keywords of bounds.
+const BOUNDS: [&str; 4] = ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"];
+/// The largest integer with the usual number of digits (`lexemes.rs`).
+const LONGEST: i128 = 10_i128.pow(20) - 1;
 /// Maximum digits after the point of a step.
 const MAX_DIGITS: u32 = 9;
 
-/// Takes bounds and steps out of a schema and returns equivalent schemas.
+/// Takes bounds and steps out of a schema and returns equivalent schemas. Ranges of large integers stay for `exact.rs`.
 pub(super) fn exact(schema: &mut Map<String, Value>) -> Vec<Value> {
+    if large_range(schema).is_some() {
+        return Vec::new();
+    }
+    held(schema)
+}
+
+/// The same for all ranges.
+pub(super) fn held(schema: &mut Map<String, Value>) -> Vec<Value> {
     let change = match schema.get("type") == Some(&json!("integer")) {
         true => inclusive_integer,
         false => inclusive,
@@ -149,6 +162,47 @@ fn integer(value: &Value) -> Option<i128> {
     value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from))
 }
 
+/// The least and the largest integer that a schema allows, if it has nothing but bounds of integers, and the library would round them.
+/// Without a bound, integers have as many digits as other integers.
+pub(super) fn large_range(schema: &Map<String, Value>) -> Option<(i128, i128)> {
+    let is_known = |keyword: &String| {
+        let keyword = keyword.as_str();
+        keyword == "type" || BOUNDS.contains(&keyword) || ANNOTATIONS.contains(&keyword)
+    };
+    if schema.get("type") != Some(&json!("integer")) || !schema.keys().all(is_known) {
+        return None;
+    }
+    let given = BOUNDS.map(|keyword| schema.get(keyword));
+    if !given.iter().flatten().any(|bound| is_large(bound)) {
+        return None;
+    }
+    let (mut least, mut most) = (-LONGEST, LONGEST);
+    for (keyword, value) in BOUNDS.into_iter().zip(given) {
+        // Flags of draft 4 are no numbers, and a bound with more digits is left to the library.
+        let Some(value) = value else { continue };
+        let bound = |round: fn(f64) -> f64| {
+            let float = || value.as_f64().map(|value| round(value) as i128);
+            integer(value).or_else(float).filter(|bound| bound.abs() <= LONGEST)
+        };
+        match keyword {
+            "minimum" => least = least.max(bound(f64::ceil)?),
+            "exclusiveMinimum" => least = least.max(bound(f64::floor)? + 1),
+            "maximum" => most = most.min(bound(f64::floor)?),
+            _ => most = most.min(bound(f64::ceil)? - 1),
+        }
+    }
+    Some((least, most))
+}
+
+/// Whether the library would not hold a bound exactly: double precision rounds it, or it has more than 64 bits.
+fn is_large(bound: &Value) -> bool {
+    let bound = integer(bound).or_else(|| bound.as_f64().map(|bound| bound as i128));
+    bound.is_some_and(|bound| {
+        let fits = bound > i64::MIN.into() && bound <= i64::MAX.into();
+        !fits || !is_exact(bound) && bound != i64::MAX.into()
+    })
+}
+
 /// Whether double precision, in which the library computes, has an integer.
 fn is_exact(integer: i128) -> bool {
     (integer as f64) as i128 == integer
@@ -158,6 +212,33 @@ fn is_exact(integer: i128) -> bool {
 pub(super) fn is_rounded(value: &Value) -> bool {
     let is = |integer: i128| !is_exact(integer) && integer != i64::MAX.into();
     integer(value).is_some_and(is)
+}
+
+/// Refuses bounds of integers beyond 64 bits, which the library would take as the last one of 64 bits.
+///
+/// # Errors
+/// [`Error::Constraint`] with the bound.
+pub(super) fn check_bounds(schema: &Map<String, Value>) -> Result<()> {
+    if schema.get("type") != Some(&json!("integer")) {
+        return Ok(());
+    }
+    for keyword in BOUNDS {
+        let Some(bound) = schema.get(keyword).and_then(Value::as_f64) else { continue };
+        // 2^63, which is the first double beyond.
+        let beyond = 9_223_372_036_854_775_808.0;
+        let is_beyond = match keyword {
+            "minimum" | "exclusiveMinimum" => bound >= beyond,
+            _ => bound <= -beyond,
+        };
+        // The largest integer of 64 bits is this double, too.
+        if is_beyond && schema[keyword].as_i64() != Some(i64::MAX) {
+            return Err(Error::Constraint(format!(
+                "`{keyword}` of {bound} leaves integers of more than 64 bits only, beside other keywords for the same value: \
+                 leave those out, or use another bound"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Refuses integers in `const` and `enum` that the library would round, and that are not replaced by `exact.rs`.
@@ -184,7 +265,7 @@ mod tests {
 
     fn said(schema: Value) -> (Value, Vec<Value>) {
         let Value::Object(mut object) = schema else { panic!("no object") };
-        let more = exact(&mut object);
+        let more = held(&mut object);
         (object.into(), more)
     }
 

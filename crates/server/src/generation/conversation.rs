@@ -63,6 +63,8 @@ impl Conversation<'_> {
             }
             let behind = (answers.dialect, Thinking::Closed);
             let behind = tools.grammar(model, behind, self.output)?;
+            let is_text = behind.is_none() && answers.functions.is_none();
+            let limit = limit.map(|limit| if is_text { limit.before_text() } else { limit });
             generation.thought_limit = limit.map(|limit| limit.with_grammar(behind));
         }
         generation.text.always_shown = shown_marks(&answers, model);

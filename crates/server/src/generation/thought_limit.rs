@@ -21,6 +21,8 @@ pub(crate) struct ThoughtLimit {
     most_tokens: usize,
     /// The tokens that close reasoning.
     ending: Arc<[u32]>,
+    /// The same with those that begin the content of an answer, if the format has such.
+    ending_of_text: Option<Arc<[u32]>>,
     /// The constraint on the answer after the reasoning.
     grammar: Option<Grammar>,
 }
@@ -34,17 +36,29 @@ impl ThoughtLimit {
         tokenizer: &Tokenizer,
     ) -> Option<Self> {
         let marks = ThoughtMarks::of(format);
-        let encode = |text| tokenizer.encode(text, AddSpecialTokens::No).ok();
+        let encode = |text: &str| tokenizer.encode(text, AddSpecialTokens::No).ok();
         let whole = encode(marks.ending)?;
         let ending = if whole.len() <= MOST_BEYOND { whole } else { encode(marks.close)? };
         let most_tokens = budget.min((budget + MOST_BEYOND).saturating_sub(ending.len()));
+        let of_text = (!marks.content.is_empty())
+            .then(|| encode(&[marks.ending, marks.content].concat()))
+            .flatten();
+        let ending_of_text = of_text.map(Arc::from);
         let meter = ThoughtMeter::new(marks, thinking);
-        Some(Self { meter, most_tokens, ending: ending.into(), grammar: None })
+        Some(Self { meter, most_tokens, ending: ending.into(), ending_of_text, grammar: None })
     }
 
     /// Sets the constraint on the answer after the reasoning.
     pub(crate) fn with_grammar(self, grammar: Option<Grammar>) -> Self {
         Self { grammar, ..self }
+    }
+
+    /// Notes that the answer is text without constraints, so that no other reasoning can follow.
+    pub(crate) fn before_text(mut self) -> Self {
+        if let Some(ending) = self.ending_of_text.take() {
+            self.ending = ending;
+        }
+        self
     }
 }
 
@@ -65,9 +79,6 @@ impl ThoughtEnd {
 
     /// Adds a token and its text; returns whether reasoning must be closed after it.
     pub(crate) fn push(&mut self, token_id: u32, text: &str) -> bool {
-        if self.is_used {
-            return false;
-        }
         self.request.prompt.push(token_id);
         let tokens = self.limit.meter.push(text);
         tokens.is_some_and(|tokens| tokens >= self.limit.most_tokens)
@@ -92,8 +103,8 @@ impl ThoughtEnd {
     pub(crate) fn go_on(&mut self, num_generated: usize) -> Option<Request> {
         self.is_used = true;
         self.limit.meter.close();
+        self.request.prompt.extend_from_slice(&self.limit.ending);
         let mut request = self.request.clone();
-        request.prompt.extend_from_slice(&self.limit.ending);
         request.grammar = self.limit.grammar.clone();
         request.num_generated = num_generated;
         (num_generated < request.sampling.max_tokens).then_some(request)

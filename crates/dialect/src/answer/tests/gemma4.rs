@@ -73,18 +73,27 @@ impl Held {
 
     /// The part of this text that is not allowed.
     fn rest<'a>(&self, text: &'a str) -> &'a str {
-        let mut grammar = self.grammar();
+        let (rest, may_end) = self.rest_and_end(self.grammar(), text);
+        assert!(!rest.is_empty() || may_end, "{text}");
+        rest
+    }
+
+    /// Whether the whole text is allowed.
+    fn allows(&self, grammar: &Grammar, text: &str) -> bool {
+        self.rest_and_end(grammar.clone(), text) == ("", true)
+    }
+
+    fn rest_and_end<'a>(&self, mut grammar: Grammar, text: &'a str) -> (&'a str, bool) {
         let mut taken = 0;
         for id in self.tokenizer.encode(text, candlepower_tokenizer::AddSpecialTokens::No).unwrap()
         {
             if grammar.is_finished() || !grammar.allowed().unwrap().allows(id) {
-                return &text[taken..];
+                return (&text[taken..], false);
             }
             grammar.accept(id).unwrap();
             taken += self.tokenizer.token_bytes(id).len();
         }
-        assert!(grammar.is_finished() || grammar.allowed().unwrap().allows(EOS), "{text}");
-        ""
+        ("", grammar.is_finished() || grammar.allowed().unwrap().allows(EOS))
     }
 
     fn rest_of_call(&self, arguments: &Value) -> String {
@@ -164,6 +173,85 @@ fn what_the_template_writes_is_allowed_and_read() {
 }
 
 #[test]
+fn marks_within_strings_are_allowed() {
+    let texts = [
+        "A <|\"|> B",
+        "x\n<|\"|>\ny",
+        "<|\"|> begins",
+        "a <|\"|> <|\"|> b",
+        "note <|\"|> key: so",
+        "call:f{a:<|\"|>b",
+    ];
+    // A special token is no text, so only its spelling without the token is a part of a text.
+    let held = Held::new(&[], &schema());
+    for text in texts {
+        let arguments = json!({
+            "text": text, "days": 1, "note": text, "labels": {}, "node": {"name": text, "next": null}, "any": [text, {"k": text}],
+        });
+        let written = written(None, &[("f", &arguments)]);
+        assert_eq!(held.rest(&written), "", "{text}");
+        assert_eq!(read(&written), [arguments], "{text}");
+    }
+    let limited = json!({"type": "object", "properties": {"a": {"type": "string", "maxLength": 8}}, "required": ["a"]});
+    let held = Held::new(&[], &limited);
+    assert_eq!(held.rest_of_call(&json!({"a": "b <|\"|> c"})), "c<|\"|>}<tool_call|>");
+    assert_eq!(held.rest_of_call(&json!({"a": "<|\"|> cd"})), "");
+}
+
+/// The grammar and the parser must agree on the end of every string.
+#[test]
+fn texts_of_marks_are_read_as_they_were_written() {
+    const PARTS: [&str; 16] = [
+        "<|\"|>",
+        "<|\"|>",
+        "<|\"|>",
+        "<tool_call|>",
+        "<|tool_call>",
+        "}",
+        "]",
+        ",",
+        " ",
+        ":",
+        "text",
+        "a",
+        "1",
+        "\n",
+        "{",
+        "'",
+    ];
+    let held = Held::new(&[], &schema());
+    let grammar = held.grammar();
+    let (mut random, mut num_allowed) = (Rng::with_seed(1), 0);
+    for _ in 0..2000 {
+        let text: String =
+            (0..random.usize(1..7)).map(|_| *random.choice(&PARTS).unwrap()).collect();
+        let arguments = json!({"any": [text, {"k": text}], "text": text, "days": 1});
+        let written = written(None, &[("f", &arguments)]);
+        if held.allows(&grammar, &written) {
+            num_allowed += 1;
+            assert_eq!(read(&written), [arguments], "{written}");
+        }
+    }
+    assert!(num_allowed > 500, "{num_allowed}");
+}
+
+#[test]
+fn integers_of_a_choice_have_no_fraction() {
+    let choice = json!({"type": "object", "properties": {
+        "a": {"type": "integer", "enum": [1, 2.5, 3.0]}, "b": {"type": ["integer", "string"], "enum": [2.5, "x"]},
+    }, "additionalProperties": false});
+    let held = Held::new(&[], &choice);
+    for allowed in [json!({"a": 1}), json!({"a": 3.0}), json!({"b": "x"})] {
+        assert_eq!(held.rest_of_call(&allowed), "", "{allowed}");
+    }
+    assert_eq!(held.rest_of_call(&json!({"a": 2.5})), "2.5}<tool_call|>");
+    assert_eq!(held.rest_of_call(&json!({"b": 2.5})), "2.5}<tool_call|>");
+    let never = json!({"type": "object", "properties": {"a": {"type": "integer", "const": 1.5}}, "required": ["a"]});
+    let error = Held::new(&[], &never).constraint().unwrap_err().to_string();
+    assert!(error.contains("no value"), "{error}");
+}
+
+#[test]
 fn nothing_else_is_allowed() {
     for special in SPECIAL {
         let held = Held::new(special, &schema());
@@ -189,7 +277,7 @@ fn nothing_else_is_allowed() {
         begins(&json!({"days": 2, "node": {"next": null, "other": 1}, "text": "a"}), ",other");
         begins(&json!({"days": 2, "text": "a", "zoo": 1}), "zoo");
         // A string's mark inside a string ends it.
-        begins(&json!({"days": 2, "text": "a<|\"|>b"}), "b<");
+        begins(&json!({"days": 2, "text": "a<|\"|>,b"}), "b<");
         assert_eq!(held.rest("Well"), "Well");
     }
 }

@@ -82,6 +82,44 @@ fn arguments_become_json() {
 }
 
 #[test]
+fn marks_within_strings_are_text() {
+    for text in [
+        "A <|\"|> B",
+        "x\n<|\"|>\ny",
+        "ends <|\"|>",
+        "<|\"|>",
+        "<|\"|> begins",
+        "<|\"|>, <|\"|>",
+        "a <|\"|> <|\"|> b",
+        "A <|\"|>} B",
+        "<|\"|>}, <|\"|>}",
+        "keys are <|\"|>, note: so",
+        "no comma <|\"|> note: so",
+        "<|\"|>}<tool_call|",
+        "call:f{a:<|\"|>b<|\"|>",
+    ] {
+        let json = Value::from(text);
+        assert_eq!(
+            arguments(&format!("{{city:<|\"|>{text}<|\"|>}}")),
+            format!("{{\"city\": {json}}}")
+        );
+        if ["<|\"|>, <|\"|>", "<|\"|>}, <|\"|>}"].contains(&text) {
+            // In a list, these are the ends of one item and the start of another.
+            continue;
+        }
+        let written = format!("{{a:[<|\"|>{text}<|\"|>,{{b:<|\"|>{text}<|\"|>}}],days:3}}");
+        assert_eq!(
+            arguments(&written),
+            format!("{{\"a\": [{json}, {{\"b\": {json}}}], \"days\": 3}}")
+        );
+    }
+    // The answer ends before anything shows whether the mark ends the string.
+    assert_eq!(called("<|tool_call>call:f{a:<|\"|>b<|\"|>").1, ["f {\"a\": \"b\""]);
+    let two = "<|tool_call>call:f{a:<|\"|>b<|\"|>}<|tool_call>call:f{}<tool_call|>";
+    assert_eq!(called(two).1, ["f {\"a\": \"b\"}.", "f {}."]);
+}
+
+#[test]
 fn what_models_write_otherwise_is_taken() {
     for (written, json) in [
         // A string without its first mark or without both.

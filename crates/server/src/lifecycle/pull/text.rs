@@ -320,4 +320,73 @@ mod tests {
             }
         }
     }
+
+    /// A vocabulary's GGUF file with an architecture that is served. It has no weights, so its own has no effect.
+    fn with_architecture(mut file: Vec<u8>) -> Vec<u8> {
+        let key = b"general.architecture";
+        let at = file.windows(key.len()).position(|bytes| bytes == key).unwrap() + key.len();
+        // A type of four bytes, and the length of the text in eight.
+        let length = usize::try_from(u64::from_le_bytes(file[at + 4..at + 12].try_into().unwrap()));
+        let value = [&5_u64.to_le_bytes()[..], b"llama"].concat();
+        file.splice(at + 4..at + 12 + length.unwrap(), value);
+        file
+    }
+
+    /// Published vocabularies cut llama.cpp's own texts as llama.cpp does. Source: `ggml-vocab-*.gguf`, with texts (`.inp`) and ids
+    /// (`.out`), in the source package llama-cpp-python 0.3.36.
+    #[test]
+    fn published_vocabularies_cut_texts_as_llama_cpp_does() {
+        let Some(folder) = std::env::var_os("CANDLEPOWER_TEST_VOCABULARIES") else {
+            eprintln!(
+                "skipped: CANDLEPOWER_TEST_VOCABULARIES names no folder; `cargo xtask deep real` makes it"
+            );
+            return;
+        };
+        let command = ServeConfig::augment_args(Command::new("serve").no_binary_name(true));
+        let config = command.try_get_matches_from(["demo"]).unwrap();
+        let config = ServeConfig::from_arg_matches(&config).unwrap();
+        let (mut names, mut num_texts, mut wrong) = (Vec::new(), 0, Vec::new());
+        let copies = self::folder("vocabularies", &[]);
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let Some(name) = path.to_str().and_then(|path| path.strip_suffix(".out")) else {
+                continue;
+            };
+            let texts = std::fs::read_to_string(format!("{name}.inp")).unwrap();
+            let expected = std::fs::read_to_string(&path).unwrap();
+            let copy = copies.join("vocabulary.gguf");
+            std::fs::write(&copy, with_architecture(std::fs::read(name).unwrap())).unwrap();
+            let files = CheckpointFiles::find(&copy).unwrap().unwrap();
+            let tokenizer = match load(&config, &files) {
+                Ok((tokenizer, _)) => tokenizer,
+                // No model with these vocabularies is served.
+                Err(_) if ["falcon", "bert-bge"].iter().any(|refused| name.contains(refused)) => {
+                    continue;
+                }
+                Err(error) => {
+                    wrong.push(format!("{name}: {error}"));
+                    continue;
+                }
+            };
+            let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
+            // The last mark has no text behind it.
+            for (text, expected) in texts.iter().zip(expected.lines()) {
+                // Qwen's own tokenizers compose such characters first (NFC), and llama.cpp does not.
+                if name.contains("qwen") && text.contains(['\u{300}', '\u{301}']) {
+                    continue;
+                }
+                let ids = tokenizer.encode(text, AddSpecialTokens::No).unwrap();
+                let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+                num_texts += 1;
+                if ids.join(" ") != expected.trim() {
+                    wrong.push(format!("{name}: {text:?}: {ids:?} and not {expected}"));
+                }
+            }
+            names.push(name.to_owned());
+        }
+        std::fs::remove_dir_all(copies).unwrap();
+        eprintln!("{num_texts} texts of {} vocabularies", names.len());
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(names.len() >= 13, "{names:?}");
+    }
 }
