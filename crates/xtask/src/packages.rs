@@ -26,7 +26,10 @@ pub(crate) fn install(shell: &Shell) -> Result<()> {
     }
     let apt = || {
         let mut apt = shell.command("apt-get");
+        // Without a network it gives up at once. The build runs beside it, and may not wait for long.
+        let options = ["Acquire::Retries=0", "Acquire::http::Timeout=20", "DPkg::Lock::Timeout=60"];
         apt.env("DEBIAN_FRONTEND", "noninteractive").arg("--quiet");
+        apt.args(options.into_iter().flat_map(|option| ["-o", option]));
         apt
     };
     run(apt().arg("update"))?;
