@@ -210,6 +210,19 @@ unsafe fn rounded_bf16(numbers: __m256) -> __m256i {
     }
 }
 
+/// Words of two values rounded to bf16, the first of which is in the high half.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn rounded_word(high: __m256, low: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let high = _mm256_slli_epi32::<16>(rounded_bf16(high));
+        _mm256_castsi256_ps(_mm256_or_si256(high, rounded_bf16(low)))
+    }
+}
+
 /// Sixteen values as words of two bf16.
 ///
 /// # Safety
@@ -301,11 +314,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn bf16_words(self, high: Pair, low: Pair) -> Pair {
-        let word = |high, low| unsafe {
-            let high = _mm256_slli_epi32::<16>(rounded_bf16(high));
-            _mm256_castsi256_ps(_mm256_or_si256(high, rounded_bf16(low)))
-        };
-        [word(high[0], low[0]), word(high[1], low[1])]
+        unsafe { [rounded_word(high[0], low[0]), rounded_word(high[1], low[1])] }
     }
 
     #[inline(always)]
