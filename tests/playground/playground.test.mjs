@@ -12,41 +12,18 @@
 
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
 
+import { axe, chromium, openPage as openRecorded } from './browser.mjs';
 import { URL_OF_SERVER, startProxy } from './proxy.mjs';
 import { TOOL, answerText, payloads, sampleConversation } from './samples.mjs';
 import { units } from './units.mjs';
 
-const require = createRequire(process.env.PLAYGROUND_MODULES ? `${process.env.PLAYGROUND_MODULES}/` : import.meta.url);
-const { chromium } = require('playwright-core');
-const axe = readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8');
 const MAX_PAGE = 150000;
 const KEY = process.env.PLAYGROUND_KEY ?? 'secret-key-of-the-test';
 
 // ---- The browser
 
-/** A page whose errors and requests are recorded. */
-async function openPage(browser, { url = `${URL_OF_SERVER}/`, ...options } = {}) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 860 }, acceptDownloads: true, ...options });
-  await context.addInitScript(() => {
-    window.violations = [];
-    addEventListener('securitypolicyviolation', (event) => window.violations.push(`${event.violatedDirective} ${event.blockedURI}`));
-  });
-  const page = await context.newPage();
-  page.problems = [];
-  page.outside = [];
-  page.urls = [];
-  page.on('console', (message) => { if (message.type() === 'error') page.problems.push(message.text()); });
-  page.on('pageerror', (error) => page.problems.push(error.stack));
-  page.on('dialog', (dialog) => { page.problems.push(`dialog: ${dialog.message()}`); dialog.dismiss(); });
-  context.on('request', (request) => {
-    page.urls.push(request.url());
-    if (!/^(data|blob):/.test(request.url()) && new URL(request.url()).origin !== new URL(url).origin) page.outside.push(request.url());
-  });
-  await page.goto(url);
-  return page;
-}
+const openPage = (browser, { url = `${URL_OF_SERVER}/`, ...options } = {}) => openRecorded(browser, url, options);
 
 async function ready(page) {
   await page.waitForFunction(() => document.querySelector('#model option') !== null);

@@ -6,35 +6,16 @@
 // (a folder for screenshots).
 
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
 
+import { axe, chromium, openPage as openRecorded } from './browser.mjs';
 import { URL_OF_SERVER, startProxy } from './proxy.mjs';
 
-const require = createRequire(process.env.PLAYGROUND_MODULES ? `${process.env.PLAYGROUND_MODULES}/` : import.meta.url);
-const { chromium } = require('playwright-core');
-const axe = readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8');
 const KEY = 'secret-key-of-the-test';
 const CHAT = '/v1/chat/completions';
 
-async function openPage(browser, { url = `${URL_OF_SERVER}/docs`, ...options } = {}) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
-  await context.addInitScript(() => {
-    window.violations = [];
-    addEventListener('securitypolicyviolation', (event) => window.violations.push(`${event.violatedDirective} ${event.blockedURI}`));
-  });
-  const page = await context.newPage();
-  page.problems = [];
-  page.outside = [];
-  page.on('console', (message) => { if (message.type() === 'error' && !message.text().includes('Failed to load resource')) page.problems.push(message.text()); });
-  page.on('pageerror', (error) => page.problems.push(error.stack));
-  page.on('dialog', (dialog) => { page.problems.push(`dialog: ${dialog.message()}`); dialog.dismiss(); });
-  context.on('request', (request) => {
-    if (!request.url().startsWith('data:') && new URL(request.url()).origin !== new URL(url).origin) page.outside.push(request.url());
-  });
-  await page.goto(url);
-  return page;
-}
+/** Answers with an error are tested too, and the browser writes a message for each. */
+const openPage = (browser, { url = `${URL_OF_SERVER}/docs`, ...options } = {}) =>
+  openRecorded(browser, url, { expected: 'Failed to load resource', ...options });
 
 /** Opens an endpoint, and returns it. */
 async function openEndpoint(page, method, path) {

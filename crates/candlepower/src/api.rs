@@ -1,11 +1,12 @@
-//! The HTTP client for servers with OpenAI's API, of `bench serve`, `chat` and others.
+//! The HTTP client for servers with OpenAI's API, of `bench serve`, `chat` and `top`.
 
 use std::error::Error as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use candlepower_client::tls::{Identity, Trust, client_config};
+use clap::Args;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use reqwest::{Client, ClientBuilder, RequestBuilder, Response, StatusCode, Url};
 use serde_json::Value;
@@ -18,6 +19,8 @@ pub(crate) const UNIX: &str = "unix:";
 const UNIX_HOST: &str = "http://localhost";
 /// Time limit for a connection, if requests have none.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum bytes of an answer that is read whole.
+const MAX_ANSWER: usize = 64 << 20;
 
 /// A server.
 pub(crate) struct Api {
@@ -28,6 +31,8 @@ pub(crate) struct Api {
     pub(crate) base: String,
     /// The server's name in errors.
     pub(crate) shown: String,
+    /// Time limit for an answer, or for a connection if there is none for answers.
+    time_limit: Duration,
     authorization: Option<HeaderValue>,
 }
 
@@ -40,6 +45,29 @@ pub(crate) struct Transport<'a> {
     pub(crate) identity: Option<Identity<'a>>,
     /// Use HTTP/2, by prior knowledge if there is no TLS.
     pub(crate) http2: bool,
+}
+
+/// Flags for TLS with a server.
+#[derive(Debug, Args)]
+pub(crate) struct TlsFlags {
+    /// PEM file with the server's certificate or its CA's, to trust besides the system's CAs
+    #[arg(long, value_name = "FILE")]
+    cacert: Option<PathBuf>,
+    /// PEM file with a client certificate, for servers that ask for one
+    #[arg(long, value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+    /// PEM file with the private key of --cert
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+}
+
+impl TlsFlags {
+    /// These files, with HTTP/1.1.
+    pub(crate) fn transport(&self) -> Transport<'_> {
+        let identity = self.cert.as_deref().zip(self.key.as_deref());
+        let identity = identity.map(|(certificate, key)| Identity { certificate, key });
+        Transport { cacert: self.cacert.as_deref(), identity, http2: false }
+    }
 }
 
 impl Transport<'_> {
@@ -74,7 +102,7 @@ impl Api {
         let shown = url;
         let url = if socket.is_some() { UNIX_HOST } else { url };
         let base = url.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches('/');
-        let parsed = Url::parse(base).with_context(|| format!("--url `{url}` is not a URL"))?;
+        let parsed = Url::parse(base).with_context(|| format!("--url `{url}` is no URL"))?;
         if !matches!(parsed.scheme(), "http" | "https") {
             bail!("--url `{url}`: a URL that begins with http://, https:// or unix: is needed");
         }
@@ -104,6 +132,7 @@ impl Api {
             unpooled: client(0)?,
             base: base.to_owned(),
             shown: if socket.is_some() { shown } else { base }.to_owned(),
+            time_limit: timeout.unwrap_or(CONNECT_TIMEOUT),
             authorization: authorization
                 .transpose()
                 .context("the API key has characters that a header cannot have")?,
@@ -115,6 +144,15 @@ impl Api {
     pub(crate) async fn get(&self, path: &str) -> Result<Value> {
         let response = self.send(self.http.get(self.url(path))).await?;
         self.json(response).await
+    }
+
+    /// The text of the answer to a GET request.
+    ///
+    /// # Errors
+    /// The server cannot be reached, answers with an error, or its answer is too long.
+    pub(crate) async fn text(&self, path: &str) -> Result<String> {
+        let response = self.send(self.http.get(self.url(path))).await?;
+        self.whole(response).await
     }
 
     /// # Errors
@@ -172,21 +210,34 @@ impl Api {
         if status.is_success() {
             return Ok(response);
         }
-        let body = response.text().await.unwrap_or_default();
+        let body = self.whole(response).await.unwrap_or_default();
         let said = serde_json::from_str::<Value>(&body).map_or(body, |body| error_text(&body));
         bail!("{}: HTTP {status}: {}", self.shown, shortened(&said))
     }
 
     async fn json(&self, response: Response) -> Result<Value> {
-        let body = response.text().await.map_err(|error| self.failure(&error))?;
+        let body = self.whole(response).await?;
         serde_json::from_str(&body)
             .map_err(|_| anyhow!("{}: not JSON: {}", self.shown, shortened(&body)))
+    }
+
+    /// Reads an answer to its end, which the other side may never send.
+    async fn whole(&self, mut response: Response) -> Result<String> {
+        let mut body = Vec::new();
+        while let Some(part) = response.chunk().await.map_err(|error| self.failure(&error))? {
+            if body.len() + part.len() > MAX_ANSWER {
+                bail!("{}: the answer has more than {} MiB", self.shown, MAX_ANSWER >> 20);
+            }
+            body.extend_from_slice(&part);
+        }
+        Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
     /// The innermost cause of a failed connection.
     pub(crate) fn failure(&self, error: &reqwest::Error) -> anyhow::Error {
         if error.is_timeout() {
-            return anyhow!("{}: the answer did not end within --timeout; raise it", self.shown);
+            let seconds = self.time_limit.as_secs();
+            return anyhow!("{}: no whole answer within {seconds} s", self.shown);
         }
         let mut cause = error.source();
         // The outer errors of reqwest and hyper only say that a request failed.
@@ -254,6 +305,27 @@ mod tests {
             .unwrap();
             let answer = api.post("/v1/completions", &serde_json::json!({})).await;
             assert_eq!(answer.is_ok(), is_answered, "{closed} closed: {answer:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_an_end_is_not_kept() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(async move {
+                    assert_ne!(stream.read(&mut [0; 1024]).await.unwrap(), 0);
+                    stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+                    while stream.write_all(&[b'1'; 1 << 16]).await.is_ok() {}
+                });
+            }
+        });
+        let api = Api::new(&url, None, None, Transport::default()).unwrap();
+        for error in [api.text("/metrics").await.err(), api.get("/v1/models").await.err()] {
+            let error = error.unwrap().to_string();
+            assert!(error.ends_with("the answer has more than 64 MiB"), "{error}");
         }
     }
 

@@ -25,7 +25,7 @@ const MAX_ANSWER: u64 = 64 << 10;
 
 #[derive(Args)]
 pub(crate) struct HealthArgs {
-    /// URL of the server, or unix:PATH for a Unix socket [default: the server of this container, or the address that the environment's settings give]
+    /// URL of the server, or unix:PATH for a Unix socket [default: this container's server, or the environment's address]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
     /// PEM file with the server's certificate or its CA's, to trust besides the system's CAs. Not needed without --url, nor for a

@@ -3,13 +3,11 @@
 mod report;
 
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use candlepower_client::tls::Identity;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -20,7 +18,7 @@ use super::prompts::{PromptForm, PromptSettings, Prompts, Workload};
 use super::{progress_bar, unix_seconds, usage_error};
 use report::Level;
 
-use crate::api::{Api, Transport};
+use crate::api::{Api, TlsFlags, Transport};
 
 /// Default number of requests of a level for each client, and the minimum for a level.
 const REQUESTS_PER_CLIENT: usize = 4;
@@ -42,15 +40,8 @@ pub(super) struct ServeArgs {
     /// API key of the server. Prefer the environment, which other users cannot read
     #[arg(long, value_name = "KEY", env = "OPENAI_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// PEM file with the server's certificate or its CA's, to trust besides the system's CAs
-    #[arg(long, value_name = "FILE")]
-    cacert: Option<PathBuf>,
-    /// PEM file with a client certificate, for servers that ask for one
-    #[arg(long, value_name = "FILE", requires = "key")]
-    cert: Option<PathBuf>,
-    /// PEM file with the private key of --cert
-    #[arg(long, value_name = "FILE", requires = "cert")]
-    key: Option<PathBuf>,
+    #[command(flatten)]
+    tls: TlsFlags,
     /// Use HTTP/2 instead of HTTP/1.1; without TLS by prior knowledge
     #[arg(long)]
     http2: bool,
@@ -143,9 +134,7 @@ impl ServeArgs {
         let output = Output::open(self.json.as_ref())?;
         let started_at = unix_seconds();
         let timeout = Duration::from_secs(self.timeout);
-        let identity = self.cert.as_deref().zip(self.key.as_deref());
-        let identity = identity.map(|(certificate, key)| Identity { certificate, key });
-        let transport = Transport { cacert: self.cacert.as_deref(), identity, http2: self.http2 };
+        let transport = Transport { http2: self.http2, ..self.tls.transport() };
         let api = Arc::new(Api::new(&self.url, self.api_key.as_deref(), Some(timeout), transport)?);
         let target = self.prepare(&api).await?;
         let mut levels = Vec::new();

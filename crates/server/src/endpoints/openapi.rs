@@ -22,7 +22,8 @@ use super::page::Page;
 use crate::config::{DefaultMaxTokens, ServeConfig};
 
 const HTML: &str = include_str!("../../reference/index.html");
-const STYLE: &str = include_str!("../../reference/style.css");
+const STYLE: &str =
+    concat!(include_str!("../../colors.css"), include_str!("../../reference/style.css"));
 
 /// In the order in which they use each other.
 const SCRIPTS: [&str; 4] = [

@@ -16,7 +16,8 @@ use super::health::VERSION;
 use super::page::Page;
 
 const HTML: &str = include_str!("../../playground/index.html");
-const STYLE: &str = include_str!("../../playground/style.css");
+const STYLE: &str =
+    concat!(include_str!("../../colors.css"), include_str!("../../playground/style.css"));
 
 /// In the order in which they use each other.
 const SCRIPTS: [&str; 13] = [
