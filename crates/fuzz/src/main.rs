@@ -77,7 +77,7 @@ fn run_targets(arguments: Vec<String>) -> ExitCode {
                     );
                 }
                 Ok(Err(error)) => {
-                    eprintln!("{error}");
+                    println!("FAILED {error}");
                     failed = true;
                 }
                 Err(_) => failed = true,

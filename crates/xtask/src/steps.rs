@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+/// Limit of the lines that the end of the output repeats of one error.
+const LINES_OF_ERROR: usize = 10;
+
 /// The steps so far, and the folder that they run in.
 pub(crate) struct Steps {
     shell: Shell,
@@ -64,6 +67,12 @@ impl Steps {
         let took: Duration = self.done.iter().map(|step| step.took).sum();
         let cpu: f64 = self.done.iter().map(|step| step.cpu).sum();
         println!("        {:<11} {:>7.1} {cpu:>7.1}", "in all", took.as_secs_f64());
+        // A service that keeps only the end of the output keeps the reasons, too.
+        for step in &self.done {
+            if let Err(error) = &step.outcome {
+                println!("\n=== failed: {}\n{}", step.name, shortened(&format!("{error:#}")));
+            }
+        }
         match self.done.iter().all(|step| step.outcome.is_ok()) {
             true => ExitCode::SUCCESS,
             false => ExitCode::FAILURE,
@@ -86,6 +95,17 @@ fn parse_cpu_seconds(stat: &str) -> Option<f64> {
         // field 3.
         fields.split_whitespace().skip(11).take(4).map_while(|time| time.parse().ok()).collect();
     (times.len() == 4).then(|| times.iter().sum::<f64>() / 100.0)
+}
+
+/// The first lines of a text, and how many were left out.
+fn shortened(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let (first, rest) = lines.split_at(lines.len().min(LINES_OF_ERROR));
+    let mut short = first.join("\n");
+    if !rest.is_empty() {
+        short.push_str(&format!("\n.. and {} more lines above", rest.len()));
+    }
+    short
 }
 
 fn first_line(text: &str) -> String {
@@ -189,6 +209,14 @@ fn shown(command: &Command) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_error_is_repeated_in_part() {
+        assert_eq!(shortened("a\nb"), "a\nb");
+        let long = (1..=12).map(|line| line.to_string()).collect::<Vec<_>>().join("\n");
+        let short = shortened(&long);
+        assert!(short.ends_with("10\n.. and 2 more lines above"), "{short}");
+    }
 
     #[test]
     fn a_failed_step_does_not_stop_the_next_and_fails_the_whole() {

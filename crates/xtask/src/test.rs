@@ -139,7 +139,14 @@ pub(crate) fn fuzz(shell: &Shell, arguments: &[String]) -> Result<String> {
     let program = target_folder(shell).join("debug/candlepower-fuzz");
     // A library below our parsers may panic and be caught, with a message. With a backtrace for each, the rest of the
     // output would be lost.
-    run(shell.command(program).args(arguments).env("RUST_BACKTRACE", "0"))?;
+    let mut failed = Vec::new();
+    let mut fuzz = shell.command(program);
+    let succeeded = run_lines(fuzz.args(arguments).env("RUST_BACKTRACE", "0"), |line| {
+        failed.extend(line.strip_prefix("FAILED ").map(str::to_owned));
+    })?;
+    if !succeeded {
+        bail!("{}", failed.join("\n"));
+    }
     Ok(String::new())
 }
 

@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 use crate::{Round, Verdict, change};
 
 const NAME: &str = "one";
+/// Limit of a file with repeated lines, in bytes. Writing much more would take the time of the round itself.
+const MOST_REPEATED_BYTES: usize = 8 << 20;
 const LOG: &str = "2026-01-01T00:00:00Z INFO listening on 127.0.0.1:8000\nready\n";
 
 pub(super) fn open() -> Round {
@@ -40,7 +42,8 @@ fn write(path: &Path, content: &[Value], strange: &[Value], random: &mut Rng) {
     }
     if content.len() > 1 && random.usize(..50) == 0 {
         let again = content[0].clone();
-        content.extend(std::iter::repeat_n(again, 20_000));
+        let times = MOST_REPEATED_BYTES / again.to_string().len().max(1);
+        content.extend(std::iter::repeat_n(again, times.min(20_000)));
     }
     let lines = content.iter().map(|value| format!("{value}\n"));
     let mut bytes = lines.collect::<String>().into_bytes();
