@@ -27,6 +27,7 @@
 
 mod format;
 mod gemv;
+mod packed;
 mod scales;
 mod tables;
 #[cfg(test)]
@@ -40,6 +41,7 @@ use candle_core::Tensor;
 
 use self::format::in_format;
 use self::gemv::Gemv;
+pub(crate) use self::packed::PackedRows;
 use self::tiled::Tiled;
 use crate::parallel::SharedMut;
 use crate::simd::{Isa, Simd, TILE_LINE, WithSimd};
@@ -155,15 +157,16 @@ fn chain_anywhere(x: &[f32], w: &[f32]) -> f32 {
 enum Path {
     /// Few rows: several streams of weights, bound by memory.
     Gemv,
-    /// Many rows, or a matrix unit, or a gate: tiles of accumulators in registers over blocks of `k`.
+    /// Many rows, or a matrix unit, or a gate, or packed rows: tiles of accumulators in registers over blocks of `k`.
     Tiled,
 }
 
 impl Path {
     fn choose<S: Simd>(p: &Product<'_>) -> Self {
-        // Only tiles have a fused gate. A matrix unit adds in an order of its own, which one row must follow,
-        // too.
-        let is_tiled = S::BF16_TILES || p.gate.is_some() || p.rows > S::GEMV_ROWS;
+        // Only tiles have a fused gate, or read packed rows. A matrix unit adds in an order of its own, which one row
+        // must follow, too.
+        let needs_tiles = S::BF16_TILES || p.gate.is_some() || p.packed.is_some();
+        let is_tiled = needs_tiles || p.rows > S::GEMV_ROWS;
         if is_tiled { Self::Tiled } else { Self::Gemv }
     }
 }
@@ -191,7 +194,10 @@ fn fits_matrix_unit(w: &Weight) -> bool {
 /// format. `y` is `[rows, n]`, or half as wide with a gate, and `bias` is `[n]`.
 #[derive(Clone, Copy)]
 struct Product<'a> {
+    /// Empty if `packed` is given.
     x: &'a [f32],
+    /// All rows in the order of tiles, if they were packed before.
+    packed: Option<&'a [f32]>,
     w: &'a Weight,
     bias: Option<&'a [f32]>,
     gate: Option<Activation>,
@@ -217,21 +223,28 @@ fn multiply(
     let mut out = Vec::with_capacity(len);
     let y = SharedMut::new(&mut out.spare_capacity_mut()[..len]);
     if rows > 0 {
-        let product = Product { x, w, bias, gate, y, rows };
+        let product = Product { x, packed: None, w, bias, gate, y, rows };
         if has_tables(w) {
             tables::multiply(isa, &product);
-        } else if fits_matrix_unit(w) {
-            isa.run_with_tiles(Multiply(product));
-            // Dot products of bf16 take activations of bf16 only.
-        } else if w.rounds_activations() {
-            isa.run_with_dot(Multiply(product));
         } else {
-            isa.run(Multiply(product));
+            run(isa, w, Multiply(product));
         }
     }
     // SAFETY: all paths write every element of `y`.
     unsafe { out.set_len(len) };
     out
+}
+
+/// Runs `work` compiled for the instructions that multiply `w`, which has no lookup tables.
+fn run(isa: Isa, w: &Weight, work: impl WithSimd<Output = ()>) {
+    if fits_matrix_unit(w) {
+        isa.run_with_tiles(work);
+        // Dot products of bf16 take activations of bf16 only.
+    } else if w.rounds_activations() {
+        isa.run_with_dot(work);
+    } else {
+        isa.run(work);
+    }
 }
 
 /// [`Product`] as work for an instruction set.

@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use candle_core::{DType, Tensor};
 use candlepower_layout::{PATCH_KEYS, PATCH_QUERIES};
 
-use crate::linear::product_of_rows;
+use crate::linear::PackedRows;
 use crate::parallel::{self, SharedMut, for_ranges};
 use crate::simd::{Isa, LANES, Simd, WithSimd, math};
 use crate::tensor::{Operand, from_vec};
@@ -37,7 +37,8 @@ pub struct PatchAttention {
     head_dim: usize,
     scale: f32,
     dtype: DType,
-    operands: Vec<Head>,
+    /// Keys and values of each head.
+    operands: Vec<Vec<KeyGroup>>,
 }
 
 impl PatchAttention {
@@ -58,7 +59,8 @@ impl PatchAttention {
         let head_dim = width / (3 * heads);
         let data = operand.f32s()?;
         let picture = Picture::new(&data, heads, head_dim, scale);
-        let operands = parallel::map(heads, |head| picture.head(head));
+        let operands = parallel::map(heads, |head| picture.head(head, dtype));
+        let operands = operands.into_iter().collect::<Result<_>>()?;
         drop(data);
         Ok(Self { qkv, heads, head_dim, scale, dtype, operands })
     }
@@ -102,12 +104,12 @@ impl PatchAttention {
     }
 }
 
-/// Keys and values of a head.
-struct Head {
+/// Keys and values of a head for [`PATCH_KEYS`] patches. They are packed once for all groups of queries.
+struct KeyGroup {
     /// `[patches, head_dim]`.
-    keys: Vec<f32>,
-    /// The transposes `[head_dim, patches]` of groups of [`PATCH_KEYS`] patches.
-    values: Vec<f32>,
+    keys: PackedRows,
+    /// `[head_dim, patches]`.
+    values: PackedRows,
 }
 
 /// The operands of all heads.
@@ -130,22 +132,44 @@ impl<'a> Picture<'a> {
         &self.qkv[first * self.head_dim..][..self.head_dim]
     }
 
-    fn head(&self, head: usize) -> Head {
-        let (dim, patches) = (self.head_dim, self.patches);
-        let mut keys = Vec::with_capacity(patches * dim);
-        (0..patches).for_each(|patch| keys.extend_from_slice(self.part(1, head, patch)));
-        let mut values = vec![0.0; patches * dim];
-        for (group, values) in values.chunks_mut(PATCH_KEYS * dim).enumerate() {
-            let count = values.len() / dim;
-            for i in 0..count {
-                let value = self.part(2, head, group * PATCH_KEYS + i);
-                value
-                    .iter()
-                    .enumerate()
-                    .for_each(|(element, value)| values[element * count + i] = *value);
+    /// Writes the queries (`which` 0) or values (2) of some patches as columns: `[head_dim, width]`.
+    fn columns(
+        &self,
+        which: usize,
+        head: usize,
+        patches: Range<usize>,
+        width: usize,
+        columns: &mut [f32],
+    ) {
+        // Whole cache lines are written, because rows of 1 KiB would evict each other from the first-level cache.
+        for first in patches.clone().step_by(LANES) {
+            let together = first..patches.end.min(first + LANES);
+            let mut parts = [[].as_slice(); LANES];
+            let parts = &mut parts[..together.len()];
+            for (part, patch) in parts.iter_mut().zip(together) {
+                *part = self.part(which, head, patch);
+            }
+            for (element, row) in columns.chunks_exact_mut(width).enumerate() {
+                let line = &mut row[first - patches.start..];
+                line.iter_mut().zip(&*parts).for_each(|(value, part)| *value = part[element]);
             }
         }
-        Head { keys, values }
+    }
+
+    fn head(&self, head: usize, dtype: DType) -> Result<Vec<KeyGroup>> {
+        let dim = self.head_dim;
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        let group = |first: usize| {
+            let patches = first..self.patches.min(first + PATCH_KEYS);
+            let count = patches.len();
+            keys.clear();
+            values.resize(count * dim, 0.0);
+            patches.clone().for_each(|patch| keys.extend_from_slice(self.part(1, head, patch)));
+            self.columns(2, head, patches, count, &mut values);
+            let keys = PackedRows::new(&keys, dim, dtype)?;
+            Ok(KeyGroup { keys, values: PackedRows::new(&values, count, dtype)? })
+        };
+        (0..self.patches).step_by(PATCH_KEYS).map(group).collect()
     }
 
     /// The results of a head for a group of patches, which are columns: `[head_dim, columns]`. Further columns fill whole panels.
@@ -153,25 +177,30 @@ impl<'a> Picture<'a> {
         &self,
         head: usize,
         group: Range<usize>,
-        of: &Head,
+        seen: &[KeyGroup],
         dtype: DType,
     ) -> Result<Vec<f32>> {
         let dim = self.head_dim;
         let count = group.len().next_multiple_of(PANEL);
         let mut queries = vec![0.0; dim * count];
-        for (column, patch) in group.enumerate() {
-            let query = self.part(0, head, patch).iter().enumerate();
-            query.for_each(|(element, value)| queries[element * count + column] = *value);
-        }
+        self.columns(0, head, group, count, &mut queries);
         let queries = Weight::of_columns(count, dim, dtype, &queries)?;
         let mut results = Mixture::new(dim, count, self.scale);
         let isa = Isa::detect();
-        let groups = of.keys.chunks(PATCH_KEYS * dim).zip(of.values.chunks(PATCH_KEYS * dim));
-        for (keys, values) in groups {
-            let mut scores = product_of_rows(keys, &queries);
+        // Memory of scores, packed weights and mixtures is used again for each group of keys.
+        let (mut scores, mut added) = (Vec::new(), Vec::new());
+        let mut weights: Option<Weight> = None;
+        for KeyGroup { keys, values } in seen {
+            keys.multiply(&queries, &mut scores);
             isa.run(Softmax { of: &mut results, scores: &mut scores });
-            let weights = Weight::of_columns(count, keys.len() / dim, dtype, &scores)?;
-            isa.run(Add { to: &mut results, values: &product_of_rows(values, &weights) });
+            let keys = scores.len() / count;
+            match &mut weights {
+                Some(weights) if weights.k() == keys => weights.set_columns(&scores),
+                weights => *weights = Some(Weight::of_columns(count, keys, dtype, &scores)?),
+            }
+            let weights = weights.as_ref().expect("it was set");
+            values.multiply(weights, &mut added);
+            isa.run(Add { to: &mut results, values: &added });
         }
         Ok(results.finish())
     }
@@ -187,13 +216,15 @@ impl<'a> Picture<'a> {
     ) {
         let dim = self.head_dim;
         let columns = results.len() / dim;
-        for column in 0..count {
-            let index = ((first_row + column) * self.heads + head) * dim;
-            // SAFETY: this task alone writes this head of this row, and nobody reads it before all is written.
-            let target = unsafe { out.at(index, dim) };
-            for element in 0..dim {
-                // SAFETY: `at` has given `dim` elements.
-                unsafe { target.add(element).write(results[element * columns + column]) };
+        // Whole cache lines are read, for the reason that `columns` gives.
+        for first in (0..count).step_by(LANES) {
+            let together = first..count.min(first + LANES);
+            let index = |column: usize| ((first_row + column) * self.heads + head) * dim;
+            for (element, row) in results.chunks_exact(columns).enumerate() {
+                for (value, column) in row[together.clone()].iter().zip(together.clone()) {
+                    // SAFETY: this task alone writes this head of this row, and nobody reads it before all is written.
+                    unsafe { out.at(index(column) + element, 1).write(*value) };
+                }
             }
         }
     }
@@ -213,6 +244,7 @@ struct Mixture {
 }
 
 impl Mixture {
+    /// `queries` is a multiple of [`PANEL`].
     fn new(dim: usize, queries: usize, scale: f32) -> Self {
         let zeros = || vec![0.0; queries];
         let (most, values) = (vec![f32::NEG_INFINITY; queries], vec![0.0; dim * queries]);
@@ -229,6 +261,9 @@ impl Mixture {
     }
 }
 
+/// Vectors of queries that the softmax takes together: those of a panel. Two chains of additions hide their latency.
+const VECTORS: usize = PANEL / LANES;
+
 /// Replaces the scores of some more keys, `[keys, queries]`, by `e^(scale * (score - most))`, and adds these to the sums.
 struct Softmax<'a> {
     of: &'a mut Mixture,
@@ -243,42 +278,49 @@ impl WithSimd for Softmax<'_> {
     fn with<S: Simd>(self, s: S) {
         let Mixture { scale, most, sums, factors, .. } = self.of;
         let (count, scale) = (most.len(), s.splat(*scale));
-        // The largest score so far, from which factors are computed below.
-        factors.copy_from_slice(most);
-        for scores in self.scores.chunks_exact(count) {
-            for (most, scores) in
-                most.as_chunks_mut::<LANES>().0.iter_mut().zip(scores.as_chunks::<LANES>().0)
-            {
-                // SAFETY: chunks have sixteen elements, here and below.
-                unsafe {
-                    let larger = s.max(s.load(scores.as_ptr()), s.load(most.as_ptr()));
-                    s.store(most.as_mut_ptr(), larger);
+        for first in (0..count).step_by(LANES * VECTORS) {
+            // The largest scores of these queries, and then their sums, stay in registers.
+            let (mut before, mut largest) = ([s.splat(0.0); VECTORS], [s.splat(0.0); VECTORS]);
+            for i in 0..VECTORS {
+                let at = first + i * LANES;
+                // SAFETY: the slices have sixteen elements, here and below.
+                before[i] = unsafe { s.load(most[at..][..LANES].as_ptr()) };
+                largest[i] = before[i];
+            }
+            for scores in self.scores.chunks_exact(count) {
+                let (scores, _) = scores[first..][..LANES * VECTORS].as_chunks::<LANES>();
+                for i in 0..VECTORS {
+                    // SAFETY: as above.
+                    largest[i] = s.max(unsafe { s.load(scores[i].as_ptr()) }, largest[i]);
                 }
             }
-        }
-        let (most, _) = most.as_chunks::<LANES>();
-        let (sums, _) = sums.as_chunks_mut::<LANES>();
-        let (factors, _) = factors.as_chunks_mut::<LANES>();
-        for ((most, sum), factor) in most.iter().zip(sums.iter_mut()).zip(factors) {
-            // The first keys have nothing before them: e^(-inf) is 0.
-            // SAFETY: as above.
-            unsafe {
-                let below = s.sub(s.load(factor.as_ptr()), s.load(most.as_ptr()));
-                let by = math::exp(s, s.mul(below, scale));
-                s.store(factor.as_mut_ptr(), by);
-                s.store(sum.as_mut_ptr(), s.mul(s.load(sum.as_ptr()), by));
-            }
-        }
-        for scores in self.scores.chunks_exact_mut(count) {
-            let (scores, _) = scores.as_chunks_mut::<LANES>();
-            for ((most, sum), scores) in most.iter().zip(sums.iter_mut()).zip(scores) {
+            let mut total = [s.splat(0.0); VECTORS];
+            for i in 0..VECTORS {
+                let at = first + i * LANES;
+                // The first keys have nothing before them: e^(-inf) is 0.
+                let by = math::exp(s, s.mul(s.sub(before[i], largest[i]), scale));
                 // SAFETY: as above.
                 unsafe {
-                    let below = s.sub(s.load(scores.as_ptr()), s.load(most.as_ptr()));
-                    let weights = math::exp(s, s.mul(below, scale));
-                    s.store(scores.as_mut_ptr(), weights);
-                    s.store(sum.as_mut_ptr(), s.add(s.load(sum.as_ptr()), weights));
+                    s.store(most[at..][..LANES].as_mut_ptr(), largest[i]);
+                    s.store(factors[at..][..LANES].as_mut_ptr(), by);
+                    total[i] = s.mul(s.load(sums[at..][..LANES].as_ptr()), by);
                 }
+            }
+            for scores in self.scores.chunks_exact_mut(count) {
+                let (scores, _) = scores[first..][..LANES * VECTORS].as_chunks_mut::<LANES>();
+                for i in 0..VECTORS {
+                    // SAFETY: as above.
+                    unsafe {
+                        let below = s.sub(s.load(scores[i].as_ptr()), largest[i]);
+                        let weights = math::exp(s, s.mul(below, scale));
+                        s.store(scores[i].as_mut_ptr(), weights);
+                        total[i] = s.add(total[i], weights);
+                    }
+                }
+            }
+            for i in 0..VECTORS {
+                // SAFETY: as above.
+                unsafe { s.store(sums[first + i * LANES..][..LANES].as_mut_ptr(), total[i]) };
             }
         }
     }
@@ -397,7 +439,7 @@ mod tests {
 
     #[test]
     fn every_instruction_set_gives_the_same_softmax() {
-        for (keys, queries) in [(1, 16), (15, 32), (16, 48), (100, 32)] {
+        for (keys, queries) in [(1, 32), (15, 32), (16, 96), (100, 64)] {
             let softmax = |isa: Isa| {
                 let mut of = Mixture::new(1, queries, 3.0);
                 let mut scores = numbers(keys * queries);

@@ -95,15 +95,16 @@ impl VisionSpec {
     fn attention_bytes(&self, patches: usize, dtype: Dtype) -> u64 {
         let dtype = if dtype == Dtype::Bf16 { Dtype::Bf16 } else { Dtype::F32 };
         let dim = self.layer.head_dim;
-        let operands = 2 * self.layer.heads * dim * patches;
+        // Keys and values are packed. Their rows and columns are padded to sixteen at most.
+        let padded = |count: usize| count.next_multiple_of(16);
+        let operands = 2 * self.layer.heads * padded(dim) * padded(patches);
         let (queries, keys) = (PATCH_QUERIES.min(patches), PATCH_KEYS.min(patches));
-        // Scores, and their packed form for the product with values; of queries, the packed form, mixtures and those of a group
-        // of keys; the packed rows of keys or values.
+        // Scores, and their packed form for the product with values; queries, their packed form, mixtures and those of a group
+        // of keys.
         let scores = MatrixForm::Plain.bytes(queries, keys, Dtype::F32)
             + MatrixForm::Plain.bytes(queries, keys, dtype);
         let of_heads = MatrixForm::Plain.bytes(queries, dim, dtype)
-            + 3 * MatrixForm::Plain.bytes(queries, dim, Dtype::F32)
-            + keys * dim * Dtype::F32.size();
+            + 3 * MatrixForm::Plain.bytes(queries, dim, Dtype::F32);
         let threads = MOST_THREADS * (scores + of_heads);
         (operands * Dtype::F32.size() + threads) as u64
     }

@@ -22,6 +22,7 @@ use super::Product;
 use super::format::{Format, WithFormat, WordKind, segments, sum_of};
 use super::scales::Scales;
 use super::tile::{LINE, Shape, Start, Tile};
+use crate::Weight;
 use crate::activation::Activate;
 use crate::parallel::{self, SharedMut};
 use crate::simd::{LANES, Simd, WithSimd};
@@ -60,19 +61,25 @@ impl<S: Simd> WithFormat<S> for Tiled {
     #[inline(always)]
     fn with<W: Format>(self, s: S, p: &Product<'_>) {
         let (k, panels) = (p.w.k(), p.width().div_ceil(PANEL));
-        let tile_rows = Shape::<S, W::Words>::ROWS;
-        // A group has whole tiles of rows, and at least one, however long a row is.
-        let most_rows = (GROUP_WORDS / k.div_ceil(W::STEPS) / tile_rows).max(1) * tile_rows;
         let blocks = blocks::<W::Words>(p.w.layout());
         let (mut packed, mut x_sums) = (Vec::new(), Vec::new());
-        for first_row in (0..p.rows).step_by(most_rows) {
-            let tiles = RowTiles::new::<S, W::Words>(first_row..p.rows.min(first_row + most_rows));
-            pack::<S, W::Words>(s, p, &blocks, &tiles, &mut packed);
+        let mut packed_before = p.packed;
+        for tiles in row_groups::<S, W::Words>(p.w, p.rows) {
+            let packed = match &mut packed_before {
+                Some(rest) => {
+                    let group = rest.split_off(..tiles.words(&blocks));
+                    group.expect("all groups were packed")
+                }
+                None => {
+                    packed.clear();
+                    pack::<S, W::Words>(s, p, &blocks, &tiles, &mut packed);
+                    packed.as_slice()
+                }
+            };
             if W::SCALED {
                 sum::<S>(s, p, &tiles, &mut x_sums);
             }
-            let group =
-                Group { p, blocks: &blocks, tiles: &tiles, packed: &packed, x_sums: &x_sums };
+            let group = Group { p, blocks: &blocks, tiles: &tiles, packed, x_sums: &x_sums };
             let format = std::marker::PhantomData::<W>;
             let work = |panels: Range<usize>| s.run(Panels { group, panels, format });
             if tiles.rows.len() * k * p.w.n() <= INLINE_PRODUCTS {
@@ -82,6 +89,27 @@ impl<S: Simd> WithFormat<S> for Tiled {
             }
         }
     }
+}
+
+/// Appends the packed rows of a product, for [`Product::packed`].
+pub(super) struct PackRows<'a>(pub(super) &'a mut Vec<f32>);
+
+impl<S: Simd> WithFormat<S> for PackRows<'_> {
+    #[inline(always)]
+    fn with<W: Format>(self, s: S, p: &Product<'_>) {
+        let blocks = blocks::<W::Words>(p.w.layout());
+        for tiles in row_groups::<S, W::Words>(p.w, p.rows) {
+            pack::<S, W::Words>(s, p, &blocks, &tiles, self.0);
+        }
+    }
+}
+
+/// The groups of rows of a product.
+fn row_groups<S: Simd, W: WordKind>(w: &Weight, rows: usize) -> impl Iterator<Item = RowTiles> {
+    let tile_rows = Shape::<S, W>::ROWS;
+    // A group has whole tiles of rows, and at least one, however long a row is.
+    let most = (GROUP_WORDS / w.k().div_ceil(W::STEPS) / tile_rows).max(1) * tile_rows;
+    (0..rows).step_by(most).map(move |first| RowTiles::new::<S, W>(first..rows.min(first + most)))
 }
 
 /// Some rows, cut into tiles of nearly equal size.
@@ -109,6 +137,11 @@ impl RowTiles {
     /// All rows, padding included.
     fn padded(&self) -> usize {
         self.rows.len().next_multiple_of(self.multiple)
+    }
+
+    /// Number of their words once they are packed.
+    fn words(&self, blocks: &[Block]) -> usize {
+        self.padded() * blocks.iter().map(Block::padded).sum::<usize>()
     }
 }
 
@@ -165,7 +198,7 @@ fn blocks<W: WordKind>(layout: Layout) -> Vec<Block> {
     blocks
 }
 
-/// Packs the rows of `tiles` as words, `[blocks][row tiles][lines][tile rows][LINE]`.
+/// Appends the rows of `tiles` as words, `[blocks][row tiles][lines][tile rows][LINE]`.
 fn pack<S: Simd, W: WordKind>(
     s: S,
     p: &Product<'_>,
@@ -173,8 +206,7 @@ fn pack<S: Simd, W: WordKind>(
     tiles: &RowTiles,
     packed: &mut Vec<f32>,
 ) {
-    let words = tiles.padded() * blocks.iter().map(Block::padded).sum::<usize>();
-    packed.clear();
+    let (before, words) = (packed.len(), tiles.words(blocks));
     packed.reserve(words);
     let target = SharedMut::new(&mut packed.spare_capacity_mut()[..words]);
     let kind = std::marker::PhantomData::<W>;
@@ -185,7 +217,7 @@ fn pack<S: Simd, W: WordKind>(
         parallel::for_ranges(tiles.count, 1, work);
     }
     // SAFETY: the tiles cover all rows, and each line of each row was written.
-    unsafe { packed.set_len(words) };
+    unsafe { packed.set_len(before + words) };
 }
 
 /// Packing of some tiles as work for an instruction set.

@@ -1,5 +1,7 @@
 //! Activations packed as a weight, so that a product with them runs like one with a matrix of the model.
 
+use std::sync::Arc;
+
 use candle_core::DType;
 
 use super::{ElementOrder, PANEL, Weight};
@@ -18,20 +20,32 @@ impl Weight {
             "columns of a [{n}, {k}] weight"
         );
         let mut builder = Self::builder(n, k, dtype)?;
-        let panels = builder.memory.bytes_mut();
-        match builder.layout.order {
-            ElementOrder::F32 => Isa::detect().run(Pack::<false> { n, columns, panels }),
-            ElementOrder::Bf16 => Isa::detect().run_with_dot(Pack::<true> { n, columns, panels }),
-            _ => {
-                return Err(Error::DType {
-                    kernel: "weight",
-                    operand: "dtype",
-                    expected: "f32 or bf16",
-                    found: dtype,
-                });
-            }
+        if !matches!(builder.layout.order, ElementOrder::F32 | ElementOrder::Bf16) {
+            return Err(Error::DType {
+                kernel: "weight",
+                operand: "dtype",
+                expected: "f32 or bf16",
+                found: dtype,
+            });
         }
+        pack(builder.layout.order, n, columns, builder.memory.bytes_mut());
         Ok(builder.finish_with_zeros())
+    }
+
+    /// Replaces the values of a weight that [`Self::of_columns`] has made and that nobody shares.
+    pub(crate) fn set_columns(&mut self, columns: &[f32]) {
+        assert_eq!(columns.len(), self.n * self.k(), "values of the same shape");
+        let memory = Arc::get_mut(&mut self.memory).expect("a weight of columns is not shared");
+        pack(self.layout.order, self.n, columns, memory.bytes_mut());
+    }
+}
+
+/// Packs columns in f32, or rounded to bf16.
+fn pack(order: ElementOrder, n: usize, columns: &[f32], panels: &mut [u8]) {
+    if order == ElementOrder::F32 {
+        Isa::detect().run(Pack::<false> { n, columns, panels });
+    } else {
+        Isa::detect().run_with_dot(Pack::<true> { n, columns, panels });
     }
 }
 
@@ -89,7 +103,8 @@ mod tests {
             for (n, k) in [(32, 1), (32, 7), (96, 16), (64, 5)] {
                 let places = (0..k).flat_map(|step| (0..n).map(move |row| (row, step)));
                 let columns: Vec<f32> = places.map(|(row, step)| value(row, step)).collect();
-                let weight = Weight::of_columns(n, k, dtype, &columns).unwrap();
+                let mut weight = Weight::of_columns(n, k, dtype, &vec![f32::NAN; n * k]).unwrap();
+                weight.set_columns(&columns);
                 let mut row = vec![0.0; k];
                 for index in 0..n {
                     weight.read_row(index, &mut row);
