@@ -1,6 +1,6 @@
 """Makes a picture of a Grafana dashboard from the answers of a Prometheus, without Grafana.
 
-    python scripts/draw_dashboard.py configs/grafana/candlepower.json http://127.0.0.1:9090 dashboard.svg [SECONDS]
+    python3 scripts/draw_dashboard.py configs/grafana/candlepower.json http://127.0.0.1:9090 dashboard.svg [SECONDS]
 
 The picture has the panels with their titles, lines and legends, for the last SECONDS (60).
 """
@@ -9,6 +9,7 @@ import json
 import math
 import sys
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from xml.sax.saxutils import escape
@@ -90,6 +91,8 @@ def draw_panel(panel, url, seconds):
 
 
 def main():
+    if len(sys.argv) not in (4, 5):
+        sys.exit(__doc__.strip())
     path, url, target = sys.argv[1:4]
     seconds = int(sys.argv[4]) if len(sys.argv) > 4 else 60
     with open(path) as file:
@@ -108,4 +111,9 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except urllib.error.URLError as error:
+        sys.exit(f"no Prometheus answers at {sys.argv[2]}: {error.reason}; start one, or give the URL of another")
+    except OSError as error:
+        sys.exit(str(error))

@@ -75,7 +75,7 @@ fn the_only_file_of_a_repository_is_meant() {
 #[test]
 fn files_that_cannot_be_meant_are_answered_with_those_there_are() {
     let place = Place::with(&repository().without("config.json"));
-    let ways = "name one as acme/tiny/FILE, or by how its name ends, as acme/tiny:Q4_K_M; there are Q8_0/tiny-Q8_0-00001-of-00003.gguf, tiny-Q4_K_M.gguf";
+    let ways = "name one as acme/tiny/FILE, or by the end of its name, as acme/tiny:ENDING; there are Q8_0/tiny-Q8_0-00001-of-00003.gguf, tiny-Q4_K_M.gguf";
     let refused = |name: &str, problem: &str| {
         place.check_refused(place.serve(name), &format!("`acme/tiny` {problem}: {ways}"));
     };
@@ -85,7 +85,7 @@ fn files_that_cannot_be_meant_are_answered_with_those_there_are() {
     place.hub.publish("acme/two", &Files::new().with("a-Q4_0.gguf", "").with("b-Q4_0.gguf", ""));
     place.check_refused(
         place.serve("acme/two:Q4_0"),
-        "`acme/two` has several GGUF files `Q4_0`: name one as acme/two/FILE, or by how its name ends, as acme/two:Q4_K_M; there are a-Q4_0.gguf, b-Q4_0.gguf",
+        "`acme/two` has several GGUF files `Q4_0`: name one as acme/two/FILE, or by the end of its name, as acme/two:ENDING; there are a-Q4_0.gguf, b-Q4_0.gguf",
     );
     place.hub.publish("acme/none", &Files::golden("llama"));
     place.check_refused(

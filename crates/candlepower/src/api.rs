@@ -3,13 +3,17 @@
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, io};
 
 use anyhow::{Context, Result, anyhow, bail};
 use candlepower_client::tls::{Identity, Trust, client_config};
 use clap::Args;
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use reqwest::{Client, ClientBuilder, RequestBuilder, Response, StatusCode, Url};
+use rustls::InvalidMessage;
 use serde_json::Value;
+
+use crate::failure;
 
 /// Characters of a server's error that are shown.
 const ERROR_CHARS: usize = 200;
@@ -102,7 +106,10 @@ impl Api {
         let shown = url;
         let url = if socket.is_some() { UNIX_HOST } else { url };
         let base = url.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches('/');
-        let parsed = Url::parse(base).with_context(|| format!("--url `{url}` is no URL"))?;
+        let parsed = Url::parse(base).map_err(|error| match base.contains("://") {
+            true => anyhow!("--url `{url}` is no URL: {error}"),
+            false => anyhow!("--url `{url}` is no URL: begin it with http://, https:// or unix:"),
+        })?;
         if !matches!(parsed.scheme(), "http" | "https") {
             bail!("--url `{url}`: a URL that begins with http://, https:// or unix: is needed");
         }
@@ -244,10 +251,49 @@ impl Api {
         while let Some(deeper) = cause.and_then(|cause| cause.source()) {
             cause = Some(deeper);
         }
+        let advice = cause.map_or("", |cause| advice(cause));
         let cause = cause.map_or_else(|| error.to_string(), ToString::to_string);
-        let what =
-            if error.is_connect() { "cannot be reached" } else { "the connection broke off" };
-        anyhow!("{}: {what}: {cause}", self.shown)
+        if error.is_connect() {
+            let text = format!("{}: cannot be reached: {cause}", self.shown);
+            return anyhow::Error::new(Unreachable { text, advice });
+        }
+        anyhow!("{}: the connection broke off: {cause}", self.shown)
+    }
+}
+
+/// A server that cannot be reached.
+#[derive(Debug)]
+struct Unreachable {
+    text: String,
+    advice: &'static str,
+}
+
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Unreachable {}
+
+/// The text of an error that ends a command. Commands that go on and try again show errors without the advice.
+pub(crate) fn last_words(error: &anyhow::Error) -> String {
+    let advice = error.downcast_ref::<Unreachable>().map_or("", |error| error.advice);
+    failure::text(error) + advice
+}
+
+/// Advice for common reasons of a failed connection.
+fn advice(cause: &(dyn std::error::Error + 'static)) -> &'static str {
+    let error = cause.downcast_ref::<io::Error>();
+    let tls = error.and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref());
+    if let Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) = tls {
+        return "; the server has no TLS: begin its URL with http://";
+    }
+    match error.map(io::Error::kind) {
+        Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
+            "; no server listens there: start one with `candlepower serve`, or name another with --url"
+        }
+        _ => "",
     }
 }
 
@@ -309,6 +355,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn errors_of_connections_end_with_advice() {
+        let api = |url: &str| Api::new(url, None, None, Transport::default()).unwrap();
+        let said = async |url: &str| last_words(&api(url).get("/v1/models").await.unwrap_err());
+
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert_ne!(stream.read(&mut [0; 1024]).await.unwrap(), 0);
+            stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
+        });
+        let plain = said(&format!("https://{address}")).await;
+        assert!(plain.ends_with("; the server has no TLS: begin its URL with http://"), "{plain}");
+
+        for nowhere in ["http://127.0.0.1:1", "unix:/nowhere/at/all"] {
+            let refused = said(nowhere).await;
+            assert!(refused.starts_with(&format!("{nowhere}: cannot be reached: ")), "{refused}");
+            assert!(refused.ends_with("or name another with --url"), "{refused}");
+        }
+    }
+
+    #[tokio::test]
     async fn an_answer_without_an_end_is_not_kept() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -338,7 +406,11 @@ mod tests {
         for url in ["http://a:1", "http://a:1/", "http://a:1/v1", "http://a:1/v1/"] {
             assert_eq!(base(url).unwrap(), "http://a:1");
         }
-        assert!(base("ftp://a").is_err() && base("a").is_err());
+        assert!(base("ftp://a").is_err());
+        let error = base("a:1").unwrap_err().to_string();
+        assert!(error.contains("http://, https:// or unix:"), "{error}");
+        let error = base("127.0.0.1:8000").unwrap_err().to_string();
+        assert!(error.contains("is no URL: begin it with http://, https:// or unix:"), "{error}");
         let file = Path::new("a.pem");
         let identity = Identity { certificate: file, key: file };
         for transport in [

@@ -19,6 +19,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::api::last_words;
 use run::RunArgs;
 use serve::ServeArgs;
 
@@ -111,7 +112,7 @@ pub(crate) fn run(flags: &ArgMatches) -> ExitCode {
     // Nobody waits for connections or an engine that are still running.
     runtime.shutdown_background();
     measured.unwrap_or_else(|error| {
-        print_error(format_args!("error: {error:#}"));
+        print_error(format_args!("error: {}", last_words(&error)));
         ExitCode::FAILURE
     })
 }

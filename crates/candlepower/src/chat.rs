@@ -27,6 +27,7 @@ use candlepower_machine::print_error;
 use clap::Args;
 use tokio::runtime::Runtime;
 
+use crate::api::last_words;
 pub(crate) use local::Bound;
 use session::Session;
 use style::clean;
@@ -99,7 +100,7 @@ impl Chat {
         match talked {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                print_error(format_args!("error: {}", clean(&format!("{error:#}"))));
+                print_error(format_args!("error: {}", clean(&last_words(&error))));
                 ExitCode::FAILURE
             }
         }

@@ -21,6 +21,7 @@ use candlepower_server::config::{Asked, ByteSize, one_of};
 use clap::{Args, FromArgMatches};
 use serde_json::json;
 
+use crate::failure;
 use encoder::EncoderReport;
 use report::ModelReport;
 
@@ -206,7 +207,7 @@ impl Doctor {
                 if self.json {
                     print(&format!("{:#}\n", self.refusal(model, &machine, &error)));
                 } else {
-                    print_error(format_args!("error: {error:#}"));
+                    print_error(format_args!("error: {}", failure::text(&error)));
                 }
                 ExitCode::FAILURE
             }
@@ -231,7 +232,7 @@ impl Doctor {
             "architecture": architecture,
             "supported": false,
             "quantization": quantization,
-            "message": format!("{error:#}"),
+            "message": failure::text(error),
             "fits": false,
         })
     }

@@ -17,6 +17,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
 use crate::api::{UNIX, socket_path};
+use crate::failure;
 
 /// The first process of a container is its server, or an init process whose command line contains the server's.
 const FIRST_PROCESS: &str = "/proc/1/cmdline";
@@ -60,7 +61,7 @@ pub(crate) fn run(args: &HealthArgs, command: &Command) -> ExitCode {
             if is_healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
-            print_error(format_args!("error: {error:#}"));
+            print_error(format_args!("error: {}", failure::text(&error)));
             ExitCode::FAILURE
         }
     }

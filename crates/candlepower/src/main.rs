@@ -7,6 +7,7 @@ mod chat;
 mod deploy;
 mod deployments;
 mod doctor;
+mod failure;
 mod forward;
 mod health;
 mod models;

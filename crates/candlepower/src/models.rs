@@ -14,8 +14,8 @@ use candlepower_machine::{Machine, print, print_error};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::doctor;
 use crate::table::table_of_words;
+use crate::{doctor, failure};
 use age::age;
 use cache::CacheFlags;
 pub(crate) use pull::{AFTER_HELP as AFTER_PULL_HELP, Pull};
@@ -59,7 +59,7 @@ impl Models {
                 ExitCode::SUCCESS
             }
             Err(error) => {
-                print_error(format_args!("error: {error:#}"));
+                print_error(format_args!("error: {}", failure::text(&error)));
                 ExitCode::FAILURE
             }
         }
@@ -142,7 +142,7 @@ fn described(model: &StoredModel, machine: &Machine) -> Value {
         };
         doctor::report_on(&model.name.to_string(), files, machine)
     });
-    report.unwrap_or_else(|error| json!({"message": format!("{error:#}")}))
+    report.unwrap_or_else(|error| json!({"message": failure::text(&error)}))
 }
 
 fn cells(row: &Value) -> Vec<String> {

@@ -13,7 +13,8 @@ use anyhow::{Context, Result, bail};
 use candlepower_machine::{print, print_error};
 use clap::Args;
 
-use crate::api::{Api, TlsFlags};
+use crate::api::{Api, TlsFlags, last_words};
+use crate::failure;
 use sample::Sample;
 use screen::{Event, Screen};
 use view::View;
@@ -53,7 +54,7 @@ impl Top {
         match shown {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                print_error(format_args!("error: {error:#}"));
+                print_error(format_args!("error: {}", last_words(&error)));
                 ExitCode::FAILURE
             }
         }
@@ -103,7 +104,7 @@ impl Top {
                         }
                         Err(error) => {
                             history = History::default();
-                            Some(format!("{error:#}"))
+                            Some(failure::text(&error))
                         }
                     };
                 }

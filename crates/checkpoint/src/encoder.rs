@@ -54,12 +54,22 @@ pub struct EncoderSpec {
 impl EncoderSpec {
     /// Reads the sizes by BERT's names. The rest is what most encoders have: GELU, and neither token types nor a head.
     fn read(config: &HfConfig, kind: EncoderKind) -> Result<Self> {
+        let hidden_size = config.bounded("hidden_size", MOST_WIDTH)?;
+        let heads = config.bounded("num_attention_heads", MOST_HEADS)?;
+        // A head has a whole number of elements. It is checked here, where the configuration still knows the file's own names.
+        if !hidden_size.is_multiple_of(heads) {
+            return Err(config.unsupported(
+                "num_attention_heads",
+                &heads.into(),
+                &format!("; a number that divides the hidden size of {hidden_size} is"),
+            ));
+        }
         Ok(Self {
             kind,
             vocab_size: config.bounded("vocab_size", MOST_TOKENS)?,
-            hidden_size: config.bounded("hidden_size", MOST_WIDTH)?,
+            hidden_size,
             num_layers: config.bounded("num_hidden_layers", MOST_LAYERS)?,
-            heads: config.bounded("num_attention_heads", MOST_HEADS)?,
+            heads,
             intermediate_size: config.bounded("intermediate_size", MOST_WIDTH)?,
             max_positions: config.bounded("max_position_embeddings", MOST_TOKENS)?,
             token_types: 0,
@@ -225,14 +235,6 @@ impl EncoderCheckpoint {
     pub(crate) fn open(files: &CheckpointFiles, config: &HfConfig) -> Result<Option<Self>> {
         let Some(arch) = find(files, config)? else { return Ok(None) };
         let mut spec = (arch.spec)(config)?;
-        // A head has a whole number of elements, and nothing else compares the two.
-        if !spec.hidden_size.is_multiple_of(spec.heads) {
-            return Err(config.unsupported(
-                "num_attention_heads",
-                &spec.heads.into(),
-                &format!("; a number that divides the hidden size of {} is", spec.hidden_size),
-            ));
-        }
         if let Some(head) = arch.head {
             check_one_label(config)?;
             spec.head = Some(ScoreHead { sigmoid: sigmoid(config)?, ..head(config)? });

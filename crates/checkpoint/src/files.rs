@@ -4,7 +4,7 @@ use std::{
     borrow::Cow,
     collections::BTreeSet,
     fmt,
-    io::{self, Read},
+    io::{ErrorKind, Read},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -49,7 +49,7 @@ fn read_file(path: PathBuf) -> Result<Option<Vec<u8>>> {
             }
             Ok(Some(bytes))
         }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
         Err(source) => Err(Error::Io { path, source }),
     }
 }
@@ -75,8 +75,16 @@ impl CheckpointFiles {
         if is_gguf(path) {
             return Ok(Some(Self::Gguf(Arc::new(Gguf::open(path)?))));
         }
-        if !path.is_dir() {
-            return Ok(None);
+        match std::fs::metadata(path) {
+            Ok(found) if found.is_dir() => {}
+            // Relative paths may also be ids of the hub, so their errors say nothing.
+            Err(source)
+                if path.is_absolute()
+                    && !matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                return Err(Error::Io { path: path.to_owned(), source });
+            }
+            _ => return Ok(None),
         }
         let folder = Self::Folder(path.to_owned());
         if folder.contains(SINGLE) || folder.contains(INDEX) {
@@ -389,6 +397,16 @@ mod tests {
 
     fn index(text: &'static str) -> CheckpointFiles {
         CheckpointFiles::Embedded(Box::leak(Box::new([(INDEX, text.as_bytes())])))
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_looked_at_is_not_said_to_be_missing() {
+        let link = std::env::temp_dir().join(format!("candlepower-loop-{}", std::process::id()));
+        std::os::unix::fs::symlink(&link, &link).unwrap();
+        let error = CheckpointFiles::find(&link).unwrap_err().to_string();
+        std::fs::remove_file(&link).unwrap();
+        assert!(error.starts_with(&format!("cannot read {}: ", link.display())), "{error}");
+        assert!(CheckpointFiles::find(&link.join("a")).unwrap().is_none());
     }
 
     #[test]

@@ -27,6 +27,8 @@ const IMAGE_BYTES: u64 = 256 << 20;
 pub const BATCHED_TOKENS: usize = 512;
 /// The same on a GPU, the first that its memory has room for: the more, the longer the matrices' products.
 const GPU_BATCHED_TOKENS: [usize; 4] = [8192, 4096, 2048, 1024];
+/// Fewest tokens of a step that an error proposes. A prompt takes one pass over the weights for each step.
+const LEAST_PROPOSED_TOKENS: usize = 64;
 /// Divisor of the memory that the weights leave free: a step of that many tokens may use one such part.
 const STEP_SHARE: u64 = 4;
 
@@ -350,6 +352,16 @@ impl MemoryPlan {
         longest_that_fits(spec.max_positions, |len| self.with(spec, |r| r.max_model_len = len).fits)
     }
 
+    /// The most tokens in one step with which the server would start, below those of this plan; 0 where none would, or so few
+    /// that prompts would take too long.
+    fn step_tokens_that_fit(&self, spec: &ModelSpec) -> usize {
+        let fits = |tokens| self.with(spec, |r| r.max_num_batched_tokens = Some(tokens)).fits;
+        match longest_that_fits(self.max_num_batched_tokens.saturating_sub(1), fits) {
+            tokens if tokens < LEAST_PROPOSED_TOKENS => 0,
+            tokens => tokens,
+        }
+    }
+
     /// Refuses what does not fit.
     ///
     /// # Errors
@@ -431,6 +443,10 @@ impl MemoryPlan {
         match self.max_model_len_that_fits(spec) {
             0 => {}
             len => ways.push(format!("lower --max-model-len to {len}")),
+        }
+        match self.step_tokens_that_fit(spec) {
+            0 => {}
+            tokens => ways.push(format!("lower --max-num-batched-tokens to {tokens}")),
         }
         if self.request.kv != KvDtype::Fp8 && self.with(spec, |r| r.kv = KvDtype::Fp8).fits {
             ways.push("keep keys and values in 8 bits with --kv-cache-dtype fp8".to_owned());

@@ -112,7 +112,7 @@ pub enum Error {
     },
     /// The name fits none or several of the repository's GGUF files.
     #[error(
-        "`{id}` {problem}: name one as {id}/FILE, or by how its name ends, as {id}:Q4_K_M; there are {names}"
+        "`{id}` {problem}: name one as {id}/FILE, or by the end of its name, as {id}:ENDING; there are {names}"
     )]
     WhichGguf {
         /// The model.

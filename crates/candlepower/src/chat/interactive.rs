@@ -10,6 +10,7 @@ use super::editor::{Entered, LineEditor};
 use super::obey::obey;
 use super::session::{Ended, Session};
 use super::style::clean;
+use crate::failure;
 
 /// The mark of a line for the user.
 pub(super) const PROMPT: &str = ">>> ";
@@ -48,7 +49,7 @@ pub(super) fn run(runtime: &Runtime, session: &mut Session) -> Result<()> {
             }
         };
         if let Err(error) = done {
-            print_error(format_args!("error: {}", clean(&format!("{error:#}"))));
+            print_error(format_args!("error: {}", clean(&failure::text(&error))));
             if is_message && matches!(session.conversation.turns.last(), Some(Turn::User { .. })) {
                 session.screen.note(
                     "The message is kept: /retry sends it again, and another message replaces it.",

@@ -13,7 +13,7 @@ use candlepower_server::{EndOfLog, ServeConfig, hub, hub_cache, init_logging, sh
 use clap::Args;
 
 use super::cache::CacheFlags;
-use crate::doctor;
+use crate::{doctor, failure};
 
 /// End of the long help.
 pub(crate) const AFTER_HELP: &str = "Examples:\n  \
@@ -57,7 +57,7 @@ impl Pull {
                 ExitCode::from(INTERRUPTED)
             }
             Err(error) => {
-                print_error(format_args!("error: {error:#}"));
+                print_error(format_args!("error: {}", failure::text(&error)));
                 ExitCode::FAILURE
             }
         }
@@ -131,7 +131,7 @@ fn summary(config: &ServeConfig, name: &ModelName, model: &HubModel) -> Result<S
             "it does not fit this machine: {}",
             report["message"].as_str().unwrap_or_default()
         ),
-        Err(error) => format!("this version cannot serve it: {error:#}"),
+        Err(error) => format!("this version cannot serve it: {}", failure::text(&error)),
     };
     Ok(format!("{name} is complete: {} in {}\n{advice}\n", Bytes(size), folder.display()))
 }

@@ -11,6 +11,7 @@ use candlepower_machine::{print, print_error};
 use clap::Args;
 
 use super::cache::CacheFlags;
+use crate::failure;
 
 /// End of the long help.
 pub(crate) const AFTER_HELP: &str = "Examples:\n  \
@@ -45,7 +46,7 @@ impl Remove {
                 ExitCode::FAILURE
             }
             Err(error) => {
-                print_error(format_args!("error: {error:#}"));
+                print_error(format_args!("error: {}", failure::text(&error)));
                 ExitCode::FAILURE
             }
         }

@@ -41,11 +41,11 @@ impl<'a> View<'a> {
     pub(super) fn draw(&self, history: &History) -> String {
         let mut lines = Vec::new();
         match (history.samples.back(), self.failure) {
-            (_, Some(failure)) => lines.extend([
-                format!("candlepower top  {}", self.url),
-                String::new(),
-                format!("{failure}; trying again"),
-            ]),
+            (_, Some(failure)) => {
+                lines.extend([format!("candlepower top  {}", self.url), String::new()]);
+                let width = self.size.map_or(usize::MAX, |(width, _)| width);
+                lines.extend(wrapped(&format!("{failure}; trying again"), width));
+            }
             (Some(newest), None) => self.fill(&mut lines, history, newest),
             (None, None) => lines.push(format!("candlepower top  {}: asking", self.url)),
         }
@@ -312,6 +312,21 @@ fn duration(time: Duration) -> String {
     }
 }
 
+/// Lines of whole words, none longer than `width` but a word that is.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 /// A character that cannot steer the terminal. The server chooses some of the text.
 fn visible(character: char) -> char {
     if character.is_control() { '?' } else { character }
@@ -372,6 +387,11 @@ mod tests {
         let view = View::live("http://a", 80, 24, Some("http://a: cannot be reached: refused"));
         let text = view.draw(&History::default());
         assert!(text.contains("cannot be reached: refused; trying again"), "{text}");
+        let narrow = View { size: Some((24, 24)), ..view }.draw(&History::default());
+        assert!(
+            narrow.contains("http://a: cannot be\nreached: refused;\ntrying again"),
+            "{narrow}"
+        );
     }
 
     #[test]

@@ -191,6 +191,9 @@ fn what_would_change_the_vectors_is_refused_by_name() {
         (NOMIC.replace(r#"fraction": 1.0"#, r#"fraction": 0.5"#), "rotary_emb_fraction"),
         (MINI_LM.replace("absolute", "relative_key"), "position_embedding_type"),
         (MINI_LM.replace(r#"heads": 12"#, r#"heads": 7"#), "num_attention_heads"),
+        // By the names that the files have.
+        (DISTIL_BERT.replace(r#"heads": 12"#, r#"heads": 7"#), "n_heads"),
+        (NOMIC.replace(r#"head": 12"#, r#"head": 7"#), "n_head"),
         (MINI_LM.replace(r#""gelu""#, r#""mish""#), "hidden_act"),
         (MINI_LM.replace(r#""type_vocab_size": 2,"#, ""), "type_vocab_size"),
     ] {

@@ -153,6 +153,26 @@ fn what_does_not_fit_is_said_with_what_would() {
 }
 
 #[test]
+fn smaller_steps_are_proposed_where_they_suffice() {
+    let steps = |tokens| plan(move |r| r.max_num_batched_tokens = Some(tokens));
+    let text = error(&steps(1 << 20));
+    let (_, proposed) = text.rsplit_once("; lower --max-num-batched-tokens to ").expect(&text);
+    let proposed: usize = proposed.parse().unwrap();
+    assert!(steps(proposed).fits && !steps(proposed + 1).fits, "{text}");
+
+    // Steps of a few tokens would fit, but they are no way out.
+    let full = |tokens| {
+        plan(move |r| {
+            r.max_num_batched_tokens = Some(tokens);
+            r.kv_cache_bytes = Some(4096 * TOKEN);
+            r.memory.available_bytes = Some(steps(16).needed_bytes);
+        })
+    };
+    assert!(full(16).fits && !full(64).fits);
+    assert!(!error(&full(512)).contains("--max-num-batched-tokens"), "{}", error(&full(512)));
+}
+
+#[test]
 fn gpus_are_filled_and_more_of_them_proposed() {
     let gpu = |gib: u64, ranks| {
         plan(move |r| {

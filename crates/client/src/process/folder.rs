@@ -180,10 +180,13 @@ impl Folder {
     /// The folder cannot be created or read.
     pub(crate) fn claim(&self) -> io::Result<Option<File>> {
         // Specs and logs may be private.
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.root)?;
+        let root = DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
+        root.map_err(|error| self.not_writable(&error))?;
         loop {
             match DirBuilder::new().mode(0o700).create(&self.path) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(self.not_writable(&error));
+                }
                 _ => {}
             }
             let lock = self.path.join(LOCK);
@@ -208,6 +211,14 @@ impl Folder {
                 return Ok(Some(file));
             }
         }
+    }
+
+    /// The error of the system, with the folder and the way out.
+    fn not_writable(&self, error: &io::Error) -> io::Error {
+        let root = self.root.display();
+        let said =
+            format!("{root} cannot be written: {error}; set XDG_STATE_HOME to another folder");
+        io::Error::new(error.kind(), said)
     }
 
     /// Removes everything; the caller must hold the lock. The spec goes first, so that no reader takes the rest for a
@@ -296,6 +307,17 @@ mod tests {
         assert!(folder.claim().unwrap().is_some());
         assert_eq!(Folder::names(&root).unwrap(), ["a"]);
         fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_named() {
+        // Nobody can make a folder below a file, whatever the user's rights.
+        let root = std::env::temp_dir().join(format!("candlepower-file-{}", std::process::id()));
+        fs::write(&root, "").unwrap();
+        let error = Folder::new(&root.join("deployments"), "a").claim().unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{} cannot", root.join("deployments").display())));
+        assert!(error.ends_with("; set XDG_STATE_HOME to another folder"), "{error}");
+        fs::remove_file(root).unwrap();
     }
 
     #[test]

@@ -174,7 +174,8 @@ impl Given {
 impl Found<'_> {
     fn take_file(&mut self, file: &Path) -> Result<(), ConfigError> {
         let refused = |reason: String| ConfigError::File { file: file.to_owned(), reason };
-        let text = std::fs::read_to_string(file).map_err(|error| refused(error.to_string()))?;
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| refused(format!("the file of --config cannot be read: {error}")))?;
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
             let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
             refused(format!("line {line}: {}", error.message()))

@@ -230,7 +230,10 @@ fn values_that_do_not_parse_are_named_with_their_place() {
         let error = resolve(&["demo", &file.flag()], &[]).unwrap_err().to_string();
         assert!(error.contains("values.toml") && !error.contains('\n'), "{error}");
     }
-    assert!(matches!(resolve(&["--config=/nonexistent.toml"], &[]), Err(ConfigError::File { .. })));
+    let missing = resolve(&["--config=/nonexistent.toml"], &[]).err().unwrap();
+    assert!(matches!(missing, ConfigError::File { .. }));
+    let missing = missing.to_string();
+    assert!(missing.starts_with("/nonexistent.toml: the file of --config "), "{missing}");
 }
 
 #[test]

@@ -86,6 +86,18 @@ mod tests {
     use super::*;
 
     #[tokio::test]
+    async fn a_host_that_is_not_here_is_refused_with_advice() {
+        // An address for documentation, which no machine has, and a name that cannot be looked up.
+        let elsewhere = listen("192.0.2.1:0".parse().unwrap()).unwrap_err();
+        let unknown = lookup_host(("no such host", 0)).await.err().unwrap();
+        for source in [elsewhere, unknown] {
+            let error = Error::Listen { address: "a:1".to_owned(), source }.to_string();
+            assert!(error.starts_with("cannot listen on a:1: "), "{error}");
+            assert!(error.contains("; give an address of this machine with --host"), "{error}");
+        }
+    }
+
+    #[tokio::test]
     async fn many_connections_may_wait_to_be_accepted() {
         let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();

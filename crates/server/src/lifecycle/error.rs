@@ -237,6 +237,10 @@ fn listen_hint(source: &std::io::Error) -> &'static str {
         std::io::ErrorKind::PermissionDenied => {
             "; ports below 1024 need a privilege: choose another with --port N"
         }
+        // Look-ups of names have no error number.
+        kind if kind == std::io::ErrorKind::AddrNotAvailable || source.raw_os_error().is_none() => {
+            "; give an address of this machine with --host, or 0.0.0.0 for all of them"
+        }
         _ => "",
     }
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::bench::client::Answer;
 use crate::bench::load::{Load, Measured};
 use crate::bench::stats::{Summary, number};
+use crate::failure;
 use crate::table::table;
 
 /// Maximum number of different errors in the table of a level.
@@ -50,7 +51,7 @@ impl Level {
         let answers: Vec<&Answer> = measured.answers.iter().flatten().collect();
         let mut errors: BTreeMap<String, usize> = BTreeMap::new();
         for error in measured.answers.iter().filter_map(|answer| answer.as_ref().err()) {
-            *errors.entry(format!("{error:#}")).or_default() += 1;
+            *errors.entry(failure::text(error)).or_default() += 1;
         }
         let sum = |count: fn(&Answer) -> usize| answers.iter().map(|answer| count(answer)).sum();
         let input_tokens: usize = sum(|answer| answer.usage.prompt_tokens);

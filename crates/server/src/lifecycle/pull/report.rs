@@ -50,7 +50,8 @@ pub async fn alongside<T>(
     if num_done > 0 {
         let (bytes, _) = progress.bytes();
         let seconds = begin.elapsed().as_secs_f64();
-        tracing::info!(bytes, seconds, "downloaded {num_done} files, {}", ByteSize(bytes));
+        let files = if num_done == 1 { "file" } else { "files" };
+        tracing::info!(bytes, seconds, "downloaded {num_done} {files}, {}", ByteSize(bytes));
     }
     result
 }

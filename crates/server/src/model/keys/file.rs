@@ -54,10 +54,13 @@ struct Entry {
 pub(super) fn read(path: &Path) -> Result<Vec<(KeyDigest, String, KeyLimits)>, KeysError> {
     let refused = |problem: String| KeysError::new(path, problem);
     let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(|error| refused(error.to_string()))?;
+    let unreadable = |error: std::io::Error| {
+        refused(format!("the file of --api-keys-file cannot be read: {error}"))
+    };
+    let file = std::fs::File::open(path).map_err(unreadable)?;
     // One byte more shows that the file is too long, whatever its size says.
     let read = file.take(MAX_BYTES + 1).read_to_string(&mut text);
-    read.map_err(|error| refused(error.to_string()))?;
+    read.map_err(unreadable)?;
     if text.len() as u64 > MAX_BYTES {
         return Err(refused(format!("it has more than {} MiB", MAX_BYTES >> 20)));
     }

@@ -122,7 +122,8 @@ fn errors_name_the_place_and_show_no_key() {
         assert!(!error.contains("canary"), "{error}");
     }
     let missing = ApiKeys::load(&config(&["--api-keys-file=/no/such/file"])).err().unwrap();
-    assert!(missing.to_string().starts_with("/no/such/file: "), "{missing}");
+    let missing = missing.to_string();
+    assert!(missing.starts_with("/no/such/file: the file of --api-keys-file "), "{missing}");
 }
 
 #[test]
