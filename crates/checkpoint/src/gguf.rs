@@ -290,7 +290,7 @@ impl Gguf {
         plain(&mut spec.final_norm.kind);
         for layer in &mut spec.layers {
             plain(&mut layer.norm.kind);
-            if let Mixer::Recurrence(net) = &mut layer.mixer {
+            if let Mixer::LinearAttention(net) = &mut layer.mixer {
                 // Tiled and grouped orders are the same where each key head has one value head.
                 let differ = net.value_heads > net.key_heads;
                 (net.log_rates, net.tiled) = (false, self.arch.tiled && differ);

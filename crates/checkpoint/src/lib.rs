@@ -58,8 +58,8 @@ pub use shard::Shard;
 pub use slot::{HeadAxis, Init, Slot, SlotInfo, SlotQuantization, SlotShard};
 pub use spec::{
     AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, HeadSpec, KvKind, KvPlace,
-    LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, PerLayerSpec, QkNormSpan,
-    QkNormSpec, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
+    LatentSpec, LayerSpec, LinearAttentionSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec,
+    PerLayerSpec, QkNormSpan, QkNormSpec, Residual, ShortConvSpec, UpdateRuleSpec,
 };
 pub use vision::{
     Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder,

@@ -16,10 +16,10 @@ use crate::{
 
 mod activation;
 mod edits;
-mod recurrence;
+mod linear_attention;
 
 pub(crate) use activation::{activation, activation_of};
-pub use recurrence::{RecurrenceSpec, RuleSpec, ShortConvSpec};
+pub use linear_attention::{LinearAttentionSpec, ShortConvSpec, UpdateRuleSpec};
 
 /// A decoder-only language model, as data.
 #[derive(Clone, Debug, PartialEq)]
@@ -113,14 +113,14 @@ impl LayerSpec {
     pub fn attention(&self) -> Option<&AttentionSpec> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Recurrence(_) | Mixer::ShortConv(_) => None,
+            Mixer::LinearAttention(_) | Mixer::ShortConv(_) => None,
         }
     }
 
     /// Linear attention or an SSM, if the mixer is one.
-    pub fn recurrence(&self) -> Option<&RecurrenceSpec> {
+    pub fn linear_attention(&self) -> Option<&LinearAttentionSpec> {
         match &self.mixer {
-            Mixer::Recurrence(net) => Some(net),
+            Mixer::LinearAttention(net) => Some(net),
             Mixer::Attention(_) | Mixer::ShortConv(_) => None,
         }
     }
@@ -129,7 +129,7 @@ impl LayerSpec {
     pub fn short_conv(&self) -> Option<&ShortConvSpec> {
         match &self.mixer {
             Mixer::ShortConv(conv) => Some(conv),
-            Mixer::Attention(_) | Mixer::Recurrence(_) => None,
+            Mixer::Attention(_) | Mixer::LinearAttention(_) => None,
         }
     }
 
@@ -145,7 +145,7 @@ pub enum Mixer {
     /// Attention, which keeps keys and values of every token.
     Attention(Box<AttentionSpec>),
     /// A gated delta net or Mamba-2, which keep a state of one size.
-    Recurrence(RecurrenceSpec),
+    LinearAttention(LinearAttentionSpec),
     /// A gated short convolution, which keeps the few tokens that it sees.
     ShortConv(ShortConvSpec),
 }
@@ -584,8 +584,8 @@ impl ModelSpec {
     }
 
     /// The layers' linear attentions and SSMs, in order.
-    pub fn recurrences(&self) -> impl Iterator<Item = &RecurrenceSpec> {
-        self.layers.iter().filter_map(LayerSpec::recurrence)
+    pub fn linear_attentions(&self) -> impl Iterator<Item = &LinearAttentionSpec> {
+        self.layers.iter().filter_map(LayerSpec::linear_attention)
     }
 
     /// Number of layers with a recurrent state for each sequence; they are all of one kind.

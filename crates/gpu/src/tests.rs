@@ -9,9 +9,10 @@ use candlepower_kernels::sampling::{
     Penalties, SamplingRow, logprobs_of, sample_row_reference, uniform,
 };
 use candlepower_kernels::{
-    Activation, Experts, Gating, KvCacheConfig, OffsetForm, Offsets, QuantFormat, QuantizedRows,
-    Recurrence, RecurrenceDims, RopeStyle, RopeTable, Rule, ScaleForm, SequenceState, SparseRows,
-    StateConfig, Weight, WeightRows, experts_reference, recurrence_reference,
+    Activation, Experts, Gating, KvCacheConfig, LinearAttention, LinearAttentionDims, OffsetForm,
+    Offsets, QuantFormat, QuantizedRows, RopeStyle, RopeTable, ScaleForm, SequenceState,
+    SparseRows, StateConfig, UpdateRule, Weight, WeightRows, experts_reference,
+    linear_attention_reference,
 };
 
 use super::*;
@@ -346,8 +347,8 @@ fn views_in_the_midst_of_a_vector_are_refused() {
 /// Sequences that start and sequences that continue, in pools of all dtypes, together with padding and with invalid
 /// sequences.
 #[test]
-fn recurrences_keep_the_states_of_their_sequences() {
-    let dims = RecurrenceDims {
+fn linear_attention_keeps_the_states_of_their_sequences() {
+    let dims = LinearAttentionDims {
         key_heads: 1,
         value_heads: 2,
         tiled: false,
@@ -360,13 +361,13 @@ fn recurrences_keep_the_states_of_their_sequences() {
         let numbers = (0..count).map(|i| ((i * 37 + seed) % 29) as f32 / 16.0 - 0.875);
         Tensor::from_vec(numbers.collect::<Vec<f32>>(), dims, &Device::Cpu).unwrap()
     };
-    let net = Recurrence {
+    let net = LinearAttention {
         dims,
         conv: numbers(&[dims.channels(), 4], 1),
         conv_bias: None,
         a_log: numbers(&[2], 2),
         dt_bias: numbers(&[2], 3),
-        rule: Rule::Delta { norm: numbers(&[32], 4), eps: 1e-6 },
+        rule: UpdateRule::Delta { norm: numbers(&[32], 4), eps: 1e-6 },
     };
     let config = StateConfig { num_layers: 2, num_slots: 3, dims: dims.into() };
     let flat = |tensor: &Tensor| -> Vec<f32> {
@@ -391,13 +392,13 @@ fn recurrences_keep_the_states_of_their_sequences() {
                 slots: &integers(slots, &[slots.len()]),
                 positions: &integers(&positions, &[tokens]),
             };
-            recurrence(input, gates, &net, &pool, 1, &tables, &out).unwrap();
+            linear_attention(input, gates, &net, &pool, 1, &tables, &out).unwrap();
             flat(&out)
         };
         let mut state = SequenceState::zeros(&dims);
         let mut want = |[input, gates]: &[Tensor; 2], tokens: std::ops::Range<usize>| {
             let of = |rows: &Tensor| flat(&rows.narrow(0, tokens.start, tokens.len()).unwrap());
-            let want = recurrence_reference(&of(input), &of(gates), &net, &mut state);
+            let want = linear_attention_reference(&of(input), &of(gates), &net, &mut state);
             flat(
                 &Tensor::from_vec(want.unwrap(), tokens.len() * 64, &Device::Cpu)
                     .unwrap()
@@ -424,8 +425,8 @@ fn recurrences_keep_the_states_of_their_sequences() {
         assert!(flat(&pool.layer("test", 1).unwrap().inputs)[..3 * 128].iter().all(|x| *x == 0.0));
     }
     for (wrong, parameter) in [
-        (RecurrenceDims { key_dim: 48, ..dims }, "key_dim"),
-        (RecurrenceDims { value_dim: 288, ..dims }, "value_dim"),
+        (LinearAttentionDims { key_dim: 48, ..dims }, "key_dim"),
+        (LinearAttentionDims { value_dim: 288, ..dims }, "value_dim"),
     ] {
         let config = StateConfig { dims: wrong.into(), ..config };
         let error = StatePool::new(config, DType::BF16, &Device::Cpu).unwrap_err();

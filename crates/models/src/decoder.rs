@@ -9,8 +9,8 @@ use candlepower_kernels::{
     Activation, AttentionMetadata, FullAttention, KvCache, KvCacheConfig, RecurrentState,
     StateRows, VocabPart, Weight, activation, activation_times, add, add_rms_norm, add_scaled,
     embedding, embedding_part, experts, full_attention, gated_linear, gather_rows, layer_norm,
-    linear, linear_heads, paged_attention, recurrence, reshape_and_cache, rms_norm, rms_norm_part,
-    rope, rope_queries, scale_queries, short_conv, sigmoid_gate, square_sums,
+    linear, linear_attention, linear_heads, paged_attention, reshape_and_cache, rms_norm,
+    rms_norm_part, rope, rope_queries, scale_queries, short_conv, sigmoid_gate, square_sums,
 };
 use half::{bf16, f16};
 
@@ -23,11 +23,11 @@ use crate::{
     latent_attention::LatentAttention,
     layers::{Layers, PerLayer, RoutedExperts},
     linear::Linear,
+    linear_attention::LinearAttention,
     norm::{Norm, NormForm},
     ops::{Buffer, Ops, OutputOps, Reduce, Tokens},
     output_tokens::OutputTokens,
     parts::Parts,
-    recurrence::Recurrence,
     short_conv::ShortConv,
     states::state_config,
 };
@@ -491,15 +491,15 @@ impl Ops for CpuOps<'_> {
         Ok(values.reshape((tokens, a.heads * value_dim))?)
     }
 
-    fn recurrence(
+    fn linear_attention(
         &self,
         rows: &Tensor,
         gates: &Tensor,
-        net: &Recurrence<Weight>,
+        net: &LinearAttention<Weight>,
     ) -> Result<Tensor> {
         let layer = if self.keeps_layers { net.layer } else { 0 };
         let (states, of_rows) = self.states();
-        Ok(recurrence(rows, gates, &net.net, states, layer, &of_rows)?)
+        Ok(linear_attention(rows, gates, &net.net, states, layer, &of_rows)?)
     }
 
     fn short_conv(&self, rows: &Tensor, conv: &ShortConv<Weight>) -> Result<Tensor> {

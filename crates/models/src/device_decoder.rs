@@ -20,10 +20,10 @@ use crate::{
     latent_attention::LatentAttention,
     layers::{Layers, PerLayer, RoutedExperts},
     linear::Linear,
+    linear_attention::LinearAttention,
     norm::{Norm, NormForm},
     ops::{Buffer, Ops, OutputOps, Reduce, Tokens},
     parts::Parts,
-    recurrence::Recurrence,
     short_conv::ShortConv,
 };
 
@@ -511,16 +511,16 @@ impl Ops for DeviceOps<'_> {
         Ok(values)
     }
 
-    fn recurrence(
+    fn linear_attention(
         &self,
         rows: &Tensor,
         gates: &Tensor,
-        net: &Recurrence<Matrix>,
+        net: &LinearAttention<Matrix>,
     ) -> Result<Tensor> {
         let out = self.rows(ATTENDED, net.net.dims.values())?;
         self.read(&[rows, gates]);
         let (pool, tables) = self.states();
-        gpu::recurrence(rows, gates, &net.net, pool, net.layer, &tables, &out)?;
+        gpu::linear_attention(rows, gates, &net.net, pool, net.layer, &tables, &out)?;
         Ok(out)
     }
 

@@ -104,7 +104,7 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
         Init::Head => (0.0, width(fan_in / spec.head.scale)),
         Init::Conv => (0.0, width(0.5)),
         // States that forget in some tens of tokens.
-        Init::LogRate if spec.recurrences().any(|net| !net.log_rates) => (-1.0, 0.0),
+        Init::LogRate if spec.linear_attentions().any(|net| !net.log_rates) => (-1.0, 0.0),
         Init::LogRate => (0.0, width(0.5)),
         Init::DecayBias => (-3.0, width(0.5)),
     }

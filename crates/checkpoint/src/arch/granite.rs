@@ -123,7 +123,7 @@ fn hybrid(c: &HfConfig) -> Result<ModelSpec> {
     let is_mamba: Vec<bool> = of_attention.iter().map(|of_attention| !of_attention).collect();
     if is_mamba.contains(&true) {
         let mamba = recurrent::mamba2(c)?;
-        m.set_mixers(c, key, &is_mamba, &Mixer::Recurrence(mamba))?;
+        m.set_mixers(c, key, &is_mamba, &Mixer::LinearAttention(mamba))?;
     }
     Ok(m)
 }

@@ -6,7 +6,7 @@ use super::{Arch, deepseek, recurrent};
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{FfnSpec, MOST_LAYERS, MOST_WIDTH, Mixer, ModelSpec, RecurrenceSpec},
+    spec::{FfnSpec, LinearAttentionSpec, MOST_LAYERS, MOST_WIDTH, Mixer, ModelSpec},
     weights::{Slot, WeightRule, joined, whole},
 };
 
@@ -96,7 +96,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
         layers.iter().any(|(mixer, _)| *mixer == Kind::Mamba).then(|| mamba(c)).transpose()?;
     for (layer, (mixer, ffn)) in m.layers.iter_mut().zip(layers) {
         if let (Kind::Mamba, Some(mamba)) = (mixer, mamba) {
-            layer.mixer = Mixer::Recurrence(mamba);
+            layer.mixer = Mixer::LinearAttention(mamba);
         }
         if ffn.is_none() {
             layer.ffn = FfnSpec::Nothing;
@@ -172,7 +172,7 @@ fn pairs(c: &HfConfig, kinds: &[Kind], key: &str) -> Result<(Vec<Pair>, Vec<[usi
     Ok((layers, numbers))
 }
 
-fn mamba(c: &HfConfig) -> Result<RecurrenceSpec> {
+fn mamba(c: &HfConfig) -> Result<LinearAttentionSpec> {
     c.refuse("use_bias")?;
     deepseek::expect(c, "mamba_hidden_act", "silu")?;
     // Bamba's default is another one.

@@ -50,7 +50,7 @@ impl ModelSpec {
                         0
                     }
                 }
-                Mixer::Recurrence(net) => net.exact(),
+                Mixer::LinearAttention(net) => net.exact(),
                 Mixer::ShortConv(conv) => conv.channels * conv.kernel_size,
             };
             let of_router = ffn.experts().map_or(0, |experts| {
@@ -108,7 +108,7 @@ impl ModelSpec {
                     }
                 }
             }
-            Mixer::Recurrence(net) => {
+            Mixer::LinearAttention(net) => {
                 let net = net.shard(ranks);
                 (net.width(), net.gates(), net.values())
             }

@@ -136,7 +136,7 @@ impl ModelSpec {
             |kernel_size: usize, channels: usize| (kernel_size - 1) * channels * inputs.size();
         let of_layer = |layer: &LayerSpec| match &layer.mixer {
             Mixer::Attention(_) => 0,
-            Mixer::Recurrence(net) => {
+            Mixer::LinearAttention(net) => {
                 let net = net.shard(ranks);
                 let state = net.values() * net.key_dim * Dtype::F32.size();
                 state + kept(net.kernel_size, net.channels())
@@ -193,7 +193,7 @@ impl ModelSpec {
                     let kv = a.kv_heads.div_ceil(ranks) * a.head_dim;
                     4 * q + 5 * kv + if a.gated { 2 * q } else { 0 }
                 }
-                Mixer::Recurrence(net) => {
+                Mixer::LinearAttention(net) => {
                     let net = net.shard(ranks);
                     net.width() + net.channels() + 2 * net.values() + net.gates()
                 }
@@ -267,7 +267,7 @@ impl ModelSpec {
                     kv_heads =
                         kv_heads.or_else(|| unless(divides, a.kv_heads, "key and value heads"));
                 }
-                Mixer::Recurrence(net) => {
+                Mixer::LinearAttention(net) => {
                     // Each rank has whole heads of keys, and so what is normed as one.
                     let (divides, count) = (splits(net.key_heads), net.key_heads);
                     heads =

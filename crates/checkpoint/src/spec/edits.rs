@@ -38,7 +38,7 @@ impl ModelSpec {
     pub(crate) fn attention_mut(&mut self, layer: usize) -> Option<&mut AttentionSpec> {
         match &mut self.layers[layer].mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Recurrence(_) | Mixer::ShortConv(_) => None,
+            Mixer::LinearAttention(_) | Mixer::ShortConv(_) => None,
         }
     }
 

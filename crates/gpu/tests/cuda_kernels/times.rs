@@ -18,8 +18,8 @@ use candlepower_gpu::{
     SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables,
 };
 use candlepower_kernels::{
-    Activation, Error, Gating, KvCacheConfig, Offsets, PagedAttention, QuantFormat, QuantizedRows,
-    Recurrence, RecurrenceDims, Result, Rule, ScaleForm, StateConfig, Weight,
+    Activation, Error, Gating, KvCacheConfig, LinearAttention, LinearAttentionDims, Offsets,
+    PagedAttention, QuantFormat, QuantizedRows, Result, ScaleForm, StateConfig, UpdateRule, Weight,
 };
 use half::bf16;
 
@@ -49,7 +49,7 @@ const PARTS: [(&str, Part); 9] = [
     ("decode", decode),
     ("prefill", prefill),
     ("wide", wide),
-    ("recurrence", recurrences),
+    ("linear_attention", linear_attentions),
     ("rows", rows),
     ("sample", sample),
 ];
@@ -369,9 +369,9 @@ fn rows(times: &Times<'_>) -> Result<()> {
 }
 
 /// Decodes and prompts through a gated delta net of Qwen3-Next-80B-A3B, and through Mamba-2 of Granite-4.0-H-Small.
-fn recurrences(times: &Times<'_>) -> Result<()> {
+fn linear_attentions(times: &Times<'_>) -> Result<()> {
     let heads = times.size(32).max(2);
-    let of_delta = RecurrenceDims {
+    let of_delta = LinearAttentionDims {
         key_heads: heads / 2,
         value_heads: heads,
         tiled: false,
@@ -383,14 +383,14 @@ fn recurrences(times: &Times<'_>) -> Result<()> {
         let numbers = Random(7).floats(dims.iter().product(), 0.1, DType::F32);
         times.gpu.floats(&numbers, dims, DType::F32)
     };
-    let rule = Rule::Delta { norm: weight(&[of_delta.value_dim]), eps: 1e-6 };
+    let rule = UpdateRule::Delta { norm: weight(&[of_delta.value_dim]), eps: 1e-6 };
     let value_heads = times.size(128);
-    let of_mamba = RecurrenceDims { key_heads: 1, value_heads, value_dim: 64, ..of_delta };
+    let of_mamba = LinearAttentionDims { key_heads: 1, value_heads, value_dim: 64, ..of_delta };
     let skip = weight(&[value_heads]);
     for (name, dims, rule) in
-        [("delta", of_delta, rule), ("Mamba-2", of_mamba, Rule::Mamba2 { skip })]
+        [("delta", of_delta, rule), ("Mamba-2", of_mamba, UpdateRule::Mamba2 { skip })]
     {
-        let net = Recurrence {
+        let net = LinearAttention {
             dims,
             conv: weight(&[dims.channels(), dims.kernel]),
             conv_bias: None,
@@ -398,12 +398,12 @@ fn recurrences(times: &Times<'_>) -> Result<()> {
             dt_bias: weight(&[dims.value_heads]),
             rule,
         };
-        recurrence(times, name, &net)?;
+        linear_attention(times, name, &net)?;
     }
     Ok(())
 }
 
-fn recurrence(times: &Times<'_>, name: &str, net: &Recurrence) -> Result<()> {
+fn linear_attention(times: &Times<'_>, name: &str, net: &LinearAttention) -> Result<()> {
     let (device, dims) = (times.gpu.device(), net.dims);
     for (seqs, tokens) in [(1, 1), (8, 1), (64, 1), (256, 1), (1, 512), (1, 2048), (16, 512)] {
         let (seqs, tokens) = (times.size(seqs), times.size(tokens));
@@ -427,7 +427,7 @@ fn recurrence(times: &Times<'_>, name: &str, net: &Recurrence) -> Result<()> {
         let work = (2 * state + rows_read, 7 * state / 4 * tokens);
         let heads = dims.value_heads;
         times.row(&format!("{name} {seqs} x {tokens}, {heads} heads"), work, |i| {
-            gpu::recurrence(&input, &gates, net, &pool, i % num_layers, &tables, &out)
+            gpu::linear_attention(&input, &gates, net, &pool, i % num_layers, &tables, &out)
         })?;
     }
     Ok(())

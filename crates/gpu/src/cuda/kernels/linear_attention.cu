@@ -14,10 +14,10 @@ constexpr int32_t kMostValueDim = 256;
 // Added to the sums of squares that normalize queries and keys. The CPU's name for it is NORM_EPS.
 constexpr float kNormEps = 1e-6f;
 
-// The values are those of `rule_code` in Rust.
-enum class Rule : int32_t { kDelta = 0, kMamba2 = 1 };
+// The values are those of `update_rule_kind` in Rust.
+enum class UpdateRule : int32_t { kDelta = 0, kMamba2 = 1 };
 
-struct RecurrenceArgs {
+struct LinearAttentionArgs {
   const void* input;           // [tokens, width]: queries, keys, values and gates z
   const void* gates;           // delta: [tokens, 2 * value_heads], beta then decay inputs; Mamba-2: [tokens, value_heads], decay inputs
   void* out;                   // [tokens, value_heads * value_dim]
@@ -44,9 +44,9 @@ struct RecurrenceArgs {
   int32_t dtype;
   int32_t tiled;  // 1: value heads that share a key head are key_heads apart; 0: they are neighbours
 };
-static_assert(sizeof(RecurrenceArgs) == 152, "as in src/cuda/recurrence.rs");
+static_assert(sizeof(LinearAttentionArgs) == 152, "as in src/cuda/linear_attention.rs");
 
-__device__ __forceinline__ int32_t channels_of(const RecurrenceArgs& args) {
+__device__ __forceinline__ int32_t channels_of(const LinearAttentionArgs& args) {
   return 2 * args.key_heads * args.key_dim + args.value_heads * args.value_dim;
 }
 
@@ -114,8 +114,8 @@ struct Chunk {
 };
 
 // Convolves queries, keys and values of `count` tokens from `first` on, for the block's head.
-template <typename T, int32_t kKeyDim, Rule kRule>
-__device__ __forceinline__ void read_chunk(const RecurrenceArgs& args, const Sequence& sequence, int32_t first, int32_t count,
+template <typename T, int32_t kKeyDim, UpdateRule kUpdateRule>
+__device__ __forceinline__ void read_chunk(const LinearAttentionArgs& args, const Sequence& sequence, int32_t first, int32_t count,
                                            const Chunk& chunk) {
   const int32_t value_dim = args.value_dim;
   const int32_t head = blockIdx.x;
@@ -138,14 +138,14 @@ __device__ __forceinline__ void read_chunk(const RecurrenceArgs& args, const Seq
     convolve(source, taps, added, args.kernel, first, count, to, is_value ? value_dim : kKeyDim);
   }
   if (threadIdx.x < count) {
-    constexpr int32_t kGates = kRule == Rule::kDelta ? 2 : 1;
+    constexpr int32_t kGates = kUpdateRule == UpdateRule::kDelta ? 2 : 1;
     const int64_t token = static_cast<int64_t>(sequence.start) + first + threadIdx.x;
     const T* gate = static_cast<const T*>(args.gates) + token * kGates * args.value_heads + head;
     const float x = static_cast<float>(gate[(kGates - 1) * args.value_heads]) + args.dt_bias[head];
     // For x > 20, softplus(x) and x are the same f32, and for large x e^x would be infinite.
     const float softplus = x > 20.0f ? x : log1pf(expf(x));
     chunk.decays[threadIdx.x] = expf(-expf(args.a_log[head]) * softplus);
-    chunk.counts[threadIdx.x] = kRule == Rule::kDelta ? 1.0f / (1.0f + expf(-static_cast<float>(gate[0]))) : softplus;
+    chunk.counts[threadIdx.x] = kUpdateRule == UpdateRule::kDelta ? 1.0f / (1.0f + expf(-static_cast<float>(gate[0]))) : softplus;
   }
 }
 
@@ -167,8 +167,8 @@ __device__ __forceinline__ void normalize_chunk(int32_t count, const Chunk& chun
 }
 
 // Writes a chunk's outputs, one token per warp. Outputs of delta nets are normed, and all are multiplied by their gates.
-template <typename T, Rule kRule>
-__device__ __forceinline__ void write_chunk(const RecurrenceArgs& args, const Sequence& sequence, int32_t first, int32_t count,
+template <typename T, UpdateRule kUpdateRule>
+__device__ __forceinline__ void write_chunk(const LinearAttentionArgs& args, const Sequence& sequence, int32_t first, int32_t count,
                                             const Chunk& chunk) {
   const int32_t value_dim = args.value_dim;
   const int32_t lane = threadIdx.x % kWarp;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void write_chunk(const RecurrenceArgs& args, const Se
   for (int32_t t = threadIdx.x / kWarp; t < count; t += blockDim.x / kWarp) {
     const float* x = chunk.v + t * value_dim;
     float scale = 1.0f;
-    if constexpr (kRule == Rule::kDelta) {
+    if constexpr (kUpdateRule == UpdateRule::kDelta) {
       float squares = 0.0f;
       for (int32_t i = lane; i < value_dim; i += kWarp) squares += x[i] * x[i];
       scale = rsqrtf(warp_sum(squares) / value_dim + args.eps);
@@ -187,7 +187,7 @@ __device__ __forceinline__ void write_chunk(const RecurrenceArgs& args, const Se
     const T* z = static_cast<const T*>(args.input) + token * (channels + values) + channels + blockIdx.x * value_dim;
     T* out = static_cast<T*>(args.out) + token * values + blockIdx.x * value_dim;
     for (int32_t i = lane; i < value_dim; i += kWarp) {
-      const float weight = kRule == Rule::kDelta ? scale * args.result[i] : 1.0f;
+      const float weight = kUpdateRule == UpdateRule::kDelta ? scale * args.result[i] : 1.0f;
       out[i] = T(x[i] * weight * silu(static_cast<float>(z[i])));
     }
   }
@@ -195,7 +195,7 @@ __device__ __forceinline__ void write_chunk(const RecurrenceArgs& args, const Se
 
 // Applies the update rule for the tokens of a chunk to one column of the state. Each output replaces the value in
 // shared memory.
-template <int32_t kKeyDim, Rule kRule>
+template <int32_t kKeyDim, UpdateRule kUpdateRule>
 __device__ __forceinline__ void change_state(float (&state)[kKeyDim], int32_t count, const Chunk& chunk, int32_t value_dim,
                                              float skip) {
   const float* key = chunk.k;
@@ -203,7 +203,7 @@ __device__ __forceinline__ void change_state(float (&state)[kKeyDim], int32_t co
   float* value = chunk.v + threadIdx.x;
   // S^T k of the next token, before its decay. Two partial sums, even and odd, halve the chain of dependent additions.
   float known[2] = {};
-  if constexpr (kRule == Rule::kDelta) {
+  if constexpr (kUpdateRule == UpdateRule::kDelta) {
 #pragma unroll
     for (int32_t i = 0; i < kKeyDim; i += 4) {
       const Vector<float, 4> k = load<4>(key + i);
@@ -225,15 +225,15 @@ __device__ __forceinline__ void change_state(float (&state)[kKeyDim], int32_t co
       const Vector<float, 4> k = load<4>(key + i);
       const Vector<float, 4> q = load<4>(query + i);
       Vector<float, 4> n{};
-      if constexpr (kRule == Rule::kDelta) n = load<4>(next + i);
+      if constexpr (kUpdateRule == UpdateRule::kDelta) n = load<4>(next + i);
 #pragma unroll
       for (int32_t j = 0; j < 4; ++j) {
         state[i + j] = state[i + j] * decay + k.at[j] * delta;
         result[j % 2] += state[i + j] * q.at[j];
-        if constexpr (kRule == Rule::kDelta) known[j % 2] += state[i + j] * n.at[j];
+        if constexpr (kUpdateRule == UpdateRule::kDelta) known[j % 2] += state[i + j] * n.at[j];
       }
     }
-    *value = result[0] + result[1] + (kRule == Rule::kMamba2 ? skip * v : 0.0f);
+    *value = result[0] + result[1] + (kUpdateRule == UpdateRule::kMamba2 ? skip * v : 0.0f);
     key = next;
     query += kKeyDim;
     value += value_dim;
@@ -249,8 +249,8 @@ __device__ __forceinline__ void change_state(float (&state)[kKeyDim], int32_t co
 // The update is sequential over the tokens, and a prompt alone has only one block per value head. On an H200, a layer
 // takes 3.8 ms (delta net, 32 heads) or 4.1 ms (Mamba-2) for a prompt of 2,048 tokens. A decode of 64 sequences reads
 // and writes its states at 1.7 and 2.0 TB/s, of 4.2 TB/s for a copy.
-template <typename T, int32_t kKeyDim, Rule kRule>
-__global__ void __launch_bounds__(kMostValueDim) recurrence_kernel(RecurrenceArgs args) {
+template <typename T, int32_t kKeyDim, UpdateRule kUpdateRule>
+__global__ void __launch_bounds__(kMostValueDim) linear_attention_kernel(LinearAttentionArgs args) {
   extern __shared__ __align__(16) float memory[];
   __shared__ float decays[kChunk];
   __shared__ float counts[kChunk];
@@ -277,19 +277,19 @@ __global__ void __launch_bounds__(kMostValueDim) recurrence_kernel(RecurrenceArg
   float state[kKeyDim];
 #pragma unroll
   for (int32_t i = 0; i < kKeyDim; ++i) state[i] = sequence.begins || !has_column ? 0.0f : states[i * value_dim];
-  const float skip = kRule == Rule::kMamba2 ? args.result[blockIdx.x] : 0.0f;
+  const float skip = kUpdateRule == UpdateRule::kMamba2 ? args.result[blockIdx.x] : 0.0f;
 
   for (int32_t first = 0; first < sequence.count; first += kChunk) {
     const int32_t count = min(sequence.count - first, kChunk);
-    read_chunk<T, kKeyDim, kRule>(args, sequence, first, count, chunk);
+    read_chunk<T, kKeyDim, kUpdateRule>(args, sequence, first, count, chunk);
     __syncthreads();
-    if constexpr (kRule == Rule::kDelta) {
+    if constexpr (kUpdateRule == UpdateRule::kDelta) {
       normalize_chunk<kKeyDim>(count, chunk);
       __syncthreads();
     }
-    if (has_column) change_state<kKeyDim, kRule>(state, count, chunk, value_dim, skip);
+    if (has_column) change_state<kKeyDim, kUpdateRule>(state, count, chunk, value_dim, skip);
     __syncthreads();
-    write_chunk<T, kRule>(args, sequence, first, count, chunk);
+    write_chunk<T, kUpdateRule>(args, sequence, first, count, chunk);
     // The next chunk overwrites this one, so all threads must have finished with it.
     __syncthreads();
   }
@@ -308,7 +308,7 @@ constexpr int32_t kSaveThreads = 256;
 // One thread per channel and sequence keeps the newest inputs. This is a separate kernel because all heads must have
 // read the previous ones.
 template <typename T>
-__global__ void __launch_bounds__(kSaveThreads) save_kernel(RecurrenceArgs args) {
+__global__ void __launch_bounds__(kSaveThreads) save_kernel(LinearAttentionArgs args) {
   const int64_t channels = channels_of(args);
   const int64_t channel = static_cast<int64_t>(blockIdx.x) * kSaveThreads + threadIdx.x;
   const Sequence sequence = sequence_of(args, blockIdx.y);
@@ -331,14 +331,14 @@ __global__ void __launch_bounds__(kSaveThreads) save_kernel(RecurrenceArgs args)
 }
 
 template <typename T, int32_t kKeyDim>
-void launch_recurrence(const RecurrenceArgs& args, cudaStream_t stream) {
+void launch_linear_attention(const LinearAttentionArgs& args, cudaStream_t stream) {
   const dim3 grid(args.value_heads, args.seqs);
   const int32_t threads = (args.value_dim + kWarp - 1) / kWarp * kWarp;
   const size_t bytes = sizeof(float) * kChunk * (2 * kKeyDim + args.value_dim);
-  if (static_cast<Rule>(args.rule) == Rule::kDelta) {
-    recurrence_kernel<T, kKeyDim, Rule::kDelta><<<grid, threads, bytes, stream>>>(args);
+  if (static_cast<UpdateRule>(args.rule) == UpdateRule::kDelta) {
+    linear_attention_kernel<T, kKeyDim, UpdateRule::kDelta><<<grid, threads, bytes, stream>>>(args);
   } else {
-    recurrence_kernel<T, kKeyDim, Rule::kMamba2><<<grid, threads, bytes, stream>>>(args);
+    linear_attention_kernel<T, kKeyDim, UpdateRule::kMamba2><<<grid, threads, bytes, stream>>>(args);
   }
 }
 
@@ -352,7 +352,7 @@ struct CopyStatesArgs {
   uint32_t num_slots;
   uint32_t padding;
 };
-static_assert(sizeof(CopyStatesArgs) == 56, "as in src/cuda/recurrence.rs");
+static_assert(sizeof(CopyStatesArgs) == 56, "as in src/cuda/linear_attention.rs");
 
 constexpr int32_t kCopyThreads = 256;
 // Number of blocks that copy the state of one layer together.
@@ -376,15 +376,15 @@ __global__ void __launch_bounds__(kCopyThreads) copy_states_kernel(CopyStatesArg
 
 using namespace candlepower;
 
-extern "C" int32_t candlepower_recurrence(const RecurrenceArgs* args, cudaStream_t stream) {
+extern "C" int32_t candlepower_linear_attention(const LinearAttentionArgs* args, cudaStream_t stream) {
   if (args->value_dim > kMostValueDim || args->kernel > kMostTaps) return cudaErrorInvalidValue;
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
     switch (args->key_dim) {
-      case 32: launch_recurrence<T, 32>(*args, stream); break;
-      case 64: launch_recurrence<T, 64>(*args, stream); break;
+      case 32: launch_linear_attention<T, 32>(*args, stream); break;
+      case 64: launch_linear_attention<T, 64>(*args, stream); break;
       // The wrapper accepts 32, 64 and 128 only.
-      default: launch_recurrence<T, 128>(*args, stream); break;
+      default: launch_linear_attention<T, 128>(*args, stream); break;
     }
     const int32_t channels = 2 * args->key_heads * args->key_dim + args->value_heads * args->value_dim;
     const dim3 grid((channels + kSaveThreads - 1) / kSaveThreads, args->seqs);

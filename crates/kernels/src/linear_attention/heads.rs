@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::columns::{Tokens, block_len};
 use super::reference::{NORM_EPS, decay, sigmoid, softplus};
-use super::{Recurrence, RecurrenceDims, RuleWeights, Weights};
+use super::{LinearAttention, LinearAttentionDims, UpdateRuleWeights, Weights};
 use crate::parallel::SharedMut;
 use crate::simd::{LANES, Simd, WithSimd, math};
 
@@ -33,7 +33,7 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// Buffers for `heads` heads that are computed together.
-    pub(super) fn new(dims: &RecurrenceDims, heads: usize) -> Self {
+    pub(super) fn new(dims: &LinearAttentionDims, heads: usize) -> Self {
         let zeros = |count| vec![0.0; count];
         let (keys, values) = (CHUNK * dims.key_dim, CHUNK * dims.value_dim);
         Self {
@@ -50,7 +50,7 @@ impl Scratch {
 
 /// The tokens of one sequence, and neighbouring value heads with the same keys.
 pub(super) struct Heads<'a> {
-    pub(super) net: &'a Recurrence,
+    pub(super) net: &'a LinearAttention,
     pub(super) weights: &'a Weights<'a>,
     pub(super) heads: Range<usize>,
     /// `[tokens, width]`.
@@ -72,7 +72,7 @@ impl WithSimd for Heads<'_> {
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
         let (dims, weights) = (self.net.dims, self.weights);
-        let RecurrenceDims { value_heads, key_dim, value_dim, .. } = dims;
+        let LinearAttentionDims { value_heads, key_dim, value_dim, .. } = dims;
         let (width, channels) = (dims.width(), dims.channels());
         let first_q = dims.key_head(self.heads.start) * key_dim;
         let first_k = dims.keys() + first_q;
@@ -83,7 +83,7 @@ impl WithSimd for Heads<'_> {
         transpose_taps(weights, dims.kernel, parts, taps);
         let inputs = Inputs { dims, input: self.input, kept: self.kept, taps };
         let (corrects, num_gates) =
-            (matches!(weights.rule, RuleWeights::Delta { .. }), self.net.gates());
+            (matches!(weights.rule, UpdateRuleWeights::Delta { .. }), self.net.gates());
         let scale = 1.0 / (key_dim as f32).sqrt();
 
         let count = self.input.len() / width;
@@ -127,10 +127,12 @@ impl WithSimd for Heads<'_> {
                     // SAFETY: `to` points to `value_dim` elements.
                     unsafe {
                         match &weights.rule {
-                            RuleWeights::Delta { norm, eps } => {
+                            UpdateRuleWeights::Delta { norm, eps } => {
                                 gated_norm(s, x, (norm, *eps), z, to);
                             }
-                            RuleWeights::Mamba2 { skip } => gated_sum(s, x, (v, skip[head]), z, to),
+                            UpdateRuleWeights::Mamba2 { skip } => {
+                                gated_sum(s, x, (v, skip[head]), z, to)
+                            }
                         }
                     }
                 }
@@ -168,7 +170,7 @@ fn transpose_taps(
 
 /// Inputs of the convolution.
 struct Inputs<'a> {
-    dims: RecurrenceDims,
+    dims: LinearAttentionDims,
     input: &'a [f32],
     kept: &'a [f32],
     taps: &'a [f32],
