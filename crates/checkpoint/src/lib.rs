@@ -481,7 +481,7 @@ impl Checkpoint {
             .spec
             .quantized
             .values()
-            .any(|packed| packed.codes != candlepower_layout::QuantFormat::Table);
+            .any(|packed| packed.format != candlepower_layout::QuantFormat::Table);
         let rounded = scaled && matches!(dtype, None | Some(Dtype::Bf16));
         match device {
             DeviceKind::Cpu if rounded => device.kv_dtype(asked, Dtype::Bf16),

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::operands::code_place;
+use crate::operands::quant_index;
 use candlepower_kernels::operands::OfExperts;
 use candlepower_kernels::sampling::{Penalties, SamplingRow, sample_row_reference};
 use candlepower_kernels::{
@@ -220,26 +220,26 @@ fn parts_cover_a_length_once_and_in_order() {
 }
 
 #[test]
-fn codes_lie_where_the_packed_matrix_has_them() {
-    let host = Host::load("codes");
-    type CodePlace = extern "C" fn(i32, i32, i32, i32, *mut i32) -> u64;
+fn quantized_weights_lie_where_the_packed_matrix_has_them() {
+    let host = Host::load("quants");
+    type QuantIndex = extern "C" fn(i32, i32, i32, i32, *mut i32) -> u64;
     // SAFETY: the type is that of host.cpp.
-    let place: CodePlace = unsafe { host.function("host_code_place") };
-    type PlaceAfter = extern "C" fn(i32, i32, i32, i32, i32, *mut i32) -> u64;
+    let index: QuantIndex = unsafe { host.function("host_quant_index") };
+    type IndexAfter = extern "C" fn(i32, i32, i32, i32, i32, *mut i32) -> u64;
     // SAFETY: the type is that of host.cpp.
-    let after: PlaceAfter = unsafe { host.function("host_place_after") };
+    let after: IndexAfter = unsafe { host.function("host_index_after") };
     for (outputs, columns) in [(1usize, 1usize), (16, 64), (33, 200), (48, 129)] {
         for bits in [4, 8] {
-            let codes = outputs.next_multiple_of(16) * columns.next_multiple_of(64);
-            let mut taken = vec![0u32; codes * bits / 32];
+            let quants = outputs.next_multiple_of(16) * columns.next_multiple_of(64);
+            let mut taken = vec![0u32; quants * bits / 32];
             for output in 0..outputs {
                 for column in 0..columns {
                     let mut shift = 0;
                     let ints = [output, column, columns, bits].map(|number| number as i32);
-                    let word = place(ints[0], ints[1], ints[2], ints[3], &mut shift);
+                    let word = index(ints[0], ints[1], ints[2], ints[3], &mut shift);
                     let found = (word as usize, shift as usize);
-                    assert_eq!(found, code_place(output, column, columns, bits));
-                    // Kernels compute the place of a column that is a multiple of 8, and reach the next seven
+                    assert_eq!(found, quant_index(output, column, columns, bits));
+                    // Kernels compute the index of a column that is a multiple of 8, and reach the next seven
                     // from there.
                     let (first, i) = (ints[1] / 8 * 8, ints[1] % 8);
                     let word = after(ints[0], first, i, ints[2], ints[3], &mut shift);

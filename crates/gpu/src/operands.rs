@@ -23,7 +23,7 @@ pub use latent::LatentsToCache;
 pub(crate) use latent::{HEAD_PRODUCT, HeadShape, LATENTS, LatentShape};
 pub(crate) use linear_attention::{GATE_AXES, SIGMOID_GATE, gate_dims};
 pub use norm::{LayerNorm, NormWeight, RmsNorm};
-pub(crate) use packed::{E2M1_FACTOR, code_place};
+pub(crate) use packed::{E2M1_FACTOR, quant_index};
 pub use packed::{HeadPadding, Matrix, PackedMatrix};
 pub use paged_cache::{PagedCache, PagedLayer};
 pub use qkv::{NO_SLOT, QkNorm, QkNormOperands, QkvToCache, ValueNorm};

@@ -177,27 +177,27 @@ fn blocks_are_brought_out_and_back_in_every_layer() {
 /// The device's form of a quantized weight dequantizes to the same values, bit for bit, also with inputs in another
 /// order and with padding.
 #[test]
-fn packed_codes_mean_the_numbers_of_the_weight() {
+fn packed_matrices_have_the_dequantized_values_of_the_weight() {
     let kinds = {
         use QuantFormat::{E2m1, E4m3, Table, U2, U3, U4, U5, U6, U8};
         [U2, U3, U4, U5, U6, U8, E4m3, E2m1, Table]
     };
-    for codes in kinds {
+    for format in kinds {
         for (n, k, group) in [(1usize, 6usize, 6), (40, 96, 16), (33, 150, 48), (16, 64, 64)] {
-            let group = if codes == QuantFormat::Table { k } else { group };
+            let group = if format == QuantFormat::Table { k } else { group };
             // Without bit 3 of the largest E4M3 value there is no NaN.
-            let most = if codes == QuantFormat::E4m3 { 0x77 } else { codes.most() };
+            let most = if format == QuantFormat::E4m3 { 0x77 } else { format.most() };
             let bytes: Vec<u8> = (0..n * k).map(|i| (i * 37 % 251) as u8 & most).collect();
-            let count = if codes == QuantFormat::Table { n * 16 } else { n * k.div_ceil(group) };
+            let count = if format == QuantFormat::Table { n * 16 } else { n * k.div_ceil(group) };
             let scales: Vec<f32> = (0..count).map(|i| (i % 13) as f32 / 7.0 - 0.9).collect();
-            let mins: Vec<f32> = match codes {
+            let mins: Vec<f32> = match format {
                 QuantFormat::Table => Vec::new(),
                 _ => (0..count).map(|i| (i % 5) as f32 / 3.0).collect(),
             };
             let order: Vec<u32> = (0..k as u32).rev().collect();
             let inputs = Some(&order[..]);
             let rows = QuantizedRows {
-                codes,
+                codes: format,
                 group,
                 bytes: &bytes,
                 scales: &scales,
@@ -206,7 +206,7 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
                 inputs,
             };
             let mut builder =
-                Weight::quantized_builder(n, k, codes, group, ScaleForm::F32).unwrap();
+                Weight::quantized_builder(n, k, format, group, ScaleForm::F32).unwrap();
             builder.write_quantized(0, rows).unwrap();
             let starts: Vec<u32> = (0..=n as u32).collect();
             let (inputs, numbers) = (vec![3; n], vec![0.5; n]);
@@ -227,7 +227,7 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
                     };
                     let mut left = found.to_vec();
                     for (input, number) in want.iter().enumerate().map(padded) {
-                        assert_eq!(left[input], number, "{codes:?} [{n}, {k}] row {row}");
+                        assert_eq!(left[input], number, "{format:?} [{n}, {k}] row {row}");
                         left[input] = 0.0;
                     }
                     assert!(left.iter().all(|number| *number == 0.0), "between heads");
@@ -585,7 +585,7 @@ fn sums_have_factors_and_activations_too() {
 
 /// Weights of [`QuantFormat::Iq4`] dequantize on a device like unsigned 8-bit weights with a zero point of 128.
 #[test]
-fn iq4_codes_are_those_of_eight_bits() {
+fn iq4_values_are_those_of_eight_bits() {
     let bytes: Vec<u8> = (0..64).map(|i| i * 7 % 16).collect();
     let (k, scales) = (32, [0.25, -0.5]);
     let rows = QuantizedRows {
@@ -599,16 +599,16 @@ fn iq4_codes_are_those_of_eight_bits() {
     };
     let expected = rows.numbers(k).unwrap();
     let form = |mins| ScaleForm { mins, ..ScaleForm::F32 };
-    for (codes, mins) in [
+    for (format, mins) in [
         (QuantFormat::Iq4, OffsetForm::None),
         (QuantFormat::U8, OffsetForm::Own),
         (QuantFormat::U8, OffsetForm::ZeroPoint(128)),
         (QuantFormat::U8, OffsetForm::ZeroPoints),
     ] {
-        let mut builder = Weight::quantized_builder(2, k, codes, 32, form(mins)).unwrap();
+        let mut builder = Weight::quantized_builder(2, k, format, 32, form(mins)).unwrap();
         builder.write_quantized(0, rows).unwrap();
         let packed = PackedMatrix::new(&builder.finish().unwrap(), None, &Device::Cpu).unwrap();
-        assert_eq!(packed.numbers().unwrap(), expected, "{codes:?} {mins:?}");
+        assert_eq!(packed.numbers().unwrap(), expected, "{format:?} {mins:?}");
     }
 }
 

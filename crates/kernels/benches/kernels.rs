@@ -2,7 +2,7 @@
 //!
 //! Prints, per shape, the median and the best of many runs: GFLOP/s of arithmetic, GB/s of weights read. Weights
 //! rotate through a quarter of a gigabyte, so that they come from memory as in a real model. Arguments after `--`
-//! choose sections: `machine`, `linear`, `codes`, `gated`, `attention`, `rows`, `linear_attention`, `sampling`.
+//! choose sections: `machine`, `linear`, `quantized`, `gated`, `attention`, `rows`, `linear_attention`, `sampling`.
 //! `RAYON_NUM_THREADS` sets the number of threads.
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
@@ -37,8 +37,8 @@ fn main() {
     if wanted("linear") {
         linears();
     }
-    if wanted("codes") {
-        coded_linears();
+    if wanted("quantized") {
+        quantized_linears();
     }
     if wanted("gated") {
         gated_linears();
@@ -188,14 +188,14 @@ fn linears() {
 
 /// Quantized weights of several formats, whose scales have the form that is stored. Some formats are repeated with
 /// scales and offsets of each group in f32, to show the cost of unpacking scales.
-fn coded_linears() {
+fn quantized_linears() {
     let single = |dtype, mins| ScaleForm { dtype, mins, blocks: None };
     let blocks = |mins, multiples| {
         let blocks = Some(Blocks { columns: 256, multiples });
         ScaleForm { dtype: Dtype::F16, mins, blocks }
     };
     let plain = ScaleForm::F32;
-    for (format, codes, group, form, short) in [
+    for (name, format, group, form, short) in [
         ("AWQ", QuantFormat::U4, 128, single(Dtype::F16, OffsetForm::ZeroPoints), 896),
         ("AWQ, f32", QuantFormat::U4, 128, plain, 896),
         ("Q8_0", QuantFormat::U8, 32, single(Dtype::F16, OffsetForm::ZeroPoint(128)), 896),
@@ -217,7 +217,7 @@ fn coded_linears() {
             let group = group.min(k);
             let bytes = vec![3; n * k];
             let (by, zeros) = (vec![3; n * k.div_ceil(group)], vec![3; n * k.div_ceil(group)]);
-            let scales = match codes {
+            let scales = match format {
                 QuantFormat::Table => n * 16,
                 _ => n * k.div_ceil(form.blocks.map_or(group, |blocks| blocks.columns)),
             };
@@ -229,10 +229,10 @@ fn coded_linears() {
                 OffsetForm::ZeroPoints => Offsets::ZeroPoints(&zeros),
             };
             let weight = || {
-                let builder = Weight::quantized_builder(n, k, codes, group, form);
+                let builder = Weight::quantized_builder(n, k, format, group, form);
                 let mut builder = builder.expect("a weight");
                 let rows = QuantizedRows {
-                    codes,
+                    codes: format,
                     group,
                     bytes: &bytes,
                     scales: &scales,
@@ -251,7 +251,7 @@ fn coded_linears() {
             let count = (ROTATION_BYTES / first.num_bytes()).max(2);
             let weights: Vec<Weight> =
                 std::iter::once(first).chain((1..count).map(|_| weight())).collect();
-            products(&format!("linear {codes:?} by {group}, {format}"), &weights);
+            products(&format!("linear {format:?} by {group}, {name}"), &weights);
         }
     }
 }

@@ -43,7 +43,7 @@ enum Written {
     /// Row-major values.
     Rows(Vec<u8>),
     /// Quantized weights, packed as on the CPU.
-    Codes(WeightBuilder),
+    Quantized(WeightBuilder),
 }
 
 impl RowsBuilder {
@@ -56,14 +56,14 @@ impl RowsBuilder {
     }
 
     /// The quantized weights, where they are kept.
-    fn codes(&mut self) -> Result<Option<&mut WeightBuilder>> {
+    fn quantized(&mut self) -> Result<Option<&mut WeightBuilder>> {
         let MatrixForm::Quantized(packed) = self.shape.form else { return Ok(None) };
         if self.written.is_none() {
             let (n, k) = (self.shape.rows, self.shape.stored_columns());
-            self.written = Some(Written::Codes(quantized::builder(n, k, packed)?));
+            self.written = Some(Written::Quantized(quantized::builder(n, k, packed)?));
         }
         match &mut self.written {
-            Some(Written::Codes(builder)) => Ok(Some(builder)),
+            Some(Written::Quantized(builder)) => Ok(Some(builder)),
             _ => Ok(None),
         }
     }
@@ -80,7 +80,7 @@ impl RowsBuilder {
                 let tensor = Tensor::from_raw_buffer(&bytes, dtype, &[n, columns], &self.device)?;
                 Some(Matrix::Rows(tensor))
             }
-            Some(Written::Codes(builder)) => {
+            Some(Written::Quantized(builder)) => {
                 // Between padded heads nothing was written.
                 let weight = builder.finish_with_zeros();
                 Some(Matrix::Packed(PackedMatrix::new(&weight, heads, &self.device)?))
@@ -104,7 +104,7 @@ impl MatrixBuilder for RowsBuilder {
                 let target = &mut bytes[first_row * row_bytes..][..count * row_bytes];
                 target.copy_from_slice(&converted(rows, dtype));
             }
-            Written::Codes(builder) => builder.write_rows(first_row, rows)?,
+            Written::Quantized(builder) => builder.write_rows(first_row, rows)?,
         }
         self.note(count)
     }
@@ -112,8 +112,8 @@ impl MatrixBuilder for RowsBuilder {
     fn write_quantized(&mut self, first_row: usize, rows: QuantizedRows<'_>) -> Result<()> {
         let k = self.shape.stored_columns();
         let count = rows.bytes.len() / k;
-        if let Some(codes) = self.codes()? {
-            codes.write_quantized(first_row, rows)?;
+        if let Some(quantized) = self.quantized()? {
+            quantized.write_quantized(first_row, rows)?;
             return self.note(count);
         }
         let mut numbers = rows.numbers(k)?;
@@ -134,8 +134,8 @@ impl MatrixBuilder for RowsBuilder {
     }
 
     fn write_sparse(&mut self, first_row: usize, part: SparseRows<'_>) -> Result<()> {
-        if let Some(codes) = self.codes()? {
-            return Ok(codes.write_sparse(first_row, part)?);
+        if let Some(quantized) = self.quantized()? {
+            return Ok(quantized.write_sparse(first_row, part)?);
         }
         for (row, bounds) in part.starts.windows(2).enumerate() {
             let range = bounds[0] as usize..bounds[1] as usize;

@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 
-use super::experts::{ExpertProductArgs, NO_CODES, candlepower_expert_product};
+use super::experts::{ExpertProductArgs, UNQUANTIZED, candlepower_expert_product};
 use super::launch::{Address, CUstream, Launch, is_fp8};
 use crate::operands::{
     ExpertMatrices, HEAD_PRODUCT, HeadShape, LATENTS, LatentShape, LatentsToCache, Matrix,
@@ -112,7 +112,7 @@ pub fn head_product(x: &Tensor, weights: &ExpertMatrices, out: &Tensor) -> Resul
         k: k as i32,
         tile_rows: tile_rows(tokens * heads, heads) as i32,
         dtype: launch.dtype_code(),
-        codes: NO_CODES,
+        format: UNQUANTIZED,
         cut: 0,
         x_stride: x_width as i32,
         out_stride: out_width as i32,

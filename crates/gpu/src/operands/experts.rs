@@ -107,7 +107,7 @@ pub(crate) fn tile_rows(pairs: usize, experts: usize) -> usize {
 pub(crate) struct ExpertTable {
     /// u32 `[experts, words]`: address or `PackedMatrix` of each matrix.
     pub(crate) words: Tensor,
-    /// `PackedMatrix::cut` in `codes.cuh`, the same for all matrices.
+    /// `PackedMatrix::cut` in `packed_matrix.cuh`, the same for all matrices.
     pub(crate) cut: i32,
 }
 

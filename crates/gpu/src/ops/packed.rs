@@ -7,7 +7,7 @@ use candlepower_layout::DEVICE_TILE as TILE;
 use half::{bf16, f16};
 
 use super::reference::Reference;
-use crate::operands::{E2M1_FACTOR, Matrix, PackedMatrix, code_place};
+use crate::operands::{E2M1_FACTOR, Matrix, PackedMatrix, quant_index};
 
 impl Matrix {
     /// The matrix's values `[n, k]` for a reference implementation, dequantized if necessary, and `k`.
@@ -44,24 +44,24 @@ impl PackedMatrix {
         let (words, scales) =
             (integers("quantized weights", &self.words)?, floats("scales", &self.scales)?);
         let inputs = self.inputs.as_ref().map(|inputs| integers("inputs", inputs)).transpose()?;
-        let (bits, outputs) = (self.codes.device_bits(), self.n.next_multiple_of(TILE[0]));
+        let (bits, outputs) = (self.format.device_bits(), self.n.next_multiple_of(TILE[0]));
         let mut numbers = vec![0f32; self.n * self.width];
         for (row, numbers) in numbers.chunks_exact_mut(self.width).enumerate() {
             for column in 0..self.k {
-                let (word, shift) = code_place(row, column, self.k, bits);
-                let code = (words[word] >> shift & ((1 << bits) - 1)) as u8;
+                let (word, shift) = quant_index(row, column, self.k, bits);
+                let quant = (words[word] >> shift & ((1 << bits) - 1)) as u8;
                 // Scales lie as `[groups][outputs in whole tiles]`, each with its offset.
                 let at = (column / self.group * outputs + row) * 2;
                 let input = inputs.as_ref().map_or(column, |inputs| inputs[column] as usize);
-                numbers[input] = match self.codes {
-                    QuantFormat::E4m3 => e4m3_part(code).mul_add(scales[at], scales[at + 1]),
+                numbers[input] = match self.format {
+                    QuantFormat::E4m3 => e4m3_part(quant).mul_add(scales[at], scales[at + 1]),
                     QuantFormat::E2m1 => {
                         // The factor is in the scales, since kernels read the bits as a half.
-                        let part = E2M1[usize::from(code)] / E2M1_FACTOR;
+                        let part = E2M1[usize::from(quant)] / E2M1_FACTOR;
                         part.mul_add(scales[at], scales[at + 1])
                     }
-                    QuantFormat::Table => scales[row * TABLE + usize::from(code)],
-                    _ => f32::from(code).mul_add(scales[at], scales[at + 1]),
+                    QuantFormat::Table => scales[row * TABLE + usize::from(quant)],
+                    _ => f32::from(quant).mul_add(scales[at], scales[at + 1]),
                 };
             }
         }

@@ -75,23 +75,23 @@ pub(crate) fn experts(
 /// a sparse part, and optionally padded heads.
 fn case(
     gpu: &Gpu,
-    (codes, most): (QuantFormat, u64),
+    (format, most): (QuantFormat, u64),
     (n, k, group): (usize, usize, usize),
     special: Option<Option<HeadPadding>>,
     random: &mut Random,
 ) -> Case {
-    let group = if codes == QuantFormat::Table { k } else { group };
+    let group = if format == QuantFormat::Table { k } else { group };
     let groups = n * k.div_ceil(group);
     let bytes: Vec<u8> = (0..n * k).map(|_| (random.next() & most) as u8).collect();
-    let count = if codes == QuantFormat::Table { n * 16 } else { groups };
+    let count = if format == QuantFormat::Table { n * 16 } else { groups };
     let scales = random.floats(count, 0.1, DType::F32);
-    let mins = match codes {
+    let mins = match format {
         QuantFormat::Table | QuantFormat::E4m3 => Vec::new(),
         _ => random.floats(groups, 1.0, DType::F32),
     };
     let order = random.permutation(k);
     let rows = QuantizedRows {
-        codes,
+        codes: format,
         group,
         bytes: &bytes,
         scales: &scales,
@@ -107,7 +107,7 @@ fn case(
     let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &added };
     let pack = |rows, sparse, device: &Device| {
         let form = ScaleForm::F32;
-        let mut builder = Weight::quantized_builder(n, k, codes, group, form).unwrap();
+        let mut builder = Weight::quantized_builder(n, k, format, group, form).unwrap();
         if let Some(sparse) = sparse {
             builder.write_sparse(0, sparse).unwrap();
         }
@@ -125,7 +125,7 @@ fn case(
         sparse: pack(nothing, sparse, &Device::Cpu).numbers().unwrap(),
         width: numbers.len() / n,
         numbers,
-        what: format!("{codes:?} {n} x {k}, groups of {group}, special {special:?}"),
+        what: format!("{format:?} {n} x {k}, groups of {group}, special {special:?}"),
     }
 }
 

@@ -44,7 +44,7 @@ type Part = fn(&Times<'_>) -> Result<()>;
 
 const PARTS: [(&str, Part); 9] = [
     ("products", products),
-    ("codes", codes),
+    ("quantized", quantized),
     ("experts", experts),
     ("decode", decode),
     ("prefill", prefill),
@@ -181,9 +181,9 @@ fn products(times: &Times<'_>) -> Result<()> {
 }
 
 /// A quantized matrix without NaN.
-fn packed(times: &Times<'_>, codes: QuantFormat, (n, k): (usize, usize)) -> Result<PackedMatrix> {
+fn packed(times: &Times<'_>, format: QuantFormat, (n, k): (usize, usize)) -> Result<PackedMatrix> {
     // Without bit 3 of the largest E4M3 value there is no NaN.
-    let most = match codes {
+    let most = match format {
         QuantFormat::U8 => 0xff,
         QuantFormat::E4m3 => 0xf7,
         _ => 0x0f,
@@ -193,9 +193,9 @@ fn packed(times: &Times<'_>, codes: QuantFormat, (n, k): (usize, usize)) -> Resu
     let bytes: Vec<u8> = block.iter().copied().cycle().take(n * k).collect();
     let group = 128.min(k);
     let scales = vec![0.01; n * k.div_ceil(group)];
-    let mut builder = Weight::quantized_builder(n, k, codes, group, ScaleForm::F32)?;
+    let mut builder = Weight::quantized_builder(n, k, format, group, ScaleForm::F32)?;
     let rows = QuantizedRows {
-        codes,
+        codes: format,
         group,
         bytes: &bytes,
         scales: &scales,
@@ -208,7 +208,7 @@ fn packed(times: &Times<'_>, codes: QuantFormat, (n, k): (usize, usize)) -> Resu
 }
 
 /// Products with quantized weights, and with weights that are dequantized first.
-fn codes(times: &Times<'_>) -> Result<()> {
+fn quantized(times: &Times<'_>) -> Result<()> {
     let cublas = Cublas::new(times.gpu.device(), 8192, DType::BF16, 64 << 20)?;
     for (kind, matrices) in [
         (QuantFormat::U4, &MATRICES[..]),
@@ -237,11 +237,12 @@ fn codes(times: &Times<'_>) -> Result<()> {
 fn experts(times: &Times<'_>) -> Result<()> {
     let (experts, n, k) = (times.size(128), times.size(2 * 768), times.size(2048));
     let top_k = 8.min(experts);
-    let numbers = (0..experts).map(|_| Ok(Matrix::Rows(times.noise(&[n, k])?)));
-    let codes = (0..experts).map(|_| Ok(Matrix::Packed(packed(times, QuantFormat::U4, (n, k))?)));
+    let unquantized = (0..experts).map(|_| Ok(Matrix::Rows(times.noise(&[n, k])?)));
+    let quantized =
+        (0..experts).map(|_| Ok(Matrix::Packed(packed(times, QuantFormat::U4, (n, k))?)));
     let layers = [
-        ("numbers", 2 * n * k, ExpertMatrices::new(numbers.collect::<Result<_>>()?)?),
-        ("U4", n * k / 2, ExpertMatrices::new(codes.collect::<Result<_>>()?)?),
+        ("unquantized", 2 * n * k, ExpertMatrices::new(unquantized.collect::<Result<_>>()?)?),
+        ("U4", n * k / 2, ExpertMatrices::new(quantized.collect::<Result<_>>()?)?),
     ];
     let gating = Gating { renormalize: true, ..Gating::SOFTMAX };
     for (kind, bytes, matrices) in &layers {

@@ -130,14 +130,14 @@ int32_t host_warps_per_output(int32_t outputs, int32_t wanted, int32_t most) {
   return warps_per_output(outputs, wanted, most);
 }
 
-uint64_t host_place_after(int32_t output, int32_t column, int32_t i, int32_t columns, int32_t bits, int32_t* shift) {
-  const CodePlace found = place_after(code_place(output, column, columns, bits), i, bits);
+uint64_t host_index_after(int32_t output, int32_t column, int32_t i, int32_t columns, int32_t bits, int32_t* shift) {
+  const QuantIndex found = index_after(quant_index(output, column, columns, bits), i, bits);
   *shift = found.shift;
   return found.word;
 }
 
-uint64_t host_code_place(int32_t output, int32_t column, int32_t columns, int32_t bits, int32_t* shift) {
-  const CodePlace found = code_place(output, column, columns, bits);
+uint64_t host_quant_index(int32_t output, int32_t column, int32_t columns, int32_t bits, int32_t* shift) {
+  const QuantIndex found = quant_index(output, column, columns, bits);
   *shift = found.shift;
   return found.word;
 }

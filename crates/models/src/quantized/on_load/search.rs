@@ -22,9 +22,9 @@ const ROUNDS: f32 = 12_582_912.0;
 const MOST_MULTIPLE: f32 = 63.0;
 
 /// Writes a group's quantized values, from 0 to `most`; returns scale and offset. A weight is `scale * value + offset`.
-pub(super) fn group(numbers: &[f32], most: u8, codes: &mut [u8]) -> [f32; 2] {
+pub(super) fn group(numbers: &[f32], most: u8, quants: &mut [u8]) -> [f32; 2] {
     let [scale, min] = fitted(numbers, f32::from(most), Floor::Any).map(rounded);
-    write_codes(numbers, scale, min, most, codes);
+    write_quants(numbers, scale, min, most, quants);
     [scale, min]
 }
 
@@ -34,7 +34,7 @@ pub(super) fn block(
     numbers: &[f32],
     group: usize,
     most: u8,
-    codes: &mut [u8],
+    quants: &mut [u8],
     multiples: &mut Vec<[i8; 2]>,
 ) -> [f32; 2] {
     let groups = numbers.chunks(group);
@@ -47,11 +47,11 @@ pub(super) fn block(
         let times = if unit == 0.0 { 0.0 } else { of / unit };
         times.round().clamp(0.0, MOST_MULTIPLE)
     };
-    for ((numbers, codes), factors) in
-        numbers.chunks(group).zip(codes.chunks_mut(group)).zip(&factors)
+    for ((numbers, quants), factors) in
+        numbers.chunks(group).zip(quants.chunks_mut(group)).zip(&factors)
     {
         let times = [multiple(factors[0], scale), multiple(factors[1], min)];
-        write_codes(numbers, scale * times[0], min * times[1], most, codes);
+        write_quants(numbers, scale * times[0], min * times[1], most, quants);
         multiples.push(times.map(|times| times as i8));
     }
     [scale, min]
@@ -81,9 +81,9 @@ fn fitted(numbers: &[f32], most: f32, floor: Floor) -> [f32; 2] {
     let mut best = [range / most, low];
     let mut least = f32::INFINITY;
     for width in WIDTHS {
-        let codes = sums.of_codes(low, (most + width) / range, most);
-        let Some(found) = sums.regression(codes, floor) else { continue };
-        let lost = sums.lost(codes, found);
+        let quants = sums.quant_sums(low, (most + width) / range, most);
+        let Some(found) = sums.regression(quants, floor) else { continue };
+        let lost = sums.lost(quants, found);
         if lost < least {
             (best, least) = (found, lost);
         }
@@ -103,7 +103,7 @@ struct Sums {
 }
 
 /// Weighted sums of the quantized values, of their squares, and of them times the weights.
-type OfCodes = [f32; 3];
+type QuantSums = [f32; 3];
 
 impl Sums {
     fn of(group: &[f32]) -> Self {
@@ -121,19 +121,19 @@ impl Sums {
         Self { numbers, of_each, weights, sum, squares }
     }
 
-    fn of_codes(&self, low: f32, inverse: f32, most: f32) -> OfCodes {
+    fn quant_sums(&self, low: f32, inverse: f32, most: f32) -> QuantSums {
         sums(&self.numbers, &self.of_each, |x, weight| {
-            let code = ((x - low) * inverse).max(0.0).min(most);
-            let code = (code + ROUNDS) - ROUNDS;
-            [weight * code, weight * code * code, weight * code * x]
+            let quant = ((x - low) * inverse).max(0.0).min(most);
+            let quant = (quant + ROUNDS) - ROUNDS;
+            [weight * quant, weight * quant * quant, weight * quant * x]
         })
     }
 
     /// Scale and offset by which the quantized values lose least.
-    fn regression(&self, [codes, squares, products]: OfCodes, floor: Floor) -> Option<[f32; 2]> {
-        let divisor = self.weights * squares - codes * codes;
-        let scale = (self.weights * products - self.sum * codes) / divisor;
-        let min = (squares * self.sum - codes * products) / divisor;
+    fn regression(&self, [quants, squares, products]: QuantSums, floor: Floor) -> Option<[f32; 2]> {
+        let divisor = self.weights * squares - quants * quants;
+        let scale = (self.weights * products - self.sum * quants) / divisor;
+        let min = (squares * self.sum - quants * products) / divisor;
         let found = match floor {
             // With an offset of zero the best scale is that of a regression through the origin.
             Floor::ZeroOrLess if min > 0.0 => [products / squares, 0.0],
@@ -144,10 +144,10 @@ impl Sums {
     }
 
     /// The loss: the weighted squares of the differences.
-    fn lost(&self, [codes, squares, products]: OfCodes, [scale, min]: [f32; 2]) -> f32 {
+    fn lost(&self, [quants, squares, products]: QuantSums, [scale, min]: [f32; 2]) -> f32 {
         self.squares - 2.0 * (scale * products + min * self.sum)
             + scale * scale * squares
-            + 2.0 * scale * min * codes
+            + 2.0 * scale * min * quants
             + min * min * self.weights
     }
 }
@@ -179,12 +179,12 @@ fn sums<const N: usize>(
     lanes.map(|lanes| lanes.iter().sum())
 }
 
-fn write_codes(numbers: &[f32], scale: f32, min: f32, most: u8, codes: &mut [u8]) {
+fn write_quants(numbers: &[f32], scale: f32, min: f32, most: u8, quants: &mut [u8]) {
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    for (number, code) in numbers.iter().zip(codes) {
+    for (number, quant) in numbers.iter().zip(quants) {
         let exact = ((number - min) * inverse).max(0.0).min(f32::from(most));
         // The value is zero or more, so adding a half and cutting off rounds it.
-        *code = (exact + 0.5) as i32 as u8;
+        *quant = (exact + 0.5) as i32 as u8;
     }
 }
 
