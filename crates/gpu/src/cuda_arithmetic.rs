@@ -425,8 +425,8 @@ fn draws_are_those_of_the_sampling_reference() {
             .collect();
         let counts = params.penalties.map_or(std::ptr::null(), |_| counts.as_ptr());
         let mask = params.mask.map_or(std::ptr::null(), <[u32]>::as_ptr);
-        let drawn = sample(logits.as_mut_ptr(), vocab, &row, counts, mask, mask_words as i32);
-        assert_eq!((drawn != u32::MAX).then_some(drawn), expected, "case {case}: {params:?}");
+        let sampled = sample(logits.as_mut_ptr(), vocab, &row, counts, mask, mask_words as i32);
+        assert_eq!((sampled != u32::MAX).then_some(sampled), expected, "case {case}: {params:?}");
     }
     let mean = uniforms.iter().sum::<f64>() / uniforms.len() as f64;
     assert!((mean - 0.5).abs() < 0.02 && uniforms.iter().all(|u| (0.0..1.0).contains(u)));

@@ -42,7 +42,7 @@ fn row(temperature: f32, top: Option<u32>) -> SamplerRow {
 
 /// Samples with all parameters that a row can have, and the effect of the first sample's count on the next.
 #[test]
-fn a_draw_reads_its_own_tables_and_is_counted() {
+fn a_sample_reads_its_own_tables_and_is_counted() {
     let vocab = 40;
     let logits: Vec<f32> = (0..2 * vocab).map(|i| ((i * 37) % 23) as f32 / 4.0).collect();
     let tensor = Tensor::from_slice(&logits, (2, vocab), &Device::Cpu).unwrap();
@@ -70,7 +70,7 @@ fn a_draw_reads_its_own_tables_and_is_counted() {
         };
         sample_row_reference(&logits[vocab..], &params).unwrap()
     };
-    let draw = || {
+    let sample = || {
         let table = row(0.8, Some(2)).words();
         let padding = SamplerRow { logits_row: None, ..row(0.0, None) }.words();
         let batch = SamplingBatch {
@@ -85,7 +85,7 @@ fn a_draw_reads_its_own_tables_and_is_counted() {
         let report: Vec<Vec<u32>> = out.report.to_vec2().unwrap();
         (out.token_ids.to_vec1::<u32>().unwrap(), report)
     };
-    let (tokens, report) = draw();
+    let (tokens, report) = sample();
     assert_eq!(tokens, [wanted(&seen), u32::MAX]);
     assert_eq!(report[1], [u32::MAX; 9]);
     let own = Tensor::from_slice(&logits[vocab..], (1, vocab), &Device::Cpu).unwrap();
@@ -95,9 +95,9 @@ fn a_draw_reads_its_own_tables_and_is_counted() {
     assert_eq!(report[0][7..], [u32::MAX; 2]);
     let mut seen = seen;
     *seen.entry(tokens[0]).or_default() += 1;
-    assert_eq!(draw().0[0], wanted(&seen), "the first draw counts");
+    assert_eq!(sample().0[0], wanted(&seen), "the first sample counts");
     counts.reset(&integers(&[1], &[1])).unwrap();
-    assert_eq!(draw().0[0], wanted(&HashMap::new()), "counts begin anew");
+    assert_eq!(sample().0[0], wanted(&HashMap::new()), "counts begin anew");
 }
 
 #[test]

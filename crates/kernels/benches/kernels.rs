@@ -492,9 +492,9 @@ fn samplings() {
             mask,
             logprobs: None,
         };
-        let draws: Vec<_> = (0..rows).map(|index| (index, row.clone())).collect();
+        let samples: Vec<_> = (0..rows).map(|index| (index, row.clone())).collect();
         let times = time(|| {
-            black_box(sample(&logits, &draws).expect("draws"));
+            black_box(sample(&logits, &samples).expect("samples"));
         });
         report(&format!("sampling {rows} rows, {name}"), times, (rows * vocab * 4) as f64, "GB/s");
     }

@@ -139,12 +139,12 @@ pub struct SamplingScratch {
 }
 
 impl SamplingScratch {
-    /// Reserves memory for up to `max_draws` samples: four bytes per sample and token of the vocabulary.
+    /// Reserves memory for up to `max_samples` samples: four bytes per sample and token of the vocabulary.
     ///
     /// # Errors
     /// The device's memory does not suffice.
-    pub fn new(max_draws: usize, vocab: usize, device: &Device) -> Result<Self> {
-        Ok(Self { scores: Tensor::zeros((max_draws, vocab), DType::F32, device)? })
+    pub fn new(max_samples: usize, vocab: usize, device: &Device) -> Result<Self> {
+        Ok(Self { scores: Tensor::zeros((max_samples, vocab), DType::F32, device)? })
     }
 }
 
@@ -160,14 +160,14 @@ pub struct SamplingOutput {
 }
 
 impl SamplingOutput {
-    /// Reserves memory for `draws` samples with up to `max_top` (at most 32) most likely tokens each.
+    /// Reserves memory for `samples` samples with up to `max_top` (at most 32) most likely tokens each.
     ///
     /// # Errors
     /// The device's memory does not suffice.
-    pub fn new(draws: usize, max_top: usize, device: &Device) -> Result<Self> {
+    pub fn new(samples: usize, max_top: usize, device: &Device) -> Result<Self> {
         Ok(Self {
-            token_ids: Tensor::zeros(draws, DType::U32, device)?,
-            report: Tensor::zeros((draws, REPORT_HEAD + 2 * max_top), DType::U32, device)?,
+            token_ids: Tensor::zeros(samples, DType::U32, device)?,
+            report: Tensor::zeros((samples, REPORT_HEAD + 2 * max_top), DType::U32, device)?,
         })
     }
 }

@@ -437,10 +437,10 @@ fn linear_attention(times: &Times<'_>, name: &str, net: &LinearAttention) -> Res
 /// Sampling from logits over Llama's vocabulary.
 fn sample(times: &Times<'_>) -> Result<()> {
     let vocab = times.size(VOCAB);
-    for draws in [1, 64, 256].map(|draws| times.size(draws)) {
-        let logits = times.noise(&[draws, vocab])?;
-        let scratch = SamplingScratch::new(draws, vocab, times.gpu.device())?;
-        let out = SamplingOutput::new(draws, 0, times.gpu.device())?;
+    for samples in [1, 64, 256].map(|samples| times.size(samples)) {
+        let logits = times.noise(&[samples, vocab])?;
+        let scratch = SamplingScratch::new(samples, vocab, times.gpu.device())?;
+        let out = SamplingOutput::new(samples, 0, times.gpu.device())?;
         let plain = SamplerRow::greedy(0);
         let kinds = [
             ("greedy", plain),
@@ -449,12 +449,12 @@ fn sample(times: &Times<'_>) -> Result<()> {
             ("top_k 50", SamplerRow { temperature: 0.8, top_k: Some(50), ..plain }),
         ];
         for (kind, row) in kinds {
-            let of_draw = |draw| SamplerRow { logits_row: Some(draw), ..row }.words();
-            let table: Vec<u32> = (0..draws as u32).flat_map(of_draw).collect();
-            let rows = times.gpu.integers(&table, &[draws, SamplerRow::WORDS]);
+            let of_sample = |i| SamplerRow { logits_row: Some(i), ..row }.words();
+            let table: Vec<u32> = (0..samples as u32).flat_map(of_sample).collect();
+            let rows = times.gpu.integers(&table, &[samples, SamplerRow::WORDS]);
             let batch = SamplingBatch { rows: &rows, counts: None, biases: None, masks: None };
-            let what = format!("sample {draws} of {vocab}, {kind}");
-            times.row(&what, (2 * draws * vocab, 0), |_| {
+            let what = format!("sample {samples} of {vocab}, {kind}");
+            times.row(&what, (2 * samples * vocab, 0), |_| {
                 cuda::sample(&logits, &batch, &scratch, &out)
             })?;
         }

@@ -186,7 +186,7 @@ impl Workload {
         let live = &self.live;
         let contents = |row: &StepRow| &live[&row.seq].contents[..end(row)];
         self.memory.execute(&step, contents, |id| live[&id].caller);
-        let sampled = self.draw(&step);
+        let sampled = self.sample(&step);
         if !step.rows.is_empty() {
             self.previous = sampled.iter().map(|sampled| sampled.token).collect();
         }
@@ -266,7 +266,7 @@ impl Workload {
     /// Appends up to four tokens to a sequence that has just sampled one and does not run ahead.
     fn append(&mut self, id: SeqId) {
         let max_model_len = self.scheduler.config().max_model_len;
-        let seq = self.live.get_mut(&id).expect("it just drew a token");
+        let seq = self.live.get_mut(&id).expect("it just sampled a token");
         if seq.runs_ahead {
             return;
         }
@@ -425,10 +425,10 @@ impl Workload {
     }
 
     /// Samples a token for each sample of a step, from so few that siblings often sample the same.
-    fn draw(&mut self, step: &Step) -> Vec<Sampled> {
+    fn sample(&mut self, step: &Step) -> Vec<Sampled> {
         let mut sampled = Vec::new();
         for id in step.samples() {
-            let seq = self.live.get_mut(&id).expect("only live sequences draw");
+            let seq = self.live.get_mut(&id).expect("only live sequences sample");
             let last = *seq.contents.last().expect("a prompt is not empty");
             let token = (content(last, id.0 as u32) % 3) as u32;
             seq.push(token, 0);

@@ -118,9 +118,9 @@ __global__ void sigmoid_gate_kernel(SigmoidGateArgs args) {
 
 struct ResolveArgs {
   uint32_t* tokens;       // [count], in place
-  const uint32_t* drawn;  // [num_drawn]
+  const uint32_t* sampled;  // [num_sampled]
   int32_t count;
-  int32_t num_drawn;
+  int32_t num_sampled;
 };
 static_assert(sizeof(ResolveArgs) == 24, "as in src/cuda/elements.rs");
 
@@ -132,7 +132,7 @@ __global__ void resolve_kernel(ResolveArgs args) {
   const uint32_t token = args.tokens[i];
   if (token >> 31 == 0) return;
   const uint32_t index = token & 0x7fffffffu;
-  args.tokens[i] = index < static_cast<uint32_t>(args.num_drawn) ? args.drawn[index] : 0xffffffffu;
+  args.tokens[i] = index < static_cast<uint32_t>(args.num_sampled) ? args.sampled[index] : 0xffffffffu;
 }
 
 }  // namespace candlepower

@@ -166,7 +166,7 @@ CANDLEPOWER_HD double uniform_of(const SamplerRow& row) {
 }
 
 // Target of inverse transform sampling: the first token, by id, whose cumulative weight exceeds it is sampled.
-CANDLEPOWER_HD uint64_t draw_target(double uniform, uint64_t total) {
+CANDLEPOWER_HD uint64_t sample_target(double uniform, uint64_t total) {
   const auto target = static_cast<uint64_t>(uniform * static_cast<double>(total));
   return target < total ? target : total - 1;
 }
