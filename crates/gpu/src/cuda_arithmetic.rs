@@ -376,7 +376,7 @@ type HostSample =
     extern "C" fn(*mut f32, i32, *const [u32; 16], *const u32, *const u32, i32) -> u32;
 
 #[test]
-fn draws_are_those_of_the_sampling_reference() {
+fn samples_are_those_of_the_sampling_reference() {
     let host = Host::load("sampling");
     // SAFETY: the types are those of host.cpp.
     let (sample, uniform) = unsafe {

@@ -117,7 +117,7 @@ __global__ void sigmoid_gate_kernel(SigmoidGateArgs args) {
 }
 
 struct ResolveArgs {
-  uint32_t* tokens;       // [count], in place
+  uint32_t* tokens;         // [count], in place
   const uint32_t* sampled;  // [num_sampled]
   int32_t count;
   int32_t num_sampled;

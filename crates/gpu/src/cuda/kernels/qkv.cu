@@ -196,10 +196,10 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) qkv_lanes_kernel(QkvArg
   for (int32_t j = 0; j < N; ++j) {
     const float other = __shfl_xor_sync(0xffffffffu, values[j], kHalfLanes);
     if (is_value) continue;
-    const float turned = values[j] * cos[j] + (lane < kHalfLanes ? -other : other) * sin[j];
+    const float rotated = values[j] * cos[j] + (lane < kHalfLanes ? -other : other) * sin[j];
     // A position beyond the table gives NaN, because a kernel cannot return an error. The sampling kernel reports NaN
     // logits.
-    values[j] = in_table ? turned * query_scale : NAN;
+    values[j] = in_table ? rotated * query_scale : NAN;
   }
   if (at >= items) return;
   if (is_query) {

@@ -9,15 +9,15 @@
 namespace candlepower {
 
 struct SampleArgs {
-  const void* logits;        // [rows, vocab]
+  const void* logits;         // [rows, vocab]
   const SamplerRow* samples;  // [num_samples]
-  uint32_t* counts;          // [slots, vocab], may be null
-  const uint32_t* bias_ids;  // [biases]
-  const float* biases;       // [biases]
-  const uint32_t* masks;     // [mask_rows, mask_words]
-  float* scores;             // [num_samples, vocab], overwritten
-  uint32_t* token_ids;       // [num_samples]; kNone: no token is both allowed and finite
-  uint32_t* report;          // [num_samples, 3 + 2 * max_top]: token, its log-probability and rank; then pairs of token and log-probability
+  uint32_t* counts;           // [slots, vocab], may be null
+  const uint32_t* bias_ids;   // [biases]
+  const float* biases;        // [biases]
+  const uint32_t* masks;      // [mask_rows, mask_words]
+  float* scores;              // [num_samples, vocab], overwritten
+  uint32_t* token_ids;        // [num_samples]; kNone: no token is both allowed and finite
+  uint32_t* report;           // [num_samples, 3 + 2 * max_top]: token, its log-probability and rank; then pairs of token and log-probability
   int32_t num_samples;
   int32_t rows;
   int32_t vocab;
