@@ -47,8 +47,9 @@ pub fn linear_attention_reference(
         let (input, z) = input.split_at(channels);
         state.inputs.extend(input);
         let convolved = |channel: usize| {
-            let tap = |j: usize| weights.conv[channel * kernel + j];
-            let sum: f32 = (0..kernel).map(|j| tap(j) * state.inputs[j * channels + channel]).sum();
+            let weight = |j: usize| weights.conv[channel * kernel + j];
+            let sum: f32 =
+                (0..kernel).map(|j| weight(j) * state.inputs[j * channels + channel]).sum();
             silu(sum + weights.conv_bias.as_ref().map_or(0.0, |bias| bias[channel]))
         };
         let row: Vec<f32> = (0..channels).map(convolved).collect();

@@ -8,7 +8,7 @@ namespace candlepower {
 // Number of tokens whose queries, keys and values are in a block's shared memory at the same time.
 constexpr int32_t kChunk = 16;
 // Largest number of conv kernel weights per channel. The CPU kernels have the same limit.
-constexpr int32_t kMostTaps = 8;
+constexpr int32_t kMaxConvKernel = 8;
 // Largest number of elements of a value, MOST_VALUE_DIM in src/operands/state.rs.
 constexpr int32_t kMostValueDim = 256;
 // Added to the sums of squares that normalize queries and keys. The CPU's name for it is NORM_EPS.
@@ -73,34 +73,34 @@ constexpr int32_t kGroup = 4;
 // Computes silu(convolution + added) of one channel for `count` tokens from `first` on. Results are written `distance`
 // elements apart.
 template <typename T>
-__device__ __forceinline__ void convolve(const Channel<T>& channel, const float* taps, float added, int32_t kernel,
+__device__ __forceinline__ void convolve(const Channel<T>& channel, const float* conv_weights, float added, int32_t kernel,
                                          int32_t first, int32_t count, float* to, int32_t distance) {
-  // A convolution with fewer than kMostTaps weights is padded with zeros at the front, and the inputs of the padding
+  // A convolution with fewer than kMaxConvKernel weights is padded with zeros at the front, and the inputs of the padding
   // are not read. The loops thus have constant bounds, and inputs and weights stay in registers.
-  float tap[kMostTaps];
-  float x[kMostTaps - 1 + kGroup];
-  const int32_t none = kMostTaps - kernel;
+  float weight[kMaxConvKernel];
+  float x[kMaxConvKernel - 1 + kGroup];
+  const int32_t none = kMaxConvKernel - kernel;
 #pragma unroll
-  for (int32_t j = 0; j < kMostTaps; ++j) tap[j] = j < none ? 0.0f : taps[j - none];
+  for (int32_t j = 0; j < kMaxConvKernel; ++j) weight[j] = j < none ? 0.0f : conv_weights[j - none];
 #pragma unroll
-  for (int32_t j = 0; j < kMostTaps - 1; ++j) {
-    x[j] = j < none ? 0.0f : channel.at(first + j - (kMostTaps - 1), kernel);
+  for (int32_t j = 0; j < kMaxConvKernel - 1; ++j) {
+    x[j] = j < none ? 0.0f : channel.at(first + j - (kMaxConvKernel - 1), kernel);
   }
 #pragma unroll 1
   for (int32_t done = 0; done < count; done += kGroup) {
 #pragma unroll
     for (int32_t t = 0; t < kGroup; ++t) {
-      x[kMostTaps - 1 + t] = done + t < count ? channel.at(first + done + t, kernel) : 0.0f;
+      x[kMaxConvKernel - 1 + t] = done + t < count ? channel.at(first + done + t, kernel) : 0.0f;
     }
 #pragma unroll
     for (int32_t t = 0; t < kGroup; ++t) {
       float sum = added;
 #pragma unroll
-      for (int32_t j = 0; j < kMostTaps; ++j) sum += tap[j] * x[t + j];
+      for (int32_t j = 0; j < kMaxConvKernel; ++j) sum += weight[j] * x[t + j];
       if (done + t < count) to[(done + t) * distance] = silu(sum);
     }
 #pragma unroll
-    for (int32_t j = 0; j < kMostTaps - 1; ++j) x[j] = x[j + kGroup];
+    for (int32_t j = 0; j < kMaxConvKernel - 1; ++j) x[j] = x[j + kGroup];
   }
 }
 
@@ -133,9 +133,9 @@ __device__ __forceinline__ void read_chunk(const LinearAttentionArgs& args, cons
     const int32_t channel = is_value ? 2 * keys + head * value_dim + element : part * keys + key_head * kKeyDim + element;
     float* to = (is_value ? chunk.v : part == 0 ? chunk.q : chunk.k) + element;
     const Channel<T> source{input + channel, sequence.begins ? nullptr : kept + channel, width, channels};
-    const float* taps = args.conv + static_cast<int64_t>(channel) * args.kernel;
+    const float* conv_weights = args.conv + static_cast<int64_t>(channel) * args.kernel;
     const float added = args.conv_bias == nullptr ? 0.0f : args.conv_bias[channel];
-    convolve(source, taps, added, args.kernel, first, count, to, is_value ? value_dim : kKeyDim);
+    convolve(source, conv_weights, added, args.kernel, first, count, to, is_value ? value_dim : kKeyDim);
   }
   if (threadIdx.x < count) {
     constexpr int32_t kGates = kUpdateRule == UpdateRule::kDelta ? 2 : 1;
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(kCopyThreads) copy_states_kernel(CopyStatesArg
 using namespace candlepower;
 
 extern "C" int32_t candlepower_linear_attention(const LinearAttentionArgs* args, cudaStream_t stream) {
-  if (args->value_dim > kMostValueDim || args->kernel > kMostTaps) return cudaErrorInvalidValue;
+  if (args->value_dim > kMostValueDim || args->kernel > kMaxConvKernel) return cudaErrorInvalidValue;
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
     switch (args->key_dim) {
