@@ -20,7 +20,7 @@ use crate::{
     memory::longest_that_fits,
     pooling::Pooling,
     quantization::Quantization,
-    spec::{MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH},
+    spec::{MAX_HEADS, MAX_LAYERS, MAX_TOKENS, MAX_WIDTH},
     unread::unread,
 };
 
@@ -56,12 +56,12 @@ impl EncoderSpec {
     fn read(config: &HfConfig, kind: EncoderKind) -> Result<Self> {
         Ok(Self {
             kind,
-            vocab_size: config.bounded("vocab_size", MOST_TOKENS)?,
-            hidden_size: config.bounded("hidden_size", MOST_WIDTH)?,
-            num_layers: config.bounded("num_hidden_layers", MOST_LAYERS)?,
-            heads: config.bounded("num_attention_heads", MOST_HEADS)?,
-            intermediate_size: config.bounded("intermediate_size", MOST_WIDTH)?,
-            max_positions: config.bounded("max_position_embeddings", MOST_TOKENS)?,
+            vocab_size: config.bounded("vocab_size", MAX_TOKENS)?,
+            hidden_size: config.bounded("hidden_size", MAX_WIDTH)?,
+            num_layers: config.bounded("num_hidden_layers", MAX_LAYERS)?,
+            heads: config.bounded("num_attention_heads", MAX_HEADS)?,
+            intermediate_size: config.bounded("intermediate_size", MAX_WIDTH)?,
+            max_positions: config.bounded("max_position_embeddings", MAX_TOKENS)?,
             token_types: 0,
             norm_eps: config.float("layer_norm_eps")?,
             act: Activation::Gelu,

@@ -32,7 +32,7 @@ use header::{Header, Place};
 /// Most values of a tensor that is read with the configuration: the divisors of the RoPE frequencies.
 // Llama 3.1's has 64 values, half of its head's width. The
 // bound keeps a damaged file from being read into memory whole.
-const MOST_DIVISORS: u64 = 1 << 12;
+const MAX_DIVISORS: u64 = 1 << 12;
 /// Fewest and most bytes of a header that are read at once.
 // The first piece holds the header of most small models. The upper bound limits memory,
 // and the growth limits the requests to a hub for a vocabulary of many megabytes.
@@ -314,7 +314,7 @@ impl Gguf {
         let Some(tensor) = self.tensors.get(name) else { return Ok(None) };
         let file = &self.files[tensor.file];
         let count = tensor.shape.iter().product::<usize>() as u64;
-        if tensor.kind != GgufType::F32 || count > MOST_DIVISORS {
+        if tensor.kind != GgufType::F32 || count > MAX_DIVISORS {
             let reason = format!("{name} is not a short vector of F32");
             return Err(Error::Gguf { file: file.clone(), reason });
         }

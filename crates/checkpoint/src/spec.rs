@@ -424,20 +424,20 @@ impl GatingSpec {
 }
 
 /// Bounds that no model comes near to, so that no arithmetic on their products overflows.
-pub(crate) const MOST_WIDTH: usize = 1 << 20;
-pub(crate) const MOST_HEADS: usize = 1 << 12;
-pub(crate) const MOST_HEAD_DIM: usize = 1 << 12;
-pub(crate) const MOST_LAYERS: usize = 1 << 12;
+pub(crate) const MAX_WIDTH: usize = 1 << 20;
+pub(crate) const MAX_HEADS: usize = 1 << 12;
+pub(crate) const MAX_HEAD_DIM: usize = 1 << 12;
+pub(crate) const MAX_LAYERS: usize = 1 << 12;
 /// Most experts of all layers together.
-const MOST_EXPERTS: usize = 1 << 16;
-pub(crate) const MOST_TOKENS: usize = 1 << 24;
+const MAX_EXPERTS: usize = 1 << 16;
+pub(crate) const MAX_TOKENS: usize = 1 << 24;
 
 impl ModelSpec {
     /// Llama as in `LlamaForCausalLM`: the base from which the other architectures state their
     /// differences.
     pub fn llama(c: &HfConfig) -> Result<Self> {
-        let hidden_size = c.bounded("hidden_size", MOST_WIDTH)?;
-        let heads = c.bounded("num_attention_heads", MOST_HEADS)?;
+        let hidden_size = c.bounded("hidden_size", MAX_WIDTH)?;
+        let heads = c.bounded("num_attention_heads", MAX_HEADS)?;
         let kv_heads = c.count_opt("num_key_value_heads")?.unwrap_or(heads);
         // transformers accepts other divisions and fails while it computes.
         if !heads.is_multiple_of(kv_heads) {
@@ -448,7 +448,7 @@ impl ModelSpec {
                 "a divisor of num_attention_heads",
             ));
         }
-        let head_dim = match c.bounded_opt("head_dim", MOST_HEAD_DIM)? {
+        let head_dim = match c.bounded_opt("head_dim", MAX_HEAD_DIM)? {
             Some(head_dim) => head_dim,
             None if hidden_size.is_multiple_of(heads) => hidden_size / heads,
             None => {
@@ -487,7 +487,7 @@ impl ModelSpec {
                 latent: None,
             })),
             ffn: FfnSpec::Dense(MlpSpec {
-                inner: c.bounded("intermediate_size", MOST_WIDTH)?,
+                inner: c.bounded("intermediate_size", MAX_WIDTH)?,
                 act: activation(c)?,
                 gated: true,
                 bias: c.flag_or("mlp_bias", false)?,
@@ -495,12 +495,12 @@ impl ModelSpec {
             scaled: false,
         };
         Ok(Self {
-            vocab_size: c.bounded("vocab_size", MOST_TOKENS)?,
+            vocab_size: c.bounded("vocab_size", MAX_TOKENS)?,
             hidden_size,
             max_model_len,
             max_positions,
             embed: EmbedSpec { scale: 1.0, rounded: false, positions: None },
-            layers: vec![layer; c.bounded("num_hidden_layers", MOST_LAYERS)?],
+            layers: vec![layer; c.bounded("num_hidden_layers", MAX_LAYERS)?],
             stored_apart: Vec::new(),
             final_norm: norm,
             head: HeadSpec {

@@ -21,7 +21,7 @@ mod tests;
 pub use candlepower_kernels::{Error, Result};
 pub use operands::{
     AttentionSpec, AttentionStep, ExpertMatrices, HeadPadding, LatentsToCache, LaunchShape,
-    LayerNorm, MOST_LOGPROBS, Matrix, NO_SLOT, NormWeight, PackedMatrix, PagedCache, PagedLayer,
+    LayerNorm, MAX_LOGPROBS, Matrix, NO_SLOT, NormWeight, PackedMatrix, PagedCache, PagedLayer,
     PlanCapacity, QkNorm, QkNormOperands, QkvToCache, RECURRENT_KEY_DIMS, REPORT_HEAD, RmsNorm,
     Routing, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables,
     TokenCounts, ValueNorm,

@@ -30,7 +30,7 @@ pub use qkv::{NO_SLOT, QkNorm, QkNormOperands, QkvToCache, ValueNorm};
 pub(crate) use qkv::{QKV_AXES, QkvShape, SQUARE_SUMS, head_dim_of};
 pub(crate) use sampling::{FROM_PROMPT, NONE};
 pub use sampling::{
-    MOST_LOGPROBS, REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch,
+    MAX_LOGPROBS, REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch,
     TokenCounts,
 };
 pub(crate) use state::{INPUTS_AXES, MATRICES_AXES};

@@ -6,7 +6,7 @@ use super::{Arch, deepseek, recurrent};
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{FfnSpec, LinearAttentionSpec, MOST_LAYERS, MOST_WIDTH, Mixer, ModelSpec},
+    spec::{FfnSpec, LinearAttentionSpec, MAX_LAYERS, MAX_WIDTH, Mixer, ModelSpec},
     weights::{Slot, WeightRule, joined, whole},
 };
 
@@ -90,7 +90,7 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
         set_shared(&mut m, c)?;
     }
     if layers.iter().any(|(_, ffn)| *ffn == Some(Kind::Dense)) {
-        c.bounded("intermediate_size", MOST_WIDTH)?;
+        c.bounded("intermediate_size", MAX_WIDTH)?;
     }
     let mamba =
         layers.iter().any(|(mixer, _)| *mixer == Kind::Mamba).then(|| mamba(c)).transpose()?;
@@ -159,7 +159,7 @@ fn pairs(c: &HfConfig, kinds: &[Kind], key: &str) -> Result<(Vec<Pair>, Vec<[usi
             }
         }
     }
-    if !(1..=MOST_LAYERS).contains(&layers.len())
+    if !(1..=MAX_LAYERS).contains(&layers.len())
         || !layers.iter().any(|(mixer, _)| *mixer == Kind::Attention)
     {
         let found = c.raw(key).cloned().unwrap_or_default();
@@ -186,7 +186,7 @@ fn set_shared(m: &mut ModelSpec, c: &HfConfig) -> Result<()> {
     match c.index_or("n_shared_experts", 1)? {
         0 => Ok(()),
         1 => {
-            let width = c.bounded(KEY, MOST_WIDTH)?;
+            let width = c.bounded(KEY, MAX_WIDTH)?;
             m.set_shared_width(c, KEY, |_| width)
         }
         other => Err(c.unsupported("n_shared_experts", &other.into(), "; 0 and 1 are")),

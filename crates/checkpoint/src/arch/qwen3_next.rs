@@ -12,7 +12,7 @@ use crate::{
     config::HfConfig,
     error::Result,
     spec::{
-        LinearAttentionSpec, MOST_HEADS, MOST_WIDTH, Mixer, ModelSpec, NormKind, NormSpec,
+        LinearAttentionSpec, MAX_HEADS, MAX_WIDTH, Mixer, ModelSpec, NormKind, NormSpec,
         QkNormSpan, UpdateRuleSpec, activation,
     },
     vision::qwen,
@@ -92,7 +92,7 @@ fn next(c: &HfConfig) -> Result<ModelSpec> {
 
 fn moe(c: &HfConfig) -> Result<ModelSpec> {
     // All layers have experts, and configurations need not say how wide others would be.
-    let inner = c.bounded("moe_intermediate_size", MOST_WIDTH)?;
+    let inner = c.bounded("moe_intermediate_size", MAX_WIDTH)?;
     let mut m = base(&c.with_default("intermediate_size", inner))?;
     // The class has experts in every layer, and ignores both keys. It always renormalizes.
     qwen2_moe::set_experts(&mut m, &c.without(&["decoder_sparse_step", "mlp_only_layers"]), true)?;
@@ -127,8 +127,8 @@ fn delta_net(c: &HfConfig) -> Result<LinearAttentionSpec> {
         return Err(c.unsupported("hidden_act", &found, "; silu is"));
     }
     let net = LinearAttentionSpec {
-        key_heads: c.bounded("linear_num_key_heads", MOST_HEADS)?,
-        value_heads: c.bounded("linear_num_value_heads", MOST_HEADS)?,
+        key_heads: c.bounded("linear_num_key_heads", MAX_HEADS)?,
+        value_heads: c.bounded("linear_num_value_heads", MAX_HEADS)?,
         key_dim: head_width(c, "linear_key_head_dim")?,
         value_dim: head_width(c, "linear_value_head_dim")?,
         kernel_size: kernel_size(c, "linear_conv_kernel_dim")?,

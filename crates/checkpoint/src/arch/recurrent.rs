@@ -3,7 +3,7 @@
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{LinearAttentionSpec, MOST_HEADS, UpdateRuleSpec},
+    spec::{LinearAttentionSpec, MAX_HEADS, UpdateRuleSpec},
     weights::{Slot, WeightRule, conv_kernel, rows, whole},
 };
 
@@ -40,7 +40,7 @@ pub(super) const MIXER: [WeightRule; 16] = mamba_weights!("backbone.layers.{i}.m
 pub(super) fn mamba2(c: &HfConfig) -> Result<LinearAttentionSpec> {
     c.refuse("mamba_proj_bias")?;
     refuse_limits(c)?;
-    let value_heads = c.bounded("mamba_n_heads", MOST_HEADS)?;
+    let value_heads = c.bounded("mamba_n_heads", MAX_HEADS)?;
     // The default of the head width.
     let expand = c.count_opt("mamba_expand")?.unwrap_or(2);
     let all = expand.saturating_mul(c.count("hidden_size")?);
@@ -49,7 +49,7 @@ pub(super) fn mamba2(c: &HfConfig) -> Result<LinearAttentionSpec> {
     let c = if is_auto { c.without(&["mamba_d_head"]) } else { c.clone() };
     let c = &c.with_default("mamba_d_head", all / value_heads);
     let net = LinearAttentionSpec {
-        key_heads: c.bounded("mamba_n_groups", MOST_HEADS)?,
+        key_heads: c.bounded("mamba_n_groups", MAX_HEADS)?,
         value_heads,
         key_dim: head_width(c, "mamba_d_state")?,
         value_dim: head_width(c, "mamba_d_head")?,

@@ -17,7 +17,7 @@ const ACTIVATION_BYTES: u64 = 4;
 /// Dimensions in the table of a model without rope, which turns two of them by nothing.
 const UNROTATED: usize = 2;
 /// Most ranks that are proposed.
-const MOST_RANKS: usize = 64;
+const MAX_RANKS: usize = 64;
 
 /// A matrix as it is loaded.
 pub(super) struct Matrix {
@@ -249,7 +249,7 @@ impl ModelSpec {
 
     /// The numbers of ranks, up to 64, over which each layer can be split.
     pub fn tensor_parallel_sizes(&self) -> Vec<usize> {
-        (1..=MOST_RANKS).filter(|ranks| self.indivisible(*ranks).is_none()).collect()
+        (1..=MAX_RANKS).filter(|ranks| self.indivisible(*ranks).is_none()).collect()
     }
 
     /// The count that cannot be split, and its name.

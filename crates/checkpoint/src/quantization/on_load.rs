@@ -16,7 +16,7 @@ const GROUP: usize = 32;
 const BLOCK: usize = 256;
 
 /// Bits of a weight that [`OnLoad::Int4`] takes on average, with scales, at most.
-const MOST_BITS: f64 = 5.0;
+const MAX_BITS: f64 = 5.0;
 
 /// Format that the matrices of an unquantized checkpoint get while they are loaded, in groups of 32 inputs of each output.
 ///
@@ -105,7 +105,7 @@ fn is_recoded(slot: Slot, tied: bool) -> bool {
 }
 
 /// The matrices that get five bits, by the slot under which they are loaded: those that help most first, as long as all take
-/// no more than [`MOST_BITS`] on average. Within a part of the model the first and the last layers come first.
+/// no more than [`MAX_BITS`] on average. Within a part of the model the first and the last layers come first.
 fn finer(matrices: &BTreeMap<Key, Matrix>) -> BTreeSet<Key> {
     let mut units: BTreeMap<Key, [f64; 3]> = BTreeMap::new();
     for (&(layer, slot), matrix) in matrices {
@@ -124,7 +124,7 @@ fn finer(matrices: &BTreeMap<Key, Matrix>) -> BTreeSet<Key> {
         (part(slot), from_end, layer)
     });
     // The budget is what remains of five bits a weight when every matrix has four.
-    let mut left: f64 = units.values().map(|[all, four, _]| all * MOST_BITS - four).sum();
+    let mut left: f64 = units.values().map(|[all, four, _]| all * MAX_BITS - four).sum();
     // A unit that does not fit is passed over, since a smaller one behind it may still fit.
     order.retain(|unit| {
         let [_, four, five] = units[unit];

@@ -24,7 +24,7 @@ pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 /// Maximum number of rows that [`super::gemv`] multiplies. It is bound by memory, and each row adds reads of x. On an
 /// H200, cuBLAS was faster from three rows on for most shapes: the four matrices of an 8B model's layer take 120 us
 /// with four rows, and 146 by GEMV.
-const MOST_GEMV_ROWS: usize = 2;
+const MAX_GEMV_ROWS: usize = 2;
 
 /// The outputs of a slice of a quantized matrix are a multiple of this, so that each slice begins at a multiple of 16
 /// bytes.
@@ -101,7 +101,7 @@ impl Cublas {
         out: &Tensor,
     ) -> Result<()> {
         let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
-        if rows <= MOST_GEMV_ROWS && rows > 0 && k > 0 && k.is_multiple_of(K_MULTIPLE) {
+        if rows <= MAX_GEMV_ROWS && rows > 0 && k > 0 && k.is_multiple_of(K_MULTIPLE) {
             return super::gemv(x, w, bias, out);
         }
         self.gemm(x, w, bias, out)

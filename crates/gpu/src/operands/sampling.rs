@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::Result;
 
 /// Maximum number of log-probabilities that a sample reports besides its own token's.
-pub const MOST_LOGPROBS: usize = 32;
+pub const MAX_LOGPROBS: usize = 32;
 
 /// Number of words in which a sample reports its own token: see [`SamplingOutput::report`].
 pub const REPORT_HEAD: usize = 3;

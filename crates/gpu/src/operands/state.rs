@@ -8,7 +8,7 @@ use candlepower_kernels::{Error, LinearAttentionDims, Result, StateConfig, State
 pub const RECURRENT_KEY_DIMS: &[usize] = &[32, 64, 128];
 
 /// Maximum of `value_dim`: a block has a thread for each element of a value.
-const MOST_VALUE_DIM: usize = 256;
+const MAX_VALUE_DIM: usize = 256;
 
 /// The states of all layers for `num_slots` sequences. They have the layout of [`candlepower_kernels::RecurrentState`],
 /// except that convolution inputs have the dtype of activations. Clones share the memory.
@@ -53,7 +53,7 @@ impl StatePool {
                 let (parameter, expected) = ("key_dim", "32, 64 or 128 on a GPU");
                 return Err(Error::Parameter { parameter, value: key_dim, expected });
             }
-            if value_dim > MOST_VALUE_DIM {
+            if value_dim > MAX_VALUE_DIM {
                 let (parameter, expected) = ("value_dim", "at most 256 on a GPU");
                 return Err(Error::Parameter { parameter, value: value_dim, expected });
             }

@@ -10,11 +10,11 @@ use super::{Stored, Tensors, fp8::e4m3};
 use crate::{error::Result, shards::MappedBytes};
 
 /// Largest exponent of a scale. Beyond it the product with the factor that a GPU's encoding lacks would not be finite; 255 is NaN.
-const MOST_EXPONENT: u8 = 240;
+const MAX_EXPONENT: u8 = 240;
 
 /// The scale of an exponent; NaN where it is too large.
 pub(super) fn power_of_two(exponent: u8) -> f32 {
-    if exponent > MOST_EXPONENT { f32::NAN } else { 2f32.powi(i32::from(exponent) - 127) }
+    if exponent > MAX_EXPONENT { f32::NAN } else { 2f32.powi(i32::from(exponent) - 127) }
 }
 
 /// A matrix of four-bit floating point as checkpoints store it.
@@ -52,7 +52,7 @@ impl E2m1Matrix {
                 Nvfp4::CompressedTensors => e4m3(quant) / of_all,
                 Nvfp4::ModelOpt => e4m3(quant) * of_all,
             };
-            let usable = quant & 0x7f != 0x7f && scale.abs() <= power_of_two(MOST_EXPONENT);
+            let usable = quant & 0x7f != 0x7f && scale.abs() <= power_of_two(MAX_EXPONENT);
             if usable { scale } else { f32::NAN }
         })
     }

@@ -11,7 +11,7 @@ use candlepower_grammar::Grammar;
 use candlepower_tokenizer::{AddSpecialTokens, Tokenizer};
 
 /// Maximum tokens by which reasoning may exceed its budget, because of the mark that closes it.
-const MOST_BEYOND: usize = 8;
+const MAX_BEYOND: usize = 8;
 
 /// The limit of reasoning, for all choices of a request.
 #[derive(Clone, Debug)]
@@ -38,8 +38,8 @@ impl ThoughtLimit {
         let marks = ThoughtMarks::of(format);
         let encode = |text: &str| tokenizer.encode(text, AddSpecialTokens::No).ok();
         let whole = encode(marks.ending)?;
-        let ending = if whole.len() <= MOST_BEYOND { whole } else { encode(marks.close)? };
-        let most_tokens = budget.min((budget + MOST_BEYOND).saturating_sub(ending.len()));
+        let ending = if whole.len() <= MAX_BEYOND { whole } else { encode(marks.close)? };
+        let most_tokens = budget.min((budget + MAX_BEYOND).saturating_sub(ending.len()));
         let of_text = (!marks.content.is_empty())
             .then(|| encode(&[marks.ending, marks.content].concat()))
             .flatten();

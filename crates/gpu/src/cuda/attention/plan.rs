@@ -30,7 +30,7 @@ const KERNEL: &str = "paged_attention";
 const DECODE_GROUPS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
 
 /// Heads that read one row, at most.
-const MOST_LATENT_HEADS: usize = 128;
+const MAX_LATENT_HEADS: usize = 128;
 /// Shared memory in bytes of FlashInfer's kernel for FP8 latents, which converts them to 16 bits there.
 const FP8_LATENT_BYTES: i32 = 184_832;
 
@@ -446,7 +446,7 @@ fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
 /// bytes of shared memory.
 fn check_latent(spec: &AttentionSpec, capacity: &PlanCapacity, block_bytes: i32) -> Result<()> {
     let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
-    if spec.heads > MOST_LATENT_HEADS {
+    if spec.heads > MAX_LATENT_HEADS {
         return error("heads", spec.heads, "at most 128 on a GPU where latents are kept");
     }
     if capacity.sink_tokens > 0 {

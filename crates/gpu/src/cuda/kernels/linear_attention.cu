@@ -9,8 +9,8 @@ namespace candlepower {
 constexpr int32_t kChunk = 16;
 // Largest number of conv kernel weights per channel. The CPU kernels have the same limit.
 constexpr int32_t kMaxConvKernel = 8;
-// Largest number of elements of a value, MOST_VALUE_DIM in src/operands/state.rs.
-constexpr int32_t kMostValueDim = 256;
+// Largest number of elements of a value, MAX_VALUE_DIM in src/operands/state.rs.
+constexpr int32_t kMaxValueDim = 256;
 // Added to the sums of squares that normalize queries and keys. The CPU's name for it is NORM_EPS.
 constexpr float kNormEps = 1e-6f;
 
@@ -250,7 +250,7 @@ __device__ __forceinline__ void change_state(float (&state)[kKeyDim], int32_t co
 // takes 3.8 ms (delta net, 32 heads) or 4.1 ms (Mamba-2) for a prompt of 2,048 tokens. A decode of 64 sequences reads
 // and writes its states at 1.7 and 2.0 TB/s, of 4.2 TB/s for a copy.
 template <typename T, int32_t kKeyDim, UpdateRule kUpdateRule>
-__global__ void __launch_bounds__(kMostValueDim) linear_attention_kernel(LinearAttentionArgs args) {
+__global__ void __launch_bounds__(kMaxValueDim) linear_attention_kernel(LinearAttentionArgs args) {
   extern __shared__ __align__(16) float memory[];
   __shared__ float decays[kChunk];
   __shared__ float counts[kChunk];
@@ -356,7 +356,7 @@ static_assert(sizeof(CopyStatesArgs) == 56, "as in src/cuda/linear_attention.rs"
 
 constexpr int32_t kCopyThreads = 256;
 // Number of blocks that copy the state of one layer together.
-constexpr int32_t kMostCopyBlocks = 32;
+constexpr int32_t kMaxCopyBlocks = 32;
 
 // No slot may be both a source and a destination.
 __global__ void __launch_bounds__(kCopyThreads) copy_states_kernel(CopyStatesArgs args) {
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(kCopyThreads) copy_states_kernel(CopyStatesArg
 using namespace candlepower;
 
 extern "C" int32_t candlepower_linear_attention(const LinearAttentionArgs* args, cudaStream_t stream) {
-  if (args->value_dim > kMostValueDim || args->kernel > kMaxConvKernel) return cudaErrorInvalidValue;
+  if (args->value_dim > kMaxValueDim || args->kernel > kMaxConvKernel) return cudaErrorInvalidValue;
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
     switch (args->key_dim) {
@@ -393,7 +393,7 @@ extern "C" int32_t candlepower_linear_attention(const LinearAttentionArgs* args,
 }
 
 extern "C" int32_t candlepower_copy_states(const CopyStatesArgs* args, cudaStream_t stream) {
-  const dim3 grid(kMostCopyBlocks, static_cast<uint32_t>(args->count), 2);
+  const dim3 grid(kMaxCopyBlocks, static_cast<uint32_t>(args->count), 2);
   copy_states_kernel<<<grid, kCopyThreads, 0, stream>>>(*args);
   return cudaGetLastError();
 }

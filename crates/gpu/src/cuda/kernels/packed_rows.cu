@@ -21,13 +21,13 @@ constexpr int32_t kEnoughBlocks = 128;
 // elsewhere. Source: NVIDIA, CUDA C++ Programming Guide, Compute Capabilities.
 constexpr bool kSmallMemory =
     CANDLEPOWER_COMPUTE_CAP == 86 || CANDLEPOWER_COMPUTE_CAP == 89 || CANDLEPOWER_COMPUTE_CAP == 120;
-constexpr int32_t kMostBytes = (kSmallMemory ? 99 : 163) << 10;
-constexpr int32_t kMostSplit = kSmallMemory ? 2 : 4;
+constexpr int32_t kMaxBytes = (kSmallMemory ? 99 : 163) << 10;
+constexpr int32_t kMaxSplit = kSmallMemory ? 2 : 4;
 
 template <typename T, QuantFormat kFormat, int32_t kRows, int32_t kSplit, int32_t kCut>
 void launch(const PackedProductArgs& args, cudaStream_t stream) {
   using Shape = RowsShape<kRows, kSplit, bits_of(kFormat), kCut>;
-  static_assert(Shape::kBytes <= kMostBytes);
+  static_assert(Shape::kBytes <= kMaxBytes);
   const auto kernel = packed_rows_kernel<T, kFormat, kRows, kSplit, kCut>;
   // The result is ignored because the launch fails with the same error.
   (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
@@ -40,7 +40,7 @@ void launch_split(const PackedProductArgs& args, cudaStream_t stream) {
   if (tiles_of(args.w.n, kPackedWarps * kTileOutputs) >= kEnoughBlocks) {
     launch<T, kFormat, kRows, 1, kCut>(args, stream);
   } else {
-    launch<T, kFormat, kRows, kMostSplit, kCut>(args, stream);
+    launch<T, kFormat, kRows, kMaxSplit, kCut>(args, stream);
   }
 }
 

@@ -122,9 +122,9 @@ extern "C" int32_t candlepower_short_conv(const ConvArgs* args, cudaStream_t str
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
     constexpr int32_t kChannels = kConvThreads * kVectorWidth<T>;
-    constexpr int32_t kMostBlocks = 65535;
+    constexpr int32_t kMaxBlocks = 65535;
     const auto wide = static_cast<uint32_t>((args->channels + kChannels - 1) / kChannels);
-    const dim3 grid(wide, args->tokens < kMostBlocks ? args->tokens : kMostBlocks);
+    const dim3 grid(wide, args->tokens < kMaxBlocks ? args->tokens : kMaxBlocks);
     conv_kernel<T><<<grid, kConvThreads, 0, stream>>>(*args);
     keep_kernel<T><<<dim3(wide, args->seqs), kConvThreads, 0, stream>>>(*args);
   });

@@ -19,7 +19,7 @@ const LANES: usize = 8;
 const ROUNDS: f32 = 12_582_912.0;
 
 /// The largest number that multiplies the scale or the minimum of a block: six bits.
-const MOST_MULTIPLE: f32 = 63.0;
+const MAX_MULTIPLE: f32 = 63.0;
 
 /// Writes a group's quantized values, from 0 to `most`; returns scale and offset. A weight is `scale * value + offset`.
 pub(super) fn group(numbers: &[f32], most: u8, quants: &mut [u8]) -> [f32; 2] {
@@ -41,11 +41,11 @@ pub(super) fn block(
     let factors: Vec<[f32; 2]> =
         groups.map(|numbers| fitted(numbers, f32::from(most), Floor::ZeroOrLess)).collect();
     let largest = |which: usize| factors.iter().fold(0f32, |most, f| most.max(f[which].abs()));
-    let scale = rounded(largest(0) / MOST_MULTIPLE);
-    let min = -rounded(largest(1) / MOST_MULTIPLE);
+    let scale = rounded(largest(0) / MAX_MULTIPLE);
+    let min = -rounded(largest(1) / MAX_MULTIPLE);
     let multiple = |of: f32, unit: f32| {
         let times = if unit == 0.0 { 0.0 } else { of / unit };
-        times.round().clamp(0.0, MOST_MULTIPLE)
+        times.round().clamp(0.0, MAX_MULTIPLE)
     };
     for ((numbers, quants), factors) in
         numbers.chunks(group).zip(quants.chunks_mut(group)).zip(&factors)
