@@ -171,7 +171,7 @@ impl Workload {
             stats.num_preemptions == num_preemptions || stats.num_pinned_blocks == 0,
             "a sequence was preempted for a pin"
         );
-        self.seen.beginnings += self.num_beginnings(&step);
+        self.seen.partial_blocks += self.num_partial_blocks(&step);
         if step.is_empty() {
             let may_wait = self.num_uncommitted() > 0 || !self.held.is_empty();
             assert!(may_wait || self.live.is_empty(), "nothing can run");
@@ -286,13 +286,13 @@ impl Workload {
     }
 
     /// Number of rows of sequences that have sampled nothing yet and continue in a block that is copied for them.
-    fn num_beginnings(&self, step: &Step) -> usize {
+    fn num_partial_blocks(&self, step: &Step) -> usize {
         let block_size = self.scheduler.config().block_size;
-        let is_beginning = |row: &&StepRow| {
+        let is_partial_block = |row: &&StepRow| {
             let block = row.block_table[row.first_position as usize / block_size];
             !self.live[&row.seq].is_started && step.copies.iter().any(|copy| copy.dst == block)
         };
-        step.rows.iter().filter(is_beginning).count()
+        step.rows.iter().filter(is_partial_block).count()
     }
 
     /// Number of rows of sequences that have sampled nothing yet and start with a state that was copied for them.
