@@ -168,8 +168,8 @@ pub(crate) fn leave_out_verbosity(
 ) -> Result<(), FieldError> {
     match verbosity {
         None | Some("medium") => Ok(()),
-        Some(wish @ ("low" | "high")) => {
-            fields.leave_out(path, Some(wish));
+        Some(verbosity @ ("low" | "high")) => {
+            fields.leave_out(path, Some(verbosity));
             Ok(())
         }
         Some(other) => {

@@ -46,7 +46,7 @@ impl Conversation<'_> {
         match prompt.thinking.and_then(|options| unheard(options, model)) {
             None => {}
             Some(Unheard::Switch(field)) => model.leave_out(field, None),
-            Some(Unheard::Effort(field)) => model.leave_out_wish(field),
+            Some(Unheard::Effort(field)) => model.leave_out_preference(field),
         }
         let encoded = prompt.tokenize(model, &rendered)?;
         let answers = answer_format(&prompt, model, &rendered, &tools);

@@ -162,7 +162,7 @@ impl<M: Asked> Incoming<M> {
         if not_held.is_empty() {
             return Ok(());
         }
-        let refused = not_held.parts().iter().find(|part| !part.is_wish);
+        let refused = not_held.parts().iter().find(|part| !part.is_preference);
         if let Some(first) = refused.filter(|_| self.state.config().strict_requests) {
             let message = format!(
                 "`{first}` is not supported, and this server refuses requests with unsupported parts (--strict-requests): leave it out."
