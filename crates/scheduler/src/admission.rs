@@ -232,7 +232,8 @@ impl Scheduler {
         };
         let seq = &self.sequences[&id];
         let blocks_end = found.blocks.len() * self.config.block_size;
-        let needs_partial_block = found.state.is_some() || seq.items.whole_around(blocks_end).is_some();
+        let needs_partial_block =
+            found.state.is_some() || seq.items.whole_around(blocks_end).is_some();
         if needs_partial_block && !is_at_hand(self, &found, num_spare) {
             // That state is valid, or a whole item not cut, only with the copied prefix of a block.
             found = self.find_cached(seq, false);
@@ -302,7 +303,8 @@ impl Scheduler {
         if !self.state_slots.are_needed() {
             let blocks = self.blocks.find_prefix(&mut chain, tokens);
             let rest = &tokens[blocks.len() * block_size..];
-            let partial_block = self.blocks.find_partial_block(&chain, rest).filter(|_| with_partial_block);
+            let partial_block =
+                self.blocks.find_partial_block(&chain, rest).filter(|_| with_partial_block);
             let (state, beyond, to_keep) = (None, Vec::new(), None);
             return Found { blocks, chain, partial_block, state, beyond, to_keep };
         }
@@ -320,7 +322,8 @@ impl Scheduler {
         let to_keep = (!blocks.is_empty()).then(|| (blocks.len() * block_size, end));
         for (num_blocks, chain) in chains.into_iter().enumerate().rev() {
             let behind = &tokens[num_blocks * block_size..];
-            let partial_block = self.blocks.find_partial_block(&chain, behind).filter(|_| with_partial_block);
+            let partial_block =
+                self.blocks.find_partial_block(&chain, behind).filter(|_| with_partial_block);
             let most = partial_block.map_or(0, |of| of.1).min(block_size - 1);
             let Some(state) = self.state_slots.longest(&chain, &behind[..most]) else {
                 continue;

@@ -257,8 +257,14 @@ mod tests {
         cache.insert_end(&node, a, &text([5, 6]), BlockId(2));
         cache.insert_end(&node, b, &text([5, 6]), BlockId(3));
         cache.insert_end(&root(None), b, &text([1, 9]), BlockId(4));
-        assert_eq!(cache.find_partial_block(&root(None), a, &text([1, 2, 9])), Some((BlockId(0), 2)));
-        assert_eq!(cache.find_partial_block(&root(None), b, &text([1, 2, 9])), Some((BlockId(4), 1)));
+        assert_eq!(
+            cache.find_partial_block(&root(None), a, &text([1, 2, 9])),
+            Some((BlockId(0), 2))
+        );
+        assert_eq!(
+            cache.find_partial_block(&root(None), b, &text([1, 2, 9])),
+            Some((BlockId(4), 1))
+        );
         assert_eq!(cache.find_partial_block(&node, a, &text([5, 7])), Some((BlockId(2), 1)));
         assert_eq!(cache.find_partial_block(&node, b, &text([5, 7])), Some((BlockId(3), 1)));
         assert_eq!(cache.find_partial_block(&node, CallerId(3), &text([5, 6])), None);

@@ -137,7 +137,7 @@ fn types_are_strict() {
 }
 
 #[test]
-fn an_answer_of_thoughts_alone_is_taken_back() {
+fn an_answer_of_reasoning_alone_is_taken_back() {
     let request =
         message(r#"{"role": "assistant", "content": null, "reasoning_content": "hm"}"#).unwrap();
     assert_eq!(request.messages[0].content, Some(Content::Text(String::new())));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::create::Description;
 use super::engine::{Engine, Refused};
 use super::logs::{self, Followed};
-use super::seen::{Inspect, EngineEvent};
+use super::seen::{EngineEvent, Inspect};
 use super::update::remove_leftovers;
 use crate::backend::{DOCKER, Handle};
 use crate::deployment::Deployment;

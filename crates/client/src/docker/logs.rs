@@ -149,7 +149,8 @@ impl Followed {
         let since = format!("{:.0}", (self.last_line.1 - OVERLAP_S).floor());
         // This answer ends, unlike the followed one, so the place of the last returned line can be found in it.
         let before = read(&self.engine, &self.container, ("since", &since)).await?;
-        self.skip = before.iter().rposition(|line| *line == self.last_line.0).map_or(0, |at| at + 1);
+        self.skip =
+            before.iter().rposition(|line| *line == self.last_line.0).map_or(0, |at| at + 1);
         self.response = Some(follow(&self.engine, &self.container, ("since", &since)).await?);
         Ok(())
     }

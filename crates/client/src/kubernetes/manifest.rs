@@ -314,7 +314,8 @@ impl Manifests<'_> {
         let Placement { products, above_mib, .. } = self.placement;
         let mut requirements = Vec::new();
         if !products.is_empty() {
-            requirements.push(json!({ "key": PRODUCT_LABEL, "operator": "In", "values": products }));
+            requirements
+                .push(json!({ "key": PRODUCT_LABEL, "operator": "In", "values": products }));
         }
         if let Some(mib) = above_mib {
             requirements.push(

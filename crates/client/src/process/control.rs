@@ -88,7 +88,11 @@ impl ShortPath {
 ///
 /// # Errors
 /// No supervisor listens, or the request failed. Then the error has the supervisor's message.
-pub(crate) async fn ask(folder: &Path, request: &ControlRequest, server_seconds: u64) -> io::Result<()> {
+pub(crate) async fn ask(
+    folder: &Path,
+    request: &ControlRequest,
+    server_seconds: u64,
+) -> io::Result<()> {
     let path = ShortPath::open(folder)?;
     let mut stream = UnixStream::connect(path.socket()).await?;
     stream.write_all(request.to_line()?.as_bytes()).await?;

@@ -289,7 +289,8 @@ impl Supervised {
             return Err(self.not_found());
         }
         if record.as_ref().is_none_or(|record| record.supervisor.is_alive()) {
-            let asked = control::ask(folder.path(), &ControlRequest::Delete, self.stop_seconds()).await;
+            let asked =
+                control::ask(folder.path(), &ControlRequest::Delete, self.stop_seconds()).await;
             let ended = match &record {
                 Some(record) => record.supervisor.wait(CLAIM_PATIENCE).await,
                 None => true,
@@ -324,7 +325,8 @@ impl Supervised {
             return Err(self.not_found());
         }
         if !matches!(&record, Ok(Some(record)) if !record.supervisor.is_alive()) {
-            let asked = control::ask(folder.path(), &ControlRequest::Restart, self.stop_seconds()).await;
+            let asked =
+                control::ask(folder.path(), &ControlRequest::Restart, self.stop_seconds()).await;
             match (asked, record) {
                 (Ok(()), _) => return Ok(()),
                 (Err(error), Ok(Some(_))) => return Err(wrong(error)),
@@ -402,7 +404,9 @@ async fn look(folder: &Folder, asked: &Spec, is_update: bool) -> Result<Found> {
             if record.state == State::Failed {
                 // An error does not matter: another client may have been faster, with the same request or another
                 // one.
-                let _ = control::ask(folder.path(), &ControlRequest::Restart, asked.stop_seconds(0)).await;
+                let _ =
+                    control::ask(folder.path(), &ControlRequest::Restart, asked.stop_seconds(0))
+                        .await;
             }
             Ok(Found::Same(record.created_at))
         }

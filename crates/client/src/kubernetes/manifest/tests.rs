@@ -77,7 +77,8 @@ fn gpus_memory_probes_and_volumes_are_as_asked_for() {
     assert_eq!(server["resources"]["limits"], server["resources"]["requests"]);
     assert_eq!(server["startupProbe"]["failureThreshold"], 121);
     assert!(spec["progressDeadlineSeconds"].as_u64().unwrap() > 601);
-    let requirements = &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let requirements =
+        &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     assert_eq!(
         requirements["nodeSelectorTerms"][0]["matchExpressions"],
         json!([
