@@ -57,7 +57,7 @@ pub use rope::{QueryGrowth, RopeScaling, RopeSections, RopeSpec};
 pub use shard::Shard;
 pub use slot::{HeadAxis, Init, Slot, SlotInfo, SlotQuantization, SlotShard};
 pub use spec::{
-    AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, HeadSpec, KvKind, KvPlace,
+    AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, HeadSpec, KvKind, KvLayer,
     LatentSpec, LayerSpec, LinearAttentionSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec,
     PerLayerSpec, QkNormSpan, QkNormSpec, Residual, ShortConvSpec, UpdateRuleSpec,
 };

@@ -289,9 +289,9 @@ impl KvKind {
     }
 }
 
-/// Position of an attention's keys and values.
+/// Layer of the KV cache that has an attention's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvPlace {
+pub struct KvLayer {
     /// Index into [`ModelSpec::kv_kinds`].
     pub kind: usize,
     /// Index of the layer in this cache.
@@ -565,7 +565,7 @@ impl ModelSpec {
 
     /// Where the keys and values of a layer's attention lie: of [`Self::kv_kinds`]' caches the layer that it, or the one whose keys it
     /// reads, writes to. `None` of a layer without attention.
-    pub fn kv_place(&self, layer: usize) -> Option<KvPlace> {
+    pub fn kv_layer(&self, layer: usize) -> Option<KvLayer> {
         let attention = self.layers[layer].attention()?;
         let owner = attention.keys_of.unwrap_or(layer);
         let before = self.layers[..owner].iter().filter_map(LayerSpec::attention);
@@ -573,7 +573,7 @@ impl ModelSpec {
         let kept = before.filter(|a| a.keys_of.is_none() && a.keeps(&attention.kv_kind()));
         let kinds = self.kv_kinds();
         let kind = kinds.iter().position(|kind| attention.keeps(kind))?;
-        Some(KvPlace { kind, layer: kept.count() })
+        Some(KvLayer { kind, layer: kept.count() })
     }
 
     /// The layer from which on all read the keys and values of others: what they make of a token is of no use to other tokens. The number of

@@ -233,7 +233,7 @@ impl SamplingTables {
             mask_row,
             top_logprobs: row.logprobs.map(|top| top as u32),
             seed: position.seed,
-            place: position.index,
+            output_index: position.index,
         });
     }
 

@@ -348,7 +348,7 @@ fn tiles_of_experts_cover_their_rows_and_chunks_lie_in_different_banks() {
 }
 
 /// A row of the sampler's table, in the order of `SamplerRow::words`.
-fn words(params: &SamplingRow<'_>, seed: u64, place: u32) -> [u32; 16] {
+fn words(params: &SamplingRow<'_>, seed: u64, output_index: u32) -> [u32; 16] {
     let penalty = |f: fn(&Penalties<'_>) -> f32, default: f32| {
         params.penalties.as_ref().map_or(default, f).to_bits()
     };
@@ -366,7 +366,7 @@ fn words(params: &SamplingRow<'_>, seed: u64, place: u32) -> [u32; 16] {
         0,
         0,
         u32::MAX,
-        place,
+        output_index,
         seed as u32,
         (seed >> 32) as u32,
     ]

@@ -36,7 +36,7 @@ fn row(temperature: f32, top: Option<u32>) -> SamplerRow {
         mask_row: Some(1),
         top_logprobs: top,
         seed: 1 << 40 | 9,
-        place: 3,
+        output_index: 3,
     }
 }
 

@@ -138,16 +138,16 @@ pub fn logprobs_of(logits: &Tensor, token_ids: &[u32], top: usize) -> Result<Vec
 ///
 /// Source: SplitMix64, Steele et al., "Fast Splittable Pseudorandom Number Generators", 2014.
 #[must_use]
-pub fn uniform(seed: u64, place: u64) -> f64 {
+pub fn uniform(seed: u64, output_index: u64) -> f64 {
     let mix = |z: u64| {
         let z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     };
-    // The seed is mixed before the place is added, so that neighbouring seeds do not repeat each other's values.
+    // The seed is mixed before the index is added, so that neighbouring seeds do not repeat each other's values.
     // An f64 has 53 bits, so that no value is rounded up to 1.
-    (mix(mix(seed) ^ place) >> 11) as f64 / (1u64 << 53) as f64
+    (mix(mix(seed) ^ output_index) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// The reference for [`sample`] for one row, by a full sort and in f64: slow, written to be read.
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn random_values_are_uniform_and_differ_by_seed_and_place() {
+    fn random_values_are_uniform_and_differ_by_seed_and_index() {
         let values: Vec<f64> = (0..10_000).map(|i| uniform(i % 100, i / 100)).collect();
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         assert!((mean - 0.5).abs() < 0.01, "{mean}");

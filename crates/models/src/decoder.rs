@@ -441,8 +441,8 @@ impl Ops for CpuOps<'_> {
             let part = qkv.narrow(1, first * a.head_dim, heads * a.head_dim)?;
             part.contiguous()?.reshape((tokens, heads, a.head_dim))
         };
-        let kv = &self.cache.kv[a.place.kind];
-        let layer = if self.keeps_layers { a.place.layer } else { 0 };
+        let kv = &self.cache.kv[a.kv_layer.kind];
+        let layer = if self.keeps_layers { a.kv_layer.layer } else { 0 };
         let mut q = heads_of(0, a.heads)?;
         if a.has_keys {
             let mut v = heads_of(a.heads + a.kv_heads, a.kv_heads)?;
@@ -483,8 +483,8 @@ impl Ops for CpuOps<'_> {
         let values = values.reshape((tokens, 1, rank))?;
         let keys = latents.narrow(1, rank, rotated)?.contiguous()?.reshape((tokens, 1, rotated))?;
         let keys = Tensor::cat(&[&values, &rope(&keys, &a.rope, &self.rope_positions)?], 2)?;
-        let kv = &self.cache.kv[a.place.kind];
-        let layer = if self.keeps_layers { a.place.layer } else { 0 };
+        let kv = &self.cache.kv[a.kv_layer.kind];
+        let layer = if self.keeps_layers { a.kv_layer.layer } else { 0 };
         reshape_and_cache(&keys, &values, kv, layer, &self.input.slot_mapping)?;
         let attended = paged_attention(&q, kv, layer, self.attention, &a.params, None)?;
         let values = linear_heads(&attended, &a.value_up)?;

@@ -111,8 +111,8 @@ impl<M: Matrix> Layers<M> {
                             table
                         }
                     };
-                    let place = spec.kv_place(i).expect("the layer has an attention");
-                    let at = CachedLayer { index: i, place };
+                    let kv_layer = spec.kv_layer(i).expect("the layer has an attention");
+                    let at = CachedLayer { index: i, kv_layer };
                     match attention.latent {
                         None => {
                             Mixer::Attention(Attention::take(&mut parts, at, attention, table)?)

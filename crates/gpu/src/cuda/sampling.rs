@@ -12,7 +12,7 @@ use candlepower_kernels::{Error, Result};
 /// The order of operations is that of [`candlepower_kernels::sampling`]: penalties, logit bias, grammar mask,
 /// temperature, `min_p`, `top_k`, `top_p`, and the random choice. The reference implementation is
 /// [`candlepower_kernels::sampling::sample_row_reference`], with the engine's random value in [0, 1) from seed and
-/// `place`.
+/// `output_index`.
 ///
 /// Weights are integers in units of 2^-40 of the largest, so the result does not depend on the device's order of
 /// additions. Tokens whose distance to the largest logit rounds to the same f32 are ordered by id. Log-probabilities

@@ -41,10 +41,10 @@ pub struct SamplerRow {
     pub mask_row: Option<u32>,
     /// Report the sampled token's log-probability, and this number of most likely tokens.
     pub top_logprobs: Option<u32>,
-    /// Determines the random choice, together with `place`.
+    /// Determines the random choice, together with `output_index`.
     pub seed: u64,
     /// Index of the token in the output.
-    pub place: u32,
+    pub output_index: u32,
 }
 
 impl SamplerRow {
@@ -68,7 +68,7 @@ impl SamplerRow {
             mask_row: None,
             top_logprobs: None,
             seed: 0,
-            place: 0,
+            output_index: 0,
         }
     }
 
@@ -90,7 +90,7 @@ impl SamplerRow {
             self.biases.1,
             self.mask_row.unwrap_or(NONE),
             self.top_logprobs.unwrap_or(NONE),
-            self.place,
+            self.output_index,
             self.seed as u32,
             (self.seed >> 32) as u32,
         ]
@@ -112,7 +112,7 @@ impl SamplerRow {
             biases: (words[9], words[10]),
             mask_row: some(words[11]),
             top_logprobs: some(words[12]),
-            place: words[13],
+            output_index: words[13],
             seed: u64::from(words[14]) | u64::from(words[15]) << 32,
         }
     }

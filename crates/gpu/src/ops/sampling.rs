@@ -36,7 +36,7 @@ impl SamplerRow {
 /// The order of operations is that of [`candlepower_kernels::sampling`]: penalties, logit bias, grammar mask,
 /// temperature, `min_p`, `top_k`, `top_p`, and the random choice. The reference implementation is
 /// [`candlepower_kernels::sampling::sample_row_reference`], with the random value in [0, 1) that
-/// [`candlepower_kernels::sampling::uniform`] derives from seed and `place`. Log-probabilities are those of the
+/// [`candlepower_kernels::sampling::uniform`] derives from seed and `output_index`. Log-probabilities are those of the
 /// unmodified logits. The sampled token is counted in its slot.
 ///
 /// # Errors
@@ -138,7 +138,7 @@ impl Tables {
             top_k: params.top_k.map(|k| k as usize),
             top_p: params.top_p,
             min_p: params.min_p,
-            uniform: uniform(params.seed, u64::from(params.place)),
+            uniform: uniform(params.seed, u64::from(params.output_index)),
             penalties: seen.as_ref().map(|seen| Penalties {
                 repetition: params.repetition,
                 presence: params.presence,

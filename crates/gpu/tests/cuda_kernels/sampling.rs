@@ -116,7 +116,7 @@ fn case(random: &mut Random, i: usize, (rows, vocab): (usize, usize)) -> Case {
         mask_row: None,
         top_logprobs: None,
         seed: random.next(),
-        place: random.below(1000) as u32,
+        output_index: random.below(1000) as u32,
     };
     let seen = if penalized { seen } else { HashMap::new() };
     Case { row, seen, biases: biases.into_iter().collect(), mask }
@@ -151,7 +151,7 @@ fn expected(case: &Case, logits: &[f32], vocab: usize) -> Option<u32> {
         top_k: row.top_k.map(|k| k as usize),
         top_p: row.top_p,
         min_p: row.min_p,
-        uniform: uniform(row.seed, u64::from(row.place)),
+        uniform: uniform(row.seed, u64::from(row.output_index)),
         penalties: row.counts_slot.map(|_| Penalties {
             repetition: row.repetition,
             presence: row.presence,

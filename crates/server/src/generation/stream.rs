@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use crate::generation::detokenize::{Finish, Piece, TextAssembler};
 use crate::generation::reasoning_budget::ReasoningEnd;
 use crate::model::api_error::{ApiError, ApiResult};
-use crate::model::keys::KeyPlace;
+use crate::model::keys::KeyPermit;
 use crate::model::metrics::Metrics;
 use crate::model::tokens::RequestTokens;
 use crate::model::trace::ChoiceTimes;
@@ -31,7 +31,7 @@ pub(crate) struct Choice {
     assembler: TextAssembler,
     clock: TokenClock,
     /// Its slot among the sequences of the API key, if there are keys.
-    key_place: Option<KeyPlace>,
+    key_permit: Option<KeyPermit>,
     /// Set if reasoning has a budget.
     reasoning_end: Option<ReasoningEnd>,
     engine: EngineHandle,
@@ -86,7 +86,7 @@ impl Choice {
         tokens: TokenStream,
         assembler: TextAssembler,
         clock: TokenClock,
-        key_place: Option<KeyPlace>,
+        key_permit: Option<KeyPermit>,
         engine: EngineHandle,
         aborted: watch::Receiver<bool>,
     ) -> Self {
@@ -95,7 +95,7 @@ impl Choice {
             tokens: Some(tokens),
             assembler,
             clock,
-            key_place,
+            key_permit,
             reasoning_end: None,
             engine,
             aborted,
@@ -209,8 +209,8 @@ impl Choice {
         finish: Option<EngineFinish>,
     ) -> ApiResult<String> {
         self.clock.token();
-        if let Some(place) = &self.key_place {
-            place.count_token();
+        if let Some(permit) = &self.key_permit {
+            permit.count_token();
         }
         let mut piece = self.assembler.push(token_id, finish).map_err(|error| {
             self.tokens = None;

@@ -66,7 +66,7 @@ pub(crate) fn submit(
     let mut choices = Vec::with_capacity(num_choices);
     let num_tokens = prompts.iter().map(EncodedPrompt::len).sum();
     let admit = |key: &Arc<ApiKey>| key.admit(num_choices, num_tokens, state.metrics());
-    let mut key_places = request.key.as_ref().map(admit).transpose()?.unwrap_or_default();
+    let mut key_permits = request.key.as_ref().map(admit).transpose()?.unwrap_or_default();
     let caller_priority =
         request.key.as_ref().map_or(0, |key| key.caller_priority(generation.priority));
     state.metrics().params_n.record(generation.n as f64);
@@ -117,7 +117,7 @@ pub(crate) fn submit(
                 tokens,
                 assembler,
                 clock,
-                key_places.pop(),
+                key_permits.pop(),
                 model.engine.clone(),
                 state.aborted(),
             );
