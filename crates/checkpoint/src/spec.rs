@@ -389,7 +389,7 @@ pub struct ExpertsSpec {
     pub shared_gate: bool,
     /// The residual is normed separately for the router, the experts and the shared expert. The outputs of the latter two are normed
     /// before they are added up.
-    pub own_norms: bool,
+    pub separate_norms: bool,
 }
 
 /// Function from a router's scores to the weights of the chosen experts.

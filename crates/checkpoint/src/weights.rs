@@ -489,7 +489,7 @@ fn layer_slots(layer: &LayerSpec, hidden: usize, width: Option<usize>) -> Vec<(S
             if experts.gating.scales {
                 slots.push((Slot::RouterScales, vec![experts.count]));
             }
-            if experts.own_norms {
+            if experts.separate_norms {
                 let norms = [
                     Slot::RouterNorm,
                     Slot::ExpertsNorm,

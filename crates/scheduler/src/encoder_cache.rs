@@ -218,7 +218,7 @@ impl EncoderCache {
     }
 
     fn entry_mut(&mut self, slot: EncoderSlot) -> &mut Entry {
-        self.entries[slot.0 as usize].as_mut().expect("a held slot has a entry")
+        self.entries[slot.0 as usize].as_mut().expect("a held slot has an entry")
     }
 
     /// Frees items without a holder until `num_embeddings` more fit. Returns false, and frees nothing, if that is

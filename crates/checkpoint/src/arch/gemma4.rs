@@ -240,7 +240,7 @@ fn set_experts(m: &mut ModelSpec, c: &HfConfig) -> Result<()> {
     for (layer, beside) in m.layers.iter_mut().zip(beside) {
         if let FfnSpec::Experts(experts) = &mut layer.ffn {
             // The layer's feed-forward takes the place of the shared expert, with norms of its own.
-            (experts.shared, experts.own_norms) = (beside, true);
+            (experts.shared, experts.separate_norms) = (beside, true);
         }
     }
     Ok(())

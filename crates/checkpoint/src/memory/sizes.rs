@@ -202,7 +202,7 @@ impl ModelSpec {
             let gathered = match &layer.ffn {
                 FfnSpec::Nothing | FfnSpec::Dense(_) => 0,
                 FfnSpec::Experts(experts) => {
-                    let normed = if experts.own_norms { 3 * self.hidden_size } else { 0 };
+                    let normed = if experts.separate_norms { 3 * self.hidden_size } else { 0 };
                     2 * self.hidden_size + experts.count + normed
                 }
             };

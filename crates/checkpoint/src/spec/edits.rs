@@ -120,7 +120,7 @@ impl ModelSpec {
                     expert: MlpSpec { inner, bias: false, ..mlp },
                     shared: None,
                     shared_gate: false,
-                    own_norms: false,
+                    separate_norms: false,
                 });
             }
         }

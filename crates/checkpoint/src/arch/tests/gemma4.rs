@@ -113,7 +113,7 @@ fn a4b() {
     ];
     assert_eq!((m.kv_kinds(), m.per_layer), (kinds.to_vec(), None));
     let experts = m.layers[0].ffn.experts().unwrap();
-    assert!(experts.own_norms && experts.gating.scales && experts.gating.renormalize);
+    assert!(experts.separate_norms && experts.gating.scales && experts.gating.renormalize);
     assert_eq!((experts.count, experts.top_k, experts.expert.inner), (128, 8, 704));
     assert_eq!(experts.shared.unwrap().inner, 2112);
     assert_eq!(m.num_parameters(), 25_233_141_790);

@@ -53,7 +53,7 @@ __global__ void scale_and_cap_kernel(ScaleArgs args) {
 
 struct SinkArgs {
   void* out;              // [rows, head_dim], in place
-  const float* log_sums;  // [rows], with the meaning of log_sums of RunArgs in attention.cuh
+  const float* lse;       // [rows], with the meaning of lse of RunArgs in attention.cuh
   const float* sinks;     // [heads]
   int64_t rows;           // tokens * heads
   int32_t heads;
@@ -74,7 +74,7 @@ __global__ void weigh_sinks_kernel(SinkArgs args) {
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.rows * per_row; i += step) {
     const int64_t row = i / per_row;
     const float sink = args.sinks[row % args.heads] * kLog2E;
-    const float left = 1.0f / (1.0f + exp2f(sink - args.log_sums[row]));
+    const float left = 1.0f / (1.0f + exp2f(sink - args.lse[row]));
     Vector<T, N> values = load<N>(out + i * N);
     for (int32_t j = 0; j < N; ++j) values.at[j] = T(static_cast<float>(values.at[j]) * left);
     store<N>(out + i * N, values);
