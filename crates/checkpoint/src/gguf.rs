@@ -268,7 +268,7 @@ impl Gguf {
     }
 
     /// Whether a tensor is a part of the configuration, or of a layer behind the `layers` that are computed, where the file has such.
-    pub(crate) fn is_beside(&self, name: &str, layers: usize) -> bool {
+    pub(crate) fn is_ignored(&self, name: &str, layers: usize) -> bool {
         let is_behind = || {
             let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next());
             layer.and_then(|layer| layer.parse().ok()).is_some_and(|layer: usize| layer >= layers)

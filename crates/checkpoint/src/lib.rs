@@ -425,11 +425,11 @@ impl Checkpoint {
             return self.vision().is_none_or(|spec| spec.may_skip(name));
         }
         weights::may_skip(&self.spec, name)
-            || self.arch.is_beside(name, self.spec.num_stored_layers())
+            || self.arch.is_ignored(name, self.spec.num_stored_layers())
             || self
                 .files
                 .gguf()
-                .is_some_and(|gguf| gguf.is_beside(name, self.spec.num_stored_layers()))
+                .is_some_and(|gguf| gguf.is_ignored(name, self.spec.num_stored_layers()))
             || self.quantization.as_ref().is_some_and(|quantization| quantization.may_skip(name))
     }
 

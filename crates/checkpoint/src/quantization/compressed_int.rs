@@ -121,7 +121,7 @@ impl CompressedInt {
     }
 
     /// Whether a tensor says nothing more of weights: their shape, zero points that are all zero, and what others round activations by.
-    pub(super) fn is_beside(&self, name: &str) -> bool {
+    pub(super) fn is_ignored(&self, name: &str) -> bool {
         const ENDS: [&str; 3] = [".weight_shape", ".input_scale", ".input_zero_point"];
         ENDS.iter().any(|end| name.ends_with(end))
             || (!self.zero_points && name.ends_with(".weight_zero_point"))
