@@ -215,7 +215,7 @@ fn packed_matrices_have_the_dequantized_values_of_the_weight() {
             let weight = builder.finish().unwrap();
             for heads in [None, Some(HeadPadding { len: 2, padded: 5 })] {
                 let packed = PackedMatrix::new(&weight, heads, &Device::Cpu).unwrap();
-                let found = packed.numbers().unwrap();
+                let found = packed.dequantized().unwrap();
                 let mut want = vec![0.0; k];
                 for (row, found) in found.chunks_exact(found.len() / n).enumerate() {
                     weight.read_row(row, &mut want);
@@ -608,7 +608,7 @@ fn iq4_values_are_those_of_eight_bits() {
         let mut builder = Weight::quantized_builder(2, k, format, 32, form(mins)).unwrap();
         builder.write_quantized(0, rows).unwrap();
         let packed = PackedMatrix::new(&builder.finish().unwrap(), None, &Device::Cpu).unwrap();
-        assert_eq!(packed.numbers().unwrap(), expected, "{format:?} {mins:?}");
+        assert_eq!(packed.dequantized().unwrap(), expected, "{format:?} {mins:?}");
     }
 }
 

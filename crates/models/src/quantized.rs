@@ -64,7 +64,7 @@ pub(crate) trait Stored: Sync {
         None
     }
     /// The dequantized weight of an output and an input: the reference of the format.
-    fn number(&self, row: usize, input: usize) -> f32;
+    fn value(&self, row: usize, input: usize) -> f32;
 }
 
 /// An opened quantized matrix.
@@ -206,7 +206,7 @@ pub fn dequantize_reference(checkpoint: &Checkpoint, name: &str) -> Result<Optio
     shards.check(checkpoint, &plan)?;
     let matrix = open(&shards, tensor, scheme)?;
     let matrix = matrix.stored();
-    let numbers = (0..n).flat_map(|row| (0..k).map(move |input| matrix.number(row, input)));
+    let numbers = (0..n).flat_map(|row| (0..k).map(move |input| matrix.value(row, input)));
     Ok(Some(numbers.collect()))
 }
 

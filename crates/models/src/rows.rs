@@ -116,13 +116,13 @@ impl MatrixBuilder for RowsBuilder {
             quantized.write_quantized(first_row, rows)?;
             return self.note(count);
         }
-        let mut numbers = rows.numbers(k)?;
-        for (row, numbers) in numbers.chunks_exact_mut(k).enumerate() {
-            for (input, number) in self.sparse.remove(&(first_row + row)).unwrap_or_default() {
-                numbers[input as usize] += number;
+        let mut values = rows.numbers(k)?;
+        for (row, values) in values.chunks_exact_mut(k).enumerate() {
+            for (input, value) in self.sparse.remove(&(first_row + row)).unwrap_or_default() {
+                values[input as usize] += value;
             }
         }
-        let bytes: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
+        let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
         let rows = WeightRows { dtype: DType::F32, bytes: &bytes };
         match self.shape.heads {
             Some(heads) => {
@@ -140,7 +140,7 @@ impl MatrixBuilder for RowsBuilder {
         for (row, bounds) in part.starts.windows(2).enumerate() {
             let range = bounds[0] as usize..bounds[1] as usize;
             let entries = part.inputs[range.clone()].iter().zip(&part.numbers[range]);
-            let entries = entries.map(|(input, number)| (*input, *number));
+            let entries = entries.map(|(input, value)| (*input, *value));
             self.sparse.entry(first_row + row).or_default().extend(entries);
         }
         Ok(())
@@ -164,14 +164,14 @@ fn converted<'a>(rows: WeightRows<'a>, dtype: DType) -> Cow<'a, [u8]> {
         return Cow::Borrowed(rows.bytes);
     }
     let size = rows.dtype.size_in_bytes();
-    let numbers = rows.bytes.chunks_exact(size).map(|bytes| match rows.dtype {
+    let values = rows.bytes.chunks_exact(size).map(|bytes| match rows.dtype {
         DType::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
         DType::BF16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
         _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
     });
     Cow::Owned(match dtype {
-        DType::F16 => numbers.flat_map(|number| f16::from_f32(number).to_le_bytes()).collect(),
-        DType::BF16 => numbers.flat_map(|number| bf16::from_f32(number).to_le_bytes()).collect(),
-        _ => numbers.flat_map(f32::to_le_bytes).collect(),
+        DType::F16 => values.flat_map(|value| f16::from_f32(value).to_le_bytes()).collect(),
+        DType::BF16 => values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
+        _ => values.flat_map(f32::to_le_bytes).collect(),
     })
 }

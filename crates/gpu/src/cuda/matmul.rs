@@ -59,8 +59,8 @@ impl Cublas {
         unpacked_bytes: usize,
     ) -> Result<Self> {
         // Initialized, since inputs without a column stay unwritten. Their activations are zero, but zero times NaN is NaN.
-        let numbers = (unpacked_bytes / dtype.size_in_bytes()).max(1);
-        let unpacked = Tensor::zeros(numbers, dtype, device)?;
+        let count = (unpacked_bytes / dtype.size_in_bytes()).max(1);
+        let unpacked = Tensor::zeros(count, dtype, device)?;
         let zeros = Tensor::zeros(max_rows.max(1), DType::U32, device)?;
         let Device::Cuda(device) = device else {
             let device = device.location();
@@ -142,11 +142,11 @@ impl Cublas {
         let beta = self.lay_bias(bias, rows, n, out)?;
         for first in (0..n).step_by(slice) {
             let count = slice.min(n - first);
-            let numbers = self.unpacked.narrow(0, 0, count * k)?.reshape((count, k))?;
-            super::packed::unpack_rows(w, first..first + count, &numbers)?;
+            let values = self.unpacked.narrow(0, 0, count * k)?.reshape((count, k))?;
+            super::packed::unpack_rows(w, first..first + count, &values)?;
             let product = Product {
                 x: x_address,
-                w: launch.elements(("w", &numbers), "[n, k]", &[count, k])?,
+                w: launch.elements(("w", &values), "[n, k]", &[count, k])?,
                 out: out_address.wrapping_byte_add(first * x.dtype().size_in_bytes()),
                 rows,
                 n: count,

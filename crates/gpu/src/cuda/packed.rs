@@ -151,7 +151,7 @@ pub(super) struct PackedAddresses {
     inputs: *mut u32,
     sparse_starts: *mut u32,
     sparse_inputs: *mut u32,
-    sparse_numbers: *mut f32,
+    sparse_values: *mut f32,
     n: i32,
     k: i32,
     width: i32,
@@ -199,8 +199,8 @@ impl PackedAddresses {
             inputs: optional("inputs", w.inputs.as_ref())?,
             sparse_starts: optional("starts", sparse.map(|sparse| &sparse.starts))?,
             sparse_inputs: optional("sparse inputs", sparse.map(|sparse| &sparse.inputs))?,
-            sparse_numbers: match sparse {
-                Some(sparse) => floats("sparse values", &sparse.numbers)?,
+            sparse_values: match sparse {
+                Some(sparse) => floats("sparse values", &sparse.values)?,
                 None => std::ptr::null_mut(),
             },
             n: w.n as i32,
@@ -214,14 +214,14 @@ impl PackedAddresses {
 
     /// The struct's bytes as 32-bit words.
     pub(super) fn words(&self) -> impl Iterator<Item = u32> {
-        let floats = [self.scales, self.sparse_numbers].map(|address| address as u64);
+        let floats = [self.scales, self.sparse_values].map(|address| address as u64);
         let [quants, inputs, starts, sparse_inputs] =
             [self.quants, self.inputs, self.sparse_starts, self.sparse_inputs]
                 // The order is that of the struct's fields, since the kernel reads the words as the struct.
                 .map(|address| address as u64);
         let addresses = [quants, floats[0], inputs, starts, sparse_inputs, floats[1]];
-        let numbers = [self.n, self.k, self.width, self.group, self.kind, self.cut];
-        addresses.into_iter().flat_map(address_words).chain(numbers.map(|number| number as u32))
+        let sizes = [self.n, self.k, self.width, self.group, self.kind, self.cut];
+        addresses.into_iter().flat_map(address_words).chain(sizes.map(|size| size as u32))
     }
 }
 

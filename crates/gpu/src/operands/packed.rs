@@ -81,7 +81,7 @@ pub(crate) struct PackedSparse {
     /// u32: the input of each entry.
     pub(crate) inputs: Tensor,
     /// f32: the value of each entry.
-    pub(crate) numbers: Tensor,
+    pub(crate) values: Tensor,
 }
 
 impl PackedMatrix {
@@ -158,22 +158,22 @@ impl PackedMatrix {
             (Some(inputs), _) => Some(inputs.iter().map(|input| padded(*input)).collect()),
             (None, Some(_)) => Some((0..k as u32).map(padded).collect()),
         };
-        let on_device = |numbers: Vec<u32>| {
-            let len = numbers.len();
-            Tensor::from_vec(numbers, len, device)
+        let on_device = |values: Vec<u32>| {
+            let len = values.len();
+            Tensor::from_vec(values, len, device)
         };
         let sparse = weight.sparse().map(|sparse| -> Result<_> {
-            let (mut starts, mut inputs, mut numbers) = (vec![0u32], Vec::new(), Vec::new());
+            let (mut starts, mut inputs, mut values) = (vec![0u32], Vec::new(), Vec::new());
             for row in 0..n {
                 inputs.extend(sparse.row(row).iter().map(|(input, _)| padded(*input)));
-                numbers.extend(sparse.row(row).iter().map(|(_, number)| *number));
+                values.extend(sparse.row(row).iter().map(|(_, value)| *value));
                 starts.push(inputs.len() as u32);
             }
-            let count = numbers.len();
+            let count = values.len();
             Ok(PackedSparse {
                 starts: on_device(starts)?,
                 inputs: on_device(inputs)?,
-                numbers: Tensor::from_vec(numbers, count, device)?,
+                values: Tensor::from_vec(values, count, device)?,
             })
         });
         let count = scales.len();
@@ -192,7 +192,7 @@ impl PackedMatrix {
     }
 
     fn num_bytes(&self) -> usize {
-        let sparse = self.sparse.iter().flat_map(|s| [&s.starts, &s.inputs, &s.numbers]);
+        let sparse = self.sparse.iter().flat_map(|s| [&s.starts, &s.inputs, &s.values]);
         let all = [&self.words, &self.scales].into_iter().chain(&self.inputs).chain(sparse);
         all.map(tensor_bytes).sum()
     }

@@ -21,7 +21,7 @@ impl Matrix {
                 let (n, k) = reference.operand(name, rows).dims2("[n, k]")?;
                 Ok((reference.elements((name, rows), "[n, k]", &[n, k])?, k))
             }
-            Self::Packed(packed) => Ok((packed.numbers()?, packed.width)),
+            Self::Packed(packed) => Ok((packed.dequantized()?, packed.width)),
         }
     }
 }
@@ -32,7 +32,7 @@ impl PackedMatrix {
     ///
     /// # Errors
     /// The matrix is on another device.
-    pub fn numbers(&self) -> Result<Vec<f32>> {
+    pub fn dequantized(&self) -> Result<Vec<f32>> {
         const KERNEL: &str = "packed";
         let reference = Reference::integers(KERNEL);
         let integers = |name, tensor: &Tensor| {
@@ -45,15 +45,15 @@ impl PackedMatrix {
             (integers("quantized weights", &self.words)?, floats("scales", &self.scales)?);
         let inputs = self.inputs.as_ref().map(|inputs| integers("inputs", inputs)).transpose()?;
         let (bits, outputs) = (self.format.device_bits(), self.n.next_multiple_of(TILE[0]));
-        let mut numbers = vec![0f32; self.n * self.width];
-        for (row, numbers) in numbers.chunks_exact_mut(self.width).enumerate() {
+        let mut values = vec![0f32; self.n * self.width];
+        for (row, values) in values.chunks_exact_mut(self.width).enumerate() {
             for column in 0..self.k {
                 let (word, shift) = quant_index(row, column, self.k, bits);
                 let quant = (words[word] >> shift & ((1 << bits) - 1)) as u8;
                 // Scales lie as `[groups][outputs in whole tiles]`, each with its offset.
                 let at = (column / self.group * outputs + row) * 2;
                 let input = inputs.as_ref().map_or(column, |inputs| inputs[column] as usize);
-                numbers[input] = match self.format {
+                values[input] = match self.format {
                     QuantFormat::E4m3 => e4m3_part(quant).mul_add(scales[at], scales[at + 1]),
                     QuantFormat::E2m1 => {
                         // The factor is in the scales, since kernels read the bits as a half.
@@ -65,24 +65,24 @@ impl PackedMatrix {
                 };
             }
         }
-        let Some(sparse) = &self.sparse else { return Ok(numbers) };
+        let Some(sparse) = &self.sparse else { return Ok(values) };
         let starts = integers("starts", &sparse.starts)?;
         let inputs = integers("sparse inputs", &sparse.inputs)?;
-        let added = floats("sparse values", &sparse.numbers)?;
+        let added = floats("sparse values", &sparse.values)?;
         for (row, bounds) in starts.windows(2).enumerate() {
             for at in bounds[0] as usize..bounds[1] as usize {
-                numbers[row * self.width + inputs[at] as usize] += added[at];
+                values[row * self.width + inputs[at] as usize] += added[at];
             }
         }
-        Ok(numbers)
+        Ok(values)
     }
 }
 
-/// The value that `number` has after rounding to `dtype`.
-pub(super) fn rounded(number: f32, dtype: DType) -> f32 {
+/// The value that `value` has after rounding to `dtype`.
+pub(super) fn rounded(value: f32, dtype: DType) -> f32 {
     match dtype {
-        DType::BF16 => bf16::from_f32(number).to_f32(),
-        DType::F16 => f16::from_f32(number).to_f32(),
-        _ => number,
+        DType::BF16 => bf16::from_f32(value).to_f32(),
+        DType::F16 => f16::from_f32(value).to_f32(),
+        _ => value,
     }
 }

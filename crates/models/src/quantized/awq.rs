@@ -53,7 +53,7 @@ impl Stored for AwqMatrix {
         self.zeros.field(group * (self.n / 8) + row / 8, SHIFTS[row % 8], 4)
     }
 
-    fn number(&self, row: usize, input: usize) -> f32 {
+    fn value(&self, row: usize, input: usize) -> f32 {
         let group = input / self.packed.group;
         let steps = i16::from(self.quant(row, input)) - i16::from(self.zero_point(row, group));
         f32::from(steps) * self.scale(row, group)

@@ -101,7 +101,7 @@ impl Stored for CompressedIntMatrix {
         }
     }
 
-    fn number(&self, row: usize, input: usize) -> f32 {
+    fn value(&self, row: usize, input: usize) -> f32 {
         let group = self.order.groups[input] as usize;
         let steps = i16::from(self.quant(row, input)) - i16::from(self.zero_point(row, group));
         f32::from(steps) * self.scale(row, group)

@@ -109,7 +109,7 @@ impl Stored for E2m1Matrix {
         self.scale_of[usize::from(byte)]
     }
 
-    fn number(&self, row: usize, input: usize) -> f32 {
+    fn value(&self, row: usize, input: usize) -> f32 {
         e2m1(self.quant(row, input)) * self.scale(row, input / self.packed.group)
     }
 }

@@ -64,7 +64,7 @@ impl Stored for Fp8Matrix {
         self.scales[row / self.block_rows * self.k.div_ceil(self.packed.group) + group]
     }
 
-    fn number(&self, row: usize, input: usize) -> f32 {
+    fn value(&self, row: usize, input: usize) -> f32 {
         e4m3(self.quant(row, input)) * self.scale(row, input / self.packed.group)
     }
 }

@@ -106,7 +106,7 @@ impl Stored for GgufMatrix {
     }
 
     /// A zero is positive here, whatever the sign of its scale.
-    fn number(&self, row: usize, input: usize) -> f32 {
+    fn value(&self, row: usize, input: usize) -> f32 {
         let (scale, min) = self.group_of(row, input);
         let quant = self.quant(row, input);
         let number = match self.kind {

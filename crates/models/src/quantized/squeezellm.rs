@@ -76,7 +76,7 @@ impl Stored for SqueezeLlmMatrix {
         Some(SparseRows { starts, inputs, numbers })
     }
 
-    fn number(&self, row: usize, input: usize) -> f32 {
+    fn value(&self, row: usize, input: usize) -> f32 {
         let mut number = self.scale(row, self.quant(row, input).into());
         if let Some((starts, inputs, numbers)) = &self.sparse {
             let entries = starts[row] as usize..starts[row + 1] as usize;

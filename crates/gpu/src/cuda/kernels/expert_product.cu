@@ -217,9 +217,9 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
 
   const T* x = static_cast<const T*>(args.x);
   PackedMatrix w{};
-  const T* numbers = nullptr;
+  const T* rows_of_weights = nullptr;
   if constexpr (kKind == kUnquantized) {
-    numbers = static_cast<const T* const*>(args.weights)[rows.expert];
+    rows_of_weights = static_cast<const T* const*>(args.weights)[rows.expert];
   } else {
     w = static_cast<const PackedMatrix*>(args.weights)[rows.expert];
   }
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
       }
       const int32_t output = first_output + row - Shape::kRows;
       if constexpr (kKind == kUnquantized) {
-        load_chunk(to, numbers, args.k, output, output < args.n, column);
+        load_chunk(to, rows_of_weights, args.k, output, output < args.n, column);
       } else {
         Vector<T, kUnpacked> values{};
         if (output < args.n && column < w.k) values = unpacked<T, static_cast<QuantFormat>(kKind)>(w, output, column);

@@ -109,7 +109,7 @@ constexpr int32_t kTileOutputs = 16;
 constexpr int32_t kTileInputs = 64;
 constexpr int32_t kStepInputs = 16;
 // Number of entries in the lookup table of an output, for formats whose quantized weights are table indices.
-constexpr int32_t kTableNumbers = 16;
+constexpr int32_t kTableEntries = 16;
 
 struct QuantIndex {
   uint64_t word;

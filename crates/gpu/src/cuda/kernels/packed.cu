@@ -31,27 +31,27 @@ __global__ void unpack_kernel(UnpackArgs args) {
   const T missing = T(row + first < static_cast<uint32_t>(args.all_rows) ? 0.0f : NAN);
   const bool whole = w.inputs == nullptr && w.width % kUnpacked == 0;
   for (int32_t column = threadIdx.x * kUnpacked; column < w.k; column += blockDim.x * kUnpacked) {
-    Vector<T, kUnpacked> numbers{};
-    if (exists) numbers = unpacked<T, kFormat>(w, row, column);
+    Vector<T, kUnpacked> values{};
+    if (exists) values = unpacked<T, kFormat>(w, row, column);
 #pragma unroll
     for (int32_t i = 0; i < kUnpacked; ++i) {
-      numbers.at[i] = exists ? T(static_cast<float>(numbers.at[i]) * args.scale) : missing;
+      values.at[i] = exists ? T(static_cast<float>(values.at[i]) * args.scale) : missing;
     }
     if (whole) {
-      store<kUnpacked>(out + column, numbers);
+      store<kUnpacked>(out + column, values);
       continue;
     }
 #pragma unroll
     for (int32_t i = 0; i < kUnpacked; ++i) {
       const int32_t at = column + i;
-      if (at < w.k) out[w.inputs == nullptr ? at : static_cast<int32_t>(w.inputs[at])] = numbers.at[i];
+      if (at < w.k) out[w.inputs == nullptr ? at : static_cast<int32_t>(w.inputs[at])] = values.at[i];
     }
   }
   if (w.sparse_starts == nullptr || !exists) return;
   __syncthreads();
   for (uint32_t i = w.sparse_starts[row] + threadIdx.x; i < w.sparse_starts[row + 1]; i += blockDim.x) {
-    T& number = out[w.sparse_inputs[i]];
-    number = T(static_cast<float>(number) + w.sparse_numbers[i] * args.scale);
+    T& value = out[w.sparse_inputs[i]];
+    value = T(static_cast<float>(value) + w.sparse_values[i] * args.scale);
   }
 }
 

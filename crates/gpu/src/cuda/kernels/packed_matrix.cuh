@@ -16,7 +16,7 @@ struct PackedMatrix {
   const uint32_t* inputs;         // [k]: the input that each column multiplies; null: columns are in the order of inputs
   const uint32_t* sparse_starts;  // [n + 1]: begin of each output's entries of the sparse part; null: no sparse part
   const uint32_t* sparse_inputs;
-  const float* sparse_numbers;
+  const float* sparse_values;
   int32_t n;
   int32_t k;
   int32_t width;  // inputs of a row; there may be fewer columns than inputs
@@ -74,19 +74,19 @@ __device__ __forceinline__ Vector<T, kUnpacked> unpacked(const PackedMatrix& w, 
     scale = reinterpret_cast<const float2*>(w.scales)[group * w.whole_outputs() + output];
   }
   const QuantIndex first = quant_index(output, column, w.k, kBits);
-  Vector<T, kUnpacked> numbers{};
+  Vector<T, kUnpacked> values{};
 #pragma unroll
   for (int32_t i = 0; i < kUnpacked; ++i) {
     if (column + i >= w.k) break;
     const QuantIndex at = index_after(first, i, kBits);
     const uint32_t quant = w.quants[at.word] >> at.shift & ((1u << kBits) - 1);
     if constexpr (kFormat == QuantFormat::kTable) {
-      numbers.at[i] = T(w.scales[int64_t(output) * kTableNumbers + quant]);
+      values.at[i] = T(w.scales[int64_t(output) * kTableEntries + quant]);
     } else {
-      numbers.at[i] = T(fmaf(quant_part<kFormat>(quant), scale.x, scale.y));
+      values.at[i] = T(fmaf(quant_part<kFormat>(quant), scale.x, scale.y));
     }
   }
-  return numbers;
+  return values;
 }
 
 // Contribution of the matrix's sparse part to an output, for a row of x.
@@ -95,7 +95,7 @@ __device__ __forceinline__ float sparse_sum(const PackedMatrix& w, const T* x, i
   float sum = 0.0f;
   if (w.sparse_starts == nullptr) return sum;
   for (uint32_t at = w.sparse_starts[output]; at < w.sparse_starts[output + 1]; ++at) {
-    sum += static_cast<float>(x[w.sparse_inputs[at]]) * w.sparse_numbers[at];
+    sum += static_cast<float>(x[w.sparse_inputs[at]]) * w.sparse_values[at];
   }
   return sum;
 }

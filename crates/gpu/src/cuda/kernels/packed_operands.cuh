@@ -123,7 +123,7 @@ __device__ __forceinline__ uint32_t kept(uint32_t constant) {
 // Converts two integers below 16, in the low bits of the two halves of a word, to two elements, exactly. `offset` is
 // `Pairs<T>::kOffset`.
 template <typename T>
-__device__ __forceinline__ uint32_t small_numbers(uint32_t word, uint32_t offset) {
+__device__ __forceinline__ uint32_t small_values(uint32_t word, uint32_t offset) {
   uint32_t bits;
   // (word & 0x000f000f) | offset
   asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(bits) : "r"(word), "r"(0x000f000fu), "r"(offset));
@@ -138,12 +138,12 @@ __device__ __forceinline__ void widen(const uint32_t* words, int32_t step, const
 #pragma unroll
   for (int32_t i = 0; i < 4; ++i) {
     if constexpr (kFormat == QuantFormat::kU4) {
-      a[i] = small_numbers<T>(words[step] >> (4 * i), offset);
+      a[i] = small_values<T>(words[step] >> (4 * i), offset);
     } else if constexpr (kFormat == QuantFormat::kE2m1) {
       a[i] = Pairs<T>::e2m1_parts(words[step] >> (4 * i));
     } else if constexpr (kFormat == QuantFormat::kTable) {
       const uint32_t quants = words[step] >> (4 * i);
-      const T* table = tables + (threadIdx.x % kWarp / 4 + i % 2 * 8) * kTableNumbers;
+      const T* table = tables + (threadIdx.x % kWarp / 4 + i % 2 * 8) * kTableEntries;
       const Vector<T, 2> pair{{table[quants & 15], table[quants >> 16 & 15]}};
       a[i] = *reinterpret_cast<const uint32_t*>(&pair);
     } else {
@@ -151,8 +151,8 @@ __device__ __forceinline__ void widen(const uint32_t* words, int32_t step, const
       if constexpr (kFormat == QuantFormat::kE4m3) {
         a[i] = Pairs<T>::e4m3_parts(quants & 0x00ff00ffu);
       } else {
-        const auto high = as_pair<T>(small_numbers<T>(quants >> 4, offset));
-        const auto low = as_pair<T>(small_numbers<T>(quants, offset));
+        const auto high = as_pair<T>(small_values<T>(quants >> 4, offset));
+        const auto low = as_pair<T>(small_values<T>(quants, offset));
         a[i] = as_bits(__hfma2(high, as_pair<T>(Pairs<T>::kSixteen), low));
       }
     }

@@ -28,12 +28,12 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
   constexpr int32_t kRows = kRowTiles * kTileRows;
   constexpr bool kScaled = kFormat != QuantFormat::kTable;
   __shared__ PackedShared<kFormat, kWarps, kRows, kLong ? kAnyLayout : kCut> shared;
-  __shared__ T tables[kScaled ? 1 : kTileOutputs * kTableNumbers];
+  __shared__ T tables[kScaled ? 1 : kTileOutputs * kTableEntries];
   const int32_t warp = threadIdx.x / kWarp;
   const int32_t lane = threadIdx.x % kWarp;
   if constexpr (!kScaled) {
-    const float* numbers = w.scales + static_cast<int64_t>(first_output) * kTableNumbers;
-    for (int32_t i = threadIdx.x; i < kTileOutputs * kTableNumbers; i += blockDim.x) tables[i] = T(numbers[i]);
+    const float* entries = w.scales + static_cast<int64_t>(first_output) * kTableEntries;
+    for (int32_t i = threadIdx.x; i < kTileOutputs * kTableEntries; i += blockDim.x) tables[i] = T(entries[i]);
     __syncthreads();
   }
   // Missing rows are replaced by the first row. Their sums are computed but not stored.

@@ -112,8 +112,8 @@ __device__ __forceinline__ void multiply_rows(const PackedMatrix& w, int32_t fir
 #pragma unroll
       for (int32_t i = 0; i < 4; ++i) {
         const float2 scale = of.scales[step / kPartSteps][lane / 4 + i % 2 * 8];
-        const float2 numbers = floats(as_pair<T>(a[i]));
-        a[i] = rounded({fmaf(numbers.x, scale.x, scale.y), fmaf(numbers.y, scale.x, scale.y)}, T());
+        const float2 values = floats(as_pair<T>(a[i]));
+        a[i] = rounded({fmaf(values.x, scale.x, scale.y), fmaf(values.y, scale.x, scale.y)}, T());
       }
 #pragma unroll
       for (int32_t rows = 0; rows < kRows / kTileRows; ++rows) {

@@ -184,7 +184,7 @@ __device__ __forceinline__ float activate(float x) {
 
 // The factor that a gate's activation is multiplied by.
 template <Activation kActivation>
-__device__ __forceinline__ float gated_number(float up) {
+__device__ __forceinline__ float gated_value(float up) {
   if constexpr (kActivation != Activation::kSwigluOai) return up;
   return fmaxf(fminf(up, kSwigluLimit), -kSwigluLimit) + 1.0f;
 }
@@ -204,7 +204,7 @@ __global__ void gated_activation_kernel(GatedActivationArgs args) {
     const Vector<T, N> up = load<N>(static_cast<const T*>(args.up) + token * args.up_width + column);
     for (int32_t j = 0; j < N; ++j) {
       const float activated = activate<kActivation>(static_cast<float>(gate.at[j]));
-      gate.at[j] = T(activated * gated_number<kActivation>(static_cast<float>(up.at[j])));
+      gate.at[j] = T(activated * gated_value<kActivation>(static_cast<float>(up.at[j])));
     }
     store<N>(static_cast<T*>(args.out) + token * args.inner + column, gate);
   }
