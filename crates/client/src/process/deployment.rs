@@ -94,7 +94,7 @@ pub(crate) async fn deploy(
                 let compute = plan.spec.choose_gpus(&free_gpus()?, &mut warnings)?;
                 model::check(params, &plan, &compute).await?;
                 let (spec, secrets) = (plan.spec.clone(), std::mem::take(&mut plan.secrets));
-                let told = Launch {
+                let to_launch = Launch {
                     root: folder::root()?,
                     folder: here(),
                     spec,
@@ -103,7 +103,7 @@ pub(crate) async fn deploy(
                     gpus: compute.uuids(),
                     warnings,
                 };
-                if let Some(created_at) = start(&folder, told, binary.clone()).await? {
+                if let Some(created_at) = start(&folder, to_launch, binary.clone()).await? {
                     break (created_at, true);
                 }
                 // The next round may need them again.
@@ -344,8 +344,8 @@ impl Supervised {
         let compute = spec.choose_gpus(&free_gpus()?, &mut warnings)?;
         let (root, gpus) = (folder::root()?, compute.uuids());
         let device = compute.device;
-        let told = Launch { root, folder: here(), spec, secrets, device, gpus, warnings };
-        start(folder, told, self.binary.clone()).await.map(|_| ())
+        let to_launch = Launch { root, folder: here(), spec, secrets, device, gpus, warnings };
+        start(folder, to_launch, self.binary.clone()).await.map(|_| ())
     }
 
     /// The spec of the running server.
@@ -415,8 +415,8 @@ async fn look(folder: &Folder, asked: &Spec, is_update: bool) -> Result<Found> {
 }
 
 /// Starts a supervisor and returns the creation time of its deployment; `None` if another supervisor has the name.
-async fn start(folder: &Folder, told: Launch, binary: Option<PathBuf>) -> Result<Option<f64>> {
-    match launch(told, binary).await? {
+async fn start(folder: &Folder, to_launch: Launch, binary: Option<PathBuf>) -> Result<Option<f64>> {
+    match launch(to_launch, binary).await? {
         Answer::Started(created_at) => Ok(Some(created_at)),
         Answer::Failed(reason) => Err(Error::backend("the supervisor cannot begin", reason)),
         Answer::NoGpu(uuid) => Err(Error::ResourceUnavailable {

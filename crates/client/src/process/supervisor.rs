@@ -306,9 +306,9 @@ impl Supervisor {
                 server.was_ready = true;
                 let trouble = server.log_trouble();
                 let updating = self.candidate.as_ref().map(Candidate::describe);
-                let told = self.launch.warnings.iter().cloned();
-                let told: Vec<String> = told.chain(trouble).chain(updating).collect();
-                self.set(State::Running, Phase::Ready, told.join("; "));
+                let warnings = self.launch.warnings.iter().cloned();
+                let messages: Vec<String> = warnings.chain(trouble).chain(updating).collect();
+                self.set(State::Running, Phase::Ready, messages.join("; "));
             }
             Some(health) => self.see(health),
             None if server.was_ready => {
