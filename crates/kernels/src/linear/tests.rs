@@ -385,8 +385,8 @@ fn a_gate_gives_the_bits_of_both_steps() {
     let (n, k) = (192, 150);
     let (x, bias) = (numbers(600 * k, 2), numbers(n, 3));
     let plain = DTYPES.map(|dtype| weight(&numbers(n * k, 1), n, k, dtype));
-    let weight = quantized((n, k), QuantFormat::U4, 32, false, true);
-    for w in plain.iter().chain([&weight]) {
+    let int4 = quantized((n, k), QuantFormat::U4, 32, false, true);
+    for w in plain.iter().chain([&int4]) {
         for isa in Isa::all_and_tiles() {
             for (m, bias) in [(1, None), (37, Some(&bias[..])), (600, None)] {
                 let product = multiply(isa, &x[..m * k], w, bias);

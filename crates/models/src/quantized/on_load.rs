@@ -177,7 +177,7 @@ mod tests {
 
     use super::{super::builder, *};
 
-    fn quantized(
+    fn quantized_rows(
         recoded: Recoded,
         k: usize,
         values: &[f32],
@@ -189,7 +189,7 @@ mod tests {
     }
 
     fn dequantized(recoded: Recoded, k: usize, values: &[f32]) -> Vec<f32> {
-        quantized(recoded, k, values, 0..k).unwrap().view().numbers(k).unwrap()
+        quantized_rows(recoded, k, values, 0..k).unwrap().view().numbers(k).unwrap()
     }
 
     /// The first rows of matrices of a checkpoint against those that the PyPI package `gguf` makes of them.
@@ -280,7 +280,7 @@ mod tests {
                 // The parts are thirds, quarters and single groups of super-blocks of 256 columns.
                 for rank in 0..ranks {
                     let columns = rank * width..(rank + 1) * width;
-                    let part = quantized(recoded, k, &values, columns.clone()).unwrap();
+                    let part = quantized_rows(recoded, k, &values, columns.clone()).unwrap();
                     let expected = whole.chunks(k).flat_map(|row| row[columns.clone()].to_vec());
                     let expected: Vec<f32> = expected.collect();
                     assert_eq!(part.view().numbers(width).unwrap(), expected, "{ranks}, {rank}");
@@ -315,7 +315,8 @@ mod tests {
                 for beyond in beyond {
                     let mut values = vec![1.0; k];
                     values[k - 1] = beyond;
-                    let error = quantized(of_kind, k, &values, 0..k).err().unwrap().to_string();
+                    let error =
+                        quantized_rows(of_kind, k, &values, 0..k).err().unwrap().to_string();
                     let expected = format!(
                         "tensor a.weight holds infinity, NaN or values too large for {}; leave --quantize-on-load out",
                         kind.as_str()
