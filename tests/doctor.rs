@@ -116,7 +116,7 @@ fn memory_for_images_is_counted() {
 }
 
 #[test]
-fn codes_are_counted_as_they_are_kept() {
+fn quantized_weights_are_counted_as_they_are_kept() {
     let mut config = llama(1);
     config["quantization_config"] =
         json!({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"});

@@ -57,7 +57,7 @@ fn doctor(flags: &[&str]) -> Value {
 }
 
 #[test]
-fn weights_that_are_codes_already_are_refused() {
+fn weights_that_are_quantized_already_are_refused() {
     let awq = folder("awq");
     let gguf = folder("gguf-qwen2").join("model.gguf");
     for (model, says) in [(awq, "config.json says `awq`"), (gguf, "model.gguf says `gguf`")] {

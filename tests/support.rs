@@ -30,7 +30,9 @@ pub(crate) use metrics::Metrics;
 pub(crate) use programs::{framework_python, node, python, run_to_end, skipped};
 pub(crate) use recorder::Recorder;
 pub(crate) use scripted::{Answer, Endpoint, Form, Scripted};
-pub(crate) use server::{Server, ServerBuilder, TempFolder, binary, program, without_settings};
+pub(crate) use server::{
+    Server, ServerBuilder, TempFolder, binary, heeding_hangup, program, without_settings,
+};
 pub(crate) use socket::Socket;
 pub(crate) use terminal::{Terminal, without_escapes};
 pub(crate) use vision::{as_blocks, as_input, picture_url, vision_server, with_pictures};

@@ -18,7 +18,7 @@ const KERNELS: &str = "src/cuda/kernels";
 const SOURCES: [&str; 14] = [
     "attention_latent",
     "expert_product",
-    "recurrence",
+    "linear_attention",
     "packed_rows",
     "packed",
     "rows",

@@ -12,7 +12,7 @@ use crate::support::{Server, ServerBuilder, TempFolder};
 const TOOLS: &str = "CANDLEPOWER_TEST_MCP_TOOLS";
 const FORMATS: [&str; 5] = ["hermes", "qwen3_coder", "glm45", "minimax_m2", "gemma4"];
 /// Most tools that may be refused in a format.
-const MOST_REFUSED: usize = 2;
+const MAX_REFUSED: usize = 2;
 const LEAST_TOOLS: usize = 220;
 
 /// A template with the names of tools only, so that prompts are short.
@@ -39,7 +39,7 @@ fn tools_are_held_in_every_format() {
             let refused: Vec<String> = refused.collect();
             eprintln!("{format}, {path}: {} of {} refused", refused.len(), tools.len());
             refused.iter().for_each(|line| eprintln!("  {line}"));
-            if refused.len() > MOST_REFUSED {
+            if refused.len() > MAX_REFUSED {
                 too_many.push(format!("{format} at {path}: {}", refused.len()));
             }
         }

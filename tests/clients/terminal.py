@@ -9,6 +9,8 @@ import sys
 
 pid, terminal = pty.fork()
 if pid == 0:
+    # A program that `nohup` runs inherits that the signal is ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.execv(sys.argv[1], sys.argv[1:])
 
 said = b""

@@ -602,6 +602,31 @@ const tests = {
     return page;
   },
 
+  async 'each tab keeps its own conversation, and a new one begins with the newest'(browser) {
+    const page = await openPage(browser);
+    await ready(page);
+    await ask(page, 'play short');
+    await page.waitForTimeout(600);
+    const other = await page.context().newPage();
+    await other.goto(`${URL_OF_SERVER}/`);
+    await ready(other);
+    assert.equal(await lastText(other), 'A short answer.');
+    await other.click('#new');
+    await ask(other, 'play payload-0');
+    await other.waitForTimeout(600);
+    const answered = await lastText(other);
+    for (const [tab, text] of [[page, 'A short answer.'], [other, answered]]) {
+      await tab.reload();
+      await ready(tab);
+      assert.equal(await lastText(tab), text);
+    }
+    const third = await page.context().newPage();
+    await third.goto(`${URL_OF_SERVER}/`);
+    await ready(third);
+    assert.equal(await lastText(third), answered);
+    return page;
+  },
+
   async 'the theme is chosen and kept'(browser) {
     const page = await openPage(browser, { colorScheme: 'light' });
     await ready(page);

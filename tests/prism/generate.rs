@@ -36,7 +36,7 @@ fn a_text_and_its_tokens_are_continued_alike() {
 }
 
 #[test]
-fn branches_are_drawn_from_one_prompt() {
+fn branches_are_sampled_from_one_prompt() {
     let server = prism();
     // With a low temperature all branches would probably be the same.
     let body = json!({"text": PROMPT, "n": 4, "seed": 9, "temperature": 1.5, "max_tokens": 8, "structured_outputs": {"regex": " [A-Z][a-z]{3,9}"}});
@@ -152,7 +152,7 @@ fn what_cannot_be_done_is_refused_by_name() {
 }
 
 #[test]
-fn texts_are_the_same_where_tokens_need_not_be_drawn() {
+fn texts_are_the_same_where_tokens_need_not_be_sampled() {
     let (prism, blaze) = (prism(), ServerBuilder::new("demo").start());
     // Keys and punctuation of the schema leave one possible token, which prism takes without the model.
     let schema = json!({

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::support::{
-    DEADLINE, Metrics, Request, TempFolder, binary, program, wait_for, without_settings,
+    DEADLINE, Metrics, Request, TempFolder, binary, heeding_hangup, program, wait_for,
+    without_settings,
 };
 
 /// A server whose log is not read. It reports its address as to a supervisor.
@@ -26,7 +27,7 @@ impl Unheard {
         let folder = TempFolder::new();
         let report = folder.path().join("report.json");
         let serve = format!("{setup} exec \"$0\" serve demo --port 0 {flags}");
-        let mut child = without_settings(Command::new("sh"))
+        let mut child = without_settings(heeding_hangup("sh"))
             .args(["-c", &serve])
             .arg(binary())
             .env("BLAZE_KV_CACHE_MEMORY", "64Mi")

@@ -17,7 +17,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// The same for a chat with a tool, which is prepared beside other requests.
 const LONGEST_CALL: Duration = Duration::from_secs(30);
 /// A server with more memory would endanger other processes on this machine.
-const MOST_MEMORY: usize = 4 << 30;
+const MAX_MEMORY: usize = 4 << 30;
 
 /// Durations of one kind of event.
 #[derive(Clone, Debug, Default)]
@@ -154,7 +154,7 @@ impl Watch<'_> {
                 seen.early = Some(usage);
             }
             drop(seen);
-            if usage.memory > MOST_MEMORY {
+            if usage.memory > MAX_MEMORY {
                 self.fail(format!("the server has {} MiB", usage.memory >> 20));
             }
             std::thread::sleep(PROBE_INTERVAL.saturating_sub(took));

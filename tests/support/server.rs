@@ -1,6 +1,6 @@
 //! Starts the built binary on a free port and stops it with the test.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,26 @@ pub(crate) fn binary() -> PathBuf {
 
 /// The program without settings from the machine's environment.
 pub(crate) fn program() -> Command {
-    without_settings(Command::new(binary()))
+    without_settings(heeding_hangup(binary()))
+}
+
+/// A command that SIGHUP ends, although `nohup` may run the tests: processes inherit that a signal is ignored.
+pub(crate) fn heeding_hangup(program: impl AsRef<OsStr>) -> Command {
+    if !is_hangup_ignored() {
+        return Command::new(program);
+    }
+    // `env` becomes the program, so that the process id stays.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP").arg(program);
+    command
+}
+
+fn is_hangup_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // Bit 0 is signal 1, SIGHUP.
+    mask.is_some_and(|mask| mask & 1 == 1)
 }
 
 /// A command without settings from the machine's environment.
@@ -76,7 +95,7 @@ impl ServerBuilder {
         self
     }
 
-    pub(crate) fn flag(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+    pub(crate) fn flag(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.args.extend([name.into(), value.as_ref().to_owned()]);
         self
     }

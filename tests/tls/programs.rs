@@ -62,7 +62,7 @@ fn health_has_the_servers_own_certificate_where_clients_need_one() {
 }
 
 #[test]
-fn health_and_bench_show_the_certificate_that_they_are_given() {
+fn health_bench_and_top_show_the_certificate_that_they_are_given() {
     let (authority, of_clients) = (Authority::new(), Authority::new());
     let shown = of_clients.sign("client");
     let server = ServerBuilder::new("demo")
@@ -84,6 +84,11 @@ fn health_and_bench_show_the_certificate_that_they_are_given() {
     let (status, text) = ask(&bench, true);
     assert_eq!(status, Some(0), "{text}");
     assert_eq!(ask(&bench, false).0, Some(1));
+    let (status, text) = ask(&["top", "--once"], true);
+    assert!(status == Some(0) && text.contains("0 running"), "{text}");
+    let (status, text) = ask(&["top", "--once"], false);
+    assert_eq!((status, text.lines().count()), (Some(1), 1), "{text}");
+    assert!(text.starts_with("error: ") && text.contains("certificate"), "{text}");
     for (flags, missing) in [(["--cert", "a.pem"], "--key"), (["--key", "b.pem"], "--cert")] {
         let (status, text) = said(program().args(["bench", "serve"]).args(flags));
         assert!(status == Some(2) && text.contains(missing), "{text}");

@@ -19,7 +19,7 @@ mod content;
 pub(crate) mod tools;
 
 pub use content::{Content, ContentPart, TextPart};
-use content::{GivenContent, thoughts_of};
+use content::{GivenContent, reasoning_of};
 pub use tools::{
     AllowedMode, AllowedTools, FunctionCall, FunctionCallDelta, MAX_TOOLS, PastToolCall, Tool,
     ToolCall, ToolCallDelta, ToolChoice, ToolOptions,
@@ -168,8 +168,8 @@ pub(crate) fn leave_out_verbosity(
 ) -> Result<(), FieldError> {
     match verbosity {
         None | Some("medium") => Ok(()),
-        Some(wish @ ("low" | "high")) => {
-            fields.leave_out(path, Some(wish));
+        Some(verbosity @ ("low" | "high")) => {
+            fields.leave_out(path, Some(verbosity));
             Ok(())
         }
         Some(other) => {
@@ -245,20 +245,20 @@ impl<'de> Visitor<'de> for ChatMessageVisitor {
             tool_call_id: None,
             reasoning_content: None,
         };
-        let (mut told, mut refusal, mut failed) = (None, None, None);
+        let (mut reasoning, mut refusal, mut failed) = (None, None, None);
         while let Some(key) = map.next_key::<String>()? {
             match key.as_str() {
                 "role" => role = Some(map.next_value()?),
                 "content" => {
-                    if let Some(GivenContent { content, thoughts }) = map.next_value()? {
+                    if let Some(GivenContent { content, reasoning: found }) = map.next_value()? {
                         message.content = Some(content);
-                        told = told.or(thoughts);
+                        reasoning = reasoning.or(found);
                     }
                 }
                 // Reasoning in the fields of other servers.
                 "thinking_blocks" | "reasoning_details" => {
                     let blocks: Option<Vec<Value>> = map.next_value()?;
-                    told = told.or(blocks.and_then(|blocks| thoughts_of(&blocks)));
+                    reasoning = reasoning.or(blocks.and_then(|blocks| reasoning_of(&blocks)));
                 }
                 "refusal" => refusal = map.next_value::<Option<String>>()?,
                 "is_error" => failed = map.next_value::<Option<bool>>()?,
@@ -287,7 +287,7 @@ impl<'de> Visitor<'de> for ChatMessageVisitor {
             }
         }
         message.role = role.ok_or_else(|| A::Error::custom("the message has no `role`"))?;
-        message.reasoning_content = message.reasoning_content.or(told);
+        message.reasoning_content = message.reasoning_content.or(reasoning);
         message.content = message.content.or(refusal.map(Content::Text));
         if failed == Some(true) {
             message.content = message.content.map(Content::failed);

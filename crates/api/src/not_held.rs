@@ -26,19 +26,19 @@ pub struct NotHeldPart {
     /// Its kind, such as `web_search`, if the path does not show it.
     pub kind: Option<String>,
     /// Whether it is a preference whose effect an answer cannot show, such as an effort.
-    pub is_wish: bool,
+    pub is_preference: bool,
 }
 
 impl NotHeld {
     /// Adds the part at `path`, once.
     pub fn push(&mut self, path: impl AsRef<str>, kind: Option<&str>) {
         let (path, kind) = (excerpt(path.as_ref()), kind.map(excerpt));
-        self.add(NotHeldPart { path, kind, is_wish: false });
+        self.add(NotHeldPart { path, kind, is_preference: false });
     }
 
     /// Adds a preference at `path`, once. The header lists it, and no request is refused for it.
-    pub fn push_wish(&mut self, path: &str) {
-        self.add(NotHeldPart { path: excerpt(path), kind: None, is_wish: true });
+    pub fn push_preference(&mut self, path: &str) {
+        self.add(NotHeldPart { path: excerpt(path), kind: None, is_preference: true });
     }
 
     fn add(&mut self, part: NotHeldPart) {
@@ -116,9 +116,9 @@ mod tests {
         all.push("include", None);
         all.extend(&not_held);
         assert_eq!(all.parts().len(), 3);
-        all.push_wish("reasoning.effort");
+        all.push_preference("reasoning.effort");
         assert!(all.line().ends_with("pattern, reasoning.effort"), "{}", all.line());
-        assert_eq!(all.parts().iter().filter(|part| part.is_wish).count(), 1);
+        assert_eq!(all.parts().iter().filter(|part| part.is_preference).count(), 1);
     }
 
     #[test]

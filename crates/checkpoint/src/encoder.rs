@@ -20,7 +20,7 @@ use crate::{
     memory::longest_that_fits,
     pooling::Pooling,
     quantization::Quantization,
-    spec::{MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH},
+    spec::{MAX_HEADS, MAX_LAYERS, MAX_TOKENS, MAX_WIDTH},
     unread::unread,
 };
 
@@ -54,8 +54,8 @@ pub struct EncoderSpec {
 impl EncoderSpec {
     /// Reads the sizes by BERT's names. The rest is what most encoders have: GELU, and neither token types nor a head.
     fn read(config: &HfConfig, kind: EncoderKind) -> Result<Self> {
-        let hidden_size = config.bounded("hidden_size", MOST_WIDTH)?;
-        let heads = config.bounded("num_attention_heads", MOST_HEADS)?;
+        let hidden_size = config.bounded("hidden_size", MAX_WIDTH)?;
+        let heads = config.bounded("num_attention_heads", MAX_HEADS)?;
         // A head has a whole number of elements. It is checked here, where the configuration still knows the file's own names.
         if !hidden_size.is_multiple_of(heads) {
             return Err(config.unsupported(
@@ -66,12 +66,12 @@ impl EncoderSpec {
         }
         Ok(Self {
             kind,
-            vocab_size: config.bounded("vocab_size", MOST_TOKENS)?,
+            vocab_size: config.bounded("vocab_size", MAX_TOKENS)?,
             hidden_size,
-            num_layers: config.bounded("num_hidden_layers", MOST_LAYERS)?,
+            num_layers: config.bounded("num_hidden_layers", MAX_LAYERS)?,
             heads,
-            intermediate_size: config.bounded("intermediate_size", MOST_WIDTH)?,
-            max_positions: config.bounded("max_position_embeddings", MOST_TOKENS)?,
+            intermediate_size: config.bounded("intermediate_size", MAX_WIDTH)?,
+            max_positions: config.bounded("max_position_embeddings", MAX_TOKENS)?,
             token_types: 0,
             norm_eps: config.float("layer_norm_eps")?,
             act: Activation::Gelu,

@@ -32,7 +32,7 @@ use header::{Header, Place};
 /// Most values of a tensor that is read with the configuration: the divisors of the RoPE frequencies.
 // Llama 3.1's has 64 values, half of its head's width. The
 // bound keeps a damaged file from being read into memory whole.
-const MOST_DIVISORS: u64 = 1 << 12;
+const MAX_DIVISORS: u64 = 1 << 12;
 /// Fewest and most bytes of a header that are read at once.
 // The first piece holds the header of most small models. The upper bound limits memory,
 // and the growth limits the requests to a hub for a vocabulary of many megabytes.
@@ -268,7 +268,7 @@ impl Gguf {
     }
 
     /// Whether a tensor is a part of the configuration, or of a layer behind the `layers` that are computed, where the file has such.
-    pub(crate) fn is_beside(&self, name: &str, layers: usize) -> bool {
+    pub(crate) fn is_ignored(&self, name: &str, layers: usize) -> bool {
         let is_behind = || {
             let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next());
             layer.and_then(|layer| layer.parse().ok()).is_some_and(|layer: usize| layer >= layers)
@@ -290,7 +290,7 @@ impl Gguf {
         plain(&mut spec.final_norm.kind);
         for layer in &mut spec.layers {
             plain(&mut layer.norm.kind);
-            if let Mixer::Recurrence(net) = &mut layer.mixer {
+            if let Mixer::LinearAttention(net) = &mut layer.mixer {
                 // Tiled and grouped orders are the same where each key head has one value head.
                 let differ = net.value_heads > net.key_heads;
                 (net.log_rates, net.tiled) = (false, self.arch.tiled && differ);
@@ -314,7 +314,7 @@ impl Gguf {
         let Some(tensor) = self.tensors.get(name) else { return Ok(None) };
         let file = &self.files[tensor.file];
         let count = tensor.shape.iter().product::<usize>() as u64;
-        if tensor.kind != GgufType::F32 || count > MOST_DIVISORS {
+        if tensor.kind != GgufType::F32 || count > MAX_DIVISORS {
             let reason = format!("{name} is not a short vector of F32");
             return Err(Error::Gguf { file: file.clone(), reason });
         }

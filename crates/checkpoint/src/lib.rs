@@ -57,9 +57,9 @@ pub use rope::{QueryGrowth, RopeScaling, RopeSections, RopeSpec};
 pub use shard::Shard;
 pub use slot::{HeadAxis, Init, Slot, SlotInfo, SlotQuantization, SlotShard};
 pub use spec::{
-    AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, HeadSpec, KvKind, KvPlace,
-    LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec, PerLayerSpec, QkNormSpan,
-    QkNormSpec, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
+    AttentionSpec, EmbedSpec, ExpertsSpec, FfnSpec, GatingSpec, HeadSpec, KvKind, KvLayer,
+    LatentSpec, LayerSpec, LinearAttentionSpec, Mixer, MlpSpec, ModelSpec, NormKind, NormSpec,
+    PerLayerSpec, QkNormSpan, QkNormSpec, Residual, ShortConvSpec, UpdateRuleSpec,
 };
 pub use vision::{
     Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder,
@@ -425,11 +425,11 @@ impl Checkpoint {
             return self.vision().is_none_or(|spec| spec.may_skip(name));
         }
         weights::may_skip(&self.spec, name)
-            || self.arch.is_beside(name, self.spec.num_stored_layers())
+            || self.arch.is_ignored(name, self.spec.num_stored_layers())
             || self
                 .files
                 .gguf()
-                .is_some_and(|gguf| gguf.is_beside(name, self.spec.num_stored_layers()))
+                .is_some_and(|gguf| gguf.is_ignored(name, self.spec.num_stored_layers()))
             || self.quantization.as_ref().is_some_and(|quantization| quantization.may_skip(name))
     }
 
@@ -481,7 +481,7 @@ impl Checkpoint {
             .spec
             .quantized
             .values()
-            .any(|packed| packed.codes != candlepower_layout::QuantFormat::Table);
+            .any(|packed| packed.format != candlepower_layout::QuantFormat::Table);
         let rounded = scaled && matches!(dtype, None | Some(Dtype::Bf16));
         match device {
             DeviceKind::Cpu if rounded => device.kv_dtype(asked, Dtype::Bf16),

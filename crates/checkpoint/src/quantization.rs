@@ -179,7 +179,7 @@ impl Quantization {
             Some(Scheme::Fp8(_)) => {
                 ends_in(&OF_CACHE) || ends_in(&[".input_scale", ".activation_scale"])
             }
-            Some(Scheme::CompressedInt(ints)) => ends_in(&OF_CACHE) || ints.is_beside(name),
+            Some(Scheme::CompressedInt(ints)) => ends_in(&OF_CACHE) || ints.is_ignored(name),
             Some(Scheme::Nvfp4(_)) => {
                 ends_in(&OF_CACHE) || ends_in(&[".input_scale", ".input_global_scale"])
             }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::{
     Checkpoint,
     slot::SlotShard,
-    spec::{AttentionSpec, LayerSpec, Mixer, ModelSpec, QkNormSpan, RuleSpec},
+    spec::{AttentionSpec, LayerSpec, Mixer, ModelSpec, QkNormSpan, UpdateRuleSpec},
     weights::{SlotRows, TensorPlan},
 };
 
@@ -50,7 +50,7 @@ impl ModelSpec {
                     attention.heads = attention.heads.div_ceil(ranks);
                     attention.kv_heads = attention.kv_heads.div_ceil(ranks);
                 }
-                Mixer::Recurrence(net) => *net = net.shard(ranks),
+                Mixer::LinearAttention(net) => *net = net.shard(ranks),
                 Mixer::ShortConv(conv) => conv.channels = conv.channels.div_ceil(ranks),
             }
             for mlp in layer.ffn.mlps_mut() {
@@ -117,11 +117,11 @@ fn slot_rows(spec: &ModelSpec, shard: Shard, slot: &SlotRows, all: usize) -> Ran
         SlotShard::QNorm | SlotShard::KNorm if is_shared() => 0..all,
         SlotShard::QNorm => shard.part(all),
         SlotShard::KNorm => kv_heads(),
-        SlotShard::RecurrentNorm => {
-            let net = layer.and_then(LayerSpec::recurrence);
+        SlotShard::LinearAttnNorm => {
+            let net = layer.and_then(LayerSpec::linear_attention);
             match net.expect("recurrent slots are in such layers").rule {
-                RuleSpec::Delta => 0..all,
-                RuleSpec::Mamba2 { .. } => shard.part(all),
+                UpdateRuleSpec::Delta => 0..all,
+                UpdateRuleSpec::Mamba2 { .. } => shard.part(all),
             }
         }
     }

@@ -41,7 +41,7 @@ pub enum SlotShard {
     /// [`Self::KvHeads`] if each KV head has norm weights of its own, otherwise all of it.
     KNorm,
     /// All of it for a delta net, whose heads share their norm weights; equal numbers of rows for Mamba-2.
-    RecurrentNorm,
+    LinearAttnNorm,
     /// All rows, with an equal number of columns.
     Columns,
 }
@@ -291,40 +291,40 @@ slots! {
         /// Gate of the heads' output `[heads * head_dim, hidden]`.
         AttnGate => matrix(Rows, Projection).heads(HeadAxis::Rows),
         /// Queries of linear attention `[key_heads * key_dim, hidden]`.
-        RecurrentQ => matrix(Rows, Projection),
+        LinearAttnQ => matrix(Rows, Projection),
         /// Its keys `[key_heads * key_dim, hidden]`.
-        RecurrentK => matrix(Rows, Projection).into(Slot::RecurrentQ),
+        LinearAttnK => matrix(Rows, Projection).into(Slot::LinearAttnQ),
         /// Its values `[value_heads * value_dim, hidden]`.
-        RecurrentV => matrix(Rows, Projection).into(Slot::RecurrentQ),
+        LinearAttnV => matrix(Rows, Projection).into(Slot::LinearAttnQ),
         /// Gate of its output `[value_heads * value_dim, hidden]`.
-        RecurrentGate => matrix(Rows, Projection).into(Slot::RecurrentQ),
+        LinearAttnGate => matrix(Rows, Projection).into(Slot::LinearAttnQ),
         // Beta and decay have one row for each head: hardly any memory, and the state depends on their precision.
         /// Beta of each head `[value_heads, hidden]`.
-        RecurrentBeta => matrix(Rows, InFiles),
+        LinearAttnBeta => matrix(Rows, InFiles),
         /// Decay of each head's state `[value_heads, hidden]`.
-        RecurrentDecay => matrix(Rows, InFiles).into(Slot::RecurrentBeta),
+        LinearAttnDecay => matrix(Rows, InFiles).into(Slot::LinearAttnBeta),
         /// Output projection of linear attention `[hidden, value_heads * value_dim]`.
-        RecurrentOut => out(MixerOut),
+        LinearAttnOut => out(MixerOut),
         /// Conv kernel weights of queries `[key_heads * key_dim * kernel_size]`.
-        RecurrentConvQ => vector(Rows, Init::Conv),
+        LinearAttnConvQ => vector(Rows, Init::Conv),
         /// Conv kernel weights of keys `[key_heads * key_dim * kernel_size]`.
-        RecurrentConvK => vector(Rows, Init::Conv).into(Slot::RecurrentConvQ),
+        LinearAttnConvK => vector(Rows, Init::Conv).into(Slot::LinearAttnConvQ),
         /// Conv kernel weights of values `[value_heads * value_dim * kernel_size]`.
-        RecurrentConvV => vector(Rows, Init::Conv).into(Slot::RecurrentConvQ),
-        /// Logarithm of each head's decay rate `[value_heads]`, or the rate negated: see [`crate::RecurrenceSpec::log_rates`].
-        RecurrentLogRate => vector(Rows, Init::LogRate),
-        /// Bias of [`Self::RecurrentDecay`] `[value_heads]`.
-        RecurrentDecayBias => vector(Rows, Init::DecayBias),
+        LinearAttnConvV => vector(Rows, Init::Conv).into(Slot::LinearAttnConvQ),
+        /// Logarithm of each head's decay rate `[value_heads]`, or the rate negated: see [`crate::LinearAttentionSpec::log_rates`].
+        LinearAttnLogRate => vector(Rows, Init::LogRate),
+        /// Bias of [`Self::LinearAttnDecay`] `[value_heads]`.
+        LinearAttnDecayBias => vector(Rows, Init::DecayBias),
         /// Bias of the convolution of queries `[key_heads * key_dim]`.
-        RecurrentBiasQ => small(Rows),
+        LinearAttnBiasQ => small(Rows),
         /// Bias of the convolution of keys `[key_heads * key_dim]`.
-        RecurrentBiasK => small(Rows).into(Slot::RecurrentBiasQ),
+        LinearAttnBiasK => small(Rows).into(Slot::LinearAttnBiasQ),
         /// Bias of the convolution of values `[value_heads * value_dim]`.
-        RecurrentBiasV => small(Rows).into(Slot::RecurrentBiasQ),
+        LinearAttnBiasV => small(Rows).into(Slot::LinearAttnBiasQ),
         /// Factor of each head with which its values are added to its output `[value_heads]`.
-        RecurrentSkip => vector(Rows, Init::One),
+        LinearAttnSkip => vector(Rows, Init::One),
         /// Norm of each head's output `[value_dim]`, or of all of it `[value_heads * value_dim]`.
-        RecurrentNorm => vector(SlotShard::RecurrentNorm, Init::One),
+        LinearAttnNorm => vector(SlotShard::LinearAttnNorm, Init::One),
         /// Factor of a short convolution's `x` `[channels, hidden]`.
         ConvB => matrix(Rows, Projection),
         /// Gate of its output `[channels, hidden]`.

@@ -16,10 +16,10 @@ use crate::{
 
 mod activation;
 mod edits;
-mod recurrence;
+mod linear_attention;
 
 pub(crate) use activation::{activation, activation_of};
-pub use recurrence::{RecurrenceSpec, RuleSpec, ShortConvSpec};
+pub use linear_attention::{LinearAttentionSpec, ShortConvSpec, UpdateRuleSpec};
 
 /// A decoder-only language model, as data.
 #[derive(Clone, Debug, PartialEq)]
@@ -113,14 +113,14 @@ impl LayerSpec {
     pub fn attention(&self) -> Option<&AttentionSpec> {
         match &self.mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Recurrence(_) | Mixer::ShortConv(_) => None,
+            Mixer::LinearAttention(_) | Mixer::ShortConv(_) => None,
         }
     }
 
     /// Linear attention or an SSM, if the mixer is one.
-    pub fn recurrence(&self) -> Option<&RecurrenceSpec> {
+    pub fn linear_attention(&self) -> Option<&LinearAttentionSpec> {
         match &self.mixer {
-            Mixer::Recurrence(net) => Some(net),
+            Mixer::LinearAttention(net) => Some(net),
             Mixer::Attention(_) | Mixer::ShortConv(_) => None,
         }
     }
@@ -129,7 +129,7 @@ impl LayerSpec {
     pub fn short_conv(&self) -> Option<&ShortConvSpec> {
         match &self.mixer {
             Mixer::ShortConv(conv) => Some(conv),
-            Mixer::Attention(_) | Mixer::Recurrence(_) => None,
+            Mixer::Attention(_) | Mixer::LinearAttention(_) => None,
         }
     }
 
@@ -145,7 +145,7 @@ pub enum Mixer {
     /// Attention, which keeps keys and values of every token.
     Attention(Box<AttentionSpec>),
     /// A gated delta net or Mamba-2, which keep a state of one size.
-    Recurrence(RecurrenceSpec),
+    LinearAttention(LinearAttentionSpec),
     /// A gated short convolution, which keeps the few tokens that it sees.
     ShortConv(ShortConvSpec),
 }
@@ -289,9 +289,9 @@ impl KvKind {
     }
 }
 
-/// Position of an attention's keys and values.
+/// Layer of the KV cache that has an attention's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvPlace {
+pub struct KvLayer {
     /// Index into [`ModelSpec::kv_kinds`].
     pub kind: usize,
     /// Index of the layer in this cache.
@@ -389,7 +389,7 @@ pub struct ExpertsSpec {
     pub shared_gate: bool,
     /// The residual is normed separately for the router, the experts and the shared expert. The outputs of the latter two are normed
     /// before they are added up.
-    pub own_norms: bool,
+    pub separate_norms: bool,
 }
 
 /// Function from a router's scores to the weights of the chosen experts.
@@ -424,20 +424,20 @@ impl GatingSpec {
 }
 
 /// Bounds that no model comes near to, so that no arithmetic on their products overflows.
-pub(crate) const MOST_WIDTH: usize = 1 << 20;
-pub(crate) const MOST_HEADS: usize = 1 << 12;
-pub(crate) const MOST_HEAD_DIM: usize = 1 << 12;
-pub(crate) const MOST_LAYERS: usize = 1 << 12;
+pub(crate) const MAX_WIDTH: usize = 1 << 20;
+pub(crate) const MAX_HEADS: usize = 1 << 12;
+pub(crate) const MAX_HEAD_DIM: usize = 1 << 12;
+pub(crate) const MAX_LAYERS: usize = 1 << 12;
 /// Most experts of all layers together.
-const MOST_EXPERTS: usize = 1 << 16;
-pub(crate) const MOST_TOKENS: usize = 1 << 24;
+const MAX_EXPERTS: usize = 1 << 16;
+pub(crate) const MAX_TOKENS: usize = 1 << 24;
 
 impl ModelSpec {
     /// Llama as in `LlamaForCausalLM`: the base from which the other architectures state their
     /// differences.
     pub fn llama(c: &HfConfig) -> Result<Self> {
-        let hidden_size = c.bounded("hidden_size", MOST_WIDTH)?;
-        let heads = c.bounded("num_attention_heads", MOST_HEADS)?;
+        let hidden_size = c.bounded("hidden_size", MAX_WIDTH)?;
+        let heads = c.bounded("num_attention_heads", MAX_HEADS)?;
         let kv_heads = c.count_opt("num_key_value_heads")?.unwrap_or(heads);
         // transformers accepts other divisions and fails while it computes.
         if !heads.is_multiple_of(kv_heads) {
@@ -448,7 +448,7 @@ impl ModelSpec {
                 "a divisor of num_attention_heads",
             ));
         }
-        let head_dim = match c.bounded_opt("head_dim", MOST_HEAD_DIM)? {
+        let head_dim = match c.bounded_opt("head_dim", MAX_HEAD_DIM)? {
             Some(head_dim) => head_dim,
             None if hidden_size.is_multiple_of(heads) => hidden_size / heads,
             None => {
@@ -487,7 +487,7 @@ impl ModelSpec {
                 latent: None,
             })),
             ffn: FfnSpec::Dense(MlpSpec {
-                inner: c.bounded("intermediate_size", MOST_WIDTH)?,
+                inner: c.bounded("intermediate_size", MAX_WIDTH)?,
                 act: activation(c)?,
                 gated: true,
                 bias: c.flag_or("mlp_bias", false)?,
@@ -495,12 +495,12 @@ impl ModelSpec {
             scaled: false,
         };
         Ok(Self {
-            vocab_size: c.bounded("vocab_size", MOST_TOKENS)?,
+            vocab_size: c.bounded("vocab_size", MAX_TOKENS)?,
             hidden_size,
             max_model_len,
             max_positions,
             embed: EmbedSpec { scale: 1.0, rounded: false, positions: None },
-            layers: vec![layer; c.bounded("num_hidden_layers", MOST_LAYERS)?],
+            layers: vec![layer; c.bounded("num_hidden_layers", MAX_LAYERS)?],
             stored_apart: Vec::new(),
             final_norm: norm,
             head: HeadSpec {
@@ -565,7 +565,7 @@ impl ModelSpec {
 
     /// Where the keys and values of a layer's attention lie: of [`Self::kv_kinds`]' caches the layer that it, or the one whose keys it
     /// reads, writes to. `None` of a layer without attention.
-    pub fn kv_place(&self, layer: usize) -> Option<KvPlace> {
+    pub fn kv_layer(&self, layer: usize) -> Option<KvLayer> {
         let attention = self.layers[layer].attention()?;
         let owner = attention.keys_of.unwrap_or(layer);
         let before = self.layers[..owner].iter().filter_map(LayerSpec::attention);
@@ -573,7 +573,7 @@ impl ModelSpec {
         let kept = before.filter(|a| a.keys_of.is_none() && a.keeps(&attention.kv_kind()));
         let kinds = self.kv_kinds();
         let kind = kinds.iter().position(|kind| attention.keeps(kind))?;
-        Some(KvPlace { kind, layer: kept.count() })
+        Some(KvLayer { kind, layer: kept.count() })
     }
 
     /// The layer from which on all read the keys and values of others: what they make of a token is of no use to other tokens. The number of
@@ -584,8 +584,8 @@ impl ModelSpec {
     }
 
     /// The layers' linear attentions and SSMs, in order.
-    pub fn recurrences(&self) -> impl Iterator<Item = &RecurrenceSpec> {
-        self.layers.iter().filter_map(LayerSpec::recurrence)
+    pub fn linear_attentions(&self) -> impl Iterator<Item = &LinearAttentionSpec> {
+        self.layers.iter().filter_map(LayerSpec::linear_attention)
     }
 
     /// Number of layers with a recurrent state for each sequence; they are all of one kind.

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use splitting::byte_level;
 
 /// Bytes of a token beyond any real one: how merges are found takes the square of them.
-const MOST_BYTES: usize = 1024;
+const MAX_BYTES: usize = 1024;
 
 /// Reads a file of a model folder; `None` where there is none.
 pub(crate) type ReadFile<'a> = dyn Fn(&str) -> Result<Option<Vec<u8>>> + 'a;

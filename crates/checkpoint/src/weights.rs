@@ -8,8 +8,8 @@ use crate::{
     error::Result,
     quantization::{Mxfp4, Quantization, Recoded, Scheme, StoredTensor},
     spec::{
-        AttentionSpec, FfnSpec, LatentSpec, LayerSpec, Mixer, MlpSpec, ModelSpec, PerLayerSpec,
-        QkNormSpan, RecurrenceSpec, Residual, RuleSpec, ShortConvSpec,
+        AttentionSpec, FfnSpec, LatentSpec, LayerSpec, LinearAttentionSpec, Mixer, MlpSpec,
+        ModelSpec, PerLayerSpec, QkNormSpan, Residual, ShortConvSpec, UpdateRuleSpec,
     },
 };
 
@@ -328,7 +328,7 @@ pub(crate) fn plan_named(
             }
             (Take::ConvKernel, &[n]) => {
                 let kernel_size = match &spec.layer_of(&tensor.slots[0]).mixer {
-                    Mixer::Recurrence(net) => net.kernel_size,
+                    Mixer::LinearAttention(net) => net.kernel_size,
                     Mixer::ShortConv(conv) => conv.kernel_size,
                     Mixer::Attention(_) => unreachable!("only convolutions have such a kernel"),
                 };
@@ -345,7 +345,7 @@ pub(crate) fn plan_named(
             let heads = match &spec.layer_of(&tensor.slots[0]).mixer {
                 Mixer::Attention(a) if tensor.slots.iter().any(keys) => a.kv_heads,
                 Mixer::Attention(attention) => attention.heads,
-                Mixer::Recurrence(net) => net.key_heads,
+                Mixer::LinearAttention(net) => net.key_heads,
                 Mixer::ShortConv(_) => unreachable!("convolutions have no heads"),
             };
             tensor.slots = head_by_head(&tensor.slots, heads);
@@ -471,7 +471,7 @@ fn layer_slots(layer: &LayerSpec, hidden: usize, width: Option<usize>) -> Vec<(S
     }
     slots.extend(match &layer.mixer {
         Mixer::Attention(attention) => attention_slots(attention, hidden),
-        Mixer::Recurrence(net) => recurrence_slots(net, hidden),
+        Mixer::LinearAttention(net) => linear_attention_slots(net, hidden),
         Mixer::ShortConv(conv) => short_conv_slots(conv, hidden),
     });
     match &layer.ffn {
@@ -489,7 +489,7 @@ fn layer_slots(layer: &LayerSpec, hidden: usize, width: Option<usize>) -> Vec<(S
             if experts.gating.scales {
                 slots.push((Slot::RouterScales, vec![experts.count]));
             }
-            if experts.own_norms {
+            if experts.separate_norms {
                 let norms = [
                     Slot::RouterNorm,
                     Slot::ExpertsNorm,
@@ -592,41 +592,41 @@ fn latent_slots(a: &AttentionSpec, l: &LatentSpec, hidden: usize) -> Vec<(Slot, 
 }
 
 /// In the order in which tensors have the rows of several: that of Mamba-2 is the other way round.
-fn recurrence_slots(net: &RecurrenceSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
+fn linear_attention_slots(net: &LinearAttentionSpec, hidden: usize) -> Vec<(Slot, Vec<usize>)> {
     let (keys, values, heads) = (net.keys(), net.values(), net.value_heads);
     let matrix = |(slot, rows): (Slot, usize)| (slot, vec![rows, hidden]);
     let mut rows = [
-        (Slot::RecurrentQ, keys),
-        (Slot::RecurrentK, keys),
-        (Slot::RecurrentV, values),
-        (Slot::RecurrentGate, values),
+        (Slot::LinearAttnQ, keys),
+        (Slot::LinearAttnK, keys),
+        (Slot::LinearAttnV, values),
+        (Slot::LinearAttnGate, values),
     ];
     let mut convolved = [
-        (Slot::RecurrentConvQ, Slot::RecurrentBiasQ, keys),
-        (Slot::RecurrentConvK, Slot::RecurrentBiasK, keys),
-        (Slot::RecurrentConvV, Slot::RecurrentBiasV, values),
+        (Slot::LinearAttnConvQ, Slot::LinearAttnBiasQ, keys),
+        (Slot::LinearAttnConvK, Slot::LinearAttnBiasK, keys),
+        (Slot::LinearAttnConvV, Slot::LinearAttnBiasV, values),
     ];
     let of_rule = match net.rule {
-        RuleSpec::Delta => {
+        UpdateRuleSpec::Delta => {
             vec![
-                (Slot::RecurrentBeta, vec![heads, hidden]),
-                (Slot::RecurrentNorm, vec![net.value_dim]),
+                (Slot::LinearAttnBeta, vec![heads, hidden]),
+                (Slot::LinearAttnNorm, vec![net.value_dim]),
             ]
         }
-        RuleSpec::Mamba2 { .. } => {
+        UpdateRuleSpec::Mamba2 { .. } => {
             rows.reverse();
             convolved.reverse();
-            vec![(Slot::RecurrentSkip, vec![heads]), (Slot::RecurrentNorm, vec![values])]
+            vec![(Slot::LinearAttnSkip, vec![heads]), (Slot::LinearAttnNorm, vec![values])]
         }
     };
-    let has_bias = net.rule == RuleSpec::Mamba2 { conv_bias: true };
+    let has_bias = net.rule == UpdateRuleSpec::Mamba2 { conv_bias: true };
     let kernels = convolved.map(|(kernel, _, rows)| (kernel, vec![rows * net.kernel_size]));
     let biases = convolved.map(|(_, bias, rows)| (bias, vec![rows]));
     let others = [
-        (Slot::RecurrentDecay, vec![heads, hidden]),
-        (Slot::RecurrentOut, vec![hidden, values]),
-        (Slot::RecurrentLogRate, vec![heads]),
-        (Slot::RecurrentDecayBias, vec![heads]),
+        (Slot::LinearAttnDecay, vec![heads, hidden]),
+        (Slot::LinearAttnOut, vec![hidden, values]),
+        (Slot::LinearAttnLogRate, vec![heads]),
+        (Slot::LinearAttnDecayBias, vec![heads]),
     ];
     let all = rows.map(matrix).into_iter().chain(of_rule).chain(others).chain(kernels);
     all.chain(biases.into_iter().filter(|_| has_bias)).collect()

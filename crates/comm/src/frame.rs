@@ -21,9 +21,9 @@ use crate::error::{Error, Result};
 
 const HEADER: usize = 16;
 /// Bytes of the longest message. A step of thousands of sequences has a few megabytes.
-const MOST_BYTES: usize = 1 << 30;
+const MAX_BYTES: usize = 1 << 30;
 /// Bytes of a failure's reason that are read.
-const MOST_REASON: usize = 16 << 10;
+const MAX_REASON: usize = 16 << 10;
 
 /// A type of values that ranks exchange.
 pub trait Element: Pod {
@@ -160,8 +160,8 @@ impl Frame {
             Err(Error::Gone { .. }) => return Ok(None),
             found => found?.checked(link, rank, deadline)?,
         };
-        if !found.is(Op::Message) || found.bytes > MOST_BYTES {
-            let expected = format!("a message of at most {MOST_BYTES} bytes");
+        if !found.is(Op::Message) || found.bytes > MAX_BYTES {
+            let expected = format!("a message of at most {MAX_BYTES} bytes");
             return Err(Error::OutOfStep { rank, found: found.to_string(), expected });
         }
         let mut message = vec![0; found.bytes];
@@ -205,7 +205,7 @@ impl Frame {
             return Ok(self);
         }
         // The length comes from the other process, so it does not decide alone how much is allocated.
-        let mut reason = vec![0; self.bytes.min(MOST_REASON)];
+        let mut reason = vec![0; self.bytes.min(MAX_REASON)];
         link.read_exact(&mut reason).map_err(|error| explained(error, rank, deadline))?;
         Err(Error::Failed { rank, reason: String::from_utf8_lossy(&reason).into_owned() })
     }

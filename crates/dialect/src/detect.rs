@@ -96,8 +96,8 @@ fn reasoning_format(template: &ChatTemplate) -> Option<ReasoningFormat> {
     formats.find(|format| {
         // `<think>` belongs to `DeepseekR1` and to `Qwen3`. Only the latter may be found, so that an answer without
         // reasoning stays content.
-        let is_told = !format.format().is_always_there;
-        is_told
+        let is_optional = !format.format().is_always_there;
+        is_optional
             && format.marks().is_some_and(|(open, close)| {
                 let marks =
                     if format.format().is_close_common { &[open][..] } else { &[open, close] };

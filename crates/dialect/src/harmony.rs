@@ -135,7 +135,7 @@ impl HarmonyParser {
                 let least = rest.floor_char_boundary(rest.len().saturating_sub(MAX_SPACE_BYTES));
                 // White space at the end is dropped, up to the same limit as while the answer arrives. So the result
                 // does not depend on the pieces.
-                self.tell(body, &rest[..rest.trim_end().len().max(least)], events);
+                self.emit(body, &rest[..rest.trim_end().len().max(least)], events);
             }
             State::Between | State::Header => {}
         }
@@ -247,12 +247,12 @@ impl HarmonyParser {
             let least = self.held.floor_char_boundary(certain.saturating_sub(MAX_SPACE_BYTES));
             let certain = self.held[..certain].trim_end().len().max(least);
             let text: String = self.held.drain(..certain).collect();
-            self.tell(body, &text, events);
+            self.emit(body, &text, events);
             return false;
         };
         let least = self.held.floor_char_boundary(at.saturating_sub(MAX_SPACE_BYTES));
         let text = self.held[..self.held[..at].trim_end().len().max(least)].to_owned();
-        self.tell(body, &text, events);
+        self.emit(body, &text, events);
         if body == Body::Call {
             if self.arguments == Arguments::Empty {
                 events.call_arguments(self.num_calls, "{}");
@@ -265,7 +265,7 @@ impl HarmonyParser {
         self.go(taken, State::Between)
     }
 
-    fn tell(&mut self, body: Body, text: &str, events: &mut Events) {
+    fn emit(&mut self, body: Body, text: &str, events: &mut Events) {
         // Clients concatenate messages of a kind, so that they need a separator.
         let before = if self.is_new && self.said.contains(&body) { "\n\n" } else { "" };
         let before = if text.is_empty() { "" } else { before };

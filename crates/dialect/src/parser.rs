@@ -111,14 +111,14 @@ impl OutputParser {
         let mut events = Events::default();
         match &mut self.stages {
             Stages::Harmony(parser) => parser.push(text, &mut events),
-            Stages::Marked { reasoning: None, tools } => tell(tools, text, &mut events),
+            Stages::Marked { reasoning: None, tools } => emit(tools, text, &mut events),
             Stages::Marked { reasoning: Some(reasoning), tools } => {
                 let content = reasoning.push(text, &mut events);
                 // The model may still close the reasoning after the call. That mark would otherwise become content.
                 if let (Some(mark), Some(tools)) = (reasoning.take_unclosed(), &mut *tools) {
                     tools.leave_out(mark);
                 }
-                tell(tools, &content, &mut events);
+                emit(tools, &content, &mut events);
             }
         }
         self.without_frame(events.into_vec(), false)
@@ -150,7 +150,7 @@ impl OutputParser {
                 if let Some(reasoning) = reasoning {
                     // The reasoning ends first, because its held text may be content, in which a call may begin.
                     let content = reasoning.finish(&mut events);
-                    tell(tools, &content, &mut events);
+                    emit(tools, &content, &mut events);
                 }
                 if let Some(tools) = tools {
                     tools.finish(is_cut, &mut events);
@@ -169,7 +169,7 @@ impl OutputParser {
 }
 
 /// Parses content, which may contain calls.
-fn tell(tools: &mut Option<ToolParser>, content: &str, events: &mut Events) {
+fn emit(tools: &mut Option<ToolParser>, content: &str, events: &mut Events) {
     match tools {
         Some(tools) => tools.push(content, events),
         None => events.content(content),

@@ -57,7 +57,7 @@ enum State {
         marks: &'static Marks,
         function: usize,
         /// Names of the arguments so far.
-        told: BTreeSet<String>,
+        emitted: BTreeSet<String>,
         searched: usize,
     },
     /// After the arguments of a call.
@@ -169,13 +169,13 @@ impl ToolParser {
             // The mark counts only before the next call: one within a call's arguments is text.
             let before = certain + opened.unwrap_or(self.held.len() - certain);
             if let Some(at) = self.held[..before].find(mark) {
-                self.tell_content(at, events);
+                self.emit_content(at, events);
                 self.held.drain(..mark.len());
                 (self.stray, self.state) = (None, State::Space);
                 return Step::Again;
             }
         }
-        self.tell_content(certain, events);
+        self.emit_content(certain, events);
         match opened {
             // After this much white space, a call needs a mark.
             None if at_start && self.has_content && !self.held.is_empty() => Step::Again,
@@ -202,11 +202,11 @@ impl ToolParser {
         };
         if self.format.opens_at_start() && !self.has_content {
             let space = length - text.trim_start().len();
-            let told = before(space);
+            let emitted = before(space);
             return match (space == length, self.ended) {
                 (true, true) => (length, None),
-                (true, false) => (told, None),
-                (false, _) if told > 0 => (told, None),
+                (true, false) => (emitted, None),
+                (false, _) if emitted > 0 => (emitted, None),
                 (false, _) => (0, Some(space)),
             };
         }
@@ -236,9 +236,9 @@ impl ToolParser {
                 // The client cannot run an unknown function, so the call is content.
                 None => {
                     // The text after the head is parsed again as content, in which the next call may begin.
-                    let told = skipped + head.at;
+                    let emitted = skipped + head.at;
                     self.note_unknown(head.name);
-                    return self.no_call(told, events);
+                    return self.no_call(emitted, events);
                 }
             },
             Err(Stop::Wait) if !self.ended && self.held.len() - skipped < MAX_HELD_BYTES => {
@@ -266,7 +266,7 @@ impl ToolParser {
 
     /// Emits text that looked like the start of a call as content.
     fn no_call(&mut self, num_bytes: usize, events: &mut Events) -> Step {
-        self.tell_content(num_bytes, events);
+        self.emit_content(num_bytes, events);
         self.state = State::Content;
         Step::Again
     }
@@ -281,7 +281,7 @@ impl ToolParser {
     fn begin_arguments(&self, function: usize, in_object: bool) -> State {
         match self.format.arguments {
             Arguments::Elements(marks) => {
-                State::Elements { marks, function, told: BTreeSet::new(), searched: 0 }
+                State::Elements { marks, function, emitted: BTreeSet::new(), searched: 0 }
             }
             Arguments::Gemma(marks) => {
                 State::Translated { function, arguments: gemma4::Arguments::new(marks) }
@@ -346,7 +346,7 @@ impl ToolParser {
 
     /// Emits one argument, whose type is in the function's schema, or the end of the call.
     fn element(&mut self, events: &mut Events) -> Step {
-        let State::Elements { marks, function, told, searched } = &mut self.state else {
+        let State::Elements { marks, function, emitted, searched } = &mut self.state else {
             return Step::Enough;
         };
         let schema = self.functions[*function].parameters.as_ref();
@@ -357,7 +357,7 @@ impl ToolParser {
         }
         // A JSON string that never ends is not a string.
         let is_json = |key: &str| !Types::of_property(key, schema).have_string();
-        let may_follow = |key: &str| !told.contains(key) && is_property(key, schema);
+        let may_follow = |key: &str| !emitted.contains(key) && is_property(key, schema);
         let known = Known { ended, is_json: &is_json, may_follow: &may_follow };
         match marks.element(&self.held, searched, &known) {
             Ok(Element::Argument { key, value, is_string, end }) => {
@@ -365,16 +365,16 @@ impl ToolParser {
                     Some(true) => Value::from(value).to_string(),
                     _ => argument(key, value, schema),
                 };
-                let before = if told.is_empty() { "{" } else { ", " };
+                let before = if emitted.is_empty() { "{" } else { ", " };
                 let argument = format!("{before}{}: {value}", Value::from(key));
                 events.call_arguments(self.num_calls, &argument);
-                told.insert(key.to_owned());
+                emitted.insert(key.to_owned());
                 *searched = 0;
                 self.has_arguments = true;
                 self.held.drain(..end);
             }
             Ok(Element::End(end)) => {
-                let rest = if told.is_empty() { "{}" } else { "}" };
+                let rest = if emitted.is_empty() { "{}" } else { "}" };
                 events.call_arguments(self.num_calls, rest);
                 self.held.drain(..end);
                 self.state = self.end_call(false, events);
@@ -423,7 +423,7 @@ impl ToolParser {
         Step::Again
     }
 
-    fn tell_content(&mut self, num_bytes: usize, events: &mut Events) {
+    fn emit_content(&mut self, num_bytes: usize, events: &mut Events) {
         events.content(&self.held[..num_bytes]);
         self.held.drain(..num_bytes);
         self.has_content |= num_bytes > 0;

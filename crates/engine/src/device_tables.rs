@@ -233,7 +233,7 @@ impl SamplingTables {
             mask_row,
             top_logprobs: row.logprobs.map(|top| top as u32),
             seed: position.seed,
-            place: position.index,
+            output_index: position.index,
         });
     }
 
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_know_their_slots_and_who_drew_them() {
+    fn tokens_know_their_slots_and_who_sampled_them() {
         let tokens = [TokenSource::Id(4), TokenSource::PreviousRow(2)];
         let step = Step { rows: vec![row(0, 15, &tokens, 1)], ..Step::default() };
         let mut tables = InputTables::new(&step, 16);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_of_one_row_share_its_logits_and_chunks_hold_what_fits() {
+    fn samples_of_one_row_share_its_logits_and_chunks_hold_what_fits() {
         let rows = vec![
             row(0, 0, &[TokenSource::Id(1); 2], 3),
             row(1, 5, &[TokenSource::Id(1)], 0),

@@ -11,7 +11,7 @@ use candlepower_checkpoint::{
     Checkpoint, Counted as MemoryCounted, DeviceKind, DeviceMemory, Dtype, KvDtype, MemoryPlan,
     MemoryRequest, device_logits_rows,
 };
-use candlepower_gpu::MOST_LOGPROBS;
+use candlepower_gpu::MAX_LOGPROBS;
 use candlepower_models::{CacheSize, WorkspaceSize};
 use candlepower_scheduler::{
     BlockId, LogitsFor, Scheduler, SchedulerConfig, SeqId, StateSlot, Step, StepRow, TokenSource,
@@ -174,7 +174,7 @@ fn start_ranks(
         device: if model.device().is_cuda() { "cuda" } else { "cpu" }.into(),
         max_logprobs: match device {
             RankDevice::Cpu => None,
-            RankDevice::Reference | RankDevice::Gpu => Some(MOST_LOGPROBS),
+            RankDevice::Reference | RankDevice::Gpu => Some(MAX_LOGPROBS),
         },
         num_threads: host.threads.iter().map(|threads| threads.count).sum(),
         vision: checkpoint.vision().filter(|_| model.takes_images()).cloned().map(Arc::new),

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-const MOST_CPU: Duration = Duration::from_secs(2);
+const MAX_CPU: Duration = Duration::from_secs(2);
 /// Limit of elapsed time. A longer round waits for an event that never comes, however busy the machine is.
-const MOST_WALL: Duration = Duration::from_secs(60);
+const MAX_WALL: Duration = Duration::from_secs(60);
 /// Limit of memory in use beyond that before the first round.
-const MOST_BYTES: u64 = 512 << 20;
+const MAX_BYTES: u64 = 512 << 20;
 /// Limit of reserved memory, used or not. More means that the parser has believed a size in its input.
-const MOST_RESERVED_BYTES: u64 = 8 << 30;
+const MAX_RESERVED_BYTES: u64 = 8 << 30;
 /// A shorter round cannot have filled so much memory.
 const TOO_SHORT_TO_FILL: Duration = Duration::from_millis(1);
 
@@ -72,11 +72,11 @@ impl Watch {
         let began = (*self.round.lock().unwrap_or_else(PoisonError::into_inner))?;
         // Time of processors is limited tightly, since other targets and tests compete for the same cores.
         let (wall, cpu) = (began.at.elapsed(), cpu_time().saturating_sub(began.cpu));
-        if cpu > MOST_CPU {
-            return Some(format!("takes more than {MOST_CPU:?} of processors"));
+        if cpu > MAX_CPU {
+            return Some(format!("takes more than {MAX_CPU:?} of processors"));
         }
-        if wall > MOST_WALL {
-            return Some(format!("takes more than {MOST_WALL:?}"));
+        if wall > MAX_WALL {
+            return Some(format!("takes more than {MAX_WALL:?}"));
         }
         // Reading the peaks takes longer than most rounds.
         if wall < least {
@@ -85,11 +85,11 @@ impl Watch {
         let (before, peak) =
             (*self.before.lock().unwrap_or_else(PoisonError::into_inner), Memory::peak());
         let used = peak.used.saturating_sub(before.used);
-        if used > MOST_BYTES {
+        if used > MAX_BYTES {
             return Some(format!("uses {} MiB of memory", used >> 20));
         }
         let reserved = peak.reserved.saturating_sub(before.reserved);
-        (reserved > MOST_RESERVED_BYTES)
+        (reserved > MAX_RESERVED_BYTES)
             .then(|| format!("reserves {} MiB of memory", reserved >> 20))
     }
 }
@@ -123,7 +123,7 @@ mod tests {
         watch.forget_peak();
         watch.begin(0);
         assert_eq!(watch.running_excess(), None);
-        let filled = vec![1_u8; MOST_BYTES as usize + (64 << 20)];
+        let filled = vec![1_u8; MAX_BYTES as usize + (64 << 20)];
         let excess = watch.end();
         assert!(excess.is_some_and(|excess| excess.contains("of memory")), "{}", filled.len());
     }
@@ -134,7 +134,7 @@ mod tests {
         watch.begin(0);
         let began = Instant::now();
         while watch.running_excess().is_none() {
-            assert!(began.elapsed() < MOST_WALL, "nothing was seen");
+            assert!(began.elapsed() < MAX_WALL, "nothing was seen");
         }
         assert!(watch.end().is_some());
         assert_eq!(watch.running_excess(), None, "between two rounds");

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::operands::code_place;
+use crate::operands::quant_index;
 use candlepower_kernels::operands::OfExperts;
 use candlepower_kernels::sampling::{Penalties, SamplingRow, sample_row_reference};
 use candlepower_kernels::{
@@ -220,26 +220,26 @@ fn parts_cover_a_length_once_and_in_order() {
 }
 
 #[test]
-fn codes_lie_where_the_packed_matrix_has_them() {
-    let host = Host::load("codes");
-    type CodePlace = extern "C" fn(i32, i32, i32, i32, *mut i32) -> u64;
+fn quantized_weights_lie_where_the_packed_matrix_has_them() {
+    let host = Host::load("quants");
+    type QuantIndex = extern "C" fn(i32, i32, i32, i32, *mut i32) -> u64;
     // SAFETY: the type is that of host.cpp.
-    let place: CodePlace = unsafe { host.function("host_code_place") };
-    type PlaceAfter = extern "C" fn(i32, i32, i32, i32, i32, *mut i32) -> u64;
+    let index: QuantIndex = unsafe { host.function("host_quant_index") };
+    type IndexAfter = extern "C" fn(i32, i32, i32, i32, i32, *mut i32) -> u64;
     // SAFETY: the type is that of host.cpp.
-    let after: PlaceAfter = unsafe { host.function("host_place_after") };
+    let after: IndexAfter = unsafe { host.function("host_index_after") };
     for (outputs, columns) in [(1usize, 1usize), (16, 64), (33, 200), (48, 129)] {
         for bits in [4, 8] {
-            let codes = outputs.next_multiple_of(16) * columns.next_multiple_of(64);
-            let mut taken = vec![0u32; codes * bits / 32];
+            let quants = outputs.next_multiple_of(16) * columns.next_multiple_of(64);
+            let mut taken = vec![0u32; quants * bits / 32];
             for output in 0..outputs {
                 for column in 0..columns {
                     let mut shift = 0;
                     let ints = [output, column, columns, bits].map(|number| number as i32);
-                    let word = place(ints[0], ints[1], ints[2], ints[3], &mut shift);
+                    let word = index(ints[0], ints[1], ints[2], ints[3], &mut shift);
                     let found = (word as usize, shift as usize);
-                    assert_eq!(found, code_place(output, column, columns, bits));
-                    // Kernels compute the place of a column that is a multiple of 8, and reach the next seven
+                    assert_eq!(found, quant_index(output, column, columns, bits));
+                    // Kernels compute the index of a column that is a multiple of 8, and reach the next seven
                     // from there.
                     let (first, i) = (ints[1] / 8 * 8, ints[1] % 8);
                     let word = after(ints[0], first, i, ints[2], ints[3], &mut shift);
@@ -348,7 +348,7 @@ fn tiles_of_experts_cover_their_rows_and_chunks_lie_in_different_banks() {
 }
 
 /// A row of the sampler's table, in the order of `SamplerRow::words`.
-fn words(params: &SamplingRow<'_>, seed: u64, place: u32) -> [u32; 16] {
+fn words(params: &SamplingRow<'_>, seed: u64, output_index: u32) -> [u32; 16] {
     let penalty = |f: fn(&Penalties<'_>) -> f32, default: f32| {
         params.penalties.as_ref().map_or(default, f).to_bits()
     };
@@ -366,7 +366,7 @@ fn words(params: &SamplingRow<'_>, seed: u64, place: u32) -> [u32; 16] {
         0,
         0,
         u32::MAX,
-        place,
+        output_index,
         seed as u32,
         (seed >> 32) as u32,
     ]
@@ -376,7 +376,7 @@ type HostSample =
     extern "C" fn(*mut f32, i32, *const [u32; 16], *const u32, *const u32, i32) -> u32;
 
 #[test]
-fn draws_are_those_of_the_sampling_reference() {
+fn samples_are_those_of_the_sampling_reference() {
     let host = Host::load("sampling");
     // SAFETY: the types are those of host.cpp.
     let (sample, uniform) = unsafe {
@@ -425,8 +425,8 @@ fn draws_are_those_of_the_sampling_reference() {
             .collect();
         let counts = params.penalties.map_or(std::ptr::null(), |_| counts.as_ptr());
         let mask = params.mask.map_or(std::ptr::null(), <[u32]>::as_ptr);
-        let drawn = sample(logits.as_mut_ptr(), vocab, &row, counts, mask, mask_words as i32);
-        assert_eq!((drawn != u32::MAX).then_some(drawn), expected, "case {case}: {params:?}");
+        let sampled = sample(logits.as_mut_ptr(), vocab, &row, counts, mask, mask_words as i32);
+        assert_eq!((sampled != u32::MAX).then_some(sampled), expected, "case {case}: {params:?}");
     }
     let mean = uniforms.iter().sum::<f64>() / uniforms.len() as f64;
     assert!((mean - 0.5).abs() < 0.02 && uniforms.iter().all(|u| (0.0..1.0).contains(u)));

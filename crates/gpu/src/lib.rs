@@ -21,7 +21,7 @@ mod tests;
 pub use candlepower_kernels::{Error, Result};
 pub use operands::{
     AttentionSpec, AttentionStep, ExpertMatrices, HeadPadding, LatentsToCache, LaunchShape,
-    LayerNorm, MOST_LOGPROBS, Matrix, NO_SLOT, NormWeight, PackedMatrix, PagedCache, PagedLayer,
+    LayerNorm, MAX_LOGPROBS, Matrix, NO_SLOT, NormWeight, PackedMatrix, PagedCache, PagedLayer,
     PlanCapacity, QkNorm, QkNormOperands, QkvToCache, RECURRENT_KEY_DIMS, REPORT_HEAD, RmsNorm,
     Routing, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables,
     TokenCounts, ValueNorm,
@@ -29,6 +29,6 @@ pub use operands::{
 pub use ops::{
     AttentionPlan, Graph, HostBlocks, Matmul, Readback, Staging, activation, activation_times, add,
     add_rms_norm, combine_experts, copy_states, embedding, expert_product, gated_activation,
-    gather_rows, head_product, latents_to_cache, layer_norm, qkv_to_cache, recurrence,
+    gather_rows, head_product, latents_to_cache, layer_norm, linear_attention, qkv_to_cache,
     resolve_tokens, rms_norm, route, sample, scale_and_cap, short_conv, sigmoid_gate, square_sums,
 };

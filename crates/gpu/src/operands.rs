@@ -3,11 +3,11 @@
 mod attention;
 mod experts;
 mod latent;
+mod linear_attention;
 mod norm;
 mod packed;
 mod paged_cache;
 mod qkv;
-mod recurrence;
 mod sampling;
 mod state;
 
@@ -21,16 +21,16 @@ pub use experts::{ExpertMatrices, Routing};
 pub(crate) use experts::{ExpertTable, tile_rows};
 pub use latent::LatentsToCache;
 pub(crate) use latent::{HEAD_PRODUCT, HeadShape, LATENTS, LatentShape};
+pub(crate) use linear_attention::{GATE_AXES, SIGMOID_GATE, gate_dims};
 pub use norm::{LayerNorm, NormWeight, RmsNorm};
-pub(crate) use packed::{E2M1_FACTOR, code_place};
+pub(crate) use packed::{E2M1_FACTOR, quant_index};
 pub use packed::{HeadPadding, Matrix, PackedMatrix};
 pub use paged_cache::{PagedCache, PagedLayer};
 pub use qkv::{NO_SLOT, QkNorm, QkNormOperands, QkvToCache, ValueNorm};
 pub(crate) use qkv::{QKV_AXES, QkvShape, SQUARE_SUMS, head_dim_of};
-pub(crate) use recurrence::{GATE_AXES, SIGMOID_GATE, gate_dims};
 pub(crate) use sampling::{FROM_PROMPT, NONE};
 pub use sampling::{
-    MOST_LOGPROBS, REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch,
+    MAX_LOGPROBS, REPORT_HEAD, SamplerRow, SamplingBatch, SamplingOutput, SamplingScratch,
     TokenCounts,
 };
 pub(crate) use state::{INPUTS_AXES, MATRICES_AXES};

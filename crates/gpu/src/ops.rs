@@ -4,11 +4,11 @@ mod attention;
 mod experts;
 mod graph;
 mod latent;
+mod linear_attention;
 mod matmul;
 mod packed;
 mod paged_cache;
 mod qkv;
-mod recurrence;
 mod reference;
 mod rows;
 mod sampling;
@@ -20,10 +20,10 @@ pub use attention::AttentionPlan;
 pub use experts::{combine_experts, expert_product, route};
 pub use graph::Graph;
 pub use latent::{head_product, latents_to_cache};
+pub use linear_attention::{linear_attention, sigmoid_gate};
 pub use matmul::Matmul;
 pub use paged_cache::HostBlocks;
 pub use qkv::{qkv_to_cache, square_sums};
-pub use recurrence::{recurrence, sigmoid_gate};
 pub use rows::{
     activation, activation_times, add, add_rms_norm, embedding, gated_activation, gather_rows,
     layer_norm, resolve_tokens, rms_norm, scale_and_cap,

@@ -9,9 +9,10 @@ use candlepower_kernels::sampling::{
     Penalties, SamplingRow, logprobs_of, sample_row_reference, uniform,
 };
 use candlepower_kernels::{
-    Activation, Experts, Gating, KvCacheConfig, OffsetForm, Offsets, QuantFormat, QuantizedRows,
-    Recurrence, RecurrenceDims, RopeStyle, RopeTable, Rule, ScaleForm, SequenceState, SparseRows,
-    StateConfig, Weight, WeightRows, experts_reference, recurrence_reference,
+    Activation, Experts, Gating, KvCacheConfig, LinearAttention, LinearAttentionDims, OffsetForm,
+    Offsets, QuantFormat, QuantizedRows, RopeStyle, RopeTable, ScaleForm, SequenceState,
+    SparseRows, StateConfig, UpdateRule, Weight, WeightRows, experts_reference,
+    linear_attention_reference,
 };
 
 use super::*;
@@ -35,13 +36,13 @@ fn row(temperature: f32, top: Option<u32>) -> SamplerRow {
         mask_row: Some(1),
         top_logprobs: top,
         seed: 1 << 40 | 9,
-        place: 3,
+        output_index: 3,
     }
 }
 
 /// Samples with all parameters that a row can have, and the effect of the first sample's count on the next.
 #[test]
-fn a_draw_reads_its_own_tables_and_is_counted() {
+fn a_sample_reads_its_own_tables_and_is_counted() {
     let vocab = 40;
     let logits: Vec<f32> = (0..2 * vocab).map(|i| ((i * 37) % 23) as f32 / 4.0).collect();
     let tensor = Tensor::from_slice(&logits, (2, vocab), &Device::Cpu).unwrap();
@@ -69,7 +70,7 @@ fn a_draw_reads_its_own_tables_and_is_counted() {
         };
         sample_row_reference(&logits[vocab..], &params).unwrap()
     };
-    let draw = || {
+    let sample = || {
         let table = row(0.8, Some(2)).words();
         let padding = SamplerRow { logits_row: None, ..row(0.0, None) }.words();
         let batch = SamplingBatch {
@@ -84,7 +85,7 @@ fn a_draw_reads_its_own_tables_and_is_counted() {
         let report: Vec<Vec<u32>> = out.report.to_vec2().unwrap();
         (out.token_ids.to_vec1::<u32>().unwrap(), report)
     };
-    let (tokens, report) = draw();
+    let (tokens, report) = sample();
     assert_eq!(tokens, [wanted(&seen), u32::MAX]);
     assert_eq!(report[1], [u32::MAX; 9]);
     let own = Tensor::from_slice(&logits[vocab..], (1, vocab), &Device::Cpu).unwrap();
@@ -94,9 +95,9 @@ fn a_draw_reads_its_own_tables_and_is_counted() {
     assert_eq!(report[0][7..], [u32::MAX; 2]);
     let mut seen = seen;
     *seen.entry(tokens[0]).or_default() += 1;
-    assert_eq!(draw().0[0], wanted(&seen), "the first draw counts");
+    assert_eq!(sample().0[0], wanted(&seen), "the first sample counts");
     counts.reset(&integers(&[1], &[1])).unwrap();
-    assert_eq!(draw().0[0], wanted(&HashMap::new()), "counts begin anew");
+    assert_eq!(sample().0[0], wanted(&HashMap::new()), "counts begin anew");
 }
 
 #[test]
@@ -176,27 +177,27 @@ fn blocks_are_brought_out_and_back_in_every_layer() {
 /// The device's form of a quantized weight dequantizes to the same values, bit for bit, also with inputs in another
 /// order and with padding.
 #[test]
-fn packed_codes_mean_the_numbers_of_the_weight() {
+fn packed_matrices_have_the_dequantized_values_of_the_weight() {
     let kinds = {
         use QuantFormat::{E2m1, E4m3, Table, U2, U3, U4, U5, U6, U8};
         [U2, U3, U4, U5, U6, U8, E4m3, E2m1, Table]
     };
-    for codes in kinds {
+    for format in kinds {
         for (n, k, group) in [(1usize, 6usize, 6), (40, 96, 16), (33, 150, 48), (16, 64, 64)] {
-            let group = if codes == QuantFormat::Table { k } else { group };
+            let group = if format == QuantFormat::Table { k } else { group };
             // Without bit 3 of the largest E4M3 value there is no NaN.
-            let most = if codes == QuantFormat::E4m3 { 0x77 } else { codes.most() };
+            let most = if format == QuantFormat::E4m3 { 0x77 } else { format.most() };
             let bytes: Vec<u8> = (0..n * k).map(|i| (i * 37 % 251) as u8 & most).collect();
-            let count = if codes == QuantFormat::Table { n * 16 } else { n * k.div_ceil(group) };
+            let count = if format == QuantFormat::Table { n * 16 } else { n * k.div_ceil(group) };
             let scales: Vec<f32> = (0..count).map(|i| (i % 13) as f32 / 7.0 - 0.9).collect();
-            let mins: Vec<f32> = match codes {
+            let mins: Vec<f32> = match format {
                 QuantFormat::Table => Vec::new(),
                 _ => (0..count).map(|i| (i % 5) as f32 / 3.0).collect(),
             };
             let order: Vec<u32> = (0..k as u32).rev().collect();
             let inputs = Some(&order[..]);
             let rows = QuantizedRows {
-                codes,
+                codes: format,
                 group,
                 bytes: &bytes,
                 scales: &scales,
@@ -205,7 +206,7 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
                 inputs,
             };
             let mut builder =
-                Weight::quantized_builder(n, k, codes, group, ScaleForm::F32).unwrap();
+                Weight::quantized_builder(n, k, format, group, ScaleForm::F32).unwrap();
             builder.write_quantized(0, rows).unwrap();
             let starts: Vec<u32> = (0..=n as u32).collect();
             let (inputs, numbers) = (vec![3; n], vec![0.5; n]);
@@ -214,7 +215,7 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
             let weight = builder.finish().unwrap();
             for heads in [None, Some(HeadPadding { len: 2, padded: 5 })] {
                 let packed = PackedMatrix::new(&weight, heads, &Device::Cpu).unwrap();
-                let found = packed.numbers().unwrap();
+                let found = packed.dequantized().unwrap();
                 let mut want = vec![0.0; k];
                 for (row, found) in found.chunks_exact(found.len() / n).enumerate() {
                     weight.read_row(row, &mut want);
@@ -226,7 +227,7 @@ fn packed_codes_mean_the_numbers_of_the_weight() {
                     };
                     let mut left = found.to_vec();
                     for (input, number) in want.iter().enumerate().map(padded) {
-                        assert_eq!(left[input], number, "{codes:?} [{n}, {k}] row {row}");
+                        assert_eq!(left[input], number, "{format:?} [{n}, {k}] row {row}");
                         left[input] = 0.0;
                     }
                     assert!(left.iter().all(|number| *number == 0.0), "between heads");
@@ -346,8 +347,8 @@ fn views_in_the_midst_of_a_vector_are_refused() {
 /// Sequences that start and sequences that continue, in pools of all dtypes, together with padding and with invalid
 /// sequences.
 #[test]
-fn recurrences_keep_the_states_of_their_sequences() {
-    let dims = RecurrenceDims {
+fn linear_attention_keeps_the_states_of_their_sequences() {
+    let dims = LinearAttentionDims {
         key_heads: 1,
         value_heads: 2,
         tiled: false,
@@ -360,13 +361,13 @@ fn recurrences_keep_the_states_of_their_sequences() {
         let numbers = (0..count).map(|i| ((i * 37 + seed) % 29) as f32 / 16.0 - 0.875);
         Tensor::from_vec(numbers.collect::<Vec<f32>>(), dims, &Device::Cpu).unwrap()
     };
-    let net = Recurrence {
+    let net = LinearAttention {
         dims,
         conv: numbers(&[dims.channels(), 4], 1),
         conv_bias: None,
         a_log: numbers(&[2], 2),
         dt_bias: numbers(&[2], 3),
-        rule: Rule::Delta { norm: numbers(&[32], 4), eps: 1e-6 },
+        rule: UpdateRule::Delta { norm: numbers(&[32], 4), eps: 1e-6 },
     };
     let config = StateConfig { num_layers: 2, num_slots: 3, dims: dims.into() };
     let flat = |tensor: &Tensor| -> Vec<f32> {
@@ -391,13 +392,13 @@ fn recurrences_keep_the_states_of_their_sequences() {
                 slots: &integers(slots, &[slots.len()]),
                 positions: &integers(&positions, &[tokens]),
             };
-            recurrence(input, gates, &net, &pool, 1, &tables, &out).unwrap();
+            linear_attention(input, gates, &net, &pool, 1, &tables, &out).unwrap();
             flat(&out)
         };
         let mut state = SequenceState::zeros(&dims);
         let mut want = |[input, gates]: &[Tensor; 2], tokens: std::ops::Range<usize>| {
             let of = |rows: &Tensor| flat(&rows.narrow(0, tokens.start, tokens.len()).unwrap());
-            let want = recurrence_reference(&of(input), &of(gates), &net, &mut state);
+            let want = linear_attention_reference(&of(input), &of(gates), &net, &mut state);
             flat(
                 &Tensor::from_vec(want.unwrap(), tokens.len() * 64, &Device::Cpu)
                     .unwrap()
@@ -424,8 +425,8 @@ fn recurrences_keep_the_states_of_their_sequences() {
         assert!(flat(&pool.layer("test", 1).unwrap().inputs)[..3 * 128].iter().all(|x| *x == 0.0));
     }
     for (wrong, parameter) in [
-        (RecurrenceDims { key_dim: 48, ..dims }, "key_dim"),
-        (RecurrenceDims { value_dim: 288, ..dims }, "value_dim"),
+        (LinearAttentionDims { key_dim: 48, ..dims }, "key_dim"),
+        (LinearAttentionDims { value_dim: 288, ..dims }, "value_dim"),
     ] {
         let config = StateConfig { dims: wrong.into(), ..config };
         let error = StatePool::new(config, DType::BF16, &Device::Cpu).unwrap_err();
@@ -584,7 +585,7 @@ fn sums_have_factors_and_activations_too() {
 
 /// Weights of [`QuantFormat::Iq4`] dequantize on a device like unsigned 8-bit weights with a zero point of 128.
 #[test]
-fn iq4_codes_are_those_of_eight_bits() {
+fn iq4_values_are_those_of_eight_bits() {
     let bytes: Vec<u8> = (0..64).map(|i| i * 7 % 16).collect();
     let (k, scales) = (32, [0.25, -0.5]);
     let rows = QuantizedRows {
@@ -598,16 +599,16 @@ fn iq4_codes_are_those_of_eight_bits() {
     };
     let expected = rows.numbers(k).unwrap();
     let form = |mins| ScaleForm { mins, ..ScaleForm::F32 };
-    for (codes, mins) in [
+    for (format, mins) in [
         (QuantFormat::Iq4, OffsetForm::None),
         (QuantFormat::U8, OffsetForm::Own),
         (QuantFormat::U8, OffsetForm::ZeroPoint(128)),
         (QuantFormat::U8, OffsetForm::ZeroPoints),
     ] {
-        let mut builder = Weight::quantized_builder(2, k, codes, 32, form(mins)).unwrap();
+        let mut builder = Weight::quantized_builder(2, k, format, 32, form(mins)).unwrap();
         builder.write_quantized(0, rows).unwrap();
         let packed = PackedMatrix::new(&builder.finish().unwrap(), None, &Device::Cpu).unwrap();
-        assert_eq!(packed.numbers().unwrap(), expected, "{codes:?} {mins:?}");
+        assert_eq!(packed.dequantized().unwrap(), expected, "{format:?} {mins:?}");
     }
 }
 

@@ -322,7 +322,7 @@ fn a_forced_token_is_the_only_one_allowed() {
     for (seed, constraint) in (0..40).flat_map(|seed| constraints.iter().map(move |c| (seed, c))) {
         let mut grammar = compiler.compile(constraint).unwrap();
         let mut library = grammar.matcher().deep_clone();
-        let mut draws = (seed..).map(|draw: usize| draw.wrapping_mul(7919) >> 3);
+        let mut picks = (seed..).map(|pick: usize| pick.wrapping_mul(7919) >> 3);
         while !grammar.is_finished() {
             let mask = grammar.clone().allowed().unwrap();
             let allowed: Vec<u32> = (0..320).filter(|id| mask.allows(*id)).collect();
@@ -334,7 +334,7 @@ fn a_forced_token_is_the_only_one_allowed() {
                 assert!(mask.allows_only(&[1, forced, forced]) && !mask.allows_only(&[1]));
                 num_forced += 1;
             }
-            let token = forced.unwrap_or_else(|| allowed[draws.next().unwrap() % allowed.len()]);
+            let token = forced.unwrap_or_else(|| allowed[picks.next().unwrap() % allowed.len()]);
             if token == EOS {
                 break;
             }

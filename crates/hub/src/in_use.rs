@@ -32,14 +32,14 @@ impl InUse {
     /// Marks a commit as in use. Waits while another process removes it.
     pub(crate) async fn mark(lock: &Path) -> Self {
         let Some(file) = open(lock) else { return Self { file: None } };
-        let mut is_told = false;
+        let mut is_logged = false;
         loop {
             match file.try_lock_shared() {
                 Err(TryLockError::WouldBlock) => {
-                    if !is_told {
+                    if !is_logged {
                         tracing::info!("waiting for another process that removes this model");
                     }
-                    is_told = true;
+                    is_logged = true;
                     sleep(LOOK_AGAIN).await;
                 }
                 // A file system without locks has no way to mark.

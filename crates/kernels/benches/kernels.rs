@@ -2,7 +2,7 @@
 //!
 //! Prints, per shape, the median and the best of many runs: GFLOP/s of arithmetic, GB/s of weights read. Weights
 //! rotate through a quarter of a gigabyte, so that they come from memory as in a real model. Arguments after `--`
-//! choose sections: `machine`, `linear`, `codes`, `gated`, `attention`, `rows`, `recurrence`, `sampling`.
+//! choose sections: `machine`, `linear`, `quantized`, `gated`, `attention`, `rows`, `linear_attention`, `sampling`.
 //! `RAYON_NUM_THREADS` sets the number of threads.
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{
-    Activation, AttentionMetadata, Blocks, Dtype, KvCache, KvCacheConfig, OffsetForm, Offsets,
-    PagedAttention, QuantFormat, QuantizedRows, Recurrence, RecurrenceDims, RecurrentState, Rule,
-    ScaleForm, StateConfig, StateRows, SubScaleForm, SubScales, Weight, WeightRows, add_rms_norm,
-    cpu_features, gated_activation, gated_linear, linear, paged_attention, recurrence,
-    reshape_and_cache,
+    Activation, AttentionMetadata, Blocks, Dtype, KvCache, KvCacheConfig, LinearAttention,
+    LinearAttentionDims, OffsetForm, Offsets, PagedAttention, QuantFormat, QuantizedRows,
+    RecurrentState, ScaleForm, StateConfig, StateRows, SubScaleForm, SubScales, UpdateRule, Weight,
+    WeightRows, add_rms_norm, cpu_features, gated_activation, gated_linear, linear,
+    linear_attention, paged_attention, reshape_and_cache,
     sampling::{SamplingRow, sample},
 };
 use rayon::prelude::*;
@@ -37,8 +37,8 @@ fn main() {
     if wanted("linear") {
         linears();
     }
-    if wanted("codes") {
-        coded_linears();
+    if wanted("quantized") {
+        quantized_linears();
     }
     if wanted("gated") {
         gated_linears();
@@ -49,8 +49,8 @@ fn main() {
     if wanted("rows") {
         row_wise();
     }
-    if wanted("recurrence") {
-        recurrences();
+    if wanted("linear_attention") {
+        linear_attentions();
     }
     if wanted("sampling") {
         samplings();
@@ -188,14 +188,14 @@ fn linears() {
 
 /// Quantized weights of several formats, whose scales have the form that is stored. Some formats are repeated with
 /// scales and offsets of each group in f32, to show the cost of unpacking scales.
-fn coded_linears() {
+fn quantized_linears() {
     let single = |dtype, mins| ScaleForm { dtype, mins, blocks: None };
     let blocks = |mins, multiples| {
         let blocks = Some(Blocks { columns: 256, multiples });
         ScaleForm { dtype: Dtype::F16, mins, blocks }
     };
     let plain = ScaleForm::F32;
-    for (format, codes, group, form, short) in [
+    for (name, format, group, form, short) in [
         ("AWQ", QuantFormat::U4, 128, single(Dtype::F16, OffsetForm::ZeroPoints), 896),
         ("AWQ, f32", QuantFormat::U4, 128, plain, 896),
         ("Q8_0", QuantFormat::U8, 32, single(Dtype::F16, OffsetForm::ZeroPoint(128)), 896),
@@ -217,7 +217,7 @@ fn coded_linears() {
             let group = group.min(k);
             let bytes = vec![3; n * k];
             let (by, zeros) = (vec![3; n * k.div_ceil(group)], vec![3; n * k.div_ceil(group)]);
-            let scales = match codes {
+            let scales = match format {
                 QuantFormat::Table => n * 16,
                 _ => n * k.div_ceil(form.blocks.map_or(group, |blocks| blocks.columns)),
             };
@@ -229,10 +229,10 @@ fn coded_linears() {
                 OffsetForm::ZeroPoints => Offsets::ZeroPoints(&zeros),
             };
             let weight = || {
-                let builder = Weight::quantized_builder(n, k, codes, group, form);
+                let builder = Weight::quantized_builder(n, k, format, group, form);
                 let mut builder = builder.expect("a weight");
                 let rows = QuantizedRows {
-                    codes,
+                    codes: format,
                     group,
                     bytes: &bytes,
                     scales: &scales,
@@ -251,7 +251,7 @@ fn coded_linears() {
             let count = (ROTATION_BYTES / first.num_bytes()).max(2);
             let weights: Vec<Weight> =
                 std::iter::once(first).chain((1..count).map(|_| weight())).collect();
-            products(&format!("linear {codes:?} by {group}, {format}"), &weights);
+            products(&format!("linear {format:?} by {group}, {name}"), &weights);
         }
     }
 }
@@ -385,8 +385,8 @@ fn full(value: f32, dims: &[usize]) -> Tensor {
 
 /// Linear attention and SSMs: decodes and a prompt through gated delta nets of Qwen3-Next-80B-A3B and Mamba-2 of
 /// Granite-4.0-H-Small, layer after layer.
-fn recurrences() {
-    let dims = RecurrenceDims {
+fn linear_attentions() {
+    let dims = LinearAttentionDims {
         key_heads: 16,
         value_heads: 32,
         tiled: false,
@@ -394,8 +394,12 @@ fn recurrences() {
         value_dim: 128,
         kernel: 4,
     };
-    recurrence_of("delta net", dims, Rule::Delta { norm: full(1.0, &[128]), eps: 1e-6 });
-    let dims = RecurrenceDims {
+    linear_attention_of(
+        "delta net",
+        dims,
+        UpdateRule::Delta { norm: full(1.0, &[128]), eps: 1e-6 },
+    );
+    let dims = LinearAttentionDims {
         key_heads: 1,
         value_heads: 128,
         tiled: false,
@@ -403,14 +407,14 @@ fn recurrences() {
         value_dim: 64,
         kernel: 4,
     };
-    recurrence_of("Mamba-2", dims, Rule::Mamba2 { skip: full(1.0, &[128]) });
+    linear_attention_of("Mamba-2", dims, UpdateRule::Mamba2 { skip: full(1.0, &[128]) });
 }
 
-fn recurrence_of(name: &str, dims: RecurrenceDims, rule: Rule) {
+fn linear_attention_of(name: &str, dims: LinearAttentionDims, rule: UpdateRule) {
     // Multiply-adds of each element: S^T k with the delta rule, the update and S^T q. The decay is one operation
     // more.
-    let flops_of_number = if matches!(rule, Rule::Delta { .. }) { 7.0 } else { 5.0 };
-    let net = Recurrence {
+    let flops_of_number = if matches!(rule, UpdateRule::Delta { .. }) { 7.0 } else { 5.0 };
+    let net = LinearAttention {
         dims,
         conv: full(0.3, &[dims.channels(), dims.kernel]),
         conv_bias: None,
@@ -432,14 +436,14 @@ fn recurrence_of(name: &str, dims: RecurrenceDims, rule: Rule) {
             slots: &(0..seqs as u32).collect::<Vec<_>>(),
         };
         let step = |layer| {
-            let out = recurrence(&input, &gates, &net, &state, layer, &rows);
+            let out = linear_attention(&input, &gates, &net, &state, layer, &rows);
             black_box(out.expect("a step"));
         };
         // A first run over all layers lets the system provide the pages.
         (0..num_layers).for_each(step);
         let mut layers = (0..num_layers).cycle();
         let times = time(|| step(layers.next().expect("the cycle does not end")));
-        let RecurrenceDims { value_heads, value_dim, .. } = dims;
+        let LinearAttentionDims { value_heads, value_dim, .. } = dims;
         let what = format!("{name} {seqs} x {tokens}, {value_heads} heads of {value_dim}");
         if tokens == 1 {
             // Each state is read and written.
@@ -488,9 +492,9 @@ fn samplings() {
             mask,
             logprobs: None,
         };
-        let draws: Vec<_> = (0..rows).map(|index| (index, row.clone())).collect();
+        let samples: Vec<_> = (0..rows).map(|index| (index, row.clone())).collect();
         let times = time(|| {
-            black_box(sample(&logits, &draws).expect("draws"));
+            black_box(sample(&logits, &samples).expect("samples"));
         });
         report(&format!("sampling {rows} rows, {name}"), times, (rows * vocab * 4) as f64, "GB/s");
     }

@@ -15,7 +15,7 @@ use std::ops::Range;
 use candle_core::{DType, Tensor};
 use half::bf16;
 
-use self::tile::{Codes, Plain};
+use self::tile::{Fp8, Plain};
 use crate::kv_cache::reshape_and_cache_reference;
 use crate::parallel::SharedMut;
 use crate::simd::Isa;
@@ -227,7 +227,7 @@ fn attend_layer(
     match keys.tensor.dtype() {
         DType::F8E4M3 => {
             let (keys, values) = (keys.fp8s()?, values.fp8s()?);
-            let cache = Codes { keys: &keys, values: &values };
+            let cache = Fp8 { keys: &keys, values: &values };
             paged::attend(isa, &paged::Operands { step, cache }, sequences);
         }
         DType::BF16 => {

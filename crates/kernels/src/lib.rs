@@ -24,11 +24,11 @@ mod heads;
 mod kv_cache;
 mod layer_norm;
 mod linear;
+mod linear_attention;
 mod norm;
 pub mod operands;
 mod parallel;
 mod patch_attention;
-mod recurrence;
 mod rope;
 pub mod sampling;
 mod short_conv;
@@ -62,14 +62,15 @@ pub use kv_cache::{
 };
 pub use layer_norm::{add_layer_norm, layer_norm, layer_norm_reference};
 pub use linear::{gated_linear, linear, linear_reference};
+pub use linear_attention::{
+    LinearAttention, LinearAttentionDims, SequenceState, UpdateRule, linear_attention,
+    linear_attention_reference,
+};
 pub use norm::{
     add, add_rms_norm, add_rms_norm_reference, add_scaled, rms_norm, rms_norm_part,
     rms_norm_reference, square_sums,
 };
 pub use patch_attention::PatchAttention;
-pub use recurrence::{
-    Recurrence, RecurrenceDims, Rule, SequenceState, recurrence, recurrence_reference,
-};
 pub use rope::{RopeStyle, RopeTable, rope, rope_queries, rope_reference, scale_queries};
 pub use short_conv::{ConvDims, ShortConv, short_conv, short_conv_reference};
 pub use sigmoid_gate::{sigmoid_gate, sigmoid_gate_reference};

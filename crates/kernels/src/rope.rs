@@ -369,11 +369,11 @@ mod tests {
         let scaled = plain.clone().with_query_scales(scales).unwrap();
         let scale_row =
             |(row, scale): (&[f32], f32)| -> Vec<f32> { row.iter().map(|x| x * scale).collect() };
-        let turned = flat(&rope(&x, &plain, &at).unwrap());
-        assert_eq!(flat(&rope(&x, &scaled, &at).unwrap()), turned);
-        assert_eq!(flat(&rope_queries(&x, &plain, &at).unwrap()), turned);
+        let rotated = flat(&rope(&x, &plain, &at).unwrap());
+        assert_eq!(flat(&rope(&x, &scaled, &at).unwrap()), rotated);
+        assert_eq!(flat(&rope_queries(&x, &plain, &at).unwrap()), rotated);
         let expected: Vec<f32> =
-            turned.chunks(20).zip([8.0, 1.0, 50.0]).flat_map(scale_row).collect();
+            rotated.chunks(20).zip([8.0, 1.0, 50.0]).flat_map(scale_row).collect();
         assert_eq!(flat(&rope_queries(&x, &scaled, &at).unwrap()), expected);
         assert_eq!(flat(&scale_queries(x.clone(), &plain, &at).unwrap()), flat(&x));
         let untouched =

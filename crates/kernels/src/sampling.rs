@@ -96,16 +96,16 @@ pub struct RowLogprobs {
 ///
 /// # Errors
 /// `logits` is not a contiguous f32 matrix on the CPU, or a row index is out of range.
-pub fn sample(logits: &Tensor, draws: &[(usize, SamplingRow<'_>)]) -> Result<Vec<SampledRow>> {
+pub fn sample(logits: &Tensor, samples: &[(usize, SamplingRow<'_>)]) -> Result<Vec<SampledRow>> {
     let operand = Operand::new("sample", "logits", logits);
     let (rows, vocab) = operand.dims2("[rows, vocab]")?;
     let values = operand.f32s()?;
     let values: &[f32] = &values;
-    if let Some(&(row, _)) = draws.iter().find(|(row, _)| *row >= rows) {
+    if let Some(&(row, _)) = samples.iter().find(|(row, _)| *row >= rows) {
         return Err(Error::OutOfRange { kernel: "sample", index: "row", value: row, bound: rows });
     }
-    Ok(parallel::map(draws.len(), |draw| {
-        let (row, params) = &draws[draw];
+    Ok(parallel::map(samples.len(), |i| {
+        let (row, params) = &samples[i];
         sample_row(&values[row * vocab..][..vocab], params)
     }))
 }
@@ -138,16 +138,16 @@ pub fn logprobs_of(logits: &Tensor, token_ids: &[u32], top: usize) -> Result<Vec
 ///
 /// Source: SplitMix64, Steele et al., "Fast Splittable Pseudorandom Number Generators", 2014.
 #[must_use]
-pub fn uniform(seed: u64, place: u64) -> f64 {
+pub fn uniform(seed: u64, output_index: u64) -> f64 {
     let mix = |z: u64| {
         let z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     };
-    // The seed is mixed before the place is added, so that neighbouring seeds do not repeat each other's values.
+    // The seed is mixed before the index is added, so that neighbouring seeds do not repeat each other's values.
     // An f64 has 53 bits, so that no value is rounded up to 1.
-    (mix(mix(seed) ^ place) >> 11) as f64 / (1u64 << 53) as f64
+    (mix(mix(seed) ^ output_index) >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// The reference for [`sample`] for one row, by a full sort and in f64: slow, written to be read.
@@ -178,17 +178,17 @@ pub fn sample_row_reference(logits: &[f32], params: &SamplingRow<'_>) -> Option<
     order.sort_unstable();
     let total: f64 = order.iter().map(|&id| weight(id)).sum();
     let mut left = params.uniform * total;
-    let drawn = order.iter().find(|&&id| {
+    let sampled = order.iter().find(|&&id| {
         left -= weight(id);
         left < 0.0
     });
     // Rounding may leave a remainder.
-    drawn.or(order.last()).map(|&id| id as u32)
+    sampled.or(order.last()).map(|&id| id as u32)
 }
 
 fn sample_row(logits: &[f32], params: &SamplingRow<'_>) -> SampledRow {
     let adjusted = adjust(logits, params);
-    let token_id = draw(&adjusted, params);
+    let token_id = sample_token(&adjusted, params);
     let logprobs = match (token_id, params.logprobs) {
         (Some(id), Some(top)) => Some(row_logprobs(logits, id, top)),
         _ => None,
@@ -244,7 +244,7 @@ fn adjust<'a>(logits: &'a [f32], params: &SamplingRow<'_>) -> Cow<'a, [f32]> {
     adjusted
 }
 
-fn draw(logits: &[f32], params: &SamplingRow<'_>) -> Option<u32> {
+fn sample_token(logits: &[f32], params: &SamplingRow<'_>) -> Option<u32> {
     let max = maximum(logits);
     // It is minus infinity if no token may be sampled. With plus infinity all weights would be NaN or zero.
     if !max.is_finite() {
@@ -273,12 +273,12 @@ fn draw(logits: &[f32], params: &SamplingRow<'_>) -> Option<u32> {
         left -= sum;
     }
     // The weights of one block are computed again, instead of storing those of the vocabulary.
-    let drawn = last.and_then(|block| {
+    let sampled = last.and_then(|block| {
         let mut weights = [0.0; BLOCK];
         kept.weigh(block.clone(), &mut weights);
         Some((block.start + place_of(&weights, left)?) as u32)
     });
-    drawn.or_else(most_likely)
+    sampled.or_else(most_likely)
 }
 
 /// Index of the weight at which `left` is used up, or of the last weight if rounding leaves a remainder.
@@ -426,11 +426,11 @@ mod tests {
     }
 
     #[test]
-    fn draws_are_uniform_and_differ_by_seed_and_place() {
-        let draws: Vec<f64> = (0..10_000).map(|i| uniform(i % 100, i / 100)).collect();
-        let mean = draws.iter().sum::<f64>() / draws.len() as f64;
+    fn random_values_are_uniform_and_differ_by_seed_and_index() {
+        let values: Vec<f64> = (0..10_000).map(|i| uniform(i % 100, i / 100)).collect();
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
         assert!((mean - 0.5).abs() < 0.01, "{mean}");
-        assert!(draws.iter().all(|draw| (0.0..1.0).contains(draw)));
+        assert!(values.iter().all(|value| (0.0..1.0).contains(value)));
         assert_ne!(uniform(1, 2), uniform(2, 1));
         assert_eq!(uniform(5, 6), uniform(5, 6));
     }
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_follow_the_distribution() {
+    fn sampled_tokens_follow_the_distribution() {
         let logits = [0.0, 1.0, 2.0, f32::NEG_INFINITY];
         let mut random = Random(3);
         let mut counts = [0u32; 4];
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_without_an_allowed_token_draws_none() {
+    fn a_row_without_an_allowed_token_samples_none() {
         assert_eq!(one(&[f32::NAN, f32::NEG_INFINITY], params()).token_id, None);
         let masked = SamplingRow { mask: Some(&[0]), ..params() };
         assert_eq!(one(&[1.0, 2.0], masked).token_id, None);

@@ -45,7 +45,7 @@ pub struct ShortConv {
     /// Dimensions of the layer.
     pub dims: ConvDims,
     /// Conv kernel weights of each channel, the oldest token's first: `[kernel, channels]`.
-    pub taps: Tensor,
+    pub conv_weights: Tensor,
 }
 
 /// One layer for the tokens of a step. The convolution's inputs are kept in the state of their sequence in `state`,
@@ -74,10 +74,10 @@ pub fn short_conv(
     state.config().check_dims(KERNEL, conv.dims.into())?;
     let sequences = rows.sequences(KERNEL, tokens, state.config().num_slots)?;
     let layer = state.layer(KERNEL, layer)?;
-    let taps = Operand::new(KERNEL, "taps", &conv.taps);
-    taps.expect_dims("[kernel, channels]", &[kernel, channels])?;
-    let (input, taps) = (input.f32s()?, taps.f32s()?);
-    let (input, taps): (&[f32], &[f32]) = (&input, &taps);
+    let conv_weights = Operand::new(KERNEL, "conv_weights", &conv.conv_weights);
+    conv_weights.expect_dims("[kernel, channels]", &[kernel, channels])?;
+    let (input, conv_weights) = (input.f32s()?, conv_weights.f32s()?);
+    let (input, conv_weights): (&[f32], &[f32]) = (&input, &conv_weights);
     // The guard on the conv state is dropped with this block, since `inplace_op1` below locks it for writing.
     let out = {
         let kept = Operand::new(KERNEL, "state", &layer.inputs).f32s()?;
@@ -90,8 +90,8 @@ pub fn short_conv(
             let sequence = of_tokens[token].expect("the sequences have all tokens");
             out.fill(0.0);
             // Weight by weight, so that the inner loops run over neighbouring channels.
-            for (tap, weights) in taps.chunks_exact(channels).enumerate() {
-                let back = kernel - 1 - tap;
+            for (index, weights) in conv_weights.chunks_exact(channels).enumerate() {
+                let back = kernel - 1 - index;
                 let before = token - sequence.tokens.start;
                 // Products of this step's tokens are computed from `input`, and those of older tokens are in the
                 // state.
@@ -123,13 +123,13 @@ pub fn short_conv(
 }
 
 /// The reference for [`short_conv`] for consecutive tokens of one sequence. `input` is `[tokens, 3 * channels]`,
-/// `taps` is `[kernel, channels]`, and the result is `[tokens, channels]`. `kept`, `[kernel - 1, channels]`, are the
+/// `conv_weights` is `[kernel, channels]`, and the result is `[tokens, channels]`. `kept`, `[kernel - 1, channels]`, are the
 /// products `b * x` of the tokens before them, the oldest first. The function replaces them by the newest. Products
 /// are rounded by `round`.
 #[must_use]
 pub fn short_conv_reference(
     input: &[f32],
-    taps: &[f32],
+    conv_weights: &[f32],
     dims: ConvDims,
     kept: &mut Vec<f32>,
     round: impl Fn(f32) -> f32,
@@ -139,8 +139,9 @@ pub fn short_conv_reference(
     for row in input.chunks_exact(dims.width()) {
         kept.extend((0..channels).map(|i| round(row[i] * row[2 * channels + i])));
         out.extend((0..channels).map(|i| {
-            let sum: f32 =
-                (0..kernel).map(|tap| taps[tap * channels + i] * kept[tap * channels + i]).sum();
+            let sum: f32 = (0..kernel)
+                .map(|index| conv_weights[index * channels + i] * kept[index * channels + i])
+                .sum();
             sum * row[channels + i]
         }));
         kept.drain(..channels);
@@ -171,7 +172,10 @@ mod tests {
 
     fn conv(dims: ConvDims) -> ShortConv {
         let ConvDims { channels, kernel } = dims;
-        ShortConv { dims, taps: tensor(&numbers(kernel * channels, 3), &[kernel, channels]) }
+        ShortConv {
+            dims,
+            conv_weights: tensor(&numbers(kernel * channels, 3), &[kernel, channels]),
+        }
     }
 
     fn state(dims: ConvDims, num_slots: usize) -> RecurrentState {
@@ -216,7 +220,8 @@ mod tests {
     fn matches_the_definition_in_any_cut() {
         for dims in DIMS {
             let (conv, state) = (conv(dims), state(dims, 4));
-            let taps: Vec<f32> = conv.taps.flatten_all().unwrap().to_vec1().unwrap();
+            let conv_weights: Vec<f32> =
+                conv.conv_weights.flatten_all().unwrap().to_vec1().unwrap();
             let mut kept = vec![vec![0.0; (dims.kernel - 1) * dims.channels]; 4];
             // The old content of a slot does not matter at the start of a sequence.
             step(&conv, &state, &[(0, 0..9), (1, 0..2)]);
@@ -227,7 +232,8 @@ mod tests {
             ] {
                 for ((seq, tokens), got) in parts.iter().zip(step(&conv, &state, &parts)) {
                     let rows = rows_of(dims, *seq, tokens.clone());
-                    let want = short_conv_reference(&rows, &taps, dims, &mut kept[*seq], |x| x);
+                    let want =
+                        short_conv_reference(&rows, &conv_weights, dims, &mut kept[*seq], |x| x);
                     for (got, want) in got.iter().zip(&want) {
                         assert!((got - want).abs() < 1e-5, "{dims:?}: {got} is not {want}");
                     }
@@ -236,7 +242,7 @@ mod tests {
             // A copied state continues in another slot.
             copy_states(&state, &[(0, 1)]).unwrap();
             let rows = rows_of(dims, 1, 40..42);
-            let want = short_conv_reference(&rows, &taps, dims, &mut kept[0], |x| x);
+            let want = short_conv_reference(&rows, &conv_weights, dims, &mut kept[0], |x| x);
             let got = step(&conv, &state, &[(1, 40..42)]).remove(0);
             assert!(got.iter().zip(&want).all(|(got, want)| (got - want).abs() < 1e-5));
             assert_eq!(state.num_bytes(), 2 * 4 * (dims.kernel - 1) * dims.channels * 4);
@@ -263,10 +269,12 @@ mod tests {
         assert!(matches!(error, Error::Shape { operand: "input", .. }));
         let error = run(input(24, DType::BF16), &conv).unwrap_err();
         assert!(matches!(error, Error::DType { operand: "input", .. }));
-        let other =
-            ShortConv { taps: conv.taps.t().unwrap().contiguous().unwrap(), ..conv.clone() };
+        let other = ShortConv {
+            conv_weights: conv.conv_weights.t().unwrap().contiguous().unwrap(),
+            ..conv.clone()
+        };
         let error = run(input(24, DType::F32), &other).unwrap_err();
-        assert!(matches!(error, Error::Shape { operand: "taps", .. }));
+        assert!(matches!(error, Error::Shape { operand: "conv_weights", .. }));
         let other = ShortConv { dims: ConvDims { kernel: 4, ..conv.dims }, ..conv.clone() };
         let error = run(input(24, DType::F32), &other).unwrap_err();
         assert!(matches!(error, Error::Shape { operand: "net", .. }));

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Tensor};
 
-use crate::{ConvDims, Error, RecurrenceDims, Result};
+use crate::{ConvDims, Error, LinearAttentionDims, Result};
 
 /// The dimensions of a [`RecurrentState`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,14 +21,14 @@ pub struct StateConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateDims {
     /// Linear attention or an SSM, which keeps the inputs of its convolution and a matrix for each head.
-    Recurrence(RecurrenceDims),
+    LinearAttention(LinearAttentionDims),
     /// A gated short convolution, which keeps its inputs.
     Conv(ConvDims),
 }
 
-impl From<RecurrenceDims> for StateDims {
-    fn from(dims: RecurrenceDims) -> Self {
-        Self::Recurrence(dims)
+impl From<LinearAttentionDims> for StateDims {
+    fn from(dims: LinearAttentionDims) -> Self {
+        Self::LinearAttention(dims)
     }
 }
 
@@ -41,7 +41,7 @@ impl From<ConvDims> for StateDims {
 impl StateDims {
     fn check(&self) -> Result<()> {
         match self {
-            Self::Recurrence(dims) => dims.check(),
+            Self::LinearAttention(dims) => dims.check(),
             Self::Conv(dims) => dims.check(),
         }
     }
@@ -49,7 +49,7 @@ impl StateDims {
     /// Length of the convolution's kernel, and number of channels.
     fn conv(&self) -> (usize, usize) {
         match self {
-            Self::Recurrence(dims) => (dims.kernel, dims.channels()),
+            Self::LinearAttention(dims) => (dims.kernel, dims.channels()),
             Self::Conv(dims) => (dims.kernel, dims.channels),
         }
     }
@@ -57,7 +57,7 @@ impl StateDims {
     /// Number of heads, elements of a key and elements of a value of the matrices.
     fn heads(&self) -> Option<[usize; 3]> {
         match self {
-            Self::Recurrence(dims) => Some([dims.value_heads, dims.key_dim, dims.value_dim]),
+            Self::LinearAttention(dims) => Some([dims.value_heads, dims.key_dim, dims.value_dim]),
             Self::Conv(_) => None,
         }
     }

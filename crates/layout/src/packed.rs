@@ -9,7 +9,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packed {
     /// The format of the quantized values.
-    pub codes: QuantFormat,
+    pub format: QuantFormat,
     /// Columns that share a scale.
     pub group: usize,
     /// The form of its groups' scales and offsets.
@@ -67,23 +67,23 @@ impl MatrixForm {
 impl Packed {
     /// Columns in order, in groups with scales and offsets of their own.
     #[must_use]
-    pub fn by_group(codes: QuantFormat, group: usize) -> Self {
-        Self { codes, group, scales: ScaleForm::F32, reordered: false }
+    pub fn by_group(format: QuantFormat, group: usize) -> Self {
+        Self { format, group, scales: ScaleForm::F32, reordered: false }
     }
 
     /// The same as [`Self::by_group`], without offsets.
     #[must_use]
-    pub fn without_mins(codes: QuantFormat, group: usize) -> Self {
+    pub fn without_mins(format: QuantFormat, group: usize) -> Self {
         let scales = ScaleForm { mins: OffsetForm::None, ..ScaleForm::F32 };
-        Self { scales, ..Self::by_group(codes, group) }
+        Self { scales, ..Self::by_group(format, group) }
     }
 
     /// Unsigned integers with a zero-point of 128 in place of [`QuantFormat::Iq4`].
     fn counted(self) -> Self {
         // The table's integers run from -127 to 113. With 128 added they are the bytes from 1 to 241.
-        match self.codes {
+        match self.format {
             QuantFormat::Iq4 => Self {
-                codes: QuantFormat::U8,
+                format: QuantFormat::U8,
                 scales: ScaleForm { mins: OffsetForm::ZeroPoint(128), ..self.scales },
                 ..self
             },
@@ -95,10 +95,10 @@ impl Packed {
     fn join(self, other: Self, k: usize) -> Option<Self> {
         // Two matrices of this format keep their four bits. With any other integers they need a form that both
         // have.
-        if self.codes != other.codes && [self.codes, other.codes].contains(&QuantFormat::Iq4) {
+        if self.format != other.format && [self.format, other.format].contains(&QuantFormat::Iq4) {
             return self.counted().join(other.counted(), k);
         }
-        let codes = self.codes.join(other.codes)?;
+        let format = self.format.join(other.format)?;
         let group = match (self.group.min(k), other.group.min(k)) {
             // A group that covers all columns applies to each part of them, so the other's groups remain.
             (a, b) if a == b => a,
@@ -108,28 +108,28 @@ impl Packed {
         };
         let (scales, reordered) =
             (self.scales.join(other.scales), self.reordered || other.reordered);
-        Some(Self { codes, group, scales, reordered })
+        Some(Self { format, group, scales, reordered })
     }
 
     /// Bytes on a GPU; `padded` says that activations have zeros between the matrix's inputs.
     #[must_use]
     pub fn device_bytes(self, rows: usize, columns: usize, padded: bool) -> usize {
         let outputs = rows.next_multiple_of(DEVICE_TILE[0]);
-        let codes =
-            outputs * columns.next_multiple_of(DEVICE_TILE[1]) * self.codes.device_bits() / 8;
+        let quants =
+            outputs * columns.next_multiple_of(DEVICE_TILE[1]) * self.format.device_bits() / 8;
         // The GPU has a scale and an offset in f32 for each group, also where the CPU has sub-scales.
-        let numbers = match self.codes {
+        let numbers = match self.format {
             QuantFormat::Table => TABLE,
             _ => columns.div_ceil(self.group) * 2,
         };
         let inputs = if self.reordered || padded { columns } else { 0 };
-        codes + 4 * (outputs * numbers + inputs)
+        quants + 4 * (outputs * numbers + inputs)
     }
 
     /// Bytes on the CPU.
     fn bytes(self, rows: usize, columns: usize) -> usize {
         let scales = self.scales.within(columns, self.group);
-        let panel = panel_bytes(self.codes, self.group, scales, columns);
+        let panel = panel_bytes(self.format, self.group, scales, columns);
         let order = if self.reordered { columns * 4 } else { 0 };
         rows.div_ceil(PANEL) * panel + order
     }
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn matrices_that_are_one_are_kept_in_what_they_have_in_common() {
-        let packed = |codes, group| MatrixForm::Quantized(Packed::by_group(codes, group));
+        let packed = |format, group| MatrixForm::Quantized(Packed::by_group(format, group));
         let (u4, u8) = (packed(QuantFormat::U4, 32), packed(QuantFormat::U8, 48));
         let (u5, u6) = (packed(QuantFormat::U5, 32), packed(QuantFormat::U6, 32));
         assert_eq!(u4.join(u4, 96), u4);
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(iq4.join(iq4, 96), Some(iq4));
         // The table's zero-point of 128 and the offsets of U5 have only stored offsets in common.
         let counted = iq4.join(Packed::by_group(QuantFormat::U5, 32), 96).unwrap();
-        assert_eq!((counted.codes, counted.scales.mins), (QuantFormat::U8, OffsetForm::Own));
+        assert_eq!((counted.format, counted.scales.mins), (QuantFormat::U8, OffsetForm::Own));
         assert_eq!(MatrixForm::Plain.join(MatrixForm::Plain, 96), MatrixForm::Plain);
     }
 }

@@ -20,8 +20,8 @@ pub const DEVICE_STEP: usize = 16;
 /// Bytes of a panel's scales and offsets of one run of groups, or of its tables, before the bytes of each group.
 #[must_use]
 #[inline]
-pub const fn scale_bytes(codes: QuantFormat, scales: ScaleForm) -> usize {
-    match codes {
+pub const fn scale_bytes(format: QuantFormat, scales: ScaleForm) -> usize {
+    match format {
         QuantFormat::Table => PANEL * TABLE * 4,
         _ => scales.numbers_bytes(),
     }
@@ -30,23 +30,23 @@ pub const fn scale_bytes(codes: QuantFormat, scales: ScaleForm) -> usize {
 /// Bytes before the quantized values of a run of so many groups: one group, or a super-block's.
 #[must_use]
 #[inline]
-pub fn header_bytes(codes: QuantFormat, scales: ScaleForm, groups: usize) -> usize {
-    let of_groups = match codes {
+pub fn header_bytes(format: QuantFormat, scales: ScaleForm, groups: usize) -> usize {
+    let of_groups = match format {
         QuantFormat::Table => 0,
         _ => scales.multiples_bytes(groups) + scales.zero_points_bytes(groups),
     };
-    scale_bytes(codes, scales) + of_groups
+    scale_bytes(format, scales) + of_groups
 }
 
 /// Bytes of a panel of `k` inputs, in groups of `group`: runs of quantized values, each behind its header.
 #[must_use]
-pub fn panel_bytes(codes: QuantFormat, group: usize, scales: ScaleForm, k: usize) -> usize {
+pub fn panel_bytes(format: QuantFormat, group: usize, scales: ScaleForm, k: usize) -> usize {
     // A group may be declared wider than a row or a rank's columns. Zero columns must not divide by zero below.
     let group = group.min(k).max(1);
     let run = scales.run(group);
     // Steps are stored in pairs, since widths of 3 and 5 bits fill whole bytes only so, and bf16 products take
     // pairs.
-    let multiple = if codes == QuantFormat::Table { TABLE_STEPS } else { 2 };
+    let multiple = if format == QuantFormat::Table { TABLE_STEPS } else { 2 };
     let pairs = k.next_multiple_of(multiple) / 2;
-    k.div_ceil(run) * header_bytes(codes, scales, run / group) + pairs * codes.pair_bytes()
+    k.div_ceil(run) * header_bytes(format, scales, run / group) + pairs * format.pair_bytes()
 }

@@ -63,7 +63,7 @@ impl QuantFormat {
         2 * PANEL * self.bits() / 8
     }
 
-    /// The largest code.
+    /// The largest quantized value.
     #[must_use]
     pub const fn most(self) -> u8 {
         u8::MAX >> (8 - self.bits())
@@ -75,7 +75,7 @@ impl QuantFormat {
         !matches!(self, Self::E4m3 | Self::E2m1 | Self::Iq4 | Self::Table)
     }
 
-    /// Whether a code of the kind `other` is the same code of this kind.
+    /// Whether a quantized value of the format `other` is the same in this format.
     #[must_use]
     pub fn takes(self, other: Self) -> bool {
         let both_count = self.count_from_zero() && other.count_from_zero();

@@ -110,7 +110,7 @@ pub enum OffsetForm {
     None,
     /// A number beside each scale.
     Own,
-    /// The scale times the negative of this code, which so means zero.
+    /// The scale times this negated zero-point, which all groups share.
     ZeroPoint(u8),
     /// The scale times the negated zero-point of each group.
     ZeroPoints,

@@ -1,7 +1,7 @@
 //! A layer's attention: its weights and its dimensions.
 
 use candle_core::Tensor;
-use candlepower_checkpoint::{AttentionSpec, KvPlace, QkNormSpan, Slot};
+use candlepower_checkpoint::{AttentionSpec, KvLayer, QkNormSpan, Slot};
 use candlepower_kernels::{PagedAttention, RopeTable};
 
 use crate::{
@@ -17,13 +17,13 @@ pub(crate) struct CachedLayer {
     /// Its index in the model.
     pub(crate) index: usize,
     /// The cache and the layer of its keys and values there.
-    pub(crate) place: KvPlace,
+    pub(crate) kv_layer: KvLayer,
 }
 
 /// One layer's attention.
 pub(crate) struct Attention<M> {
     /// The cache and the layer of its keys and values.
-    pub(crate) place: KvPlace,
+    pub(crate) kv_layer: KvLayer,
     /// Whether it computes keys and values. Otherwise it has queries alone, and reads those of another layer.
     pub(crate) has_keys: bool,
     pub(crate) qkv: Linear<M>,
@@ -54,7 +54,7 @@ impl<M: Matrix> Attention<M> {
     /// Takes the weights of a layer's attention.
     pub(crate) fn take(
         parts: &mut Parts<M>,
-        CachedLayer { index: layer, place }: CachedLayer,
+        CachedLayer { index: layer, kv_layer }: CachedLayer,
         spec: &AttentionSpec,
         rope: RopeTable,
     ) -> Result<Self> {
@@ -66,7 +66,7 @@ impl<M: Matrix> Attention<M> {
         let (q_norm, k_norm) = (head_norm(Slot::QNorm)?, head_norm(Slot::KNorm)?);
         let gate = || Linear::without_bias(parts, layer, Slot::AttnGate);
         Ok(Self {
-            place,
+            kv_layer,
             has_keys: spec.keys_of.is_none(),
             gate: spec.gated.then(gate),
             q_norm,

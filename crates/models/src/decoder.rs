@@ -9,8 +9,8 @@ use candlepower_kernels::{
     Activation, AttentionMetadata, FullAttention, KvCache, KvCacheConfig, RecurrentState,
     StateRows, VocabPart, Weight, activation, activation_times, add, add_rms_norm, add_scaled,
     embedding, embedding_part, experts, full_attention, gated_linear, gather_rows, layer_norm,
-    linear, linear_heads, paged_attention, recurrence, reshape_and_cache, rms_norm, rms_norm_part,
-    rope, rope_queries, scale_queries, short_conv, sigmoid_gate, square_sums,
+    linear, linear_attention, linear_heads, paged_attention, reshape_and_cache, rms_norm,
+    rms_norm_part, rope, rope_queries, scale_queries, short_conv, sigmoid_gate, square_sums,
 };
 use half::{bf16, f16};
 
@@ -23,11 +23,11 @@ use crate::{
     latent_attention::LatentAttention,
     layers::{Layers, PerLayer, RoutedExperts},
     linear::Linear,
+    linear_attention::LinearAttention,
     norm::{Norm, NormForm},
     ops::{Buffer, Ops, OutputOps, Reduce, Tokens},
     output_tokens::OutputTokens,
     parts::Parts,
-    recurrence::Recurrence,
     short_conv::ShortConv,
     states::state_config,
 };
@@ -441,8 +441,8 @@ impl Ops for CpuOps<'_> {
             let part = qkv.narrow(1, first * a.head_dim, heads * a.head_dim)?;
             part.contiguous()?.reshape((tokens, heads, a.head_dim))
         };
-        let kv = &self.cache.kv[a.place.kind];
-        let layer = if self.keeps_layers { a.place.layer } else { 0 };
+        let kv = &self.cache.kv[a.kv_layer.kind];
+        let layer = if self.keeps_layers { a.kv_layer.layer } else { 0 };
         let mut q = heads_of(0, a.heads)?;
         if a.has_keys {
             let mut v = heads_of(a.heads + a.kv_heads, a.kv_heads)?;
@@ -483,23 +483,23 @@ impl Ops for CpuOps<'_> {
         let values = values.reshape((tokens, 1, rank))?;
         let keys = latents.narrow(1, rank, rotated)?.contiguous()?.reshape((tokens, 1, rotated))?;
         let keys = Tensor::cat(&[&values, &rope(&keys, &a.rope, &self.rope_positions)?], 2)?;
-        let kv = &self.cache.kv[a.place.kind];
-        let layer = if self.keeps_layers { a.place.layer } else { 0 };
+        let kv = &self.cache.kv[a.kv_layer.kind];
+        let layer = if self.keeps_layers { a.kv_layer.layer } else { 0 };
         reshape_and_cache(&keys, &values, kv, layer, &self.input.slot_mapping)?;
         let attended = paged_attention(&q, kv, layer, self.attention, &a.params, None)?;
         let values = linear_heads(&attended, &a.value_up)?;
         Ok(values.reshape((tokens, a.heads * value_dim))?)
     }
 
-    fn recurrence(
+    fn linear_attention(
         &self,
         rows: &Tensor,
         gates: &Tensor,
-        net: &Recurrence<Weight>,
+        net: &LinearAttention<Weight>,
     ) -> Result<Tensor> {
         let layer = if self.keeps_layers { net.layer } else { 0 };
         let (states, of_rows) = self.states();
-        Ok(recurrence(rows, gates, &net.net, states, layer, &of_rows)?)
+        Ok(linear_attention(rows, gates, &net.net, states, layer, &of_rows)?)
     }
 
     fn short_conv(&self, rows: &Tensor, conv: &ShortConv<Weight>) -> Result<Tensor> {

@@ -20,10 +20,10 @@ use crate::{
     latent_attention::LatentAttention,
     layers::{Layers, PerLayer, RoutedExperts},
     linear::Linear,
+    linear_attention::LinearAttention,
     norm::{Norm, NormForm},
     ops::{Buffer, Ops, OutputOps, Reduce, Tokens},
     parts::Parts,
-    recurrence::Recurrence,
     short_conv::ShortConv,
 };
 
@@ -454,7 +454,7 @@ impl Ops for DeviceOps<'_> {
             },
             eps: q.eps,
         });
-        let cache = &self.workspace.caches[a.place.kind];
+        let cache = &self.workspace.caches[a.kv_layer.kind];
         let operands = QkvToCache {
             qk_norm,
             v_norm: a.v_norm.map(|eps| ValueNorm { eps, len: a.head_len }),
@@ -462,12 +462,12 @@ impl Ops for DeviceOps<'_> {
             positions: self.positions,
             slot_mapping: self.input.slot_mapping,
             // A layer that reads the keys of an earlier one writes none.
-            cache: a.has_keys.then_some((cache, a.place.layer)),
+            cache: a.has_keys.then_some((cache, a.kv_layer.layer)),
         };
         gpu::qkv_to_cache(qkv, &operands, &q)?;
-        let layer = cache.layer(a.place.layer)?;
+        let layer = cache.layer(a.kv_layer.layer)?;
         let plans = self.workspace.plans.borrow();
-        plan_of(&plans, a.place, a.params.window).attend(
+        plan_of(&plans, a.kv_layer, a.params.window).attend(
             &q,
             layer,
             &a.params,
@@ -484,7 +484,7 @@ impl Ops for DeviceOps<'_> {
         a: &LatentAttention<Matrix>,
     ) -> Result<Tensor> {
         let (tokens, heads) = (self.tokens, a.heads);
-        let cache = &self.workspace.caches[a.place.kind];
+        let cache = &self.workspace.caches[a.kv_layer.kind];
         let &KvCacheConfig { head_dim, .. } = cache.config();
         let (latent, value_dim) = (cache.config().value_dim(), a.spec.value_dim);
         let NormForm::Rms(form) = a.kv_norm.form else { unreachable!("latents have RMSNorm") };
@@ -493,7 +493,7 @@ impl Ops for DeviceOps<'_> {
             rope: &a.rope,
             positions: self.positions,
             slot_mapping: self.input.slot_mapping,
-            cache: (cache, a.place.layer),
+            cache: (cache, a.kv_layer.layer),
         };
         let absorbed = self.result(ATTENDED, &[tokens, heads, head_dim])?;
         self.read(&[q, latents]);
@@ -503,24 +503,24 @@ impl Ops for DeviceOps<'_> {
         gpu::latents_to_cache(&q, latents, &operands, &absorbed)?;
         // The queries are not needed any more, so their buffer takes the attended latents.
         let out = self.result(WIDE, &[tokens, heads, latent])?;
-        let (layer, plans) = (cache.layer(a.place.layer)?, self.workspace.plans.borrow());
-        plan_of(&plans, a.place, None).attend(&absorbed, layer, &a.params, None, &out)?;
+        let (layer, plans) = (cache.layer(a.kv_layer.layer)?, self.workspace.plans.borrow());
+        plan_of(&plans, a.kv_layer, None).attend(&absorbed, layer, &a.params, None, &out)?;
         // The step's latents are not needed any more, so their buffer takes the values.
         let values = self.rows(INNER, heads * value_dim)?;
         gpu::head_product(&out, &a.value_up, &values.reshape((tokens, heads, value_dim))?)?;
         Ok(values)
     }
 
-    fn recurrence(
+    fn linear_attention(
         &self,
         rows: &Tensor,
         gates: &Tensor,
-        net: &Recurrence<Matrix>,
+        net: &LinearAttention<Matrix>,
     ) -> Result<Tensor> {
         let out = self.rows(ATTENDED, net.net.dims.values())?;
         self.read(&[rows, gates]);
         let (pool, tables) = self.states();
-        gpu::recurrence(rows, gates, &net.net, pool, net.layer, &tables, &out)?;
+        gpu::linear_attention(rows, gates, &net.net, pool, net.layer, &tables, &out)?;
         Ok(out)
     }
 

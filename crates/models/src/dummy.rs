@@ -104,7 +104,7 @@ fn distribution(spec: &ModelSpec, layer: Option<usize>, slot: Slot, columns: usi
         Init::Head => (0.0, width(fan_in / spec.head.scale)),
         Init::Conv => (0.0, width(0.5)),
         // States that forget in some tens of tokens.
-        Init::LogRate if spec.recurrences().any(|net| !net.log_rates) => (-1.0, 0.0),
+        Init::LogRate if spec.linear_attentions().any(|net| !net.log_rates) => (-1.0, 0.0),
         Init::LogRate => (0.0, width(0.5)),
         Init::DecayBias => (-3.0, width(0.5)),
     }
@@ -135,10 +135,10 @@ impl Piece {
 
 /// Random quantized weights, whose dequantized values spread as those of other tensors do.
 fn random_weights(packed: Packed, piece: &Piece, spread: f32) -> OwnedRows {
-    let codes = packed.codes;
+    let format = packed.format;
     // Bits of a quantized weight, and the scale with which the values reach from -1 to 1, if half of them are below zero. E4M3 and E2M1
     // lie closer to zero than uniform ones: 116 and 5.07 give them the same deviation. Bit 3 keeps NaN away.
-    let (mask, scale) = match codes {
+    let (mask, scale) = match format {
         QuantFormat::U2 => (3, 1.0 / 1.5),
         QuantFormat::U3 => (7, 1.0 / 3.5),
         QuantFormat::U4 => (15, 1.0 / 7.5),
@@ -160,7 +160,7 @@ fn random_weights(packed: Packed, piece: &Piece, spread: f32) -> OwnedRows {
     let groups = piece.rows.len() * columns.div_ceil(packed.group);
     let block = packed.scales.block_within(columns);
     let count = block.map_or(groups, |block| piece.rows.len() * columns / block);
-    let scales = match codes {
+    let scales = match format {
         QuantFormat::Table => {
             let table = (0..16).map(|i| spread * (i as f32 / 7.5 - 1.0));
             table.cycle().take(piece.rows.len() * 16).collect()
@@ -181,7 +181,7 @@ fn random_weights(packed: Packed, piece: &Piece, spread: f32) -> OwnedRows {
     let of_mins = if matches!(mins, RowOffsets::Own(_)) { groups } else { 0 };
     let multiples = block.map(|block| (block, [vec![1; groups], vec![1; of_mins]]));
     OwnedRows {
-        codes,
+        format,
         group: packed.group,
         bytes,
         scales: Scales { scales, mins, multiples },

@@ -63,7 +63,7 @@ impl LayerKvScales {
                 let keeps = |layer: usize| {
                     let attention = spec.layers[layer].attention();
                     attention.is_some_and(|attention| attention.keys_of.is_none())
-                        && spec.kv_place(layer).is_some_and(|place| place.kind == kind)
+                        && spec.kv_layer(layer).is_some_and(|kv_layer| kv_layer.kind == kind)
                 };
                 let layers = (0..spec.layers.len()).filter(|layer| keeps(*layer));
                 let is_of_latents = spec.kv_kinds()[kind].latent.is_some();

@@ -1,6 +1,6 @@
 //! A layer's multi-head latent attention: its weights and its dimensions.
 
-use candlepower_checkpoint::{AttentionSpec, KvPlace, LatentSpec, NormKind, NormSpec, Slot};
+use candlepower_checkpoint::{AttentionSpec, KvLayer, LatentSpec, NormKind, NormSpec, Slot};
 use candlepower_kernels::{PagedAttention, RopeTable};
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 /// One layer's latent attention.
 pub(crate) struct LatentAttention<M: Matrix> {
     /// The cache and the layer of its latents.
-    pub(crate) place: KvPlace,
+    pub(crate) kv_layer: KvLayer,
     /// The projection to latents of queries, and their norm.
     pub(crate) q_latent: Option<(Linear<M>, Norm)>,
     pub(crate) q: Linear<M>,
@@ -39,7 +39,7 @@ impl<M: Matrix> LatentAttention<M> {
     /// Takes the weights of a layer's attention, whose cache has latents.
     pub(crate) fn take(
         parts: &mut Parts<M>,
-        CachedLayer { index: layer, place }: CachedLayer,
+        CachedLayer { index: layer, kv_layer }: CachedLayer,
         attention: &AttentionSpec,
         rope: RopeTable,
     ) -> Result<Self> {
@@ -59,7 +59,7 @@ impl<M: Matrix> LatentAttention<M> {
             (parts.of_heads(layer, Slot::KeyUp), parts.of_heads(layer, Slot::ValueUp));
         let bytes = key_up.iter().chain(&value_up).map(M::num_bytes).sum();
         Ok(Self {
-            place,
+            kv_layer,
             q_latent,
             q,
             kv_latent,

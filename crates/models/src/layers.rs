@@ -11,9 +11,9 @@ use crate::{
     error::Result,
     latent_attention::LatentAttention,
     linear::Linear,
+    linear_attention::LinearAttention,
     norm::Norm,
     parts::{Matrix, Parts},
-    recurrence::Recurrence,
     rope::rope_table,
     short_conv::ShortConv,
 };
@@ -75,7 +75,7 @@ pub(crate) struct Layer<M: Matrix> {
 pub(crate) enum Mixer<M: Matrix> {
     Attention(Attention<M>),
     Latent(LatentAttention<M>),
-    Recurrence(Recurrence<M>),
+    LinearAttention(LinearAttention<M>),
     ShortConv(ShortConv<M>),
 }
 
@@ -111,8 +111,8 @@ impl<M: Matrix> Layers<M> {
                             table
                         }
                     };
-                    let place = spec.kv_place(i).expect("the layer has an attention");
-                    let at = CachedLayer { index: i, place };
+                    let kv_layer = spec.kv_layer(i).expect("the layer has an attention");
+                    let at = CachedLayer { index: i, kv_layer };
                     match attention.latent {
                         None => {
                             Mixer::Attention(Attention::take(&mut parts, at, attention, table)?)
@@ -123,9 +123,9 @@ impl<M: Matrix> Layers<M> {
                         }
                     }
                 }
-                MixerSpec::Recurrence(net) => {
+                MixerSpec::LinearAttention(net) => {
                     let index = states.next().expect("the range has no end");
-                    Mixer::Recurrence(Recurrence::take(&mut parts, i, index, net)?)
+                    Mixer::LinearAttention(LinearAttention::take(&mut parts, i, index, net)?)
                 }
                 MixerSpec::ShortConv(conv) => {
                     let index = states.next().expect("the range has no end");
@@ -231,7 +231,7 @@ impl<M: Matrix> Mixer<M> {
         match self {
             Self::Attention(attention) => attention.num_bytes(),
             Self::Latent(attention) => attention.num_bytes(),
-            Self::Recurrence(net) => net.num_bytes(),
+            Self::LinearAttention(net) => net.num_bytes(),
             Self::ShortConv(conv) => conv.num_bytes(),
         }
     }

@@ -9,9 +9,9 @@ use crate::{
     latent_attention::LatentAttention,
     layers::{PerLayer, RoutedExperts},
     linear::Linear,
+    linear_attention::LinearAttention,
     norm::Norm,
     parts::Matrix,
-    recurrence::Recurrence,
     short_conv::ShortConv,
 };
 
@@ -98,11 +98,11 @@ pub(crate) trait Ops {
     ) -> Result<Tensor>;
     /// Linear attention or an SSM, from the rows `[q, k, v, z]` and the inputs of decay and beta to `[tokens, values]`, in
     /// [`Buffer::Attended`]. Updates the states.
-    fn recurrence(
+    fn linear_attention(
         &self,
         rows: &Tensor,
         gates: &Tensor,
-        net: &Recurrence<Self::Matrix>,
+        net: &LinearAttention<Self::Matrix>,
     ) -> Result<Tensor>;
     /// A short convolution, from the rows `[b, c, x]` to `[tokens, channels]`, in [`Buffer::Attended`]. Updates the states, which are the
     /// inputs that later tokens need.

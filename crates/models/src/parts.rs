@@ -128,7 +128,7 @@ impl Layout {
         self.head_dims.iter().copied().find(|dim| *dim >= head_dim).unwrap_or(head_dim)
     }
 
-    /// The elements of a latent of `rank` elements, behind which `turned` elements lie.
+    /// The elements of a latent of `rank` elements, behind which `rotated` elements lie.
     fn padded_latent(&self, rank: usize, rotated: usize) -> usize {
         if self.head_dims.is_empty() { rank } else { device_latent_dims(rank, rotated).0 }
     }

@@ -42,9 +42,9 @@ pub(crate) trait Stored: Sync {
         None
     }
     /// The quantized weight of an output and an input.
-    fn code(&self, row: usize, input: usize) -> u8;
+    fn quant(&self, row: usize, input: usize) -> u8;
     /// The quantized weights of an output from an input on.
-    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]);
+    fn quants_from(&self, row: usize, input: usize, quants: &mut [u8]);
     /// The scale of an output's `index`-th group or super-block, or the `index`-th value of its table.
     fn scale(&self, row: usize, index: usize) -> f32;
     /// The offset of an output's `index`-th group or super-block, where the format stores offsets.
@@ -64,7 +64,7 @@ pub(crate) trait Stored: Sync {
         None
     }
     /// The dequantized weight of an output and an input: the reference of the format.
-    fn number(&self, row: usize, input: usize) -> f32;
+    fn value(&self, row: usize, input: usize) -> f32;
 }
 
 /// An opened quantized matrix.
@@ -206,14 +206,14 @@ pub fn dequantize_reference(checkpoint: &Checkpoint, name: &str) -> Result<Optio
     shards.check(checkpoint, &plan)?;
     let matrix = open(&shards, tensor, scheme)?;
     let matrix = matrix.stored();
-    let numbers = (0..n).flat_map(|row| (0..k).map(move |input| matrix.number(row, input)));
+    let numbers = (0..n).flat_map(|row| (0..k).map(move |input| matrix.value(row, input)));
     Ok(Some(numbers.collect()))
 }
 
 /// Begins a weight of `n` rows of `k` quantized weights.
 pub(crate) fn builder(n: usize, k: usize, packed: Packed) -> Result<WeightBuilder> {
-    let Packed { codes, group, scales, .. } = packed;
-    Ok(Weight::quantized_builder(n, k, codes, group, scales.within(k, group))?)
+    let Packed { format, group, scales, .. } = packed;
+    Ok(Weight::quantized_builder(n, k, format, group, scales.within(k, group))?)
 }
 
 /// Notes in the plan the dtype of scales that are kept as stored.
@@ -235,7 +235,7 @@ pub(crate) fn note_scales(plan: &mut [TensorPlan], shards: &Shards) -> Result<()
 
 /// Rows of quantized weights, with their encoding and scales.
 pub(crate) struct OwnedRows {
-    pub(crate) codes: QuantFormat,
+    pub(crate) format: QuantFormat,
     pub(crate) group: usize,
     pub(crate) bytes: Vec<u8>,
     pub(crate) scales: Scales,
@@ -279,7 +279,7 @@ impl Scales {
 impl OwnedRows {
     pub(crate) fn view(&self) -> QuantizedRows<'_> {
         QuantizedRows {
-            codes: self.codes,
+            codes: self.format,
             group: self.group,
             bytes: &self.bytes,
             scales: &self.scales.scales,
@@ -316,7 +316,7 @@ fn each_piece<S: Stored>(
         let piece = first..rows.end.min(first + piece_rows);
         let scales = scales(matrix, piece.clone(), &columns);
         let rows = QuantizedRows {
-            codes: matrix.packed().codes,
+            codes: matrix.packed().format,
             group: matrix.packed().group.min(k),
             bytes: &unpacked(matrix, piece, columns.clone()),
             scales: &scales.scales,
@@ -333,7 +333,7 @@ fn each_piece<S: Stored>(
 fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> Scales {
     let packed = matrix.packed();
     // A table belongs to a row and not to a group, so a cut of the columns changes nothing.
-    if packed.codes == QuantFormat::Table {
+    if packed.format == QuantFormat::Table {
         let scales = each_of(&rows, 0..TABLE, |row, entry| matrix.scale(row, entry));
         return Scales { scales, mins: RowOffsets::None, multiples: None };
     }
@@ -401,25 +401,25 @@ fn columns_of(rows: SparseRows<'_>, columns: &Range<usize>) -> (Vec<u32>, Vec<u3
 /// The quantized weights `[rows][columns]`, one in each byte, in the order of the columns.
 fn unpacked<S: Stored>(matrix: &S, rows: Range<usize>, taken: Range<usize>) -> Vec<u8> {
     let k = taken.len();
-    let mut codes = vec![0; rows.len() * k];
+    let mut quants = vec![0; rows.len() * k];
     let inputs = matrix.inputs();
-    codes.par_chunks_mut(TASK_ROWS * k).enumerate().for_each(|(task, codes)| {
+    quants.par_chunks_mut(TASK_ROWS * k).enumerate().for_each(|(task, quants)| {
         let first_row = rows.start + task * TASK_ROWS;
         for first in (0..k).step_by(TASK_COLUMNS) {
             let columns = first..k.min(first + TASK_COLUMNS);
-            for (i, codes) in codes.chunks_exact_mut(k).enumerate() {
-                let (row, codes) = (first_row + i, &mut codes[columns.clone()]);
+            for (i, quants) in quants.chunks_exact_mut(k).enumerate() {
+                let (row, quants) = (first_row + i, &mut quants[columns.clone()]);
                 let Some(inputs) = inputs else {
-                    matrix.codes_from(row, taken.start + columns.start, codes);
+                    matrix.quants_from(row, taken.start + columns.start, quants);
                     continue;
                 };
-                for (input, code) in inputs[columns.clone()].iter().zip(codes) {
-                    *code = matrix.code(row, *input as usize);
+                for (input, quant) in inputs[columns.clone()].iter().zip(quants) {
+                    *quant = matrix.quant(row, *input as usize);
                 }
             }
         }
     });
-    codes
+    quants
 }
 
 /// The tensors that hold one matrix.
@@ -521,14 +521,14 @@ impl Words {
 
     /// The quantized weights of output `row` of `n` from an input on, where a word has those of neighbouring inputs, and the words of
     /// the outputs follow one another.
-    fn fields_along(&self, n: usize, row: usize, input: usize, bits: usize, codes: &mut [u8]) {
+    fn fields_along(&self, n: usize, row: usize, input: usize, bits: usize, quants: &mut [u8]) {
         // Reads begin at a whole word, and the fields before the input are skipped below.
         let per_word = 32 / bits;
         let fields = self.every(n, input / per_word * n + row).flat_map(|word| {
             (0..per_word).map(move |i| (word >> (i * bits)) as u8 & (u8::MAX >> (8 - bits)))
         });
-        for (code, field) in codes.iter_mut().zip(fields.skip(input % per_word)) {
-            *code = field;
+        for (quant, field) in quants.iter_mut().zip(fields.skip(input % per_word)) {
+            *quant = field;
         }
     }
 

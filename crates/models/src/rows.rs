@@ -43,7 +43,7 @@ enum Written {
     /// Row-major values.
     Rows(Vec<u8>),
     /// Quantized weights, packed as on the CPU.
-    Codes(WeightBuilder),
+    Quantized(WeightBuilder),
 }
 
 impl RowsBuilder {
@@ -56,14 +56,14 @@ impl RowsBuilder {
     }
 
     /// The quantized weights, where they are kept.
-    fn codes(&mut self) -> Result<Option<&mut WeightBuilder>> {
+    fn quantized(&mut self) -> Result<Option<&mut WeightBuilder>> {
         let MatrixForm::Quantized(packed) = self.shape.form else { return Ok(None) };
         if self.written.is_none() {
             let (n, k) = (self.shape.rows, self.shape.stored_columns());
-            self.written = Some(Written::Codes(quantized::builder(n, k, packed)?));
+            self.written = Some(Written::Quantized(quantized::builder(n, k, packed)?));
         }
         match &mut self.written {
-            Some(Written::Codes(builder)) => Ok(Some(builder)),
+            Some(Written::Quantized(builder)) => Ok(Some(builder)),
             _ => Ok(None),
         }
     }
@@ -80,7 +80,7 @@ impl RowsBuilder {
                 let tensor = Tensor::from_raw_buffer(&bytes, dtype, &[n, columns], &self.device)?;
                 Some(Matrix::Rows(tensor))
             }
-            Some(Written::Codes(builder)) => {
+            Some(Written::Quantized(builder)) => {
                 // Between padded heads nothing was written.
                 let weight = builder.finish_with_zeros();
                 Some(Matrix::Packed(PackedMatrix::new(&weight, heads, &self.device)?))
@@ -104,7 +104,7 @@ impl MatrixBuilder for RowsBuilder {
                 let target = &mut bytes[first_row * row_bytes..][..count * row_bytes];
                 target.copy_from_slice(&converted(rows, dtype));
             }
-            Written::Codes(builder) => builder.write_rows(first_row, rows)?,
+            Written::Quantized(builder) => builder.write_rows(first_row, rows)?,
         }
         self.note(count)
     }
@@ -112,17 +112,17 @@ impl MatrixBuilder for RowsBuilder {
     fn write_quantized(&mut self, first_row: usize, rows: QuantizedRows<'_>) -> Result<()> {
         let k = self.shape.stored_columns();
         let count = rows.bytes.len() / k;
-        if let Some(codes) = self.codes()? {
-            codes.write_quantized(first_row, rows)?;
+        if let Some(quantized) = self.quantized()? {
+            quantized.write_quantized(first_row, rows)?;
             return self.note(count);
         }
-        let mut numbers = rows.numbers(k)?;
-        for (row, numbers) in numbers.chunks_exact_mut(k).enumerate() {
-            for (input, number) in self.sparse.remove(&(first_row + row)).unwrap_or_default() {
-                numbers[input as usize] += number;
+        let mut values = rows.numbers(k)?;
+        for (row, values) in values.chunks_exact_mut(k).enumerate() {
+            for (input, value) in self.sparse.remove(&(first_row + row)).unwrap_or_default() {
+                values[input as usize] += value;
             }
         }
-        let bytes: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
+        let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
         let rows = WeightRows { dtype: DType::F32, bytes: &bytes };
         match self.shape.heads {
             Some(heads) => {
@@ -134,13 +134,13 @@ impl MatrixBuilder for RowsBuilder {
     }
 
     fn write_sparse(&mut self, first_row: usize, part: SparseRows<'_>) -> Result<()> {
-        if let Some(codes) = self.codes()? {
-            return Ok(codes.write_sparse(first_row, part)?);
+        if let Some(quantized) = self.quantized()? {
+            return Ok(quantized.write_sparse(first_row, part)?);
         }
         for (row, bounds) in part.starts.windows(2).enumerate() {
             let range = bounds[0] as usize..bounds[1] as usize;
             let entries = part.inputs[range.clone()].iter().zip(&part.numbers[range]);
-            let entries = entries.map(|(input, number)| (*input, *number));
+            let entries = entries.map(|(input, value)| (*input, *value));
             self.sparse.entry(first_row + row).or_default().extend(entries);
         }
         Ok(())
@@ -164,14 +164,14 @@ fn converted<'a>(rows: WeightRows<'a>, dtype: DType) -> Cow<'a, [u8]> {
         return Cow::Borrowed(rows.bytes);
     }
     let size = rows.dtype.size_in_bytes();
-    let numbers = rows.bytes.chunks_exact(size).map(|bytes| match rows.dtype {
+    let values = rows.bytes.chunks_exact(size).map(|bytes| match rows.dtype {
         DType::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
         DType::BF16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
         _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
     });
     Cow::Owned(match dtype {
-        DType::F16 => numbers.flat_map(|number| f16::from_f32(number).to_le_bytes()).collect(),
-        DType::BF16 => numbers.flat_map(|number| bf16::from_f32(number).to_le_bytes()).collect(),
-        _ => numbers.flat_map(f32::to_le_bytes).collect(),
+        DType::F16 => values.flat_map(|value| f16::from_f32(value).to_le_bytes()).collect(),
+        DType::BF16 => values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
+        _ => values.flat_map(f32::to_le_bytes).collect(),
     })
 }

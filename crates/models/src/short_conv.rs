@@ -33,17 +33,17 @@ impl<M: Matrix> ShortConv<M> {
         // Transposed on the CPU, because we have no GPU kernel for it.
         let of_channels =
             weights.to_device(&Device::Cpu)?.reshape((spec.channels, spec.kernel_size))?;
-        let taps = of_channels.t()?.contiguous()?.to_device(weights.device())?;
+        let conv_weights = of_channels.t()?.contiguous()?.to_device(weights.device())?;
         Ok(Self {
             layer: index,
             rows: Linear::without_bias(parts, layer, Slot::ConvB),
-            conv: candlepower_kernels::ShortConv { dims: conv_dims(spec), taps },
+            conv: candlepower_kernels::ShortConv { dims: conv_dims(spec), conv_weights },
             out: Linear::without_bias(parts, layer, Slot::ConvOut),
         })
     }
 
     pub(crate) fn num_bytes(&self) -> usize {
-        self.rows.num_bytes() + tensor_bytes(&self.conv.taps) + self.out.num_bytes()
+        self.rows.num_bytes() + tensor_bytes(&self.conv.conv_weights) + self.out.num_bytes()
     }
 }
 

@@ -9,10 +9,10 @@ use crate::{
     error::Result,
     latent_attention::LatentAttention,
     layers::{Ffn, Layers, Mixer, Mlp},
+    linear_attention::LinearAttention,
     norm::Norm,
     ops::{Buffer, Ops, OutputOps, Reduce, Tokens},
     parts::Matrix,
-    recurrence::Recurrence,
     short_conv::ShortConv,
 };
 
@@ -121,7 +121,7 @@ impl<M: Matrix> Mixer<M> {
         match self {
             Self::Attention(attention) => attention.forward(ops, x),
             Self::Latent(attention) => attention.forward(ops, x),
-            Self::Recurrence(net) => net.forward(ops, x),
+            Self::LinearAttention(net) => net.forward(ops, x),
             Self::ShortConv(conv) => conv.forward(ops, x),
         }
     }
@@ -157,12 +157,12 @@ impl<M: Matrix> LatentAttention<M> {
     }
 }
 
-impl<M: Matrix> Recurrence<M> {
+impl<M: Matrix> LinearAttention<M> {
     /// `[tokens, hidden]` -> `[tokens, hidden]`.
     fn forward<O: Ops<Matrix = M>>(&self, ops: &O, x: &Tensor) -> Result<Tensor> {
         let rows = ops.linear(x, &self.rows, Buffer::Wide, Reduce::Keep)?;
         let gates = ops.linear(x, &self.gates, Buffer::Inner, Reduce::Keep)?;
-        let mut mixed = ops.recurrence(&rows, &gates, self)?;
+        let mut mixed = ops.linear_attention(&rows, &gates, self)?;
         if let Some(norm) = &self.norm {
             mixed = ops.norm_groups(mixed, norm)?;
         }

@@ -221,19 +221,20 @@ impl Scheduler {
         let mut found = self.find_cached(seq, true);
         if seq.swapped.slots.len() > found.blocks.len() {
             // The next block is swapped in, with at least as many tokens.
-            found.beginning = None;
+            found.partial_block = None;
         }
         let num_target = self.blocks.blocks_for(seq.num_target_tokens());
         let room = self.make_room_for(&found.blocks, num_target - found.blocks.len());
         let Some(mut num_spare) = room else { return false };
         let is_at_hand = |scheduler: &Self, found: &Found, num_spare: usize| {
-            let mut beginning = found.beginning.iter();
-            beginning.all(|(src, _)| scheduler.blocks.ref_count(*src) > 0 || num_spare > 0)
+            let mut partial_block = found.partial_block.iter();
+            partial_block.all(|(src, _)| scheduler.blocks.ref_count(*src) > 0 || num_spare > 0)
         };
         let seq = &self.sequences[&id];
         let blocks_end = found.blocks.len() * self.config.block_size;
-        let needs_beginning = found.state.is_some() || seq.items.whole_around(blocks_end).is_some();
-        if needs_beginning && !is_at_hand(self, &found, num_spare) {
+        let needs_partial_block =
+            found.state.is_some() || seq.items.whole_around(blocks_end).is_some();
+        if needs_partial_block && !is_at_hand(self, &found, num_spare) {
             // That state is valid, or a whole item not cut, only with the copied prefix of a block.
             found = self.find_cached(seq, false);
             let room = self.make_room_for(&found.blocks, num_target - found.blocks.len());
@@ -251,14 +252,14 @@ impl Scheduler {
         // They are held before anything is allocated, so that they are not evicted for it.
         found.beyond.iter().rev().for_each(|block| self.blocks.touch(*block));
         found.blocks.iter().for_each(|block| self.blocks.share(*block));
-        let beginning =
-            found.beginning.filter(|(src, _)| self.blocks.ref_count(*src) > 0 || num_spare > 0);
-        beginning.iter().for_each(|(src, _)| self.blocks.share(*src));
+        let partial_block =
+            found.partial_block.filter(|(src, _)| self.blocks.ref_count(*src) > 0 || num_spare > 0);
+        partial_block.iter().for_each(|(src, _)| self.blocks.share(*src));
         let mut block_table = found.blocks;
         let mut num_computed_tokens = block_table.len() * self.config.block_size;
         block_table
             .extend((0..num_new).map(|_| self.blocks.allocate().expect("there is room for it")));
-        if let Some((src, num_common)) = beginning {
+        if let Some((src, num_common)) = partial_block {
             batch.copy(src, block_table[found.chain.num_blocks]);
             num_computed_tokens += num_common;
         }
@@ -284,10 +285,10 @@ impl Scheduler {
 
     /// Cached blocks for a sequence that starts. In models with recurrent states they end where a state is kept. They do
     /// not end within a whole item.
-    pub(crate) fn find_cached(&self, seq: &Sequence, with_beginning: bool) -> Found {
+    pub(crate) fn find_cached(&self, seq: &Sequence, with_partial_block: bool) -> Found {
         let mut tokens = seq.cacheable_tokens();
         loop {
-            let found = self.find_prefix(seq, tokens, with_beginning);
+            let found = self.find_prefix(seq, tokens, with_partial_block);
             match seq.items.whole_around(found.num_tokens(self.config.block_size)) {
                 Some(item) => tokens = &tokens[..item.start],
                 None => return found,
@@ -296,15 +297,16 @@ impl Scheduler {
     }
 
     /// Cached blocks for the first `tokens` of a sequence.
-    fn find_prefix(&self, seq: &Sequence, tokens: &[Symbol], with_beginning: bool) -> Found {
+    fn find_prefix(&self, seq: &Sequence, tokens: &[Symbol], with_partial_block: bool) -> Found {
         let block_size = self.config.block_size;
         let mut chain = seq.prefix_chain.clone();
         if !self.state_slots.are_needed() {
             let blocks = self.blocks.find_prefix(&mut chain, tokens);
             let rest = &tokens[blocks.len() * block_size..];
-            let beginning = self.blocks.find_beginning(&chain, rest).filter(|_| with_beginning);
+            let partial_block =
+                self.blocks.find_partial_block(&chain, rest).filter(|_| with_partial_block);
             let (state, beyond, to_keep) = (None, Vec::new(), None);
-            return Found { blocks, chain, beginning, state, beyond, to_keep };
+            return Found { blocks, chain, partial_block, state, beyond, to_keep };
         }
         // The chain before each block, and the blocks.
         let mut chains = vec![chain.clone()];
@@ -320,18 +322,19 @@ impl Scheduler {
         let to_keep = (!blocks.is_empty()).then(|| (blocks.len() * block_size, end));
         for (num_blocks, chain) in chains.into_iter().enumerate().rev() {
             let behind = &tokens[num_blocks * block_size..];
-            let beginning = self.blocks.find_beginning(&chain, behind).filter(|_| with_beginning);
-            let most = beginning.map_or(0, |of| of.1).min(block_size - 1);
+            let partial_block =
+                self.blocks.find_partial_block(&chain, behind).filter(|_| with_partial_block);
+            let most = partial_block.map_or(0, |of| of.1).min(block_size - 1);
             let Some(state) = self.state_slots.longest(&chain, &behind[..most]) else {
                 continue;
             };
             let beyond = blocks.split_off(num_blocks);
-            let beginning = beginning.map(|(block, _)| (block, state.rest.len()));
-            let beginning = beginning.filter(|(_, count)| *count > 0);
-            return Found { blocks, chain, beginning, state: Some(state), beyond, to_keep };
+            let partial_block = partial_block.map(|(block, _)| (block, state.rest.len()));
+            let partial_block = partial_block.filter(|(_, count)| *count > 0);
+            return Found { blocks, chain, partial_block, state: Some(state), beyond, to_keep };
         }
-        let (chain, beginning, state) = (seq.prefix_chain.clone(), None, None);
-        Found { blocks: Vec::new(), chain, beginning, state, beyond: blocks, to_keep }
+        let (chain, partial_block, state) = (seq.prefix_chain.clone(), None, None);
+        Found { blocks: Vec::new(), chain, partial_block, state, beyond: blocks, to_keep }
     }
 
     /// Gives up pins until a new sequence can have `num_new` blocks besides the cached ones. Returns the number of
@@ -372,7 +375,7 @@ pub(crate) struct Found {
     pub(crate) blocks: Vec<BlockId>,
     chain: PrefixChain,
     /// A block whose prefix it can copy, and the number of tokens of that prefix.
-    beginning: Option<(BlockId, usize)>,
+    partial_block: Option<(BlockId, usize)>,
     /// The state after all of these tokens.
     state: Option<KeptState>,
     /// The cached blocks that follow. They are of no use, since no state is kept after them.
@@ -385,6 +388,6 @@ pub(crate) struct Found {
 impl Found {
     /// Number of tokens whose keys and values they hold.
     fn num_tokens(&self, block_size: usize) -> usize {
-        self.blocks.len() * block_size + self.beginning.map_or(0, |(_, count)| count)
+        self.blocks.len() * block_size + self.partial_block.map_or(0, |(_, count)| count)
     }
 }

@@ -140,12 +140,12 @@ impl BlockManager {
 
     /// A block of the same caller after those of `chain` that has some of the first tokens of `rest` in common, and
     /// their number. The block belongs to another sequence, so its content must be copied.
-    pub(crate) fn find_beginning(
+    pub(crate) fn find_partial_block(
         &self,
         chain: &PrefixChain,
         rest: &[Symbol],
     ) -> Option<(BlockId, usize)> {
-        self.prefix_cache.as_ref()?.find_beginning(&chain.parent, chain.caller, rest)
+        self.prefix_cache.as_ref()?.find_partial_block(&chain.parent, chain.caller, rest)
     }
 
     /// Adds all blocks of `tokens` to the prefix cache, the last one even if it is not full. It is for a sequence
@@ -160,7 +160,7 @@ impl BlockManager {
         let rest = &tokens[tokens.len() / self.block_size * self.block_size..];
         let Some(cache) = &mut self.prefix_cache else { return };
         let is_known = cache
-            .find_beginning(&chain.parent, chain.caller, rest)
+            .find_partial_block(&chain.parent, chain.caller, rest)
             .is_some_and(|(_, num_common)| num_common == rest.len());
         if !rest.is_empty() && !is_known {
             let block = block_table[chain.num_blocks];

@@ -67,7 +67,7 @@ impl Scheduler {
         for (index, held) in seq.slots.iter().enumerate() {
             let is_last = index + 1 == seq.slots.len();
             if held.item != next + index || !(is_last || self.encoder.is_complete(held.slot)) {
-                return Err(format!("holds item {} in place {index} after {next}", held.item));
+                return Err(format!("holds item {} at {index} after {next}", held.item));
             }
         }
         Ok(())

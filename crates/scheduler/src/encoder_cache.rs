@@ -1,4 +1,4 @@
-//! The places of items' embeddings: those that sequences hold, and those that are kept for later ones.
+//! The slots of items' embeddings: those that sequences hold, and those that are kept for later ones.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -21,7 +21,7 @@ pub(crate) struct EncoderCache {
     /// Whether complete items stay when no sequence holds them.
     keeps: bool,
     /// `None` for slots that are free.
-    places: Vec<Option<Place>>,
+    entries: Vec<Option<Entry>>,
     free: Vec<EncoderSlot>,
     by_content: HashMap<Content, EncoderSlot>,
     /// Complete items without a holder by time of use, the least recently used first.
@@ -29,7 +29,7 @@ pub(crate) struct EncoderCache {
     unfinished: Option<EncoderSlot>,
     /// Freed slots that no step has listed yet.
     freed: Vec<EncoderSlot>,
-    /// Number of embeddings in all places.
+    /// Number of embeddings in all entries.
     num_used: usize,
     /// Number of embeddings of items without a holder.
     num_unheld: usize,
@@ -45,7 +45,7 @@ struct Content {
     number: ItemNumber,
 }
 
-struct Place {
+struct Entry {
     content: Content,
     num_embeddings: usize,
     num_pieces: u32,
@@ -56,7 +56,7 @@ struct Place {
     last_use: u64,
 }
 
-impl Place {
+impl Entry {
     fn is_complete(&self) -> bool {
         self.num_done == self.num_pieces
     }
@@ -67,7 +67,7 @@ impl EncoderCache {
         Self {
             capacity,
             keeps,
-            places: Vec::new(),
+            entries: Vec::new(),
             free: Vec::new(),
             by_content: HashMap::new(),
             unheld: BTreeMap::new(),
@@ -81,12 +81,12 @@ impl EncoderCache {
         }
     }
 
-    /// Number of embeddings in all places, unfinished ones included.
+    /// Number of embeddings in all entries, unfinished ones included.
     pub(crate) fn num_used(&self) -> usize {
         self.num_used
     }
 
-    /// Adds a holder to the place of an item. An item without a place gets one if `may_begin`, if no other item is
+    /// Adds a holder to the entry of an item. An item without an entry gets one if `may_begin`, if no other item is
     /// unfinished, and if there is room. Returns `None` otherwise, and frees nothing.
     pub(crate) fn hold(
         &mut self,
@@ -96,26 +96,26 @@ impl EncoderCache {
     ) -> Option<EncoderSlot> {
         let content = Content { root: root.clone(), number: item.number };
         if let Some(slot) = self.by_content.get(&content).copied() {
-            let place = self.places[slot.0 as usize].as_mut().expect("it was found");
-            if place.num_holders == 0 {
-                self.unheld.remove(&place.last_use);
-                self.num_unheld -= place.num_embeddings;
+            let entry = self.entries[slot.0 as usize].as_mut().expect("it was found");
+            if entry.num_holders == 0 {
+                self.unheld.remove(&entry.last_use);
+                self.num_unheld -= entry.num_embeddings;
             }
-            place.num_holders += 1;
-            self.num_hits += u64::from(place.is_complete());
+            entry.num_holders += 1;
+            self.num_hits += u64::from(entry.is_complete());
             return Some(slot);
         }
         if !may_begin || self.unfinished.is_some() || !self.make_room(item.num_embeddings) {
             return None;
         }
         let slot = self.free.pop().unwrap_or_else(|| {
-            self.places.push(None);
-            EncoderSlot(self.places.len() as u32 - 1)
+            self.entries.push(None);
+            EncoderSlot(self.entries.len() as u32 - 1)
         });
         self.by_content.insert(content.clone(), slot);
         self.num_used += item.num_embeddings;
         self.unfinished = Some(slot);
-        self.places[slot.0 as usize] = Some(Place {
+        self.entries[slot.0 as usize] = Some(Entry {
             content,
             num_embeddings: item.num_embeddings,
             num_pieces: item.num_pieces,
@@ -128,12 +128,12 @@ impl EncoderCache {
 
     /// Counts up to `max_pieces` more pieces of a held item as done. Returns them; none if the item is complete.
     pub(crate) fn advance(&mut self, slot: EncoderSlot, max_pieces: usize) -> Range<u32> {
-        let place = self.place_mut(slot);
-        let start = place.num_done;
-        let left = place.num_pieces - start;
-        place.num_done += u32::try_from(max_pieces).map_or(left, |most| most.min(left));
-        let pieces = start..place.num_done;
-        if place.is_complete() && !pieces.is_empty() {
+        let entry = self.entry_mut(slot);
+        let start = entry.num_done;
+        let left = entry.num_pieces - start;
+        entry.num_done += u32::try_from(max_pieces).map_or(left, |most| most.min(left));
+        let pieces = start..entry.num_done;
+        if entry.is_complete() && !pieces.is_empty() {
             self.unfinished = None;
             self.num_encoded += 1;
         }
@@ -141,7 +141,7 @@ impl EncoderCache {
     }
 
     pub(crate) fn is_complete(&self, slot: EncoderSlot) -> bool {
-        self.places[slot.0 as usize].as_ref().is_some_and(Place::is_complete)
+        self.entries[slot.0 as usize].as_ref().is_some_and(Entry::is_complete)
     }
 
     /// Removes a holder from each of the slots.
@@ -153,13 +153,13 @@ impl EncoderCache {
     fn release(&mut self, slot: EncoderSlot) {
         self.last_use += 1;
         let (now, keeps) = (self.last_use, self.keeps);
-        let place = self.place_mut(slot);
-        place.num_holders -= 1;
-        if place.num_holders > 0 {
+        let entry = self.entry_mut(slot);
+        entry.num_holders -= 1;
+        if entry.num_holders > 0 {
             return;
         }
-        place.last_use = now;
-        let (is_complete, num_embeddings) = (place.is_complete(), place.num_embeddings);
+        entry.last_use = now;
+        let (is_complete, num_embeddings) = (entry.is_complete(), entry.num_embeddings);
         if is_complete && keeps {
             self.unheld.insert(now, slot);
             self.num_unheld += num_embeddings;
@@ -174,39 +174,39 @@ impl EncoderCache {
         std::mem::take(&mut self.freed)
     }
 
-    /// Verifies that each slot has one use, that holders are counted, and that the places fit the room. `held` has
+    /// Verifies that each slot has one use, that holders are counted, and that the entries fit the room. `held` has
     /// each slot once for each of its holders.
     pub(crate) fn check(&self, held: impl Iterator<Item = EncoderSlot>) -> Result<(), String> {
-        let mut num_holders = vec![0; self.places.len()];
+        let mut num_holders = vec![0; self.entries.len()];
         held.for_each(|slot| num_holders[slot.0 as usize] += 1);
-        let mut is_free = vec![false; self.places.len()];
+        let mut is_free = vec![false; self.entries.len()];
         for slot in &self.free {
             if std::mem::replace(&mut is_free[slot.0 as usize], true) {
                 return Err(format!("{slot:?} is free twice"));
             }
         }
         let (mut num_used, mut num_places, mut num_unheld) = (0, 0, (0, 0));
-        for (index, place) in self.places.iter().enumerate() {
+        for (index, entry) in self.entries.iter().enumerate() {
             let slot = EncoderSlot(index as u32);
-            if place.is_some() == is_free[index] {
+            if entry.is_some() == is_free[index] {
                 return Err(format!("{slot:?} is free and used, or neither"));
             }
-            let Some(place) = place else { continue };
-            let is_unheld = self.unheld.get(&place.last_use) == Some(&slot);
+            let Some(entry) = entry else { continue };
+            let is_unheld = self.unheld.get(&entry.last_use) == Some(&slot);
             let is_unfinished = self.unfinished == Some(slot);
-            if place.num_holders != num_holders[index] || is_unheld != (place.num_holders == 0) {
-                let counted = place.num_holders;
+            if entry.num_holders != num_holders[index] || is_unheld != (entry.num_holders == 0) {
+                let counted = entry.num_holders;
                 return Err(format!("{slot:?} counts {counted} of {} holders", num_holders[index]));
             }
-            if is_unfinished == place.is_complete() || (is_unheld && is_unfinished) {
+            if is_unfinished == entry.is_complete() || (is_unheld && is_unfinished) {
                 return Err(format!("{slot:?} is complete and unfinished, or neither"));
             }
-            if self.by_content.get(&place.content) != Some(&slot) {
+            if self.by_content.get(&entry.content) != Some(&slot) {
                 return Err(format!("the content of {slot:?} leads elsewhere"));
             }
             num_places += 1;
-            num_used += place.num_embeddings;
-            let unheld = if is_unheld { (1, place.num_embeddings) } else { (0, 0) };
+            num_used += entry.num_embeddings;
+            let unheld = if is_unheld { (1, entry.num_embeddings) } else { (0, 0) };
             num_unheld = (num_unheld.0 + unheld.0, num_unheld.1 + unheld.1);
         }
         let expected = (num_places, num_used, num_unheld);
@@ -217,8 +217,8 @@ impl EncoderCache {
         Ok(())
     }
 
-    fn place_mut(&mut self, slot: EncoderSlot) -> &mut Place {
-        self.places[slot.0 as usize].as_mut().expect("a held slot has a place")
+    fn entry_mut(&mut self, slot: EncoderSlot) -> &mut Entry {
+        self.entries[slot.0 as usize].as_mut().expect("a held slot has an entry")
     }
 
     /// Frees items without a holder until `num_embeddings` more fit. Returns false, and frees nothing, if that is
@@ -230,16 +230,16 @@ impl EncoderCache {
         }
         while self.num_used + num_embeddings > self.capacity {
             let (_, slot) = self.unheld.pop_first().expect("the held items leave enough room");
-            self.num_unheld -= self.place_mut(slot).num_embeddings;
+            self.num_unheld -= self.entry_mut(slot).num_embeddings;
             self.free(slot);
         }
         true
     }
 
     fn free(&mut self, slot: EncoderSlot) {
-        let place = self.places[slot.0 as usize].take().expect("it is in use");
-        self.by_content.remove(&place.content);
-        self.num_used -= place.num_embeddings;
+        let entry = self.entries[slot.0 as usize].take().expect("it is in use");
+        self.by_content.remove(&entry.content);
+        self.num_used -= entry.num_embeddings;
         self.free.push(slot);
         self.freed.push(slot);
     }

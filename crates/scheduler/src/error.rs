@@ -42,7 +42,7 @@ pub enum Error {
         /// Largest number of concurrent sequences.
         max_num_seqs: usize,
     },
-    /// The encoder's cache has more places than an embedding's index can name.
+    /// The encoder's cache has more slots than an embedding's index can name.
     #[error(
         "num_encoder_embeddings is {num_encoder_embeddings}, but at most {max} is supported; lower it"
     )]

@@ -36,7 +36,7 @@ pub struct RopePositions {
     pub offset: i32,
 }
 
-/// Identifies the place of an item's embeddings. Ids are small. An id is reused from the step on that lists it as
+/// Identifies the slot of an item's embeddings. Ids are small. An id is reused from the step on that lists it as
 /// free.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EncoderSlot(pub u32);

@@ -38,7 +38,7 @@ impl Scheduler {
         let mut chain = PrefixChain::new(root, caller);
         let mut found = self.blocks.find_prefix(&mut chain, &tokens);
         let rest = &tokens[found.len() * self.config.block_size..];
-        found.extend(self.blocks.find_beginning(&chain, rest).map(|(block, _)| block));
+        found.extend(self.blocks.find_partial_block(&chain, rest).map(|(block, _)| block));
         found.truncate(self.config.max_pinned_blocks);
         // They are held before other pins are given up, so that shared blocks stay.
         found.iter().for_each(|block| self.blocks.share(*block));

@@ -75,7 +75,7 @@ impl PrefixCache {
 
     /// The caller's block after `parent` that has the most first tokens of `tokens` in common, and their number: at
     /// least one.
-    pub(crate) fn find_beginning(
+    pub(crate) fn find_partial_block(
         &self,
         parent: &Parent,
         caller: CallerId,
@@ -237,7 +237,7 @@ mod tests {
         }
         let find = |tokens: &[u32]| {
             let tokens: Vec<_> = tokens.iter().map(|token| Symbol::text(*token)).collect();
-            cache.find_beginning(&root(None), CALLER, &tokens)
+            cache.find_partial_block(&root(None), CALLER, &tokens)
         };
         assert_eq!(find(&[1, 2, 3, 5]), Some((BlockId(0), 3)));
         assert_eq!(find(&[1, 2, 9, 1]), Some((BlockId(1), 3)));
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(find(&[7, 7]), Some((BlockId(3), 2)));
         assert_eq!(find(&[8]), None);
         assert_eq!(find(&[]), None);
-        assert_eq!(cache.find_beginning(&root(Some("tenant")), CALLER, &text([1])), None);
+        assert_eq!(cache.find_partial_block(&root(Some("tenant")), CALLER, &text([1])), None);
     }
 
     #[test]
@@ -257,11 +257,17 @@ mod tests {
         cache.insert_end(&node, a, &text([5, 6]), BlockId(2));
         cache.insert_end(&node, b, &text([5, 6]), BlockId(3));
         cache.insert_end(&root(None), b, &text([1, 9]), BlockId(4));
-        assert_eq!(cache.find_beginning(&root(None), a, &text([1, 2, 9])), Some((BlockId(0), 2)));
-        assert_eq!(cache.find_beginning(&root(None), b, &text([1, 2, 9])), Some((BlockId(4), 1)));
-        assert_eq!(cache.find_beginning(&node, a, &text([5, 7])), Some((BlockId(2), 1)));
-        assert_eq!(cache.find_beginning(&node, b, &text([5, 7])), Some((BlockId(3), 1)));
-        assert_eq!(cache.find_beginning(&node, CallerId(3), &text([5, 6])), None);
+        assert_eq!(
+            cache.find_partial_block(&root(None), a, &text([1, 2, 9])),
+            Some((BlockId(0), 2))
+        );
+        assert_eq!(
+            cache.find_partial_block(&root(None), b, &text([1, 2, 9])),
+            Some((BlockId(4), 1))
+        );
+        assert_eq!(cache.find_partial_block(&node, a, &text([5, 7])), Some((BlockId(2), 1)));
+        assert_eq!(cache.find_partial_block(&node, b, &text([5, 7])), Some((BlockId(3), 1)));
+        assert_eq!(cache.find_partial_block(&node, CallerId(3), &text([5, 6])), None);
         assert_eq!(cache.len(), 4);
         cache.check().unwrap();
         (0..5).for_each(|block| cache.remove(BlockId(block)));

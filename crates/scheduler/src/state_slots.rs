@@ -168,7 +168,7 @@ impl StateSlots {
         let mut is_taken = vec![false; self.num_slots];
         for slot in free.chain(held).chain(kept).chain(due) {
             if std::mem::replace(&mut is_taken[slot.0 as usize], true) {
-                return Err(format!("{slot:?} is in two places"));
+                return Err(format!("{slot:?} is listed twice"));
             }
         }
         if let Some(slot) = is_taken.iter().position(|is_taken| !is_taken) {

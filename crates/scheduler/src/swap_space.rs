@@ -73,7 +73,7 @@ impl SwapSpace {
         let held = held.flat_map(|swapped| &swapped.slots);
         for slot in self.free.iter().chain(held) {
             if std::mem::replace(&mut is_taken[slot.0 as usize], true) {
-                return Err(format!("{slot:?} is in two places"));
+                return Err(format!("{slot:?} is listed twice"));
             }
         }
         match is_taken.iter().position(|is_taken| !is_taken) {

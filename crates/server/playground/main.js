@@ -490,7 +490,7 @@ function begin() {
   setTheme(['light', 'dark'].find((theme) => theme === readStored('localStorage', ':theme')) ?? '');
   byId('docs').href = new URL('docs', SERVER).href;
   byId('schema').value = JSON.stringify(EXAMPLE_SCHEMA, null, 2);
-  const kept = readStored('localStorage', '');
+  const kept = keptState();
   try {
     if (kept) loadState(JSON.parse(kept));
   } catch (error) {

@@ -33,12 +33,23 @@ function jsonOrNull(value) {
   }
 }
 
-/** Keeps the page's state. Large conversations lose log-probabilities and images first. Returns what is not kept, or null. */
+/**
+ * Keeps the page's state, for this tab and for new ones. Large conversations lose log-probabilities and images first. Returns what is
+ * not kept, or null.
+ */
 function keepState(stateOf) {
   const lost = [null, 'log-probabilities', 'log-probabilities and images'];
   for (const [lighter, name] of lost.entries()) {
     const text = jsonOrNull(stateOf(lighter));
-    if (text !== null && text.length <= MAX_STORED && writeStored('localStorage', '', text)) return name;
+    if (text === null || text.length > MAX_STORED || !writeStored('localStorage', '', text)) continue;
+    // An older copy would hide the new one.
+    if (!writeStored('sessionStorage', '', text)) writeStored('sessionStorage', '', null);
+    return name;
   }
   return 'the newest turns';
+}
+
+/** The state that this tab kept, or else the newest one of all tabs. */
+function keptState() {
+  return readStored('sessionStorage', '') ?? readStored('localStorage', '');
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 
-use crate::tokenizer::{LIST, MOST_TOKENS, NAMES, parse_config};
+use crate::tokenizer::{LIST, MAX_TOKENS, NAMES, parse_config};
 use crate::{Error, Result};
 
 /// The key of `tokenizer_config.json` that lists added tokens by id.
@@ -105,7 +105,7 @@ pub(crate) fn with_listed(
             continue;
         }
         let conflict = |reason: String| Error::AddedToken { token: shown(content), reason };
-        let number = id.parse::<u32>().ok().filter(|id| (*id as usize) < MOST_TOKENS);
+        let number = id.parse::<u32>().ok().filter(|id| (*id as usize) < MAX_TOKENS);
         let number = number.ok_or_else(|| conflict(format!("its id is `{id:.20}`")))?;
         if let Some((name, _)) = known.iter().find(|(_, id)| **id == number) {
             // The chat template uses the names of tokenizer.json.

@@ -21,7 +21,7 @@ use stages::{Border, Normalizing, Splitting, State, is_prepend, sequence};
 pub(crate) const PIECE_BYTES: usize = 64 << 10;
 
 /// Most different characters that are examined in one text. It bounds the cost of cutting any text.
-const MOST_CHARACTERS: usize = 4096;
+const MAX_CHARACTERS: usize = 4096;
 
 /// Facts about a tokenizer by which its texts are cut.
 pub(crate) struct Cuts {
@@ -217,7 +217,7 @@ impl Known {
             return Some(*taken);
         }
         // Each new character costs a match with every class of the rule.
-        if self.taken.len() == MOST_CHARACTERS {
+        if self.taken.len() == MAX_CHARACTERS {
             return None;
         }
         let taken = rule.taken(character);

@@ -4,10 +4,10 @@
 //! recurses once for each link. Without this bound a template could overflow the stack.
 
 /// Most operators, dots, filters, brackets and keywords in one tag. Models' templates have about twenty.
-const MOST_IN_TAG: usize = 500;
+const MAX_IN_TAG: usize = 500;
 
 /// Most `elif` in one template, since each is one more level. Models' templates have about ten.
-const MOST_ELIF: usize = 200;
+const MAX_ELIF: usize = 200;
 
 /// Returns the line of the first tag that is too deep, and the reason.
 ///
@@ -30,11 +30,11 @@ pub(crate) fn too_deep(source: &str) -> Option<(usize, String)> {
         };
         let tag = Tag::read(inside, closing);
         num_elif += usize::from(tag.is_elif);
-        if tag.num_links > MOST_IN_TAG {
-            return Some((line(), format!("a tag has more than {MOST_IN_TAG} operators")));
+        if tag.num_links > MAX_IN_TAG {
+            return Some((line(), format!("a tag has more than {MAX_IN_TAG} operators")));
         }
-        if num_elif > MOST_ELIF {
-            return Some((line(), format!("there are more than {MOST_ELIF} elif")));
+        if num_elif > MAX_ELIF {
+            return Some((line(), format!("there are more than {MAX_ELIF} elif")));
         }
         rest = &inside[tag.len..];
     }

@@ -369,14 +369,14 @@ fn special_spellings(tokenizer: &tokenizers::Tokenizer) -> Vec<String> {
 
 /// Bound on token ids, since a table has a row for each id up to the largest. The largest vocabularies have some
 /// 300,000.
-pub(crate) const MOST_TOKENS: usize = 1 << 24;
+pub(crate) const MAX_TOKENS: usize = 1 << 24;
 
 fn token_table(tokenizer: &tokenizers::Tokenizer, kind: &DecoderKind) -> Result<TokenTable> {
     let mut tokens = Vec::new();
     for (token, id) in tokenizer.get_vocab(true) {
         let id = id as usize;
-        if id >= MOST_TOKENS {
-            let reason = format!("a token has the id {id}, and {MOST_TOKENS} is too great for one");
+        if id >= MAX_TOKENS {
+            let reason = format!("a token has the id {id}, and {MAX_TOKENS} is too great for one");
             return Err(Error::BadTokenizer(reason));
         }
         if tokens.len() <= id {

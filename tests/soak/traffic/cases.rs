@@ -7,7 +7,7 @@ use super::super::watch::call;
 use crate::support::Request;
 
 /// Sessions and responses that a client continues. Older ones expire.
-const MOST_KEPT: usize = 8;
+const MAX_KEPT: usize = 8;
 
 /// A valid request.
 pub(super) struct Case {
@@ -89,7 +89,7 @@ impl Cases {
             self.responses.extend(answer["id"].as_str().map(str::to_owned));
         }
         for ids in [&mut self.sessions, &mut self.responses] {
-            ids.drain(..ids.len().saturating_sub(MOST_KEPT));
+            ids.drain(..ids.len().saturating_sub(MAX_KEPT));
         }
     }
 

@@ -119,23 +119,23 @@ impl<'de> Visitor<'de> for ContentVisitor {
 /// The content of a message, and the reasoning before it.
 pub(super) struct GivenContent {
     pub(super) content: Content,
-    pub(super) thoughts: Option<String>,
+    pub(super) reasoning: Option<String>,
 }
 
 impl<'de> Deserialize<'de> for GivenContent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let content = Content::deserialize(deserializer)?;
-        let Content::Parts(parts) = content else { return Ok(Self { content, thoughts: None }) };
-        let (thoughts, parts): (Vec<_>, Vec<_>) =
-            parts.into_iter().partition(ContentPart::is_thought);
-        let thoughts: Vec<&str> = thoughts.iter().filter_map(ContentPart::text).collect();
-        let thoughts = (!thoughts.is_empty()).then(|| thoughts.join("\n"));
-        Ok(Self { content: Content::Parts(parts), thoughts })
+        let Content::Parts(parts) = content else { return Ok(Self { content, reasoning: None }) };
+        let (reasoning, parts): (Vec<_>, Vec<_>) =
+            parts.into_iter().partition(ContentPart::is_reasoning);
+        let reasoning: Vec<&str> = reasoning.iter().filter_map(ContentPart::text).collect();
+        let reasoning = (!reasoning.is_empty()).then(|| reasoning.join("\n"));
+        Ok(Self { content: Content::Parts(parts), reasoning })
     }
 }
 
 /// The texts of reasoning blocks; hidden or encrypted blocks have none.
-pub(super) fn thoughts_of(blocks: &[Value]) -> Option<String> {
+pub(super) fn reasoning_of(blocks: &[Value]) -> Option<String> {
     let text = |block: &Value| {
         let text = ["thinking", "text"].into_iter().find_map(|key| block[key].as_str());
         text.filter(|text| !text.is_empty()).map(str::to_owned)
@@ -147,7 +147,7 @@ pub(super) fn thoughts_of(blocks: &[Value]) -> Option<String> {
 /// Types of content parts that are text, with the fields of their texts, and types of reasoning parts.
 const TEXT_PARTS: [(&str, &str); 4] =
     [("text", "text"), ("input_text", "text"), ("output_text", "text"), ("refusal", "refusal")];
-const THOUGHT_PARTS: [&str; 2] = ["thinking", "reasoning"];
+const REASONING_PARTS: [&str; 2] = ["thinking", "reasoning"];
 
 /// Types of content parts that are images.
 const IMAGE_PARTS: [&str; 2] = ["image_url", "input_image"];
@@ -208,8 +208,8 @@ impl ContentPart {
         }
     }
 
-    fn is_thought(&self) -> bool {
-        matches!(self, Self::Text(part) if THOUGHT_PARTS.contains(&part.kind.as_str()))
+    fn is_reasoning(&self) -> bool {
+        matches!(self, Self::Text(part) if REASONING_PARTS.contains(&part.kind.as_str()))
     }
 }
 
@@ -286,7 +286,7 @@ impl GivenPart {
         }
         let field = match TEXT_PARTS.iter().find(|(known, _)| *known == kind) {
             Some((_, field)) => Some(*field),
-            None => THOUGHT_PARTS.contains(&kind.as_str()).then_some(""),
+            None => REASONING_PARTS.contains(&kind.as_str()).then_some(""),
         };
         let field = field.ok_or_else(|| {
             let kind = excerpt(&kind);

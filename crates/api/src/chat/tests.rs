@@ -137,7 +137,7 @@ fn types_are_strict() {
 }
 
 #[test]
-fn an_answer_of_thoughts_alone_is_taken_back() {
+fn an_answer_of_reasoning_alone_is_taken_back() {
     let request =
         message(r#"{"role": "assistant", "content": null, "reasoning_content": "hm"}"#).unwrap();
     assert_eq!(request.messages[0].content, Some(Content::Text(String::new())));
@@ -170,7 +170,7 @@ fn what_other_clients_send_back_is_taken() {
 }
 
 #[test]
-fn wishes_that_cannot_be_passed_on_are_told() {
+fn preferences_that_cannot_be_passed_on_are_reported() {
     let request = with(r#""verbosity": "low", "documents": [], "length_penalty": 1.0"#).unwrap();
     assert_eq!((request.not_held.line(), request.documents), ("verbosity (low)".to_owned(), None));
     assert!(with(r#""verbosity": "medium""#).unwrap().not_held.is_empty());

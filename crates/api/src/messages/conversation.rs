@@ -84,7 +84,7 @@ fn add(path: &str, message: &Value, messages: &mut Vec<ChatMessage>) -> Result<(
 #[derive(Default)]
 struct Turn<'a> {
     parts: Vec<ContentPart>,
-    thoughts: Vec<&'a str>,
+    reasoning: Vec<&'a str>,
     calls: Vec<PastToolCall>,
 }
 
@@ -98,7 +98,7 @@ impl<'a> Turn<'a> {
             // This server's signatures are empty, so that they are not checked.
             ("thinking", Role::Assistant) => {
                 block.check_fields(&["thinking", "signature"])?;
-                self.thoughts.push(block.text("thinking")?);
+                self.reasoning.push(block.text("thinking")?);
             }
             // Another server has encrypted this reasoning, so that it cannot be used.
             ("redacted_thinking", Role::Assistant) => {}
@@ -122,12 +122,12 @@ impl<'a> Turn<'a> {
 
     /// The message; `None` if it has no parts.
     fn message(self, role: Role) -> Option<ChatMessage> {
-        let is_empty = self.parts.is_empty() && self.thoughts.is_empty() && self.calls.is_empty();
+        let is_empty = self.parts.is_empty() && self.reasoning.is_empty() && self.calls.is_empty();
         let calls = (!self.calls.is_empty()).then_some(self.calls);
         let says = !self.parts.is_empty() || calls.is_none();
         let message = ChatMessage {
             content: says.then(|| Content::of_parts(self.parts)),
-            reasoning_content: (!self.thoughts.is_empty()).then(|| self.thoughts.join("\n")),
+            reasoning_content: (!self.reasoning.is_empty()).then(|| self.reasoning.join("\n")),
             tool_calls: calls,
             ..ChatMessage::text(role, String::new())
         };

@@ -41,9 +41,9 @@ fn add(path: &str, item: &Value, messages: &mut Vec<ChatMessage>) -> Result<(), 
             Ok(())
         }
         Some("reasoning") => {
-            let thought = item.reasoning()?;
-            if !thought.is_empty() {
-                let message = ChatMessage { reasoning_content: Some(thought), ..assistant() };
+            let reasoning = item.reasoning()?;
+            if !reasoning.is_empty() {
+                let message = ChatMessage { reasoning_content: Some(reasoning), ..assistant() };
                 messages.push(message);
             }
             Ok(())

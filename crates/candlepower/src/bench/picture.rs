@@ -10,7 +10,7 @@ use base64::prelude::BASE64_STANDARD;
 /// Side of a square of one colour, in pixels. Squares keep the files small, and are nothing to a vision tower.
 const SQUARE: u32 = 16;
 /// Maximum of pixels. Servers accept no more.
-const MOST_PIXELS: u64 = 64_000_000;
+const MAX_PIXELS: u64 = 64_000_000;
 
 /// Width and height of a picture in pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl FromStr for PictureSize {
         let (width, height) = text.split_once('x').unwrap_or((text, text));
         let side = |text: &str| text.parse().ok().filter(|side: &u32| *side > 0);
         let size = side(width).zip(side(height));
-        let size = size.filter(|(w, h)| u64::from(*w) * u64::from(*h) <= MOST_PIXELS);
+        let size = size.filter(|(w, h)| u64::from(*w) * u64::from(*h) <= MAX_PIXELS);
         let (width, height) =
             size.ok_or("a width and a height in pixels are needed, such as 896x896")?;
         Ok(Self { width, height })

@@ -36,6 +36,6 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
     let attentions = c.indices(KEY)?;
     let is_mamba = |i: usize| !attentions.iter().any(|layer| *layer as usize == i);
     let is_mamba: Vec<bool> = (0..m.layers.len()).map(is_mamba).collect();
-    m.set_mixers(c, KEY, &is_mamba, &Mixer::Recurrence(mamba))?;
+    m.set_mixers(c, KEY, &is_mamba, &Mixer::LinearAttention(mamba))?;
     Ok(m)
 }

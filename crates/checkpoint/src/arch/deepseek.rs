@@ -8,7 +8,7 @@ use super::Arch;
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{AttentionSpec, GatingSpec, LatentSpec, MOST_HEAD_DIM, MOST_WIDTH, ModelSpec},
+    spec::{AttentionSpec, GatingSpec, LatentSpec, MAX_HEAD_DIM, MAX_WIDTH, ModelSpec},
 };
 
 pub(super) const V2: Arch = Arch {
@@ -107,9 +107,9 @@ fn glm_lite(c: &HfConfig) -> Result<ModelSpec> {
 
 /// Part of a model of texts and images, too.
 pub(super) fn mistral4(c: &HfConfig) -> Result<ModelSpec> {
-    let heads = c.bounded("qk_nope_head_dim", MOST_HEAD_DIM)?;
+    let heads = c.bounded("qk_nope_head_dim", MAX_HEAD_DIM)?;
     // Mistral 4's `partial_rotary_factor` is a share of the whole key, rotated or not.
-    let mut m = with_latents(c, heads + c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?)?;
+    let mut m = with_latents(c, heads + c.bounded("qk_rope_head_dim", MAX_HEAD_DIM)?)?;
     add_experts(&mut m, c, renormalized(c)?, [0, 1])?;
     Ok(m)
 }
@@ -187,7 +187,7 @@ pub(super) fn expect(c: &HfConfig, key: &str, name: &str) -> Result<()> {
 
 /// Llama with multi-head latent attention, whose RoPE settings apply to the rotated part of each head.
 fn latent_llama(c: &HfConfig) -> Result<ModelSpec> {
-    with_latents(c, c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?)
+    with_latents(c, c.bounded("qk_rope_head_dim", MAX_HEAD_DIM)?)
 }
 
 /// The same, whose settings of ropes are of heads of `width` elements.
@@ -195,15 +195,15 @@ fn with_latents(c: &HfConfig, width: usize) -> Result<ModelSpec> {
     if let Some(every) = c.count_opt("moe_layer_freq")?.filter(|every| *every != 1) {
         return Err(c.unsupported("moe_layer_freq", &every.into(), "; 1 is"));
     }
-    let rotated = c.bounded("qk_rope_head_dim", MOST_HEAD_DIM)?;
+    let rotated = c.bounded("qk_rope_head_dim", MAX_HEAD_DIM)?;
     // Latents are the only KV head, so the settings of KV heads do not apply.
     let base = c.without(&["head_dim", "num_key_value_heads"]).with_default("head_dim", width);
     let mut m = ModelSpec::llama(&base)?;
     let latent = LatentSpec {
-        rank: c.bounded("kv_lora_rank", MOST_WIDTH)?,
-        key_dim: c.bounded("qk_nope_head_dim", MOST_HEAD_DIM)?,
-        value_dim: c.bounded("v_head_dim", MOST_HEAD_DIM)?,
-        q_rank: c.bounded_opt("q_lora_rank", MOST_WIDTH)?,
+        rank: c.bounded("kv_lora_rank", MAX_WIDTH)?,
+        key_dim: c.bounded("qk_nope_head_dim", MAX_HEAD_DIM)?,
+        value_dim: c.bounded("v_head_dim", MAX_HEAD_DIM)?,
+        q_rank: c.bounded_opt("q_lora_rank", MAX_WIDTH)?,
         eps: LATENT_EPS,
         transposed_keys: false,
     };

@@ -10,7 +10,7 @@ use crate::{
     error::Result,
     rope::RopeSpec,
     spec::{
-        AttentionSpec, EmbedSpec, FfnSpec, GatingSpec, MOST_HEAD_DIM, MOST_HEADS, MOST_WIDTH,
+        AttentionSpec, EmbedSpec, FfnSpec, GatingSpec, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH,
         ModelSpec, PerLayerSpec, QkNormSpan, Residual, activation,
     },
     weights::{Slot, WeightRule, expert_rows, whole},
@@ -121,8 +121,8 @@ fn set_attentions(
 ) -> Result<()> {
     let window = c.count("sliding_window")?;
     let keys_as_values = c.flag_or("attention_k_eq_v", false)?;
-    let global_dim = c.bounded_opt("global_head_dim", MOST_HEAD_DIM)?.unwrap_or(512);
-    let global_heads = c.bounded_opt("num_global_key_value_heads", MOST_HEADS)?;
+    let global_dim = c.bounded_opt("global_head_dim", MAX_HEAD_DIM)?.unwrap_or(512);
+    let global_heads = c.bounded_opt("num_global_key_value_heads", MAX_HEADS)?;
     // transformers 5 writes this in place of the two keys, for each layer that differs.
     let of_layers = c.section("per_layer_config")?.map(|all| by_layer(&all, is_windowed.len()));
     let of_layers = of_layers.transpose()?;
@@ -136,8 +136,8 @@ fn set_attentions(
         match &of_layers {
             Some(all) => {
                 if let Some(own) = all.get(&i) {
-                    a.head_dim = own.bounded_opt("head_dim", MOST_HEAD_DIM)?.unwrap_or(head_dim);
-                    let heads = own.bounded_opt("num_key_value_heads", MOST_HEADS)?;
+                    a.head_dim = own.bounded_opt("head_dim", MAX_HEAD_DIM)?.unwrap_or(head_dim);
+                    let heads = own.bounded_opt("num_key_value_heads", MAX_HEADS)?;
                     a.kv_heads = heads.unwrap_or(a.kv_heads);
                 }
             }
@@ -216,8 +216,8 @@ fn per_layer(m: &ModelSpec, c: &HfConfig) -> Result<Option<PerLayerSpec>> {
     if width == 0 {
         return Ok(None);
     }
-    if width > MOST_WIDTH / m.layers.len() {
-        let hint = format!("; at most {MOST_WIDTH} for all layers together are");
+    if width > MAX_WIDTH / m.layers.len() {
+        let hint = format!("; at most {MAX_WIDTH} for all layers together are");
         return Err(c.unsupported("hidden_size_per_layer_input", &width.into(), &hint));
     }
     // Rows beyond the vocabulary are allowed, since published tables are padded.
@@ -240,7 +240,7 @@ fn set_experts(m: &mut ModelSpec, c: &HfConfig) -> Result<()> {
     for (layer, beside) in m.layers.iter_mut().zip(beside) {
         if let FfnSpec::Experts(experts) = &mut layer.ffn {
             // The layer's feed-forward takes the place of the shared expert, with norms of its own.
-            (experts.shared, experts.own_norms) = (beside, true);
+            (experts.shared, experts.separate_norms) = (beside, true);
         }
     }
     Ok(())

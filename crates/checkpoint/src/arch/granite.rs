@@ -6,7 +6,7 @@ use super::{Arch, recurrent};
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{GatingSpec, MOST_WIDTH, Mixer, ModelSpec},
+    spec::{GatingSpec, MAX_WIDTH, Mixer, ModelSpec},
     weights::{Slot, WeightRule, expert_rows, joined, rows, whole},
 };
 
@@ -103,7 +103,7 @@ fn hybrid(c: &HfConfig) -> Result<ModelSpec> {
     let mut m = match c.index_or("num_local_experts", 8)? {
         0 => {
             // Without experts the shared feed-forward is the layer's only one.
-            let width = c.bounded("shared_intermediate_size", MOST_WIDTH)?;
+            let width = c.bounded("shared_intermediate_size", MAX_WIDTH)?;
             spec(&c.without(&["intermediate_size"]).with_default("intermediate_size", width))?
         }
         _ => shared(c)?,
@@ -123,7 +123,7 @@ fn hybrid(c: &HfConfig) -> Result<ModelSpec> {
     let is_mamba: Vec<bool> = of_attention.iter().map(|of_attention| !of_attention).collect();
     if is_mamba.contains(&true) {
         let mamba = recurrent::mamba2(c)?;
-        m.set_mixers(c, key, &is_mamba, &Mixer::Recurrence(mamba))?;
+        m.set_mixers(c, key, &is_mamba, &Mixer::LinearAttention(mamba))?;
     }
     Ok(m)
 }

@@ -7,7 +7,7 @@ use super::Arch;
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{GatingSpec, MOST_WIDTH, Mixer, ModelSpec, QkNormSpan, ShortConvSpec},
+    spec::{GatingSpec, MAX_WIDTH, Mixer, ModelSpec, QkNormSpan, ShortConvSpec},
     weights::{Slot, WeightRule, whole},
 };
 
@@ -51,14 +51,14 @@ const WEIGHTS: &[WeightRule] = &[
 fn spec(c: &HfConfig) -> Result<ModelSpec> {
     // Older files have another name for the width, and most files ask for the part of it that a gate leaves.
     let key = if c.contains("block_ff_dim") { "block_ff_dim" } else { "intermediate_size" };
-    let mut inner = c.bounded(key, MOST_WIDTH)?;
+    let mut inner = c.bounded(key, MAX_WIDTH)?;
     if c.flag_or("block_auto_adjust_ff_dim", true)? {
         let factor = c.factor_or("block_ffn_dim_multiplier", 1.0)?;
-        let multiple = c.bounded_opt("block_multiple_of", MOST_WIDTH)?.unwrap_or(256);
+        let multiple = c.bounded_opt("block_multiple_of", MAX_WIDTH)?.unwrap_or(256);
         let part = factor * (2 * inner / 3) as f64;
         // Two thirds, as Llama's first feed-forwards: a gate adds a third matrix.
-        if part > MOST_WIDTH as f64 {
-            let reason = format!("; the feed-forward may have {MOST_WIDTH} elements");
+        if part > MAX_WIDTH as f64 {
+            let reason = format!("; the feed-forward may have {MAX_WIDTH} elements");
             return Err(c.unsupported("block_ffn_dim_multiplier", &factor.into(), &reason));
         }
         inner = (part as usize).next_multiple_of(multiple).max(1);

@@ -255,7 +255,7 @@ impl Arch {
     }
 
     /// Whether a tensor is a part of the checkpoint that a decoder of `layers` layers does not need, and not for images.
-    pub(crate) fn is_beside(&self, name: &str, layers: usize) -> bool {
+    pub(crate) fn is_ignored(&self, name: &str, layers: usize) -> bool {
         let name = name.strip_prefix("model.").unwrap_or(name);
         let is_behind = || {
             let layer = name.strip_prefix("layers.").and_then(|rest| rest.split('.').next());

@@ -6,7 +6,7 @@ use super::{Arch, deepseek, recurrent};
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{FfnSpec, MOST_LAYERS, MOST_WIDTH, Mixer, ModelSpec, RecurrenceSpec},
+    spec::{FfnSpec, LinearAttentionSpec, MAX_LAYERS, MAX_WIDTH, Mixer, ModelSpec},
     weights::{Slot, WeightRule, joined, whole},
 };
 
@@ -90,13 +90,13 @@ fn spec(c: &HfConfig) -> Result<ModelSpec> {
         set_shared(&mut m, c)?;
     }
     if layers.iter().any(|(_, ffn)| *ffn == Some(Kind::Dense)) {
-        c.bounded("intermediate_size", MOST_WIDTH)?;
+        c.bounded("intermediate_size", MAX_WIDTH)?;
     }
     let mamba =
         layers.iter().any(|(mixer, _)| *mixer == Kind::Mamba).then(|| mamba(c)).transpose()?;
     for (layer, (mixer, ffn)) in m.layers.iter_mut().zip(layers) {
         if let (Kind::Mamba, Some(mamba)) = (mixer, mamba) {
-            layer.mixer = Mixer::Recurrence(mamba);
+            layer.mixer = Mixer::LinearAttention(mamba);
         }
         if ffn.is_none() {
             layer.ffn = FfnSpec::Nothing;
@@ -159,7 +159,7 @@ fn pairs(c: &HfConfig, kinds: &[Kind], key: &str) -> Result<(Vec<Pair>, Vec<[usi
             }
         }
     }
-    if !(1..=MOST_LAYERS).contains(&layers.len())
+    if !(1..=MAX_LAYERS).contains(&layers.len())
         || !layers.iter().any(|(mixer, _)| *mixer == Kind::Attention)
     {
         let found = c.raw(key).cloned().unwrap_or_default();
@@ -172,7 +172,7 @@ fn pairs(c: &HfConfig, kinds: &[Kind], key: &str) -> Result<(Vec<Pair>, Vec<[usi
     Ok((layers, numbers))
 }
 
-fn mamba(c: &HfConfig) -> Result<RecurrenceSpec> {
+fn mamba(c: &HfConfig) -> Result<LinearAttentionSpec> {
     c.refuse("use_bias")?;
     deepseek::expect(c, "mamba_hidden_act", "silu")?;
     // Bamba's default is another one.
@@ -186,7 +186,7 @@ fn set_shared(m: &mut ModelSpec, c: &HfConfig) -> Result<()> {
     match c.index_or("n_shared_experts", 1)? {
         0 => Ok(()),
         1 => {
-            let width = c.bounded(KEY, MOST_WIDTH)?;
+            let width = c.bounded(KEY, MAX_WIDTH)?;
             m.set_shared_width(c, KEY, |_| width)
         }
         other => Err(c.unsupported("n_shared_experts", &other.into(), "; 0 and 1 are")),

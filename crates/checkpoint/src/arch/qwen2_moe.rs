@@ -5,7 +5,7 @@ use super::{Arch, qwen2};
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{FfnSpec, GatingSpec, MOST_WIDTH, ModelSpec},
+    spec::{FfnSpec, GatingSpec, MAX_WIDTH, ModelSpec},
     weights::{Slot, WeightRule, whole},
 };
 
@@ -51,7 +51,7 @@ pub(super) fn set_experts(m: &mut ModelSpec, c: &HfConfig, renormalize: bool) ->
 
 /// Gives MoE layers a shared expert that is weighted by a score of its own.
 pub(super) fn set_shared_expert(m: &mut ModelSpec, c: &HfConfig) -> Result<()> {
-    let width = c.bounded("shared_expert_intermediate_size", MOST_WIDTH)?;
+    let width = c.bounded("shared_expert_intermediate_size", MAX_WIDTH)?;
     m.set_shared_width(c, "shared_expert_intermediate_size", |_| width)?;
     for layer in &mut m.layers {
         if let FfnSpec::Experts(experts) = &mut layer.ffn {

@@ -12,8 +12,8 @@ use crate::{
     config::HfConfig,
     error::Result,
     spec::{
-        MOST_HEADS, MOST_WIDTH, Mixer, ModelSpec, NormKind, NormSpec, QkNormSpan, RecurrenceSpec,
-        RuleSpec, activation,
+        LinearAttentionSpec, MAX_HEADS, MAX_WIDTH, Mixer, ModelSpec, NormKind, NormSpec,
+        QkNormSpan, UpdateRuleSpec, activation,
     },
     vision::qwen,
     weights::{Slot, WeightRule, heads},
@@ -75,12 +75,12 @@ const OF_NEXT: &[WeightRule] = &[
     qwen2_moe::SHARED[0],
     qwen2_moe::SHARED[1],
     qwen2_moe::SHARED[2],
-    heads(Slot::RecurrentQ, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
-    heads(Slot::RecurrentK, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
-    heads(Slot::RecurrentV, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
-    heads(Slot::RecurrentGate, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
-    heads(Slot::RecurrentBeta, "model.layers.{i}.linear_attn.in_proj_ba.weight"),
-    heads(Slot::RecurrentDecay, "model.layers.{i}.linear_attn.in_proj_ba.weight"),
+    heads(Slot::LinearAttnQ, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
+    heads(Slot::LinearAttnK, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
+    heads(Slot::LinearAttnV, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
+    heads(Slot::LinearAttnGate, "model.layers.{i}.linear_attn.in_proj_qkvz.weight"),
+    heads(Slot::LinearAttnBeta, "model.layers.{i}.linear_attn.in_proj_ba.weight"),
+    heads(Slot::LinearAttnDecay, "model.layers.{i}.linear_attn.in_proj_ba.weight"),
 ];
 
 fn next(c: &HfConfig) -> Result<ModelSpec> {
@@ -92,7 +92,7 @@ fn next(c: &HfConfig) -> Result<ModelSpec> {
 
 fn moe(c: &HfConfig) -> Result<ModelSpec> {
     // All layers have experts, and configurations need not say how wide others would be.
-    let inner = c.bounded("moe_intermediate_size", MOST_WIDTH)?;
+    let inner = c.bounded("moe_intermediate_size", MAX_WIDTH)?;
     let mut m = base(&c.with_default("intermediate_size", inner))?;
     // The class has experts in every layer, and ignores both keys. It always renormalizes.
     qwen2_moe::set_experts(&mut m, &c.without(&["decoder_sparse_step", "mlp_only_layers"]), true)?;
@@ -116,23 +116,23 @@ fn base(c: &HfConfig) -> Result<ModelSpec> {
     let by_default = |i: usize| !(i + 1).is_multiple_of(interval);
     let kinds = [&["linear_attention"][..], &["full_attention"]];
     let is_linear = m.layer_kinds(c, "layer_types", kinds, by_default)?;
-    m.set_mixers(c, "layer_types", &is_linear, &Mixer::Recurrence(net))?;
+    m.set_mixers(c, "layer_types", &is_linear, &Mixer::LinearAttention(net))?;
     Ok(m)
 }
 
 /// The delta net of a layer whose convolution has the feed-forward's activation.
-fn delta_net(c: &HfConfig) -> Result<RecurrenceSpec> {
+fn delta_net(c: &HfConfig) -> Result<LinearAttentionSpec> {
     if activation(c)? != Activation::Silu {
         let found = c.raw("hidden_act").cloned().unwrap_or_default();
         return Err(c.unsupported("hidden_act", &found, "; silu is"));
     }
-    let net = RecurrenceSpec {
-        key_heads: c.bounded("linear_num_key_heads", MOST_HEADS)?,
-        value_heads: c.bounded("linear_num_value_heads", MOST_HEADS)?,
+    let net = LinearAttentionSpec {
+        key_heads: c.bounded("linear_num_key_heads", MAX_HEADS)?,
+        value_heads: c.bounded("linear_num_value_heads", MAX_HEADS)?,
         key_dim: head_width(c, "linear_key_head_dim")?,
         value_dim: head_width(c, "linear_value_head_dim")?,
         kernel_size: kernel_size(c, "linear_conv_kernel_dim")?,
-        rule: RuleSpec::Delta,
+        rule: UpdateRuleSpec::Delta,
         tiled: false,
         log_rates: true,
         eps: c.float("rms_norm_eps")?,

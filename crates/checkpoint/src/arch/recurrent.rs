@@ -3,7 +3,7 @@
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{MOST_HEADS, RecurrenceSpec, RuleSpec},
+    spec::{LinearAttentionSpec, MAX_HEADS, UpdateRuleSpec},
     weights::{Slot, WeightRule, conv_kernel, rows, whole},
 };
 
@@ -11,22 +11,22 @@ use crate::{
 macro_rules! mamba_weights {
     ($name:literal) => {
         [
-            rows(Slot::RecurrentGate, concat!($name, ".in_proj.weight")),
-            rows(Slot::RecurrentV, concat!($name, ".in_proj.weight")),
-            rows(Slot::RecurrentK, concat!($name, ".in_proj.weight")),
-            rows(Slot::RecurrentQ, concat!($name, ".in_proj.weight")),
-            rows(Slot::RecurrentDecay, concat!($name, ".in_proj.weight")),
-            conv_kernel(Slot::RecurrentConvV, concat!($name, ".conv1d.weight")),
-            conv_kernel(Slot::RecurrentConvK, concat!($name, ".conv1d.weight")),
-            conv_kernel(Slot::RecurrentConvQ, concat!($name, ".conv1d.weight")),
-            rows(Slot::RecurrentBiasV, concat!($name, ".conv1d.bias")),
-            rows(Slot::RecurrentBiasK, concat!($name, ".conv1d.bias")),
-            rows(Slot::RecurrentBiasQ, concat!($name, ".conv1d.bias")),
-            whole(Slot::RecurrentLogRate, concat!($name, ".A_log")),
-            whole(Slot::RecurrentDecayBias, concat!($name, ".dt_bias")),
-            whole(Slot::RecurrentSkip, concat!($name, ".D")),
-            whole(Slot::RecurrentNorm, concat!($name, ".norm.weight")),
-            whole(Slot::RecurrentOut, concat!($name, ".out_proj.weight")),
+            rows(Slot::LinearAttnGate, concat!($name, ".in_proj.weight")),
+            rows(Slot::LinearAttnV, concat!($name, ".in_proj.weight")),
+            rows(Slot::LinearAttnK, concat!($name, ".in_proj.weight")),
+            rows(Slot::LinearAttnQ, concat!($name, ".in_proj.weight")),
+            rows(Slot::LinearAttnDecay, concat!($name, ".in_proj.weight")),
+            conv_kernel(Slot::LinearAttnConvV, concat!($name, ".conv1d.weight")),
+            conv_kernel(Slot::LinearAttnConvK, concat!($name, ".conv1d.weight")),
+            conv_kernel(Slot::LinearAttnConvQ, concat!($name, ".conv1d.weight")),
+            rows(Slot::LinearAttnBiasV, concat!($name, ".conv1d.bias")),
+            rows(Slot::LinearAttnBiasK, concat!($name, ".conv1d.bias")),
+            rows(Slot::LinearAttnBiasQ, concat!($name, ".conv1d.bias")),
+            whole(Slot::LinearAttnLogRate, concat!($name, ".A_log")),
+            whole(Slot::LinearAttnDecayBias, concat!($name, ".dt_bias")),
+            whole(Slot::LinearAttnSkip, concat!($name, ".D")),
+            whole(Slot::LinearAttnNorm, concat!($name, ".norm.weight")),
+            whole(Slot::LinearAttnOut, concat!($name, ".out_proj.weight")),
         ]
     };
 }
@@ -37,10 +37,10 @@ pub(super) const MAMBA: [WeightRule; 16] = mamba_weights!("model.layers.{i}.mamb
 pub(super) const MIXER: [WeightRule; 16] = mamba_weights!("backbone.layers.{i}.mixer");
 
 /// Mamba-2 by Bamba's keys.
-pub(super) fn mamba2(c: &HfConfig) -> Result<RecurrenceSpec> {
+pub(super) fn mamba2(c: &HfConfig) -> Result<LinearAttentionSpec> {
     c.refuse("mamba_proj_bias")?;
     refuse_limits(c)?;
-    let value_heads = c.bounded("mamba_n_heads", MOST_HEADS)?;
+    let value_heads = c.bounded("mamba_n_heads", MAX_HEADS)?;
     // The default of the head width.
     let expand = c.count_opt("mamba_expand")?.unwrap_or(2);
     let all = expand.saturating_mul(c.count("hidden_size")?);
@@ -48,13 +48,13 @@ pub(super) fn mamba2(c: &HfConfig) -> Result<RecurrenceSpec> {
     let is_auto = c.raw("mamba_d_head").is_some_and(|width| width == "auto");
     let c = if is_auto { c.without(&["mamba_d_head"]) } else { c.clone() };
     let c = &c.with_default("mamba_d_head", all / value_heads);
-    let net = RecurrenceSpec {
-        key_heads: c.bounded("mamba_n_groups", MOST_HEADS)?,
+    let net = LinearAttentionSpec {
+        key_heads: c.bounded("mamba_n_groups", MAX_HEADS)?,
         value_heads,
         key_dim: head_width(c, "mamba_d_state")?,
         value_dim: head_width(c, "mamba_d_head")?,
         kernel_size: kernel_size(c, "mamba_d_conv")?,
-        rule: RuleSpec::Mamba2 { conv_bias: c.flag_or("mamba_conv_bias", true)? },
+        rule: UpdateRuleSpec::Mamba2 { conv_bias: c.flag_or("mamba_conv_bias", true)? },
         tiled: false,
         log_rates: true,
         eps: c.float("rms_norm_eps")?,
@@ -66,7 +66,7 @@ pub(super) fn mamba2(c: &HfConfig) -> Result<RecurrenceSpec> {
 /// Fails unless each head of keys belongs to as many heads of values, of which `heads` says how many there are.
 pub(super) fn check_groups(
     c: &HfConfig,
-    net: &RecurrenceSpec,
+    net: &LinearAttentionSpec,
     heads: &str,
     needed: &'static str,
 ) -> Result<()> {

@@ -6,7 +6,7 @@ use super::{
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{MOST_TOKENS, activation},
+    spec::{MAX_TOKENS, activation},
 };
 
 pub(super) const BERT: EncoderArch = EncoderArch {
@@ -108,7 +108,7 @@ fn bert(config: &HfConfig, first_position: usize) -> Result<EncoderSpec> {
     }
     Ok(EncoderSpec {
         max_positions: spec.max_positions - first_position,
-        token_types: config.bounded("type_vocab_size", MOST_TOKENS)?,
+        token_types: config.bounded("type_vocab_size", MAX_TOKENS)?,
         act: activation(config)?,
         ..spec
     })

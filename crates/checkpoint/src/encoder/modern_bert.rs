@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{
     EncoderArch, EncoderKind, EncoderSpec, HeadAct, Pooling, ScoreHead, TensorList, expect,
 };
-use crate::{config::HfConfig, error::Result, spec::MOST_LAYERS};
+use crate::{config::HfConfig, error::Result, spec::MAX_LAYERS};
 
 pub(super) const ARCH: EncoderArch =
     EncoderArch { name: "ModernBertModel", prefix: "model.", spec, head: None, tensors };
@@ -46,7 +46,7 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
         config.refuse(key)?;
     }
     expect(config, "hidden_activation", "gelu".into())?;
-    let num_layers = config.bounded("num_hidden_layers", MOST_LAYERS)?;
+    let num_layers = config.bounded("num_hidden_layers", MAX_LAYERS)?;
     let (global_theta, local_theta) = thetas(config)?;
     let kind = EncoderKind::ModernBert {
         global_every: global_every(config, num_layers)?,

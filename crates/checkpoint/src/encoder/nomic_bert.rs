@@ -3,7 +3,7 @@
 use candlepower_layout::Activation;
 
 use super::{EncoderArch, EncoderKind, EncoderSpec, TensorList, expect};
-use crate::{config::HfConfig, error::Result, spec::MOST_TOKENS};
+use crate::{config::HfConfig, error::Result, spec::MAX_TOKENS};
 
 pub(super) const ARCH: EncoderArch =
     EncoderArch { name: "NomicBertModel", prefix: "bert.", spec, head: None, tensors };
@@ -38,12 +38,12 @@ fn spec(config: &HfConfig) -> Result<EncoderSpec> {
     let mut spec = EncoderSpec { act: Activation::Silu, ..EncoderSpec::read(config, kind)? };
     // Beyond the trained positions the rope would be scaled by the text's length.
     if config.float_opt("rotary_scaling_factor")?.is_some() {
-        let trained = config.bounded("max_trained_positions", MOST_TOKENS)?;
+        let trained = config.bounded("max_trained_positions", MAX_TOKENS)?;
         spec.max_positions = spec.max_positions.min(trained);
     }
     // `bounded` refuses a zero, which here means that there is no table.
     if config.raw("type_vocab_size").and_then(serde_json::Value::as_u64) != Some(0) {
-        spec.token_types = config.bounded("type_vocab_size", MOST_TOKENS)?;
+        spec.token_types = config.bounded("type_vocab_size", MAX_TOKENS)?;
     }
     Ok(spec)
 }

@@ -10,7 +10,7 @@ use crate::{
     error::{Error, Result},
     files::CheckpointFiles,
     pooling::Pooling,
-    spec::MOST_WIDTH,
+    spec::MAX_WIDTH,
 };
 
 const MODULES: &str = "modules.json";
@@ -198,7 +198,7 @@ impl DenseSpec {
                 return Err(config.unsupported("activation_function", &function.into(), hint));
             }
         };
-        let inputs = config.bounded("in_features", MOST_WIDTH)?;
+        let inputs = config.bounded("in_features", MAX_WIDTH)?;
         if let Some(before) = before.filter(|before| before.outputs != inputs) {
             let hint = format!("; what the layer before it gives, {}, is", before.outputs);
             return Err(config.unsupported("in_features", &inputs.into(), &hint));
@@ -206,7 +206,7 @@ impl DenseSpec {
         Ok(Self {
             file: format!("{folder}/model.safetensors"),
             inputs,
-            outputs: config.bounded("out_features", MOST_WIDTH)?,
+            outputs: config.bounded("out_features", MAX_WIDTH)?,
             bias: config.flag_or("bias", true)?,
             act,
         })

@@ -13,13 +13,13 @@ pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 const ALIGNMENT: u64 = 32;
 /// Beyond any model: bytes of a header, entries of all its lists together, tensors, dimensions of one.
 // The counts of a file size allocations, so they are bounded before anything is allocated.
-const MOST_BYTES: u64 = 256 << 20;
-const MOST_ENTRIES: u64 = 4 << 20;
-const MOST_TENSORS: u64 = 1 << 20;
-const MOST_DIMENSIONS: u32 = 4;
+const MAX_BYTES: u64 = 256 << 20;
+const MAX_ENTRIES: u64 = 4 << 20;
+const MAX_TENSORS: u64 = 1 << 20;
+const MAX_DIMENSIONS: u32 = 4;
 // Each level is a call of its own, so the depth bounds the stack.
 /// Lists of lists of lists.
-const MOST_DEPTH: usize = 3;
+const MAX_DEPTH: usize = 3;
 
 /// The header of a file.
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl<R: Read> Reader<'_, R> {
         let num_values = self.u64()?;
         // A tensor's entry has at least 24 bytes (length of the name,
         // number of dimensions, type, offset), and a key with its type 12.
-        if num_tensors > MOST_TENSORS.min(self.left() / 24) || num_values > self.left() / 12 {
+        if num_tensors > MAX_TENSORS.min(self.left() / 24) || num_values > self.left() / 12 {
             return fault(format!("it promises {num_tensors} tensors and {num_values} values"));
         }
         let mut metadata = Map::new();
@@ -161,7 +161,7 @@ impl<R: Read> Reader<'_, R> {
     fn tensor(&mut self) -> Parsed<(String, Place)> {
         let name = self.string("a tensor's name")?;
         let dimensions = self.u32()?;
-        if dimensions == 0 || dimensions > MOST_DIMENSIONS {
+        if dimensions == 0 || dimensions > MAX_DIMENSIONS {
             return fault(format!("tensor {name:.80} has {dimensions} dimensions"));
         }
         // The innermost dimension comes first.
@@ -239,7 +239,7 @@ impl<R: Read> Reader<'_, R> {
             _ => 8,
         };
         self.entries = self.entries.saturating_add(count);
-        if count > self.left() / least || self.entries > MOST_ENTRIES || depth == MOST_DEPTH {
+        if count > self.left() / least || self.entries > MAX_ENTRIES || depth == MAX_DEPTH {
             return fault(format!("`{key:.80}` promises {count} entries"));
         }
         // The count was compared with the remaining bytes above, so a
@@ -267,7 +267,7 @@ impl<R: Read> Reader<'_, R> {
 
     /// Bytes that a header may still have.
     fn left(&self) -> u64 {
-        self.len.min(MOST_BYTES).saturating_sub(self.position)
+        self.len.min(MAX_BYTES).saturating_sub(self.position)
     }
 
     fn bytes<const N: usize>(&mut self) -> Parsed<[u8; N]> {

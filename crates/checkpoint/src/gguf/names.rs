@@ -53,17 +53,17 @@ pub(super) const COMMON: &[WeightRule] = &[
     // Gate and up in one, expert by expert.
     rows(Slot::ExpertGate(0), "blk.{i}.ffn_gate_up_exps.weight"),
     rows(Slot::ExpertUp(0), "blk.{i}.ffn_gate_up_exps.weight"),
-    rows(Slot::RecurrentConvQ, "blk.{i}.ssm_conv1d.weight"),
-    rows(Slot::RecurrentConvK, "blk.{i}.ssm_conv1d.weight"),
-    rows(Slot::RecurrentConvV, "blk.{i}.ssm_conv1d.weight"),
-    rows(Slot::RecurrentBiasQ, "blk.{i}.ssm_conv1d.bias"),
-    rows(Slot::RecurrentBiasK, "blk.{i}.ssm_conv1d.bias"),
-    rows(Slot::RecurrentBiasV, "blk.{i}.ssm_conv1d.bias"),
-    whole(Slot::RecurrentLogRate, "blk.{i}.ssm_a"),
-    whole(Slot::RecurrentDecayBias, "blk.{i}.ssm_dt.bias"),
-    whole(Slot::RecurrentSkip, "blk.{i}.ssm_d"),
-    whole(Slot::RecurrentNorm, "blk.{i}.ssm_norm.weight"),
-    whole(Slot::RecurrentOut, "blk.{i}.ssm_out.weight"),
+    rows(Slot::LinearAttnConvQ, "blk.{i}.ssm_conv1d.weight"),
+    rows(Slot::LinearAttnConvK, "blk.{i}.ssm_conv1d.weight"),
+    rows(Slot::LinearAttnConvV, "blk.{i}.ssm_conv1d.weight"),
+    rows(Slot::LinearAttnBiasQ, "blk.{i}.ssm_conv1d.bias"),
+    rows(Slot::LinearAttnBiasK, "blk.{i}.ssm_conv1d.bias"),
+    rows(Slot::LinearAttnBiasV, "blk.{i}.ssm_conv1d.bias"),
+    whole(Slot::LinearAttnLogRate, "blk.{i}.ssm_a"),
+    whole(Slot::LinearAttnDecayBias, "blk.{i}.ssm_dt.bias"),
+    whole(Slot::LinearAttnSkip, "blk.{i}.ssm_d"),
+    whole(Slot::LinearAttnNorm, "blk.{i}.ssm_norm.weight"),
+    whole(Slot::LinearAttnOut, "blk.{i}.ssm_out.weight"),
 ];
 
 /// Layers with one norm between attention and feed-forward, which has the name of a norm after the attention.
@@ -79,18 +79,18 @@ pub(super) const QWEN3_NEXT: &[WeightRule] = &[
     whole(Slot::FfnNorm, "blk.{i}.post_attention_norm.weight"),
     heads(Slot::Q, "blk.{i}.attn_q.weight"),
     heads(Slot::AttnGate, "blk.{i}.attn_q.weight"),
-    rows(Slot::RecurrentQ, "blk.{i}.attn_qkv.weight"),
-    rows(Slot::RecurrentK, "blk.{i}.attn_qkv.weight"),
-    rows(Slot::RecurrentV, "blk.{i}.attn_qkv.weight"),
-    whole(Slot::RecurrentGate, "blk.{i}.attn_gate.weight"),
-    whole(Slot::RecurrentBeta, "blk.{i}.ssm_beta.weight"),
-    heads(Slot::RecurrentQ, "blk.{i}.ssm_in.weight"),
-    heads(Slot::RecurrentK, "blk.{i}.ssm_in.weight"),
-    heads(Slot::RecurrentV, "blk.{i}.ssm_in.weight"),
-    heads(Slot::RecurrentGate, "blk.{i}.ssm_in.weight"),
-    heads(Slot::RecurrentBeta, "blk.{i}.ssm_ba.weight"),
-    whole(Slot::RecurrentDecay, "blk.{i}.ssm_alpha.weight"),
-    heads(Slot::RecurrentDecay, "blk.{i}.ssm_ba.weight"),
+    rows(Slot::LinearAttnQ, "blk.{i}.attn_qkv.weight"),
+    rows(Slot::LinearAttnK, "blk.{i}.attn_qkv.weight"),
+    rows(Slot::LinearAttnV, "blk.{i}.attn_qkv.weight"),
+    whole(Slot::LinearAttnGate, "blk.{i}.attn_gate.weight"),
+    whole(Slot::LinearAttnBeta, "blk.{i}.ssm_beta.weight"),
+    heads(Slot::LinearAttnQ, "blk.{i}.ssm_in.weight"),
+    heads(Slot::LinearAttnK, "blk.{i}.ssm_in.weight"),
+    heads(Slot::LinearAttnV, "blk.{i}.ssm_in.weight"),
+    heads(Slot::LinearAttnGate, "blk.{i}.ssm_in.weight"),
+    heads(Slot::LinearAttnBeta, "blk.{i}.ssm_ba.weight"),
+    whole(Slot::LinearAttnDecay, "blk.{i}.ssm_alpha.weight"),
+    heads(Slot::LinearAttnDecay, "blk.{i}.ssm_ba.weight"),
 ];
 
 /// LFM2's.
@@ -111,11 +111,11 @@ pub(super) const MAMBA: &[WeightRule] =
 // The rows of Mamba-2's `in_proj` are z, x, B, C and dt. In the
 // terms of linear attention x are values, B keys, C queries.
 const MAMBA_IN: [WeightRule; 5] = [
-    rows(Slot::RecurrentGate, "blk.{i}.ssm_in.weight"),
-    rows(Slot::RecurrentV, "blk.{i}.ssm_in.weight"),
-    rows(Slot::RecurrentK, "blk.{i}.ssm_in.weight"),
-    rows(Slot::RecurrentQ, "blk.{i}.ssm_in.weight"),
-    rows(Slot::RecurrentDecay, "blk.{i}.ssm_in.weight"),
+    rows(Slot::LinearAttnGate, "blk.{i}.ssm_in.weight"),
+    rows(Slot::LinearAttnV, "blk.{i}.ssm_in.weight"),
+    rows(Slot::LinearAttnK, "blk.{i}.ssm_in.weight"),
+    rows(Slot::LinearAttnQ, "blk.{i}.ssm_in.weight"),
+    rows(Slot::LinearAttnDecay, "blk.{i}.ssm_in.weight"),
 ];
 
 /// Nemotron-H's, of which each stored layer has one norm.

@@ -8,7 +8,9 @@ use candlepower_testing::goldens::folder as golden;
 use serde_json::{Map, json};
 
 use super::*;
-use crate::{Checkpoint, CheckpointFiles, FfnSpec, RopeScaling, RuleSpec, Slot, config::UnreadKey};
+use crate::{
+    Checkpoint, CheckpointFiles, FfnSpec, RopeScaling, Slot, UpdateRuleSpec, config::UnreadKey,
+};
 
 fn checkpoint(name: &str) -> Checkpoint {
     Checkpoint::open(CheckpointFiles::find(&golden(name)).unwrap().unwrap()).unwrap()
@@ -83,8 +85,8 @@ fn layers_that_predict_further_tokens_are_left_out() {
     let gguf = edited.unwrap();
     assert_eq!(gguf.config().unwrap().0["num_hidden_layers"], 1);
     // The tensor need not be in the file: its name alone says that it is of a layer behind the first.
-    assert!(gguf.is_beside("blk.1.nextn.eh_proj.weight", 1));
-    assert!(!gguf.is_beside("blk.0.attn_q.weight", 1));
+    assert!(gguf.is_ignored("blk.1.nextn.eh_proj.weight", 1));
+    assert!(!gguf.is_ignored("blk.0.attn_q.weight", 1));
     let all = |m: &mut Map<String, Value>| {
         drop(m.insert("glm4moe.nextn_predict_layers".into(), json!(2)));
     };
@@ -94,8 +96,8 @@ fn layers_that_predict_further_tokens_are_left_out() {
 
 /// Files of models with linear attention differ from others, and some models cannot be split.
 #[test]
-fn recurrences() {
-    let net = |name: &str| checkpoint(name).spec().recurrences().next().copied().unwrap();
+fn linear_attentions() {
+    let net = |name: &str| checkpoint(name).spec().linear_attentions().next().copied().unwrap();
     let next = net("gguf-qwen3-next");
     assert!(!next.log_rates && !next.tiled);
     let tiled = net("gguf-qwen3_5");
@@ -104,7 +106,7 @@ fn recurrences() {
     let line = spec.spec().check_tensor_parallel(2).unwrap_err().to_string();
     assert!(line.contains("6 heads of values in the order of GGUF files"), "{line}");
     let mamba = net("gguf-granite-hybrid");
-    assert_eq!(mamba.rule, RuleSpec::Mamba2 { conv_bias: true });
+    assert_eq!(mamba.rule, UpdateRuleSpec::Mamba2 { conv_bias: true });
     let hybrid = checkpoint("gguf-granite-hybrid");
     assert!(hybrid.spec().attentions().all(|attention| attention.rope.is_none()));
     for (name, key, value, message) in [
@@ -168,10 +170,10 @@ fn tensors_of_other_files_fill_the_same_slots() {
     });
     // Two heads of keys, each with its query, key, two values and their gates.
     let of_head = [
-        (Slot::RecurrentQ, 0),
-        (Slot::RecurrentK, 32),
-        (Slot::RecurrentV, 64),
-        (Slot::RecurrentGate, 128),
+        (Slot::LinearAttnQ, 0),
+        (Slot::LinearAttnK, 32),
+        (Slot::LinearAttnV, 64),
+        (Slot::LinearAttnGate, 128),
     ];
     let expected = [0, 192].map(|first| of_head.map(|(slot, row)| (slot, first + row)));
     assert_eq!(slots(&by_heads, "ssm_in.weight"), expected.concat());

@@ -50,7 +50,7 @@ impl ModelSpec {
                         0
                     }
                 }
-                Mixer::Recurrence(net) => net.exact(),
+                Mixer::LinearAttention(net) => net.exact(),
                 Mixer::ShortConv(conv) => conv.channels * conv.kernel_size,
             };
             let of_router = ffn.experts().map_or(0, |experts| {
@@ -108,7 +108,7 @@ impl ModelSpec {
                     }
                 }
             }
-            Mixer::Recurrence(net) => {
+            Mixer::LinearAttention(net) => {
                 let net = net.shard(ranks);
                 (net.width(), net.gates(), net.values())
             }
@@ -134,8 +134,8 @@ impl ModelSpec {
         let per_layer = self.per_layer.map_or(0, |per_layer| per_layer.width);
         // Output of the routed experts, kept apart from that of the shared expert.
         let aside = |l: &LayerSpec| {
-            let own_norms = l.ffn.experts().is_some_and(|experts| experts.own_norms);
-            if own_norms { self.hidden_size } else { 0 }
+            let separate_norms = l.ffn.experts().is_some_and(|experts| experts.separate_norms);
+            if separate_norms { self.hidden_size } else { 0 }
         };
         DeviceWidths {
             wide: widest(&|l| mixer(&l.mixer).0.max(ffn(&l.ffn).0))
@@ -186,8 +186,8 @@ impl ModelSpec {
         // Denominators of each head's softmax.
         let heads = self.attentions().filter(|a| a.sinks);
         let heads = heads.map(|a| a.heads.div_ceil(ranks)).max().unwrap_or(0);
-        let log_sums = 4 * tokens * heads as u64;
-        let own = SCHEDULE_BYTES as u64 + block_tables + log_sums;
+        let lse = 4 * tokens * heads as u64;
+        let own = SCHEDULE_BYTES as u64 + block_tables + lse;
         let of_plans = plans.iter().map(|(kv_heads, head_dim, has_latents, _)| {
             let (kv_heads, head_dim) = (kv_heads.div_ceil(ranks), device_head_dim(*head_dim));
             let partials = match has_latents {

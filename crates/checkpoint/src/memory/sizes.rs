@@ -17,7 +17,7 @@ const ACTIVATION_BYTES: u64 = 4;
 /// Dimensions in the table of a model without rope, which turns two of them by nothing.
 const UNROTATED: usize = 2;
 /// Most ranks that are proposed.
-const MOST_RANKS: usize = 64;
+const MAX_RANKS: usize = 64;
 
 /// A matrix as it is loaded.
 pub(super) struct Matrix {
@@ -136,7 +136,7 @@ impl ModelSpec {
             |kernel_size: usize, channels: usize| (kernel_size - 1) * channels * inputs.size();
         let of_layer = |layer: &LayerSpec| match &layer.mixer {
             Mixer::Attention(_) => 0,
-            Mixer::Recurrence(net) => {
+            Mixer::LinearAttention(net) => {
                 let net = net.shard(ranks);
                 let state = net.values() * net.key_dim * Dtype::F32.size();
                 state + kept(net.kernel_size, net.channels())
@@ -193,7 +193,7 @@ impl ModelSpec {
                     let kv = a.kv_heads.div_ceil(ranks) * a.head_dim;
                     4 * q + 5 * kv + if a.gated { 2 * q } else { 0 }
                 }
-                Mixer::Recurrence(net) => {
+                Mixer::LinearAttention(net) => {
                     let net = net.shard(ranks);
                     net.width() + net.channels() + 2 * net.values() + net.gates()
                 }
@@ -202,7 +202,7 @@ impl ModelSpec {
             let gathered = match &layer.ffn {
                 FfnSpec::Nothing | FfnSpec::Dense(_) => 0,
                 FfnSpec::Experts(experts) => {
-                    let normed = if experts.own_norms { 3 * self.hidden_size } else { 0 };
+                    let normed = if experts.separate_norms { 3 * self.hidden_size } else { 0 };
                     2 * self.hidden_size + experts.count + normed
                 }
             };
@@ -249,7 +249,7 @@ impl ModelSpec {
 
     /// The numbers of ranks, up to 64, over which each layer can be split.
     pub fn tensor_parallel_sizes(&self) -> Vec<usize> {
-        (1..=MOST_RANKS).filter(|ranks| self.indivisible(*ranks).is_none()).collect()
+        (1..=MAX_RANKS).filter(|ranks| self.indivisible(*ranks).is_none()).collect()
     }
 
     /// The count that cannot be split, and its name.
@@ -267,7 +267,7 @@ impl ModelSpec {
                     kv_heads =
                         kv_heads.or_else(|| unless(divides, a.kv_heads, "key and value heads"));
                 }
-                Mixer::Recurrence(net) => {
+                Mixer::LinearAttention(net) => {
                     // Each rank has whole heads of keys, and so what is normed as one.
                     let (divides, count) = (splits(net.key_heads), net.key_heads);
                     heads =

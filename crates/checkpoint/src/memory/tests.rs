@@ -338,7 +338,7 @@ fn a_gpu_has_room_for_every_expert_of_a_token() {
     let mut spec = llama();
     let expert = MlpSpec { inner: 14336, ..*spec.layers[0].ffn.mlp().unwrap() };
     let experts = ExpertsSpec {
-        own_norms: false,
+        separate_norms: false,
         count: 8,
         top_k: 2,
         gating: GatingSpec::softmax(true),

@@ -16,7 +16,7 @@ pub struct Awq {
 
 /// Quantized weights in a word of 32 bits.
 // Eight weights of four bits fill a word. AWQ orders them 0, 2, 4, 6, 1, 3, 5, 7, which the loader undoes.
-const CODES: usize = 8;
+const PER_WORD: usize = 8;
 
 impl Awq {
     pub(super) fn read(c: &HfConfig) -> Result<Self> {
@@ -50,14 +50,14 @@ impl Awq {
     }
 
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
-        check_multiple(module, "outputs", n, CODES)?;
+        check_multiple(module, "outputs", n, PER_WORD)?;
         let groups = k.div_ceil(self.group(k));
         let tensor = |part, shape: [usize; 2], kind| {
             StoredTensor::new(format!("{module}.{part}"), &shape, kind)
         };
         Ok(vec![
-            tensor("qweight", [k, n / CODES], StoredKind::Integers),
-            tensor("qzeros", [groups, n / CODES], StoredKind::Integers),
+            tensor("qweight", [k, n / PER_WORD], StoredKind::Integers),
+            tensor("qzeros", [groups, n / PER_WORD], StoredKind::Integers),
             tensor("scales", [groups, n], StoredKind::Plain),
         ])
     }

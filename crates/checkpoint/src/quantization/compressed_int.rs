@@ -15,7 +15,7 @@ pub struct CompressedInt {
     pub bits: usize,
     /// Quantized weights lie in words of 32 bits, not in bytes.
     pub in_words: bool,
-    /// Each group has the code that means zero; otherwise it is the one in the middle.
+    /// Each group has its zero-point; otherwise the zero-point is the middle of the range.
     pub zero_points: bool,
     group: Option<usize>,
     act_order: bool,
@@ -73,13 +73,13 @@ impl CompressedInt {
         32 / self.bits
     }
 
-    /// The code in the middle, which is stored as zero.
+    /// The middle of the range, which is stored as zero.
     pub fn middle(&self) -> u8 {
         1 << (self.bits - 1)
     }
 
     pub(super) fn packed(&self, k: usize) -> Packed {
-        let codes = if self.bits == 4 { QuantFormat::U4 } else { QuantFormat::U8 };
+        let format = if self.bits == 4 { QuantFormat::U4 } else { QuantFormat::U8 };
         let scales = match self.zero_points {
             true => with_zero_points(self.scales),
             false => {
@@ -89,7 +89,7 @@ impl CompressedInt {
         };
         // A group as wide as the row needs no order: all inputs share its scale.
         let reordered = self.act_order && self.group(k) < k;
-        Packed { scales, reordered, ..Packed::by_group(codes, self.group(k)) }
+        Packed { scales, reordered, ..Packed::by_group(format, self.group(k)) }
     }
 
     /// The quantized weights, the scales, the zero-points if there are any, and the group of each input if inputs are spread over groups.
@@ -99,7 +99,7 @@ impl CompressedInt {
         let tensor = |part, shape: &[usize], kind| {
             StoredTensor::new(format!("{module}.{part}"), shape, kind)
         };
-        let codes = match self.in_words {
+        let quants = match self.in_words {
             true => {
                 check_multiple(module, "inputs", k, per_word)?;
                 tensor("weight_packed", &[n, k / per_word], StoredKind::Integers)
@@ -107,7 +107,7 @@ impl CompressedInt {
             false => tensor("weight", &[n, k], StoredKind::SignedBytes),
         };
         let scales = tensor("weight_scale", &[n, groups], StoredKind::Plain);
-        let mut tensors = vec![codes, scales];
+        let mut tensors = vec![quants, scales];
         if self.zero_points {
             // Zero-points are packed along the outputs, unlike the weights themselves.
             check_multiple(module, "outputs", n, per_word)?;
@@ -121,7 +121,7 @@ impl CompressedInt {
     }
 
     /// Whether a tensor says nothing more of weights: their shape, zero points that are all zero, and what others round activations by.
-    pub(super) fn is_beside(&self, name: &str) -> bool {
+    pub(super) fn is_ignored(&self, name: &str) -> bool {
         const ENDS: [&str; 3] = [".weight_shape", ".input_scale", ".input_zero_point"];
         ENDS.iter().any(|end| name.ends_with(end))
             || (!self.zero_points && name.ends_with(".weight_zero_point"))

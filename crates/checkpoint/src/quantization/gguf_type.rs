@@ -123,7 +123,7 @@ impl GgufType {
     /// with sub-scales of 6 bits. Scales and offsets stay in half precision, and sub-scales in as many bits as are stored. Types
     /// without offsets have a zero-point.
     pub(crate) fn packed(self) -> Option<Packed> {
-        let (codes, group) = match self {
+        let (format, group) = match self {
             Self::F32 | Self::F16 | Self::Bf16 => return None,
             Self::Q4_0 | Self::Q4_1 | Self::Q4K => (QuantFormat::U4, 32),
             Self::Q5_0 | Self::Q5_1 | Self::Q5K => (QuantFormat::U5, 32),
@@ -134,8 +134,8 @@ impl GgufType {
             Self::Q3K => (QuantFormat::U3, 16),
             Self::Q6K => (QuantFormat::U6, 16),
         };
-        let mins = match (codes, self.zero_point()) {
-            // IQ4's indices go through a table of signed values, so zero needs no code of its own.
+        let mins = match (format, self.zero_point()) {
+            // IQ4's indices go through a table of signed values, so it has no zero-point.
             (QuantFormat::Iq4, _) => OffsetForm::None,
             (_, Some(zero)) => OffsetForm::ZeroPoint(zero),
             (_, None) => OffsetForm::Own,
@@ -149,7 +149,7 @@ impl GgufType {
         };
         let blocks = multiples.map(|multiples| Blocks { columns: self.block(), multiples });
         let scales = ScaleForm { dtype: Dtype::F16, mins, blocks };
-        Some(Packed { scales, ..Packed::by_group(codes, group) })
+        Some(Packed { scales, ..Packed::by_group(format, group) })
     }
 
     /// The zero-point of types without offsets.

@@ -68,23 +68,23 @@ impl Gptq {
     }
 
     pub(super) fn packed(&self, k: usize) -> Packed {
-        let codes = if self.bits == 4 { QuantFormat::U4 } else { QuantFormat::U8 };
+        let format = if self.bits == 4 { QuantFormat::U4 } else { QuantFormat::U8 };
         let (scales, reordered) = (with_zero_points(self.scales), self.reorders(k));
-        Packed { scales, reordered, ..Packed::by_group(codes, self.group(k)) }
+        Packed { scales, reordered, ..Packed::by_group(format, self.group(k)) }
     }
 
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
-        let codes = self.weights_per_word();
-        check_multiple(module, "outputs", n, codes)?;
-        check_multiple(module, "inputs", k, codes)?;
+        let per_word = self.weights_per_word();
+        check_multiple(module, "outputs", n, per_word)?;
+        check_multiple(module, "inputs", k, per_word)?;
         let groups = k.div_ceil(self.group(k));
         let tensor = |part, shape: &[usize], kind| {
             StoredTensor::new(format!("{module}.{part}"), shape, kind)
         };
         let order = tensor("g_idx", &[k], StoredKind::Integers);
         Ok(vec![
-            tensor("qweight", &[k / codes, n], StoredKind::Integers),
-            tensor("qzeros", &[groups, n / codes], StoredKind::Integers),
+            tensor("qweight", &[k / per_word, n], StoredKind::Integers),
+            tensor("qzeros", &[groups, n / per_word], StoredKind::Integers),
             tensor("scales", &[groups, n], StoredKind::Plain),
             // Some writers store the trivial order without act-order, too, so it may be there and need not.
             StoredTensor { required: self.act_order, ..order },

@@ -29,11 +29,11 @@ impl Mxfp4 {
         // gpt-oss stores the matrices of all experts in one tensor, so `n` counts the outputs of all experts.
         let of_groups = [self.experts, n / self.experts, k / GROUP];
         // A byte has two floats of four bits.
-        let of_codes = [&of_groups[..], &[GROUP / 2]].concat();
+        let of_quants = [&of_groups[..], &[GROUP / 2]].concat();
         let tensor = |part, shape: &[usize]| {
             StoredTensor::new(format!("{module}_{part}"), shape, StoredKind::Bytes)
         };
-        let mut blocks = tensor("blocks", &of_codes);
+        let mut blocks = tensor("blocks", &of_quants);
         // transformers may write the groups as one.
         blocks.shapes.insert(0, vec![self.experts, n / self.experts, k / 2]);
         Ok(vec![blocks, tensor("scales", &of_groups)])

@@ -49,7 +49,7 @@ impl Nvfp4 {
 
     pub(super) fn tensors(self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
         check_multiple(module, "inputs", k, GROUP)?;
-        let [codes, of_all] = match self {
+        let [quants, of_all] = match self {
             Self::CompressedTensors => ["weight_packed", "weight_global_scale"],
             Self::ModelOpt => ["weight", "weight_scale_2"],
         };
@@ -58,7 +58,7 @@ impl Nvfp4 {
         };
         let of_all = tensor(of_all, &[], StoredKind::Plain);
         Ok(vec![
-            tensor(codes, &[n, k / 2], StoredKind::Bytes),
+            tensor(quants, &[n, k / 2], StoredKind::Bytes),
             tensor("weight_scale", &[n, k / GROUP], StoredKind::E4m3),
             StoredTensor { shapes: vec![vec![], vec![1]], ..of_all },
         ])

@@ -16,7 +16,7 @@ const GROUP: usize = 32;
 const BLOCK: usize = 256;
 
 /// Bits of a weight that [`OnLoad::Int4`] takes on average, with scales, at most.
-const MOST_BITS: f64 = 5.0;
+const MAX_BITS: f64 = 5.0;
 
 /// Format that the matrices of an unquantized checkpoint get while they are loaded, in groups of 32 inputs of each output.
 ///
@@ -35,13 +35,13 @@ pub enum OnLoad {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recoded {
     /// The kind of its quantized values.
-    pub codes: QuantFormat,
+    pub format: QuantFormat,
     /// The columns of a super-block.
     block: Option<usize>,
 }
 
 impl OnLoad {
-    /// The code of [`Self::Int8`] that means zero.
+    /// The zero-point of [`Self::Int8`].
     pub const ZERO_POINT: u8 = 128;
     /// The values of `--quantize-on-load`.
     pub const CHOICES: [Choice<Self>; 2] = [
@@ -72,12 +72,12 @@ impl OnLoad {
             Self::Int4 => finer(&matrices),
         };
         let recoded = |(&(layer, slot), matrix): (&Key, &Matrix)| {
-            let codes = match self {
+            let format = match self {
                 Self::Int8 => QuantFormat::U8,
                 Self::Int4 if finer.contains(&(layer, slot.fused())) => QuantFormat::U5,
                 Self::Int4 => QuantFormat::U4,
             };
-            ((layer, slot), Recoded::new(codes, matrix.columns))
+            ((layer, slot), Recoded::new(format, matrix.columns))
         };
         matrices.iter().map(recoded).collect()
     }
@@ -105,12 +105,12 @@ fn is_recoded(slot: Slot, tied: bool) -> bool {
 }
 
 /// The matrices that get five bits, by the slot under which they are loaded: those that help most first, as long as all take
-/// no more than [`MOST_BITS`] on average. Within a part of the model the first and the last layers come first.
+/// no more than [`MAX_BITS`] on average. Within a part of the model the first and the last layers come first.
 fn finer(matrices: &BTreeMap<Key, Matrix>) -> BTreeSet<Key> {
     let mut units: BTreeMap<Key, [f64; 3]> = BTreeMap::new();
     for (&(layer, slot), matrix) in matrices {
         let numbers = (matrix.rows * matrix.columns) as f64;
-        let bits = |codes| numbers * Recoded::new(codes, matrix.columns).bits(matrix.columns);
+        let bits = |format| numbers * Recoded::new(format, matrix.columns).bits(matrix.columns);
         let [all, four, five] = units.entry((layer, slot.fused())).or_default();
         *all += numbers;
         *four += bits(QuantFormat::U4);
@@ -124,7 +124,7 @@ fn finer(matrices: &BTreeMap<Key, Matrix>) -> BTreeSet<Key> {
         (part(slot), from_end, layer)
     });
     // The budget is what remains of five bits a weight when every matrix has four.
-    let mut left: f64 = units.values().map(|[all, four, _]| all * MOST_BITS - four).sum();
+    let mut left: f64 = units.values().map(|[all, four, _]| all * MAX_BITS - four).sum();
     // A unit that does not fit is passed over, since a smaller one behind it may still fit.
     order.retain(|unit| {
         let [_, four, five] = units[unit];
@@ -153,16 +153,16 @@ fn part(slot: Slot) -> usize {
 
 impl Recoded {
     /// A matrix with so many columns.
-    pub fn new(codes: QuantFormat, columns: usize) -> Self {
+    pub fn new(format: QuantFormat, columns: usize) -> Self {
         // A super-block of one group would only have more scales.
         let fits = |block: &usize| columns.is_multiple_of(*block);
         let block = (2..=BLOCK / GROUP).rev().map(|groups| groups * GROUP).find(fits);
-        Self { codes, block: block.filter(|_| codes != QuantFormat::U8) }
+        Self { format, block: block.filter(|_| format != QuantFormat::U8) }
     }
 
     /// The form of such a matrix in memory.
     pub fn packed(self) -> Packed {
-        let scales = match self.codes {
+        let scales = match self.format {
             QuantFormat::U8 => ScaleForm {
                 dtype: Dtype::F16,
                 mins: OffsetForm::ZeroPoint(OnLoad::ZERO_POINT),
@@ -174,19 +174,19 @@ impl Recoded {
                 ScaleForm { dtype: Dtype::Bf16, mins: OffsetForm::Own, blocks: self.block.map(of) }
             }
         };
-        Packed { scales, ..Packed::by_group(self.codes, GROUP) }
+        Packed { scales, ..Packed::by_group(self.format, GROUP) }
     }
 
     /// Bits of a weight of so many columns, with scales.
     fn bits(self, columns: usize) -> f64 {
         let groups = columns.div_ceil(GROUP) as f64 / columns as f64;
-        let scales = match (self.codes, self.block) {
+        let scales = match (self.format, self.block) {
             // A scale has 16 bits, and an offset likewise. In super-blocks
             // each group has six bits for either, and 32 bits are shared.
             (QuantFormat::U8, _) => 16.0 * groups,
             (_, None) => 32.0 * groups,
             (_, Some(block)) => 12.0 * groups + 32.0 / block as f64,
         };
-        self.codes.bits() as f64 + scales
+        self.format.bits() as f64 + scales
     }
 }

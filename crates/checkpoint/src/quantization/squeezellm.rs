@@ -10,7 +10,7 @@ use crate::{config::HfConfig, error::Result};
 pub struct SqueezeLlm;
 
 /// Quantized weights in a word of 32 bits.
-const CODES: usize = 8;
+const PER_WORD: usize = 8;
 /// Values in the table of an output.
 const TABLE: usize = 16;
 
@@ -24,7 +24,7 @@ impl SqueezeLlm {
     }
 
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {
-        check_multiple(module, "inputs", k, CODES)?;
+        check_multiple(module, "inputs", k, PER_WORD)?;
         let tensor = |part, shape: &[usize], kind| {
             StoredTensor::new(format!("{module}.{part}"), shape, kind)
         };
@@ -35,7 +35,7 @@ impl SqueezeLlm {
             required: false,
         };
         Ok(vec![
-            tensor("qweight", &[k / CODES, n], StoredKind::Integers),
+            tensor("qweight", &[k / PER_WORD, n], StoredKind::Integers),
             tensor("lookup_table", &[n, TABLE], StoredKind::Plain),
             sparse("rows", vec![vec![n + 1]], StoredKind::Integers),
             sparse("cols", vec![], StoredKind::Integers),

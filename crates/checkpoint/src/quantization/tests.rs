@@ -133,7 +133,7 @@ fn gptq_packs_inputs_and_orders_them() {
     ];
     assert_eq!(names_and_shapes(gptq, 64, 256), expected);
     let scales = ScaleForm { dtype: Dtype::F16, mins: OffsetForm::ZeroPoints, blocks: None };
-    let packed = |codes, group| Packed { scales, ..Packed::by_group(codes, group) };
+    let packed = |format, group| Packed { scales, ..Packed::by_group(format, group) };
     assert_eq!(gptq.packed(256), Packed { reordered: true, ..packed(QuantFormat::U4, 128) });
     // One group has no order.
     assert_eq!(gptq.packed(64), packed(QuantFormat::U4, 64));
@@ -176,9 +176,9 @@ const NVFP4: &str = r#"{"quant_method": "compressed-tensors", "format": "nvfp4-p
 
 #[test]
 fn nvfp4_has_scales_of_sixteen_and_a_number_for_all() {
-    let tensors = |[codes, of_all]: [&str; 2]| {
+    let tensors = |[quants, of_all]: [&str; 2]| {
         [
-            (format!("a.b.{codes}"), vec![vec![64, 128]]),
+            (format!("a.b.{quants}"), vec![vec![64, 128]]),
             ("a.b.weight_scale".to_owned(), vec![vec![64, 16]]),
             (format!("a.b.{of_all}"), vec![vec![], vec![1]]),
         ]
@@ -451,7 +451,7 @@ fn on_load(config: &str, kind: OnLoad) -> (f64, Vec<(Slot, Option<usize>, QuantF
         let &[rows, columns] = tensor.shape.as_slice() else { panic!("{tensor:?}") };
         bytes += tensor.form().bytes(rows, columns, Dtype::F32);
         numbers += rows * columns;
-        parts.extend(tensor.slots.iter().map(|slot| (slot.slot, slot.layer, packed.codes)));
+        parts.extend(tensor.slots.iter().map(|slot| (slot.slot, slot.layer, packed.format)));
     }
     (8.0 * bytes as f64 / numbers as f64, parts)
 }
@@ -464,12 +464,14 @@ fn four_bits_on_load_are_five_where_they_help_and_at_most_five_on_average() {
         let (bits, parts) = on_load(config, OnLoad::Int4);
         // The rest would not be enough for another matrix.
         assert!((4.85..=5.0).contains(&bits), "{bits}: {config}");
-        assert!(parts.iter().all(|(.., codes)| [QuantFormat::U4, QuantFormat::U5].contains(codes)));
+        assert!(
+            parts.iter().all(|(.., format)| [QuantFormat::U4, QuantFormat::U5].contains(format))
+        );
         let of = |slot: Slot| parts.iter().filter(move |part| part.0 == slot).map(|part| part.2);
         for slot in [Slot::Q, Slot::K, Slot::V, Slot::O] {
-            assert!(of(slot).all(|codes| codes == QuantFormat::U5), "{slot:?}: {config}");
+            assert!(of(slot).all(|format| format == QuantFormat::U5), "{slot:?}: {config}");
         }
-        assert!(of(Slot::Down).all(|codes| codes == QuantFormat::U5), "{config}");
+        assert!(of(Slot::Down).all(|format| format == QuantFormat::U5), "{config}");
         assert_eq!(on_load(config, OnLoad::Int4).1, parts);
     }
     // The first and the last layers before those between.
@@ -571,7 +573,7 @@ fn other_tools_say_the_same_in_other_files_and_by_other_names() {
 }
 
 #[test]
-fn keys_and_values_are_rounded_beside_codes_as_activations_are() {
+fn keys_and_values_are_rounded_beside_quantized_weights_as_activations_are() {
     let kept = |name: &str, dtype: Option<Dtype>| {
         let files =
             CheckpointFiles::find(&candlepower_testing::goldens::folder(name)).unwrap().unwrap();

@@ -7,8 +7,8 @@ impl ModelSpec {
     /// without a gate. The key `eps_by` has the LayerNorms' epsilon.
     pub(crate) fn gpt(c: &HfConfig, eps_by: &str) -> Result<Self> {
         let eps = c.float_opt(eps_by)?.unwrap_or(1e-5);
-        let hidden_size = c.bounded("hidden_size", MOST_WIDTH)?;
-        let heads = c.bounded("num_attention_heads", MOST_HEADS)?;
+        let hidden_size = c.bounded("hidden_size", MAX_WIDTH)?;
+        let heads = c.bounded("num_attention_heads", MAX_HEADS)?;
         if !c.contains("head_dim") && !hidden_size.is_multiple_of(heads) {
             let needed = "a divisor of the hidden states' width";
             return Err(c.ill_typed("num_attention_heads", &heads.into(), needed));
@@ -29,7 +29,7 @@ impl ModelSpec {
 
     /// Has the embeddings of positions added to those of tokens, in place of ropes.
     pub(crate) fn learn_positions(&mut self, c: &HfConfig) -> Result<()> {
-        self.embed.positions = Some(c.bounded("max_position_embeddings", MOST_TOKENS)?);
+        self.embed.positions = Some(c.bounded("max_position_embeddings", MAX_TOKENS)?);
         self.each_attention(|_, a| a.rope = None);
         Ok(())
     }
@@ -38,7 +38,7 @@ impl ModelSpec {
     pub(crate) fn attention_mut(&mut self, layer: usize) -> Option<&mut AttentionSpec> {
         match &mut self.layers[layer].mixer {
             Mixer::Attention(attention) => Some(attention),
-            Mixer::Recurrence(_) | Mixer::ShortConv(_) => None,
+            Mixer::LinearAttention(_) | Mixer::ShortConv(_) => None,
         }
     }
 
@@ -96,7 +96,7 @@ impl ModelSpec {
         has: impl Fn(usize) -> bool,
     ) -> Result<()> {
         // The bound is for all layers together: each expert has rows in the list of tensors.
-        let count = c.bounded(c.counts_experts_by(), MOST_EXPERTS / self.layers.len())?;
+        let count = c.bounded(c.counts_experts_by(), MAX_EXPERTS / self.layers.len())?;
         let top_k = c.count("num_experts_per_tok")?;
         if top_k > count {
             let found = top_k.into();
@@ -106,7 +106,7 @@ impl ModelSpec {
                 "at most the number of experts",
             ));
         }
-        let inner = c.bounded(width_by, MOST_WIDTH)?;
+        let inner = c.bounded(width_by, MAX_WIDTH)?;
         for (i, layer) in self.layers.iter_mut().enumerate() {
             // A layer without a feed-forward stays so.
             let Some(&mlp) = layer.ffn.mlp() else { continue };
@@ -120,7 +120,7 @@ impl ModelSpec {
                     expert: MlpSpec { inner, bias: false, ..mlp },
                     shared: None,
                     shared_gate: false,
-                    own_norms: false,
+                    separate_norms: false,
                 });
             }
         }
@@ -151,9 +151,9 @@ impl ModelSpec {
             let FfnSpec::Experts(experts) = &mut layer.ffn else { continue };
             // Shared experts of all models lie in one matrix, so their widths add up.
             let inner = width(experts.expert.inner);
-            if inner > MOST_WIDTH {
+            if inner > MAX_WIDTH {
                 let found = c.raw(key).cloned().unwrap_or_default();
-                let hint = format!("; at most {MOST_WIDTH} columns together are");
+                let hint = format!("; at most {MAX_WIDTH} columns together are");
                 return Err(c.unsupported(key, &found, &hint));
             }
             experts.shared = (inner > 0).then_some(MlpSpec { inner, ..experts.expert });

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Threads that the estimate of attention counts at most.
-const MOST_THREADS: usize = 8;
+const MAX_THREADS: usize = 8;
 /// Intermediate results are single precision.
 const VALUE_BYTES: u64 = 4;
 
@@ -105,7 +105,7 @@ impl VisionSpec {
             + MatrixForm::Plain.bytes(queries, keys, dtype);
         let of_heads = MatrixForm::Plain.bytes(queries, dim, dtype)
             + 3 * MatrixForm::Plain.bytes(queries, dim, Dtype::F32);
-        let threads = MOST_THREADS * (scores + of_heads);
+        let threads = MAX_THREADS * (scores + of_heads);
         (operands * Dtype::F32.size() + threads) as u64
     }
 

@@ -7,13 +7,13 @@ use super::{
     Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder,
     PatchPositions, PatchSpec, ProjectorSpec, TowerLayerSpec, VisionRule, VisionSlot, VisionSource,
     VisionSpec, WrittenImage,
-    read::{MOST_MERGED, TowerSizes, axial_theta},
+    read::{MAX_MERGED, TowerSizes, axial_theta},
     weights::rule,
 };
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{MOST_WIDTH, NormKind, NormSpec},
+    spec::{MAX_WIDTH, NormKind, NormSpec},
 };
 
 /// The differences between the classes.
@@ -59,7 +59,7 @@ const NAMES: &[(&str, &str)] = &[
 ];
 
 /// Most frames in a patch.
-const MOST_FRAMES: usize = 16;
+const MAX_FRAMES: usize = 16;
 /// The norms of the tower have no setting for this.
 const NORM_EPS: f64 = 1e-6;
 
@@ -109,12 +109,12 @@ fn read(source: &VisionSource<'_>, class: &Class) -> Result<VisionSpec> {
     let c = source.with_defaults(&DEFAULTS).renamed(NAMES);
     let sizes = TowerSizes::read(&c, "gelu_pytorch_tanh")?;
     sizes.check_axial(&c)?;
-    let hidden_size = c.bounded("out_hidden_size", MOST_WIDTH)?;
+    let hidden_size = c.bounded("out_hidden_size", MAX_WIDTH)?;
     if hidden_size != source.decoder.hidden_size {
         let hint = "; the hidden_size of text_config is";
         return Err(c.unsupported("out_hidden_size", &hidden_size.into(), hint));
     }
-    let side = c.bounded("spatial_merge_size", MOST_MERGED)?;
+    let side = c.bounded("spatial_merge_size", MAX_MERGED)?;
     let family = Family::Qwen2Vl;
     let pixels = source.most_pixels(family)? as usize;
     let norm = NormSpec { kind: NormKind::Layer { bias: true }, eps: NORM_EPS };
@@ -137,7 +137,7 @@ fn read(source: &VisionSource<'_>, class: &Class) -> Result<VisionSpec> {
         width: sizes.width,
         patches: PatchSpec {
             size: sizes.patch,
-            order: PatchOrder::Cells { frames: c.bounded("temporal_patch_size", MOST_FRAMES)? },
+            order: PatchOrder::Cells { frames: c.bounded("temporal_patch_size", MAX_FRAMES)? },
             most: MostPatches::OfPicture(pixels / (sizes.patch * sizes.patch)),
             bias: true,
             positions: PatchPositions::TableAndRope {
@@ -190,7 +190,7 @@ fn check_sections(source: &VisionSource<'_>) -> Result<()> {
 /// Side of the square of learned positions.
 fn table_side(c: &HfConfig) -> Result<usize> {
     let key = "num_position_embeddings";
-    let count = c.bounded(key, MOST_WIDTH * MOST_WIDTH)?;
+    let count = c.bounded(key, MAX_WIDTH * MAX_WIDTH)?;
     let side = count.isqrt();
     match side * side == count {
         true => Ok(side),

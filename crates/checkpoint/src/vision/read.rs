@@ -6,13 +6,13 @@ use super::VisionSource;
 use crate::{
     config::HfConfig,
     error::Result,
-    spec::{MOST_HEADS, MOST_LAYERS, MOST_WIDTH, activation_of},
+    spec::{MAX_HEADS, MAX_LAYERS, MAX_WIDTH, activation_of},
 };
 
 /// Largest side of a picture and of a patch, in pixels.
-const MOST_PIXELS: usize = 1 << 14;
+const MAX_PIXELS: usize = 1 << 14;
 /// Most patches in a side of a merged cell.
-pub(super) const MOST_MERGED: usize = 1 << 6;
+pub(super) const MAX_MERGED: usize = 1 << 6;
 
 /// The sizes of a tower.
 pub(super) struct TowerSizes {
@@ -32,8 +32,8 @@ impl TowerSizes {
             let found = c.raw("num_channels").cloned().unwrap_or_default();
             return Err(c.unsupported("num_channels", &found, "; 3 is"));
         }
-        let width = c.bounded("hidden_size", MOST_WIDTH)?;
-        let heads = c.bounded("num_attention_heads", MOST_HEADS)?;
+        let width = c.bounded("hidden_size", MAX_WIDTH)?;
+        let heads = c.bounded("num_attention_heads", MAX_HEADS)?;
         if !width.is_multiple_of(heads) {
             return Err(c.unsupported(
                 "num_attention_heads",
@@ -49,17 +49,17 @@ impl TowerSizes {
         }
         Ok(Self {
             width,
-            inner: c.bounded("intermediate_size", MOST_WIDTH)?,
-            layers: c.bounded("num_hidden_layers", MOST_LAYERS)?,
+            inner: c.bounded("intermediate_size", MAX_WIDTH)?,
+            layers: c.bounded("num_hidden_layers", MAX_LAYERS)?,
             heads,
-            patch: c.bounded("patch_size", MOST_PIXELS)?,
+            patch: c.bounded("patch_size", MAX_PIXELS)?,
             act: activation_of(&c.with_default("hidden_act", act), "hidden_act")?,
         })
     }
 
     /// Patches along the longest side of a picture, where that is limited.
     pub(super) fn most_patches(&self, c: &HfConfig) -> Result<usize> {
-        let image = c.bounded("image_size", MOST_PIXELS)?;
+        let image = c.bounded("image_size", MAX_PIXELS)?;
         match image / self.patch {
             0 => Err(c.unsupported("image_size", &image.into(), "; at least one patch is")),
             patches => Ok(patches),
@@ -125,7 +125,7 @@ impl VisionSource<'_> {
 
     /// Number of patches in a side of a merged cell.
     pub(super) fn merge_side(&self, default: usize) -> Result<usize> {
-        Ok(self.config.bounded_opt("spatial_merge_size", MOST_MERGED)?.unwrap_or(default))
+        Ok(self.config.bounded_opt("spatial_merge_size", MAX_MERGED)?.unwrap_or(default))
     }
 
     /// How many of `layers` layers are computed, if the output of the layer that `vision_feature_layer` names is taken: -1 is the

@@ -30,7 +30,7 @@ const END_TOKEN: u32 = 256_000;
 const IMAGE_TOKEN: u32 = 262_144;
 const TOKENS: usize = 256;
 /// Most tokens of an image.
-const MOST_TOKENS: usize = 1 << 20;
+const MAX_TOKENS: usize = 1 << 20;
 
 const RULES: &[VisionRule] = &[
     rule(VisionSlot::Patch, "vision_tower.embeddings.patch_embedding.weight"),
@@ -65,7 +65,7 @@ pub(crate) fn gemma3(source: &VisionSource<'_>) -> Result<VisionSpec> {
     let tower = source.with_defaults(&DEFAULTS);
     let sizes = TowerSizes::read(&tower, "gelu_pytorch_tanh")?;
     let most_patches = sizes.most_patches(&tower)?;
-    let count = config.bounded_opt("mm_tokens_per_image", MOST_TOKENS)?.unwrap_or(TOKENS);
+    let count = config.bounded_opt("mm_tokens_per_image", MAX_TOKENS)?.unwrap_or(TOKENS);
     let tokens = count.isqrt();
     if tokens * tokens != count || !most_patches.is_multiple_of(tokens) {
         let hint = "; the square of a divisor of the patches in a side is";

@@ -4,7 +4,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
 use super::{
-    MOST_BYTES, fault,
+    MAX_BYTES, fault,
     pieces::{CONTROL, PieceModel, Pieces, sentence_pieces},
     template,
 };
@@ -179,7 +179,7 @@ impl Model {
             }
         }
         // The bound keeps the search for merges cheap, whose cost is the square of a token's length.
-        self.tokens.push(token.filter(|token| token.len() <= MOST_BYTES)?);
+        self.tokens.push(token.filter(|token| token.len() <= MAX_BYTES)?);
         self.scores.push(score);
         self.kinds.push(kind);
         Some(())

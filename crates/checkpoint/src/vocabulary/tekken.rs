@@ -36,16 +36,16 @@ const SPECIAL: [&str; 20] = [
 const BOS: &str = "<s>";
 const EOS: &str = "</s>";
 /// Beyond any vocabulary.
-const MOST_TOKENS: usize = 1 << 24;
+const MAX_TOKENS: usize = 1 << 24;
 /// Beyond the special tokens of any vocabulary. Published files have 1000.
-const MOST_SPECIAL: usize = 1 << 16;
+const MAX_SPECIAL: usize = 1 << 16;
 
 /// The tokenizer that a file says.
 pub(super) fn tokenizer(file: &[u8]) -> Result<Value> {
     let file = HfConfig::parse(FILE, file)?;
     let config = file.section("config")?.ok_or_else(|| file.missing("config", "an object"))?;
-    let size = config.bounded("default_vocab_size", MOST_TOKENS)?;
-    let num_special = config.bounded("default_num_special_tokens", size.min(MOST_SPECIAL))?;
+    let size = config.bounded("default_vocab_size", MAX_TOKENS)?;
+    let num_special = config.bounded("default_num_special_tokens", size.min(MAX_SPECIAL))?;
     let pattern = config.text_opt("pattern")?;
     let pattern = pattern.ok_or_else(|| config.missing("pattern", "a regular expression"))?;
     let special = special_tokens(&file, num_special)?;
@@ -123,10 +123,10 @@ mod tests {
             tokenizer(file.as_bytes()).err().map(|error| error.to_string())
         };
         let config = |size: usize, special: usize| json!({"pattern": ".", "default_vocab_size": size, "default_num_special_tokens": special});
-        assert_eq!(error(config(MOST_SPECIAL + 1, MOST_SPECIAL), 1), None);
-        let most = format!("at most {MOST_SPECIAL} is");
-        for special in [MOST_SPECIAL + 1, MOST_TOKENS - 1] {
-            let said = error(config(MOST_TOKENS, special), 1).unwrap();
+        assert_eq!(error(config(MAX_SPECIAL + 1, MAX_SPECIAL), 1), None);
+        let most = format!("at most {MAX_SPECIAL} is");
+        for special in [MAX_SPECIAL + 1, MAX_TOKENS - 1] {
+            let said = error(config(MAX_TOKENS, special), 1).unwrap();
             assert!(said.contains(&format!("default_num_special_tokens` = {special}")), "{said}");
             assert!(said.contains(&most), "{said}");
         }

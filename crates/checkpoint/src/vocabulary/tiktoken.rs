@@ -57,7 +57,7 @@ pub(super) fn spelled_and_merges(
     let spelled: Vec<String> = tokens.iter().map(|token| spell(token)).collect();
     let mut merges = Vec::new();
     for (rank, token) in tokens.iter().enumerate().filter(|(_, token)| token.len() > 1) {
-        if token.len() > super::MOST_BYTES {
+        if token.len() > super::MAX_BYTES {
             let reason = format!("token {rank} has {} bytes", token.len());
             return Err(super::fault(file, reason));
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::create::Description;
 use super::engine::{Engine, Refused};
 use super::logs::{self, Followed};
-use super::seen::{Inspect, Told};
+use super::seen::{EngineEvent, Inspect};
 use super::update::remove_leftovers;
 use crate::backend::{DOCKER, Handle};
 use crate::deployment::Deployment;
@@ -114,8 +114,8 @@ impl Container {
             text.map_err(|error| Refused { status: None, words: error.to_string() })
         };
         let text = asked.await.map_err(|refused| self.wrong("has no events", refused))?;
-        let told = text.lines().filter_map(|line| serde_json::from_str::<Told>(line).ok());
-        Ok(told.filter_map(|told| told.event()).collect())
+        let events = text.lines().filter_map(|line| serde_json::from_str::<EngineEvent>(line).ok());
+        Ok(events.filter_map(|event| event.event()).collect())
     }
 
     /// Removes the container, and the remains of updates of its deployment.

@@ -103,7 +103,7 @@ pub(super) struct Followed {
     response: Option<Response>,
     found: Demultiplexer,
     /// The last line that was returned, and its time in seconds since 1970.
-    told: (String, f64),
+    last_line: (String, f64),
     /// Number of lines in the new stream that were returned already.
     skip: usize,
 }
@@ -117,7 +117,7 @@ impl Followed {
         let count = tail.map_or("all".to_owned(), |count| count.to_string());
         let response = Some(follow(&engine, &container, ("tail", &count)).await?);
         let found = Demultiplexer::default();
-        Ok(Self { engine, container, response, found, told: (String::new(), now()), skip: 0 })
+        Ok(Self { engine, container, response, found, last_line: (String::new(), now()), skip: 0 })
     }
 
     fn next_line(&mut self) -> Option<String> {
@@ -125,7 +125,7 @@ impl Followed {
         self.found.lines.drain(..skipped);
         self.skip -= skipped;
         let line = self.found.lines.pop_front()?;
-        self.told = (line.clone(), now());
+        self.last_line = (line.clone(), now());
         Some(line)
     }
 
@@ -146,10 +146,11 @@ impl Followed {
     /// Opens a stream from a little before the last returned line, and skips up to that line. Timestamps
     /// alone would not suffice, since Podman's are whole seconds.
     async fn go_on(&mut self) -> Result<(), Refused> {
-        let since = format!("{:.0}", (self.told.1 - OVERLAP_S).floor());
+        let since = format!("{:.0}", (self.last_line.1 - OVERLAP_S).floor());
         // This answer ends, unlike the followed one, so the place of the last returned line can be found in it.
         let before = read(&self.engine, &self.container, ("since", &since)).await?;
-        self.skip = before.iter().rposition(|line| *line == self.told.0).map_or(0, |at| at + 1);
+        self.skip =
+            before.iter().rposition(|line| *line == self.last_line.0).map_or(0, |at| at + 1);
         self.response = Some(follow(&self.engine, &self.container, ("since", &since)).await?);
         Ok(())
     }

@@ -153,7 +153,7 @@ impl Inspect {
 
 /// One line of `GET /events`.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Told {
+pub(super) struct EngineEvent {
     #[serde(rename = "Action", default)]
     action: String,
     #[serde(rename = "Actor", default)]
@@ -168,7 +168,7 @@ pub(super) struct Actor {
     attributes: BTreeMap<String, String>,
 }
 
-impl Told {
+impl EngineEvent {
     /// The meaning of an event for the deployment; `None` if it has none.
     pub(super) fn event(&self) -> Option<Event> {
         let code = ["exitCode", "containerExitCode"]
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_for_gpus_can_vanish() {
+    fn a_gpu_request_can_vanish() {
         assert!(!inspect("created", json!({})).has_gpus());
         let mut kept = inspect("created", json!({}));
         kept.host_config.device_requests = Some(vec![json!({"DeviceIDs": ["GPU-1"]})]);
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn events_of_both_engines_are_understood() {
-        let event = |text: &str| serde_json::from_str::<Told>(text).unwrap().event();
+        let event = |text: &str| serde_json::from_str::<EngineEvent>(text).unwrap().event();
         let docker = r#"{"Type":"container","Action":"die","Actor":{"Attributes":{"exitCode":"1"}},"time":7}"#;
         let died = event(docker).unwrap();
         assert_eq!((died.time, died.message.as_str()), (7, "the server ended with status 1"));

@@ -192,10 +192,10 @@ impl Manifests<'_> {
             pod["tolerations"] =
                 json!([{ "key": GPU_RESOURCE, "operator": "Exists", "effect": "NoSchedule" }]);
         }
-        let wishes = self.node_wishes();
-        if !wishes.is_empty() {
+        let requirements = self.node_requirements();
+        if !requirements.is_empty() {
             pod["affinity"] = json!({ "nodeAffinity": { "requiredDuringSchedulingIgnoredDuringExecution": {
-                "nodeSelectorTerms": [{ "matchExpressions": wishes }],
+                "nodeSelectorTerms": [{ "matchExpressions": requirements }],
             } } });
         }
         Ok(pod)
@@ -310,18 +310,19 @@ impl Manifests<'_> {
         }
     }
 
-    fn node_wishes(&self) -> Vec<Value> {
+    fn node_requirements(&self) -> Vec<Value> {
         let Placement { products, above_mib, .. } = self.placement;
-        let mut wishes = Vec::new();
+        let mut requirements = Vec::new();
         if !products.is_empty() {
-            wishes.push(json!({ "key": PRODUCT_LABEL, "operator": "In", "values": products }));
+            requirements
+                .push(json!({ "key": PRODUCT_LABEL, "operator": "In", "values": products }));
         }
         if let Some(mib) = above_mib {
-            wishes.push(
+            requirements.push(
                 json!({ "key": MEMORY_LABEL, "operator": "Gt", "values": [mib.to_string()] }),
             );
         }
-        wishes
+        requirements
     }
 
     fn metadata(&self, owner: Option<OwnerReference>) -> ObjectMeta {

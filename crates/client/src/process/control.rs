@@ -24,7 +24,7 @@ const MAX_BYTES: u64 = 4 << 20;
 
 /// A client's request.
 #[derive(Clone, Debug)]
-pub(crate) enum Wish {
+pub(crate) enum ControlRequest {
     /// Stop the server and remove all of the deployment.
     Delete,
     /// Stop the server and start it again.
@@ -49,7 +49,7 @@ const DELETE: &str = "delete";
 const RESTART: &str = "restart";
 const UPDATE: &str = "update ";
 
-impl Wish {
+impl ControlRequest {
     fn to_line(&self) -> io::Result<String> {
         Ok(match self {
             Self::Delete => DELETE.to_owned(),
@@ -88,10 +88,14 @@ impl ShortPath {
 ///
 /// # Errors
 /// No supervisor listens, or the request failed. Then the error has the supervisor's message.
-pub(crate) async fn ask(folder: &Path, wish: &Wish, server_seconds: u64) -> io::Result<()> {
+pub(crate) async fn ask(
+    folder: &Path,
+    request: &ControlRequest,
+    server_seconds: u64,
+) -> io::Result<()> {
     let path = ShortPath::open(folder)?;
     let mut stream = UnixStream::connect(path.socket()).await?;
-    stream.write_all(wish.to_line()?.as_bytes()).await?;
+    stream.write_all(request.to_line()?.as_bytes()).await?;
     let mut answer = String::new();
     let patience = Duration::from_secs(server_seconds).saturating_add(ANSWER_PATIENCE);
     timeout(patience, BufReader::new(stream).read_line(&mut answer))
@@ -100,7 +104,7 @@ pub(crate) async fn ask(folder: &Path, wish: &Wish, server_seconds: u64) -> io::
     match answer.trim() {
         "ok" => Ok(()),
         // A supervisor of an earlier version does not know updates.
-        "" if matches!(wish, Wish::Update(_)) => Err(io::Error::other(
+        "" if matches!(request, ControlRequest::Update(_)) => Err(io::Error::other(
             "the supervisor gave no answer: if an earlier version has started it, delete the deployment and deploy it again",
         )),
         "" => Err(io::Error::other("the supervisor ended without an answer")),
@@ -120,12 +124,12 @@ pub(super) fn listen(folder: &Path) -> io::Result<UnixListener> {
 }
 
 /// Reads a client's request; `None` if it is not known.
-pub(super) async fn read(stream: &mut UnixStream) -> Option<Wish> {
+pub(super) async fn read(stream: &mut UnixStream) -> Option<ControlRequest> {
     let mut line = String::new();
     // An update has the spec and secrets in its line, so the limit is far above a command's length.
     let mut reader = BufReader::new(stream.take(MAX_BYTES));
     timeout(PATIENCE, reader.read_line(&mut line)).await.ok()?.ok()?;
-    Wish::of_line(&line)
+    ControlRequest::of_line(&line)
 }
 
 /// Sends the result to the client.

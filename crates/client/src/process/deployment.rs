@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use candlepower_machine::Gpus;
 
-use super::control::{self, Wish};
+use super::control::{self, ControlRequest};
 use super::folder::{self, Folder, Record};
 use super::launch::{Answer, launch};
 use super::lease;
@@ -94,7 +94,7 @@ pub(crate) async fn deploy(
                 let compute = plan.spec.choose_gpus(&free_gpus()?, &mut warnings)?;
                 model::check(params, &plan, &compute).await?;
                 let (spec, secrets) = (plan.spec.clone(), std::mem::take(&mut plan.secrets));
-                let told = Launch {
+                let to_launch = Launch {
                     root: folder::root()?,
                     folder: here(),
                     spec,
@@ -103,7 +103,7 @@ pub(crate) async fn deploy(
                     gpus: compute.uuids(),
                     warnings,
                 };
-                if let Some(created_at) = start(&folder, told, binary.clone()).await? {
+                if let Some(created_at) = start(&folder, to_launch, binary.clone()).await? {
                     break (created_at, true);
                 }
                 // The next round may need them again.
@@ -289,7 +289,8 @@ impl Supervised {
             return Err(self.not_found());
         }
         if record.as_ref().is_none_or(|record| record.supervisor.is_alive()) {
-            let asked = control::ask(folder.path(), &Wish::Delete, self.stop_seconds()).await;
+            let asked =
+                control::ask(folder.path(), &ControlRequest::Delete, self.stop_seconds()).await;
             let ended = match &record {
                 Some(record) => record.supervisor.wait(CLAIM_PATIENCE).await,
                 None => true,
@@ -324,7 +325,8 @@ impl Supervised {
             return Err(self.not_found());
         }
         if !matches!(&record, Ok(Some(record)) if !record.supervisor.is_alive()) {
-            let asked = control::ask(folder.path(), &Wish::Restart, self.stop_seconds()).await;
+            let asked =
+                control::ask(folder.path(), &ControlRequest::Restart, self.stop_seconds()).await;
             match (asked, record) {
                 (Ok(()), _) => return Ok(()),
                 (Err(error), Ok(Some(_))) => return Err(wrong(error)),
@@ -342,8 +344,8 @@ impl Supervised {
         let compute = spec.choose_gpus(&free_gpus()?, &mut warnings)?;
         let (root, gpus) = (folder::root()?, compute.uuids());
         let device = compute.device;
-        let told = Launch { root, folder: here(), spec, secrets, device, gpus, warnings };
-        start(folder, told, self.binary.clone()).await.map(|_| ())
+        let to_launch = Launch { root, folder: here(), spec, secrets, device, gpus, warnings };
+        start(folder, to_launch, self.binary.clone()).await.map(|_| ())
     }
 
     /// The spec of the running server.
@@ -402,7 +404,9 @@ async fn look(folder: &Folder, asked: &Spec, is_update: bool) -> Result<Found> {
             if record.state == State::Failed {
                 // An error does not matter: another client may have been faster, with the same request or another
                 // one.
-                let _ = control::ask(folder.path(), &Wish::Restart, asked.stop_seconds(0)).await;
+                let _ =
+                    control::ask(folder.path(), &ControlRequest::Restart, asked.stop_seconds(0))
+                        .await;
             }
             Ok(Found::Same(record.created_at))
         }
@@ -411,8 +415,8 @@ async fn look(folder: &Folder, asked: &Spec, is_update: bool) -> Result<Found> {
 }
 
 /// Starts a supervisor and returns the creation time of its deployment; `None` if another supervisor has the name.
-async fn start(folder: &Folder, told: Launch, binary: Option<PathBuf>) -> Result<Option<f64>> {
-    match launch(told, binary).await? {
+async fn start(folder: &Folder, to_launch: Launch, binary: Option<PathBuf>) -> Result<Option<f64>> {
+    match launch(to_launch, binary).await? {
         Answer::Started(created_at) => Ok(Some(created_at)),
         Answer::Failed(reason) => Err(Error::backend("the supervisor cannot begin", reason)),
         Answer::NoGpu(uuid) => Err(Error::ResourceUnavailable {

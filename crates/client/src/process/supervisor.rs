@@ -16,7 +16,7 @@ use tokio::time::{sleep, sleep_until};
 
 use super::budget::{MAX_RESTARTS, RestartBudget, WINDOW};
 use super::cgroup::Cgroup;
-use super::control::{self, Wish};
+use super::control::{self, ControlRequest};
 use super::folder::{Folder, Record};
 use super::identity::Identity;
 use super::launch::Answer;
@@ -306,9 +306,9 @@ impl Supervisor {
                 server.was_ready = true;
                 let trouble = server.log_trouble();
                 let updating = self.candidate.as_ref().map(Candidate::describe);
-                let told = self.launch.warnings.iter().cloned();
-                let told: Vec<String> = told.chain(trouble).chain(updating).collect();
-                self.set(State::Running, Phase::Ready, told.join("; "));
+                let warnings = self.launch.warnings.iter().cloned();
+                let messages: Vec<String> = warnings.chain(trouble).chain(updating).collect();
+                self.set(State::Running, Phase::Ready, messages.join("; "));
             }
             Some(health) => self.see(health),
             None if server.was_ready => {
@@ -373,15 +373,15 @@ impl Supervisor {
     async fn answer(&mut self, mut stream: UnixStream) -> Next {
         match control::read(&mut stream).await {
             None => Next::GoOn,
-            Some(Wish::Update(update)) => {
+            Some(ControlRequest::Update(update)) => {
                 self.update(stream, *update).await;
                 Next::GoOn
             }
-            Some(Wish::Restart) if self.candidate.is_some() => {
+            Some(ControlRequest::Restart) if self.candidate.is_some() => {
                 control::answer(stream, &Err(io::Error::other("it is being updated"))).await;
                 Next::GoOn
             }
-            Some(Wish::Restart) => {
+            Some(ControlRequest::Restart) => {
                 self.set(State::Provisioning, Phase::Scheduling, "asked to start again".into());
                 self.stop_server().await;
                 self.budget = RestartBudget::default();
@@ -390,7 +390,7 @@ impl Supervisor {
                 control::answer(stream, &Ok(())).await;
                 Next::GoOn
             }
-            Some(Wish::Delete) => {
+            Some(ControlRequest::Delete) => {
                 let result = self.delete().await;
                 control::answer(stream, &result).await;
                 if result.is_ok() { Next::End } else { Next::GoOn }

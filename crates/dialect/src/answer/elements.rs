@@ -1,7 +1,7 @@
 //! Grammar rules for arguments in XML, one element for each, from a JSON schema. Strings are raw text, other values are JSON.
 
 use candlepower_grammar::{Constraint, TEXT_KEYWORDS, escape_slashes, expressions};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::keywords::{Property, undeclared, with_definitions, without_declared};
 use super::{Function, Lark, escaped};
@@ -54,12 +54,22 @@ const MAX_DEPTH: usize = 16;
 
 /// The form of an argument's value.
 enum Form {
-    Json,
+    /// JSON of this schema.
+    Json(Value),
     Text,
     /// One of these texts.
     Choice(Vec<String>),
     /// A text that matches this expression of terminals.
     Matching(String),
+}
+
+/// The values of a schema that have the same attribute.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    All,
+    Strings,
+    /// All values except strings.
+    Others,
 }
 
 /// The marks that are allowed after an argument.
@@ -157,20 +167,20 @@ impl Lark<'_> {
                 return Err(refuse(format!("the property `{name}` is not a valid name in XML")));
             }
             let place_name = place.to_string();
-            let value =
-                self.property(&writing, (&place_name, may), property.name, &property.schema, root);
-            let [more, last] = value.map_err(refuse)?;
-            let key = self.literal(property.name);
-            let attribute = attribute(marks.attribute, &property.schema, root);
-            let key = self.behind_key(&writing, &key, &attribute);
+            let values =
+                self.values(&writing, (&place_name, may), property.name, &property.schema, root);
             let mut arms = Vec::new();
-            if may.go_on {
-                // `more` and `last` contain the mark after the value. So the mark before a key belongs to the value
-                // that precedes it.
-                arms.push(format!("{key} {more} {}", rule_of(place + 1)));
-            }
-            if may.end {
-                arms.push(format!("{key} {last}"));
+            for (attribute, [more, last]) in values.map_err(refuse)? {
+                let key = self.literal(property.name);
+                let key = self.behind_key(&writing, &key, &attribute);
+                if may.go_on {
+                    // `more` and `last` contain the mark after the value. So the mark before a key belongs to the
+                    // value that precedes it.
+                    arms.push(format!("{key} {more} {}", rule_of(place + 1)));
+                }
+                if may.end {
+                    arms.push(format!("{key} {last}"));
+                }
             }
             if !property.is_required && may.go_on {
                 arms.push(rule_of(place + 1));
@@ -199,28 +209,54 @@ impl Lark<'_> {
         // The grammar counts nothing here: any number of keys may come, and each is followed by another key or by the
         // end.
         let may = May { go_on: true, end: true };
-        let [more, last] = self.property(writing, ("o", may), ADDITIONAL, schema, root)?;
-        let attribute = attribute(writing.marks.attribute, schema, root);
-        let key = self.behind_key(writing, &key, &attribute);
-        self.rule(&other, &format!("{key} {more} {other} | {key} {last}"));
+        let values = self.values(writing, ("o", may), ADDITIONAL, schema, root)?;
+        let arms = values.into_iter().map(|(attribute, [more, last])| {
+            let key = self.behind_key(writing, &key, &attribute);
+            format!("{key} {more} {other} | {key} {last}")
+        });
+        let arms = arms.collect::<Vec<_>>().join(" | ");
+        self.rule(&other, &arms);
         Ok(())
     }
 
-    /// The value of a property, with the next mark, which begins another argument or ends the call.
-    fn property(
+    /// The values of a property by their attributes, each with the next mark, which begins another argument or ends the call.
+    fn values(
         &mut self,
         writing: &Writing<'_>,
         (place, may): (&str, May),
         name: &str,
         schema: &Value,
         root: &Map<String, Value>,
-    ) -> Result<[String; 2], String> {
-        let marks = writing.marks;
-        let form = form(schema, root).map_err(|reason| {
+    ) -> Result<Vec<(String, [String; 2])>, String> {
+        let raw = |reason: String| {
             format!(
                 "the property `{name}` is written as raw text, for which {reason} cannot be enforced"
             )
-        })?;
+        };
+        let mut values = Vec::new();
+        for (part, attribute) in attributes(writing.marks.attribute, schema, root) {
+            if let Some(form) = form(schema, root, part).map_err(raw)? {
+                let place =
+                    if part == Part::Others { format!("{place}n") } else { place.to_owned() };
+                values.push((attribute, self.value(writing, (&place, may), name, form, root)?));
+            }
+        }
+        match values.is_empty() {
+            true => Err(raw("a schema that allows no value".to_owned())),
+            false => Ok(values),
+        }
+    }
+
+    /// The value of a property, with the next mark.
+    fn value(
+        &mut self,
+        writing: &Writing<'_>,
+        (place, may): (&str, May),
+        name: &str,
+        form: Form,
+        root: &Map<String, Value>,
+    ) -> Result<[String; 2], String> {
+        let marks = writing.marks;
         let rule = format!("v{}_{place}", writing.index);
         match form {
             Form::Text => return Ok(self.raw_text(writing, (place, may), None)),
@@ -238,9 +274,9 @@ impl Lark<'_> {
                 let texts = texts.iter().map(|text| Value::from(text.as_str()).to_string());
                 self.rule(&rule, &texts.collect::<Vec<_>>().join(" | "));
             }
-            Form::Json => {
+            Form::Json(schema) => {
                 // A property is compiled as a schema of its own, so references need the root's definitions beside it.
-                let value = with_definitions(schema, root);
+                let value = with_definitions(&schema, root);
                 let value = Constraint::JsonSchema(value).as_lark_value(self.tokenizer);
                 self.rule(&rule, &value.map_err(|error| error.to_string())?);
             }
@@ -324,18 +360,34 @@ impl Lark<'_> {
     }
 }
 
-/// The attribute of an argument. Without it, the parser takes the value's type from the schema, so it is missing where a schema has
-/// strings and others.
-fn attribute(attribute: Attribute, schema: &Value, root: &Map<String, Value>) -> String {
-    let types = Types::of(schema, root);
-    let values = match types.have_string() {
-        true if types == Types::STRING => vec![attribute.of_strings()],
-        true => return String::new(),
-        false => attribute.of_others().to_vec(),
+/// The attributes of an argument, each with the values that have it. Without an attribute, the parser takes the value's type from the
+/// schema. It is missing where a schema has strings and others, and says something of them.
+fn attributes(
+    attribute: Attribute,
+    schema: &Value,
+    root: &Map<String, Value>,
+) -> Vec<(Part, String)> {
+    let Some(before) = attribute.before_value() else { return vec![(Part::All, String::new())] };
+    let written = |values: &[&str]| {
+        // A schema without a value is refused later.
+        if values.is_empty() {
+            return String::new();
+        }
+        let values = values.iter().map(|value| Value::from(*value).to_string());
+        format!("{} ({})", Value::from(before), values.collect::<Vec<_>>().join(" | "))
     };
-    let Some(before) = attribute.before_value() else { return String::new() };
-    let values = values.into_iter().map(|value| Value::from(value).to_string());
-    format!("{} ({})", Value::from(before), values.collect::<Vec<_>>().join(" | "))
+    let types = if is_any(schema) { Types::ALL } else { Types::of(schema, root) };
+    let strings = written(&[attribute.of_strings()]);
+    let others = || written(&attribute.of_others(types));
+    match types {
+        Types::STRING => vec![(Part::All, strings)],
+        _ if !types.have_string() => vec![(Part::All, others())],
+        // The template writes null with the attribute of null, beside strings with theirs.
+        _ if types.are_text() || is_any(schema) => {
+            vec![(Part::Strings, strings), (Part::Others, others())]
+        }
+        _ => vec![(Part::All, String::new())],
+    }
 }
 
 /// A regular expression of texts that the parser reads as the end of a value.
@@ -391,28 +443,41 @@ fn is_key(name: &str) -> bool {
     !name.is_empty() && name.trim() == name && !name.contains(['<', '>', '"', '\r', '\n'])
 }
 
-/// The form of values of this schema, or the keyword that cannot be enforced.
-fn form(schema: &Value, root: &Map<String, Value>) -> Result<Form, String> {
-    let is_any = match schema {
+/// Whether a schema says nothing of values.
+fn is_any(schema: &Value) -> bool {
+    match schema {
         Value::Object(schema) => {
             schema.keys().all(|key| key != "type" && ANNOTATIONS.contains(&key.as_str()))
         }
         other => *other == Value::Bool(true),
-    };
-    let types = Types::of(schema, root);
-    if is_any {
-        return Ok(Form::Text);
     }
-    if !types.are_text() {
-        return Ok(Form::Json);
+}
+
+/// The form of this part of a schema's values, or the keyword that cannot be enforced. `None` if the schema allows no such value.
+fn form(schema: &Value, root: &Map<String, Value>, part: Part) -> Result<Option<Form>, String> {
+    if is_any(schema) {
+        return Ok(Some(match part {
+            Part::All | Part::Strings => Form::Text,
+            Part::Others => {
+                Form::Json(json!({ "type": ["null", "boolean", "number", "array", "object"] }))
+            }
+        }));
+    }
+    let types = match part {
+        Part::All => Types::of(schema, root),
+        Part::Strings => Types::STRING,
+        Part::Others => Types::NULL,
+    };
+    if part == Part::All && !types.are_text() {
+        return Ok(Some(Form::Json(schema.clone())));
     }
     Ok(match text(schema, root, types, 0)? {
-        Text::Any => Form::Text,
-        Text::Choice(texts) if texts.is_empty() => {
-            return Err("a schema that allows no value".to_owned());
-        }
-        Text::Choice(texts) => Form::Choice(texts),
-        Text::Matching(terminals) => Form::Matching(terminals),
+        Text::Choice(texts) if texts.is_empty() => None,
+        // No pattern applies to null.
+        _ if part == Part::Others => Some(Form::Choice(vec![Value::Null.to_string()])),
+        Text::Any => Some(Form::Text),
+        Text::Choice(texts) => Some(Form::Choice(texts)),
+        Text::Matching(terminals) => Some(Form::Matching(terminals)),
     })
 }
 

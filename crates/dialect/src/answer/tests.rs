@@ -145,7 +145,7 @@ impl Case {
 }
 
 /// A text of tokens sampled from the allowed ones; `None` if it does not end.
-fn draw(tokenizer: &Tokenizer, mut grammar: Grammar, random: &mut Rng) -> Option<String> {
+fn sample(tokenizer: &Tokenizer, mut grammar: Grammar, random: &mut Rng) -> Option<String> {
     let mut ids = Vec::new();
     // 3,000 tokens are far more than a call needs. An answer that does not end by then is in text that only a mark can
     // end.
@@ -192,7 +192,7 @@ fn required_calls_are_written_and_read_in_every_format() {
             let mut most = 0;
             for _ in 0..24 {
                 // Reasoning may go on without end, because only a token ends it.
-                let Some(text) = draw(&case.tokenizer, grammar.clone(), &mut random) else {
+                let Some(text) = sample(&case.tokenizer, grammar.clone(), &mut random) else {
                     assert_eq!(format, ToolFormat::GptOss);
                     continue;
                 };

@@ -82,20 +82,20 @@ impl Unframing {
             }
             self.is_start = false;
         }
-        let mut tell = |text: &str| {
+        let mut emit = |text: &str| {
             if !text.is_empty() {
                 OutputEvent::Content(text.to_owned()).add_to(events);
             }
         };
         let mut rest = self.held.as_str();
         while let Some((at, mark)) = first_of(rest, self.frame.dropped) {
-            tell(&rest[..at]);
+            emit(&rest[..at]);
             rest = &rest[at + mark.len()..];
         }
         let begun = self.frame.dropped.iter().map(|mark| len_of_beginning(rest, mark)).max();
         let kept = if is_whole { 0 } else { begun.unwrap_or(0) };
         let (certain, kept) = rest.split_at(rest.len() - kept);
-        tell(certain);
+        emit(certain);
         self.held = kept.to_owned();
     }
 }

@@ -5,6 +5,7 @@
 use super::{Head, Tail};
 use crate::probe::KEY;
 use crate::scan::{Cursor, Scan, Stop, ValueScanner};
+use crate::schema::Types;
 use crate::written_call::WrittenCall;
 
 /// Maximum bytes of an argument's key.
@@ -62,12 +63,22 @@ impl Attribute {
         if self == Self::Type { "string" } else { "true" }
     }
 
-    /// The values for all others.
-    pub(crate) fn of_others(self) -> &'static [&'static str] {
+    /// The values for those of `types` that are no strings.
+    pub(crate) fn of_others(self, types: Types) -> Vec<&'static str> {
+        const TYPES: [(&str, Types); 5] = [
+            ("number", Types::NUMBER),
+            ("boolean", Types::BOOLEAN),
+            ("null", Types::NULL),
+            ("object", Types::OBJECT),
+            ("array", Types::ARRAY),
+        ];
         match self {
-            Self::Absent => &[],
-            Self::IsString => &["false"],
-            Self::Type => &["number", "boolean", "null", "object", "array"],
+            Self::Absent => Vec::new(),
+            Self::IsString => vec!["false"],
+            Self::Type => {
+                let allowed = TYPES.iter().filter(|(_, of)| types.have(*of));
+                allowed.map(|(name, _)| *name).collect()
+            }
         }
     }
 }

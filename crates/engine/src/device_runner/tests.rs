@@ -112,7 +112,7 @@ fn decode<T>(runner: &mut DeviceRunner, taken: impl Fn(&DeviceRunner) -> T) -> (
 
 /// Only memory that the runner itself takes: the CPU shows no more. The next test reads a GPU's pool, which operations use, too.
 #[test]
-fn decodes_take_no_memory_once_each_kind_of_draw_was_there() {
+fn decodes_take_no_memory_once_each_kind_of_sample_was_there() {
     let mut runner = runner(&Device::Cpu, LoadDtype::F32, false);
     let (before, after) = decode(&mut runner, |runner| runner.grown());
     assert_eq!(before, after);

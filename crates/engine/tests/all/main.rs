@@ -220,10 +220,10 @@ fn a_full_queue_and_an_impossible_request_are_refused() {
 }
 
 #[test]
-fn prompts_are_scored_as_their_tokens_would_have_been_drawn() {
+fn prompts_are_scored_as_their_tokens_would_have_been_sampled() {
     let engine = start(EngineConfig { max_num_batched_tokens: Some(7), ..config() });
-    let drawn = SamplingParams { logprobs: Some(3), ..greedy(12) };
-    let first = run(&engine, request(prompt(4, 20), drawn)).remove(0);
+    let sampled = SamplingParams { logprobs: Some(3), ..greedy(12) };
+    let first = run(&engine, request(prompt(4, 20), sampled)).remove(0);
     let whole = [prompt(4, 20), first.tokens.clone()].concat();
     let score = Request { prompt_logprobs: Some(3), ..request(whole, greedy(0)) };
     let scored = run(&engine, score).remove(0);
@@ -231,10 +231,10 @@ fn prompts_are_scored_as_their_tokens_would_have_been_drawn() {
     let scores = scored.prompt.unwrap();
     assert_eq!(scores.len(), 32);
     assert_eq!(scores[0], None);
-    for (score, drawn) in scores[20..].iter().zip(&first.logprobs) {
+    for (score, sampled) in scores[20..].iter().zip(&first.logprobs) {
         assert_eq!(
             score.as_ref(),
-            Some(drawn),
+            Some(sampled),
             "a row's logits do not depend on how it was computed"
         );
     }
@@ -259,7 +259,7 @@ fn sequences_end_as_asked() {
 }
 
 #[test]
-fn penalties_and_bias_change_the_draw() {
+fn penalties_and_bias_change_the_sample() {
     let engine = start(config());
     let free = run(&engine, request(prompt(3, 12), greedy(40))).remove(0).tokens;
     let repeats = |tokens: &[u32]| {

@@ -118,11 +118,11 @@ fn ranks_hold_to_constraints() {
     }
     let count = |demo: &Demo| demo.jump_forward_tokens.load(Ordering::Relaxed);
     assert_eq!(count(&two), count(&one));
-    assert!(count(&two) > 20, "{} tokens were not drawn", count(&two));
+    assert!(count(&two) > 20, "{} tokens were not sampled", count(&two));
 }
 
 #[test]
-fn tokens_that_need_no_drawing_change_nothing() {
+fn tokens_that_need_no_sampling_change_nothing() {
     let (with, without) = (Demo::new(true), Demo::new(false));
     let constraints = [
         person(),
@@ -158,7 +158,7 @@ fn tokens_that_need_no_drawing_change_nothing() {
         }
     }
     let count = |demo: &Demo| demo.jump_forward_tokens.load(Ordering::Relaxed);
-    assert!(count(&with) > 500, "{} tokens were not drawn", count(&with));
+    assert!(count(&with) > 500, "{} tokens were not sampled", count(&with));
     assert_eq!(count(&without), 0);
 }
 

@@ -11,7 +11,7 @@ use crate::{Round, Verdict, change};
 
 const NAME: &str = "one";
 /// Limit of a file with repeated lines, in bytes. Writing much more would take the time of the round itself.
-const MOST_REPEATED_BYTES: usize = 8 << 20;
+const MAX_REPEATED_BYTES: usize = 8 << 20;
 const LOG: &str = "2026-01-01T00:00:00Z INFO listening on 127.0.0.1:8000\nready\n";
 
 pub(super) fn open() -> Round {
@@ -42,7 +42,7 @@ fn write(path: &Path, content: &[Value], strange: &[Value], random: &mut Rng) {
     }
     if content.len() > 1 && random.usize(..50) == 0 {
         let again = content[0].clone();
-        let times = MOST_REPEATED_BYTES / again.to_string().len().max(1);
+        let times = MAX_REPEATED_BYTES / again.to_string().len().max(1);
         content.extend(std::iter::repeat_n(again, times.min(20_000)));
     }
     let lines = content.iter().map(|value| format!("{value}\n"));

@@ -9,7 +9,7 @@ use fastrand::Rng;
 
 use crate::{Round, Verdict};
 
-const MOST_PIECES: usize = 24;
+const MAX_PIECES: usize = 24;
 /// Calls as most formats write them behind a mark.
 const CALLS: [&str; 4] = [
     "{\"name\": \"f\", \"arguments\": {\"a\": 1}}",
@@ -77,7 +77,7 @@ pub(super) fn open() -> Round {
 fn text(dialect: Dialect, random: &mut Rng) -> String {
     let marks = dialect.marks();
     let mut text = String::new();
-    for _ in 0..random.usize(1..MOST_PIECES) {
+    for _ in 0..random.usize(1..MAX_PIECES) {
         match random.choice(&marks).filter(|_| random.u8(..3) == 0) {
             Some(mark) => {
                 // A part of a mark at the end of a piece must be kept until the next piece decides.

@@ -8,7 +8,7 @@ use super::grammar::{Constraints, NUM_LOGITS, compiler};
 use crate::{Round, Verdict};
 
 /// The longest walk, in tokens.
-const MOST_TOKENS: usize = 300;
+const MAX_TOKENS: usize = 300;
 
 const AMBIGUOUS: &str = "start: a*\na: b | a b | b a\nb: /[a-z]/ | \"(\" a \")\"\n";
 
@@ -26,7 +26,7 @@ pub(super) fn open() -> Round {
 
 /// Walks until the text is complete, or up to a limit.
 fn walk(mut grammar: Grammar, random: &mut Rng) -> Result<(), Error> {
-    for _ in 0..random.usize(1..MOST_TOKENS) {
+    for _ in 0..random.usize(1..MAX_TOKENS) {
         if grammar.is_finished() {
             break;
         }

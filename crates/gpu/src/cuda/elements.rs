@@ -73,20 +73,20 @@ pub fn sigmoid_gate(x: &Tensor, gate: &Tensor) -> Result<()> {
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
-pub fn resolve_tokens(tokens: &Tensor, drawn: &Tensor) -> Result<()> {
+pub fn resolve_tokens(tokens: &Tensor, sampled: &Tensor) -> Result<()> {
     let launch = Launch::of_any("resolve_tokens", "tokens", tokens)?;
-    let (count, known) = (tokens.elem_count(), drawn.elem_count());
+    let (count, known) = (tokens.elem_count(), sampled.elem_count());
     let args = ResolveArgs {
         tokens: launch.u32s(("tokens", tokens), "[count]", &[count])?,
-        drawn: launch.u32s(("drawn", drawn), "[samples]", &[known])?,
+        sampled: launch.u32s(("sampled", sampled), "[samples]", &[known])?,
         count: count as i32,
-        num_drawn: known as i32,
+        num_sampled: known as i32,
     };
     if count == 0 {
         return Ok(());
     }
-    // SAFETY: the addresses were checked above to hold `count` and `num_drawn` elements; the kernel compares each index
-    // with `num_drawn` before it reads.
+    // SAFETY: the addresses were checked above to hold `count` and `num_sampled` elements; the kernel compares each index
+    // with `num_sampled` before it reads.
     unsafe { launch.run(candlepower_resolve_tokens, &args) }
 }
 
@@ -130,9 +130,9 @@ const _: () = assert!(size_of::<SigmoidGateArgs>() == 40);
 #[repr(C)]
 struct ResolveArgs {
     tokens: *mut u32,
-    drawn: *mut u32,
+    sampled: *mut u32,
     count: i32,
-    num_drawn: i32,
+    num_sampled: i32,
 }
 const _: () = assert!(size_of::<ResolveArgs>() == 24);
 

@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 
 use super::launch::{Address, CUstream, Launch};
-use super::packed::{ANY_LAYOUT, PackedAddresses, address_words, code_kind};
+use super::packed::{ANY_LAYOUT, PackedAddresses, address_words, format_kind};
 use crate::operands::{ExpertMatrices, ExpertTable, Matrix, PackedMatrix, Routing, check_rows};
 use candlepower_kernels::operands::{Operand, check_groups};
 use candlepower_kernels::{Error, ExpertGroups, Gating, GatingFunction, GroupScore, Result};
@@ -21,7 +21,7 @@ pub(crate) fn expert_table(matrices: &[Matrix]) -> Result<Option<ExpertTable>> {
         return Ok(None);
     }
     let launch = Launch::of_any(PRODUCT, "weights", first)?;
-    let kind = |w: &PackedMatrix| (w.n, w.width, code_kind(w.codes));
+    let kind = |w: &PackedMatrix| (w.n, w.width, format_kind(w.format));
     let (mut words, mut cuts) = (Vec::new(), Vec::new());
     for (i, matrix) in matrices.iter().enumerate() {
         match (matrix, &matrices[0]) {
@@ -123,12 +123,12 @@ pub fn expert_product(
         return Err(Error::NotOnGpu { kernel: PRODUCT, operand: "weights", device });
     };
     // `expert_table` checked that the other matrices have the same shape and format.
-    let codes = match first {
+    let format = match first {
         Matrix::Rows(first) => {
             launch.elements(("weights", first), "[n, k]", &[n, k])?;
-            NO_CODES
+            UNQUANTIZED
         }
-        Matrix::Packed(first) if first.width == k => code_kind(first.codes),
+        Matrix::Packed(first) if first.width == k => format_kind(first.format),
         Matrix::Packed(first) => {
             let axes = format!("[rows, k] with k = {}, as the matrices have", first.width);
             return Err(Operand::new(PRODUCT, "x", x).shape_error(axes));
@@ -154,7 +154,7 @@ pub fn expert_product(
         k: k as i32,
         tile_rows: routing.tile_rows() as i32,
         dtype: launch.dtype_code(),
-        codes,
+        format,
         cut: table.cut,
         x_stride: k as i32,
         out_stride: n as i32,
@@ -222,8 +222,8 @@ struct RouteArgs {
 }
 const _: () = assert!(size_of::<RouteArgs>() == 112);
 
-/// Mirrors `kNoCodes` in expert_product.cu.
-pub(super) const NO_CODES: i32 = -1;
+/// Mirrors `kUnquantized` in expert_product.cu.
+pub(super) const UNQUANTIZED: i32 = -1;
 
 /// Mirrors `ExpertProductArgs` in expert_product.cu.
 #[repr(C)]
@@ -242,7 +242,7 @@ pub(super) struct ExpertProductArgs {
     pub(super) k: i32,
     pub(super) tile_rows: i32,
     pub(super) dtype: i32,
-    pub(super) codes: i32,
+    pub(super) format: i32,
     pub(super) cut: i32,
     pub(super) x_stride: i32,
     pub(super) out_stride: i32,

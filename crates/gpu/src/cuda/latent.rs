@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 
-use super::experts::{ExpertProductArgs, NO_CODES, candlepower_expert_product};
+use super::experts::{ExpertProductArgs, UNQUANTIZED, candlepower_expert_product};
 use super::launch::{Address, CUstream, Launch, is_fp8};
 use crate::operands::{
     ExpertMatrices, HEAD_PRODUCT, HeadShape, LATENTS, LatentShape, LatentsToCache, Matrix,
@@ -25,19 +25,19 @@ pub fn latents_to_cache(
 ) -> Result<()> {
     let launch = Launch::new(LATENTS, "q", q)?;
     let shape = LatentShape::of(q, operands)?;
-    let LatentShape { tokens, heads, q_dim, rank, turned, latent, head_dim } = shape;
+    let LatentShape { tokens, heads, q_dim, rank, rotated, latent, head_dim } = shape;
     if head_dim > MAX_ROW {
         let expected = "at most 1024";
         return Err(Error::Parameter { parameter: "head_dim", value: head_dim, expected });
     }
     let (cos, sin, style) = operands.rope.parts();
-    let (table_axes, table) = ("[max_len, rot_dim / 2]", [operands.rope.max_len(), turned / 2]);
+    let (table_axes, table) = ("[max_len, rot_dim / 2]", [operands.rope.max_len(), rotated / 2]);
     let (cache, layer) = operands.cache;
     let (config, layer) = (cache.config(), cache.layer(layer)?);
     let KvCacheConfig { num_blocks, block_size, .. } = *config;
     let cache_axes = "[num_blocks, 1, block_size, head_dim]";
     let (q_axes, out_axes) = ("[tokens, heads, q_dim]", "[tokens, heads, head_dim]");
-    let latent_dims = [tokens, rank + turned];
+    let latent_dims = [tokens, rank + rotated];
     let args = LatentArgs {
         q: launch.elements(("q", q), q_axes, &[tokens, heads, q_dim])?,
         latents: launch.elements(("latents", latents), "[tokens, rank + rot_dim]", &latent_dims)?,
@@ -56,7 +56,7 @@ pub fn latents_to_cache(
         heads: heads as i32,
         q_dim: q_dim as i32,
         rank: rank as i32,
-        rot_dim: turned as i32,
+        rot_dim: rotated as i32,
         latent: latent as i32,
         head_dim: head_dim as i32,
         max_len: table[0] as i32,
@@ -112,7 +112,7 @@ pub fn head_product(x: &Tensor, weights: &ExpertMatrices, out: &Tensor) -> Resul
         k: k as i32,
         tile_rows: tile_rows(tokens * heads, heads) as i32,
         dtype: launch.dtype_code(),
-        codes: NO_CODES,
+        format: UNQUANTIZED,
         cut: 0,
         x_stride: x_width as i32,
         out_stride: out_width as i32,

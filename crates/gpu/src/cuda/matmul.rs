@@ -24,7 +24,7 @@ pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 /// Maximum number of rows that [`super::gemv`] multiplies. It is bound by memory, and each row adds reads of x. On an
 /// H200, cuBLAS was faster from three rows on for most shapes: the four matrices of an 8B model's layer take 120 us
 /// with four rows, and 146 by GEMV.
-const MOST_GEMV_ROWS: usize = 2;
+const MAX_GEMV_ROWS: usize = 2;
 
 /// The outputs of a slice of a quantized matrix are a multiple of this, so that each slice begins at a multiple of 16
 /// bytes.
@@ -59,8 +59,8 @@ impl Cublas {
         unpacked_bytes: usize,
     ) -> Result<Self> {
         // Initialized, since inputs without a column stay unwritten. Their activations are zero, but zero times NaN is NaN.
-        let numbers = (unpacked_bytes / dtype.size_in_bytes()).max(1);
-        let unpacked = Tensor::zeros(numbers, dtype, device)?;
+        let count = (unpacked_bytes / dtype.size_in_bytes()).max(1);
+        let unpacked = Tensor::zeros(count, dtype, device)?;
         let zeros = Tensor::zeros(max_rows.max(1), DType::U32, device)?;
         let Device::Cuda(device) = device else {
             let device = device.location();
@@ -101,7 +101,7 @@ impl Cublas {
         out: &Tensor,
     ) -> Result<()> {
         let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
-        if rows <= MOST_GEMV_ROWS && rows > 0 && k > 0 && k.is_multiple_of(K_MULTIPLE) {
+        if rows <= MAX_GEMV_ROWS && rows > 0 && k > 0 && k.is_multiple_of(K_MULTIPLE) {
             return super::gemv(x, w, bias, out);
         }
         self.gemm(x, w, bias, out)
@@ -142,11 +142,11 @@ impl Cublas {
         let beta = self.lay_bias(bias, rows, n, out)?;
         for first in (0..n).step_by(slice) {
             let count = slice.min(n - first);
-            let numbers = self.unpacked.narrow(0, 0, count * k)?.reshape((count, k))?;
-            super::packed::unpack_rows(w, first..first + count, &numbers)?;
+            let values = self.unpacked.narrow(0, 0, count * k)?.reshape((count, k))?;
+            super::packed::unpack_rows(w, first..first + count, &values)?;
             let product = Product {
                 x: x_address,
-                w: launch.elements(("w", &numbers), "[n, k]", &[count, k])?,
+                w: launch.elements(("w", &values), "[n, k]", &[count, k])?,
                 out: out_address.wrapping_byte_add(first * x.dtype().size_in_bytes()),
                 rows,
                 n: count,

@@ -13,7 +13,7 @@ use candlepower_kernels::{Error, Result};
 pub type NcclId = [u8; 128];
 
 /// Sizes in elements of the first collectives: like a decode of one sequence, and like a prefill.
-const WARM_UP_NUMBERS: [usize; 2] = [4096, 4 << 20];
+const WARM_UP_COUNTS: [usize; 2] = [4096, 4 << 20];
 
 /// Membership of one rank in a group of GPUs.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Nccl {
     /// Runs small and large collectives. NCCL allocates memory when it first uses an algorithm, and this has to happen
     /// before the free memory is divided between the cache and other uses.
     fn warm_up(&self, device: &Device) -> Result<()> {
-        for count in WARM_UP_NUMBERS {
+        for count in WARM_UP_COUNTS {
             let part = Tensor::zeros(count, DType::BF16, device)?;
             let all = Tensor::zeros((self.ranks, count), DType::BF16, device)?;
             self.all_reduce(&part)?;

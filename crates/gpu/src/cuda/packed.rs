@@ -27,7 +27,7 @@ pub fn packed_product_rounds(w: &PackedMatrix, rows: usize) -> bool {
 
 /// Whether packed_rows.cu supports the matrix.
 fn has_rows_kernel(w: &PackedMatrix) -> bool {
-    cut(w) != ANY_LAYOUT && w.codes != QuantFormat::Table
+    cut(w) != ANY_LAYOUT && w.format != QuantFormat::Table
 }
 
 /// Computes `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to [`packed_max_rows`] rows, `bias` `[n]`, `out`
@@ -131,9 +131,9 @@ fn unpack(launch: &Launch, w: &PackedMatrix, rows: Rows, scale: f32, out: &Tenso
     unsafe { launch.run(candlepower_unpack, &args) }
 }
 
-/// Format of the quantized weights in C: a value of `Codes` in `codes.cuh`.
-pub(super) fn code_kind(codes: QuantFormat) -> i32 {
-    match codes {
+/// Format of the quantized weights in C: a value of `QuantFormat` in `packed_matrix.cuh`.
+pub(super) fn format_kind(format: QuantFormat) -> i32 {
+    match format {
         // The GPU stores 2 and 3 bits in 4, and 5 and 6 bits in 8.
         QuantFormat::U2 | QuantFormat::U3 | QuantFormat::U4 => 0,
         QuantFormat::U5 | QuantFormat::U6 | QuantFormat::U8 | QuantFormat::Iq4 => 1,
@@ -143,15 +143,15 @@ pub(super) fn code_kind(codes: QuantFormat) -> i32 {
     }
 }
 
-/// Mirrors `PackedMatrix` in `codes.cuh`.
+/// Mirrors `PackedMatrix` in `packed_matrix.cuh`.
 #[repr(C)]
 pub(super) struct PackedAddresses {
-    codes: *mut u32,
+    quants: *mut u32,
     scales: *mut f32,
     inputs: *mut u32,
     sparse_starts: *mut u32,
     sparse_inputs: *mut u32,
-    sparse_numbers: *mut f32,
+    sparse_values: *mut f32,
     n: i32,
     k: i32,
     width: i32,
@@ -161,10 +161,10 @@ pub(super) struct PackedAddresses {
 }
 const _: () = assert!(size_of::<PackedAddresses>() == 72);
 
-/// Mirrors `kAnyLayout` in `codes.cuh`.
+/// Mirrors `kAnyLayout` in `packed_matrix.cuh`.
 pub(super) const ANY_LAYOUT: i32 = -1;
 
-/// `PackedMatrix::cut` in `codes.cuh`: group boundaries divide each tile into 2^cut parts.
+/// `PackedMatrix::cut` in `packed_matrix.cuh`: group boundaries divide each tile into 2^cut parts.
 fn cut(w: &PackedMatrix) -> i32 {
     let inputs = DEVICE_TILE[1];
     // Rows of x are read in vectors of 8 elements, and a list of inputs would scatter them.
@@ -194,34 +194,34 @@ impl PackedAddresses {
             tensor.map_or(Ok(null), |tensor| integers(name, tensor))
         };
         Ok(Self {
-            codes: integers("quantized weights", &w.words)?,
+            quants: integers("quantized weights", &w.words)?,
             scales: floats("scales", &w.scales)?,
             inputs: optional("inputs", w.inputs.as_ref())?,
             sparse_starts: optional("starts", sparse.map(|sparse| &sparse.starts))?,
             sparse_inputs: optional("sparse inputs", sparse.map(|sparse| &sparse.inputs))?,
-            sparse_numbers: match sparse {
-                Some(sparse) => floats("sparse values", &sparse.numbers)?,
+            sparse_values: match sparse {
+                Some(sparse) => floats("sparse values", &sparse.values)?,
                 None => std::ptr::null_mut(),
             },
             n: w.n as i32,
             k: w.k as i32,
             width: w.width as i32,
             group: w.group as i32,
-            kind: code_kind(w.codes),
+            kind: format_kind(w.format),
             cut: cut(w),
         })
     }
 
     /// The struct's bytes as 32-bit words.
     pub(super) fn words(&self) -> impl Iterator<Item = u32> {
-        let floats = [self.scales, self.sparse_numbers].map(|address| address as u64);
-        let [codes, inputs, starts, sparse_inputs] =
-            [self.codes, self.inputs, self.sparse_starts, self.sparse_inputs]
+        let floats = [self.scales, self.sparse_values].map(|address| address as u64);
+        let [quants, inputs, starts, sparse_inputs] =
+            [self.quants, self.inputs, self.sparse_starts, self.sparse_inputs]
                 // The order is that of the struct's fields, since the kernel reads the words as the struct.
                 .map(|address| address as u64);
-        let addresses = [codes, floats[0], inputs, starts, sparse_inputs, floats[1]];
-        let numbers = [self.n, self.k, self.width, self.group, self.kind, self.cut];
-        addresses.into_iter().flat_map(address_words).chain(numbers.map(|number| number as u32))
+        let addresses = [quants, floats[0], inputs, starts, sparse_inputs, floats[1]];
+        let sizes = [self.n, self.k, self.width, self.group, self.kind, self.cut];
+        addresses.into_iter().flat_map(address_words).chain(sizes.map(|size| size as u32))
     }
 }
 

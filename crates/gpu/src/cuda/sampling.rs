@@ -12,7 +12,7 @@ use candlepower_kernels::{Error, Result};
 /// The order of operations is that of [`candlepower_kernels::sampling`]: penalties, logit bias, grammar mask,
 /// temperature, `min_p`, `top_k`, `top_p`, and the random choice. The reference implementation is
 /// [`candlepower_kernels::sampling::sample_row_reference`], with the engine's random value in [0, 1) from seed and
-/// `place`.
+/// `output_index`.
 ///
 /// Weights are integers in units of 2^-40 of the largest, so the result does not depend on the device's order of
 /// additions. Tokens whose distance to the largest logit rounds to the same f32 are ordered by id. Log-probabilities
@@ -31,42 +31,46 @@ pub fn sample(
     let launch = Launch::new_any_float(KERNEL, "logits", logits)?;
     let dims2 = |name, tensor, axes: &str| Operand::new(KERNEL, name, tensor).dims2(axes);
     let (rows, vocab) = dims2("logits", logits, "[rows, vocab]")?;
-    let (draws, _) = dims2("rows", batch.rows, "[draws, 16]")?;
-    let (max_draws, _) = dims2("scratch", &scratch.scores, "[max_draws, vocab]")?;
-    let (_, width) = dims2("report", &out.report, "[draws, 3 + 2 * max_top]")?;
-    if draws > max_draws {
+    let (samples, _) = dims2("rows", batch.rows, "[samples, 16]")?;
+    let (max_samples, _) = dims2("scratch", &scratch.scores, "[max_samples, vocab]")?;
+    let (_, width) = dims2("report", &out.report, "[samples, 3 + 2 * max_top]")?;
+    if samples > max_samples {
         return Err(Error::OutOfRange {
             kernel: KERNEL,
-            index: "draws",
-            value: draws,
-            bound: max_draws + 1,
+            index: "samples",
+            value: samples,
+            bound: max_samples + 1,
         });
     }
     if width < REPORT_HEAD || !(width - REPORT_HEAD).is_multiple_of(2) {
         return Err(
-            Operand::new(KERNEL, "report", &out.report).shape_error("[draws, 3 + 2 * max_top]")
+            Operand::new(KERNEL, "report", &out.report).shape_error("[samples, 3 + 2 * max_top]")
         );
     }
     let tables = Tables::check(&launch, batch, vocab)?;
     let args = SampleArgs {
         logits: launch.elements(("logits", logits), "[rows, vocab]", &[rows, vocab])?,
-        draws: launch.u32s(("rows", batch.rows), "[draws, 16]", &[draws, SamplerRow::WORDS])?,
+        samples: launch.u32s(
+            ("rows", batch.rows),
+            "[samples, 16]",
+            &[samples, SamplerRow::WORDS],
+        )?,
         counts: tables.counts,
         bias_ids: tables.bias_ids,
         biases: tables.biases,
         masks: tables.masks,
         scores: launch.f32s(
             ("scratch", &scratch.scores),
-            "[max_draws, vocab]",
-            &[max_draws, vocab],
+            "[max_samples, vocab]",
+            &[max_samples, vocab],
         )?,
-        token_ids: launch.u32s(("token_ids", &out.token_ids), "[draws]", &[draws])?,
+        token_ids: launch.u32s(("token_ids", &out.token_ids), "[samples]", &[samples])?,
         report: launch.u32s(
             ("report", &out.report),
-            "[draws, 3 + 2 * max_top]",
-            &[draws, width],
+            "[samples, 3 + 2 * max_top]",
+            &[samples, width],
         )?,
-        num_draws: draws as i32,
+        num_samples: samples as i32,
         rows: rows as i32,
         vocab: vocab as i32,
         slots: tables.slots,
@@ -77,7 +81,7 @@ pub fn sample(
         dtype: launch.dtype_code(),
         padding: 0,
     };
-    if draws == 0 || vocab == 0 {
+    if samples == 0 || vocab == 0 {
         return Ok(());
     }
     // SAFETY: every address was checked above to hold the elements that the dimensions say; the kernel compares rows,
@@ -173,7 +177,7 @@ pub(crate) fn count_tokens(
 #[repr(C)]
 struct SampleArgs {
     logits: Address,
-    draws: *mut u32,
+    samples: *mut u32,
     counts: *mut u32,
     bias_ids: *mut u32,
     biases: *mut f32,
@@ -181,7 +185,7 @@ struct SampleArgs {
     scores: *mut f32,
     token_ids: *mut u32,
     report: *mut u32,
-    num_draws: i32,
+    num_samples: i32,
     rows: i32,
     vocab: i32,
     slots: i32,

@@ -31,7 +31,11 @@ pub fn short_conv(
     let starts = ("query_start", tables.query_start);
     let args = ConvArgs {
         input: launch.elements(("input", input), "[tokens, 3 * channels]", &input_dims)?,
-        taps: launch.f32s(("taps", &conv.taps), "[kernel, channels]", &[kernel, channels])?,
+        conv_weights: launch.f32s(
+            ("conv_weights", &conv.conv_weights),
+            "[kernel, channels]",
+            &[kernel, channels],
+        )?,
         kept: launch.elements(("inputs", &layer.inputs), INPUTS_AXES, &kept_dims)?,
         out: launch.elements(("out", out), "[tokens, channels]", &[tokens, channels])?,
         query_start: launch.u32s(starts, "[seqs + 1]", &[seqs + 1])?,
@@ -57,7 +61,7 @@ pub fn short_conv(
 #[repr(C)]
 struct ConvArgs {
     input: Address,
-    taps: *mut f32,
+    conv_weights: *mut f32,
     kept: Address,
     out: Address,
     query_start: *mut u32,

@@ -29,8 +29,8 @@ impl PinnedUploads {
         Ok(Self { device: device.clone(), turns: [turn()?, turn()?], next: 0 })
     }
 
-    pub(crate) fn upload(&mut self, numbers: &[u32], table: &Tensor) -> Result<()> {
-        if numbers.is_empty() {
+    pub(crate) fn upload(&mut self, values: &[u32], table: &Tensor) -> Result<()> {
+        if values.is_empty() {
             return Ok(());
         }
         let launch = Launch::of_any("upload", "table", table)?;
@@ -42,11 +42,11 @@ impl PinnedUploads {
             // sync: the copy belongs to the step before the previous one, so it has ended long ago.
             event.synchronize().map_err(error)?;
         }
-        let host = &mut host.as_mut_slice().map_err(error)?[..numbers.len()];
-        host.copy_from_slice(numbers);
+        let host = &mut host.as_mut_slice().map_err(error)?[..values.len()];
+        host.copy_from_slice(values);
         let stream = self.device.cuda_stream();
         stream.context().bind_to_thread().map_err(error)?;
-        // SAFETY: both sides hold `numbers.len()` elements, since the caller compared it with the table; the pinned
+        // SAFETY: both sides hold `values.len()` elements, since the caller compared it with the table; the pinned
         // side is not written before the event recorded below has passed.
         unsafe { memcpy_htod_async(address as u64, host, stream.cu_stream()) }.map_err(error)?;
         *copied = Some(after_copies(&stream).map_err(error)?);

@@ -7,9 +7,9 @@ use candlepower_kernels::{Error, Result};
 use super::Matrix;
 
 /// Maximum of `top_k`: the routing kernel keeps a token's choices in the lanes of one warp.
-const MOST_CHOICES: usize = 32;
+const MAX_CHOICES: usize = 32;
 /// Maximum number of experts: a block of the sorting kernel has a counter for each expert in shared memory.
-const MOST_EXPERTS: usize = 8192;
+const MAX_EXPERTS: usize = 8192;
 
 /// Rows of a tile of the product, if experts have few rows. expert_product.cu is compiled for this size and the next two.
 const FEW_ROWS: usize = 16;
@@ -50,8 +50,8 @@ impl Routing {
             true => Err(Error::Parameter { parameter, value, expected }),
             false => Ok(()),
         };
-        at_most("top_k", top_k, MOST_CHOICES, "at most 32 on a GPU")?;
-        at_most("experts", experts, MOST_EXPERTS, "at most 8192 on a GPU")?;
+        at_most("top_k", top_k, MAX_CHOICES, "at most 32 on a GPU")?;
+        at_most("experts", experts, MAX_EXPERTS, "at most 8192 on a GPU")?;
         let integers = |count| Tensor::zeros(count, DType::U32, device);
         let pairs = tokens * top_k;
         Ok(Self {
@@ -107,7 +107,7 @@ pub(crate) fn tile_rows(pairs: usize, experts: usize) -> usize {
 pub(crate) struct ExpertTable {
     /// u32 `[experts, words]`: address or `PackedMatrix` of each matrix.
     pub(crate) words: Tensor,
-    /// `PackedMatrix::cut` in `codes.cuh`, the same for all matrices.
+    /// `PackedMatrix::cut` in `packed_matrix.cuh`, the same for all matrices.
     pub(crate) cut: i32,
 }
 

@@ -31,11 +31,11 @@ pub struct LatentsToCache<'a> {
 pub(crate) struct LatentShape {
     pub(crate) tokens: usize,
     pub(crate) heads: usize,
-    /// Elements of a head of q, of which the last [`Self::turned`] are rotated.
+    /// Elements of a head of q, of which the last [`Self::rotated`] are rotated.
     pub(crate) q_dim: usize,
     /// Elements of a latent that are not padding.
     pub(crate) rank: usize,
-    pub(crate) turned: usize,
+    pub(crate) rotated: usize,
     /// Elements of a latent in the cache.
     pub(crate) latent: usize,
     /// Elements of a row of the cache, and of a head of q as attention reads it.
@@ -53,17 +53,17 @@ impl LatentShape {
         let Some(latent) = latent else {
             return error("latent", 0, "some: the cache is one of keys and values");
         };
-        let (rank, turned) = (operands.norm.weight.elem_count(), operands.rope.rot_dim());
+        let (rank, rotated) = (operands.norm.weight.elem_count(), operands.rope.rot_dim());
         if rank == 0 || rank > latent {
             return error("rank", rank, "at least 1, and at most the cache's latent");
         }
-        if turned > head_dim - latent {
-            return error("rot_dim", turned, "at most the cache's head_dim without its latent");
+        if rotated > head_dim - latent {
+            return error("rot_dim", rotated, "at most the cache's head_dim without its latent");
         }
-        if q_dim < turned {
-            return Err(operand.shape_error(format!("[tokens, heads, q_dim >= {turned}]")));
+        if q_dim < rotated {
+            return Err(operand.shape_error(format!("[tokens, heads, q_dim >= {rotated}]")));
         }
-        Ok(Self { tokens, heads, q_dim, rank, turned, latent, head_dim })
+        Ok(Self { tokens, heads, q_dim, rank, rotated, latent, head_dim })
     }
 }
 

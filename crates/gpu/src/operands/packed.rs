@@ -50,7 +50,7 @@ pub struct HeadPadding {
 
 /// The quantized weights of a matrix with their scales, in tensors on a device.
 ///
-/// Weights are stored in tiles of 16 outputs and 64 columns, in the order of `code_place` in index.cuh; missing outputs
+/// Weights are stored in tiles of 16 outputs and 64 columns, in the order of `quant_index` in index.cuh; missing outputs
 /// and columns are zeros. Weights of two and three bits take four bits here, and those of five and six take eight.
 ///
 /// Dequantized values are those of [`candlepower_kernels::QuantizedRows`]: `weight * scale + offset`, rounded once. The
@@ -63,7 +63,7 @@ pub struct PackedMatrix {
     /// Inputs of a row of activations. There may be fewer columns than inputs.
     pub(crate) width: usize,
     pub(crate) group: usize,
-    pub(crate) codes: QuantFormat,
+    pub(crate) format: QuantFormat,
     /// u32 `[n / 16][k / 64][32 lanes]`, with four or eight words for each lane.
     pub(crate) words: Tensor,
     /// f32 `[groups][n in whole tiles][scale, offset]`; for tables `[n in whole tiles][16]`.
@@ -81,7 +81,7 @@ pub(crate) struct PackedSparse {
     /// u32: the input of each entry.
     pub(crate) inputs: Tensor,
     /// f32: the value of each entry.
-    pub(crate) numbers: Tensor,
+    pub(crate) values: Tensor,
 }
 
 impl PackedMatrix {
@@ -92,7 +92,7 @@ impl PackedMatrix {
     /// not suffice.
     pub fn new(weight: &Weight, padding: Option<HeadPadding>, device: &Device) -> Result<Self> {
         let (n, k) = (weight.n(), weight.k());
-        let Some((codes, group)) = weight.codes() else {
+        let Some((format, group)) = weight.codes() else {
             return Err(Error::QuantizedRows("the weight is not quantized"));
         };
         if group < k && !group.is_multiple_of(STEP_INPUTS) {
@@ -102,7 +102,7 @@ impl PackedMatrix {
                 expected: "a multiple of 16, or all inputs",
             });
         }
-        let bits = codes.device_bits();
+        let bits = format.device_bits();
         let outputs = n.next_multiple_of(TILE[0]);
         let tile_row_words = TILE[0] * k.next_multiple_of(TILE[1]) * bits / 32;
         let mut words = vec![0u32; outputs / TILE[0] * tile_row_words];
@@ -111,15 +111,15 @@ impl PackedMatrix {
             let first = tile_row * TILE[0];
             for row in first..n.min(first + TILE[0]) {
                 for column in 0..k {
-                    let (word, shift) = code_place(row - first, column, k, bits);
-                    let code = weight.code(row, column);
-                    let code = if codes == QuantFormat::Iq4 { counted_iq4(code) } else { code };
-                    words[word] |= u32::from(code) << shift;
+                    let (word, shift) = quant_index(row - first, column, k, bits);
+                    let quant = weight.code(row, column);
+                    let quant = if format == QuantFormat::Iq4 { counted_iq4(quant) } else { quant };
+                    words[word] |= u32::from(quant) << shift;
                 }
             }
         });
         let groups = k.div_ceil(group);
-        let scales = match codes {
+        let scales = match format {
             QuantFormat::Table => {
                 let mut tables = vec![0f32; outputs * TABLE];
                 for (row, table) in tables.chunks_exact_mut(TABLE).enumerate().take(n) {
@@ -134,7 +134,7 @@ impl PackedMatrix {
                     let (in_group, row) = (at / outputs, at % outputs);
                     if row < n {
                         scale.copy_from_slice(&weight.scale(row, in_group));
-                        match codes {
+                        match format {
                             QuantFormat::E2m1 => scale[0] *= E2M1_FACTOR,
                             // The stored integers begin at 0, so their zero-point moves into the offset.
                             QuantFormat::Iq4 => scale[1] -= f32::from(IQ4_ZERO) * scale[0],
@@ -158,22 +158,22 @@ impl PackedMatrix {
             (Some(inputs), _) => Some(inputs.iter().map(|input| padded(*input)).collect()),
             (None, Some(_)) => Some((0..k as u32).map(padded).collect()),
         };
-        let on_device = |numbers: Vec<u32>| {
-            let len = numbers.len();
-            Tensor::from_vec(numbers, len, device)
+        let on_device = |values: Vec<u32>| {
+            let len = values.len();
+            Tensor::from_vec(values, len, device)
         };
         let sparse = weight.sparse().map(|sparse| -> Result<_> {
-            let (mut starts, mut inputs, mut numbers) = (vec![0u32], Vec::new(), Vec::new());
+            let (mut starts, mut inputs, mut values) = (vec![0u32], Vec::new(), Vec::new());
             for row in 0..n {
                 inputs.extend(sparse.row(row).iter().map(|(input, _)| padded(*input)));
-                numbers.extend(sparse.row(row).iter().map(|(_, number)| *number));
+                values.extend(sparse.row(row).iter().map(|(_, value)| *value));
                 starts.push(inputs.len() as u32);
             }
-            let count = numbers.len();
+            let count = values.len();
             Ok(PackedSparse {
                 starts: on_device(starts)?,
                 inputs: on_device(inputs)?,
-                numbers: Tensor::from_vec(numbers, count, device)?,
+                values: Tensor::from_vec(values, count, device)?,
             })
         });
         let count = scales.len();
@@ -183,7 +183,7 @@ impl PackedMatrix {
             width: padding.map_or(k, |heads| k / heads.len * heads.padded),
             group,
             // The table's integers were made unsigned above.
-            codes: if codes == QuantFormat::Iq4 { QuantFormat::U8 } else { codes },
+            format: if format == QuantFormat::Iq4 { QuantFormat::U8 } else { format },
             words: on_device(words)?,
             scales: Tensor::from_vec(scales, count, device)?,
             inputs: inputs.map(on_device).transpose()?,
@@ -192,14 +192,14 @@ impl PackedMatrix {
     }
 
     fn num_bytes(&self) -> usize {
-        let sparse = self.sparse.iter().flat_map(|s| [&s.starts, &s.inputs, &s.numbers]);
+        let sparse = self.sparse.iter().flat_map(|s| [&s.starts, &s.inputs, &s.values]);
         let all = [&self.words, &self.scales].into_iter().chain(&self.inputs).chain(sparse);
         all.map(tensor_bytes).sum()
     }
 }
 
-/// Word and shift of the quantized weight of an output and a column. `code_place` in index.cuh is the same function.
-pub(crate) fn code_place(
+/// Word and shift of the quantized weight of an output and a column. `quant_index` in index.cuh is the same function.
+pub(crate) fn quant_index(
     output: usize,
     column: usize,
     columns: usize,

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::Result;
 
 /// Maximum number of log-probabilities that a sample reports besides its own token's.
-pub const MOST_LOGPROBS: usize = 32;
+pub const MAX_LOGPROBS: usize = 32;
 
 /// Number of words in which a sample reports its own token: see [`SamplingOutput::report`].
 pub const REPORT_HEAD: usize = 3;
@@ -41,10 +41,10 @@ pub struct SamplerRow {
     pub mask_row: Option<u32>,
     /// Report the sampled token's log-probability, and this number of most likely tokens.
     pub top_logprobs: Option<u32>,
-    /// Determines the random choice, together with `place`.
+    /// Determines the random choice, together with `output_index`.
     pub seed: u64,
     /// Index of the token in the output.
-    pub place: u32,
+    pub output_index: u32,
 }
 
 impl SamplerRow {
@@ -68,7 +68,7 @@ impl SamplerRow {
             mask_row: None,
             top_logprobs: None,
             seed: 0,
-            place: 0,
+            output_index: 0,
         }
     }
 
@@ -90,7 +90,7 @@ impl SamplerRow {
             self.biases.1,
             self.mask_row.unwrap_or(NONE),
             self.top_logprobs.unwrap_or(NONE),
-            self.place,
+            self.output_index,
             self.seed as u32,
             (self.seed >> 32) as u32,
         ]
@@ -112,7 +112,7 @@ impl SamplerRow {
             biases: (words[9], words[10]),
             mask_row: some(words[11]),
             top_logprobs: some(words[12]),
-            place: words[13],
+            output_index: words[13],
             seed: u64::from(words[14]) | u64::from(words[15]) << 32,
         }
     }
@@ -139,12 +139,12 @@ pub struct SamplingScratch {
 }
 
 impl SamplingScratch {
-    /// Reserves memory for up to `max_draws` samples: four bytes per sample and token of the vocabulary.
+    /// Reserves memory for up to `max_samples` samples: four bytes per sample and token of the vocabulary.
     ///
     /// # Errors
     /// The device's memory does not suffice.
-    pub fn new(max_draws: usize, vocab: usize, device: &Device) -> Result<Self> {
-        Ok(Self { scores: Tensor::zeros((max_draws, vocab), DType::F32, device)? })
+    pub fn new(max_samples: usize, vocab: usize, device: &Device) -> Result<Self> {
+        Ok(Self { scores: Tensor::zeros((max_samples, vocab), DType::F32, device)? })
     }
 }
 
@@ -160,14 +160,14 @@ pub struct SamplingOutput {
 }
 
 impl SamplingOutput {
-    /// Reserves memory for `draws` samples with up to `max_top` (at most 32) most likely tokens each.
+    /// Reserves memory for `samples` samples with up to `max_top` (at most 32) most likely tokens each.
     ///
     /// # Errors
     /// The device's memory does not suffice.
-    pub fn new(draws: usize, max_top: usize, device: &Device) -> Result<Self> {
+    pub fn new(samples: usize, max_top: usize, device: &Device) -> Result<Self> {
         Ok(Self {
-            token_ids: Tensor::zeros(draws, DType::U32, device)?,
-            report: Tensor::zeros((draws, REPORT_HEAD + 2 * max_top), DType::U32, device)?,
+            token_ids: Tensor::zeros(samples, DType::U32, device)?,
+            report: Tensor::zeros((samples, REPORT_HEAD + 2 * max_top), DType::U32, device)?,
         })
     }
 }

@@ -1,14 +1,14 @@
 //! Recurrent states of sequences on a device, for layers with linear attention, an SSM or a short convolution.
 
 use candle_core::{DType, Device, Tensor};
-use candlepower_kernels::{Error, RecurrenceDims, Result, StateConfig, StateDims};
+use candlepower_kernels::{Error, LinearAttentionDims, Result, StateConfig, StateDims};
 
 /// Key lengths that the kernel is compiled for. A thread keeps a column of the state, with this number of elements, in
 /// registers.
 pub const RECURRENT_KEY_DIMS: &[usize] = &[32, 64, 128];
 
 /// Maximum of `value_dim`: a block has a thread for each element of a value.
-const MOST_VALUE_DIM: usize = 256;
+const MAX_VALUE_DIM: usize = 256;
 
 /// The states of all layers for `num_slots` sequences. They have the layout of [`candlepower_kernels::RecurrentState`],
 /// except that convolution inputs have the dtype of activations. Clones share the memory.
@@ -30,7 +30,7 @@ pub(crate) struct PoolLayer {
 impl PoolLayer {
     /// The matrices of a linear attention or SSM layer.
     pub(crate) fn matrices(&self) -> &Tensor {
-        self.matrices.as_ref().expect("recurrences have matrices")
+        self.matrices.as_ref().expect("linear attention has matrices")
     }
 }
 
@@ -46,12 +46,14 @@ impl StatePool {
     /// above 256; the dtype is not supported; or memory does not suffice.
     pub fn new(config: StateConfig, dtype: DType, device: &Device) -> Result<Self> {
         config.check()?;
-        if let StateDims::Recurrence(RecurrenceDims { key_dim, value_dim, .. }) = config.dims {
+        if let StateDims::LinearAttention(LinearAttentionDims { key_dim, value_dim, .. }) =
+            config.dims
+        {
             if !RECURRENT_KEY_DIMS.contains(&key_dim) {
                 let (parameter, expected) = ("key_dim", "32, 64 or 128 on a GPU");
                 return Err(Error::Parameter { parameter, value: key_dim, expected });
             }
-            if value_dim > MOST_VALUE_DIM {
+            if value_dim > MAX_VALUE_DIM {
                 let (parameter, expected) = ("value_dim", "at most 256 on a GPU");
                 return Err(Error::Parameter { parameter, value: value_dim, expected });
             }

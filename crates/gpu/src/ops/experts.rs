@@ -43,8 +43,8 @@ pub fn route(scores: &Tensor, gating: &Gating, routing: &Routing) -> Result<()> 
     gating.groups.map_or(Ok(()), |groups| check_groups(&groups, experts, top_k))?;
     let scores = reference.elements(("scores", scores), "[tokens, experts]", &[tokens, experts])?;
     let read = |name, tensor: &Option<Tensor>| -> Result<Option<Vec<f32>>> {
-        let numbers = tensor.as_ref().map(|t| reference.f32s((name, t), "[experts]", &[experts]));
-        numbers.transpose()
+        let values = tensor.as_ref().map(|t| reference.f32s((name, t), "[experts]", &[experts]));
+        values.transpose()
     };
     let of_experts =
         OfExperts { bias: read("bias", &gating.bias)?, scales: read("scales", &gating.scales)? };
@@ -97,7 +97,7 @@ pub fn expert_product(
     // 1 if each pair has its own row, or `top_k` if the pairs of a token share one.
     let per_row = routing.pairs() / rows.max(1);
     let (pairs, n) = ([routing.pairs()], weights.n());
-    let numbers = reference.elements(("x", x), "[rows, k]", &[rows, k])?;
+    let values = reference.elements(("x", x), "[rows, k]", &[rows, k])?;
     let bias = match bias {
         Some(bias) => {
             Some(reference.elements(("bias", bias), "[experts, n]", &[routing.experts, n])?)
@@ -121,7 +121,7 @@ pub fn expert_product(
             return Err(Error::Shape { kernel: KERNEL, operand: "weights", expected, found });
         }
         for &pair in own {
-            let row = &numbers[pair as usize / per_row * k..][..k];
+            let row = &values[pair as usize / per_row * k..][..k];
             let outputs = matrix.chunks_exact(k).enumerate();
             let outputs = outputs.map(|(i, matrix)| linear_reference(row, matrix, bias(i)));
             let results = &mut results[pair as usize * n..][..n];

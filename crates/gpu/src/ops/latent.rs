@@ -42,26 +42,26 @@ pub fn latents_to_cache(
     launch_on_gpu!(q, crate::cuda::latents_to_cache(q, latents, operands, q_out));
     let reference = Reference::new(LATENTS, "q", q)?;
     let shape = LatentShape::of(q, operands)?;
-    let LatentShape { tokens, heads, q_dim, rank, turned, latent, head_dim } = shape;
+    let LatentShape { tokens, heads, q_dim, rank, rotated, latent, head_dim } = shape;
     let queries =
         reference.elements(("q", q), "[tokens, heads, q_dim]", &[tokens, heads, q_dim])?;
-    let (axes, width) = ("[tokens, rank + rot_dim]", rank + turned);
+    let (axes, width) = ("[tokens, rank + rot_dim]", rank + rotated);
     let rows = reference.elements(("latents", latents), axes, &[tokens, width])?;
     let positions = reference.u32s(("positions", operands.positions), "[tokens]", &[tokens])?;
     let slots = reference.u32s(("slot_mapping", operands.slot_mapping), "[tokens]", &[tokens])?;
     let weight = reference.elements(("weight", operands.norm.weight), "[rank]", &[rank])?;
     let weight: Vec<f32> = weight.iter().map(|w| w + operands.norm.form.offset()).collect();
     let (cos, sin, style) = operands.rope.parts();
-    let (table_axes, dims) = ("[max_len, rot_dim / 2]", [operands.rope.max_len(), turned / 2]);
+    let (table_axes, dims) = ("[max_len, rot_dim / 2]", [operands.rope.max_len(), rotated / 2]);
     let cos = reference.f32s(("cos", cos), table_axes, &dims)?;
     let sin = reference.f32s(("sin", sin), table_axes, &dims)?;
-    let turn = |part: &[f32], token: usize| -> Vec<f32> {
-        let at = positions[token] as usize * turned / 2;
-        let at = at..at + turned / 2;
+    let rotate = |part: &[f32], token: usize| -> Vec<f32> {
+        let at = positions[token] as usize * rotated / 2;
+        let at = at..at + rotated / 2;
         // A position beyond the table has no slice there.
         let mut out = match (cos.get(at.clone()), sin.get(at)) {
             (Some(cos), Some(sin)) => rope_reference(part, cos, sin, style),
-            _ => vec![f32::NAN; turned],
+            _ => vec![f32::NAN; rotated],
         };
         out.resize(head_dim - latent, 0.0);
         out
@@ -75,14 +75,14 @@ pub fn latents_to_cache(
         scales.as_ref().and_then(of_position).unwrap_or(1.0)
     };
     let (out_axes, out_dims) = ("[tokens, heads, head_dim]", [tokens, heads, head_dim]);
-    let mut turned_q = reference.elements(("q_out", q_out), out_axes, &out_dims)?;
+    let mut rotated_q = reference.elements(("q_out", q_out), out_axes, &out_dims)?;
     for (head, q) in queries.chunks(q_dim).enumerate() {
         let token = head / heads;
-        let target = &mut turned_q[head * head_dim..(head + 1) * head_dim];
-        target[latent..].copy_from_slice(&turn(&q[q_dim - turned..], token));
+        let target = &mut rotated_q[head * head_dim..(head + 1) * head_dim];
+        target[latent..].copy_from_slice(&rotate(&q[q_dim - rotated..], token));
         target.iter_mut().for_each(|number| *number *= scale_at(token));
     }
-    reference.write(("q_out", q_out), out_axes, &out_dims, &turned_q)?;
+    reference.write(("q_out", q_out), out_axes, &out_dims, &rotated_q)?;
     let (cache, layer) = operands.cache;
     let (config, layer) = (cache.config(), cache.layer(layer)?);
     let (axes, dims) = ("[num_blocks, 1, block_size, head_dim]", PagedCache::dims(config));
@@ -97,7 +97,7 @@ pub fn latents_to_cache(
         }
         let mut numbers = rms_norm_reference(&row[..rank], &weight, operands.norm.eps);
         numbers.resize(latent, 0.0);
-        numbers.extend(turn(&row[rank..], token));
+        numbers.extend(rotate(&row[rank..], token));
         let (_, at) = reshape_and_cache_reference(&config, CacheOrder::Single, slot, (0, 0));
         for (place, number) in kept[at..at + head_dim].iter_mut().zip(numbers) {
             *place = number / layer.scales.key;

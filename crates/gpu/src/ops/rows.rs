@@ -256,19 +256,19 @@ pub fn scale_and_cap(x: &Tensor, scale: f32, cap: Option<f32>) -> Result<()> {
     reference.write(("x", x), "any shape", x.dims(), &values)
 }
 
-/// Replaces each element of `tokens` that has its highest bit set, `1 << 31 | i`, by `drawn[i]`: a token that the
-/// previous step sampled and that the host need not know. Both are u32 vectors; an `i` beyond `drawn` gives `u32::MAX`.
+/// Replaces each element of `tokens` that has its highest bit set, `1 << 31 | i`, by `sampled[i]`: a token that the
+/// previous step sampled and that the host need not know. Both are u32 vectors; an `i` beyond `sampled` gives `u32::MAX`.
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device, or CUDA refused the launch.
-pub fn resolve_tokens(tokens: &Tensor, drawn: &Tensor) -> Result<()> {
-    launch_on_gpu!(tokens, crate::cuda::resolve_tokens(tokens, drawn));
+pub fn resolve_tokens(tokens: &Tensor, sampled: &Tensor) -> Result<()> {
+    launch_on_gpu!(tokens, crate::cuda::resolve_tokens(tokens, sampled));
     let reference = Reference::integers("resolve_tokens");
-    let (count, known) = (tokens.elem_count(), drawn.elem_count());
-    let drawn = reference.u32s(("drawn", drawn), "[samples]", &[known])?;
+    let (count, known) = (tokens.elem_count(), sampled.elem_count());
+    let sampled = reference.u32s(("sampled", sampled), "[samples]", &[known])?;
     let resolve = |token: u32| match token >> 31 {
         0 => token,
-        _ => drawn.get((token & (u32::MAX >> 1)) as usize).copied().unwrap_or(u32::MAX),
+        _ => sampled.get((token & (u32::MAX >> 1)) as usize).copied().unwrap_or(u32::MAX),
     };
     let resolved: Vec<u32> =
         reference.u32s(("tokens", tokens), "[count]", &[count])?.into_iter().map(resolve).collect();

@@ -36,7 +36,7 @@ impl SamplerRow {
 /// The order of operations is that of [`candlepower_kernels::sampling`]: penalties, logit bias, grammar mask,
 /// temperature, `min_p`, `top_k`, `top_p`, and the random choice. The reference implementation is
 /// [`candlepower_kernels::sampling::sample_row_reference`], with the random value in [0, 1) that
-/// [`candlepower_kernels::sampling::uniform`] derives from seed and `place`. Log-probabilities are those of the
+/// [`candlepower_kernels::sampling::uniform`] derives from seed and `output_index`. Log-probabilities are those of the
 /// unmodified logits. The sampled token is counted in its slot.
 ///
 /// # Errors
@@ -52,42 +52,43 @@ pub fn sample(
     const KERNEL: &str = "sample";
     let reference = Reference::new(KERNEL, "logits", logits)?;
     let (rows, vocab) = Operand::new(KERNEL, "logits", logits).dims2("[rows, vocab]")?;
-    let (draws, _) = Operand::new(KERNEL, "rows", batch.rows).dims2("[draws, 16]")?;
-    let (max_draws, _) =
-        Operand::new(KERNEL, "scratch", &scratch.scores).dims2("[draws, vocab]")?;
-    let (_, width) = Operand::new(KERNEL, "report", &out.report).dims2("[draws, width]")?;
-    if draws > max_draws {
-        let (index, value, bound) = ("draws", draws, max_draws + 1);
+    let (samples, _) = Operand::new(KERNEL, "rows", batch.rows).dims2("[samples, 16]")?;
+    let (max_samples, _) =
+        Operand::new(KERNEL, "scratch", &scratch.scores).dims2("[samples, vocab]")?;
+    let (_, width) = Operand::new(KERNEL, "report", &out.report).dims2("[samples, width]")?;
+    if samples > max_samples {
+        let (index, value, bound) = ("samples", samples, max_samples + 1);
         return Err(Error::OutOfRange { kernel: KERNEL, index, value, bound });
     }
     let values = reference.elements(("logits", logits), "[rows, vocab]", &[rows, vocab])?;
-    let words = reference.u32s(("rows", batch.rows), "[draws, 16]", &[draws, SamplerRow::WORDS])?;
+    let words =
+        reference.u32s(("rows", batch.rows), "[samples, 16]", &[samples, SamplerRow::WORDS])?;
     let tables = Tables::read(&reference, batch, vocab)?;
     // Penalties read the counts from before the step, whatever the other rows sample.
     let mut counts = tables.counts.clone();
-    let (mut token_ids, mut report) = (Vec::with_capacity(draws), vec![NONE; draws * width]);
+    let (mut token_ids, mut report) = (Vec::with_capacity(samples), vec![NONE; samples * width]);
     for (words, report) in words.chunks(SamplerRow::WORDS).zip(report.chunks_mut(width)) {
-        let draw = SamplerRow::from_words(words);
+        let params = SamplerRow::from_words(words);
         // A row outside of the logits gives no token, since a kernel cannot report an error.
-        let row = draw.logits_row.map(|row| row as usize).filter(|row| *row < rows);
-        let drawn = row.and_then(|row| {
+        let row = params.logits_row.map(|row| row as usize).filter(|row| *row < rows);
+        let sampled = row.and_then(|row| {
             let logits = &values[row * vocab..][..vocab];
-            let token = tables.draw(&draw, logits)?;
-            draw.report(logits, token, report);
+            let token = tables.sample(&params, logits)?;
+            params.report(logits, token, report);
             Some(token)
         });
-        if let (Some(token), Some(slot)) = (drawn, draw.counts_slot)
+        if let (Some(token), Some(slot)) = (sampled, params.counts_slot)
             && let Some(count) = counts.get_mut(slot as usize * vocab + token as usize)
         {
             *count += 1;
         }
-        token_ids.push(drawn.unwrap_or(NONE));
+        token_ids.push(sampled.unwrap_or(NONE));
     }
     if let Some(TokenCounts { counts: tensor }) = batch.counts {
         reference.write_u32s(("counts", tensor), "[slots, vocab]", tensor.dims(), &counts)?;
     }
-    reference.write_u32s(("token_ids", &out.token_ids), "[draws]", &[draws], &token_ids)?;
-    reference.write_u32s(("report", &out.report), "[draws, width]", &[draws, width], &report)
+    reference.write_u32s(("token_ids", &out.token_ids), "[samples]", &[samples], &token_ids)?;
+    reference.write_u32s(("report", &out.report), "[samples, width]", &[samples, width], &report)
 }
 
 /// The optional tables of a batch, on the host.
@@ -129,24 +130,24 @@ impl Tables {
     }
 
     /// The token of one sample.
-    fn draw(&self, draw: &SamplerRow, logits: &[f32]) -> Option<u32> {
-        let seen = draw.counts_slot.map(|slot| self.seen(slot as usize));
-        let biases = self.biases.get(draw.biases.0 as usize..draw.biases.1 as usize);
+    fn sample(&self, params: &SamplerRow, logits: &[f32]) -> Option<u32> {
+        let seen = params.counts_slot.map(|slot| self.seen(slot as usize));
+        let biases = self.biases.get(params.biases.0 as usize..params.biases.1 as usize);
         let params = SamplingRow {
-            temperature: draw.temperature,
-            top_k: draw.top_k.map(|k| k as usize),
-            top_p: draw.top_p,
-            min_p: draw.min_p,
-            uniform: uniform(draw.seed, u64::from(draw.place)),
+            temperature: params.temperature,
+            top_k: params.top_k.map(|k| k as usize),
+            top_p: params.top_p,
+            min_p: params.min_p,
+            uniform: uniform(params.seed, u64::from(params.output_index)),
             penalties: seen.as_ref().map(|seen| Penalties {
-                repetition: draw.repetition,
-                presence: draw.presence,
-                frequency: draw.frequency,
+                repetition: params.repetition,
+                presence: params.presence,
+                frequency: params.frequency,
                 seen,
             }),
             logit_bias: biases.unwrap_or(&[]),
             banned: Vec::new(),
-            mask: draw.mask_row.and_then(|row| self.masks.get(row as usize)).map(Vec::as_slice),
+            mask: params.mask_row.and_then(|row| self.masks.get(row as usize)).map(Vec::as_slice),
             logprobs: None,
         };
         sample_row_reference(logits, &params)

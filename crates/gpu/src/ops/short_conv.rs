@@ -41,7 +41,11 @@ pub fn short_conv(
     let dtype = input.dtype();
     let input = ("input", input);
     let input = reference.elements(input, "[tokens, 3 * channels]", &[tokens, width])?;
-    let taps = reference.f32s(("taps", &conv.taps), "[kernel, channels]", &[kernel, channels])?;
+    let conv_weights = reference.f32s(
+        ("conv_weights", &conv.conv_weights),
+        "[kernel, channels]",
+        &[kernel, channels],
+    )?;
     let starts = ("query_start", tables.query_start);
     let starts = reference.u32s(starts, "[seqs + 1]", &[seqs + 1])?;
     let slots = reference.u32s(("slots", tables.slots), "[seqs]", &[seqs])?;
@@ -66,7 +70,13 @@ pub fn short_conv(
         let kept = &mut kept[slot as usize * of_slot..][..of_slot];
         let mut state = if positions[start] == 0 { vec![0.0; of_slot] } else { kept.to_vec() };
         let rows = &input[start * width..end * width];
-        results.copy_from_slice(&short_conv_reference(rows, &taps, conv.dims, &mut state, round));
+        results.copy_from_slice(&short_conv_reference(
+            rows,
+            &conv_weights,
+            conv.dims,
+            &mut state,
+            round,
+        ));
         kept.copy_from_slice(&state);
     }
     reference.write(("inputs", &layer.inputs), INPUTS_AXES, &kept_dims, &kept)?;

@@ -40,22 +40,22 @@ impl Staging {
     ///
     /// # Errors
     /// There are more values than the table's capacity, or CUDA refused.
-    pub fn upload(&mut self, numbers: &[u32]) -> Result<()> {
+    pub fn upload(&mut self, values: &[u32]) -> Result<()> {
         let capacity = self.capacity();
-        if numbers.len() > capacity {
-            let (index, value, bound) = ("values of a step", numbers.len(), capacity + 1);
+        if values.len() > capacity {
+            let (index, value, bound) = ("values of a step", values.len(), capacity + 1);
             return Err(Error::OutOfRange { kernel: "upload", index, value, bound });
         }
-        if numbers.is_empty() {
+        if values.is_empty() {
             return Ok(());
         }
         #[cfg(feature = "cuda")]
         if let Some(pinned) = &mut self.pinned {
-            return pinned.upload(numbers, &self.table);
+            return pinned.upload(values, &self.table);
         }
-        let part = self.table.narrow(0, 0, numbers.len())?;
-        let count = [numbers.len()];
-        Reference::integers("upload").write_u32s(("table", &part), "[count]", &count, numbers)
+        let part = self.table.narrow(0, 0, values.len())?;
+        let count = [values.len()];
+        Reference::integers("upload").write_u32s(("table", &part), "[count]", &count, values)
     }
 
     /// A view of the values from `first` on, in the shape `dims`. Its address is the same each time.

@@ -28,13 +28,13 @@ pub fn copy_states(pool: &StatePool, pairs: &Tensor) -> Result<()> {
         let inputs = (&layer.inputs, INPUTS_AXES, &inputs_dims[..]);
         for (tensor, axes, dims) in std::iter::once(inputs).chain(matrices) {
             let reference = Reference::of_cache(KERNEL, tensor);
-            let mut numbers = reference.elements(("state", tensor), axes, dims)?;
-            let len = numbers.len() / slots.max(1);
+            let mut values = reference.elements(("state", tensor), axes, dims)?;
+            let len = values.len() / slots.max(1);
             for &(source, destination) in &pairs {
                 // No destination is a source, so the order of copies does not matter, as on a GPU.
-                numbers.copy_within(source * len..(source + 1) * len, destination * len);
+                values.copy_within(source * len..(source + 1) * len, destination * len);
             }
-            reference.write(("state", tensor), axes, dims, &numbers)?;
+            reference.write(("state", tensor), axes, dims, &values)?;
         }
     }
     Ok(())

@@ -90,7 +90,7 @@ pub(crate) fn scale_and_cap(gpu: &Gpu) {
 pub(crate) fn resolve_tokens(gpu: &Gpu) {
     let mut random = Random(33);
     // A token has 31 bits, since the highest one marks an index.
-    let drawn: Vec<u32> = (0..50).map(|_| random.next() as u32 >> 1).collect();
+    let sampled: Vec<u32> = (0..50).map(|_| random.next() as u32 >> 1).collect();
     let tokens: Vec<u32> =
         // Some indices are beyond the samples.
         (0..1000).map(|_| (random.below(2) as u32) << 31 | random.below(60) as u32).collect();
@@ -98,11 +98,11 @@ pub(crate) fn resolve_tokens(gpu: &Gpu) {
         .iter()
         .map(|token| match token >> 31 {
             0 => *token,
-            _ => drawn.get((token & 0x7fff_ffff) as usize).copied().unwrap_or(u32::MAX),
+            _ => sampled.get((token & 0x7fff_ffff) as usize).copied().unwrap_or(u32::MAX),
         })
         .collect();
     let on_gpu = gpu.integers(&tokens, &[1000]);
-    gpu::resolve_tokens(&on_gpu, &gpu.integers(&drawn, &[50])).unwrap();
+    gpu::resolve_tokens(&on_gpu, &gpu.integers(&sampled, &[50])).unwrap();
     gpu.assert_equal(&on_gpu.to_vec1::<u32>().unwrap(), &want, "tokens");
 }
 

@@ -125,9 +125,9 @@ pub(crate) fn packed_expert_product(gpu: &Gpu) {
                     let matrices = cases.iter().map(|case| Matrix::Packed(case.packed.clone()));
                     let matrices = ExpertMatrices::new(matrices.collect()).unwrap();
                     // From 20 rows an expert on, kernels round dequantized weights before they multiply.
-                    let as_numbers = tokens * top_k >= 20 * experts;
+                    let is_dequantized = tokens * top_k >= 20 * experts;
                     let weights: Vec<Vec<f32>> =
-                        cases.iter().map(|case| case.multiplied(dtype, as_numbers)).collect();
+                        cases.iter().map(|case| case.multiplied(dtype, is_dequantized)).collect();
                     // The same tolerance as for a single quantized matrix.
                     let tolerance = Tolerance { own: 0.6, largest: 0.1 };
                     compare_products(gpu, step, (n, k, dtype), &matrices, &weights, tolerance);

@@ -43,7 +43,7 @@ struct Kept {
     heads: usize,
     q_dim: usize,
     rank: usize,
-    turned: usize,
+    rotated: usize,
     latent: usize,
     head_dim: usize,
 }
@@ -51,9 +51,9 @@ struct Kept {
 /// The dimensions of models; latents that are much shorter than their space in the cache; and rows that begin at odd
 /// elements.
 const KEPT: [Kept; 3] = [
-    Kept { tokens: 3, heads: 16, q_dim: 192, rank: 512, turned: 64, latent: 512, head_dim: 576 },
-    Kept { tokens: 9, heads: 5, q_dim: 40, rank: 32, turned: 8, latent: 512, head_dim: 576 },
-    Kept { tokens: 17, heads: 3, q_dim: 13, rank: 33, turned: 6, latent: 40, head_dim: 64 },
+    Kept { tokens: 3, heads: 16, q_dim: 192, rank: 512, rotated: 64, latent: 512, head_dim: 576 },
+    Kept { tokens: 9, heads: 5, q_dim: 40, rank: 32, rotated: 8, latent: 512, head_dim: 576 },
+    Kept { tokens: 17, heads: 3, q_dim: 13, rank: 33, rotated: 6, latent: 40, head_dim: 64 },
 ];
 
 pub(crate) fn latents_to_cache(gpu: &Gpu) {
@@ -79,13 +79,13 @@ fn compare_kept(
     ((dtype, cache_dtype), (style, form)): ((DType, DType), (RopeStyle, NormWeight)),
 ) {
     const MAX_LEN: usize = 50;
-    let Kept { tokens, heads, q_dim, rank, turned, latent, head_dim } = kept;
+    let Kept { tokens, heads, q_dim, rank, rotated, latent, head_dim } = kept;
     let config = config(3, latent, head_dim);
     let slots_there = config.num_blocks * config.block_size;
     let mut numbers = |count| random.floats(count, 2.0, dtype);
-    let (q, latents) = (numbers(tokens * heads * q_dim), numbers(tokens * (rank + turned)));
+    let (q, latents) = (numbers(tokens * heads * q_dim), numbers(tokens * (rank + rotated)));
     let (weight, before) = (numbers(rank), numbers(tokens * heads * head_dim));
-    let angles = random.floats(MAX_LEN * turned / 2, 3.0, DType::F32);
+    let angles = random.floats(MAX_LEN * rotated / 2, 3.0, DType::F32);
     let mut positions: Vec<u32> = (0..tokens).map(|_| random.below(MAX_LEN) as u32).collect();
     let mut slots = random.permutation(slots_there);
     slots.truncate(tokens);
@@ -95,7 +95,7 @@ fn compare_kept(
     let run = |device: &Device, positions: &[u32]| {
         let table = |f: fn(f32) -> f32| {
             let values: Vec<f32> = angles.iter().map(|angle| f(*angle)).collect();
-            Tensor::from_vec(values, (MAX_LEN, turned / 2), &Device::Cpu).unwrap()
+            Tensor::from_vec(values, (MAX_LEN, rotated / 2), &Device::Cpu).unwrap()
         };
         let mut rope = RopeTable::new(table(f32::cos), table(f32::sin), style).unwrap();
         // One of both styles also scales queries.
@@ -119,7 +119,7 @@ fn compare_kept(
             cache: (&cache, 0),
         };
         let q = floats(device, &q, &[tokens, heads, q_dim], dtype);
-        let latents = floats(device, &latents, &[tokens, rank + turned], dtype);
+        let latents = floats(device, &latents, &[tokens, rank + rotated], dtype);
         gpu::latents_to_cache(&q, &latents, &operands, &q_out).unwrap();
         (q_out, cache.layer(0).unwrap().keys.clone())
     };
@@ -132,8 +132,8 @@ fn compare_kept(
     positions[0] = MAX_LEN as u32;
     let (q_out, keys) = run(gpu.device(), &positions);
     let (q_out, keys) = (to_vec(&q_out), to_vec(&keys));
-    let (kept, of_cache) = (&q_out[latent..latent + turned], slots[0] as usize * head_dim);
-    let of_cache = &keys[of_cache..][..latent + turned];
+    let (kept, of_cache) = (&q_out[latent..latent + rotated], slots[0] as usize * head_dim);
+    let of_cache = &keys[of_cache..][..latent + rotated];
     assert!(kept.iter().chain(&of_cache[latent..]).all(|number| number.is_nan()), "{what}");
     assert!(of_cache[..latent].iter().all(|number| number.is_finite()), "{what}");
 }

@@ -11,8 +11,8 @@ mod elements;
 mod experts;
 mod gpu;
 mod latent;
+mod linear_attention;
 mod packed;
-mod recurrence;
 mod rows;
 mod sampling;
 mod short_conv;
@@ -45,10 +45,10 @@ const COMPARISONS: [(&str, Comparison); 39] = [
     ("expert_product", experts::expert_product),
     ("packed_expert_product", experts::packed_expert_product),
     ("combine_experts", experts::combine_experts),
-    ("recurrence", recurrence::recurrence),
-    ("copy_states", recurrence::copy_states),
+    ("linear_attention", linear_attention::linear_attention),
+    ("copy_states", linear_attention::copy_states),
     ("short_conv", short_conv::short_conv),
-    ("sigmoid_gate", recurrence::sigmoid_gate),
+    ("sigmoid_gate", linear_attention::sigmoid_gate),
     ("add", elements::add),
     ("scale_and_cap", elements::scale_and_cap),
     ("resolve_tokens", elements::resolve_tokens),

@@ -75,23 +75,23 @@ pub(crate) fn experts(
 /// a sparse part, and optionally padded heads.
 fn case(
     gpu: &Gpu,
-    (codes, most): (QuantFormat, u64),
+    (format, most): (QuantFormat, u64),
     (n, k, group): (usize, usize, usize),
     special: Option<Option<HeadPadding>>,
     random: &mut Random,
 ) -> Case {
-    let group = if codes == QuantFormat::Table { k } else { group };
+    let group = if format == QuantFormat::Table { k } else { group };
     let groups = n * k.div_ceil(group);
     let bytes: Vec<u8> = (0..n * k).map(|_| (random.next() & most) as u8).collect();
-    let count = if codes == QuantFormat::Table { n * 16 } else { groups };
+    let count = if format == QuantFormat::Table { n * 16 } else { groups };
     let scales = random.floats(count, 0.1, DType::F32);
-    let mins = match codes {
+    let mins = match format {
         QuantFormat::Table | QuantFormat::E4m3 => Vec::new(),
         _ => random.floats(groups, 1.0, DType::F32),
     };
     let order = random.permutation(k);
     let rows = QuantizedRows {
-        codes,
+        codes: format,
         group,
         bytes: &bytes,
         scales: &scales,
@@ -107,14 +107,14 @@ fn case(
     let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &added };
     let pack = |rows, sparse, device: &Device| {
         let form = ScaleForm::F32;
-        let mut builder = Weight::quantized_builder(n, k, codes, group, form).unwrap();
+        let mut builder = Weight::quantized_builder(n, k, format, group, form).unwrap();
         if let Some(sparse) = sparse {
             builder.write_sparse(0, sparse).unwrap();
         }
         builder.write_quantized(0, rows).unwrap();
         PackedMatrix::new(&builder.finish().unwrap(), special.flatten(), device).unwrap()
     };
-    let numbers = pack(rows, None, &Device::Cpu).numbers().unwrap();
+    let numbers = pack(rows, None, &Device::Cpu).dequantized().unwrap();
     // With scales of zero, only the sparse part remains.
     let zeros = vec![0.0; count.max(groups)];
     let mins = if mins.is_empty() { Offsets::None } else { Offsets::Own(&zeros[..groups]) };
@@ -122,10 +122,10 @@ fn case(
     let sparse = special.map(|_| sparse);
     Case {
         packed: pack(rows, sparse, gpu.device()),
-        sparse: pack(nothing, sparse, &Device::Cpu).numbers().unwrap(),
+        sparse: pack(nothing, sparse, &Device::Cpu).dequantized().unwrap(),
         width: numbers.len() / n,
         numbers,
-        what: format!("{codes:?} {n} x {k}, groups of {group}, special {special:?}"),
+        what: format!("{format:?} {n} x {k}, groups of {group}, special {special:?}"),
     }
 }
 
@@ -139,10 +139,10 @@ impl Case {
             .collect()
     }
 
-    /// The values that a kernel multiplies. With `as_numbers` it dequantizes and rounds them to `dtype` first.
+    /// The values that a kernel multiplies. With `is_dequantized` it dequantizes and rounds them to `dtype` first.
     /// Otherwise only entries of lookup tables are rounded. The sparse part is never rounded.
-    pub(crate) fn multiplied(&self, dtype: DType, as_numbers: bool) -> Vec<f32> {
-        let is_rounded = as_numbers || self.what.starts_with("Table");
+    pub(crate) fn multiplied(&self, dtype: DType, is_dequantized: bool) -> Vec<f32> {
+        let is_rounded = is_dequantized || self.what.starts_with("Table");
         self.sums(|numbers| if is_rounded { rounded(numbers, dtype) } else { numbers.to_vec() })
     }
 }
@@ -178,8 +178,8 @@ pub(crate) fn packed_product(gpu: &Gpu) {
             for dtype in HALVES {
                 let x = activations(&mut random, rows, &case, dtype);
                 let bias = random.floats(n, 1.0, dtype);
-                let as_numbers = cuda::packed_product_rounds(&case.packed, rows);
-                let want = product(&x, &case.multiplied(dtype, as_numbers), width, &bias);
+                let is_dequantized = cuda::packed_product_rounds(&case.packed, rows);
+                let want = product(&x, &case.multiplied(dtype, is_dequantized), width, &bias);
                 let out = gpu.unwritten(&[rows, n], dtype);
                 let (x, bias) =
                     (gpu.floats(&x, &[rows, width], dtype), gpu.floats(&bias, &[n], dtype));

@@ -19,10 +19,10 @@ const NONE: u32 = u32::MAX;
 
 pub(crate) fn sample(gpu: &Gpu) {
     let mut random = Random(11);
-    for (draws, vocab) in [(1, 151_936), (7, 32_001), (64, 500), (5, 3), (256, 1024)] {
+    for (samples, vocab) in [(1, 151_936), (7, 32_001), (64, 500), (5, 3), (256, 1024)] {
         for dtype in DTYPES {
             for spread in [1.0, 8.0] {
-                draw_batch(gpu, &mut random, (draws, vocab), (dtype, spread));
+                sample_batch(gpu, &mut random, (samples, vocab), (dtype, spread));
             }
         }
     }
@@ -36,21 +36,21 @@ struct Case {
     mask: Option<Vec<u32>>,
 }
 
-fn draw_batch(
+fn sample_batch(
     gpu: &Gpu,
     random: &mut Random,
-    (draws, vocab): (usize, usize),
+    (samples, vocab): (usize, usize),
     (dtype, spread): (DType, f32),
 ) {
     // Two samples share a row of logits.
-    let rows = draws.div_ceil(2);
+    let rows = samples.div_ceil(2);
     // Adding zero turns minus zero into zero: the reference orders the two, the kernel does not.
     let logits: Vec<f32> =
         random.floats(rows * vocab, spread, dtype).iter().map(|logit| logit + 0.0).collect();
     let words = vocab.div_ceil(32);
     let mut masks = Vec::new();
     let mut biases = Vec::new();
-    let mut cases: Vec<Case> = (0..draws).map(|draw| case(random, draw, (rows, vocab))).collect();
+    let mut cases: Vec<Case> = (0..samples).map(|i| case(random, i, (rows, vocab))).collect();
     for case in &mut cases {
         if let Some(mask) = &case.mask {
             case.row.mask_row = Some((masks.len() / words) as u32);
@@ -64,7 +64,7 @@ fn draw_batch(
     masks.extend(vec![0; words]);
     biases.push((0, 0.0f32));
 
-    let counts = TokenCounts::new(draws, vocab, gpu.device()).unwrap();
+    let counts = TokenCounts::new(samples, vocab, gpu.device()).unwrap();
     let all: Vec<(u32, u32, u32)> = cases
         .iter()
         .zip(0u32..)
@@ -77,22 +77,22 @@ fn draw_batch(
     let (ids, values) = (gpu.integers(&ids, &[ids.len()]), gpu.integers(&values, &[values.len()]));
     let masks = gpu.integers(&masks, &[masks.len() / words, words]);
     let batch = SamplingBatch {
-        rows: &gpu.integers(&table, &[draws, SamplerRow::WORDS]),
+        rows: &gpu.integers(&table, &[samples, SamplerRow::WORDS]),
         counts: Some(&counts),
         biases: Some((&ids, &values)),
         masks: Some(&masks),
     };
-    let scratch = SamplingScratch::new(draws, vocab, gpu.device()).unwrap();
-    let out = SamplingOutput::new(draws, 0, gpu.device()).unwrap();
+    let scratch = SamplingScratch::new(samples, vocab, gpu.device()).unwrap();
+    let out = SamplingOutput::new(samples, 0, gpu.device()).unwrap();
     let on_gpu = gpu.floats(&logits, &[rows, vocab], dtype);
     cuda::sample(&on_gpu, &batch, &scratch, &out).unwrap();
     let want: Vec<u32> =
         cases.iter().map(|case| expected(case, &logits, vocab).unwrap_or(NONE)).collect();
     let got: Vec<u32> = out.token_ids.to_vec1().unwrap();
-    gpu.assert_equal(&got, &want, &format!("{draws} draws of {vocab}, {dtype:?}"));
+    gpu.assert_equal(&got, &want, &format!("{samples} samples of {vocab}, {dtype:?}"));
 }
 
-fn case(random: &mut Random, draw: usize, (rows, vocab): (usize, usize)) -> Case {
+fn case(random: &mut Random, i: usize, (rows, vocab): (usize, usize)) -> Case {
     let seen: HashMap<u32, u32> =
         (0..40).map(|_| (random.below(vocab) as u32, random.below(4) as u32)).collect();
     // A map, since a token has at most one bias.
@@ -103,7 +103,7 @@ fn case(random: &mut Random, draw: usize, (rows, vocab): (usize, usize)) -> Case
     let mask = (random.below(3) == 0)
         .then(|| (0..vocab.div_ceil(32)).map(|_| random.next() as u32).collect());
     let row = SamplerRow {
-        logits_row: Some((draw % rows) as u32),
+        logits_row: Some((i % rows) as u32),
         temperature: random.pick(&[0.0, 0.5, 1.0, 1.5]),
         top_k: random.pick(&[None, Some(1), Some(50), Some(100_000)]),
         top_p: random.pick(&[1.0, 0.9, 0.3]),
@@ -111,12 +111,12 @@ fn case(random: &mut Random, draw: usize, (rows, vocab): (usize, usize)) -> Case
         repetition: 1.2,
         presence: 0.5,
         frequency: 0.25,
-        counts_slot: penalized.then_some(draw as u32),
+        counts_slot: penalized.then_some(i as u32),
         biases: (0, 0),
         mask_row: None,
         top_logprobs: None,
         seed: random.next(),
-        place: random.below(1000) as u32,
+        output_index: random.below(1000) as u32,
     };
     let seen = if penalized { seen } else { HashMap::new() };
     Case { row, seen, biases: biases.into_iter().collect(), mask }
@@ -151,7 +151,7 @@ fn expected(case: &Case, logits: &[f32], vocab: usize) -> Option<u32> {
         top_k: row.top_k.map(|k| k as usize),
         top_p: row.top_p,
         min_p: row.min_p,
-        uniform: uniform(row.seed, u64::from(row.place)),
+        uniform: uniform(row.seed, u64::from(row.output_index)),
         penalties: row.counts_slot.map(|_| Penalties {
             repetition: row.repetition,
             presence: row.presence,
@@ -190,7 +190,7 @@ pub(crate) fn logprobs(gpu: &Gpu) {
             cuda::sample(&on_gpu, &batch, &scratch, &out).unwrap();
             let tokens: Vec<u32> = out.token_ids.to_vec1().unwrap();
             let report: Vec<Vec<u32>> = out.report.to_vec2().unwrap();
-            assert_eq!(tokens[rows], NONE, "padding draws nothing");
+            assert_eq!(tokens[rows], NONE, "padding samples nothing");
             let cpu = Tensor::from_slice(&logits, (rows, vocab), &Device::Cpu).unwrap();
             let want = logprobs_of(&cpu, &tokens[..rows], max_top).unwrap();
             for row in 0..rows {

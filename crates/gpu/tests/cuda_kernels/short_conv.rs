@@ -26,12 +26,13 @@ struct Pair {
 
 impl Pair {
     fn new(gpu: &Gpu, dims: ConvDims, dtype: DType, random: &mut Random) -> Self {
-        let taps = random.floats(dims.kernel * dims.channels, 1.0, DType::F32);
+        let conv_weights = random.floats(dims.kernel * dims.channels, 1.0, DType::F32);
         let config = StateConfig { num_layers: 2, num_slots: SLOTS, dims: dims.into() };
         let devices = [gpu.device(), &Device::Cpu];
         let convs = devices.map(|device| {
-            let taps = Tensor::from_slice(&taps, (dims.kernel, dims.channels), device).unwrap();
-            ShortConv { dims, taps }
+            let conv_weights =
+                Tensor::from_slice(&conv_weights, (dims.kernel, dims.channels), device).unwrap();
+            ShortConv { dims, conv_weights }
         });
         let pools = devices.map(|device| StatePool::new(config, dtype, device).unwrap());
         Self { convs, pools, dims, dtype }

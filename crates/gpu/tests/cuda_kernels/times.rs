@@ -18,8 +18,8 @@ use candlepower_gpu::{
     SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables,
 };
 use candlepower_kernels::{
-    Activation, Error, Gating, KvCacheConfig, Offsets, PagedAttention, QuantFormat, QuantizedRows,
-    Recurrence, RecurrenceDims, Result, Rule, ScaleForm, StateConfig, Weight,
+    Activation, Error, Gating, KvCacheConfig, LinearAttention, LinearAttentionDims, Offsets,
+    PagedAttention, QuantFormat, QuantizedRows, Result, ScaleForm, StateConfig, UpdateRule, Weight,
 };
 use half::bf16;
 
@@ -44,12 +44,12 @@ type Part = fn(&Times<'_>) -> Result<()>;
 
 const PARTS: [(&str, Part); 9] = [
     ("products", products),
-    ("codes", codes),
+    ("quantized", quantized),
     ("experts", experts),
     ("decode", decode),
     ("prefill", prefill),
     ("wide", wide),
-    ("recurrence", recurrences),
+    ("linear_attention", linear_attentions),
     ("rows", rows),
     ("sample", sample),
 ];
@@ -181,9 +181,9 @@ fn products(times: &Times<'_>) -> Result<()> {
 }
 
 /// A quantized matrix without NaN.
-fn packed(times: &Times<'_>, codes: QuantFormat, (n, k): (usize, usize)) -> Result<PackedMatrix> {
+fn packed(times: &Times<'_>, format: QuantFormat, (n, k): (usize, usize)) -> Result<PackedMatrix> {
     // Without bit 3 of the largest E4M3 value there is no NaN.
-    let most = match codes {
+    let most = match format {
         QuantFormat::U8 => 0xff,
         QuantFormat::E4m3 => 0xf7,
         _ => 0x0f,
@@ -193,9 +193,9 @@ fn packed(times: &Times<'_>, codes: QuantFormat, (n, k): (usize, usize)) -> Resu
     let bytes: Vec<u8> = block.iter().copied().cycle().take(n * k).collect();
     let group = 128.min(k);
     let scales = vec![0.01; n * k.div_ceil(group)];
-    let mut builder = Weight::quantized_builder(n, k, codes, group, ScaleForm::F32)?;
+    let mut builder = Weight::quantized_builder(n, k, format, group, ScaleForm::F32)?;
     let rows = QuantizedRows {
-        codes,
+        codes: format,
         group,
         bytes: &bytes,
         scales: &scales,
@@ -208,7 +208,7 @@ fn packed(times: &Times<'_>, codes: QuantFormat, (n, k): (usize, usize)) -> Resu
 }
 
 /// Products with quantized weights, and with weights that are dequantized first.
-fn codes(times: &Times<'_>) -> Result<()> {
+fn quantized(times: &Times<'_>) -> Result<()> {
     let cublas = Cublas::new(times.gpu.device(), 8192, DType::BF16, 64 << 20)?;
     for (kind, matrices) in [
         (QuantFormat::U4, &MATRICES[..]),
@@ -237,11 +237,12 @@ fn codes(times: &Times<'_>) -> Result<()> {
 fn experts(times: &Times<'_>) -> Result<()> {
     let (experts, n, k) = (times.size(128), times.size(2 * 768), times.size(2048));
     let top_k = 8.min(experts);
-    let numbers = (0..experts).map(|_| Ok(Matrix::Rows(times.noise(&[n, k])?)));
-    let codes = (0..experts).map(|_| Ok(Matrix::Packed(packed(times, QuantFormat::U4, (n, k))?)));
+    let unquantized = (0..experts).map(|_| Ok(Matrix::Rows(times.noise(&[n, k])?)));
+    let quantized =
+        (0..experts).map(|_| Ok(Matrix::Packed(packed(times, QuantFormat::U4, (n, k))?)));
     let layers = [
-        ("numbers", 2 * n * k, ExpertMatrices::new(numbers.collect::<Result<_>>()?)?),
-        ("U4", n * k / 2, ExpertMatrices::new(codes.collect::<Result<_>>()?)?),
+        ("unquantized", 2 * n * k, ExpertMatrices::new(unquantized.collect::<Result<_>>()?)?),
+        ("U4", n * k / 2, ExpertMatrices::new(quantized.collect::<Result<_>>()?)?),
     ];
     let gating = Gating { renormalize: true, ..Gating::SOFTMAX };
     for (kind, bytes, matrices) in &layers {
@@ -369,9 +370,9 @@ fn rows(times: &Times<'_>) -> Result<()> {
 }
 
 /// Decodes and prompts through a gated delta net of Qwen3-Next-80B-A3B, and through Mamba-2 of Granite-4.0-H-Small.
-fn recurrences(times: &Times<'_>) -> Result<()> {
+fn linear_attentions(times: &Times<'_>) -> Result<()> {
     let heads = times.size(32).max(2);
-    let of_delta = RecurrenceDims {
+    let of_delta = LinearAttentionDims {
         key_heads: heads / 2,
         value_heads: heads,
         tiled: false,
@@ -383,14 +384,14 @@ fn recurrences(times: &Times<'_>) -> Result<()> {
         let numbers = Random(7).floats(dims.iter().product(), 0.1, DType::F32);
         times.gpu.floats(&numbers, dims, DType::F32)
     };
-    let rule = Rule::Delta { norm: weight(&[of_delta.value_dim]), eps: 1e-6 };
+    let rule = UpdateRule::Delta { norm: weight(&[of_delta.value_dim]), eps: 1e-6 };
     let value_heads = times.size(128);
-    let of_mamba = RecurrenceDims { key_heads: 1, value_heads, value_dim: 64, ..of_delta };
+    let of_mamba = LinearAttentionDims { key_heads: 1, value_heads, value_dim: 64, ..of_delta };
     let skip = weight(&[value_heads]);
     for (name, dims, rule) in
-        [("delta", of_delta, rule), ("Mamba-2", of_mamba, Rule::Mamba2 { skip })]
+        [("delta", of_delta, rule), ("Mamba-2", of_mamba, UpdateRule::Mamba2 { skip })]
     {
-        let net = Recurrence {
+        let net = LinearAttention {
             dims,
             conv: weight(&[dims.channels(), dims.kernel]),
             conv_bias: None,
@@ -398,12 +399,12 @@ fn recurrences(times: &Times<'_>) -> Result<()> {
             dt_bias: weight(&[dims.value_heads]),
             rule,
         };
-        recurrence(times, name, &net)?;
+        linear_attention(times, name, &net)?;
     }
     Ok(())
 }
 
-fn recurrence(times: &Times<'_>, name: &str, net: &Recurrence) -> Result<()> {
+fn linear_attention(times: &Times<'_>, name: &str, net: &LinearAttention) -> Result<()> {
     let (device, dims) = (times.gpu.device(), net.dims);
     for (seqs, tokens) in [(1, 1), (8, 1), (64, 1), (256, 1), (1, 512), (1, 2048), (16, 512)] {
         let (seqs, tokens) = (times.size(seqs), times.size(tokens));
@@ -427,7 +428,7 @@ fn recurrence(times: &Times<'_>, name: &str, net: &Recurrence) -> Result<()> {
         let work = (2 * state + rows_read, 7 * state / 4 * tokens);
         let heads = dims.value_heads;
         times.row(&format!("{name} {seqs} x {tokens}, {heads} heads"), work, |i| {
-            gpu::recurrence(&input, &gates, net, &pool, i % num_layers, &tables, &out)
+            gpu::linear_attention(&input, &gates, net, &pool, i % num_layers, &tables, &out)
         })?;
     }
     Ok(())
@@ -436,10 +437,10 @@ fn recurrence(times: &Times<'_>, name: &str, net: &Recurrence) -> Result<()> {
 /// Sampling from logits over Llama's vocabulary.
 fn sample(times: &Times<'_>) -> Result<()> {
     let vocab = times.size(VOCAB);
-    for draws in [1, 64, 256].map(|draws| times.size(draws)) {
-        let logits = times.noise(&[draws, vocab])?;
-        let scratch = SamplingScratch::new(draws, vocab, times.gpu.device())?;
-        let out = SamplingOutput::new(draws, 0, times.gpu.device())?;
+    for samples in [1, 64, 256].map(|samples| times.size(samples)) {
+        let logits = times.noise(&[samples, vocab])?;
+        let scratch = SamplingScratch::new(samples, vocab, times.gpu.device())?;
+        let out = SamplingOutput::new(samples, 0, times.gpu.device())?;
         let plain = SamplerRow::greedy(0);
         let kinds = [
             ("greedy", plain),
@@ -448,12 +449,12 @@ fn sample(times: &Times<'_>) -> Result<()> {
             ("top_k 50", SamplerRow { temperature: 0.8, top_k: Some(50), ..plain }),
         ];
         for (kind, row) in kinds {
-            let of_draw = |draw| SamplerRow { logits_row: Some(draw), ..row }.words();
-            let table: Vec<u32> = (0..draws as u32).flat_map(of_draw).collect();
-            let rows = times.gpu.integers(&table, &[draws, SamplerRow::WORDS]);
+            let of_sample = |i| SamplerRow { logits_row: Some(i), ..row }.words();
+            let table: Vec<u32> = (0..samples as u32).flat_map(of_sample).collect();
+            let rows = times.gpu.integers(&table, &[samples, SamplerRow::WORDS]);
             let batch = SamplingBatch { rows: &rows, counts: None, biases: None, masks: None };
-            let what = format!("sample {draws} of {vocab}, {kind}");
-            times.row(&what, (2 * draws * vocab, 0), |_| {
+            let what = format!("sample {samples} of {vocab}, {kind}");
+            times.row(&what, (2 * samples * vocab, 0), |_| {
                 cuda::sample(&logits, &batch, &scratch, &out)
             })?;
         }

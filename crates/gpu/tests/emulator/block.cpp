@@ -23,7 +23,7 @@ namespace emulated {
 
 namespace {
 
-constexpr uint32_t kMostThreads = 1024;
+constexpr uint32_t kMaxThreads = 1024;
 constexpr size_t kStackBytes = 256 << 10;
 // Number of blocks at each end of a launch that are watched for races. The blocks between them do the same work, and
 // watching costs time: with 64 blocks at each end, the comparison of MoE products took 147 s, and with 16 it took 92 s.
@@ -42,15 +42,15 @@ unsigned char* pages(size_t bytes) {
 }  // namespace
 
 Block::Block(Machine& machine)
-    : machine_(machine), stacks_(pages(kMostThreads * kStackBytes)), shared_(pages(kMostSharedBytes)) {
+    : machine_(machine), stacks_(pages(kMaxThreads * kStackBytes)), shared_(pages(kMaxSharedBytes)) {
   machine.shared = shared_;
   machine.stacks_begin = reinterpret_cast<uintptr_t>(stacks_);
-  machine.stacks_end = machine.stacks_begin + kMostThreads * kStackBytes;
+  machine.stacks_end = machine.stacks_begin + kMaxThreads * kStackBytes;
 }
 
 Block::~Block() {
-  munmap(stacks_, kMostThreads * kStackBytes);
-  munmap(shared_, kMostSharedBytes);
+  munmap(stacks_, kMaxThreads * kStackBytes);
+  munmap(shared_, kMaxSharedBytes);
 }
 
 void Block::run(const Launch& launch) {
@@ -287,7 +287,7 @@ bool Block::is_watched(const Fiber& fiber) const {
 void Block::accessed(const void* at, size_t bytes, Access access, const void* code) {
   if (!is_watched(*current_)) return;
   const auto* byte = static_cast<const unsigned char*>(at);
-  const bool is_shared = byte >= shared_ && byte < shared_ + kMostSharedBytes;
+  const bool is_shared = byte >= shared_ && byte < shared_ + kMaxSharedBytes;
   if (access != Access::kRead && !is_shared && !current_->has_inputs) {
     fault("a kernel that may start early writes to memory before it waits for those before it");
   }

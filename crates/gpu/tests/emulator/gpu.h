@@ -27,7 +27,7 @@ struct Gpu final : Machine {
   static Gpu& the();
 
   // Maximum number of queued operations.
-  static constexpr size_t kMostQueued = 1 << 16;
+  static constexpr size_t kMaxQueued = 1 << 16;
 
   std::mutex lock;
   Block block;

@@ -175,12 +175,12 @@ T& variable(const void* key) {
 // The dynamic shared memory of the launch, as an array like in CUDA.
 template <typename T>
 auto& dynamic_shared() {
-  return *reinterpret_cast<T(*)[kMostSharedBytes / sizeof(T)]>(machine->dynamic_shared());
+  return *reinterpret_cast<T(*)[kMaxSharedBytes / sizeof(T)]>(machine->dynamic_shared());
 }
 
 EMULATED_UNWATCHED inline void* at_shared(uint32_t address, uint32_t bytes) {
   if (address % bytes != 0) machine->fault("an address of shared memory is not a multiple of what is accessed");
-  if (address + bytes > kMostSharedBytes) machine->fault("an address is beyond shared memory");
+  if (address + bytes > kMaxSharedBytes) machine->fault("an address is beyond shared memory");
   return machine->shared + address;
 }
 
@@ -377,7 +377,7 @@ T __ldg(const T* from) {
 inline size_t __cvta_generic_to_shared(const void* pointer) {
   const auto* byte = static_cast<const unsigned char*>(pointer);
   const ptrdiff_t offset = byte - emulated::machine->shared;
-  if (offset < 0 || offset >= emulated::kMostSharedBytes) emulated::machine->fault("a pointer is not to shared memory");
+  if (offset < 0 || offset >= emulated::kMaxSharedBytes) emulated::machine->fault("a pointer is not to shared memory");
   return static_cast<size_t>(offset);
 }
 

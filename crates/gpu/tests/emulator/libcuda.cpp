@@ -79,7 +79,7 @@ CUresult Gpu::submit(void* stream, Work work) {
   }
   queue.push_back(std::move(work));
   ++submitted;
-  if (is_eager || queue.size() > kMostQueued) finish(submitted);
+  if (is_eager || queue.size() > kMaxQueued) finish(submitted);
   return CUDA_SUCCESS;
 }
 

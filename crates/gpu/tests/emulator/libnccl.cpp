@@ -25,14 +25,14 @@ constexpr int kHalf = 6;
 constexpr int kFloat = 7;
 constexpr int kBfloat16 = 9;
 
-constexpr int kMostRanks = 16;
+constexpr int kMaxRanks = 16;
 constexpr size_t kSlotBytes = 1 << 20;
 constexpr int kPollMicroseconds = 50;
 
 struct Shared {
   std::atomic<uint32_t> arrived;
   std::atomic<uint32_t> rounds;
-  alignas(64) unsigned char slots[kMostRanks][kSlotBytes];
+  alignas(64) unsigned char slots[kMaxRanks][kSlotBytes];
 };
 
 struct Group {
@@ -107,7 +107,7 @@ int ncclGetUniqueId(Id* id) {
 }
 
 int ncclCommInitRank(Group** group, int ranks, Id id, int rank) {
-  if (ranks < 1 || ranks > kMostRanks || rank < 0 || rank >= ranks) return kInvalidUsage;
+  if (ranks < 1 || ranks > kMaxRanks || rank < 0 || rank >= ranks) return kInvalidUsage;
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%d/fd/%d", id.process, id.file);
   const int file = open(path, O_RDWR | O_CLOEXEC);

@@ -28,7 +28,7 @@ constexpr Model kModels[] = {
 };
 
 // Shared memory of a block, for any of the models.
-constexpr int kMostSharedBytes = 227 << 10;
+constexpr int kMaxSharedBytes = 227 << 10;
 constexpr int kSharedBytesByDefault = 48 << 10;
 // Shared memory that the system reserves in each block.
 constexpr int kReservedSharedBytes = 1 << 10;

@@ -100,7 +100,7 @@ void Races::forget(const void* begin, size_t bytes) {
 // Whether the earlier access is ordered before the current one, or has no bytes in common with it.
 bool Races::is_ordered(const Stamp& before, const Stamp& now, uintptr_t at) const {
   if (before.launch != now.launch || (before.bytes() & now.bytes()) == 0) return true;
-  if (before.block != now.block) return at - shared_ < kMostSharedBytes;
+  if (before.block != now.block) return at - shared_ < kMaxSharedBytes;
   const uint32_t thread = now.thread();
   if (before.thread() == thread || before.time() < met_) return true;
   return before.thread() / 32 == thread / 32 && before.time() <= lanes_[thread].known[before.thread() % 32];

@@ -23,7 +23,7 @@ const NO_SPACE: &str = concat!(
 const NO_LINE_END: &str = r"[^\n\r\u{2028}\u{2029}]";
 
 /// Maximum characters of a property's name or a count.
-const MOST_AHEAD: usize = 64;
+const MAX_AHEAD: usize = 64;
 
 /// The pattern for Rust; an invalid one stays unchanged.
 pub(super) fn translated(pattern: &str) -> String {
@@ -157,7 +157,7 @@ impl Translation<'_> {
 
     /// The next characters, up to the maximum for a name or a count.
     fn ahead(&self) -> String {
-        self.left.clone().take(MOST_AHEAD).collect()
+        self.left.clone().take(MAX_AHEAD).collect()
     }
 
     /// A group after its opening parenthesis.
@@ -328,7 +328,7 @@ impl Translation<'_> {
 
     /// Whether a class such as `[:alpha:]` follows, after its first bracket.
     fn is_posix_name(&self) -> bool {
-        let mut ahead = self.left.clone().take(MOST_AHEAD);
+        let mut ahead = self.left.clone().take(MAX_AHEAD);
         ahead.next() == Some(':')
             && ahead.find(|c| !c.is_ascii_alphabetic() && *c != '^') == Some(':')
             && ahead.next() == Some(']')

@@ -18,7 +18,7 @@ const USUAL_PAIRS: usize = 20_000;
 const SHOWN: usize = 8;
 const INSTANCES: usize = 12;
 /// Maximum tokens of an output sampled from the allowed tokens.
-const DRAWN_TOKENS: usize = 60;
+const SAMPLED_TOKENS: usize = 60;
 /// Maximum digits of numbers for the other implementation, which parses them in double precision.
 const EXACT_DIGITS: usize = 15;
 
@@ -69,7 +69,7 @@ fn what_the_grammar_takes_is_valid() {
     let mut source = Pairs::new(38);
     let mut random = Rng::with_seed(38);
     let (mut tried, mut valid, mut refused, mut not_compiled) = (0, 0, BTreeMap::new(), 0);
-    let mut drawn = 0;
+    let mut sampled = 0;
     while tried < pairs {
         let schema = source.schema(3);
         let Ok(validator) = jsonschema::options().should_validate_formats(true).build(&schema)
@@ -80,10 +80,10 @@ fn what_the_grammar_takes_is_valid() {
             not_compiled += 1;
             continue;
         };
-        if let Some(ids) = crate::draw(grammar.clone(), &mut random, DRAWN_TOKENS) {
+        if let Some(ids) = crate::sample(grammar.clone(), &mut random, SAMPLED_TOKENS) {
             let text = tokenizer.decode(&ids, SkipSpecialTokens::No).unwrap();
             let value: Value = serde_json::from_str(&text).unwrap();
-            drawn += 1;
+            sampled += 1;
             // The other implementation rounds long numbers, so its verdict on them says nothing.
             assert!(is_rounded(&text) || validator.is_valid(&value), "{text} of {schema}");
         }
@@ -107,13 +107,13 @@ fn what_the_grammar_takes_is_valid() {
         }
     }
     println!(
-        "{tried} pairs, {valid} valid and accepted, {drawn} outputs sampled; {not_compiled} schemas refused; valid but refused:"
+        "{tried} pairs, {valid} valid and accepted, {sampled} outputs sampled; {not_compiled} schemas refused; valid but refused:"
     );
     for (kind, (count, shown)) in &refused {
         println!("- {count} with {kind}:\n    {}", shown.join("\n    "));
     }
     // The test proves nothing if hardly any output ends, or if hardly any instance is accepted.
-    assert!(drawn * 20 > tried / INSTANCES, "{drawn} outputs have ended");
+    assert!(sampled * 20 > tried / INSTANCES, "{sampled} outputs have ended");
     assert!(valid * 5 > tried, "{valid} of {tried} are valid and accepted");
 }
 

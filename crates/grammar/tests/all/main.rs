@@ -19,7 +19,7 @@ const MAX_TOKENS: usize = 400;
 const MIN_FINISHED: usize = 900;
 
 /// Samples tokens uniformly from the allowed ones; `None` if the output does not end in time.
-fn draw(mut grammar: Grammar, random: &mut Rng, max_tokens: usize) -> Option<Vec<u32>> {
+fn sample(mut grammar: Grammar, random: &mut Rng, max_tokens: usize) -> Option<Vec<u32>> {
     let mut ids = Vec::new();
     while ids.len() < max_tokens {
         let mask = grammar.allowed().unwrap();
@@ -40,7 +40,7 @@ fn draw(mut grammar: Grammar, random: &mut Rng, max_tokens: usize) -> Option<Vec
 }
 
 #[test]
-fn outputs_drawn_at_random_are_valid() {
+fn outputs_sampled_at_random_are_valid() {
     let tokenizer = Tokenizer::from_bytes(TOKENIZER, None).unwrap();
     let compiler = GrammarCompiler::new(&tokenizer, &[EOS], NUM_LOGITS).unwrap();
     let schemas = candlepower_testing::schemas::varied();
@@ -51,7 +51,7 @@ fn outputs_drawn_at_random_are_valid() {
         let grammar = grammar.unwrap_or_else(|error| panic!("{error}: {schema}"));
         let validator = jsonschema::options().should_validate_formats(true).build(schema).unwrap();
         for _ in 0..OUTPUTS_PER_SCHEMA {
-            let Some(ids) = draw(grammar.clone(), &mut random, MAX_TOKENS) else { continue };
+            let Some(ids) = sample(grammar.clone(), &mut random, MAX_TOKENS) else { continue };
             let text = tokenizer.decode(&ids, SkipSpecialTokens::No).unwrap();
             let value: Value =
                 serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text:?}"));

@@ -14,9 +14,9 @@ use crate::progress::DownloadProgress;
 use crate::{Error, Result};
 
 /// Most files that an error lists.
-const MOST_LISTED: usize = 40;
+const MAX_LISTED: usize = 40;
 /// Depth of folders in the cache that are searched for GGUF files.
-const MOST_FOLDERS: usize = 3;
+const MAX_FOLDERS: usize = 3;
 
 /// The reason that a name is ambiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ impl HubModel {
     pub(super) fn only_gguf(&self) -> Option<GgufName> {
         let files = match &self.listing {
             Some(listing) => listing.files.keys().cloned().collect(),
-            None => files_below(&self.folder(), "", MOST_FOLDERS),
+            None => files_below(&self.folder(), "", MAX_FOLDERS),
         };
         let names = files.iter().map(String::as_str);
         let has_others = match &self.listing {
@@ -132,7 +132,7 @@ impl HubModel {
 
     /// The files of the chosen model, if the cache has them all.
     pub(super) fn cached_gguf(&self, wanted: &GgufName) -> Option<Vec<String>> {
-        let cached = files_below(&self.folder(), "", MOST_FOLDERS);
+        let cached = files_below(&self.folder(), "", MAX_FOLDERS);
         let files = choose(wanted, cached.iter().map(String::as_str)).ok()?;
         files.iter().all(|file| cached.contains(file)).then_some(files)
     }
@@ -150,9 +150,9 @@ impl HubModel {
         if models.is_empty() {
             return Error::NoGguf { id, page: self.hub.asked(&self.id, &self.revision).page() };
         }
-        let mut names = models[..models.len().min(MOST_LISTED)].join(", ");
-        if models.len() > MOST_LISTED {
-            names.push_str(&format!(" and {} more", models.len() - MOST_LISTED));
+        let mut names = models[..models.len().min(MAX_LISTED)].join(", ");
+        if models.len() > MAX_LISTED {
+            names.push_str(&format!(" and {} more", models.len() - MAX_LISTED));
         }
         Error::WhichGguf { id, problem, names }
     }

@@ -9,30 +9,30 @@ use super::tile::{Cell, KvTile, TILE, VECTORS};
 use crate::simd::{LANES, Simd, math};
 
 /// Most rows of one group.
-const MOST_ROWS: usize = 8;
+const MAX_ROWS: usize = 8;
 
-/// Up to [`MOST_ROWS`] rows, sorted by position, and their state over the tiles so far.
+/// Up to [`MAX_ROWS`] rows, sorted by position, and their state over the tiles so far.
 pub(super) struct Group<C> {
     rows: usize,
     /// Range of the positions that each row sees.
-    visible: [Range<usize>; MOST_ROWS],
+    visible: [Range<usize>; MAX_ROWS],
     /// Queries as words, `[head_dim / STEPS][rows]`.
     q: Vec<f32>,
-    max: [f32; MOST_ROWS],
+    max: [f32; MAX_ROWS],
     /// Sixteen partial sums for each row.
-    sum: [[f32; LANES]; MOST_ROWS],
+    sum: [[f32; LANES]; MAX_ROWS],
     /// `[rows][value_dim]`.
     output: Vec<f32>,
     cell: PhantomData<C>,
 }
 
 /// Scores, and later softmax weights, of one tile: `[rows][TILE]`. Weights take `TILE / STEPS` words of it.
-type Scores = [[f32; TILE]; MOST_ROWS];
+type Scores = [[f32; TILE]; MAX_ROWS];
 
 impl<C: Cell> Group<C> {
     /// Number of rows whose accumulators fit into the registers.
     pub(super) fn most_rows<S: Simd>() -> usize {
-        MOST_ROWS.min(S::TILE_ROWS)
+        MAX_ROWS.min(S::TILE_ROWS)
     }
 
     /// A group of rows, each the range of positions that it sees and a query.
@@ -45,8 +45,8 @@ impl<C: Cell> Group<C> {
             rows: count,
             visible: std::array::from_fn(|_| 0..0),
             q: Vec::new(),
-            max: [f32::NEG_INFINITY; MOST_ROWS],
-            sum: [[0.0; LANES]; MOST_ROWS],
+            max: [f32::NEG_INFINITY; MAX_ROWS],
+            sum: [[0.0; LANES]; MAX_ROWS],
             output: vec![0.0; count * value_dim],
             cell: PhantomData,
         };
@@ -78,7 +78,7 @@ impl<C: Cell> Group<C> {
                 }
             };
         }
-        if const { S::TILE_ROWS >= MOST_ROWS } {
+        if const { S::TILE_ROWS >= MAX_ROWS } {
             by_rows!(1 2 3 4 5 6 7 8);
         } else if const { S::TILE_ROWS == 6 } {
             by_rows!(1 2 3 4 5 6);
@@ -100,7 +100,7 @@ impl<C: Cell> Group<C> {
         if visible.is_empty() {
             return;
         }
-        let mut scores: Scores = [[0.0; TILE]; MOST_ROWS];
+        let mut scores: Scores = [[0.0; TILE]; MAX_ROWS];
         let vectors = visible.end.div_ceil(LANES);
         if const { S::TILE_VECTORS == 2 } {
             for first in (0..vectors).step_by(2) {

@@ -127,7 +127,7 @@ pub(super) struct Plain<'a, C> {
 
 /// A cache in FP8, in the order of one in f32.
 #[derive(Clone, Copy)]
-pub(super) struct Codes<'a> {
+pub(super) struct Fp8<'a> {
     pub(super) keys: &'a [F8E4M3],
     pub(super) values: &'a [F8E4M3],
 }
@@ -190,7 +190,7 @@ impl<C: Cell> Cached for Plain<'_, C> {
     }
 }
 
-impl Cached for Codes<'_> {
+impl Cached for Fp8<'_> {
     type Cell = f32;
 
     /// Widened to f32, which is exact.
@@ -221,8 +221,8 @@ impl Cached for Codes<'_> {
 }
 
 /// The value of an FP8 element, from a table.
-fn widened(code: &F8E4M3) -> f32 {
+fn widened(quant: &F8E4M3) -> f32 {
     static NUMBERS: LazyLock<[f32; 256]> =
-        LazyLock::new(|| std::array::from_fn(|code| F8E4M3::from_bits(code as u8).to_f32()));
-    NUMBERS[usize::from(code.to_bits())]
+        LazyLock::new(|| std::array::from_fn(|quant| F8E4M3::from_bits(quant as u8).to_f32()));
+    NUMBERS[usize::from(quant.to_bits())]
 }

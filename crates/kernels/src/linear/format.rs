@@ -97,16 +97,16 @@ pub(super) trait WithFormat<S: Simd> {
 #[inline(always)]
 pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>) {
     match p.w.layout().order {
-        ElementOrder::Coded(codes) => match codes {
-            QuantFormat::U2 => coded::<S, Planes<2>>(s, p, work),
-            QuantFormat::U3 => coded::<S, Planes<3>>(s, p, work),
-            QuantFormat::U4 => coded::<S, U4>(s, p, work),
-            QuantFormat::U5 => coded::<S, Planes<5>>(s, p, work),
-            QuantFormat::U6 => coded::<S, Planes<6>>(s, p, work),
-            QuantFormat::U8 => coded::<S, U8>(s, p, work),
-            QuantFormat::E4m3 => coded::<S, E4m3>(s, p, work),
-            QuantFormat::E2m1 => coded::<S, E2m1>(s, p, work),
-            QuantFormat::Iq4 => coded::<S, Iq4>(s, p, work),
+        ElementOrder::Coded(format) => match format {
+            QuantFormat::U2 => quantized::<S, Planes<2>>(s, p, work),
+            QuantFormat::U3 => quantized::<S, Planes<3>>(s, p, work),
+            QuantFormat::U4 => quantized::<S, U4>(s, p, work),
+            QuantFormat::U5 => quantized::<S, Planes<5>>(s, p, work),
+            QuantFormat::U6 => quantized::<S, Planes<6>>(s, p, work),
+            QuantFormat::U8 => quantized::<S, U8>(s, p, work),
+            QuantFormat::E4m3 => quantized::<S, E4m3>(s, p, work),
+            QuantFormat::E2m1 => quantized::<S, E2m1>(s, p, work),
+            QuantFormat::Iq4 => quantized::<S, Iq4>(s, p, work),
             QuantFormat::Table => unreachable!("tables have a kernel of their own"),
         },
         order => {
@@ -132,7 +132,7 @@ const fn has_pairs<S: Simd>() -> bool {
 
 /// Calls `work` with quantized weights as pairs of bf16 if the CPU multiplies these, and else as f32.
 #[inline(always)]
-fn coded<S: Simd, C: Code>(s: S, p: &Product<'_>, work: impl WithFormat<S>) {
+fn quantized<S: Simd, C: Quantized>(s: S, p: &Product<'_>, work: impl WithFormat<S>) {
     if const { has_pairs::<S>() } {
         work.with::<Pairs<C>>(s, p);
     } else {
@@ -246,9 +246,9 @@ impl Format for Bf16Pairs {
     }
 }
 
-impl<C: Code> Format for Singles<C> {
+impl<C: Quantized> Format for Singles<C> {
     type Words = Word<1, true>;
-    const ORDER: ElementOrder = ElementOrder::Coded(C::CODES);
+    const ORDER: ElementOrder = ElementOrder::Coded(C::FORMAT);
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
@@ -257,9 +257,9 @@ impl<C: Code> Format for Singles<C> {
     }
 }
 
-impl<C: Code> Format for Pairs<C> {
+impl<C: Quantized> Format for Pairs<C> {
     type Words = Word<2, true>;
-    const ORDER: ElementOrder = ElementOrder::Coded(C::CODES);
+    const ORDER: ElementOrder = ElementOrder::Coded(C::FORMAT);
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, pair: *const u8, _: usize, half: usize) -> S::F32 {
@@ -269,8 +269,8 @@ impl<C: Code> Format for Pairs<C> {
 }
 
 /// A kind of quantized weights.
-trait Code: Copy + Send + Sync {
-    const CODES: QuantFormat;
+trait Quantized: Copy + Send + Sync {
+    const FORMAT: QuantFormat;
 
     /// Sixteen quantized weights of step `step` of a pair, as f32.
     ///
@@ -303,15 +303,15 @@ struct Iq4;
 #[derive(Clone, Copy)]
 struct Planes<const BITS: usize>;
 
-impl Code for U4 {
-    const CODES: QuantFormat = QuantFormat::U4;
+impl Quantized for U4 {
+    const FORMAT: QuantFormat = QuantFormat::U4;
 
     #[inline(always)]
     unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
         // SAFETY: a pair has 32 bytes, each with two steps of one output.
         unsafe {
-            let codes = pair.add(half * LANES);
-            if step == 0 { s.load_u4::<0>(codes) } else { s.load_u4::<4>(codes) }
+            let quants = pair.add(half * LANES);
+            if step == 0 { s.load_u4::<0>(quants) } else { s.load_u4::<4>(quants) }
         }
     }
 
@@ -322,8 +322,8 @@ impl Code for U4 {
     }
 }
 
-impl Code for U8 {
-    const CODES: QuantFormat = QuantFormat::U8;
+impl Quantized for U8 {
+    const FORMAT: QuantFormat = QuantFormat::U8;
 
     #[inline(always)]
     unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
@@ -332,8 +332,8 @@ impl Code for U8 {
     }
 }
 
-impl Code for E4m3 {
-    const CODES: QuantFormat = QuantFormat::E4m3;
+impl Quantized for E4m3 {
+    const FORMAT: QuantFormat = QuantFormat::E4m3;
 
     #[inline(always)]
     unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
@@ -345,18 +345,18 @@ impl Code for E4m3 {
 /// Table indices of four bits into a table of sixteen values.
 macro_rules! looked_up {
     ($name:ident, $numbers:expr) => {
-        impl Code for $name {
-            const CODES: QuantFormat = QuantFormat::$name;
+        impl Quantized for $name {
+            const FORMAT: QuantFormat = QuantFormat::$name;
 
             #[inline(always)]
             unsafe fn single<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
                 // SAFETY: the table has sixteen values, and a pair lies like one of `U4`.
                 unsafe {
-                    let (numbers, codes) = (s.load($numbers.as_ptr()), pair.add(half * LANES));
+                    let (numbers, quants) = (s.load($numbers.as_ptr()), pair.add(half * LANES));
                     if step == 0 {
-                        s.lookup_u4::<0>(numbers, codes)
+                        s.lookup_u4::<0>(numbers, quants)
                     } else {
-                        s.lookup_u4::<4>(numbers, codes)
+                        s.lookup_u4::<4>(numbers, quants)
                     }
                 }
             }
@@ -373,8 +373,8 @@ macro_rules! looked_up {
 looked_up!(E2m1, E2M1);
 looked_up!(Iq4, IQ4);
 
-impl<const BITS: usize> Code for Planes<BITS> {
-    const CODES: QuantFormat = match BITS {
+impl<const BITS: usize> Quantized for Planes<BITS> {
+    const FORMAT: QuantFormat = match BITS {
         2 => QuantFormat::U2,
         3 => QuantFormat::U3,
         5 => QuantFormat::U5,

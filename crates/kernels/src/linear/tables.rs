@@ -106,16 +106,16 @@ impl Panels<'_> {
                 // SAFETY: a panel begins with 32 tables of sixteen values.
                 *table = unsafe { s.load(stored.as_ptr().cast::<f32>().add((column + i) * TABLE)) };
             }
-            let codes = stored[layout.table_codes(column, 0)..].as_ptr();
+            let quants = stored[layout.table_codes(column, 0)..].as_ptr();
             let line = |x, x_stride, line| Line {
                 x,
                 x_stride,
-                codes: codes.wrapping_add(line * LINE_BYTES),
+                quants: quants.wrapping_add(line * LINE_BYTES),
             };
             let mut sums = [[s.splat(0.0); OUTPUTS]; ROWS];
             for i in 0..lines {
                 let line = line(x.wrapping_add(i * TABLE_STEPS), k, i);
-                s.prefetch(line.codes.wrapping_add(PREFETCH_BYTES));
+                s.prefetch(line.quants.wrapping_add(PREFETCH_BYTES));
                 // SAFETY: the row has this whole line, and the outputs lie together.
                 unsafe { line.add::<S, ROWS, OUTPUTS>(s, TABLE_STEPS, &tables, &mut sums) };
             }
@@ -143,7 +143,7 @@ struct Line {
     /// Activations from row to row.
     x_stride: usize,
     /// The first output's table indices.
-    codes: *const u8,
+    quants: *const u8,
 }
 
 impl Line {
@@ -164,11 +164,11 @@ impl Line {
             for (i, number) in numbers.iter_mut().enumerate() {
                 // SAFETY: the caller's promise.
                 *number = unsafe {
-                    let codes = self.codes.add(i * TABLE_STEPS / 2);
+                    let quants = self.quants.add(i * TABLE_STEPS / 2);
                     if half == 0 {
-                        s.lookup_u4::<0>(tables[i], codes)
+                        s.lookup_u4::<0>(tables[i], quants)
                     } else {
-                        s.lookup_u4::<4>(tables[i], codes)
+                        s.lookup_u4::<4>(tables[i], quants)
                     }
                 };
                 // Table values may be infinite, and infinity times the zeros after the last step is NaN.

@@ -36,29 +36,29 @@ fn weight(rows: &[f32], n: usize, k: usize, dtype: DType) -> Weight {
 /// request.
 fn quantized(
     (n, k): (usize, usize),
-    codes: QuantFormat,
+    format: QuantFormat,
     group: usize,
     backwards: bool,
     rounds: bool,
 ) -> Weight {
     let inputs: Vec<u32> = (0..k as u32).rev().collect();
-    coded((n, k), codes, (group, ScaleForm::F32), backwards.then_some(&inputs[..]), rounds)
+    quantized_by((n, k), format, (group, ScaleForm::F32), backwards.then_some(&inputs[..]), rounds)
 }
 
 /// A quantized weight with groups of `group` inputs, whose scales have the given form.
-fn coded(
+fn quantized_by(
     (n, k): (usize, usize),
-    codes: QuantFormat,
+    format: QuantFormat,
     (group, form): (usize, ScaleForm),
     inputs: Option<&[u32]>,
     rounds: bool,
 ) -> Weight {
     // The largest E4M3 is NaN.
-    let most = if codes == QuantFormat::E4m3 { 127.0 } else { f32::from(codes.most()) + 1.0 };
+    let most = if format == QuantFormat::E4m3 { 127.0 } else { f32::from(format.most()) + 1.0 };
     let bytes: Vec<u8> = numbers(n * k, 11).iter().map(|v| (v.abs() * most) as u8).collect();
     let groups = k.div_ceil(group);
     let scale_count = match form.blocks {
-        _ if codes == QuantFormat::Table => 16,
+        _ if format == QuantFormat::Table => 16,
         Some(blocks) => k / blocks.columns,
         None => groups,
     };
@@ -73,7 +73,7 @@ fn coded(
     let (scales, own_mins) = (kept_numbers(12), kept_numbers(13));
     let zeros: Vec<u8> = (0..n * groups).map(|i| (i * 37 % 256) as u8).collect();
     let mins = match form.mins {
-        _ if codes == QuantFormat::Table => Offsets::None,
+        _ if format == QuantFormat::Table => Offsets::None,
         OffsetForm::None => Offsets::None,
         OffsetForm::Own => Offsets::Own(&own_mins),
         OffsetForm::ZeroPoint(zero) => Offsets::ZeroPoint(zero),
@@ -97,9 +97,10 @@ fn coded(
         scales: &by[0],
         mins: if form.mins == OffsetForm::Own { &by[1] } else { &[] },
     });
-    let mut builder = Weight::quantized_builder(n, k, codes, group, form).unwrap();
+    let mut builder = Weight::quantized_builder(n, k, format, group, form).unwrap();
     let scales = &scales[..];
-    let rows = QuantizedRows { codes, group, bytes: &bytes, scales, mins, multiples, inputs };
+    let rows =
+        QuantizedRows { codes: format, group, bytes: &bytes, scales, mins, multiples, inputs };
     builder.write_quantized(0, rows).unwrap();
     let builder = if rounds { builder.with_rounded_activations() } else { builder };
     builder.finish().unwrap()
@@ -122,9 +123,9 @@ impl Expected {
         let mut rows = vec![0.0; n * k];
         rows.chunks_exact_mut(k).enumerate().for_each(|(i, row)| w.read_row(i, row));
         let rows = in_order(&rows, w);
-        let coded: Vec<CodedRow> = match w.codes() {
-            Some((codes, _)) if codes != QuantFormat::Table => {
-                (0..n).map(|row| CodedRow::of(w, row)).collect()
+        let quantized_rows: Vec<QuantizedRow> = match w.codes() {
+            Some((format, _)) if format != QuantFormat::Table => {
+                (0..n).map(|row| QuantizedRow::of(w, row)).collect()
             }
             _ => Vec::new(),
         };
@@ -132,7 +133,7 @@ impl Expected {
             let output = |x: &[f32], i: usize| {
                 let sum = match w.codes() {
                     Some((QuantFormat::Table, _)) => table_sum(x, &rows[i * k..][..k]),
-                    Some(_) => coded[i].sum(x, chain),
+                    Some(_) => quantized_rows[i].sum(x, chain),
                     None => chain(x, &rows[i * k..][..k]),
                 };
                 bias.map_or(sum, |bias| sum + bias[i]).to_bits()
@@ -151,16 +152,16 @@ impl Expected {
 }
 
 /// A quantized row before it is scaled, and `[scale, offset]` of each group.
-struct CodedRow {
+struct QuantizedRow {
     numbers: Vec<f32>,
     scales: Vec<[f32; 2]>,
     group: usize,
 }
 
-impl CodedRow {
+impl QuantizedRow {
     fn of(w: &Weight, row: usize) -> Self {
-        let (codes, group) = w.codes().unwrap();
-        let number = |step: usize| match codes {
+        let (format, group) = w.codes().unwrap();
+        let number = |step: usize| match format {
             QuantFormat::E4m3 => crate::weight::e4m3_part(w.code(row, step)),
             QuantFormat::E2m1 => crate::weight::E2M1[usize::from(w.code(row, step))],
             QuantFormat::Iq4 => crate::weight::IQ4[usize::from(w.code(row, step))],
@@ -249,7 +250,7 @@ fn all_paths_give_the_definitions_bits() {
 }
 
 #[test]
-fn codes_give_the_definitions_bits_on_all_paths() {
+fn quantized_weights_give_the_definitions_bits_on_all_paths() {
     use QuantFormat::{E4m3, Table, U2, U3, U4, U5, U6, U8};
     let shapes = [
         (33, 70, U4, 32, false),
@@ -276,9 +277,9 @@ fn codes_give_the_definitions_bits_on_all_paths() {
         (97, 1500, Table, 1500, false),
         (3, 5, Table, 5, false),
     ];
-    for (n, k, codes, group, backwards) in shapes {
+    for (n, k, format, group, backwards) in shapes {
         for rounds in [false, true] {
-            all_paths_agree(&quantized((n, k), codes, group, backwards, rounds));
+            all_paths_agree(&quantized((n, k), format, group, backwards, rounds));
         }
     }
 }
@@ -288,7 +289,7 @@ fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
     use Dtype::{Bf16, F16, F32};
     use OffsetForm::{None as NoMin, Own, ZeroPoint, ZeroPoints};
     use SubScaleForm::{I6, I8, U4, U6};
-    for (n, k, codes, group, dtype, mins, blocks) in [
+    for (n, k, format, group, dtype, mins, blocks) in [
         (33, 512, QuantFormat::U4, 32, F16, Own, Some((256, U6))),
         (290, 768, QuantFormat::U8, 16, F32, ZeroPoint(128), Some((256, I8))),
         (40, 192, QuantFormat::U8, 32, F32, Own, Some((64, I8))),
@@ -320,7 +321,7 @@ fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
         let blocks = blocks.map(|(columns, multiples)| Blocks { columns, multiples });
         for rounds in [false, true] {
             let groups = (group, ScaleForm { dtype, mins, blocks });
-            all_paths_agree(&coded((n, k), codes, groups, None, rounds));
+            all_paths_agree(&quantized_by((n, k), format, groups, None, rounds));
         }
     }
 }
@@ -345,11 +346,11 @@ fn all_paths_agree(w: &Weight) {
 }
 
 #[test]
-fn sums_over_codes_are_near_those_over_numbers() {
+fn sums_over_quantized_weights_are_near_those_over_dequantized_ones() {
     let (m, n, k) = (3, 40, 1000);
     let x = numbers(m * k, 5);
     let mut row = vec![0.0; k];
-    for (codes, group) in [
+    for (format, group) in [
         (QuantFormat::U4, 32),
         (QuantFormat::U2, 64),
         (QuantFormat::U3, 32),
@@ -362,7 +363,7 @@ fn sums_over_codes_are_near_those_over_numbers() {
     ] {
         // A bf16 has eight bits, an f32 has 24, and long sums lose a few more.
         for (rounds, limit) in [(false, 2f32.powi(-20)), (true, 2f32.powi(-8))] {
-            let w = quantized((n, k), codes, group, false, rounds);
+            let w = quantized((n, k), format, group, false, rounds);
             let y = multiply(Isa::detect(), &x, &w, None);
             for (x, y) in x.chunks_exact(k).zip(y.chunks_exact(n)) {
                 for (i, y) in y.iter().enumerate() {
@@ -371,7 +372,7 @@ fn sums_over_codes_are_near_those_over_numbers() {
                     let size: f32 = x.iter().zip(&row).map(|(x, w)| (x * w).abs()).sum();
                     assert!(
                         error < size * limit,
-                        "{codes:?} rounds={rounds}: {y} is off by {error}"
+                        "{format:?} rounds={rounds}: {y} is off by {error}"
                     );
                 }
             }
@@ -384,8 +385,8 @@ fn a_gate_gives_the_bits_of_both_steps() {
     let (n, k) = (192, 150);
     let (x, bias) = (numbers(600 * k, 2), numbers(n, 3));
     let plain = DTYPES.map(|dtype| weight(&numbers(n * k, 1), n, k, dtype));
-    let coded = quantized((n, k), QuantFormat::U4, 32, false, true);
-    for w in plain.iter().chain([&coded]) {
+    let int4 = quantized((n, k), QuantFormat::U4, 32, false, true);
+    for w in plain.iter().chain([&int4]) {
         for isa in Isa::all_and_tiles() {
             for (m, bias) in [(1, None), (37, Some(&bias[..])), (600, None)] {
                 let product = multiply(isa, &x[..m * k], w, bias);

@@ -53,11 +53,11 @@ unsafe fn nibbles<const SHIFT: u32>(source: *const u8) -> __m256i {
 unsafe fn e4m3_part(source: *const u8) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe {
-        let code = _mm_cvtepu8_epi16(_mm_loadl_epi64(source.cast()));
+        let quant = _mm_cvtepu8_epi16(_mm_loadl_epi64(source.cast()));
         // The bits are those of a half, whose exponent's bias is 15 instead of 7. The missing factor of 256 is in
         // the scales.
-        let sign = _mm_and_si128(_mm_slli_epi16::<8>(code), _mm_set1_epi16(i16::MIN));
-        let rest = _mm_and_si128(_mm_slli_epi16::<7>(code), _mm_set1_epi16(0x3f80));
+        let sign = _mm_and_si128(_mm_slli_epi16::<8>(quant), _mm_set1_epi16(i16::MIN));
+        let rest = _mm_and_si128(_mm_slli_epi16::<7>(quant), _mm_set1_epi16(0x3f80));
         _mm256_cvtph_ps(_mm_or_si128(sign, rest))
     }
 }
@@ -111,9 +111,9 @@ unsafe fn lanes<const BITS: usize>(pair: *const u8, half: usize, eight: usize) -
     unsafe {
         let (low, high) = (plane::<BITS, 0>(pair, eight), plane::<BITS, 1>(pair, eight));
         let is_low = _mm256_set1_epi16(const { (1 << widths(BITS)[0]) - 1 } << (4 * half));
-        let codes =
+        let quants =
             _mm256_or_si256(_mm256_and_si256(is_low, low), _mm256_andnot_si256(is_low, high));
-        if half == 0 { codes } else { _mm256_srli_epi16::<4>(codes) }
+        if half == 0 { quants } else { _mm256_srli_epi16::<4>(quants) }
     }
 }
 
@@ -122,7 +122,7 @@ unsafe fn lanes<const BITS: usize>(pair: *const u8, half: usize, eight: usize) -
 /// # Safety
 /// The contract of [`plane`].
 #[inline(always)]
-unsafe fn codes<const BITS: usize>(
+unsafe fn quants<const BITS: usize>(
     pair: *const u8,
     step: usize,
     half: usize,
@@ -131,9 +131,9 @@ unsafe fn codes<const BITS: usize>(
     // SAFETY: the caller's promise.
     unsafe {
         let lanes = lanes::<BITS>(pair, half, eight);
-        let codes = if step == 0 { _mm256_srli_epi32::<16>(lanes) } else { lanes };
+        let quants = if step == 0 { _mm256_srli_epi32::<16>(lanes) } else { lanes };
         let most = _mm256_set1_epi32((1 << BITS) - 1);
-        _mm256_cvtepi32_ps(_mm256_and_si256(codes, most))
+        _mm256_cvtepi32_ps(_mm256_and_si256(quants, most))
     }
 }
 
@@ -145,11 +145,11 @@ unsafe fn codes<const BITS: usize>(
 unsafe fn lookup<const SHIFT: u32>(table: Pair, source: *const u8) -> __m256 {
     // SAFETY: the caller's promise.
     unsafe {
-        let codes = nibbles::<SHIFT>(source);
+        let quants = nibbles::<SHIFT>(source);
         // A permutation takes three bits of the index. The fourth bit chooses between two permutations.
-        let first = _mm256_permutevar8x32_ps(table[0], codes);
-        let second = _mm256_permutevar8x32_ps(table[1], codes);
-        let is_second = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(codes));
+        let first = _mm256_permutevar8x32_ps(table[0], quants);
+        let second = _mm256_permutevar8x32_ps(table[1], quants);
+        let is_second = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(quants));
         _mm256_blendv_ps(first, second, is_second)
     }
 }
@@ -442,7 +442,7 @@ impl Simd for Avx2 {
         step: usize,
         half: usize,
     ) -> Pair {
-        unsafe { [codes::<BITS>(pair, step, half, 0), codes::<BITS>(pair, step, half, 1)] }
+        unsafe { [quants::<BITS>(pair, step, half, 0), quants::<BITS>(pair, step, half, 1)] }
     }
 
     #[inline(always)]

@@ -89,8 +89,8 @@ unsafe fn lanes<const BITS: usize>(pair: *const u8, half: usize) -> __m512i {
         let (low, high) = (plane::<BITS, 0>(pair), plane::<BITS, 1>(pair));
         let is_low = _mm512_set1_epi16(const { (1 << widths(BITS)[0]) - 1 } << (4 * half));
         // The bits of `low` where `is_low` has ones, and those of `high` elsewhere.
-        let codes = _mm512_ternarylogic_epi32::<0xca>(is_low, low, high);
-        if half == 0 { codes } else { _mm512_srli_epi16::<4>(codes) }
+        let quants = _mm512_ternarylogic_epi32::<0xca>(is_low, low, high);
+        if half == 0 { quants } else { _mm512_srli_epi16::<4>(quants) }
     }
 }
 
@@ -98,11 +98,11 @@ unsafe fn lanes<const BITS: usize>(pair: *const u8, half: usize) -> __m512i {
 /// conversion.
 static NUMBERS: Numbers = {
     let mut numbers = Numbers([[0; 32]; 2]);
-    let mut code = 0;
-    while code < 64 {
+    let mut quant = 0;
+    while quant < 64 {
         // An integer below 256 has at most eight significant bits, so bf16 has it exactly.
-        numbers.0[code / 32][code % 32] = ((code as f32).to_bits() >> 16) as u16;
-        code += 1;
+        numbers.0[quant / 32][quant % 32] = ((quant as f32).to_bits() >> 16) as u16;
+        quant += 1;
     }
     numbers
 };
@@ -358,8 +358,8 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
         unsafe {
             let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()));
             let (high, low) = (_mm512_slli_epi32::<16>(bytes), _mm512_srli_epi32::<4>(bytes));
-            let codes = _mm512_and_si512(_mm512_or_si512(high, low), _mm512_set1_epi32(0xf_000f));
-            _mm512_castsi512_ps(_mm512_permutexvar_epi16(codes, numbers()[0]))
+            let quants = _mm512_and_si512(_mm512_or_si512(high, low), _mm512_set1_epi32(0xf_000f));
+            _mm512_castsi512_ps(_mm512_permutexvar_epi16(quants, numbers()[0]))
         }
     }
 
@@ -372,9 +372,9 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     ) -> __m512 {
         unsafe {
             let lanes = lanes::<BITS>(pair, half);
-            let codes = if step == 0 { _mm512_srli_epi32::<16>(lanes) } else { lanes };
+            let quants = if step == 0 { _mm512_srli_epi32::<16>(lanes) } else { lanes };
             let most = _mm512_set1_epi32((1 << BITS) - 1);
-            _mm512_cvtepi32_ps(_mm512_and_si512(codes, most))
+            _mm512_cvtepi32_ps(_mm512_and_si512(quants, most))
         }
     }
 
@@ -400,9 +400,9 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     #[inline(always)]
     unsafe fn load_e4m3_part(self, source: *const u8) -> __m512 {
         unsafe {
-            let code = _mm256_cvtepu8_epi16(_mm_loadu_si128(source.cast()));
-            let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(code), _mm256_set1_epi16(i16::MIN));
-            let rest = _mm256_and_si256(_mm256_slli_epi16::<7>(code), _mm256_set1_epi16(0x3f80));
+            let quant = _mm256_cvtepu8_epi16(_mm_loadu_si128(source.cast()));
+            let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(quant), _mm256_set1_epi16(i16::MIN));
+            let rest = _mm256_and_si256(_mm256_slli_epi16::<7>(quant), _mm256_set1_epi16(0x3f80));
             _mm512_cvtph_ps(_mm256_or_si256(sign, rest))
         }
     }

@@ -147,8 +147,8 @@ impl WithSimd for Shuffle<'_> {
             push(s.lookup_u4::<0>(x, bytes));
             push(s.lookup_u4::<4>(x, bytes));
             for first in (0..=255u8).step_by(LANES) {
-                let codes: [u8; LANES] = std::array::from_fn(|lane| first + lane as u8);
-                push(s.load_e4m3_part(codes.as_ptr()));
+                let quants: [u8; LANES] = std::array::from_fn(|lane| first + lane as u8);
+                push(s.load_e4m3_part(quants.as_ptr()));
             }
             push(s.round(x));
             let mut half = [7.0; LANES];

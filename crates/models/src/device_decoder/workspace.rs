@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use candle_core::{DType, Tensor};
 use candlepower_checkpoint::{
-    ExpertsSpec, KvKind, KvPlace, LATENT_PARTIALS_BYTES, attention_partials_bytes,
+    ExpertsSpec, KvKind, KvLayer, LATENT_PARTIALS_BYTES, attention_partials_bytes,
     device_latent_tokens,
 };
 use candlepower_gpu::{
@@ -141,10 +141,11 @@ impl DeviceDecoder {
         }
         let mut plans: Vec<PlanOf> = Vec::new();
         for (layer, spec) in self.spec.layers.iter().enumerate() {
-            let Some((attention, place)) = spec.attention().zip(self.spec.kv_place(layer)) else {
+            let Some((attention, kv_layer)) = spec.attention().zip(self.spec.kv_layer(layer))
+            else {
                 continue;
             };
-            let (kind, window) = (place.kind, attention.window);
+            let (kind, window) = (kv_layer.kind, attention.window);
             // Layers with the same cache and the same window have the same schedule.
             if plans.iter().any(|plan| (plan.kind, plan.window) == (kind, window)) {
                 continue;
@@ -245,8 +246,12 @@ pub(super) fn plan_all(plans: &mut [PlanOf], step: &AttentionStep<'_>) -> Result
     plans.iter_mut().try_for_each(|of| Ok(of.plan.prepare(step)?))
 }
 
-pub(super) fn plan_of(plans: &[PlanOf], place: KvPlace, window: Option<usize>) -> &AttentionPlan {
-    let same = |of: &&PlanOf| (of.kind, of.window) == (place.kind, window);
+pub(super) fn plan_of(
+    plans: &[PlanOf],
+    kv_layer: KvLayer,
+    window: Option<usize>,
+) -> &AttentionPlan {
+    let same = |of: &&PlanOf| (of.kind, of.window) == (kv_layer.kind, window);
     let plan = plans.iter().find(same);
     &plan.expect("the workspace has a plan for each cache and window of the model").plan
 }

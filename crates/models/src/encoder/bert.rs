@@ -66,7 +66,7 @@ impl Bert {
                 let table = take.table("encoder.relative_attention_bias")?;
                 let of =
                     |head, distance| table[distance_class(distance, classes) * spec.heads + head];
-                Some(DistanceBias::new(spec.heads, MOST_DISTANCE, of))
+                Some(DistanceBias::new(spec.heads, MAX_DISTANCE, of))
             }
         };
         let layers = (0..spec.num_layers).map(|i| {
@@ -142,7 +142,7 @@ impl Bert {
 }
 
 /// From this distance on, all have the same class.
-const MOST_DISTANCE: usize = 128;
+const MAX_DISTANCE: usize = 128;
 
 /// The class of a distance from a query to a key: half of them are for keys behind the query; of each half, half are for one
 /// distance each, and the others grow by a factor.
@@ -158,7 +158,7 @@ fn distance_class(distance: isize, classes: usize) -> usize {
     }
     // In single precision, as the models were trained.
     let grown = (length as f32 / exact as f32).ln()
-        / (MOST_DISTANCE as f64 / exact as f64).ln() as f32
+        / (MAX_DISTANCE as f64 / exact as f64).ln() as f32
         * (half - exact) as f32;
     first + (exact + grown as usize).min(half - 1)
 }

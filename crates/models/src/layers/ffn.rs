@@ -24,14 +24,14 @@ pub(crate) enum Ffn<M: Matrix> {
         /// The gate of the shared expert: one value for each token.
         score: Option<Linear<M>>,
         /// The norms of the two, where each has its own.
-        norms: Option<Box<OwnNorms>>,
+        norms: Option<Box<SeparateNorms>>,
         /// Bytes of the routed ones.
         bytes: usize,
     },
 }
 
 /// Norms of the routed experts, of the router, and of the shared expert.
-pub(crate) struct OwnNorms {
+pub(crate) struct SeparateNorms {
     pub(crate) router: Norm,
     pub(crate) experts: Norm,
     pub(crate) experts_post: Norm,
@@ -56,7 +56,7 @@ impl<M: Matrix> Ffn<M> {
             FfnSpec::Nothing => None,
             FfnSpec::Dense(mlp) => Some(Self::Dense(Mlp::take(parts, layer, mlp)?)),
             FfnSpec::Experts(experts) => {
-                let norms = OwnNorms::take(parts, layer, spec)?.map(Box::new);
+                let norms = SeparateNorms::take(parts, layer, spec)?.map(Box::new);
                 Some(Self::take_experts(parts, layer, experts, norms)?)
             }
         })
@@ -77,7 +77,7 @@ impl<M: Matrix> Ffn<M> {
         parts: &mut Parts<M>,
         layer: usize,
         spec: &ExpertsSpec,
-        norms: Option<Box<OwnNorms>>,
+        norms: Option<Box<SeparateNorms>>,
     ) -> Result<Self> {
         let mut all = |part: fn(usize) -> Slot| -> Vec<M> {
             (0..spec.count).map(|expert| parts.matrix(Some(layer), part(expert))).collect()
@@ -117,7 +117,7 @@ impl<M: Matrix> Ffn<M> {
     }
 }
 
-impl OwnNorms {
+impl SeparateNorms {
     fn take<M>(parts: &mut Parts<M>, layer: usize, spec: &LayerSpec) -> Result<Option<Self>> {
         let mut norm = |part| parts.norm(Some(layer), part, &spec.norm);
         let Some(router) = norm(Slot::RouterNorm)? else { return Ok(None) };

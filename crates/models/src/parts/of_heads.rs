@@ -29,7 +29,7 @@ pub(super) struct HeadsBuilder<'a, M: Matrix> {
     /// A stored matrix is transposed.
     transposed: bool,
     missing_rows: usize,
-    numbers: Vec<f32>,
+    values: Vec<f32>,
     pub(super) finished: Vec<M>,
 }
 
@@ -54,22 +54,22 @@ impl<'a, M: Matrix> HeadsBuilder<'a, M> {
             stored: [of_head, columns],
             transposed,
             missing_rows: rows,
-            numbers: vec![0.0; rows * columns],
+            values: vec![0.0; rows * columns],
             finished: Vec::new(),
         }
     }
 
     /// Adds rows from `first` on. Quantized rows may have a sparse part, too.
-    pub(super) fn add_rows(&mut self, first: usize, numbers: &[f32]) -> Result<()> {
+    pub(super) fn add_rows(&mut self, first: usize, values: &[f32]) -> Result<()> {
         let [of_head, columns] = self.stored;
-        let places = self.numbers[first * columns..][..numbers.len()].iter_mut();
-        places.zip(numbers).for_each(|(place, number)| *place += number);
-        self.missing_rows -= numbers.len() / columns;
+        let places = self.values[first * columns..][..values.len()].iter_mut();
+        places.zip(values).for_each(|(place, value)| *place += value);
+        self.missing_rows -= values.len() / columns;
         if self.missing_rows > 0 {
             return Ok(());
         }
-        let numbers = std::mem::take(&mut self.numbers);
-        let matrices = numbers.chunks_exact(of_head * columns).map(|head| self.matrix(head));
+        let values = std::mem::take(&mut self.values);
+        let matrices = values.chunks_exact(of_head * columns).map(|head| self.matrix(head));
         self.finished = matrices.collect::<Result<_>>()?;
         Ok(())
     }
@@ -79,8 +79,8 @@ impl<'a, M: Matrix> HeadsBuilder<'a, M> {
         let columns = self.stored[1];
         for (row, bounds) in part.starts.windows(2).enumerate() {
             let range = bounds[0] as usize..bounds[1] as usize;
-            for (input, number) in part.inputs[range.clone()].iter().zip(&part.numbers[range]) {
-                self.numbers[(first + row) * columns + *input as usize] += number;
+            for (input, value) in part.inputs[range.clone()].iter().zip(&part.numbers[range]) {
+                self.values[(first + row) * columns + *input as usize] += value;
             }
         }
     }
@@ -88,14 +88,14 @@ impl<'a, M: Matrix> HeadsBuilder<'a, M> {
     /// The matrix of one head.
     fn matrix(&self, stored: &[f32]) -> Result<M> {
         let (Shape { rows, columns: k, .. }, [_, columns]) = (self.shape, self.stored);
-        let mut numbers = vec![0f32; rows * k];
+        let mut values = vec![0f32; rows * k];
         for (row, stored) in stored.chunks_exact(columns).enumerate() {
-            for (column, number) in stored.iter().enumerate() {
+            for (column, value) in stored.iter().enumerate() {
                 let at = if self.transposed { column * k + row } else { row * k + column };
-                numbers[at] = *number;
+                values[at] = *value;
             }
         }
-        let bytes: Vec<u8> = numbers.into_iter().flat_map(f32::to_le_bytes).collect();
+        let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
         let mut builder = (self.reserve)(self.shape)?;
         builder.write_rows(0, WeightRows { dtype: DType::F32, bytes: &bytes })?;
         builder.finish()

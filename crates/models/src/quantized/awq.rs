@@ -14,7 +14,7 @@ pub(crate) struct AwqMatrix {
     n: usize,
     packed: Packed,
     /// `[k][n / 8]`.
-    codes: Words,
+    quants: Words,
     /// `[groups][n / 8]`.
     zeros: Words,
     /// `[groups][n]`.
@@ -23,8 +23,8 @@ pub(crate) struct AwqMatrix {
 
 impl AwqMatrix {
     pub(super) fn open(tensors: &Tensors<'_>, packed: Packed) -> Result<Self> {
-        let (codes, zeros) = (tensors.words(0)?, tensors.words(1)?);
-        Ok(Self { n: tensors.n, packed, codes, zeros, scales: tensors.values(2)? })
+        let (quants, zeros) = (tensors.words(0)?, tensors.words(1)?);
+        Ok(Self { n: tensors.n, packed, quants, zeros, scales: tensors.values(2)? })
     }
 }
 
@@ -33,15 +33,15 @@ impl Stored for AwqMatrix {
         self.packed
     }
 
-    fn code(&self, row: usize, input: usize) -> u8 {
-        self.codes.field(input * (self.n / 8) + row / 8, SHIFTS[row % 8], 4)
+    fn quant(&self, row: usize, input: usize) -> u8 {
+        self.quants.field(input * (self.n / 8) + row / 8, SHIFTS[row % 8], 4)
     }
 
-    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]) {
+    fn quants_from(&self, row: usize, input: usize, quants: &mut [u8]) {
         let stride = self.n / 8;
-        let words = self.codes.every(stride, input * stride + row / 8);
-        for (code, word) in codes.iter_mut().zip(words) {
-            *code = (word >> SHIFTS[row % 8] & 15) as u8;
+        let words = self.quants.every(stride, input * stride + row / 8);
+        for (quant, word) in quants.iter_mut().zip(words) {
+            *quant = (word >> SHIFTS[row % 8] & 15) as u8;
         }
     }
 
@@ -53,9 +53,9 @@ impl Stored for AwqMatrix {
         self.zeros.field(group * (self.n / 8) + row / 8, SHIFTS[row % 8], 4)
     }
 
-    fn number(&self, row: usize, input: usize) -> f32 {
+    fn value(&self, row: usize, input: usize) -> f32 {
         let group = input / self.packed.group;
-        let steps = i16::from(self.code(row, input)) - i16::from(self.zero_point(row, group));
+        let steps = i16::from(self.quant(row, input)) - i16::from(self.zero_point(row, group));
         f32::from(steps) * self.scale(row, group)
     }
 }

@@ -12,7 +12,7 @@ pub(crate) struct CompressedIntMatrix {
     k: usize,
     scheme: CompressedInt,
     packed: Packed,
-    codes: IntCodes,
+    quants: IntQuants,
     /// `[n / weights per word][groups]`.
     zeros: Option<Words>,
     /// `[n][groups]`.
@@ -20,7 +20,7 @@ pub(crate) struct CompressedIntMatrix {
     order: GroupOrder,
 }
 
-enum IntCodes {
+enum IntQuants {
     /// `[n][k / weights per word]`.
     Words(Words),
     /// `[n][k]`, each as far from zero as a quantized weight is from the middle of its range.
@@ -33,15 +33,15 @@ impl CompressedIntMatrix {
         scheme: CompressedInt,
         packed: Packed,
     ) -> Result<Self> {
-        let codes = match scheme.in_words {
-            true => IntCodes::Words(tensors.words(0)?),
-            false => IntCodes::Bytes(tensors.shards.whole(tensors.name(0))?),
+        let quants = match scheme.in_words {
+            true => IntQuants::Words(tensors.words(0)?),
+            false => IntQuants::Bytes(tensors.shards.whole(tensors.name(0))?),
         };
         let zeros = scheme.zero_points.then(|| tensors.words(2)).transpose()?;
         let of_inputs = 2 + usize::from(scheme.zero_points);
         let order = GroupOrder::read(tensors, of_inputs, packed)?;
         let (k, scales) = (tensors.k, tensors.values(1)?);
-        Ok(Self { k, scheme, packed, codes, zeros, scales, order })
+        Ok(Self { k, scheme, packed, quants, zeros, scales, order })
     }
 
     fn num_groups(&self) -> usize {
@@ -58,29 +58,29 @@ impl Stored for CompressedIntMatrix {
         self.order.inputs.as_deref()
     }
 
-    fn code(&self, row: usize, input: usize) -> u8 {
+    fn quant(&self, row: usize, input: usize) -> u8 {
         let (bits, per_word) = (self.scheme.bits, self.scheme.weights_per_word());
-        match &self.codes {
-            IntCodes::Words(words) => {
+        match &self.quants {
+            IntQuants::Words(words) => {
                 let index = row * (self.k / per_word) + input / per_word;
                 words.field(index, input % per_word * bits, bits)
             }
-            IntCodes::Bytes(bytes) => bytes[row * self.k + input] ^ self.scheme.middle(),
+            IntQuants::Bytes(bytes) => bytes[row * self.k + input] ^ self.scheme.middle(),
         }
     }
 
-    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]) {
+    fn quants_from(&self, row: usize, input: usize, quants: &mut [u8]) {
         let per_word = self.scheme.weights_per_word();
-        match &self.codes {
-            IntCodes::Words(words) => {
+        match &self.quants {
+            IntQuants::Words(words) => {
                 // The words of a row follow each other, so the matrix is read as one long row.
                 let first = row * (self.k / per_word) * per_word + input;
-                words.fields_along(1, 0, first, self.scheme.bits, codes);
+                words.fields_along(1, 0, first, self.scheme.bits, quants);
             }
-            IntCodes::Bytes(bytes) => {
-                let stored = &bytes[row * self.k + input..][..codes.len()];
-                for (code, byte) in codes.iter_mut().zip(stored) {
-                    *code = byte ^ self.scheme.middle();
+            IntQuants::Bytes(bytes) => {
+                let stored = &bytes[row * self.k + input..][..quants.len()];
+                for (quant, byte) in quants.iter_mut().zip(stored) {
+                    *quant = byte ^ self.scheme.middle();
                 }
             }
         }
@@ -101,9 +101,9 @@ impl Stored for CompressedIntMatrix {
         }
     }
 
-    fn number(&self, row: usize, input: usize) -> f32 {
+    fn value(&self, row: usize, input: usize) -> f32 {
         let group = self.order.groups[input] as usize;
-        let steps = i16::from(self.code(row, input)) - i16::from(self.zero_point(row, group));
+        let steps = i16::from(self.quant(row, input)) - i16::from(self.zero_point(row, group));
         f32::from(steps) * self.scale(row, group)
     }
 }

@@ -10,11 +10,11 @@ use super::{Stored, Tensors, fp8::e4m3};
 use crate::{error::Result, shards::MappedBytes};
 
 /// Largest exponent of a scale. Beyond it the product with the factor that a GPU's encoding lacks would not be finite; 255 is NaN.
-const MOST_EXPONENT: u8 = 240;
+const MAX_EXPONENT: u8 = 240;
 
 /// The scale of an exponent; NaN where it is too large.
 pub(super) fn power_of_two(exponent: u8) -> f32 {
-    if exponent > MOST_EXPONENT { f32::NAN } else { 2f32.powi(i32::from(exponent) - 127) }
+    if exponent > MAX_EXPONENT { f32::NAN } else { 2f32.powi(i32::from(exponent) - 127) }
 }
 
 /// A matrix of four-bit floating point as checkpoints store it.
@@ -25,7 +25,7 @@ pub(crate) struct E2m1Matrix {
     /// The first of the stored rows that are mapped.
     first_row: usize,
     /// `[rows][k / 2]`.
-    codes: MappedBytes,
+    quants: MappedBytes,
     /// `[rows][k / group]`.
     scales: MappedBytes,
     /// The scale of each byte of `scales`.
@@ -46,13 +46,13 @@ impl E2m1Matrix {
         rows: Range<usize>,
     ) -> Result<Self> {
         let of_all = tensors.values(2)?[0];
-        Self::open(tensors, packed, rows, |code| {
+        Self::open(tensors, packed, rows, |quant| {
             // The two writers store inverse values: one divides and the other multiplies.
             let scale = match scheme {
-                Nvfp4::CompressedTensors => e4m3(code) / of_all,
-                Nvfp4::ModelOpt => e4m3(code) * of_all,
+                Nvfp4::CompressedTensors => e4m3(quant) / of_all,
+                Nvfp4::ModelOpt => e4m3(quant) * of_all,
             };
-            let usable = code & 0x7f != 0x7f && scale.abs() <= power_of_two(MOST_EXPONENT);
+            let usable = quant & 0x7f != 0x7f && scale.abs() <= power_of_two(MAX_EXPONENT);
             if usable { scale } else { f32::NAN }
         })
     }
@@ -70,10 +70,10 @@ impl E2m1Matrix {
             let (start, len) = (stored.start * row_bytes, stored.len() * row_bytes);
             tensors.shards.bytes(tensors.name(index), start, len)
         };
-        let (codes, scales) = (map(0, k / 2)?, map(1, k / packed.group)?);
+        let (quants, scales) = (map(0, k / 2)?, map(1, k / packed.group)?);
         // All 256 scales are computed once, which makes a look-up of each group's.
         let scale_of = Box::new(array::from_fn(|byte| scale_of(byte as u8)));
-        let matrix = Self { k, packed, order, first_row: stored.start, codes, scales, scale_of };
+        let matrix = Self { k, packed, order, first_row: stored.start, quants, scales, scale_of };
         // Padding after the last row would be checked, too, and there is none.
         if matrix.scales.iter().any(|byte| matrix.scale_of[usize::from(*byte)].is_nan()) {
             return Err(tensors.damaged(1, "it has a scale that is NaN or beyond 2^113"));
@@ -92,15 +92,15 @@ impl Stored for E2m1Matrix {
         self.packed
     }
 
-    fn code(&self, row: usize, input: usize) -> u8 {
-        self.codes[self.row(row) * self.k / 2 + input / 2] >> (input % 2 * 4) & 15
+    fn quant(&self, row: usize, input: usize) -> u8 {
+        self.quants[self.row(row) * self.k / 2 + input / 2] >> (input % 2 * 4) & 15
     }
 
-    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]) {
-        let of_row = &self.codes[self.row(row) * self.k / 2..][..self.k / 2];
+    fn quants_from(&self, row: usize, input: usize, quants: &mut [u8]) {
+        let of_row = &self.quants[self.row(row) * self.k / 2..][..self.k / 2];
         let fields = of_row[input / 2..].iter().flat_map(|byte| [byte & 15, byte >> 4]);
-        for (code, field) in codes.iter_mut().zip(fields.skip(input % 2)) {
-            *code = field;
+        for (quant, field) in quants.iter_mut().zip(fields.skip(input % 2)) {
+            *quant = field;
         }
     }
 
@@ -109,17 +109,17 @@ impl Stored for E2m1Matrix {
         self.scale_of[usize::from(byte)]
     }
 
-    fn number(&self, row: usize, input: usize) -> f32 {
-        e2m1(self.code(row, input)) * self.scale(row, input / self.packed.group)
+    fn value(&self, row: usize, input: usize) -> f32 {
+        e2m1(self.quant(row, input)) * self.scale(row, input / self.packed.group)
     }
 }
 
 /// The dequantized value before scaling. Source: "OCP Microscaling Formats (MX) Specification", 2023, 5.3.3.
-pub(super) fn e2m1(code: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(code >> 1 & 3), f32::from(code & 1) / 2.0);
+pub(super) fn e2m1(quant: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(quant >> 1 & 3), f32::from(quant & 1) / 2.0);
     let size = match exponent {
         0 => mantissa,
         _ => (1.0 + mantissa) * 2f32.powi(exponent - 1),
     };
-    if code & 8 == 0 { size } else { -size }
+    if quant & 8 == 0 { size } else { -size }
 }

@@ -15,7 +15,7 @@ pub(crate) struct Fp8Matrix {
     /// The first of the rows that are mapped.
     first_row: usize,
     /// `[rows][k]`.
-    codes: MappedBytes,
+    quants: MappedBytes,
     /// `[blocks of outputs][groups]`.
     scales: Vec<f32>,
     /// Outputs that share scales.
@@ -31,9 +31,9 @@ impl Fp8Matrix {
         rows: Range<usize>,
     ) -> Result<Self> {
         let (n, k, first_row) = (tensors.n, tensors.k, rows.start);
-        let codes = tensors.shards.bytes(tensors.name(0), first_row * k, rows.len() * k)?;
+        let quants = tensors.shards.bytes(tensors.name(0), first_row * k, rows.len() * k)?;
         // E4M3 has no infinity, and all exponent and mantissa bits together mean NaN.
-        if codes.iter().any(|code| code & 0x7f == 0x7f) {
+        if quants.iter().any(|quant| quant & 0x7f == 0x7f) {
             return Err(tensors.damaged(0, "it holds NaN"));
         }
         let scales = tensors.values(1)?;
@@ -42,7 +42,7 @@ impl Fp8Matrix {
             None if scales.len() == 1 => n,
             None => 1,
         };
-        Ok(Self { k, packed, first_row, codes, scales, block_rows })
+        Ok(Self { k, packed, first_row, quants, scales, block_rows })
     }
 }
 
@@ -51,30 +51,30 @@ impl Stored for Fp8Matrix {
         self.packed
     }
 
-    fn code(&self, row: usize, input: usize) -> u8 {
-        self.codes[(row - self.first_row) * self.k + input]
+    fn quant(&self, row: usize, input: usize) -> u8 {
+        self.quants[(row - self.first_row) * self.k + input]
     }
 
-    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]) {
+    fn quants_from(&self, row: usize, input: usize, quants: &mut [u8]) {
         let first = (row - self.first_row) * self.k + input;
-        codes.copy_from_slice(&self.codes[first..first + codes.len()]);
+        quants.copy_from_slice(&self.quants[first..first + quants.len()]);
     }
 
     fn scale(&self, row: usize, group: usize) -> f32 {
         self.scales[row / self.block_rows * self.k.div_ceil(self.packed.group) + group]
     }
 
-    fn number(&self, row: usize, input: usize) -> f32 {
-        e4m3(self.code(row, input)) * self.scale(row, input / self.packed.group)
+    fn value(&self, row: usize, input: usize) -> f32 {
+        e4m3(self.quant(row, input)) * self.scale(row, input / self.packed.group)
     }
 }
 
 /// The dequantized value before scaling. Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022.
-pub(super) fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7) / 8.0);
+pub(super) fn e4m3(quant: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(quant >> 3 & 15), f32::from(quant & 7) / 8.0);
     let size = match exponent {
         0 => mantissa * 2f32.powi(-6),
         _ => (1.0 + mantissa) * 2f32.powi(exponent - 7),
     };
-    if code & 0x80 == 0 { size } else { -size }
+    if quant & 0x80 == 0 { size } else { -size }
 }

@@ -75,20 +75,20 @@ impl Stored for GgufMatrix {
         self.packed
     }
 
-    fn code(&self, row: usize, input: usize) -> u8 {
+    fn quant(&self, row: usize, input: usize) -> u8 {
         let (block, at) = self.place(row, input);
-        let mut code = [0];
-        codes_of_block(self.kind, block, at, &mut code);
-        code[0]
+        let mut quant = [0];
+        quants_of_block(self.kind, block, at, &mut quant);
+        quant[0]
     }
 
-    fn codes_from(&self, row: usize, mut input: usize, mut codes: &mut [u8]) {
-        while !codes.is_empty() {
+    fn quants_from(&self, row: usize, mut input: usize, mut quants: &mut [u8]) {
+        while !quants.is_empty() {
             let (block, at) = self.place(row, input);
-            let len = codes.len().min(self.block_len - at);
-            let (of_block, rest) = codes.split_at_mut(len);
-            codes_of_block(self.kind, block, at, of_block);
-            (input, codes) = (input + len, rest);
+            let len = quants.len().min(self.block_len - at);
+            let (of_block, rest) = quants.split_at_mut(len);
+            quants_of_block(self.kind, block, at, of_block);
+            (input, quants) = (input + len, rest);
         }
     }
 
@@ -106,13 +106,13 @@ impl Stored for GgufMatrix {
     }
 
     /// A zero is positive here, whatever the sign of its scale.
-    fn number(&self, row: usize, input: usize) -> f32 {
+    fn value(&self, row: usize, input: usize) -> f32 {
         let (scale, min) = self.group_of(row, input);
-        let code = self.code(row, input);
+        let quant = self.quant(row, input);
         let number = match self.kind {
-            GgufType::Mxfp4 => e2m1::e2m1(code),
-            GgufType::Iq4Nl | GgufType::Iq4Xs => IQ4[usize::from(code)],
-            kind => f32::from(i16::from(code) - i16::from(kind.zero_point().unwrap_or(0))),
+            GgufType::Mxfp4 => e2m1::e2m1(quant),
+            GgufType::Iq4Nl | GgufType::Iq4Xs => IQ4[usize::from(quant)],
+            kind => f32::from(i16::from(quant) - i16::from(kind.zero_point().unwrap_or(0))),
         };
         scale * number + min
     }
@@ -183,19 +183,19 @@ fn sub_scales(kind: GgufType, block: &[u8], group: usize) -> [i8; 2] {
 const ALIKE: usize = 16;
 
 /// The quantized weights of a block, from the `first` on. Each type has a loop of its own, so the type is matched once.
-fn codes_of_block(kind: GgufType, block: &[u8], first: usize, codes: &mut [u8]) {
+fn quants_of_block(kind: GgufType, block: &[u8], first: usize, quants: &mut [u8]) {
     macro_rules! of_type {
         ($($kind:ident)*) => {
             match kind {
                 $(GgufType::$kind => {
                     let mut at = first;
-                    let mut codes = codes;
-                    while !codes.is_empty() {
-                        let found = codes_alike(GgufType::$kind, block, at / ALIKE);
+                    let mut quants = quants;
+                    while !quants.is_empty() {
+                        let found = quants_alike(GgufType::$kind, block, at / ALIKE);
                         let found = &found[at % ALIKE..];
-                        let (these, rest) = codes.split_at_mut(codes.len().min(found.len()));
+                        let (these, rest) = quants.split_at_mut(quants.len().min(found.len()));
                         these.copy_from_slice(&found[..these.len()]);
-                        (at, codes) = (at + these.len(), rest);
+                        (at, quants) = (at + these.len(), rest);
                     }
                 })*
             }
@@ -206,7 +206,7 @@ fn codes_of_block(kind: GgufType, block: &[u8], first: usize, codes: &mut [u8]) 
 
 /// The `part`-th sixteen quantized weights of a block.
 #[inline(always)]
-fn codes_alike(kind: GgufType, block: &[u8], part: usize) -> [u8; ALIKE] {
+fn quants_alike(kind: GgufType, block: &[u8], part: usize) -> [u8; ALIKE] {
     let bits = |at: usize, shift: usize, mask: u8| -> [u8; ALIKE] {
         let bytes = block[at..].first_chunk::<ALIKE>().expect("a block has bytes for its weights");
         bytes.map(|byte| byte >> shift & mask)
@@ -235,7 +235,7 @@ fn codes_alike(kind: GgufType, block: &[u8], part: usize) -> [u8; ALIKE] {
         GgufType::Q5_0 => join(nibble(6), own_bit(2), 4),
         GgufType::Q5_1 => join(nibble(8), own_bit(4), 4),
         // Signed bytes; 128 more is unsigned.
-        GgufType::Q8_0 => bits(2 + part * 16, 0, 255).map(|code| code ^ 0x80),
+        GgufType::Q8_0 => bits(2 + part * 16, 0, 255).map(|quant| quant ^ 0x80),
         GgufType::Q2K => pair(16),
         GgufType::Q3K => join(pair(32), bit(0), 2),
         GgufType::Q4K => long_nibble(16),

@@ -13,7 +13,7 @@ pub(crate) struct GptqMatrix {
     zero_offset: u8,
     packed: Packed,
     /// `[k / weights per word][n]`.
-    codes: Words,
+    quants: Words,
     /// `[groups][n / weights per word]`.
     zeros: Words,
     /// `[groups][n]`.
@@ -28,7 +28,7 @@ impl GptqMatrix {
             bits: scheme.bits,
             zero_offset: scheme.zero_offset,
             packed,
-            codes: tensors.words(0)?,
+            quants: tensors.words(0)?,
             zeros: tensors.words(1)?,
             scales: tensors.values(2)?,
             order: GroupOrder::read(tensors, 3, packed)?,
@@ -45,14 +45,14 @@ impl Stored for GptqMatrix {
         self.order.inputs.as_deref()
     }
 
-    fn code(&self, row: usize, input: usize) -> u8 {
+    fn quant(&self, row: usize, input: usize) -> u8 {
         let per_word = 32 / self.bits;
         let index = input / per_word * self.n + row;
-        self.codes.field(index, input % per_word * self.bits, self.bits)
+        self.quants.field(index, input % per_word * self.bits, self.bits)
     }
 
-    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]) {
-        self.codes.fields_along(self.n, row, input, self.bits, codes);
+    fn quants_from(&self, row: usize, input: usize, quants: &mut [u8]) {
+        self.quants.fields_along(self.n, row, input, self.bits, quants);
     }
 
     fn scale(&self, row: usize, group: usize) -> f32 {
@@ -67,9 +67,9 @@ impl Stored for GptqMatrix {
         stored.wrapping_add(self.zero_offset) & (u8::MAX >> (8 - self.bits))
     }
 
-    fn number(&self, row: usize, input: usize) -> f32 {
+    fn value(&self, row: usize, input: usize) -> f32 {
         let group = self.order.groups[input] as usize;
-        let steps = i16::from(self.code(row, input)) - i16::from(self.zero_point(row, group));
+        let steps = i16::from(self.quant(row, input)) - i16::from(self.zero_point(row, group));
         f32::from(steps) * self.scale(row, group)
     }
 }

@@ -33,19 +33,22 @@ pub(crate) fn quantized(
 ) -> Result<OwnedRows> {
     let row = Row::new(recoded, k, columns);
     let tasks = rows.bytes.par_chunks(TASK_ROWS * k * rows.dtype.size_in_bytes());
-    let coded: Option<Vec<Coded>> = tasks
+    let quantized: Option<Vec<Quantized>> = tasks
         .map(|bytes| {
-            let mut coded = Coded::default();
+            let mut quantized = Quantized::default();
             let values = values(WeightRows { dtype: rows.dtype, bytes });
-            values.chunks_exact(k).all(|values| row.write(values, &mut coded)).then_some(coded)
+            values
+                .chunks_exact(k)
+                .all(|values| row.write(values, &mut quantized))
+                .then_some(quantized)
         })
         .collect();
     // The type's name is that of the flag's value, which the user can change.
-    let Some(coded) = coded else {
-        let kind = if recoded.codes == QuantFormat::U8 { OnLoad::Int8 } else { OnLoad::Int4 };
+    let Some(quantized) = quantized else {
+        let kind = if recoded.format == QuantFormat::U8 { OnLoad::Int8 } else { OnLoad::Int4 };
         return Err(Error::NotQuantizable { name: name.to_owned(), kind: kind.as_str() });
     };
-    Ok(row.rows(coded))
+    Ok(row.rows(quantized))
 }
 
 /// The dequantized values of rows of `k` weights; `name` is the tensor's.
@@ -63,8 +66,8 @@ pub fn recoded_values(
 
 /// Quantized rows.
 #[derive(Default)]
-struct Coded {
-    codes: Vec<u8>,
+struct Quantized {
+    quants: Vec<u8>,
     scales: Vec<f32>,
     mins: Vec<f32>,
     multiples: [Vec<i8>; 2],
@@ -72,7 +75,7 @@ struct Coded {
 
 /// The quantization of each row.
 struct Row {
-    codes: QuantFormat,
+    format: QuantFormat,
     group: usize,
     /// The columns of a block, where there are blocks.
     block: Option<usize>,
@@ -94,61 +97,61 @@ impl Row {
         let end = columns.end.next_multiple_of(whole_run).min(k);
         let whole = columns.start / whole_run * whole_run..end;
         let run = packed.scales.block_within(columns.len()).unwrap_or(group);
-        Self { codes: recoded.codes, group, block, columns, whole, run }
+        Self { format: recoded.format, group, block, columns, whole, run }
     }
 
     /// Adds a row; `false` where a number cannot be kept.
-    fn write(&self, values: &[f32], coded: &mut Coded) -> bool {
+    fn write(&self, values: &[f32], quantized: &mut Quantized) -> bool {
         let values = &values[self.whole.clone()];
-        let mut codes = vec![0; values.len()];
+        let mut quants = vec![0; values.len()];
         let mut runs = Vec::new();
         let mut multiples = Vec::new();
         let run = self.block.unwrap_or(self.group);
-        for (values, codes) in values.chunks(run).zip(codes.chunks_mut(run)) {
-            runs.push(match (self.codes, self.block) {
-                (QuantFormat::U8, _) => [eight_bits(values, codes), 0.0],
-                (_, None) => search::group(values, self.codes.most(), codes),
+        for (values, quants) in values.chunks(run).zip(quants.chunks_mut(run)) {
+            runs.push(match (self.format, self.block) {
+                (QuantFormat::U8, _) => [eight_bits(values, quants), 0.0],
+                (_, None) => search::group(values, self.format.most(), quants),
                 (_, Some(_)) => {
-                    search::block(values, self.group, self.codes.most(), codes, &mut multiples)
+                    search::block(values, self.group, self.format.most(), quants, &mut multiples)
                 }
             });
         }
         let before = self.columns.start - self.whole.start;
         let taken = before..before + self.columns.len();
-        coded.codes.extend(&codes[taken.clone()]);
+        quantized.quants.extend(&quants[taken.clone()]);
         // A cut super-block gives each of its parts the same scale.
         for first in taken.clone().step_by(self.run) {
             let [scale, min] = runs[first / run];
-            coded.scales.push(scale);
-            coded.mins.push(min);
+            quantized.scales.push(scale);
+            quantized.mins.push(min);
         }
         if self.block.is_some() {
             let groups = &multiples[taken.start / self.group..taken.end / self.group];
-            coded.multiples[0].extend(groups.iter().map(|[scale, _]| *scale));
-            coded.multiples[1].extend(groups.iter().map(|[_, min]| *min));
+            quantized.multiples[0].extend(groups.iter().map(|[scale, _]| *scale));
+            quantized.multiples[1].extend(groups.iter().map(|[_, min]| *min));
         }
         // `max` ignores NaN, so finite runs are not enough.
         runs.iter().flatten().chain(values).all(|number| number.is_finite())
     }
 
-    fn rows(&self, parts: Vec<Coded>) -> OwnedRows {
-        let mut all = Coded::default();
+    fn rows(&self, parts: Vec<Quantized>) -> OwnedRows {
+        let mut all = Quantized::default();
         for part in parts {
-            all.codes.extend(part.codes);
+            all.quants.extend(part.quants);
             all.scales.extend(part.scales);
             all.mins.extend(part.mins);
             for (all, part) in all.multiples.iter_mut().zip(part.multiples) {
                 all.extend(part);
             }
         }
-        let mins = match self.codes {
+        let mins = match self.format {
             QuantFormat::U8 => RowOffsets::ZeroPoint(OnLoad::ZERO_POINT),
             _ => RowOffsets::Own(all.mins),
         };
         let multiples = self.block.map(|_| (self.run, all.multiples));
         let scales = Scales { scales: all.scales, mins, multiples };
         let group = self.group.min(self.columns.len());
-        OwnedRows { codes: self.codes, group, bytes: all.codes, scales, inputs: None }
+        OwnedRows { format: self.format, group, bytes: all.quants, scales, inputs: None }
     }
 }
 
@@ -174,7 +177,7 @@ mod tests {
 
     use super::{super::builder, *};
 
-    fn coded(
+    fn quantized_rows(
         recoded: Recoded,
         k: usize,
         values: &[f32],
@@ -186,7 +189,7 @@ mod tests {
     }
 
     fn dequantized(recoded: Recoded, k: usize, values: &[f32]) -> Vec<f32> {
-        coded(recoded, k, values, 0..k).unwrap().view().numbers(k).unwrap()
+        quantized_rows(recoded, k, values, 0..k).unwrap().view().numbers(k).unwrap()
     }
 
     /// The first rows of matrices of a checkpoint against those that the PyPI package `gguf` makes of them.
@@ -252,12 +255,12 @@ mod tests {
             ("one sign", map(&|x| x.abs()), 1.0),
         ] {
             let rounded = lost_by_rounding(&values);
-            for (codes, part) in [(QuantFormat::U4, of_four), (QuantFormat::U5, 0.25)] {
+            for (format, part) in [(QuantFormat::U4, of_four), (QuantFormat::U5, 0.25)] {
                 for k in [512, 64, 32] {
-                    let recoded = Recoded::new(codes, k);
+                    let recoded = Recoded::new(format, k);
                     let found = dequantized(recoded, k, &values);
                     let lost: f32 = found.iter().zip(&values).map(|(a, b)| (a - b).powi(2)).sum();
-                    assert!(lost < part * rounded, "{name}, {codes:?}, {k}: {}", lost / rounded);
+                    assert!(lost < part * rounded, "{name}, {format:?}, {k}: {}", lost / rounded);
                     assert_eq!(found, dequantized(recoded, k, &values));
                 }
             }
@@ -269,15 +272,15 @@ mod tests {
     fn parts_of_the_columns_are_those_of_the_whole() {
         let k = 768;
         let values = normal(8 * k);
-        for codes in [QuantFormat::U4, QuantFormat::U5] {
-            let recoded = Recoded::new(codes, k);
+        for format in [QuantFormat::U4, QuantFormat::U5] {
+            let recoded = Recoded::new(format, k);
             let whole = dequantized(recoded, k, &values);
             for ranks in [2, 3, 4, 8, 24] {
                 let width = k / ranks;
                 // The parts are thirds, quarters and single groups of super-blocks of 256 columns.
                 for rank in 0..ranks {
                     let columns = rank * width..(rank + 1) * width;
-                    let part = coded(recoded, k, &values, columns.clone()).unwrap();
+                    let part = quantized_rows(recoded, k, &values, columns.clone()).unwrap();
                     let expected = whole.chunks(k).flat_map(|row| row[columns.clone()].to_vec());
                     let expected: Vec<f32> = expected.collect();
                     assert_eq!(part.view().numbers(width).unwrap(), expected, "{ranks}, {rank}");
@@ -292,27 +295,28 @@ mod tests {
     fn groups_end_with_the_row_and_what_no_scale_reaches_is_refused() {
         let values: Vec<f32> = (0..80).map(|i| i as f32 - 20.0).collect();
         // The second group, of eight values, has a small step.
-        for (kind, codes, step) in [
+        for (kind, format, step) in [
             (OnLoad::Int8, QuantFormat::U8, 60.0 / 127.0 * 0.51),
             (OnLoad::Int4, QuantFormat::U4, 31.0 / 15.0 * 0.75),
         ] {
-            let wide = Recoded::new(codes, 40);
+            let wide = Recoded::new(format, 40);
             for (found, number) in dequantized(wide, 40, &values).iter().zip(&values) {
                 assert!((found - number).abs() <= step, "{found} for {number}");
             }
             for k in [3, 64] {
                 let zeros: Vec<f32> = (0..k).map(|i| [0.0, -0.0][i % 2]).collect();
-                assert_eq!(dequantized(Recoded::new(codes, k), k, &zeros), vec![0.0; k]);
+                assert_eq!(dequantized(Recoded::new(format, k), k, &zeros), vec![0.0; k]);
             }
             for k in [2, 64] {
-                let of_kind = Recoded::new(codes, k);
+                let of_kind = Recoded::new(format, k);
                 let mut beyond = vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
                 // Eight bits have scales in half precision, like GGUF.
                 beyond.extend([1e9, -1e9].iter().filter(|_| kind == OnLoad::Int8));
                 for beyond in beyond {
                     let mut values = vec![1.0; k];
                     values[k - 1] = beyond;
-                    let error = coded(of_kind, k, &values, 0..k).err().unwrap().to_string();
+                    let error =
+                        quantized_rows(of_kind, k, &values, 0..k).err().unwrap().to_string();
                     let expected = format!(
                         "tensor a.weight holds infinity, NaN or values too large for {}; leave --quantize-on-load out",
                         kind.as_str()

@@ -13,7 +13,7 @@ pub(crate) struct SqueezeLlmMatrix {
     n: usize,
     packed: Packed,
     /// `[k / 8][n]`.
-    codes: Words,
+    quants: Words,
     /// `[n][16]`.
     tables: Vec<f32>,
     /// Compressed sparse rows: the beginning of each, and the inputs and values of all.
@@ -26,8 +26,8 @@ impl SqueezeLlmMatrix {
             true => Some(Self::open_sparse(tensors)?),
             false => None,
         };
-        let (n, codes, tables) = (tensors.n, tensors.words(0)?, tensors.values(1)?);
-        Ok(Self { n, packed, codes, tables, sparse })
+        let (n, quants, tables) = (tensors.n, tensors.words(0)?, tensors.values(1)?);
+        Ok(Self { n, packed, quants, tables, sparse })
     }
 
     fn open_sparse(tensors: &Tensors<'_>) -> Result<(Vec<u32>, Vec<u32>, Vec<f32>)> {
@@ -59,12 +59,12 @@ impl Stored for SqueezeLlmMatrix {
         self.packed
     }
 
-    fn code(&self, row: usize, input: usize) -> u8 {
-        self.codes.field(input / 8 * self.n + row, input % 8 * 4, 4)
+    fn quant(&self, row: usize, input: usize) -> u8 {
+        self.quants.field(input / 8 * self.n + row, input % 8 * 4, 4)
     }
 
-    fn codes_from(&self, row: usize, input: usize, codes: &mut [u8]) {
-        self.codes.fields_along(self.n, row, input, 4, codes);
+    fn quants_from(&self, row: usize, input: usize, quants: &mut [u8]) {
+        self.quants.fields_along(self.n, row, input, 4, quants);
     }
 
     fn scale(&self, row: usize, entry: usize) -> f32 {
@@ -76,8 +76,8 @@ impl Stored for SqueezeLlmMatrix {
         Some(SparseRows { starts, inputs, numbers })
     }
 
-    fn number(&self, row: usize, input: usize) -> f32 {
-        let mut number = self.scale(row, self.code(row, input).into());
+    fn value(&self, row: usize, input: usize) -> f32 {
+        let mut number = self.scale(row, self.quant(row, input).into());
         if let Some((starts, inputs, numbers)) = &self.sparse {
             let entries = starts[row] as usize..starts[row + 1] as usize;
             // An input may be listed twice, and both values are added.

@@ -57,7 +57,7 @@ fn packed_values_are_those_of_the_format_to_the_bit() {
                 let columns = tensor.columns().unwrap();
                 for (i, found) in found.iter().enumerate() {
                     let (row, column) = (i / columns.len(), columns.start + i % columns.len());
-                    let defined = matrix.stored().number(row, column);
+                    let defined = matrix.stored().value(row, column);
                     assert_eq!(
                         found.to_bits(),
                         defined.to_bits(),

@@ -147,7 +147,7 @@ fn scales_of_any_dtype_are_the_same_numbers() {
 
 /// Random quantized weights, in the shapes of the configuration, give logits of about one.
 #[test]
-fn dummy_codes_run_every_format() {
+fn dummy_quantized_weights_run_every_format() {
     for name in all() {
         let options = LoadOptions { load_format: LoadFormat::Dummy, ..options() };
         let model = load(&checkpoint(name), &options, &mut |_| {}).unwrap();
@@ -192,7 +192,7 @@ fn what_cannot_be_quantized_on_load_is_refused_by_name() {
 
 /// `--dtype` is about what is not quantized.
 #[test]
-fn codes_stay_when_another_dtype_is_asked_for() {
+fn quantized_weights_stay_when_another_dtype_is_asked_for() {
     let golden = Golden::read("awq");
     let load_as = |dtype| {
         let options = LoadOptions { dtype, ..options() };

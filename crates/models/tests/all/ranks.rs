@@ -124,7 +124,7 @@ fn memory_and_traffic_of_a_rank_are_computed_before_loading() {
                 let norms = norms.count() as u64;
                 // A post-norm needs the sum over the ranks before it.
                 let has_own = |layer: &&LayerSpec| {
-                    layer.ffn.experts().is_some_and(|experts| experts.own_norms)
+                    layer.ffn.experts().is_some_and(|experts| experts.separate_norms)
                 };
                 let ffns = spec.layers.iter().filter(|layer| layer.ffn != FfnSpec::Nothing);
                 let own = spec.layers.iter().filter(has_own).count() as u64;

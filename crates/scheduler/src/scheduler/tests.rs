@@ -365,7 +365,7 @@ fn a_sequence_that_is_removed_leaves_nothing_on_the_host() {
 }
 
 #[test]
-fn a_token_drawn_before_a_preemption_is_not_lost() {
+fn a_token_sampled_before_a_preemption_is_not_lost() {
     let config = SchedulerConfig {
         num_blocks: 4,
         max_model_len: 16,
@@ -530,7 +530,7 @@ fn no_step_runs_ahead_of_the_last_token() {
     let third = scheduler.schedule();
     assert_eq!(rows(&third), [(0, 6, 1)]);
     commit(&mut scheduler, &second);
-    assert!(scheduler.schedule().rows.is_empty(), "its third token is drawn already");
+    assert!(scheduler.schedule().rows.is_empty(), "its third token is sampled already");
     commit(&mut scheduler, &third);
     assert!(scheduler.schedule().rows.is_empty());
     assert_eq!(scheduler.tokens(SeqId(0)).len(), 8);

@@ -51,12 +51,12 @@ pub(crate) fn embedding<'a>(
 
 /// The slots of unfinished and complete items.
 pub(crate) struct EncoderMemory {
-    places: HashMap<EncoderSlot, Place>,
+    entries: HashMap<EncoderSlot, Entry>,
     capacity: usize,
     scope: PrefixCacheScope,
 }
 
-struct Place {
+struct Entry {
     digest: [u8; 32],
     whose: Whose,
     num_embeddings: usize,
@@ -78,14 +78,14 @@ pub(crate) struct Owner<'a> {
 impl EncoderMemory {
     pub(crate) fn new(config: &SchedulerConfig) -> Self {
         let (capacity, scope) = (config.num_encoder_embeddings, config.prefix_cache_scope);
-        Self { places: HashMap::new(), capacity, scope }
+        Self { entries: HashMap::new(), capacity, scope }
     }
 
     /// Frees slots, does the encoder's work, and verifies that the rows read what they should. Returns the number of
     /// embeddings that they read.
     pub(crate) fn execute<'a>(&mut self, step: &Step, owner: impl Fn(SeqId) -> Owner<'a>) -> usize {
         for slot in &step.freed_slots {
-            assert!(self.places.remove(slot).is_some(), "{slot:?} was free: {step:?}");
+            assert!(self.entries.remove(slot).is_some(), "{slot:?} was free: {step:?}");
         }
         for encode in &step.encodes {
             let owner = owner(encode.seq);
@@ -95,27 +95,28 @@ impl EncoderMemory {
             assert!(pieces.start < pieces.end && pieces.end <= item.num_pieces, "{encode:?}");
             if pieces.start == 0 {
                 let is_known =
-                    |place: &Place| (place.digest, &place.whose) == (item.digest, &whose);
-                assert!(!self.places.values().any(is_known), "{encode:?} is already there");
+                    |entry: &Entry| (entry.digest, &entry.whose) == (item.digest, &whose);
+                assert!(!self.entries.values().any(is_known), "{encode:?} is already there");
                 let tokens = &owner.tokens[item.start..item.start + item.len];
-                let place = Place {
+                let entry = Entry {
                     digest: item.digest,
                     whose: whose.clone(),
                     num_embeddings: tokens.iter().filter(|token| **token == PLACEHOLDER).count(),
                     num_pieces: item.num_pieces,
                     num_done: 0,
                 };
-                let before = self.places.insert(encode.slot, place);
+                let before = self.entries.insert(encode.slot, entry);
                 assert!(before.is_none(), "{encode:?} begins in a slot that is in use");
             }
-            let place = self.places.get_mut(&encode.slot).expect("its first piece was computed");
-            assert_eq!((place.digest, &place.whose), (item.digest, &whose), "{encode:?}");
-            assert_eq!(place.num_done, pieces.start, "a gap before {encode:?}");
-            place.num_done = pieces.end;
-            let unfinished = self.places.values().filter(|place| place.num_done < place.num_pieces);
+            let entry = self.entries.get_mut(&encode.slot).expect("its first piece was computed");
+            assert_eq!((entry.digest, &entry.whose), (item.digest, &whose), "{encode:?}");
+            assert_eq!(entry.num_done, pieces.start, "a gap before {encode:?}");
+            entry.num_done = pieces.end;
+            let unfinished =
+                self.entries.values().filter(|entry| entry.num_done < entry.num_pieces);
             assert!(unfinished.count() <= 1, "two items are unfinished: {step:?}");
         }
-        let num_embeddings: usize = self.places.values().map(|place| place.num_embeddings).sum();
+        let num_embeddings: usize = self.entries.values().map(|entry| entry.num_embeddings).sum();
         assert!(num_embeddings <= self.capacity, "{num_embeddings} of {}", self.capacity);
         step.rows.iter().map(|row| self.read(row, &owner(row.seq))).sum()
     }
@@ -133,10 +134,10 @@ impl EncoderMemory {
                 assert!(expected.is_none() && found.is_none(), "position {position} of {row:?}");
                 continue;
             };
-            let place = self.places.get(slot).expect("rows read slots that are in use");
-            assert_eq!((index, place.digest), (at, item.digest), "position {position} of {row:?}");
-            assert_eq!(place.whose, self.whose(owner), "position {position} of {row:?}");
-            assert_eq!(place.num_done, place.num_pieces, "{slot:?} is not complete: {row:?}");
+            let entry = self.entries.get(slot).expect("rows read slots that are in use");
+            assert_eq!((index, entry.digest), (at, item.digest), "position {position} of {row:?}");
+            assert_eq!(entry.whose, self.whose(owner), "position {position} of {row:?}");
+            assert_eq!(entry.num_done, entry.num_pieces, "{slot:?} is not complete: {row:?}");
             num_read += 1;
         }
         let end = start + row.tokens.len();

@@ -267,7 +267,7 @@ fn three_hundred_thousand_random_operations() {
         total.appended > 5_000
             && total.held > 1_000
             && total.pins > 4_000
-            && total.beginnings > 1_000,
+            && total.partial_blocks > 1_000,
         "{total:?}"
     );
     assert!(
@@ -307,7 +307,7 @@ fn a_hundred_and_fifty_thousand_random_operations_with_images() {
     assert!(total.embeddings > 20_000 && total.freed_slots > 4_000, "{total:?}");
     assert!(total.whole_items > 2_000 && total.oversized > 500, "{total:?}");
     assert!(total.without_rows > 4_000 && total.copies_without_rows > 5, "{total:?}");
-    assert!(total.beginnings > 100 && total.resumed > 30, "{total:?}");
+    assert!(total.partial_blocks > 100 && total.resumed > 30, "{total:?}");
     assert!(total.finished > 5_000 && total.cancelled > 3_000, "{total:?}");
     assert!(total.longest_stay < 2_000, "{total:?}");
 }

@@ -15,7 +15,7 @@ pub(crate) struct Seen {
     pub(crate) held: usize,
     pub(crate) pins: usize,
     /// Number of blocks whose prefix a new sequence copied.
-    pub(crate) beginnings: usize,
+    pub(crate) partial_blocks: usize,
     /// Number of states that were copied, for sequences that fork or start, or to be kept.
     pub(crate) state_copies: usize,
     /// Number of new sequences that started with the state of another sequence's tokens.
@@ -49,7 +49,7 @@ impl Seen {
         self.appended += other.appended;
         self.held += other.held;
         self.pins += other.pins;
-        self.beginnings += other.beginnings;
+        self.partial_blocks += other.partial_blocks;
         self.state_copies += other.state_copies;
         self.resumed += other.resumed;
         self.without_rows += other.without_rows;

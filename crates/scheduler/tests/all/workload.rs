@@ -171,7 +171,7 @@ impl Workload {
             stats.num_preemptions == num_preemptions || stats.num_pinned_blocks == 0,
             "a sequence was preempted for a pin"
         );
-        self.seen.beginnings += self.num_beginnings(&step);
+        self.seen.partial_blocks += self.num_partial_blocks(&step);
         if step.is_empty() {
             let may_wait = self.num_uncommitted() > 0 || !self.held.is_empty();
             assert!(may_wait || self.live.is_empty(), "nothing can run");
@@ -186,7 +186,7 @@ impl Workload {
         let live = &self.live;
         let contents = |row: &StepRow| &live[&row.seq].contents[..end(row)];
         self.memory.execute(&step, contents, |id| live[&id].caller);
-        let sampled = self.draw(&step);
+        let sampled = self.sample(&step);
         if !step.rows.is_empty() {
             self.previous = sampled.iter().map(|sampled| sampled.token).collect();
         }
@@ -266,7 +266,7 @@ impl Workload {
     /// Appends up to four tokens to a sequence that has just sampled one and does not run ahead.
     fn append(&mut self, id: SeqId) {
         let max_model_len = self.scheduler.config().max_model_len;
-        let seq = self.live.get_mut(&id).expect("it just drew a token");
+        let seq = self.live.get_mut(&id).expect("it just sampled a token");
         if seq.runs_ahead {
             return;
         }
@@ -286,13 +286,13 @@ impl Workload {
     }
 
     /// Number of rows of sequences that have sampled nothing yet and continue in a block that is copied for them.
-    fn num_beginnings(&self, step: &Step) -> usize {
+    fn num_partial_blocks(&self, step: &Step) -> usize {
         let block_size = self.scheduler.config().block_size;
-        let is_beginning = |row: &&StepRow| {
+        let is_partial_block = |row: &&StepRow| {
             let block = row.block_table[row.first_position as usize / block_size];
             !self.live[&row.seq].is_started && step.copies.iter().any(|copy| copy.dst == block)
         };
-        step.rows.iter().filter(is_beginning).count()
+        step.rows.iter().filter(is_partial_block).count()
     }
 
     /// Number of rows of sequences that have sampled nothing yet and start with a state that was copied for them.
@@ -425,10 +425,10 @@ impl Workload {
     }
 
     /// Samples a token for each sample of a step, from so few that siblings often sample the same.
-    fn draw(&mut self, step: &Step) -> Vec<Sampled> {
+    fn sample(&mut self, step: &Step) -> Vec<Sampled> {
         let mut sampled = Vec::new();
         for id in step.samples() {
-            let seq = self.live.get_mut(&id).expect("only live sequences draw");
+            let seq = self.live.get_mut(&id).expect("only live sequences sample");
             let last = *seq.contents.last().expect("a prompt is not empty");
             let token = (content(last, id.0 as u32) % 3) as u32;
             seq.push(token, 0);

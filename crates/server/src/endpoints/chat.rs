@@ -152,12 +152,12 @@ struct ChoiceAnswer {
     /// Tokens whose text is not sent yet; its text is empty.
     waiting: Delta,
     /// The reasoning so far.
-    thought: String,
+    reasoning: String,
 }
 
 impl ChoiceAnswer {
     fn new(answer: Answer) -> Self {
-        Self { answer, waiting: Delta::default(), thought: String::new() }
+        Self { answer, waiting: Delta::default(), reasoning: String::new() }
     }
 }
 
@@ -180,7 +180,7 @@ impl ChatFormat {
                 self.choice(choice)
             })
             .collect();
-        let usage = self.with_thoughts(usage.usage());
+        let usage = self.with_reasoning_tokens(usage.usage());
         ChatCompletion {
             id: self.id,
             object: "chat.completion",
@@ -197,12 +197,12 @@ impl ChatFormat {
     fn choice(&mut self, FinishedChoice { index, delta, .. }: FinishedChoice) -> ChatChoice {
         let logprobs = self.logprobs_of(&delta);
         let finish = delta.finish.expect("a finished choice has a finish reason");
-        let ChoiceAnswer { answer, thought, .. } = &mut self.answers[index];
+        let ChoiceAnswer { answer, reasoning, .. } = &mut self.answers[index];
         let mut message = answer.message(delta.parts);
         if !self.echo.is_empty() {
             message.content.get_or_insert_default().insert_str(0, &self.echo);
         }
-        thought.push_str(message.reasoning_content.as_deref().unwrap_or_default());
+        reasoning.push_str(message.reasoning_content.as_deref().unwrap_or_default());
         ChatChoice {
             index,
             message,
@@ -214,9 +214,9 @@ impl ChatFormat {
     }
 
     /// The usage with the number of reasoning tokens. The text is tokenized again for it, which may differ by a token or two.
-    fn with_thoughts(&self, usage: Usage) -> Usage {
+    fn with_reasoning_tokens(&self, usage: Usage) -> Usage {
         let num_tokens = |answer: &ChoiceAnswer| {
-            let ids = self.names.tokenizer.encode(&answer.thought, AddSpecialTokens::No);
+            let ids = self.names.tokenizer.encode(&answer.reasoning, AddSpecialTokens::No);
             ids.map_or(0, |ids| ids.len())
         };
         let details = self.reasons.then(|| {
@@ -286,7 +286,7 @@ impl ChunkFormat for ChatFormat {
     }
 
     fn delta(&mut self, index: usize, delta: Delta, usage: Option<Usage>) -> Bytes {
-        let ChoiceAnswer { answer, waiting, thought } = &mut self.answers[index];
+        let ChoiceAnswer { answer, waiting, reasoning } = &mut self.answers[index];
         waiting.token_ids.extend(delta.token_ids);
         waiting.logprobs.extend(delta.logprobs);
         let mut added: Vec<ChatDelta> =
@@ -294,7 +294,7 @@ impl ChunkFormat for ChatFormat {
         added
             .iter()
             .filter_map(|delta| delta.reasoning_content.as_deref())
-            .for_each(|text| thought.push_str(text));
+            .for_each(|text| reasoning.push_str(text));
         let finish = delta.finish.map(|finish| Finish {
             reason: answer.finish_reason(finish.reason),
             stop_reason: finish.stop_reason,
@@ -317,7 +317,7 @@ impl ChunkFormat for ChatFormat {
     }
 
     fn usage(&mut self, usage: Usage) -> Bytes {
-        let usage = self.with_thoughts(usage);
+        let usage = self.with_reasoning_tokens(usage);
         self.chunk(Vec::new(), Some(usage))
     }
 }

@@ -252,7 +252,7 @@ pub(crate) async fn compute(
     let num_tokens = inputs.iter().map(|input| input.token_ids.len()).sum();
     request.tokens.add_prompt(num_tokens);
     let admit = |key: &Arc<ApiKey>| key.admit(1, num_tokens, metrics);
-    let _key_place = request.key.as_ref().map(admit).transpose()?;
+    let _key_permit = request.key.as_ref().map(admit).transpose()?;
     let vectors = model.embedder.submit(request.caller, inputs)?;
     let mut aborted = state.aborted();
     let vectors = tokio::select! {

@@ -332,8 +332,8 @@ impl Turn {
         reason: FinishReason,
         usage: Usage,
     ) -> Value {
-        let num_thought = self.num_thought(blocks.list());
-        let object = self.object.finished(blocks, reason, usage, num_thought);
+        let num_reasoning_tokens = self.num_reasoning_tokens(blocks.list());
+        let object = self.object.finished(blocks, reason, usage, num_reasoning_tokens);
         if self.object.store {
             self.messages.push(turn(blocks.list()));
             let eos_token_ids = &self.model.engine.info().eos_token_ids;
@@ -348,14 +348,14 @@ impl Turn {
     }
 
     /// Number of tokens of the reasoning. The text is tokenized again for it, which may differ by a token or two.
-    fn num_thought(&self, blocks: &[Block]) -> usize {
+    fn num_reasoning_tokens(&self, blocks: &[Block]) -> usize {
         let num_tokens = |text: &str| {
             self.model.tokenizer.encode(text, AddSpecialTokens::No).map_or(0, |ids| ids.len())
         };
-        let thoughts = blocks.iter().map(|block| match block {
+        let reasoning = blocks.iter().map(|block| match block {
             Block::Reasoning(text) => num_tokens(text),
             Block::Text(_) | Block::Call { .. } => 0,
         });
-        thoughts.sum()
+        reasoning.sum()
     }
 }

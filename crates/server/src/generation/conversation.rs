@@ -12,8 +12,8 @@ use crate::generation::params::Generation;
 use crate::generation::pictures;
 use crate::generation::preparation::Preparation;
 use crate::generation::prompt::{ChatPrompt, Rendered};
+use crate::generation::reasoning_budget::ReasoningBudget;
 use crate::generation::thinking::{Unheard, unheard};
-use crate::generation::thought_limit::ThoughtLimit;
 use crate::generation::tools::ToolUse;
 use crate::model::api_error::ApiResult;
 use crate::model::served_model::LoadedModel;
@@ -46,7 +46,7 @@ impl Conversation<'_> {
         match prompt.thinking.and_then(|options| unheard(options, model)) {
             None => {}
             Some(Unheard::Switch(field)) => model.leave_out(field, None),
-            Some(Unheard::Effort(field)) => model.leave_out_wish(field),
+            Some(Unheard::Effort(field)) => model.leave_out_preference(field),
         }
         let encoded = prompt.tokenize(model, &rendered)?;
         let answers = answer_format(&prompt, model, &rendered, &tools);
@@ -57,7 +57,7 @@ impl Conversation<'_> {
             && answers.thinking != Thinking::Closed
         {
             let tokens = usize::try_from(budget.value).unwrap_or(usize::MAX >> 1);
-            let limit = ThoughtLimit::new(format, answers.thinking, tokens, &model.tokenizer);
+            let limit = ReasoningBudget::new(format, answers.thinking, tokens, &model.tokenizer);
             if limit.is_none() {
                 model.leave_out(budget.field, None);
             }
@@ -65,7 +65,7 @@ impl Conversation<'_> {
             let behind = tools.grammar(model, behind, self.output)?;
             let is_text = behind.is_none() && answers.functions.is_none();
             let limit = limit.map(|limit| if is_text { limit.before_text() } else { limit });
-            generation.thought_limit = limit.map(|limit| limit.with_grammar(behind));
+            generation.reasoning_budget = limit.map(|limit| limit.with_grammar(behind));
         }
         generation.text.always_shown = shown_marks(&answers, model);
         generation.text.answers = Some(answers.clone());

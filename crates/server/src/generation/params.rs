@@ -11,8 +11,8 @@ use candlepower_tokenizer::Tokenizer;
 use crate::config::DefaultMaxTokens;
 use crate::generation::chat_output::AnswerFormat;
 use crate::generation::logprobs::TokenNames;
+use crate::generation::reasoning_budget::ReasoningBudget;
 use crate::generation::ruled_out::{allowed_token_ids, bad_words};
-use crate::generation::thought_limit::ThoughtLimit;
 use crate::model::api_error::{ApiError, ApiResult};
 
 /// Maximum `n`.
@@ -55,7 +55,7 @@ pub(crate) struct Generation {
     /// The constraint on the output, set when it is compiled.
     pub(crate) grammar: Option<Grammar>,
     /// The limit of reasoning.
-    pub(crate) thought_limit: Option<ThoughtLimit>,
+    pub(crate) reasoning_budget: Option<ReasoningBudget>,
     pub(crate) text: TextOptions,
     pub(crate) return_token_ids: bool,
     /// Whether log-probabilities name tokens by their ids.
@@ -144,7 +144,7 @@ impl Generation {
             prompt_logprobs: prompt_logprobs(fields, limits)?,
             prompt_logprobs_from: 0,
             grammar: None,
-            thought_limit: None,
+            reasoning_budget: None,
             text: TextOptions {
                 stop: fields.stop.as_ref().map_or_else(Vec::new, |stop| stop.0.clone()),
                 include_stop_str_in_output: fields.include_stop_str_in_output.unwrap_or(false),

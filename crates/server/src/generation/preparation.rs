@@ -86,8 +86,8 @@ impl<'a, M> Preparation<'a, M> {
     }
 
     /// Ignores the preference at `path`, and notes it for the response header.
-    pub(crate) fn leave_out_wish(&self, path: &str) {
-        self.not_held.borrow_mut().push_wish(path);
+    pub(crate) fn leave_out_preference(&self, path: &str) {
+        self.not_held.borrow_mut().push_preference(path);
     }
 
     /// Notes the parts that were ignored when the request was parsed.

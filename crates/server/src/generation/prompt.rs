@@ -71,7 +71,7 @@ impl ChatPrompt<'_> {
         })?;
         let mut kwargs = self.chat_template_kwargs.cloned().unwrap_or_default();
         if let Some(options) = self.thinking {
-            thinking::tell_template(options, model, &mut kwargs);
+            thinking::pass_to_template(options, model, &mut kwargs);
         }
         let Overrides { documents, add_generation_prompt } = Overrides::take(&mut kwargs)?;
         let documents = match (&documents, self.documents) {

@@ -34,14 +34,14 @@ pub(crate) struct Incoming<M = LoadedModel> {
     /// Its numbers of tokens, for the access log.
     pub(crate) tokens: Arc<RequestTokens>,
     body: Arc<JsonBytes>,
-    told: Told,
+    reported: ReportedNotHeld,
 }
 
 /// The ignored parts of a request, for the response header.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Told(Arc<OnceLock<NotHeld>>);
+pub(crate) struct ReportedNotHeld(Arc<OnceLock<NotHeld>>);
 
-impl Told {
+impl ReportedNotHeld {
     /// The ignored parts, if there are some.
     pub(crate) fn not_held(&self) -> Option<&NotHeld> {
         self.0.get()
@@ -77,7 +77,7 @@ impl<M: Asked> FromRequest<AppState> for Incoming<M> {
         let model = M::of(served.clone())?;
         let caller = request.extensions().get::<Caller>().copied().unwrap_or_default();
         let key = request.extensions().get::<Arc<ApiKey>>().cloned();
-        let told = request.extensions().get::<Told>().cloned().unwrap_or_default();
+        let reported = request.extensions().get::<ReportedNotHeld>().cloned().unwrap_or_default();
         if let Some(key) = &key {
             key.check()?;
         }
@@ -94,7 +94,7 @@ impl<M: Asked> FromRequest<AppState> for Incoming<M> {
             arrived: Instant::now(),
             tokens,
             body,
-            told,
+            reported,
         })
     }
 }
@@ -111,7 +111,7 @@ impl<M: Asked> Incoming<M> {
             let prepared = prepare(&self.body.bytes, &here);
             if !here.is_postponed() {
                 let prepared = prepared?;
-                self.tell(here.not_held())?;
+                self.report(here.not_held())?;
                 return Ok(prepared);
             }
             wanted = here.take_wanted();
@@ -127,7 +127,7 @@ impl<M: Asked> Incoming<M> {
         }
         match outcome {
             Outcome::Done(prepared, not_held) => {
-                self.tell(not_held)?;
+                self.report(not_held)?;
                 Ok(prepared)
             }
             Outcome::Waits(_) => {
@@ -158,11 +158,11 @@ impl<M: Asked> Incoming<M> {
     ///
     /// # Errors
     /// 400 with `--strict-requests`.
-    fn tell(&self, not_held: NotHeld) -> ApiResult<()> {
+    fn report(&self, not_held: NotHeld) -> ApiResult<()> {
         if not_held.is_empty() {
             return Ok(());
         }
-        let refused = not_held.parts().iter().find(|part| !part.is_wish);
+        let refused = not_held.parts().iter().find(|part| !part.is_preference);
         if let Some(first) = refused.filter(|_| self.state.config().strict_requests) {
             let message = format!(
                 "`{first}` is not supported, and this server refuses requests with unsupported parts (--strict-requests): leave it out."
@@ -172,7 +172,7 @@ impl<M: Asked> Incoming<M> {
         self.state.metrics().not_held.increment(1);
         tracing::info!(parts = not_held.line(), "ignored unsupported parts of a request");
         // The cell is still empty, because a request is prepared once.
-        let _ = self.told.0.set(not_held);
+        let _ = self.reported.0.set(not_held);
         Ok(())
     }
 

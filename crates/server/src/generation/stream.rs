@@ -15,9 +15,9 @@ use futures::stream::{self, BoxStream, StreamExt};
 use tokio::sync::watch;
 
 use crate::generation::detokenize::{Finish, Piece, TextAssembler};
-use crate::generation::thought_limit::ThoughtEnd;
+use crate::generation::reasoning_budget::ReasoningEnd;
 use crate::model::api_error::{ApiError, ApiResult};
-use crate::model::keys::KeyPlace;
+use crate::model::keys::KeyPermit;
 use crate::model::metrics::Metrics;
 use crate::model::tokens::RequestTokens;
 use crate::model::trace::ChoiceTimes;
@@ -31,9 +31,9 @@ pub(crate) struct Choice {
     assembler: TextAssembler,
     clock: TokenClock,
     /// Its slot among the sequences of the API key, if there are keys.
-    key_place: Option<KeyPlace>,
+    key_permit: Option<KeyPermit>,
     /// Set if reasoning has a budget.
-    thought_end: Option<ThoughtEnd>,
+    reasoning_end: Option<ReasoningEnd>,
     engine: EngineHandle,
     /// Becomes true when the server or the engine stops.
     aborted: watch::Receiver<bool>,
@@ -86,7 +86,7 @@ impl Choice {
         tokens: TokenStream,
         assembler: TextAssembler,
         clock: TokenClock,
-        key_place: Option<KeyPlace>,
+        key_permit: Option<KeyPermit>,
         engine: EngineHandle,
         aborted: watch::Receiver<bool>,
     ) -> Self {
@@ -95,8 +95,8 @@ impl Choice {
             tokens: Some(tokens),
             assembler,
             clock,
-            key_place,
-            thought_end: None,
+            key_permit,
+            reasoning_end: None,
             engine,
             aborted,
             delta: Delta::default(),
@@ -105,8 +105,8 @@ impl Choice {
     }
 
     /// Sets the limit of reasoning.
-    pub(crate) fn ending_thoughts(self, thought_end: Option<ThoughtEnd>) -> Self {
-        Self { thought_end, ..self }
+    pub(crate) fn ending_reasoning(self, reasoning_end: Option<ReasoningEnd>) -> Self {
+        Self { reasoning_end, ..self }
     }
 
     /// The next event; `None` after the end. Waits for a token and also takes all others that are ready, until there is
@@ -180,7 +180,7 @@ impl Choice {
             }
             // This prompt continues a choice after its reasoning was closed, so it is not a new event.
             TokenEvent::Prompt { .. }
-                if self.thought_end.as_ref().is_some_and(ThoughtEnd::is_used) =>
+                if self.reasoning_end.as_ref().is_some_and(ReasoningEnd::is_used) =>
             {
                 Ok(None)
             }
@@ -191,10 +191,10 @@ impl Choice {
             }
             TokenEvent::Token { token_id, logprobs, finish } => {
                 let written = self.add(token_id, logprobs, finish)?;
-                let ends_thought =
-                    self.thought_end.as_mut().is_some_and(|end| end.push(token_id, &written));
-                if ends_thought && self.delta.finish.is_none() {
-                    self.end_thought()?;
+                let ends_reasoning =
+                    self.reasoning_end.as_mut().is_some_and(|end| end.push(token_id, &written));
+                if ends_reasoning && self.delta.finish.is_none() {
+                    self.end_reasoning()?;
                 }
                 Ok(None)
             }
@@ -209,8 +209,8 @@ impl Choice {
         finish: Option<EngineFinish>,
     ) -> ApiResult<String> {
         self.clock.token();
-        if let Some(place) = &self.key_place {
-            place.count_token();
+        if let Some(permit) = &self.key_permit {
+            permit.count_token();
         }
         let mut piece = self.assembler.push(token_id, finish).map_err(|error| {
             self.tokens = None;
@@ -225,16 +225,18 @@ impl Choice {
     }
 
     /// Adds the mark that closes reasoning, and continues after it.
-    fn end_thought(&mut self) -> ApiResult<()> {
+    fn end_reasoning(&mut self) -> ApiResult<()> {
         let given_up = self.tokens.take();
-        let Some(ending) = self.thought_end.as_ref().map(ThoughtEnd::ending) else { return Ok(()) };
+        let Some(ending) = self.reasoning_end.as_ref().map(ReasoningEnd::ending) else {
+            return Ok(());
+        };
         for token_id in ending.iter().copied() {
             // The mark was not sampled: its probability is 1.
             let certain = TokenLogprobs { token_id, logprob: 0.0, rank: 1, top: Vec::new() };
-            let reports = self.thought_end.as_ref().is_some_and(ThoughtEnd::reports_logprobs);
+            let reports = self.reasoning_end.as_ref().is_some_and(ReasoningEnd::reports_logprobs);
             self.add(token_id, reports.then_some(certain), None)?;
         }
-        let request = self.thought_end.as_mut().and_then(|end| end.go_on(self.num_generated));
+        let request = self.reasoning_end.as_mut().and_then(|end| end.go_on(self.num_generated));
         match (request, given_up) {
             (Some(request), Some(given_up)) => {
                 self.tokens = self.engine.go_on(given_up, request)?.pop();

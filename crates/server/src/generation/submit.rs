@@ -10,9 +10,9 @@ use crate::generation::detokenize::TextAssembler;
 use crate::generation::encoded_prompt::EncodedPrompt;
 use crate::generation::params::{Generation, Limits};
 use crate::generation::preparation::Preparation;
+use crate::generation::reasoning_budget::ReasoningEnd;
 use crate::generation::request::Incoming;
 use crate::generation::stream::{Choice, LongestChoice, TokenClock};
-use crate::generation::thought_limit::ThoughtEnd;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::keys::ApiKey;
 use crate::model::served_model::LoadedModel;
@@ -66,7 +66,7 @@ pub(crate) fn submit(
     let mut choices = Vec::with_capacity(num_choices);
     let num_tokens = prompts.iter().map(EncodedPrompt::len).sum();
     let admit = |key: &Arc<ApiKey>| key.admit(num_choices, num_tokens, state.metrics());
-    let mut key_places = request.key.as_ref().map(admit).transpose()?.unwrap_or_default();
+    let mut key_permits = request.key.as_ref().map(admit).transpose()?.unwrap_or_default();
     let caller_priority =
         request.key.as_ref().map_or(0, |key| key.caller_priority(generation.priority));
     state.metrics().params_n.record(generation.n as f64);
@@ -91,16 +91,16 @@ pub(crate) fn submit(
             grammar: generation.grammar.clone(),
             num_generated: 0,
         };
-        let thought_end = |index| {
-            let limit = generation.thought_limit.clone()?;
-            Some(ThoughtEnd::new(limit, &submitted, index))
+        let reasoning_end = |index| {
+            let limit = generation.reasoning_budget.clone()?;
+            Some(ReasoningEnd::new(limit, &submitted, index))
         };
-        let thought_ends: Vec<_> = (0..generation.n).map(thought_end).collect();
+        let reasoning_ends: Vec<_> = (0..generation.n).map(reasoning_end).collect();
         let streams = model.engine.submit(submitted)?;
         state.metrics().prompt_tokens.record(prompt.len() as f64);
         request.tokens.add_prompt(prompt.len());
         let longest = LongestChoice::of(generation.n);
-        for (tokens, thought_end) in streams.into_iter().zip(thought_ends) {
+        for (tokens, reasoning_end) in streams.into_iter().zip(reasoning_ends) {
             let tokenizer = model.tokenizer.clone();
             let assembler =
                 TextAssembler::new(tokenizer, &prompt.token_ids, generation.text.clone())
@@ -117,11 +117,11 @@ pub(crate) fn submit(
                 tokens,
                 assembler,
                 clock,
-                key_places.pop(),
+                key_permits.pop(),
                 model.engine.clone(),
                 state.aborted(),
             );
-            choices.push(choice.ending_thoughts(thought_end));
+            choices.push(choice.ending_reasoning(reasoning_end));
         }
     }
     Ok(choices)

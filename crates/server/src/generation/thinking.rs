@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use crate::model::served_model::LoadedModel;
 
 /// Adds the template's variables for reasoning to `kwargs`. Variables that the request sets take precedence.
-pub(crate) fn tell_template(
+pub(crate) fn pass_to_template(
     options: &ThinkingOptions,
     model: &LoadedModel,
     kwargs: &mut Map<String, Value>,

@@ -6,18 +6,18 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::Response;
 
-use crate::generation::request::Told;
+use crate::generation::request::ReportedNotHeld;
 use crate::model::api_error::ApiError;
 
 /// Response header that lists the unsupported parts of the request, which were ignored.
 pub(crate) const X_NOT_HELD: HeaderName = HeaderName::from_static("x-candlepower-not-held");
 
 /// Adds the header to responses if a part of the request was ignored.
-pub(crate) async fn tell_not_held(mut request: Request, next: Next) -> Response {
-    let told = Told::default();
-    request.extensions_mut().insert(told.clone());
+pub(crate) async fn report_not_held(mut request: Request, next: Next) -> Response {
+    let reported = ReportedNotHeld::default();
+    request.extensions_mut().insert(reported.clone());
     let mut response = next.run(request).await;
-    let line = told.not_held().map(|not_held| HeaderValue::from_str(&not_held.line()));
+    let line = reported.not_held().map(|not_held| HeaderValue::from_str(&not_held.line()));
     // The line has visible ASCII characters only, which are always a valid header value.
     if let Some(Ok(line)) = line {
         response.headers_mut().insert(X_NOT_HELD, line);

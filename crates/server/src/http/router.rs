@@ -19,7 +19,7 @@ use crate::endpoints::playground::{self, Playground};
 use crate::endpoints::{
     chat, completions, embeddings, generate, health, messages, models, rerank, responses, tokenize,
 };
-use crate::http::answer_head::{X_NOT_HELD, shape_errors, tell_not_held};
+use crate::http::answer_head::{X_NOT_HELD, report_not_held, shape_errors};
 use crate::http::auth::{OPEN_PATHS, authenticate, keyless_paths};
 use crate::http::caller::identify;
 use crate::http::host::check_host;
@@ -62,7 +62,7 @@ pub(crate) fn router(state: AppState) -> Router {
         .layer(Extension(Playground(state.config().shows_playground())))
         .layer(Extension(Rendered::new(document, state.config(), keyless_paths(state.config()))))
         // Handlers need the model, and only those behind `gate` have it.
-        .layer(middleware::from_fn(tell_not_held))
+        .layer(middleware::from_fn(report_not_held))
         .layer(middleware::from_fn_with_state(state.clone(), gate))
         // The caller's name is that of the key, so it is known only behind `authenticate`.
         .layer(middleware::from_fn_with_state(state.clone(), identify))

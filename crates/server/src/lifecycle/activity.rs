@@ -15,13 +15,13 @@ pub(crate) async fn watch(state: AppState) {
         loop {
             interval.tick().await;
             state.metrics().run_upkeep();
-            state.refusals().tell(Instant::now());
+            state.refusals().report(Instant::now());
         }
     };
-    tokio::join!(upkeep, tell_load(&state));
+    tokio::join!(upkeep, log_load(&state));
 }
 
-async fn tell_load(state: &AppState) {
+async fn log_load(state: &AppState) {
     let Some(pause) = state.config().stats_interval() else { return };
     let mut since = Counted::default();
     let mut last = Instant::now();

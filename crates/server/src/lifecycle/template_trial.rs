@@ -18,8 +18,8 @@ use crate::model::own_program::{knows_commands, own_program};
 
 /// The hidden command that tries a template, whose sources are on standard input.
 pub const TEMPLATE_COMMAND: &str = "__try_template";
-const MOST_BYTES: u64 = 256 << 20;
-const MOST_CPU_S: u64 = 2;
+const MAX_BYTES: u64 = 256 << 20;
+const MAX_CPU_S: u64 = 2;
 /// Time after which a child is killed. A child that computes reaches its limit of CPU time long before, on a busy machine too.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -83,7 +83,7 @@ fn run_child(sent: &[u8]) -> io::Result<Option<String>> {
         // The standard library has no wait with a timeout.
         std::thread::sleep(Duration::from_millis(2));
     };
-    let limits = format!("{} MiB of memory and {MOST_CPU_S} s of CPU time", MOST_BYTES >> 20);
+    let limits = format!("{} MiB of memory and {MAX_CPU_S} s of CPU time", MAX_BYTES >> 20);
     Ok((!status.success())
         .then(|| format!("rendering it for detection takes more than {limits} ({status})")))
 }
@@ -93,7 +93,7 @@ pub fn run_template_trial() -> ExitCode {
     let limit =
         |resource, most| setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) });
     // Since Linux 4.7 this limit counts private mappings, too, and so all that the allocator has.
-    let limited = limit(Resource::Data, MOST_BYTES).and_then(|()| limit(Resource::Cpu, MOST_CPU_S));
+    let limited = limit(Resource::Data, MAX_BYTES).and_then(|()| limit(Resource::Cpu, MAX_CPU_S));
     let mut json = Vec::new();
     let read = io::stdin().lock().read_to_end(&mut json);
     let sources = serde_json::from_slice::<Sources>(&json);

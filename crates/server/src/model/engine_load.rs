@@ -28,12 +28,12 @@ impl EngineLoad {
     /// Makes the engine's metrics write here too.
     pub(crate) fn read_along(&self, metrics: &mut EngineMetrics) {
         let gauge = |gauge: &mut Gauge, value: &Arc<AtomicU64>| {
-            let told = std::mem::replace(gauge, Gauge::noop());
-            *gauge = Gauge::from_arc(Arc::new(Read { value: Arc::clone(value), told }));
+            let inner = std::mem::replace(gauge, Gauge::noop());
+            *gauge = Gauge::from_arc(Arc::new(Read { value: Arc::clone(value), inner }));
         };
         let counter = |counter: &mut Counter, value: &Arc<AtomicU64>| {
-            let told = std::mem::replace(counter, Counter::noop());
-            *counter = Counter::from_arc(Arc::new(Read { value: Arc::clone(value), told }));
+            let inner = std::mem::replace(counter, Counter::noop());
+            *counter = Counter::from_arc(Arc::new(Read { value: Arc::clone(value), inner }));
         };
         gauge(&mut metrics.num_requests_running, &self.running);
         gauge(&mut metrics.num_requests_waiting, &self.waiting);
@@ -72,19 +72,19 @@ impl EngineLoad {
 /// A metric's handle that also writes to a readable value.
 struct Read<T> {
     value: Arc<AtomicU64>,
-    told: T,
+    inner: T,
 }
 
 impl CounterFn for Read<Counter> {
     fn increment(&self, value: u64) {
         self.value.fetch_add(value, Ordering::Relaxed);
-        self.told.increment(value);
+        self.inner.increment(value);
     }
 
     fn absolute(&self, value: u64) {
         // Values from several threads may come out of order, and a counter never falls.
         self.value.fetch_max(value, Ordering::Relaxed);
-        self.told.absolute(value);
+        self.inner.absolute(value);
     }
 }
 
@@ -99,17 +99,17 @@ impl Read<Gauge> {
 impl GaugeFn for Read<Gauge> {
     fn increment(&self, value: f64) {
         self.change(value);
-        self.told.increment(value);
+        self.inner.increment(value);
     }
 
     fn decrement(&self, value: f64) {
         self.change(-value);
-        self.told.decrement(value);
+        self.inner.decrement(value);
     }
 
     fn set(&self, value: f64) {
         self.value.store(value.to_bits(), Ordering::Relaxed);
-        self.told.set(value);
+        self.inner.set(value);
     }
 }
 

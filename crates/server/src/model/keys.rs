@@ -13,7 +13,7 @@ use crate::config::ServeConfig;
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::metrics::{KeyCounters, Metrics};
 pub(crate) use file::KeysError;
-pub(crate) use usage::KeyPlace;
+pub(crate) use usage::KeyPermit;
 use usage::Usage;
 
 type KeyDigest = [u8; 32];
@@ -153,17 +153,17 @@ impl ApiKey {
         num_sequences: usize,
         prompt_tokens: usize,
         metrics: &Metrics,
-    ) -> ApiResult<Vec<KeyPlace>> {
+    ) -> ApiResult<Vec<KeyPermit>> {
         // A key has its metrics from its first use on, so thousands of unused keys make no time series.
         let counters = self.counters.get_or_init(|| metrics.key_counters(&self.name));
         self.usage.take(&self.limits, num_sequences).map_err(|refused| self.refusal(refused))?;
-        let places = (0..num_sequences)
-            .map(|_| KeyPlace::new(Arc::clone(&self.usage), counters.generation_tokens.clone()))
+        let permits = (0..num_sequences)
+            .map(|_| KeyPermit::new(Arc::clone(&self.usage), counters.generation_tokens.clone()))
             .collect();
         // Prompts count for the limit when they are admitted, and answers token by token.
         counters.prompt_tokens.increment(prompt_tokens as u64);
         self.usage.spend(prompt_tokens);
-        Ok(places)
+        Ok(permits)
     }
 
     /// The priority among all callers, for a request with `priority`.

@@ -17,7 +17,7 @@ struct Untold {
     counts: BTreeMap<u16, u64>,
     /// Method and path of the newest request.
     newest: String,
-    told: Option<Instant>,
+    reported: Option<Instant>,
 }
 
 impl Refusals {
@@ -32,11 +32,11 @@ impl Refusals {
             *untold.counts.entry(status).or_default() += 1;
             untold.newest = format!("{method} {path}");
         }
-        self.tell(Instant::now());
+        self.report(Instant::now());
     }
 
     /// Logs a line if there are new counts and the last line is old enough.
-    pub(crate) fn tell(&self, now: Instant) {
+    pub(crate) fn report(&self, now: Instant) {
         let line = self.0.lock().unwrap_or_else(PoisonError::into_inner).take_line(now);
         if let Some(line) = line {
             tracing::warn!("{line}");
@@ -46,11 +46,12 @@ impl Refusals {
 
 impl Untold {
     fn take_line(&mut self, now: Instant) -> Option<String> {
-        let is_early = self.told.is_some_and(|told| now.saturating_duration_since(told) < PAUSE);
+        let is_early =
+            self.reported.is_some_and(|reported| now.saturating_duration_since(reported) < PAUSE);
         if self.counts.is_empty() || is_early {
             return None;
         }
-        self.told = Some(now);
+        self.reported = Some(now);
         let counts = std::mem::take(&mut self.counts);
         let parts: Vec<String> =
             counts.iter().map(|(status, count)| part(*status, *count)).collect();

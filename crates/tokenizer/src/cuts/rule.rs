@@ -13,7 +13,7 @@ use super::syntax::{Look, Node, One, parse};
 type Positions = u128;
 
 /// Highest count of repetitions that is represented exactly. Higher counts are treated as any number.
-const MOST_COPIES: u32 = 8;
+const MAX_COPIES: u32 = 8;
 
 /// The positions of a splitting rule.
 pub(super) struct Rule {
@@ -226,8 +226,8 @@ impl Rule {
 
     fn repeat(&mut self, node: &Node, min: u32, max: Option<u32>) -> Option<Part> {
         // Each repetition has positions of its own, because the last one of `{1,3}` must not lead to a fourth.
-        let copies = max.filter(|&max| max <= MOST_COPIES).unwrap_or(min.clamp(1, MOST_COPIES));
-        let is_endless = max.is_none_or(|max| max > MOST_COPIES);
+        let copies = max.filter(|&max| max <= MAX_COPIES).unwrap_or(min.clamp(1, MAX_COPIES));
+        let is_endless = max.is_none_or(|max| max > MAX_COPIES);
         let mut all = EMPTY;
         for copy in 0..copies {
             let mut part = self.add(node)?;
@@ -332,7 +332,7 @@ fn is_certain(node: &Node) -> bool {
         Node::Look(_) | Node::Greedier(_) => false,
         Node::Sequence(nodes) | Node::Alternatives(nodes) => nodes.iter().all(is_certain),
         // With more copies than are represented, fewer copies are not a match.
-        Node::Repeat { node, min, .. } => *min <= MOST_COPIES && is_certain(node),
+        Node::Repeat { node, min, .. } => *min <= MAX_COPIES && is_certain(node),
     }
 }
 
@@ -340,7 +340,7 @@ fn is_certain(node: &Node) -> bool {
 fn most_of_one(node: &Node) -> Option<usize> {
     match node {
         Node::Sequence(nodes) if nodes.len() == 1 => most_of_one(&nodes[0]),
-        Node::Repeat { node, min: 1, max: Some(max) } if *max <= MOST_COPIES => {
+        Node::Repeat { node, min: 1, max: Some(max) } if *max <= MAX_COPIES => {
             matches!(**node, Node::One(_)).then_some(*max as usize)
         }
         _ => None,

@@ -2,7 +2,7 @@
 
 use super::derived::ropes_and_windows;
 use super::*;
-use crate::{KvDtype, KvKind, KvPlace, Shard};
+use crate::{KvDtype, KvKind, KvLayer, Shard};
 
 /// google/gemma-4-E2B-it, the part for texts.
 const E2B: &str = r#"{"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4",
@@ -63,11 +63,11 @@ fn e2b() {
         KvKind { kv_heads: 1, head_dim: 512, latent: None, layers: 3 },
     ];
     assert_eq!(m.kv_kinds(), kinds);
-    let place = |kind, layer| Some(KvPlace { kind, layer });
-    assert_eq!([0, 3, 5].map(|i| m.kv_place(i)), [place(0, 0), place(0, 3), place(0, 4)]);
-    assert_eq!([4, 9, 14].map(|i| m.kv_place(i)), [place(1, 0), place(1, 1), place(1, 2)]);
+    let place = |kind, layer| Some(KvLayer { kind, layer });
+    assert_eq!([0, 3, 5].map(|i| m.kv_layer(i)), [place(0, 0), place(0, 3), place(0, 4)]);
+    assert_eq!([4, 9, 14].map(|i| m.kv_layer(i)), [place(1, 0), place(1, 1), place(1, 2)]);
     // The others read those of layers 13 and 14, and have feed-forwards of twice the width.
-    assert_eq!([15, 34].map(|i| m.kv_place(i)), [place(0, 11), place(1, 2)]);
+    assert_eq!([15, 34].map(|i| m.kv_layer(i)), [place(0, 11), place(1, 2)]);
     let keys_of = |i: usize| m.layers[i].attention().unwrap().keys_of;
     assert_eq!([14, 15, 34].map(keys_of), [None, Some(13), Some(14)]);
     assert_eq!([14, 15].map(|i| m.layers[i].ffn.mlp().unwrap().inner), [6144, 12_288]);
@@ -113,7 +113,7 @@ fn a4b() {
     ];
     assert_eq!((m.kv_kinds(), m.per_layer), (kinds.to_vec(), None));
     let experts = m.layers[0].ffn.experts().unwrap();
-    assert!(experts.own_norms && experts.gating.scales && experts.gating.renormalize);
+    assert!(experts.separate_norms && experts.gating.scales && experts.gating.renormalize);
     assert_eq!((experts.count, experts.top_k, experts.expert.inner), (128, 8, 704));
     assert_eq!(experts.shared.unwrap().inner, 2112);
     assert_eq!(m.num_parameters(), 25_233_141_790);

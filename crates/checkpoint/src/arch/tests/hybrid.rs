@@ -5,7 +5,7 @@ use candlepower_layout::{Activation, GatingFunction};
 use super::*;
 use crate::{
     KvDtype, Shard,
-    spec::{FfnSpec, RecurrenceSpec, RuleSpec},
+    spec::{FfnSpec, LinearAttentionSpec, UpdateRuleSpec},
     weights::SlotRows,
 };
 
@@ -33,18 +33,18 @@ const QWEN3_5_MOE: &str = r#"{"architectures": ["Qwen3_5MoeForConditionalGenerat
 #[test]
 fn qwen3_next() {
     let m = spec(QWEN3_NEXT);
-    let net = RecurrenceSpec {
+    let net = LinearAttentionSpec {
         key_heads: 16,
         value_heads: 32,
         key_dim: 128,
         value_dim: 128,
         kernel_size: 4,
-        rule: RuleSpec::Delta,
+        rule: UpdateRuleSpec::Delta,
         tiled: false,
         log_rates: true,
         eps: 1e-6,
     };
-    assert_eq!((m.recurrences().count(), m.recurrences().next()), (36, Some(&net)));
+    assert_eq!((m.linear_attentions().count(), m.linear_attentions().next()), (36, Some(&net)));
     assert_eq!((net.channels(), net.width()), (8192, 12_288));
     let attention = m.layers[3].attention().unwrap();
     assert!(attention.gated && m.layers[4].attention().is_none());
@@ -87,10 +87,10 @@ fn rows_of_heads_lie_together() {
     assert_eq!(
         mixed.slots[4..8],
         [
-            rows(Slot::RecurrentQ, 0, 768..896, 128),
-            rows(Slot::RecurrentK, 0, 896..1024, 128),
-            rows(Slot::RecurrentV, 0, 1024..1280, 256),
-            rows(Slot::RecurrentGate, 0, 1280..1536, 256)
+            rows(Slot::LinearAttnQ, 0, 768..896, 128),
+            rows(Slot::LinearAttnK, 0, 896..1024, 128),
+            rows(Slot::LinearAttnV, 0, 1024..1280, 256),
+            rows(Slot::LinearAttnGate, 0, 1280..1536, 256)
         ]
     );
     let kernel = find(&plan, "0.linear_attn.conv1d");
@@ -102,13 +102,13 @@ fn rows_of_heads_lie_together() {
     assert_eq!(
         mixed.slots[4..6],
         [
-            rows(Slot::RecurrentQ, 0, 3 * 768..3 * 768 + 128, 128),
-            rows(Slot::RecurrentK, 0, 3 * 768 + 128..3 * 768 + 256, 128)
+            rows(Slot::LinearAttnQ, 0, 3 * 768..3 * 768 + 128, 128),
+            rows(Slot::LinearAttnK, 0, 3 * 768 + 128..3 * 768 + 256, 128)
         ]
     );
     let kernel = find(&part, "0.linear_attn.conv1d");
     let of_keys = (2048 + 256) * 4..(2048 + 512) * 4;
-    assert_eq!(kernel.slots[1], rows(Slot::RecurrentConvK, 0, of_keys, 0));
+    assert_eq!(kernel.slots[1], rows(Slot::LinearAttnConvK, 0, of_keys, 0));
     let out = find(&part, "0.linear_attn.out_proj");
     assert_eq!((out.columns, out.slots[0].rows.clone()), (Some(512..1024), 0..2048));
 }
@@ -116,7 +116,7 @@ fn rows_of_heads_lie_together() {
 #[test]
 fn qwen3_5_moe() {
     let m = spec(QWEN3_5_MOE);
-    assert_eq!((m.recurrences().count(), m.attentions().count()), (30, 10));
+    assert_eq!((m.linear_attentions().count(), m.attentions().count()), (30, 10));
     assert_eq!((rope(&m, 3).dim, m.layers[0].ffn.experts().unwrap().count), (64, 256));
     let checkpoint = open(QWEN3_5_MOE);
     let names = |is_stored: &dyn Fn(&str) -> bool| {
@@ -257,7 +257,10 @@ const NEMOTRON_3_NANO: &str = r#"{"architectures": ["NemotronHForCausalLM"], "mo
 #[test]
 fn nemotron_h() {
     let m = spec(NEMOTRON_3_NANO);
-    assert_eq!((m.layers.len(), m.recurrences().count(), m.attentions().count()), (29, 23, 6));
+    assert_eq!(
+        (m.layers.len(), m.linear_attentions().count(), m.attentions().count()),
+        (29, 23, 6)
+    );
     let alone = m.layers.iter().filter(|layer| layer.ffn == FfnSpec::Nothing).count();
     assert_eq!((alone, m.num_stored_layers()), (6, 52));
     // The first attention follows a Mamba-2 that nothing else follows.
@@ -266,8 +269,8 @@ fn nemotron_h() {
     let experts = m.layers[3].ffn.experts().unwrap();
     assert!(!experts.expert.gated && experts.expert.act == Activation::ReluSquared);
     assert_eq!((experts.shared.unwrap().inner, experts.gating.scale), (3712, 2.5));
-    let net = *m.recurrences().next().unwrap();
-    assert_eq!(net.rule, RuleSpec::Mamba2 { conv_bias: true });
+    let net = *m.linear_attentions().next().unwrap();
+    assert_eq!(net.rule, UpdateRuleSpec::Mamba2 { conv_bias: true });
     assert_eq!((net.channels(), net.width(), net.gates()), (6144, 10_240, 64));
     // 31.6 billion, as it is published.
     assert_eq!((m.num_parameters() as f64 / 1e8).round(), 316.0);
@@ -337,8 +340,8 @@ const GRANITE_4_H_TINY: &str = r#"{"architectures": ["GraniteMoeHybridForCausalL
 #[test]
 fn granite_4_with_mamba() {
     let m = spec(GRANITE_4_H_TINY);
-    assert_eq!((m.recurrences().count(), m.attentions().count()), (36, 4));
-    let net = *m.recurrences().next().unwrap();
+    assert_eq!((m.linear_attentions().count(), m.attentions().count()), (36, 4));
+    let net = *m.linear_attentions().next().unwrap();
     assert_eq!((net.channels(), net.gates(), net.eps), (3072 + 256, 48, 1e-5));
     assert_eq!((m.num_parameters() as f64 / 1e8).round(), 69.0);
     // Heads that are normed together are on one rank.

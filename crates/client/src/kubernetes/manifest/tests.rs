@@ -77,9 +77,10 @@ fn gpus_memory_probes_and_volumes_are_as_asked_for() {
     assert_eq!(server["resources"]["limits"], server["resources"]["requests"]);
     assert_eq!(server["startupProbe"]["failureThreshold"], 121);
     assert!(spec["progressDeadlineSeconds"].as_u64().unwrap() > 601);
-    let wishes = &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
+    let requirements =
+        &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"];
     assert_eq!(
-        wishes["nodeSelectorTerms"][0]["matchExpressions"],
+        requirements["nodeSelectorTerms"][0]["matchExpressions"],
         json!([
             {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-H100-80GB-HBM3"]},
             {"key": "nvidia.com/gpu.memory", "operator": "Gt", "values": ["70953"]},

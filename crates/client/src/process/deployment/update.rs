@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use super::super::control::{self, Update, Wish};
+use super::super::control::{self, ControlRequest, Update};
 use super::super::folder::{self, Record};
 use super::super::lease::free_gpus_with;
 use super::super::supervisor::TIMEOUT;
@@ -41,9 +41,10 @@ pub(super) async fn update(
         gpus: compute.uuids(),
         warnings,
     };
-    let wish = Wish::Update(Box::new(Update { launch, in_place, timeout: params.timeout }));
+    let request =
+        ControlRequest::Update(Box::new(Update { launch, in_place, timeout: params.timeout }));
     let patience = params.timeout.saturating_add(ends);
-    let mut asked = pin!(control::ask(found.folder.path(), &wish, patience));
+    let mut asked = pin!(control::ask(found.folder.path(), &request, patience));
     let answer = loop {
         tokio::select! {
             answer = &mut asked => break answer,

@@ -290,7 +290,9 @@ fn all_that_may_be_written_fits_the_schema() {
         let (grammar, mut random) = (held.grammar(), Rng::with_seed(seed));
         let mut num_read = 0;
         for _ in 0..24 {
-            let Some(text) = draw(&held.tokenizer, grammar.clone(), &mut random) else { continue };
+            let Some(text) = sample(&held.tokenizer, grammar.clone(), &mut random) else {
+                continue;
+            };
             for arguments in read(&text) {
                 num_read += 1;
                 let is_held = |key: &str, holds: &dyn Fn(&Value) -> bool| {

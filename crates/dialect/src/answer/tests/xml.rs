@@ -289,3 +289,86 @@ fn patterns_formats_and_lengths_of_raw_text_are_held() {
         }
     }
 }
+
+/// Sources: `Kimi-K3.jinja` of llama.cpp, and `encode_arguments_to_dsml` in the encoders of DeepSeek V3.2 and V4.
+#[test]
+fn attributes_are_those_that_templates_write_of_the_value() {
+    let schema = json!({
+        "properties": {
+            "note": {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}]},
+            "unit": {"type": ["string", "null"], "enum": ["C", "F"]},
+            "days": {"type": "integer"},
+            "any": {"description": "Anything."},
+        },
+        "required": ["note"],
+        "additionalProperties": true,
+    });
+    let kimi = |arguments: &[(&str, &str, &str)]| {
+        let arguments = arguments.iter().map(|(key, kind, value)| {
+            format!(
+                "<|open|>argument key=\"{key}\" type=\"{kind}\"<|sep|>{value}<|close|>argument<|sep|>"
+            )
+        });
+        let arguments = arguments.collect::<String>();
+        format!(
+            "<|open|>tools<|sep|><|open|>call tool=\"f\" index=\"1\"<|sep|>{arguments}<|close|>call<|sep|><|close|>tools<|sep|>"
+        )
+    };
+    let deepseek = |arguments: &[(&str, &str, &str)]| {
+        let arguments = arguments.iter().map(|(key, kind, value)| {
+            let is_string = *kind == "string";
+            format!(
+                "<｜DSML｜parameter name=\"{key}\" string=\"{is_string}\">{value}</｜DSML｜parameter>\n"
+            )
+        });
+        let arguments = arguments.collect::<String>();
+        format!(
+            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n{arguments}</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+        )
+    };
+    type Write<'a> = &'a dyn Fn(&[(&str, &str, &str)]) -> String;
+    let formats: [(ToolFormat, Write<'_>); 2] =
+        [(ToolFormat::KimiK3, &kimi), (ToolFormat::DeepseekV32, &deepseek)];
+    for ((format, write), special) in
+        formats.into_iter().flat_map(|format| [(format, false), (format, true)])
+    {
+        let is_allowed = |arguments: &[(&str, &str, &str)]| {
+            let text = write(arguments);
+            let (taken, ends) = take(format, special, &schema, &text);
+            assert_eq!(taken == text.len(), ends, "{text}");
+            ends
+        };
+        for arguments in [
+            &[("note", "string", "b")][..],
+            &[("note", "null", "null")],
+            // The text of a string may be that of null.
+            &[("note", "string", "null"), ("unit", "string", "C"), ("days", "number", "3")],
+            &[
+                ("note", "string", ""),
+                ("any", "string", "x < y"),
+                ("more", "object", "{\"a\": [1]}"),
+            ],
+            &[("note", "string", "b"), ("any", "null", "null"), ("more", "string", "a\nb")],
+        ] {
+            assert!(is_allowed(arguments), "{}", write(arguments));
+        }
+        for arguments in [
+            &[("note", "null", "b")][..],
+            &[("note", "string", "bbbbb")],
+            &[("note", "string", "b"), ("unit", "null", "null")],
+            &[("note", "string", "b"), ("days", "string", "3")],
+            &[("note", "string", "b"), ("any", "boolean", "x")],
+        ] {
+            assert!(!is_allowed(arguments), "{}", write(arguments));
+        }
+        // A text without the attribute is not the template's.
+        let text = write(&[("note", "string", "b")]);
+        let plain = text.replace(" type=\"string\"", "").replace(" string=\"true\"", "");
+        assert!(!take(format, special, &schema, &plain).1, "{plain}");
+    }
+    let tokenizer = tokenizer(&[]);
+    let never =
+        json!({"properties": {"a": {"type": ["string", "null"], "enum": ["a"], "const": "b"}}});
+    let error = constraint(ToolFormat::KimiK3, &tokenizer, &never).unwrap_err().to_string();
+    assert!(error.contains("allows no value") && error.contains("`a`"), "{error}");
+}

@@ -60,7 +60,7 @@ pub(super) struct RunArgs {
     pub(super) keys: Address,
     pub(super) values: Address,
     pub(super) out: Address,
-    pub(super) log_sums: Address,
+    pub(super) lse: Address,
     pub(super) query_start: Address,
     pub(super) page_start: Address,
     pub(super) page_indices: Address,
@@ -78,7 +78,7 @@ const _: () = assert!(size_of::<RunArgs>() == 184);
 #[repr(C)]
 pub(super) struct SinkArgs {
     pub(super) out: Address,
-    pub(super) log_sums: Address,
+    pub(super) lse: Address,
     pub(super) sinks: *mut f32,
     pub(super) rows: i64,
     pub(super) heads: i32,

@@ -30,7 +30,7 @@ const KERNEL: &str = "paged_attention";
 const DECODE_GROUPS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
 
 /// Heads that read one row, at most.
-const MOST_LATENT_HEADS: usize = 128;
+const MAX_LATENT_HEADS: usize = 128;
 /// Shared memory in bytes of FlashInfer's kernel for FP8 latents, which converts them to 16 bits there.
 const FP8_LATENT_BYTES: i32 = 184_832;
 
@@ -60,7 +60,7 @@ pub struct AttentionPlan {
     decode_kernel: DecodeKernel,
     partials: CudaSlice<u8>,
     /// `[tokens, heads]`, if the model has attention sinks.
-    log_sums: Option<CudaSlice<f32>>,
+    lse: Option<CudaSlice<f32>>,
     schedule: CudaSlice<u8>,
     /// `query_start`, `page_start`, `last_page_len` and page indices, one after the other.
     tables: CudaSlice<u32>,
@@ -112,7 +112,7 @@ impl AttentionPlan {
         }
         // Three tables have an entry for each sequence, and one more where ends are kept.
         let tables = 3 * (capacity.max_seqs + 1) + capacity.max_pages;
-        let log_sums = capacity.sink_tokens * spec.heads;
+        let lse = capacity.sink_tokens * spec.heads;
         // SAFETY: pinned memory begins undefined; `prepare` writes what is copied from it, and any bits are valid
         // values of its types.
         let (schedule_host, tables_host) = unsafe {
@@ -127,10 +127,7 @@ impl AttentionPlan {
             capacity,
             decode_kernel: decode_kernel(&spec, cache),
             partials: stream.alloc_zeros(capacity.partials_bytes).map_err(driver)?,
-            log_sums: (log_sums > 0)
-                .then(|| stream.alloc_zeros(log_sums))
-                .transpose()
-                .map_err(driver)?,
+            lse: (lse > 0).then(|| stream.alloc_zeros(lse)).transpose().map_err(driver)?,
             schedule: stream.alloc_zeros(SCHEDULE_BYTES).map_err(driver)?,
             tables: stream.alloc_zeros(tables).map_err(driver)?,
             schedule_host,
@@ -246,7 +243,7 @@ impl AttentionPlan {
         let weigh_sinks = match sinks {
             Some(sinks) => Some(SinkArgs {
                 out: launch.elements(("out", out), out_axes, &out_dims)?,
-                log_sums: self.log_sums_of(rows)?,
+                lse: self.lse_of(rows)?,
                 sinks: launch.f32s(("sinks", sinks), "[heads]", &[heads])?,
                 rows: rows as i64,
                 heads: heads as i32,
@@ -264,7 +261,7 @@ impl AttentionPlan {
             keys: launch.cached(("keys", &layer.keys), cache_axes, &cache_dims)?,
             values: launch.cached(("values", &layer.values), cache_axes, &cache_dims)?,
             out: launch.elements(("out", out), out_axes, &out_dims)?,
-            log_sums: weigh_sinks.as_ref().map_or(std::ptr::null_mut(), |args| args.log_sums),
+            lse: weigh_sinks.as_ref().map_or(std::ptr::null_mut(), |args| args.lse),
             query_start: table(layout.query_start()),
             page_start: table(layout.page_start()),
             page_indices: table(layout.page_indices()),
@@ -294,19 +291,19 @@ impl AttentionPlan {
             scale_and_cap(out, value_scale, None)?;
         }
         match weigh_sinks {
-            // SAFETY: as above; `log_sums_of` has checked that there is an element for each row.
+            // SAFETY: as above; `lse_of` has checked that there is an element for each row.
             Some(args) => unsafe { launch.run(candlepower_weigh_sinks, &args) },
             None => Ok(()),
         }
     }
 
     /// Memory for one f32 for each of `rows` rows.
-    fn log_sums_of(&self, rows: usize) -> Result<Address> {
-        let room = self.log_sums.as_ref().filter(|log_sums| rows <= log_sums.len());
+    fn lse_of(&self, rows: usize) -> Result<Address> {
+        let room = self.lse.as_ref().filter(|lse| rows <= lse.len());
         match room {
-            Some(log_sums) => Ok(log_sums.device_ptr(log_sums.stream()).0 as Address),
+            Some(lse) => Ok(lse.device_ptr(lse.stream()).0 as Address),
             None => {
-                let bound = self.log_sums.as_ref().map_or(0, CudaSlice::len) + 1;
+                let bound = self.lse.as_ref().map_or(0, CudaSlice::len) + 1;
                 let index = "rows with sinks";
                 Err(Error::OutOfRange { kernel: KERNEL, index, value: rows, bound })
             }
@@ -446,7 +443,7 @@ fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
 /// bytes of shared memory.
 fn check_latent(spec: &AttentionSpec, capacity: &PlanCapacity, block_bytes: i32) -> Result<()> {
     let error = |parameter, value, expected| Err(Error::Parameter { parameter, value, expected });
-    if spec.heads > MOST_LATENT_HEADS {
+    if spec.heads > MAX_LATENT_HEADS {
         return error("heads", spec.heads, "at most 128 on a GPU where latents are kept");
     }
     if capacity.sink_tokens > 0 {

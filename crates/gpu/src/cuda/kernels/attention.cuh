@@ -73,7 +73,7 @@ struct RunArgs {
   const void* keys;             // [num_blocks, kv_heads, block_size, head_dim]
   const void* values;           // the same shape as keys; for latents the same memory as keys
   void* out;                    // [tokens, heads, head_dim], or for latents [tokens, heads, latent]
-  float* log_sums;              // [tokens, heads], written: base-2 logarithms of the softmax denominators; null: not needed
+  float* lse;                   // [tokens, heads], written: base-2 logarithms of the softmax denominators; null: not needed
   const int32_t* query_start;   // device [seqs + 1]
   const int32_t* page_start;    // device [seqs + 1]
   const int32_t* page_indices;  // device [page_start[seqs]]

@@ -39,7 +39,7 @@ cudaError_t run_decode(const RunArgs& args, cudaStream_t stream) {
   plan.FromVector(std::vector<int64_t>(args.plan, args.plan + kWords));
   const AttentionShape& shape = args.shape;
   DecodeParams<T, C> params(static_cast<T*>(const_cast<void*>(args.q)), /*q_rope_offset=*/nullptr,
-                         paged_cache<C>(args), static_cast<T*>(args.out), args.log_sums,
+                         paged_cache<C>(args), static_cast<T*>(args.out), args.lse,
                          /*alibi_slopes=*/nullptr, shape.heads, shape.heads * kHeadDim, kHeadDim,
                          shape.window_left, args.softcap, args.scale, /*rope_scale=*/1.0f,
                          /*rope_theta=*/1.0f);

@@ -18,7 +18,7 @@ constexpr uint32_t kLatent = 512;
 // two blocks share a tile of twice as many rows.
 constexpr int32_t kTileRows = 64;
 // Capacity of FlashInfer's work list, which FlashInfer does not check.
-constexpr int32_t kMostWorks = 16384;
+constexpr int32_t kMaxWorks = 16384;
 
 // The sequences of a step in the form that is passed to FlashInfer.
 struct Parts {
@@ -78,7 +78,7 @@ cudaError_t plan_latent(const PlanArgs& args, cudaStream_t stream) {
   FLASHINFER_CUDA_CALL(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   // FlashInfer splits tiles that exceed a multiprocessor's share of the step, which adds at most one part per
   // multiprocessor.
-  if (parts.tiles(heads) + multiprocessors > kMostWorks) {
+  if (parts.tiles(heads) + multiprocessors > kMaxWorks) {
     throw std::length_error("a step has more queries than attention over latents has room for: have fewer tokens in a step");
   }
   flashinfer::MLAPlanInfo plan;

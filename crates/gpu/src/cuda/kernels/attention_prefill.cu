@@ -39,7 +39,7 @@ cudaError_t run_prefill(const RunArgs& args, cudaStream_t stream) {
   PrefillParams<T, C> params(static_cast<T*>(const_cast<void*>(args.q)), paged_cache<C>(args),
                           /*custom_mask=*/nullptr, const_cast<int32_t*>(args.query_start),
                           /*mask_indptr=*/nullptr, /*q_rope_offset=*/nullptr,
-                          static_cast<T*>(args.out), args.log_sums, /*alibi_slopes=*/nullptr,
+                          static_cast<T*>(args.out), args.lse, /*alibi_slopes=*/nullptr,
                           shape.heads, shape.heads * kHeadDim, kHeadDim, shape.window_left,
                           args.softcap, args.scale, /*rope_scale=*/1.0f, /*rope_theta=*/1.0f);
   params.v_scale = args.value_scale;

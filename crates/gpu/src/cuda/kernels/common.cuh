@@ -113,9 +113,9 @@ inline int32_t threads_for(int64_t work, int32_t most) {
 // Number of blocks of `threads` threads for `items` items. The limit is safe because the kernels that use it are
 // grid-stride loops.
 inline uint32_t grid_for(int64_t items, int32_t threads) {
-  constexpr int64_t kMostBlocks = 1 << 16;
+  constexpr int64_t kMaxBlocks = 1 << 16;
   const int64_t blocks = (items + threads - 1) / threads;
-  return static_cast<uint32_t>(blocks < kMostBlocks ? blocks : kMostBlocks);
+  return static_cast<uint32_t>(blocks < kMaxBlocks ? blocks : kMaxBlocks);
 }
 
 // Whether programmatic dependent launch is available on the compute capability that is compiled for.

@@ -53,7 +53,7 @@ __global__ void scale_and_cap_kernel(ScaleArgs args) {
 
 struct SinkArgs {
   void* out;              // [rows, head_dim], in place
-  const float* log_sums;  // [rows], with the meaning of log_sums of RunArgs in attention.cuh
+  const float* lse;       // [rows], with the meaning of lse of RunArgs in attention.cuh
   const float* sinks;     // [heads]
   int64_t rows;           // tokens * heads
   int32_t heads;
@@ -74,7 +74,7 @@ __global__ void weigh_sinks_kernel(SinkArgs args) {
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < args.rows * per_row; i += step) {
     const int64_t row = i / per_row;
     const float sink = args.sinks[row % args.heads] * kLog2E;
-    const float left = 1.0f / (1.0f + exp2f(sink - args.log_sums[row]));
+    const float left = 1.0f / (1.0f + exp2f(sink - args.lse[row]));
     Vector<T, N> values = load<N>(out + i * N);
     for (int32_t j = 0; j < N; ++j) values.at[j] = T(static_cast<float>(values.at[j]) * left);
     store<N>(out + i * N, values);
@@ -117,10 +117,10 @@ __global__ void sigmoid_gate_kernel(SigmoidGateArgs args) {
 }
 
 struct ResolveArgs {
-  uint32_t* tokens;       // [count], in place
-  const uint32_t* drawn;  // [num_drawn]
+  uint32_t* tokens;         // [count], in place
+  const uint32_t* sampled;  // [num_sampled]
   int32_t count;
-  int32_t num_drawn;
+  int32_t num_sampled;
 };
 static_assert(sizeof(ResolveArgs) == 24, "as in src/cuda/elements.rs");
 
@@ -132,7 +132,7 @@ __global__ void resolve_kernel(ResolveArgs args) {
   const uint32_t token = args.tokens[i];
   if (token >> 31 == 0) return;
   const uint32_t index = token & 0x7fffffffu;
-  args.tokens[i] = index < static_cast<uint32_t>(args.num_drawn) ? args.drawn[index] : 0xffffffffu;
+  args.tokens[i] = index < static_cast<uint32_t>(args.num_sampled) ? args.sampled[index] : 0xffffffffu;
 }
 
 }  // namespace candlepower

@@ -19,7 +19,7 @@ struct ExpertProductArgs {
   int32_t k;
   int32_t tile_rows;
   int32_t dtype;
-  int32_t codes;    // kNoCodes, or the format of all matrices
+  int32_t format;   // kUnquantized, or the format of all matrices
   int32_t cut;      // PackedMatrix::cut, the same for all matrices
   int32_t x_stride;    // the first k elements of a row are read
   int32_t out_stride;  // the first n elements of a row are written
@@ -27,7 +27,7 @@ struct ExpertProductArgs {
 };
 static_assert(sizeof(ExpertProductArgs) == 104, "as in src/cuda/experts.rs");
 
-constexpr int32_t kNoCodes = -1;
+constexpr int32_t kUnquantized = -1;
 
 // Number of rows of each expert if every token uses every expert.
 __device__ __forceinline__ uint32_t tokens_of_all(const ExpertProductArgs& args) {
@@ -82,7 +82,7 @@ constexpr int32_t kMoreRows = 64;
 constexpr int32_t kManyRows = 128;
 
 // A block computes 16 outputs of a row tile, like a product of one matrix with a few rows.
-template <typename T, Codes kCodes, int32_t kCut>
+template <typename T, QuantFormat kFormat, int32_t kCut>
 __global__ void __launch_bounds__(kFewPackedWarps* kWarp) packed_expert_kernel(ExpertProductArgs args) {
   __shared__ int32_t pairs[kFewRows];
   // The routing is written by the preceding kernel, so even the weights' addresses are unknown before it has ended.
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kFewPackedWarps* kWarp) packed_expert_kernel(E
       out[static_cast<int64_t>(pairs[first + row]) * args.out_stride + output] =
           T(sum + bias_of<T>(args, rows.expert, output));
     };
-    multiply_packed<T, kCodes, kFewPackedWarps, decltype(row_tiles)::value, kCut, false>(w, first_output, row_of, take);
+    multiply_packed<T, kFormat, kFewPackedWarps, decltype(row_tiles)::value, kCut, false>(w, first_output, row_of, take);
   };
   using One = std::integral_constant<int32_t, 1>;
   const bool has_second = pairs[kTileRows] >= 0;
@@ -126,9 +126,9 @@ __global__ void __launch_bounds__(kFewPackedWarps* kWarp) packed_expert_kernel(E
 
 // A block computes 128 outputs of 64 rows. A row tile has 64 or 128 rows. Copies to shared memory replaced loads into
 // registers here too: on an H200, 2,048 tokens take 596 instead of 2,384 us.
-template <typename T, Codes kCodes, int32_t kCut>
+template <typename T, QuantFormat kFormat, int32_t kCut>
 __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_rows_kernel(ExpertProductArgs args) {
-  using Shape = RowsShape<kMoreRows, 1, bits_of(kCodes), kCut>;
+  using Shape = RowsShape<kMoreRows, 1, bits_of(kFormat), kCut>;
   extern __shared__ uint4 stages[];
   __shared__ int32_t pairs[kMoreRows];
   __shared__ const T* of_rows[kMoreRows];
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_expert_rows_kernel
     out[static_cast<int64_t>(pairs[row]) * args.out_stride + output] = T(sum + bias_of<T>(args, rows.expert, output));
   };
   const int32_t first_output = static_cast<int32_t>(blockIdx.x % output_tiles) * Shape::kOutputs;
-  multiply_rows<T, kCodes, kMoreRows, 1, kCut>(w, first_output, reinterpret_cast<char*>(stages), row_of, take);
+  multiply_rows<T, kFormat, kMoreRows, 1, kCut>(w, first_output, reinterpret_cast<char*>(stages), row_of, take);
 }
 
 // ---- Unquantized weights, and quantized weights with many rows -------------------------------------
@@ -217,14 +217,14 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
 
   const T* x = static_cast<const T*>(args.x);
   PackedMatrix w{};
-  const T* numbers = nullptr;
-  if constexpr (kKind == kNoCodes) {
-    numbers = static_cast<const T* const*>(args.weights)[rows.expert];
+  const T* rows_of_weights = nullptr;
+  if constexpr (kKind == kUnquantized) {
+    rows_of_weights = static_cast<const T* const*>(args.weights)[rows.expert];
   } else {
     w = static_cast<const PackedMatrix*>(args.weights)[rows.expert];
   }
   // The columns of a quantized matrix may be in another order than its inputs.
-  const bool whole = kWhole && (kKind == kNoCodes || w.inputs == nullptr);
+  const bool whole = kWhole && (kKind == kUnquantized || w.inputs == nullptr);
   // Loads 8 columns of a matrix row, from `column` on. Missing columns become zeros.
   const auto load_chunk = [&](uint4* to, const T* matrix, int32_t stride, int32_t row, bool exists, int32_t column) {
     if (exists) matrix += static_cast<int64_t>(row) * stride;
@@ -253,11 +253,11 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
         continue;
       }
       const int32_t output = first_output + row - Shape::kRows;
-      if constexpr (kKind == kNoCodes) {
-        load_chunk(to, numbers, args.k, output, output < args.n, column);
+      if constexpr (kKind == kUnquantized) {
+        load_chunk(to, rows_of_weights, args.k, output, output < args.n, column);
       } else {
         Vector<T, kUnpacked> values{};
-        if (output < args.n && column < w.k) values = unpacked<T, static_cast<Codes>(kKind)>(w, output, column);
+        if (output < args.n && column < w.k) values = unpacked<T, static_cast<QuantFormat>(kKind)>(w, output, column);
         *reinterpret_cast<Vector<T, kUnpacked>*>(to) = values;
       }
     }
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(Shape::kThreads) expert_product_kernel(ExpertP
     for (int32_t j = 0; j < Shape::kOutputTiles; ++j) {
       const int32_t output = first_output + warp_output + j * 8 + lane % 4 * 2;
       float* sum = sums[i / 2][j] + i % 2 * 2;
-      if constexpr (kKind != kNoCodes) {
+      if constexpr (kKind != kUnquantized) {
         if (output < args.n) sum[0] += sparse_sum(w, of_pair, output);
         if (output + 1 < args.n) sum[1] += sparse_sum(w, of_pair, output + 1);
       }
@@ -344,26 +344,26 @@ void launch_tiles(const ExpertProductArgs& args, cudaStream_t stream) {
   launch_early(kernel, tiles * tiles_of(args.n, Shape::kOutputs), Shape::kThreads, stream, args, Shape::kBytes);
 }
 
-template <typename T, Codes kCodes, int32_t kCut>
+template <typename T, QuantFormat kFormat, int32_t kCut>
 void launch_rows(const ExpertProductArgs& args, cudaStream_t stream) {
-  using Shape = RowsShape<kMoreRows, 1, bits_of(kCodes), kCut>;
-  const auto kernel = packed_expert_rows_kernel<T, kCodes, kCut>;
+  using Shape = RowsShape<kMoreRows, 1, bits_of(kFormat), kCut>;
+  const auto kernel = packed_expert_rows_kernel<T, kFormat, kCut>;
   (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
   const uint32_t tiles = most_tiles(args.pairs, args.experts, args.tile_rows) * (args.tile_rows / kMoreRows);
   launch_early(kernel, tiles * tiles_of(args.n, Shape::kOutputs), Shape::kThreads, stream, args, Shape::kBytes);
 }
 
-template <typename T, Codes kCodes>
+template <typename T, QuantFormat kFormat>
 void launch_packed(const ExpertProductArgs& args, cudaStream_t stream) {
-  with_cut<kCodes>(args.cut, [&](auto cut) {
+  with_cut<kFormat>(args.cut, [&](auto cut) {
     constexpr int32_t kCut = decltype(cut)::value;
     if (args.tile_rows == kFewRows) {
       const uint32_t blocks = most_tiles(args.pairs, args.experts, kFewRows) * tiles_of(args.n, kTileOutputs);
-      launch_early(packed_expert_kernel<T, kCodes, kCut>, blocks, kFewPackedWarps * kWarp, stream, args);
-    } else if constexpr (kCut == kAnyLayout || kCodes == Codes::kTable) {
-      launch_tiles<T, ManyRows, static_cast<int32_t>(kCodes)>(args, stream);
+      launch_early(packed_expert_kernel<T, kFormat, kCut>, blocks, kFewPackedWarps * kWarp, stream, args);
+    } else if constexpr (kCut == kAnyLayout || kFormat == QuantFormat::kTable) {
+      launch_tiles<T, ManyRows, static_cast<int32_t>(kFormat)>(args, stream);
     } else {
-      launch_rows<T, kCodes, kCut>(args, stream);
+      launch_rows<T, kFormat, kCut>(args, stream);
     }
   });
 }
@@ -378,14 +378,14 @@ extern "C" int32_t candlepower_expert_product(const ExpertProductArgs* args, cud
   }
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
-    if (args->codes != kNoCodes) {
-      with_codes(args->codes, [&](auto codes) { launch_packed<T, codes()>(*args, stream); });
+    if (args->format != kUnquantized) {
+      with_format(args->format, [&](auto format) { launch_packed<T, format()>(*args, stream); });
     } else if (args->tile_rows == kFewRows) {
-      launch_tiles<T, FewRows, kNoCodes>(*args, stream);
+      launch_tiles<T, FewRows, kUnquantized>(*args, stream);
     } else if (args->tile_rows == kMoreRows) {
-      launch_tiles<T, MoreRows, kNoCodes>(*args, stream);
+      launch_tiles<T, MoreRows, kUnquantized>(*args, stream);
     } else {
-      launch_tiles<T, ManyRows, kNoCodes>(*args, stream);
+      launch_tiles<T, ManyRows, kUnquantized>(*args, stream);
     }
   });
 }

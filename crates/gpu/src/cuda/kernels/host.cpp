@@ -45,13 +45,13 @@ Selected select(const Scores& row, uint32_t limit, uint64_t target, Amount amoun
   return {prefix, before};
 }
 
-Cut find_cut(const Scores& row, const SamplerRow& draw, float scale) {
-  Cut cut{min_p_limit(draw.min_p, scale), kAllTies};
-  if (draw.top_k > 0 && draw.top_k < static_cast<uint32_t>(row.vocab)) {
-    const Selected kth = select(row, cut.key, draw.top_k, [](uint32_t) { return uint64_t(1); });
-    if (kth.key != kNone) cut = {kth.key, draw.top_k - kth.before};
+Cut find_cut(const Scores& row, const SamplerRow& params, float scale) {
+  Cut cut{min_p_limit(params.min_p, scale), kAllTies};
+  if (params.top_k > 0 && params.top_k < static_cast<uint32_t>(row.vocab)) {
+    const Selected kth = select(row, cut.key, params.top_k, [](uint32_t) { return uint64_t(1); });
+    if (kth.key != kNone) cut = {kth.key, params.top_k - kth.before};
   }
-  if (draw.top_p >= 1.0f) return cut;
+  if (params.top_p >= 1.0f) return cut;
   uint64_t below = 0;
   uint64_t ties = 0;
   for (int32_t id = 0; id < row.vocab; ++id) {
@@ -60,7 +60,7 @@ Cut find_cut(const Scores& row, const SamplerRow& draw, float scale) {
   }
   const uint64_t kept_ties = ties < cut.ties ? ties : cut.ties;
   const uint64_t total = below + kept_ties * weight_of(cut.key, scale);
-  const uint64_t target = top_p_target(draw.top_p, total);
+  const uint64_t target = top_p_target(params.top_p, total);
   const Selected last =
       select(row, cut.key, target, [scale](uint32_t key) { return weight_of(key, scale); });
   if (last.key == kNone) return cut;
@@ -68,7 +68,7 @@ Cut find_cut(const Scores& row, const SamplerRow& draw, float scale) {
   return {last.key, last.key == cut.key && kept_ties < needed ? kept_ties : needed};
 }
 
-uint32_t draw_token(const Scores& row, const Cut& cut, float scale, double uniform) {
+uint32_t sample_token(const Scores& row, const Cut& cut, float scale, double uniform) {
   const auto weights = [&] {
     uint64_t ties_left = cut.ties;
     std::vector<uint64_t> weights(row.vocab);
@@ -82,7 +82,7 @@ uint32_t draw_token(const Scores& row, const Cut& cut, float scale, double unifo
   }();
   uint64_t total = 0;
   for (const uint64_t weight : weights) total += weight;
-  const uint64_t target = draw_target(uniform, total);
+  const uint64_t target = sample_target(uniform, total);
   uint64_t cumulative = 0;
   for (int32_t id = 0; id < row.vocab; ++id) {
     cumulative += weights[id];
@@ -130,14 +130,14 @@ int32_t host_warps_per_output(int32_t outputs, int32_t wanted, int32_t most) {
   return warps_per_output(outputs, wanted, most);
 }
 
-uint64_t host_place_after(int32_t output, int32_t column, int32_t i, int32_t columns, int32_t bits, int32_t* shift) {
-  const CodePlace found = place_after(code_place(output, column, columns, bits), i, bits);
+uint64_t host_index_after(int32_t output, int32_t column, int32_t i, int32_t columns, int32_t bits, int32_t* shift) {
+  const QuantIndex found = index_after(quant_index(output, column, columns, bits), i, bits);
   *shift = found.shift;
   return found.word;
 }
 
-uint64_t host_code_place(int32_t output, int32_t column, int32_t columns, int32_t bits, int32_t* shift) {
-  const CodePlace found = code_place(output, column, columns, bits);
+uint64_t host_quant_index(int32_t output, int32_t column, int32_t columns, int32_t bits, int32_t* shift) {
+  const QuantIndex found = quant_index(output, column, columns, bits);
   *shift = found.shift;
   return found.word;
 }
@@ -190,7 +190,7 @@ uint32_t host_sample(float* logits, int32_t vocab, const SamplerRow* row, const 
   const Scores scores{logits, vocab, best.value()};
   const float scale = 1.0f / row->temperature;
   if (row->temperature == 0.0f || !(scale < INFINITY)) return best.id();
-  return draw_token(scores, find_cut(scores, *row, scale), scale, uniform_of(*row));
+  return sample_token(scores, find_cut(scores, *row, scale), scale, uniform_of(*row));
 }
 
 }  // extern "C"

@@ -109,9 +109,9 @@ constexpr int32_t kTileOutputs = 16;
 constexpr int32_t kTileInputs = 64;
 constexpr int32_t kStepInputs = 16;
 // Number of entries in the lookup table of an output, for formats whose quantized weights are table indices.
-constexpr int32_t kTableNumbers = 16;
+constexpr int32_t kTableEntries = 16;
 
-struct CodePlace {
+struct QuantIndex {
   uint64_t word;
   int32_t shift;
 };
@@ -119,7 +119,7 @@ struct CodePlace {
 // Position of a quantized weight of `bits` bits (4 or 8) in a matrix of `columns` columns.
 //
 // Lane `4 * (output % 8) + t` holds four columns of each step, from column `4 * t` on, of two outputs that are 8 apart.
-CANDLEPOWER_HD CodePlace code_place(int32_t output, int32_t column, int32_t columns, int32_t bits) {
+CANDLEPOWER_HD QuantIndex quant_index(int32_t output, int32_t column, int32_t columns, int32_t bits) {
   const int32_t tiles = (columns + kTileInputs - 1) / kTileInputs;
   const uint64_t tile = static_cast<uint64_t>(output / kTileOutputs) * tiles + column / kTileInputs;
   const int32_t lane = output % 8 * 4 + column % kStepInputs / 4;
@@ -133,7 +133,7 @@ CANDLEPOWER_HD CodePlace code_place(int32_t output, int32_t column, int32_t colu
 
 // Position of the quantized weight `i` columns after `first`, for `i` below 8. The column of `first` must be a multiple
 // of 8.
-CANDLEPOWER_HD CodePlace place_after(CodePlace first, int32_t i, int32_t bits) {
+CANDLEPOWER_HD QuantIndex index_after(QuantIndex first, int32_t i, int32_t bits) {
   // The same lane holds four columns of an output, in one word or two. The words of the next lane begin four words
   // later.
   const int32_t pair = i % 4 / 2;

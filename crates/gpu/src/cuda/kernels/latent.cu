@@ -69,29 +69,29 @@ __global__ void latents_kernel(LatentArgs args) {
   if (!is_query && slot >= args.num_slots) return;  // kNoSlot is such a slot.
 
   float* values = of_warps[threadIdx.x / kWarp];
-  float* turned = values + args.latent;
+  float* rotated = values + args.latent;
   const T* row = is_query ? static_cast<const T*>(args.q) + (token * args.heads + head + 1) * args.q_dim
                           : static_cast<const T*>(args.latents) + (token + 1) * (args.rank + args.rot_dim);
   const T* last = row - args.rot_dim;
   for (int32_t i = lane; i < args.head_dim - args.latent; i += kWarp) {
-    turned[i] = i < args.rot_dim ? static_cast<float>(last[i]) : 0.0f;
+    rotated[i] = i < args.rot_dim ? static_cast<float>(last[i]) : 0.0f;
   }
   if (!is_query) {
     for (int32_t i = lane; i < args.rank; i += kWarp) values[i] = static_cast<float>(last[i - args.rank]);
   }
   __syncwarp();
   const RotaryTable table{args.cos, args.sin, args.rot_dim, args.max_len, static_cast<RopeStyle>(args.rope_style)};
-  rotate(turned, args.positions[token], table);
+  rotate(rotated, args.positions[token], table);
   if (is_query) {
     T* out = static_cast<T*>(args.q_out) + (token * args.heads + head) * args.head_dim;
     const uint32_t position = args.positions[token];
     if (args.query_scales != nullptr && position < static_cast<uint32_t>(args.max_len)) {
       const float scale = args.query_scales[position];
       for (int32_t i = lane; i < args.latent; i += kWarp) out[i] = T(static_cast<float>(out[i]) * scale);
-      for (int32_t i = lane; i < args.head_dim - args.latent; i += kWarp) turned[i] *= scale;
+      for (int32_t i = lane; i < args.head_dim - args.latent; i += kWarp) rotated[i] *= scale;
       __syncwarp();
     }
-    store_head(out + args.latent, turned, args.head_dim - args.latent, 1.0f);
+    store_head(out + args.latent, rotated, args.head_dim - args.latent, 1.0f);
   } else {
     normalize_latent<T>(values, args);
     const uint64_t first = cache_offset(slot, 0, 1, args.block_size, args.head_dim);

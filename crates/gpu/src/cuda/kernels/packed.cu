@@ -21,7 +21,7 @@ static_assert(sizeof(UnpackArgs) == 112, "as in src/cuda/packed.rs");
 
 // One block per row. A row index that no shard has gives NaN, and one that another rank's shard has gives zeros, as in
 // `gather_kernel`. Inputs without a column keep the previous content of `out`, since activations are zero there.
-template <typename T, Codes kCodes>
+template <typename T, QuantFormat kFormat>
 __global__ void unpack_kernel(UnpackArgs args) {
   const PackedMatrix& w = args.w;
   const uint32_t first = args.first;
@@ -31,39 +31,39 @@ __global__ void unpack_kernel(UnpackArgs args) {
   const T missing = T(row + first < static_cast<uint32_t>(args.all_rows) ? 0.0f : NAN);
   const bool whole = w.inputs == nullptr && w.width % kUnpacked == 0;
   for (int32_t column = threadIdx.x * kUnpacked; column < w.k; column += blockDim.x * kUnpacked) {
-    Vector<T, kUnpacked> numbers{};
-    if (exists) numbers = unpacked<T, kCodes>(w, row, column);
+    Vector<T, kUnpacked> values{};
+    if (exists) values = unpacked<T, kFormat>(w, row, column);
 #pragma unroll
     for (int32_t i = 0; i < kUnpacked; ++i) {
-      numbers.at[i] = exists ? T(static_cast<float>(numbers.at[i]) * args.scale) : missing;
+      values.at[i] = exists ? T(static_cast<float>(values.at[i]) * args.scale) : missing;
     }
     if (whole) {
-      store<kUnpacked>(out + column, numbers);
+      store<kUnpacked>(out + column, values);
       continue;
     }
 #pragma unroll
     for (int32_t i = 0; i < kUnpacked; ++i) {
       const int32_t at = column + i;
-      if (at < w.k) out[w.inputs == nullptr ? at : static_cast<int32_t>(w.inputs[at])] = numbers.at[i];
+      if (at < w.k) out[w.inputs == nullptr ? at : static_cast<int32_t>(w.inputs[at])] = values.at[i];
     }
   }
   if (w.sparse_starts == nullptr || !exists) return;
   __syncthreads();
   for (uint32_t i = w.sparse_starts[row] + threadIdx.x; i < w.sparse_starts[row + 1]; i += blockDim.x) {
-    T& number = out[w.sparse_inputs[i]];
-    number = T(static_cast<float>(number) + w.sparse_numbers[i] * args.scale);
+    T& value = out[w.sparse_inputs[i]];
+    value = T(static_cast<float>(value) + w.sparse_values[i] * args.scale);
   }
 }
 
 // ---- Product ---------------------------------------------------------------------------------------
 
 // A block computes one tile of rows, number `blockIdx.x`.
-template <typename T, Codes kCodes, int32_t kCut>
+template <typename T, QuantFormat kFormat, int32_t kCut>
 __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_product_kernel(PackedProductArgs args) {
   const ProductRows<T> rows{args, static_cast<int32_t>(blockIdx.x) * kTileRows};
   const auto row_of = [&](int32_t row) { return rows.at(row); };
   const auto take = [&](int32_t row, int32_t output, float sum) { rows.take(row, output, sum); };
-  multiply_packed<T, kCodes, kPackedWarps, 1, kCut, true>(args.w, blockIdx.y * kTileOutputs, row_of, take);
+  multiply_packed<T, kFormat, kPackedWarps, 1, kCut, true>(args.w, blockIdx.y * kTileOutputs, row_of, take);
 }
 
 }  // namespace candlepower
@@ -73,11 +73,11 @@ using namespace candlepower;
 extern "C" int32_t candlepower_packed_product(const PackedProductArgs* args, cudaStream_t stream) {
   if (args->rows < 1) return cudaErrorInvalidValue;
   return with_half_type(args->dtype, [&](auto zero) {
-    with_codes(args->w.kind, [&](auto codes) {
-      constexpr Codes kCodes = codes();
-      with_cut<kCodes>(args->w.cut, [&](auto cut) {
+    with_format(args->w.kind, [&](auto format) {
+      constexpr QuantFormat kFormat = format();
+      with_cut<kFormat>(args->w.cut, [&](auto cut) {
         const dim3 blocks(tiles_of(args->rows, kTileRows), args->w.whole_outputs() / kTileOutputs);
-        const auto kernel = packed_product_kernel<decltype(zero), kCodes, decltype(cut)::value>;
+        const auto kernel = packed_product_kernel<decltype(zero), kFormat, decltype(cut)::value>;
         launch_early(kernel, blocks, kPackedWarps * kWarp, stream, *args);
       });
     });
@@ -88,8 +88,8 @@ extern "C" int32_t candlepower_unpack(const UnpackArgs* args, cudaStream_t strea
   return with_half_type(args->dtype, [&](auto zero) {
     const auto rows = static_cast<uint32_t>(args->count);
     const int32_t threads = threads_for((args->w.k + kUnpacked - 1) / kUnpacked, 256);
-    with_codes(args->w.kind, [&](auto codes) {
-      unpack_kernel<decltype(zero), codes()><<<rows, threads, 0, stream>>>(*args);
+    with_format(args->w.kind, [&](auto format) {
+      unpack_kernel<decltype(zero), format()><<<rows, threads, 0, stream>>>(*args);
     });
   });
 }

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "async_copy.cuh"
-#include "codes.cuh"
+#include "packed_matrix.cuh"
 #include "tensor_core.cuh"
 
 namespace candlepower {
@@ -68,8 +68,8 @@ struct Pairs<__nv_bfloat16> {
 
   // Exponent and mantissa of an E4M3 value, 7 bits, are shifted to the place of bf16's. The exponent bias of bf16 is
   // larger by 120, so a factor of 2^112 leaves the value too small by 256, as for f16.
-  static __device__ __forceinline__ uint32_t e4m3_parts(uint32_t codes);
-  static __device__ __forceinline__ uint32_t e2m1_parts(uint32_t codes);
+  static __device__ __forceinline__ uint32_t e4m3_parts(uint32_t quants);
+  static __device__ __forceinline__ uint32_t e2m1_parts(uint32_t quants);
 };
 
 template <>
@@ -80,8 +80,8 @@ struct Pairs<__half> {
   static constexpr uint32_t kOffset = 0x64006400u;
   static constexpr uint32_t kSixteen = 0x4c004c00u;
 
-  static __device__ __forceinline__ uint32_t e4m3_parts(uint32_t codes);
-  static __device__ __forceinline__ uint32_t e2m1_parts(uint32_t codes);
+  static __device__ __forceinline__ uint32_t e4m3_parts(uint32_t quants);
+  static __device__ __forceinline__ uint32_t e2m1_parts(uint32_t quants);
 };
 
 template <typename T>
@@ -94,23 +94,23 @@ __device__ __forceinline__ uint32_t as_bits(Pair pair) {
   return *reinterpret_cast<uint32_t*>(&pair);
 }
 
-__device__ __forceinline__ uint32_t Pairs<__nv_bfloat16>::e4m3_parts(uint32_t codes) {
-  const uint32_t small = (codes & 0x00800080u) << 8 | (codes & 0x007f007fu) << 4;
+__device__ __forceinline__ uint32_t Pairs<__nv_bfloat16>::e4m3_parts(uint32_t quants) {
+  const uint32_t small = (quants & 0x00800080u) << 8 | (quants & 0x007f007fu) << 4;
   return as_bits(__hmul2(as_pair<__nv_bfloat16>(small), as_pair<__nv_bfloat16>(0x77807780u)));
 }
 
-__device__ __forceinline__ uint32_t Pairs<__half>::e4m3_parts(uint32_t codes) {
-  return (codes & 0x00800080u) << 8 | (codes & 0x007f007fu) << 7;
+__device__ __forceinline__ uint32_t Pairs<__half>::e4m3_parts(uint32_t quants) {
+  return (quants & 0x00800080u) << 8 | (quants & 0x007f007fu) << 7;
 }
 
 // The same for an E2M1 value: three bits are shifted, and the result is too small by a factor of 2^14.
-__device__ __forceinline__ uint32_t Pairs<__nv_bfloat16>::e2m1_parts(uint32_t codes) {
-  const uint32_t small = (codes & 0x00080008u) << 12 | (codes & 0x00070007u) << 6;
+__device__ __forceinline__ uint32_t Pairs<__nv_bfloat16>::e2m1_parts(uint32_t quants) {
+  const uint32_t small = (quants & 0x00080008u) << 12 | (quants & 0x00070007u) << 6;
   return as_bits(__hmul2(as_pair<__nv_bfloat16>(small), as_pair<__nv_bfloat16>(0x77807780u)));
 }
 
-__device__ __forceinline__ uint32_t Pairs<__half>::e2m1_parts(uint32_t codes) {
-  return (codes & 0x00080008u) << 12 | (codes & 0x00070007u) << 9;
+__device__ __forceinline__ uint32_t Pairs<__half>::e2m1_parts(uint32_t quants) {
+  return (quants & 0x00080008u) << 12 | (quants & 0x00070007u) << 9;
 }
 
 // Keeps a constant in a register. The compiler would otherwise materialize it again wherever it is read.
@@ -123,7 +123,7 @@ __device__ __forceinline__ uint32_t kept(uint32_t constant) {
 // Converts two integers below 16, in the low bits of the two halves of a word, to two elements, exactly. `offset` is
 // `Pairs<T>::kOffset`.
 template <typename T>
-__device__ __forceinline__ uint32_t small_numbers(uint32_t word, uint32_t offset) {
+__device__ __forceinline__ uint32_t small_values(uint32_t word, uint32_t offset) {
   uint32_t bits;
   // (word & 0x000f000f) | offset
   asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(bits) : "r"(word), "r"(0x000f000fu), "r"(offset));
@@ -133,26 +133,26 @@ __device__ __forceinline__ uint32_t small_numbers(uint32_t word, uint32_t offset
 // Converts a lane's quantized weights in step `step` of a tile to the tensor core operand `a`. Register 0 gets inputs 0
 // and 1 of output `lane / 4`, and register 1 the same inputs of output `lane / 4 + 8`. Registers 2 and 3 get inputs 2
 // and 3 of these outputs.
-template <typename T, Codes kCodes>
+template <typename T, QuantFormat kFormat>
 __device__ __forceinline__ void widen(const uint32_t* words, int32_t step, const T* tables, uint32_t offset, uint32_t (&a)[4]) {
 #pragma unroll
   for (int32_t i = 0; i < 4; ++i) {
-    if constexpr (kCodes == Codes::kU4) {
-      a[i] = small_numbers<T>(words[step] >> (4 * i), offset);
-    } else if constexpr (kCodes == Codes::kE2m1) {
+    if constexpr (kFormat == QuantFormat::kU4) {
+      a[i] = small_values<T>(words[step] >> (4 * i), offset);
+    } else if constexpr (kFormat == QuantFormat::kE2m1) {
       a[i] = Pairs<T>::e2m1_parts(words[step] >> (4 * i));
-    } else if constexpr (kCodes == Codes::kTable) {
-      const uint32_t codes = words[step] >> (4 * i);
-      const T* table = tables + (threadIdx.x % kWarp / 4 + i % 2 * 8) * kTableNumbers;
-      const Vector<T, 2> pair{{table[codes & 15], table[codes >> 16 & 15]}};
+    } else if constexpr (kFormat == QuantFormat::kTable) {
+      const uint32_t quants = words[step] >> (4 * i);
+      const T* table = tables + (threadIdx.x % kWarp / 4 + i % 2 * 8) * kTableEntries;
+      const Vector<T, 2> pair{{table[quants & 15], table[quants >> 16 & 15]}};
       a[i] = *reinterpret_cast<const uint32_t*>(&pair);
     } else {
-      const uint32_t codes = words[2 * step + i / 2] >> (8 * (i % 2));
-      if constexpr (kCodes == Codes::kE4m3) {
-        a[i] = Pairs<T>::e4m3_parts(codes & 0x00ff00ffu);
+      const uint32_t quants = words[2 * step + i / 2] >> (8 * (i % 2));
+      if constexpr (kFormat == QuantFormat::kE4m3) {
+        a[i] = Pairs<T>::e4m3_parts(quants & 0x00ff00ffu);
       } else {
-        const auto high = as_pair<T>(small_numbers<T>(codes >> 4, offset));
-        const auto low = as_pair<T>(small_numbers<T>(codes, offset));
+        const auto high = as_pair<T>(small_values<T>(quants >> 4, offset));
+        const auto low = as_pair<T>(small_values<T>(quants, offset));
         a[i] = as_bits(__hfma2(high, as_pair<T>(Pairs<T>::kSixteen), low));
       }
     }

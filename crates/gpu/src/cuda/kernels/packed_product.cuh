@@ -6,13 +6,13 @@
 namespace candlepower {
 
 // Shared memory of a block: the tiles that its warps multiply, and afterwards each warp's partial sum of each output.
-template <Codes kCodes, int32_t kWarps, int32_t kRows, int32_t kCut>
+template <QuantFormat kFormat, int32_t kWarps, int32_t kRows, int32_t kCut>
 union PackedShared {
-  PackedTile<bits_of(kCodes), kCut> coming[kWarps][kPackedStages<kCodes>];
+  PackedTile<bits_of(kFormat), kCut> coming[kWarps][kPackedStages<kFormat>];
   float partial[kWarps][kTileOutputs][kRows];
 };
-template <Codes kCodes, int32_t kWarps, int32_t kRows>
-union PackedShared<kCodes, kWarps, kRows, kAnyLayout> {  // the variant without tiles in shared memory
+template <QuantFormat kFormat, int32_t kWarps, int32_t kRows>
+union PackedShared<kFormat, kWarps, kRows, kAnyLayout> {  // the variant without tiles in shared memory
   float partial[kWarps][kTileOutputs][kRows];
 };
 
@@ -23,17 +23,17 @@ union PackedShared<kCodes, kWarps, kRows, kAnyLayout> {  // the variant without 
 // `row_of` returns the beginning of a row in x, or null if there is no such row; the first row must exist. `take` is
 // called with row, output and sum for each result. `wait_for_inputs` is called after the first loads of the matrix have
 // been started. `kLong` selects the variant for long ranges.
-template <typename T, Codes kCodes, int32_t kWarps, int32_t kRowTiles, int32_t kCut, bool kLong, typename RowOf, typename Take>
+template <typename T, QuantFormat kFormat, int32_t kWarps, int32_t kRowTiles, int32_t kCut, bool kLong, typename RowOf, typename Take>
 __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t first_output, RowOf row_of, Take take) {
   constexpr int32_t kRows = kRowTiles * kTileRows;
-  constexpr bool kScaled = kCodes != Codes::kTable;
-  __shared__ PackedShared<kCodes, kWarps, kRows, kLong ? kAnyLayout : kCut> shared;
-  __shared__ T tables[kScaled ? 1 : kTileOutputs * kTableNumbers];
+  constexpr bool kScaled = kFormat != QuantFormat::kTable;
+  __shared__ PackedShared<kFormat, kWarps, kRows, kLong ? kAnyLayout : kCut> shared;
+  __shared__ T tables[kScaled ? 1 : kTileOutputs * kTableEntries];
   const int32_t warp = threadIdx.x / kWarp;
   const int32_t lane = threadIdx.x % kWarp;
   if constexpr (!kScaled) {
-    const float* numbers = w.scales + static_cast<int64_t>(first_output) * kTableNumbers;
-    for (int32_t i = threadIdx.x; i < kTileOutputs * kTableNumbers; i += blockDim.x) tables[i] = T(numbers[i]);
+    const float* entries = w.scales + static_cast<int64_t>(first_output) * kTableEntries;
+    for (int32_t i = threadIdx.x; i < kTileOutputs * kTableEntries; i += blockDim.x) tables[i] = T(entries[i]);
     __syncthreads();
   }
   // Missing rows are replaced by the first row. Their sums are computed but not stored.
@@ -47,11 +47,11 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
   float totals[kRowTiles][4] = {};
   if constexpr (kCut == kAnyLayout) {
     static_assert(kRowTiles == 1);
-    multiply_any<T, kCodes>(w, first_output, run, tables, x[0], totals[0]);
+    multiply_any<T, kFormat>(w, first_output, run, tables, x[0], totals[0]);
   } else if constexpr (kLong) {
-    multiply_long<T, kCodes, kRowTiles, kCut>(w, first_output, run, tables, x, totals);
+    multiply_long<T, kFormat, kRowTiles, kCut>(w, first_output, run, tables, x, totals);
   } else {
-    multiply_short<T, kCodes, kRowTiles, kCut>(w, first_output, run, tables, shared.coming[warp], x, totals);
+    multiply_short<T, kFormat, kRowTiles, kCut>(w, first_output, run, tables, shared.coming[warp], x, totals);
   }
   let_next_start();
   // The partial sums overwrite the tiles, so all warps must have finished with them.
@@ -77,10 +77,10 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
 
 // Calls `launch` with the matrix's `cut` as a compile-time constant. Tables have no groups, so for kTable it is 0 or
 // kAnyLayout.
-template <Codes kCodes, typename Launch>
+template <QuantFormat kFormat, typename Launch>
 void with_cut(int32_t cut, Launch launch) {
   if (cut == kAnyLayout) return launch(std::integral_constant<int32_t, kAnyLayout>{});
-  if constexpr (kCodes != Codes::kTable) {
+  if constexpr (kFormat != QuantFormat::kTable) {
     if (cut == 1) return launch(std::integral_constant<int32_t, 1>{});
     if (cut == 2) return launch(std::integral_constant<int32_t, 2>{});
   }

@@ -41,9 +41,9 @@ __device__ __forceinline__ uint32_t rounded(float2 pair, __half) { return as_bit
 // `memory` is the block's dynamic shared memory. `row_of` returns the beginning of a row in x, or null if there is no
 // such row; the first row must exist. `take` is called with row, output and sum for each result. `wait_for_inputs` is
 // called after the first copies of the matrix have been started.
-template <typename T, Codes kCodes, int32_t kRows, int32_t kSplit, int32_t kCut, typename RowOf, typename Take>
+template <typename T, QuantFormat kFormat, int32_t kRows, int32_t kSplit, int32_t kCut, typename RowOf, typename Take>
 __device__ __forceinline__ void multiply_rows(const PackedMatrix& w, int32_t first_output, char* memory, RowOf row_of, Take take) {
-  constexpr int32_t kWords = bits_of(kCodes);
+  constexpr int32_t kWords = bits_of(kFormat);
   using Shape = RowsShape<kRows, kSplit, kWords, kCut>;
   constexpr int32_t kPartSteps = kTileInputs / kStepInputs >> kCut;
   const int32_t warp = threadIdx.x / kWarp;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void multiply_rows(const PackedMatrix& w, int32_t fir
   const int32_t rounds = (tiles + kSplit - 1) / kSplit;
 
   const int32_t count = run.end - run.begin;
-  PackedTiles<kCodes, kCut> matrix(w, outputs, run, lane);
+  PackedTiles<kFormat, kCut> matrix(w, outputs, run, lane);
   char* of_warp = memory + kSplit * Shape::kXBytes + warp * Shape::kWarpBytes;
   const uint32_t tiles_at = shared_address(of_warp);
 #pragma unroll
@@ -104,16 +104,16 @@ __device__ __forceinline__ void multiply_rows(const PackedMatrix& w, int32_t fir
     const char* x = of_x + stage * Shape::kStageBytes + lane / 4 * kRowBytes + lane % 4 * 8;
     uint4 words[kWords / 4];
 #pragma unroll
-    for (int32_t i = 0; i < kWords / 4; ++i) words[i] = of.codes[i][lane];
+    for (int32_t i = 0; i < kWords / 4; ++i) words[i] = of.quants[i][lane];
 #pragma unroll
     for (int32_t step = 0; step < kTileInputs / kStepInputs; ++step) {
       uint32_t a[4];
-      widen<T, kCodes>(reinterpret_cast<const uint32_t*>(words), step, static_cast<const T*>(nullptr), offset, a);
+      widen<T, kFormat>(reinterpret_cast<const uint32_t*>(words), step, static_cast<const T*>(nullptr), offset, a);
 #pragma unroll
       for (int32_t i = 0; i < 4; ++i) {
         const float2 scale = of.scales[step / kPartSteps][lane / 4 + i % 2 * 8];
-        const float2 numbers = floats(as_pair<T>(a[i]));
-        a[i] = rounded({fmaf(numbers.x, scale.x, scale.y), fmaf(numbers.y, scale.x, scale.y)}, T());
+        const float2 values = floats(as_pair<T>(a[i]));
+        a[i] = rounded({fmaf(values.x, scale.x, scale.y), fmaf(values.y, scale.x, scale.y)}, T());
       }
 #pragma unroll
       for (int32_t rows = 0; rows < kRows / kTileRows; ++rows) {

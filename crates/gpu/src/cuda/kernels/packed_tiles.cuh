@@ -9,7 +9,7 @@ namespace candlepower {
 // offsets of the outputs for each of the tile's 2^`kCut` parts.
 template <int32_t kWords, int32_t kCut>
 struct PackedTile {
-  uint4 codes[kWords / 4][kWarp];
+  uint4 quants[kWords / 4][kWarp];
   float2 scales[1 << kCut][kTileOutputs];
 };
 
@@ -17,23 +17,23 @@ struct PackedTile {
 //
 // The matrix must consist of whole tiles. A tile has 2^`kCut` groups, or a group has 2^n tiles. Each lane copies the
 // quantized weights that it multiplies itself. For each part, eight lanes copy the scales of two outputs each.
-template <Codes kCodes, int32_t kCut>
+template <QuantFormat kFormat, int32_t kCut>
 struct PackedTiles {
-  static constexpr int32_t kWords = bits_of(kCodes);
+  static constexpr int32_t kWords = bits_of(kFormat);
   using Tile = PackedTile<kWords, kCut>;
-  const uint4* codes;
+  const uint4* quants;
   const float2* scales;
   int64_t scale_stride;
   int32_t tile;
   int32_t end;
   int32_t of_group;  // mask for a tile's index within its group; all bits set if there is one group
-  uint32_t codes_at;
+  uint32_t quants_at;
   uint32_t scales_at;
   bool has_scales;
 
   __device__ __forceinline__ PackedTiles(const PackedMatrix& w, int32_t first_output, Range run, int32_t lane) {
     const int64_t before = static_cast<int64_t>(first_output / kTileOutputs) * (w.k / kTileInputs) + run.begin;
-    codes = reinterpret_cast<const uint4*>(w.codes) + before * kWords * 8 + lane;
+    quants = reinterpret_cast<const uint4*>(w.quants) + before * kWords * 8 + lane;
     const bool one_group = w.group >= w.k;
     of_group = one_group ? -1 : w.group / kTileInputs - 1;
     const int32_t part = lane / 8;
@@ -43,18 +43,18 @@ struct PackedTiles {
     scale_stride = static_cast<int64_t>(w.whole_outputs()) << kCut;
     tile = run.begin;
     end = run.end;
-    codes_at = lane * 16;
-    scales_at = sizeof(Tile::codes) + lane * 16;
-    has_scales = kCodes != Codes::kTable && part < 1 << kCut;
+    quants_at = lane * 16;
+    scales_at = sizeof(Tile::quants) + lane * 16;
+    has_scales = kFormat != QuantFormat::kTable && part < 1 << kCut;
   }
 
   // Starts the copy of the next tile, if there is one. `to` is its address in shared memory.
   __device__ __forceinline__ void copy(uint32_t to) {
     if (tile >= end) return;
 #pragma unroll
-    for (int32_t i = 0; i < kWords / 4; ++i) copy_chunk(to + codes_at + i * kWarp * 16, codes + i * kWarp);
+    for (int32_t i = 0; i < kWords / 4; ++i) copy_chunk(to + quants_at + i * kWarp * 16, quants + i * kWarp);
     if (has_scales) copy_chunk(to + scales_at, scales);
-    codes += kWords * 8;
+    quants += kWords * 8;
     tile += 1;
     if (kCut != 0 || (tile & of_group) == 0) scales += scale_stride;
   }
@@ -62,8 +62,8 @@ struct PackedTiles {
 
 // Number of tiles that are in shared memory or being copied there. It is limited by the static shared memory of a
 // block.
-template <Codes kCodes>
-constexpr int32_t kPackedStages = is_narrow(kCodes) ? 4 : 3;
+template <QuantFormat kFormat>
+constexpr int32_t kPackedStages = is_narrow(kFormat) ? 4 : 3;
 
 // Constants of the product of a tile, which stay in registers.
 template <typename T>
@@ -80,11 +80,11 @@ struct TileConstants {
 // Adds the product of a tile to `totals`. `words` holds a lane's quantized weights, `scale_of` returns scale and offset
 // of one of its outputs in a part, and `x` points to the lane's first element of each row. A lane reads four elements
 // in each step.
-template <typename T, Codes kCodes, int32_t kRowTiles, int32_t kCut, typename ScaleOf>
+template <typename T, QuantFormat kFormat, int32_t kRowTiles, int32_t kCut, typename ScaleOf>
 __device__ __forceinline__ void multiply_tile(const uint4* words, ScaleOf scale_of, const T* tables,
                                               const TileConstants<T>& constants, const T* const (&x)[kRowTiles],
                                               int32_t tile, float (&totals)[kRowTiles][4]) {
-  constexpr bool kScaled = kCodes != Codes::kTable;
+  constexpr bool kScaled = kFormat != QuantFormat::kTable;
   constexpr int32_t kPartSteps = kTileInputs / kStepInputs >> kCut;
 #pragma unroll
   for (int32_t part = 0; part < 1 << kCut; ++part) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void multiply_tile(const uint4* words, ScaleOf scale_
 #pragma unroll
     for (int32_t step = part * kPartSteps; step < (part + 1) * kPartSteps; ++step) {
       uint32_t a[4];
-      widen<T, kCodes>(reinterpret_cast<const uint32_t*>(words), step, tables, constants.offset, a);
+      widen<T, kFormat>(reinterpret_cast<const uint32_t*>(words), step, tables, constants.offset, a);
 #pragma unroll
       for (int32_t rows = 0; rows < kRowTiles; ++rows) {
         const auto pairs = *reinterpret_cast<const uint2*>(x[rows] + tile * kTileInputs + step * kStepInputs);
@@ -121,14 +121,14 @@ __device__ __forceinline__ void multiply_tile(const uint4* words, ScaleOf scale_
 // Tiles are copied to `coming` in shared memory, because loads into registers did not overlap here: nvcc gave all loads
 // between branches one scoreboard, so each wait was for the newest. On an H200, the product of 4-bit experts with 8
 // tokens takes 51 instead of 110 us this way.
-template <typename T, Codes kCodes, int32_t kRowTiles, int32_t kCut>
+template <typename T, QuantFormat kFormat, int32_t kRowTiles, int32_t kCut>
 __device__ __forceinline__ void multiply_short(const PackedMatrix& w, int32_t first_output, Range run, const T* tables,
-                                               PackedTile<bits_of(kCodes), kCut>* coming, const T* const (&x)[kRowTiles],
+                                               PackedTile<bits_of(kFormat), kCut>* coming, const T* const (&x)[kRowTiles],
                                                float (&totals)[kRowTiles][4]) {
-  constexpr int32_t kWords = bits_of(kCodes);
-  constexpr int32_t kStages = kPackedStages<kCodes>;
+  constexpr int32_t kWords = bits_of(kFormat);
+  constexpr int32_t kStages = kPackedStages<kFormat>;
   const auto lane = static_cast<int32_t>(kept(threadIdx.x % kWarp));
-  PackedTiles<kCodes, kCut> matrix(w, first_output, run, lane);
+  PackedTiles<kFormat, kCut> matrix(w, first_output, run, lane);
   const uint32_t tiles_at = shared_address(coming);
 #pragma unroll
   for (int32_t i = 0; i < kStages; ++i) {
@@ -145,9 +145,9 @@ __device__ __forceinline__ void multiply_short(const PackedMatrix& w, int32_t fi
     __syncwarp();
     uint4 words[kWords / 4];
 #pragma unroll
-    for (int32_t i = 0; i < kWords / 4; ++i) words[i] = of.codes[i][lane];
+    for (int32_t i = 0; i < kWords / 4; ++i) words[i] = of.quants[i][lane];
     const auto scale_of = [&](int32_t part, int32_t output) { return of.scales[part][lane / 4 + output * 8]; };
-    multiply_tile<T, kCodes, kRowTiles, kCut>(words, scale_of, tables, constants, x, tile, totals);
+    multiply_tile<T, kFormat, kRowTiles, kCut>(words, scale_of, tables, constants, x, tile, totals);
     __syncwarp();
     matrix.copy(tiles_at + stage * sizeof(*coming));
     end_copies();
@@ -161,26 +161,26 @@ constexpr int32_t kPackedAhead = kCut == 2 || (kWords == 8 && kCut == 1) ? 2 : 4
 
 // The same for long ranges. Tiles are loaded into registers, several ahead of their use. Unlike in `multiply_short`, these
 // loads do overlap, because the main loop has no branches. The rows of x are read from global memory in between.
-template <typename T, Codes kCodes, int32_t kRowTiles, int32_t kCut>
+template <typename T, QuantFormat kFormat, int32_t kRowTiles, int32_t kCut>
 __device__ __forceinline__ void multiply_long(const PackedMatrix& w, int32_t first_output, Range run, const T* tables,
                                               const T* const (&x)[kRowTiles], float (&totals)[kRowTiles][4]) {
-  constexpr int32_t kWords = bits_of(kCodes);
+  constexpr int32_t kWords = bits_of(kFormat);
   constexpr int32_t kAhead = kPackedAhead<kWords, kCut>;
   constexpr int32_t kParts = 1 << kCut;
   const int32_t lane = threadIdx.x % kWarp;
   const int64_t before = static_cast<int64_t>(first_output / kTileOutputs) * (w.k / kTileInputs);
-  const uint4* codes = reinterpret_cast<const uint4*>(w.codes) + before * kWords * 8 + lane;
+  const uint4* quants = reinterpret_cast<const uint4*>(w.quants) + before * kWords * 8 + lane;
   const float2* scales = reinterpret_cast<const float2*>(w.scales) + first_output + lane / 4;
   const int64_t outputs = w.whole_outputs();
   const int32_t of_group = w.group >= w.k ? 31 : 31 - __clz(w.group / kTileInputs);
   struct Tile {
-    uint4 codes[kWords / 4];
+    uint4 quants[kWords / 4];
     float2 scales[kParts][2];
   };
   const auto ask = [&](Tile& to, int32_t tile) {
 #pragma unroll
-    for (int32_t i = 0; i < kWords / 4; ++i) to.codes[i] = __ldcs(codes + (tile * (kWords / 4) + i) * kWarp);
-    if constexpr (kCodes != Codes::kTable) {
+    for (int32_t i = 0; i < kWords / 4; ++i) to.quants[i] = __ldcs(quants + (tile * (kWords / 4) + i) * kWarp);
+    if constexpr (kFormat != QuantFormat::kTable) {
       const int32_t group = kCut == 0 ? tile >> of_group : tile << kCut;
 #pragma unroll
       for (int32_t part = 0; part < kParts; ++part) {
@@ -192,7 +192,7 @@ __device__ __forceinline__ void multiply_long(const PackedMatrix& w, int32_t fir
   const TileConstants<T> constants;
   const auto multiply_one = [&](const Tile& of, int32_t tile) {
     const auto scale_of = [&](int32_t part, int32_t output) { return of.scales[part][output]; };
-    multiply_tile<T, kCodes, kRowTiles, kCut>(of.codes, scale_of, tables, constants, x, tile, totals);
+    multiply_tile<T, kFormat, kRowTiles, kCut>(of.quants, scale_of, tables, constants, x, tile, totals);
   };
 
   Tile coming[kAhead];
@@ -228,26 +228,26 @@ __device__ __forceinline__ void multiply_long(const PackedMatrix& w, int32_t fir
 //
 // This is a separate function because its branches slowed the other variants down: registers were spilled with 17 to 32
 // rows, and nvcc could not move loads of activations ahead.
-template <typename T, Codes kCodes>
+template <typename T, QuantFormat kFormat>
 __device__ __forceinline__ void multiply_any(const PackedMatrix& w, int32_t first_output, Range run, const T* tables,
                                              const T* x, float (&totals)[4]) {
-  constexpr int32_t kWords = bits_of(kCodes);
+  constexpr int32_t kWords = bits_of(kFormat);
   const int32_t lane = threadIdx.x % kWarp;
   const int32_t tiles = tiles_of(w.k, kTileInputs);
-  const uint4* codes =
-      reinterpret_cast<const uint4*>(w.codes) + static_cast<int64_t>(first_output / kTileOutputs) * tiles * kWords * 8 + lane;
+  const uint4* quants =
+      reinterpret_cast<const uint4*>(w.quants) + static_cast<int64_t>(first_output / kTileOutputs) * tiles * kWords * 8 + lane;
   const uint32_t ones[4] = {Pairs<T>::kOnes, Pairs<T>::kOnes, Pairs<T>::kOnes, Pairs<T>::kOnes};
   wait_for_inputs();
   for (int32_t tile = run.begin; tile < run.end; ++tile) {
     uint4 words[kWords / 4];
 #pragma unroll
-    for (int32_t i = 0; i < kWords / 4; ++i) words[i] = codes[(tile * (kWords / 4) + i) * kWarp];
+    for (int32_t i = 0; i < kWords / 4; ++i) words[i] = quants[(tile * (kWords / 4) + i) * kWarp];
 #pragma unroll
     for (int32_t step = 0; step < kTileInputs / kStepInputs; ++step) {
       const int32_t first = tile * kTileInputs + step * kStepInputs;
       if (first >= w.k) break;
       uint32_t a[4];
-      widen<T, kCodes>(reinterpret_cast<const uint32_t*>(words), step, tables, Pairs<T>::kOffset, a);
+      widen<T, kFormat>(reinterpret_cast<const uint32_t*>(words), step, tables, Pairs<T>::kOffset, a);
       Vector<T, 4> values{};
 #pragma unroll
       for (int32_t j = 0; j < 4; ++j) {
@@ -256,7 +256,7 @@ __device__ __forceinline__ void multiply_any(const PackedMatrix& w, int32_t firs
       }
       const auto* pairs = reinterpret_cast<const uint32_t*>(&values);
       const uint32_t b[2] = {pairs[0], pairs[1]};
-      if constexpr (kCodes == Codes::kTable) {
+      if constexpr (kFormat == QuantFormat::kTable) {
         multiply(totals, a, b, T());
         continue;
       }

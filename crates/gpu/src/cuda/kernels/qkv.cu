@@ -196,10 +196,10 @@ __global__ void __launch_bounds__(kWarpsPerBlock* kWarp) qkv_lanes_kernel(QkvArg
   for (int32_t j = 0; j < N; ++j) {
     const float other = __shfl_xor_sync(0xffffffffu, values[j], kHalfLanes);
     if (is_value) continue;
-    const float turned = values[j] * cos[j] + (lane < kHalfLanes ? -other : other) * sin[j];
+    const float rotated = values[j] * cos[j] + (lane < kHalfLanes ? -other : other) * sin[j];
     // A position beyond the table gives NaN, because a kernel cannot return an error. The sampling kernel reports NaN
     // logits.
-    values[j] = in_table ? turned * query_scale : NAN;
+    values[j] = in_table ? rotated * query_scale : NAN;
   }
   if (at >= items) return;
   if (is_query) {
@@ -253,11 +253,11 @@ struct SquareSumsArgs {
 };
 static_assert(sizeof(SquareSumsArgs) == 40, "as in src/cuda/qkv.rs");
 
-constexpr int32_t kMostSumThreads = 512;
+constexpr int32_t kMaxSumThreads = 512;
 
 // One block for q of a token, and one for k.
 template <typename T>
-__global__ void __launch_bounds__(kMostSumThreads) square_sums_kernel(SquareSumsArgs args) {
+__global__ void __launch_bounds__(kMaxSumThreads) square_sums_kernel(SquareSumsArgs args) {
   const int64_t token = blockIdx.x;
   const bool is_query = blockIdx.y == 0;
   const T* row = static_cast<const T*>(args.qkv) + token * (args.q_width + 2 * args.kv_width);
@@ -318,7 +318,7 @@ extern "C" int32_t candlepower_qkv(const QkvArgs* args, cudaStream_t stream) {
 extern "C" int32_t candlepower_square_sums(const SquareSumsArgs* args, cudaStream_t stream) {
   return with_half_type(args->dtype, [&](auto zero) {
     const dim3 grid(static_cast<uint32_t>(args->tokens), 2);
-    square_sums_kernel<decltype(zero)><<<grid, threads_for(args->q_width / 2, kMostSumThreads), 0, stream>>>(*args);
+    square_sums_kernel<decltype(zero)><<<grid, threads_for(args->q_width / 2, kMaxSumThreads), 0, stream>>>(*args);
   });
 }
 

@@ -9,7 +9,7 @@ namespace candlepower {
 // ---- RMS norm --------------------------------------------------------------------------------------
 
 // Maximum number of threads for a row. All of them must fit into the register file at once.
-constexpr int32_t kMostNormThreads = 1024;
+constexpr int32_t kMaxNormThreads = 1024;
 
 struct RmsNormArgs {
   const void* x;       // [rows, dim]
@@ -29,7 +29,7 @@ static_assert(sizeof(RmsNormArgs) == 64, "as in src/cuda/norm.rs");
 // One block per row. The norm is taken of the sum as it is stored, after rounding, so that this layer sees the same
 // residual as the layers after it.
 template <typename T, int32_t N>
-__global__ void __launch_bounds__(kMostNormThreads) rms_norm_kernel(RmsNormArgs args) {
+__global__ void __launch_bounds__(kMaxNormThreads) rms_norm_kernel(RmsNormArgs args) {
   const int64_t start = static_cast<int64_t>(blockIdx.x) * args.dim;
   const T* x = static_cast<const T*>(args.x) + start;
   T* residual = args.residual == nullptr ? nullptr : static_cast<T*>(args.residual) + start;
@@ -93,7 +93,7 @@ static_assert(sizeof(LayerNormArgs) == 56, "as in src/cuda/norm.rs");
 // One block per row, which is read three times. The squares are those of distances from the mean, which avoids
 // cancellation.
 template <typename T, int32_t N>
-__global__ void __launch_bounds__(kMostNormThreads) layer_norm_kernel(LayerNormArgs args) {
+__global__ void __launch_bounds__(kMaxNormThreads) layer_norm_kernel(LayerNormArgs args) {
   const int64_t start = static_cast<int64_t>(blockIdx.x) * args.dim;
   const T* x = static_cast<const T*>(args.x) + start;
   const T* weight = static_cast<const T*>(args.weight);
@@ -184,7 +184,7 @@ __device__ __forceinline__ float activate(float x) {
 
 // The factor that a gate's activation is multiplied by.
 template <Activation kActivation>
-__device__ __forceinline__ float gated_number(float up) {
+__device__ __forceinline__ float gated_value(float up) {
   if constexpr (kActivation != Activation::kSwigluOai) return up;
   return fmaxf(fminf(up, kSwigluLimit), -kSwigluLimit) + 1.0f;
 }
@@ -204,7 +204,7 @@ __global__ void gated_activation_kernel(GatedActivationArgs args) {
     const Vector<T, N> up = load<N>(static_cast<const T*>(args.up) + token * args.up_width + column);
     for (int32_t j = 0; j < N; ++j) {
       const float activated = activate<kActivation>(static_cast<float>(gate.at[j]));
-      gate.at[j] = T(activated * gated_number<kActivation>(static_cast<float>(up.at[j])));
+      gate.at[j] = T(activated * gated_value<kActivation>(static_cast<float>(up.at[j])));
     }
     store<N>(static_cast<T*>(args.out) + token * args.inner + column, gate);
   }
@@ -315,9 +315,9 @@ extern "C" int32_t candlepower_rms_norm(const RmsNormArgs* args, cudaStream_t st
     constexpr int32_t N = kVectorWidth<T>;
     const auto rows = static_cast<uint32_t>(args->rows);
     if (args->dim % N == 0) {
-      launch_early(rms_norm_kernel<T, N>, rows, threads_for(args->dim / N, kMostNormThreads), stream, *args);
+      launch_early(rms_norm_kernel<T, N>, rows, threads_for(args->dim / N, kMaxNormThreads), stream, *args);
     } else {
-      launch_early(rms_norm_kernel<T, 1>, rows, threads_for(args->dim, kMostNormThreads), stream, *args);
+      launch_early(rms_norm_kernel<T, 1>, rows, threads_for(args->dim, kMaxNormThreads), stream, *args);
     }
   });
 }
@@ -328,9 +328,9 @@ extern "C" int32_t candlepower_layer_norm(const LayerNormArgs* args, cudaStream_
     constexpr int32_t N = kVectorWidth<T>;
     const auto rows = static_cast<uint32_t>(args->rows);
     if (args->dim % N == 0) {
-      launch_early(layer_norm_kernel<T, N>, rows, threads_for(args->dim / N, kMostNormThreads), stream, *args);
+      launch_early(layer_norm_kernel<T, N>, rows, threads_for(args->dim / N, kMaxNormThreads), stream, *args);
     } else {
-      launch_early(layer_norm_kernel<T, 1>, rows, threads_for(args->dim, kMostNormThreads), stream, *args);
+      launch_early(layer_norm_kernel<T, 1>, rows, threads_for(args->dim, kMaxNormThreads), stream, *args);
     }
   });
 }

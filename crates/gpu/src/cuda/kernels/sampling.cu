@@ -9,16 +9,16 @@
 namespace candlepower {
 
 struct SampleArgs {
-  const void* logits;        // [rows, vocab]
-  const SamplerRow* draws;   // [num_draws]
-  uint32_t* counts;          // [slots, vocab], may be null
-  const uint32_t* bias_ids;  // [biases]
-  const float* biases;       // [biases]
-  const uint32_t* masks;     // [mask_rows, mask_words]
-  float* scores;             // [num_draws, vocab], overwritten
-  uint32_t* token_ids;       // [num_draws]; kNone: no token is both allowed and finite
-  uint32_t* report;          // [num_draws, 3 + 2 * max_top]: token, its log-probability and rank; then pairs of token and log-probability
-  int32_t num_draws;
+  const void* logits;         // [rows, vocab]
+  const SamplerRow* samples;  // [num_samples]
+  uint32_t* counts;           // [slots, vocab], may be null
+  const uint32_t* bias_ids;   // [biases]
+  const float* biases;        // [biases]
+  const uint32_t* masks;      // [mask_rows, mask_words]
+  float* scores;              // [num_samples, vocab], overwritten
+  uint32_t* token_ids;        // [num_samples]; kNone: no token is both allowed and finite
+  uint32_t* report;           // [num_samples, 3 + 2 * max_top]: token, its log-probability and rank; then pairs of token and log-probability
+  int32_t num_samples;
   int32_t rows;
   int32_t vocab;
   int32_t slots;
@@ -130,14 +130,14 @@ __device__ Selected select(const Row<V>& row, uint32_t limit, uint64_t target, A
 
 // The tokens that min_p, top_k and top_p keep.
 template <typename V>
-__device__ Cut find_cut(const Row<V>& row, const SamplerRow& draw, float scale, Shared& shared) {
-  Cut cut{min_p_limit(draw.min_p, scale), kAllTies};
-  if (draw.top_k > 0 && draw.top_k < static_cast<uint32_t>(row.vocab)) {
+__device__ Cut find_cut(const Row<V>& row, const SamplerRow& params, float scale, Shared& shared) {
+  Cut cut{min_p_limit(params.min_p, scale), kAllTies};
+  if (params.top_k > 0 && params.top_k < static_cast<uint32_t>(row.vocab)) {
     const Selected kth =
-        select(row, cut.key, draw.top_k, [](uint32_t) { return uint64_t(1); }, shared);
-    if (kth.key != kNone) cut = {kth.key, draw.top_k - kth.before};
+        select(row, cut.key, params.top_k, [](uint32_t) { return uint64_t(1); }, shared);
+    if (kth.key != kNone) cut = {kth.key, params.top_k - kth.before};
   }
-  if (draw.top_p >= 1.0f) return cut;
+  if (params.top_p >= 1.0f) return cut;
   uint64_t below = 0;
   uint64_t ties = 0;
   row.each_key([&](int32_t, uint32_t key) {
@@ -148,7 +148,7 @@ __device__ Cut find_cut(const Row<V>& row, const SamplerRow& draw, float scale, 
   ties = block_sum(ties);
   const uint64_t kept_ties = ties < cut.ties ? ties : cut.ties;
   const uint64_t total = below + kept_ties * weight_of(cut.key, scale);
-  const uint64_t target = top_p_target(draw.top_p, total);
+  const uint64_t target = top_p_target(params.top_p, total);
   const Selected last = select(
       row, cut.key, target, [scale](uint32_t key) { return weight_of(key, scale); }, shared);
   if (last.key == kNone) return cut;
@@ -168,7 +168,7 @@ __device__ Range part_of_warp(Range range, int32_t warp) {
 // is left, 32 ids at a time. For a vocabulary of 128,256 tokens that takes four steps one after the other. With a single
 // division it took 126.
 template <typename V>
-__device__ uint32_t draw_token(const Row<V>& row, const Cut& cut, float scale, double uniform,
+__device__ uint32_t sample_token(const Row<V>& row, const Cut& cut, float scale, double uniform,
                                Shared& shared) {
   const int32_t warp = threadIdx.x / kWarp;
   const int32_t lane = threadIdx.x % kWarp;
@@ -200,7 +200,7 @@ __device__ uint32_t draw_token(const Row<V>& row, const Cut& cut, float scale, d
         shared.warp_weights[i] += kept * cut_weight;
         total += shared.warp_weights[i];
       }
-      uint64_t target = level == 0 ? draw_target(uniform, total) : shared.target;
+      uint64_t target = level == 0 ? sample_target(uniform, total) : shared.target;
       uint32_t chosen = 0;
       while (chosen + 1 < kWarps && target >= shared.warp_weights[chosen]) {
         target -= shared.warp_weights[chosen++];
@@ -242,11 +242,11 @@ __device__ uint32_t draw_token(const Row<V>& row, const Cut& cut, float scale, d
 
 // Fills the row of scores: penalties, then logit bias, then grammar mask.
 template <typename T>
-__device__ Best adjust(const SampleArgs& args, const SamplerRow& draw, const T* logits, float* scores) {
-  const bool counted = args.counts != nullptr && draw.counts_slot < static_cast<uint32_t>(args.slots);
-  const bool masked = draw.mask_row < static_cast<uint32_t>(args.mask_rows);
-  const uint32_t* counts = counted ? args.counts + int64_t(draw.counts_slot) * args.vocab : nullptr;
-  const uint32_t* mask = masked ? args.masks + int64_t(draw.mask_row) * args.mask_words : nullptr;
+__device__ Best adjust(const SampleArgs& args, const SamplerRow& params, const T* logits, float* scores) {
+  const bool counted = args.counts != nullptr && params.counts_slot < static_cast<uint32_t>(args.slots);
+  const bool masked = params.mask_row < static_cast<uint32_t>(args.mask_rows);
+  const uint32_t* counts = counted ? args.counts + int64_t(params.counts_slot) * args.vocab : nullptr;
+  const uint32_t* mask = masked ? args.masks + int64_t(params.mask_row) * args.mask_words : nullptr;
   // Number of ids per thread whose inputs are loaded before the first score is computed, to have more loads in flight.
   constexpr int32_t kTogether = 8;
   Best best{};
@@ -266,16 +266,16 @@ __device__ Best adjust(const SampleArgs& args, const SamplerRow& draw, const T* 
     for (int32_t i = 0; i < kTogether; ++i) {
       const int32_t id = first + i * kThreads;
       if (id >= args.vocab) break;
-      const float score = is_allowed[i] ? penalized(of_id[i], count[i], draw) : -INFINITY;
+      const float score = is_allowed[i] ? penalized(of_id[i], count[i], params) : -INFINITY;
       best.take(id, score);
       scores[id] = score;
     }
   }
   // The reduction has a barrier, after which all scores are visible to every thread.
   best = best_together(best);
-  if (draw.bias_begin >= draw.bias_end) return best;
+  if (params.bias_begin >= params.bias_end) return best;
   // A banned token may also have a bias. Adding minus infinity bans it in either order.
-  for (uint32_t i = draw.bias_begin + threadIdx.x; i < draw.bias_end; i += kThreads) {
+  for (uint32_t i = params.bias_begin + threadIdx.x; i < params.bias_end; i += kThreads) {
     if (i >= static_cast<uint32_t>(args.num_biases)) break;
     const uint32_t id = args.bias_ids[i];
     if (id < static_cast<uint32_t>(args.vocab)) atomicAdd(&scores[id], args.biases[i]);
@@ -287,7 +287,7 @@ __device__ Best adjust(const SampleArgs& args, const SamplerRow& draw, const T* 
 // Reports the log-probability and rank of `token`, and the log-probabilities of the most likely tokens. They refer to
 // the model's distribution, before penalties and temperature.
 template <typename T>
-__device__ void report_logprobs(const SampleArgs& args, const SamplerRow& draw, const T* logits,
+__device__ void report_logprobs(const SampleArgs& args, const SamplerRow& params, const T* logits,
                                 uint32_t token, uint32_t* report, Shared& shared) {
   const Row<T> row{logits, args.vocab, best_value(logits, args.vocab).value()};
   float sum = 0.0f;
@@ -308,7 +308,7 @@ __device__ void report_logprobs(const SampleArgs& args, const SamplerRow& draw, 
     report[2] = own > -INFINITY ? static_cast<uint32_t>(likelier) + 1 : static_cast<uint32_t>(args.vocab);
   }
   const uint32_t most = args.max_top < kMaxTop ? args.max_top : kMaxTop;
-  const uint32_t wanted = draw.top_logprobs < most ? draw.top_logprobs : most;
+  const uint32_t wanted = params.top_logprobs < most ? params.top_logprobs : most;
   if (wanted == 0) return;
   const Selected last = select(
       row, kInfinityBits - 1, wanted, [](uint32_t) { return uint64_t(1); }, shared);
@@ -348,47 +348,47 @@ __device__ void report_logprobs(const SampleArgs& args, const SamplerRow& draw, 
 
 // The token sampled from these values, or kNone if none is finite.
 template <typename V>
-__device__ uint32_t draw_from(const V* values, Best best, const SampleArgs& args, const SamplerRow& draw, Shared& shared) {
+__device__ uint32_t sample_from(const V* values, Best best, const SampleArgs& args, const SamplerRow& params, Shared& shared) {
   const Row<V> row{values, args.vocab, best.value()};
   if (!(fabsf(row.max) < INFINITY)) return kNone;
-  const float scale = 1.0f / draw.temperature;
-  if (draw.temperature == 0.0f || !(scale < INFINITY)) return best.id();
-  const Cut cut = find_cut(row, draw, scale, shared);
-  return draw_token(row, cut, scale, uniform_of(draw), shared);
+  const float scale = 1.0f / params.temperature;
+  if (params.temperature == 0.0f || !(scale < INFINITY)) return best.id();
+  const Cut cut = find_cut(row, params, scale, shared);
+  return sample_token(row, cut, scale, uniform_of(params), shared);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) sample_kernel(SampleArgs args) {
   __shared__ Shared shared;
-  const SamplerRow draw = args.draws[blockIdx.x];
+  const SamplerRow params = args.samples[blockIdx.x];
   const int32_t width = kReportHead + 2 * args.max_top;
   uint32_t* report = args.report + int64_t(blockIdx.x) * width;
   for (int32_t i = threadIdx.x; i < width; i += kThreads) report[i] = kNone;
   if (threadIdx.x == 0) args.token_ids[blockIdx.x] = kNone;
   // Padding rows of a CUDA graph sample nothing.
-  if (draw.logits_row >= static_cast<uint32_t>(args.rows)) return;
+  if (params.logits_row >= static_cast<uint32_t>(args.rows)) return;
 
-  const T* logits = static_cast<const T*>(args.logits) + int64_t(draw.logits_row) * args.vocab;
-  const bool adjusted = draw.counts_slot < static_cast<uint32_t>(args.slots) ||
-                        draw.mask_row < static_cast<uint32_t>(args.mask_rows) || draw.bias_begin < draw.bias_end;
+  const T* logits = static_cast<const T*>(args.logits) + int64_t(params.logits_row) * args.vocab;
+  const bool adjusted = params.counts_slot < static_cast<uint32_t>(args.slots) ||
+                        params.mask_row < static_cast<uint32_t>(args.mask_rows) || params.bias_begin < params.bias_end;
   uint32_t token;
   if (adjusted) {
     float* scores = args.scores + int64_t(blockIdx.x) * args.vocab;
-    const Best best = adjust(args, draw, logits, scores);
-    token = draw_from(scores, best, args, draw, shared);
+    const Best best = adjust(args, params, logits, scores);
+    token = sample_from(scores, best, args, params, shared);
   } else {
-    token = draw_from(logits, best_value(logits, args.vocab), args, draw, shared);
+    token = sample_from(logits, best_value(logits, args.vocab), args, params, shared);
   }
   if (token == kNone) return;
   if (threadIdx.x == 0) {
     args.token_ids[blockIdx.x] = token;
     report[0] = token;
-    if (args.counts != nullptr && draw.counts_slot < static_cast<uint32_t>(args.slots)) {
-      args.counts[int64_t(draw.counts_slot) * args.vocab + token] += 1;
+    if (args.counts != nullptr && params.counts_slot < static_cast<uint32_t>(args.slots)) {
+      args.counts[int64_t(params.counts_slot) * args.vocab + token] += 1;
     }
   }
   __syncthreads();
-  if (draw.top_logprobs != kNone) report_logprobs(args, draw, logits, token, report, shared);
+  if (params.top_logprobs != kNone) report_logprobs(args, params, logits, token, report, shared);
 }
 
 }  // namespace candlepower
@@ -397,6 +397,6 @@ using namespace candlepower;
 
 extern "C" int32_t candlepower_sample(const SampleArgs* args, cudaStream_t stream) {
   return with_float_type(args->dtype, [&](auto zero) {
-    sample_kernel<decltype(zero)><<<args->num_draws, kThreads, 0, stream>>>(*args);
+    sample_kernel<decltype(zero)><<<args->num_samples, kThreads, 0, stream>>>(*args);
   });
 }

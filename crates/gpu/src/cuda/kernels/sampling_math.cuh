@@ -32,7 +32,7 @@ struct SamplerRow {
   uint32_t bias_end;
   uint32_t mask_row;      // kNone: no mask
   uint32_t top_logprobs;  // kNone: no log-probabilities
-  uint32_t place;
+  uint32_t output_index;
   uint32_t seed_low;
   uint32_t seed_high;
 };
@@ -162,11 +162,11 @@ CANDLEPOWER_HD uint64_t splitmix(uint64_t z) {
 
 CANDLEPOWER_HD double uniform_of(const SamplerRow& row) {
   const uint64_t seed = static_cast<uint64_t>(row.seed_high) << 32 | row.seed_low;
-  return static_cast<double>(splitmix(splitmix(seed) ^ row.place) >> 11) / 9007199254740992.0;
+  return static_cast<double>(splitmix(splitmix(seed) ^ row.output_index) >> 11) / 9007199254740992.0;
 }
 
 // Target of inverse transform sampling: the first token, by id, whose cumulative weight exceeds it is sampled.
-CANDLEPOWER_HD uint64_t draw_target(double uniform, uint64_t total) {
+CANDLEPOWER_HD uint64_t sample_target(double uniform, uint64_t total) {
   const auto target = static_cast<uint64_t>(uniform * static_cast<double>(total));
   return target < total ? target : total - 1;
 }

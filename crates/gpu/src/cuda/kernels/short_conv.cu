@@ -7,7 +7,7 @@ namespace candlepower {
 
 struct ConvArgs {
   const void* input;           // [tokens, 3 * channels]: b, c and x
-  const float* taps;           // [kernel, channels]: conv kernel weights, those of the oldest token first
+  const float* conv_weights;   // [kernel, channels]: conv kernel weights, those of the oldest token first
   void* kept;                  // [num_slots, kernel - 1, channels]: the newest products of earlier steps
   void* out;                   // [tokens, channels]
   const uint32_t* query_start;  // [seqs + 1]
@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kConvThreads) conv_kernel(ConvArgs args) {
     const T* kept = static_cast<const T*>(args.kept) +
                     static_cast<int64_t>(sequence.slot) * (args.kernel - 1) * args.channels + channel;
     float sums[N] = {};
-    for (int32_t tap = 0; tap < args.kernel; ++tap) {
-      const int32_t back = args.kernel - 1 - tap;
+    for (int32_t index = 0; index < args.kernel; ++index) {
+      const int32_t back = args.kernel - 1 - index;
       Vector<T, N> values;
       if (back <= before) {
         values = products<T, N>(args, token - back, channel);
@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(kConvThreads) conv_kernel(ConvArgs args) {
       } else {
         continue;
       }
-      const float* taps = args.taps + static_cast<int64_t>(tap) * args.channels + channel;
+      const float* conv_weights = args.conv_weights + static_cast<int64_t>(index) * args.channels + channel;
 #pragma unroll
-      for (int32_t j = 0; j < N; ++j) sums[j] += taps[j] * static_cast<float>(values.at[j]);
+      for (int32_t j = 0; j < N; ++j) sums[j] += conv_weights[j] * static_cast<float>(values.at[j]);
     }
     const T* gates = static_cast<const T*>(args.input) + (static_cast<int64_t>(token) * 3 + 1) * args.channels + channel;
     Vector<T, N> gate = load<N>(gates);
@@ -122,9 +122,9 @@ extern "C" int32_t candlepower_short_conv(const ConvArgs* args, cudaStream_t str
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
     constexpr int32_t kChannels = kConvThreads * kVectorWidth<T>;
-    constexpr int32_t kMostBlocks = 65535;
+    constexpr int32_t kMaxBlocks = 65535;
     const auto wide = static_cast<uint32_t>((args->channels + kChannels - 1) / kChannels);
-    const dim3 grid(wide, args->tokens < kMostBlocks ? args->tokens : kMostBlocks);
+    const dim3 grid(wide, args->tokens < kMaxBlocks ? args->tokens : kMaxBlocks);
     conv_kernel<T><<<grid, kConvThreads, 0, stream>>>(*args);
     keep_kernel<T><<<dim3(wide, args->seqs), kConvThreads, 0, stream>>>(*args);
   });

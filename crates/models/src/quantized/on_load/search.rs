@@ -18,40 +18,40 @@ const LANES: usize = 8;
 /// A number of f32 that leaves no bits for fractions: what is added to it, and taken from it again, is rounded.
 const ROUNDS: f32 = 12_582_912.0;
 
-/// The largest number that multiplies the scale or the minimum of a block: six bits.
-const MOST_MULTIPLE: f32 = 63.0;
+/// The largest value that multiplies the scale or the offset of a block: six bits.
+const MAX_MULTIPLE: f32 = 63.0;
 
 /// Writes a group's quantized values, from 0 to `most`; returns scale and offset. A weight is `scale * value + offset`.
-pub(super) fn group(numbers: &[f32], most: u8, codes: &mut [u8]) -> [f32; 2] {
-    let [scale, min] = fitted(numbers, f32::from(most), Floor::Any).map(rounded);
-    write_codes(numbers, scale, min, most, codes);
+pub(super) fn group(values: &[f32], most: u8, quants: &mut [u8]) -> [f32; 2] {
+    let [scale, min] = fitted(values, f32::from(most), Floor::Any).map(rounded);
+    write_quants(values, scale, min, most, quants);
     [scale, min]
 }
 
 /// Like [`group`], for a super-block of groups of `group` weights, with each group's sub-scale and sub-offset. The offset is
 /// zero or less.
 pub(super) fn block(
-    numbers: &[f32],
+    values: &[f32],
     group: usize,
     most: u8,
-    codes: &mut [u8],
+    quants: &mut [u8],
     multiples: &mut Vec<[i8; 2]>,
 ) -> [f32; 2] {
-    let groups = numbers.chunks(group);
+    let groups = values.chunks(group);
     let factors: Vec<[f32; 2]> =
-        groups.map(|numbers| fitted(numbers, f32::from(most), Floor::ZeroOrLess)).collect();
+        groups.map(|values| fitted(values, f32::from(most), Floor::ZeroOrLess)).collect();
     let largest = |which: usize| factors.iter().fold(0f32, |most, f| most.max(f[which].abs()));
-    let scale = rounded(largest(0) / MOST_MULTIPLE);
-    let min = -rounded(largest(1) / MOST_MULTIPLE);
+    let scale = rounded(largest(0) / MAX_MULTIPLE);
+    let min = -rounded(largest(1) / MAX_MULTIPLE);
     let multiple = |of: f32, unit: f32| {
         let times = if unit == 0.0 { 0.0 } else { of / unit };
-        times.round().clamp(0.0, MOST_MULTIPLE)
+        times.round().clamp(0.0, MAX_MULTIPLE)
     };
-    for ((numbers, codes), factors) in
-        numbers.chunks(group).zip(codes.chunks_mut(group)).zip(&factors)
+    for ((values, quants), factors) in
+        values.chunks(group).zip(quants.chunks_mut(group)).zip(&factors)
     {
         let times = [multiple(factors[0], scale), multiple(factors[1], min)];
-        write_codes(numbers, scale * times[0], min * times[1], most, codes);
+        write_quants(values, scale * times[0], min * times[1], most, quants);
         multiples.push(times.map(|times| times as i8));
     }
     [scale, min]
@@ -65,25 +65,25 @@ enum Floor {
 }
 
 /// Scale and offset that lose least of a group, among those that are tried. The scale is zero or more.
-fn fitted(numbers: &[f32], most: f32, floor: Floor) -> [f32; 2] {
-    let high = numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut low = numbers.iter().copied().fold(f32::INFINITY, f32::min);
+fn fitted(values: &[f32], most: f32, floor: Floor) -> [f32; 2] {
+    let high = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut low = values.iter().copied().fold(f32::INFINITY, f32::min);
     if floor == Floor::ZeroOrLess {
         low = low.min(0.0);
     }
     let range = high - low;
-    // Also where a number is none. The caller refuses a scale that
+    // Also where a value is NaN. The caller refuses a scale that
     // is not finite, so a NaN or an infinity is passed on.
     if !(range > 0.0 && range.is_finite()) {
         return [if range == 0.0 { 0.0 } else { range }, low];
     }
-    let sums = Sums::of(numbers);
+    let sums = Sums::of(values);
     let mut best = [range / most, low];
     let mut least = f32::INFINITY;
     for width in WIDTHS {
-        let codes = sums.of_codes(low, (most + width) / range, most);
-        let Some(found) = sums.regression(codes, floor) else { continue };
-        let lost = sums.lost(codes, found);
+        let quants = sums.quant_sums(low, (most + width) / range, most);
+        let Some(found) = sums.regression(quants, floor) else { continue };
+        let lost = sums.lost(quants, found);
         if lost < least {
             (best, least) = (found, lost);
         }
@@ -94,8 +94,8 @@ fn fitted(numbers: &[f32], most: f32, floor: Floor) -> [f32; 2] {
 /// A group with its weights, and weighted sums over it.
 struct Sums {
     /// Zeros behind the last one, which weigh nothing.
-    numbers: [f32; GROUP],
-    /// A number's size, and the root of the mean square.
+    values: [f32; GROUP],
+    /// A value's size, and the root of the mean square.
     of_each: [f32; GROUP],
     weights: f32,
     sum: f32,
@@ -103,37 +103,37 @@ struct Sums {
 }
 
 /// Weighted sums of the quantized values, of their squares, and of them times the weights.
-type OfCodes = [f32; 3];
+type QuantSums = [f32; 3];
 
 impl Sums {
     fn of(group: &[f32]) -> Self {
-        let mut numbers = [0.0; GROUP];
-        numbers[..group.len()].copy_from_slice(group);
-        let [squares] = sums(&numbers, &numbers, |x, _| [x * x]);
+        let mut values = [0.0; GROUP];
+        values[..group.len()].copy_from_slice(group);
+        let [squares] = sums(&values, &values, |x, _| [x * x]);
         // The root of the mean square keeps small weights from counting for nothing.
         let base = (squares / group.len() as f32).sqrt();
         let mut of_each = [0.0; GROUP];
-        for (weight, number) in of_each.iter_mut().zip(group) {
-            *weight = base + number.abs();
+        for (weight, value) in of_each.iter_mut().zip(group) {
+            *weight = base + value.abs();
         }
         let [weights, sum, squares] =
-            sums(&numbers, &of_each, |x, weight| [weight, weight * x, weight * x * x]);
-        Self { numbers, of_each, weights, sum, squares }
+            sums(&values, &of_each, |x, weight| [weight, weight * x, weight * x * x]);
+        Self { values, of_each, weights, sum, squares }
     }
 
-    fn of_codes(&self, low: f32, inverse: f32, most: f32) -> OfCodes {
-        sums(&self.numbers, &self.of_each, |x, weight| {
-            let code = ((x - low) * inverse).max(0.0).min(most);
-            let code = (code + ROUNDS) - ROUNDS;
-            [weight * code, weight * code * code, weight * code * x]
+    fn quant_sums(&self, low: f32, inverse: f32, most: f32) -> QuantSums {
+        sums(&self.values, &self.of_each, |x, weight| {
+            let quant = ((x - low) * inverse).max(0.0).min(most);
+            let quant = (quant + ROUNDS) - ROUNDS;
+            [weight * quant, weight * quant * quant, weight * quant * x]
         })
     }
 
     /// Scale and offset by which the quantized values lose least.
-    fn regression(&self, [codes, squares, products]: OfCodes, floor: Floor) -> Option<[f32; 2]> {
-        let divisor = self.weights * squares - codes * codes;
-        let scale = (self.weights * products - self.sum * codes) / divisor;
-        let min = (squares * self.sum - codes * products) / divisor;
+    fn regression(&self, [quants, squares, products]: QuantSums, floor: Floor) -> Option<[f32; 2]> {
+        let divisor = self.weights * squares - quants * quants;
+        let scale = (self.weights * products - self.sum * quants) / divisor;
+        let min = (squares * self.sum - quants * products) / divisor;
         let found = match floor {
             // With an offset of zero the best scale is that of a regression through the origin.
             Floor::ZeroOrLess if min > 0.0 => [products / squares, 0.0],
@@ -144,10 +144,10 @@ impl Sums {
     }
 
     /// The loss: the weighted squares of the differences.
-    fn lost(&self, [codes, squares, products]: OfCodes, [scale, min]: [f32; 2]) -> f32 {
+    fn lost(&self, [quants, squares, products]: QuantSums, [scale, min]: [f32; 2]) -> f32 {
         self.squares - 2.0 * (scale * products + min * self.sum)
             + scale * scale * squares
-            + 2.0 * scale * min * codes
+            + 2.0 * scale * min * quants
             + min * min * self.weights
     }
 }
@@ -155,40 +155,40 @@ impl Sums {
 /// The sums of `of` over all weights of a group, with their importance.
 #[inline(always)]
 fn sums<const N: usize>(
-    numbers: &[f32; GROUP],
+    values: &[f32; GROUP],
     weights: &[f32; GROUP],
     of: impl Fn(f32, f32) -> [f32; N],
 ) -> [f32; N] {
     // Lanes are summed apart, so the compiler can use vectors; the
     // order is fixed, so results do not depend on the machine.
     let mut lanes = [[0.0; LANES]; N];
-    for (numbers, weights) in numbers.chunks_exact(LANES).zip(weights.chunks_exact(LANES)) {
-        let mut values = [[0.0; LANES]; N];
+    for (values, weights) in values.chunks_exact(LANES).zip(weights.chunks_exact(LANES)) {
+        let mut terms = [[0.0; LANES]; N];
         for lane in 0..LANES {
-            let of_lane = of(numbers[lane], weights[lane]);
+            let of_lane = of(values[lane], weights[lane]);
             for which in 0..N {
-                values[which][lane] = of_lane[which];
+                terms[which][lane] = of_lane[which];
             }
         }
         for which in 0..N {
             for lane in 0..LANES {
-                lanes[which][lane] += values[which][lane];
+                lanes[which][lane] += terms[which][lane];
             }
         }
     }
     lanes.map(|lanes| lanes.iter().sum())
 }
 
-fn write_codes(numbers: &[f32], scale: f32, min: f32, most: u8, codes: &mut [u8]) {
+fn write_quants(values: &[f32], scale: f32, min: f32, most: u8, quants: &mut [u8]) {
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    for (number, code) in numbers.iter().zip(codes) {
-        let exact = ((number - min) * inverse).max(0.0).min(f32::from(most));
+    for (value, quant) in values.iter().zip(quants) {
+        let exact = ((value - min) * inverse).max(0.0).min(f32::from(most));
         // The value is zero or more, so adding a half and cutting off rounds it.
-        *code = (exact + 0.5) as i32 as u8;
+        *quant = (exact + 0.5) as i32 as u8;
     }
 }
 
 /// To the sixteen bits that are kept of it: of its range nothing is lost.
-fn rounded(number: f32) -> f32 {
-    bf16::from_f32(number).to_f32()
+fn rounded(value: f32) -> f32 {
+    bf16::from_f32(value).to_f32()
 }

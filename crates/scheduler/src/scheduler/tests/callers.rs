@@ -103,7 +103,7 @@ fn a_new_caller_takes_the_slot_of_the_newest_sequence_of_another() {
     assert_eq!((stats.num_yielded, stats.num_preemptions, stats.num_waiting), (1, 0, 3));
     scheduler.remove(chat);
     let step = run_step(&mut scheduler);
-    assert_eq!(rows(&step)[3], (3, 7, 1), "five tokens and the first two that were drawn");
+    assert_eq!(rows(&step)[3], (3, 7, 1), "five tokens and the first two that were sampled");
 }
 
 /// Siblings that find no slot wait in the queue of their caller, after sequences whose turn comes earlier.

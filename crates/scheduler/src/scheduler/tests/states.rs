@@ -84,7 +84,7 @@ fn kept_states_make_way() {
     let (first_position, second) = resumed(&mut scheduler, 0);
     assert_eq!(first_position, 0);
     scheduler.remove(second);
-    assert_eq!(resumed(&mut scheduler, 10).0, 0, "two sequences had the two places");
+    assert_eq!(resumed(&mut scheduler, 10).0, 0, "two sequences had the two slots");
 }
 
 /// A sequence that ended while a step ran ahead has computed a token that is not known.

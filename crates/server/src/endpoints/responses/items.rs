@@ -91,10 +91,10 @@ pub(super) fn items(response_id: &str, messages: &[ChatMessage]) -> Vec<Value> {
     let response = response_id.trim_start_matches("resp_");
     for message in messages {
         let text = message.content.as_ref().map(|content| content.to_text());
-        if let Some(thought) = &message.reasoning_content {
+        if let Some(reasoning) = &message.reasoning_content {
             items.push(json!({
                 "type": "reasoning", "summary": [],
-                "content": [{"type": "reasoning_text", "text": thought}],
+                "content": [{"type": "reasoning_text", "text": reasoning}],
             }));
         }
         match (message.role, text) {

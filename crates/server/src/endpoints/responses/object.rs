@@ -70,13 +70,13 @@ impl ResponseObject {
         self.with("in_progress", Value::Null, json!([]), Value::Null)
     }
 
-    /// The object when all is generated; `num_thought` of the tokens are reasoning.
+    /// The object when all is generated; `num_reasoning_tokens` of the tokens are reasoning.
     pub(super) fn finished(
         &mut self,
         blocks: &Blocks,
         reason: FinishReason,
         usage: Usage,
-        num_thought: usize,
+        num_reasoning_tokens: usize,
     ) -> Value {
         let is_cut = blocks.is_cut(reason);
         let (status, details) = match reason {
@@ -92,7 +92,7 @@ impl ResponseObject {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.prompt_tokens_details.cached_tokens},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": num_thought},
+            "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
             "total_tokens": usage.total_tokens,
         });
         let items = blocks.list().iter().enumerate().map(|(index, block)| {

@@ -54,7 +54,7 @@ fn silence_means_the_contracts_defaults() {
 }
 
 #[test]
-fn what_a_model_is_not_to_draw_has_the_least_bias_unless_it_is_asked_for() {
+fn what_a_model_is_not_to_sample_has_the_least_bias_unless_it_is_asked_for() {
     let suppressed =
         SamplingDefaults { suppress_tokens: vec![7, 9, 50], ..SamplingDefaults::default() };
     let biases = |body: serde_json::Value| {

@@ -31,7 +31,7 @@ pub(super) enum Refused {
 
 /// One running sequence of a key. Dropping it frees its slot.
 #[derive(Debug)]
-pub(crate) struct KeyPlace {
+pub(crate) struct KeyPermit {
     usage: Arc<Usage>,
     generated: Counter,
 }
@@ -41,7 +41,7 @@ impl Usage {
         check(&mut self.state(), limits, num_sequences, Instant::now())
     }
 
-    /// Counts sequences, each of which a [`KeyPlace`] gives back.
+    /// Counts sequences, each of which a [`KeyPermit`] gives back.
     pub(super) fn take(&self, limits: &KeyLimits, num_sequences: usize) -> Result<(), Refused> {
         let mut state = self.state();
         check(&mut state, limits, num_sequences, Instant::now())?;
@@ -93,7 +93,7 @@ fn check(
     Err(Refused::Tokens { limit, seconds: seconds.max(1) })
 }
 
-impl KeyPlace {
+impl KeyPermit {
     pub(super) fn new(usage: Arc<Usage>, generated: Counter) -> Self {
         Self { usage, generated }
     }
@@ -105,7 +105,7 @@ impl KeyPlace {
     }
 }
 
-impl Drop for KeyPlace {
+impl Drop for KeyPermit {
     fn drop(&mut self) {
         self.usage.state().num_sequences -= 1;
     }
@@ -143,11 +143,11 @@ mod tests {
         let limits = KeyLimits { max_concurrent: Some(3), ..KeyLimits::default() };
         let usage = Arc::new(Usage::default());
         usage.take(&limits, 2).unwrap();
-        let place = || KeyPlace::new(Arc::clone(&usage), Counter::noop());
-        let places = [place(), place()];
+        let permit = || KeyPermit::new(Arc::clone(&usage), Counter::noop());
+        let permits = [permit(), permit()];
         assert_eq!(usage.take(&limits, 2), Err(Refused::Sequences { running: 2, limit: 3 }));
         assert_eq!(usage.take(&limits, 4), Err(Refused::Never { asked: 4, limit: 3 }));
-        drop(places);
+        drop(permits);
         usage.take(&limits, 3).unwrap();
     }
 }

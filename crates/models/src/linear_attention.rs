@@ -1,8 +1,8 @@
 //! A layer's gated delta net or Mamba-2: its weights and its dimensions.
 
 use candle_core::Tensor;
-use candlepower_checkpoint::{NormKind, NormSpec, RecurrenceSpec, RuleSpec, Slot};
-use candlepower_kernels::{RecurrenceDims, Rule};
+use candlepower_checkpoint::{LinearAttentionSpec, NormKind, NormSpec, Slot, UpdateRuleSpec};
+use candlepower_kernels::{LinearAttentionDims, UpdateRule};
 
 use crate::{
     error::Result,
@@ -12,43 +12,45 @@ use crate::{
 };
 
 /// One layer's gated delta net or Mamba-2.
-pub(crate) struct Recurrence<M> {
+pub(crate) struct LinearAttention<M> {
     /// Its index among the layers with recurrent states.
     pub(crate) layer: usize,
     pub(crate) rows: Linear<M>,
     pub(crate) gates: Linear<M>,
-    pub(crate) net: candlepower_kernels::Recurrence,
+    pub(crate) net: candlepower_kernels::LinearAttention,
     /// The norm of the result, in groups. Delta nets norm heads themselves.
     pub(crate) norm: Option<Norm>,
     pub(crate) out: Linear<M>,
 }
 
-impl<M: Matrix> Recurrence<M> {
+impl<M: Matrix> LinearAttention<M> {
     /// Takes the weights of the `index`-th layer with recurrent states, which is layer `layer`.
     pub(crate) fn take(
         parts: &mut Parts<M>,
         layer: usize,
         index: usize,
-        spec: &RecurrenceSpec,
+        spec: &LinearAttentionSpec,
     ) -> Result<Self> {
         let mut exact = |part| -> Result<Tensor> {
             Ok(parts.exact(layer, part)?.expect("the plan holds every vector of the spec"))
         };
         let (conv, rates, dt_bias) = (
-            exact(Slot::RecurrentConvQ)?.reshape((spec.channels(), spec.kernel_size))?,
-            exact(Slot::RecurrentLogRate)?,
-            exact(Slot::RecurrentDecayBias)?,
+            exact(Slot::LinearAttnConvQ)?.reshape((spec.channels(), spec.kernel_size))?,
+            exact(Slot::LinearAttnLogRate)?,
+            exact(Slot::LinearAttnDecayBias)?,
         );
         let a_log = if spec.log_rates { rates } else { rates.neg()?.log()? };
         let rule = match spec.rule {
-            RuleSpec::Delta => {
-                Rule::Delta { norm: exact(Slot::RecurrentNorm)?, eps: spec.eps as f32 }
+            UpdateRuleSpec::Delta => {
+                UpdateRule::Delta { norm: exact(Slot::LinearAttnNorm)?, eps: spec.eps as f32 }
             }
-            RuleSpec::Mamba2 { .. } => Rule::Mamba2 { skip: exact(Slot::RecurrentSkip)? },
+            UpdateRuleSpec::Mamba2 { .. } => {
+                UpdateRule::Mamba2 { skip: exact(Slot::LinearAttnSkip)? }
+            }
         };
-        let conv_bias = parts.exact(layer, Slot::RecurrentBiasQ)?;
-        let net = candlepower_kernels::Recurrence {
-            dims: recurrence_dims(spec),
+        let conv_bias = parts.exact(layer, Slot::LinearAttnBiasQ)?;
+        let net = candlepower_kernels::LinearAttention {
+            dims: linear_attention_dims(spec),
             conv,
             conv_bias,
             a_log,
@@ -56,10 +58,10 @@ impl<M: Matrix> Recurrence<M> {
             rule,
         };
         let norm = match spec.rule {
-            RuleSpec::Delta => None,
-            RuleSpec::Mamba2 { .. } => {
+            UpdateRuleSpec::Delta => None,
+            UpdateRuleSpec::Mamba2 { .. } => {
                 let of_all = NormSpec { kind: NormKind::Rms, eps: spec.eps };
-                let norm = parts.norm(Some(layer), Slot::RecurrentNorm, &of_all)?;
+                let norm = parts.norm(Some(layer), Slot::LinearAttnNorm, &of_all)?;
                 let norm = norm.expect("the plan holds every vector of the spec");
                 let weight = norm.weight.reshape((spec.key_heads, ()))?;
                 Some(Norm { weight, ..norm })
@@ -68,20 +70,20 @@ impl<M: Matrix> Recurrence<M> {
         let mut linear = |part| Linear::without_bias(parts, layer, part);
         Ok(Self {
             layer: index,
-            rows: linear(Slot::RecurrentQ),
-            gates: linear(Slot::RecurrentBeta),
-            out: linear(Slot::RecurrentOut),
+            rows: linear(Slot::LinearAttnQ),
+            gates: linear(Slot::LinearAttnBeta),
+            out: linear(Slot::LinearAttnOut),
             net,
             norm,
         })
     }
 
     pub(crate) fn num_bytes(&self) -> usize {
-        let candlepower_kernels::Recurrence { conv, conv_bias, a_log, dt_bias, rule, .. } =
+        let candlepower_kernels::LinearAttention { conv, conv_bias, a_log, dt_bias, rule, .. } =
             &self.net;
         let of_rule = match rule {
-            Rule::Delta { norm, .. } => norm,
-            Rule::Mamba2 { skip } => skip,
+            UpdateRule::Delta { norm, .. } => norm,
+            UpdateRule::Mamba2 { skip } => skip,
         };
         let vectors = [conv, a_log, dt_bias, of_rule].into_iter().chain(conv_bias);
         let vectors = vectors.map(tensor_bytes).sum::<usize>();
@@ -92,8 +94,8 @@ impl<M: Matrix> Recurrence<M> {
 }
 
 /// The dimensions of a delta net or Mamba-2 for the kernels.
-pub(crate) fn recurrence_dims(spec: &RecurrenceSpec) -> RecurrenceDims {
-    RecurrenceDims {
+pub(crate) fn linear_attention_dims(spec: &LinearAttentionSpec) -> LinearAttentionDims {
+    LinearAttentionDims {
         key_heads: spec.key_heads,
         value_heads: spec.value_heads,
         tiled: spec.tiled,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::columns::{Tokens, block_len};
 use super::reference::{NORM_EPS, decay, sigmoid, softplus};
-use super::{Recurrence, RecurrenceDims, RuleWeights, Weights};
+use super::{LinearAttention, LinearAttentionDims, UpdateRuleWeights, Weights};
 use crate::parallel::SharedMut;
 use crate::simd::{LANES, Simd, WithSimd, math};
 
@@ -12,8 +12,8 @@ use crate::simd::{LANES, Simd, WithSimd, math};
 const CHUNK: usize = 32;
 
 /// Longest kernel of a convolution, and the length in most models, which is compiled as a constant.
-const MOST_TAPS: usize = 8;
-const USUAL_TAPS: usize = 4;
+const MAX_CONV_KERNEL: usize = 8;
+const USUAL_CONV_KERNEL: usize = 4;
 
 /// Distance in tokens between an input's prefetch and its use. The rows of inputs are too far apart for a CPU's own
 /// prefetcher.
@@ -22,7 +22,7 @@ const AHEAD: usize = 4;
 /// Buffers of a thread, for [`CHUNK`] tokens of a head.
 pub(super) struct Scratch {
     /// `[kernel + 1, 2 * key_dim + heads * value_dim]`: conv kernel weights of some heads' channels, and the bias.
-    taps: Vec<f32>,
+    conv_weights: Vec<f32>,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -33,11 +33,11 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// Buffers for `heads` heads that are computed together.
-    pub(super) fn new(dims: &RecurrenceDims, heads: usize) -> Self {
+    pub(super) fn new(dims: &LinearAttentionDims, heads: usize) -> Self {
         let zeros = |count| vec![0.0; count];
         let (keys, values) = (CHUNK * dims.key_dim, CHUNK * dims.value_dim);
         Self {
-            taps: zeros((dims.kernel + 1) * (2 * dims.key_dim + heads * dims.value_dim)),
+            conv_weights: zeros((dims.kernel + 1) * (2 * dims.key_dim + heads * dims.value_dim)),
             q: zeros(keys),
             k: zeros(keys),
             v: zeros(values),
@@ -50,7 +50,7 @@ impl Scratch {
 
 /// The tokens of one sequence, and neighbouring value heads with the same keys.
 pub(super) struct Heads<'a> {
-    pub(super) net: &'a Recurrence,
+    pub(super) net: &'a LinearAttention,
     pub(super) weights: &'a Weights<'a>,
     pub(super) heads: Range<usize>,
     /// `[tokens, width]`.
@@ -72,18 +72,18 @@ impl WithSimd for Heads<'_> {
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
         let (dims, weights) = (self.net.dims, self.weights);
-        let RecurrenceDims { value_heads, key_dim, value_dim, .. } = dims;
+        let LinearAttentionDims { value_heads, key_dim, value_dim, .. } = dims;
         let (width, channels) = (dims.width(), dims.channels());
         let first_q = dims.key_head(self.heads.start) * key_dim;
         let first_k = dims.keys() + first_q;
         let first_v = 2 * dims.keys() + self.heads.start * value_dim;
-        let Scratch { taps, q, k, v, out, block, factors } = self.scratch;
+        let Scratch { conv_weights, q, k, v, out, block, factors } = self.scratch;
         let values = self.heads.len() * value_dim;
         let parts = [(first_q, key_dim), (first_k, key_dim), (first_v, values)];
-        transpose_taps(weights, dims.kernel, parts, taps);
-        let inputs = Inputs { dims, input: self.input, kept: self.kept, taps };
+        transpose_conv_weights(weights, dims.kernel, parts, conv_weights);
+        let inputs = Inputs { dims, input: self.input, kept: self.kept, conv_weights };
         let (corrects, num_gates) =
-            (matches!(weights.rule, RuleWeights::Delta { .. }), self.net.gates());
+            (matches!(weights.rule, UpdateRuleWeights::Delta { .. }), self.net.gates());
         let scale = 1.0 / (key_dim as f32).sqrt();
 
         let count = self.input.len() / width;
@@ -127,10 +127,12 @@ impl WithSimd for Heads<'_> {
                     // SAFETY: `to` points to `value_dim` elements.
                     unsafe {
                         match &weights.rule {
-                            RuleWeights::Delta { norm, eps } => {
+                            UpdateRuleWeights::Delta { norm, eps } => {
                                 gated_norm(s, x, (norm, *eps), z, to);
                             }
-                            RuleWeights::Mamba2 { skip } => gated_sum(s, x, (v, skip[head]), z, to),
+                            UpdateRuleWeights::Mamba2 { skip } => {
+                                gated_sum(s, x, (v, skip[head]), z, to)
+                            }
                         }
                     }
                 }
@@ -142,20 +144,20 @@ impl WithSimd for Heads<'_> {
 /// Transposes the conv kernel weights `[channels, kernel]` of three ranges of channels to one line for each token of
 /// the kernel, and writes the bias as one more line.
 #[inline(always)]
-fn transpose_taps(
+fn transpose_conv_weights(
     weights: &Weights<'_>,
     kernel: usize,
     parts: [(usize, usize); 3],
-    taps: &mut [f32],
+    conv_weights: &mut [f32],
 ) {
-    let line = taps.len() / (kernel + 1);
-    let (taps, added) = taps.split_at_mut(kernel * line);
+    let line = conv_weights.len() / (kernel + 1);
+    let (conv_weights, added) = conv_weights.split_at_mut(kernel * line);
     let mut place = 0;
     for (first, len) in parts {
         let conv = &weights.conv[first * kernel..(first + len) * kernel];
-        for (tap, taps) in taps.chunks_exact_mut(line).enumerate() {
-            for (channel, to) in taps[place..place + len].iter_mut().enumerate() {
-                *to = conv[channel * kernel + tap];
+        for (index, conv_weights) in conv_weights.chunks_exact_mut(line).enumerate() {
+            for (channel, to) in conv_weights[place..place + len].iter_mut().enumerate() {
+                *to = conv[channel * kernel + index];
             }
         }
         // Without a bias the line has zeros.
@@ -168,10 +170,10 @@ fn transpose_taps(
 
 /// Inputs of the convolution.
 struct Inputs<'a> {
-    dims: RecurrenceDims,
+    dims: LinearAttentionDims,
     input: &'a [f32],
     kept: &'a [f32],
-    taps: &'a [f32],
+    conv_weights: &'a [f32],
 }
 
 impl Inputs<'_> {
@@ -186,18 +188,19 @@ impl Inputs<'_> {
         out: &mut [f32],
     ) {
         let (kernel, width, channels) = (self.dims.kernel, self.dims.width(), self.dims.channels());
-        let taps_line = self.taps.len() / (kernel + 1);
-        let mut terms = [(out.as_ptr(), out.as_ptr()); MOST_TAPS];
-        for (tap, term) in terms[..kernel].iter_mut().enumerate() {
+        let line_len = self.conv_weights.len() / (kernel + 1);
+        let mut terms = [(out.as_ptr(), out.as_ptr()); MAX_CONV_KERNEL];
+        for (index, term) in terms[..kernel].iter_mut().enumerate() {
             // Index of the token in the conv state and the step's tokens together.
-            let before = token + tap;
+            let before = token + index;
             let row = match before.checked_sub(kernel - 1) {
                 Some(token) => &self.input[token * width + first..][..out.len()],
                 None => &self.kept[before * channels + first..][..out.len()],
             };
-            *term = (row.as_ptr(), self.taps[tap * taps_line + line..][..out.len()].as_ptr());
+            *term =
+                (row.as_ptr(), self.conv_weights[index * line_len + line..][..out.len()].as_ptr());
         }
-        let added = self.taps[kernel * taps_line + line..][..out.len()].as_ptr();
+        let added = self.conv_weights[kernel * line_len + line..][..out.len()].as_ptr();
         let ahead = self.input.as_ptr().wrapping_add((token + AHEAD) * width + first);
         for place in (0..out.len()).step_by(LANES) {
             s.prefetch(ahead.wrapping_add(place).cast());
@@ -206,8 +209,8 @@ impl Inputs<'_> {
                 // With a constant length the compiler unrolls the loop.
                 let added = s.load(added.add(place));
                 let sum = match kernel {
-                    USUAL_TAPS => sum_taps(s, added, &terms, USUAL_TAPS, place),
-                    _ => sum_taps(s, added, &terms, kernel, place),
+                    USUAL_CONV_KERNEL => sum_products(s, added, &terms, USUAL_CONV_KERNEL, place),
+                    _ => sum_products(s, added, &terms, kernel, place),
                 };
                 s.store(out.as_mut_ptr().add(place), math::silu(s, sum));
             }
@@ -220,18 +223,18 @@ impl Inputs<'_> {
 /// # Safety
 /// Every row and every line of weights has a vector at `place`.
 #[inline(always)]
-unsafe fn sum_taps<S: Simd>(
+unsafe fn sum_products<S: Simd>(
     s: S,
     added: S::F32,
-    terms: &[(*const f32, *const f32); MOST_TAPS],
+    terms: &[(*const f32, *const f32); MAX_CONV_KERNEL],
     kernel: usize,
     place: usize,
 ) -> S::F32 {
     // SAFETY: the caller's promise.
     unsafe {
         let mut sum = added;
-        for (row, taps) in &terms[..kernel] {
-            sum = s.fma(s.load(row.add(place)), s.load(taps.add(place)), sum);
+        for (row, conv_weights) in &terms[..kernel] {
+            sum = s.fma(s.load(row.add(place)), s.load(conv_weights.add(place)), sum);
         }
         sum
     }

@@ -1,6 +1,6 @@
 //! The reference for linear attention and SSMs, written to be read.
 
-use super::{Recurrence, RecurrenceDims, RuleWeights};
+use super::{LinearAttention, LinearAttentionDims, UpdateRuleWeights};
 use crate::{Result, activation_reference, rms_norm_reference};
 
 /// Added to the sum of squares of queries and keys when they are normalised.
@@ -19,25 +19,25 @@ pub struct SequenceState {
 impl SequenceState {
     /// The state of a sequence without tokens.
     #[must_use]
-    pub fn zeros(dims: &RecurrenceDims) -> Self {
+    pub fn zeros(dims: &LinearAttentionDims) -> Self {
         Self { inputs: vec![0.0; dims.kept()], matrices: vec![0.0; dims.matrices()] }
     }
 }
 
-/// The reference for [`recurrence`](crate::recurrence()) for consecutive tokens of one sequence. `input` is `[tokens,
+/// The reference for [`linear_attention`](crate::linear_attention()) for consecutive tokens of one sequence. `input` is `[tokens,
 /// width]`, `gates` is `[tokens, gates]`, and the result is `[tokens, values]`.
 ///
 /// # Errors
 /// A weight has the wrong dtype, shape, layout or device.
 ///
 /// Source: `Qwen3NextGatedDeltaNet`, `torch_recurrent_gated_delta_rule` and `BambaMixer` of Hugging Face's transformers.
-pub fn recurrence_reference(
+pub fn linear_attention_reference(
     input: &[f32],
     gates: &[f32],
-    net: &Recurrence,
+    net: &LinearAttention,
     state: &mut SequenceState,
 ) -> Result<Vec<f32>> {
-    let RecurrenceDims { value_heads, key_dim, value_dim, kernel, .. } = net.dims;
+    let LinearAttentionDims { value_heads, key_dim, value_dim, kernel, .. } = net.dims;
     let (keys, channels) = (net.dims.keys(), net.dims.channels());
     let weights = net.weights()?;
     let silu = |x: f32| activation_reference(x, crate::Activation::Silu);
@@ -47,8 +47,9 @@ pub fn recurrence_reference(
         let (input, z) = input.split_at(channels);
         state.inputs.extend(input);
         let convolved = |channel: usize| {
-            let tap = |j: usize| weights.conv[channel * kernel + j];
-            let sum: f32 = (0..kernel).map(|j| tap(j) * state.inputs[j * channels + channel]).sum();
+            let weight = |j: usize| weights.conv[channel * kernel + j];
+            let sum: f32 =
+                (0..kernel).map(|j| weight(j) * state.inputs[j * channels + channel]).sum();
             silu(sum + weights.conv_bias.as_ref().map_or(0.0, |bias| bias[channel]))
         };
         let row: Vec<f32> = (0..channels).map(convolved).collect();
@@ -66,7 +67,7 @@ pub fn recurrence_reference(
             let decay = decay(time, weights.a_log[head].exp());
             matrix.iter_mut().for_each(|s| *s *= decay);
             match &weights.rule {
-                RuleWeights::Delta { norm, eps } => {
+                UpdateRuleWeights::Delta { norm, eps } => {
                     let scale = 1.0 / (key_dim as f32).sqrt();
                     let q: Vec<f32> = normalized(q).iter().map(|q| q * scale).collect();
                     let k = normalized(k);
@@ -77,7 +78,7 @@ pub fn recurrence_reference(
                     let result = rms_norm_reference(&product(matrix, &q, value_dim), norm, *eps);
                     out.extend(result.into_iter().zip(z).map(|(x, z)| x * silu(*z)));
                 }
-                RuleWeights::Mamba2 { skip } => {
+                UpdateRuleWeights::Mamba2 { skip } => {
                     add_product(matrix, k, &v.iter().map(|v| v * time).collect::<Vec<_>>());
                     let result = product(matrix, q, value_dim).into_iter().zip(v).zip(z);
                     out.extend(result.map(|((x, v), z)| (x + skip[head] * v) * silu(*z)));

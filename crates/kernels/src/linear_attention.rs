@@ -7,7 +7,7 @@ mod reference;
 #[cfg(test)]
 mod tests;
 
-pub use self::reference::{SequenceState, recurrence_reference};
+pub use self::reference::{SequenceState, linear_attention_reference};
 
 use std::sync::OnceLock;
 
@@ -20,11 +20,11 @@ use crate::state::{self, RecurrentState, SaveInputs, Sequence, StateRows};
 use crate::tensor::{CpuSlice, Operand, from_vec};
 use crate::{Error, Result, parallel, threads};
 
-const KERNEL: &str = "recurrence";
+const KERNEL: &str = "linear_attention";
 
 /// Dimensions of a linear-attention or SSM layer and of its short convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecurrenceDims {
+pub struct LinearAttentionDims {
     /// Number of heads of queries and keys.
     pub key_heads: usize,
     /// Number of heads of values, each with a state of its own: a multiple of `key_heads`.
@@ -39,7 +39,7 @@ pub struct RecurrenceDims {
     pub kernel: usize,
 }
 
-impl RecurrenceDims {
+impl LinearAttentionDims {
     /// Number of channels of the convolution: a token's queries, keys and values.
     #[must_use]
     pub fn channels(&self) -> usize {
@@ -107,7 +107,7 @@ impl RecurrenceDims {
 
 /// The update rule of a head's state `S` `[key_dim, value_dim]`, and the computation of the result from `S^T q`.
 #[derive(Clone, Debug)]
-pub enum Rule {
+pub enum UpdateRule {
     /// The gated delta rule, which corrects the value that `S` predicts for the key. A token has two inputs for each
     /// head: `b`, which gives beta, and `a`, which gives the decay. Queries and keys are normalised, and queries are
     /// divided by `sqrt(key_dim)`. Then `S = exp(g) S` and `S = S + k (beta (v - S^T k))^T`, where `beta =
@@ -134,9 +134,9 @@ pub enum Rule {
 
 /// The weights of one linear-attention or SSM layer, f32 on every device.
 #[derive(Clone, Debug)]
-pub struct Recurrence {
+pub struct LinearAttention {
     /// Dimensions of the layer.
-    pub dims: RecurrenceDims,
+    pub dims: LinearAttentionDims,
     /// Conv kernel weights of each channel, the oldest token's first: `[channels, kernel]`.
     pub conv: Tensor,
     /// Bias of the convolution, `[channels]`.
@@ -146,37 +146,37 @@ pub struct Recurrence {
     /// Bias of the decay input, `[value_heads]`.
     pub dt_bias: Tensor,
     /// Update rule of the states.
-    pub rule: Rule,
+    pub rule: UpdateRule,
 }
 
-/// The weights of a [`Recurrence`], read to CPU memory.
+/// The weights of a [`LinearAttention`], read to CPU memory.
 struct Weights<'a> {
     conv: CpuSlice<'a, f32>,
     conv_bias: Option<CpuSlice<'a, f32>>,
     a_log: CpuSlice<'a, f32>,
     dt_bias: CpuSlice<'a, f32>,
-    rule: RuleWeights<'a>,
+    rule: UpdateRuleWeights<'a>,
 }
 
-/// The weights of a [`Rule`], read to CPU memory.
-enum RuleWeights<'a> {
+/// The weights of a [`UpdateRule`], read to CPU memory.
+enum UpdateRuleWeights<'a> {
     Delta { norm: CpuSlice<'a, f32>, eps: f32 },
     Mamba2 { skip: CpuSlice<'a, f32> },
 }
 
-impl Recurrence {
+impl LinearAttention {
     /// Number of a token's beta and decay inputs: `b` of each value head if the update rule has beta, and then the
     /// decay input of each.
     #[must_use]
     pub fn gates(&self) -> usize {
         match self.rule {
-            Rule::Delta { .. } => 2 * self.dims.value_heads,
-            Rule::Mamba2 { .. } => self.dims.value_heads,
+            UpdateRule::Delta { .. } => 2 * self.dims.value_heads,
+            UpdateRule::Mamba2 { .. } => self.dims.value_heads,
         }
     }
 
     fn weights(&self) -> Result<Weights<'_>> {
-        let RecurrenceDims { value_heads, value_dim, kernel, .. } = self.dims;
+        let LinearAttentionDims { value_heads, value_dim, kernel, .. } = self.dims;
         let read = |name, tensor, axes, dims: &[usize]| {
             let operand = Operand::new(KERNEL, name, tensor);
             operand.expect_dims(axes, dims)?;
@@ -192,11 +192,11 @@ impl Recurrence {
             a_log: read("a_log", &self.a_log, "[value_heads]", &[value_heads])?,
             dt_bias: read("dt_bias", &self.dt_bias, "[value_heads]", &[value_heads])?,
             rule: match &self.rule {
-                Rule::Delta { norm, eps } => {
+                UpdateRule::Delta { norm, eps } => {
                     let norm = read("norm", norm, "[value_dim]", &[value_dim])?;
-                    RuleWeights::Delta { norm, eps: *eps }
+                    UpdateRuleWeights::Delta { norm, eps: *eps }
                 }
-                Rule::Mamba2 { skip } => RuleWeights::Mamba2 {
+                UpdateRule::Mamba2 { skip } => UpdateRuleWeights::Mamba2 {
                     skip: read("skip", skip, "[value_heads]", &[value_heads])?,
                 },
             },
@@ -209,16 +209,16 @@ impl Recurrence {
 ///
 /// `input` is f32 `[tokens, width]`: queries, keys, values and the output gates `z` of each token. `gates` is f32
 /// `[tokens, gates]`: the beta and decay inputs. Queries, keys and values go through a causal convolution over their
-/// sequence's tokens and silu. Then each head updates its state and computes its result by the [`Rule`]. Returns
+/// sequence's tokens and silu. Then each head updates its state and computes its result by the [`UpdateRule`]. Returns
 /// `[tokens, values]`.
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device; `net` has other dimensions than `state`; there is no such
 /// layer. `rows` contradict themselves or the operands, name a slot that is not there, or name one twice.
-pub fn recurrence(
+pub fn linear_attention(
     input: &Tensor,
     gates: &Tensor,
-    net: &Recurrence,
+    net: &LinearAttention,
     state: &RecurrentState,
     layer: usize,
     rows: &StateRows<'_>,
@@ -226,11 +226,11 @@ pub fn recurrence(
     run(Isa::detect(), (input, gates), net, (state, layer), rows)
 }
 
-/// [`recurrence`] with one instruction set.
+/// [`linear_attention`] with one instruction set.
 fn run(
     isa: Isa,
     (input, gates): (&Tensor, &Tensor),
-    net: &Recurrence,
+    net: &LinearAttention,
     (state, layer): (&RecurrentState, usize),
     rows: &StateRows<'_>,
 ) -> Result<Tensor> {
@@ -273,7 +273,7 @@ fn run(
 /// A checked step, which updates the matrices of one layer.
 struct Step<'a> {
     isa: Isa,
-    net: &'a Recurrence,
+    net: &'a LinearAttention,
     weights: &'a Weights<'a>,
     /// `[tokens, width]`.
     input: &'a [f32],

@@ -5,18 +5,18 @@
 
 use std::sync::Arc;
 
-use candlepower_dialect::{ReasoningFormat, Thinking, ThoughtMarks, ThoughtMeter};
+use candlepower_dialect::{ReasoningFormat, ReasoningMarks, ReasoningMeter, Thinking};
 use candlepower_engine::Request;
 use candlepower_grammar::Grammar;
 use candlepower_tokenizer::{AddSpecialTokens, Tokenizer};
 
 /// Maximum tokens by which reasoning may exceed its budget, because of the mark that closes it.
-const MOST_BEYOND: usize = 8;
+const MAX_BEYOND: usize = 8;
 
 /// The limit of reasoning, for all choices of a request.
 #[derive(Clone, Debug)]
-pub(crate) struct ThoughtLimit {
-    meter: ThoughtMeter,
+pub(crate) struct ReasoningBudget {
+    meter: ReasoningMeter,
     /// Number of tokens after which reasoning is closed.
     most_tokens: usize,
     /// The tokens that close reasoning.
@@ -27,7 +27,7 @@ pub(crate) struct ThoughtLimit {
     grammar: Option<Grammar>,
 }
 
-impl ThoughtLimit {
+impl ReasoningBudget {
     /// A limit for answers that begin at `thinking`; `None` if the tokenizer cannot write the mark.
     pub(crate) fn new(
         format: ReasoningFormat,
@@ -35,16 +35,16 @@ impl ThoughtLimit {
         budget: usize,
         tokenizer: &Tokenizer,
     ) -> Option<Self> {
-        let marks = ThoughtMarks::of(format);
+        let marks = ReasoningMarks::of(format);
         let encode = |text: &str| tokenizer.encode(text, AddSpecialTokens::No).ok();
         let whole = encode(marks.ending)?;
-        let ending = if whole.len() <= MOST_BEYOND { whole } else { encode(marks.close)? };
-        let most_tokens = budget.min((budget + MOST_BEYOND).saturating_sub(ending.len()));
+        let ending = if whole.len() <= MAX_BEYOND { whole } else { encode(marks.close)? };
+        let most_tokens = budget.min((budget + MAX_BEYOND).saturating_sub(ending.len()));
         let of_text = (!marks.content.is_empty())
             .then(|| encode(&[marks.ending, marks.content].concat()))
             .flatten();
         let ending_of_text = of_text.map(Arc::from);
-        let meter = ThoughtMeter::new(marks, thinking);
+        let meter = ReasoningMeter::new(marks, thinking);
         Some(Self { meter, most_tokens, ending: ending.into(), ending_of_text, grammar: None })
     }
 
@@ -63,15 +63,15 @@ impl ThoughtLimit {
 }
 
 /// The limit of one choice, and the request that continues it.
-pub(crate) struct ThoughtEnd {
-    limit: ThoughtLimit,
+pub(crate) struct ReasoningEnd {
+    limit: ReasoningBudget,
     request: Request,
     is_used: bool,
 }
 
-impl ThoughtEnd {
+impl ReasoningEnd {
     /// The limit for choice `index` of a submitted request.
-    pub(crate) fn new(limit: ThoughtLimit, request: &Request, index: usize) -> Self {
+    pub(crate) fn new(limit: ReasoningBudget, request: &Request, index: usize) -> Self {
         let mut request = Request { n: 1, prompt_logprobs: None, ..request.clone() };
         request.sampling.seed = request.sampling.seed.map(|seed| seed.wrapping_add(index as u64));
         Self { limit, request, is_used: false }

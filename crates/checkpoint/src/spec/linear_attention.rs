@@ -13,7 +13,7 @@ pub struct ShortConvSpec {
 /// Attention whose memory is a matrix of each head, which a token changes by a rule, behind a short causal convolution of queries, keys and
 /// values.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RecurrenceSpec {
+pub struct LinearAttentionSpec {
     /// Heads of queries and keys.
     pub key_heads: usize,
     /// Heads of values, of the state and of what comes out; a multiple of `key_heads`.
@@ -25,7 +25,7 @@ pub struct RecurrenceSpec {
     /// Kernel size of the convolution: a token and those before it that it sees.
     pub kernel_size: usize,
     /// The update rule.
-    pub rule: RuleSpec,
+    pub rule: UpdateRuleSpec,
     /// Heads of values that have the keys of one head are as many apart as there are heads of keys, not beside each other.
     pub tiled: bool,
     /// Rates of decay are stored as their logarithms, not negated as they are.
@@ -36,7 +36,7 @@ pub struct RecurrenceSpec {
 
 /// The update rule of a recurrent state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RuleSpec {
+pub enum UpdateRuleSpec {
     /// The gated delta rule; each head of what comes out is normed, and gated then.
     /// Source: "Gated Delta Networks: Improving Mamba2 with Delta Rule", 2024, arXiv 2412.06464; transformers `models/qwen3_next`.
     Delta,
@@ -49,7 +49,7 @@ pub enum RuleSpec {
     },
 }
 
-impl RecurrenceSpec {
+impl LinearAttentionSpec {
     /// Rows of queries, and of keys.
     pub fn keys(&self) -> usize {
         self.key_heads * self.key_dim
@@ -73,8 +73,8 @@ impl RecurrenceSpec {
     /// Rows of decay and beta.
     pub fn gates(&self) -> usize {
         match self.rule {
-            RuleSpec::Delta => 2 * self.value_heads,
-            RuleSpec::Mamba2 { .. } => self.value_heads,
+            UpdateRuleSpec::Delta => 2 * self.value_heads,
+            UpdateRuleSpec::Mamba2 { .. } => self.value_heads,
         }
     }
 
@@ -82,8 +82,8 @@ impl RecurrenceSpec {
     /// the norm of a head or the factors on values.
     pub fn exact(&self) -> usize {
         let of_rule = match self.rule {
-            RuleSpec::Delta => self.value_dim,
-            RuleSpec::Mamba2 { conv_bias } => {
+            UpdateRuleSpec::Delta => self.value_dim,
+            UpdateRuleSpec::Mamba2 { conv_bias } => {
                 self.value_heads + if conv_bias { self.channels() } else { 0 }
             }
         };

@@ -8,16 +8,16 @@ namespace candlepower {
 // Number of tokens whose queries, keys and values are in a block's shared memory at the same time.
 constexpr int32_t kChunk = 16;
 // Largest number of conv kernel weights per channel. The CPU kernels have the same limit.
-constexpr int32_t kMostTaps = 8;
-// Largest number of elements of a value, MOST_VALUE_DIM in src/operands/state.rs.
-constexpr int32_t kMostValueDim = 256;
+constexpr int32_t kMaxConvKernel = 8;
+// Largest number of elements of a value, MAX_VALUE_DIM in src/operands/state.rs.
+constexpr int32_t kMaxValueDim = 256;
 // Added to the sums of squares that normalize queries and keys. The CPU's name for it is NORM_EPS.
 constexpr float kNormEps = 1e-6f;
 
-// The values are those of `rule_code` in Rust.
-enum class Rule : int32_t { kDelta = 0, kMamba2 = 1 };
+// The values are those of `update_rule_kind` in Rust.
+enum class UpdateRule : int32_t { kDelta = 0, kMamba2 = 1 };
 
-struct RecurrenceArgs {
+struct LinearAttentionArgs {
   const void* input;           // [tokens, width]: queries, keys, values and gates z
   const void* gates;           // delta: [tokens, 2 * value_heads], beta then decay inputs; Mamba-2: [tokens, value_heads], decay inputs
   void* out;                   // [tokens, value_heads * value_dim]
@@ -44,9 +44,9 @@ struct RecurrenceArgs {
   int32_t dtype;
   int32_t tiled;  // 1: value heads that share a key head are key_heads apart; 0: they are neighbours
 };
-static_assert(sizeof(RecurrenceArgs) == 152, "as in src/cuda/recurrence.rs");
+static_assert(sizeof(LinearAttentionArgs) == 152, "as in src/cuda/linear_attention.rs");
 
-__device__ __forceinline__ int32_t channels_of(const RecurrenceArgs& args) {
+__device__ __forceinline__ int32_t channels_of(const LinearAttentionArgs& args) {
   return 2 * args.key_heads * args.key_dim + args.value_heads * args.value_dim;
 }
 
@@ -73,34 +73,34 @@ constexpr int32_t kGroup = 4;
 // Computes silu(convolution + added) of one channel for `count` tokens from `first` on. Results are written `distance`
 // elements apart.
 template <typename T>
-__device__ __forceinline__ void convolve(const Channel<T>& channel, const float* taps, float added, int32_t kernel,
+__device__ __forceinline__ void convolve(const Channel<T>& channel, const float* conv_weights, float added, int32_t kernel,
                                          int32_t first, int32_t count, float* to, int32_t distance) {
-  // A convolution with fewer than kMostTaps weights is padded with zeros at the front, and the inputs of the padding
+  // A convolution with fewer than kMaxConvKernel weights is padded with zeros at the front, and the inputs of the padding
   // are not read. The loops thus have constant bounds, and inputs and weights stay in registers.
-  float tap[kMostTaps];
-  float x[kMostTaps - 1 + kGroup];
-  const int32_t none = kMostTaps - kernel;
+  float weight[kMaxConvKernel];
+  float x[kMaxConvKernel - 1 + kGroup];
+  const int32_t none = kMaxConvKernel - kernel;
 #pragma unroll
-  for (int32_t j = 0; j < kMostTaps; ++j) tap[j] = j < none ? 0.0f : taps[j - none];
+  for (int32_t j = 0; j < kMaxConvKernel; ++j) weight[j] = j < none ? 0.0f : conv_weights[j - none];
 #pragma unroll
-  for (int32_t j = 0; j < kMostTaps - 1; ++j) {
-    x[j] = j < none ? 0.0f : channel.at(first + j - (kMostTaps - 1), kernel);
+  for (int32_t j = 0; j < kMaxConvKernel - 1; ++j) {
+    x[j] = j < none ? 0.0f : channel.at(first + j - (kMaxConvKernel - 1), kernel);
   }
 #pragma unroll 1
   for (int32_t done = 0; done < count; done += kGroup) {
 #pragma unroll
     for (int32_t t = 0; t < kGroup; ++t) {
-      x[kMostTaps - 1 + t] = done + t < count ? channel.at(first + done + t, kernel) : 0.0f;
+      x[kMaxConvKernel - 1 + t] = done + t < count ? channel.at(first + done + t, kernel) : 0.0f;
     }
 #pragma unroll
     for (int32_t t = 0; t < kGroup; ++t) {
       float sum = added;
 #pragma unroll
-      for (int32_t j = 0; j < kMostTaps; ++j) sum += tap[j] * x[t + j];
+      for (int32_t j = 0; j < kMaxConvKernel; ++j) sum += weight[j] * x[t + j];
       if (done + t < count) to[(done + t) * distance] = silu(sum);
     }
 #pragma unroll
-    for (int32_t j = 0; j < kMostTaps - 1; ++j) x[j] = x[j + kGroup];
+    for (int32_t j = 0; j < kMaxConvKernel - 1; ++j) x[j] = x[j + kGroup];
   }
 }
 
@@ -114,8 +114,8 @@ struct Chunk {
 };
 
 // Convolves queries, keys and values of `count` tokens from `first` on, for the block's head.
-template <typename T, int32_t kKeyDim, Rule kRule>
-__device__ __forceinline__ void read_chunk(const RecurrenceArgs& args, const Sequence& sequence, int32_t first, int32_t count,
+template <typename T, int32_t kKeyDim, UpdateRule kUpdateRule>
+__device__ __forceinline__ void read_chunk(const LinearAttentionArgs& args, const Sequence& sequence, int32_t first, int32_t count,
                                            const Chunk& chunk) {
   const int32_t value_dim = args.value_dim;
   const int32_t head = blockIdx.x;
@@ -133,19 +133,19 @@ __device__ __forceinline__ void read_chunk(const RecurrenceArgs& args, const Seq
     const int32_t channel = is_value ? 2 * keys + head * value_dim + element : part * keys + key_head * kKeyDim + element;
     float* to = (is_value ? chunk.v : part == 0 ? chunk.q : chunk.k) + element;
     const Channel<T> source{input + channel, sequence.begins ? nullptr : kept + channel, width, channels};
-    const float* taps = args.conv + static_cast<int64_t>(channel) * args.kernel;
+    const float* conv_weights = args.conv + static_cast<int64_t>(channel) * args.kernel;
     const float added = args.conv_bias == nullptr ? 0.0f : args.conv_bias[channel];
-    convolve(source, taps, added, args.kernel, first, count, to, is_value ? value_dim : kKeyDim);
+    convolve(source, conv_weights, added, args.kernel, first, count, to, is_value ? value_dim : kKeyDim);
   }
   if (threadIdx.x < count) {
-    constexpr int32_t kGates = kRule == Rule::kDelta ? 2 : 1;
+    constexpr int32_t kGates = kUpdateRule == UpdateRule::kDelta ? 2 : 1;
     const int64_t token = static_cast<int64_t>(sequence.start) + first + threadIdx.x;
     const T* gate = static_cast<const T*>(args.gates) + token * kGates * args.value_heads + head;
     const float x = static_cast<float>(gate[(kGates - 1) * args.value_heads]) + args.dt_bias[head];
     // For x > 20, softplus(x) and x are the same f32, and for large x e^x would be infinite.
     const float softplus = x > 20.0f ? x : log1pf(expf(x));
     chunk.decays[threadIdx.x] = expf(-expf(args.a_log[head]) * softplus);
-    chunk.counts[threadIdx.x] = kRule == Rule::kDelta ? 1.0f / (1.0f + expf(-static_cast<float>(gate[0]))) : softplus;
+    chunk.counts[threadIdx.x] = kUpdateRule == UpdateRule::kDelta ? 1.0f / (1.0f + expf(-static_cast<float>(gate[0]))) : softplus;
   }
 }
 
@@ -167,8 +167,8 @@ __device__ __forceinline__ void normalize_chunk(int32_t count, const Chunk& chun
 }
 
 // Writes a chunk's outputs, one token per warp. Outputs of delta nets are normed, and all are multiplied by their gates.
-template <typename T, Rule kRule>
-__device__ __forceinline__ void write_chunk(const RecurrenceArgs& args, const Sequence& sequence, int32_t first, int32_t count,
+template <typename T, UpdateRule kUpdateRule>
+__device__ __forceinline__ void write_chunk(const LinearAttentionArgs& args, const Sequence& sequence, int32_t first, int32_t count,
                                             const Chunk& chunk) {
   const int32_t value_dim = args.value_dim;
   const int32_t lane = threadIdx.x % kWarp;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void write_chunk(const RecurrenceArgs& args, const Se
   for (int32_t t = threadIdx.x / kWarp; t < count; t += blockDim.x / kWarp) {
     const float* x = chunk.v + t * value_dim;
     float scale = 1.0f;
-    if constexpr (kRule == Rule::kDelta) {
+    if constexpr (kUpdateRule == UpdateRule::kDelta) {
       float squares = 0.0f;
       for (int32_t i = lane; i < value_dim; i += kWarp) squares += x[i] * x[i];
       scale = rsqrtf(warp_sum(squares) / value_dim + args.eps);
@@ -187,7 +187,7 @@ __device__ __forceinline__ void write_chunk(const RecurrenceArgs& args, const Se
     const T* z = static_cast<const T*>(args.input) + token * (channels + values) + channels + blockIdx.x * value_dim;
     T* out = static_cast<T*>(args.out) + token * values + blockIdx.x * value_dim;
     for (int32_t i = lane; i < value_dim; i += kWarp) {
-      const float weight = kRule == Rule::kDelta ? scale * args.result[i] : 1.0f;
+      const float weight = kUpdateRule == UpdateRule::kDelta ? scale * args.result[i] : 1.0f;
       out[i] = T(x[i] * weight * silu(static_cast<float>(z[i])));
     }
   }
@@ -195,7 +195,7 @@ __device__ __forceinline__ void write_chunk(const RecurrenceArgs& args, const Se
 
 // Applies the update rule for the tokens of a chunk to one column of the state. Each output replaces the value in
 // shared memory.
-template <int32_t kKeyDim, Rule kRule>
+template <int32_t kKeyDim, UpdateRule kUpdateRule>
 __device__ __forceinline__ void change_state(float (&state)[kKeyDim], int32_t count, const Chunk& chunk, int32_t value_dim,
                                              float skip) {
   const float* key = chunk.k;
@@ -203,7 +203,7 @@ __device__ __forceinline__ void change_state(float (&state)[kKeyDim], int32_t co
   float* value = chunk.v + threadIdx.x;
   // S^T k of the next token, before its decay. Two partial sums, even and odd, halve the chain of dependent additions.
   float known[2] = {};
-  if constexpr (kRule == Rule::kDelta) {
+  if constexpr (kUpdateRule == UpdateRule::kDelta) {
 #pragma unroll
     for (int32_t i = 0; i < kKeyDim; i += 4) {
       const Vector<float, 4> k = load<4>(key + i);
@@ -225,15 +225,15 @@ __device__ __forceinline__ void change_state(float (&state)[kKeyDim], int32_t co
       const Vector<float, 4> k = load<4>(key + i);
       const Vector<float, 4> q = load<4>(query + i);
       Vector<float, 4> n{};
-      if constexpr (kRule == Rule::kDelta) n = load<4>(next + i);
+      if constexpr (kUpdateRule == UpdateRule::kDelta) n = load<4>(next + i);
 #pragma unroll
       for (int32_t j = 0; j < 4; ++j) {
         state[i + j] = state[i + j] * decay + k.at[j] * delta;
         result[j % 2] += state[i + j] * q.at[j];
-        if constexpr (kRule == Rule::kDelta) known[j % 2] += state[i + j] * n.at[j];
+        if constexpr (kUpdateRule == UpdateRule::kDelta) known[j % 2] += state[i + j] * n.at[j];
       }
     }
-    *value = result[0] + result[1] + (kRule == Rule::kMamba2 ? skip * v : 0.0f);
+    *value = result[0] + result[1] + (kUpdateRule == UpdateRule::kMamba2 ? skip * v : 0.0f);
     key = next;
     query += kKeyDim;
     value += value_dim;
@@ -249,8 +249,8 @@ __device__ __forceinline__ void change_state(float (&state)[kKeyDim], int32_t co
 // The update is sequential over the tokens, and a prompt alone has only one block per value head. On an H200, a layer
 // takes 3.8 ms (delta net, 32 heads) or 4.1 ms (Mamba-2) for a prompt of 2,048 tokens. A decode of 64 sequences reads
 // and writes its states at 1.7 and 2.0 TB/s, of 4.2 TB/s for a copy.
-template <typename T, int32_t kKeyDim, Rule kRule>
-__global__ void __launch_bounds__(kMostValueDim) recurrence_kernel(RecurrenceArgs args) {
+template <typename T, int32_t kKeyDim, UpdateRule kUpdateRule>
+__global__ void __launch_bounds__(kMaxValueDim) linear_attention_kernel(LinearAttentionArgs args) {
   extern __shared__ __align__(16) float memory[];
   __shared__ float decays[kChunk];
   __shared__ float counts[kChunk];
@@ -277,19 +277,19 @@ __global__ void __launch_bounds__(kMostValueDim) recurrence_kernel(RecurrenceArg
   float state[kKeyDim];
 #pragma unroll
   for (int32_t i = 0; i < kKeyDim; ++i) state[i] = sequence.begins || !has_column ? 0.0f : states[i * value_dim];
-  const float skip = kRule == Rule::kMamba2 ? args.result[blockIdx.x] : 0.0f;
+  const float skip = kUpdateRule == UpdateRule::kMamba2 ? args.result[blockIdx.x] : 0.0f;
 
   for (int32_t first = 0; first < sequence.count; first += kChunk) {
     const int32_t count = min(sequence.count - first, kChunk);
-    read_chunk<T, kKeyDim, kRule>(args, sequence, first, count, chunk);
+    read_chunk<T, kKeyDim, kUpdateRule>(args, sequence, first, count, chunk);
     __syncthreads();
-    if constexpr (kRule == Rule::kDelta) {
+    if constexpr (kUpdateRule == UpdateRule::kDelta) {
       normalize_chunk<kKeyDim>(count, chunk);
       __syncthreads();
     }
-    if (has_column) change_state<kKeyDim, kRule>(state, count, chunk, value_dim, skip);
+    if (has_column) change_state<kKeyDim, kUpdateRule>(state, count, chunk, value_dim, skip);
     __syncthreads();
-    write_chunk<T, kRule>(args, sequence, first, count, chunk);
+    write_chunk<T, kUpdateRule>(args, sequence, first, count, chunk);
     // The next chunk overwrites this one, so all threads must have finished with it.
     __syncthreads();
   }
@@ -308,7 +308,7 @@ constexpr int32_t kSaveThreads = 256;
 // One thread per channel and sequence keeps the newest inputs. This is a separate kernel because all heads must have
 // read the previous ones.
 template <typename T>
-__global__ void __launch_bounds__(kSaveThreads) save_kernel(RecurrenceArgs args) {
+__global__ void __launch_bounds__(kSaveThreads) save_kernel(LinearAttentionArgs args) {
   const int64_t channels = channels_of(args);
   const int64_t channel = static_cast<int64_t>(blockIdx.x) * kSaveThreads + threadIdx.x;
   const Sequence sequence = sequence_of(args, blockIdx.y);
@@ -331,14 +331,14 @@ __global__ void __launch_bounds__(kSaveThreads) save_kernel(RecurrenceArgs args)
 }
 
 template <typename T, int32_t kKeyDim>
-void launch_recurrence(const RecurrenceArgs& args, cudaStream_t stream) {
+void launch_linear_attention(const LinearAttentionArgs& args, cudaStream_t stream) {
   const dim3 grid(args.value_heads, args.seqs);
   const int32_t threads = (args.value_dim + kWarp - 1) / kWarp * kWarp;
   const size_t bytes = sizeof(float) * kChunk * (2 * kKeyDim + args.value_dim);
-  if (static_cast<Rule>(args.rule) == Rule::kDelta) {
-    recurrence_kernel<T, kKeyDim, Rule::kDelta><<<grid, threads, bytes, stream>>>(args);
+  if (static_cast<UpdateRule>(args.rule) == UpdateRule::kDelta) {
+    linear_attention_kernel<T, kKeyDim, UpdateRule::kDelta><<<grid, threads, bytes, stream>>>(args);
   } else {
-    recurrence_kernel<T, kKeyDim, Rule::kMamba2><<<grid, threads, bytes, stream>>>(args);
+    linear_attention_kernel<T, kKeyDim, UpdateRule::kMamba2><<<grid, threads, bytes, stream>>>(args);
   }
 }
 
@@ -352,11 +352,11 @@ struct CopyStatesArgs {
   uint32_t num_slots;
   uint32_t padding;
 };
-static_assert(sizeof(CopyStatesArgs) == 56, "as in src/cuda/recurrence.rs");
+static_assert(sizeof(CopyStatesArgs) == 56, "as in src/cuda/linear_attention.rs");
 
 constexpr int32_t kCopyThreads = 256;
 // Number of blocks that copy the state of one layer together.
-constexpr int32_t kMostCopyBlocks = 32;
+constexpr int32_t kMaxCopyBlocks = 32;
 
 // No slot may be both a source and a destination.
 __global__ void __launch_bounds__(kCopyThreads) copy_states_kernel(CopyStatesArgs args) {
@@ -376,15 +376,15 @@ __global__ void __launch_bounds__(kCopyThreads) copy_states_kernel(CopyStatesArg
 
 using namespace candlepower;
 
-extern "C" int32_t candlepower_recurrence(const RecurrenceArgs* args, cudaStream_t stream) {
-  if (args->value_dim > kMostValueDim || args->kernel > kMostTaps) return cudaErrorInvalidValue;
+extern "C" int32_t candlepower_linear_attention(const LinearAttentionArgs* args, cudaStream_t stream) {
+  if (args->value_dim > kMaxValueDim || args->kernel > kMaxConvKernel) return cudaErrorInvalidValue;
   return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
     switch (args->key_dim) {
-      case 32: launch_recurrence<T, 32>(*args, stream); break;
-      case 64: launch_recurrence<T, 64>(*args, stream); break;
+      case 32: launch_linear_attention<T, 32>(*args, stream); break;
+      case 64: launch_linear_attention<T, 64>(*args, stream); break;
       // The wrapper accepts 32, 64 and 128 only.
-      default: launch_recurrence<T, 128>(*args, stream); break;
+      default: launch_linear_attention<T, 128>(*args, stream); break;
     }
     const int32_t channels = 2 * args->key_heads * args->key_dim + args->value_heads * args->value_dim;
     const dim3 grid((channels + kSaveThreads - 1) / kSaveThreads, args->seqs);
@@ -393,7 +393,7 @@ extern "C" int32_t candlepower_recurrence(const RecurrenceArgs* args, cudaStream
 }
 
 extern "C" int32_t candlepower_copy_states(const CopyStatesArgs* args, cudaStream_t stream) {
-  const dim3 grid(kMostCopyBlocks, static_cast<uint32_t>(args->count), 2);
+  const dim3 grid(kMaxCopyBlocks, static_cast<uint32_t>(args->count), 2);
   copy_states_kernel<<<grid, kCopyThreads, 0, stream>>>(*args);
   return cudaGetLastError();
 }

@@ -4,7 +4,7 @@ use crate::format::{ReasoningFormat, Thinking};
 
 /// The marks around reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThoughtMarks {
+pub struct ReasoningMarks {
     /// The opening mark.
     pub open: &'static str,
     /// The closing mark.
@@ -17,7 +17,7 @@ pub struct ThoughtMarks {
     pub repeats: bool,
 }
 
-impl ThoughtMarks {
+impl ReasoningMarks {
     /// The marks of a format.
     pub fn of(format: ReasoningFormat) -> Self {
         let once = |open, close, ending| Self { open, close, ending, content: "", repeats: false };
@@ -41,8 +41,8 @@ impl ThoughtMarks {
 
 /// A counter of reasoning tokens in the text of an answer.
 #[derive(Clone, Debug)]
-pub struct ThoughtMeter {
-    marks: ThoughtMarks,
+pub struct ReasoningMeter {
+    marks: ReasoningMarks,
     state: State,
 }
 
@@ -63,9 +63,9 @@ impl State {
     }
 }
 
-impl ThoughtMeter {
+impl ReasoningMeter {
     /// A counter for an answer that begins at `thinking`.
-    pub fn new(marks: ThoughtMarks, thinking: Thinking) -> Self {
+    pub fn new(marks: ReasoningMarks, thinking: Thinking) -> Self {
         let state = match thinking {
             Thinking::Open => State::Within { num_tokens: 0, tail: String::new() },
             Thinking::Possible => State::Before { seen: String::new() },
@@ -135,12 +135,12 @@ mod tests {
     use super::*;
 
     fn counts(format: ReasoningFormat, thinking: Thinking, pieces: &[&str]) -> Vec<Option<usize>> {
-        let mut meter = ThoughtMeter::new(ThoughtMarks::of(format), thinking);
+        let mut meter = ReasoningMeter::new(ReasoningMarks::of(format), thinking);
         pieces.iter().map(|piece| meter.push(piece)).collect()
     }
 
     #[test]
-    fn tokens_of_a_thought_are_counted() {
+    fn tokens_of_reasoning_are_counted() {
         let qwen = ReasoningFormat::Qwen3;
         assert_eq!(
             counts(qwen, Thinking::Open, &["a", "", "b</th", "ink>", "c"]),

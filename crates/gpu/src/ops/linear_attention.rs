@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 use candlepower_kernels::{
-    Recurrence, Result, SequenceState, recurrence_reference, sigmoid_gate_reference,
+    LinearAttention, Result, SequenceState, linear_attention_reference, sigmoid_gate_reference,
 };
 
 use super::launch_on_gpu;
@@ -18,22 +18,25 @@ use crate::operands::{
 ///
 /// A sequence in [`NO_SLOT`], which is padding of a graph, gives rows of zeros. A slot outside the pool gives rows of
 /// NaN. Nothing is written for a sequence whose tokens are not in this step. The reference implementation is
-/// [`candlepower_kernels::recurrence_reference`].
+/// [`candlepower_kernels::linear_attention_reference`].
 ///
 /// # Errors
 /// An operand has the wrong dtype, shape, layout or device; `net` has other dimensions than `pool`; there is no such
 /// layer; or CUDA refused the launch.
-pub fn recurrence(
+pub fn linear_attention(
     input: &Tensor,
     gates: &Tensor,
-    net: &Recurrence,
+    net: &LinearAttention,
     pool: &StatePool,
     layer: usize,
     tables: &StateTables<'_>,
     out: &Tensor,
 ) -> Result<()> {
-    launch_on_gpu!(input, crate::cuda::recurrence((input, gates), net, (pool, layer), tables, out));
-    const KERNEL: &str = "recurrence";
+    launch_on_gpu!(
+        input,
+        crate::cuda::linear_attention((input, gates), net, (pool, layer), tables, out)
+    );
+    const KERNEL: &str = "linear_attention";
     let reference = Reference::new(KERNEL, "input", input)?;
     let dims = net.dims;
     pool.config().check_dims(KERNEL, dims.into())?;
@@ -49,7 +52,7 @@ pub fn recurrence(
     let slots = reference.u32s(("slots", tables.slots), "[seqs]", &[seqs])?;
     let positions = reference.u32s(("positions", tables.positions), "[tokens]", &[tokens])?;
     let (inputs_dims, matrices_dims) = pool.config().layer_dims();
-    let matrices_dims = matrices_dims.expect("recurrences have matrices");
+    let matrices_dims = matrices_dims.expect("linear attention has matrices");
     let mut inputs = reference.elements(("inputs", &layer.inputs), INPUTS_AXES, &inputs_dims)?;
     let matrices = ("matrices", layer.matrices());
     let mut matrices = reference.f32s(matrices, MATRICES_AXES, &matrices_dims)?;
@@ -75,7 +78,7 @@ pub fn recurrence(
         };
         let rows = &input[start * width..end * width];
         let gates = &gates[start * per_token..end * per_token];
-        results.copy_from_slice(&recurrence_reference(rows, gates, net, &mut state)?);
+        results.copy_from_slice(&linear_attention_reference(rows, gates, net, &mut state)?);
         inputs.copy_from_slice(&state.inputs);
         matrices.copy_from_slice(&state.matrices);
     }

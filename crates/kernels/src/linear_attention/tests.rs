@@ -8,8 +8,8 @@ use super::*;
 use crate::{StateConfig, copy_states};
 
 /// Few heads of the smallest size, and heads whose columns are not whole blocks.
-const DIMS: [RecurrenceDims; 5] = [
-    RecurrenceDims {
+const DIMS: [LinearAttentionDims; 5] = [
+    LinearAttentionDims {
         key_heads: 1,
         value_heads: 2,
         tiled: false,
@@ -17,7 +17,7 @@ const DIMS: [RecurrenceDims; 5] = [
         value_dim: 16,
         kernel: 4,
     },
-    RecurrenceDims {
+    LinearAttentionDims {
         key_heads: 2,
         value_heads: 6,
         tiled: false,
@@ -25,7 +25,7 @@ const DIMS: [RecurrenceDims; 5] = [
         value_dim: 80,
         kernel: 2,
     },
-    RecurrenceDims {
+    LinearAttentionDims {
         key_heads: 2,
         value_heads: 6,
         tiled: true,
@@ -33,7 +33,7 @@ const DIMS: [RecurrenceDims; 5] = [
         value_dim: 80,
         kernel: 2,
     },
-    RecurrenceDims {
+    LinearAttentionDims {
         key_heads: 3,
         value_heads: 3,
         tiled: false,
@@ -41,7 +41,7 @@ const DIMS: [RecurrenceDims; 5] = [
         value_dim: 48,
         kernel: 8,
     },
-    RecurrenceDims {
+    LinearAttentionDims {
         key_heads: 1,
         value_heads: 2,
         tiled: false,
@@ -62,41 +62,41 @@ fn tensor(values: &[f32], dims: &[usize]) -> Tensor {
 }
 
 /// A gated delta net.
-fn net(dims: RecurrenceDims) -> Recurrence {
-    let RecurrenceDims { value_heads, value_dim, kernel, .. } = dims;
+fn net(dims: LinearAttentionDims) -> LinearAttention {
+    let LinearAttentionDims { value_heads, value_dim, kernel, .. } = dims;
     let numbers = |dims: &[usize], seed| tensor(&numbers(dims.iter().product(), seed, 1.0), dims);
-    Recurrence {
+    LinearAttention {
         dims,
         conv: numbers(&[dims.channels(), kernel], 3),
         conv_bias: None,
         a_log: numbers(&[value_heads], 4),
         dt_bias: numbers(&[value_heads], 5),
-        rule: Rule::Delta { norm: numbers(&[value_dim], 6), eps: 1e-6 },
+        rule: UpdateRule::Delta { norm: numbers(&[value_dim], 6), eps: 1e-6 },
     }
 }
 
 /// Mamba-2.
-fn mamba(dims: RecurrenceDims) -> Recurrence {
+fn mamba(dims: LinearAttentionDims) -> LinearAttention {
     let numbers = |len, seed| tensor(&numbers(len, seed, 1.0), &[len]);
-    Recurrence {
+    LinearAttention {
         conv_bias: Some(numbers(dims.channels(), 8)),
-        rule: Rule::Mamba2 { skip: numbers(dims.value_heads, 7) },
+        rule: UpdateRule::Mamba2 { skip: numbers(dims.value_heads, 7) },
         ..net(dims)
     }
 }
 
 /// Both kinds of layer in all dimensions.
-fn nets() -> impl Iterator<Item = Recurrence> {
+fn nets() -> impl Iterator<Item = LinearAttention> {
     DIMS.into_iter().flat_map(|dims| [net(dims), mamba(dims)])
 }
 
-fn state(dims: RecurrenceDims, num_slots: usize) -> RecurrentState {
+fn state(dims: LinearAttentionDims, num_slots: usize) -> RecurrentState {
     let config = StateConfig { num_layers: 2, num_slots, dims: dims.into() };
     RecurrentState::new(config, &Device::Cpu).unwrap()
 }
 
 /// The rows of a sequence's tokens, which do not depend on the step that computes them.
-fn rows_of(net: &Recurrence, sequence: usize, tokens: Range<usize>) -> [Vec<f32>; 2] {
+fn rows_of(net: &LinearAttention, sequence: usize, tokens: Range<usize>) -> [Vec<f32>; 2] {
     let rows = |width: usize, seed: usize, spread| {
         let seed = seed + 1000 * sequence;
         numbers(tokens.end * width, seed, spread).split_off(tokens.start * width)
@@ -108,13 +108,13 @@ fn rows_of(net: &Recurrence, sequence: usize, tokens: Range<usize>) -> [Vec<f32>
 type Parts<'a> = &'a [(usize, Range<usize>)];
 
 /// Computes one step and returns the result of each sequence.
-fn step(net: &Recurrence, state: &RecurrentState, parts: Parts<'_>) -> Vec<Vec<f32>> {
+fn step(net: &LinearAttention, state: &RecurrentState, parts: Parts<'_>) -> Vec<Vec<f32>> {
     step_with(Isa::detect(), net, state, parts)
 }
 
 fn step_with(
     isa: Isa,
-    net: &Recurrence,
+    net: &LinearAttention,
     state: &RecurrentState,
     parts: Parts<'_>,
 ) -> Vec<Vec<f32>> {
@@ -164,7 +164,7 @@ fn the_reference_knows_values_of_transformers() {
     let net = net(DIMS[0]);
     let mut state = SequenceState::zeros(&net.dims);
     let [input, gates] = rows_of(&net, 0, 0..5);
-    let out = recurrence_reference(&input, &gates, &net, &mut state).unwrap();
+    let out = linear_attention_reference(&input, &gates, &net, &mut state).unwrap();
     let near = |got: [f32; 6], want: [f32; 6]| {
         for (got, want) in got.into_iter().zip(want) {
             assert!((got - want).abs() < 2e-6, "{got} is not {want}");
@@ -198,7 +198,8 @@ fn matches_the_definition_and_keeps_its_state() {
         for parts in &steps {
             for ((seq, tokens), got) in parts.iter().zip(step(&net, &state, parts)) {
                 let [input, gates] = rows_of(&net, *seq, tokens.clone());
-                let want = recurrence_reference(&input, &gates, &net, &mut want[*seq]).unwrap();
+                let want =
+                    linear_attention_reference(&input, &gates, &net, &mut want[*seq]).unwrap();
                 assert_close(&got, &want);
             }
         }
@@ -295,12 +296,12 @@ fn large_gates_are_not_infinite() {
 fn refuses_bad_dimensions() {
     let good = DIMS[0];
     for (dims, parameter) in [
-        (RecurrenceDims { key_heads: 0, ..good }, "key_heads"),
-        (RecurrenceDims { key_heads: 4, ..good }, "value_heads"),
-        (RecurrenceDims { key_dim: 24, ..good }, "key_dim"),
-        (RecurrenceDims { value_dim: 0, ..good }, "value_dim"),
-        (RecurrenceDims { kernel: 1, ..good }, "kernel"),
-        (RecurrenceDims { kernel: 9, ..good }, "kernel"),
+        (LinearAttentionDims { key_heads: 0, ..good }, "key_heads"),
+        (LinearAttentionDims { key_heads: 4, ..good }, "value_heads"),
+        (LinearAttentionDims { key_dim: 24, ..good }, "key_dim"),
+        (LinearAttentionDims { value_dim: 0, ..good }, "value_dim"),
+        (LinearAttentionDims { kernel: 1, ..good }, "kernel"),
+        (LinearAttentionDims { kernel: 9, ..good }, "kernel"),
     ] {
         let config = StateConfig { num_layers: 1, num_slots: 1, dims: dims.into() };
         let error = RecurrentState::new(config, &Device::Cpu).unwrap_err();
@@ -315,11 +316,11 @@ fn refuses_bad_operands() {
     let dims = DIMS[0];
     let (net, state) = (net(dims), state(dims, 3));
     let refused =
-        |net: &Recurrence, width: usize, dtype: DType, layer: usize, rows: &StateRows<'_>| {
+        |net: &LinearAttention, width: usize, dtype: DType, layer: usize, rows: &StateRows<'_>| {
             let [input, gates] = rows_of(net, 0, 0..4);
             let input = tensor(&input[..4 * width], &[4, width]).to_dtype(dtype).unwrap();
             let gates = tensor(&gates, &[4, net.gates()]);
-            recurrence(&input, &gates, net, &state, layer, rows).unwrap_err()
+            linear_attention(&input, &gates, net, &state, layer, rows).unwrap_err()
         };
     let good = StateRows { query_start: &[0, 3, 4], context_len: &[3, 9], slots: &[2, 0] };
     let width = dims.width();
@@ -330,14 +331,15 @@ fn refuses_bad_operands() {
     assert!(matches!(error, Error::DType { operand: "input", .. }));
     let error = refused(&net, width, DType::F32, 2, &good);
     assert!(matches!(error, Error::OutOfRange { index: "layer", value: 2, .. }));
-    let other = Recurrence { conv: net.conv.t().unwrap().contiguous().unwrap(), ..net.clone() };
+    let other =
+        LinearAttention { conv: net.conv.t().unwrap().contiguous().unwrap(), ..net.clone() };
     let error = refused(&other, width, DType::F32, 0, &good);
     assert!(matches!(error, Error::Shape { operand: "conv", .. }));
-    let other = Recurrence { dims: RecurrenceDims { kernel: 3, ..dims }, ..net.clone() };
+    let other = LinearAttention { dims: LinearAttentionDims { kernel: 3, ..dims }, ..net.clone() };
     let error = refused(&other, width, DType::F32, 0, &good);
     assert!(matches!(error, Error::Shape { operand: "net", .. }));
 
-    let of_other = Recurrence { rule: mamba(DIMS[1]).rule, ..net.clone() };
+    let of_other = LinearAttention { rule: mamba(DIMS[1]).rule, ..net.clone() };
     let error = refused(&of_other, width, DType::F32, 0, &good);
     assert!(matches!(error, Error::Shape { operand: "skip", .. }));
 

@@ -4,7 +4,9 @@ use std::fmt::Debug;
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_gpu::{self as gpu, StatePool, StateTables};
-use candlepower_kernels::{Recurrence, RecurrenceDims, Rule, StateConfig, sigmoid_gate_reference};
+use candlepower_kernels::{
+    LinearAttention, LinearAttentionDims, StateConfig, UpdateRule, sigmoid_gate_reference,
+};
 
 use crate::gpu::{Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, to_vec};
 use crate::steps::{self, Mixer, Part, SLOTS};
@@ -33,9 +35,9 @@ const LAYERS: usize = 2;
 
 /// The same pool and weights on the GPU, and on the CPU for the reference implementation.
 struct Pair {
-    nets: [Recurrence; 2],
+    nets: [LinearAttention; 2],
     pools: [StatePool; 2],
-    dims: RecurrenceDims,
+    dims: LinearAttentionDims,
     dtype: DType,
 }
 
@@ -47,7 +49,8 @@ impl Pair {
         random: &mut Random,
     ) -> Self {
         let tiled = value_heads == TILED;
-        let dims = RecurrenceDims { key_heads, value_heads, tiled, key_dim, value_dim, kernel };
+        let dims =
+            LinearAttentionDims { key_heads, value_heads, tiled, key_dim, value_dim, kernel };
         let mut weight = |dims: &[usize]| {
             let numbers = random.floats(dims.iter().product(), 0.8, DType::F32);
             Tensor::from_vec(numbers, dims, &Device::Cpu).unwrap()
@@ -62,10 +65,17 @@ impl Pair {
             let on = |tensor: &Tensor| tensor.to_device(device).unwrap();
             let (conv, a_log, dt_bias) = (on(&conv), on(&a_log), on(&dt_bias));
             let rule = match is_mamba {
-                false => Rule::Delta { norm: on(&result), eps: 1e-6 },
-                true => Rule::Mamba2 { skip: on(&result) },
+                false => UpdateRule::Delta { norm: on(&result), eps: 1e-6 },
+                true => UpdateRule::Mamba2 { skip: on(&result) },
             };
-            Recurrence { dims, conv, conv_bias: conv_bias.as_ref().map(on), a_log, dt_bias, rule }
+            LinearAttention {
+                dims,
+                conv,
+                conv_bias: conv_bias.as_ref().map(on),
+                a_log,
+                dt_bias,
+                rule,
+            }
         });
         let pools = devices.map(|device| StatePool::new(config, dtype, device).unwrap());
         Self { nets, pools, dims, dtype }
@@ -77,7 +87,7 @@ impl Mixer<6> for Pair {
     const TOLERANCE: Tolerance = Tolerance { own: 1.1, largest: 0.02 };
 
     fn dims(&self) -> impl Debug {
-        let is_mamba = matches!(self.nets[1].rule, Rule::Mamba2 { .. });
+        let is_mamba = matches!(self.nets[1].rule, UpdateRule::Mamba2 { .. });
         (if is_mamba { "Mamba-2" } else { "delta net" }, self.dims)
     }
 
@@ -111,11 +121,11 @@ impl Mixer<6> for Pair {
     ) -> candlepower_kernels::Result<()> {
         let tables = StateTables { query_start, slots, positions };
         let (net, pool) = (&self.nets[on], &self.pools[on]);
-        gpu::recurrence(input, gates, net, pool, layer, &tables, out)
+        gpu::linear_attention(input, gates, net, pool, layer, &tables, out)
     }
 }
 
-pub(crate) fn recurrence(gpu: &Gpu) {
+pub(crate) fn linear_attention(gpu: &Gpu) {
     let mut random = Random(81);
     for dims in DIMS {
         for dtype in HALVES {

@@ -5,40 +5,40 @@ use candle_core::Tensor;
 use super::launch::{Address, CUstream, Launch};
 use crate::operands::{INPUTS_AXES, MATRICES_AXES, StatePool, StateTables};
 use candlepower_kernels::operands::Operand;
-use candlepower_kernels::{Recurrence, RecurrenceDims, Result, Rule};
+use candlepower_kernels::{LinearAttention, LinearAttentionDims, Result, UpdateRule};
 
-/// See [`crate::recurrence`].
+/// See [`crate::linear_attention`].
 ///
 /// # Errors
-/// Same as [`crate::recurrence`].
-pub fn recurrence(
+/// Same as [`crate::linear_attention`].
+pub fn linear_attention(
     (input, gates): (&Tensor, &Tensor),
-    net: &Recurrence,
+    net: &LinearAttention,
     (pool, layer): (&StatePool, usize),
     tables: &StateTables<'_>,
     out: &Tensor,
 ) -> Result<()> {
-    const KERNEL: &str = "recurrence";
+    const KERNEL: &str = "linear_attention";
     let launch = Launch::new(KERNEL, "input", input)?;
     let dims = net.dims;
-    let RecurrenceDims { key_heads, value_heads, tiled, key_dim, value_dim, kernel } = dims;
+    let LinearAttentionDims { key_heads, value_heads, tiled, key_dim, value_dim, kernel } = dims;
     pool.config().check_dims(KERNEL, dims.into())?;
     let layer = pool.layer(KERNEL, layer)?;
     let (tokens, _) = Operand::new(KERNEL, "input", input).dims2("[tokens, width]")?;
     let (seqs, channels) = (tables.slots.elem_count(), dims.channels());
     let (kept_dims, states_dims) = pool.config().layer_dims();
     // `check_dims` has refused a pool of convolutions, which alone has no matrices.
-    let states_dims = states_dims.expect("recurrences have matrices");
+    let states_dims = states_dims.expect("linear attention has matrices");
     let (result, eps) = match &net.rule {
-        Rule::Delta { norm, eps } => {
+        UpdateRule::Delta { norm, eps } => {
             (launch.f32s(("norm", norm), "[value_dim]", &[value_dim])?, *eps)
         }
-        Rule::Mamba2 { skip } => {
+        UpdateRule::Mamba2 { skip } => {
             (launch.f32s(("skip", skip), "[value_heads]", &[value_heads])?, 0.0)
         }
     };
     let starts = ("query_start", tables.query_start);
-    let args = RecurrenceArgs {
+    let args = LinearAttentionArgs {
         input: launch.elements(("input", input), "[tokens, width]", &[tokens, dims.width()])?,
         gates: launch.elements(("gates", gates), "[tokens, gates]", &[tokens, net.gates()])?,
         out: launch.elements(("out", out), "[tokens, values]", &[tokens, dims.values()])?,
@@ -64,7 +64,7 @@ pub fn recurrence(
         kernel: kernel as i32,
         num_slots: pool.config().num_slots as u32,
         eps,
-        rule: rule_code(&net.rule),
+        rule: update_rule_kind(&net.rule),
         dtype: launch.dtype_code(),
         tiled: tiled.into(),
     };
@@ -74,7 +74,7 @@ pub fn recurrence(
     // SAFETY: every address was checked above to hold the elements that the dimensions say, and `StatePool::new`
     // limited these to what the kernel is compiled for; the kernel compares the tables' entries with `tokens` and
     // `num_slots` before it uses them.
-    unsafe { launch.run(candlepower_recurrence, &args) }
+    unsafe { launch.run(candlepower_linear_attention, &args) }
 }
 
 /// See [`crate::copy_states`].
@@ -114,9 +114,9 @@ pub fn copy_states(pool: &StatePool, pairs: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Mirrors `RecurrenceArgs` in recurrence.cu.
+/// Mirrors `LinearAttentionArgs` in linear_attention.cu.
 #[repr(C)]
-struct RecurrenceArgs {
+struct LinearAttentionArgs {
     input: Address,
     gates: Address,
     out: Address,
@@ -143,17 +143,17 @@ struct RecurrenceArgs {
     dtype: i32,
     tiled: i32,
 }
-const _: () = assert!(size_of::<RecurrenceArgs>() == 152);
+const _: () = assert!(size_of::<LinearAttentionArgs>() == 152);
 
-/// The update rule in C: a value of `Rule` in recurrence.cu.
-fn rule_code(rule: &Rule) -> i32 {
+/// The update rule in C: a value of `UpdateRule` in linear_attention.cu.
+fn update_rule_kind(rule: &UpdateRule) -> i32 {
     match rule {
-        Rule::Delta { .. } => 0,
-        Rule::Mamba2 { .. } => 1,
+        UpdateRule::Delta { .. } => 0,
+        UpdateRule::Mamba2 { .. } => 1,
     }
 }
 
-/// Mirrors `CopyStatesArgs` in recurrence.cu.
+/// Mirrors `CopyStatesArgs` in linear_attention.cu.
 #[repr(C)]
 struct CopyStatesArgs {
     tensors: [Address; 2],
@@ -166,6 +166,6 @@ struct CopyStatesArgs {
 const _: () = assert!(size_of::<CopyStatesArgs>() == 56);
 
 unsafe extern "C" {
-    fn candlepower_recurrence(args: *const RecurrenceArgs, stream: CUstream) -> i32;
+    fn candlepower_linear_attention(args: *const LinearAttentionArgs, stream: CUstream) -> i32;
     fn candlepower_copy_states(args: *const CopyStatesArgs, stream: CUstream) -> i32;
 }
