@@ -245,6 +245,13 @@ impl Api {
             cause = Some(deeper);
         }
         let cause = cause.map_or_else(|| error.to_string(), ToString::to_string);
+        // The name of the alert in TLS.
+        if cause.contains("CertificateRequired") {
+            return anyhow!(
+                "{}: the server asks for a client certificate: name one with --cert and --key",
+                self.shown
+            );
+        }
         let what =
             if error.is_connect() { "cannot be reached" } else { "the connection broke off" };
         anyhow!("{}: {what}: {cause}", self.shown)
