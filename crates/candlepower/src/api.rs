@@ -253,6 +253,13 @@ impl Api {
         }
         let advice = cause.map_or("", |cause| advice(cause));
         let cause = cause.map_or_else(|| error.to_string(), ToString::to_string);
+        // The name of the alert in TLS.
+        if cause.contains("CertificateRequired") {
+            return anyhow!(
+                "{}: the server asks for a client certificate: name one with --cert and --key",
+                self.shown
+            );
+        }
         if error.is_connect() {
             let text = format!("{}: cannot be reached: {cause}", self.shown);
             return anyhow::Error::new(Unreachable { text, advice });

@@ -135,14 +135,8 @@ impl Lark<'_> {
 
     /// A text, with special tokens for marks that are special tokens.
     fn literal(&self, text: &str) -> String {
-        // The text is split at its first mark, and the rest is split by recursion. Marks differ in length, so the
-        // first position decides.
-        let marks = self.shape.dialect.marks();
-        let first = marks
-            .iter()
-            .filter_map(|mark| Some((text.find(mark)?, *mark, self.special(mark)?)))
-            .min_by_key(|(at, ..)| *at);
-        match first {
+        // The text is split at its first mark, and the rest is split by recursion.
+        match self.first_special(text) {
             Some((at, mark, id)) => format!(
                 "{} <[{id}]> {}",
                 self.literal(&text[..at]),
@@ -150,6 +144,20 @@ impl Lark<'_> {
             ),
             None => Value::from(text).to_string(),
         }
+    }
+
+    /// Position, text and id of the first special token in a text.
+    fn first_special(&self, text: &str) -> Option<(usize, &str, u32)> {
+        let marks = self.shape.dialect.marks().into_iter();
+        // Marks differ in length, so the first position decides.
+        marks
+            .filter_map(|mark| Some((text.find(mark)?, mark, self.special(mark)?)))
+            .min_by_key(|(at, ..)| *at)
+    }
+
+    /// The plain text before the first special token; empty if there is none.
+    fn before_special<'t>(&self, text: &'t str) -> &'t str {
+        self.first_special(text).map_or("", |(at, ..)| &text[..at])
     }
 
     /// Whether a special token is in a text.

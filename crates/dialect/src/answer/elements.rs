@@ -305,7 +305,10 @@ impl Lark<'_> {
             false => format!("{ends}{}", may.refused(layout, marks)),
         };
         let no_end = if special { String::new() } else { may.no_end(marks) };
-        let not_ended = format!(r"/{begin}(.|\n)*/ & ~/(.|\n)*({ends})(.|\n)*/{no_end}");
+        // Terminals take all the text that they can. So plain text before the mark's special token is part of them.
+        let plain = self.before_special(marks.after_value);
+        let not_ended =
+            format!(r"/{begin}(.|\n)*{}/ & ~/(.|\n)*({ends})(.|\n)*/{no_end}", escaped(plain));
         match terminals {
             None => self.rule(&raw, &not_ended),
             Some(terminals) => {
@@ -314,7 +317,9 @@ impl Lark<'_> {
                 let (own, whole) = (format!("{raw}_OWN"), format!("{raw}_WHOLE"));
                 self.rule(&own, terminals);
                 let begin = if marks.on_lines { "\"\\n\" " } else { "" };
-                self.rule(&whole, &format!("{begin}{own}"));
+                let end = Value::from(plain);
+                let end = if plain.is_empty() { String::new() } else { format!(" {end}") };
+                self.rule(&whole, &format!("{begin}{own}{end}"));
                 self.rule(&raw, &format!("{whole} & {not_ended}"));
             }
         }
@@ -322,10 +327,10 @@ impl Lark<'_> {
         if special {
             let value = match self.has_special(marks.after_value) {
                 // Terminals cannot be empty, so an empty text is a separate alternative.
-                true if terminals.is_none() => {
+                true if terminals.is_none() && plain.is_empty() => {
                     format!("{raw}? {}", self.literal(marks.after_value))
                 }
-                true => format!("{raw} {}", self.literal(marks.after_value)),
+                true => format!("{raw} {}", self.literal(&marks.after_value[plain.len()..])),
                 // The value's own mark is plain text, although a later mark is a special token.
                 false => {
                     let rule = format!("raw{index}_{name}");
