@@ -149,6 +149,14 @@ mod images {
     }
 }
 
+mod ai_sdk {
+    //! `node/ai_sdk.mjs`, with a model that takes text only.
+
+    use super::*;
+
+    cases! { check_ai_sdk, Server::demo(), turns }
+}
+
 mod branching_example {
     //! `examples/branching.py`, with only Python's standard library.
 

@@ -271,3 +271,14 @@ fn templates_may_be_an_object_of_names() {
     std::fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
     check_capital(&ServerBuilder::new(folder.path()).start());
 }
+
+/// The server's disk is no business of clients that may list its models.
+#[test]
+fn the_path_of_a_model_is_not_shown() {
+    let folder = TempFolder::of_demo(|_, contents| contents);
+    let server = ServerBuilder::new(folder.path()).start();
+    let model = server.get("/v1/models").ok()["data"][0].clone();
+    let name = folder.path().file_name().unwrap().to_str().unwrap();
+    assert_eq!((&model["id"], &model["root"]), (&name.into(), &name.into()));
+    assert!(!model.to_string().contains('/'), "{model}");
+}

@@ -1,6 +1,8 @@
 //! Tool calls of models that write random text, or that try to leave the schema at some byte. Python's `jsonschema`
 //! accepts all.
 
+use std::time::Instant;
+
 use serde_json::{Map, Value, json};
 
 use super::text;
@@ -9,6 +11,9 @@ use crate::support::{Form, Scripted, TempFolder, python, run_to_end};
 /// Number of finished calls of each kind for each format. Without the variable there are few, and only of the first
 /// formats.
 const NUM_CALLS: &str = "CANDLEPOWER_TEST_CALLS";
+/// The formats to test, as names with commas between them. Without the variable all are tested, or the first if there
+/// are few calls.
+const SELECTED: &str = "CANDLEPOWER_TEST_CALL_FORMATS";
 const FEW: usize = 4;
 const NUM_FORMATS_OF_FEW: usize = 5;
 
@@ -132,7 +137,10 @@ fn no_model_writes_an_invalid_call() {
     let wanted = std::env::var(NUM_CALLS).map(|count| count.parse().unwrap());
     let formats = if wanted.is_ok() { FORMATS.len() } else { NUM_FORMATS_OF_FEW };
     let wanted = wanted.unwrap_or(FEW);
-    for format in &FORMATS[..formats] {
+    let selected = std::env::var(SELECTED).unwrap_or_else(|_| FORMATS[..formats].join(","));
+    for format in selected.split(',') {
+        assert!(FORMATS.contains(&format), "{SELECTED}: `{format}` is none of {FORMATS:?}");
+        let began = Instant::now();
         let random = random_calls(format, wanted);
         let leaving = leaving_calls(format, wanted, &random);
         let mut lines = String::new();
@@ -145,6 +153,7 @@ fn no_model_writes_an_invalid_call() {
         }
         let folder = TempFolder::new();
         run_to_end(python("clients/calls.py").arg(folder.write("calls.jsonl", lines)));
+        eprintln!("{format}: none is invalid, {:.0} s", began.elapsed().as_secs_f64());
     }
 }
 

@@ -41,6 +41,25 @@ const cases = {
     }
     assert.equal(answers.size, 3);
   },
+
+  // The SDK sends an answer back as references to stored items.
+  async turns() {
+    const bodies = [];
+    const recorded = (address, options) => {
+      bodies.push(options.body);
+      return fetch(address, options);
+    };
+    const model = createOpenAI({ baseURL, apiKey, fetch: recorded }).responses("demo");
+    const ask = (messages) => generateText({ model, messages, temperature: 0, maxOutputTokens: 24, maxRetries: 0 });
+    const user = (content) => ({ role: "user", content });
+    const [question, other] = [user("What is the capital of France?"), user("And of Japan?")];
+    const first = await ask([question]);
+    const second = await ask([question, ...first.response.messages, other]);
+    assert.match(bodies[1], /item_reference/);
+    const same = await ask([question, { role: "assistant", content: first.text }, other]);
+    assert.equal(second.text, same.text);
+    assert.equal(second.usage.inputTokens, same.usage.inputTokens);
+  },
 };
 
 await cases[caseName]();

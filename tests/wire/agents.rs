@@ -416,6 +416,13 @@ fn neutral_values_of_neighbouring_servers_are_taken() {
     let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
     let response = server.post("/v1/chat/completions", &with(chat.clone(), more));
     assert_eq!((response.header(NOT_HELD), response.ok()["model"].clone()), (None, json!("demo")));
+    // Fields that both routers add to this form.
+    let more = json!({
+        "return_text_in_logprobs": false, "stream": false, "log_metrics": true, "return_hidden_states": false, "background": false,
+        "no_logs": false, "return_bytes": false, "return_entropy": false,
+    });
+    let prism = ServerBuilder::new("demo").flags("--framework prism").start();
+    prism.post("/generate", &with(json!({"text": "Hi", "max_tokens": 1}), more)).ok();
     for (name, value) in
         [("length_penalty", json!(2)), ("early_stopping", json!(true)), ("mirostat", json!(1))]
     {
@@ -498,6 +505,17 @@ fn histories_of_other_servers_fit_strict_templates() {
         prompt(json!([user("a"), turn("toolu_1", json!("{\"city\": \"Par")), result("toolu_1")]));
     assert!(text.contains("\"arguments\": {}"), "{text}");
     assert_eq!(told, "messages[1].tool_calls[0].function.arguments (no JSON object)");
+    // Some clients encode arguments twice, and PHP has no empty object.
+    let twice = json!("\"{\\\"city\\\": \\\"Par\\\"}\"");
+    for (arguments, written) in
+        [(twice, "\"arguments\": {\"city\": \"Par\"}"), (json!([]), "\"arguments\": {}")]
+    {
+        let (text, told) =
+            prompt(json!([user("a"), turn("toolu_1", arguments), result("toolu_1")]));
+        assert!(text.contains(written) && told.is_empty(), "{text}, {told}");
+    }
+    // An answer may be empty.
+    prompt(json!([user("a"), {"role": "assistant", "content": null}, user("b")]));
     // The template takes instructions at the beginning alone, so
     // the first are joined, and a later one becomes a user's.
     let (text, _) = prompt(
@@ -511,6 +529,55 @@ fn histories_of_other_servers_fit_strict_templates() {
     // Template variables that are fields of the request are refused.
     let error = server.post("/v1/chat/completions", &json!({"messages": [user("a")], "max_tokens": 1, "chat_template_kwargs": {"tools": []}})).error(400);
     assert_eq!(error["param"], "chat_template_kwargs.tools");
+}
+
+/// Each endpoint names the place of the arguments in its own request.
+#[test]
+fn broken_arguments_are_told_by_their_place() {
+    let folder = TempFolder::new();
+    let file = folder.write("strict.jinja", STRICT);
+    let server = ServerBuilder::new("demo").flag("--chat-template", file).start();
+    let cut = "{\"city\": \"Par";
+    let call = json!({"type": "function_call", "call_id": "c", "name": "w", "arguments": cut});
+    let output = json!({"type": "function_call_output", "call_id": "c", "output": "12"});
+    let input = json!([{"role": "user", "content": "a"}, call, output]);
+    let used = json!([{"type": "text", "text": "b"}, {"type": "tool_use", "id": "c", "name": "w", "input": cut}]);
+    let results = json!([{"type": "tool_result", "tool_use_id": "c", "content": "12"}]);
+    let blocks = json!([
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": used}, {"role": "user", "content": results},
+    ]);
+    let function = json!({"name": "w", "arguments": cut});
+    let calls = json!([{"id": "c", "type": "function", "function": function}]);
+    let messages = json!([
+        {"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c", "content": "12"},
+    ]);
+    for (path, body, place) in [
+        ("/v1/responses", json!({"input": input, "max_output_tokens": 1}), "input[1].arguments"),
+        ("/v1/responses/input_tokens", json!({"input": input}), "input[1].arguments"),
+        (
+            "/v1/messages",
+            json!({"messages": blocks, "max_tokens": 1}),
+            "messages[1].content[1].input",
+        ),
+        ("/v1/messages/count_tokens", json!({"messages": blocks}), "messages[1].content[1].input"),
+        (
+            "/tokenize",
+            json!({"messages": messages}),
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+    ] {
+        let response = server.post(path, &body);
+        let expected = format!("{place} (no JSON object)");
+        assert_eq!(told(&response), expected, "{path}: {}", response.text());
+        response.ok();
+    }
+    // The call is in the stored response.
+    let first = json!({"input": input, "max_output_tokens": 1});
+    let first = server.post("/v1/responses", &first).ok();
+    let next = json!({"input": "b", "max_output_tokens": 1, "previous_response_id": first["id"]});
+    let next = server.post("/v1/responses", &next);
+    assert_eq!(told(&next), "previous_response_id (no JSON object)");
 }
 
 #[test]

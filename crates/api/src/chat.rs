@@ -196,7 +196,8 @@ fn refuse_modalities(fields: &mut Fields<'_>) -> Result<(), FieldError> {
 pub struct ChatMessage {
     /// Role of the author.
     pub role: Role,
-    /// Content of the message. It may be absent only if `tool_calls` or `reasoning_content` is present.
+    /// Content of the message. It may be null in messages of the assistant and of tools. It may be absent only if `tool_calls` or
+    /// `reasoning_content` is present.
     pub content: Option<Content>,
     /// Name of the author or of the tool, for templates that use it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -246,10 +247,12 @@ impl<'de> Visitor<'de> for ChatMessageVisitor {
             reasoning_content: None,
         };
         let (mut reasoning, mut refusal, mut failed) = (None, None, None);
+        let mut has_content = false;
         while let Some(key) = map.next_key::<String>()? {
             match key.as_str() {
                 "role" => role = Some(map.next_value()?),
                 "content" => {
+                    has_content = true;
                     if let Some(GivenContent { content, reasoning: found }) = map.next_value()? {
                         message.content = Some(content);
                         reasoning = reasoning.or(found);
@@ -296,8 +299,10 @@ impl<'de> Visitor<'de> for ChatMessageVisitor {
             message.tool_calls = None;
         }
         if message.content.is_none() && message.tool_calls.is_none() {
-            // An answer that was cut during its reasoning has no content.
-            if message.role != Role::Assistant || message.reasoning_content.is_none() {
+            // An answer may be empty, or cut during its reasoning, and a tool may return nothing.
+            let is_empty = has_content && matches!(message.role, Role::Assistant | Role::Tool);
+            if !is_empty && (message.role != Role::Assistant || message.reasoning_content.is_none())
+            {
                 return Err(A::Error::custom("the message has no `content`"));
             }
             message.content = Some(Content::Text(String::new()));

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::error::{FieldError, excerpt};
-use crate::fields::Fields;
+use crate::fields::{Fields, Off};
 
 /// A constraint on the output, and its field.
 #[derive(Clone, Debug, PartialEq)]
@@ -106,7 +106,25 @@ pub struct StructuredOutputs {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub structural_tag: Option<Value>,
+    /// Fields of vLLM's class, which its clients send with all others.
+    #[serde(default, skip_serializing)]
+    #[schema(ignore)]
+    disable_any_whitespace: Off,
+    #[serde(default, skip_serializing)]
+    #[schema(ignore)]
+    disable_additional_properties: Off,
+    /// It has no effect, since there is one implementation.
+    #[serde(default, skip_serializing)]
+    #[schema(ignore)]
+    disable_fallback: Option<bool>,
+    #[serde(default, skip_serializing)]
+    #[schema(ignore)]
+    whitespace_pattern: Option<Never>,
 }
+
+/// The type of a field that may only be null.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+enum Never {}
 
 impl OutputConstraint {
     /// The constraint of a request, from one of its fields.
@@ -238,7 +256,8 @@ fn structural_tag(format: ResponseFormat) -> Result<ConstraintKind, FieldError> 
 }
 
 fn of_outputs(outputs: StructuredOutputs) -> Result<Vec<OutputConstraint>, FieldError> {
-    let StructuredOutputs { json, regex, choice, grammar, json_object, structural_tag } = outputs;
+    let StructuredOutputs { json, regex, choice, grammar, json_object, structural_tag, .. } =
+        outputs;
     let json = json.map(|schema| schema_of("structured_outputs.json", schema)).transpose()?;
     let tag =
         structural_tag.map(|tag| json_of("structured_outputs.structural_tag", tag)).transpose()?;
@@ -306,17 +325,22 @@ fn take_json_schema(fields: &mut Fields<'_>) -> Result<Option<ConstraintKind>, F
 /// Constraints in older fields. Sources: `guided_*` of vLLM's protocol before `structured_outputs`; `regex`, `ebnf` and
 /// `json_schema` of SGLang's; `grammar` and `json_schema` of llama.cpp's.
 fn of_older_names(fields: &mut Fields<'_>) -> Result<Vec<OutputConstraint>, FieldError> {
-    let json = fields.take::<Value>("guided_json")?;
+    let json = fields.take::<Value>("guided_json")?.filter(|schema| *schema != "");
     let json = json.map(|schema| schema_of("guided_json", schema)).transpose()?;
+    let is_given = |text: &String| !text.is_empty();
+    let regex: Option<String> = fields.take("guided_regex")?;
+    let grammar: Option<String> = fields.take("guided_grammar")?;
+    let choice: Option<Vec<String>> = fields.take("guided_choice")?;
+    let choice = choice.filter(|texts| !texts.is_empty());
     let kinds = [
         ("regex", take_text(fields, "regex")?.map(ConstraintKind::Regex)),
         ("ebnf", take_text(fields, "ebnf")?.map(ConstraintKind::Grammar)),
         ("json_schema", take_json_schema(fields)?),
         ("grammar", take_grammar(fields)?),
         ("guided_json", json.map(ConstraintKind::JsonSchema)),
-        ("guided_regex", fields.take("guided_regex")?.map(ConstraintKind::Regex)),
-        ("guided_choice", fields.take("guided_choice")?.map(ConstraintKind::Choice)),
-        ("guided_grammar", fields.take("guided_grammar")?.map(ConstraintKind::Grammar)),
+        ("guided_regex", regex.filter(is_given).map(ConstraintKind::Regex)),
+        ("guided_choice", choice.map(ConstraintKind::Choice)),
+        ("guided_grammar", grammar.filter(is_given).map(ConstraintKind::Grammar)),
     ];
     let said =
         kinds.into_iter().filter_map(|(param, kind)| Some(OutputConstraint { param, kind: kind? }));

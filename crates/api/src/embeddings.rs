@@ -37,6 +37,7 @@ impl EmbeddingsRequest {
             truncate_prompt_tokens: take_truncation(&mut fields)?,
             prompt_name: fields.take("prompt_name")?,
         };
+        refuse_plain_tokens(&mut fields)?;
         fields.finish()?;
         Ok(request)
     }
@@ -53,6 +54,19 @@ pub(crate) fn take_truncation(fields: &mut Fields<'_>) -> Result<Option<i64>, Fi
             Err(FieldError::new("truncation_side", message))
         }
         _ => Ok(length),
+    }
+}
+
+/// Refuses inputs without special tokens, which encoders have not been trained on.
+pub(crate) fn refuse_plain_tokens(fields: &mut Fields<'_>) -> Result<(), FieldError> {
+    const FIELD: &str = "add_special_tokens";
+    match fields.take(FIELD)? {
+        None | Some(true) => Ok(()),
+        Some(false) => {
+            let message =
+                "Special tokens are always added to texts: leave `add_special_tokens` out.";
+            Err(FieldError::new(FIELD, message))
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error, MapAccess, V
 use serde_json::value::RawValue;
 
 use crate::error::{FieldError, clip, excerpt};
-use crate::neutral::{is_neutral, neutral_values};
+use crate::neutral::{is_neutral, is_off, neutral_values};
 use crate::not_held::NotHeld;
 use crate::scalar::Integer;
 
@@ -46,7 +46,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// The field `name` as a `T`; `None` if it is absent or null.
+    /// The field `name` as a `T`; `None` if it is absent, null, or a neutral value of another type, such as `[]` for an object.
     pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, FieldError> {
         let Some(index) = self.entries.iter().position(|(key, _)| key == name) else {
             return Ok(None);
@@ -56,9 +56,11 @@ impl<'a> Fields<'a> {
             return Ok(None);
         }
         let mut deserializer = serde_json::Deserializer::from_str(raw.get());
-        serde_path_to_error::deserialize(&mut deserializer)
-            .map(Some)
-            .map_err(|e| value_error(name, &e.path().to_string(), e.inner()))
+        match serde_path_to_error::deserialize(&mut deserializer) {
+            Ok(value) => Ok(Some(value)),
+            Err(_) if is_off(name, raw.get()) => Ok(None),
+            Err(e) => Err(value_error(name, &e.path().to_string(), e.inner())),
+        }
     }
 
     /// The field `name` as an integer; `1.0` is accepted.
@@ -161,6 +163,19 @@ impl<'de> Visitor<'de> for FieldsVisitor {
     }
 }
 
+/// A switch of a nested object that has to be off: `false` or `null`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Off;
+
+impl<'de> Deserialize<'de> for Off {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Option::<bool>::deserialize(deserializer)? {
+            None | Some(false) => Ok(Off),
+            Some(true) => Err(D::Error::custom("only false is supported: leave it out")),
+        }
+    }
+}
+
 /// An unsupported key of a nested object, accepted only as `null`.
 pub(crate) struct Absent;
 
@@ -187,6 +202,22 @@ mod tests {
         assert_eq!(fields.take_integer("a").unwrap(), None);
         assert_eq!(fields.take_integer("b").unwrap(), Some(2));
         fields.finish().unwrap();
+    }
+
+    #[test]
+    fn neutral_values_may_be_of_another_type() {
+        type Map = std::collections::BTreeMap<String, f64>;
+        for (body, name) in [(r#"{"logit_bias": []}"#, "logit_bias"), (r#"{"n": null}"#, "n")] {
+            assert_eq!(fields(body).take::<Map>(name).unwrap(), None);
+        }
+        for (body, name) in [
+            (r#"{"logit_bias": [1]}"#, "logit_bias"),
+            // Any value is accepted only where nobody reads it.
+            (r#"{"metadata": 5}"#, "metadata"),
+        ] {
+            let error = fields(body).take::<Map>(name).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(name));
+        }
     }
 
     #[test]

@@ -150,7 +150,8 @@ impl GenerationFields {
             stream: fields.take("stream")?,
             stream_options: fields.take("stream_options")?,
         };
-        if generation.stream_options.is_some() && generation.stream != Some(true) {
+        let asks = generation.stream_options.is_some_and(StreamOptions::asks);
+        if asks && generation.stream != Some(true) {
             return Err(FieldError::new(
                 "stream_options",
                 "`stream_options` needs `stream: true`.",
@@ -223,6 +224,14 @@ pub struct StreamOptions {
     /// Accepted and ignored: it would only pad chunks against side channels.
     #[serde(default)]
     pub include_obfuscation: Option<bool>,
+}
+
+impl StreamOptions {
+    /// Whether an option is on.
+    fn asks(self) -> bool {
+        [self.include_usage, self.continuous_usage_stats, self.include_obfuscation]
+            .contains(&Some(true))
+    }
 }
 
 /// Up to [`MAX_STOP_STRINGS`] strings that end a text; a single string needs no list.
@@ -327,6 +336,7 @@ mod tests {
     fn stream_options_need_stream() {
         assert_eq!(refused(r#"{"stream_options": {"include_usage": true}}"#), "stream_options");
         take(r#"{"stream_options": null}"#).unwrap();
+        take(r#"{"stream_options": {"include_usage": false}}"#).unwrap();
     }
 
     #[test]

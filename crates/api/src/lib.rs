@@ -60,7 +60,7 @@ pub use rerank::{
     Document, RankedText, RerankRequest, RerankResponse, RerankResult, ResultDocument, Score,
     ScoreRequest, ScoreResponse, Texts,
 };
-pub use responses::{ResponsesRequest, TextFormat, TextSettings};
+pub use responses::{ResponsesRequest, StoredItems, TextFormat, TextSettings};
 pub use thinking::{Said, ThinkingOptions};
 pub use tokenize::{
     DetokenizeRequest, DetokenizeResponse, TokenizeInput, TokenizeRequest, TokenizeResponse,

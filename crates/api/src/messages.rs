@@ -10,7 +10,7 @@ use crate::error::FieldError;
 use crate::fields::Fields;
 use crate::generation::{GenerationFields, MessagesSampling, StopStrings};
 use crate::not_held::NotHeld;
-use crate::thinking::{ThinkingOptions, set};
+use crate::thinking::{ThinkingOptions, said, set};
 
 mod conversation;
 mod tools;
@@ -37,6 +37,10 @@ pub struct MessagesPrompt {
     /// results of tools may have images: blocks of the type `image` with a `source`, which is `base64` or `url`.
     #[schema(value_type = Vec<Object>, min_items = 1)]
     pub messages: Vec<ChatMessage>,
+    /// Paths of the input of all calls in `messages`.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub call_paths: Vec<String>,
     /// Tools and tool choice.
     #[serde(flatten)]
     #[schema(value_type = tools::WireOptions)]
@@ -125,10 +129,12 @@ impl MessagesPrompt {
         let mut thinking = ThinkingOptions::default();
         thinking.take_thinking(fields)?;
         let effort = output_config.as_ref().and_then(|config| config.effort.clone());
-        set(&mut thinking.effort, "output_config.effort", effort)?;
+        set(&mut thinking.effort, "output_config.effort", said(effort))?;
+        let (messages, call_paths) = conversation::take(fields)?;
         Ok(Self {
             model: fields.take("model")?,
-            messages: conversation::take(fields)?,
+            messages,
+            call_paths,
             tool_options: tools::take(fields)?,
             thinking,
             output_config,
@@ -451,5 +457,29 @@ mod tests {
         let messages = json!([{"role": "assistant", "content": [call]}]);
         let request = parse(json!({"messages": messages})).unwrap().prompt;
         assert!(request.messages[0].tool_calls.is_some());
+    }
+
+    #[test]
+    fn blocks_of_tools_that_another_server_ran_are_left_out() {
+        let text = json!({"type": "text", "text": "x"});
+        let used = json!({"type": "tool_use", "id": "a", "name": "f", "input": "{\"x\": 1}"});
+        let messages = json!([
+            {"role": "user", "content": "q"}, {"role": "assistant", "content": null}, {"role": "user", "content": "q"},
+            {"role": "assistant", "content": [
+                {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+                {"type": "web_search_tool_result", "tool_use_id": "s", "content": []}, text, used,
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "tool_reference", "tool_name": "g"}]},
+            ]},
+        ]);
+        let request = parse(json!({"messages": messages})).unwrap().prompt;
+        let told = "messages[3].content[0] (server_tool_use), messages[3].content[1] (web_search_tool_result)";
+        assert_eq!(request.not_held.line(), told);
+        assert_eq!(request.call_paths, ["messages[3].content[3].input"]);
+        assert_eq!(request.messages[4].content.as_ref().unwrap().to_text(), "g");
+        let calls = request.messages[3].tool_calls.as_ref().unwrap();
+        assert_eq!(calls[0].0["function"]["arguments"], "{\"x\": 1}");
+        assert_eq!(request.messages[1].content.as_ref().unwrap().to_text(), "");
     }
 }

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-/// The accepted values of a field that no endpoint reads.
+/// The accepted values of a field where no endpoint reads it.
 enum Neutral {
     /// Any value: the field identifies the caller, or controls storage, routing or accounting.
     Any,
@@ -20,17 +20,32 @@ const ONE: Neutral = These(&["1"]);
 const NO: Neutral = These(&["false"]);
 const YES: Neutral = These(&["true"]);
 const NONE: Neutral = These(&["[]", "{}", "\"\""]);
+const UNLIMITED: Neutral = These(&["-1", "0"]);
 
-/// Fields and their neutral values, by name. Fields that an endpoint reads are not looked up here.
+/// Fields and their neutral values, by name. Fields that an endpoint reads are looked up here only if it does not accept their value.
 const TABLE: &[(&str, Neutral)] = &[
+    ("__verbose", NO),
+    ("adapter_id", NONE),
+    ("adaptive_decay", Any),
+    ("adaptive_target", These(&["-1"])),
+    ("add_generation_prompt", YES),
+    ("anthropic_version", Any),
+    ("backend_sampling", Any),
+    ("background", NO),
     ("bad_words", NONE),
     ("bad_words_ids", NONE),
     ("best_of", ONE),
     ("cache_control", Any),
     ("cache_prompt", Any),
     ("chat_id", Any),
+    ("chat_template", NONE),
+    ("chat_template_kwargs", These(&["{}"])),
     ("client_metadata", Any),
+    ("context_length_exceeded_behavior", These(&["\"error\""])),
+    ("continue_final_message", NO),
     ("custom_params", NONE),
+    ("decoder_input_details", NO),
+    ("details", NO),
     ("detokenize", YES),
     ("do_sample", YES),
     ("documents", NONE),
@@ -44,85 +59,157 @@ const TABLE: &[(&str, Neutral)] = &[
     ("dynatemp_range", OFF),
     ("early_stopping", NO),
     ("echo", NO),
+    ("embed_dtype", These(&["\"float32\""])),
+    ("embedding_type", These(&["\"float\""])),
     ("encoder_repetition_penalty", ONE),
+    // Vectors are little-endian, as all machines that this server runs on.
+    ("endianness", These(&["\"native\"", "\"little\""])),
     ("epsilon_cutoff", OFF),
     ("eta_cutoff", OFF),
     ("extra_body", NONE),
+    ("extra_key", NONE),
+    ("fallbacks", NONE),
     ("frequency_penalty", OFF),
     ("guidance_scale", ONE),
+    ("guided_choice", NONE),
     ("guided_decoding_backend", These(&["\"auto\""])),
+    ("guided_grammar", NONE),
+    ("guided_json", These(&["\"\""])),
+    ("guided_regex", NONE),
+    ("guided_whitespace_pattern", NONE),
     ("id_slot", These(&["-1"])),
     ("ignore_eos", NO),
+    ("include", NONE),
     ("include_reasoning", YES),
+    ("include_stop_str_in_output", NO),
+    ("json_schema", These(&["\"\""])),
     ("keep_alive", Any),
+    ("kv_transfer_params", NONE),
+    ("late_chunking", NO),
     ("length_penalty", ONE),
     ("log_metrics", Any),
     ("logit_bias", NONE),
     ("logits_processors", NONE),
     ("logprob_start_len", These(&["-1"])),
     ("logprob_token_ids", NONE),
+    ("logprobs", NO),
     ("lora", NONE),
+    ("lora_path", NONE),
+    ("max_tokens_per_doc", OFF),
+    ("mcp_servers", NONE),
     ("media_io_kwargs", NONE),
     ("metadata", Any),
     ("min_keep", OFF),
+    ("min_new_tokens", OFF),
     ("min_p", OFF),
+    ("min_tokens", OFF),
     ("mirostat", OFF),
     ("mirostat_eta", Any),
     ("mirostat_tau", Any),
     ("mm_processor_kwargs", NONE),
+    ("modalities", These(&["[\"text\"]"])),
+    ("models", NONE),
     ("n", ONE),
+    ("n_discard", Any),
+    ("n_indent", OFF),
     // Prompts are never shortened, so that there is nothing to keep.
     ("n_keep", Any),
     ("n_probs", OFF),
+    ("no_logs", NO),
     ("no_repeat_ngram_size", OFF),
     ("no_stop_trim", NO),
     ("num_beams", ONE),
     // It has an effect only with tools.
     ("parallel_tool_calls", Any),
+    ("parse_tool_calls", YES),
     ("penalty_alpha", OFF),
+    ("plugins", NONE),
     ("post_sampling_probs", NO),
     // A hint for speed only.
     ("prediction", Any),
     ("presence_penalty", OFF),
+    ("priority", OFF),
     ("prompt_cache_key", Any),
     ("prompt_cache_options", Any),
     ("prompt_cache_retention", Any),
+    ("provider", NONE),
     ("raw", NO),
+    ("reasoning", These(&["{}"])),
+    // Reasoning is always returned apart from the content.
+    ("reasoning_format", These(&["\"auto\"", "\"deepseek\"", "\"parsed\""])),
     ("repeat_last_n", These(&["-1"])),
     ("repeat_penalty", ONE),
     ("repetition_penalty", ONE),
     ("request_id", Any),
+    ("require_reasoning", NO),
+    ("response_fields", NONE),
+    ("response_format", These(&["{\"type\": \"text\"}"])),
+    ("return_bytes", NO),
+    ("return_cached_tokens_details", NO),
+    ("return_entropy", NO),
+    ("return_full_text", NO),
     ("return_hidden_states", NO),
+    ("return_logprob", NO),
     ("return_progress", NO),
+    ("return_prompt_token_ids", NO),
+    ("return_routed_experts", NO),
+    ("return_text_in_logprobs", NO),
+    ("return_token_ids", NO),
     ("return_tokens", NO),
     ("return_tokens_as_token_ids", NO),
     ("rid", Any),
+    ("safe_prompt", NO),
     ("safety_identifier", Any),
+    ("safety_model", NONE),
+    ("sampling_params", These(&["{}"])),
     ("separate_reasoning", YES),
     ("service_tier", Any),
     ("session_id", Any),
+    ("session_params", NONE),
+    ("skip_special_tokens", YES),
     ("spaces_between_special_tokens", YES),
+    // Speculation changes the speed only.
+    ("speculative.n_max", Any),
+    ("speculative.n_min", Any),
+    ("speculative.p_min", Any),
     ("speed", Any),
+    ("stop", These(&["[]"])),
+    ("stop_regex", NONE),
+    ("stop_sequences", These(&["[]"])),
+    ("stop_token_ids", These(&["[]"])),
     ("store", Any),
+    ("stream", NO),
+    ("stream_options", These(&["{}", "{\"include_usage\": false}"])),
     ("stream_reasoning", YES),
     ("suffix", NONE),
+    ("t_max_predict_ms", UNLIMITED),
+    ("t_max_prompt_ms", UNLIMITED),
     ("tfs_z", ONE),
+    ("thinking_forced_open", NO),
     ("timings_per_token", NO),
     ("token_ids_logprob", NONE),
+    ("tool_choice", These(&["\"none\""])),
     ("top_a", OFF),
     ("top_k", These(&["-1", "0"])),
+    ("top_logprobs", OFF),
     ("top_logprobs_num", OFF),
     ("top_n_sigma", These(&["-1", "0"])),
+    ("top_n_tokens", OFF),
     ("trace_id", Any),
+    ("transforms", NONE),
+    ("truncation", These(&["\"disabled\""])),
     // It has an effect only with a length to cut to.
     ("truncation_side", Any),
     ("typical", ONE),
     ("typical_p", ONE),
+    ("use_activation", YES),
+    ("use_audio_in_video", NO),
     ("use_beam_search", NO),
     ("user", Any),
     ("user_id", Any),
     ("verbosity", These(&["\"medium\""])),
     ("vllm_xargs", NONE),
+    ("watermark", NO),
     ("xtc_probability", OFF),
     ("xtc_threshold", Any),
 ];
@@ -130,16 +217,20 @@ const TABLE: &[(&str, Neutral)] = &[
 /// Whether `value`, the JSON of the field `name`, cannot change the answer.
 pub(crate) fn is_neutral(name: &str, value: &str) -> bool {
     let Some((_, neutral)) = TABLE.iter().find(|(known, _)| *known == name) else { return false };
-    match neutral {
-        Any => true,
-        These(values) => {
-            let parse = |json: &str| serde_json::from_str::<Value>(json).ok();
-            let given = parse(value);
-            given.is_some_and(|given| {
-                values.iter().filter_map(|json| parse(json)).any(|value| same(&value, &given))
-            })
-        }
-    }
+    matches!(neutral, Any) || is_off(name, value)
+}
+
+/// Whether `value`, the JSON of the field `name`, is one of its neutral values, so that it is not just a field of which any value is
+/// accepted.
+pub(crate) fn is_off(name: &str, value: &str) -> bool {
+    let Some((_, These(values))) = TABLE.iter().find(|(known, _)| *known == name) else {
+        return false;
+    };
+    let parse = |json: &str| serde_json::from_str::<Value>(json).ok();
+    let given = parse(value);
+    given.is_some_and(|given| {
+        values.iter().filter_map(|json| parse(json)).any(|value| same(&value, &given))
+    })
 }
 
 /// The neutral values of the field `name`, if it has some.
@@ -168,6 +259,52 @@ mod tests {
         assert!(TABLE.is_sorted_by(|one, other| one.0 < other.0));
     }
 
+    /// Every neutral value on every endpoint, also where the endpoint reads the field, perhaps as another type.
+    #[test]
+    fn neutral_values_are_taken_everywhere() {
+        const MESSAGES: &str = r#""messages": [{"role": "user", "content": "a"}]"#;
+        type Parse = fn(&[u8]) -> Result<(), crate::FieldError>;
+        let endpoints: [(&str, Parse); 11] = [
+            (MESSAGES, |body| {
+                crate::ChatCompletionRequest::parse(body).map(|r| assert!(r.not_held.is_empty()))
+            }),
+            (r#""prompt": "a""#, |body| {
+                crate::CompletionRequest::parse(body).map(|r| assert!(r.not_held.is_empty()))
+            }),
+            (r#""input": "a""#, |body| {
+                crate::ResponsesRequest::parse(body, &mut ())
+                    .map(|r| assert!(r.not_held.is_empty()))
+            }),
+            (MESSAGES, |body| {
+                crate::MessagesPrompt::parse(body).map(|r| assert!(r.not_held.is_empty()))
+            }),
+            (r#""max_tokens": 1, "messages": [{"role": "user", "content": "a"}]"#, |body| {
+                crate::MessagesRequest::parse(body).map(|r| assert!(r.prompt.not_held.is_empty()))
+            }),
+            (r#""text": "a""#, |body| crate::GenerateRequest::parse(body).map(drop)),
+            (r#""input": "a""#, |body| crate::EmbeddingsRequest::parse(body).map(drop)),
+            (r#""query": "a", "documents": ["b"]"#, |body| {
+                crate::RerankRequest::parse(body).map(drop)
+            }),
+            (r#""text_1": "a", "text_2": "b""#, |body| crate::ScoreRequest::parse(body).map(drop)),
+            (r#""prompt": "a""#, |body| crate::TokenizeRequest::parse(body).map(drop)),
+            (r#""tokens": [1]"#, |body| crate::DetokenizeRequest::parse(body).map(drop)),
+        ];
+        for (name, neutral) in TABLE {
+            let These(values) = neutral else { continue };
+            for (value, (required, parse)) in values
+                .iter()
+                .flat_map(|value| endpoints.iter().map(move |endpoint| (value, endpoint)))
+            {
+                if required.contains(&format!("\"{name}\":")) {
+                    continue;
+                }
+                let body = format!("{{{required}, \"{name}\": {value}}}");
+                parse(body.as_bytes()).unwrap_or_else(|error| panic!("{body}: {}", error.message));
+            }
+        }
+    }
+
     #[test]
     fn only_values_that_say_nothing_are_neutral() {
         for (name, value) in [
@@ -191,5 +328,6 @@ mod tests {
         ] {
             assert!(!is_neutral(name, value), "{name} {value}");
         }
+        assert!(is_neutral("metadata", "5") && !is_off("metadata", "5"));
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::completion::MAX_PROMPTS;
-use crate::embeddings::{PoolingUsage, take_truncation};
+use crate::embeddings::{PoolingUsage, refuse_plain_tokens, take_truncation};
 use crate::error::FieldError;
 use crate::fields::Fields;
 
@@ -61,6 +61,7 @@ impl RerankRequest {
         if request.texts.is_some() {
             request.take_for_texts(&mut fields)?;
         }
+        refuse_plain_tokens(&mut fields)?;
         fields.finish()?;
         let (name, count) = match &request.texts {
             Some(texts) => ("texts", texts.len()),
@@ -192,10 +193,14 @@ pub struct RankedText {
 pub struct ScoreRequest {
     /// Model name, from GET /v1/models; default: the served model.
     pub model: Option<String>,
-    /// First texts: one text for all of `text_2`, or as many as there.
+    /// First texts: one text for all of `text_2`, or as many as there. Also named `queries` or `data_1`.
     pub text_1: Texts,
-    /// Second texts.
+    /// Second texts. Also named `documents`, `items` or `data_2`.
     pub text_2: Texts,
+    /// The name of the second texts in the request, for errors.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub second_name: &'static str,
     /// Cut pairs to this number of tokens; -1 means the model's context length. By default, a pair that is too long is refused.
     pub truncate_prompt_tokens: Option<i64>,
 }
@@ -204,24 +209,57 @@ impl ScoreRequest {
     /// Parses a request body.
     pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
+        // Source: the forms of vLLM's `/score`.
+        let (one, text_1) = one_of([
+            ("text_1", fields.take("text_1")?),
+            ("queries", fields.take("queries")?),
+            ("data_1", fields.take("data_1")?),
+        ])?;
+        let (two, text_2) = one_of([
+            ("text_2", fields.take("text_2")?),
+            ("documents", fields.take("documents")?),
+            ("items", fields.take("items")?),
+            ("data_2", fields.take("data_2")?),
+        ])?;
         let request = Self {
             model: fields.take("model")?,
-            text_1: fields.require("text_1")?,
-            text_2: fields.require("text_2")?,
+            text_1,
+            text_2,
+            second_name: two,
             truncate_prompt_tokens: take_truncation(&mut fields)?,
         };
+        refuse_plain_tokens(&mut fields)?;
         fields.finish()?;
         let (ones, twos) = (request.text_1.0.len(), request.text_2.0.len());
-        check_count("text_1", ones)?;
-        check_count("text_2", twos)?;
+        check_count(one, ones)?;
+        check_count(two, twos)?;
         if ones != 1 && ones != twos {
             let message = format!(
-                "`text_1` has {ones} texts and `text_2` has {twos}: give one text in `text_1`, or as many as in `text_2`."
+                "`{one}` has {ones} texts and `{two}` has {twos}: give one text in `{one}`, or as many as in `{two}`."
             );
-            return Err(FieldError::new("text_1", message));
+            return Err(FieldError::new(one, message));
         }
         Ok(request)
     }
+}
+
+/// The only texts that are given, and their name. The first name is the usual one. Under others, empty texts say nothing.
+fn one_of<const N: usize>(
+    given: [(&'static str, Option<Texts>); N],
+) -> Result<(&'static str, Texts), FieldError> {
+    let usual = given[0].0;
+    let mut found: Option<(&'static str, Texts)> = None;
+    for (name, texts) in given {
+        let says = |texts: &Texts| name == usual || !texts.0.iter().all(String::is_empty);
+        let texts = texts.filter(says);
+        let Some(texts) = texts else { continue };
+        if let Some((other, _)) = found {
+            let message = format!("`{other}` and `{name}` mean the same: give one of them.");
+            return Err(FieldError::new(name, message));
+        }
+        found = Some((name, texts));
+    }
+    found.ok_or_else(|| FieldError::new(usual, format!("`{usual}` is missing.")))
 }
 
 /// A text or a list of texts.
@@ -329,11 +367,21 @@ mod tests {
     fn pairs_are_one_to_many_or_many_to_many() {
         assert_eq!(score(r#""text_1": "a", "text_2": ["b", "c"]"#).unwrap().text_2.0.len(), 2);
         assert!(score(r#""text_1": ["a", "b"], "text_2": ["b", "c"]"#).is_ok());
+        for pair in [
+            r#""queries": "a", "documents": ["b"]"#,
+            r#""queries": ["a"], "items": "b""#,
+            r#""data_1": "a", "data_2": "b""#,
+        ] {
+            let request = score(pair).unwrap();
+            assert_eq!((request.text_1.0, request.text_2.0), (vec!["a".into()], vec!["b".into()]));
+        }
         for (more, param) in [
             (r#""text_1": ["a", "b"], "text_2": "c""#, "text_1"),
             (r#""text_1": "a", "text_2": []"#, "text_2"),
             (r#""text_1": 1, "text_2": "b""#, "text_1"),
             (r#""text_2": "b""#, "text_1"),
+            (r#""queries": ["a", "b"], "items": "c""#, "queries"),
+            (r#""text_1": "a", "text_2": "b", "documents": "c""#, "documents"),
         ] {
             assert_eq!(score(more).unwrap_err().param.as_deref(), Some(param), "{more}");
         }

@@ -15,6 +15,8 @@ use crate::thinking::ThinkingOptions;
 mod input;
 mod tools;
 
+use input::Input;
+pub use input::StoredItems;
 pub(crate) use input::{check_fields, text_of, texts_of};
 
 /// Maximum number of pairs in `metadata`, and maximum characters of a key and of a value.
@@ -29,9 +31,13 @@ pub struct ResponsesRequest {
     pub model: Option<String>,
     /// New input: a string, or a list of items. Items are messages of the roles user, assistant, system and developer, tool calls,
     /// results of tools, and reasoning. Messages of the user and results of tools may have images: parts of the type `input_image` with
-    /// `image_url` and `detail`.
+    /// `image_url` and `detail`. Items of the type `item_reference` refer to items of stored responses by their `id`.
     #[schema(value_type = Object)]
     pub input: Vec<ChatMessage>,
+    /// Paths of the arguments of all calls in `input`.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub call_paths: Vec<String>,
     /// System prompt, for this turn only.
     pub instructions: Option<String>,
     /// Id of the previous response, whose conversation precedes `input`.
@@ -136,11 +142,12 @@ struct Reasoning {
 }
 
 impl ResponsesRequest {
-    /// Parses a request body.
-    pub fn parse(body: &[u8]) -> Result<Self, FieldError> {
+    /// Parses a request body, whose input may refer to `items`.
+    pub fn parse(body: &[u8], items: &mut dyn StoredItems) -> Result<Self, FieldError> {
         let mut fields = Fields::parse(body)?;
         let model = fields.take("model")?;
-        let input = input::messages(fields.require("input")?)?;
+        let Input { messages: input, call_paths } =
+            Input::new(fields.require("input")?, items, &mut fields)?;
         let tool_options = tools::take(&mut fields)?;
         let text: Option<TextSettings> = fields.take("text")?;
         refuse_unsupported(&mut fields)?;
@@ -172,12 +179,20 @@ impl ResponsesRequest {
         }
         let max_output_tokens = fields.take_integer("max_output_tokens")?;
         if max_output_tokens.is_some() {
+            if generation.max_tokens.is_some_and(|other| Some(other) != max_output_tokens) {
+                let MaxTokensName(name) = generation.max_tokens_name;
+                let message = format!(
+                    "`max_output_tokens` and `{name}` mean the same and differ: give one of them."
+                );
+                return Err(FieldError::new(name, message));
+            }
             generation.max_tokens = max_output_tokens;
             generation.max_tokens_name = MaxTokensName("max_output_tokens");
         }
         let mut request = Self {
             model,
             input,
+            call_paths,
             instructions: fields.take("instructions")?,
             previous_response_id: fields.take("previous_response_id")?,
             max_output_tokens,
@@ -318,7 +333,7 @@ mod tests {
     fn parse(more: Value) -> Result<ResponsesRequest, FieldError> {
         let mut body = json!({"model": "m", "input": "Hello"});
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        ResponsesRequest::parse(body.to_string().as_bytes())
+        ResponsesRequest::parse(body.to_string().as_bytes(), &mut ())
     }
 
     #[test]
@@ -411,6 +426,65 @@ mod tests {
         assert_eq!(messages[4].content, None);
     }
 
+    /// The items of one stored response.
+    struct Stored;
+
+    impl StoredItems for Stored {
+        fn item(&mut self, id: &str) -> Option<Value> {
+            let text = json!([{"type": "output_text", "text": "I look.", "annotations": []}]);
+            Some(match id {
+                "rs_1" => {
+                    json!({"id": id, "type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]})
+                }
+                "msg_1" => {
+                    json!({"id": id, "type": "message", "role": "assistant", "status": "completed", "content": text})
+                }
+                "fc_1" => {
+                    json!({"id": id, "type": "function_call", "call_id": "c", "name": "f", "arguments": "{"})
+                }
+                _ => return None,
+            })
+        }
+    }
+
+    #[test]
+    fn references_are_the_items_that_they_name() {
+        let reference = |id: &str| json!({"type": "item_reference", "id": id});
+        let parse = |input: Value| {
+            let body = json!({"input": input}).to_string();
+            ResponsesRequest::parse(body.as_bytes(), &mut Stored)
+        };
+        let input = json!([
+            {"role": "user", "content": "Weather?"}, reference("rs_1"), {"id": "msg_1"}, reference("fc_1"),
+            {"type": "function_call_output", "call_id": "c", "output": null},
+        ]);
+        let request = parse(input).unwrap();
+        let turn = &request.input[1];
+        assert_eq!(turn.reasoning_content.as_deref(), Some("Hm."));
+        assert_eq!(turn.content.as_ref().unwrap().to_text(), "I look.");
+        assert_eq!(turn.tool_calls.as_ref().unwrap()[0].0["id"], "c");
+        assert_eq!(request.call_paths, ["input[3].arguments"]);
+        assert_eq!(request.input[2].content.as_ref().unwrap().to_text(), "");
+        for id in ["msg_1", "msg_2"] {
+            let error = parse(json!([reference("msg_1"), reference(id)])).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("input[1].id"), "{}", error.message);
+        }
+    }
+
+    #[test]
+    fn calls_of_tools_that_another_server_ran_are_left_out() {
+        let input = json!([
+            {"role": "user", "content": "a"}, {"type": "web_search_call", "id": "w", "status": "completed", "action": {}},
+            {"type": "custom_tool_call", "call_id": "c", "name": "n", "input": "i"},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": "o"}, {"role": "assistant", "content": null},
+            {"type": "function_call", "call_id": "d", "name": "f", "arguments": {"a": 1}},
+        ]);
+        let request = parse(json!({"input": input})).unwrap();
+        assert_eq!(request.input.len(), 2);
+        let told = "input[1] (web_search_call), input[2] (custom_tool_call), input[3] (custom_tool_call_output)";
+        assert_eq!(request.not_held.line(), told);
+    }
+
     const F: &str = "f";
 
     fn function(name: &str) -> Value {
@@ -490,7 +564,14 @@ mod tests {
             (json!({"input": []}), "input"),
             (json!({"input": 1}), "input"),
             (json!({"input": [{"role": "tool", "content": "x"}]}), "input[0].role"),
-            (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
+            (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].id"),
+            (json!({"input": [{"type": "item_reference"}]}), "input[0].id"),
+            (
+                json!({"input": [{"type": "item_reference", "id": "x", "role": "user"}]}),
+                "input[0].role",
+            ),
+            (json!({"input": [{"type": "compaction", "encrypted_content": "x"}]}), "input[0].type"),
+            (json!({"input": [{"type": "web_search_call", "id": "w"}]}), "input"),
             (json!({"input": [{"type": "function_call_output"}]}), "input[0].call_id"),
             (json!({"input": [{"role": "user", "content": "x", "name": "y"}]}), "input[0].name"),
             (
@@ -511,6 +592,7 @@ mod tests {
             ),
             (json!({"text": {"verbosity": "loud"}}), "text.verbosity"),
             (json!({"max_tool_calls": "x"}), "max_tool_calls"),
+            (json!({"max_output_tokens": 2, "max_tokens": 3}), "max_tokens"),
             (json!({"tools": [{"type": "function", "name": "f", "function": {}}]}), "tools[0]"),
             (json!({"tools": [function(F), function(F)]}), "tools[1].name"),
             (json!({"tool_choice": "required"}), "tool_choice"),

@@ -28,6 +28,11 @@ pub struct Said<T> {
     pub value: T,
 }
 
+/// An effort; an empty one is none.
+pub(crate) fn said(effort: Option<String>) -> Option<String> {
+    effort.filter(|effort| !effort.is_empty())
+}
+
 /// `reasoning` in the form of OpenAI's API and OpenRouter's.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,7 +64,7 @@ impl ThinkingOptions {
     /// An option is invalid, or two of them differ.
     pub(crate) fn take(fields: &mut Fields<'_>) -> Result<Self, FieldError> {
         let mut options = Self::default();
-        set(&mut options.effort, "reasoning_effort", fields.take("reasoning_effort")?)?;
+        set(&mut options.effort, "reasoning_effort", said(fields.take("reasoning_effort")?))?;
         options.take_reasoning(fields)?;
         options.take_thinking(fields)?;
         set(&mut options.enabled, "enable_thinking", fields.take("enable_thinking")?)?;
@@ -105,7 +110,7 @@ impl ThinkingOptions {
         if reasoning.context.is_some_and(|context| context != "auto") {
             fields.leave_out("reasoning.context", None);
         }
-        set(&mut self.effort, "reasoning.effort", reasoning.effort)?;
+        set(&mut self.effort, "reasoning.effort", said(reasoning.effort))?;
         set(&mut self.enabled, "reasoning.enabled", reasoning.enabled)?;
         set(&mut self.budget, "reasoning.max_tokens", reasoning.max_tokens)
     }

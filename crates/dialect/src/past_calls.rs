@@ -163,11 +163,15 @@ impl PastCalls {
             Value::Null => true,
             // Clients that collect a stream store an empty string for a call without arguments. vLLM reads these
             // forms as `{}`, too.
-            Value::String(text) => matches!(text.trim(), "" | "null"),
+            // PHP writes an empty object as `[]`.
+            Value::String(text) => matches!(text.trim(), "" | "null" | "[]"),
+            Value::Array(items) => items.is_empty(),
             _ => false,
         };
         if is_nothing {
             *arguments = json!({});
+        } else if let Some(object) = encoded_twice(arguments) {
+            *arguments = object;
         }
         match arguments {
             Value::Object(_) if self.arguments_as_text => {
@@ -187,6 +191,13 @@ impl PastCalls {
         }
         true
     }
+}
+
+/// The object whose JSON text was encoded as JSON again, as some clients do.
+fn encoded_twice(arguments: &Value) -> Option<Value> {
+    let text = arguments.as_str().filter(|text| text.trim_start().starts_with('"'))?;
+    let inner: String = serde_json::from_str(text).ok()?;
+    serde_json::from_str(&inner).ok().filter(Value::is_object)
 }
 
 /// Gives calls and their results ids of nine letters and digits. Ids of this form stay.
@@ -413,7 +424,11 @@ mod tests {
             assert!(!PastCalls { needs_objects: true, ..OBJECT }.shape_arguments(&mut mended));
             assert_eq!(mended, json!({}));
         }
-        for nothing in [json!(""), json!(" \n"), json!("null"), Value::Null] {
+        let twice = json!(r#""{\"x\": 1}""#);
+        assert_eq!(shaped(false, twice.clone()), json!({"x": 1}));
+        assert_eq!(shaped(true, twice), json!("{\"x\":1}"));
+        for nothing in [json!(""), json!(" \n"), json!("null"), json!("[]"), json!([]), Value::Null]
+        {
             assert_eq!(shaped(false, nothing.clone()), json!({}));
             assert_eq!(shaped(true, nothing), json!("{}"));
         }

@@ -219,6 +219,12 @@ pub(crate) fn reason(text: &str) -> String {
     if INTERNAL.iter().any(|words| text.contains(words)) {
         return "it is too complex to compile; make it smaller".to_owned();
     }
+    // The library names a definition that the request need not have.
+    if text.contains("circular references with sibling keys") {
+        return "a schema that contains itself cannot be combined with other keywords: leave out what is beside its `$ref`, \
+                in its `allOf`, or said of it by `patternProperties` and `properties` together"
+            .to_owned();
+    }
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let first = lines.next().unwrap_or_default();
     match lines.find_map(|line| line.strip_prefix("error: ")) {

@@ -15,7 +15,7 @@ const CALLS: &str = "agents::calls::no_model_writes_an_invalid_call";
 const PROGRAMS: [&str; 3] =
     ["@openai/codex@0.171.0", "@anthropic-ai/claude-code@2.1.197", "opencode-ai@1.18.33"];
 
-/// Number of finished calls of each kind for each format.
+/// Number of finished calls of each kind for each format. `CANDLEPOWER_TEST_CALL_FORMATS=hermes,glm45` selects formats.
 const NUM_CALLS: &str = "500";
 
 /// Starts a program without a network, apart from the loopback interface. No answer can come from a real provider

@@ -142,6 +142,10 @@ fn an_answer_of_reasoning_alone_is_taken_back() {
         message(r#"{"role": "assistant", "content": null, "reasoning_content": "hm"}"#).unwrap();
     assert_eq!(request.messages[0].content, Some(Content::Text(String::new())));
     assert_eq!(request.messages[0].reasoning_content.as_deref(), Some("hm"));
+    for role in ["assistant", "tool"] {
+        let request = message(&format!(r#"{{"role": "{role}", "content": null}}"#)).unwrap();
+        assert_eq!(request.messages[0].content, Some(Content::Text(String::new())));
+    }
     for other in [r#"{"role": "assistant"}"#, r#"{"role": "user", "reasoning_content": "hm"}"#] {
         assert_eq!(refused(message(other)), "messages[0]");
     }

@@ -577,6 +577,8 @@ impl<'de> Deserialize<'de> for PastToolCall {
         match &function["arguments"] {
             // Calls without parameters may lack arguments: some clients send null or nothing.
             Value::String(_) | Value::Object(_) | Value::Null => Ok(Self(call)),
+            // PHP writes an empty object so.
+            Value::Array(items) if items.is_empty() => Ok(Self(call)),
             _ => refuse("the call's `arguments` must be the text of a JSON object"),
         }
     }

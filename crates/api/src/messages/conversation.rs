@@ -8,9 +8,9 @@ use crate::fields::Fields;
 use crate::image::ImagePart;
 use crate::responses::{check_fields, text_of, texts_of};
 
-/// Takes `system` and `messages` out of `fields`.
-pub(super) fn take(fields: &mut Fields<'_>) -> Result<Vec<ChatMessage>, FieldError> {
-    let mut messages = Vec::new();
+/// Takes `system` and `messages` out of `fields`. Returns the messages, and the paths of the input of all calls in them.
+pub(super) fn take(fields: &mut Fields<'_>) -> Result<(Vec<ChatMessage>, Vec<String>), FieldError> {
+    let (mut messages, mut call_paths) = (Vec::new(), Vec::new());
     if let Some(system) = fields.take::<Value>("system")? {
         let text = texts_of("system", Some(&system), &["text"])?;
         messages.push(ChatMessage::text(Role::System, text));
@@ -20,13 +20,19 @@ pub(super) fn take(fields: &mut Fields<'_>) -> Result<Vec<ChatMessage>, FieldErr
         return Err(FieldError::new("messages", "`messages` is empty: give at least one message."));
     }
     for (index, message) in given.iter().enumerate() {
-        add(&format!("messages[{index}]"), message, &mut messages)?;
+        let paths = add(&format!("messages[{index}]"), message, &mut messages, fields)?;
+        call_paths.extend(paths);
     }
-    Ok(messages)
+    Ok((messages, call_paths))
 }
 
-/// Adds a message. Results of tools become messages of their own.
-fn add(path: &str, message: &Value, messages: &mut Vec<ChatMessage>) -> Result<(), FieldError> {
+/// Adds a message. Results of tools become messages of their own. Returns the paths of the input of its calls.
+fn add(
+    path: &str,
+    message: &Value,
+    messages: &mut Vec<ChatMessage>,
+    fields: &mut Fields<'_>,
+) -> Result<Vec<String>, FieldError> {
     let role = match message["role"].as_str() {
         Some("user") => Role::User,
         Some("assistant") => Role::Assistant,
@@ -54,7 +60,12 @@ fn add(path: &str, message: &Value, messages: &mut Vec<ChatMessage>) -> Result<(
     let blocks = match &message["content"] {
         Value::String(text) => {
             messages.push(ChatMessage::text(role, text.clone()));
-            return Ok(());
+            return Ok(Vec::new());
+        }
+        // An answer may be empty.
+        Value::Null if role == Role::Assistant => {
+            messages.push(ChatMessage::text(role, String::new()));
+            return Ok(Vec::new());
         }
         Value::Array(blocks) => blocks,
         _ => {
@@ -62,9 +73,17 @@ fn add(path: &str, message: &Value, messages: &mut Vec<ChatMessage>) -> Result<(
             return Err(FieldError::new(path, message));
         }
     };
-    let mut turn = Turn::default();
+    let (mut turn, mut call_paths) = (Turn::default(), Vec::new());
     for (index, block) in blocks.iter().enumerate() {
         let block = Block { path: format!("{path}[{index}]"), block };
+        let kind = block.kind();
+        if role == Role::Assistant && is_of_server_tool(kind) {
+            fields.leave_out(&block.path, Some(kind));
+            continue;
+        }
+        if kind == "tool_use" {
+            call_paths.push(format!("{}.input", block.path));
+        }
         if let Some(answer) = turn.add(role, &block)? {
             messages.extend(std::mem::take(&mut turn).message(role));
             messages.push(answer);
@@ -77,7 +96,12 @@ fn add(path: &str, message: &Value, messages: &mut Vec<ChatMessage>) -> Result<(
     if !answers_only {
         messages.push(turn.message(role).unwrap_or_else(|| ChatMessage::text(role, String::new())));
     }
-    Ok(())
+    Ok(call_paths)
+}
+
+/// Whether blocks of this type are calls of tools that another server has run, or their results.
+fn is_of_server_tool(kind: &str) -> bool {
+    ["server_tool_use", "mcp_tool_use"].contains(&kind) || kind.ends_with("_tool_result")
 }
 
 /// The parts of one message.
@@ -91,7 +115,7 @@ struct Turn<'a> {
 impl<'a> Turn<'a> {
     /// Adds a block of a message of `role`. Returns a tool's result as a message of its own.
     fn add(&mut self, role: Role, block: &Block<'a>) -> Result<Option<ChatMessage>, FieldError> {
-        let kind = block.block["type"].as_str().unwrap_or_default();
+        let kind = block.kind();
         match (kind, role) {
             ("text", _) => self.parts.push(block.plain()?),
             ("image", Role::User) => self.parts.push(block.image()?),
@@ -142,6 +166,10 @@ struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
+    fn kind(&self) -> &'a str {
+        self.block["type"].as_str().unwrap_or_default()
+    }
+
     /// Refuses fields other than these and those that all blocks have.
     fn check_fields(&self, known: &[&str]) -> Result<(), FieldError> {
         let known = [known, &["type", "cache_control"]].concat();
@@ -162,12 +190,14 @@ impl<'a> Block<'a> {
         // `caller` is ignored: here only the model itself calls tools.
         self.check_fields(&["id", "name", "input", "caller"])?;
         let input = match &self.block["input"] {
-            Value::Object(input) => input.clone(),
-            // Calls without parameters may lack input.
-            Value::Null => Map::new(),
+            // Some clients send the JSON text of an object, or of a part of one.
+            input @ (Value::Object(_) | Value::String(_)) => input.clone(),
+            // Calls without parameters may lack input. PHP writes an empty object as `[]`.
+            Value::Null => Map::new().into(),
+            Value::Array(items) if items.is_empty() => Map::new().into(),
             _ => return Err(self.wrong("input", "an object")),
         };
-        Ok(PastToolCall::new(self.text("id")?, self.text("name")?, input.into()))
+        Ok(PastToolCall::new(self.text("id")?, self.text("name")?, input))
     }
 
     fn plain(&self) -> Result<ContentPart, FieldError> {
@@ -203,8 +233,13 @@ impl<'a> Block<'a> {
     fn answer_parts(&self, blocks: &[Value]) -> Result<Content, FieldError> {
         let part = |(index, block): (usize, &Value)| {
             let block = Block { path: format!("{}.content[{index}]", self.path), block };
-            match block.block["type"].as_str().unwrap_or_default() {
+            match block.kind() {
                 "text" => block.plain(),
+                // The result of a search for tools. All tools of the request are offered anyway.
+                "tool_reference" => {
+                    block.check_fields(&["tool_name"])?;
+                    Ok(ContentPart::plain(block.text("tool_name")?.to_owned()))
+                }
                 "image" => block.image(),
                 kind => {
                     let message = format!(

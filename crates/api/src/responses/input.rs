@@ -1,61 +1,149 @@
 //! Converts the input items of a request to POST /v1/responses to chat messages.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
 use super::tools::full_name;
 use crate::chat::{ChatMessage, Content, ContentPart, PastToolCall, Role, check_image_role};
 use crate::error::{FieldError, excerpt};
+use crate::fields::Fields;
 use crate::image::ImagePart;
 
-/// The messages of an `input`. Reasoning, content and tool calls of one assistant's turn become one message.
-pub(super) fn messages(input: Value) -> Result<Vec<ChatMessage>, FieldError> {
-    let items = match input {
-        Value::String(text) => return Ok(vec![ChatMessage::text(Role::User, text)]),
-        Value::Array(items) => items,
-        _ => return Err(FieldError::new("input", "`input` must be a string or a list of items.")),
-    };
-    if items.is_empty() {
-        return Err(FieldError::new("input", "`input` is empty: give at least one message."));
-    }
-    let mut messages = Vec::new();
-    for (index, item) in items.iter().enumerate() {
-        add(&format!("input[{index}]"), item, &mut messages)?;
-    }
-    // A message with reasoning only, because the answer was cut.
-    for message in messages.iter_mut().filter(|message| message.tool_calls.is_none()) {
-        message.content.get_or_insert_with(|| Content::Text(String::new()));
-    }
-    Ok(messages)
+/// The input of a request.
+#[derive(Default)]
+pub(super) struct Input {
+    /// The messages. Reasoning, content and tool calls of one assistant's turn are one message.
+    pub(super) messages: Vec<ChatMessage>,
+    /// Paths of the arguments of all calls in the messages.
+    pub(super) call_paths: Vec<String>,
 }
 
-fn add(path: &str, item: &Value, messages: &mut Vec<ChatMessage>) -> Result<(), FieldError> {
-    let Value::Object(item) = item else {
-        return Err(FieldError::new(path, format!("`{path}` must be an object.")));
-    };
-    let item = Item { path, item };
-    match item.item.get("type").map_or(Some("message"), Value::as_str) {
-        Some("message") => add_message(&item, messages),
-        Some("function_call") => add_call(&item, messages),
-        Some("function_call_output") => {
-            messages.push(item.output()?);
-            Ok(())
-        }
-        Some("reasoning") => {
-            let reasoning = item.reasoning()?;
-            if !reasoning.is_empty() {
-                let message = ChatMessage { reasoning_content: Some(reasoning), ..assistant() };
-                messages.push(message);
+impl Input {
+    /// The input in `given`. Items that the server cannot use are left out of it.
+    pub(super) fn new(
+        given: Value,
+        items: &mut dyn StoredItems,
+        fields: &mut Fields<'_>,
+    ) -> Result<Self, FieldError> {
+        let given = match given {
+            Value::String(text) => {
+                let messages = vec![ChatMessage::text(Role::User, text)];
+                return Ok(Self { messages, ..Self::default() });
             }
-            Ok(())
+            Value::Array(given) => given,
+            _ => {
+                let message = "`input` must be a string or a list of items.";
+                return Err(FieldError::new("input", message));
+            }
+        };
+        let mut input = Self::default();
+        let mut referenced = HashSet::new();
+        for (index, item) in given.iter().enumerate() {
+            let path = format!("input[{index}]");
+            let Some(id) = reference(&path, item)? else {
+                input.add(&path, item, fields)?;
+                continue;
+            };
+            // Each item counts once, so that a short request cannot become a large one.
+            if !referenced.insert(id) {
+                let message = format!("The item `{}` occurs twice.", excerpt(id));
+                return Err(FieldError::new(format!("{path}.id"), message));
+            }
+            let Some(item) = items.item(id) else {
+                let message = format!(
+                    "There is no stored item `{}`: it never existed, its response was not stored, or was removed to free \
+                     memory. Send the item itself.",
+                    excerpt(id)
+                );
+                return Err(FieldError::new(format!("{path}.id"), message));
+            };
+            input.add(&path, &item, fields)?;
         }
-        other => Err(FieldError::new(
-            format!("{path}.type"),
-            format!(
-                "Items of type `{}` are not supported; use message, function_call, function_call_output or reasoning.",
-                excerpt(other.unwrap_or_default())
-            ),
-        )),
+        if input.messages.is_empty() {
+            let message = "`input` is empty: give at least one message.";
+            return Err(FieldError::new("input", message));
+        }
+        // A message with reasoning only, because the answer was cut.
+        for message in input.messages.iter_mut().filter(|message| message.tool_calls.is_none()) {
+            message.content.get_or_insert_with(|| Content::Text(String::new()));
+        }
+        Ok(input)
     }
+
+    fn add(&mut self, path: &str, item: &Value, fields: &mut Fields<'_>) -> Result<(), FieldError> {
+        let Value::Object(item) = item else {
+            return Err(FieldError::new(path, format!("`{path}` must be an object.")));
+        };
+        let item = Item { path, item };
+        match item.item.get("type").map_or(Some("message"), Value::as_str) {
+            Some("message") => add_message(&item, &mut self.messages),
+            Some("function_call") => {
+                self.call_paths.push(format!("{path}.arguments"));
+                add_call(&item, &mut self.messages)
+            }
+            Some("function_call_output") => {
+                self.messages.push(item.output()?);
+                Ok(())
+            }
+            Some("reasoning") => {
+                let reasoning = item.reasoning()?;
+                if !reasoning.is_empty() {
+                    let message = ChatMessage { reasoning_content: Some(reasoning), ..assistant() };
+                    self.messages.push(message);
+                }
+                Ok(())
+            }
+            Some(kind) if is_of_built_in_tool(kind) => {
+                fields.leave_out(path, Some(kind));
+                Ok(())
+            }
+            other => Err(FieldError::new(
+                format!("{path}.type"),
+                format!(
+                    "Items of type `{}` are not supported; use message, function_call, function_call_output, reasoning or item_reference.",
+                    excerpt(other.unwrap_or_default())
+                ),
+            )),
+        }
+    }
+}
+
+/// Stored items, to which a request may refer by their ids.
+pub trait StoredItems {
+    /// The item with this id; `None` if it is not stored.
+    fn item(&mut self, id: &str) -> Option<Value>;
+}
+
+/// No stored items.
+impl StoredItems for () {
+    fn item(&mut self, _: &str) -> Option<Value> {
+        None
+    }
+}
+
+/// The id to which an item refers; `None` for other items.
+fn reference<'a>(path: &str, item: &'a Value) -> Result<Option<&'a str>, FieldError> {
+    let Value::Object(object) = item else { return Ok(None) };
+    // The type of a reference may be left out.
+    let only_id = || object.iter().all(|(key, value)| key == "id" || value.is_null());
+    let is_reference = match object.get("type") {
+        None | Some(Value::Null) => object.contains_key("id") && only_id(),
+        Some(kind) => kind == "item_reference",
+    };
+    if !is_reference {
+        return Ok(None);
+    }
+    check_fields(path, object, &["type", "id"])?;
+    let missing =
+        || FieldError::new(format!("{path}.id"), format!("`{path}.id` must be a string."));
+    object.get("id").and_then(Value::as_str).map(Some).ok_or_else(missing)
+}
+
+/// Whether items of this type are calls of tools that another server has run, or their results.
+fn is_of_built_in_tool(kind: &str) -> bool {
+    let others = ["mcp_list_tools", "mcp_approval_request", "mcp_approval_response"];
+    kind.ends_with("_call") || kind.ends_with("_call_output") || others.contains(&kind)
 }
 
 /// An empty assistant message.
@@ -124,10 +212,11 @@ impl Item<'_> {
         let name = full_name(self.item).unwrap_or_else(|| name.to_owned());
         let arguments = match self.item.get("arguments") {
             // Calls without parameters may lack arguments.
-            None | Some(Value::Null) => "",
-            Some(_) => self.text("arguments")?,
+            None | Some(Value::Null) => "".into(),
+            Some(object @ Value::Object(_)) => object.clone(),
+            Some(_) => self.text("arguments")?.into(),
         };
-        Ok(PastToolCall::new(id, &name, arguments.into()))
+        Ok(PastToolCall::new(id, &name, arguments))
     }
 
     /// A tool's result.
@@ -170,6 +259,12 @@ impl Item<'_> {
     /// A string, or parts: texts of these types, and images.
     fn content(&self, key: &str, kinds: &[&str]) -> Result<Content, FieldError> {
         let (path, content) = (format!("{}.{key}", self.path), self.item.get(key));
+        // An answer may be empty, and a tool may return nothing.
+        let may_be_null =
+            key == "output" || self.item.get("role").is_some_and(|role| role == "assistant");
+        if may_be_null && content.is_none_or(Value::is_null) {
+            return Ok(Content::Text(String::new()));
+        }
         let Some(Value::Array(parts)) = content else {
             return texts_of(&path, content, kinds).map(Content::Text);
         };

@@ -68,7 +68,7 @@ fn bodies() -> Vec<(Endpoint, Value)> {
                 {"type": "image_url", "image_url": "https://a.b/c.png"}]}]}),
         ),
         (
-            |body| said(ResponsesRequest::parse(body)),
+            |body| said(ResponsesRequest::parse(body, &mut ())),
             json!({"model": "m", "input": [{"role": "user", "content": [
                 {"type": "input_image", "image_url": URL, "detail": "auto"}]},
                 {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
@@ -95,7 +95,7 @@ fn bodies() -> Vec<(Endpoint, Value)> {
             "tools": [{"name": "f", "input_schema": {"type": "object"}}], "thinking": {"type": "disabled"}}),
         ),
         (
-            |body| said(ResponsesRequest::parse(body)),
+            |body| said(ResponsesRequest::parse(body, &mut ())),
             json!({"model": "m", "input": [{"role": "user", "content": "hi"}], "text": {"format": {"type": "text"}}}),
         ),
         (

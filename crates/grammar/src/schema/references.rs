@@ -113,6 +113,48 @@ fn written(root: &Value, is_old: bool, allowed: Targets) -> Value {
     plain
 }
 
+/// Keywords that say nothing about which values are valid.
+const ANNOTATIONS: [&str; 8] = [
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "$comment",
+];
+
+fn is_annotation(keyword: &str) -> bool {
+    ANNOTATIONS.contains(&keyword)
+}
+
+/// Replaces a composition of a reference alone by the reference. pydantic 1 writes one to give a reference a description. The
+/// library cannot combine a schema that contains itself with anything, even with nothing.
+fn make_sole_reference(schema: &mut Map<String, Value>) {
+    let mut said = schema.iter().filter(|(keyword, _)| !is_annotation(keyword));
+    let (Some((keyword, Value::Array(arms))), None) = (said.next(), said.next()) else { return };
+    let [Value::Object(arm)] = &arms[..] else { return };
+    let is_composition = ["allOf", "anyOf", "oneOf"].contains(&keyword.as_str());
+    let is_reference = arm.contains_key("$ref")
+        && arm.keys().all(|keyword| keyword == "$ref" || is_annotation(keyword));
+    if is_composition && is_reference {
+        let (keyword, reference) = (keyword.clone(), arm["$ref"].clone());
+        schema.shift_remove(&keyword);
+        schema.insert("$ref".to_owned(), reference);
+    }
+}
+
+/// Whether a schema has a reference and a type, and nothing else.
+fn says_type_and_reference(schema: &Map<String, Value>) -> bool {
+    let says = |keyword: &str| schema.contains_key(keyword);
+    says("$ref")
+        && says("type")
+        && schema
+            .keys()
+            .all(|keyword| ["$ref", "type"].contains(&keyword.as_str()) || is_annotation(keyword))
+}
+
 /// All schemas within one, by their URIs.
 struct Index<'a> {
     is_old: bool,
@@ -284,6 +326,13 @@ impl<'a> Writer<'a, '_> {
                     entries.shift_remove("$dynamicRef");
                     entries.insert("$ref".to_owned(), self.pointer_to(target).into());
                 }
+                make_sole_reference(&mut entries);
+                if let Some(base) = base.filter(|_| says_type_and_reference(object)) {
+                    let target = object["$ref"].as_str().and_then(|to| self.index.target(to, base));
+                    if target.is_some_and(|target| target.get("type") == object.get("type")) {
+                        entries.shift_remove("type");
+                    }
+                }
                 Value::Object(entries)
             }
             Value::Array(schemas) => schemas.iter().map(|schema| self.schema(schema)).collect(),
@@ -391,6 +440,29 @@ mod tests {
         // The root is unchanged, except for its definitions.
         assert_eq!(found["$defs"]["referenced-0"], json!({"properties": properties.take()}));
         assert_eq!(found.get("$id"), None);
+    }
+
+    #[test]
+    fn compositions_of_a_reference_alone_are_references() {
+        let to = json!({"$ref": "#", "description": "the next"});
+        let node = |next: Value| json!({"type": "object", "properties": {"next": next}});
+        for next in [
+            json!({"allOf": [{"$ref": "#"}], "description": "the next"}),
+            json!({"anyOf": [{"$ref": "#", "title": "T"}], "description": "the next"}),
+            json!({"type": "object", "$ref": "#", "description": "the next"}),
+        ] {
+            let found = plain(&node(next), false);
+            let next = found["properties"]["next"].as_object().unwrap();
+            assert_eq!(Value::Object(next.clone()), to);
+        }
+        for next in [
+            json!({"allOf": [{"$ref": "#"}, {"minProperties": 1}]}),
+            json!({"allOf": [{"$ref": "#", "minProperties": 1}]}),
+            json!({"allOf": [{"$ref": "#"}], "minProperties": 1}),
+            json!({"type": ["object", "null"], "$ref": "#"}),
+        ] {
+            assert_eq!(plain(&node(next.clone()), false), node(next));
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::generation::encoded_prompt::EncodedPrompt;
 use crate::generation::params::{Generation, StreamShape};
 use crate::generation::pictures;
 use crate::generation::preparation::Preparation;
-use crate::generation::prompt::{ChatPrompt, check_prompt};
+use crate::generation::prompt::{CallPaths, ChatPrompt, check_prompt};
 use crate::generation::request::Incoming;
 use crate::generation::sse::{self, ChunkFormat, named_event};
 use crate::generation::stream::{Delta, finish_all};
@@ -85,7 +85,8 @@ fn num_tokens(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<us
     let tools = ToolUse::new(request.tool_options.as_ref(), model)?;
     let prompt = chat_prompt(&request)?;
     let images = pictures::read(model, model, &request.messages)?;
-    Ok(ChatPrompt { images: &images, tools: tools.definitions(), ..prompt }.encode(model)?.len())
+    let prompt = ChatPrompt { images: &images, tools: tools.definitions(), ..prompt };
+    Ok(prompt.encode(model, model)?.len())
 }
 
 /// A validated and tokenized request.
@@ -128,6 +129,7 @@ fn chat_prompt(request: &MessagesPrompt) -> ApiResult<ChatPrompt<'_>> {
     Ok(ChatPrompt {
         continue_final_message: Some(last.is_some()),
         thinking: Some(&request.thinking),
+        call_paths: Some(CallPaths { num_stored: 0, paths: &request.call_paths }),
         ..ChatPrompt::new(&request.messages)
     })
 }

@@ -97,7 +97,7 @@ pub(crate) async fn score(incoming: Incoming<PoolingModel>) -> ApiResult<Json<Sc
         let (ones, twos) = (&request.text_1.0, &request.text_2.0);
         let pairs = twos.iter().enumerate().map(|(i, two)| {
             let one = ones.get(i).unwrap_or(&ones[0]);
-            (format!("text_2[{i}]"), one.as_str(), two.as_str())
+            (format!("{}[{i}]", request.second_name), one.as_str(), two.as_str())
         });
         let inputs = pair_inputs(model, pairs, request.truncate_prompt_tokens)?;
         Ok((model_name, inputs))

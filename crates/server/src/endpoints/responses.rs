@@ -29,7 +29,7 @@ use crate::generation::logprobs::{TokenNames, chat_logprobs};
 use crate::generation::params::{Generation, StreamShape, num_logprobs};
 use crate::generation::pictures::FetchedImages;
 use crate::generation::preparation::Preparation;
-use crate::generation::prompt::{ChatPrompt, check_prompt};
+use crate::generation::prompt::{CallPaths, ChatPrompt, check_prompt};
 use crate::generation::request::Incoming;
 use crate::generation::sse;
 use crate::generation::stream::ChoiceEvent;
@@ -38,7 +38,7 @@ use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::{Generating, LoadedModel};
 use crate::model::stored_responses::StoredResponse;
 
-use items::{Page, items};
+use items::{Items, Page, input_of, items};
 use object::ResponseObject;
 use stream::ResponseStream;
 
@@ -140,9 +140,7 @@ pub(crate) async fn list_input_items(
     let page = Page::of_query(query.as_deref().unwrap_or_default())?;
     let id = known_id(id);
     let stored = model.responses.get(caller.id, "id", &id)?;
-    // The last message is the response itself.
-    let input = stored.messages.split_last().map_or(&[][..], |(_, input)| input);
-    Ok(axum::Json(page.list(items(&id, input))?))
+    Ok(axum::Json(page.list(items(&id, input_of(&stored)))?))
 }
 
 /// Refuses to cancel a response, because responses are not generated in the background.
@@ -239,7 +237,12 @@ struct Prepared {
 
 impl Prepared {
     fn new(body: &[u8], model: &Preparation<'_, LoadedModel>) -> ApiResult<Self> {
-        let mut request = ResponsesRequest::parse(body)?;
+        let mut items = Items::new(model);
+        let request = ResponsesRequest::parse(body, &mut items);
+        if items.are_postponed {
+            return Err(model.postpone());
+        }
+        let mut request = request.map_err(|error| items.not_found(error))?;
         request.model = Some(model.asked_name(request.model.as_deref())?);
         model.leave_out_all(&request.not_held);
         let limits = limits(model, model.config, 1);
@@ -258,6 +261,8 @@ impl Prepared {
             .transpose()?;
         let mut messages =
             previous.as_ref().map_or_else(Vec::new, |stored| stored.messages.clone());
+        let calls = |message: &ChatMessage| message.tool_calls.as_ref().map_or(0, Vec::len);
+        let num_stored = messages.iter().map(calls).sum();
         messages.append(&mut request.input);
         let instructions = request.instructions.iter();
         let instructions = instructions.map(|text| ChatMessage::text(Role::System, text.clone()));
@@ -266,6 +271,7 @@ impl Prepared {
             prompt: ChatPrompt {
                 chat_template_kwargs: request.chat_template_kwargs.as_ref(),
                 thinking: Some(&request.thinking),
+                call_paths: Some(CallPaths { num_stored, paths: &request.call_paths }),
                 ..ChatPrompt::new(&conversation)
             },
             tools: request.tool_options.as_ref(),

@@ -63,7 +63,7 @@ fn tokens(body: &[u8], model: &Preparation<'_, Served>) -> ApiResult<TokenizeRes
                 add_special_tokens: request.add_special_tokens.unwrap_or(false),
                 ..ChatPrompt::new(messages)
             };
-            prompt.encode(generating)?.token_ids
+            prompt.encode(generating, model)?.token_ids
         }
     };
     let token_strs = request.return_token_strs.unwrap_or(false);

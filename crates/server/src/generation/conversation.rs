@@ -39,10 +39,9 @@ impl Conversation<'_> {
         let tools = ToolUse::new(self.tools, model)?;
         let images = pictures::read(model, model, self.prompt.messages)?;
         let prompt = ChatPrompt { images: &images, tools: tools.definitions(), ..self.prompt };
-        let Rendered { prompt: rendered, mended } = prompt.render(model)?;
-        for path in mended {
-            model.leave_out(&path, Some("no JSON object"));
-        }
+        let rendered = prompt.render(model)?;
+        rendered.tell(model);
+        let Rendered { prompt: rendered, .. } = rendered;
         match prompt.thinking.and_then(|options| unheard(options, model)) {
             None => {}
             Some(Unheard::Switch(field)) => model.leave_out(field, None),

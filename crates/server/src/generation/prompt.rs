@@ -8,7 +8,8 @@ use serde_json::{Map, Value};
 
 use crate::generation::encoded_prompt::EncodedPrompt;
 use crate::generation::pictures::Resized;
-use crate::generation::template_form::template_messages;
+use crate::generation::preparation::Preparation;
+use crate::generation::template_form::{MendedCall, template_messages};
 use crate::generation::{cancellation, image_tokens, thinking};
 use crate::model::api_error::{ApiError, ApiResult};
 use crate::model::served_model::{LoadedModel, ModelCard};
@@ -29,6 +30,25 @@ pub(crate) struct ChatPrompt<'a> {
     pub(crate) documents: Option<&'a Value>,
     pub(crate) thinking: Option<&'a ThinkingOptions>,
     pub(crate) add_special_tokens: bool,
+    /// The places of calls in the request; `None` if they are those of the messages.
+    pub(crate) call_paths: Option<CallPaths<'a>>,
+}
+
+/// The paths of the arguments of all calls of a conversation.
+#[derive(Clone, Copy)]
+pub(crate) struct CallPaths<'a> {
+    /// Number of calls in the stored conversation before those of the request.
+    pub(crate) num_stored: usize,
+    /// Paths of the arguments of the request's calls.
+    pub(crate) paths: &'a [String],
+}
+
+impl CallPaths<'_> {
+    /// The path of the arguments of the `number`-th call.
+    fn of(self, number: usize) -> String {
+        let path = number.checked_sub(self.num_stored).and_then(|number| self.paths.get(number));
+        path.map_or_else(|| "previous_response_id".to_owned(), String::clone)
+    }
 }
 
 impl<'a> ChatPrompt<'a> {
@@ -44,6 +64,7 @@ impl<'a> ChatPrompt<'a> {
             documents: None,
             thinking: None,
             add_special_tokens: false,
+            call_paths: None,
         }
     }
 }
@@ -55,10 +76,35 @@ pub(crate) struct Rendered {
     pub(crate) mended: Vec<String>,
 }
 
+impl Rendered {
+    /// Notes the replaced arguments for the response header.
+    pub(crate) fn tell<M>(&self, preparation: &Preparation<'_, M>) {
+        for path in &self.mended {
+            preparation.leave_out(path, Some("no JSON object"));
+        }
+    }
+}
+
 impl ChatPrompt<'_> {
-    /// The prompt's token ids and images.
-    pub(crate) fn encode(&self, model: &LoadedModel) -> ApiResult<EncodedPrompt> {
-        self.tokenize(model, &self.render(model)?.prompt)
+    /// The prompt's token ids and images, of a request that generates nothing.
+    pub(crate) fn encode<M>(
+        &self,
+        model: &LoadedModel,
+        preparation: &Preparation<'_, M>,
+    ) -> ApiResult<EncodedPrompt> {
+        let rendered = self.render(model)?;
+        rendered.tell(preparation);
+        self.tokenize(model, &rendered.prompt)
+    }
+
+    /// The path of the arguments of a call.
+    fn path_of(&self, MendedCall { message, call }: MendedCall) -> String {
+        let Some(paths) = self.call_paths else {
+            return format!("messages[{message}].tool_calls[{call}].function.arguments");
+        };
+        let calls = |message: &ChatMessage| message.tool_calls.as_ref().map_or(0, Vec::len);
+        let num_before: usize = self.messages[..message].iter().map(calls).sum();
+        paths.of(num_before + call)
     }
 
     /// Renders the prompt with the chat template.
@@ -99,6 +145,7 @@ impl ChatPrompt<'_> {
         let prompt = template.prompt(&input, &model.tokenizer).map_err(invalid_messages)?;
         check_text_length(model, "messages", prompt.text())?;
         check_text_bytes(model, "messages", prompt.text().len())?;
+        let mended = mended.into_iter().map(|call| self.path_of(call)).collect();
         Ok(Rendered { prompt, mended })
     }
 
@@ -342,18 +389,12 @@ mod tests {
     #[test]
     fn prompts_end_in_one_of_three_ways() {
         let end = |add, go_on| {
-            ChatPrompt {
-                messages: &[],
-                images: &[],
-                tools: None,
+            let prompt = ChatPrompt {
                 add_generation_prompt: add,
                 continue_final_message: go_on,
-                chat_template_kwargs: None,
-                documents: None,
-                thinking: None,
-                add_special_tokens: false,
-            }
-            .end(None)
+                ..ChatPrompt::new(&[])
+            };
+            prompt.end(None)
         };
         assert_eq!(end(None, None), Ok(PromptEnd::GenerationPrompt));
         assert_eq!(end(Some(false), None), Ok(PromptEnd::LastMessage));

@@ -10,7 +10,7 @@ use crate::model::served_model::LoadedModel;
 pub(crate) fn template_messages(
     messages: &[ChatMessage],
     model: &LoadedModel,
-    mended: &mut Vec<String>,
+    mended: &mut Vec<MendedCall>,
 ) -> Value {
     let form = TemplateForm {
         knows_developer: model.knows_developer,
@@ -19,6 +19,15 @@ pub(crate) fn template_messages(
         images_in_results: model.images.support().is_some_and(|support| support.places.tool),
     };
     form.messages(messages, mended)
+}
+
+/// The place of a call whose arguments are no JSON object, and were replaced by an empty one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MendedCall {
+    /// Index of its message.
+    pub(crate) message: usize,
+    /// Index among the calls of the message.
+    pub(crate) call: usize,
 }
 
 /// The form of a conversation that a template accepts.
@@ -32,7 +41,7 @@ struct TemplateForm {
 }
 
 impl TemplateForm {
-    fn messages(self, messages: &[ChatMessage], mended: &mut Vec<String>) -> Value {
+    fn messages(self, messages: &[ChatMessage], mended: &mut Vec<MendedCall>) -> Value {
         let mut turns = Vec::with_capacity(messages.len());
         // Images of results that the template would not write there.
         let mut moved = 0;
@@ -68,7 +77,7 @@ impl TemplateForm {
         Some(if is_null { Value::Null } else { text.into() })
     }
 
-    fn message(self, index: usize, message: &ChatMessage, mended: &mut Vec<String>) -> Value {
+    fn message(self, index: usize, message: &ChatMessage, mended: &mut Vec<MendedCall>) -> Value {
         let Self { knows_developer, past_calls, .. } = self;
         let mut object = Map::new();
         let role = match message.role {
@@ -97,9 +106,7 @@ impl TemplateForm {
                 let call = |(place, call)| {
                     let (call, is_whole) = tool_call(call, past_calls);
                     if !is_whole {
-                        let path =
-                            format!("messages[{index}].tool_calls[{place}].function.arguments");
-                        mended.push(path);
+                        mended.push(MendedCall { message: index, call: place });
                     }
                     call
                 };
@@ -216,7 +223,7 @@ mod tests {
         let form = TemplateForm { past_calls, ..TemplateForm::default() };
         let rendered = form.messages(&messages, &mut mended);
         assert_eq!(rendered[0]["tool_calls"][1]["function"]["arguments"], json!({}));
-        assert_eq!(mended, ["messages[0].tool_calls[1].function.arguments"]);
+        assert_eq!(mended, [MendedCall { message: 0, call: 1 }]);
     }
 
     #[test]

@@ -1,9 +1,14 @@
-//! GET /v1/responses/{id}/input_items: pages of the input items of a response.
+//! The items of stored responses: pages of input items at GET /v1/responses/{id}/input_items, and references to items.
 
-use candlepower_api::{ChatMessage, ContentPart, ImageDetail, Role};
+use std::collections::HashMap;
+
+use candlepower_api::{ChatMessage, ContentPart, FieldError, ImageDetail, Role, StoredItems};
 use serde_json::{Value, json};
 
+use crate::generation::preparation::Preparation;
 use crate::model::api_error::{ApiError, ApiResult};
+use crate::model::served_model::LoadedModel;
+use crate::model::stored_responses::StoredResponse;
 
 /// Default and maximum number of items of a page.
 const DEFAULT_LIMIT: usize = 20;
@@ -85,6 +90,75 @@ impl Page {
     }
 }
 
+/// The items of stored responses, to which a request refers by their ids.
+pub(super) struct Items<'a, 'm> {
+    model: &'a Preparation<'m, LoadedModel>,
+    /// The items of the responses that were referred to, by the response and whether they are its input.
+    known: HashMap<(String, bool), Vec<Value>>,
+    /// Whether the request has to be prepared on a thread: stored responses may be large.
+    pub(super) are_postponed: bool,
+    /// Whether an item was not found.
+    is_missing: bool,
+}
+
+impl<'a, 'm> Items<'a, 'm> {
+    pub(super) fn new(model: &'a Preparation<'m, LoadedModel>) -> Self {
+        Self { model, known: HashMap::new(), are_postponed: false, is_missing: false }
+    }
+
+    /// The error of a request's fields: a 404 if it is that of a missing item.
+    pub(super) fn not_found(&self, error: FieldError) -> ApiError {
+        match &error.param {
+            Some(param) if self.is_missing => {
+                ApiError::not_found(Some(param), "item_not_found", error.message)
+            }
+            _ => error.into(),
+        }
+    }
+
+    /// The items of a stored response; none if it is not stored.
+    fn of_response(&self, response: &str, are_input: bool) -> Vec<Value> {
+        let Ok(stored) = self.model.responses.get(self.model.caller, "id", response) else {
+            return Vec::new();
+        };
+        if are_input {
+            return items(response, input_of(&stored));
+        }
+        let object: Option<Value> = serde_json::from_str(&stored.object).ok();
+        let output = object.map(|mut object| object["output"].take());
+        output.and_then(|mut output| output.as_array_mut().map(std::mem::take)).unwrap_or_default()
+    }
+}
+
+impl StoredItems for Items<'_, '_> {
+    fn item(&mut self, id: &str) -> Option<Value> {
+        self.are_postponed = self.model.cancelled().is_none();
+        if self.are_postponed {
+            return None;
+        }
+        let (kind, place) = id.split_once('_').unwrap_or((id, ""));
+        let (response, index) = place.rsplit_once('_').unwrap_or((place, ""));
+        let key = (format!("resp_{response}"), kind == INPUT);
+        if !self.known.contains_key(&key) {
+            let items = self.of_response(&key.0, key.1);
+            self.known.insert(key.clone(), items);
+        }
+        let items = &self.known[&key];
+        let item = index.parse().ok().and_then(|index: usize| items.get(index));
+        let item = item.filter(|item| item["id"] == *id).cloned();
+        self.is_missing = item.is_none();
+        item
+    }
+}
+
+/// The input of a stored response, whose last message is the response itself.
+pub(super) fn input_of(stored: &StoredResponse) -> &[ChatMessage] {
+    stored.messages.split_last().map_or(&[][..], |(_, input)| input)
+}
+
+/// The beginning of the ids of input items.
+const INPUT: &str = "item";
+
 /// The items of a conversation. Their ids are derived from their positions.
 pub(super) fn items(response_id: &str, messages: &[ChatMessage]) -> Vec<Value> {
     let mut items: Vec<Value> = Vec::new();
@@ -127,7 +201,7 @@ pub(super) fn items(response_id: &str, messages: &[ChatMessage]) -> Vec<Value> {
         }
     }
     for (index, item) in items.iter_mut().enumerate() {
-        item["id"] = format!("item_{response}_{index}").into();
+        item["id"] = format!("{INPUT}_{response}_{index}").into();
         item["status"] = "completed".into();
     }
     items
@@ -172,7 +246,7 @@ mod tests {
             {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": "data:,"}]},
         ]});
         let request =
-            candlepower_api::ResponsesRequest::parse(body.to_string().as_bytes()).unwrap();
+            candlepower_api::ResponsesRequest::parse(body.to_string().as_bytes(), &mut ()).unwrap();
         let image = |detail: &str| json!({"type": "input_image", "detail": detail, "image_url": null, "file_id": null});
         let found = items("resp_1", &request.input);
         assert_eq!(found[0]["content"], json!([{"type": "input_text", "text": "a"}, image("low")]));

@@ -144,7 +144,9 @@ impl ResponseObject {
             Block::Call { .. } => "fc",
         };
         if index == self.item_ids.len() {
-            self.item_ids.push(format!("{kind}_{}", Uuid::new_v4().simple()));
+            // The id leads to the response, in which a later request may refer to the item.
+            let response = self.id.trim_start_matches("resp_");
+            self.item_ids.push(format!("{kind}_{response}_{index}"));
         }
         self.item_ids[index].clone()
     }

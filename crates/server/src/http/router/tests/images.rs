@@ -216,7 +216,7 @@ async fn images_lie_where_the_goldens_have_them() {
             let here = here.with_images(Some(&fetched));
             let images = pictures::read(&here, &model, &request.messages).unwrap();
             let prompt = ChatPrompt { images: &images, ..ChatPrompt::new(&request.messages) };
-            let prompt = prompt.encode(&model).unwrap();
+            let prompt = prompt.encode(&model, &here).unwrap();
             let spans = prompt.images.iter().map(|image| (image.start, image.len));
             let expected = case["images"].as_array().unwrap().iter().map(|image| {
                 let number = |index: usize| image[index].as_u64().unwrap() as usize;
@@ -528,7 +528,7 @@ async fn a_stored_turn_keeps_its_images() {
     let state = mistral3().ready(&[], |_| {});
     let parse = |input: Value| {
         let body = json!({"input": input}).to_string();
-        candlepower_api::ResponsesRequest::parse(body.as_bytes()).unwrap().input
+        candlepower_api::ResponsesRequest::parse(body.as_bytes(), &mut ()).unwrap().input
     };
     let part = json!({"type": "input_image", "image_url": data_url("wide.png")});
     let first = user(json!([part]));
