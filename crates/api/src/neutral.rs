@@ -20,6 +20,7 @@ const ONE: Neutral = These(&["1"]);
 const NO: Neutral = These(&["false"]);
 const YES: Neutral = These(&["true"]);
 const NONE: Neutral = These(&["[]", "{}", "\"\""]);
+const EMPTY: Neutral = These(&["\"\""]);
 const UNLIMITED: Neutral = These(&["-1", "0"]);
 
 /// Fields and their neutral values, by name. Fields that an endpoint reads are looked up here only if it does not accept their value.
@@ -35,6 +36,7 @@ const TABLE: &[(&str, Neutral)] = &[
     ("bad_words", NONE),
     ("bad_words_ids", NONE),
     ("best_of", ONE),
+    ("betas", NONE),
     ("cache_control", Any),
     ("cache_prompt", Any),
     ("chat_id", Any),
@@ -47,6 +49,7 @@ const TABLE: &[(&str, Neutral)] = &[
     ("decoder_input_details", NO),
     ("details", NO),
     ("detokenize", YES),
+    ("disable_tool_validation", NO),
     ("do_sample", YES),
     ("documents", NONE),
     // The other fields of these samplers have no effect while the sampler is off.
@@ -58,6 +61,7 @@ const TABLE: &[(&str, Neutral)] = &[
     ("dynatemp_exponent", Any),
     ("dynatemp_range", OFF),
     ("early_stopping", NO),
+    ("ebnf", EMPTY),
     ("echo", NO),
     ("embed_dtype", These(&["\"float32\""])),
     ("embedding_type", These(&["\"float\""])),
@@ -69,12 +73,14 @@ const TABLE: &[(&str, Neutral)] = &[
     ("extra_body", NONE),
     ("extra_key", NONE),
     ("fallbacks", NONE),
+    ("format", EMPTY),
     ("frequency_penalty", OFF),
+    ("grammar", EMPTY),
     ("guidance_scale", ONE),
     ("guided_choice", NONE),
     ("guided_decoding_backend", These(&["\"auto\""])),
     ("guided_grammar", NONE),
-    ("guided_json", These(&["\"\""])),
+    ("guided_json", EMPTY),
     ("guided_regex", NONE),
     ("guided_whitespace_pattern", NONE),
     ("id_slot", These(&["-1"])),
@@ -82,13 +88,15 @@ const TABLE: &[(&str, Neutral)] = &[
     ("include", NONE),
     ("include_reasoning", YES),
     ("include_stop_str_in_output", NO),
-    ("json_schema", These(&["\"\""])),
+    ("instructions", EMPTY),
+    ("json_schema", EMPTY),
     ("keep_alive", Any),
     ("kv_transfer_params", NONE),
     ("late_chunking", NO),
     ("length_penalty", ONE),
     ("log_metrics", Any),
     ("logit_bias", NONE),
+    ("logits_processor_args", NONE),
     ("logits_processors", NONE),
     ("logprob_start_len", These(&["-1"])),
     ("logprob_token_ids", NONE),
@@ -119,6 +127,8 @@ const TABLE: &[(&str, Neutral)] = &[
     ("no_repeat_ngram_size", OFF),
     ("no_stop_trim", NO),
     ("num_beams", ONE),
+    ("options", These(&["{}"])),
+    ("output_config", These(&["{}"])),
     // It has an effect only with tools.
     ("parallel_tool_calls", Any),
     ("parse_tool_calls", YES),
@@ -132,11 +142,14 @@ const TABLE: &[(&str, Neutral)] = &[
     ("prompt_cache_key", Any),
     ("prompt_cache_options", Any),
     ("prompt_cache_retention", Any),
+    ("prompt_logprobs", NO),
     ("provider", NONE),
     ("raw", NO),
     ("reasoning", These(&["{}"])),
+    ("reasoning_effort", EMPTY),
     // Reasoning is always returned apart from the content.
     ("reasoning_format", These(&["\"auto\"", "\"deepseek\"", "\"parsed\""])),
+    ("regex", EMPTY),
     ("repeat_last_n", These(&["-1"])),
     ("repeat_penalty", ONE),
     ("repetition_penalty", ONE),

@@ -211,8 +211,9 @@ impl Item<'_> {
         let (id, name) = (self.text("call_id")?, self.text("name")?);
         let name = full_name(self.item).unwrap_or_else(|| name.to_owned());
         let arguments = match self.item.get("arguments") {
-            // Calls without parameters may lack arguments.
+            // Calls without parameters may lack arguments. PHP writes an empty object as `[]`.
             None | Some(Value::Null) => "".into(),
+            Some(Value::Array(items)) if items.is_empty() => "".into(),
             Some(object @ Value::Object(_)) => object.clone(),
             Some(_) => self.text("arguments")?.into(),
         };
