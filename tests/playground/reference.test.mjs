@@ -55,7 +55,7 @@ const tests = {
 
   async 'endpoints are in the order of their use, with their fields'(browser) {
     const page = await openPage(browser);
-    const paths = await page.locator('.endpoint > summary code').allInnerTexts();
+    const paths = await page.locator('.endpoint > summary > code').allInnerTexts();
     assert.deepEqual(paths.slice(0, 4), [CHAT, '/v1/completions', '/v1/responses', '/v1/messages']);
     assert.equal(new Set(await page.locator('nav a').allInnerTexts()).size, paths.length);
     const chat = await openEndpoint(page, 'post', CHAT);
@@ -68,6 +68,9 @@ const tests = {
       assert.ok(type && meaning, `${name}: ${type}: ${meaning}`);
       assert.doesNotMatch(type, /undefined|\bor\s*$|^\s*or|\bnull\b/, name);
     }
+    // Code in texts is marked up.
+    const texts = await page.locator('main p, main h2, main h3, main summary, main td').allInnerTexts();
+    assert.deepEqual(texts.filter((text) => text.includes('`')), []);
     // Names of types lead to them.
     const links = await page.locator('main td a').evaluateAll((found) => found.map((link) => link.getAttribute('href')));
     for (const link of new Set(links)) assert.equal(await page.locator(`[id="${link.slice(1)}"]`).count(), 1, link);

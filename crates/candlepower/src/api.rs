@@ -289,14 +289,23 @@ pub(crate) fn last_words(error: &anyhow::Error) -> String {
     failure::text(error) + advice
 }
 
+/// The error of TLS in an error of I/O, which may be wrapped in further ones.
+fn tls_error<'a>(mut error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
+    loop {
+        if let Some(tls) = error.downcast_ref() {
+            return Some(tls);
+        }
+        error = error.downcast_ref::<io::Error>()?.get_ref()?;
+    }
+}
+
 /// Advice for common reasons of a failed connection.
 fn advice(cause: &(dyn std::error::Error + 'static)) -> &'static str {
-    let error = cause.downcast_ref::<io::Error>();
-    let tls = error.and_then(io::Error::get_ref).and_then(|inner| inner.downcast_ref());
-    if let Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) = tls {
+    let no_tls = rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType);
+    if tls_error(cause).is_some_and(|error| *error == no_tls) {
         return "; the server has no TLS: begin its URL with http://";
     }
-    match error.map(io::Error::kind) {
+    match cause.downcast_ref::<io::Error>().map(io::Error::kind) {
         Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
             "; no server listens there: start one with `candlepower serve`, or name another with --url"
         }

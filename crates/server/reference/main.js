@@ -57,7 +57,7 @@ function addOperation(parent, one, key) {
   const summary = add(details, 'summary');
   add(summary, 'span', method.toUpperCase(), { class: 'method' });
   add(summary, 'code', path);
-  add(summary, 'span', ` ${operation.summary ?? ''}`, { class: 'muted' });
+  addText(add(summary, 'span', undefined, { class: 'muted' }), ` ${operation.summary ?? ''}`);
   // A closed endpoint costs nothing, and there are many.
   details.addEventListener('toggle', () => {
     if (!details.open || details.childElementCount > 1) return;
@@ -70,7 +70,7 @@ function addOperation(parent, one, key) {
       addFields(details, body, { isRequest: true });
     }
     for (const [status, response] of Object.entries(operation.responses ?? {})) {
-      add(details, 'h3', `${status}: ${response.description ?? ''}`);
+      addText(add(details, 'h3'), `${status}: ${response.description ?? ''}`);
       const schema = response.content?.['application/json']?.schema;
       if (schema) addFields(details, schema);
     }
@@ -89,12 +89,12 @@ function build() {
   const main = document.getElementById('main');
   const nav = document.getElementById('nav');
   const key = document.getElementById('key');
-  document.getElementById('about').textContent = api.info.description;
+  addText(document.getElementById('about'), api.info.description);
   const all = operations();
   for (const tag of api.tags) {
     const own = all.filter(({ operation }) => operation.tags?.includes(tag.name));
     if (!own.length) continue;
-    add(main, 'h2', `${tag.name}: ${tag.description}`);
+    addText(add(main, 'h2'), `${tag.name}: ${tag.description}`);
     add(nav, 'h2', tag.name);
     for (const one of own) {
       addOperation(main, one, key);

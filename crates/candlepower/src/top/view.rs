@@ -389,7 +389,7 @@ mod tests {
         assert!(text.contains("cannot be reached: refused; trying again"), "{text}");
         let narrow = View { size: Some((24, 24)), ..view }.draw(&History::default());
         assert!(
-            narrow.contains("http://a: cannot be\nreached: refused;\ntrying again"),
+            narrow.contains("http://a: cannot be\nreached: refused; trying\nagain"),
             "{narrow}"
         );
     }
