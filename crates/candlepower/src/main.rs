@@ -10,6 +10,7 @@ mod doctor;
 mod failure;
 mod forward;
 mod health;
+mod later;
 mod models;
 mod other_servers;
 mod place;
@@ -38,6 +39,7 @@ use deployments::{Delete, Events, List, Logs, Restart, Status};
 use doctor::Doctor;
 use forward::Forward;
 use health::HealthArgs;
+use later::Later;
 use models::{Models, Pull, Remove};
 use top::Top;
 
@@ -76,61 +78,61 @@ enum Command {
         BLAZE_API_KEY=secret candlepower serve demo --host 0.0.0.0\n  \
         candlepower serve --config configs/default.toml demo"
     )]
-    Serve(Box<ServeConfig>),
+    Serve(Later<ServeConfig>),
     /// Print the settings that `serve` would use, each with its source
     #[command(
         long_about = "Print the settings that `serve` would use with the same flags, environment and config file.\n\n\
         The output is TOML and itself a config file; a comment on each line names the source of its value."
     )]
-    Config(Box<ServeConfig>),
+    Config(Later<ServeConfig>),
     /// Show this machine's CPU, memory and GPUs, and whether a model fits
     #[command(after_long_help = doctor::AFTER_HELP)]
-    Doctor(Doctor),
+    Doctor(Later<Doctor>),
     /// Talk to a model in the terminal; starts the model if no server is named
     #[command(visible_alias = "run", after_long_help = chat::AFTER_HELP)]
-    Chat(Chat),
+    Chat(Later<Chat>),
     /// Download a model of the hub without serving it
     #[command(after_long_help = models::AFTER_PULL_HELP)]
-    Pull(Pull),
+    Pull(Later<Pull>),
     /// List the downloaded models
     #[command(after_long_help = models::AFTER_HELP)]
-    Models(Models),
+    Models(Later<Models>),
     /// Remove a downloaded model
     #[command(after_long_help = models::AFTER_REMOVE_HELP)]
-    Rm(Remove),
+    Rm(Later<Remove>),
     /// Check the health of a server; exit status 0 if it is healthy, else 1
-    Health(HealthArgs),
+    Health(Later<HealthArgs>),
     /// Show a server's load, each second anew
-    Top(Top),
+    Top(Later<Top>),
     /// Benchmark a server over HTTP, or the engine alone
-    Bench(Bench),
+    Bench(Later<Bench>),
     /// Start a supervised server in the background, and wait until it is ready
     #[command(after_long_help = deploy::AFTER_HELP)]
-    Deploy(Box<Deploy>),
+    Deploy(Later<Deploy>),
     /// Change parameters of a deployment; the others stay
     #[command(after_long_help = deploy::AFTER_UPDATE_HELP)]
-    Update(Box<Update>),
+    Update(Later<Update>),
     /// List the deployments
     #[command(after_long_help = deployments::AFTER_HELP)]
-    Ls(List),
+    Ls(Later<List>),
     /// Show the state of a deployment
     #[command(after_long_help = deployments::AFTER_HELP)]
-    Status(Status),
+    Status(Later<Status>),
     /// Show the log of a deployment's server
     #[command(after_long_help = deployments::AFTER_HELP)]
-    Logs(Logs),
+    Logs(Later<Logs>),
     /// Restart a deployment's server
     #[command(after_long_help = deployments::AFTER_HELP)]
-    Restart(Restart),
+    Restart(Later<Restart>),
     /// Stop a deployment and remove all its files
     #[command(after_long_help = deployments::AFTER_HELP)]
-    Delete(Delete),
+    Delete(Later<Delete>),
     /// Show the events of a deployment, with times
     #[command(after_long_help = deployments::AFTER_HELP)]
-    Events(Events),
+    Events(Later<Events>),
     /// Forward a local port to a deployment in a cluster, until Ctrl-C
     #[command(after_long_help = deployments::AFTER_HELP)]
-    Forward(Forward),
+    Forward(Later<Forward>),
     /// Print the licences of candlepower and of its dependencies
     Licenses,
     /// Print a completion script for a shell
@@ -180,7 +182,7 @@ fn main() -> ExitCode {
 
 fn run_command(args: Vec<OsString>) -> ExitCode {
     let command = Cli::command();
-    let translated = match other_servers::translate(args, &command) {
+    let translated = match other_servers::translate(args) {
         Ok(translated) => translated,
         Err(error) => {
             print_error(format_args!("error: {error}"));

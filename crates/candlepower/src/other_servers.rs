@@ -8,7 +8,8 @@ mod table;
 
 use std::ffi::OsString;
 
-use clap::Command;
+use candlepower_server::ServeConfig;
+use clap::{Args, Command};
 
 use table::{COMMANDS, FLAGS, Foreign, Meaning, VALUES, Value};
 
@@ -27,10 +28,7 @@ pub(crate) struct Translated {
 ///
 /// # Errors
 /// The flag or command does not exist; the error names an alternative.
-pub(crate) fn translate(
-    args: impl IntoIterator<Item = OsString>,
-    command: &Command,
-) -> Result<Translated, String> {
+pub(crate) fn translate(args: impl IntoIterator<Item = OsString>) -> Result<Translated, String> {
     let mut args = args.into_iter();
     let mut translated = Translated::default();
     translated.args.extend(args.next());
@@ -38,13 +36,13 @@ pub(crate) fn translate(
     if let Some((_, hint)) = COMMANDS.iter().find(|(foreign, _)| name == *foreign) {
         return Err(format!("candlepower has no command `{}`: {hint}", name.display()));
     }
-    let own =
-        command.find_subcommand(&name).filter(|_| SERVERS.iter().any(|server| name == *server));
-    translated.args.push(name.clone());
-    let Some(own) = own else {
+    let takes_flags_of_servers = SERVERS.iter().any(|server| name == *server);
+    translated.args.push(name);
+    if !takes_flags_of_servers {
         translated.args.extend(args);
         return Ok(translated);
-    };
+    }
+    let own = ServeConfig::augment_args(Command::new("serve"));
     let mut line = Line { rest: args.collect::<Vec<_>>().into_iter().peekable(), own, translated };
     while let Some(word) = line.rest.next() {
         if word == "--" {
@@ -61,13 +59,13 @@ pub(crate) fn translate(
 }
 
 /// A command line that is being translated.
-struct Line<'a> {
+struct Line {
     rest: std::iter::Peekable<std::vec::IntoIter<OsString>>,
-    own: &'a Command,
+    own: Command,
     translated: Translated,
 }
 
-impl Line<'_> {
+impl Line {
     fn flag(&mut self, word: &str) -> Result<(), String> {
         let (name, given) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
@@ -238,7 +236,7 @@ mod tests {
 
     fn translated(line: &str) -> Result<(String, Vec<String>), String> {
         let args = line.split_whitespace().map(OsString::from);
-        let translated = translate(args, &crate::Cli::command())?;
+        let translated = translate(args)?;
         let args: Vec<String> =
             translated.args.into_iter().map(|arg| arg.into_string().unwrap()).collect();
         Ok((args.join(" "), translated.notes))
@@ -329,8 +327,7 @@ mod tests {
 
     #[test]
     fn every_flag_that_is_meant_is_one_of_ours() {
-        let command = crate::Cli::command();
-        let serve = command.find_subcommand("serve").unwrap();
+        let serve = ServeConfig::augment_args(Command::new("serve"));
         let is_ours = |name: &str| serve.get_arguments().any(|arg| arg.get_long() == Some(name));
         for Foreign { names, meaning } in FLAGS {
             for name in *names {
@@ -348,6 +345,7 @@ mod tests {
                 serve.clone().try_get_matches_from(line).unwrap();
             }
         }
+        let command = crate::Cli::command();
         for (name, _) in COMMANDS {
             assert!(command.find_subcommand(name).is_none(), "{name}");
         }
