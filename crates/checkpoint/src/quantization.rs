@@ -235,7 +235,7 @@ impl Scheme {
             Self::Gptq(gptq) => gptq.packed(k),
             Self::Fp8(fp8) => fp8.packed(k),
             Self::CompressedInt(ints) => ints.packed(k),
-            Self::SqueezeLlm(_) => Packed::without_mins(QuantFormat::Table, k),
+            Self::SqueezeLlm(_) => Packed::without_offsets(QuantFormat::Table, k),
             Self::Mxfp4(_) => Mxfp4::packed(),
             Self::Nvfp4(_) => Nvfp4::packed(),
             Self::Gguf(kind) => kind.packed().expect("plain types are no scheme"),
@@ -274,7 +274,7 @@ fn check_weights(w: &HfConfig, wanted: &[(&str, &[Value])], hint: &'static str) 
 
 /// Scales as the files have them, and a zero point for each: how AWQ and GPTQ are kept.
 fn with_zero_points(dtype: Dtype) -> ScaleForm {
-    ScaleForm { dtype, mins: OffsetForm::ZeroPoints, blocks: None }
+    ScaleForm { dtype, offsets: OffsetForm::ZeroPoints, blocks: None }
 }
 
 impl StoredTensor {

@@ -190,27 +190,27 @@ fn packed_matrices_have_the_dequantized_values_of_the_weight() {
             let bytes: Vec<u8> = (0..n * k).map(|i| (i * 37 % 251) as u8 & most).collect();
             let count = if format == QuantFormat::Table { n * 16 } else { n * k.div_ceil(group) };
             let scales: Vec<f32> = (0..count).map(|i| (i % 13) as f32 / 7.0 - 0.9).collect();
-            let mins: Vec<f32> = match format {
+            let offsets: Vec<f32> = match format {
                 QuantFormat::Table => Vec::new(),
                 _ => (0..count).map(|i| (i % 5) as f32 / 3.0).collect(),
             };
             let order: Vec<u32> = (0..k as u32).rev().collect();
             let inputs = Some(&order[..]);
             let rows = QuantizedRows {
-                codes: format,
+                format,
                 group,
                 bytes: &bytes,
                 scales: &scales,
-                mins: if mins.is_empty() { Offsets::None } else { Offsets::Own(&mins) },
-                multiples: None,
+                offsets: if offsets.is_empty() { Offsets::None } else { Offsets::Own(&offsets) },
+                sub_scales: None,
                 inputs,
             };
             let mut builder =
                 Weight::quantized_builder(n, k, format, group, ScaleForm::F32).unwrap();
             builder.write_quantized(0, rows).unwrap();
             let starts: Vec<u32> = (0..=n as u32).collect();
-            let (inputs, numbers) = (vec![3; n], vec![0.5; n]);
-            let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &numbers };
+            let (inputs, values) = (vec![3; n], vec![0.5; n]);
+            let sparse = SparseRows { starts: &starts, inputs: &inputs, values: &values };
             builder.write_sparse(0, sparse).unwrap();
             let weight = builder.finish().unwrap();
             for heads in [None, Some(HeadPadding { len: 2, padded: 5 })] {
@@ -589,41 +589,41 @@ fn iq4_values_are_those_of_eight_bits() {
     let bytes: Vec<u8> = (0..64).map(|i| i * 7 % 16).collect();
     let (k, scales) = (32, [0.25, -0.5]);
     let rows = QuantizedRows {
-        codes: QuantFormat::Iq4,
+        format: QuantFormat::Iq4,
         group: 32,
         bytes: &bytes,
         scales: &scales,
-        mins: Offsets::None,
-        multiples: None,
+        offsets: Offsets::None,
+        sub_scales: None,
         inputs: None,
     };
-    let expected = rows.numbers(k).unwrap();
-    let form = |mins| ScaleForm { mins, ..ScaleForm::F32 };
-    for (format, mins) in [
+    let expected = rows.dequantized(k).unwrap();
+    let form = |offsets| ScaleForm { offsets, ..ScaleForm::F32 };
+    for (format, offsets) in [
         (QuantFormat::Iq4, OffsetForm::None),
         (QuantFormat::U8, OffsetForm::Own),
         (QuantFormat::U8, OffsetForm::ZeroPoint(128)),
         (QuantFormat::U8, OffsetForm::ZeroPoints),
     ] {
-        let mut builder = Weight::quantized_builder(2, k, format, 32, form(mins)).unwrap();
+        let mut builder = Weight::quantized_builder(2, k, format, 32, form(offsets)).unwrap();
         builder.write_quantized(0, rows).unwrap();
         let packed = PackedMatrix::new(&builder.finish().unwrap(), None, &Device::Cpu).unwrap();
-        assert_eq!(packed.dequantized().unwrap(), expected, "{format:?} {mins:?}");
+        assert_eq!(packed.dequantized().unwrap(), expected, "{format:?} {offsets:?}");
     }
 }
 
 #[test]
 fn matrices_of_heads_are_not_quantized() {
     let rows = QuantizedRows {
-        codes: QuantFormat::U4,
+        format: QuantFormat::U4,
         group: 32,
         bytes: &[1; 64],
         scales: &[1.0; 2],
-        mins: Offsets::None,
-        multiples: None,
+        offsets: Offsets::None,
+        sub_scales: None,
         inputs: None,
     };
-    let form = ScaleForm { mins: OffsetForm::None, ..ScaleForm::F32 };
+    let form = ScaleForm { offsets: OffsetForm::None, ..ScaleForm::F32 };
     let mut builder = Weight::quantized_builder(2, 32, QuantFormat::U4, 32, form).unwrap();
     builder.write_quantized(0, rows).unwrap();
     let packed = PackedMatrix::new(&builder.finish().unwrap(), None, &Device::Cpu).unwrap();

@@ -189,10 +189,10 @@ fn linears() {
 /// Quantized weights of several formats, whose scales have the form that is stored. Some formats are repeated with
 /// scales and offsets of each group in f32, to show the cost of unpacking scales.
 fn quantized_linears() {
-    let single = |dtype, mins| ScaleForm { dtype, mins, blocks: None };
-    let blocks = |mins, multiples| {
-        let blocks = Some(Blocks { columns: 256, multiples });
-        ScaleForm { dtype: Dtype::F16, mins, blocks }
+    let single = |dtype, offsets| ScaleForm { dtype, offsets, blocks: None };
+    let blocks = |offsets, sub_scales| {
+        let blocks = Some(Blocks { columns: 256, sub_scales });
+        ScaleForm { dtype: Dtype::F16, offsets, blocks }
     };
     let plain = ScaleForm::F32;
     for (name, format, group, form, short) in [
@@ -222,7 +222,7 @@ fn quantized_linears() {
                 _ => n * k.div_ceil(form.blocks.map_or(group, |blocks| blocks.columns)),
             };
             let scales = vec![0.5; scales];
-            let mins = match form.mins {
+            let offsets = match form.offsets {
                 OffsetForm::None => Offsets::None,
                 OffsetForm::Own => Offsets::Own(&scales),
                 OffsetForm::ZeroPoint(zero) => Offsets::ZeroPoint(zero),
@@ -232,15 +232,15 @@ fn quantized_linears() {
                 let builder = Weight::quantized_builder(n, k, format, group, form);
                 let mut builder = builder.expect("a weight");
                 let rows = QuantizedRows {
-                    codes: format,
+                    format,
                     group,
                     bytes: &bytes,
                     scales: &scales,
-                    mins,
-                    multiples: form.blocks.map(|blocks| SubScales {
+                    offsets,
+                    sub_scales: form.blocks.map(|blocks| SubScales {
                         block: blocks.columns,
                         scales: &by,
-                        mins: if form.mins == OffsetForm::Own { &by } else { &[] },
+                        offsets: if form.offsets == OffsetForm::Own { &by } else { &[] },
                     }),
                     inputs: None,
                 };

@@ -173,7 +173,7 @@ impl Path {
 
 /// Whether `w` is quantized with lookup tables.
 fn has_tables(w: &Weight) -> bool {
-    matches!(w.codes(), Some((QuantFormat::Table, _)))
+    matches!(w.quant_format(), Some((QuantFormat::Table, _)))
 }
 
 /// Whether a matrix unit computes with `w`: bf16, or quantized weights that meet rounded activations and whose groups
@@ -182,8 +182,10 @@ fn fits_matrix_unit(w: &Weight) -> bool {
     let Layout { order, k, group, .. } = w.layout();
     match order {
         ElementOrder::Bf16 => true,
-        ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Coded(QuantFormat::Table) => false,
-        ElementOrder::Coded(_) => {
+        ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Quantized(QuantFormat::Table) => {
+            false
+        }
+        ElementOrder::Quantized(_) => {
             // The unit sums 32 products at a time, so these must have the same scale.
             w.rounds_activations() && (group == k || group.is_multiple_of(2 * TILE_LINE))
         }

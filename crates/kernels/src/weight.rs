@@ -11,7 +11,7 @@ pub(crate) use candlepower_layout::{PANEL, TABLE_STEPS};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-pub(crate) use self::layout::{ElementOrder, Layout, Multiple, TABLE_OUTPUTS};
+pub(crate) use self::layout::{ElementOrder, Layout, SubScaleBytes, TABLE_OUTPUTS};
 use self::memory::WeightMemory;
 pub(crate) use self::quantized::IQ4;
 pub use self::quantized::{E2M1, IQ4_ZERO, counted_iq4, e4m3_part};
@@ -70,13 +70,13 @@ impl Weight {
     pub fn quantized_builder(
         n: usize,
         k: usize,
-        codes: QuantFormat,
+        format: QuantFormat,
         group: usize,
         scales: ScaleForm,
     ) -> Result<WeightBuilder> {
         // A `k` of zero is refused by `new`.
         let group = group.min(k);
-        if k > 0 && group < k && (group == 0 || group % 2 == 1 || codes == QuantFormat::Table) {
+        if k > 0 && group < k && (group == 0 || group % 2 == 1 || format == QuantFormat::Table) {
             return Err(Error::Parameter {
                 parameter: "weight group",
                 value: group,
@@ -84,19 +84,19 @@ impl Weight {
             });
         }
         let plain = (scales.dtype == Dtype::F32
-            || matches!(codes, QuantFormat::E2m1 | QuantFormat::Iq4))
-            && (scales.blocks.is_none() || codes == QuantFormat::Iq4)
-            && matches!(scales.mins, OffsetForm::None | OffsetForm::Own);
-        if !codes.count_from_zero() && !plain {
+            || matches!(format, QuantFormat::E2m1 | QuantFormat::Iq4))
+            && (scales.blocks.is_none() || format == QuantFormat::Iq4)
+            && matches!(scales.offsets, OffsetForm::None | OffsetForm::Own);
+        if !format.count_from_zero() && !plain {
             return Err(Error::QuantizedRows(
                 "scales of E4M3 and tables are in f32, without blocks as those of E2M1, and without zero points as those of IQ4",
             ));
         }
-        if let Some(Blocks { columns, multiples }) = scales.blocks {
+        if let Some(Blocks { columns, sub_scales }) = scales.blocks {
             let is_whole = group.is_multiple_of(ScaleForm::GROUP_MULTIPLE)
                 && columns.is_multiple_of(group)
                 && k.is_multiple_of(columns);
-            if !multiples.suits(scales.mins) {
+            if !sub_scales.suits(scales.offsets) {
                 return Err(Error::QuantizedRows(
                     "sub-scales of this form need another form of offsets",
                 ));
@@ -109,7 +109,7 @@ impl Weight {
                 });
             }
         }
-        let order = ElementOrder::Coded(codes);
+        let order = ElementOrder::Quantized(format);
         WeightBuilder::new(n, Layout { order, k, group: group.max(1), scales })
     }
 
@@ -129,7 +129,7 @@ impl Weight {
     #[must_use]
     pub fn dtype(&self) -> DType {
         match self.layout.order {
-            ElementOrder::F32 | ElementOrder::Coded(_) => DType::F32,
+            ElementOrder::F32 | ElementOrder::Quantized(_) => DType::F32,
             ElementOrder::F16 => DType::F16,
             ElementOrder::Bf16 => DType::BF16,
         }
@@ -193,8 +193,8 @@ impl Weight {
 impl Layout {
     /// Calls `take` with each step of a panel's column, and its dequantized value.
     fn read(self, panel: &[u8], column: usize, mut take: impl FnMut(usize, f32)) {
-        if let ElementOrder::Coded(codes) = self.order {
-            return self.read_codes(codes, panel, column, take);
+        if let ElementOrder::Quantized(format) = self.order {
+            return self.read_quants(format, panel, column, take);
         }
         for step in 0..self.k {
             let index = self.index(step, column);
@@ -262,8 +262,7 @@ impl WeightBuilder {
     /// tables.
     #[must_use]
     pub fn with_rounded_activations(mut self) -> Self {
-        let faster =
-            matches!(self.layout.order, ElementOrder::Coded(codes) if codes != QuantFormat::Table);
+        let faster = matches!(self.layout.order, ElementOrder::Quantized(format) if format != QuantFormat::Table);
         self.rounds_activations |= faster;
         self
     }
@@ -285,7 +284,7 @@ impl WeightBuilder {
         if range.is_empty() {
             return Ok(());
         }
-        use ElementOrder::{Bf16, Coded, F16, F32};
+        use ElementOrder::{Bf16, F16, F32, Quantized};
         match (source, self.layout.order) {
             (F32, F32) => self.scatter(range, rows.bytes, |v: f32| v),
             (F16, F16) => self.scatter(range, rows.bytes, |v: f16| v),
@@ -296,7 +295,7 @@ impl WeightBuilder {
             (F32, Bf16) => self.scatter(range, rows.bytes, bf16::from_f32),
             (Bf16, F16) => self.scatter(range, rows.bytes, |v: bf16| f16::from_f32(v.to_f32())),
             (F16, Bf16) => self.scatter(range, rows.bytes, |v: f16| bf16::from_f32(v.to_f32())),
-            (_, Coded(_)) | (Coded(_), _) => {
+            (_, Quantized(_)) | (Quantized(_), _) => {
                 return Err(Error::QuantizedRows("for a quantized weight call write_quantized"));
             }
         }

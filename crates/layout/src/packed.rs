@@ -73,8 +73,8 @@ impl Packed {
 
     /// The same as [`Self::by_group`], without offsets.
     #[must_use]
-    pub fn without_mins(format: QuantFormat, group: usize) -> Self {
-        let scales = ScaleForm { mins: OffsetForm::None, ..ScaleForm::F32 };
+    pub fn without_offsets(format: QuantFormat, group: usize) -> Self {
+        let scales = ScaleForm { offsets: OffsetForm::None, ..ScaleForm::F32 };
         Self { scales, ..Self::by_group(format, group) }
     }
 
@@ -84,7 +84,7 @@ impl Packed {
         match self.format {
             QuantFormat::Iq4 => Self {
                 format: QuantFormat::U8,
-                scales: ScaleForm { mins: OffsetForm::ZeroPoint(128), ..self.scales },
+                scales: ScaleForm { offsets: OffsetForm::ZeroPoint(128), ..self.scales },
                 ..self
             },
             _ => self,
@@ -156,11 +156,11 @@ mod tests {
             packed(QuantFormat::E4m3, 32).join(packed(QuantFormat::Iq4, 32), 96),
             MatrixForm::Widened
         );
-        let iq4 = Packed::without_mins(QuantFormat::Iq4, 32);
+        let iq4 = Packed::without_offsets(QuantFormat::Iq4, 32);
         assert_eq!(iq4.join(iq4, 96), Some(iq4));
         // The table's zero-point of 128 and the offsets of U5 have only stored offsets in common.
         let counted = iq4.join(Packed::by_group(QuantFormat::U5, 32), 96).unwrap();
-        assert_eq!((counted.format, counted.scales.mins), (QuantFormat::U8, OffsetForm::Own));
+        assert_eq!((counted.format, counted.scales.offsets), (QuantFormat::U8, OffsetForm::Own));
         assert_eq!(MatrixForm::Plain.join(MatrixForm::Plain, 96), MatrixForm::Plain);
     }
 }

@@ -33,7 +33,7 @@ pub const fn scale_bytes(format: QuantFormat, scales: ScaleForm) -> usize {
 pub fn header_bytes(format: QuantFormat, scales: ScaleForm, groups: usize) -> usize {
     let of_groups = match format {
         QuantFormat::Table => 0,
-        _ => scales.multiples_bytes(groups) + scales.zero_points_bytes(groups),
+        _ => scales.sub_scales_bytes(groups) + scales.zero_points_bytes(groups),
     };
     scale_bytes(format, scales) + of_groups
 }

@@ -43,7 +43,7 @@ pub struct ScaleForm {
     /// The scales' dtype, and that of stored offsets.
     pub dtype: Dtype,
     /// Form of the offsets.
-    pub mins: OffsetForm,
+    pub offsets: OffsetForm,
     /// Super-blocks, if scales have two levels: groups have sub-scales of one scale, and likewise sub-offsets.
     pub blocks: Option<Blocks>,
 }
@@ -54,7 +54,7 @@ pub struct Blocks {
     /// Columns of a block: whole groups, of which each is a multiple of sixteen columns.
     pub columns: usize,
     /// Form of the sub-scales.
-    pub multiples: SubScaleForm,
+    pub sub_scales: SubScaleForm,
 }
 
 /// Form of the integers that multiply a super-block's scale and offset.
@@ -94,11 +94,11 @@ impl SubScaleForm {
 
     /// Whether stored offsets have it, too; all the same to eight bits.
     #[must_use]
-    pub fn suits(self, mins: OffsetForm) -> bool {
+    pub fn suits(self, offsets: OffsetForm) -> bool {
         match self {
             Self::I8 => true,
-            Self::I6 => mins != OffsetForm::Own,
-            Self::U6 | Self::U4 => mins == OffsetForm::Own,
+            Self::I6 => offsets != OffsetForm::Own,
+            Self::U6 | Self::U4 => offsets == OffsetForm::Own,
         }
     }
 }
@@ -118,7 +118,7 @@ pub enum OffsetForm {
 
 impl ScaleForm {
     /// A scale and an offset in f32 for each group.
-    pub const F32: Self = Self { dtype: Dtype::F32, mins: OffsetForm::Own, blocks: None };
+    pub const F32: Self = Self { dtype: Dtype::F32, offsets: OffsetForm::Own, blocks: None };
 
     /// Columns of a group are a multiple of so many, where there are blocks.
     pub const GROUP_MULTIPLE: usize = 16;
@@ -128,24 +128,24 @@ impl ScaleForm {
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         use OffsetForm::{Own, ZeroPoint, ZeroPoints};
-        let mins = match (self.mins, other.mins) {
+        let offsets = match (self.offsets, other.offsets) {
             (a, b) if a == b => a,
             (ZeroPoint(_) | ZeroPoints, ZeroPoint(_) | ZeroPoints) => ZeroPoints,
             _ => Own,
         };
         // An offset that was the scale times an integer becomes a stored product, and needs more bits than its
         // factors.
-        let made_own = mins == Own && (self.mins != Own || other.mins != Own);
+        let made_own = offsets == Own && (self.offsets != Own || other.offsets != Own);
         let blocks = self.blocks.zip(other.blocks).map(|(a, b)| Blocks {
             columns: greatest_common_divisor(a.columns, b.columns),
-            multiples: match a.multiples == b.multiples && !made_own {
-                true => a.multiples,
+            sub_scales: match a.sub_scales == b.sub_scales && !made_own {
+                true => a.sub_scales,
                 false => SubScaleForm::I8,
             },
         });
         let made_single = blocks.is_none() && (self.blocks.is_some() || other.blocks.is_some());
         let widens = self.dtype != other.dtype || made_own || made_single;
-        Self { dtype: if widens { Dtype::F32 } else { self.dtype }, mins, blocks }
+        Self { dtype: if widens { Dtype::F32 } else { self.dtype }, offsets, blocks }
     }
 
     /// Columns of a block that lies within `k` columns which begin at a multiple of `k`, as a rank's do; `None` where there are
@@ -181,19 +181,19 @@ impl ScaleForm {
     #[must_use]
     #[inline]
     pub const fn numbers_bytes(self) -> usize {
-        let numbers = if matches!(self.mins, OffsetForm::Own) { 2 } else { 1 };
+        let numbers = if matches!(self.offsets, OffsetForm::Own) { 2 } else { 1 };
         numbers * PANEL * self.dtype.size()
     }
 
     /// Bytes of the sub-scales and sub-offsets of so many groups of a panel.
     #[must_use]
     #[inline]
-    pub fn multiples_bytes(self, groups: usize) -> usize {
-        let own = self.mins == OffsetForm::Own;
+    pub fn sub_scales_bytes(self, groups: usize) -> usize {
+        let own = self.offsets == OffsetForm::Own;
         // A group's scale and offset, or two groups' scales.
         let pairs = if own { groups } else { groups.div_ceil(2) };
         PANEL
-            * match self.blocks.map(|blocks| blocks.multiples) {
+            * match self.blocks.map(|blocks| blocks.sub_scales) {
                 None => 0,
                 Some(SubScaleForm::I8) => groups * (1 + usize::from(own)),
                 // Twelve bits a pair: a byte with the lower four bits of both, and half a byte with their upper
@@ -207,7 +207,7 @@ impl ScaleForm {
     #[must_use]
     #[inline]
     pub fn zero_points_bytes(self, groups: usize) -> usize {
-        if self.mins == OffsetForm::ZeroPoints { PANEL * groups } else { 0 }
+        if self.offsets == OffsetForm::ZeroPoints { PANEL * groups } else { 0 }
     }
 }
 

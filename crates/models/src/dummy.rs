@@ -172,19 +172,19 @@ fn random_weights(packed: Packed, piece: &Piece, spread: f32) -> OwnedRows {
         *byte = (piece.random(i) >> 56) as u8 & mask;
     });
     let inputs = packed.reordered.then(|| (0..columns as u32).rev().collect());
-    let mins = match packed.scales.mins {
+    let offsets = match packed.scales.offsets {
         OffsetForm::None => RowOffsets::None,
         OffsetForm::Own => RowOffsets::Own(vec![rounded(-spread); count]),
         OffsetForm::ZeroPoint(zero) => RowOffsets::ZeroPoint(zero),
         OffsetForm::ZeroPoints => RowOffsets::ZeroPoints(vec![mask / 2 + 1; groups]),
     };
-    let of_mins = if matches!(mins, RowOffsets::Own(_)) { groups } else { 0 };
-    let multiples = block.map(|block| (block, [vec![1; groups], vec![1; of_mins]]));
+    let of_offsets = if matches!(offsets, RowOffsets::Own(_)) { groups } else { 0 };
+    let sub_scales = block.map(|block| (block, [vec![1; groups], vec![1; of_offsets]]));
     OwnedRows {
         format,
         group: packed.group,
         bytes,
-        scales: Scales { scales, mins, multiples },
+        scales: Scales { scales, offsets, sub_scales },
         inputs,
     }
 }

@@ -263,7 +263,7 @@ impl<'a, M: Matrix> PartsBuilder<'a, M> {
         rows: QuantizedRows<'_>,
     ) -> Result<()> {
         if let Some(of_heads) = self.of_heads.get_mut(&(slot.layer, slot.slot.fused())) {
-            return of_heads.add_rows(slot.first + first, &rows.numbers(k)?);
+            return of_heads.add_rows(slot.first + first, &rows.dequantized(k)?);
         }
         self.each_run(slot, first..first + rows.bytes.len() / k, |matrix, target, run| {
             matrix.write_quantized(target, rows.rows(k, run.start - first..run.end - first))

@@ -56,7 +56,7 @@ pub(crate) trait Stored: Sync {
         unreachable!("group {group} of row {row} has no zero point of its own")
     }
     /// The sub-scales of an output's group, where there are super-blocks: the factors on the super-block's scale and on its offset.
-    fn multiples(&self, row: usize, group: usize) -> [i8; 2] {
+    fn sub_scales(&self, row: usize, group: usize) -> [i8; 2] {
         unreachable!("group {group} of row {row} has a scale of its own")
     }
     /// A sparse matrix that is added to the dequantized weights.
@@ -138,8 +138,8 @@ impl AnyStored {
             if let Some(sparse) = self.stored().sparse() {
                 let columns = tensor.columns().expect("quantized tensors are matrices");
                 let sparse = sparse.rows(slot.rows.clone());
-                let (starts, inputs, numbers) = columns_of(sparse, &columns);
-                let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &numbers };
+                let (starts, inputs, values) = columns_of(sparse, &columns);
+                let sparse = SparseRows { starts: &starts, inputs: &inputs, values: &values };
                 parts.write_sparse(slot, sparse)?;
             }
             self.write_rows(tensor, slot, slot.rows.clone(), parts)?;
@@ -245,9 +245,9 @@ pub(crate) struct OwnedRows {
 /// The scales and the offsets of some rows, or their tables.
 pub(crate) struct Scales {
     pub(crate) scales: Vec<f32>,
-    pub(crate) mins: RowOffsets,
+    pub(crate) offsets: RowOffsets,
     /// Where they belong to super-blocks: the columns of a super-block, and the sub-scales of scales and offsets.
-    pub(crate) multiples: Option<(usize, [Vec<i8>; 2])>,
+    pub(crate) sub_scales: Option<(usize, [Vec<i8>; 2])>,
 }
 
 /// The offsets of some rows, as in [`Offsets`].
@@ -262,7 +262,7 @@ impl RowOffsets {
     fn view(&self) -> Offsets<'_> {
         match self {
             Self::None => Offsets::None,
-            Self::Own(mins) => Offsets::Own(mins),
+            Self::Own(offsets) => Offsets::Own(offsets),
             Self::ZeroPoint(zero) => Offsets::ZeroPoint(*zero),
             Self::ZeroPoints(zeros) => Offsets::ZeroPoints(zeros),
         }
@@ -270,21 +270,21 @@ impl RowOffsets {
 }
 
 impl Scales {
-    fn multiples(&self) -> Option<SubScales<'_>> {
-        let (block, [scales, mins]) = self.multiples.as_ref()?;
-        Some(SubScales { block: *block, scales, mins })
+    fn sub_scales(&self) -> Option<SubScales<'_>> {
+        let (block, [scales, offsets]) = self.sub_scales.as_ref()?;
+        Some(SubScales { block: *block, scales, offsets })
     }
 }
 
 impl OwnedRows {
     pub(crate) fn view(&self) -> QuantizedRows<'_> {
         QuantizedRows {
-            codes: self.format,
+            format: self.format,
             group: self.group,
             bytes: &self.bytes,
             scales: &self.scales.scales,
-            mins: self.scales.mins.view(),
-            multiples: self.scales.multiples(),
+            offsets: self.scales.offsets.view(),
+            sub_scales: self.scales.sub_scales(),
             inputs: self.inputs.as_deref(),
         }
     }
@@ -316,12 +316,12 @@ fn each_piece<S: Stored>(
         let piece = first..rows.end.min(first + piece_rows);
         let scales = scales(matrix, piece.clone(), &columns);
         let rows = QuantizedRows {
-            codes: matrix.packed().format,
+            format: matrix.packed().format,
             group: matrix.packed().group.min(k),
             bytes: &unpacked(matrix, piece, columns.clone()),
             scales: &scales.scales,
-            mins: scales.mins.view(),
-            multiples: scales.multiples(),
+            offsets: scales.offsets.view(),
+            sub_scales: scales.sub_scales(),
             inputs: matrix.inputs(),
         };
         take(first, rows)?;
@@ -335,7 +335,7 @@ fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> 
     // A table belongs to a row and not to a group, so a cut of the columns changes nothing.
     if packed.format == QuantFormat::Table {
         let scales = each_of(&rows, 0..TABLE, |row, entry| matrix.scale(row, entry));
-        return Scales { scales, mins: RowOffsets::None, multiples: None };
+        return Scales { scales, offsets: RowOffsets::None, sub_scales: None };
     }
     // Columns of a scale as stored, and as returned: a super-block that the columns cut is taken in parts.
     let stored = packed.scales.run(packed.group);
@@ -344,7 +344,7 @@ fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> 
     let (numbers, groups) = (parts(wanted), parts(packed.group));
     let at = |part: usize| part * wanted / stored;
     let scales = each_of(&rows, numbers.clone(), |row, part| matrix.scale(row, at(part)));
-    let mins = match packed.scales.mins {
+    let offsets = match packed.scales.offsets {
         OffsetForm::None => RowOffsets::None,
         OffsetForm::Own => {
             RowOffsets::Own(each_of(&rows, numbers, |row, part| matrix.min(row, at(part))))
@@ -356,13 +356,13 @@ fn scales<S: Stored>(matrix: &S, rows: Range<usize>, columns: &Range<usize>) -> 
             }))
         }
     };
-    let multiples = packed.scales.blocks.map(|_| {
-        let both = each_of(&rows, groups, |row, group| matrix.multiples(row, group));
+    let sub_scales = packed.scales.blocks.map(|_| {
+        let both = each_of(&rows, groups, |row, group| matrix.sub_scales(row, group));
         let of = |which: usize| both.iter().map(|both| both[which]).collect();
         // Offsets have sub-scales only where there are offsets.
-        (wanted, [of(0), if matches!(mins, RowOffsets::Own(_)) { of(1) } else { Vec::new() }])
+        (wanted, [of(0), if matches!(offsets, RowOffsets::Own(_)) { of(1) } else { Vec::new() }])
     });
-    Scales { scales, mins, multiples }
+    Scales { scales, offsets, sub_scales }
 }
 
 /// The value of `get` for each row and part, `[rows][parts]`.
@@ -383,19 +383,19 @@ fn each_of<T: Copy + Default + Send>(
 
 /// The entries of some columns, which are counted from 0: the beginning of each row, the columns, the values.
 fn columns_of(rows: SparseRows<'_>, columns: &Range<usize>) -> (Vec<u32>, Vec<u32>, Vec<f32>) {
-    let (mut starts, mut inputs, mut numbers) = (vec![0], Vec::new(), Vec::new());
+    let (mut starts, mut inputs, mut values) = (vec![0], Vec::new(), Vec::new());
     for row in rows.starts.windows(2) {
         // SqueezeLLM lists a row's inputs in any order, so each entry is looked at.
         for entry in row[0] as usize..row[1] as usize {
             let input = rows.inputs[entry] as usize;
             if columns.contains(&input) {
                 inputs.push((input - columns.start) as u32);
-                numbers.push(rows.numbers[entry]);
+                values.push(rows.values[entry]);
             }
         }
         starts.push(inputs.len() as u32);
     }
-    (starts, inputs, numbers)
+    (starts, inputs, values)
 }
 
 /// The quantized weights `[rows][columns]`, one in each byte, in the order of the columns.

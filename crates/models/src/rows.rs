@@ -116,7 +116,7 @@ impl MatrixBuilder for RowsBuilder {
             quantized.write_quantized(first_row, rows)?;
             return self.note(count);
         }
-        let mut values = rows.numbers(k)?;
+        let mut values = rows.dequantized(k)?;
         for (row, values) in values.chunks_exact_mut(k).enumerate() {
             for (input, value) in self.sparse.remove(&(first_row + row)).unwrap_or_default() {
                 values[input as usize] += value;
@@ -139,7 +139,7 @@ impl MatrixBuilder for RowsBuilder {
         }
         for (row, bounds) in part.starts.windows(2).enumerate() {
             let range = bounds[0] as usize..bounds[1] as usize;
-            let entries = part.inputs[range.clone()].iter().zip(&part.numbers[range]);
+            let entries = part.inputs[range.clone()].iter().zip(&part.values[range]);
             let entries = entries.map(|(input, value)| (*input, *value));
             self.sparse.entry(first_row + row).or_default().extend(entries);
         }

@@ -83,8 +83,8 @@ impl CompressedInt {
         let scales = match self.zero_points {
             true => with_zero_points(self.scales),
             false => {
-                let mins = OffsetForm::ZeroPoint(self.middle());
-                ScaleForm { dtype: self.scales, mins, blocks: None }
+                let offsets = OffsetForm::ZeroPoint(self.middle());
+                ScaleForm { dtype: self.scales, offsets, blocks: None }
             }
         };
         // A group as wide as the row needs no order: all inputs share its scale.

@@ -53,7 +53,7 @@ impl Fp8 {
     }
 
     pub(super) fn packed(&self, k: usize) -> Packed {
-        Packed::without_mins(QuantFormat::E4m3, self.group(k))
+        Packed::without_offsets(QuantFormat::E4m3, self.group(k))
     }
 
     pub(super) fn tensors(&self, module: &str, n: usize, k: usize) -> Vec<StoredTensor> {

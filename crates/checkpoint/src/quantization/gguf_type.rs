@@ -134,21 +134,21 @@ impl GgufType {
             Self::Q3K => (QuantFormat::U3, 16),
             Self::Q6K => (QuantFormat::U6, 16),
         };
-        let mins = match (format, self.zero_point()) {
+        let offsets = match (format, self.zero_point()) {
             // IQ4's indices go through a table of signed values, so it has no zero-point.
             (QuantFormat::Iq4, _) => OffsetForm::None,
             (_, Some(zero)) => OffsetForm::ZeroPoint(zero),
             (_, None) => OffsetForm::Own,
         };
-        let multiples = match self {
+        let sub_scales = match self {
             Self::Q2K => Some(SubScaleForm::U4),
             Self::Q3K | Self::Iq4Xs => Some(SubScaleForm::I6),
             Self::Q4K | Self::Q5K => Some(SubScaleForm::U6),
             Self::Q6K => Some(SubScaleForm::I8),
             _ => None,
         };
-        let blocks = multiples.map(|multiples| Blocks { columns: self.block(), multiples });
-        let scales = ScaleForm { dtype: Dtype::F16, mins, blocks };
+        let blocks = sub_scales.map(|sub_scales| Blocks { columns: self.block(), sub_scales });
+        let scales = ScaleForm { dtype: Dtype::F16, offsets, blocks };
         Some(Packed { scales, ..Packed::by_group(format, group) })
     }
 

@@ -20,7 +20,7 @@ pub struct Mxfp4 {
 impl Mxfp4 {
     /// A power of two is a bf16.
     pub(crate) fn packed() -> Packed {
-        let scales = ScaleForm { dtype: Dtype::Bf16, mins: OffsetForm::None, blocks: None };
+        let scales = ScaleForm { dtype: Dtype::Bf16, offsets: OffsetForm::None, blocks: None };
         Packed { scales, ..Packed::by_group(QuantFormat::E2m1, GROUP) }
     }
 

@@ -44,7 +44,7 @@ impl Nvfp4 {
     }
 
     pub(super) fn packed() -> Packed {
-        Packed::without_mins(QuantFormat::E2m1, GROUP)
+        Packed::without_offsets(QuantFormat::E2m1, GROUP)
     }
 
     pub(super) fn tensors(self, module: &str, n: usize, k: usize) -> Result<Vec<StoredTensor>> {

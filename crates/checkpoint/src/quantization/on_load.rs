@@ -165,13 +165,17 @@ impl Recoded {
         let scales = match self.format {
             QuantFormat::U8 => ScaleForm {
                 dtype: Dtype::F16,
-                mins: OffsetForm::ZeroPoint(OnLoad::ZERO_POINT),
+                offsets: OffsetForm::ZeroPoint(OnLoad::ZERO_POINT),
                 blocks: None,
             },
             _ => {
-                let of = |columns| Blocks { columns, multiples: SubScaleForm::U6 };
+                let of = |columns| Blocks { columns, sub_scales: SubScaleForm::U6 };
                 // Multiples of a scale are found for it as it is rounded, so that only its range counts.
-                ScaleForm { dtype: Dtype::Bf16, mins: OffsetForm::Own, blocks: self.block.map(of) }
+                ScaleForm {
+                    dtype: Dtype::Bf16,
+                    offsets: OffsetForm::Own,
+                    blocks: self.block.map(of),
+                }
             }
         };
         Packed { scales, ..Packed::by_group(self.format, GROUP) }

@@ -48,7 +48,7 @@ fn compressed_tensors_packs_inputs() {
         ("a.b.weight_scale".to_owned(), vec![vec![64, 8]]),
     ];
     assert_eq!(names_and_shapes(ints, 64, 256), expected);
-    let scales = ScaleForm { dtype: Dtype::Bf16, mins: OffsetForm::ZeroPoint(8), blocks: None };
+    let scales = ScaleForm { dtype: Dtype::Bf16, offsets: OffsetForm::ZeroPoint(8), blocks: None };
     assert_eq!(ints.packed(256), Packed { scales, ..Packed::by_group(QuantFormat::U4, 32) });
     let whole = parse(INTS).unwrap();
     assert!(whole.may_skip("a.b.weight_shape") && whole.may_skip("a.b.weight_zero_point"));
@@ -63,7 +63,7 @@ fn compressed_tensors_packs_inputs() {
     // Zero-points of eight outputs share a word, and each group has its own: 64 / 8 by 256 / 32.
     assert_eq!(names_and_shapes(scheme(&spread), 64, 256)[2..], expected);
     let packed = scheme(&spread).packed(256);
-    assert_eq!((packed.scales.mins, packed.reordered), (OffsetForm::ZeroPoints, true));
+    assert_eq!((packed.scales.offsets, packed.reordered), (OffsetForm::ZeroPoints, true));
     assert!(!parse(&spread).unwrap().may_skip("a.b.weight_zero_point"));
     let error = scheme(&spread).tensors("a.b.weight", 60, 256).unwrap_err().to_string();
     assert!(error.contains("a.b has 60 outputs, which the quantization packs in units of 8"));
@@ -86,7 +86,8 @@ fn compressed_tensors_packs_inputs() {
         ("a.b.weight_scale".to_owned(), vec![vec![60, 1]]),
     ];
     assert_eq!(names_and_shapes(scheme(&bytes), 60, 250), expected);
-    let scales = ScaleForm { dtype: Dtype::Bf16, mins: OffsetForm::ZeroPoint(128), blocks: None };
+    let scales =
+        ScaleForm { dtype: Dtype::Bf16, offsets: OffsetForm::ZeroPoint(128), blocks: None };
     let packed = Packed { scales, ..Packed::by_group(QuantFormat::U8, 250) };
     assert_eq!(scheme(&bytes).packed(250), packed);
     assert!(parse(&bytes).unwrap().may_skip("a.b.input_scale"));
@@ -103,7 +104,7 @@ fn awq_packs_outputs() {
     ];
     assert_eq!(names_and_shapes(awq, 64, 256), expected);
     let packed = |dtype| Packed {
-        scales: ScaleForm { dtype, mins: OffsetForm::ZeroPoints, blocks: None },
+        scales: ScaleForm { dtype, offsets: OffsetForm::ZeroPoints, blocks: None },
         ..Packed::by_group(QuantFormat::U4, 128)
     };
     assert_eq!(awq.packed(256), packed(Dtype::F16));
@@ -132,7 +133,7 @@ fn gptq_packs_inputs_and_orders_them() {
         ("a.b.g_idx".to_owned(), vec![vec![256]]),
     ];
     assert_eq!(names_and_shapes(gptq, 64, 256), expected);
-    let scales = ScaleForm { dtype: Dtype::F16, mins: OffsetForm::ZeroPoints, blocks: None };
+    let scales = ScaleForm { dtype: Dtype::F16, offsets: OffsetForm::ZeroPoints, blocks: None };
     let packed = |format, group| Packed { scales, ..Packed::by_group(format, group) };
     assert_eq!(gptq.packed(256), Packed { reordered: true, ..packed(QuantFormat::U4, 128) });
     // One group has no order.
@@ -187,7 +188,7 @@ fn nvfp4_has_scales_of_sixteen_and_a_number_for_all() {
     let compressed = scheme(NVFP4);
     let expected = tensors(["weight_packed", "weight_global_scale"]);
     assert_eq!(names_and_shapes(compressed, 64, 256), expected);
-    assert_eq!(compressed.packed(256), Packed::without_mins(QuantFormat::E2m1, 16));
+    assert_eq!(compressed.packed(256), Packed::without_offsets(QuantFormat::E2m1, 16));
     let uneven = compressed.tensors("a.b.weight", 64, 264).unwrap_err().to_string();
     assert!(uneven.contains("264") && uneven.contains("16"), "{uneven}");
     let wider = NVFP4.replace("\"group_size\": 16", "\"group_size\": 32");

@@ -92,7 +92,7 @@ impl PackedMatrix {
     /// not suffice.
     pub fn new(weight: &Weight, padding: Option<HeadPadding>, device: &Device) -> Result<Self> {
         let (n, k) = (weight.n(), weight.k());
-        let Some((format, group)) = weight.codes() else {
+        let Some((format, group)) = weight.quant_format() else {
             return Err(Error::QuantizedRows("the weight is not quantized"));
         };
         if group < k && !group.is_multiple_of(STEP_INPUTS) {
@@ -112,7 +112,7 @@ impl PackedMatrix {
             for row in first..n.min(first + TILE[0]) {
                 for column in 0..k {
                     let (word, shift) = quant_index(row - first, column, k, bits);
-                    let quant = weight.code(row, column);
+                    let quant = weight.quant(row, column);
                     let quant = if format == QuantFormat::Iq4 { counted_iq4(quant) } else { quant };
                     words[word] |= u32::from(quant) << shift;
                 }

@@ -85,18 +85,18 @@ fn case(
     let bytes: Vec<u8> = (0..n * k).map(|_| (random.next() & most) as u8).collect();
     let count = if format == QuantFormat::Table { n * 16 } else { groups };
     let scales = random.floats(count, 0.1, DType::F32);
-    let mins = match format {
+    let offsets = match format {
         QuantFormat::Table | QuantFormat::E4m3 => Vec::new(),
         _ => random.floats(groups, 1.0, DType::F32),
     };
     let order = random.permutation(k);
     let rows = QuantizedRows {
-        codes: format,
+        format,
         group,
         bytes: &bytes,
         scales: &scales,
-        mins: if mins.is_empty() { Offsets::None } else { Offsets::Own(&mins) },
-        multiples: None,
+        offsets: if offsets.is_empty() { Offsets::None } else { Offsets::Own(&offsets) },
+        sub_scales: None,
         inputs: special.map(|_| &order[..]),
     };
     // Two entries in every third row, and none in others.
@@ -117,8 +117,8 @@ fn case(
     let numbers = pack(rows, None, &Device::Cpu).dequantized().unwrap();
     // With scales of zero, only the sparse part remains.
     let zeros = vec![0.0; count.max(groups)];
-    let mins = if mins.is_empty() { Offsets::None } else { Offsets::Own(&zeros[..groups]) };
-    let nothing = QuantizedRows { scales: &zeros[..count], mins, ..rows };
+    let offsets = if offsets.is_empty() { Offsets::None } else { Offsets::Own(&zeros[..groups]) };
+    let nothing = QuantizedRows { scales: &zeros[..count], offsets, ..rows };
     let sparse = special.map(|_| sparse);
     Case {
         packed: pack(rows, sparse, gpu.device()),

@@ -195,12 +195,12 @@ fn packed(times: &Times<'_>, format: QuantFormat, (n, k): (usize, usize)) -> Res
     let scales = vec![0.01; n * k.div_ceil(group)];
     let mut builder = Weight::quantized_builder(n, k, format, group, ScaleForm::F32)?;
     let rows = QuantizedRows {
-        codes: format,
+        format,
         group,
         bytes: &bytes,
         scales: &scales,
-        mins: Offsets::None,
-        multiples: None,
+        offsets: Offsets::None,
+        sub_scales: None,
         inputs: None,
     };
     builder.write_quantized(0, rows)?;

@@ -97,7 +97,7 @@ pub(super) trait WithFormat<S: Simd> {
 #[inline(always)]
 pub(super) fn in_format<S: Simd>(s: S, p: &Product<'_>, work: impl WithFormat<S>) {
     match p.w.layout().order {
-        ElementOrder::Coded(format) => match format {
+        ElementOrder::Quantized(format) => match format {
             QuantFormat::U2 => quantized::<S, Planes<2>>(s, p, work),
             QuantFormat::U3 => quantized::<S, Planes<3>>(s, p, work),
             QuantFormat::U4 => quantized::<S, U4>(s, p, work),
@@ -248,7 +248,7 @@ impl Format for Bf16Pairs {
 
 impl<C: Quantized> Format for Singles<C> {
     type Words = Word<1, true>;
-    const ORDER: ElementOrder = ElementOrder::Coded(C::FORMAT);
+    const ORDER: ElementOrder = ElementOrder::Quantized(C::FORMAT);
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, pair: *const u8, step: usize, half: usize) -> S::F32 {
@@ -259,7 +259,7 @@ impl<C: Quantized> Format for Singles<C> {
 
 impl<C: Quantized> Format for Pairs<C> {
     type Words = Word<2, true>;
-    const ORDER: ElementOrder = ElementOrder::Coded(C::FORMAT);
+    const ORDER: ElementOrder = ElementOrder::Quantized(C::FORMAT);
 
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, pair: *const u8, _: usize, half: usize) -> S::F32 {

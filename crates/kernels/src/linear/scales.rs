@@ -5,7 +5,7 @@
 //! one row up to a tenth of its time.
 
 use crate::simd::{LANES, Simd};
-use crate::weight::{Dtype, Layout, Multiple, OffsetForm, PANEL, ScaleForm};
+use crate::weight::{Dtype, Layout, OffsetForm, PANEL, ScaleForm, SubScaleBytes};
 
 /// Positions of a group's scales and offsets in a panel.
 #[derive(Clone, Copy)]
@@ -15,7 +15,7 @@ pub(super) struct Scales {
     /// First byte of the run's scales, and of its offsets if they are stored.
     numbers: usize,
     /// Positions of the sub-scales of the group's scale and of its offset.
-    multiples: [Option<Multiple>; 2],
+    sub_scales: [Option<SubScaleBytes>; 2],
     /// First byte of the group's zero-points.
     zero_points: Option<usize>,
 }
@@ -29,7 +29,7 @@ impl Scales {
             form: layout.scales,
             panel: panel.as_ptr(),
             numbers: group.header,
-            multiples: [layout.multiple(group, 0), layout.multiple(group, 1)],
+            sub_scales: [layout.sub_scale(group, 0), layout.sub_scale(group, 1)],
             zero_points: layout.zero_points(group),
         }
     }
@@ -37,8 +37,8 @@ impl Scales {
     /// First of the group's own bytes, sub-scales or zero-points, if it has some besides the scales of its run.
     #[inline(always)]
     pub(super) fn of_group(self) -> Option<*const u8> {
-        let multiple = self.multiples[0].map(|multiple| multiple.low);
-        multiple.or(self.zero_points).map(|place| self.panel.wrapping_add(place))
+        let sub_scale = self.sub_scales[0].map(|sub_scale| sub_scale.low);
+        sub_scale.or(self.zero_points).map(|place| self.panel.wrapping_add(place))
     }
 
     /// The scales and the offsets of sixteen outputs, in the panel that begins `offset` bytes after this one.
@@ -50,16 +50,18 @@ impl Scales {
         // SAFETY: each panel has 32 scales, and 32 of each of the other values of its form.
         unsafe {
             let mut scales = self.number(s, offset, 0, half);
-            if let Some(multiple) = self.multiples[0] {
-                scales = s.mul(scales, self.multiple(s, multiple, offset, half));
+            if let Some(sub_scale) = self.sub_scales[0] {
+                scales = s.mul(scales, self.sub_scale(s, sub_scale, offset, half));
             }
-            let mins = match self.form.mins {
+            let offsets = match self.form.offsets {
                 OffsetForm::None => s.splat(-0.0),
                 OffsetForm::Own => {
-                    let mins = self.number(s, offset, 1, half);
-                    match self.multiples[1] {
-                        Some(multiple) => s.mul(mins, self.multiple(s, multiple, offset, half)),
-                        None => mins,
+                    let offsets = self.number(s, offset, 1, half);
+                    match self.sub_scales[1] {
+                        Some(sub_scale) => {
+                            s.mul(offsets, self.sub_scale(s, sub_scale, offset, half))
+                        }
+                        None => offsets,
                     }
                 }
                 OffsetForm::ZeroPoint(zero) => s.mul(scales, s.splat(-f32::from(zero))),
@@ -69,7 +71,7 @@ impl Scales {
                     s.mul(scales, s.mul(zeros, s.splat(-1.0)))
                 }
             };
-            [scales, mins]
+            [scales, offsets]
         }
     }
 
@@ -100,24 +102,24 @@ impl Scales {
     /// # Safety
     /// Those of [`Self::load`].
     #[inline(always)]
-    unsafe fn multiple<S: Simd>(
+    unsafe fn sub_scale<S: Simd>(
         self,
         s: S,
-        multiple: Multiple,
+        sub_scale: SubScaleBytes,
         offset: usize,
         half: usize,
     ) -> S::F32 {
         let at = |place: usize| self.panel.wrapping_add(place + offset + half * LANES);
         // SAFETY: the caller's promise.
         unsafe {
-            let Some(shift) = multiple.nibble else { return s.load_i8(at(multiple.low)) };
-            let mut numbers = at(multiple.low).cast::<[u8; LANES]>().read();
+            let Some(shift) = sub_scale.nibble else { return s.load_i8(at(sub_scale.low)) };
+            let mut numbers = at(sub_scale.low).cast::<[u8; LANES]>().read();
             for number in &mut numbers {
                 *number = *number >> shift & 15;
             }
-            if let Some((high, shift)) = multiple.high {
+            if let Some((high, shift)) = sub_scale.high {
                 let high = at(high).cast::<[u8; LANES]>().read();
-                let bias = self.form.blocks.map_or(0, |blocks| blocks.multiples.bias());
+                let bias = self.form.blocks.map_or(0, |blocks| blocks.sub_scales.bias());
                 for (number, high) in numbers.iter_mut().zip(&high) {
                     *number =
                         (*number | (high >> shift & 3) << 4).wrapping_sub(bias.cast_unsigned());

@@ -106,7 +106,7 @@ impl Panels<'_> {
                 // SAFETY: a panel begins with 32 tables of sixteen values.
                 *table = unsafe { s.load(stored.as_ptr().cast::<f32>().add((column + i) * TABLE)) };
             }
-            let quants = stored[layout.table_codes(column, 0)..].as_ptr();
+            let quants = stored[layout.table_quants(column, 0)..].as_ptr();
             let line = |x, x_stride, line| Line {
                 x,
                 x_stride,

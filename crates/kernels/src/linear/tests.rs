@@ -70,12 +70,12 @@ fn quantized_by(
             Dtype::F32 => numbers.collect(),
         }
     };
-    let (scales, own_mins) = (kept_numbers(12), kept_numbers(13));
+    let (scales, own_offsets) = (kept_numbers(12), kept_numbers(13));
     let zeros: Vec<u8> = (0..n * groups).map(|i| (i * 37 % 256) as u8).collect();
-    let mins = match form.mins {
+    let offsets = match form.offsets {
         _ if format == QuantFormat::Table => Offsets::None,
         OffsetForm::None => Offsets::None,
-        OffsetForm::Own => Offsets::Own(&own_mins),
+        OffsetForm::Own => Offsets::Own(&own_offsets),
         OffsetForm::ZeroPoint(zero) => Offsets::ZeroPoint(zero),
         // All groups of a super-block have the same zero-point.
         OffsetForm::ZeroPoints if form.blocks.is_some() => Offsets::ZeroPoint(77),
@@ -83,7 +83,7 @@ fn quantized_by(
     };
     let by = |seed| {
         let numbers = numbers(n * groups, seed).into_iter();
-        let number = |v: f32| match form.blocks.map(|blocks| blocks.multiples) {
+        let number = |v: f32| match form.blocks.map(|blocks| blocks.sub_scales) {
             Some(SubScaleForm::U4) => (v.abs() * 16.0) as i8,
             Some(SubScaleForm::U6) => (v.abs() * 64.0) as i8,
             Some(SubScaleForm::I6) => (v * 32.0).floor() as i8,
@@ -92,15 +92,14 @@ fn quantized_by(
         numbers.map(number).collect()
     };
     let by: [Vec<i8>; 2] = [by(14), by(15)];
-    let multiples = form.blocks.map(|blocks| SubScales {
+    let sub_scales = form.blocks.map(|blocks| SubScales {
         block: blocks.columns,
         scales: &by[0],
-        mins: if form.mins == OffsetForm::Own { &by[1] } else { &[] },
+        offsets: if form.offsets == OffsetForm::Own { &by[1] } else { &[] },
     });
     let mut builder = Weight::quantized_builder(n, k, format, group, form).unwrap();
     let scales = &scales[..];
-    let rows =
-        QuantizedRows { codes: format, group, bytes: &bytes, scales, mins, multiples, inputs };
+    let rows = QuantizedRows { format, group, bytes: &bytes, scales, offsets, sub_scales, inputs };
     builder.write_quantized(0, rows).unwrap();
     let builder = if rounds { builder.with_rounded_activations() } else { builder };
     builder.finish().unwrap()
@@ -123,7 +122,7 @@ impl Expected {
         let mut rows = vec![0.0; n * k];
         rows.chunks_exact_mut(k).enumerate().for_each(|(i, row)| w.read_row(i, row));
         let rows = in_order(&rows, w);
-        let quantized_rows: Vec<QuantizedRow> = match w.codes() {
+        let quantized_rows: Vec<QuantizedRow> = match w.quant_format() {
             Some((format, _)) if format != QuantFormat::Table => {
                 (0..n).map(|row| QuantizedRow::of(w, row)).collect()
             }
@@ -131,7 +130,7 @@ impl Expected {
         };
         let all = |chain: fn(&[f32], &[f32]) -> f32| -> Vec<u32> {
             let output = |x: &[f32], i: usize| {
-                let sum = match w.codes() {
+                let sum = match w.quant_format() {
                     Some((QuantFormat::Table, _)) => table_sum(x, &rows[i * k..][..k]),
                     Some(_) => quantized_rows[i].sum(x, chain),
                     None => chain(x, &rows[i * k..][..k]),
@@ -160,12 +159,12 @@ struct QuantizedRow {
 
 impl QuantizedRow {
     fn of(w: &Weight, row: usize) -> Self {
-        let (format, group) = w.codes().unwrap();
+        let (format, group) = w.quant_format().unwrap();
         let number = |step: usize| match format {
-            QuantFormat::E4m3 => crate::weight::e4m3_part(w.code(row, step)),
-            QuantFormat::E2m1 => crate::weight::E2M1[usize::from(w.code(row, step))],
-            QuantFormat::Iq4 => crate::weight::IQ4[usize::from(w.code(row, step))],
-            _ => f32::from(w.code(row, step)),
+            QuantFormat::E4m3 => crate::weight::e4m3_part(w.quant(row, step)),
+            QuantFormat::E2m1 => crate::weight::E2M1[usize::from(w.quant(row, step))],
+            QuantFormat::Iq4 => crate::weight::IQ4[usize::from(w.quant(row, step))],
+            _ => f32::from(w.quant(row, step)),
         };
         let numbers = (0..w.k()).map(number).collect();
         let scales = (0..w.k().div_ceil(group)).map(|i| w.scale(row, i)).collect();
@@ -287,9 +286,9 @@ fn quantized_weights_give_the_definitions_bits_on_all_paths() {
 #[test]
 fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
     use Dtype::{Bf16, F16, F32};
-    use OffsetForm::{None as NoMin, Own, ZeroPoint, ZeroPoints};
+    use OffsetForm::{None as NoOffset, Own, ZeroPoint, ZeroPoints};
     use SubScaleForm::{I6, I8, U4, U6};
-    for (n, k, format, group, dtype, mins, blocks) in [
+    for (n, k, format, group, dtype, offsets, blocks) in [
         (33, 512, QuantFormat::U4, 32, F16, Own, Some((256, U6))),
         (290, 768, QuantFormat::U8, 16, F32, ZeroPoint(128), Some((256, I8))),
         (40, 192, QuantFormat::U8, 32, F32, Own, Some((64, I8))),
@@ -298,7 +297,7 @@ fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
         (33, 512, QuantFormat::U5, 32, Bf16, Own, Some((256, U6))),
         (65, 768, QuantFormat::U6, 16, F16, ZeroPoints, Some((256, I8))),
         (65, 480, QuantFormat::U6, 16, F16, ZeroPoints, Some((240, I6))),
-        (32, 480, QuantFormat::U4, 16, Bf16, NoMin, Some((48, I8))),
+        (32, 480, QuantFormat::U4, 16, Bf16, NoOffset, Some((48, I8))),
         (65, 480, QuantFormat::U5, 16, F16, Own, Some((48, U6))),
         (33, 512, QuantFormat::U4, 32, F16, ZeroPoint(8), None),
         (290, 96, QuantFormat::U8, 32, F16, ZeroPoint(128), None),
@@ -310,17 +309,17 @@ fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
         (33, 90, QuantFormat::U4, 16, F32, ZeroPoints, None),
         (40, 192, QuantFormat::U4, 32, F16, Own, None),
         (33, 51, QuantFormat::U5, 51, Bf16, Own, None),
-        (65, 320, QuantFormat::E4m3, 160, F32, NoMin, None),
-        (65, 96, QuantFormat::E2m1, 32, Bf16, NoMin, None),
+        (65, 320, QuantFormat::E4m3, 160, F32, NoOffset, None),
+        (65, 96, QuantFormat::E2m1, 32, Bf16, NoOffset, None),
         (33, 90, QuantFormat::E2m1, 16, F32, Own, None),
-        (65, 96, QuantFormat::Iq4, 32, F16, NoMin, None),
-        (33, 512, QuantFormat::Iq4, 32, F16, NoMin, Some((256, I6))),
+        (65, 96, QuantFormat::Iq4, 32, F16, NoOffset, None),
+        (33, 512, QuantFormat::Iq4, 32, F16, NoOffset, Some((256, I6))),
         (40, 90, QuantFormat::Iq4, 16, F32, Own, None),
-        (65, 96, QuantFormat::U6, 32, Bf16, NoMin, None),
+        (65, 96, QuantFormat::U6, 32, Bf16, NoOffset, None),
     ] {
-        let blocks = blocks.map(|(columns, multiples)| Blocks { columns, multiples });
+        let blocks = blocks.map(|(columns, sub_scales)| Blocks { columns, sub_scales });
         for rounds in [false, true] {
-            let groups = (group, ScaleForm { dtype, mins, blocks });
+            let groups = (group, ScaleForm { dtype, offsets, blocks });
             all_paths_agree(&quantized_by((n, k), format, groups, None, rounds));
         }
     }
@@ -431,12 +430,12 @@ fn with_tables((n, k): (usize, usize), bytes: &[u8], tables: &[f32]) -> WeightBu
     let mut builder =
         Weight::quantized_builder(n, k, QuantFormat::Table, k, ScaleForm::F32).unwrap();
     let rows = QuantizedRows {
-        codes: QuantFormat::Table,
+        format: QuantFormat::Table,
         group: k,
         bytes,
         scales: tables,
-        mins: Offsets::None,
-        multiples: None,
+        offsets: Offsets::None,
+        sub_scales: None,
         inputs: None,
     };
     builder.write_quantized(0, rows).unwrap();
@@ -451,7 +450,7 @@ fn a_sparse_part_is_added() {
     let part = SparseRows {
         starts: &[0, 2, 2, 3, 4],
         inputs: &[47, 0, 5, 5],
-        numbers: &[0.5, -2.0, 3.0, 0.25],
+        values: &[0.5, -2.0, 3.0, 0.25],
     };
     builder.write_sparse(500, part).unwrap();
     let w = builder.finish().unwrap();
@@ -473,7 +472,7 @@ fn a_sparse_part_is_added() {
         SparseRows { inputs: &[48, 0, 5, 5], ..part },
         SparseRows { starts: &[0, 2, 1, 3, 4], ..part },
         SparseRows { starts: &[0, 5], ..part },
-        SparseRows { numbers: &[1.0], ..part },
+        SparseRows { values: &[1.0], ..part },
         SparseRows { starts: &[], ..part },
     ] {
         assert!(builder().write_sparse(0, wrong).is_err(), "{wrong:?}");

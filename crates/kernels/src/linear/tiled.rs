@@ -596,9 +596,9 @@ fn load_scales<S: Simd, W: Format>(
         for half in 0..SCALE_LINES / 2 {
             // SAFETY: the scales are this panel's, and lines have sixteen values.
             unsafe {
-                let [scales, mins] = group.load(s, 0, half);
+                let [scales, offsets] = group.load(s, 0, half);
                 s.store(lines[half].0.as_mut_ptr(), scales);
-                s.store(lines[SCALE_LINES / 2 + half].0.as_mut_ptr(), mins);
+                s.store(lines[SCALE_LINES / 2 + half].0.as_mut_ptr(), offsets);
             }
         }
     }

@@ -219,7 +219,7 @@ impl<const TILES: bool> Simd for Portable<TILES> {
     ) -> Lanes {
         // SAFETY: the caller promises readable planes, whose bytes follow from their widths.
         let pair = unsafe { std::slice::from_raw_parts(pair, planes::plane_bytes(BITS)) };
-        lanes(|lane| f32::from(planes::code(BITS, pair, step, half * LANES + lane)))
+        lanes(|lane| f32::from(planes::quant(BITS, pair, step, half * LANES + lane)))
     }
 
     #[inline(always)]

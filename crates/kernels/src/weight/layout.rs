@@ -24,7 +24,7 @@ pub(crate) struct GroupPlace {
 
 /// Position of 32 outputs' sub-scales in a panel: one of the scale or one of the offset of a group.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Multiple {
+pub(crate) struct SubScaleBytes {
     /// First byte of all their bits, or of their lower four.
     pub(crate) low: usize,
     /// Lowest of these four bits in each byte; `None` for sub-scales of eight bits.
@@ -62,7 +62,7 @@ pub(crate) enum ElementOrder {
     F32,
     F16,
     Bf16,
-    Coded(QuantFormat),
+    Quantized(QuantFormat),
 }
 
 impl ElementOrder {
@@ -86,7 +86,7 @@ impl ElementOrder {
         match self {
             Self::F32 => 2 * PANEL * 4,
             Self::F16 | Self::Bf16 => 2 * PANEL * 2,
-            Self::Coded(codes) => codes.pair_bytes(),
+            Self::Quantized(format) => format.pair_bytes(),
         }
     }
 }
@@ -111,7 +111,7 @@ impl Layout {
     /// Bytes of a run's scales and offsets, or of tables, before the sub-scales and zero-points of its groups.
     pub(crate) fn scale_bytes(self) -> usize {
         match self.order {
-            ElementOrder::Coded(codes) => scale_bytes(codes, self.scales),
+            ElementOrder::Quantized(format) => scale_bytes(format, self.scales),
             ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Bf16 => 0,
         }
     }
@@ -123,7 +123,9 @@ impl Layout {
     /// Bytes before the quantized weights of a run.
     fn header_bytes(self) -> usize {
         match self.order {
-            ElementOrder::Coded(codes) => header_bytes(codes, self.scales, self.run() / self.group),
+            ElementOrder::Quantized(format) => {
+                header_bytes(format, self.scales, self.run() / self.group)
+            }
             ElementOrder::F32 | ElementOrder::F16 | ElementOrder::Bf16 => 0,
         }
     }
@@ -131,13 +133,13 @@ impl Layout {
     /// Bytes of a whole panel.
     pub(crate) fn panel_bytes(self) -> usize {
         match self.order {
-            ElementOrder::Coded(codes) => panel_bytes(codes, self.group, self.scales, self.k),
+            ElementOrder::Quantized(format) => panel_bytes(format, self.group, self.scales, self.k),
             order => self.k.div_ceil(2) * order.pair_bytes(),
         }
     }
 
     /// First byte in a panel with tables of a column's table indices for the `line`-th 32 steps.
-    pub(crate) fn table_codes(self, column: usize, line: usize) -> usize {
+    pub(crate) fn table_quants(self, column: usize, line: usize) -> usize {
         let lines = self.k.div_ceil(TABLE_STEPS);
         let line = column / TABLE_OUTPUTS * lines + line;
         let place = line * TABLE_OUTPUTS + column % TABLE_OUTPUTS;
@@ -172,21 +174,21 @@ impl Layout {
     /// Position of the sub-scales of a group's scale (`which` 0) or of its offset (1). Both are those of the scale if
     /// offsets are not stored. `None` without super-blocks.
     #[inline(always)]
-    pub(crate) fn multiple(self, place: GroupPlace, which: usize) -> Option<Multiple> {
-        let form = self.scales.blocks?.multiples;
-        let own = self.scales.mins == OffsetForm::Own;
+    pub(crate) fn sub_scale(self, place: GroupPlace, which: usize) -> Option<SubScaleBytes> {
+        let form = self.scales.blocks?.sub_scales;
+        let own = self.scales.offsets == OffsetForm::Own;
         let GroupPlace { header, group, groups } = place;
         let first = header + self.scale_bytes();
         let which = if own { which } else { 0 };
         if form == SubScaleForm::I8 {
             let low = first + (group * (1 + usize::from(own)) + which) * PANEL;
-            return Some(Multiple { low, nibble: None, high: None });
+            return Some(SubScaleBytes { low, nibble: None, high: None });
         }
         let (pairs, pair, second) =
             if own { (groups, group, which) } else { (groups.div_ceil(2), group / 2, group % 2) };
         // The upper bits lie behind the lower bits of all pairs, those of two pairs in one byte.
         let high = (first + (pairs + pair / 2) * PANEL, pair % 2 * 4 + second * 2);
-        Some(Multiple {
+        Some(SubScaleBytes {
             low: first + pair * PANEL,
             nibble: Some(second * 4),
             high: (form != SubScaleForm::U4).then_some(high),
@@ -197,8 +199,8 @@ impl Layout {
     #[inline(always)]
     pub(crate) fn zero_points(self, place: GroupPlace) -> Option<usize> {
         let GroupPlace { header, group, groups } = place;
-        let first = header + self.scale_bytes() + self.scales.multiples_bytes(groups);
-        (self.scales.mins == OffsetForm::ZeroPoints).then_some(first + group * PANEL)
+        let first = header + self.scale_bytes() + self.scales.sub_scales_bytes(groups);
+        (self.scales.offsets == OffsetForm::ZeroPoints).then_some(first + group * PANEL)
     }
 
     /// First byte in the panel of the `pair`-th two steps, except of tables.

@@ -47,7 +47,7 @@ fn place_of(width: usize, step: usize, column: usize) -> (usize, usize) {
 
 /// The quantized weight of `bits` bits at step `step` (0 or 1) and `column` of a pair of steps.
 #[inline(always)]
-pub(crate) fn code(bits: usize, pair: &[u8], step: usize, column: usize) -> u8 {
+pub(crate) fn quant(bits: usize, pair: &[u8], step: usize, column: usize) -> u8 {
     let widths = widths(bits);
     let (low, high) = pair.split_at(plane_bytes(widths[0]));
     let part = |plane: &[u8], width: usize| {
@@ -57,7 +57,7 @@ pub(crate) fn code(bits: usize, pair: &[u8], step: usize, column: usize) -> u8 {
     part(low, widths[0]) | part(high, widths[1]) << widths[0]
 }
 
-/// Writes the quantized weights of two steps of all columns, `bits` bits each, in the order in which [`code`] reads
+/// Writes the quantized weights of two steps of all columns, `bits` bits each, in the order in which [`quant`] reads
 /// them.
 #[inline(always)]
 pub(super) fn pack(bits: usize, pair: &mut [u8], [even, odd]: &[[u8; PANEL]; 2]) {
@@ -85,7 +85,7 @@ pub(super) fn pack(bits: usize, pair: &mut [u8], [even, odd]: &[[u8; PANEL]; 2])
 #[inline(always)]
 fn pack_plane<const WIDTH: usize>(plane: &mut [u8], from: usize, lanes: &[[u8; PANEL]; 2]) {
     let bytes = plane_bytes(WIDTH);
-    let bits = |code: u8| code >> from & ((1 << WIDTH) - 1);
+    let bits = |quant: u8| quant >> from & ((1 << WIDTH) - 1);
     for (i, byte) in plane[..bytes].iter_mut().enumerate() {
         *byte = 0;
         for turn in 0..PANEL / bytes {

@@ -7,7 +7,7 @@ use candle_core::DType;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::layout::{ElementOrder, GroupPlace, Layout, Multiple};
+use super::layout::{ElementOrder, GroupPlace, Layout, SubScaleBytes};
 use super::{
     Dtype, Element, OffsetForm, PANEL, QuantFormat, ScaleForm, TABLE, TABLE_STEPS, Weight,
     WeightBuilder, WeightRows, planes,
@@ -16,13 +16,13 @@ use crate::simd::LANES;
 use crate::{Error, Result};
 
 /// Quantized weights that one task checks.
-const CHECKED_CODES: usize = 1 << 16;
+const CHECKED_QUANTS: usize = 1 << 16;
 
 /// Some consecutive rows of a quantized matrix of `k` columns, row-major.
 #[derive(Clone, Copy, Debug)]
 pub struct QuantizedRows<'a> {
     /// Kind of the quantized weights.
-    pub codes: QuantFormat,
+    pub format: QuantFormat,
     /// Number of neighbouring columns that share a scale and an offset; `k` if all do.
     pub group: usize,
     /// The quantized weights, `[rows][k]`, one in each byte.
@@ -31,9 +31,9 @@ pub struct QuantizedRows<'a> {
     /// For [`QuantFormat::Table`] they are the tables, `[rows][16]`.
     pub scales: &'a [f32],
     /// The offsets.
-    pub mins: Offsets<'a>,
+    pub offsets: Offsets<'a>,
     /// Sub-scales, which multiply the scales and offsets of super-blocks to give those of groups.
-    pub multiples: Option<SubScales<'a>>,
+    pub sub_scales: Option<SubScales<'a>>,
     /// Input index of each column, if the inputs are reordered (act-order): a permutation of `0..k`. Groups are
     /// groups of columns.
     pub inputs: Option<&'a [u32]>,
@@ -74,24 +74,24 @@ pub struct SubScales<'a> {
     /// Sub-scales of the scales, `[rows][k / group]`.
     pub scales: &'a [i8],
     /// Sub-scales of the offsets, `[rows][k / group]`, or empty if offsets are not stored.
-    pub mins: &'a [i8],
+    pub offsets: &'a [i8],
 }
 
 impl QuantizedRows<'_> {
     /// The dequantized value in row `row` and column `column`: the reference for all kinds of quantized weights.
     fn number(&self, k: usize, row: usize, column: usize) -> f32 {
-        let code = self.bytes[row * k + column];
-        if self.codes == QuantFormat::Table {
-            return self.scales[row * TABLE + usize::from(code)];
+        let quant = self.bytes[row * k + column];
+        if self.format == QuantFormat::Table {
+            return self.scales[row * TABLE + usize::from(quant)];
         }
         let [scale, min] = self.scale(k, row, column);
-        let code = match self.codes {
-            QuantFormat::E4m3 => e4m3_part(code) * E4M3_FACTOR,
-            QuantFormat::E2m1 => E2M1[usize::from(code)],
-            QuantFormat::Iq4 => IQ4[usize::from(code)],
-            _ => f32::from(code),
+        let quant = match self.format {
+            QuantFormat::E4m3 => e4m3_part(quant) * E4M3_FACTOR,
+            QuantFormat::E2m1 => E2M1[usize::from(quant)],
+            QuantFormat::Iq4 => IQ4[usize::from(quant)],
+            _ => f32::from(quant),
         };
-        code.mul_add(scale, min)
+        quant.mul_add(scale, min)
     }
 
     /// The scale and the offset of a column, for kinds without a table.
@@ -100,7 +100,7 @@ impl QuantizedRows<'_> {
         let group = self.group_of(k, row, column);
         let [by_scale, by_min] = self.multiples_of(group).map(f32::from);
         let scale = scale * by_scale;
-        let min = match self.mins {
+        let min = match self.offsets {
             Offsets::None | Offsets::Own(_) => min * by_min,
             Offsets::ZeroPoint(_) | Offsets::ZeroPoints(_) => {
                 -f32::from(self.zero_point(group)) * scale
@@ -114,9 +114,9 @@ impl QuantizedRows<'_> {
         let columns = self.scale_columns();
         let at = row * k.div_ceil(columns) + column / columns;
         let scale = self.scales[at];
-        let min = match self.mins {
+        let min = match self.offsets {
             Offsets::None => -0.0,
-            Offsets::Own(mins) => mins[at],
+            Offsets::Own(offsets) => offsets[at],
             Offsets::ZeroPoint(_) | Offsets::ZeroPoints(_) => {
                 -f32::from(self.zero_point(self.group_of(k, row, column))) * scale
             }
@@ -126,14 +126,17 @@ impl QuantizedRows<'_> {
 
     /// The sub-scales of the `group`-th of all groups, for its scale and its offset.
     fn multiples_of(&self, group: usize) -> [i8; 2] {
-        let Some(multiples) = self.multiples else { return [1, 1] };
+        let Some(sub_scales) = self.sub_scales else { return [1, 1] };
         // The offset of a zero-point is the scale times an integer, so it has the sub-scale of the scale.
-        [multiples.scales[group], *multiples.mins.get(group).unwrap_or(&multiples.scales[group])]
+        [
+            sub_scales.scales[group],
+            *sub_scales.offsets.get(group).unwrap_or(&sub_scales.scales[group]),
+        ]
     }
 
     /// The zero-point of the `group`-th of all groups; 0 if there is none.
     fn zero_point(&self, group: usize) -> u8 {
-        match self.mins {
+        match self.offsets {
             Offsets::None | Offsets::Own(_) => 0,
             Offsets::ZeroPoint(zero) => zero,
             Offsets::ZeroPoints(zeros) => zeros[group],
@@ -147,14 +150,14 @@ impl QuantizedRows<'_> {
 
     /// Number of columns that share one of [`Self::scales`].
     fn scale_columns(&self) -> usize {
-        self.multiples.map_or(self.group, |multiples| multiples.block)
+        self.sub_scales.map_or(self.group, |sub_scales| sub_scales.block)
     }
 
     /// The dequantized values of all rows of `k` columns, `[rows][k]`, with the columns in the order of the inputs.
     ///
     /// # Errors
     /// The rows contradict themselves.
-    pub fn numbers(&self, k: usize) -> Result<Vec<f32>> {
+    pub fn dequantized(&self, k: usize) -> Result<Vec<f32>> {
         self.check(k)?;
         Ok(self.widened(k))
     }
@@ -178,44 +181,45 @@ impl QuantizedRows<'_> {
         if self.group == 0 {
             return Err(Error::QuantizedRows("a group has no columns"));
         }
-        if let Some(SubScales { block, scales, mins }) = self.multiples {
+        if let Some(SubScales { block, scales, offsets }) = self.sub_scales {
             let whole = block > 0 && block.is_multiple_of(self.group) && k.is_multiple_of(block);
             let expected = rows * (k / self.group);
-            if !whole || self.codes == QuantFormat::Table {
+            if !whole || self.format == QuantFormat::Table {
                 return Err(Error::QuantizedRows(
                     "super-blocks are not whole groups, or k is not whole super-blocks",
                 ));
             }
-            let of_mins = if matches!(self.mins, Offsets::Own(_)) { expected } else { 0 };
-            if scales.len() != expected || mins.len() != of_mins {
+            let of_offsets = if matches!(self.offsets, Offsets::Own(_)) { expected } else { 0 };
+            if scales.len() != expected || offsets.len() != of_offsets {
                 return Err(Error::QuantizedRows("there is not one sub-scale for each group"));
             }
-            if matches!(self.mins, Offsets::ZeroPoints(_)) {
+            if matches!(self.offsets, Offsets::ZeroPoints(_)) {
                 return Err(Error::QuantizedRows("groups of super-blocks share a zero-point"));
             }
         }
-        let scales = match self.codes {
+        let scales = match self.format {
             QuantFormat::Table => TABLE,
             _ => k.div_ceil(self.scale_columns()),
         };
-        let enough_mins = match self.mins {
+        let enough_offsets = match self.offsets {
             Offsets::None => true,
-            _ if self.codes == QuantFormat::Table => false,
-            Offsets::Own(mins) => mins.len() == rows * scales,
-            Offsets::ZeroPoint(_) => self.codes.count_from_zero(),
+            _ if self.format == QuantFormat::Table => false,
+            Offsets::Own(offsets) => offsets.len() == rows * scales,
+            Offsets::ZeroPoint(_) => self.format.count_from_zero(),
             Offsets::ZeroPoints(zeros) => {
-                self.codes.count_from_zero() && zeros.len() == rows * k.div_ceil(self.group)
+                self.format.count_from_zero() && zeros.len() == rows * k.div_ceil(self.group)
             }
         };
-        if self.scales.len() != rows * scales || !enough_mins {
+        if self.scales.len() != rows * scales || !enough_offsets {
             return Err(Error::QuantizedRows(
                 "the number of scales or offsets is not the number of groups or super-blocks",
             ));
         }
-        let most = self.codes.most();
+        let most = self.format.most();
         // A maximum has no early exit, so that the compiler uses vectors.
-        let too_large = |codes: &[u8]| codes.iter().fold(0, |most, code| most.max(*code)) > most;
-        if most < u8::MAX && self.bytes.par_chunks(CHECKED_CODES).any(too_large) {
+        let too_large =
+            |quants: &[u8]| quants.iter().fold(0, |most, quant| most.max(*quant)) > most;
+        if most < u8::MAX && self.bytes.par_chunks(CHECKED_QUANTS).any(too_large) {
             return Err(Error::QuantizedRows("a quantized weight has more bits than its kind"));
         }
         if self.inputs.is_some_and(|inputs| !is_permutation(inputs, k)) {
@@ -249,41 +253,44 @@ impl WeightBuilder {
         let Layout { order, k, group, scales } = self.layout;
         let count = rows.check(k)?;
         let mut counted = Vec::new();
-        let rows = match (rows.codes, order) {
-            (QuantFormat::Iq4, ElementOrder::Coded(QuantFormat::U8)) => rows.counted(&mut counted),
+        let rows = match (rows.format, order) {
+            (QuantFormat::Iq4, ElementOrder::Quantized(QuantFormat::U8)) => {
+                rows.counted(&mut counted)
+            }
             _ => rows,
         };
-        let ElementOrder::Coded(codes) = order else {
+        let ElementOrder::Quantized(format) = order else {
             let bytes: Vec<u8> = rows.widened(k).iter().flat_map(|v| v.to_le_bytes()).collect();
             let dtype = DType::F32;
             return self.write_rows(first_row, WeightRows { dtype, bytes: &bytes });
         };
-        if !codes.takes(rows.codes) {
+        if !format.takes(rows.format) {
             return Err(Error::QuantizedRows("the rows' kind of quantization is not the weight's"));
         }
         // A group of all columns can be cut into groups of any size.
         if rows.group.min(k) != k && !rows.group.is_multiple_of(group) {
             return Err(Error::QuantizedRows("the groups are smaller than the weight's"));
         }
-        if !rows.mins.fit(scales.mins) {
+        if !rows.offsets.fit(scales.offsets) {
             return Err(Error::QuantizedRows("the rows' form of offsets is not the weight's"));
         }
         if let Some(blocks) = scales.blocks {
-            let Some(multiples) = rows.multiples.filter(|m| m.block.is_multiple_of(blocks.columns))
+            let Some(sub_scales) =
+                rows.sub_scales.filter(|m| m.block.is_multiple_of(blocks.columns))
             else {
                 return Err(Error::QuantizedRows(
                     "the weight needs scales with sub-scales of its form",
                 ));
             };
-            let all = multiples.scales.iter().chain(multiples.mins);
-            if !all.copied().all(|number| blocks.multiples.has(number)) {
+            let all = sub_scales.scales.iter().chain(sub_scales.offsets);
+            if !all.copied().all(|number| blocks.sub_scales.has(number)) {
                 return Err(Error::QuantizedRows("a sub-scale has more bits than the weight's"));
             }
         }
         let layout = self.layout;
         let fits = |row| layout.kept_numbers(&rows, row).all(|number| layout.is_exact(number));
         // Tables are stored as f32.
-        if codes != QuantFormat::Table && !(0..count).into_par_iter().all(fits) {
+        if format != QuantFormat::Table && !(0..count).into_par_iter().all(fits) {
             return Err(Error::QuantizedRows("the weight's dtype would round the scales"));
         }
         // The first rows decide the order of the inputs.
@@ -297,13 +304,13 @@ impl WeightBuilder {
         self.each_panel(range, |panel, columns, row| {
             let at = row - first_row;
             let rows = rows.rows(k, at..at + columns.len());
-            if codes == QuantFormat::Table {
+            if format == QuantFormat::Table {
                 for (i, column) in columns.enumerate() {
                     layout.write_table(panel, column, &rows.rows(k, i..i + 1));
                 }
             } else {
-                layout.write_scales(codes, panel, columns.clone(), &rows);
-                layout.write_codes(codes, panel, columns, rows.bytes);
+                layout.write_scales(format, panel, columns.clone(), &rows);
+                layout.write_quants(format, panel, columns, rows.bytes);
             }
         });
         Ok(())
@@ -313,14 +320,14 @@ impl WeightBuilder {
 impl<'a> QuantizedRows<'a> {
     /// Writes [`QuantFormat::Iq4`] into `bytes` as integers from 0 on, so that a weight of eight bits can keep them.
     fn counted(self, bytes: &'a mut Vec<u8>) -> Self {
-        bytes.extend(self.bytes.iter().map(|code| counted_iq4(*code)));
-        Self { codes: QuantFormat::U8, bytes, mins: Offsets::ZeroPoint(IQ4_ZERO), ..self }
+        bytes.extend(self.bytes.iter().map(|quant| counted_iq4(*quant)));
+        Self { format: QuantFormat::U8, bytes, offsets: Offsets::ZeroPoint(IQ4_ZERO), ..self }
     }
 
     /// Some of the rows, of `k` columns.
     #[must_use]
     pub fn rows(&self, k: usize, rows: Range<usize>) -> Self {
-        let each = match self.codes {
+        let each = match self.format {
             QuantFormat::Table => TABLE,
             _ => k.div_ceil(self.scale_columns()),
         };
@@ -328,15 +335,15 @@ impl<'a> QuantizedRows<'a> {
         Self {
             bytes: &self.bytes[rows.start * k..rows.end * k],
             scales: part(self.scales, each, &rows),
-            mins: match self.mins {
-                Offsets::Own(mins) => Offsets::Own(part(mins, each, &rows)),
+            offsets: match self.offsets {
+                Offsets::Own(offsets) => Offsets::Own(part(offsets, each, &rows)),
                 Offsets::ZeroPoints(zeros) => Offsets::ZeroPoints(part(zeros, groups, &rows)),
-                Offsets::None | Offsets::ZeroPoint(_) => self.mins,
+                Offsets::None | Offsets::ZeroPoint(_) => self.offsets,
             },
-            multiples: self.multiples.map(|multiples| SubScales {
-                scales: part(multiples.scales, groups, &rows),
-                mins: part(multiples.mins, groups, &rows),
-                ..multiples
+            sub_scales: self.sub_scales.map(|sub_scales| SubScales {
+                scales: part(sub_scales.scales, groups, &rows),
+                offsets: part(sub_scales.offsets, groups, &rows),
+                ..sub_scales
             }),
             ..*self
         }
@@ -352,18 +359,18 @@ fn part<'a, T>(all: &'a [T], each: usize, rows: &Range<usize>) -> &'a [T] {
 impl Weight {
     /// Kind of the quantized weights and number of columns that share a scale; `None` if the weight is not quantized.
     #[must_use]
-    pub fn codes(&self) -> Option<(QuantFormat, usize)> {
+    pub fn quant_format(&self) -> Option<(QuantFormat, usize)> {
         match self.layout.order {
-            ElementOrder::Coded(codes) => Some((codes, self.layout.group)),
+            ElementOrder::Quantized(format) => Some((format, self.layout.group)),
             _ => None,
         }
     }
 
     /// The quantized weight in row `row` and column `column`.
     #[must_use]
-    pub fn code(&self, row: usize, column: usize) -> u8 {
-        let (codes, _) = self.codes().expect("the weight is quantized");
-        self.layout.code(codes, self.panel(row), column, row % PANEL)
+    pub fn quant(&self, row: usize, column: usize) -> u8 {
+        let (format, _) = self.quant_format().expect("the weight is quantized");
+        self.layout.quant(format, self.panel(row), column, row % PANEL)
     }
 
     /// The scale and the offset of a group of columns in row `row`. The scale of E4M3 contains the factor that
@@ -387,7 +394,13 @@ impl Weight {
 
 impl Layout {
     /// Packs rows of quantized weights as columns of a panel, except those of tables.
-    fn write_codes(self, codes: QuantFormat, panel: &mut [u8], columns: Range<usize>, rows: &[u8]) {
+    fn write_quants(
+        self,
+        format: QuantFormat,
+        panel: &mut [u8],
+        columns: Range<usize>,
+        rows: &[u8],
+    ) {
         /// Steps of `k` that are transposed together: a square of 32 outputs and 32 steps, so that both rows and panels
         /// are accessed in runs of 32 bytes. With this, loading a 7B model in Q4_K went from 47 s to 25 s.
         const STEPS: usize = 32;
@@ -399,20 +412,20 @@ impl Layout {
                 if columns.len() < PANEL {
                     // The other columns keep their values.
                     for (step, line) in (first..first + count).zip(&mut lines) {
-                        for (column, code) in line.iter_mut().enumerate() {
-                            *code = self.code(codes, panel, step, column);
+                        for (column, quant) in line.iter_mut().enumerate() {
+                            *quant = self.quant(format, panel, step, column);
                         }
                     }
                 }
                 for (column, row) in columns.clone().zip(rows.chunks_exact(self.k)) {
-                    for (line, code) in lines.iter_mut().zip(&row[first..first + count]) {
-                        line[column] = *code;
+                    for (line, quant) in lines.iter_mut().zip(&row[first..first + count]) {
+                        line[column] = *quant;
                     }
                 }
                 let pairs = panel[self.pair(first / 2)..].chunks_exact_mut(self.order.pair_bytes());
                 // An odd number of steps ends with a step of zeros.
                 for (pair, two) in pairs.zip(lines[..count.next_multiple_of(2)].as_chunks().0) {
-                    pack_pair(codes, pair, two);
+                    pack_pair(format, pair, two);
                 }
             }
         }
@@ -423,11 +436,11 @@ impl Layout {
         for (entry, number) in row.scales.iter().enumerate() {
             number.put(panel, column * TABLE + entry);
         }
-        for (line, codes) in row.bytes.chunks(TABLE_STEPS).enumerate() {
-            let code = |step: usize| codes.get(step).copied().unwrap_or(0);
-            let line = &mut panel[self.table_codes(column, line)..];
+        for (line, quants) in row.bytes.chunks(TABLE_STEPS).enumerate() {
+            let quant = |step: usize| quants.get(step).copied().unwrap_or(0);
+            let line = &mut panel[self.table_quants(column, line)..];
             for (step, byte) in line[..TABLE_STEPS / 2].iter_mut().enumerate() {
-                *byte = code(step) | code(TABLE_STEPS / 2 + step) << 4;
+                *byte = quant(step) | quant(TABLE_STEPS / 2 + step) << 4;
             }
         }
     }
@@ -435,20 +448,20 @@ impl Layout {
     /// Writes the headers of quantized rows, which are columns of a panel.
     fn write_scales(
         self,
-        codes: QuantFormat,
+        format: QuantFormat,
         panel: &mut [u8],
         columns: Range<usize>,
         rows: &QuantizedRows<'_>,
     ) {
-        let ScaleForm { dtype, mins, blocks } = self.scales;
-        let bias = blocks.map_or(0, |blocks| blocks.multiples.bias());
-        let numbers = if mins == OffsetForm::Own { 2 } else { 1 };
+        let ScaleForm { dtype, offsets, blocks } = self.scales;
+        let bias = blocks.map_or(0, |blocks| blocks.sub_scales.bias());
+        let numbers = if offsets == OffsetForm::Own { 2 } else { 1 };
         for first in (0..self.k).step_by(self.run()) {
             let run = self.group_of(first);
             let header = &mut panel[run.header..];
             for (row, column) in columns.clone().enumerate() {
                 for (i, number) in self.run_numbers(rows, row, first).enumerate() {
-                    let number = if codes == QuantFormat::E4m3 && i == 0 {
+                    let number = if format == QuantFormat::E4m3 && i == 0 {
                         number * E4M3_FACTOR
                     } else {
                         number
@@ -466,13 +479,13 @@ impl Layout {
             }
             for group in 0..run.groups {
                 let place = GroupPlace { group, ..run };
-                let multiples = [0, 1].map(|which| self.multiple(place, which));
+                let sub_scales = [0, 1].map(|which| self.sub_scale(place, which));
                 let zero_points = self.zero_points(place);
                 let step = first + group * self.group;
                 for (row, column) in columns.clone().enumerate() {
                     let of_row = rows.group_of(self.k, row, step);
                     let by = rows.multiples_of(of_row);
-                    for (place, number) in multiples.iter().zip(by).take(numbers) {
+                    for (place, number) in sub_scales.iter().zip(by).take(numbers) {
                         if let Some(place) = place {
                             // With the bias, signed values of few bits become unsigned.
                             place.put(panel, column, number.wrapping_add(bias).cast_unsigned());
@@ -498,7 +511,7 @@ impl Layout {
             Some(_) => rows.factors(self.k, row, first),
             None => rows.scale(self.k, row, first),
         };
-        std::iter::once(scale).chain((self.scales.mins == OffsetForm::Own).then_some(min))
+        std::iter::once(scale).chain((self.scales.offsets == OffsetForm::Own).then_some(min))
     }
 
     /// All stored scales and offsets of a row.
@@ -527,15 +540,15 @@ impl Layout {
             Dtype::F32 => f32::get(header, i * PANEL + column),
         };
         let group = self.group_of(k);
-        let by = |which: usize| match (self.multiple(group, which), self.scales.blocks) {
+        let by = |which: usize| match (self.sub_scale(group, which), self.scales.blocks) {
             (Some(place), Some(blocks)) => {
                 let kept = place.get(panel, column).cast_signed();
-                f32::from(kept.wrapping_sub(blocks.multiples.bias()))
+                f32::from(kept.wrapping_sub(blocks.sub_scales.bias()))
             }
             _ => 1.0,
         };
         let scale = number(0) * by(0);
-        let min = match self.scales.mins {
+        let min = match self.scales.offsets {
             OffsetForm::None => -0.0,
             OffsetForm::Own => number(1) * by(1),
             OffsetForm::ZeroPoint(zero) => -f32::from(zero) * scale,
@@ -548,27 +561,27 @@ impl Layout {
     }
 
     /// The quantized weight of a panel at step `k` and `column`.
-    fn code(self, codes: QuantFormat, panel: &[u8], k: usize, column: usize) -> u8 {
-        match codes {
+    fn quant(self, format: QuantFormat, panel: &[u8], k: usize, column: usize) -> u8 {
+        match format {
             QuantFormat::U8 | QuantFormat::E4m3 => panel[self.pair(k / 2) + k % 2 * PANEL + column],
             QuantFormat::U4 | QuantFormat::E2m1 | QuantFormat::Iq4 => {
                 panel[self.pair(k / 2) + column] >> (k % 2 * 4) & 15
             }
             QuantFormat::U2 | QuantFormat::U3 | QuantFormat::U5 | QuantFormat::U6 => {
-                planes::code(codes.bits(), &panel[self.pair(k / 2)..], k % 2, column)
+                planes::quant(format.bits(), &panel[self.pair(k / 2)..], k % 2, column)
             }
             QuantFormat::Table => {
                 let (line, step) = (k / TABLE_STEPS, k % TABLE_STEPS);
-                let byte = panel[self.table_codes(column, line) + step % (TABLE_STEPS / 2)];
+                let byte = panel[self.table_quants(column, line) + step % (TABLE_STEPS / 2)];
                 byte >> (step / (TABLE_STEPS / 2) * 4) & 15
             }
         }
     }
 
     /// Calls `take` with each step of a column of a quantized panel, and its dequantized value.
-    pub(super) fn read_codes(
+    pub(super) fn read_quants(
         self,
-        codes: QuantFormat,
+        format: QuantFormat,
         panel: &[u8],
         column: usize,
         mut take: impl FnMut(usize, f32),
@@ -576,13 +589,13 @@ impl Layout {
         for first in (0..self.k).step_by(self.group) {
             let [scale, min] = self.scale(panel, first, column);
             for step in first..self.k.min(first + self.group) {
-                let code = self.code(codes, panel, step, column);
-                let number = match codes {
-                    QuantFormat::E4m3 => e4m3_part(code).mul_add(scale, min),
-                    QuantFormat::E2m1 => E2M1[usize::from(code)].mul_add(scale, min),
-                    QuantFormat::Iq4 => IQ4[usize::from(code)].mul_add(scale, min),
-                    QuantFormat::Table => f32::get(panel, column * TABLE + usize::from(code)),
-                    _ => f32::from(code).mul_add(scale, min),
+                let quant = self.quant(format, panel, step, column);
+                let number = match format {
+                    QuantFormat::E4m3 => e4m3_part(quant).mul_add(scale, min),
+                    QuantFormat::E2m1 => E2M1[usize::from(quant)].mul_add(scale, min),
+                    QuantFormat::Iq4 => IQ4[usize::from(quant)].mul_add(scale, min),
+                    QuantFormat::Table => f32::get(panel, column * TABLE + usize::from(quant)),
+                    _ => f32::from(quant).mul_add(scale, min),
                 };
                 take(step, number);
             }
@@ -590,7 +603,7 @@ impl Layout {
     }
 }
 
-impl Multiple {
+impl SubScaleBytes {
     /// The sub-scale of a column, as its bits.
     fn get(self, panel: &[u8], column: usize) -> u8 {
         let low = panel[self.low + column];
@@ -615,8 +628,8 @@ impl Multiple {
 
 /// Packs the quantized weights of two steps of all columns of a panel.
 #[inline(always)]
-fn pack_pair(codes: QuantFormat, pair: &mut [u8], two: &[[u8; PANEL]; 2]) {
-    match codes {
+fn pack_pair(format: QuantFormat, pair: &mut [u8], two: &[[u8; PANEL]; 2]) {
+    match format {
         QuantFormat::U8 | QuantFormat::E4m3 => pair.copy_from_slice(two.as_flattened()),
         QuantFormat::U4 | QuantFormat::E2m1 | QuantFormat::Iq4 => {
             for (byte, (even, odd)) in pair.iter_mut().zip(two[0].iter().zip(&two[1])) {
@@ -624,7 +637,7 @@ fn pack_pair(codes: QuantFormat, pair: &mut [u8], two: &[[u8; PANEL]; 2]) {
             }
         }
         QuantFormat::U2 | QuantFormat::U3 | QuantFormat::U5 | QuantFormat::U6 => {
-            planes::pack(codes.bits(), pair, two)
+            planes::pack(format.bits(), pair, two)
         }
         QuantFormat::Table => unreachable!("table indices do not lie in pairs"),
     }
@@ -645,8 +658,8 @@ pub const IQ4_ZERO: u8 = 128;
 
 /// A table index of [`QuantFormat::Iq4`] as an integer from 0 on, whose zero-point is [`IQ4_ZERO`].
 #[must_use]
-pub fn counted_iq4(code: u8) -> u8 {
-    (IQ4[usize::from(code)] + f32::from(IQ4_ZERO)) as u8
+pub fn counted_iq4(quant: u8) -> u8 {
+    (IQ4[usize::from(quant)] + f32::from(IQ4_ZERO)) as u8
 }
 
 /// Factor that [`e4m3_part`] leaves out, since the exponent biases of f16 and E4M3, 15 and 7, differ by 8. Scales in
@@ -656,7 +669,7 @@ const E4M3_FACTOR: f32 = 256.0;
 /// The value of an [`QuantFormat::E4m3`] divided by 256. Its bits are then those of an f16, whose exponent is one bit
 /// wider, so that no table is needed.
 #[must_use]
-pub fn e4m3_part(code: u8) -> f32 {
-    let code = u16::from(code);
-    f16::from_bits((code & 0x80) << 8 | (code & 0x7f) << 7).to_f32()
+pub fn e4m3_part(quant: u8) -> f32 {
+    let quant = u16::from(quant);
+    f16::from_bits((quant & 0x80) << 8 | (quant & 0x7f) << 7).to_f32()
 }

@@ -15,7 +15,7 @@ pub struct SparseRows<'a> {
     /// The column of each value.
     pub inputs: &'a [u32],
     /// The values.
-    pub numbers: &'a [f32],
+    pub values: &'a [f32],
 }
 
 impl<'a> SparseRows<'a> {
@@ -28,7 +28,7 @@ impl<'a> SparseRows<'a> {
     fn check(&self, k: usize) -> Result<()> {
         let ascends = self.starts.is_sorted();
         let ends = self.starts.last().is_some_and(|end| *end as usize <= self.inputs.len());
-        let fits = self.inputs.len() == self.numbers.len();
+        let fits = self.inputs.len() == self.values.len();
         match ascends && ends && fits && self.inputs.iter().all(|input| (*input as usize) < k) {
             true => Ok(()),
             false => Err(Error::QuantizedRows("the sparse part contradicts itself")),
@@ -110,7 +110,7 @@ impl WeightBuilder {
             if range.is_empty() {
                 continue;
             }
-            let numbers = part.numbers[range.clone()].iter().copied();
+            let numbers = part.values[range.clone()].iter().copied();
             let entries = part.inputs[range].iter().copied().zip(numbers);
             self.sparse.entry(first_row + row).or_default().extend(entries);
         }

@@ -114,16 +114,16 @@ fn refusals_say_what_is_wrong() {
 }
 
 /// Quantized weights, scales and offsets of `n` rows. Scales and offsets have no more bits than a bf16.
-fn coded(n: usize, k: usize, group: usize, most: usize) -> (Vec<u8>, Vec<f32>, Vec<f32>) {
+fn quantized(n: usize, k: usize, group: usize, most: usize) -> (Vec<u8>, Vec<f32>, Vec<f32>) {
     let groups = n * k.div_ceil(group);
-    let codes = (0..n * k).map(|i| (i * 7919 % (most + 1)) as u8).collect();
+    let quants = (0..n * k).map(|i| (i * 7919 % (most + 1)) as u8).collect();
     let scales = (0..groups).map(|i| (i % 128) as f32 / 64.0 - 1.0).collect();
-    (codes, scales, (0..groups).map(|i| 3.0 - (i % 128) as f32 / 16.0).collect())
+    (quants, scales, (0..groups).map(|i| 3.0 - (i % 128) as f32 / 16.0).collect())
 }
 
 /// The form of scales without sub-scales.
-fn single(dtype: Dtype, mins: OffsetForm) -> ScaleForm {
-    ScaleForm { dtype, mins, blocks: None }
+fn single(dtype: Dtype, offsets: OffsetForm) -> ScaleForm {
+    ScaleForm { dtype, offsets, blocks: None }
 }
 
 /// The rows of the weight have the dequantized values `want`.
@@ -140,34 +140,34 @@ fn row(weight: &Weight, row: usize) -> Vec<f32> {
 }
 
 #[test]
-fn codes_read_back_as_the_numbers_they_mean() {
+fn quantized_weights_read_back_as_the_numbers_they_mean() {
     // The last panel and the last group are not whole.
     let (n, k, group) = (70, 52, 8);
     let inputs: Vec<u32> = (0..k as u32).map(|i| i * 5 % k as u32).collect();
     use QuantFormat::{U2, U3, U4, U5, U6, U8};
-    for (codes, wider) in [(U2, U3), (U3, U4), (U4, U6), (U5, U8), (U6, U8), (U8, U8)] {
-        let (bytes, scales, mins) = coded(n, k, group, codes.most().into());
+    for (format, wider) in [(U2, U3), (U3, U4), (U4, U6), (U5, U8), (U6, U8), (U8, U8)] {
+        let (bytes, scales, offsets) = quantized(n, k, group, format.most().into());
         for inputs in [None, Some(&inputs[..])] {
             let rows = QuantizedRows {
-                codes,
+                format,
                 group,
                 bytes: &bytes,
                 scales: &scales,
-                mins: Offsets::Own(&mins),
-                multiples: None,
+                offsets: Offsets::Own(&offsets),
+                sub_scales: None,
                 inputs,
             };
             let mut want = vec![0.0; n * k];
-            for (i, code) in bytes.iter().enumerate() {
+            for (i, quant) in bytes.iter().enumerate() {
                 let (row, column) = (i / k, i % k);
                 let at = row * k.div_ceil(group) + column / group;
                 let input = inputs.map_or(column, |inputs| inputs[column] as usize);
-                want[row * k + input] = f32::from(*code) * scales[at] + mins[at];
+                want[row * k + input] = f32::from(*quant) * scales[at] + offsets[at];
             }
             // The same kind, a kind with more bits and smaller groups, and dequantized values.
             let mut builders: Vec<_> = SCALE_DTYPES
                 .map(|dtype| single(dtype, OffsetForm::Own))
-                .map(|form| Weight::quantized_builder(n, k, codes, group, form).unwrap())
+                .map(|form| Weight::quantized_builder(n, k, format, group, form).unwrap())
                 .into();
             builders.push(Weight::quantized_builder(n, k, wider, 4, ScaleForm::F32).unwrap());
             builders.push(Weight::builder(n, k, DType::F32).unwrap());
@@ -180,25 +180,25 @@ fn codes_read_back_as_the_numbers_they_mean() {
 }
 
 #[test]
-fn zero_points_are_codes_that_mean_zero() {
+fn zero_points_are_quantized_weights_that_mean_zero() {
     let (n, k, group) = (70, 52, 8);
-    let (bytes, scales, _) = coded(n, k, group, 255);
+    let (bytes, scales, _) = quantized(n, k, group, 255);
     let zeros: Vec<u8> = (0..scales.len()).map(|i| (i * 37 % 256) as u8).collect();
     for of_groups in [false, true] {
-        let mins = if of_groups { Offsets::ZeroPoints(&zeros) } else { Offsets::ZeroPoint(200) };
+        let offsets = if of_groups { Offsets::ZeroPoints(&zeros) } else { Offsets::ZeroPoint(200) };
         let rows = QuantizedRows {
-            codes: QuantFormat::U8,
+            format: QuantFormat::U8,
             group,
             bytes: &bytes,
             scales: &scales,
-            mins,
-            multiples: None,
+            offsets,
+            sub_scales: None,
             inputs: None,
         };
-        let number = |(i, code): (usize, &u8)| {
+        let number = |(i, quant): (usize, &u8)| {
             let at = i / k * k.div_ceil(group) + i % k / group;
             let zero = if of_groups { zeros[at] } else { 200 };
-            (f32::from(*code) - f32::from(zero)) * scales[at]
+            (f32::from(*quant) - f32::from(zero)) * scales[at]
         };
         let want: Vec<f32> = bytes.iter().enumerate().map(number).collect();
         let kept = [OffsetForm::ZeroPoint(200), OffsetForm::ZeroPoints].into_iter();
@@ -212,7 +212,7 @@ fn zero_points_are_codes_that_mean_zero() {
             builder.write_quantized(0, rows.rows(k, 0..40)).unwrap();
             assert_numbers(&builder.finish().unwrap(), &want);
         }
-        assert_eq!(rows.numbers(k).unwrap(), want);
+        assert_eq!(rows.dequantized(k).unwrap(), want);
     }
 }
 
@@ -221,50 +221,50 @@ fn zero_points_are_codes_that_mean_zero() {
 #[test]
 fn scales_of_groups_are_multiples_of_their_blocks() {
     let (n, k, group, block) = (70, 192, 32, 64);
-    let (bytes, _, _) = coded(n, k, group, 15);
-    let (_, scales, mins) = coded(n, k, block, 15);
+    let (bytes, _, _) = quantized(n, k, group, 15);
+    let (_, scales, offsets) = quantized(n, k, block, 15);
     let by: Vec<i8> = (0..n * k / group).map(|i| (i * 89 % 256) as u8 as i8).collect();
-    let by_mins: Vec<i8> = by.iter().rev().copied().collect();
-    for mins in [Offsets::Own(&mins), Offsets::ZeroPoint(9), Offsets::None] {
-        let mins_by = if matches!(mins, Offsets::Own(_)) { &by_mins[..] } else { &[] };
+    let by_offsets: Vec<i8> = by.iter().rev().copied().collect();
+    for offsets in [Offsets::Own(&offsets), Offsets::ZeroPoint(9), Offsets::None] {
+        let offsets_by = if matches!(offsets, Offsets::Own(_)) { &by_offsets[..] } else { &[] };
         let rows = QuantizedRows {
-            codes: QuantFormat::U4,
+            format: QuantFormat::U4,
             group,
             bytes: &bytes,
             scales: &scales,
-            mins,
-            multiples: Some(SubScales { block, scales: &by, mins: mins_by }),
+            offsets,
+            sub_scales: Some(SubScales { block, scales: &by, offsets: offsets_by }),
             inputs: None,
         };
-        let number = |(i, code): (usize, &u8)| {
+        let number = |(i, quant): (usize, &u8)| {
             let scale = scales[i / block] * f32::from(by[i / group]);
-            let min = match mins {
-                Offsets::Own(mins) => mins[i / block] * f32::from(by_mins[i / group]),
+            let min = match offsets {
+                Offsets::Own(offsets) => offsets[i / block] * f32::from(by_offsets[i / group]),
                 Offsets::ZeroPoint(zero) => -f32::from(zero) * scale,
                 _ => 0.0,
             };
-            f32::from(*code).mul_add(scale, min)
+            f32::from(*quant).mul_add(scale, min)
         };
         let want: Vec<f32> = bytes.iter().enumerate().map(number).collect();
-        let kept: &[OffsetForm] = match mins {
+        let kept: &[OffsetForm] = match offsets {
             Offsets::Own(_) => &[OffsetForm::Own],
             Offsets::None => &[OffsetForm::None, OffsetForm::Own],
             _ => &[OffsetForm::ZeroPoint(9), OffsetForm::ZeroPoints, OffsetForm::Own],
         };
         let mut builders = vec![Weight::builder(n, k, DType::F32).unwrap()];
         for (kept, dtype) in kept.iter().flat_map(|kept| SCALE_DTYPES.map(|dtype| (*kept, dtype))) {
-            for (codes, group, block) in [
+            for (format, group, block) in [
                 (QuantFormat::U4, 32, Some(64)),
                 (QuantFormat::U8, 16, Some(32)),
                 (QuantFormat::U8, 16, None),
             ] {
                 // Products of scales and sub-scales may have more bits than a half.
-                let factors =
-                    block.is_some() && (kept != OffsetForm::Own || matches!(mins, Offsets::Own(_)));
+                let factors = block.is_some()
+                    && (kept != OffsetForm::Own || matches!(offsets, Offsets::Own(_)));
                 let dtype = if factors { dtype } else { Dtype::F32 };
-                let blocks = block.map(|columns| Blocks { columns, multiples: SubScaleForm::I8 });
-                let form = ScaleForm { dtype, mins: kept, blocks };
-                builders.push(Weight::quantized_builder(n, k, codes, group, form).unwrap());
+                let blocks = block.map(|columns| Blocks { columns, sub_scales: SubScaleForm::I8 });
+                let form = ScaleForm { dtype, offsets: kept, blocks };
+                builders.push(Weight::quantized_builder(n, k, format, group, form).unwrap());
             }
         }
         for mut builder in builders {
@@ -280,52 +280,52 @@ fn scales_of_groups_are_multiples_of_their_blocks() {
 #[test]
 fn multiples_of_few_bits_are_packed() {
     let (n, k, group) = (70, 240, 16);
-    let (bytes, _, _) = coded(n, k, group, 7);
+    let (bytes, _, _) = quantized(n, k, group, 7);
     use SubScaleForm::{I6, I8, U4, U6};
     let kinds =
         [(I8, -128..128), (I6, -32..32), (U6, 0..64), (U4, 0..16)].map(|(f, r)| (f, r, f != I6));
-    for ((multiples, range, own), columns) in
+    for ((sub_scales, range, own), columns) in
         kinds.into_iter().flat_map(|kind| [80, 48, 240].map(|columns| (kind.clone(), columns)))
     {
         let numbers: Vec<i8> = range.map(|number: i16| number as i8).collect();
         let pick = |factor: usize| -> Vec<i8> {
             (0..n * k / group).map(|i| numbers[i * factor % numbers.len()]).collect()
         };
-        let (by, by_mins) = (pick(7), pick(11));
-        let (_, scales, mins) = coded(n, k, columns, 7);
+        let (by, by_offsets) = (pick(7), pick(11));
+        let (_, scales, offsets) = quantized(n, k, columns, 7);
         let rows = QuantizedRows {
-            codes: QuantFormat::U3,
+            format: QuantFormat::U3,
             group,
             bytes: &bytes,
             scales: &scales,
-            mins: if own { Offsets::Own(&mins) } else { Offsets::ZeroPoint(4) },
-            multiples: Some(SubScales {
+            offsets: if own { Offsets::Own(&offsets) } else { Offsets::ZeroPoint(4) },
+            sub_scales: Some(SubScales {
                 block: columns,
                 scales: &by,
-                mins: if own { &by_mins } else { &[] },
+                offsets: if own { &by_offsets } else { &[] },
             }),
             inputs: None,
         };
         let form = ScaleForm {
             dtype: Dtype::F16,
-            mins: if own { OffsetForm::Own } else { OffsetForm::ZeroPoint(4) },
-            blocks: Some(Blocks { columns, multiples }),
+            offsets: if own { OffsetForm::Own } else { OffsetForm::ZeroPoint(4) },
+            blocks: Some(Blocks { columns, sub_scales }),
         };
         let mut builder = Weight::quantized_builder(n, k, QuantFormat::U3, group, form).unwrap();
         // The rows that are written again are replaced.
         builder.write_quantized(0, rows.rows(k, 20..50)).unwrap();
         builder.write_quantized(0, rows).unwrap();
-        assert_numbers(&builder.finish().unwrap(), &rows.numbers(k).unwrap());
+        assert_numbers(&builder.finish().unwrap(), &rows.dequantized(k).unwrap());
 
         let beyond = vec![numbers[0].wrapping_sub(1); by.len()];
-        let others = rows.multiples.map(|rows| SubScales { scales: &beyond, ..rows });
+        let others = rows.sub_scales.map(|rows| SubScales { scales: &beyond, ..rows });
         let mut builder = Weight::quantized_builder(n, k, QuantFormat::U3, group, form).unwrap();
-        let refused = builder.write_quantized(0, QuantizedRows { multiples: others, ..rows });
-        assert_eq!(refused.is_err(), multiples != I8, "{multiples:?}");
-        let other_mins = if own { OffsetForm::ZeroPoint(4) } else { OffsetForm::Own };
-        let form = ScaleForm { mins: other_mins, ..form };
+        let refused = builder.write_quantized(0, QuantizedRows { sub_scales: others, ..rows });
+        assert_eq!(refused.is_err(), sub_scales != I8, "{sub_scales:?}");
+        let other_offsets = if own { OffsetForm::ZeroPoint(4) } else { OffsetForm::Own };
+        let form = ScaleForm { offsets: other_offsets, ..form };
         let refused = Weight::quantized_builder(n, k, QuantFormat::U3, group, form);
-        assert_eq!(refused.is_err(), multiples != I8, "{multiples:?}");
+        assert_eq!(refused.is_err(), sub_scales != I8, "{sub_scales:?}");
     }
 }
 
@@ -333,22 +333,22 @@ fn multiples_of_few_bits_are_packed() {
 #[test]
 fn parts_with_either_kind_of_scales_are_one_weight() {
     let (n, k) = (40, 128);
-    let (bytes, scales, mins) = coded(n, k, 32, 15);
+    let (bytes, scales, offsets) = quantized(n, k, 32, 15);
     let by: Vec<i8> = (0..n * k / 32).map(|i| i as i8).collect();
     let single = QuantizedRows {
-        codes: QuantFormat::U8,
+        format: QuantFormat::U8,
         group: 32,
         bytes: &bytes,
         scales: &scales,
-        mins: Offsets::Own(&mins),
-        multiples: None,
+        offsets: Offsets::Own(&offsets),
+        sub_scales: None,
         inputs: None,
     };
     let multiplied = QuantizedRows {
-        codes: QuantFormat::U4,
+        format: QuantFormat::U4,
         scales: &scales[..n],
-        mins: Offsets::Own(&mins[..n]),
-        multiples: Some(SubScales { block: k, scales: &by, mins: &by }),
+        offsets: Offsets::Own(&offsets[..n]),
+        sub_scales: Some(SubScales { block: k, scales: &by, offsets: &by }),
         ..single
     };
     let mut builder =
@@ -359,26 +359,26 @@ fn parts_with_either_kind_of_scales_are_one_weight() {
     for i in 0..n {
         let (own, multiple) = (row(&weight, i), row(&weight, n + i));
         for column in 0..k {
-            let (code, at) = (f32::from(bytes[i * k + column]), i * k / 32 + column / 32);
-            assert_eq!(own[column], code.mul_add(scales[at], mins[at]));
+            let (quant, at) = (f32::from(bytes[i * k + column]), i * k / 32 + column / 32);
+            assert_eq!(own[column], quant.mul_add(scales[at], offsets[at]));
             let by = f32::from(by[at]);
-            assert_eq!(multiple[column], code.mul_add(scales[i] * by, mins[i] * by));
+            assert_eq!(multiple[column], quant.mul_add(scales[i] * by, offsets[i] * by));
         }
     }
 }
 
 /// The dequantized values of quantized weights whose scale is one.
-fn numbers_of(codes: QuantFormat, bytes: &[u8]) -> Vec<f32> {
+fn numbers_of(format: QuantFormat, bytes: &[u8]) -> Vec<f32> {
     let k = bytes.len();
     let group = k;
-    let mut builder = Weight::quantized_builder(1, k, codes, group, ScaleForm::F32).unwrap();
+    let mut builder = Weight::quantized_builder(1, k, format, group, ScaleForm::F32).unwrap();
     let rows = QuantizedRows {
-        codes,
+        format,
         group,
         bytes,
         scales: &[1.0],
-        mins: Offsets::None,
-        multiples: None,
+        offsets: Offsets::None,
+        sub_scales: None,
         inputs: None,
     };
     builder.write_quantized(0, rows).unwrap();
@@ -387,7 +387,7 @@ fn numbers_of(codes: QuantFormat, bytes: &[u8]) -> Vec<f32> {
 
 /// Source: the table of values in "OCP Microscaling Formats (MX) Specification", 5.3.3.
 #[test]
-fn e2m1_codes_are_the_numbers_of_the_format() {
+fn e2m1_quantized_weights_are_the_numbers_of_the_format() {
     let found = numbers_of(QuantFormat::E2m1, &(0..16).collect::<Vec<u8>>());
     let sizes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     assert_eq!(found, [sizes, sizes.map(|size: f32| -size)].concat());
@@ -395,32 +395,32 @@ fn e2m1_codes_are_the_numbers_of_the_format() {
 
 /// Integers from 0 on with the zero-point 128 give the same values.
 #[test]
-fn iq4_codes_are_kept_among_codes_of_eight_bits() {
+fn iq4_values_are_kept_among_values_of_eight_bits() {
     let bytes: Vec<u8> = (0..64).map(|i| i * 7 % 16).collect();
     let (k, scales) = (32, [0.25, -0.5]);
     let rows = QuantizedRows {
-        codes: QuantFormat::Iq4,
+        format: QuantFormat::Iq4,
         group: 32,
         bytes: &bytes,
         scales: &scales,
-        mins: Offsets::None,
-        multiples: None,
+        offsets: Offsets::None,
+        sub_scales: None,
         inputs: None,
     };
-    let expected = rows.numbers(k).unwrap();
+    let expected = rows.dequantized(k).unwrap();
     assert_eq!((expected[0], expected[1]), (-127.0 * 0.25, -10.0 * 0.25));
-    let form = |mins| ScaleForm { mins, ..ScaleForm::F32 };
-    for (codes, mins) in [
+    let form = |offsets| ScaleForm { offsets, ..ScaleForm::F32 };
+    for (format, offsets) in [
         (QuantFormat::Iq4, OffsetForm::None),
         (QuantFormat::U8, OffsetForm::Own),
         (QuantFormat::U8, OffsetForm::ZeroPoint(128)),
         (QuantFormat::U8, OffsetForm::ZeroPoints),
     ] {
-        let mut builder = Weight::quantized_builder(2, k, codes, 32, form(mins)).unwrap();
+        let mut builder = Weight::quantized_builder(2, k, format, 32, form(offsets)).unwrap();
         builder.write_quantized(0, rows).unwrap();
         let weight = builder.finish().unwrap();
         let found = [row(&weight, 0), row(&weight, 1)].concat();
-        assert_eq!(found, expected, "{codes:?} {mins:?}");
+        assert_eq!(found, expected, "{format:?} {offsets:?}");
     }
     let mut narrow = Weight::quantized_builder(2, k, QuantFormat::U4, 32, ScaleForm::F32).unwrap();
     assert!(narrow.write_quantized(0, rows).is_err());
@@ -428,17 +428,17 @@ fn iq4_codes_are_kept_among_codes_of_eight_bits() {
 
 /// Source: the table of values in "FP8 Formats for Deep Learning".
 #[test]
-fn e4m3_codes_are_the_numbers_of_the_format() {
+fn e4m3_quantized_weights_are_the_numbers_of_the_format() {
     // Bits 0x7f are NaN.
-    let bytes: Vec<u8> = (0..=255u8).filter(|code| code & 0x7f != 0x7f).collect();
+    let bytes: Vec<u8> = (0..=255u8).filter(|quant| quant & 0x7f != 0x7f).collect();
     let found = numbers_of(QuantFormat::E4m3, &bytes);
-    for (code, found) in bytes.iter().zip(found) {
-        let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    for (quant, found) in bytes.iter().zip(found) {
+        let (exponent, mantissa) = (i32::from(quant >> 3 & 15), f32::from(quant & 7));
         let size = match exponent {
             0 => mantissa / 8.0 * 2f32.powi(-6),
             _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
         };
-        assert_eq!(found, if code & 0x80 == 0 { size } else { -size }, "code {code}");
+        assert_eq!(found, if quant & 0x80 == 0 { size } else { -size }, "quant {quant}");
     }
 }
 
@@ -447,15 +447,15 @@ fn each_output_has_its_table() {
     let (n, k) = (33, 17);
     let bytes: Vec<u8> = (0..n * k).map(|i| (i * 11 % 16) as u8).collect();
     let scales: Vec<f32> = (0..n * 16).map(|i| (i * 37 % 101) as f32).collect();
-    let (codes, group) = (QuantFormat::Table, k);
-    let mut builder = Weight::quantized_builder(n, k, codes, group, ScaleForm::F32).unwrap();
+    let (format, group) = (QuantFormat::Table, k);
+    let mut builder = Weight::quantized_builder(n, k, format, group, ScaleForm::F32).unwrap();
     let rows = QuantizedRows {
-        codes,
+        format,
         group,
         bytes: &bytes,
         scales: &scales,
-        mins: Offsets::None,
-        multiples: None,
+        offsets: Offsets::None,
+        sub_scales: None,
         inputs: None,
     };
     builder.write_quantized(0, rows).unwrap();
@@ -471,19 +471,19 @@ fn each_output_has_its_table() {
 #[test]
 fn planes_have_each_bit_of_each_code_once() {
     for bits in [2, 3, 5, 6] {
-        let packed = |codes: &[[u8; PANEL]; 2]| {
+        let packed = |quants: &[[u8; PANEL]; 2]| {
             // Old bits must all be overwritten.
             let mut pair = vec![0xaa; planes::plane_bytes(bits)];
-            planes::pack(bits, &mut pair, codes);
+            planes::pack(bits, &mut pair, quants);
             pair
         };
         let mut all = vec![0u8; planes::plane_bytes(bits)];
         for (step, column) in (0..2).flat_map(|step| (0..PANEL).map(move |column| (step, column))) {
             for bit in 0..bits {
-                let mut codes = [[0; PANEL]; 2];
-                codes[step][column] = 1 << bit;
-                let alone = packed(&codes);
-                assert_eq!(planes::code(bits, &alone, step, column), 1 << bit);
+                let mut quants = [[0; PANEL]; 2];
+                quants[step][column] = 1 << bit;
+                let alone = packed(&quants);
+                assert_eq!(planes::quant(bits, &alone, step, column), 1 << bit);
                 assert!(all.iter().zip(&alone).all(|(all, alone)| all & alone == 0));
                 all.iter_mut().zip(alone).for_each(|(all, alone)| *all |= alone);
             }
@@ -496,7 +496,7 @@ fn planes_have_each_bit_of_each_code_once() {
 #[test]
 fn rows_of_one_panel_come_in_any_order() {
     let (n, k, group) = (70, 90, 10);
-    for codes in [
+    for format in [
         QuantFormat::U2,
         QuantFormat::U3,
         QuantFormat::U4,
@@ -504,36 +504,36 @@ fn rows_of_one_panel_come_in_any_order() {
         QuantFormat::U6,
         QuantFormat::U8,
     ] {
-        let (bytes, scales, mins) = coded(n, k, group, codes.most().into());
+        let (bytes, scales, offsets) = quantized(n, k, group, format.most().into());
         let rows = QuantizedRows {
-            codes,
+            format,
             group,
             bytes: &bytes,
             scales: &scales,
-            mins: Offsets::Own(&mins),
-            multiples: None,
+            offsets: Offsets::Own(&offsets),
+            sub_scales: None,
             inputs: None,
         };
-        let mut builder = Weight::quantized_builder(n, k, codes, group, ScaleForm::F32).unwrap();
+        let mut builder = Weight::quantized_builder(n, k, format, group, ScaleForm::F32).unwrap();
         for part in [40..70, 3..5, 5..40, 0..3] {
             builder.write_quantized(part.start, rows.rows(k, part)).unwrap();
         }
-        assert_numbers(&builder.finish().unwrap(), &rows.numbers(k).unwrap());
+        assert_numbers(&builder.finish().unwrap(), &rows.dequantized(k).unwrap());
     }
 }
 
 #[test]
-fn codes_that_do_not_fit_are_refused() {
+fn quantized_weights_that_do_not_fit_are_refused() {
     let odd = Weight::quantized_builder(2, 8, QuantFormat::U4, 3, ScaleForm::F32);
     assert!(matches!(odd, Err(Error::Parameter { parameter: "weight group", value: 3, .. })));
     assert!(Weight::quantized_builder(2, 8, QuantFormat::Table, 4, ScaleForm::F32).is_err());
     let good = QuantizedRows {
-        codes: QuantFormat::U4,
+        format: QuantFormat::U4,
         group: 4,
         bytes: &[1; 16],
         scales: &[1.0; 4],
-        mins: Offsets::None,
-        multiples: None,
+        offsets: Offsets::None,
+        sub_scales: None,
         inputs: None,
     };
     let builder = || Weight::quantized_builder(2, 8, QuantFormat::U4, 4, ScaleForm::F32).unwrap();
@@ -541,12 +541,12 @@ fn codes_that_do_not_fit_are_refused() {
     let wrong = [
         QuantizedRows { bytes: &[16; 16], ..good },
         QuantizedRows { bytes: &[1; 15], ..good },
-        QuantizedRows { codes: QuantFormat::U5, ..good },
-        QuantizedRows { codes: QuantFormat::E4m3, ..good },
+        QuantizedRows { format: QuantFormat::U5, ..good },
+        QuantizedRows { format: QuantFormat::E4m3, ..good },
         QuantizedRows { scales: &[1.0; 3], ..good },
-        QuantizedRows { mins: Offsets::Own(&[1.0; 3]), ..good },
-        QuantizedRows { mins: Offsets::ZeroPoints(&[1; 3]), ..good },
-        QuantizedRows { codes: QuantFormat::U8, ..good },
+        QuantizedRows { offsets: Offsets::Own(&[1.0; 3]), ..good },
+        QuantizedRows { offsets: Offsets::ZeroPoints(&[1; 3]), ..good },
+        QuantizedRows { format: QuantFormat::U8, ..good },
         QuantizedRows { group: 2, scales: &[1.0; 8], ..good },
         QuantizedRows { group: 0, ..good },
         QuantizedRows { inputs: Some(&[0, 1, 2, 3, 4, 5, 6, 6]), ..good },
@@ -566,38 +566,41 @@ fn codes_that_do_not_fit_are_refused() {
     assert!(matches!(mixed.write_quantized(2, backwards), Err(Error::InputOrder)));
 
     let halves =
-        |mins| Weight::quantized_builder(2, 8, QuantFormat::U4, 4, single(Dtype::F16, mins));
+        |offsets| Weight::quantized_builder(2, 8, QuantFormat::U4, 4, single(Dtype::F16, offsets));
     let eight = OffsetForm::ZeroPoint(8);
-    let good_mins = Offsets::ZeroPoint(8);
-    halves(eight).unwrap().write_quantized(0, QuantizedRows { mins: good_mins, ..good }).unwrap();
-    for (scales, mins, kept) in [
+    let good_offsets = Offsets::ZeroPoint(8);
+    halves(eight)
+        .unwrap()
+        .write_quantized(0, QuantizedRows { offsets: good_offsets, ..good })
+        .unwrap();
+    for (scales, offsets, kept) in [
         (&[1.0; 4], Offsets::None, eight),
         (&[1.0; 4], Offsets::ZeroPoint(7), eight),
         (&[1.0; 4], Offsets::ZeroPoints(&[8; 4]), eight),
         (&[1.0; 4], Offsets::Own(&[-8.0; 4]), eight),
-        (&[1.0; 4], good_mins, OffsetForm::None),
+        (&[1.0; 4], good_offsets, OffsetForm::None),
         (&[1.0; 4], Offsets::Own(&[-8.0; 4]), OffsetForm::ZeroPoints),
-        (&[1.0 + f32::EPSILON; 4], good_mins, eight),
-        (&[f32::MAX; 4], good_mins, eight),
+        (&[1.0 + f32::EPSILON; 4], good_offsets, eight),
+        (&[f32::MAX; 4], good_offsets, eight),
         // The offset is beyond the largest half.
-        (&[8192.0; 4], good_mins, OffsetForm::Own),
+        (&[8192.0; 4], good_offsets, OffsetForm::Own),
     ] {
-        let rows = QuantizedRows { scales, mins, ..good };
+        let rows = QuantizedRows { scales, offsets, ..good };
         let refused = halves(kept).unwrap().write_quantized(0, rows);
-        assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{scales:?} {mins:?}");
+        assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{scales:?} {offsets:?}");
     }
     let blocks = |columns| {
-        let blocks = Some(Blocks { columns, multiples: SubScaleForm::I8 });
+        let blocks = Some(Blocks { columns, sub_scales: SubScaleForm::I8 });
         ScaleForm { blocks, ..single(Dtype::F32, OffsetForm::None) }
     };
-    for codes in [QuantFormat::E4m3, QuantFormat::Table] {
+    for format in [QuantFormat::E4m3, QuantFormat::Table] {
         for form in [
             single(Dtype::F16, OffsetForm::None),
             single(Dtype::F32, OffsetForm::ZeroPoints),
             ScaleForm { blocks: blocks(8).blocks, ..ScaleForm::F32 },
         ] {
-            let refused = Weight::quantized_builder(2, 8, codes, 8, form);
-            assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{codes:?} {form:?}");
+            let refused = Weight::quantized_builder(2, 8, format, 8, form);
+            assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{format:?} {form:?}");
         }
     }
 
@@ -605,24 +608,24 @@ fn codes_that_do_not_fit_are_refused() {
         let refused = Weight::quantized_builder(2, k, QuantFormat::U4, group, blocks(columns));
         assert!(matches!(refused, Err(Error::Parameter { .. })), "{k} {columns}");
     }
-    let multiples = SubScales { block: 32, scales: &[1; 4], mins: &[] };
-    let good = QuantizedRows { group: 32, bytes: &[1; 128], multiples: Some(multiples), ..good };
+    let sub_scales = SubScales { block: 32, scales: &[1; 4], offsets: &[] };
+    let good = QuantizedRows { group: 32, bytes: &[1; 128], sub_scales: Some(sub_scales), ..good };
     let builder = || Weight::quantized_builder(2, 64, QuantFormat::U4, 32, blocks(32)).unwrap();
     builder().write_quantized(0, good).unwrap();
-    for multiples in [
+    for sub_scales in [
         None,
-        Some(SubScales { block: 0, ..multiples }),
-        Some(SubScales { block: 48, ..multiples }),
-        Some(SubScales { scales: &[1; 3], ..multiples }),
+        Some(SubScales { block: 0, ..sub_scales }),
+        Some(SubScales { block: 48, ..sub_scales }),
+        Some(SubScales { scales: &[1; 3], ..sub_scales }),
         // There are no offsets that they multiply.
-        Some(SubScales { mins: &[1; 4], ..multiples }),
+        Some(SubScales { offsets: &[1; 4], ..sub_scales }),
     ] {
-        let refused = builder().write_quantized(0, QuantizedRows { multiples, ..good });
-        assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{multiples:?}");
+        let refused = builder().write_quantized(0, QuantizedRows { sub_scales, ..good });
+        assert!(matches!(refused, Err(Error::QuantizedRows(_))), "{sub_scales:?}");
     }
-    let zero_points = QuantizedRows { mins: Offsets::ZeroPoints(&[1; 4]), ..good };
+    let zero_points = QuantizedRows { offsets: Offsets::ZeroPoints(&[1; 4]), ..good };
     let mut numbers = Weight::builder(2, 64, DType::F32).unwrap();
     assert!(matches!(numbers.write_quantized(0, zero_points), Err(Error::QuantizedRows(_))));
-    let own = QuantizedRows { mins: Offsets::Own(&[1.0; 4]), ..good };
+    let own = QuantizedRows { offsets: Offsets::Own(&[1.0; 4]), ..good };
     assert!(matches!(numbers.write_quantized(0, own), Err(Error::QuantizedRows(_))));
 }

@@ -79,7 +79,7 @@ impl<'a, M: Matrix> HeadsBuilder<'a, M> {
         let columns = self.stored[1];
         for (row, bounds) in part.starts.windows(2).enumerate() {
             let range = bounds[0] as usize..bounds[1] as usize;
-            for (input, value) in part.inputs[range.clone()].iter().zip(&part.numbers[range]) {
+            for (input, value) in part.inputs[range.clone()].iter().zip(&part.values[range]) {
                 self.values[(first + row) * columns + *input as usize] += value;
             }
         }

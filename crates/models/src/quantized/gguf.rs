@@ -65,8 +65,8 @@ impl GgufMatrix {
     fn group_of(&self, row: usize, input: usize) -> (f32, f32) {
         let (block, at) = self.place(row, input);
         let (scale, min) = factors(self.kind, block);
-        let [scales, mins] = sub_scales(self.kind, block, at / self.packed.group);
-        (scale * f32::from(scales), min * f32::from(mins))
+        let [scales, offsets] = sub_scales(self.kind, block, at / self.packed.group);
+        (scale * f32::from(scales), min * f32::from(offsets))
     }
 }
 
@@ -100,7 +100,7 @@ impl Stored for GgufMatrix {
         factors(self.kind, self.block(row, block)).1
     }
 
-    fn multiples(&self, row: usize, group: usize) -> [i8; 2] {
+    fn sub_scales(&self, row: usize, group: usize) -> [i8; 2] {
         let (block, at) = self.place(row, group * self.packed.group);
         sub_scales(self.kind, block, at / self.packed.group)
     }
@@ -157,12 +157,12 @@ fn sub_scales(kind: GgufType, block: &[u8], group: usize) -> [i8; 2] {
         GgufType::Q4K | GgufType::Q5K => {
             // Eight sub-scales and eight sub-offsets of six bits lie in twelve bytes. The low four bits of
             // the last four of each lie in `rest`, and their high two bits above those of the first four.
-            let (scales, mins, rest) = (&block[4..8], &block[8..12], &block[12..16]);
+            let (scales, offsets, rest) = (&block[4..8], &block[8..12], &block[12..16]);
             let (scale, min) = match group.checked_sub(4) {
-                None => (scales[group] & 63, mins[group] & 63),
+                None => (scales[group] & 63, offsets[group] & 63),
                 Some(group) => (
                     rest[group] & 15 | scales[group] >> 6 << 4,
-                    rest[group] >> 4 | mins[group] >> 6 << 4,
+                    rest[group] >> 4 | offsets[group] >> 6 << 4,
                 ),
             };
             [scale as i8, min as i8]

@@ -61,7 +61,7 @@ pub fn recoded_values(
     k: usize,
     rows: WeightRows<'_>,
 ) -> Result<Vec<f32>> {
-    Ok(quantized(recoded, name, k, rows, 0..k)?.view().numbers(k)?)
+    Ok(quantized(recoded, name, k, rows, 0..k)?.view().dequantized(k)?)
 }
 
 /// Quantized rows.
@@ -69,8 +69,8 @@ pub fn recoded_values(
 struct Quantized {
     quants: Vec<u8>,
     scales: Vec<f32>,
-    mins: Vec<f32>,
-    multiples: [Vec<i8>; 2],
+    offsets: Vec<f32>,
+    sub_scales: [Vec<i8>; 2],
 }
 
 /// The quantization of each row.
@@ -105,14 +105,14 @@ impl Row {
         let values = &values[self.whole.clone()];
         let mut quants = vec![0; values.len()];
         let mut runs = Vec::new();
-        let mut multiples = Vec::new();
+        let mut sub_scales = Vec::new();
         let run = self.block.unwrap_or(self.group);
         for (values, quants) in values.chunks(run).zip(quants.chunks_mut(run)) {
             runs.push(match (self.format, self.block) {
                 (QuantFormat::U8, _) => [eight_bits(values, quants), 0.0],
                 (_, None) => search::group(values, self.format.most(), quants),
                 (_, Some(_)) => {
-                    search::block(values, self.group, self.format.most(), quants, &mut multiples)
+                    search::block(values, self.group, self.format.most(), quants, &mut sub_scales)
                 }
             });
         }
@@ -123,12 +123,12 @@ impl Row {
         for first in taken.clone().step_by(self.run) {
             let [scale, min] = runs[first / run];
             quantized.scales.push(scale);
-            quantized.mins.push(min);
+            quantized.offsets.push(min);
         }
         if self.block.is_some() {
-            let groups = &multiples[taken.start / self.group..taken.end / self.group];
-            quantized.multiples[0].extend(groups.iter().map(|[scale, _]| *scale));
-            quantized.multiples[1].extend(groups.iter().map(|[_, min]| *min));
+            let groups = &sub_scales[taken.start / self.group..taken.end / self.group];
+            quantized.sub_scales[0].extend(groups.iter().map(|[scale, _]| *scale));
+            quantized.sub_scales[1].extend(groups.iter().map(|[_, min]| *min));
         }
         // `max` ignores NaN, so finite runs are not enough.
         runs.iter().flatten().chain(values).all(|number| number.is_finite())
@@ -139,17 +139,17 @@ impl Row {
         for part in parts {
             all.quants.extend(part.quants);
             all.scales.extend(part.scales);
-            all.mins.extend(part.mins);
-            for (all, part) in all.multiples.iter_mut().zip(part.multiples) {
+            all.offsets.extend(part.offsets);
+            for (all, part) in all.sub_scales.iter_mut().zip(part.sub_scales) {
                 all.extend(part);
             }
         }
-        let mins = match self.format {
+        let offsets = match self.format {
             QuantFormat::U8 => RowOffsets::ZeroPoint(OnLoad::ZERO_POINT),
-            _ => RowOffsets::Own(all.mins),
+            _ => RowOffsets::Own(all.offsets),
         };
-        let multiples = self.block.map(|_| (self.run, all.multiples));
-        let scales = Scales { scales: all.scales, mins, multiples };
+        let sub_scales = self.block.map(|_| (self.run, all.sub_scales));
+        let scales = Scales { scales: all.scales, offsets, sub_scales };
         let group = self.group.min(self.columns.len());
         OwnedRows { format: self.format, group, bytes: all.quants, scales, inputs: None }
     }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     fn dequantized(recoded: Recoded, k: usize, values: &[f32]) -> Vec<f32> {
-        quantized_rows(recoded, k, values, 0..k).unwrap().view().numbers(k).unwrap()
+        quantized_rows(recoded, k, values, 0..k).unwrap().view().dequantized(k).unwrap()
     }
 
     /// The first rows of matrices of a checkpoint against those that the PyPI package `gguf` makes of them.
@@ -208,7 +208,8 @@ mod tests {
             assert_eq!(tensor.dtype(), safetensors::Dtype::F32);
             let rows = WeightRows { dtype: DType::F32, bytes: &tensor.data()[..rows * k * 4] };
             let recoded = Recoded::new(QuantFormat::U8, k);
-            let found = quantized(recoded, name, k, rows, 0..k).unwrap().view().numbers(k).unwrap();
+            let found =
+                quantized(recoded, name, k, rows, 0..k).unwrap().view().dequantized(k).unwrap();
             let found: Vec<u8> = found.into_iter().flat_map(f32::to_le_bytes).collect();
             assert!(found == expected.data(), "{name}");
             seen += 1;
@@ -283,7 +284,11 @@ mod tests {
                     let part = quantized_rows(recoded, k, &values, columns.clone()).unwrap();
                     let expected = whole.chunks(k).flat_map(|row| row[columns.clone()].to_vec());
                     let expected: Vec<f32> = expected.collect();
-                    assert_eq!(part.view().numbers(width).unwrap(), expected, "{ranks}, {rank}");
+                    assert_eq!(
+                        part.view().dequantized(width).unwrap(),
+                        expected,
+                        "{ranks}, {rank}"
+                    );
                     let mut builder = builder(8, width, recoded.packed()).unwrap();
                     builder.write_quantized(0, part.view()).unwrap();
                 }

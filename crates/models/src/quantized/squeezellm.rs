@@ -73,7 +73,7 @@ impl Stored for SqueezeLlmMatrix {
 
     fn sparse(&self) -> Option<SparseRows<'_>> {
         let (starts, inputs, numbers) = self.sparse.as_ref()?;
-        Some(SparseRows { starts, inputs, numbers })
+        Some(SparseRows { starts, inputs, values: numbers })
     }
 
     fn value(&self, row: usize, input: usize) -> f32 {

@@ -15,8 +15,8 @@ fn dequantized(matrix: &AnyStored, tensor: &TensorPlan) -> Vec<f32> {
     let mut write = |first, rows: QuantizedRows<'_>| Ok(builder.write_quantized(first, rows)?);
     matrix.each_piece(0..n, columns.clone(), &mut write).unwrap();
     if let Some(sparse) = matrix.stored().sparse() {
-        let (starts, inputs, numbers) = columns_of(sparse, &columns);
-        let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &numbers };
+        let (starts, inputs, values) = columns_of(sparse, &columns);
+        let sparse = SparseRows { starts: &starts, inputs: &inputs, values: &values };
         builder.write_sparse(0, sparse).unwrap();
     }
     let weight = builder.finish().unwrap();

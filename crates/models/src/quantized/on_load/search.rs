@@ -19,7 +19,7 @@ const LANES: usize = 8;
 const ROUNDS: f32 = 12_582_912.0;
 
 /// The largest value that multiplies the scale or the offset of a block: six bits.
-const MAX_MULTIPLE: f32 = 63.0;
+const MAX_SUB_SCALE: f32 = 63.0;
 
 /// Writes a group's quantized values, from 0 to `most`; returns scale and offset. A weight is `scale * value + offset`.
 pub(super) fn group(values: &[f32], most: u8, quants: &mut [u8]) -> [f32; 2] {
@@ -35,24 +35,24 @@ pub(super) fn block(
     group: usize,
     most: u8,
     quants: &mut [u8],
-    multiples: &mut Vec<[i8; 2]>,
+    sub_scales: &mut Vec<[i8; 2]>,
 ) -> [f32; 2] {
     let groups = values.chunks(group);
     let factors: Vec<[f32; 2]> =
         groups.map(|values| fitted(values, f32::from(most), Floor::ZeroOrLess)).collect();
     let largest = |which: usize| factors.iter().fold(0f32, |most, f| most.max(f[which].abs()));
-    let scale = rounded(largest(0) / MAX_MULTIPLE);
-    let min = -rounded(largest(1) / MAX_MULTIPLE);
+    let scale = rounded(largest(0) / MAX_SUB_SCALE);
+    let min = -rounded(largest(1) / MAX_SUB_SCALE);
     let multiple = |of: f32, unit: f32| {
         let times = if unit == 0.0 { 0.0 } else { of / unit };
-        times.round().clamp(0.0, MAX_MULTIPLE)
+        times.round().clamp(0.0, MAX_SUB_SCALE)
     };
     for ((values, quants), factors) in
         values.chunks(group).zip(quants.chunks_mut(group)).zip(&factors)
     {
         let times = [multiple(factors[0], scale), multiple(factors[1], min)];
         write_quants(values, scale * times[0], min * times[1], most, quants);
-        multiples.push(times.map(|times| times as i8));
+        sub_scales.push(times.map(|times| times as i8));
     }
     [scale, min]
 }
