@@ -58,7 +58,7 @@ WRONG_MESSAGES = [
 WRONG_PROMPTS = [None, 1, {}, True, [""], [], [[]], [[[1]]], [1, "x"], ["x", 1], [[1], "x"], [-1], [1.5], [10**9], [[-1]],
                  [None], [[1, None]], ""]
 WRONG_STOPS = [1, {}, True, [1], [""], "", ["x", None], ["x"] * 17, [["x"]]]
-WRONG_BIASES = [1, "x", [], {"x": 1}, {"-1": 1}, {"1": "x"}, {"1": 101}, {"1": None}, {"99999999": 1}, {"1.5": 1}]
+WRONG_BIASES = [1, "x", [0], {"x": 1}, {"-1": 1}, {"1": "x"}, {"1": 101}, {"1": None}, {"99999999": 1}, {"1.5": 1}]
 UNSUPPORTED = [{"best_of": 5}, {"use_beam_search": True}, {"no_such_field": 1}, {"functions": []},
                {"response_format": {"type": "xml"}}, {"structured_outputs": {"regex": "(a+"}},
                {"guided_regex": "((a*)*"}, {"stream_options": {"include_usage": True}}, {"prompt_logprobs": 10**6}]
@@ -83,7 +83,7 @@ WRONG_RESPONSES = [
         None, 1, {}, True, [], [1], [None], [{}], [{"role": "tool", "content": "x"}], [{"role": "user"}],
         [{"role": "user", "content": [{"type": "input_image"}]}], [{"role": "user", "content": "x", "no_such_key": 1}],
         [{"type": "item_reference", "id": "x"}], [{"type": 1}], [{"type": "function_call"}],
-        [{"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}], [{"type": "function_call_output", "call_id": "c"}],
+        [{"type": "function_call", "call_id": "c", "name": "f", "arguments": 7}], [{"type": "function_call_output", "call_id": "c"}],
         [{"type": "function_call_output", "call_id": 1, "output": "x"}], [{"type": "reasoning", "summary": [1]}],
         [{"type": "reasoning", "no_such_key": "x"}],
     ]
@@ -191,7 +191,9 @@ class Corpus:
         for change in WRONG_TOOLS:
             self.add_changed("/v1/chat/completions", change)
         for change in WRONG_RESPONSES:
-            self.add_changed("/v1/responses", change)
+            # What was never stored is not found.
+            status = 404 if "item_reference" in dumps(change) else 400
+            self.add_changed("/v1/responses", change, status)
         for change in WRONG_ANTHROPIC:
             self.add_changed("/v1/messages", change)
         for value in WRONG_PROMPTS:

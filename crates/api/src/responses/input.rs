@@ -263,7 +263,7 @@ impl Item<'_> {
         // An answer may be empty, and a tool may return nothing.
         let may_be_null =
             key == "output" || self.item.get("role").is_some_and(|role| role == "assistant");
-        if may_be_null && content.is_none_or(Value::is_null) {
+        if may_be_null && content.is_some_and(Value::is_null) {
             return Ok(Content::Text(String::new()));
         }
         let Some(Value::Array(parts)) = content else {
