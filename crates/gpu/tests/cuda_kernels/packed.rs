@@ -104,7 +104,7 @@ fn case(
     let entries = starts[n] as usize;
     let inputs: Vec<u32> = (0..entries).map(|i| (i % k) as u32).collect();
     let added = random.floats(entries, 2.0, DType::F32);
-    let sparse = SparseRows { starts: &starts, inputs: &inputs, numbers: &added };
+    let sparse = SparseRows { starts: &starts, inputs: &inputs, values: &added };
     let pack = |rows, sparse, device: &Device| {
         let form = ScaleForm::F32;
         let mut builder = Weight::quantized_builder(n, k, format, group, form).unwrap();
