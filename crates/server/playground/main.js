@@ -368,12 +368,17 @@ function loadState(state) {
   scrollToEnd();
 }
 
+/** Keeps a change soon. */
 function keepSoon() {
+  page.isChanged = true;
   clearTimeout(page.keeping);
   page.keeping = setTimeout(keep, 400);
 }
 
 function keep() {
+  // A tab without a change does not become the newest.
+  if (!page.isChanged) return;
+  page.isChanged = false;
   const lost = keepState(stateOf);
   if (lost && lost !== page.lost) notify(`This browser cannot keep all of the conversation: it leaves out ${lost}. Export keeps all.`);
   page.lost = lost;
@@ -492,7 +497,10 @@ function begin() {
   byId('schema').value = JSON.stringify(EXAMPLE_SCHEMA, null, 2);
   const kept = keptState();
   try {
-    if (kept) loadState(JSON.parse(kept));
+    if (kept) {
+      loadState(JSON.parse(kept));
+      page.isChanged = false;
+    }
   } catch (error) {
     notify(`The conversation that this browser kept cannot be read: ${error.message}`, { isError: true });
   }

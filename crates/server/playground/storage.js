@@ -41,8 +41,6 @@ function keepState(stateOf) {
   const lost = [null, 'log-probabilities', 'log-probabilities and images'];
   for (const [lighter, name] of lost.entries()) {
     const text = jsonOrNull(stateOf(lighter));
-    // A tab that is closed without a change does not become the newest.
-    if (text !== null && text === readStored('sessionStorage', '')) return name;
     if (text === null || text.length > MAX_STORED || !writeStored('localStorage', '', text)) continue;
     // An older copy would hide the new one.
     if (!writeStored('sessionStorage', '', text)) writeStored('sessionStorage', '', null);
