@@ -191,7 +191,7 @@ class Corpus:
         for change in WRONG_TOOLS:
             self.add_changed("/v1/chat/completions", change)
         for change in WRONG_RESPONSES:
-            # What was never stored is not found.
+            # An item that was never stored is not found.
             status = 404 if "item_reference" in dumps(change) else 400
             self.add_changed("/v1/responses", change, status)
         for change in WRONG_ANTHROPIC:
