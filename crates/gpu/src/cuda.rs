@@ -28,6 +28,7 @@ mod qkv;
 mod sampling;
 mod short_conv;
 mod staging;
+mod uploads;
 
 pub use activation::{activation, activation_times, gated_activation};
 pub use attention::{AttentionPlan, DecodeKernel};
@@ -50,3 +51,4 @@ pub(crate) use sampling::count_tokens;
 pub use sampling::sample;
 pub use short_conv::short_conv;
 pub(crate) use staging::{PinnedReadback, PinnedUploads};
+pub(crate) use uploads::PinnedPieces;

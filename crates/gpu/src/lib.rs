@@ -27,8 +27,9 @@ pub use operands::{
     TokenCounts, ValueNorm,
 };
 pub use ops::{
-    AttentionPlan, Graph, HostBlocks, Matmul, Readback, Staging, activation, activation_times, add,
-    add_rms_norm, combine_experts, copy_states, embedding, expert_product, gated_activation,
-    gather_rows, head_product, latents_to_cache, layer_norm, linear_attention, qkv_to_cache,
-    resolve_tokens, rms_norm, route, sample, scale_and_cap, short_conv, sigmoid_gate, square_sums,
+    AttentionPlan, Fill, Graph, HostBlocks, Matmul, PartialTensor, Readback, Staging, Uploads,
+    activation, activation_times, add, add_rms_norm, combine_experts, copy_states, embedding,
+    expert_product, gated_activation, gather_rows, head_product, latents_to_cache, layer_norm,
+    linear_attention, qkv_to_cache, resolve_tokens, rms_norm, route, sample, scale_and_cap,
+    short_conv, sigmoid_gate, square_sums,
 };

@@ -15,6 +15,7 @@ mod sampling;
 mod short_conv;
 mod staging;
 mod state;
+mod uploads;
 
 pub use attention::AttentionPlan;
 pub use experts::{combine_experts, expert_product, route};
@@ -32,6 +33,9 @@ pub use sampling::sample;
 pub use short_conv::short_conv;
 pub use staging::{Readback, Staging};
 pub use state::copy_states;
+#[cfg(feature = "cuda")]
+pub(crate) use uploads::PIECE_BYTES;
+pub use uploads::{Fill, PartialTensor, Uploads};
 
 /// Launches a kernel for tensors on a GPU, and continues with the reference implementation otherwise.
 #[cfg(feature = "cuda")]

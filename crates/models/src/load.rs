@@ -1,6 +1,6 @@
 //! A checkpoint's weights become a decoder.
 
-use std::{borrow::Cow, ops::Range, sync::Arc};
+use std::{borrow::Cow, ops::Range, rc::Rc, sync::Arc};
 
 use candle_core::{DType, Device};
 use candlepower_checkpoint::{
@@ -8,6 +8,7 @@ use candlepower_checkpoint::{
     TensorPlan,
 };
 use candlepower_comm::Comm;
+use candlepower_gpu::Uploads;
 use candlepower_kernels::{Weight, WeightRows};
 use serde::{Deserialize, Serialize};
 
@@ -209,7 +210,8 @@ fn load_device_part(
     let source = Source::open(checkpoint, options)?;
     let ranks = comm.map(|comm| DeviceRanks::join(comm, device)).transpose()?;
     let plan = source.plan(checkpoint, shard)?;
-    let reserve = |shape: Shape| Ok(RowsBuilder::new(shape, device));
+    let uploads = Rc::new(Uploads::new(device)?);
+    let reserve = |shape: Shape| Ok(RowsBuilder::new(shape, device, uploads.clone()));
     let parts = PartsBuilder::new(spec, &plan, layout, |_| Ok(dtype), reserve)?;
     let parts = source.fill(spec, plan, parts, &mut |done| {
         progress(done);
@@ -385,8 +387,11 @@ fn read_plain<M: Matrix>(
                 None => Cow::Borrowed(whole),
                 Some(columns) => {
                     let columns = columns.start * size..columns.end * size;
-                    let rows = whole.chunks_exact(row_bytes);
-                    Cow::Owned(rows.flat_map(|row| &row[columns.clone()]).copied().collect())
+                    let mut taken = Vec::with_capacity(rows * columns.len());
+                    for row in whole.chunks_exact(row_bytes) {
+                        taken.extend_from_slice(&row[columns.clone()]);
+                    }
+                    Cow::Owned(taken)
                 }
             };
             parts.write(slot, first, WeightRows { dtype, bytes: &bytes })?;

@@ -1,10 +1,10 @@
-//! Matrices for a GPU: row-major in one dtype, or quantized, uploaded as soon as they are whole.
+//! Matrices for a GPU: row-major in one dtype, uploaded while they are read; or quantized, uploaded as soon as they are whole.
 
-use std::{borrow::Cow, collections::HashMap};
+use std::{collections::HashMap, rc::Rc};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use candlepower_checkpoint::MatrixForm;
-use candlepower_gpu::{ExpertMatrices, Matrix, PackedMatrix};
+use candlepower_gpu::{ExpertMatrices, Matrix, PackedMatrix, PartialTensor, Uploads};
 use candlepower_kernels::{QuantizedRows, SparseRows, WeightBuilder, WeightRows};
 use half::{bf16, f16};
 
@@ -27,10 +27,11 @@ impl parts::Matrix for Matrix {
     }
 }
 
-/// A matrix that is gathered in host memory, which is freed as soon as the device has the matrix.
+/// A matrix that is being filled. Quantized weights are gathered in host memory, which is freed as soon as the device has them.
 pub(crate) struct RowsBuilder {
     shape: Shape,
     device: Device,
+    uploads: Rc<Uploads>,
     /// The written rows: `None` before the first row and after the last.
     written: Option<Written>,
     missing_rows: usize,
@@ -41,18 +42,19 @@ pub(crate) struct RowsBuilder {
 
 enum Written {
     /// Row-major values.
-    Rows(Vec<u8>),
+    Rows(PartialTensor),
     /// Quantized weights, packed as on the CPU.
     Quantized(WeightBuilder),
 }
 
 impl RowsBuilder {
     /// Begins a matrix of `shape`, whose padding is zero.
-    pub(crate) fn new(shape: Shape, device: &Device) -> Self {
+    pub(crate) fn new(shape: Shape, device: &Device, uploads: Rc<Uploads>) -> Self {
         let (device, missing_rows) = (device.clone(), shape.written_rows);
         let form = shape.form.on_device(shape.stored_columns());
         let shape = Shape { form, ..shape };
-        Self { shape, device, written: None, missing_rows, sparse: HashMap::new(), uploaded: None }
+        let (written, sparse, uploaded) = (None, HashMap::new(), None);
+        Self { shape, device, uploads, written, missing_rows, sparse, uploaded }
     }
 
     /// The quantized weights, where they are kept.
@@ -68,22 +70,18 @@ impl RowsBuilder {
         }
     }
 
-    /// Uploads the matrix when `count` more rows make it whole.
+    /// Finishes the matrix when `count` more rows make it whole.
     fn note(&mut self, count: usize) -> Result<()> {
         self.missing_rows -= count;
         if self.missing_rows > 0 {
             return Ok(());
         }
-        let Shape { rows: n, columns, dtype, heads, .. } = self.shape;
         self.uploaded = match self.written.take() {
-            Some(Written::Rows(bytes)) => {
-                let tensor = Tensor::from_raw_buffer(&bytes, dtype, &[n, columns], &self.device)?;
-                Some(Matrix::Rows(tensor))
-            }
+            Some(Written::Rows(tensor)) => Some(Matrix::Rows(self.uploads.finish(tensor)?)),
             Some(Written::Quantized(builder)) => {
                 // Between padded heads nothing was written.
                 let weight = builder.finish_with_zeros();
-                Some(Matrix::Packed(PackedMatrix::new(&weight, heads, &self.device)?))
+                Some(Matrix::Packed(PackedMatrix::new(&weight, self.shape.heads, &self.device)?))
             }
             None => None,
         };
@@ -96,15 +94,21 @@ impl MatrixBuilder for RowsBuilder {
 
     fn write_rows(&mut self, first_row: usize, rows: WeightRows<'_>) -> Result<()> {
         let Shape { rows: n, columns, dtype, .. } = self.shape;
-        let row_bytes = columns * dtype.size_in_bytes();
-        let count = rows.bytes.len() / (columns * rows.dtype.size_in_bytes());
-        let written = self.written.get_or_insert_with(|| Written::Rows(vec![0; n * row_bytes]));
-        match written {
-            Written::Rows(bytes) => {
-                let target = &mut bytes[first_row * row_bytes..][..count * row_bytes];
-                target.copy_from_slice(&converted(rows, dtype));
+        let (size, stored) = (dtype.size_in_bytes(), rows.dtype.size_in_bytes());
+        let count = rows.bytes.len() / (columns * stored);
+        if self.written.is_none() {
+            self.written = Some(Written::Rows(self.uploads.begin(dtype, &[n, columns])?));
+        }
+        match self.written.as_mut() {
+            Some(Written::Rows(tensor)) => {
+                let (first, len) = (first_row * columns * size, count * columns * size);
+                self.uploads.write(tensor, first, len, &|offset, out| {
+                    let bytes = &rows.bytes[offset / size * stored..][..out.len() / size * stored];
+                    convert(WeightRows { dtype: rows.dtype, bytes }, dtype, out);
+                })?;
             }
-            Written::Quantized(builder) => builder.write_rows(first_row, rows)?,
+            Some(Written::Quantized(builder)) => builder.write_rows(first_row, rows)?,
+            None => unreachable!("it was begun above"),
         }
         self.note(count)
     }
@@ -158,20 +162,32 @@ impl MatrixBuilder for RowsBuilder {
     }
 }
 
-/// The rows' bytes in `dtype`.
-fn converted<'a>(rows: WeightRows<'a>, dtype: DType) -> Cow<'a, [u8]> {
+/// Writes the rows' values in `dtype`.
+fn convert(rows: WeightRows<'_>, dtype: DType, out: &mut [u8]) {
     if rows.dtype == dtype {
-        return Cow::Borrowed(rows.bytes);
+        return out.copy_from_slice(rows.bytes);
     }
-    let size = rows.dtype.size_in_bytes();
-    let values = rows.bytes.chunks_exact(size).map(|bytes| match rows.dtype {
-        DType::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
-        DType::BF16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
-        _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
-    });
-    Cow::Owned(match dtype {
-        DType::F16 => values.flat_map(|value| f16::from_f32(value).to_le_bytes()).collect(),
-        DType::BF16 => values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
-        _ => values.flat_map(f32::to_le_bytes).collect(),
-    })
+    match (rows.dtype, dtype) {
+        (DType::F16, DType::BF16) => {
+            each(rows, out, |b| bf16::from_f32(f16::from_le_bytes(b).to_f32()).to_le_bytes())
+        }
+        (DType::F16, _) => each(rows, out, |b| f16::from_le_bytes(b).to_f32().to_le_bytes()),
+        (DType::BF16, DType::F16) => {
+            each(rows, out, |b| f16::from_f32(bf16::from_le_bytes(b).to_f32()).to_le_bytes())
+        }
+        (DType::BF16, _) => each(rows, out, |b| bf16::from_le_bytes(b).to_f32().to_le_bytes()),
+        (_, DType::F16) => each(rows, out, |b| f16::from_f32(f32::from_le_bytes(b)).to_le_bytes()),
+        (_, _) => each(rows, out, |b| bf16::from_f32(f32::from_le_bytes(b)).to_le_bytes()),
+    }
+}
+
+/// Converts every value, from `N` bytes to `M`.
+fn each<const N: usize, const M: usize>(
+    rows: WeightRows<'_>,
+    out: &mut [u8],
+    convert: impl Fn([u8; N]) -> [u8; M],
+) {
+    for (value, place) in rows.bytes.as_chunks().0.iter().zip(out.as_chunks_mut().0) {
+        *place = convert(*value);
+    }
 }

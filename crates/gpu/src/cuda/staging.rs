@@ -2,7 +2,7 @@
 
 use candle_core::cuda_backend::cudarc::driver::result::{memcpy_dtoh_async, memcpy_htod_async};
 use candle_core::cuda_backend::cudarc::driver::{
-    CudaEvent, CudaStream, DriverError, PinnedHostSlice,
+    CudaEvent, CudaStream, DeviceRepr, DriverError, PinnedHostSlice,
 };
 use candle_core::{CudaDevice, Tensor};
 
@@ -130,9 +130,13 @@ pub(crate) fn after_copies(stream: &CudaStream) -> std::result::Result<CudaEvent
     })
 }
 
-fn pinned(capacity: usize, device: &CudaDevice) -> Result<PinnedHostSlice<u32>> {
+/// Pinned memory for integers, whose first content is undefined.
+pub(super) fn pinned<T: DeviceRepr>(
+    capacity: usize,
+    device: &CudaDevice,
+) -> Result<PinnedHostSlice<T>> {
     let context = device.cuda_stream().context().clone();
-    // SAFETY: pinned memory begins undefined, and any bits are valid u32 values; nothing is read before it is written.
+    // SAFETY: pinned memory begins undefined, and any bits are valid integers; nothing is read before it is written.
     unsafe { context.alloc_pinned_with_flags(capacity.max(1), READ_BACK) }
         .map_err(|error| driver("pinned memory", error))
 }

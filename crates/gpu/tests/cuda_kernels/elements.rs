@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 use candlepower_gpu::cuda::{Cublas, Nccl};
-use candlepower_gpu::{self as gpu, Graph, Readback, Staging};
+use candlepower_gpu::{self as gpu, Graph, Readback, Staging, Uploads};
 use candlepower_kernels::linear_reference;
 
 use crate::gpu::{BIASED_BY_CUBLAS, Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
@@ -121,6 +121,27 @@ pub(crate) fn staging(gpu: &Gpu) {
         gpu.assert_equal(&read, &numbers(step)[4..204], "what was uploaded");
     }
     assert!(staging.upload(&[0; 1001]).is_err());
+}
+
+/// A tensor of many pieces, more than there is pinned memory for, without a wait in between.
+pub(crate) fn uploads(gpu: &Gpu) {
+    const COUNT: usize = 21 << 20;
+    let uploads = Uploads::new(gpu.device()).unwrap();
+    let mut tensor = uploads.begin(DType::U32, &[3, COUNT / 3]).unwrap();
+    let value = |index: usize| (index as u32).wrapping_mul(2_654_435_761);
+    // The last part first. The value before it is never written.
+    for (first, end) in [(COUNT - 5, COUNT), (0, 100), (100, COUNT - 6)] {
+        let (start, len) = (4 * first, 4 * (end - first));
+        let fill = |offset: usize, out: &mut [u8]| {
+            for (index, place) in out.as_chunks_mut().0.iter_mut().enumerate() {
+                *place = value(first + offset / 4 + index).to_le_bytes();
+            }
+        };
+        uploads.write(&mut tensor, start, len, &fill).unwrap();
+    }
+    let read = uploads.finish(tensor).unwrap().flatten_all().unwrap().to_vec1::<u32>().unwrap();
+    let want = (0..COUNT).map(|index| if index == COUNT - 6 { 0 } else { value(index) });
+    gpu.assert_equal(&read, &want.collect::<Vec<_>>(), "what was uploaded");
 }
 
 /// A recorded product and a recorded kernel of ours read their operands' content at the replay.

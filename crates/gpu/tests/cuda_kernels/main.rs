@@ -27,7 +27,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 39] = [
+const COMPARISONS: [(&str, Comparison); 41] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -53,6 +53,7 @@ const COMPARISONS: [(&str, Comparison); 39] = [
     ("scale_and_cap", elements::scale_and_cap),
     ("resolve_tokens", elements::resolve_tokens),
     ("staging", elements::staging),
+    ("uploads", elements::uploads),
     ("graph", elements::graph),
     ("nccl", elements::nccl),
     ("qkv_to_cache", attention::qkv_to_cache),
@@ -60,6 +61,7 @@ const COMPARISONS: [(&str, Comparison); 39] = [
     ("copy_blocks", attention::copy_blocks),
     ("swap_blocks", attention::swap_blocks),
     ("paged_attention", attention::paged_attention),
+    ("planned_apart", attention::planned_apart),
     ("fixed_launch", attention::fixed_launch),
     ("latents_to_cache", latent::latents_to_cache),
     ("head_product", latent::head_product),

@@ -15,7 +15,7 @@ use candlepower_gpu::cuda::{self, Cublas, DecodeKernel};
 use candlepower_gpu::{
     self as gpu, AttentionSpec, AttentionStep, ExpertMatrices, Graph, LaunchShape, Matrix,
     NormWeight, PackedMatrix, PagedCache, PlanCapacity, RmsNorm, Routing, SamplerRow,
-    SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables,
+    SamplingBatch, SamplingOutput, SamplingScratch, StatePool, StateTables, Uploads,
 };
 use candlepower_kernels::{
     Activation, Error, Gating, KvCacheConfig, LinearAttention, LinearAttentionDims, Offsets,
@@ -42,7 +42,8 @@ const WIDE_HEADS: [usize; 3] = [32, 4, 512];
 /// A group of measurements.
 type Part = fn(&Times<'_>) -> Result<()>;
 
-const PARTS: [(&str, Part); 9] = [
+const PARTS: [(&str, Part); 10] = [
+    ("uploads", uploads),
     ("products", products),
     ("quantized", quantized),
     ("experts", experts),
@@ -155,6 +156,30 @@ impl Times<'_> {
             100.0 * part
         );
     }
+}
+
+/// Weights on their way to the GPU: from memory that is not pinned, and through pinned memory by several threads.
+fn uploads(times: &Times<'_>) -> Result<()> {
+    let (rows, columns) = (times.size(1 << 14), 1 << 14);
+    let bytes = vec![1u8; 2 * rows * columns];
+    let device = times.gpu.device();
+    let upload = || {
+        Tensor::from_raw_buffer(&bytes, DType::BF16, &[rows, columns], device)?;
+        Ok(())
+    };
+    times.print("upload, not pinned", times.seconds(5, upload)?, (bytes.len(), 0));
+    let uploads = Uploads::new(device)?;
+    let upload = || {
+        let mut tensor = uploads.begin(DType::BF16, &[rows, columns])?;
+        let fill = |offset: usize, out: &mut [u8]| {
+            out.copy_from_slice(&bytes[offset..][..out.len()]);
+        };
+        uploads.write(&mut tensor, 0, bytes.len(), &fill)?;
+        uploads.finish(tensor)?;
+        Ok(())
+    };
+    times.print("upload, pinned", times.seconds(5, upload)?, (bytes.len(), 0));
+    Ok(())
 }
 
 /// GEMV beside cuBLAS, to find the number of rows from which cuBLAS is faster.
