@@ -17,8 +17,10 @@ pub const PATCH_QUERIES: usize = 256;
 pub const PATCH_KEYS: usize = 256;
 /// Rows of logits that exist at once on a GPU, at most.
 const MAX_DEVICE_LOGITS_ROWS: usize = 256;
-/// Bytes of the schedule of attention for one step, for each kind of window, and of its pinned copy on the host.
+/// Bytes of a schedule of attention, and of its pinned copy on the host.
 pub const SCHEDULE_BYTES: usize = 8 << 20;
+/// Schedules of a step for each kind of window: one of decodes, and one of prompts.
+pub const SCHEDULES: usize = 2;
 /// Bytes of partial results of attention for heads of 128 elements, for each kind of window. Source: FlashInfer's own callers.
 const PARTIALS_BYTES: usize = 128 << 20;
 /// Bytes of partial results of attention over latents: two tiles of 128 queries for each pair of multiprocessors, of which no GPU

@@ -1,7 +1,7 @@
 //! Bytes on a GPU: row-major matrices in one dtype or quantized, buffers that are reserved once, heads padded to the widths of attention.
 
 use candlepower_layout::{
-    Dtype, LATENT_PARTIALS_BYTES, MatrixForm, SCHEDULE_BYTES, attention_partials_bytes,
+    Dtype, LATENT_PARTIALS_BYTES, MatrixForm, SCHEDULE_BYTES, SCHEDULES, attention_partials_bytes,
     device_head_dim, device_latent_dims, device_logits_rows,
 };
 
@@ -182,12 +182,12 @@ impl ModelSpec {
             }
         }
         let pages = max_num_seqs * request.max_model_len.div_ceil(request.block_size);
-        let block_tables = 4 * (3 * (max_num_seqs + 1) + pages) as u64;
+        let block_tables = 4 * (3 * (max_num_seqs + SCHEDULES) + pages) as u64;
         // Denominators of each head's softmax.
         let heads = self.attentions().filter(|a| a.sinks);
         let heads = heads.map(|a| a.heads.div_ceil(ranks)).max().unwrap_or(0);
         let lse = 4 * tokens * heads as u64;
-        let own = SCHEDULE_BYTES as u64 + block_tables + lse;
+        let own = (SCHEDULES * SCHEDULE_BYTES) as u64 + block_tables + lse;
         let of_plans = plans.iter().map(|(kv_heads, head_dim, has_latents, _)| {
             let (kv_heads, head_dim) = (kv_heads.div_ceil(ranks), device_head_dim(*head_dim));
             let partials = match has_latents {

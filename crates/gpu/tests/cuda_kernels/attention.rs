@@ -1,5 +1,7 @@
 //! From the qkv rows through the paged cache to attention.
 
+use std::ops::Range;
+
 use candle_core::cuda_backend::cudarc::driver::sys::{
     CUgraphInstantiate_flags, CUstreamCaptureMode,
 };
@@ -315,6 +317,7 @@ pub(crate) fn swap_blocks(gpu: &Gpu) {
 }
 
 /// A model's attention, and a step's sequences as (queries, positions in the cache).
+#[derive(Clone, Copy)]
 struct Shape {
     heads: usize,
     kv_heads: usize,
@@ -376,6 +379,38 @@ pub(crate) fn paged_attention(gpu: &Gpu) {
             step.compare(gpu, &out);
         }
     }
+}
+
+/// Decodes before prompts have the same bits as without the prompts, and so have the prompts.
+pub(crate) fn planned_apart(gpu: &Gpu) {
+    let mut random = Random(27);
+    let seqs = [(1, 250), (1, 700), (1, 3), (40, 111), (1, 5), (3, 64)];
+    let cases =
+        shapes().into_iter().step_by(5).flat_map(|shape| types().map(move |types| (shape, types)));
+    for (shape, (dtype, cache_dtype)) in cases {
+        let step = Step::new(gpu, &mut random, &shape, ((dtype, cache_dtype), &seqs));
+        let mut plan = step.plan(gpu);
+        let mut attend = |step: &Step| {
+            plan.prepare(&step.attention_step(LaunchShape::Fitted)).unwrap();
+            let out = gpu.unwritten(&step.q_dims(), dtype);
+            let Step { q_on_gpu, layer, params, .. } = step;
+            plan.attend(q_on_gpu, layer, params, step.sinks(gpu).as_ref(), &out).unwrap();
+            out
+        };
+        let whole = attend(&step);
+        step.compare(gpu, &whole);
+        for part in [0..3, 3..seqs.len()] {
+            let (first, part) = step.part(part);
+            let alone = attend(&part);
+            let tokens = alone.dims()[0];
+            let within = to_vec(&whole.narrow(0, first, tokens).unwrap().contiguous().unwrap());
+            gpu.assert_equal(&bits(&to_vec(&alone)), &bits(&within), "a part alone");
+        }
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
 }
 
 /// A captured graph computes other lengths after another `prepare` for the same bucket.
@@ -487,6 +522,24 @@ impl Step {
     /// The same q and cache with other sequences.
     fn with_lengths(&self, random: &mut Random, seqs: &[(usize, usize)]) -> Self {
         Self { meta: metadata(random, &self.config, seqs), ..self.clone() }
+    }
+
+    /// The first token of some of the step's sequences, and a step of these alone.
+    fn part(&self, seqs: Range<usize>) -> (usize, Self) {
+        let meta = &self.meta;
+        let starts = &meta.query_start[seqs.start..=seqs.end];
+        let (first, tokens) = (starts[0] as usize, (starts[seqs.len()] - starts[0]) as usize);
+        let own = AttentionMetadata {
+            query_start: starts.iter().map(|start| start - starts[0]).collect(),
+            context_len: meta.context_len[seqs.clone()].to_vec(),
+            block_tables: meta.block_tables[seqs.start * meta.max_blocks..]
+                [..seqs.len() * meta.max_blocks]
+                .to_vec(),
+            max_blocks: meta.max_blocks,
+            mutual: Vec::new(),
+        };
+        let q_on_gpu = self.q_on_gpu.narrow(0, first, tokens).unwrap().copy().unwrap();
+        (first, Self { meta: own, q_on_gpu, ..self.clone() })
     }
 
     fn sinks(&self, gpu: &Gpu) -> Option<Tensor> {

@@ -1,6 +1,8 @@
 //! The plan of a step's attention: a schedule of the cache reads, made on the host and read on the device.
 
 use std::ffi::{CStr, c_char};
+use std::iter;
+use std::ops::Range;
 
 use candle_core::cuda_backend::cudarc::driver::result::memcpy_htod_async;
 use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute;
@@ -21,8 +23,9 @@ use crate::operands::{
     AttentionSpec, AttentionStep, LaunchShape, PagedCache, PagedLayer, PlanCapacity, check_cache,
     check_spec, check_step, check_window,
 };
+use candlepower_kernels::operands::SequenceView;
 use candlepower_kernels::{Error, KvCacheConfig, PagedAttention, Result};
-use candlepower_layout::{DEVICE_LATENT_DIMS, SCHEDULE_BYTES};
+use candlepower_layout::{DEVICE_LATENT_DIMS, SCHEDULE_BYTES, SCHEDULES};
 
 const KERNEL: &str = "paged_attention";
 
@@ -48,6 +51,10 @@ pub enum DecodeKernel {
 
 /// Memory and schedule of the attention of one step: call `prepare` once, then `attend` for each layer.
 ///
+/// Decodes at the beginning of a step are planned apart from the prompts behind them. FlashInfer has one size of tiles
+/// for a plan, by the average number of queries: with tiles of 128 rows each decode would compute 128, of which it needs
+/// a few.
+///
 /// All memory is reserved in `new`, at fixed addresses. `prepare` runs on the host and queues one or two copies to the
 /// device. It waits only if its previous copies have not ended yet. `attend` only launches kernels. With
 /// [`LaunchShape::Fixed`] a CUDA graph can therefore capture it, and later plans apply to the replays.
@@ -61,21 +68,29 @@ pub struct AttentionPlan {
     partials: CudaSlice<u8>,
     /// `[tokens, heads]`, if the model has attention sinks.
     lse: Option<CudaSlice<f32>>,
+    /// [`SCHEDULES`] of them.
     schedule: CudaSlice<u8>,
-    /// `query_start`, `page_start`, `last_page_len` and page indices, one after the other.
+    /// For each part of a step `query_start`, `page_start`, `last_page_len` and page indices, one after the other.
     tables: CudaSlice<u32>,
     schedule_host: PinnedHostSlice<u8>,
     tables_host: PinnedHostSlice<u32>,
     /// Event after the last copy from pinned memory.
     copied: Option<CudaEvent>,
-    prepared: Option<Prepared>,
+    /// The planned parts of a step: none before `prepare`.
+    prepared: Vec<Prepared>,
 }
 
+/// The plan of a part of a step: of sequences whose tokens are neighbours.
 #[derive(Clone, Copy)]
 struct Prepared {
     kernel: Kernel,
     shape: Shape,
     words: [i64; PLAN_WORDS],
+    /// The part's first token in the step.
+    first_token: usize,
+    tables: TableLayout,
+    /// Index of the part's schedule.
+    schedule: usize,
 }
 
 impl std::fmt::Debug for Prepared {
@@ -110,14 +125,15 @@ impl AttentionPlan {
             let bytes = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
             check_latent(&spec, &capacity, context.attribute(bytes).map_err(driver)?)?;
         }
-        // Three tables have an entry for each sequence, and one more where ends are kept.
-        let tables = 3 * (capacity.max_seqs + 1) + capacity.max_pages;
+        // Three tables have an entry for each sequence, and in each part one more where ends are kept.
+        let tables = 3 * (capacity.max_seqs + SCHEDULES) + capacity.max_pages;
+        let schedules = SCHEDULES * SCHEDULE_BYTES;
         let lse = capacity.sink_tokens * spec.heads;
         // SAFETY: pinned memory begins undefined; `prepare` writes what is copied from it, and any bits are valid
         // values of its types.
         let (schedule_host, tables_host) = unsafe {
             (
-                context.alloc_pinned_with_flags(SCHEDULE_BYTES, READ_BACK).map_err(driver)?,
+                context.alloc_pinned_with_flags(schedules, READ_BACK).map_err(driver)?,
                 context.alloc_pinned_with_flags(tables, READ_BACK).map_err(driver)?,
             )
         };
@@ -128,12 +144,12 @@ impl AttentionPlan {
             decode_kernel: decode_kernel(&spec, cache),
             partials: stream.alloc_zeros(capacity.partials_bytes).map_err(driver)?,
             lse: (lse > 0).then(|| stream.alloc_zeros(lse)).transpose().map_err(driver)?,
-            schedule: stream.alloc_zeros(SCHEDULE_BYTES).map_err(driver)?,
+            schedule: stream.alloc_zeros(schedules).map_err(driver)?,
             tables: stream.alloc_zeros(tables).map_err(driver)?,
             schedule_host,
             tables_host,
             copied: None,
-            prepared: None,
+            prepared: Vec::new(),
             device: device.clone(),
         })
     }
@@ -152,35 +168,50 @@ impl AttentionPlan {
     /// refused.
     pub fn prepare(&mut self, step: &AttentionStep<'_>) -> Result<()> {
         // A plan that fails must not leave the plan of an older step in place.
-        self.prepared = None;
+        self.prepared.clear();
         let sequences = check_step(step, self.spec.heads, &self.cache, &self.capacity)?;
-        let pages: usize = sequences.iter().map(|seq| seq.block_table.len()).sum();
-        let seqs = sequences.len();
-        let uniform = sequences.iter().all(|seq| seq.num_queries == sequences[0].num_queries);
-        let decode = uniform && sequences[0].num_queries == 1;
-        let kernel = self.kernel_for(decode);
+        let parts = self.parts(&sequences);
         self.wait_for_copies()?;
-        let layout = TableLayout { seqs };
-        let tables = self.tables_host.as_mut_slice().map_err(driver)?;
-        let block_tables = sequences.iter().map(|seq| seq.block_table);
-        layout.fill(tables, step.meta, block_tables, self.cache.block_size);
-        let used = layout.page_indices() + pages;
-        let queued = self.queue(kernel, step, &layout, used);
+        let queued = self.queue(step, &sequences, &parts);
         // An error may follow a copy that is queued, so the event is recorded in any case.
         self.copied = Some(after_copies(&self.device.cuda_stream()).map_err(driver)?);
-        self.prepared = Some(queued?);
+        self.prepared = queued?;
         Ok(())
     }
 
-    /// Plans the step, and queues the copies of its schedule and of the first `used` elements of the tables.
+    /// The sequences of each part that has a plan of its own: decodes at the beginning of the step, and the rest.
+    fn parts(&self, sequences: &[SequenceView<'_>]) -> Vec<Range<usize>> {
+        let decodes = sequences.iter().take_while(|seq| seq.num_queries == 1).count();
+        let rest = &sequences[decodes..];
+        // Tiles of latents have one size, whatever the step.
+        let apart = decodes > 0
+            && self.cache.latent.is_none()
+            && rest.iter().any(|sequence| sequence.num_queries > 0);
+        match apart {
+            true => vec![0..decodes, decodes..sequences.len()],
+            false => iter::once(0..sequences.len()).collect(),
+        }
+    }
+
+    /// Plans the parts of a step, and queues the copies of their schedules and tables.
     fn queue(
         &mut self,
-        kernel: Kernel,
         step: &AttentionStep<'_>,
-        layout: &TableLayout,
-        used: usize,
-    ) -> Result<Prepared> {
-        let prepared = self.plan(kernel, step, layout)?;
+        sequences: &[SequenceView<'_>],
+        parts: &[Range<usize>],
+    ) -> Result<Vec<Prepared>> {
+        let (mut prepared, mut used) = (Vec::new(), 0);
+        for (schedule, part) in parts.iter().enumerate() {
+            let own = &sequences[part.clone()];
+            let tables = TableLayout { first: used, seqs: own.len() };
+            let host = self.tables_host.as_mut_slice().map_err(driver)?;
+            let block_tables = own.iter().map(|sequence| sequence.block_table);
+            let block_size = self.cache.block_size;
+            used = tables.fill(host, step.meta, part.start, block_tables, block_size);
+            let is_decode = own.iter().all(|sequence| sequence.num_queries == 1);
+            let kernel = self.kernel_for(is_decode);
+            prepared.push(self.plan(kernel, step, part, tables, schedule)?);
+        }
         let stream = self.device.cuda_stream();
         let (address, _guard) = self.tables.device_ptr(&stream);
         let tables = &self.tables_host.as_slice().map_err(driver)?[..used];
@@ -215,7 +246,8 @@ impl AttentionPlan {
         sinks: Option<&Tensor>,
         out: &Tensor,
     ) -> Result<()> {
-        let Some(prepared) = &self.prepared else {
+        let tokens: usize = self.prepared.iter().map(|part| part.shape.tokens as usize).sum();
+        let Some(first) = self.prepared.first() else {
             return Err(Error::Metadata("prepare() comes before attend()".into()));
         };
         check_window(params, &self.spec)?;
@@ -224,8 +256,17 @@ impl AttentionPlan {
             return Err(Error::Metadata("scores over latents have no soft cap on a GPU".into()));
         }
         let launch = Launch::new(KERNEL, "q", q)?;
-        let dims = [prepared.shape.tokens as usize, self.spec.heads, self.cache.head_dim];
-        let out_dims = [dims[0], dims[1], self.cache.value_dim()];
+        if launch.dtype_code() != first.shape.dtype {
+            return Err(Error::DType {
+                kernel: KERNEL,
+                operand: "q",
+                expected: "the plan's dtype",
+                found: q.dtype(),
+            });
+        }
+        let heads = self.spec.heads;
+        let dims = [tokens, heads, self.cache.head_dim];
+        let out_dims = [tokens, heads, self.cache.value_dim()];
         let (axes, cache_axes) =
             ("[tokens, heads, head_dim]", "[num_blocks, kv_heads, block_size, head_dim]");
         let out_axes = "[tokens, heads, value_dim]";
@@ -235,11 +276,7 @@ impl AttentionPlan {
             None => layer.scales.value,
         };
         let cache_dims = PagedCache::dims(&self.cache);
-        let layout = TableLayout { seqs: prepared.shape.seqs as usize };
-        let (tables, _guard) = self.tables.device_ptr(self.tables.stream());
-        let table = |first: usize| (tables + (first * size_of::<u32>()) as u64) as Address;
-        let mut message: [c_char; MESSAGE_BYTES] = [0; MESSAGE_BYTES];
-        let (rows, heads) = (dims[0] * dims[1], self.spec.heads);
+        let rows = tokens * heads;
         let weigh_sinks = match sinks {
             Some(sinks) => Some(SinkArgs {
                 out: launch.elements(("out", out), out_axes, &out_dims)?,
@@ -253,48 +290,64 @@ impl AttentionPlan {
             }),
             None => None,
         };
-        let args = RunArgs {
-            // The kernels only read the device's buffers.
-            buffers: self.buffers(std::ptr::null_mut()),
-            shape: prepared.shape,
+        let operands = StepOperands {
             q: launch.elements(("q", q), axes, &dims)?,
             keys: launch.cached(("keys", &layer.keys), cache_axes, &cache_dims)?,
             values: launch.cached(("values", &layer.values), cache_axes, &cache_dims)?,
             out: launch.elements(("out", out), out_axes, &out_dims)?,
-            lse: weigh_sinks.as_ref().map_or(std::ptr::null_mut(), |args| args.lse),
-            query_start: table(layout.query_start()),
-            page_start: table(layout.page_start()),
-            page_indices: table(layout.page_indices()),
-            last_page_len: table(layout.last_page_len()),
-            plan: prepared.words.as_ptr(),
-            message: message.as_mut_ptr(),
+            lse: weigh_sinks.as_ref().map(|args| args.lse),
             // Cached keys are divided by their scale, so scores are multiplied by it.
             scale: params.scale * layer.scales.key,
             softcap: params.softcap.unwrap_or(0.0),
             value_scale,
-            padding: 0,
         };
-        if launch.dtype_code() != prepared.shape.dtype {
-            return Err(Error::DType {
-                kernel: KERNEL,
-                operand: "q",
-                expected: "the plan's dtype",
-                found: q.dtype(),
-            });
-        }
-        let functions = self.functions(prepared.kernel);
-        // SAFETY: the operands were checked above; `prepare` checked that the tables name blocks of the cache, and the
-        // plan's memory lives as long as `self`, whose drop waits for the stream.
-        let result = unsafe { launch.run(functions.run, &args) };
-        result.map_err(|error| with_message(error, &message))?;
-        if prepared.kernel.leaves_values_unscaled(self.cache.head_dim) && value_scale != 1.0 {
-            scale_and_cap(out, value_scale, None)?;
+        for part in &self.prepared {
+            self.attend_part(&launch, part, &operands)?;
+            if part.kernel.leaves_values_unscaled(self.cache.head_dim) && value_scale != 1.0 {
+                let own = out.narrow(0, part.first_token, part.shape.tokens as usize)?;
+                scale_and_cap(&own, value_scale, None)?;
+            }
         }
         match weigh_sinks {
-            // SAFETY: as above; `lse_of` has checked that there is an element for each row.
+            // SAFETY: the addresses were checked above; `lse_of` has checked that there is an element for each row.
             Some(args) => unsafe { launch.run(candlepower_weigh_sinks, &args) },
             None => Ok(()),
         }
+    }
+
+    /// Computes the attention of a part of the step.
+    fn attend_part(&self, launch: &Launch, part: &Prepared, operands: &StepOperands) -> Result<()> {
+        let (tables, _guard) = self.tables.device_ptr(self.tables.stream());
+        let table = |first: usize| (tables + (first * size_of::<u32>()) as u64) as Address;
+        // Queries and outputs have two bytes an element.
+        let rows = part.first_token * self.spec.heads;
+        let from = |address: Address, bytes: usize| address.wrapping_byte_add(rows * bytes);
+        let mut message: [c_char; MESSAGE_BYTES] = [0; MESSAGE_BYTES];
+        let args = RunArgs {
+            // The kernels only read the device's buffers.
+            buffers: self.buffers(std::ptr::null_mut(), part.schedule),
+            shape: part.shape,
+            q: from(operands.q, 2 * self.cache.head_dim),
+            keys: operands.keys,
+            values: operands.values,
+            out: from(operands.out, 2 * self.cache.value_dim()),
+            lse: operands.lse.map_or(std::ptr::null_mut(), |lse| from(lse, size_of::<f32>())),
+            query_start: table(part.tables.query_start()),
+            page_start: table(part.tables.page_start()),
+            page_indices: table(part.tables.page_indices()),
+            last_page_len: table(part.tables.last_page_len()),
+            plan: part.words.as_ptr(),
+            message: message.as_mut_ptr(),
+            scale: operands.scale,
+            softcap: operands.softcap,
+            value_scale: operands.value_scale,
+            padding: 0,
+        };
+        let functions = self.functions(part.kernel);
+        // SAFETY: the caller has checked the operands of all parts; `prepare` checked that the tables name blocks of the
+        // cache, and the plan's memory lives as long as `self`, whose drop waits for the stream.
+        let result = unsafe { launch.run(functions.run, &args) };
+        result.map_err(|error| with_message(error, &message))
     }
 
     /// Memory for one f32 for each of `rows` rows.
@@ -328,28 +381,33 @@ impl AttentionPlan {
         Functions::of(kernel, self.cache.head_dim).expect("new() checked the head dimension")
     }
 
-    fn buffers(&self, host: Address) -> Buffers {
+    /// The buffers of a part with the schedule `schedule`, which the planner writes to `host` first. All parts share the partial results, because the next part's
+    /// kernel waits for the end of the one that reads them.
+    fn buffers(&self, host: Address, schedule: usize) -> Buffers {
         let stream = self.device.cuda_stream();
         let address = |slice: &CudaSlice<u8>| slice.device_ptr(&stream).0 as Address;
         Buffers {
             partials: address(&self.partials),
-            schedule: address(&self.schedule),
+            schedule: address(&self.schedule).wrapping_byte_add(schedule * SCHEDULE_BYTES),
             host,
             partials_bytes: self.partials.len() as i64,
-            schedule_bytes: self.schedule.len() as i64,
+            schedule_bytes: SCHEDULE_BYTES as i64,
         }
     }
 
-    /// Calls FlashInfer's planner, which queues the copy of its schedule.
+    /// Calls FlashInfer's planner for the sequences `part`, which queues the copy of its schedule.
     fn plan(
         &mut self,
         kernel: Kernel,
         step: &AttentionStep<'_>,
-        layout: &TableLayout,
+        part: &Range<usize>,
+        layout: TableLayout,
+        schedule: usize,
     ) -> Result<Prepared> {
+        let first_token = step.meta.query_start[part.start] as usize;
         let shape = Shape {
             seqs: layout.seqs as i32,
-            tokens: step.tokens as i32,
+            tokens: step.meta.query_start[part.end] as i32 - first_token as i32,
             heads: self.spec.heads as i32,
             kv_heads: self.cache.num_kv_heads as i32,
             block_size: self.cache.block_size as i32,
@@ -363,13 +421,14 @@ impl AttentionPlan {
         };
         let mut words = [0i64; PLAN_WORDS];
         let mut message: [c_char; MESSAGE_BYTES] = [0; MESSAGE_BYTES];
-        let host = self.schedule_host.as_mut_ptr().map_err(driver)?.cast();
+        let host = self.schedule_host.as_mut_ptr().map_err(driver)?;
+        let host = host.wrapping_add(schedule * SCHEDULE_BYTES).cast();
         let tables = self.tables_host.as_mut_slice().map_err(driver)?;
         let args = PlanArgs {
             query_start: tables[layout.query_start()..].as_mut_ptr(),
             page_start: tables[layout.page_start()..].as_mut_ptr(),
-            context_len: step.meta.context_len.as_ptr(),
-            buffers: self.buffers(host),
+            context_len: step.meta.context_len[part.start..].as_ptr(),
+            buffers: self.buffers(host, schedule),
             shape,
             plan: words.as_mut_ptr(),
             message: message.as_mut_ptr(),
@@ -385,7 +444,7 @@ impl AttentionPlan {
             let message = if code == REFUSED { text(&message) } else { describe(code) };
             return Err(Error::Cuda { kernel: KERNEL, message });
         }
-        Ok(Prepared { kernel, shape, words })
+        Ok(Prepared { kernel, shape, words, first_token, tables: layout, schedule })
     }
 
     /// Waits until the copies from pinned memory have ended, so that it may be written again.
@@ -396,6 +455,18 @@ impl AttentionPlan {
             None => Ok(()),
         }
     }
+}
+
+/// The operands of all parts of a step in one layer, which were checked.
+struct StepOperands {
+    q: Address,
+    keys: Address,
+    values: Address,
+    out: Address,
+    lse: Option<Address>,
+    scale: f32,
+    softcap: f32,
+    value_scale: f32,
 }
 
 impl Drop for AttentionPlan {

@@ -3,37 +3,45 @@
 
 use candlepower_kernels::AttentionMetadata;
 
-/// Offsets of a step's tables in one array of u32.
+/// Offsets of the tables of some sequences in one array of u32.
+#[derive(Clone, Copy)]
 pub(super) struct TableLayout {
+    /// Where the tables begin.
+    pub(super) first: usize,
     pub(super) seqs: usize,
 }
 
 impl TableLayout {
     pub(super) fn query_start(&self) -> usize {
-        0
+        self.first
     }
 
     pub(super) fn page_start(&self) -> usize {
-        self.seqs + 1
+        self.first + self.seqs + 1
     }
 
     pub(super) fn last_page_len(&self) -> usize {
-        2 * (self.seqs + 1)
+        self.first + 2 * (self.seqs + 1)
     }
 
     pub(super) fn page_indices(&self) -> usize {
-        3 * (self.seqs + 1)
+        self.first + 3 * (self.seqs + 1)
     }
 
-    /// Writes the tables. `tables` must have room for all of them.
+    /// Writes the tables of the step's sequences from `first_seq` on, and returns where they end. `tables` must have room
+    /// for all of them.
     pub(super) fn fill<'a>(
         &self,
         tables: &mut [u32],
         meta: &AttentionMetadata,
+        first_seq: usize,
         block_tables: impl Iterator<Item = &'a [u32]>,
         block_size: usize,
-    ) {
-        tables[..=self.seqs].copy_from_slice(&meta.query_start);
+    ) -> usize {
+        let starts = &meta.query_start[first_seq..=first_seq + self.seqs];
+        for (table, start) in tables[self.query_start()..].iter_mut().zip(starts) {
+            *table = start - starts[0];
+        }
         let mut page = 0;
         tables[self.page_start()] = 0;
         for (seq, block_table) in block_tables.enumerate() {
@@ -42,8 +50,9 @@ impl TableLayout {
             tables[self.page_start() + seq + 1] = page as u32;
             // FlashInfer derives a sequence's length from its pages and this number.
             tables[self.last_page_len() + seq] =
-                last_page_len(meta.context_len[seq] as usize, block_size) as u32;
+                last_page_len(meta.context_len[first_seq + seq] as usize, block_size) as u32;
         }
+        self.page_indices() + page
     }
 }
 
@@ -68,11 +77,17 @@ mod tests {
             max_blocks: 2,
             mutual: Vec::new(),
         };
-        let layout = TableLayout { seqs: 2 };
+        let layout = TableLayout { first: 0, seqs: 2 };
         let mut tables = [77; 13];
-        layout.fill(&mut tables, &meta, [&[5, 3][..], &[9]].into_iter(), 16);
+        let end = layout.fill(&mut tables, &meta, 0, [&[5, 3][..], &[9]].into_iter(), 16);
         // 77 stands for words that nothing writes: `last_page_len` has one entry fewer than its room.
         assert_eq!(tables, [0, 1, 4, 0, 2, 3, 1, 16, 77, 5, 3, 9, 77]);
+        assert_eq!(end, 12);
+        // The second sequence alone, behind other tables.
+        let layout = TableLayout { first: 2, seqs: 1 };
+        let mut tables = [77; 10];
+        assert_eq!(layout.fill(&mut tables, &meta, 1, [&[9][..]].into_iter(), 16), 9);
+        assert_eq!(tables, [77, 77, 0, 3, 0, 1, 16, 77, 9, 77]);
     }
 
     #[test]
