@@ -98,19 +98,18 @@ impl<W: Format, const ROWS: usize, const STREAMS: usize> WithSimd for Panels<'_,
 
     #[inline(always)]
     fn with<S: Simd>(self, s: S) {
-        // Stream `i` reads the `i`-th part of the range, so that each stream is one run of memory. All streams read
-        // the same panel for the few panels that are left. There is a single call, because the compiler inlines each
-        // call anew.
+        // Stream `i` reads the `i`-th part of the range, so that each stream is one run of memory. The few panels that
+        // are left are computed together, too. There is a single call, because the compiler inlines each call anew.
         let Range { start, end } = self.panels;
         let per_stream = self.panels.len() / STREAMS;
         let left = start + per_stream * STREAMS..end;
-        for i in 0..per_stream + left.len() {
-            let (panel, distance) = if i < per_stream {
-                (start + i, per_stream)
+        for i in 0..per_stream + usize::from(!left.is_empty()) {
+            let panels = if i < per_stream {
+                PanelsAtOnce { first: start + i, count: STREAMS, distance: per_stream }
             } else {
-                (left.start + i - per_stream, 0)
+                PanelsAtOnce { first: left.start, count: left.len(), distance: 1 }
             };
-            panels_at_once::<S, W, ROWS, STREAMS>(s, self.words, panel, distance);
+            panels_at_once::<S, W, ROWS, STREAMS>(s, self.words, &panels);
         }
     }
 }
@@ -118,13 +117,20 @@ impl<W: Format, const ROWS: usize, const STREAMS: usize> WithSimd for Panels<'_,
 /// Sixteen outputs, twice, for each row and stream.
 type Sums<F32, const ROWS: usize, const STREAMS: usize> = [[[F32; 2]; STREAMS]; ROWS];
 
-/// Computes the panels `first + i * distance` for `i < STREAMS`, for `ROWS` rows or one row less.
+/// The panels `first + i * distance` for `i < count`. Streams from `count` on read the last of them again, and their
+/// results are not written.
+struct PanelsAtOnce {
+    first: usize,
+    count: usize,
+    distance: usize,
+}
+
+/// Computes up to `STREAMS` panels, for `ROWS` rows or one row less.
 #[inline(always)]
 fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     s: S,
     words: &Words<'_>,
-    first: usize,
-    distance: usize,
+    &PanelsAtOnce { first, count, distance }: &PanelsAtOnce,
 ) {
     let p = words.p;
     let (k, layout) = (p.w.k(), p.w.layout());
@@ -132,7 +138,9 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     let last_row = p.rows - 1;
     let panel_bytes = layout.panel_bytes();
     let weights = p.w.bytes();
-    assert!((first + (STREAMS - 1) * distance + 1) * panel_bytes <= weights.len(), "panels exist");
+    assert!((1..=STREAMS).contains(&count), "there is a panel, and a stream for each");
+    assert!((first + (count - 1) * distance + 1) * panel_bytes <= weights.len(), "panels exist");
+    let offsets = std::array::from_fn(|stream| stream.min(count - 1) * distance * panel_bytes);
     assert!(p.x.len() >= p.rows * row_words && (ROWS - 1..=ROWS).contains(&p.rows), "rows exist");
     let panel = &weights[first * panel_bytes..];
     let part = |steps: Range<usize>| Part {
@@ -148,7 +156,7 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
         },
         scales: Scales::of(layout, panel, steps.start),
         pairs: panel[layout.pair(steps.start / 2)..].as_ptr(),
-        stride: distance * panel_bytes,
+        offsets,
         words: steps.len().div_ceil(W::STEPS),
     };
     let mut totals: Sums<S::F32, ROWS, STREAMS> = [[[s.splat(0.0); 2]; STREAMS]; ROWS];
@@ -174,7 +182,7 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
         unsafe { add_part::<S, W, ROWS, STREAMS>(s, &part(0..k), &mut totals) };
     }
     for (row, totals) in totals.iter().enumerate().take(p.rows) {
-        for (stream, totals) in totals.iter().enumerate() {
+        for (stream, totals) in totals.iter().enumerate().take(count) {
             let mut outputs = [0f32; PANEL];
             for (half, total) in totals.iter().enumerate() {
                 // SAFETY: `half * 16 + 16 <= 32`.
@@ -186,7 +194,7 @@ fn panels_at_once<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
 }
 
 /// Some steps of `k` in every row and stream, which lie one after the other and share a header.
-struct Part {
+struct Part<const STREAMS: usize> {
     /// The first row's activations, in words.
     x: *const f32,
     /// Words from row to row.
@@ -201,8 +209,8 @@ struct Part {
     scales: Scales,
     /// The first stream's pairs of steps.
     pairs: *const u8,
-    /// Bytes from stream to stream.
-    stride: usize,
+    /// Bytes from the first stream to each.
+    offsets: [usize; STREAMS],
     words: usize,
 }
 
@@ -213,7 +221,7 @@ struct Part {
 #[inline(always)]
 unsafe fn add_scaled<S: Simd, const ROWS: usize, const STREAMS: usize>(
     s: S,
-    part: &Part,
+    part: &Part<STREAMS>,
     sums: &Sums<S::F32, ROWS, STREAMS>,
     x_sums: &[S::F32; ROWS],
     totals: &mut Sums<S::F32, ROWS, STREAMS>,
@@ -221,7 +229,7 @@ unsafe fn add_scaled<S: Simd, const ROWS: usize, const STREAMS: usize>(
     for stream in 0..STREAMS {
         for half in 0..2 {
             // SAFETY: the caller's promise.
-            let [scale, min] = unsafe { part.scales.load(s, stream * part.stride, half) };
+            let [scale, min] = unsafe { part.scales.load(s, part.offsets[stream], half) };
             for row in 0..ROWS {
                 let total = &mut totals[row][stream][half];
                 *total = s.fma(sums[row][stream][half], scale, *total);
@@ -238,13 +246,13 @@ unsafe fn add_scaled<S: Simd, const ROWS: usize, const STREAMS: usize>(
 #[inline(always)]
 unsafe fn add_part<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     s: S,
-    part: &Part,
+    part: &Part<STREAMS>,
     sums: &mut Sums<S::F32, ROWS, STREAMS>,
 ) {
     let fetch = |from: *const u8, bytes: usize| {
         for stream in 0..STREAMS {
             for line in 0..bytes.div_ceil(64) {
-                s.prefetch(from.wrapping_add(stream * part.stride + line * 64));
+                s.prefetch(from.wrapping_add(part.offsets[stream] + line * 64));
             }
         }
     };
@@ -282,7 +290,7 @@ unsafe fn add_part<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
 #[inline(always)]
 unsafe fn word<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     s: S,
-    part: &Part,
+    part: &Part<STREAMS>,
     at: (*const f32, *const u8),
     i: usize,
     sums: &mut Sums<S::F32, ROWS, STREAMS>,
@@ -297,7 +305,7 @@ unsafe fn word<S: Simd, W: Format, const ROWS: usize, const STREAMS: usize>(
     for stream in 0..STREAMS {
         // SAFETY: the caller's promise.
         let w: [S::F32; 2] = unsafe {
-            let offset = stream * part.stride;
+            let offset = part.offsets[stream];
             let pair = at.1.add(offset);
             [W::load(s, pair, i, 0), W::load(s, pair, i, 1)]
         };
