@@ -62,9 +62,9 @@ pub use spec::{
     PerLayerSpec, QkNormSpan, QkNormSpec, Residual, ShortConvSpec, UpdateRuleSpec,
 };
 pub use vision::{
-    Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder,
-    PatchPositions, PatchSpec, ProjectorSpec, TokenTexts, TowerLayerSpec, TowerPart, TowerPiece,
-    VisionRule, VisionSlot, VisionSpec, VisionTensor, WrittenImage,
+    Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, PatchLimit, PatchOrder, PatchPositions,
+    PatchSpec, ProjectorSpec, TokenTexts, TowerLayerSpec, TowerPart, TowerPiece, VisionRule,
+    VisionSlot, VisionSpec, VisionTensor, WrittenImage,
 };
 pub use weights::{RowOrder, SlotRows, Take, TensorPlan, WeightRule};
 

@@ -77,8 +77,8 @@ pub struct PatchSpec {
     pub size: usize,
     /// The order of pixels and patches.
     pub order: PatchOrder,
-    /// The most patches of a picture.
-    pub most: MostPatches,
+    /// The limit on the patches of an image.
+    pub limit: PatchLimit,
     /// The embedding of a patch has a bias.
     pub bias: bool,
     /// The way in which a patch gets its place.
@@ -98,13 +98,13 @@ pub enum PatchOrder {
     },
 }
 
-/// The most patches of a picture.
+/// The limit on the patches of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MostPatches {
-    /// So many along a side.
-    OfSide(usize),
-    /// So many in all.
-    OfPicture(usize),
+pub enum PatchLimit {
+    /// Along each side.
+    PerSide(usize),
+    /// In all.
+    PerImage(usize),
 }
 
 /// The way in which a patch gets its place.
@@ -250,7 +250,7 @@ impl VisionSpec {
         let (cell, patch) = (self.cell() as u32, self.patches.size as u32);
         let small = format!("{} x {} pixels", smallest.0, smallest.1);
         let largest = largest.0.max(largest.1);
-        let problem = match (self.patches.positions, self.patches.most) {
+        let problem = match (self.patches.positions, self.patches.limit) {
             _ if processor.layout() != self.layout() => {
                 let [made, taken] = [processor.layout(), self.layout()].map(layout_in_words);
                 format!("pictures as {made}, and the model takes {taken}")
@@ -264,7 +264,7 @@ impl VisionSpec {
             (PatchPositions::Rope { .. }, _) if smallest != (cell, cell) => {
                 format!("pictures of {small}, and the model takes multiples of {cell}")
             }
-            (_, MostPatches::OfSide(most)) if largest > most as u32 * patch => {
+            (_, PatchLimit::PerSide(most)) if largest > most as u32 * patch => {
                 let most = most as u32 * patch;
                 format!(
                     "pictures of up to {largest} pixels a side, and the model takes up to {most}"

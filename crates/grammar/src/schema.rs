@@ -147,7 +147,7 @@ impl Preparation<'_> {
         let mut more = numbers::exact(&mut prepared);
         if let Some(Value::String(format)) = object.get("format") {
             prepared.shift_remove("format");
-            let (known, schemas) = formats::held(format);
+            let (known, schemas) = formats::enforced(format);
             prepared.extend(known.map(|known| ("format".to_owned(), known.into())));
             more.extend(schemas);
         }

@@ -127,7 +127,7 @@ mod tests {
     const ROWS: [f32; 4] = [1.0, 0.3, 0.02, 0.005];
     const COLUMNS: [f32; 4] = [0.7, 0.1, 0.01, 0.001];
 
-    fn numbers(count: usize) -> Vec<f32> {
+    fn test_values(count: usize) -> Vec<f32> {
         (0..count).map(|i| ((i * 7919 + 13) % 10_007) as f32 / 2500.0 - 2.0).collect()
     }
 
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn rotates_queries_and_keys_by_rows_and_columns_and_copies_the_rest() {
         let (positions, dim, heads) = (grid(), 16, 6);
-        let x = numbers(positions.len() * heads * dim);
+        let x = test_values(positions.len() * heads * dim);
         let out = rotated(&x, &positions, 4);
         for (i, (got, head)) in out.chunks(dim).zip(x.chunks(dim)).enumerate() {
             let (patch, number) = (i / heads, i % heads);
@@ -170,7 +170,7 @@ mod tests {
     fn rows_are_not_columns() {
         let positions = grid();
         let swapped: Vec<[u32; 2]> = positions.iter().map(|&[row, column]| [column, row]).collect();
-        let x = numbers(positions.len() * 16);
+        let x = test_values(positions.len() * 16);
         assert_ne!(rotated(&x, &positions, 1), rotated(&x, &swapped, 1));
     }
 

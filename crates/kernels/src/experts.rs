@@ -278,7 +278,7 @@ mod tests {
     use super::*;
     use crate::WeightRows;
 
-    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+    fn test_values(count: usize, seed: usize) -> Vec<f32> {
         (0..count).map(|i| (((i + seed) * 7919 + 13) % 10_007) as f32 / 5003.0 - 1.0).collect()
     }
 
@@ -291,12 +291,12 @@ mod tests {
 
     fn layer(hidden: usize, inner: usize, count: usize) -> Experts<Vec<f32>> {
         Experts {
-            router: numbers(count * hidden, 3),
+            router: test_values(count * hidden, 3),
             router_bias: None,
             gate_up_bias: None,
             down_bias: None,
-            gate_up: (0..count).map(|i| numbers(2 * inner * hidden, 31 * i)).collect(),
-            down: (0..count).map(|i| numbers(hidden * inner, 17 * i + 5)).collect(),
+            gate_up: (0..count).map(|i| test_values(2 * inner * hidden, 31 * i)).collect(),
+            down: (0..count).map(|i| test_values(hidden * inner, 17 * i + 5)).collect(),
             top_k: 2,
             gating: Gating { renormalize: true, ..Gating::SOFTMAX },
             gated: true,
@@ -333,11 +333,11 @@ mod tests {
                 reference.gated = false;
                 reference.activation = Activation::ReluSquared;
                 reference.down =
-                    (0..count).map(|i| numbers(hidden * 2 * inner, 17 * i + 5)).collect();
+                    (0..count).map(|i| test_values(hidden * 2 * inner, 17 * i + 5)).collect();
             }
             if count == 8 {
                 let bias = |dims: &[usize], seed| {
-                    let numbers = numbers(dims.iter().product(), seed);
+                    let numbers = test_values(dims.iter().product(), seed);
                     Some(Tensor::from_vec(numbers, dims, &Device::Cpu).unwrap())
                 };
                 reference.router_bias = bias(&[count], 11);
@@ -348,10 +348,10 @@ mod tests {
             let down = if reference.gated { inner } else { 2 * inner };
             let packed = packed(&reference, hidden, down);
             for tokens in [1, 2, 7, 40] {
-                let x = numbers(tokens * hidden, 99);
+                let x = test_values(tokens * hidden, 99);
                 let tensor = Tensor::from_slice(&x, (tokens, hidden), &Device::Cpu).unwrap();
                 // The router may read other rows.
-                let scored = if count == 9 { numbers(tokens * hidden, 7) } else { x.clone() };
+                let scored = if count == 9 { test_values(tokens * hidden, 7) } else { x.clone() };
                 let router_reads =
                     Tensor::from_slice(&scored, (tokens, hidden), &Device::Cpu).unwrap();
                 let found = experts(&tensor, &router_reads, &packed).unwrap();
@@ -376,8 +376,9 @@ mod tests {
         if count.is_multiple_of(2) {
             return Gating::SOFTMAX;
         }
-        let [bias, scales] = [7, 8]
-            .map(|seed| Some(Tensor::from_vec(numbers(count, seed), count, &Device::Cpu).unwrap()));
+        let [bias, scales] = [7, 8].map(|seed| {
+            Some(Tensor::from_vec(test_values(count, seed), count, &Device::Cpu).unwrap())
+        });
         let function = GatingFunction::Sigmoid;
         let groups = match count {
             9 => Some(ExpertGroups { count: 3, chosen: 2, score: GroupScore::BestTwo }),

@@ -70,11 +70,12 @@ mod tests {
     #[test]
     fn each_head_has_its_own_matrix() {
         let (tokens, heads, n, k, width) = (3, 4, 5, 6, 9);
-        let numbers = |count: usize, seed: usize| -> Vec<f32> {
+        let test_values = |count: usize, seed: usize| -> Vec<f32> {
             (0..count).map(|i| ((i + seed) * 7919 % 1009) as f32 / 500.0 - 1.0).collect()
         };
-        let x = numbers(tokens * heads * width, 1);
-        let matrices: Vec<Vec<f32>> = (0..heads).map(|head| numbers(n * k, 40 * head)).collect();
+        let x = test_values(tokens * heads * width, 1);
+        let matrices: Vec<Vec<f32>> =
+            (0..heads).map(|head| test_values(n * k, 40 * head)).collect();
         let weights: Vec<Weight> = matrices.iter().map(|matrix| weight(matrix, k)).collect();
         let tensor = Tensor::from_slice(&x, (tokens, heads, width), &Device::Cpu).unwrap();
         let found = linear_heads(&tensor, &weights).unwrap();

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::Error;
 
-    fn numbers(count: usize) -> Vec<f32> {
+    fn test_values(count: usize) -> Vec<f32> {
         (0..count).map(|i| ((i * 7919 + 13) % 10_007) as f32 / 977.0 - 4.0).collect()
     }
 
@@ -129,9 +129,9 @@ mod tests {
     #[test]
     fn matches_the_definition_for_any_width_and_batch() {
         for (rows, dim) in [(1, 1), (3, 31), (2, 64), (5, 100), (200, 384)] {
-            let both = numbers(2 * rows * dim);
+            let both = test_values(2 * rows * dim);
             let (x, residual) = both.split_at(rows * dim);
-            let (weight, bias) = (numbers(dim), numbers(dim + 7).split_off(7));
+            let (weight, bias) = (test_values(dim), test_values(dim + 7).split_off(7));
             let (tx, tr) = (tensor(x, &[rows, dim]), tensor(residual, &[rows, dim]));
             let (tw, tb) = (tensor(&weight, &[dim]), tensor(&bias, &[dim]));
             let normed = flat(&layer_norm(&tx, &tw, Some(&tb), 1e-5).unwrap());
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn normalises_each_head_by_its_own_weight() {
         let (tokens, heads, dim) = (3, 4, 20);
-        let (x, weight) = (numbers(tokens * heads * dim), numbers(heads * dim));
+        let (x, weight) = (test_values(tokens * heads * dim), test_values(heads * dim));
         let (tx, tw) = (tensor(&x, &[tokens, heads, dim]), tensor(&weight, &[heads, dim]));
         let normed = layer_norm(&tx, &tw, None, 1e-5).unwrap();
         assert_eq!(normed.dims(), [tokens, heads, dim]);
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn refuses_bad_operands() {
-        let (x, weight) = (tensor(&numbers(6), &[2, 3]), tensor(&numbers(3), &[3]));
+        let (x, weight) = (tensor(&test_values(6), &[2, 3]), tensor(&test_values(3), &[3]));
         let short = tensor(&[1.0, 2.0], &[2]);
         assert!(matches!(layer_norm(&x, &weight, Some(&short), 1e-6), Err(Error::Shape { .. })));
         assert!(matches!(layer_norm(&x, &short, None, 1e-6), Err(Error::Shape { .. })));

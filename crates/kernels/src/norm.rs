@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use crate::Error;
 
-    fn numbers(count: usize) -> Vec<f32> {
+    fn test_values(count: usize) -> Vec<f32> {
         (0..count).map(|i| ((i * 7919 + 13) % 10_007) as f32 / 977.0 - 5.0).collect()
     }
 
@@ -247,8 +247,8 @@ mod tests {
         // Rows shorter than the partial sums, and longer ones with and without a remainder.
         for (rows, dim) in [(1, 1), (3, 31), (2, 64), (5, 100), (200, 896)] {
             let (x, residual) =
-                (numbers(rows * dim), numbers(2 * rows * dim).split_off(rows * dim));
-            let weight = numbers(dim);
+                (test_values(rows * dim), test_values(2 * rows * dim).split_off(rows * dim));
+            let weight = test_values(dim);
             let (tx, tr, tw) = (
                 tensor(&x, &[rows, dim]),
                 tensor(&residual, &[rows, dim]),
@@ -278,8 +278,8 @@ mod tests {
 
     #[test]
     fn normalises_each_head() {
-        let x = numbers(2 * 3 * 8);
-        let weight = numbers(8);
+        let x = test_values(2 * 3 * 8);
+        let weight = test_values(8);
         let normed = rms_norm(&tensor(&x, &[2, 3, 8]), &tensor(&weight, &[8]), 1e-6).unwrap();
         assert_eq!(normed.dims(), [2, 3, 8]);
         assert_close(&flat(&normed), &rms_norm_reference(&x, &weight, 1e-6));
@@ -287,8 +287,8 @@ mod tests {
 
     #[test]
     fn refuses_bad_operands() {
-        let x = tensor(&numbers(6), &[2, 3]);
-        let weight = tensor(&numbers(3), &[3]);
+        let x = tensor(&test_values(6), &[2, 3]);
+        let weight = tensor(&test_values(3), &[3]);
         assert!(matches!(rms_norm(&x, &tensor(&[1., 2.], &[2]), 1e-6), Err(Error::Shape { .. })));
         assert!(matches!(
             rms_norm(&x.t().unwrap(), &tensor(&[1., 2.], &[2]), 1e-6),
@@ -298,7 +298,7 @@ mod tests {
             rms_norm(&x, &weight.to_dtype(DType::BF16).unwrap(), 1e-6),
             Err(Error::DType { .. })
         ));
-        let other = tensor(&numbers(3), &[1, 3]);
+        let other = tensor(&test_values(3), &[1, 3]);
         let error = add_rms_norm(&x, &other, 1.0, &weight, 1e-6).unwrap_err();
         assert!(matches!(error, Error::Shape { operand: "x", .. }));
         assert!(matches!(add(&x, &other), Err(Error::Shape { operand: "x", .. })));
@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn parts_of_rows_are_normed_as_the_whole() {
         let (rows, dim) = (3, 70);
-        let (x, weight) = (numbers(rows * dim), numbers(dim));
+        let (x, weight) = (test_values(rows * dim), test_values(dim));
         let half = |values: &[f32], first: usize| -> Vec<f32> {
             values.chunks(dim).flat_map(|row| row[first..first + dim / 2].to_vec()).collect()
         };

@@ -364,7 +364,7 @@ mod tests {
     use super::*;
     use crate::{FullAttention, full_attention_reference};
 
-    fn numbers(count: usize) -> Vec<f32> {
+    fn test_values(count: usize) -> Vec<f32> {
         (0..count).map(|i| ((i * 7919 + 13) % 10_007) as f32 / 2500.0 - 2.0).collect()
     }
 
@@ -380,7 +380,7 @@ mod tests {
         for (patches, heads, dim) in
             [(1, 1, 8), (2, 3, 4), (40, 2, 72), (129, 2, 64), (300, 1, 80), (257, 3, 24)]
         {
-            let data = numbers(patches * 3 * heads * dim);
+            let data = test_values(patches * 3 * heads * dim);
             let scale = (dim as f32).powf(-0.5);
             let exact = attended(&data, patches, heads, scale, DType::F32);
             let rounded = attended(&data, patches, heads, scale, DType::BF16);
@@ -405,7 +405,7 @@ mod tests {
     #[test]
     fn any_number_of_threads_gives_the_same_bits() {
         let (patches, heads, dim) = (400, 3, 40);
-        let data = numbers(patches * 3 * heads * dim);
+        let data = test_values(patches * 3 * heads * dim);
         for dtype in [DType::F32, DType::BF16] {
             let on = |threads: usize| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn groups_of_patches_have_the_bits_of_all_together() {
         let (patches, heads, dim) = (300, 2, 24);
-        let data = numbers(patches * 3 * heads * dim);
+        let data = test_values(patches * 3 * heads * dim);
         for dtype in [DType::F32, DType::BF16] {
             let whole = attended(&data, patches, heads, 0.3, dtype);
             let qkv = Tensor::from_slice(&data, (patches, 3 * heads * dim), &Device::Cpu).unwrap();
@@ -442,11 +442,11 @@ mod tests {
         for (keys, queries) in [(1, 32), (15, 32), (16, 96), (100, 64)] {
             let softmax = |isa: Isa| {
                 let mut of = Mixture::new(1, queries, 3.0);
-                let mut scores = numbers(keys * queries);
+                let mut scores = test_values(keys * queries);
                 isa.run(Softmax { of: &mut of, scores: &mut scores });
                 assert_eq!(of.factors, vec![0.0; queries], "nothing came before");
                 // The same keys again: the same largest score, and twice the sum.
-                isa.run(Softmax { of: &mut of, scores: &mut numbers(keys * queries) });
+                isa.run(Softmax { of: &mut of, scores: &mut test_values(keys * queries) });
                 assert_eq!(of.factors, vec![1.0; queries]);
                 for query in 0..queries {
                     let weights = scores.iter().skip(query).step_by(queries);

@@ -162,7 +162,7 @@ mod tests {
         ConvDims { channels: 16, kernel: 8 },
     ];
 
-    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+    fn test_values(count: usize, seed: usize) -> Vec<f32> {
         (0..count).map(|i| (((i + seed) * 7919 + 13) % 10_007) as f32 / 5003.0 - 1.0).collect()
     }
 
@@ -174,7 +174,7 @@ mod tests {
         let ConvDims { channels, kernel } = dims;
         ShortConv {
             dims,
-            conv_weights: tensor(&numbers(kernel * channels, 3), &[kernel, channels]),
+            conv_weights: tensor(&test_values(kernel * channels, 3), &[kernel, channels]),
         }
     }
 
@@ -185,7 +185,7 @@ mod tests {
 
     /// The rows of a sequence's tokens, which do not depend on the step that computes them.
     fn rows_of(dims: ConvDims, sequence: usize, tokens: std::ops::Range<usize>) -> Vec<f32> {
-        let all = numbers(tokens.end * dims.width(), 1 + 1000 * sequence);
+        let all = test_values(tokens.end * dims.width(), 1 + 1000 * sequence);
         all[tokens.start * dims.width()..].to_vec()
     }
 

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use crate::Error;
 
-    fn numbers(count: usize, seed: usize) -> Vec<f32> {
+    fn test_values(count: usize, seed: usize) -> Vec<f32> {
         (0..count).map(|i| ((i * 7919 + seed) % 10_007) as f32 / 500.0 - 10.0).collect()
     }
 
@@ -93,7 +93,7 @@ mod tests {
     fn matches_the_definition_for_any_width() {
         for (rows, width) in [(1, 1), (3, 15), (2, 16), (4, 50), (300, 130)] {
             for gates in [width, 1] {
-                let (x, gate) = (numbers(rows * width, 5), numbers(rows * gates, 77));
+                let (x, gate) = (test_values(rows * width, 5), test_values(rows * gates, 77));
                 let on = |values: &[f32], width| {
                     Tensor::from_slice(values, (rows, width), &Device::Cpu).unwrap()
                 };
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn every_instruction_set_gives_the_same_bits() {
-        let (x, gate) = (numbers(37, 5), numbers(37, 77));
+        let (x, gate) = (test_values(37, 5), test_values(37, 77));
         let gated = |isa: Isa| {
             let mut out = vec![0.0; 37];
             isa.run(Gate { x: &x, gate: &gate, out: &mut out });

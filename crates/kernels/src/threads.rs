@@ -151,7 +151,7 @@ unsafe impl Sync for Team {}
 const OPEN: u64 = 1 << 31;
 const AT_IT: u64 = OPEN - 1;
 
-fn number(state: u64) -> u64 {
+fn job_number(state: u64) -> u64 {
     state >> 32
 }
 
@@ -177,7 +177,7 @@ impl Team {
         });
         // SAFETY: the last job is closed and no thread runs it.
         unsafe { *self.job.get() = Some(job) };
-        let next = (number(self.state.load(Ordering::Relaxed)) + 1) << 32;
+        let next = (job_number(self.state.load(Ordering::Relaxed)) + 1) << 32;
         // SeqCst: either this thread sees the sleeper, or the sleeper sees the open job before it waits.
         self.state.store(next | OPEN, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
@@ -214,8 +214,8 @@ impl Team {
         LENT.set(Lent::Working);
         let mut last = 0;
         while let Some(mut state) = self.next(last) {
-            last = number(state);
-            while state & OPEN > 0 && number(state) == last {
+            last = job_number(state);
+            while state & OPEN > 0 && job_number(state) == last {
                 let joined = state + 1;
                 let order = (Ordering::AcqRel, Ordering::Acquire);
                 match self.state.compare_exchange_weak(state, joined, order.0, order.1) {
@@ -243,7 +243,7 @@ impl Team {
     fn next(&self, last: u64) -> Option<u64> {
         let found = || {
             let state = self.state.load(Ordering::SeqCst);
-            (state & OPEN > 0 && number(state) != last).then_some(state)
+            (state & OPEN > 0 && job_number(state) != last).then_some(state)
         };
         for _ in 0..SPINS {
             if let Some(state) = found() {

@@ -85,9 +85,9 @@ impl DeviceRanks {
         if let Some(nccl) = &self.nccl {
             return Ok(nccl.all_reduce(x)?);
         }
-        let mut values = numbers(x)?;
-        self.comm.all_reduce(&mut values)?;
-        write(values, x)
+        let mut sums = values(x)?;
+        self.comm.all_reduce(&mut sums)?;
+        write(sums, x)
     }
 
     /// Fills `all`, `[ranks, ..]`, with every rank's `part`, `[..]`.
@@ -96,11 +96,11 @@ impl DeviceRanks {
         if let Some(nccl) = &self.nccl {
             return Ok(nccl.all_gather(part, all)?);
         }
-        write(self.comm.all_gather(&numbers(part)?)?, all)
+        write(self.comm.all_gather(&values(part)?)?, all)
     }
 }
 
-fn numbers(x: &Tensor) -> Result<Vec<f32>> {
+fn values(x: &Tensor) -> Result<Vec<f32>> {
     Ok(x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
 }
 

@@ -7,7 +7,7 @@ use std::{mem, vec};
 
 use candle_core::{Device, Tensor};
 use candlepower_checkpoint::{
-    Checkpoint, MostPatches, PatchPositions, TowerPart, TowerPiece, VisionSpec,
+    Checkpoint, PatchLimit, PatchPositions, TowerPart, TowerPiece, VisionSpec,
 };
 use candlepower_kernels::{AxialRope, PatchAttention, operands::Operand};
 use candlepower_media::{Layout, Processed};
@@ -128,11 +128,11 @@ impl ImageEncoder {
         {
             return refused(format!("{side} x {side}"));
         }
-        match patches.most {
-            MostPatches::OfSide(most) if rows.max(columns) > most => {
+        match patches.limit {
+            PatchLimit::PerSide(most) if rows.max(columns) > most => {
                 refused(format!("at most {most} a side"))
             }
-            MostPatches::OfPicture(most) if rows * columns > most => {
+            PatchLimit::PerImage(most) if rows * columns > most => {
                 refused(format!("at most {most}"))
             }
             _ if !is_whole(rows) || !is_whole(columns) => refused(format!("multiples of {merger}")),

@@ -2,7 +2,7 @@
 
 use candlepower_layout::{Dtype, MatrixForm, PATCH_KEYS, PATCH_QUERIES};
 
-use super::{MostPatches, PatchPositions, VisionSlot, VisionSpec, pieces::PIECE_ROWS};
+use super::{PatchLimit, PatchPositions, VisionSlot, VisionSpec, pieces::PIECE_ROWS};
 use crate::{
     memory::{DeviceKind, ImageMemory, MemoryRequest},
     slot::Slot,
@@ -45,9 +45,9 @@ impl VisionSpec {
 
     /// Most patches of a picture.
     pub fn most_patches(&self) -> usize {
-        match self.patches.most {
-            MostPatches::OfSide(side) => side * side,
-            MostPatches::OfPicture(patches) => patches,
+        match self.patches.limit {
+            PatchLimit::PerSide(side) => side * side,
+            PatchLimit::PerImage(patches) => patches,
         }
     }
 

@@ -3,9 +3,9 @@
 use candlepower_media::Family;
 
 use super::{
-    Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder,
-    PatchPositions, PatchSpec, ProjectorSpec, TokenTexts, TowerLayerSpec, VisionRule, VisionSlot,
-    VisionSource, VisionSpec, WrittenImage,
+    Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, PatchLimit, PatchOrder, PatchPositions,
+    PatchSpec, ProjectorSpec, TokenTexts, TowerLayerSpec, VisionRule, VisionSlot, VisionSource,
+    VisionSpec, WrittenImage,
     read::{TowerSizes, axial_theta},
     weights::rule,
 };
@@ -82,7 +82,7 @@ pub(crate) fn mistral3(source: &VisionSource<'_>) -> Result<VisionSpec> {
         patches: PatchSpec {
             size: sizes.patch,
             order: PatchOrder::Rows,
-            most: MostPatches::OfSide(sizes.most_patches(&tower)?),
+            limit: PatchLimit::PerSide(sizes.most_patches(&tower)?),
             bias: false,
             positions: PatchPositions::Rope { theta: axial_theta(&tower)? },
         },

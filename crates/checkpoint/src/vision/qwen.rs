@@ -4,9 +4,9 @@ use candlepower_layout::Activation;
 use candlepower_media::Family;
 
 use super::{
-    Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder,
-    PatchPositions, PatchSpec, ProjectorSpec, TowerLayerSpec, VisionRule, VisionSlot, VisionSource,
-    VisionSpec, WrittenImage,
+    Between, ImageGrid, ImageTokens, MergeKind, MergerSpec, PatchLimit, PatchOrder, PatchPositions,
+    PatchSpec, ProjectorSpec, TowerLayerSpec, VisionRule, VisionSlot, VisionSource, VisionSpec,
+    WrittenImage,
     read::{MAX_MERGED, TowerSizes, axial_theta},
     weights::rule,
 };
@@ -138,7 +138,7 @@ fn read(source: &VisionSource<'_>, class: &Class) -> Result<VisionSpec> {
         patches: PatchSpec {
             size: sizes.patch,
             order: PatchOrder::Cells { frames: c.bounded("temporal_patch_size", MAX_FRAMES)? },
-            most: MostPatches::OfPicture(pixels / (sizes.patch * sizes.patch)),
+            limit: PatchLimit::PerImage(pixels / (sizes.patch * sizes.patch)),
             bias: true,
             positions: PatchPositions::TableAndRope {
                 side: table_side(&c)?,

@@ -3,7 +3,7 @@
 use candlepower_media::Family;
 
 use super::{
-    ImageGrid, ImageTokens, MergeKind, MergerSpec, MostPatches, PatchOrder, PatchPositions,
+    ImageGrid, ImageTokens, MergeKind, MergerSpec, PatchLimit, PatchOrder, PatchPositions,
     PatchSpec, ProjectorSpec, TowerLayerSpec, VisionRule, VisionSlot, VisionSource, VisionSpec,
     WrittenImage,
     read::TowerSizes,
@@ -92,7 +92,7 @@ pub(crate) fn gemma3(source: &VisionSource<'_>) -> Result<VisionSpec> {
         patches: PatchSpec {
             size: sizes.patch,
             order: PatchOrder::Rows,
-            most: MostPatches::OfSide(most_patches),
+            limit: PatchLimit::PerSide(most_patches),
             bias: true,
             positions: PatchPositions::Table { side: most_patches },
         },

@@ -78,7 +78,7 @@ fn published_towers_are_read_in_full() {
     );
     assert_eq!(spec.patches.positions, PatchPositions::Rope { theta: 1e4 });
     assert_eq!((spec.patches.size, spec.merger.side), (14, 2));
-    assert_eq!(spec.patches.most, MostPatches::OfSide(110));
+    assert_eq!(spec.patches.limit, PatchLimit::PerSide(110));
     let between = Between { inner: spec.projector.hidden_size, act: Activation::Gelu };
     assert_eq!(spec.projector.between, Some(between));
     assert_eq!(spec.last_norm.unwrap().eps, 1e-5);
@@ -87,7 +87,7 @@ fn published_towers_are_read_in_full() {
     let checkpoint = gemma();
     let spec = checkpoint.vision().unwrap();
     assert_eq!((spec.layers, spec.width, spec.layer.head_dim), (27, 1152, 72));
-    assert_eq!((spec.patches.most, spec.merger.side), (MostPatches::OfSide(64), 4));
+    assert_eq!((spec.patches.limit, spec.merger.side), (PatchLimit::PerSide(64), 4));
     assert_eq!(spec.layer.act, Activation::GeluTanh);
     assert_eq!(spec.layer.norm, NormSpec { kind: NormKind::Layer { bias: true }, eps: 1e-6 });
     assert!(spec.both_ways && spec.layer.attention_bias && !spec.layer.gated);

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::integers::Range;
-use super::numbers::{held, is_rounded, large_range};
+use super::numbers::{is_rounded, large_range, supported};
 use super::{DEFINITIONS, LITERAL, NAMED};
 
 /// The beginning of the text. The digits follow.
@@ -75,7 +75,7 @@ fn rounded(schema: Value) -> Value {
         Value::Array(schemas) => schemas.into_iter().map(rounded).collect(),
         Value::Object(mut object) if large_range(&object).is_some() => {
             // Such a schema has no step, so nothing is left over.
-            held(&mut object);
+            supported(&mut object);
             Value::Object(object)
         }
         Value::Object(object) => Value::Object(with_parts(object, &rounded)),

@@ -32,7 +32,7 @@ const OF_LIBRARY: [&str; 8] =
     ["date-time", "date", "time", "duration", "hostname", "ipv4", "uuid", "uri"];
 
 /// The enforcement of a format: its name in the library, if that knows it, and further schemas.
-pub(super) fn held(format: &str) -> (Option<&str>, Vec<Value>) {
+pub(super) fn enforced(format: &str) -> (Option<&str>, Vec<Value>) {
     let by_pattern = |pattern: String| (None, vec![json!({"pattern": format!("^({pattern})$")})]);
     match format {
         // No regular expression matches exactly all regular expressions, so this format is only an annotation.
@@ -57,7 +57,7 @@ pub(super) fn held(format: &str) -> (Option<&str>, Vec<Value>) {
 
 /// A format expressed in other keywords for strings.
 pub(super) fn of_text(format: &str) -> Vec<Map<String, Value>> {
-    let (known, mut all) = held(format);
+    let (known, mut all) = enforced(format);
     // The library enforces these formats itself in JSON strings. In raw text there is no such string, so a pattern
     // has to do it.
     let whole = match known {
@@ -203,11 +203,11 @@ mod tests {
 
     #[test]
     fn a_format_is_held_by_a_name_or_by_a_pattern() {
-        assert_eq!(held("regex"), (None, vec![]));
-        assert_eq!(held("uuid"), (Some("uuid"), vec![]));
-        assert_eq!(held("nothing known"), (None, vec![]));
-        assert_eq!(held("idn-hostname"), held("hostname"));
-        let (name, schemas) = held("relative-json-pointer");
+        assert_eq!(enforced("regex"), (None, vec![]));
+        assert_eq!(enforced("uuid"), (Some("uuid"), vec![]));
+        assert_eq!(enforced("nothing known"), (None, vec![]));
+        assert_eq!(enforced("idn-hostname"), enforced("hostname"));
+        let (name, schemas) = enforced("relative-json-pointer");
         let pattern = "^((0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*))$";
         assert_eq!((name, schemas), (None, vec![json!({"pattern": pattern})]));
     }

@@ -20,11 +20,11 @@ pub(super) fn exact(schema: &mut Map<String, Value>) -> Vec<Value> {
     if large_range(schema).is_some() {
         return Vec::new();
     }
-    held(schema)
+    supported(schema)
 }
 
 /// The same for all ranges.
-pub(super) fn held(schema: &mut Map<String, Value>) -> Vec<Value> {
+pub(super) fn supported(schema: &mut Map<String, Value>) -> Vec<Value> {
     let change = match schema.get("type") == Some(&json!("integer")) {
         true => inclusive_integer,
         false => inclusive,
@@ -265,7 +265,7 @@ mod tests {
 
     fn said(schema: Value) -> (Value, Vec<Value>) {
         let Value::Object(mut object) = schema else { panic!("no object") };
-        let more = held(&mut object);
+        let more = supported(&mut object);
         (object.into(), more)
     }
 

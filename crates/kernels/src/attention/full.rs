@@ -349,7 +349,7 @@ mod tests {
 
     use super::*;
 
-    fn numbers(count: usize) -> Vec<f32> {
+    fn test_values(count: usize) -> Vec<f32> {
         (0..count).map(|i| ((i * 7919 + 13) % 10_007) as f32 / 2500.0 - 2.0).collect()
     }
 
@@ -367,7 +367,7 @@ mod tests {
         let FullAttention { heads, kv_heads, .. } = *attention;
         let (parts, hidden) = (heads + 2 * kv_heads, heads * dim);
         let tokens: usize = lengths.iter().sum();
-        let data = numbers(tokens * parts * dim);
+        let data = test_values(tokens * parts * dim);
         let mut starts = vec![0u32];
         starts.extend(lengths.iter().scan(0, |end, len| {
             *end += *len as u32;
@@ -433,7 +433,7 @@ mod tests {
     #[test]
     fn every_instruction_set_gives_the_same_bits() {
         for (head_dim, len) in [(20, 9), (256, 19), (512, 35)] {
-            let qkv = numbers(len * 3 * head_dim);
+            let qkv = test_values(len * 3 * head_dim);
             let attention = &plain(1, head_dim);
             let attended = |isa: Isa| {
                 let mut out = vec![std::mem::MaybeUninit::new(f32::NAN); len * head_dim];

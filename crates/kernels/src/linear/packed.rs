@@ -86,7 +86,7 @@ mod tests {
         };
         // The last is more than one group of rows.
         for (rows, n, k) in [(0, 32, 8), (1, 32, 7), (3, 64, 72), (40, 33, 300), (300, 32, 4200)] {
-            let (x, w) = (numbers(rows * k, 7919), numbers(n * k, 104_729));
+            let (x, w) = (test_values(rows * k, 7919), test_values(n * k, 104_729));
             let bytes: Vec<u8> = w.iter().flat_map(|value| value.to_le_bytes()).collect();
             for dtype in [DType::F32, DType::F16, DType::BF16] {
                 let mut builder = Weight::builder(n, k, dtype).unwrap();

@@ -49,14 +49,14 @@ impl Scales {
     pub(super) unsafe fn load<S: Simd>(self, s: S, offset: usize, half: usize) -> [S::F32; 2] {
         // SAFETY: each panel has 32 scales, and 32 of each of the other values of its form.
         unsafe {
-            let mut scales = self.number(s, offset, 0, half);
+            let mut scales = self.values(s, offset, 0, half);
             if let Some(sub_scale) = self.sub_scales[0] {
                 scales = s.mul(scales, self.sub_scale(s, sub_scale, offset, half));
             }
             let offsets = match self.form.offsets {
                 OffsetForm::None => s.splat(-0.0),
                 OffsetForm::Own => {
-                    let offsets = self.number(s, offset, 1, half);
+                    let offsets = self.values(s, offset, 1, half);
                     match self.sub_scales[1] {
                         Some(sub_scale) => {
                             s.mul(offsets, self.sub_scale(s, sub_scale, offset, half))
@@ -80,7 +80,7 @@ impl Scales {
     /// # Safety
     /// The contract of [`Self::load`], and the run has such values.
     #[inline(always)]
-    unsafe fn number<S: Simd>(self, s: S, offset: usize, index: usize, half: usize) -> S::F32 {
+    unsafe fn values<S: Simd>(self, s: S, offset: usize, index: usize, half: usize) -> S::F32 {
         let at =
             |size: usize| self.panel.wrapping_add(self.numbers + offset + index * PANEL * size);
         // SAFETY: the caller's promise.

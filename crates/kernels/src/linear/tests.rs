@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Values that need rounding, of both signs.
-fn numbers(count: usize, seed: u64) -> Vec<f32> {
+fn test_values(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -55,7 +55,7 @@ fn quantized_by(
 ) -> Weight {
     // The largest E4M3 is NaN.
     let most = if format == QuantFormat::E4m3 { 127.0 } else { f32::from(format.most()) + 1.0 };
-    let bytes: Vec<u8> = numbers(n * k, 11).iter().map(|v| (v.abs() * most) as u8).collect();
+    let bytes: Vec<u8> = test_values(n * k, 11).iter().map(|v| (v.abs() * most) as u8).collect();
     let groups = k.div_ceil(group);
     let scale_count = match form.blocks {
         _ if format == QuantFormat::Table => 16,
@@ -63,7 +63,7 @@ fn quantized_by(
         None => groups,
     };
     let kept_numbers = |seed| -> Vec<f32> {
-        let numbers = numbers(n * scale_count, seed).into_iter();
+        let numbers = test_values(n * scale_count, seed).into_iter();
         match form.dtype {
             Dtype::F16 => numbers.map(|v| half::f16::from_f32(v).to_f32()).collect(),
             Dtype::Bf16 => numbers.map(|v| half::bf16::from_f32(v).to_f32()).collect(),
@@ -82,7 +82,7 @@ fn quantized_by(
         OffsetForm::ZeroPoints => Offsets::ZeroPoints(&zeros),
     };
     let by = |seed| {
-        let numbers = numbers(n * groups, seed).into_iter();
+        let numbers = test_values(n * groups, seed).into_iter();
         let number = |v: f32| match form.blocks.map(|blocks| blocks.sub_scales) {
             Some(SubScaleForm::U4) => (v.abs() * 16.0) as i8,
             Some(SubScaleForm::U6) => (v.abs() * 64.0) as i8,
@@ -226,9 +226,9 @@ const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 fn all_paths_give_the_definitions_bits() {
     // Outputs around whole panels, even and odd numbers of steps, and numbers of rows around each tile's.
     for (n, k) in [(1, 1), (32, 2), (33, 5), (96, 191), (290, 193), (31, 400), (257, 64)] {
-        let rows = numbers(n * k, (n + k) as u64);
-        let bias = numbers(n, 3);
-        let x = numbers(40 * k, 5);
+        let rows = test_values(n * k, (n + k) as u64);
+        let bias = test_values(n, 3);
+        let x = test_values(40 * k, 5);
         for dtype in DTYPES {
             let w = weight(&rows, n, k, dtype);
             let want = [Expected::new(&x, &w, None), Expected::new(&x, &w, Some(&bias))];
@@ -328,7 +328,7 @@ fn scales_in_all_forms_give_the_definitions_bits_on_all_paths() {
 /// Products with a quantized weight have the reference's bits on every path.
 fn all_paths_agree(w: &Weight) {
     let (n, k) = (w.n(), w.k());
-    let (x, bias) = (numbers(40 * k, 5), numbers(n, 3));
+    let (x, bias) = (test_values(40 * k, 5), test_values(n, 3));
     let want = Expected::new(&x, w, Some(&bias));
     for isa in Isa::all_and_tiles() {
         for m in (1..=16).chain([28, 33, 40]) {
@@ -347,7 +347,7 @@ fn all_paths_agree(w: &Weight) {
 #[test]
 fn sums_over_quantized_weights_are_near_those_over_dequantized_ones() {
     let (m, n, k) = (3, 40, 1000);
-    let x = numbers(m * k, 5);
+    let x = test_values(m * k, 5);
     let mut row = vec![0.0; k];
     for (format, group) in [
         (QuantFormat::U4, 32),
@@ -382,8 +382,8 @@ fn sums_over_quantized_weights_are_near_those_over_dequantized_ones() {
 #[test]
 fn a_gate_gives_the_bits_of_both_steps() {
     let (n, k) = (192, 150);
-    let (x, bias) = (numbers(600 * k, 2), numbers(n, 3));
-    let plain = DTYPES.map(|dtype| weight(&numbers(n * k, 1), n, k, dtype));
+    let (x, bias) = (test_values(600 * k, 2), test_values(n, 3));
+    let plain = DTYPES.map(|dtype| weight(&test_values(n * k, 1), n, k, dtype));
     let int4 = quantized((n, k), QuantFormat::U4, 32, false, true);
     for w in plain.iter().chain([&int4]) {
         for isa in Isa::all_and_tiles() {
@@ -402,7 +402,7 @@ fn a_gate_gives_the_bits_of_both_steps() {
     for (m, n, has_tables) in [(3, 64, false), (40, 64, false), (40, 30, false), (40, 64, true)] {
         let w = match has_tables {
             true => quantized((n, k), QuantFormat::Table, k, false, false),
-            false => weight(&numbers(n * k, 1), n, k, DType::BF16),
+            false => weight(&test_values(n * k, 1), n, k, DType::BF16),
         };
         let x = Tensor::from_slice(&x[..m * k], (m, k), &Device::Cpu).unwrap();
         let want = gated_activation(&linear(&x, &w, None).unwrap(), Activation::Silu).unwrap();
@@ -415,8 +415,8 @@ fn a_gate_gives_the_bits_of_both_steps() {
 #[test]
 fn a_matrix_units_order_is_near_the_definitions() {
     let (m, n, k) = (5, 40, 1000);
-    let w = weight(&numbers(n * k, 1), n, k, DType::BF16);
-    let want = Expected::new(&numbers(m * k, 2), &w, None);
+    let w = weight(&test_values(n * k, 1), n, k, DType::BF16);
+    let want = Expected::new(&test_values(m * k, 2), &w, None);
     let tiles = want.tiles.unwrap();
     assert_ne!(want.chains, tiles, "an order of its own");
     for (chain, tile) in want.chains.iter().zip(tiles) {
@@ -445,7 +445,7 @@ fn with_tables((n, k): (usize, usize), bytes: &[u8], tables: &[f32]) -> WeightBu
 #[test]
 fn a_sparse_part_is_added() {
     let (n, k) = (600, 48);
-    let mut builder = with_tables((n, k), &vec![3; n * k], &numbers(n * 16, 1));
+    let mut builder = with_tables((n, k), &vec![3; n * k], &test_values(n * 16, 1));
     // Outputs 500 to 503, of which the second has no entries.
     let part = SparseRows {
         starts: &[0, 2, 2, 3, 4],
@@ -454,7 +454,7 @@ fn a_sparse_part_is_added() {
     };
     builder.write_sparse(500, part).unwrap();
     let w = builder.finish().unwrap();
-    let x = Tensor::new(numbers(3 * k, 2), &Device::Cpu).unwrap().reshape((3, k)).unwrap();
+    let x = Tensor::new(test_values(3 * k, 2), &Device::Cpu).unwrap().reshape((3, k)).unwrap();
     let y = linear(&x, &w, None).unwrap().to_vec2::<f32>().unwrap();
     let x = x.to_vec2::<f32>().unwrap();
     let mut row = vec![0.0; k];
@@ -483,8 +483,8 @@ fn a_sparse_part_is_added() {
 #[test]
 fn many_rows_and_any_number_of_threads_give_the_same_bits() {
     let (m, n, k) = (512, 200, 450);
-    let rows = numbers(n * k, 1);
-    let x = numbers(m * k, 2);
+    let rows = test_values(n * k, 1);
+    let x = test_values(m * k, 2);
     for dtype in DTYPES {
         let w = weight(&rows, n, k, dtype);
         let want = Expected::new(&x, &w, None);
@@ -508,8 +508,8 @@ fn many_rows_and_any_number_of_threads_give_the_same_bits() {
 fn groups_of_rows_give_the_same_bits() {
     // More rows than one packed group holds.
     let (m, n, k) = (150, 40, 20_001);
-    let w = weight(&numbers(n * k, 1), n, k, DType::BF16);
-    let x = numbers(m * k, 2);
+    let w = weight(&test_values(n * k, 1), n, k, DType::BF16);
+    let x = test_values(m * k, 2);
     let want = Expected::new(&x, &w, None);
     for isa in Isa::all_and_tiles() {
         assert_eq!(bits(&multiply(isa, &x, &w, None)), want.on(isa, m * n), "{isa:?}");
@@ -535,7 +535,7 @@ fn infinite_weights_do_not_meet_padding() {
 #[test]
 fn the_wrapper_checks_its_operands() {
     let device = &Device::Cpu;
-    let w = weight(&numbers(12, 1), 4, 3, DType::F32);
+    let w = weight(&test_values(12, 1), 4, 3, DType::F32);
     let x = Tensor::new(&[[1f32, 2., 3.], [4., 5., 6.]], device).unwrap();
     let bias = Tensor::new(&[1f32, 2., 3., 4.], device).unwrap();
     let y = linear(&x, &w, Some(&bias)).unwrap();

@@ -51,7 +51,7 @@ const DIMS: [LinearAttentionDims; 5] = [
     },
 ];
 
-fn numbers(count: usize, seed: usize, spread: f32) -> Vec<f32> {
+fn test_values(count: usize, seed: usize, spread: f32) -> Vec<f32> {
     (0..count)
         .map(|i| (((i + seed) * 7919 + 13) % 10_007) as f32 / 5003.0 * spread - spread)
         .collect()
@@ -64,23 +64,24 @@ fn tensor(values: &[f32], dims: &[usize]) -> Tensor {
 /// A gated delta net.
 fn net(dims: LinearAttentionDims) -> LinearAttention {
     let LinearAttentionDims { value_heads, value_dim, kernel, .. } = dims;
-    let numbers = |dims: &[usize], seed| tensor(&numbers(dims.iter().product(), seed, 1.0), dims);
+    let random =
+        |dims: &[usize], seed| tensor(&test_values(dims.iter().product(), seed, 1.0), dims);
     LinearAttention {
         dims,
-        conv: numbers(&[dims.channels(), kernel], 3),
+        conv: random(&[dims.channels(), kernel], 3),
         conv_bias: None,
-        a_log: numbers(&[value_heads], 4),
-        dt_bias: numbers(&[value_heads], 5),
-        rule: UpdateRule::Delta { norm: numbers(&[value_dim], 6), eps: 1e-6 },
+        a_log: random(&[value_heads], 4),
+        dt_bias: random(&[value_heads], 5),
+        rule: UpdateRule::Delta { norm: random(&[value_dim], 6), eps: 1e-6 },
     }
 }
 
 /// Mamba-2.
 fn mamba(dims: LinearAttentionDims) -> LinearAttention {
-    let numbers = |len, seed| tensor(&numbers(len, seed, 1.0), &[len]);
+    let random = |len, seed| tensor(&test_values(len, seed, 1.0), &[len]);
     LinearAttention {
-        conv_bias: Some(numbers(dims.channels(), 8)),
-        rule: UpdateRule::Mamba2 { skip: numbers(dims.value_heads, 7) },
+        conv_bias: Some(random(dims.channels(), 8)),
+        rule: UpdateRule::Mamba2 { skip: random(dims.value_heads, 7) },
         ..net(dims)
     }
 }
@@ -99,7 +100,7 @@ fn state(dims: LinearAttentionDims, num_slots: usize) -> RecurrentState {
 fn rows_of(net: &LinearAttention, sequence: usize, tokens: Range<usize>) -> [Vec<f32>; 2] {
     let rows = |width: usize, seed: usize, spread| {
         let seed = seed + 1000 * sequence;
-        numbers(tokens.end * width, seed, spread).split_off(tokens.start * width)
+        test_values(tokens.end * width, seed, spread).split_off(tokens.start * width)
     };
     [rows(net.dims.width(), 1, 2.0), rows(net.gates(), 2, 3.0)]
 }

@@ -96,8 +96,8 @@ unsafe fn lanes<const BITS: usize>(pair: *const u8, half: usize) -> __m512i {
 
 /// The integers 0 to 63 as bf16. A permutation looks quantized weights up here, which gives pairs of bf16 without any
 /// conversion.
-static NUMBERS: Numbers = {
-    let mut numbers = Numbers([[0; 32]; 2]);
+static SMALL_INTEGERS: SmallIntegers = {
+    let mut numbers = SmallIntegers([[0; 32]; 2]);
     let mut quant = 0;
     while quant < 64 {
         // An integer below 256 has at most eight significant bits, so bf16 has it exactly.
@@ -108,15 +108,15 @@ static NUMBERS: Numbers = {
 };
 
 #[repr(align(64))]
-struct Numbers([[u16; 32]; 2]);
+struct SmallIntegers([[u16; 32]; 2]);
 
 /// The integers 0 to 31 as bf16, and 32 to 63.
 ///
 /// # Safety
 /// The CPU has AVX-512 F.
 #[inline(always)]
-unsafe fn numbers() -> [__m512i; 2] {
-    let [low, high] = &NUMBERS.0;
+unsafe fn small_integers() -> [__m512i; 2] {
+    let [low, high] = &SMALL_INTEGERS.0;
     // SAFETY: both have 64 bytes.
     unsafe { [_mm512_loadu_si512(low.as_ptr().cast()), _mm512_loadu_si512(high.as_ptr().cast())] }
 }
@@ -359,7 +359,7 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
             let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(source.cast()));
             let (high, low) = (_mm512_slli_epi32::<16>(bytes), _mm512_srli_epi32::<4>(bytes));
             let quants = _mm512_and_si512(_mm512_or_si512(high, low), _mm512_set1_epi32(0xf_000f));
-            _mm512_castsi512_ps(_mm512_permutexvar_epi16(quants, numbers()[0]))
+            _mm512_castsi512_ps(_mm512_permutexvar_epi16(quants, small_integers()[0]))
         }
     }
 
@@ -382,7 +382,7 @@ impl<const BF16: bool, const TILES: bool> Simd for Avx512<BF16, TILES> {
     unsafe fn load_planes_pairs<const BITS: usize>(self, pair: *const u8, half: usize) -> __m512 {
         unsafe {
             let lanes = lanes::<BITS>(pair, half);
-            let [low, high] = numbers();
+            let [low, high] = small_integers();
             // A permutation of one register takes five bits of each index, of two registers six, and ignores the
             // others.
             let words = match BITS {
