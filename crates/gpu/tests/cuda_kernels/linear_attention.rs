@@ -183,7 +183,9 @@ pub(crate) fn linear_attention(gpu: &Gpu) {
     for dims in [DIMS[0], DIMS[7], DIMS[8], DIMS[11], DIMS[13]] {
         divided(gpu, dims, &mut random);
     }
-    wrong_tables(gpu, &mut random);
+    for max_tokens in [4096, 3] {
+        wrong_tables(gpu, max_tokens, &mut random);
+    }
 }
 
 /// The division of a prompt over steps and launches changes no bit, and neither do other sequences of the step.
@@ -233,8 +235,8 @@ fn divided(gpu: &Gpu, dims: (bool, [usize; 5]), random: &mut Random) {
 }
 
 /// A missing slot gives NaN, and missing tokens give nothing. Neither changes the states of other sequences.
-fn wrong_tables(gpu: &Gpu, random: &mut Random) {
-    let pair = Pair::new(gpu, DIMS[3], DType::F16, 4096, random);
+fn wrong_tables(gpu: &Gpu, max_tokens: usize, random: &mut Random) {
+    let pair = Pair::new(gpu, DIMS[3], DType::F16, max_tokens, random);
     pair.step(gpu, 0, &[(0, 0, 5), (1, 0, 2), (SLOTS as u32 - 1, 0, 9)], random);
     let parts = [(SLOTS as u32, 4, 2), (0, 5, 3), (1, 2, 2), (2, 9, 1)];
     let [mut on_gpu, mut on_cpu] = pair.operands(gpu, &parts, random);

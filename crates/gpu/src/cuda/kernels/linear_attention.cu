@@ -1,6 +1,5 @@
-// Gated delta nets and Mamba-2, by three kernels. The first convolves queries, keys and values and computes the gates,
-// for all tokens at once. The second updates the states, token by token. The third norms and gates the outputs, and
-// keeps the newest inputs of the convolution.
+// Gated delta nets and Mamba-2: kernels for the convolution of queries, keys and values, for the update of the states, and
+// for the norm and gate of the outputs. The first and the last compute all tokens at once. The update goes token by token.
 
 #include "async_copy.cuh"
 #include "sequences.cuh"
@@ -97,7 +96,7 @@ __device__ __forceinline__ Sequence owner_of(const Window& args, int32_t row) {
 // ---- Convolution and gates -------------------------------------------------------------------------
 
 constexpr int32_t kConvThreads = 128;
-// Number of rows for which a thread keeps the weights of its channels in registers.
+// Number of neighbouring rows of a thread, which share the weights of its channels.
 constexpr int32_t kConvRows = 4;
 
 // Computes the gates of all heads for the rows from `first` to before `end`.
@@ -124,7 +123,7 @@ __device__ __forceinline__ void compute_gates(const Window& args, int32_t first,
 // `kKernel` is 4 or kMaxConvKernel. A convolution with fewer weights is padded with zeros at the front, and the inputs
 // of the padding are not read.
 template <typename T, int32_t kKeyDim, UpdateRule kUpdateRule, int32_t kKernel>
-__global__ void __launch_bounds__(kConvThreads) convolve_kernel(Window args) {
+__global__ void __launch_bounds__(kConvThreads, 4) convolve_kernel(Window args) {
   const int32_t first = args.first + static_cast<int32_t>(blockIdx.y) * kConvRows;
   const int32_t end = min(first + kConvRows, args.first + args.rows);
   if (blockIdx.x == gridDim.x - 1) {
@@ -153,12 +152,23 @@ __global__ void __launch_bounds__(kConvThreads) convolve_kernel(Window args) {
   wait_for_inputs();
   // The update asks for the states meanwhile.
   let_next_start();
-#pragma unroll 1
-  for (int32_t row = first; row < end; ++row) {
-    const Sequence sequence = owner_of(args, row);
+  // The inputs of the rows and of those before them are all requested at once. Whether one belongs to a row's sequence
+  // is known later.
+  Words<T, kElements> window[kKernel - 1 + kConvRows];
+#pragma unroll
+  for (int32_t i = 0; i < kKernel - 1 + kConvRows; ++i) {
+    const int32_t row = first + i - (kKernel - 1);
+    const bool is_read = exists && i >= none && row >= 0 && row < end;
+    window[i] = is_read ? load_words<kElements>(static_cast<const T*>(args.input) + row * width + channel) : Words<T, kElements>{};
+  }
+  Sequence sequence{};
+#pragma unroll
+  for (int32_t r = 0; r < kConvRows; ++r) {
+    const int32_t row = first + r;
+    if (row >= end) break;
+    if (r == 0 || row >= sequence.start + sequence.count) sequence = owner_of(args, row);
     if (sequence.count == 0 || sequence.slot >= args.num_slots) continue;
     const int32_t before = row - sequence.start;
-    const T* input = static_cast<const T*>(args.input) + row * width + channel;
     const T* kept = static_cast<const T*>(args.kept) + static_cast<int64_t>(sequence.slot) * (args.kernel - 1) * channels + channel;
     Vector<T, kElements> inputs[kKernel];
 #pragma unroll
@@ -168,7 +178,7 @@ __global__ void __launch_bounds__(kConvThreads) convolve_kernel(Window args) {
       for (int32_t e = 0; e < kElements; ++e) inputs[j].at[e] = T(0.0f);
       if (j < none || !exists) continue;
       if (back <= before) {
-        inputs[j] = load<kElements>(input - back * width);
+        inputs[j] = elements<T, kElements>(window[r + j]);
       } else if (!sequence.begins) {
         // Kept inputs are in the order of their tokens, the newest last.
         inputs[j] = load<kElements>(kept + (args.kernel - 1 - (back - before)) * channels);
@@ -230,9 +240,8 @@ struct UpdateMemory {
   };
 };
 
-// The position of 16 bytes of the state, four columns of a row, in shared memory: columns are exchanged so that the
-// accesses of a warp, which are to eight rows four apart and to one group of four columns or two, touch each bank
-// equally often.
+// The position of four columns of a row of the state in shared memory. A warp accesses eight rows, which are four apart,
+// and one group of four columns or two. The groups of a row are exchanged so that it touches each bank equally often.
 __device__ __forceinline__ int32_t state_column(int32_t row, int32_t four) { return (four ^ (row / 4 % 8)) * 4; }
 
 // a * b. The compiler does not fuse it with an addition.
