@@ -374,7 +374,7 @@ fn linear_attention_keeps_the_states_of_their_sequences() {
         tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
     };
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        let pool = StatePool::new(config, dtype, &Device::Cpu).unwrap();
+        let pool = StatePool::new(config, 8, dtype, &Device::Cpu).unwrap();
         // All values are exact in bf16.
         let rows = |tokens: usize, seed| {
             let rows = [dims.width(), net.gates()].map(|width| numbers(&[tokens, width], seed));
@@ -429,10 +429,10 @@ fn linear_attention_keeps_the_states_of_their_sequences() {
         (LinearAttentionDims { value_dim: 288, ..dims }, "value_dim"),
     ] {
         let config = StateConfig { dims: wrong.into(), ..config };
-        let error = StatePool::new(config, DType::BF16, &Device::Cpu).unwrap_err();
+        let error = StatePool::new(config, 8, DType::BF16, &Device::Cpu).unwrap_err();
         assert!(matches!(error, Error::Parameter { parameter: found, .. } if found == parameter));
     }
-    let error = StatePool::new(config, DType::U32, &Device::Cpu).unwrap_err();
+    let error = StatePool::new(config, 8, DType::U32, &Device::Cpu).unwrap_err();
     assert!(matches!(error, Error::DType { operand: "dtype", .. }));
 }
 

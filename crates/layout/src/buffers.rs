@@ -26,6 +26,9 @@ const PARTIALS_BYTES: usize = 128 << 20;
 /// Bytes of partial results of attention over latents: two tiles of 128 queries for each pair of multiprocessors, of which no GPU
 /// has more than 120 pairs. Source: FlashInfer's `MLAPlan`.
 pub const LATENT_PARTIALS_BYTES: usize = 64 << 20;
+/// Rows of a step that a layer of linear attention computes at once on a GPU, at most. It bounds their memory. Longer steps are
+/// computed part by part.
+const LINEAR_ATTENTION_ROWS: usize = 2048;
 /// Groups of experts, at most: on a GPU each lane of a warp has one.
 pub const MAX_EXPERT_GROUPS: usize = 32;
 
@@ -61,6 +64,17 @@ pub fn attention_partials_bytes(head_dim: usize, kv_heads: usize, max_seqs: usiz
     // 16 queries of 4 bytes a value. The additional value is the logarithm of the softmax's denominator.
     let of_graphs = 64 * (head_dim + 1) * kv_heads * max_seqs;
     (PARTIALS_BYTES * head_dim.min(256).div_ceil(128).max(1)).max(of_graphs)
+}
+
+/// Rows of a step of up to `max_tokens` tokens that a layer of linear attention computes at once on a GPU.
+pub fn linear_attention_rows(max_tokens: usize) -> usize {
+    max_tokens.clamp(1, LINEAR_ATTENTION_ROWS)
+}
+
+/// Values in single precision that such a layer keeps for each of these rows: its convolved channels, and two gates of each value
+/// head.
+pub fn linear_attention_row_values(channels: usize, value_heads: usize) -> usize {
+    channels + 2 * value_heads
 }
 
 /// Rows of logits that exist at once on a GPU.

@@ -2,7 +2,8 @@
 
 use candlepower_layout::{
     Dtype, LATENT_PARTIALS_BYTES, MatrixForm, SCHEDULE_BYTES, SCHEDULES, attention_partials_bytes,
-    device_head_dim, device_latent_dims, device_logits_rows,
+    device_head_dim, device_latent_dims, device_logits_rows, linear_attention_row_values,
+    linear_attention_rows,
 };
 
 use super::{KvDtype, MemoryRequest, sum};
@@ -146,7 +147,8 @@ impl ModelSpec {
     }
 
     /// Bytes that one rank needs on a GPU beside weights and cache. They are the buffers of a step, RoPE tables, schedules and block
-    /// tables of attention, tables for sampling and for experts, dequantized values, and the memory of CUDA itself.
+    /// tables of attention, convolved rows of linear attention, tables for sampling and for experts, dequantized values, and the
+    /// memory of CUDA itself.
     pub(super) fn device_activation_bytes(&self, request: &MemoryRequest, tokens: usize) -> u64 {
         let ranks = request.tensor_parallel_size;
         let element = request.weights.size() as u64;
@@ -202,10 +204,17 @@ impl ModelSpec {
         let routing = routing.map_or(0, |experts| {
             12 * tokens * experts.top_k as u64 + 8 * (experts.count as u64 + 1)
         });
+        // Between the kernels of linear attention.
+        let convolved = self.linear_attentions().map(|net| {
+            let net = net.shard(ranks);
+            linear_attention_row_values(net.channels(), net.value_heads)
+        });
+        let rows_at_once = linear_attention_rows(usize::try_from(tokens).unwrap_or(usize::MAX));
+        let convolved = 4 * (rows_at_once * convolved.max().unwrap_or(0)) as u64;
         let square_sums = if self.norms_all_heads() { 8 * tokens } else { 0 };
         let unpacked = self.device_unpacked_bytes() as u64;
         let ropes = 4 * self.rope_values(request.max_model_len) as u64;
-        let tables = sampling + routing + square_sums + ropes;
+        let tables = sampling + routing + square_sums + ropes + convolved;
         sum([buffers.saturating_mul(element), tables, of_plans, unpacked, FIXED_BYTES])
     }
 

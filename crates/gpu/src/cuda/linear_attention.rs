@@ -6,6 +6,7 @@ use super::launch::{Address, CUstream, Launch};
 use crate::operands::{INPUTS_AXES, MATRICES_AXES, StatePool, StateTables};
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{LinearAttention, LinearAttentionDims, Result, UpdateRule};
+use candlepower_layout::linear_attention_row_values;
 
 /// See [`crate::linear_attention`].
 ///
@@ -37,6 +38,8 @@ pub fn linear_attention(
             (launch.f32s(("skip", skip), "[value_heads]", &[value_heads])?, 0.0)
         }
     };
+    let scratch = pool.scratch.as_ref().expect("a pool on a GPU has scratch memory");
+    let scratch_values = linear_attention_row_values(channels, value_heads) * scratch.rows;
     let starts = ("query_start", tables.query_start);
     let args = LinearAttentionArgs {
         input: launch.elements(("input", input), "[tokens, width]", &[tokens, dims.width()])?,
@@ -55,6 +58,7 @@ pub fn linear_attention(
         query_start: launch.u32s(starts, "[seqs + 1]", &[seqs + 1])?,
         slots: launch.u32s(("slots", tables.slots), "[seqs]", &[seqs])?,
         positions: launch.u32s(("positions", tables.positions), "[tokens]", &[tokens])?,
+        scratch: launch.f32s(("scratch", &scratch.values), "[values]", &[scratch_values])?,
         tokens: tokens as i32,
         seqs: seqs as i32,
         key_heads: key_heads as i32,
@@ -67,6 +71,8 @@ pub fn linear_attention(
         rule: update_rule_kind(&net.rule),
         dtype: launch.dtype_code(),
         tiled: tiled.into(),
+        scratch_rows: scratch.rows as i32,
+        padding: 0,
     };
     if tokens * seqs == 0 {
         return Ok(());
@@ -130,6 +136,7 @@ struct LinearAttentionArgs {
     query_start: *mut u32,
     slots: *mut u32,
     positions: *mut u32,
+    scratch: *mut f32,
     tokens: i32,
     seqs: i32,
     key_heads: i32,
@@ -142,8 +149,10 @@ struct LinearAttentionArgs {
     rule: i32,
     dtype: i32,
     tiled: i32,
+    scratch_rows: i32,
+    padding: i32,
 }
-const _: () = assert!(size_of::<LinearAttentionArgs>() == 152);
+const _: () = assert!(size_of::<LinearAttentionArgs>() == 168);
 
 /// The update rule in C: a value of `UpdateRule` in linear_attention.cu.
 fn update_rule_kind(rule: &UpdateRule) -> i32 {

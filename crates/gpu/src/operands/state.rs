@@ -2,12 +2,13 @@
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::{Error, LinearAttentionDims, Result, StateConfig, StateDims};
+use candlepower_layout::{linear_attention_row_values, linear_attention_rows};
 
-/// Key lengths that the kernel is compiled for. A thread keeps a column of the state, with this number of elements, in
-/// registers.
+/// Key lengths that the kernel is compiled for. A thread keeps an eighth of two columns of the state, of this number of
+/// elements, in registers.
 pub const RECURRENT_KEY_DIMS: &[usize] = &[32, 64, 128];
 
-/// Maximum of `value_dim`: a block has a thread for each element of a value.
+/// Maximum of `value_dim`: a warp norms a value, and a thread has two vectors of it.
 const MAX_VALUE_DIM: usize = 256;
 
 /// The states of all layers for `num_slots` sequences. They have the layout of [`candlepower_kernels::RecurrentState`],
@@ -16,6 +17,18 @@ const MAX_VALUE_DIM: usize = 256;
 pub struct StatePool {
     pub(crate) config: StateConfig,
     pub(crate) layers: Vec<PoolLayer>,
+    /// Memory for results between the kernels of a layer with linear attention, on a GPU.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the kernels alone read it"))]
+    pub(crate) scratch: Option<Scratch>,
+}
+
+/// f32 values of some rows of a step: their convolved channels, and their gates.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the kernels alone read it"))]
+pub(crate) struct Scratch {
+    /// `[rows * (channels + 2 * value_heads)]`.
+    pub(crate) values: Tensor,
+    pub(crate) rows: usize,
 }
 
 /// The states of one layer.
@@ -39,16 +52,22 @@ pub(crate) const INPUTS_AXES: &str = "[num_slots, kernel - 1, channels]";
 pub(crate) const MATRICES_AXES: &str = "[num_slots, value_heads, key_dim, value_dim]";
 
 impl StatePool {
-    /// Creates states that are all zero, for activations of `dtype`: bf16 or f16 on a GPU, and f32 too on the CPU.
+    /// Creates states that are all zero, for activations of `dtype`: bf16 or f16 on a GPU, and f32 too on the CPU. Steps have up to
+    /// `max_tokens` tokens; larger ones are computed, too, but in more parts than necessary.
     ///
     /// # Errors
     /// A dimension is zero or not the required multiple; `key_dim` is none of [`RECURRENT_KEY_DIMS`]; `value_dim` is
     /// above 256; the dtype is not supported; or memory does not suffice.
-    pub fn new(config: StateConfig, dtype: DType, device: &Device) -> Result<Self> {
+    pub fn new(
+        config: StateConfig,
+        max_tokens: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
         config.check()?;
-        if let StateDims::LinearAttention(LinearAttentionDims { key_dim, value_dim, .. }) =
-            config.dims
-        {
+        let mut scratch = None;
+        if let StateDims::LinearAttention(dims) = config.dims {
+            let LinearAttentionDims { key_dim, value_dim, .. } = dims;
             if !RECURRENT_KEY_DIMS.contains(&key_dim) {
                 let (parameter, expected) = ("key_dim", "32, 64 or 128 on a GPU");
                 return Err(Error::Parameter { parameter, value: key_dim, expected });
@@ -56,6 +75,17 @@ impl StatePool {
             if value_dim > MAX_VALUE_DIM {
                 let (parameter, expected) = ("value_dim", "at most 256 on a GPU");
                 return Err(Error::Parameter { parameter, value: value_dim, expected });
+            }
+            if device.is_cuda() {
+                let rows = linear_attention_rows(max_tokens);
+                let values = linear_attention_row_values(dims.channels(), dims.value_heads);
+                // The kernels count with 32 bits.
+                if i32::try_from(rows * values).is_err() {
+                    let (parameter, expected) = ("channels", "at most a million on a GPU");
+                    return Err(Error::Parameter { parameter, value: dims.channels(), expected });
+                }
+                let values = Tensor::zeros(rows * values, DType::F32, device)?;
+                scratch = Some(Scratch { values, rows });
             }
         }
         // f32 is for the reference implementation alone, as in the paged cache.
@@ -73,13 +103,19 @@ impl StatePool {
             Ok(PoolLayer { inputs, matrices })
         };
         let layers = (0..config.num_layers).map(|_| layer()).collect::<Result<_>>()?;
-        Ok(Self { config, layers })
+        Ok(Self { config, layers, scratch })
     }
 
     /// The dimensions of the states.
     #[must_use]
     pub fn config(&self) -> &StateConfig {
         &self.config
+    }
+
+    /// The matrices of a layer, f32 `[num_slots, value_heads, key_dim, value_dim]`, if it has some.
+    #[must_use]
+    pub fn matrices(&self, layer: usize) -> Option<&Tensor> {
+        self.layers.get(layer)?.matrices.as_ref()
     }
 
     pub(crate) fn layer(&self, kernel: &'static str, layer: usize) -> Result<&PoolLayer> {

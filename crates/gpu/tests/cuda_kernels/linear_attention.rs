@@ -16,7 +16,7 @@ const TILED: usize = 6;
 
 /// Whether the layer is Mamba-2; key heads, value heads, elements of a key and of a value, and conv kernel weights per
 /// channel.
-const DIMS: [(bool, [usize; 5]); 12] = [
+const DIMS: [(bool, [usize; 5]); 17] = [
     (false, [2, 4, 128, 128, 4]),
     (false, [1, 2, 128, 64, 4]),
     (false, [2, 2, 64, 128, 4]),
@@ -25,13 +25,24 @@ const DIMS: [(bool, [usize; 5]); 12] = [
     (false, [2, 2, 32, 128, 3]),
     (false, [1, 1, 32, 256, 4]),
     (false, [2, TILED, 64, 32, 4]),
+    (false, [1, 2, 128, 48, 4]),
+    (false, [2, 2, 32, 16, 5]),
+    (false, [1, 1, 128, 256, 4]),
     (true, [1, 4, 128, 64, 4]),
     (true, [2, 4, 128, 80, 4]),
     (true, [1, 3, 64, 64, 2]),
     (true, [2, 2, 32, 16, 8]),
+    (true, [1, 1, 64, 256, 4]),
+    (true, [1, TILED, 32, 144, 3]),
 ];
 
+/// Limits of the rows that are computed at once: no limit for these steps, and some that divide sequences.
+const MAX_TOKENS: [usize; 3] = [4096, 16, 7];
+
 const LAYERS: usize = 2;
+
+/// Sums of f32 in another order.
+const STATE_TOLERANCE: Tolerance = Tolerance { own: 20.0, largest: 20.0 };
 
 /// The same pool and weights on the GPU, and on the CPU for the reference implementation.
 struct Pair {
@@ -46,6 +57,7 @@ impl Pair {
         gpu: &Gpu,
         (is_mamba, [key_heads, value_heads, key_dim, value_dim, kernel]): (bool, [usize; 5]),
         dtype: DType,
+        max_tokens: usize,
         random: &mut Random,
     ) -> Self {
         let tiled = value_heads == TILED;
@@ -77,8 +89,24 @@ impl Pair {
                 rule,
             }
         });
-        let pools = devices.map(|device| StatePool::new(config, dtype, device).unwrap());
+        let pools =
+            devices.map(|device| StatePool::new(config, max_tokens, dtype, device).unwrap());
         Self { nets, pools, dims, dtype }
+    }
+
+    /// The same layers with states of zeros.
+    fn with_max_tokens(&self, gpu: &Gpu, max_tokens: usize) -> Self {
+        let config = *self.pools[0].config();
+        let devices = [gpu.device(), &Device::Cpu];
+        let pools =
+            devices.map(|device| StatePool::new(config, max_tokens, self.dtype, device).unwrap());
+        Self { nets: self.nets.clone(), pools, dims: self.dims, dtype: self.dtype }
+    }
+
+    /// The matrices of a slot in layer 0 on the GPU.
+    fn state(&self, slot: u32) -> Vec<f32> {
+        let matrices = self.pools[0].matrices(0).unwrap();
+        to_vec(&matrices.narrow(0, slot as usize, 1).unwrap().contiguous().unwrap())
     }
 }
 
@@ -113,6 +141,17 @@ impl Mixer<6> for Pair {
         [on_gpu, on_cpu]
     }
 
+    /// The outputs, and the states of all layers.
+    fn compare(&self, gpu: &Gpu, on_gpu: &[Tensor; 6], on_cpu: &[Tensor; 6], what: &str) {
+        let what = format!("{:?}, {what}", self.dims());
+        gpu.assert_close(&on_gpu[5], &to_vec(&on_cpu[5]), Self::TOLERANCE, &what);
+        for layer in 0..LAYERS {
+            let [found, want] = self.pools.each_ref().map(|pool| pool.matrices(layer).unwrap());
+            let what = format!("states of layer {layer}, {what}");
+            gpu.assert_close(found, &to_vec(want), STATE_TOLERANCE, &what);
+        }
+    }
+
     fn run(
         &self,
         on: usize,
@@ -127,9 +166,10 @@ impl Mixer<6> for Pair {
 
 pub(crate) fn linear_attention(gpu: &Gpu) {
     let mut random = Random(81);
-    for dims in DIMS {
-        for dtype in HALVES {
-            let pair = Pair::new(gpu, dims, dtype, &mut random);
+    for (i, dims) in DIMS.into_iter().enumerate() {
+        for (j, dtype) in HALVES.into_iter().enumerate() {
+            let max_tokens = MAX_TOKENS[(i + j) % MAX_TOKENS.len()];
+            let pair = Pair::new(gpu, dims, dtype, max_tokens, &mut random);
             for parts in &steps::steps() {
                 pair.step(gpu, 1, parts, &mut random);
             }
@@ -138,14 +178,65 @@ pub(crate) fn linear_attention(gpu: &Gpu) {
         }
     }
     for dims in [DIMS[0], DIMS[7]] {
-        Pair::new(gpu, dims, DType::BF16, &mut random).replay(gpu, &mut random);
+        Pair::new(gpu, dims, DType::BF16, 4096, &mut random).replay(gpu, &mut random);
     }
-    wrong_tables(gpu, &mut random);
+    for dims in [DIMS[0], DIMS[7], DIMS[8], DIMS[11], DIMS[13]] {
+        divided(gpu, dims, &mut random);
+    }
+    for max_tokens in [4096, 3] {
+        wrong_tables(gpu, max_tokens, &mut random);
+    }
+}
+
+/// The division of a prompt over steps and launches changes no bit, and neither do other sequences of the step.
+fn divided(gpu: &Gpu, dims: (bool, [usize; 5]), random: &mut Random) {
+    const TOKENS: usize = 130;
+    let pair = Pair::new(gpu, dims, DType::F16, 4096, random);
+    let (width, gates_width) = (pair.dims.width(), pair.nets[0].gates());
+    let input = random.floats(TOKENS * width, 2.0, pair.dtype);
+    let gates = random.floats(TOKENS * gates_width, 3.0, pair.dtype);
+    // The outputs of tokens of the prompt, in a step behind `others` tokens of another sequence.
+    let run = |pair: &Pair, slot: u32, tokens: std::ops::Range<usize>, others: usize| {
+        let parts = [(5, tokens.start as u32, others), (slot, tokens.start as u32, tokens.len())];
+        let parts = if others == 0 { &parts[1..] } else { &parts };
+        let [query_start, slots, positions] = steps::tables(parts);
+        let behind = |values: &[f32], width: usize| {
+            let rows =
+                [&values[..others * width], &values[tokens.start * width..tokens.end * width]];
+            gpu.floats(&rows.concat(), &[positions.len(), width], pair.dtype)
+        };
+        let operands = [
+            behind(&input, width),
+            behind(&gates, gates_width),
+            gpu.integers(&query_start, &[query_start.len()]),
+            gpu.integers(&slots, &[slots.len()]),
+            gpu.integers(&positions, &[positions.len()]),
+            gpu.unwritten(&[positions.len(), pair.dims.values()], pair.dtype),
+        ];
+        pair.run(0, 0, &operands).unwrap();
+        to_vec(&operands[5])[others * pair.dims.values()..].to_vec()
+    };
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    let want = bits(run(&pair, 0, 0..TOKENS, 0));
+    let state = bits(pair.state(0));
+    // At once beside others, token by token, and in parts of which some are shorter than a convolution.
+    let in_parts = [0, 1, 3, 16, 31, 47, 64, 128, TOKENS];
+    let divisions: [&[usize]; 3] = [&[0, TOKENS], &(0..=TOKENS).collect::<Vec<_>>(), &in_parts];
+    let small = pair.with_max_tokens(gpu, 13);
+    for (slot, bounds) in (1..).zip(divisions) {
+        for pair in [&pair, &small] {
+            let of_part = |bounds: &[usize]| run(pair, slot, bounds[0]..bounds[1], slot as usize);
+            let found: Vec<f32> = bounds.windows(2).flat_map(of_part).collect();
+            let what = format!("{:?} in {} parts", pair.dims(), bounds.len() - 1);
+            gpu.assert_equal(&bits(found), &want, &what);
+            gpu.assert_equal(&bits(pair.state(slot)), &state, &format!("states, {what}"));
+        }
+    }
 }
 
 /// A missing slot gives NaN, and missing tokens give nothing. Neither changes the states of other sequences.
-fn wrong_tables(gpu: &Gpu, random: &mut Random) {
-    let pair = Pair::new(gpu, DIMS[3], DType::F16, random);
+fn wrong_tables(gpu: &Gpu, max_tokens: usize, random: &mut Random) {
+    let pair = Pair::new(gpu, DIMS[3], DType::F16, max_tokens, random);
     pair.step(gpu, 0, &[(0, 0, 5), (1, 0, 2), (SLOTS as u32 - 1, 0, 9)], random);
     let parts = [(SLOTS as u32, 4, 2), (0, 5, 3), (1, 2, 2), (2, 9, 1)];
     let [mut on_gpu, mut on_cpu] = pair.operands(gpu, &parts, random);
@@ -174,7 +265,7 @@ pub(crate) fn copy_states(gpu: &Gpu) {
     let mut random = Random(82);
     for dims in DIMS {
         for dtype in HALVES {
-            let pair = Pair::new(gpu, dims, dtype, &mut random);
+            let pair = Pair::new(gpu, dims, dtype, 64, &mut random);
             let parts = [(0, 0, 4), (1, 0, 3), (2, 0, 1), (3, 0, 2)];
             for layer in 0..LAYERS {
                 pair.step(gpu, layer, &parts, &mut random);

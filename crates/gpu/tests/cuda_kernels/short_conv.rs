@@ -34,7 +34,7 @@ impl Pair {
                 Tensor::from_slice(&conv_weights, (dims.kernel, dims.channels), device).unwrap();
             ShortConv { dims, conv_weights }
         });
-        let pools = devices.map(|device| StatePool::new(config, dtype, device).unwrap());
+        let pools = devices.map(|device| StatePool::new(config, 64, dtype, device).unwrap());
         Self { convs, pools, dims, dtype }
     }
 }

@@ -436,7 +436,7 @@ fn linear_attention(times: &Times<'_>, name: &str, net: &LinearAttention) -> Res
         let state = 4 * seqs * dims.values() * dims.key_dim;
         let num_layers = times.copies(state);
         let config = StateConfig { num_layers, num_slots: seqs, dims: dims.into() };
-        let pool = StatePool::new(config, DType::BF16, device)?;
+        let pool = StatePool::new(config, seqs * tokens, DType::BF16, device)?;
         let rows = seqs * tokens;
         let (input, gates) =
             (times.noise(&[rows, dims.width()])?, times.noise(&[rows, net.gates()])?);

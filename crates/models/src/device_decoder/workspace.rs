@@ -175,7 +175,7 @@ impl DeviceDecoder {
         let square_sums = || Tensor::zeros(2 * tokens, DType::F32, &self.device);
         let widths = self.spec.device_widths(1);
         let states = state_config(&self.spec, None, size.num_states);
-        let states = states.map(|config| StatePool::new(config, self.dtype, &self.device));
+        let states = states.map(|config| StatePool::new(config, tokens, self.dtype, &self.device));
         Ok(Workspace {
             caches,
             states: states.transpose()?,

@@ -19,6 +19,11 @@ __device__ __forceinline__ void copy_chunk(void* to, const void* from, bool exis
   copy_chunk(shared_address(to), from, exists);
 }
 
+// Starts a copy of 8 bytes to shared memory.
+__device__ __forceinline__ void copy_pair(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
 // Closes a group of copies: those that the thread has started since the previous call. The group may be empty.
 __device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
