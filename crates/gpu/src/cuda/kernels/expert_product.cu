@@ -187,10 +187,7 @@ using ManyRows = TileShape<kManyRows, 128, 2, 4, 3>;
 
 // Loads four matrices of 8 by 8 elements. Lane `l` passes the address of row `l % 8` of matrix `l / 8`.
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const uint4* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(shared_address(row))
-               : "memory");
+  load_matrices(to, shared_address(row));
 }
 
 // A block computes a row tile of one expert. Products are summed in f32 in the order of the inputs, whatever the shape
