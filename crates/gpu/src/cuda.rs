@@ -44,7 +44,7 @@ pub use matmul::Cublas;
 pub use nccl::{Nccl, NcclId};
 pub use norm::{add_rms_norm, layer_norm, rms_norm};
 pub use open::{PoolUse, compiled_for, memory, open, pool_use, watch_pool};
-pub use packed::{packed_embedding, packed_max_rows, packed_product, packed_product_rounds};
+pub use packed::{packed_embedding, packed_max_rows};
 pub(crate) use paged_cache::{PinnedBlocks, copy_blocks};
 pub use qkv::{qkv_to_cache, square_sums};
 pub use rows_product::MAX_PRODUCT_ROWS;

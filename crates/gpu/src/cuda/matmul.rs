@@ -13,7 +13,7 @@ use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{CudaDevice, DType, Device, Tensor};
 
 use super::launch::{Address, Launch, driver};
-use super::packed::packed_max_rows;
+use super::packed::{packed_max_rows, packed_product};
 use super::rows_product::{MAX_PRODUCT_ROWS, has_rows_product, rows_product};
 use crate::operands::PackedMatrix;
 use candlepower_kernels::operands::Operand;
@@ -49,7 +49,7 @@ const K_MULTIPLE: usize = 8;
 pub struct Cublas {
     device: CudaDevice,
     /// Used by every product on the device's stream, one after the other. The handle stops using it when this struct is
-    /// dropped. [`Cublas::rows_product`] keeps partial sums there.
+    /// dropped. Kernels that divide the inputs keep partial sums there.
     workspace: CudaSlice<u8>,
     /// Numbers of rows that [`Cublas::rows_product`] multiplies.
     product_rows: RangeInclusive<usize>,
@@ -162,7 +162,7 @@ impl Cublas {
     ) -> Result<()> {
         let (rows, _) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
         if (1..=packed_max_rows(w)).contains(&rows) {
-            return super::packed_product(x, w, bias, out);
+            return packed_product(x, w, bias, out, &self.workspace);
         }
         let launch = Launch::new(KERNEL, "x", x)?;
         let (n, k) = (w.n, w.width);

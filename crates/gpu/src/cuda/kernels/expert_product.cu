@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kFewPackedWarps* kWarp) packed_expert_kernel(E
       out[static_cast<int64_t>(pairs[first + row]) * args.out_stride + output] =
           T(sum + bias_of<T>(args, rows.expert, output));
     };
-    multiply_packed<T, kFormat, kFewPackedWarps, decltype(row_tiles)::value, kCut, false>(w, first_output, row_of, take);
+    multiply_packed<T, kFormat, kFewPackedWarps, decltype(row_tiles)::value, kCut, false>(w, first_output, 1, row_of, take);
   };
   using One = std::integral_constant<int32_t, 1>;
   const bool has_second = pairs[kTileRows] >= 0;

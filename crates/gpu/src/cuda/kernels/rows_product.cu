@@ -241,27 +241,16 @@ __global__ void __launch_bounds__(kSumThreads) sum_parts_kernel(RowsProductArgs 
   store_outputs<T>(args, static_cast<int32_t>(item / vectors), static_cast<int32_t>(item % vectors) * 4, sum);
 }
 
-// Number of blocks of 128 outputs that keep the memory of the largest GPUs busy.
-constexpr int32_t kEnoughBlocks = 128;
-// Blocks of that many outputs read each row of x n / 128 times. With fewer outputs, and many rows, the reads of x from
-// the L2 cache would take longer than those of the matrix.
-constexpr int32_t kManyOutputs = 128;
-constexpr int32_t kFewOutputs = 64;
 // The sums of more parts would take longer than the parts save.
 constexpr int32_t kMaxParts = 8;
-constexpr int32_t kMinPartInputs = 256;
+// Blocks that suffice with `kPartOutputs` outputs each. With fewer, each has half of the outputs.
+constexpr int32_t kEnoughBlocks = 128;
+constexpr int32_t kFewOutputs = kPartOutputs / 2;
 
-// Number of parts into which the inputs are divided so that a matrix with few outputs has enough blocks. It depends on
-// the shape of the matrix alone, so that a row's sums do not depend on the number of rows.
+// Number of parts of the inputs. None is empty, whatever the rounding of their borders to whole stages.
 int32_t parts_of(int32_t n, int32_t k) {
-  const auto tiles = static_cast<int32_t>(tiles_of(n, kManyOutputs));
-  int32_t parts = (kEnoughBlocks + tiles - 1) / tiles;
-  if (parts > kMaxParts) parts = kMaxParts;
-  if (parts > k / kMinPartInputs) parts = k / kMinPartInputs;
-  if (parts <= 1) return 1;
-  // No part may be empty, whatever the rounding of the parts to whole stages.
   const auto steps = static_cast<int32_t>(tiles_of(k, kStageInputs));
-  const auto each = static_cast<int32_t>(tiles_of(steps, parts));
+  const auto each = static_cast<int32_t>(tiles_of(steps, product_parts(n, k, kMaxParts)));
   return static_cast<int32_t>(tiles_of(steps, each));
 }
 
@@ -278,8 +267,8 @@ void launch_tiles(const RowsProductArgs& args, int32_t parts, cudaStream_t strea
 template <typename T, int32_t kRows>
 void launch_outputs(const RowsProductArgs& args, int32_t parts, cudaStream_t stream) {
   if constexpr (kRows > 16) {
-    const auto blocks = static_cast<int32_t>(tiles_of(args.n, kManyOutputs)) * parts;
-    if (blocks >= kEnoughBlocks) return launch_tiles<T, kRows, kManyOutputs>(args, parts, stream);
+    const auto blocks = static_cast<int32_t>(tiles_of(args.n, kPartOutputs)) * parts;
+    if (blocks >= kEnoughBlocks) return launch_tiles<T, kRows, kPartOutputs>(args, parts, stream);
   }
   launch_tiles<T, kRows, kFewOutputs>(args, parts, stream);
 }
