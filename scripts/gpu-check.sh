@@ -310,6 +310,8 @@ measure() {
   local llama=(llama-3.1-8b --max-model-len 8448 --max-num-batched-tokens 8192)
   bench llama-one-stream "${llama[@]}" --batch 1 --input-tokens 128,8192 --output-tokens 128
   bench llama-many-streams "${llama[@]}" --batch 8,64,256 --input-tokens 1000 --output-tokens 64
+  # The same without cuBLAS for 3 to 128 rows.
+  CANDLEPOWER_PRODUCT_ROWS=3-128 bench llama-product-rows "${llama[@]}" --batch 8,64 --input-tokens 1000 --output-tokens 64
   bench llama-fp8-cache "${llama[@]}" --batch 256 --input-tokens 1000 --output-tokens 32 --kv-cache-dtype fp8
   bench llama-eager "${llama[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   local qwen=(qwen2.5-0.5b --max-model-len 4096 --max-num-batched-tokens 8192)

@@ -15,11 +15,12 @@ use head_dims::DEVICE_HEAD_DIMS;
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "attention_latent",
     "expert_product",
     "linear_attention",
     "packed_rows",
+    "rows_product",
     "packed",
     "rows",
     "qkv",

@@ -1,6 +1,8 @@
-//! Matrix products by cuBLAS, on candle's handle and with our own workspace.
+//! Matrix products by cuBLAS, on candle's handle and with our own workspace; and the choice between it and kernels.
 
+use std::env;
 use std::ffi::c_void;
+use std::ops::RangeInclusive;
 
 use candle_core::cuda_backend::cudarc::cublas::result::gemm_ex;
 use candle_core::cuda_backend::cudarc::cublas::sys::{
@@ -11,7 +13,8 @@ use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candle_core::{CudaDevice, DType, Device, Tensor};
 
 use super::launch::{Address, Launch, driver};
-use super::packed::packed_max_rows;
+use super::packed::{packed_max_rows, packed_product};
+use super::rows_product::{MAX_PRODUCT_ROWS, has_rows_product, rows_product};
 use crate::operands::PackedMatrix;
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, Result};
@@ -26,6 +29,14 @@ pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
 /// with four rows, and 146 by GEMV.
 const MAX_GEMV_ROWS: usize = 2;
 
+/// Environment variable with the numbers of rows that [`Cublas::rows_product`] multiplies instead of GEMV and cuBLAS, such
+/// as `3-128`. It exists so that one program can measure both.
+const PRODUCT_ROWS: &str = "CANDLEPOWER_PRODUCT_ROWS";
+
+/// No numbers of rows: on a GPU, the kernel has never been compared with cuBLAS.
+#[allow(clippy::reversed_empty_ranges, reason = "an empty range")]
+const NO_ROWS: RangeInclusive<usize> = 1..=0;
+
 /// The outputs of a slice of a quantized matrix are a multiple of this, so that each slice begins at a multiple of 16
 /// bytes.
 const SLICE_OUTPUTS: usize = 16;
@@ -33,13 +44,15 @@ const SLICE_OUTPUTS: usize = 16;
 /// Elements of one vector access of GEMV.
 const K_MULTIPLE: usize = 8;
 
-/// cuBLAS with its own workspace. Its calls then allocate nothing, as CUDA graphs require.
+/// cuBLAS with its own workspace, and the kernels that multiply few rows. Calls allocate nothing, as CUDA graphs require.
 #[derive(Debug)]
 pub struct Cublas {
     device: CudaDevice,
     /// Used by every product on the device's stream, one after the other. The handle stops using it when this struct is
-    /// dropped.
-    _workspace: CudaSlice<u8>,
+    /// dropped. Kernels that divide the inputs keep partial sums there.
+    workspace: CudaSlice<u8>,
+    /// Numbers of rows that [`Cublas::rows_product`] multiplies.
+    product_rows: RangeInclusive<usize>,
     /// u32 zeros `[max_rows]`: row indices that repeat the bias for each row of a product.
     zeros: Tensor,
     /// Dequantized weights, some outputs at a time. Empty if no matrix is quantized.
@@ -51,7 +64,7 @@ impl Cublas {
     /// `dtype`.
     ///
     /// # Errors
-    /// The device is no GPU, or memory does not suffice.
+    /// The device is no GPU, memory does not suffice, or `CANDLEPOWER_PRODUCT_ROWS` is no range of rows.
     pub fn new(
         device: &Device,
         max_rows: usize,
@@ -85,7 +98,16 @@ impl Cublas {
         let mode = cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
         // SAFETY: the handle is alive.
         unsafe { cublasSetMathMode(handle, mode) }.result().map_err(refused("math mode"))?;
-        Ok(Self { device: device.clone(), _workspace: workspace, zeros, unpacked })
+        let product_rows = product_rows(env::var(PRODUCT_ROWS).ok().as_deref())?;
+        Ok(Self { device: device.clone(), workspace, product_rows, zeros, unpacked })
+    }
+
+    /// Multiplies these numbers of rows by [`Cublas::rows_product`], whatever the environment says. With `1..=128`, sums
+    /// are added in one order for all of them.
+    #[must_use]
+    pub fn with_product_rows(mut self, rows: RangeInclusive<usize>) -> Self {
+        self.product_rows = rows;
+        self
     }
 
     /// Computes `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or
@@ -101,10 +123,28 @@ impl Cublas {
         out: &Tensor,
     ) -> Result<()> {
         let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
+        if self.product_rows.contains(&rows) && has_rows_product(rows, k) {
+            return self.rows_product(x, w, bias, out);
+        }
         if rows <= MAX_GEMV_ROWS && rows > 0 && k > 0 && k.is_multiple_of(K_MULTIPLE) {
             return super::gemv(x, w, bias, out);
         }
         self.gemm(x, w, bias, out)
+    }
+
+    /// Same as [`Cublas::matmul`], for 1 to 128 rows and always by the kernel in rows_product.cu. A row's result depends on
+    /// its own values and the shape of `w` alone.
+    ///
+    /// # Errors
+    /// Same as [`Cublas::matmul`]; or `x` has more rows, or `k` is no multiple of 8.
+    pub fn rows_product(
+        &self,
+        x: &Tensor,
+        w: &Tensor,
+        bias: Option<&Tensor>,
+        out: &Tensor,
+    ) -> Result<()> {
+        rows_product(x, w, bias, out, &self.workspace)
     }
 
     /// Same as [`Cublas::matmul`], for a quantized matrix. Up to `packed_max_rows` rows, a kernel multiplies the
@@ -122,7 +162,7 @@ impl Cublas {
     ) -> Result<()> {
         let (rows, _) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
         if (1..=packed_max_rows(w)).contains(&rows) {
-            return super::packed_product(x, w, bias, out);
+            return packed_product(x, w, bias, out, &self.workspace);
         }
         let launch = Launch::new(KERNEL, "x", x)?;
         let (n, k) = (w.n, w.width);
@@ -203,6 +243,20 @@ impl Drop for Cublas {
         // handle's default workspace. Source: NVIDIA, cuBLAS, cublasSetStream().
         let _ = unsafe { cublasSetStream_v2(*handle.handle(), stream.cu_stream().cast()) };
     }
+}
+
+/// The range of rows that `text` names, such as `3-128`; none without a text.
+fn product_rows(text: Option<&str>) -> Result<RangeInclusive<usize>> {
+    let Some(text) = text.filter(|text| !text.is_empty()) else { return Ok(NO_ROWS) };
+    let number = |text: &str| text.trim().parse().ok().filter(|rows| *rows <= MAX_PRODUCT_ROWS);
+    text.split_once('-').and_then(|(first, last)| Some(number(first)?..=number(last)?)).ok_or_else(
+        || Error::Cuda {
+            kernel: KERNEL,
+            message: format!(
+                "{PRODUCT_ROWS}={text}: write a range of rows up to 128, such as 3-128"
+            ),
+        },
+    )
 }
 
 /// cuBLAS's name of an element type.

@@ -3,26 +3,22 @@
 use std::ops::Range;
 
 use candle_core::Tensor;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, QuantFormat, Result, VocabPart};
 use candlepower_layout::DEVICE_TILE;
 
-use super::launch::{Address, CUstream, Launch, Launcher};
+use super::launch::{Address, CUstream, Launch};
 use crate::operands::PackedMatrix;
 
-/// Maximum number of rows of x for which weights are multiplied unscaled and unrounded.
+/// Rows of one tensor core product. More rows take packed_rows.cu, if it supports the matrix.
 const TILE_ROWS: usize = 8;
 
-/// Maximum number of rows of x that [`packed_product`] takes. For more rows, dequantizing for cuBLAS is faster. On an
-/// H200, the gate and up projection of an 8B model takes 163 us with 128 rows, where dequantizing alone takes 151. With
-/// 256 rows it would take 271 us, against 151 and 91 us for dequantizing and cuBLAS.
+/// Maximum number of rows of x that [`packed_product`] takes. For more rows, dequantizing for cuBLAS was faster on an
+/// H200. With 256 rows, the gate and up projection of an 8B model took 151 us to dequantize and 91 us by cuBLAS. By an
+/// earlier kernel the product took 271 us, and 163 us with 128 rows.
 pub fn packed_max_rows(w: &PackedMatrix) -> usize {
     if has_rows_kernel(w) { 128 } else { 32 }
-}
-
-/// Whether dequantized weights are rounded before they are multiplied by this number of rows of x.
-pub fn packed_product_rounds(w: &PackedMatrix, rows: usize) -> bool {
-    rows > TILE_ROWS && has_rows_kernel(w)
 }
 
 /// Whether packed_rows.cu supports the matrix.
@@ -31,19 +27,21 @@ fn has_rows_kernel(w: &PackedMatrix) -> bool {
 }
 
 /// Computes `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to [`packed_max_rows`] rows, `bias` `[n]`, `out`
-/// `[rows, n]`, all bf16 or f16, with sums in f32; `w` is `[n, k]`.
+/// `[rows, n]`, all bf16 or f16, with sums in f32; `w` is `[n, k]`. `partial` is memory for partial sums: 16 MiB suffice
+/// for any matrix.
 ///
-/// A row's result depends only on its own values, the shape of `w`, and [`packed_product_rounds`]. The reference
-/// implementation of one output is [`candlepower_kernels::linear_reference`] over dequantized weights, which adds in
-/// another order. Entries of lookup tables are rounded to the element type.
+/// A row's result depends on its own values and on `w` alone. The reference implementation of one output is
+/// [`candlepower_kernels::linear_reference`] over dequantized weights, which adds in another order. Entries of lookup
+/// tables are rounded to the element type; other weights are not rounded.
 ///
 /// # Errors
 /// `x` has more rows; an operand has the wrong dtype, shape, layout or device; or CUDA refused the launch.
-pub fn packed_product(
+pub(super) fn packed_product(
     x: &Tensor,
     w: &PackedMatrix,
     bias: Option<&Tensor>,
     out: &Tensor,
+    partial: &CudaSlice<u8>,
 ) -> Result<()> {
     const KERNEL: &str = "packed product";
     let launch = Launch::new(KERNEL, "x", x)?;
@@ -66,13 +64,20 @@ pub fn packed_product(
         rows: rows as i32,
         dtype: launch.dtype_code(),
     };
-    let kernel: Launcher<_> = match packed_product_rounds(w, rows) {
-        true => candlepower_packed_rows,
-        false => candlepower_packed_product,
-    };
     // SAFETY: every address was checked above to hold the elements that the dimensions say. `PackedMatrix::new`
-    // computed those of `w` from the same dimensions, and they contain no input index beyond `width`.
-    unsafe { launch.run(kernel, &args) }
+    // computed those of `w` from the same dimensions, and they contain no input index beyond `width`. The launcher
+    // compares the memory for partial sums with what it needs.
+    unsafe {
+        if rows <= TILE_ROWS || !has_rows_kernel(w) {
+            return launch.run(candlepower_packed_product, &args);
+        }
+        let args = PackedRowsArgs {
+            of: args,
+            partial: partial.device_ptr(partial.stream()).0 as *mut f32,
+            partial_bytes: partial.len() as i64,
+        };
+        launch.run(candlepower_packed_rows, &args)
+    }
 }
 
 /// Computes `out[t] = w[ids[t]] * scale`. Dequantized weights are rounded, multiplied by `scale`, and rounded again.
@@ -242,6 +247,15 @@ struct PackedProductArgs {
 }
 const _: () = assert!(size_of::<PackedProductArgs>() == 104);
 
+/// Mirrors `PackedRowsArgs` in packed_rows.cu.
+#[repr(C)]
+struct PackedRowsArgs {
+    of: PackedProductArgs,
+    partial: *mut f32,
+    partial_bytes: i64,
+}
+const _: () = assert!(size_of::<PackedRowsArgs>() == 120);
+
 /// Mirrors `UnpackArgs` in packed.cu.
 #[repr(C)]
 struct UnpackArgs {
@@ -259,6 +273,6 @@ const _: () = assert!(size_of::<UnpackArgs>() == 112);
 
 unsafe extern "C" {
     fn candlepower_packed_product(args: *const PackedProductArgs, stream: CUstream) -> i32;
-    fn candlepower_packed_rows(args: *const PackedProductArgs, stream: CUstream) -> i32;
+    fn candlepower_packed_rows(args: *const PackedRowsArgs, stream: CUstream) -> i32;
     fn candlepower_unpack(args: *const UnpackArgs, stream: CUstream) -> i32;
 }

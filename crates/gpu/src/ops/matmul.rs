@@ -1,4 +1,4 @@
-//! Matrix products: cuBLAS, GEMV for one or two rows, and products with quantized weights.
+//! Matrix products: cuBLAS, kernels for few rows, and products with quantized weights.
 
 use candle_core::{DType, Device, Tensor};
 use candlepower_kernels::operands::Operand;

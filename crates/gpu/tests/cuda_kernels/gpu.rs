@@ -111,6 +111,13 @@ pub(crate) fn to_vec(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
+/// Fails unless the elements, as f32, have the bits of `want`.
+pub(crate) fn assert_same_bits(got: &Tensor, want: &[f32], what: &str) {
+    let got = to_vec(got).into_iter().map(f32::to_bits);
+    let different = got.zip(want).position(|(got, want)| got != want.to_bits());
+    assert_eq!(different, None, "{what}: the first element with other bits");
+}
+
 /// `values` after rounding to `dtype`.
 pub(crate) fn rounded(values: &[f32], dtype: DType) -> Vec<f32> {
     to_vec(

@@ -13,6 +13,7 @@ mod gpu;
 mod latent;
 mod linear_attention;
 mod packed;
+mod products;
 mod rows;
 mod sampling;
 mod short_conv;
@@ -27,7 +28,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 41] = [
+const COMPARISONS: [(&str, Comparison); 42] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -38,6 +39,7 @@ const COMPARISONS: [(&str, Comparison); 41] = [
     ("gather_rows", rows::gather_rows),
     ("gemv", rows::gemv),
     ("matmul", elements::matmul),
+    ("rows_product", products::rows_product),
     ("packed_product", packed::packed_product),
     ("packed_matmul", packed::packed_matmul),
     ("packed_embedding", packed::packed_embedding),

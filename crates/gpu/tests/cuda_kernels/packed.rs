@@ -7,7 +7,10 @@ use candlepower_kernels::{
     Offsets, QuantFormat, QuantizedRows, ScaleForm, SparseRows, VocabPart, Weight, linear_reference,
 };
 
-use crate::gpu::{BIASED_BY_CUBLAS, Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, rounded};
+use crate::gpu::{
+    BIASED_BY_CUBLAS, Gpu, HALVES, ROUNDED_ONCE, Random, Tolerance, assert_same_bits, rounded,
+    to_vec,
+};
 
 /// Quantization formats, with the largest quantized weight of each. Without bit 3 of the largest E4M3 value there is no
 /// NaN.
@@ -50,8 +53,9 @@ fn cases(gpu: &Gpu) -> Vec<Case> {
             cases.push(case(gpu, kind, shape, Some(padding), &mut random));
         }
     }
-    // Enough outputs that packed_rows.cu does not divide the inputs among the warps of a block.
+    // Enough outputs that packed_rows.cu does not divide the inputs among blocks; and fewer, with four parts.
     cases.push(case(gpu, KINDS[0], (16_300, 192, 64), None, &mut random));
+    cases.push(case(gpu, KINDS[0], (1030, 1024, 128), None, &mut random));
     cases
 }
 
@@ -166,27 +170,44 @@ fn product(x: &[f32], w: &[f32], width: usize, bias: &[f32]) -> Vec<f32> {
     x.chunks(width).flat_map(outputs).collect()
 }
 
+/// All numbers of rows give the same bits, by both kernels: those of the product of the most rows.
 pub(crate) fn packed_product(gpu: &Gpu) {
     let mut random = Random(42);
     for case in cases(gpu) {
         let (n, width) = (case.numbers.len() / case.width, case.width);
-        for rows in [1, 3, 8, 9, 16, 31, 128] {
-            // The reference would take long for many rows of so many outputs.
-            if rows > cuda::packed_max_rows(&case.packed) || rows > 9 && n > 10_000 {
-                continue;
-            }
-            for dtype in HALVES {
-                let x = activations(&mut random, rows, &case, dtype);
-                let bias = random.floats(n, 1.0, dtype);
-                let is_dequantized = cuda::packed_product_rounds(&case.packed, rows);
-                let want = product(&x, &case.multiplied(dtype, is_dequantized), width, &bias);
+        // The reference would take long for many rows of so many outputs.
+        let most = if n > 10_000 { 12 } else { cuda::packed_max_rows(&case.packed) };
+        for dtype in HALVES {
+            let cublas = Cublas::new(gpu.device(), most, dtype, 0).unwrap();
+            let x = activations(&mut random, most, &case, dtype);
+            let bias = random.floats(n, 1.0, dtype);
+            let want = product(&x, &case.multiplied(dtype, false), width, &bias);
+            let (x, bias) = (gpu.floats(&x, &[most, width], dtype), gpu.floats(&bias, &[n], dtype));
+            let of_rows = |first, rows| {
                 let out = gpu.unwritten(&[rows, n], dtype);
-                let (x, bias) =
-                    (gpu.floats(&x, &[rows, width], dtype), gpu.floats(&bias, &[n], dtype));
-                cuda::packed_product(&x, &case.packed, Some(&bias), &out).unwrap();
+                let x = x.narrow(0, first, rows).unwrap().contiguous().unwrap();
+                cublas.packed(&x, &case.packed, Some(&bias), &out).unwrap();
+                out
+            };
+            let all = to_vec(&of_rows(0, most));
+            for rows in [1, 3, 8, 9, 12, 16, 17, 31, 33, 65, 128] {
+                if rows > most {
+                    break;
+                }
+                let out = of_rows(0, rows);
                 // Sums in f32 in another order.
                 let tolerance = Tolerance { own: 0.6, largest: 0.1 };
-                gpu.assert_close(&out, &want, tolerance, &format!("{rows} rows of {}", case.what));
+                let what = format!("{rows} rows of {}", case.what);
+                gpu.assert_close(&out, &want[..rows * n], tolerance, &what);
+                assert_same_bits(&out, &all[..rows * n], &what);
+            }
+            if width % 8 != 0 {
+                // Other rows than the first are not aligned.
+                continue;
+            }
+            for row in [1, 7, 8, 11, 31, 63, 64, 127].into_iter().filter(|row| *row < most) {
+                let what = format!("row {row} alone of {}", case.what);
+                assert_same_bits(&of_rows(row, 1), &all[row * n..][..n], &what);
             }
         }
     }
@@ -245,7 +266,7 @@ pub(crate) fn packed_embedding(gpu: &Gpu) {
             let out = gpu.unwritten(&[1, width], dtype);
             let whole = VocabPart { first: 0, vocab_size: n };
             cuda::packed_embedding(&beyond, &case.packed, 0.5, whole, &out).unwrap();
-            assert!(crate::gpu::to_vec(&out).iter().all(|value| value.is_nan()), "an unknown id");
+            assert!(to_vec(&out).iter().all(|value| value.is_nan()), "an unknown id");
         }
     }
 }

@@ -182,7 +182,7 @@ fn uploads(times: &Times<'_>) -> Result<()> {
     Ok(())
 }
 
-/// GEMV beside cuBLAS, to find the number of rows from which cuBLAS is faster.
+/// GEMV and the kernel for 1 to 128 rows beside cuBLAS, to find the numbers of rows for which each is the fastest.
 fn products(times: &Times<'_>) -> Result<()> {
     let cublas = Cublas::new(times.gpu.device(), 8192, DType::BF16, 0)?;
     let head = ("lm_head", VOCAB, HIDDEN);
@@ -197,6 +197,10 @@ fn products(times: &Times<'_>) -> Result<()> {
             if rows <= cuda::GEMV_MAX_ROWS {
                 let what = format!("{name} [{n}, {k}], {rows} rows, gemv");
                 times.row(&what, work, |i| cuda::gemv(&x, w(i), None, &out))?;
+            }
+            if rows <= cuda::MAX_PRODUCT_ROWS {
+                let what = format!("{name} [{n}, {k}], {rows} rows, rows product");
+                times.row(&what, work, |i| cublas.rows_product(&x, w(i), None, &out))?;
             }
             let what = format!("{name} [{n}, {k}], {rows} rows, cuBLAS");
             times.row(&what, work, |i| cublas.gemm(&x, w(i), None, &out))?;

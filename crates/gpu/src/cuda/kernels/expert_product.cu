@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kFewPackedWarps* kWarp) packed_expert_kernel(E
       out[static_cast<int64_t>(pairs[first + row]) * args.out_stride + output] =
           T(sum + bias_of<T>(args, rows.expert, output));
     };
-    multiply_packed<T, kFormat, kFewPackedWarps, decltype(row_tiles)::value, kCut, false>(w, first_output, row_of, take);
+    multiply_packed<T, kFormat, kFewPackedWarps, decltype(row_tiles)::value, kCut, false>(w, first_output, 1, row_of, take);
   };
   using One = std::integral_constant<int32_t, 1>;
   const bool has_second = pairs[kTileRows] >= 0;
@@ -187,10 +187,7 @@ using ManyRows = TileShape<kManyRows, 128, 2, 4, 3>;
 
 // Loads four matrices of 8 by 8 elements. Lane `l` passes the address of row `l % 8` of matrix `l / 8`.
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const uint4* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(shared_address(row))
-               : "memory");
+  load_matrices(to, shared_address(row));
 }
 
 // A block computes a row tile of one expert. Products are summed in f32 in the order of the inputs, whatever the shape

@@ -100,6 +100,22 @@ CANDLEPOWER_HD int32_t warps_per_output(int32_t outputs, int32_t wanted, int32_t
   return warps;
 }
 
+// Outputs of a block that multiplies up to 128 rows. Blocks with fewer outputs would read each row of x more often: with
+// many rows, these reads from the L2 cache would take longer than those of the matrix.
+constexpr int32_t kPartOutputs = 128;
+
+// Number of parts, at most `most`, into which the inputs of a matrix are divided so that one with few outputs has enough
+// blocks to keep the memory of the largest GPUs busy. It is a power of two. It depends on the shape of the matrix alone,
+// so that a row's sums do not depend on the number of rows.
+CANDLEPOWER_HD int32_t product_parts(int32_t n, int32_t k, int32_t most) {
+  constexpr int32_t kEnoughBlocks = 128;
+  constexpr int32_t kMinInputs = 256;
+  const int32_t blocks = (n + kPartOutputs - 1) / kPartOutputs;
+  int32_t parts = 1;
+  while (parts < most && blocks * parts < kEnoughBlocks && k >= kMinInputs * 2 * parts) parts *= 2;
+  return parts;
+}
+
 // ---- Quantized weights -----------------------------------------------------------------------------
 
 // A quantized matrix is stored in tiles of 16 outputs and 64 inputs, each of which has four steps of 16 inputs. A lane

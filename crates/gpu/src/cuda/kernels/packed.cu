@@ -63,7 +63,9 @@ __global__ void __launch_bounds__(kPackedWarps* kWarp) packed_product_kernel(Pac
   const ProductRows<T> rows{args, static_cast<int32_t>(blockIdx.x) * kTileRows};
   const auto row_of = [&](int32_t row) { return rows.at(row); };
   const auto take = [&](int32_t row, int32_t output, float sum) { rows.take(row, output, sum); };
-  multiply_packed<T, kFormat, kPackedWarps, 1, kCut, true>(args.w, blockIdx.y * kTileOutputs, row_of, take);
+  // The parts of packed_rows.cu, so that more rows have the same sums.
+  const int32_t parts = product_parts(args.w.n, args.w.k, kPackedWarps);
+  multiply_packed<T, kFormat, kPackedWarps, 1, kCut, true>(args.w, blockIdx.y * kTileOutputs, parts, row_of, take);
 }
 
 }  // namespace candlepower

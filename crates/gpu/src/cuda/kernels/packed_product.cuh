@@ -17,14 +17,14 @@ union PackedShared<kFormat, kWarps, kRows, kAnyLayout> {  // the variant without
 };
 
 // Computes 16 outputs, from `first_output` on, of all rows. Each of the block's `kWarps` warps sums a range of the
-// inputs. Their sums are added in a fixed order. So a row's result depends on its own values and the shape of `w`
-// alone.
+// inputs. Their sums are added in a fixed order: those of each of `parts` parts first, which divide the warps evenly. So
+// a row's result depends on its own values and the shape of `w` alone.
 //
 // `row_of` returns the beginning of a row in x, or null if there is no such row; the first row must exist. `take` is
 // called with row, output and sum for each result. `wait_for_inputs` is called after the first loads of the matrix have
 // been started. `kLong` selects the variant for long ranges.
 template <typename T, QuantFormat kFormat, int32_t kWarps, int32_t kRowTiles, int32_t kCut, bool kLong, typename RowOf, typename Take>
-__device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t first_output, RowOf row_of, Take take) {
+__device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t first_output, int32_t parts, RowOf row_of, Take take) {
   constexpr int32_t kRows = kRowTiles * kTileRows;
   constexpr bool kScaled = kFormat != QuantFormat::kTable;
   __shared__ PackedShared<kFormat, kWarps, kRows, kLong ? kAnyLayout : kCut> shared;
@@ -70,7 +70,13 @@ __device__ __forceinline__ void multiply_packed(const PackedMatrix& w, int32_t f
     const T* of_row = row_of(row);
     if (output >= w.n || of_row == nullptr) continue;
     float sum = 0.0f;
-    for (int32_t part = 0; part < kWarps; ++part) sum += shared.partial[part][i % kTileOutputs][row];
+    for (int32_t part = 0; part < parts; ++part) {
+      float of_part = 0.0f;
+      for (int32_t at = 0; at < kWarps / parts; ++at) {
+        of_part += shared.partial[part * (kWarps / parts) + at][i % kTileOutputs][row];
+      }
+      sum += of_part;
+    }
     take(row, output, sum + sparse_sum(w, of_row, output));
   }
 }

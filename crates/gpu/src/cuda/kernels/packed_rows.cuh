@@ -1,9 +1,6 @@
-// The product of a quantized matrix with more rows than one tensor core product has. Weights are dequantized in
-// registers, each rounded once, and multiplied by rows of x, which all warps of a block read from shared memory.
-//
-// The kernel is used from 9 rows on. On an H200, a 4-bit gate and up projection of an 8B model with 64 rows takes 85 us
-// this way, and 216 us by the kernel for few rows. cuBLAS multiplies the same matrix in bf16 in 65 us, so 4-bit weights
-// save memory but no time at such batch sizes.
+// The product of a quantized matrix of an expert with more rows than one tensor core product has. Weights are
+// dequantized in registers, each rounded once, and multiplied by rows of x, which all warps of a block read from shared
+// memory. packed_rows.cu multiplies single matrices, and rounds no weights.
 #pragma once
 
 #include "packed_product.cuh"

@@ -5,6 +5,16 @@
 
 namespace candlepower {
 
+// Loads four matrices of 8 by 8 elements from shared memory. Lane `l` passes the address of row `l % 8` of matrix
+// `l / 8`. It gets two elements of each matrix: columns 2 (l % 4) and 2 (l % 4) + 1 of row l / 4.
+// Source: NVIDIA, PTX ISA, `ldmatrix`.
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(row)
+               : "memory");
+}
+
 // Computes sum += a b, where a has 16 rows and 16 columns, and b has 16 rows and 8 columns.
 //
 // Lane `l` holds these elements:

@@ -1,0 +1,90 @@
+//! A matrix times 1 to 128 rows on tensor cores, an alternative to cuBLAS whose sums do not depend on the number of rows.
+
+use candle_core::Tensor;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
+
+use super::launch::{Address, CUstream, Launch};
+use candlepower_kernels::operands::Operand;
+use candlepower_kernels::{Error, Result};
+
+/// Maximum number of rows of x that [`rows_product`] takes.
+pub const MAX_PRODUCT_ROWS: usize = 128;
+
+/// Elements of one copy to shared memory. `k` must be a multiple of it.
+const K_MULTIPLE: usize = 8;
+
+/// Whether [`rows_product`] can multiply `rows` rows of `k` inputs.
+pub(super) const fn has_rows_product(rows: usize, k: usize) -> bool {
+    rows >= 1 && rows <= MAX_PRODUCT_ROWS && k > 0 && k.is_multiple_of(K_MULTIPLE)
+}
+
+/// Computes `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to 128 rows, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`,
+/// all bf16 or f16, with sums in f32. `partial` is memory for partial sums: 16 MiB suffice for any matrix.
+///
+/// A row's result depends on its own values and the shape of `w` alone: each row is a column of tensor core products
+/// that go through the inputs in a fixed order. The reference implementation of one output is
+/// [`candlepower_kernels::linear_reference`], which adds in another order.
+///
+/// # Errors
+/// `x` has more than 128 rows or `k` is no multiple of 8; an operand has the wrong dtype, shape, layout or device; or
+/// CUDA refused the launch.
+pub(super) fn rows_product(
+    x: &Tensor,
+    w: &Tensor,
+    bias: Option<&Tensor>,
+    out: &Tensor,
+    partial: &CudaSlice<u8>,
+) -> Result<()> {
+    const KERNEL: &str = "rows product";
+    let launch = Launch::new(KERNEL, "x", x)?;
+    let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
+    let (n, _) = Operand::new(KERNEL, "w", w).dims2("[n, k]")?;
+    if !has_rows_product(rows, k) {
+        let error = |parameter, value, expected| Error::Parameter { parameter, value, expected };
+        return Err(match (1..=MAX_PRODUCT_ROWS).contains(&rows) {
+            true => error("k", k, "a positive multiple of 8"),
+            false => error("rows", rows, "1 to 128; use a matmul for more"),
+        });
+    }
+    let args = RowsProductArgs {
+        x: launch.elements(("x", x), "[rows, k]", &[rows, k])?,
+        weight: launch.elements(("w", w), "[n, k]", &[n, k])?,
+        bias: match bias {
+            Some(bias) => launch.elements(("bias", bias), "[n]", &[n])?,
+            None => std::ptr::null_mut(),
+        },
+        out: launch.elements(("out", out), "[rows, n]", &[rows, n])?,
+        partial: partial.device_ptr(partial.stream()).0 as *mut f32,
+        partial_bytes: partial.len() as i64,
+        rows: rows as i32,
+        n: n as i32,
+        k: k as i32,
+        dtype: launch.dtype_code(),
+    };
+    if n == 0 {
+        return Ok(());
+    }
+    // SAFETY: every address was checked above to hold the elements that the dimensions say. The launcher compares the
+    // memory for partial sums with what it needs.
+    unsafe { launch.run(candlepower_rows_product, &args) }
+}
+
+/// Mirrors `RowsProductArgs` in rows_product.cu.
+#[repr(C)]
+struct RowsProductArgs {
+    x: Address,
+    weight: Address,
+    bias: Address,
+    out: Address,
+    partial: *mut f32,
+    partial_bytes: i64,
+    rows: i32,
+    n: i32,
+    k: i32,
+    dtype: i32,
+}
+const _: () = assert!(size_of::<RowsProductArgs>() == 64);
+
+unsafe extern "C" {
+    fn candlepower_rows_product(args: *const RowsProductArgs, stream: CUstream) -> i32;
+}
