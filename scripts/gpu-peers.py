@@ -1,13 +1,14 @@
 """Measures the speed of PyTorch at the shapes of gpu-check.sh: gpu-peers.py FOLDER.., each with a config.json.
 
-- A decode step of the whole model with random bf16 weights and a static cache, compiled by torch.compile
-  (max-autotune without its own graphs) and recorded as a CUDA graph.
+- A decode step of the whole model with random bf16 weights and a static cache, recorded as a CUDA graph. torch.compile
+  compiles one layer with max-autotune, and all layers share it. Attention is the faster one of cuDNN's and flash
+  attention, measured alone before.
 - The product of large matrices and a copy, which are upper limits.
 - Greedy generation of transformers, if it is installed: one stream with a static cache, and many with continuous
   batching.
 
 A line is printed for each measurement. Each line also repeats the results so far after `= `, so that an interrupted
-run keeps them.
+run keeps them. Without a GPU it measures tiny shapes on the CPU, to show that it works.
 """
 
 import json
@@ -19,7 +20,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION) if CUDA else (SDPBackend.MATH,)
 BATCHES = (1, 64)
 CONTEXT = 1024
 STEPS = 50
@@ -42,14 +47,15 @@ class Layer(torch.nn.Module):
         self.register_buffer("k", torch.randn(batch, self.kv, CONTEXT, self.dim) * 0.1)
         self.register_buffer("v", torch.randn(batch, self.kv, CONTEXT, self.dim) * 0.1)
 
-    def forward(self, x, position, cos, sin, mask):
+    def forward(self, x, position, cos, sin):
         batch = x.shape[0]
         qkv = F.rms_norm(x, (x.shape[-1],), self.norms[0]) @ self.qkv.T
         q, k, v = qkv.view(batch, -1, self.dim).split([self.heads, self.kv, self.kv], 1)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         self.k.index_copy_(2, position, k.unsqueeze(2))
         self.v.index_copy_(2, position, v.unsqueeze(2))
-        y = F.scaled_dot_product_attention(q.unsqueeze(2), self.k, self.v, attn_mask=mask, enable_gqa=True)
+        # All of the cache is attended. A mask would exclude the fast kernels.
+        y = F.scaled_dot_product_attention(q.unsqueeze(2), self.k, self.v, enable_gqa=True)
         x = x + y.reshape(batch, -1) @ self.out.T
         gate, up = (F.rms_norm(x, (x.shape[-1],), self.norms[1]) @ self.gate_up.T).chunk(2, -1)
         return x + (F.silu(gate) * up) @ self.down.T
@@ -67,14 +73,19 @@ class Model(torch.nn.Module):
         self.embed = torch.nn.Parameter(torch.randn(c["vocab_size"], c["hidden_size"]), requires_grad=False)
         self.norm = torch.nn.Parameter(torch.ones(c["hidden_size"]), requires_grad=False)
 
-    def forward(self, ids, position, cos, sin, mask):
+    def forward(self, ids, position, cos, sin):
         x = self.embed[ids]
         for layer in self.layers:
-            x = layer(x, position, cos, sin, mask)
+            x = layer(x, position, cos, sin)
         return (F.rms_norm(x, (x.shape[-1],), self.norm) @ self.embed.T).argmax(-1)
 
 
 def milliseconds(run, repeat=STEPS):
+    """Median milliseconds of a run."""
+    if not CUDA:
+        begin = time.perf_counter()
+        run()
+        return 1000 * (time.perf_counter() - begin)
     for _ in range(3):
         run()
     times = []
@@ -88,45 +99,62 @@ def milliseconds(run, repeat=STEPS):
     return statistics.median(times)
 
 
+def fastest_attention(layer, batch):
+    """The backend that attends a layer's cache the fastest."""
+    q = torch.randn(batch, layer.heads, 1, layer.dim, device=DEVICE)
+    times = {}
+    for backend in BACKENDS:
+        try:
+            with sdpa_kernel(backend):
+                attend = lambda: F.scaled_dot_product_attention(q, layer.k, layer.v, enable_gqa=True)
+                times[backend] = milliseconds(attend, 20)
+        except RuntimeError as error:
+            print(f"{backend.name} does not attend these shapes: {error}")
+    return min(times, key=times.get)
+
+
 def decode(name, c, batch):
     """Median milliseconds of a recorded decode step."""
-    with torch.device("cuda"):
+    with torch.device(DEVICE):
         model = Model(c, batch)
         dim = model.layers[0].dim
         ids = torch.zeros(batch, dtype=torch.long)
         position = torch.tensor([CONTEXT - 1])
         angles = (CONTEXT - 1) * c["rope_theta"] ** (-torch.arange(0, dim // 2) * 2.0 / dim)
         cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
-        mask = torch.ones(1, 1, 1, CONTEXT, dtype=torch.bool)
-    # Tuning a large model takes too long, and its matrix products are bound by memory bandwidth with any kernel.
-    small = c["hidden_size"] < 2048
-    step = torch.compile(model, mode="max-autotune-no-cudagraphs" if small else None)
-    run = lambda: step(ids, position, cos, sin, mask)
-    with torch.no_grad():
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
+    backend = fastest_attention(model.layers[0], batch)
+    # Layers have the same code and shapes, so this compiles once for all of them.
+    for layer in model.layers if CUDA else ():
+        layer.compile(mode="max-autotune-no-cudagraphs")
+    run = lambda: model(ids, position, cos, sin)
+    with torch.no_grad(), sdpa_kernel(backend):
+        if CUDA:
+            stream = torch.cuda.Stream()
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    run()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
                 run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        ms = milliseconds(graph.replay)
-    print(f"{name}, batch {batch}: {ms:.3f} ms a step, {1000 * batch / ms:.0f} tok/s")
+            run = graph.replay
+        ms = milliseconds(run)
+    print(f"{name}, batch {batch}, {backend.name}: {ms:.3f} ms a step, {1000 * batch / ms:.0f} tok/s")
     return 1000 * batch / ms
 
 
 def ceilings():
-    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    flops = 2 * 8192**3 / milliseconds(lambda: a @ a, 10) * 1e3
-    x = torch.empty(1 << 30, device="cuda", dtype=torch.bfloat16)
+    size = 8192 if CUDA else 128
+    a = torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16)
+    flops = 2 * size**3 / milliseconds(lambda: a @ a, 10) * 1e3
+    x = torch.empty(1 << (30 if CUDA else 16), device=DEVICE, dtype=torch.bfloat16)
     y = torch.empty_like(x)
     bandwidth = 2 * x.numel() * 2 / milliseconds(lambda: y.copy_(x), 10) * 1e3
-    print(f"8192^3 bf16 product {flops / 1e12:.0f} TFLOP/s, copy {bandwidth / 1e12:.2f} TB/s")
+    print(f"{size}^3 bf16 product {flops / 1e12:.0f} TFLOP/s, copy {bandwidth / 1e12:.2f} TB/s")
     return f"{flops / 1e12:.0f} TFLOP/s, {bandwidth / 1e12:.2f} TB/s"
 
 
-def transformers_tokens_per_s(c, device="cuda"):
+def transformers_tokens_per_s(c, device=DEVICE):
     """Greedy generation with transformers: one stream with its static cache, and many streams."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -164,9 +192,11 @@ def measurements(folders):
     yield ceilings
     for folder in map(Path, folders):
         c = json.loads((folder / "config.json").read_text())
+        if not CUDA:
+            c |= {"num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": 512}
         for batch in BATCHES:
             yield lambda: f"{folder.name} x{batch} {decode(folder.name, c, batch):.0f} tok/s"
-        if c["hidden_size"] < 2048:
+        if c["hidden_size"] < 2048 and CUDA:
             # The large model would spend a minute on its start and show the same.
             yield lambda: transformers_tokens_per_s(c)
 
@@ -183,7 +213,8 @@ def main(folders):
         except Exception:
             traceback.print_exc()
             failed = True
-        torch.cuda.empty_cache()
+        if CUDA:
+            torch.cuda.empty_cache()
     return failed
 
 
