@@ -10,7 +10,7 @@
 #
 # Speed: it measures each kernel beside the alternatives for the same work. It measures random weights in the shapes
 # of Llama-3.1-8B and Qwen2.5-0.5B, with and without CUDA graphs, and over HTTP from files (16 GB in TMPDIR during the
-# run). gpu-peers.py measures PyTorch beside them.
+# run). gpu-guided.py measures streams under a schema beside free ones, and gpu-peers.py measures PyTorch.
 #
 # `GPU_CHECK=correct` omits the measurements, `GPU_CHECK=measure` the rest, and `GPU_CHECK=matmul,qwen` runs the named
 # rows. Rows that would start after GPU_CHECK_SECONDS (540) are omitted, and the exit status is then 1. It is 0 if
@@ -64,7 +64,7 @@ shutil.copy(built["cuda_kernels"], sys.argv[1] + "/cuda_kernels")
 shutil.copy(built["all"], sys.argv[1] + "/goldens")
 shutil.copy(built["candlepower_engine"], sys.argv[1] + "/engine")' "$dir" <<<"$messages"
   strip "$dir/cuda_kernels" "$dir/goldens" "$dir/engine"
-  cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-{check.sh,peers.py,weights.py} \
+  cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-{check.sh,guided.py,peers.py,weights.py} \
     scripts/goldens/{gpu_logits,seeded_weights}.py "$dir"
   rm -rf "$dir/golden" "$dir/shapes"
   cp -r tests/golden "$dir/golden"
@@ -249,6 +249,30 @@ load_server() {
   return "$result"
 }
 
+# load_guided JSON FLAGS..: serves random weights and measures streams under a schema beside free ones.
+load_guided() {
+  local json=$1 output='' result=0
+  shift
+  if serve "$here/shapes/llama-3.1-8b" --load-format dummy "$@"; then
+    output=$(timeout -k 10 "$TEST_SECONDS" python3 "$here/gpu-guided.py" "$URL" 64 15 2>&1) || result=1
+  else
+    result=1
+  fi
+  stop_server || result=1
+  echo "$output"
+  [ "$result" = 0 ] && tail -n 1 <<<"$output" >"$json"
+  return "$result"
+}
+
+# guided NAME FLAGS..: a row with the speed of streams under a schema.
+guided() {
+  local name=$1 json
+  json=$(mktemp)
+  shift
+  check "$name" load_guided "$json" "$@"
+  keep "$name" "$json" || true
+}
+
 # keep NAME JSON: appends a line to measurements.jsonl, if there is a measurement.
 keep() {
   [ -s "$2" ] || return 1
@@ -316,6 +340,8 @@ measure() {
   bench llama-eager "${llama[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   local qwen=(qwen2.5-0.5b --max-model-len 4096 --max-num-batched-tokens 8192)
   http llama-http "${llama[@]}" --max-num-seqs 256
+  guided guided --max-model-len 2048
+  guided guided-prism --max-model-len 2048 --framework prism
   bench qwen "${qwen[@]}" --batch 1,64,256 --input-tokens 128 --output-tokens 128
   bench qwen-eager "${qwen[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   # Compilation takes most of the time.

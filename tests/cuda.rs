@@ -145,14 +145,49 @@ fn knows_what_it_should(server: &Server) {
     assert!(first.is_some_and(|logprob| (-1.0..=0.0).contains(&logprob)), "{first:?}");
 }
 
+/// Requests that need the newest token for the next one: with schemas, penalties and words that are ruled out.
+fn looks_back(server: &Server) -> Vec<String> {
+    let schema = json!({
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "is_a_capital": {"type": "boolean"}},
+        "required": ["city", "is_a_capital"],
+        "additionalProperties": false,
+    });
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": true}});
+    let bodies = [
+        json!({"response_format": schema}),
+        json!({"response_format": schema, "repetition_penalty": 1.3, "n": 2, "seed": 3}),
+        json!({"repetition_penalty": 1.2, "frequency_penalty": 0.5}),
+        json!({"bad_words": ["The capital", "5."]}),
+        json!({}),
+    ];
+    let ask = |body: &serde_json::Value| {
+        let mut body = body.clone();
+        body["messages"] = json!([{"role": "user", "content": "What is the capital of France?"}]);
+        body["temperature"] = json!(0);
+        body["max_tokens"] = json!(30);
+        let answer = server.chat(body);
+        let choices = answer["choices"].as_array().unwrap();
+        choices.iter().map(|choice| choice["message"]["content"].to_string()).collect::<Vec<_>>()
+    };
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = bodies.iter().map(|body| scope.spawn(|| ask(body))).collect();
+        asked.into_iter().flat_map(|asked| asked.join().unwrap()).collect()
+    })
+}
+
 /// The whole path of a request: kernels, CUDA graphs, copies, sampling.
 #[test]
 #[ignore = "needs an emulated GPU: `cargo xtask emulated` runs it"]
 fn an_emulated_gpu_answers_as_the_cpu_does() {
-    for eager in ["", "--enforce-eager"] {
-        let server = on_emulated_gpus(1, eager);
-        assert_eq!(server.log_when_ready().contains("capturing CUDA graphs"), eager.is_empty());
+    let on_cpu =
+        looks_back(&ServerBuilder::new("demo").flags("--device cpu --dtype bfloat16").start());
+    // With prism, tokens that a schema forces are appended.
+    for flags in ["", "--enforce-eager --framework prism"] {
+        let server = on_emulated_gpus(1, flags);
+        assert_eq!(server.log_when_ready().contains("capturing CUDA graphs"), flags.is_empty());
         knows_what_it_should(&server);
+        assert_eq!(looks_back(&server), on_cpu, "with `{flags}`");
         let drawn = server.chat(json!({
             "messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 20,
             "temperature": 1.0, "top_p": 0.9, "top_k": 40, "seed": 7, "n": 2, "presence_penalty": 0.5,

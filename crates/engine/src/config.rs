@@ -46,6 +46,8 @@ pub struct EngineConfig {
     pub scheduling_policy: SchedulingPolicy,
     /// Whether a token is appended without being sampled where a grammar allows no other. Changes no output.
     pub jump_forward: bool,
+    /// How long a step waits for the masks of constrained sequences. It runs without those that take longer. Changes no output.
+    pub mask_patience: Duration,
     /// Memory for images. Its bound on waiting images is counted, and held by an [`ImageBudget`](candlepower_media::ImageBudget).
     pub images: ImageMemory,
     /// Most bytes of the KV cache that pins hold; `None` is half of it.

@@ -12,8 +12,8 @@ use candlepower_kernels::sampling::SampledRow;
 use candlepower_scheduler::SeqId;
 use rayon::ThreadPool;
 
-/// How long a step waits for work, from the work's beginning.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// How long a step of a server waits for work, from the work's beginning.
+pub const MASK_PATIENCE: Duration = Duration::from_millis(50);
 
 /// The demands on a sequence's output, and the tokens that they allow next.
 #[derive(Clone)]
@@ -74,6 +74,8 @@ pub(crate) struct ConstraintWork {
     done: Receiver<Done>,
     /// Work that is done and was not handed out yet.
     finished: Vec<Done>,
+    /// How long a step waits for work, from the work's beginning.
+    patience: Duration,
 }
 
 impl Constraint {
@@ -112,9 +114,10 @@ impl Constraint {
 }
 
 impl ConstraintWork {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(patience: Duration) -> Self {
         let (sender, done) = channel();
-        Self { running: BTreeMap::new(), next_number: 0, sender, done, finished: Vec::new() }
+        let (running, finished) = (BTreeMap::new(), Vec::new());
+        Self { running, next_number: 0, sender, done, finished, patience }
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -163,7 +166,7 @@ impl ConstraintWork {
     /// Hands out the work that is done. Work that began a moment ago is waited for.
     pub(crate) fn finished(&mut self) -> Vec<Done> {
         while let Some((_, youngest)) = self.running.last_key_value() {
-            let patience = PATIENCE.saturating_sub(youngest.elapsed());
+            let patience = self.patience.saturating_sub(youngest.elapsed());
             if !self.receive(patience) {
                 break;
             }
@@ -173,7 +176,7 @@ impl ConstraintWork {
 
     /// Waits a moment for some work, where there is nothing else to do.
     pub(crate) fn wait(&mut self) {
-        self.receive(PATIENCE);
+        self.receive(MASK_PATIENCE);
     }
 
     fn receive(&mut self, patience: Duration) -> bool {
@@ -216,19 +219,19 @@ mod tests {
     #[test]
     fn work_that_takes_long_is_waited_for_once() {
         let pool = ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-        let mut work = ConstraintWork::new();
+        let mut work = ConstraintWork::new(MASK_PATIENCE);
         let (end, ended) = channel::<()>();
         start(&mut work, &pool, 1, move || {
             let _ = ended.recv(); // it ends when the test says so
         });
         let began = Instant::now();
         assert!(work.finished().is_empty());
-        assert!(began.elapsed() >= PATIENCE, "it was not waited for");
+        assert!(began.elapsed() >= MASK_PATIENCE, "it was not waited for");
         start(&mut work, &pool, 2, || ());
         assert_eq!(ids(&work.finished()), [2], "others are handed out meanwhile");
         let began = Instant::now();
         assert!(work.finished().is_empty() && !work.is_idle());
-        assert!(began.elapsed() < PATIENCE, "it was waited for again");
+        assert!(began.elapsed() < MASK_PATIENCE, "it was waited for again");
         drop(end);
         while work.finished.is_empty() {
             work.wait();

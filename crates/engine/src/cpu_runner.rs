@@ -63,7 +63,7 @@ impl CpuRunner {
             ..StepOutput::default()
         };
         self.sample(step, batch, &hidden, &mut output)?;
-        for prompt in &batch.prompts {
+        for prompt in &*batch.prompts {
             let indices = prompt.scored().logits_indices(step);
             let scored = self.score(prompt, &indices, &hidden, &mut output.forward_seconds)?;
             output.prompts.push(scored);
@@ -206,7 +206,9 @@ impl CpuRunner {
             sample_range = sample_range.end..end;
             let rows: Vec<_> = sample_range
                 .clone()
-                .map(|sample| (row_of_sample[sample] - first_row, batch.samples[sample].clone()))
+                .map(|sample| {
+                    (row_of_sample[sample] - first_row, batch.samples[sample].params.clone())
+                })
                 .collect();
             output.samples.extend(sample(&logits, &rows)?);
         }

@@ -43,6 +43,11 @@ impl Graphs {
         &self.buckets
     }
 
+    /// The largest number of sequences with a graph; 0 without graphs.
+    pub(crate) fn max_seqs(&self) -> usize {
+        self.buckets.last().copied().unwrap_or(0)
+    }
+
     /// The smallest number of sequences with a graph that holds `seqs`.
     pub(crate) fn bucket(&self, seqs: usize) -> Option<usize> {
         self.buckets.iter().copied().find(|bucket| *bucket >= seqs)
@@ -93,7 +98,7 @@ mod tests {
     fn little_is_padded_and_everything_has_a_bucket() {
         let graphs = Graphs::up_to(200);
         assert_eq!(graphs.buckets()[..5], [1, 2, 4, 8, 16]);
-        assert_eq!(graphs.buckets().last(), Some(&200));
+        assert_eq!((graphs.max_seqs(), Graphs::none().max_seqs()), (200, 0));
         assert!(graphs.buckets().windows(2).all(|pair| pair[0] < pair[1]));
         for seqs in 1..=200 {
             let bucket = graphs.bucket(seqs).unwrap();

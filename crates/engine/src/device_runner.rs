@@ -5,10 +5,11 @@ use std::time::Instant;
 use candle_core::Tensor;
 use candlepower_gpu::{self as gpu, AttentionStep, LaunchShape, Staging};
 use candlepower_models::{DeviceDecoder, OutputTokens, Workspace, WorkspaceSize};
-use candlepower_scheduler::Step;
+use candlepower_scheduler::{SeqId, Step};
 
 use crate::{
-    Result,
+    Error, Result,
+    device_counts::CountSlots,
     device_graphs::Graphs,
     device_tables::{ChunkLimits, InputTables, SamplingTables},
     orders::send_step,
@@ -17,12 +18,14 @@ use crate::{
 
 mod in_flight;
 mod inputs;
+mod moves;
 mod sampling;
 mod swap;
 
 use in_flight::InFlight;
 use inputs::InputViews;
-use sampling::{SamplingBuffers, SamplingViews};
+use moves::Moves;
+use sampling::SamplingBuffers;
 use swap::SwapSpace;
 
 /// One rank's model on a device, with all memory that its steps need there.
@@ -34,7 +37,11 @@ pub(crate) struct DeviceRunner {
     size: WorkspaceSize,
     /// Tokens, positions and slots, then the logits indices of a graph: at the same addresses in each step.
     inputs: Staging,
+    moves: Moves,
     sampling: SamplingBuffers,
+    counts: CountSlots,
+    /// The step whose sampling is not launched yet.
+    forward: Option<Forward>,
     in_flight: InFlight,
     swap: SwapSpace,
     /// The tokens that the last step sampled, as far as the host knows them.
@@ -58,7 +65,10 @@ impl DeviceRunner {
             size,
             graphs,
             inputs: Staging::new(InputViews::capacity(&size), &device)?,
+            moves: Moves::new(size.max_seqs, &device)?,
             sampling: SamplingBuffers::new(size.max_rows, model.vocab_size(), &device)?,
+            counts: CountSlots::new(size.max_rows),
+            forward: None,
             in_flight: InFlight::new(),
             previous_samples: Vec::new(),
             model,
@@ -93,29 +103,57 @@ impl DeviceRunner {
         Ok(())
     }
 
+    /// Most rows of one token each that have a graph; 0 where there are none.
+    pub(crate) fn max_graph_rows(&self) -> usize {
+        self.graphs.max_seqs()
+    }
+
     /// Queues a step on the device; [`DeviceRunner::wait`] returns its output.
     pub(crate) fn launch(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<()> {
-        let started = Instant::now();
         let sent = match self.model.comm() {
             Some(comm) => Some(send_step(comm, step, &self.previous_samples, batch, &[])?),
             None => None,
         };
-        let Queued { computed, tables, views } =
-            self.queue(sent.as_ref().unwrap_or(step), batch)?;
+        self.launch_forward(sent.as_ref().unwrap_or(step), &batch.scored())?;
+        self.launch_sampling(step, batch)
+    }
+
+    /// Queues the part of a step before its sampling. It needs no token of the step before, which the device knows first.
+    pub(crate) fn launch_forward(&mut self, step: &Step, scored: &[ScoredRow]) -> Result<()> {
+        let started = Instant::now();
+        let computed = self.queue(step, scored)?;
+        self.forward = Some(Forward { started, computed });
+        Ok(())
+    }
+
+    /// Queues the sampling of the step whose forward was queued last.
+    pub(crate) fn launch_sampling(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<()> {
+        let forward = self.forward.take();
+        let forward = forward.ok_or_else(|| Error::Invariant("no forward was launched".into()))?;
+        let Forward { started, computed } = forward;
+        let tables = self.tables(step, batch, &computed)?;
+        let views = self.sampling.upload(&tables)?;
         let (model, workspace) = (&self.model, &self.workspace);
         let report = self.sampling.sample(&tables, &views, |chunk| match &computed {
             Computed::Logits(logits) => Ok(logits.clone()),
-            Computed::Hidden(hidden) => Ok(model.logits(hidden, &chunk.rows, workspace)?),
+            Computed::Hidden(hidden, _) => Ok(model.logits(hidden, &chunk.rows, workspace)?),
         })?;
         self.in_flight.push(batch, started, &report, model.vocab_size())
     }
 
+    /// Whether a step with `num_penalized` penalized samples can be sampled although the newest tokens of its sequences `unknown` are
+    /// not known to the host.
+    pub(crate) fn have_counts(&self, unknown: &[SeqId], num_penalized: usize) -> bool {
+        self.counts.hold(unknown, num_penalized)
+    }
+
     /// Runs a step of rank 0 on another rank. Rank 0 gets this rank's shard of the logits, and samples.
     pub(crate) fn follow(&mut self, step: &Step, scored: &[ScoredRow]) -> Result<()> {
-        let batch = SamplingBatch::like_rank_0(step, scored);
-        let Queued { computed, views, .. } = self.queue(step, &batch)?;
-        if let Computed::Hidden(hidden) = &computed {
-            for chunk in &views.chunks {
+        let computed = self.queue(step, scored)?;
+        if let Computed::Hidden(hidden, _) = &computed {
+            let batch = SamplingBatch::like_rank_0(step, scored);
+            let tables = self.tables(step, &batch, &computed)?;
+            for chunk in &self.sampling.upload(&tables)?.chunks {
                 self.model.logits(hidden, &chunk.rows, &self.workspace)?;
             }
         }
@@ -124,48 +162,51 @@ impl DeviceRunner {
     }
 
     /// Queues the part of a step before its sampling.
-    fn queue(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<Queued> {
+    fn queue(&mut self, step: &Step, scored: &[ScoredRow]) -> Result<Computed> {
         let mut inputs = InputTables::new(step, self.size.block_size as u32);
+        // The scheduler sees to it that few rows of several tokens take others out of their graph: see `keeps_graph` there.
         let decodes = inputs.num_tokens() == step.rows.len();
         let bucket = self.graphs.bucket(step.rows.len()).filter(|_| decodes);
         if let Some(bucket) = bucket {
             inputs.pad(bucket);
         }
-        let limits = ChunkLimits {
-            rows: self.size.max_rows,
-            vocab: self.model.vocab_size(),
-            has_logits: bucket.is_some(),
-        };
-        let mut tables = SamplingTables::new(step, batch, limits);
         let spec = self.model.spec();
         if bucket.is_none() && spec.first_reader() < spec.layers.len() {
-            let counts = num_output_tokens(step, &batch.scored());
+            let counts = num_output_tokens(step, scored);
             inputs.output = OutputTokens::of(&inputs.attention, &inputs.positions, &counts)?;
         }
-        if let Some(output) = &inputs.output {
-            tables.index_output_tokens(output);
-        }
-        let views = self.sampling.upload(step, &tables)?;
-        self.swap.queue(&self.workspace, &views.swaps)?;
-        if !step.copies.is_empty() {
-            let mut caches = self.workspace.caches().iter();
-            caches.try_for_each(|cache| cache.copy_blocks(&views.copies))?;
-        }
-        if let Some(states) = self.workspace.states().filter(|_| !step.state_copies.is_empty()) {
-            gpu::copy_states(states, &views.state_copies)?;
-        }
+        self.moves.queue(step, &self.workspace, &self.swap)?;
         let launch = if bucket.is_some() { LaunchShape::Fixed } else { LaunchShape::Fitted };
         let inputs_on_device = self.prepare(&inputs, launch)?;
         if inputs.has_sampled {
             gpu::resolve_tokens(&inputs_on_device.token_ids, &self.sampling.sampled)?;
         }
-        let computed = match bucket {
+        Ok(match bucket {
             Some(bucket) => Computed::Logits(self.run_graph(bucket, &inputs_on_device)?),
             None => {
-                Computed::Hidden(self.model.forward(&inputs_on_device.input(), &self.workspace)?)
+                let hidden = self.model.forward(&inputs_on_device.input(), &self.workspace)?;
+                Computed::Hidden(hidden, inputs.output)
             }
+        })
+    }
+
+    /// The tables of a step's samples.
+    fn tables(
+        &mut self,
+        step: &Step,
+        batch: &SamplingBatch<'_>,
+        computed: &Computed,
+    ) -> Result<SamplingTables> {
+        let limits = ChunkLimits {
+            rows: self.size.max_rows,
+            vocab: self.model.vocab_size(),
+            has_logits: matches!(computed, Computed::Logits(_)),
         };
-        Ok(Queued { computed, tables, views })
+        let mut tables = SamplingTables::new(step, batch, limits, &mut self.counts)?;
+        if let Computed::Hidden(_, Some(output)) = computed {
+            tables.index_output_tokens(output);
+        }
+        Ok(tables)
     }
 
     /// Waits for the oldest step that was launched.
@@ -178,7 +219,7 @@ impl DeviceRunner {
     /// Number of times that a step took more memory than was reserved.
     #[cfg(test)]
     fn grown(&self) -> usize {
-        self.sampling.grown + self.in_flight.grown
+        self.moves.grown + self.sampling.grown + self.in_flight.grown
     }
 
     /// Uploads the inputs of a forward, and plans its attention.
@@ -203,16 +244,15 @@ impl DeviceRunner {
 }
 
 /// A step that is queued up to its sampling.
-struct Queued {
+struct Forward {
+    started: Instant,
     computed: Computed,
-    tables: SamplingTables,
-    views: SamplingViews,
 }
 
 /// The result of a step before its sampling.
 enum Computed {
-    /// The hidden states of its tokens.
-    Hidden(Tensor),
+    /// The hidden states of its tokens, or of the output tokens alone.
+    Hidden(Tensor, Option<OutputTokens>),
     /// The logits of its rows.
     Logits(Tensor),
 }

@@ -3,11 +3,15 @@
 use std::ops::Range;
 
 use candlepower_gpu::{NO_SLOT, REPORT_HEAD, SamplerRow};
-use candlepower_kernels::{AttentionMetadata, sampling::SamplingRow};
+use candlepower_kernels::AttentionMetadata;
 use candlepower_models::OutputTokens;
 use candlepower_scheduler::{Step, Swap, TokenSource};
 
-use crate::step_io::{OutputPosition, SamplingBatch};
+use crate::{
+    Result,
+    device_counts::{CountSlots, ToCount},
+    step_io::{Sample, SamplingBatch},
+};
 
 /// Marks a token that the previous step sampled: see `resolve_tokens`.
 const SAMPLED: u32 = 1 << 31;
@@ -88,11 +92,13 @@ pub(crate) struct Chunk {
     /// The logits indices, in the order of the logits.
     pub(crate) rows: Vec<u32>,
     pub(crate) samplers: Vec<SamplerRow>,
-    /// Number of slots for token counts, which are reset.
-    pub(crate) counted: u32,
-    /// The tokens of prompts.
+    /// Whether any sample has token counts.
+    pub(crate) has_counts: bool,
+    /// The slots of token counts that get another sequence.
+    pub(crate) reset: Vec<u32>,
+    /// The tokens of prompts that the counts lack.
     pub(crate) prompt: SlotTokens,
-    /// The generated tokens, each as often as it was generated.
+    /// The output tokens that the counts lack.
     pub(crate) generated: SlotTokens,
 }
 
@@ -101,6 +107,13 @@ pub(crate) struct Chunk {
 pub(crate) struct SlotTokens {
     pub(crate) slots: Vec<u32>,
     pub(crate) ids: Vec<u32>,
+}
+
+impl SlotTokens {
+    fn add(&mut self, slot: u32, ids: &[u32]) {
+        self.slots.extend(ids.iter().map(|_| slot));
+        self.ids.extend(ids);
+    }
 }
 
 /// A token whose logits are needed.
@@ -135,20 +148,36 @@ pub(crate) struct ChunkLimits {
 }
 
 impl SamplingTables {
-    /// The tables of a step's samples.
-    pub(crate) fn new(step: &Step, batch: &SamplingBatch<'_>, limits: ChunkLimits) -> Self {
+    /// The tables of a step's samples. Their sequences get slots of token counts where they have penalties.
+    ///
+    /// # Errors
+    /// A sequence lacks counts that the host does not know.
+    pub(crate) fn new(
+        step: &Step,
+        batch: &SamplingBatch<'_>,
+        limits: ChunkLimits,
+        counts: &mut CountSlots,
+    ) -> Result<Self> {
         let mut tables = Self::default();
-        let mut samples = batch.samples.iter().zip(&batch.positions);
+        let mut samples = batch.samples.iter();
+        counts
+            .use_all(samples.clone().filter(|sample| sample.is_counted()).map(|sample| sample.seq));
         let mut end = 0;
         for (index, row) in step.rows.iter().enumerate() {
             end += row.tokens.len() as u32;
             let last = LogitsIndex { row: index, token: end - 1 };
-            for (sample, position) in samples.by_ref().take(row.samples.len()) {
+            for sample in samples.by_ref().take(row.samples.len()) {
                 let logits_row = tables.chunk_for(last, limits).logits_row(last, limits);
-                tables.add(logits_row, sample, *position, limits.vocab);
+                if sample.is_left_out {
+                    let chunk = tables.chunks.last_mut().expect("a chunk was made for the row");
+                    let nothing = SamplerRow { logits_row: None, ..SamplerRow::greedy(0) };
+                    chunk.samplers.push(nothing);
+                } else {
+                    tables.add(logits_row, sample, limits.vocab, counts)?;
+                }
             }
         }
-        for prompt in &batch.prompts {
+        for prompt in &*batch.prompts {
             let first: usize = step.rows[..prompt.row].iter().map(|row| row.tokens.len()).sum();
             for (token, &next) in (first as u32..).zip(&prompt.next_token_ids) {
                 let index = LogitsIndex { row: prompt.row, token };
@@ -156,7 +185,7 @@ impl SamplingTables {
                 tables.add_score(logits_row, next, prompt.top);
             }
         }
-        tables
+        Ok(tables)
     }
 
     /// Replaces logits indices among all tokens by indices among the output tokens, where only these have hidden states.
@@ -192,10 +221,11 @@ impl SamplingTables {
     fn add(
         &mut self,
         logits_row: u32,
-        row: &SamplingRow<'_>,
-        position: OutputPosition,
+        sample: &Sample<'_>,
         vocab: usize,
-    ) {
+        counts: &mut CountSlots,
+    ) -> Result<()> {
+        let (row, position) = (&sample.params, sample.position);
         let begin = self.bias_ids.len() as u32;
         for &(id, bias) in row.logit_bias {
             self.bias_ids.push(id);
@@ -209,16 +239,15 @@ impl SamplingTables {
         let mask_row = row.mask.map(|mask| self.add_mask(mask, vocab.div_ceil(32)));
         self.max_top = self.max_top.max(row.logprobs.unwrap_or(0));
         let chunk = self.chunks.last_mut().expect("a chunk was made for the row");
-        let counts_slot = row.penalties.as_ref().map(|penalties| {
-            let slot = chunk.counted;
-            chunk.counted += 1;
-            for (&id, &times) in penalties.seen {
-                let tokens = if times == 0 { &mut chunk.prompt } else { &mut chunk.generated };
-                tokens.slots.extend((0..times.max(1)).map(|_| slot));
-                tokens.ids.extend((0..times.max(1)).map(|_| id));
-            }
-            slot
-        });
+        let mut counts_slot = None;
+        if sample.is_counted() {
+            let ToCount { slot, is_new, tokens } = counts.count(sample)?;
+            chunk.has_counts = true;
+            chunk.reset.extend(is_new.then_some(slot));
+            chunk.prompt.add(slot, tokens.prompt);
+            chunk.generated.add(slot, tokens.output);
+            counts_slot = Some(slot);
+        }
         chunk.samplers.push(SamplerRow {
             logits_row: Some(logits_row),
             temperature: row.temperature,
@@ -235,6 +264,7 @@ impl SamplingTables {
             seed: position.seed,
             output_index: position.index,
         });
+        Ok(())
     }
 
     /// Adds a sample whose token is known, for its log-probability.
@@ -314,9 +344,13 @@ impl Upload {
 
 #[cfg(test)]
 mod tests {
+    use std::borrow::Cow;
+
+    use candlepower_kernels::sampling::SamplingRow;
     use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StateSlot, StepRow, SwapSlot};
 
     use super::*;
+    use crate::step_io::OutputPosition;
 
     fn row(seq: u64, first_position: u32, tokens: &[TokenSource], samples: usize) -> StepRow {
         StepRow {
@@ -377,13 +411,21 @@ mod tests {
             row(2, 5, &[TokenSource::Id(1)], 1),
         ];
         let step = Step { rows, ..Step::default() };
-        let batch = SamplingBatch {
-            samples: vec![sampling(&[(1, 2.0)]); 4],
-            positions: vec![OutputPosition { seed: 1, index: 2 }; 4],
-            prompts: vec![],
+        let sample = |seq| Sample {
+            params: sampling(&[(1, 2.0)]),
+            position: OutputPosition { seed: 1, index: 2 },
+            ..Sample::greedy(seq)
+        };
+        let mut batch = SamplingBatch {
+            samples: step.samples().map(sample).collect(),
+            prompts: Cow::default(),
         };
         let limits = ChunkLimits { rows: 2, vocab: 64, has_logits: false };
-        let tables = SamplingTables::new(&step, &batch, limits);
+        let mut counts = CountSlots::new(2);
+        let mut made = |batch: &SamplingBatch<'_>, limits| {
+            SamplingTables::new(&step, batch, limits, &mut counts).unwrap()
+        };
+        let tables = made(&batch, limits);
         let rows: Vec<_> = tables.chunks.iter().map(|chunk| chunk.rows.clone()).collect();
         assert_eq!(rows, [vec![1], vec![1, 3]]);
         let of = |chunk: &Chunk| -> Vec<_> {
@@ -393,10 +435,15 @@ mod tests {
         assert_eq!(of(&tables.chunks[1])[1], (Some(1), (6, 8), Some(3)));
         assert_eq!(tables.masks, [5, 0, 5, 0, 5, 0, 5, 0]);
         assert_eq!(f32::from_bits(tables.biases[1]), f32::NEG_INFINITY);
-        let known =
-            SamplingTables::new(&step, &batch, ChunkLimits { rows: 8, has_logits: true, ..limits });
+        let known = made(&batch, ChunkLimits { rows: 8, has_logits: true, ..limits });
         let rows: Vec<_> = known.chunks[0].samplers.iter().map(|row| row.logits_row).collect();
         assert_eq!(rows, [Some(0), Some(0), Some(0), Some(2)]);
         assert!(known.chunks[0].rows.is_empty());
+        // Each sample keeps its index, whatever is left out.
+        batch.samples[1] = Sample::left_out(SeqId(0));
+        let less = made(&batch, limits);
+        assert_eq!(of(&less.chunks[0]), [(Some(0), (0, 2), Some(0)), (None, (0, 0), None)]);
+        assert_eq!(of(&less.chunks[1])[0], (Some(0), (2, 4), Some(1)));
+        assert_eq!(less.num_samples(), 4);
     }
 }

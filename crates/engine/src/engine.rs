@@ -1,6 +1,7 @@
 //! The engine thread: one loop that schedules, runs, commits and reports.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     sync::{
         Arc,
@@ -25,7 +26,7 @@ use crate::{
     ranks::Ranks,
     rope_positions::rope_of,
     sequence::{Choices, Sequence, StreamSender},
-    step_io::{PromptRow, SamplingBatch, StepOutput},
+    step_io::{PromptRow, Sample, SamplingBatch, StepOutput},
 };
 
 /// A message to the engine thread.
@@ -75,6 +76,8 @@ pub(crate) struct Engine {
     pub(crate) messages: Receiver<Message>,
     /// Whether a token is appended without being sampled where a grammar allows no other.
     pub(crate) jump_forward: bool,
+    /// The share of the sampled tokens of constrained sequences after which others were appended, lately.
+    pub(crate) appended_share: f64,
     pub(crate) metrics: EngineMetrics,
     pub(crate) counted: Counted,
     /// The time when the output of the last step had been sent.
@@ -87,8 +90,25 @@ pub(crate) struct InFlightStep {
     step: Step,
     /// Its rows whose prompt tokens are scored.
     prompts: Vec<PromptRow>,
+    /// Whether its sampling is launched.
+    is_sampled: bool,
+    /// Sequences that sample no token in it after all.
+    left_out: Vec<SeqId>,
     began: Instant,
 }
+
+impl InFlightStep {
+    /// The sequences that sample a token in it.
+    fn samples(&self) -> impl Iterator<Item = SeqId> {
+        self.step.samples().filter(|id| !self.left_out.contains(id))
+    }
+}
+
+/// Weight of the newest token in [`Engine::appended_share`].
+const NEWEST: f64 = 1.0 / 64.0;
+
+/// Part of a step by which the device would idle if it waited for masks.
+const IDLE_SHARE: f64 = 1.0 / 16.0;
 
 /// The scheduler's running totals, as far as they are added to the counters.
 #[derive(Default)]
@@ -197,9 +217,7 @@ impl Engine {
                 .prompt_logprobs
                 .map(|_| request.prompt_logprobs_from.saturating_sub(1)),
             max_tokens: request.sampling.max_tokens.saturating_sub(request.num_generated),
-            // Masks, appended tokens, penalties and the ends of bad words depend on the newest token, so the next step has to wait
-            // for it.
-            runs_ahead: constraint.is_none() && !request.sampling.looks_back(),
+            runs_ahead: self.ranks.run_ahead(),
         };
         let choices =
             Choices { request, constraint, allowed, streams, seed, max_model_len, submitted_at };
@@ -227,10 +245,16 @@ impl Engine {
     }
 
     /// Launches the next step, and finishes the one before it, where the ranks run ahead; else the same one.
+    ///
+    /// The forward of the next step needs no token of the one before. Its sampling may: a mask is made from the newest token. Then
+    /// it is launched when the step before is finished and the masks are made, while the device still computes the forward.
     fn step(&mut self) -> Result<()> {
-        let previous = self.in_flight.take();
+        let mut previous = self.in_flight.take();
+        if previous.as_ref().is_some_and(|previous| self.pays_to_wait(previous)) {
+            previous.take().map_or(Ok(()), |previous| self.finish(previous))?;
+        }
         self.take_constraints()?;
-        let launched = self.launch()?;
+        let mut launched = self.launch()?;
         if launched.is_none() && previous.is_none() {
             if self.sequences.is_empty() {
                 // The last sequences have just ended.
@@ -248,6 +272,9 @@ impl Engine {
         }
         if let Some(previous) = previous {
             self.finish(previous)?;
+        }
+        if let Some(launched) = launched.as_mut().filter(|launched| !launched.is_sampled) {
+            self.sample(launched)?;
         }
         match launched {
             Some(launched) if !self.ranks.run_ahead() => self.finish(launched),
@@ -271,30 +298,96 @@ impl Engine {
                 self.metrics.request_queue_time_seconds.record(seconds);
             }
         }
+        let prompts = scored_prompts(&step, &self.sequences, &self.scheduler);
+        let mut launched =
+            InFlightStep { step, prompts, is_sampled: true, left_out: Vec::new(), began };
+        if self.needs_newest_tokens(&launched.step) {
+            launched.is_sampled = false;
+            let scored: Vec<_> = launched.prompts.iter().map(PromptRow::scored).collect();
+            self.ranks.launch_forward(&launched.step, &scored)?;
+        } else {
+            let images = step_images(&launched.step, &self.sequences);
+            let batch = sampling_batch(
+                &launched,
+                &self.sequences,
+                &self.scheduler,
+                &self.shared.info.eos_token_ids,
+            );
+            self.ranks.launch(&launched.step, &batch, &images);
+            self.expect_tokens(&launched);
+        }
+        Ok(Some(launched))
+    }
+
+    /// Whether the sampling of a step has to wait for tokens of the step before.
+    fn needs_newest_tokens(&self, step: &Step) -> bool {
+        let mut unknown = Vec::new();
+        let mut num_penalized = 0;
+        for id in step.samples() {
+            let sequence = &self.sequences[&id];
+            if sequence.needs_newest_token() {
+                return true;
+            }
+            if sequence.has_penalties() {
+                num_penalized += 1;
+                unknown.extend(sequence.has_unknown_token().then_some(id));
+            }
+        }
+        !unknown.is_empty() && !self.ranks.have_counts(&unknown, num_penalized)
+    }
+
+    /// Launches the sampling of a step whose forward was launched, once the tokens of the step before it are known. A sequence
+    /// that has ended since, or goes on with appended tokens, samples none.
+    fn sample(&mut self, launched: &mut InFlightStep) -> Result<()> {
+        self.take_constraints()?;
+        let ids: Vec<SeqId> = launched.step.samples().collect();
+        for &id in &ids {
+            if self.sequences.get(&id).is_some_and(Sequence::is_waiting) {
+                // Others do not wait for its mask any longer. Their next forward overwrites its logits.
+                self.scheduler.retract(id)?;
+                self.scheduler.step_back(id);
+            }
+        }
+        launched.left_out = ids.into_iter().filter(|id| !self.scheduler.is_sampled(*id)).collect();
         let batch = sampling_batch(
-            &step,
+            launched,
             &self.sequences,
             &self.scheduler,
             &self.shared.info.eos_token_ids,
         );
-        self.ranks.launch(&step, &batch, &step_images(&step, &self.sequences));
-        let prompts = batch.prompts;
-        for id in step.samples() {
+        self.ranks.launch_sampling(&launched.step, &batch)?;
+        launched.is_sampled = true;
+        self.expect_tokens(launched);
+        Ok(())
+    }
+
+    fn expect_tokens(&mut self, launched: &InFlightStep) {
+        for id in launched.samples() {
             self.sequences.get_mut(&id).into_iter().for_each(Sequence::expect_token);
         }
-        Ok(Some(InFlightStep { step, prompts, began }))
+    }
+
+    /// Whether the tokens of a step are worth waiting for before the next one is launched: where tokens are appended to all its
+    /// sequences often. Whenever that happens, the forward that runs ahead computes one token, which the forward of the appended
+    /// ones could have computed as well. With any other sequence in the step, the device has to run anyway.
+    fn pays_to_wait(&self, launched: &InFlightStep) -> bool {
+        let mut sequences = launched.step.samples().filter_map(|id| self.sequences.get(&id));
+        self.jump_forward
+            && self.appended_share > IDLE_SHARE
+            && sequences.all(Sequence::is_constrained)
+            && launched.step.rows.iter().all(|row| !row.samples.is_empty())
     }
 
     /// Waits for a step and sends its output.
     fn finish(&mut self, launched: InFlightStep) -> Result<()> {
-        let InFlightStep { step, prompts, began } = launched;
         let output = self.ranks.wait()?;
+        let InFlightStep { step, prompts, began, left_out, .. } = launched;
         if !step.rows.is_empty() {
             self.metrics.forward_duration_seconds.record(output.forward_seconds);
             self.metrics.iteration_tokens.record(step.num_tokens() as f64);
         }
         self.keep_scores(&step, &prompts, &output);
-        self.commit(&step, output)?;
+        self.commit(&step, &left_out, output)?;
         let now = Instant::now();
         let began = began.max(std::mem::replace(&mut self.finished, now));
         self.metrics.step_duration_seconds.record((now - began).as_secs_f64());
@@ -317,6 +410,8 @@ impl Engine {
         let constraint = constraint.map(|constraint| sequence.set_constraint(constraint));
         self.scheduler.release(id);
         if let Some(taken) = taken {
+            let is_followed = f64::from(u8::from(!taken.forced.is_empty()));
+            self.appended_share += (is_followed - self.appended_share) * NEWEST;
             self.advance(id, Some((sampled, taken)))?;
         }
         if let Err(error) = constraint
@@ -343,12 +438,14 @@ impl Engine {
         }
     }
 
-    /// Passes the sampled tokens to the scheduler and to their streams, and removes sequences that have ended.
-    fn commit(&mut self, step: &Step, output: StepOutput) -> Result<()> {
-        let ids = || step.rows.iter().flat_map(|row| &row.samples);
-        let sampled: Vec<Sampled> = ids()
+    /// Passes the sampled tokens to the scheduler and to their streams, and removes sequences that have ended. Those of `left_out`
+    /// sampled none.
+    fn commit(&mut self, step: &Step, left_out: &[SeqId], output: StepOutput) -> Result<()> {
+        let sampled: Vec<Sampled> = step
+            .samples()
             .zip(&output.samples)
-            .map(|(&seq, row)| Sampled { seq, token: row.token_id.unwrap_or_default() })
+            .filter(|(seq, _)| !left_out.contains(seq))
+            .map(|(seq, row)| Sampled { seq, token: row.token_id.unwrap_or_default() })
             .collect();
         self.scheduler.commit(step, &sampled)?;
         #[cfg(debug_assertions)]
@@ -366,7 +463,9 @@ impl Engine {
                 self.advance(row.seq, None)?;
             }
             for (&id, sampled) in row.samples.iter().zip(samples.by_ref()) {
-                self.take_sample(id, sampled)?;
+                if !left_out.contains(&id) {
+                    self.take_sample(id, sampled)?;
+                }
             }
         }
         Ok(())
@@ -405,6 +504,8 @@ impl Engine {
             return Ok(());
         }
         if goes_on {
+            // A step that runs ahead has computed the sampled token, and the first of these takes the position of its sample.
+            self.scheduler.retract(id)?;
             return Ok(self.scheduler.append(id, &forced)?);
         }
         self.sequences.remove(&id);
@@ -457,27 +558,37 @@ fn step_images<'a>(step: &Step, sequences: &'a HashMap<SeqId, Sequence>) -> Vec<
     begun.map(of).collect()
 }
 
-/// The sampling parameters of the step's samples, and the prompt tokens to score.
-fn sampling_batch<'a>(
+/// The prompt tokens to score in a step.
+fn scored_prompts(
     step: &Step,
-    sequences: &'a HashMap<SeqId, Sequence>,
+    sequences: &HashMap<SeqId, Sequence>,
     scheduler: &Scheduler,
-    eos_token_ids: &[u32],
-) -> SamplingBatch<'a> {
-    let mut batch = SamplingBatch::default();
+) -> Vec<PromptRow> {
+    let mut prompts = Vec::new();
     for (index, row) in step.rows.iter().enumerate() {
-        batch
-            .samples
-            .extend(row.samples.iter().map(|id| sequences[id].sampling_row(eos_token_ids)));
-        batch.positions.extend(row.samples.iter().map(|id| sequences[id].next_position()));
         let sequence = &sequences[&row.seq];
         if let Some(scores) = sequence.scores().filter(|_| row.logits == LogitsFor::All) {
             let prompt = &scheduler.tokens(row.seq)[..sequence.prompt_len()];
             let next = row.first_position as usize + 1;
             let next_token_ids =
                 prompt[next.min(prompt.len())..].iter().take(row.tokens.len()).copied().collect();
-            batch.prompts.push(PromptRow { row: index, next_token_ids, top: scores.borrow().top });
+            prompts.push(PromptRow { row: index, next_token_ids, top: scores.borrow().top });
         }
     }
-    batch
+    prompts
+}
+
+/// The samples of a step, and the prompt tokens to score.
+fn sampling_batch<'a>(
+    launched: &'a InFlightStep,
+    sequences: &'a HashMap<SeqId, Sequence>,
+    scheduler: &'a Scheduler,
+    eos_token_ids: &[u32],
+) -> SamplingBatch<'a> {
+    let sample = |id: SeqId| match launched.left_out.contains(&id) {
+        true => Sample::left_out(id),
+        false => sequences[&id].sample(id, scheduler.tokens(id), eos_token_ids),
+    };
+    let samples = launched.step.samples().map(sample).collect();
+    SamplingBatch { samples, prompts: Cow::Borrowed(&launched.prompts) }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use candlepower_scheduler::Step;
+use candlepower_scheduler::{SeqId, Step};
 use rayon::ThreadPool;
 
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
     followers::Followers,
     image_slots::StepImage,
     runner::Runner,
-    step_io::{SamplingBatch, StepOutput},
+    step_io::{SamplingBatch, ScoredRow, StepOutput},
 };
 
 /// All ranks of the model. Rank 0 runs inline, and the others follow it.
@@ -47,6 +47,14 @@ impl Ranks {
         self.runner.num_swap_blocks()
     }
 
+    /// Most rows of one token each that run as one CUDA graph; 0 where there are none.
+    pub(crate) fn max_graph_rows(&self) -> usize {
+        match &self.runner {
+            Runner::Cpu(..) => 0,
+            Runner::Device(runner) => runner.max_graph_rows(),
+        }
+    }
+
     /// Whether a step may be launched before the previous one is done. A device runs on by itself, but other ranks need the
     /// tokens of the previous step first.
     pub(crate) fn run_ahead(&self) -> bool {
@@ -73,6 +81,34 @@ impl Ranks {
             Launched::Done(Err(error)) => Launched::Done(Err(self.followers.explain(error))),
             launched => launched,
         });
+    }
+
+    /// Launches a step up to its sampling, which [`Self::launch_sampling`] launches once the tokens before it are known. Only for
+    /// ranks that run ahead.
+    pub(crate) fn launch_forward(&mut self, step: &Step, scored: &[ScoredRow]) -> Result<()> {
+        match &mut self.runner {
+            Runner::Device(runner) => runner.launch_forward(step, scored),
+            Runner::Cpu(..) => unreachable!("the CPU does not run ahead"),
+        }
+    }
+
+    /// Launches the sampling of the step whose forward was launched last.
+    pub(crate) fn launch_sampling(&mut self, step: &Step, batch: &SamplingBatch<'_>) -> Result<()> {
+        match &mut self.runner {
+            Runner::Device(runner) => runner.launch_sampling(step, batch)?,
+            Runner::Cpu(..) => unreachable!("the CPU does not run ahead"),
+        }
+        self.launched.push_back(Launched::OnDevice);
+        Ok(())
+    }
+
+    /// Whether a step with `num_penalized` penalized samples can be sampled although the newest tokens of its sequences `unknown` are
+    /// not known here: their counts are on the device.
+    pub(crate) fn have_counts(&self, unknown: &[SeqId], num_penalized: usize) -> bool {
+        match &self.runner {
+            Runner::Cpu(..) => false,
+            Runner::Device(runner) => runner.have_counts(unknown, num_penalized),
+        }
     }
 
     /// Waits for the oldest step that was launched, and returns its output.

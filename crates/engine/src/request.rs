@@ -108,11 +108,6 @@ pub struct SamplingParams {
 }
 
 impl SamplingParams {
-    /// Whether a sample depends on the tokens before it.
-    pub(crate) fn looks_back(&self) -> bool {
-        self.has_penalties() || self.has_long_bad_words()
-    }
-
     /// Whether tokens are less likely for having been seen.
     pub(crate) fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0

@@ -4,13 +4,14 @@ use std::{cell::RefCell, collections::HashMap, rc::Rc, sync::Arc, time::Instant}
 
 use candlepower_grammar::Mask;
 use candlepower_kernels::sampling::{Penalties, SampledRow, SamplingRow, uniform};
+use candlepower_scheduler::SeqId;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::{
     FinishReason, PromptImage, Request, SamplingParams, TokenEvent, TokenLogprobs,
     constraint::{Constraint, Room, Taken},
     queue::QueueSlot,
-    step_io::OutputPosition,
+    step_io::{KnownTokens, OutputPosition, Sample},
 };
 
 /// One choice of a request while it waits or runs.
@@ -21,8 +22,10 @@ pub(crate) struct Sequence {
     stream: StreamSender,
     seed: u64,
     prompt_len: usize,
+    /// Prompt tokens that were not generated for the same request.
+    asked_len: usize,
     num_output_tokens: usize,
-    /// Tokens of steps that are not finished yet.
+    /// Samples that were launched and are not finished yet.
     num_expected_tokens: usize,
     /// How often each token of prompt and output was generated; kept only where a penalty needs it.
     seen: Option<HashMap<u32, u32>>,
@@ -126,6 +129,7 @@ impl Choices {
             stream,
             seed: seed.wrapping_add(choice as u64),
             prompt_len,
+            asked_len,
             num_output_tokens: num_generated,
             num_expected_tokens: 0,
             seen: seen.clone(),
@@ -199,7 +203,7 @@ impl Sequence {
     }
 
     /// The output position of this sequence's next token.
-    pub(crate) fn next_position(&self) -> OutputPosition {
+    fn next_position(&self) -> OutputPosition {
         OutputPosition { seed: self.seed, index: self.next_index() as u32 }
     }
 
@@ -213,8 +217,48 @@ impl Sequence {
         self.num_expected_tokens += 1;
     }
 
+    /// Whether the sampling of its next token needs a token that is not known yet. Penalties do not: a device has their counts.
+    pub(crate) fn needs_newest_token(&self) -> bool {
+        self.has_unknown_token() && (self.is_constrained() || self.output.is_some())
+    }
+
+    /// Whether a sample was launched and is not finished yet.
+    pub(crate) fn has_unknown_token(&self) -> bool {
+        self.num_expected_tokens > 0
+    }
+
+    pub(crate) fn has_penalties(&self) -> bool {
+        self.seen.is_some()
+    }
+
+    pub(crate) fn is_constrained(&self) -> bool {
+        !matches!(self.constraint, Constrained::No)
+    }
+
+    /// Whether its constraint still works on the newest token.
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self.constraint, Constrained::Working)
+    }
+
+    /// The sample of this sequence's next token. `tokens` are all that are known.
+    pub(crate) fn sample<'a>(
+        &'a self,
+        id: SeqId,
+        tokens: &'a [u32],
+        eos_token_ids: &[u32],
+    ) -> Sample<'a> {
+        let (prompt, output) = tokens.split_at(self.asked_len);
+        Sample {
+            seq: id,
+            params: self.sampling_row(eos_token_ids),
+            position: self.next_position(),
+            tokens: KnownTokens { prompt, output },
+            is_left_out: false,
+        }
+    }
+
     /// The sampling parameters of this sequence's next token.
-    pub(crate) fn sampling_row<'a>(&'a self, eos_token_ids: &[u32]) -> SamplingRow<'a> {
+    fn sampling_row<'a>(&'a self, eos_token_ids: &[u32]) -> SamplingRow<'a> {
         let params = &*self.params;
         let mask = match &self.constraint {
             Constrained::No => self.allowed.as_ref(),

@@ -69,6 +69,7 @@ pub(crate) fn start(
         max_pinned_blocks: max_pinned_blocks(&config, &info),
         num_swap_blocks: ranks.num_swap_blocks(),
         num_state_slots: info.num_states,
+        max_graph_rows: ranks.max_graph_rows(),
         num_encoder_embeddings: info.max_image_embeddings,
     })?;
     progress(StartProgress::WarmingUp);
@@ -91,10 +92,11 @@ pub(crate) fn start(
             ranks,
             in_flight: None,
             sequences: HashMap::new(),
-            constraints: ConstraintWork::new(),
+            constraints: ConstraintWork::new(config.mask_patience),
             pins: HashMap::new(),
             messages,
             jump_forward: config.jump_forward,
+            appended_share: 0.0,
             metrics: config.metrics,
             counted: Counted::default(),
             finished: Instant::now(),

@@ -1,32 +1,29 @@
 //! Inputs and outputs of a step beside the scheduler's `Step`: what the CPU runner, the GPU runner and the ranks share.
 
+use std::borrow::Cow;
+
 use candlepower_kernels::sampling::{RowLogprobs, SampledRow, SamplingRow};
-use candlepower_scheduler::{Step, StepRow};
+use candlepower_scheduler::{SeqId, Step, StepRow};
 use serde::{Deserialize, Serialize};
 
 /// The samples and the prompt scores to be computed from a step's logits. Only rank 0 has it.
-#[derive(Default)]
 pub(crate) struct SamplingBatch<'a> {
     /// One entry per sample of the step, in the order of its rows.
-    pub(crate) samples: Vec<SamplingRow<'a>>,
-    /// The output position of each sample, from which a device makes the sample's random number.
-    pub(crate) positions: Vec<OutputPosition>,
+    pub(crate) samples: Vec<Sample<'a>>,
     /// Rows of the step whose prompt tokens are to be scored.
-    pub(crate) prompts: Vec<PromptRow>,
+    pub(crate) prompts: Cow<'a, [PromptRow]>,
 }
 
 impl SamplingBatch<'_> {
     /// A batch with as many samples and scores as rank 0 has for a step. Their parameters do not matter: it computes the same logits.
     pub(crate) fn like_rank_0(step: &Step, scored: &[ScoredRow]) -> Self {
-        let count = step.rows.iter().map(|row| row.samples.len()).sum();
         let prompt = |scored: &ScoredRow| PromptRow {
             row: scored.row,
             next_token_ids: vec![0; scored.num_positions],
             top: 0,
         };
         Self {
-            samples: vec![SamplingRow::greedy(); count],
-            positions: vec![OutputPosition { seed: 0, index: 0 }; count],
+            samples: step.samples().map(Sample::greedy).collect(),
             prompts: scored.iter().map(prompt).collect(),
         }
     }
@@ -35,6 +32,49 @@ impl SamplingBatch<'_> {
     pub(crate) fn scored(&self) -> Vec<ScoredRow> {
         self.prompts.iter().map(PromptRow::scored).collect()
     }
+}
+
+/// One sample of a step.
+#[derive(Clone)]
+pub(crate) struct Sample<'a> {
+    pub(crate) seq: SeqId,
+    pub(crate) params: SamplingRow<'a>,
+    /// Its output position, from which a device makes its random number.
+    pub(crate) position: OutputPosition,
+    /// The known tokens of the sequence, which a device counts for penalties.
+    pub(crate) tokens: KnownTokens<'a>,
+    /// Whether no token is sampled, since the sequence has ended, or goes on in another way.
+    pub(crate) is_left_out: bool,
+}
+
+impl Sample<'_> {
+    /// The most likely token.
+    pub(crate) fn greedy(seq: SeqId) -> Self {
+        Self {
+            seq,
+            params: SamplingRow::greedy(),
+            position: OutputPosition { seed: 0, index: 0 },
+            tokens: KnownTokens::default(),
+            is_left_out: false,
+        }
+    }
+
+    /// Whether a device counts the tokens of its sequence.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.params.penalties.is_some() && !self.is_left_out
+    }
+
+    /// No token.
+    pub(crate) fn left_out(seq: SeqId) -> Self {
+        Self { is_left_out: true, ..Self::greedy(seq) }
+    }
+}
+
+/// The tokens of a sequence that are known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct KnownTokens<'a> {
+    pub(crate) prompt: &'a [u32],
+    pub(crate) output: &'a [u32],
 }
 
 /// A position in a sequence's output. With the sequence's seed it determines the random number of the sample there.
@@ -46,6 +86,7 @@ pub(crate) struct OutputPosition {
 }
 
 /// A row whose prompt tokens are to be scored.
+#[derive(Clone)]
 pub(crate) struct PromptRow {
     /// Index of the row in the step.
     pub(crate) row: usize,

@@ -103,7 +103,7 @@ impl Scheduler {
             }
             candidates.was_admitted = true;
             self.count_overtaken(id, &candidates.ids);
-            self.run(id, batch);
+            self.run(id, usize::MAX, batch);
             admissions.computing.push(id);
             admissions.candidates.insert(caller, candidates);
             return true;

@@ -31,6 +31,8 @@ pub struct SchedulerConfig {
     /// running sequences, and the others keep states of computed prefixes. With recurrent states, `num_swap_blocks`
     /// is 0.
     pub num_state_slots: usize,
+    /// Most rows of one token each that the device runs as one CUDA graph, or 0 without graphs.
+    pub max_graph_rows: usize,
     /// Embeddings of items that fit the encoder's cache, or 0 for models that take text alone. An item with more
     /// embeddings is refused.
     pub num_encoder_embeddings: usize,
@@ -110,6 +112,7 @@ pub(crate) mod tests {
         max_pinned_blocks: 2,
         num_swap_blocks: 0,
         num_state_slots: 0,
+        max_graph_rows: 0,
         num_encoder_embeddings: 0,
     };
 

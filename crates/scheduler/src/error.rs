@@ -165,10 +165,18 @@ pub enum Error {
     },
     /// Tokens were appended to a sequence that samples one in an uncommitted step.
     #[error(
-        "sequence {seq:?} samples a token in an uncommitted step; append to sequences that do not run ahead, and after \
-         their commit"
+        "sequence {seq:?} samples a token in an uncommitted step; append after its commit, or after its sample is \
+         retracted"
     )]
     AppendBeforeCommit {
+        /// The sequence.
+        seq: SeqId,
+    },
+    /// A sample was taken back before the steps before it were committed.
+    #[error(
+        "sequence {seq:?} has a sample in more than one step; retract the newest after the commit of the others"
+    )]
+    RetractBeforeCommit {
         /// The sequence.
         seq: SeqId,
     },

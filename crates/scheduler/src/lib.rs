@@ -22,6 +22,7 @@
 //!     max_pinned_blocks: 32,
 //!     num_swap_blocks: 0,
 //!     num_state_slots: 0,
+//!     max_graph_rows: 0,
 //!     num_encoder_embeddings: 0,
 //! })?;
 //! let ids = scheduler.add(NewSequence::new(vec![1, 2, 3]))?;

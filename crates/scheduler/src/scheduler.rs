@@ -18,7 +18,8 @@ use crate::{Error, NewSequence, Sampled, SchedulerConfig, SeqId, Step, item};
 ///
 /// The loop is `add`, `schedule`, execute the step, `commit`, and `remove` for each sequence that is finished or
 /// cancelled. With a device that runs behind, `schedule` may be called once more before the previous step is
-/// committed. A token that is not known yet is then referenced by its index among the previous step's samples.
+/// committed. A token that is not known yet is then referenced by its index among the previous step's samples. If the
+/// previous step's tokens show that a sample of the newer step is not wanted, [`Scheduler::retract`] takes it back.
 ///
 /// Callers take turns: the one with the fewest computed tokens for its weight is next. A caller that waits below its
 /// share takes the slot or the blocks of another one. They are those of the newest sequence of the caller that is
@@ -179,8 +180,8 @@ impl Scheduler {
         step
     }
 
-    /// Commits the oldest uncommitted step with its sampled tokens, in the order of its samples. The token of a
-    /// sequence that was removed since may be present or left out. A step whose sequences are all removed is
+    /// Commits the oldest uncommitted step with its sampled tokens, in the order of its samples. A token may be present
+    /// or left out if its sequence was removed since, or if it was [taken back](Self::retract). A step whose sequences are all removed is
     /// committed like any other, and so is one without rows. An empty step need not be committed.
     ///
     /// # Errors
@@ -198,7 +199,9 @@ impl Scheduler {
         self.check_samples(step, sampled)?;
         self.in_flight.pop_front();
         for Sampled { seq, token } in sampled {
-            if let Some(seq) = self.sequences.get_mut(seq) {
+            if let Some(seq) = self.sequences.get_mut(seq)
+                && seq.retracted_in != Some(step.id)
+            {
                 seq.extend(&[*token]);
                 seq.num_pending -= 1;
                 seq.is_prompt_computed = true;
@@ -232,6 +235,50 @@ impl Scheduler {
         }
         seq.extend(tokens);
         Ok(())
+    }
+
+    /// Takes back the sample of the newest uncommitted step for a sequence whose tokens before it are all known. The
+    /// row of the step stays: it computes the newest known token. Other tokens may be [appended](Self::append) then.
+    /// Nothing changes for unknown ids, and for a sequence that no uncommitted step samples.
+    ///
+    /// # Errors
+    /// The token before the sample is not known yet, or another sample of the sequence was taken back in a step that is
+    /// uncommitted. Nothing is changed then.
+    pub fn retract(&mut self, id: SeqId) -> Result<(), Error> {
+        let Some(seq) = self.sequences.get_mut(&id) else { return Ok(()) };
+        match seq.num_pending {
+            0 => {}
+            1 if seq.is_prompt_computed
+                && self.in_flight.back() == Some(&seq.last_step)
+                && seq.retracted_in.is_none_or(|step| !self.in_flight.contains(&step)) =>
+            {
+                seq.num_pending = 0;
+                seq.retracted_in = Some(seq.last_step);
+            }
+            _ => return Err(Error::RetractBeforeCommit { seq: id }),
+        }
+        Ok(())
+    }
+
+    /// Lets a sequence compute its newest token once more, since the logits behind it are lost, and run ahead no
+    /// longer. A recurrent state contains the token already, so a sequence with one is preempted and starts from an
+    /// earlier state. Nothing changes for unknown ids, and for a sequence whose newest token is not computed.
+    pub fn step_back(&mut self, id: SeqId) {
+        let Some(seq) = self.sequences.get_mut(&id) else { return };
+        if seq.num_pending > 0 || seq.num_computed_tokens < seq.tokens.len() {
+            return;
+        }
+        seq.runs_ahead = false;
+        if self.state_slots.are_needed() {
+            self.preempt(id, false);
+        } else {
+            seq.num_computed_tokens -= 1;
+        }
+    }
+
+    /// Whether an uncommitted step samples a token for this sequence.
+    pub fn is_sampled(&self, id: SeqId) -> bool {
+        self.sequences.get(&id).is_some_and(|seq| seq.num_pending > 0)
     }
 
     /// Leaves a sequence out of the steps until [`release`](Self::release). It keeps its blocks like any other, but no
@@ -336,8 +383,9 @@ impl Scheduler {
     fn check_samples(&self, step: &Step, sampled: &[Sampled]) -> Result<(), Error> {
         let mut rest = sampled.iter().peekable();
         for seq in step.samples() {
+            let is_wanted = |seq: &Sequence| seq.retracted_in != Some(step.id);
             if rest.next_if(|sampled| sampled.seq == seq).is_none()
-                && self.sequences.contains_key(&seq)
+                && self.sequences.get(&seq).is_some_and(is_wanted)
             {
                 return Err(Error::MissingSample { step: step.id, seq });
             }

@@ -39,9 +39,8 @@ pub struct NewSequence {
     /// Largest number of tokens after the prompt, appended ones included. The last of them is sampled and never
     /// computed. With 0 the sequence rests when its prompt is computed, until it is removed.
     pub max_tokens: usize,
-    /// Whether a step may be scheduled for it before its newest token is known. It must be false for a sequence to
-    /// which tokens are [appended](crate::Scheduler::append), or whose next token depends on the newest one in other
-    /// ways.
+    /// Whether a step may be scheduled for it before its newest token is known. Such a step computes the newest token.
+    /// If the sample of the step turns out not to be wanted, it is [taken back](crate::Scheduler::retract).
     pub runs_ahead: bool,
 }
 
@@ -121,6 +120,8 @@ pub(crate) struct Sequence {
     pub(crate) state: State,
     /// Id of the step that ran it last.
     pub(crate) last_step: u64,
+    /// Id of the newest step whose sample was taken back.
+    pub(crate) retracted_in: Option<u64>,
     /// Number of times that a later arrival was admitted before this one.
     pub(crate) num_overtaken: u32,
 }
@@ -199,6 +200,7 @@ impl Sequence {
             siblings: Vec::new(),
             state: State::Waiting(Turn::New),
             last_step: 0,
+            retracted_in: None,
             num_overtaken: 0,
         }
     }
@@ -260,6 +262,14 @@ impl Sequence {
     /// Whether a row of one token computes all that can be computed now. That token is text.
     pub(crate) fn is_decode(&self) -> bool {
         self.num_new_tokens() == 1 && !self.items.contain(self.num_computed_tokens)
+    }
+
+    /// Whether all tokens that can be computed now are known, follow the prompt, and are more than one.
+    pub(crate) fn is_run(&self) -> bool {
+        self.num_new_tokens() > 1
+            && self.num_pending == 0
+            && self.is_prompt_computed
+            && self.num_computed_tokens >= self.num_prompt_tokens
     }
 
     /// Logits of a row that starts at the first token that is not computed.

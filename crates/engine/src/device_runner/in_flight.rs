@@ -90,7 +90,7 @@ impl InFlight {
         });
         self.launched.push_back(Launched {
             started,
-            samples: batch.samples.iter().map(|sample| sample.logprobs).collect(),
+            samples: batch.samples.iter().map(|sample| sample.params.logprobs).collect(),
             prompts: prompts.collect(),
             width: report.width,
             vocab,

@@ -2,21 +2,19 @@
 
 use std::ops::Range;
 
+use super::in_flight::Report;
+use crate::{
+    Error, Result,
+    device_tables::{Chunk, SamplingTables, SlotTokens, Upload},
+};
 use candle_core::{DType, Device, Tensor};
 use candlepower_gpu::{
     self as gpu, SamplerRow, SamplingOutput, SamplingScratch, Staging, TokenCounts,
 };
-use candlepower_scheduler::Step;
 
-use super::in_flight::Report;
-use crate::{
-    Error, Result,
-    device_tables::{Chunk, SamplingTables, SlotTokens, SwapTo, Upload, swap_pairs},
-};
-
-/// The buffers of a step's samples and copies. Those that are too small for a step are replaced.
+/// The buffers of a step's samples. Those that are too small for a step are replaced.
 pub(super) struct SamplingBuffers {
-    /// The tables of samples and copies.
+    /// The tables of samples.
     tables: Staging,
     scratch: SamplingScratch,
     /// u32: the tokens that the last step sampled, in the order of its samples.
@@ -48,16 +46,9 @@ impl SamplingBuffers {
         })
     }
 
-    /// Uploads the tables of the step's samples and copies. Tables that are too small are replaced.
-    pub(super) fn upload(&mut self, step: &Step, tables: &SamplingTables) -> Result<SamplingViews> {
+    /// Uploads the tables of a step's samples. Tables that are too small are replaced.
+    pub(super) fn upload(&mut self, tables: &SamplingTables) -> Result<SamplingViews> {
         let mut upload = Upload::default();
-        let copies = upload.push(step.copies.iter().flat_map(|copy| [copy.src.0, copy.dst.0]));
-        let state_copies =
-            upload.push(step.state_copies.iter().flat_map(|copy| [copy.src.0, copy.dst.0]));
-        let swaps: Vec<_> = swap_pairs(&step.swaps)
-            .into_iter()
-            .map(|(to, pairs)| (to, upload.push(pairs)))
-            .collect();
         let bias_ids = upload.push(tables.bias_ids.iter().copied());
         let biases = upload.push(tables.biases.iter().copied());
         let masks = upload.push(tables.masks.iter().copied());
@@ -66,7 +57,7 @@ impl SamplingBuffers {
             chunks.push([
                 upload.push(chunk.rows.iter().copied()),
                 upload.push(chunk.samplers.iter().flat_map(SamplerRow::words)),
-                upload.push(0..chunk.counted),
+                upload.push(chunk.reset.iter().copied()),
                 upload.push(chunk.prompt.slots.iter().copied()),
                 upload.push(chunk.prompt.ids.iter().copied()),
                 upload.push(chunk.generated.slots.iter().copied()),
@@ -76,9 +67,6 @@ impl SamplingBuffers {
         self.reserve(upload.words.len(), tables)?;
         self.tables.upload(&upload.words)?;
         let view = |range: &Range<usize>| self.tables.view(range.start, &[range.len()]);
-        let pairs = |range: &Range<usize>| -> Result<Tensor> {
-            Ok(view(range)?.reshape((range.len() / 2, 2))?)
-        };
         let words = self.vocab.div_ceil(32);
         let chunks =
             chunks.iter().map(|[rows, samplers, reset, p_slots, p_ids, g_slots, g_ids]| {
@@ -93,12 +81,6 @@ impl SamplingBuffers {
             });
         Ok(SamplingViews {
             chunks: chunks.collect::<Result<_>>()?,
-            copies: pairs(&copies)?,
-            state_copies: pairs(&state_copies)?,
-            swaps: swaps
-                .iter()
-                .map(|(to, range)| Ok((*to, pairs(range)?)))
-                .collect::<Result<_>>()?,
             biases: (!bias_ids.is_empty())
                 .then(|| Ok::<_, Error>((view(&bias_ids)?, view(&biases)?)))
                 .transpose()?,
@@ -122,9 +104,8 @@ impl SamplingBuffers {
             self.tables = Staging::new(words.next_power_of_two(), &device)?;
         }
         let count = tables.num_samples();
-        // This step looks up tokens in the old tensor, so they are copied.
+        // The step has looked up its tokens in the old tensor, and the next one looks up those that this step samples.
         if let Some(sampled) = larger(count, &self.sampled)? {
-            sampled.slice_set(&self.sampled, 0, 0)?;
             self.sampled = sampled;
             self.grown += 1;
         }
@@ -133,7 +114,7 @@ impl SamplingBuffers {
             self.report = report;
             self.grown += 1;
         }
-        if self.counts.is_none() && tables.chunks.iter().any(|chunk| chunk.counted > 0) {
+        if self.counts.is_none() && tables.chunks.iter().any(|chunk| chunk.has_counts) {
             self.grown += 1;
             self.counts = Some(TokenCounts::new(self.max_rows, self.vocab, &device)?);
         }
@@ -155,7 +136,7 @@ impl SamplingBuffers {
             let count = chunk.samplers.len();
             let batch = gpu::SamplingBatch {
                 rows: &views_of.samplers,
-                counts: self.counts.as_ref().filter(|_| chunk.counted > 0),
+                counts: self.counts.as_ref().filter(|_| chunk.has_counts),
                 biases: views.biases.as_ref().map(|(ids, biases)| (ids, biases)),
                 masks: views.masks.as_ref(),
             };
@@ -173,12 +154,14 @@ impl SamplingBuffers {
         Ok(Report { words, width, buffer: &self.report })
     }
 
-    /// Fills the token counts for a chunk's penalties.
+    /// Adds the tokens that a chunk's counts lack.
     fn count(&self, chunk: &Chunk, views: &ChunkViews) -> Result<()> {
-        let Some(counts) = self.counts.as_ref().filter(|_| chunk.counted > 0) else {
+        let Some(counts) = self.counts.as_ref().filter(|_| chunk.has_counts) else {
             return Ok(());
         };
-        counts.reset(&views.reset)?;
+        if !chunk.reset.is_empty() {
+            counts.reset(&views.reset)?;
+        }
         let has_tokens = |tokens: &SlotTokens| !tokens.slots.is_empty();
         if has_tokens(&chunk.prompt) {
             counts.add_prompt(&views.prompt.slots, &views.prompt.ids)?;
@@ -193,10 +176,6 @@ impl SamplingBuffers {
 /// The tables of a step's samples on the device.
 pub(super) struct SamplingViews {
     pub(super) chunks: Vec<ChunkViews>,
-    pub(super) copies: Tensor,
-    pub(super) state_copies: Tensor,
-    /// In the order of the step.
-    pub(super) swaps: Vec<(SwapTo, Tensor)>,
     biases: Option<(Tensor, Tensor)>,
     masks: Option<Tensor>,
 }

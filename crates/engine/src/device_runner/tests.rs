@@ -1,5 +1,6 @@
 //! The device memory that steps take.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use candlepower_models::{
 use candlepower_scheduler::{BlockId, LogitsFor, SeqId, StateSlot, StepRow, TokenSource};
 
 use super::*;
-use crate::step_io::OutputPosition;
+use crate::step_io::{KnownTokens, OutputPosition, Sample};
 
 const SEQS: u32 = 3;
 const PROMPT: u32 = 5;
@@ -67,7 +68,7 @@ fn step(runner: &mut DeviceRunner, first_position: u32, tokens: u32, kind: u32) 
     };
     let seen = HashMap::from([(5, 1), (9, 2)]);
     let mask = vec![u32::MAX; runner.model.spec().vocab_size.div_ceil(32)];
-    let sample = SamplingRow {
+    let params = SamplingRow {
         temperature: if kind == 0 { 0.0 } else { 0.9 },
         top_k: (kind == 1).then_some(20),
         top_p: if kind == 1 { 0.9 } else { 1.0 },
@@ -82,12 +83,14 @@ fn step(runner: &mut DeviceRunner, first_position: u32, tokens: u32, kind: u32) 
         logprobs: (kind == 1).then_some(5),
         ..SamplingRow::greedy()
     };
-    let position = |seq: u32| OutputPosition { seed: u64::from(seq), index: first_position };
-    let batch = SamplingBatch {
-        samples: vec![sample; SEQS as usize],
-        positions: (0..SEQS).map(position).collect(),
-        prompts: Vec::new(),
+    let output = vec![5; first_position as usize];
+    let sample = |seq: u32| Sample {
+        params: params.clone(),
+        position: OutputPosition { seed: u64::from(seq), index: first_position },
+        tokens: KnownTokens { prompt: &[5, 9], output: &output },
+        ..Sample::greedy(SeqId(u64::from(seq)))
     };
+    let batch = SamplingBatch { samples: (0..SEQS).map(sample).collect(), prompts: Cow::default() };
     let step = Step { rows: (0..SEQS).map(row).collect(), ..Step::default() };
     runner.launch(&step, &batch).unwrap();
     let output = runner.wait().unwrap();

@@ -7,6 +7,7 @@ mod images;
 mod prism;
 mod ranks;
 mod ruled_out;
+mod run_ahead;
 mod states;
 
 use std::time::Duration;
@@ -14,8 +15,8 @@ use std::time::Duration;
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, ImageMemory, KvDtype};
 use candlepower_engine::{
     Caller, Device, EngineConfig, EngineHandle, EngineHealth, EngineMetrics, FinishReason,
-    LoadDtype, LoadFormat, LoadOptions, PrefixCacheScope, RankKind, Request, SamplingParams,
-    SchedulingPolicy, SubmitError, TokenEvent, TokenLogprobs, TokenStream,
+    LoadDtype, LoadFormat, LoadOptions, MASK_PATIENCE, PrefixCacheScope, RankKind, Request,
+    SamplingParams, SchedulingPolicy, SubmitError, TokenEvent, TokenLogprobs, TokenStream,
 };
 
 fn checkpoint(name: &str) -> Checkpoint {
@@ -50,6 +51,7 @@ fn config() -> EngineConfig {
         prefix_cache_scope: PrefixCacheScope::Server,
         scheduling_policy: SchedulingPolicy::Fcfs,
         jump_forward: true,
+        mask_patience: MASK_PATIENCE,
         images: images_of(1 << 20),
         max_pinned_bytes: None,
         num_threads: Some(2),

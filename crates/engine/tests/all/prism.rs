@@ -10,8 +10,8 @@ use std::{
 
 use candlepower_checkpoint::{Checkpoint, CheckpointFiles};
 use candlepower_engine::{
-    CallerId, EngineConfig, EngineHandle, EngineMetrics, FinishReason, LoadOptions, Request,
-    SamplingParams, SchedulingPolicy, TokenStream,
+    CallerId, EngineConfig, EngineHandle, FinishReason, LoadOptions, Request, SamplingParams,
+    SchedulingPolicy, TokenStream,
 };
 use candlepower_grammar::{Constraint, GrammarCompiler, Tokenizer};
 use metrics::Counter;
@@ -21,10 +21,10 @@ use super::{Collected, collect, config, prompt, request};
 
 /// The demo model with its tokenizer, and what it counts.
 pub(super) struct Demo {
-    engine: EngineHandle,
+    pub(super) engine: EngineHandle,
     tokenizer: Tokenizer,
     compiler: GrammarCompiler,
-    jump_forward_tokens: Arc<AtomicU64>,
+    pub(super) jump_forward_tokens: Arc<AtomicU64>,
 }
 
 impl Demo {
@@ -32,26 +32,23 @@ impl Demo {
         Self::with(|config| EngineConfig { jump_forward, ..config })
     }
 
-    fn with(change: impl FnOnce(EngineConfig) -> EngineConfig) -> Self {
+    pub(super) fn with(change: impl FnOnce(EngineConfig) -> EngineConfig) -> Self {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../server/demo");
         let read = |name| std::fs::read(folder.join(name)).unwrap();
         let tokenizer_config = read("tokenizer_config.json");
         let tokenizer =
             Tokenizer::from_bytes(&read("tokenizer.json"), Some(&tokenizer_config)).unwrap();
         let jump_forward_tokens = Arc::new(AtomicU64::new(0));
-        let metrics = EngineMetrics {
-            jump_forward_tokens: Counter::from_arc(Arc::clone(&jump_forward_tokens)),
-            ..EngineMetrics::noop()
-        };
         let base = config();
         let config = EngineConfig {
             load: LoadOptions { max_model_len: Some(512), ..base.load.clone() },
             scheduling_policy: SchedulingPolicy::LongestPrefix,
-            metrics,
             ..base
         };
+        let mut config = change(config);
+        config.metrics.jump_forward_tokens = Counter::from_arc(Arc::clone(&jump_forward_tokens));
         let checkpoint = Checkpoint::open(CheckpointFiles::Folder(folder)).unwrap();
-        let engine = EngineHandle::start(&checkpoint, change(config), &mut |_| ()).unwrap();
+        let engine = EngineHandle::start(&checkpoint, config, &mut |_| ()).unwrap();
         let info = engine.info();
         let compiler =
             GrammarCompiler::new(&tokenizer, &info.eos_token_ids, info.vocab_size).unwrap();
@@ -94,7 +91,7 @@ pub(super) fn greedy(max_tokens: usize) -> SamplingParams {
     SamplingParams { max_tokens, temperature: 0.0, ..SamplingParams::default() }
 }
 
-fn person() -> Constraint {
+pub(super) fn person() -> Constraint {
     Constraint::JsonSchema(json!({
         "type": "object",
         "properties": {

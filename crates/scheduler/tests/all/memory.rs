@@ -21,6 +21,8 @@ pub(crate) struct Memory {
     scope: PrefixCacheScope,
     /// Blocks in host memory.
     host: HashMap<SwapSlot, Vec<Option<Slot>>>,
+    /// Blocks that were swapped in, and are not in any row yet.
+    swapped_in: HashSet<BlockId>,
     /// Recurrent states. A state has the content of the last computed position.
     states: HashMap<StateSlot, Content>,
     num_state_slots: usize,
@@ -34,6 +36,7 @@ impl Memory {
             block_size: config.block_size,
             scope: config.prefix_cache_scope,
             host: HashMap::new(),
+            swapped_in: HashSet::new(),
             states: HashMap::new(),
             num_state_slots: config.num_state_slots,
         }
@@ -52,6 +55,9 @@ impl Memory {
     ) {
         self.swap(step);
         self.copy(step);
+        for row in &step.rows {
+            self.own_swapped_in(row, caller(row.seq));
+        }
         self.advance_states(step, &contents);
         for row in &step.rows {
             self.assert_holds(row, &contents(row)[..row.first_position as usize]);
@@ -89,7 +95,19 @@ impl Memory {
                 Swap::In { slot, block } => {
                     let brought_out = self.host.get(&slot).expect("it was brought out before");
                     self.slots[block.index()].clone_from(brought_out);
+                    self.swapped_in.insert(block);
                 }
+            }
+        }
+    }
+
+    /// A block that was swapped in is the caller's own, though another caller may have computed the block that was swapped out. The
+    /// caller shared that as a whole, so it has all tokens of it.
+    fn own_swapped_in(&mut self, row: &StepRow, caller: CallerId) {
+        for block in &row.block_table {
+            if self.swapped_in.remove(block) {
+                let slots = self.slots[block.index()].iter_mut().flatten();
+                slots.for_each(|(_, computed_by)| *computed_by = caller);
             }
         }
     }

@@ -184,6 +184,7 @@ impl Random {
                 true => max_num_seqs + [0, 1, 3, 40][self.below(4)],
                 false => 0,
             },
+            max_graph_rows: [0, 4, 100][self.below(3)],
             num_encoder_embeddings: 0,
         }
     }
@@ -263,6 +264,7 @@ fn three_hundred_thousand_random_operations() {
     assert!(total.forks > 5_000 && total.copies > 800 && total.previous_rows > 9_000, "{total:?}");
     assert!(total.finished > 10_000 && total.cancelled > 5_000, "{total:?}");
     assert!(total.state_copies > 2_000 && total.resumed > 100, "{total:?}");
+    assert!(total.retracted > 700 && total.stepped_back > 50, "{total:?}");
     assert!(
         total.appended > 5_000
             && total.held > 1_000
@@ -334,6 +336,7 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
             max_pinned_blocks: spare_blocks,
             num_swap_blocks: if has_states { 0 } else { 2 * spare_blocks },
             num_state_slots: if has_states { max_num_seqs + spare_blocks } else { 0 },
+            max_graph_rows: spare_blocks,
             num_encoder_embeddings,
         }
     })

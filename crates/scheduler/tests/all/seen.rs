@@ -11,6 +11,10 @@ pub(crate) struct Seen {
     pub(crate) finished: usize,
     pub(crate) cancelled: usize,
     pub(crate) appended: usize,
+    /// Number of samples that were taken back.
+    pub(crate) retracted: usize,
+    /// Number of tokens that are computed once more, as their logits were lost.
+    pub(crate) stepped_back: usize,
     /// Number of times that a sequence was held after a token.
     pub(crate) held: usize,
     pub(crate) pins: usize,
@@ -47,6 +51,8 @@ impl Seen {
         self.finished += other.finished;
         self.cancelled += other.cancelled;
         self.appended += other.appended;
+        self.retracted += other.retracted;
+        self.stepped_back += other.stepped_back;
         self.held += other.held;
         self.pins += other.pins;
         self.partial_blocks += other.partial_blocks;

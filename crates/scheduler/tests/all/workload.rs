@@ -29,6 +29,8 @@ pub(crate) struct Workload {
     ended: VecDeque<LiveSequence>,
     /// Sequences that are held, the one that was held first in front.
     held: VecDeque<SeqId>,
+    /// Samples that were taken back, by step, and are committed all the same.
+    retracted: HashSet<(u64, SeqId)>,
     pins: Vec<PinId>,
     last_step: u64,
 }
@@ -70,6 +72,7 @@ impl Workload {
             prompt_logits: HashMap::new(),
             ended: VecDeque::new(),
             held: VecDeque::new(),
+            retracted: HashSet::new(),
             pins: Vec::new(),
             last_step: 0,
         }
@@ -201,8 +204,11 @@ impl Workload {
         let Some((step, sampled)) = self.uncommitted.pop_front() else { return Vec::new() };
         self.scheduler.commit(&step, &sampled).expect("the oldest step");
         for Sampled { seq: id, .. } in sampled {
-            if let Some(seq) = self.live.get_mut(&id) {
+            if !self.retracted.remove(&(step.id, id))
+                && let Some(seq) = self.live.get_mut(&id)
+            {
                 seq.num_known += 1;
+                self.retract(id);
                 self.append(id);
             }
         }
@@ -261,6 +267,41 @@ impl Workload {
         self.pins.drain(..).for_each(|pin| self.scheduler.unpin(pin));
         self.check();
         assert_eq!(self.scheduler.stats().num_free_blocks, stats.num_blocks, "blocks leaked");
+    }
+
+    /// Takes back some of the samples of the step that runs ahead, for a sequence whose token before it just became
+    /// known. The tokens after it follow by other means, or are sampled later.
+    fn retract(&mut self, id: SeqId) {
+        let max_model_len = self.scheduler.config().max_model_len;
+        let seq = self.live.get_mut(&id).expect("it just sampled a token");
+        let digest = content(seq.contents[seq.num_known - 1], 78);
+        let is_full = seq.num_known >= seq.stop_len.min(max_model_len);
+        if seq.tokens.len() == seq.num_known || is_full || !digest.is_multiple_of(9) {
+            return;
+        }
+        let Some((step, sampled)) = self.uncommitted.back_mut() else { return };
+        let at = sampled.iter().position(|sampled| sampled.seq == id);
+        let at = at.expect("the step samples the unknown token");
+        if digest.is_multiple_of(2) {
+            sampled.remove(at);
+        } else {
+            self.retracted.insert((step.id, id));
+        }
+        seq.tokens.truncate(seq.num_known);
+        seq.contents.truncate(seq.num_known);
+        self.scheduler.retract(id).expect("the token before it is known");
+        assert!(!self.scheduler.is_sampled(id));
+        self.seen.retracted += 1;
+        if digest.is_multiple_of(10) {
+            seq.runs_ahead = false;
+            self.scheduler.step_back(id);
+            self.seen.stepped_back += 1;
+        } else {
+            seq.push(0, 0);
+            seq.num_known += 1;
+            self.scheduler.append(id, &[0]).expect("its newest token is known");
+        }
+        self.scheduler.check().expect("the invariants hold");
     }
 
     /// Appends up to four tokens to a sequence that has just sampled one and does not run ahead.

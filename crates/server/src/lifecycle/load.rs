@@ -13,8 +13,8 @@ use candlepower_dialect::{
 };
 use candlepower_engine::{
     ChosenDevice, Device, DeviceChoice, Embedder, EmbedderConfig, EngineConfig, EngineHandle,
-    LoadOptions, PoolingSource, PrefixCacheScope, RankKind, SchedulingPolicy, StartProgress,
-    choose_device,
+    LoadOptions, MASK_PATIENCE, PoolingSource, PrefixCacheScope, RankKind, SchedulingPolicy,
+    StartProgress, choose_device,
 };
 use candlepower_media::{Fetcher, Processor, SystemResolver};
 use candlepower_tokenizer::ChatTemplate;
@@ -275,6 +275,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
             Framework::Prism => SchedulingPolicy::LongestPrefix,
         },
         jump_forward: config.framework == Framework::Prism,
+        mask_patience: MASK_PATIENCE,
         images: config.image_memory(),
         max_pinned_bytes: config.session_memory.map(|size| size.0),
         num_threads: config.threads,
