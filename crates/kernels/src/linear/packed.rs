@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn products_have_the_bits_of_rows_that_are_not_packed() {
-        let numbers = |count: usize, by: usize| -> Vec<f32> {
+        let test_values = |count: usize, by: usize| -> Vec<f32> {
             (0..count).map(|i| ((i * by + 5) % 211) as f32 / 64.0 - 1.5).collect()
         };
         // The last is more than one group of rows.
