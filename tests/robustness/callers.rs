@@ -53,6 +53,18 @@ fn hits_since(server: &Server, before: &Metrics) -> f64 {
     since("prefix_cache_hits_total", &server.metrics())
 }
 
+/// The metrics when the requests that were answered are counted. An answer may arrive before its request is counted.
+fn counted(server: &Server) -> Metrics {
+    let hits = |metrics: &Metrics| metrics.value("prefix_cache_hits_total");
+    let mut before = server.metrics();
+    wait_for("all requests to be counted", || {
+        std::thread::sleep(Duration::from_millis(100));
+        let last = std::mem::replace(&mut before, server.metrics());
+        (hits(&last) == hits(&before)).then_some(())
+    });
+    before
+}
+
 /// The attacker's observations for each length of the victim's prompt, with the right next token and with a wrong
 /// one.
 fn oracles(server: &Server) -> Vec<[(u64, f64); 2]> {
@@ -116,7 +128,7 @@ fn callers_share_nothing_where_each_has_a_cache_of_its_own() {
         assert!(cached(&again) > 0, "{path}: {again}");
     }
     for (path, body) in requests {
-        let before = server.metrics();
+        let before = counted(&server);
         // A caller that is new for each path cannot hit its own cache.
         let caller = format!("attacker {path}");
         assert_eq!(cached(&ask(&server, &caller, path, body).ok()), 0, "{path}");
