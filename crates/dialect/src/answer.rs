@@ -412,7 +412,7 @@ impl Lark<'_> {
             Arguments::Json { .. } | Arguments::Keywords | Arguments::Elements(_) => {}
         }
         for (index, function) in self.shape.functions.iter().enumerate() {
-            let held = function.strict || self.shape.calls == Calls::Required;
+            let enforced = function.strict || self.shape.calls == Calls::Required;
             let head = match layout.before_number {
                 None => self.literal(&[function.name, layout.before_arguments].concat()),
                 // The model counts the calls of a conversation, and the parser ignores the number. So any number is
@@ -424,13 +424,14 @@ impl Lark<'_> {
             };
             let arguments = match format.arguments {
                 Arguments::Keywords => self.keywords(index, function)?,
-                Arguments::Gemma(marks) => self.notation((index, function), marks, held)?,
+                Arguments::Gemma(marks) => self.notation((index, function), marks, enforced)?,
                 Arguments::Elements(marks) => {
-                    self.elements((index, function), layout, marks, held)?
+                    self.elements((index, function), layout, marks, enforced)?
                 }
                 Arguments::Json { .. } => {
                     // A function that is not strict still needs an object, because clients parse arguments as JSON.
-                    let schema = if held { function.schema() } else { json!({"type": "object"}) };
+                    let schema =
+                        if enforced { function.schema() } else { json!({"type": "object"}) };
                     Constraint::JsonSchema(schema).as_lark_value(self.tokenizer)?
                 }
             };

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
-use llguidance::derivre::{ExprRef, RegexAst, RegexBuilder};
+use llguidance::derivre::{ExprRef, RegexAst};
 use llguidance::earley::lexerspec::{LexemeIdx, LexemeSpec, LexerSpec};
 use llguidance::toktrie::TokEnv;
 
@@ -17,6 +17,10 @@ use crate::{Error, Result};
 const JSON_WHITE_SPACE: [&str; 2] = [crate::constraint::WHITE_SPACE, r"[\x20\x0A\x0D\x09]+"];
 /// Strings with one-letter escapes and no others: each text has one spelling.
 const ONE_SPELLING: &str = r#""([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*""#;
+/// The library's integers without bounds.
+const INTEGER: &str = "-?(0|[1-9][0-9]*)";
+/// The library's numbers without bounds.
+const NUMBER: &str = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?";
 /// The limit of work to find out whether a lexeme matches any text.
 const EMPTINESS_FUEL: u64 = 200_000;
 /// Maximum lexemes of one constraint for which that is found out, because each check copies the expressions of all of them.
@@ -63,13 +67,27 @@ impl Digits {
 
     /// A regular expression for numbers with these digits in the range of double precision, and for all other lexemes.
     fn regex(self) -> String {
-        let Self { before_point, behind_point } = self;
+        let before_point = format!("[0-9]{{1,{}}}", self.before_point);
+        format!(r"[^\-0-9](?s:.*)|{}", self.numbers(&before_point))
+    }
+
+    /// The library's [`INTEGER`] with these digits.
+    fn integer(self) -> String {
+        format!("-?(0|[1-9][0-9]{{0,{}}})", self.before_point - 1)
+    }
+
+    /// The library's [`NUMBER`] with these digits, in the range of double precision.
+    fn number(self) -> String {
+        self.numbers(&format!("(0|[1-9][0-9]{{0,{}}})", self.before_point - 1))
+    }
+
+    /// Numbers whose digits before the point match `before_point`.
+    fn numbers(self, before_point: &str) -> String {
+        let behind_point = self.behind_point;
         let behind = format!(r"(\.[0-9]{{1,{behind_point}}})?");
         // With more digits, the range of exponents depends on the mantissa and is not limited exactly.
         if self != Self::USUAL {
-            return format!(
-                r"[^\-0-9](?s:.*)|-?[0-9]{{1,{before_point}}}{behind}([eE][+-]?[0-9]{{1,3}})?"
-            );
+            return format!(r"-?{before_point}{behind}([eE][+-]?[0-9]{{1,3}})?");
         }
         let small =
             r"-([0-9]{1,2}|[0-2][0-9]{2}|30[0-8])|\+?([0-9]{1,2}|[01][0-9]{2}|2[0-7][0-9]|28[0-7])";
@@ -77,7 +95,7 @@ impl Digits {
         // at 308 no more than 1.69.
         let large = r"\+?(28[89]|29[0-9]|30[0-7])";
         format!(
-            r"[^\-0-9](?s:.*)|-?[0-9]{{1,{before_point}}}{behind}([eE]({small}))?|-?[0-9]{behind}[eE]{large}|-?[01](\.[0-6][0-9]{{0,{}}})?[eE]\+?308",
+            r"-?{before_point}{behind}([eE]({small}))?|-?[0-9]{behind}[eE]{large}|-?[01](\.[0-6][0-9]{{0,{}}})?[eE]\+?308",
             behind_point - 1
         )
     }
@@ -106,9 +124,7 @@ pub(crate) fn tightened(
         })
         .collect();
     if is_of_json.contains(&true) {
-        Tightening::new(&mut spec.regex_builder, digits, integers)
-            .map_err(|error| refused(&error))?
-            .run(&mut spec, &is_of_json)?;
+        Tightening::new(digits, integers).run(&mut spec, &is_of_json)?;
     }
     Ok(GrammarInit::Internal(grammar, spec))
 }
@@ -118,10 +134,13 @@ fn refused(error: &impl std::fmt::Display) -> Error {
 }
 
 struct Tightening {
-    /// Numbers with a maximum of digits, and all other lexemes.
-    digits: ExprRef,
-    /// Strings without numeric escapes.
-    one_spelling: ExprRef,
+    limits: Digits,
+    /// [`INTEGER`] and [`NUMBER`].
+    plain_numbers: Option<[ExprRef; 2]>,
+    /// [`Digits::regex`], once a number needs it. It is large, and most schemas have none.
+    digits: Option<ExprRef>,
+    /// [`ONE_SPELLING`], once an object allows additional properties.
+    one_spelling: Option<ExprRef>,
     /// Integers and ranges whose texts are in the schemas (`schema/exact.rs`).
     integers: Vec<String>,
     /// Those of them that were found in a lexeme.
@@ -131,15 +150,16 @@ struct Tightening {
 }
 
 impl Tightening {
-    fn new(
-        builder: &mut RegexBuilder,
-        digits: Digits,
-        integers: Vec<String>,
-    ) -> std::result::Result<Self, impl std::fmt::Display + use<>> {
-        builder.mk(&RegexAst::Regex(digits.regex())).and_then(|digits| {
-            let one_spelling = builder.mk(&RegexAst::Regex(ONE_SPELLING.to_owned()))?;
-            Ok(Self { digits, one_spelling, integers, found: BTreeSet::new(), left: MAX_CHECKED })
-        })
+    fn new(limits: Digits, integers: Vec<String>) -> Self {
+        Self {
+            limits,
+            plain_numbers: None,
+            digits: None,
+            one_spelling: None,
+            integers,
+            found: BTreeSet::new(),
+            left: MAX_CHECKED,
+        }
     }
 
     /// Adds each lexeme again, in order, so that it keeps its index.
@@ -150,29 +170,18 @@ impl Tightening {
             let is_skip = spec.skip_by_class.contains(&LexemeIdx::new(place));
             let is_of_json = is_of_json.get(lexeme.class().as_usize()) == Some(&true);
             let old = expression(&lexeme).filter(|_| is_of_json && !is_skip);
-            let beside = old.and_then(|old| self.beside(spec, old));
-            let exact = match old {
-                Some(old) => self.with_integers(spec, old)?,
+            let stricter = match old {
+                Some(old) => self.stricter(spec, old)?,
                 None => None,
             };
-            let Some(old) = exact.or(old.filter(|_| beside.is_some())) else {
+            let Some(stricter) = stricter else {
                 spec.lexemes.push(lexeme);
                 continue;
             };
-            let parts = [Some(old), beside].into_iter().flatten().map(RegexAst::ExprRef).collect();
-            let both = RegexAst::And(parts);
-            let both = spec.regex_builder.mk(&both).map_err(|error| refused(&error))?;
-            if beside == Some(self.one_spelling) && !self.has_text(spec, both) {
-                return Err(Error::Constraint(
-                    "an object allows additional properties, but no name is left for them: change its \
-                     `patternProperties` or `properties`"
-                        .to_owned(),
-                ));
-            }
             spec.current_class = lexeme.class();
             let made = spec.add_greedy_lexeme(
                 String::new(),
-                RegexAst::ExprRef(both),
+                RegexAst::ExprRef(stricter),
                 false,
                 None,
                 lexeme.max_tokens(),
@@ -232,21 +241,54 @@ impl Tightening {
         spec.regex_builder.mk(&RegexAst::Or(all)).map(Some).map_err(|error| refused(&error))
     }
 
-    /// A second expression that a lexeme must match too, if there is one.
-    fn beside(&mut self, spec: &LexerSpec, old: ExprRef) -> Option<ExprRef> {
-        let expressions = spec.regex_builder.exprset();
-        let forced = |byte: &u8| expressions.has_simply_forced_bytes(old, &[*byte]);
-        let is_intersection = has_tag(spec, old, "And");
-        let parts = expressions.get_args(old);
-        // The library writes names of additional properties as "any string, but none of these".
-        if is_intersection && parts.iter().any(|part| has_tag(spec, *part, "Not")) {
-            return Some(self.one_spelling);
+    /// A stricter expression in place of a lexeme's, if it needs one.
+    fn stricter(&mut self, spec: &mut LexerSpec, old: ExprRef) -> Result<Option<ExprRef>> {
+        let exact = self.with_integers(spec, old)?;
+        let expression = exact.unwrap_or(old);
+        if is_additional_name(spec, old) {
+            let one_spelling = or_make(self.one_spelling, spec, || ONE_SPELLING.to_owned())?;
+            self.one_spelling = Some(one_spelling);
+            let both = both(spec, expression, one_spelling)?;
+            if !self.has_text(spec, both) {
+                return Err(Error::Constraint(
+                    "an object allows additional properties, but no name is left for them: change its \
+                     `patternProperties` or `properties`"
+                        .to_owned(),
+                ));
+            }
+            return Ok(Some(both));
         }
         // Strings, brackets and literals begin with these bytes. This is much cheaper than the search for a digit.
+        let expressions = spec.regex_builder.exprset();
+        let forced = |byte: &u8| expressions.has_simply_forced_bytes(old, &[*byte]);
         if b"\"{}[],:tfn".iter().any(forced) {
-            return None;
+            return Ok(exact);
         }
-        (!self.begins_without_digit(spec, old)).then_some(self.digits)
+        if let Some(plain) = self.plain_number(spec, old)? {
+            return Ok(Some(plain));
+        }
+        if self.begins_without_digit(spec, old) {
+            return Ok(exact);
+        }
+        let digits = or_make(self.digits, spec, || self.limits.regex())?;
+        self.digits = Some(digits);
+        both(spec, expression, digits).map(Some)
+    }
+
+    /// The stricter expression of a number without bounds. It is much smaller than an intersection with [`Digits::regex`].
+    fn plain_number(&mut self, spec: &mut LexerSpec, old: ExprRef) -> Result<Option<ExprRef>> {
+        let plain = match self.plain_numbers {
+            Some(plain) => plain,
+            None => [make(spec, INTEGER)?, make(spec, NUMBER)?],
+        };
+        self.plain_numbers = Some(plain);
+        // The library gives equal expressions one index.
+        let stricter = match plain.iter().position(|plain| *plain == old) {
+            Some(0) => self.limits.integer(),
+            Some(_) => self.limits.number(),
+            None => return Ok(None),
+        };
+        make(spec, &stricter).map(Some)
     }
 
     /// Whether a lexeme certainly is not a number.
@@ -273,6 +315,32 @@ impl Tightening {
     }
 }
 
+fn make(spec: &mut LexerSpec, regex: &str) -> Result<ExprRef> {
+    let made = spec.regex_builder.mk(&RegexAst::Regex(regex.to_owned()));
+    made.map_err(|error| refused(&error))
+}
+
+/// An expression that was made before, or a new one.
+fn or_make(
+    made: Option<ExprRef>,
+    spec: &mut LexerSpec,
+    regex: impl FnOnce() -> String,
+) -> Result<ExprRef> {
+    made.map_or_else(|| make(spec, &regex()), Ok)
+}
+
+/// The intersection of two expressions.
+fn both(spec: &mut LexerSpec, one: ExprRef, other: ExprRef) -> Result<ExprRef> {
+    let parts = vec![RegexAst::ExprRef(one), RegexAst::ExprRef(other)];
+    spec.regex_builder.mk(&RegexAst::And(parts)).map_err(|error| refused(&error))
+}
+
+/// Whether a lexeme is a name of additional properties. The library writes them as "any string, but none of these".
+fn is_additional_name(spec: &LexerSpec, lexeme: ExprRef) -> bool {
+    let parts = spec.regex_builder.exprset().get_args(lexeme);
+    has_tag(spec, lexeme, "And") && parts.iter().any(|part| has_tag(spec, *part, "Not"))
+}
+
 fn has_tag(spec: &LexerSpec, expression: ExprRef, name: &str) -> bool {
     format!("{:?}", spec.regex_builder.exprset().get_tag(expression)) == name
 }
@@ -286,6 +354,8 @@ fn expression(lexeme: &LexemeSpec) -> Option<ExprRef> {
 
 #[cfg(test)]
 mod tests {
+    use llguidance::derivre::RegexBuilder;
+
     use super::*;
 
     #[test]
@@ -300,6 +370,29 @@ mod tests {
             (r#"{"maximum":1e99999}"#, needed(MAX_DIGITS, 20)),
         ] {
             assert_eq!(Digits::needed(text), digits, "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_without_bounds_have_the_digits_of_others() {
+        for digits in [Digits::USUAL, Digits { before_point: 24, behind_point: 25 }] {
+            for (library, own) in [(INTEGER, digits.integer()), (NUMBER, digits.number())] {
+                let mut builder = RegexBuilder::new();
+                let mut made =
+                    |regex: &str| builder.mk(&RegexAst::Regex(regex.to_owned())).unwrap();
+                let (library, limited, own) = (made(library), made(&digits.regex()), made(&own));
+                let mut without = |parts: &[ExprRef], excluded: &[ExprRef]| {
+                    let and = |parts: &[ExprRef]| {
+                        RegexAst::And(parts.iter().copied().map(RegexAst::ExprRef).collect())
+                    };
+                    let excluded = RegexAst::Not(Box::new(and(excluded)));
+                    let rest = builder.mk(&RegexAst::And(vec![and(parts), excluded])).unwrap();
+                    builder.to_regex_limited(rest, 10_000_000).unwrap().always_empty()
+                };
+                assert!(without(&[own], &[library, limited]), "more");
+                assert!(without(&[library, limited], &[own]), "fewer");
+                assert!(!without(&[library], &[own]), "no limit");
+            }
         }
     }
 }

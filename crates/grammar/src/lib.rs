@@ -28,7 +28,7 @@ pub use constraint::{Constraint, escape_slashes};
 pub use error::{Error, Result};
 pub use grammar::{Grammar, Mask};
 pub use schema::{
-    Exclusions, TEXT_KEYWORDS, closed, expressions, match_empty, take_unheld_patterns,
+    Exclusions, TEXT_KEYWORDS, closed, expressions, match_empty, take_unenforced_patterns,
     with_references_to_definitions, without_unused_definitions,
 };
 pub use trial::{TRIAL_COMMAND, run_trials};

@@ -14,8 +14,8 @@ mod patterns;
 mod productive;
 mod references;
 mod text;
+mod unenforced;
 mod unevaluated;
-mod unheld;
 mod unique;
 
 use std::cell::Cell;
@@ -29,7 +29,7 @@ pub(crate) use integers::Range;
 pub(crate) use limits::check;
 pub use references::without_unused_definitions;
 pub use text::{TEXT_KEYWORDS, expressions, match_empty};
-pub use unheld::take_unheld_patterns;
+pub use unenforced::take_unenforced_patterns;
 
 /// Keywords whose values are named schemas.
 pub(crate) const NAMED: [&str; 5] =

@@ -127,12 +127,12 @@ impl Lark<'_> {
         (index, function): (usize, &Function<'_>),
         layout: &Layout,
         marks: &Marks,
-        held: bool,
+        enforced: bool,
     ) -> Result<String> {
         let refuse = |reason: String| Error::Parameters { function: index, reason };
         let empty = Map::new();
         let root = function.parameters.unwrap_or(&empty);
-        let properties = match held {
+        let properties = match enforced {
             true => Property::all(root, "XML").map_err(refuse)?,
             false => Property::named_by(root),
         };
@@ -140,13 +140,13 @@ impl Lark<'_> {
         let writing = Writing { layout, marks, index, ends: ends_of_values(marks, keys) };
         let (line, open) = (layout.line_breaks.lark(), self.literal(marks.before_key));
         let close = self.literal(marks.close);
-        let others = if held { undeclared(root) } else { Some(&Value::Bool(true)) };
+        let others = if enforced { undeclared(root) } else { Some(&Value::Bool(true)) };
         if let Some(others) = others {
-            let declared = properties.iter().filter(|_| held).map(|property| property.name);
+            let declared = properties.iter().filter(|_| enforced).map(|property| property.name);
             let declared = declared.collect::<Vec<_>>();
             self.others(&writing, &declared, others, root).map_err(refuse)?;
         }
-        if !held {
+        if !enforced {
             return Ok(format!("{line} ({open} o{index} | {close})"));
         }
         let all_optional = properties.iter().all(|property| !property.is_required);

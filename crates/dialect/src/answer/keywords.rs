@@ -24,8 +24,8 @@ impl<'a> Property<'a> {
     /// # Errors
     /// The keyword that cannot be enforced in this `notation`.
     pub(super) fn all(schema: &'a Map<String, Value>, notation: &str) -> Result<Vec<Self>, String> {
-        let is_held = |key: &str| KNOWN.contains(&key) || ANNOTATIONS.contains(&key);
-        if let Some(key) = schema.keys().find(|key| !is_held(key)) {
+        let is_enforced = |key: &str| KNOWN.contains(&key) || ANNOTATIONS.contains(&key);
+        if let Some(key) = schema.keys().find(|key| !is_enforced(key)) {
             return Err(format!("`{key}` cannot be enforced in tool calls in {notation}"));
         }
         Ok(Self::named_by(schema))

@@ -17,7 +17,7 @@ const NUMERIC: [&str; 5] =
     ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
 
 /// Keywords for values of one type that are enforced.
-const HELD: [(Types, &[&str]); 4] = [
+const ENFORCED: [(Types, &[&str]); 4] = [
     (Types::OBJECT, &["properties", "required", "additionalProperties", "propertyNames"]),
     (Types::ARRAY, &["items", "minItems", "maxItems"]),
     (Types::STRING, &TEXT_KEYWORDS),
@@ -106,10 +106,10 @@ impl Lark<'_> {
         &mut self,
         (index, function): (usize, &Function<'_>),
         marks: &'static Marks,
-        held: bool,
+        enforced: bool,
     ) -> Result<String> {
         let root = match function.parameters {
-            _ if !held => return Ok("object".to_owned()),
+            _ if !enforced => return Ok("object".to_owned()),
             None => return Ok(r#""{}""#.to_owned()),
             Some(parameters) => parameters,
         };
@@ -273,8 +273,9 @@ impl Lark<'_> {
         said: &[(&str, &Value)],
         types: Types,
     ) -> Rule {
-        let is_held = |keyword: &str| HELD.iter().any(|(_, held)| held.contains(&keyword));
-        if let Some((keyword, _)) = said.iter().find(|(keyword, _)| !is_held(keyword)) {
+        let is_enforced =
+            |keyword: &str| ENFORCED.iter().any(|(_, enforced)| enforced.contains(&keyword));
+        if let Some((keyword, _)) = said.iter().find(|(keyword, _)| !is_enforced(keyword)) {
             return Err(format!("`{keyword}`"));
         }
         let mut all = Vec::new();

@@ -7,7 +7,7 @@ use candlepower_dialect::{
     AnswerShape, Callable, Calls, Dialect, Error, Function, Thinking, ToolFormat,
 };
 use candlepower_grammar::{
-    Constraint, Grammar, take_unheld_patterns, with_references_to_definitions,
+    Constraint, Grammar, take_unenforced_patterns, with_references_to_definitions,
 };
 use serde_json::{Map, Value};
 
@@ -110,7 +110,7 @@ impl<'a> ToolUse<'a> {
         let alone = constraint::compile(model, output)?;
         let text = output.map(|output| constraint::of_output(model, output)).transpose()?;
         self.check_sizes(model)?;
-        let parameters = self.held_parameters(model)?;
+        let parameters = self.enforced_parameters(model)?;
         let functions = self.callable.iter().zip(&parameters).map(|(tool, parameters)| Function {
             name: &tool.name,
             parameters: parameters.as_ref(),
@@ -161,12 +161,12 @@ impl<'a> ToolUse<'a> {
 
     /// The schemas that constrain the arguments of calls. Objects are closed. References lead to definitions only, because formats with
     /// an element for each argument compile each property as a schema of its own, in which `#` would mean the property.
-    fn held_parameters(
+    fn enforced_parameters(
         &self,
         model: &Preparation<'_, LoadedModel>,
     ) -> ApiResult<Vec<Option<Map<String, Value>>>> {
         let loosened = self.loosened(model);
-        let held = |(tool, loosened): (&&Tool, Option<Map<String, Value>>)| {
+        let closed = |(tool, loosened): (&&Tool, Option<Map<String, Value>>)| {
             let Some(parameters) = loosened else { return Ok(tool.parameters.clone()) };
             if model.config.additional_properties {
                 return Ok(Some(with_references_to_definitions(parameters)));
@@ -177,20 +177,20 @@ impl<'a> ToolUse<'a> {
                 Err(error) => Err(constraint::refused(&self.schema_path(tool), &error)),
             }
         };
-        self.callable.iter().zip(loosened).map(held).collect()
+        self.callable.iter().zip(loosened).map(closed).collect()
     }
 
     /// The schemas without patterns that cannot be enforced, which the response header lists. A named function keeps its patterns, and so
     /// do all tools if a call is required and each of them has such a pattern; these requests are refused.
     fn loosened(&self, model: &Preparation<'_, LoadedModel>) -> Vec<Option<Map<String, Value>>> {
-        let is_held = |tool: &&Tool| tool.strict || self.calls == Calls::Required;
+        let is_enforced = |tool: &&Tool| tool.strict || self.calls == Calls::Required;
         let is_raw = model.dialect.tools.is_some_and(ToolFormat::has_raw_texts);
         let given = self.callable.iter().map(|tool| {
-            let parameters = tool.parameters.clone().filter(|_| is_held(tool))?;
+            let parameters = tool.parameters.clone().filter(|_| is_enforced(tool))?;
             let mut rest = parameters.clone();
             let taken = match self.is_named {
                 true => Vec::new(),
-                false => take_unheld_patterns(&mut rest, is_raw),
+                false => take_unenforced_patterns(&mut rest, is_raw),
             };
             Some((parameters, rest, taken))
         });

@@ -16,7 +16,7 @@ const CONDITIONS: [&str; 3] = ["not", "if", "oneOf"];
 /// are written without the quotes of JSON.
 ///
 /// Patterns in conditions stay, because without them valid values would be refused.
-pub fn take_unheld_patterns(schema: &mut Map<String, Value>, is_raw: bool) -> Vec<String> {
+pub fn take_unenforced_patterns(schema: &mut Map<String, Value>, is_raw: bool) -> Vec<String> {
     let mut taken = Vec::new();
     take(schema, is_raw, &mut Vec::new(), &mut taken);
     taken
@@ -42,8 +42,8 @@ fn take(
         note(path, &["pattern"]);
     }
     if let Some(Value::Object(patterns)) = schema.get_mut("patternProperties") {
-        let unheld = patterns.keys().filter(|pattern| !stays(pattern, is_raw));
-        for pattern in unheld.cloned().collect::<Vec<_>>() {
+        let unenforced = patterns.keys().filter(|pattern| !stays(pattern, is_raw));
+        for pattern in unenforced.cloned().collect::<Vec<_>>() {
             patterns.shift_remove(&pattern);
             note(path, &["patternProperties", &pattern]);
         }
@@ -122,7 +122,7 @@ mod tests {
             "$defs": {"d": {"anyOf": [{"pattern": r"(a)\1"}, {"pattern": "(a"}]}},
         });
         let mut rest = schema.as_object().unwrap().clone();
-        let taken = take_unheld_patterns(&mut rest, false);
+        let taken = take_unenforced_patterns(&mut rest, false);
         assert_eq!(
             taken,
             [
@@ -145,8 +145,9 @@ mod tests {
     #[test]
     fn raw_texts_have_limits_of_their_own() {
         let schema = json!({"properties": {"a": {"pattern": format!("^{}$", "a".repeat(5000))}}});
-        let of =
-            |is_raw| take_unheld_patterns(&mut schema.as_object().unwrap().clone(), is_raw).len();
+        let of = |is_raw| {
+            take_unenforced_patterns(&mut schema.as_object().unwrap().clone(), is_raw).len()
+        };
         assert_eq!((of(false), of(true)), (0, 1));
     }
 }
