@@ -181,6 +181,7 @@ pub(crate) fn size(fp8_cache: bool) -> WorkspaceSize {
         num_blocks: NUM_BLOCKS,
         block_size: BLOCK_SIZE,
         fp8_cache,
+        deterministic: false,
     }
 }
 
