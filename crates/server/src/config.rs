@@ -275,6 +275,7 @@ pub struct ServeConfig {
     #[arg(
         long, help_heading = "Engine", value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
+        alias = "enable-deterministic-inference",
     )]
     pub deterministic: bool,
     /// GB of host memory for KV blocks of preempted sequences; 0 recomputes them instead (no effect on the CPU)

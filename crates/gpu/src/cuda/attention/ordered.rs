@@ -71,6 +71,8 @@ struct Prepared {
     seqs: usize,
     /// Blocks that are launched for each list, per KV head.
     blocks: [usize; 3],
+    /// Rows of an item with partial results, at most.
+    merge_rows: usize,
 }
 
 impl OrderedAttentionPlan {
@@ -147,12 +149,16 @@ impl OrderedAttentionPlan {
                 return Err(Error::OutOfRange { kernel: KERNEL, index, value, bound: bound + 1 });
             }
         }
+        let kv_heads = self.division.kv_heads;
+        let rows = sequences.iter().map(|seq| seq.num_queries).max().unwrap_or(0) * self.division.group;
+        let merge_rows = rows.min(NARROW_ROWS);
         let blocks = match is_fixed {
             false => lists.map(Vec::len),
             true => {
-                let rows = step.tokens / sequences.len() * self.division.group;
                 let tiles = sequences.len() * rows.div_ceil(NARROW_ROWS);
-                [tiles.max(RESIDENT_BLOCKS.div_ceil(self.division.kv_heads)), 0, tiles]
+                // Blocks beyond those that run at once would only take time to start.
+                let merges = (2 * RESIDENT_BLOCKS / (kv_heads * merge_rows)).clamp(1, tiles);
+                [tiles.max(RESIDENT_BLOCKS.div_ceil(kv_heads)), 0, merges]
             }
         };
         self.wait_for_copies()?;
@@ -165,7 +171,7 @@ impl OrderedAttentionPlan {
         // An error may follow a copy that is queued, so the event is recorded in any case.
         self.copied = Some(after_copies(&self.device.cuda_stream()).map_err(driver)?);
         queued?;
-        self.prepared = Some(Prepared { tokens: step.tokens, seqs, blocks });
+        self.prepared = Some(Prepared { tokens: step.tokens, seqs, blocks, merge_rows });
         Ok(())
     }
 
@@ -213,7 +219,7 @@ impl OrderedAttentionPlan {
         sinks: Option<&Tensor>,
         out: &Tensor,
     ) -> Result<()> {
-        let Some(Prepared { tokens, seqs, blocks }) = self.prepared else {
+        let Some(Prepared { tokens, seqs, blocks, merge_rows }) = self.prepared else {
             return Err(Error::Metadata("prepare() comes before attend()".into()));
         };
         check_window(params, &self.spec)?;
@@ -262,7 +268,7 @@ impl OrderedAttentionPlan {
             window: self.spec.window.unwrap_or(0) as i32,
             scale: params.scale,
             softcap: params.softcap.unwrap_or(0.0),
-            padding: 0,
+            merge_rows: merge_rows as i32,
         };
         // SAFETY: every address was checked above to hold the elements that the dimensions say. `prepare` checked that the
         // tables name blocks of the cache, and the items name rows of the step and partial results that fit into memory.
@@ -371,7 +377,7 @@ struct OrderedAttentionArgs {
     window: i32,
     scale: f32,
     softcap: f32,
-    padding: i32,
+    merge_rows: i32,
 }
 const _: () = assert!(size_of::<OrderedAttentionArgs>() == 168);
 

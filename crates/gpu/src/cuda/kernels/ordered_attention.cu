@@ -54,7 +54,7 @@ struct OrderedAttentionArgs {
   int32_t window;  // a query sees this many positions up to its own; 0: all
   float scale;
   float softcap;   // 0: none
-  int32_t padding;
+  int32_t merge_rows;  // rows of an item that has partial results, at most 16
 };
 static_assert(sizeof(OrderedAttentionArgs) == 168, "as in src/cuda/attention/ordered.rs");
 
@@ -388,11 +388,10 @@ __global__ void __launch_bounds__(OrderedShape<kDim, kWarps>::kThreads) ordered_
   let_next_start();
 }
 
-constexpr int32_t kMergeThreads = 128;
-
-// Adds the results of the ranges of 16 rows, from first to last, as a block does that computes all of them.
+// Adds the results of the ranges of a row, from first to last, as a block does that computes all of them. A thread has one
+// element of the row.
 template <typename T, int32_t kDim>
-__global__ void __launch_bounds__(kMergeThreads) merge_kernel(OrderedAttentionArgs args) {
+__global__ void __launch_bounds__(kDim) merge_kernel(OrderedAttentionArgs args) {
   wait_for_inputs();
   const uint32_t count = args.counts[2];
   const uint32_t kv_head = blockIdx.y;
@@ -400,25 +399,29 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(OrderedAttentionAr
   for (uint32_t i = blockIdx.x; i < count; i += gridDim.x) {
     const OrderedItem item = args.merges[i];
     const OrderedRows rows(args, item.seq);
-    for (int32_t at = threadIdx.x; at < kWarpRows * kDim; at += kMergeThreads) {
-      const uint32_t row = item.first_row + at / kDim;
-      if (!rows.exists(row)) break;
-      float max = -INFINITY;
-      float weight = 0.0f;
-      float total = 0.0f;
-      for (uint32_t range = item.first_range; range < item.end_range; ++range) {
-        const int64_t part = item.part + (range - item.first_range);
-        const int64_t from = (part * args.kv_heads + kv_head) * kWarpRows + at / kDim;
-        const auto of_range = *reinterpret_cast<const float2*>(args.partials + args.partial_rows * kDim + from * 2);
-        const RangeWeights weights = weigh_range(max, of_range.x, factor);
-        max = weights.max;
-        weight = add_range(weight, weights.kept, of_range.y, weights.added);
-        total = add_range(total, weights.kept, args.partials[from * kDim + at % kDim], weights.added);
-      }
-      const int64_t index = rows.index(args, row, kv_head);
-      static_cast<T*>(args.out)[index * kDim + at % kDim] = T(total / weight);
-      if (args.lse != nullptr && at % kDim == 0) args.lse[index] = fmaf(max, factor, log2f(weight));
+    const uint32_t row = item.first_row + blockIdx.z;
+    if (!rows.exists(row)) continue;
+    const int64_t stride = static_cast<int64_t>(args.kv_heads) * kWarpRows;
+    const int64_t first = item.part * stride + kv_head * kWarpRows + blockIdx.z;
+    const float* values = args.partials + first * kDim + threadIdx.x;
+    const auto* weights_at = reinterpret_cast<const float2*>(args.partials + args.partial_rows * kDim) + first;
+    float max = -INFINITY;
+    float weight = 0.0f;
+    float total = 0.0f;
+    const int32_t ranges = static_cast<int32_t>(item.end_range - item.first_range);
+    // The loads of several ranges are in flight at once.
+#pragma unroll 8
+    for (int32_t range = 0; range < ranges; ++range) {
+      const float2 of_range = weights_at[range * stride];
+      const float value = values[range * stride * kDim];
+      const RangeWeights weights = weigh_range(max, of_range.x, factor);
+      max = weights.max;
+      weight = add_range(weight, weights.kept, of_range.y, weights.added);
+      total = add_range(total, weights.kept, value, weights.added);
     }
+    const int64_t index = rows.index(args, row, kv_head);
+    static_cast<T*>(args.out)[index * kDim + threadIdx.x] = T(total / weight);
+    if (args.lse != nullptr && threadIdx.x == 0) args.lse[index] = fmaf(max, factor, log2f(weight));
   }
   let_next_start();
 }
@@ -439,7 +442,8 @@ void launch_all(const OrderedAttentionArgs& args, cudaStream_t stream) {
   // Heads of 256 elements would need more shared memory for blocks of 64 rows than some GPUs have.
   if constexpr (kDim <= 128) launch_items<T, kDim, 4>(args, args.wide_blocks, stream);
   if (args.merge_blocks > 0) {
-    launch_early(merge_kernel<T, kDim>, dim3(args.merge_blocks, args.kv_heads), kMergeThreads, stream, args);
+    const dim3 blocks(args.merge_blocks, args.kv_heads, args.merge_rows);
+    launch_early(merge_kernel<T, kDim>, blocks, kDim, stream, args);
   }
 }
 
