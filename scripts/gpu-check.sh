@@ -401,9 +401,9 @@ compare() { # compare NAME: a row with a comparison of the kernels
   check "$1" "$here/cuda_kernels" --exact "$1" --nocapture --test-threads 1
 }
 
-# goldens GPUS TEST: a row with a test of the models.
+# goldens GPUS TEST [ROW]: a row with a test of the models.
 goldens() {
-  check goldens env CANDLEPOWER_TEST_GPUS="$1" CANDLEPOWER_GOLDENS="$golden" "$here/goldens" --ignored --exact "device::$2" \
+  check "${3:-goldens}" env CANDLEPOWER_TEST_GPUS="$1" CANDLEPOWER_GOLDENS="$golden" "$here/goldens" --ignored --exact "device::$2" \
     --nocapture
 }
 
@@ -424,6 +424,7 @@ compare_all() {
     [ "$name" = nccl ] || compare "$name"
   done
   goldens 1 a_gpu_computes_every_architecture
+  goldens 1 a_gpu_gives_a_token_the_same_bits_in_every_step same-bits
   TEST_SECONDS=150
   check goldens-transformers beside_transformers
   TEST_SECONDS=90

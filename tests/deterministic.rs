@@ -6,7 +6,9 @@ use crate::support::{Server, ServerBuilder};
 
 /// Prompts of one to about 200 tokens. Two of them are sampled, by their own seed.
 fn requests() -> Vec<Value> {
-    let text = "What is the capital of France? The capital of France is Paris. What is 2 + 3? 2 + 3 = 5. ".repeat(8);
+    let text =
+        "What is the capital of France? The capital of France is Paris. What is 2 + 3? 2 + 3 = 5. "
+            .repeat(8);
     let lengths = [1, 12, 50, 90, 160, 260, 400, 560];
     let request = |(index, length): (usize, usize)| {
         let temperature = if index % 4 == 3 { 1.0 } else { 0.0 };
@@ -54,7 +56,8 @@ fn an_emulated_gpu_gives_the_same_tokens_in_any_company() {
     let alone = one_by_one(&server);
     assert_eq!(together(&server), alone, "together, with prefixes from the cache");
 
-    let chunks = "--deterministic --max-num-batched-tokens 24 --enforce-eager --no-enable-prefix-caching";
+    let chunks =
+        "--deterministic --max-num-batched-tokens 24 --enforce-eager --no-enable-prefix-caching";
     let server = on_gpu("refused", chunks).start();
     assert_eq!(together(&server), alone, "in chunks, without graphs and prefix cache");
 
@@ -66,7 +69,8 @@ fn an_emulated_gpu_gives_the_same_tokens_in_any_company() {
     assert!(preempted > 0.0, "no sequence was preempted");
 
     // Without the setting, results depend on a cuBLAS whose sums depend on the number of rows.
-    let server = on_gpu("by_rows", "--max-num-batched-tokens 256 --no-enable-prefix-caching").start();
+    let server =
+        on_gpu("by_rows", "--max-num-batched-tokens 256 --no-enable-prefix-caching").start();
     assert_ne!(together(&server), one_by_one(&server), "the emulated cuBLAS hides its order");
 
     for (flags, part) in [

@@ -5,7 +5,8 @@ use candlepower_layout::device_head_dim;
 use crate::{
     error::{Error, Result},
     memory::KvDtype,
-    spec::{FfnSpec, Mixer, ModelSpec},
+    slot::Slot,
+    spec::{Mixer, ModelSpec},
 };
 
 /// Widest heads, in the memory of a GPU, that its attention in a fixed order takes.
@@ -22,7 +23,8 @@ impl ModelSpec {
     pub fn check_deterministic(&self, kv: KvDtype, ranks: usize) -> Result<()> {
         let error = |part: String, advice| Err(Error::NotDeterministic { part, advice });
         if ranks > 1 {
-            let part = format!("tensor_parallel_size {ranks}, whose sums over GPUs depend on their size");
+            let part =
+                format!("tensor_parallel_size {ranks}, whose sums over GPUs depend on their size");
             return error(part, "set tensor_parallel_size to 1, or leave deterministic out");
         }
         if kv == KvDtype::Fp8 {
@@ -43,12 +45,18 @@ impl ModelSpec {
                 }
                 Mixer::Attention(_) => None,
             };
-            let experts = matches!(layer.ffn, FfnSpec::Experts(_)).then(|| "experts".to_owned());
-            if let Some(part) = part.or(experts) {
+            if let Some(part) = part {
                 return error(format!("a model with {part}"), OTHER_MODEL);
             }
         }
-        Ok(())
+        // The kernels for quantized experts round weights by the number of a step's tokens.
+        let is_expert = |slot: &Slot| {
+            matches!(slot, Slot::ExpertGate(_) | Slot::ExpertUp(_) | Slot::ExpertDown(_))
+        };
+        match self.quantized.keys().any(|(_, slot)| is_expert(slot)) {
+            true => error("a model with quantized experts".to_owned(), OTHER_MODEL),
+            false => Ok(()),
+        }
     }
 }
 
@@ -64,21 +72,24 @@ mod tests {
     }
 
     #[test]
-    fn dense_models_are_deterministic_and_others_are_refused_by_name() {
+    fn attention_and_experts_are_deterministic_and_others_are_refused_by_name() {
         let kv = KvDtype::Plain(Dtype::Bf16);
-        for golden in ["llama", "qwen3", "gemma3"] {
+        for golden in ["llama", "qwen3", "gemma3", "qwen3-moe", "awq"] {
             assert_eq!(check(golden, kv, 1), None, "{golden}");
         }
         for (golden, kv, ranks, part) in [
             ("llama", kv, 2, "tensor_parallel_size 2"),
             ("llama", KvDtype::Fp8, 1, "a KV cache in FP8"),
             ("deepseek-v3", kv, 1, "a model with latent attention (MLA)"),
-            ("qwen3-moe", kv, 1, "a model with experts"),
+            ("awq-experts", kv, 1, "a model with quantized experts"),
             ("qwen3-next", kv, 1, "a model with linear attention"),
             ("lfm2", kv, 1, "a model with short convolutions"),
         ] {
             let error = check(golden, kv, ranks).unwrap();
-            assert!(error.starts_with(&format!("deterministic is not possible on a GPU with {part}")), "{error}");
+            assert!(
+                error.starts_with(&format!("deterministic is not possible on a GPU with {part}")),
+                "{error}"
+            );
         }
     }
 }

@@ -18,8 +18,8 @@ pub(crate) const EMULATOR: &str = "crates/gpu/tests/emulator";
 
 /// CI's tests: comparisons of the kernels, which are one program, in two halves of about equal length; the goldens of
 /// the models; the server.
-const TESTS: [Tests; 5] =
-    [EXPERTS_AND_PACKED, OTHER_KERNELS, SOME_TOKENS, SERVER, DETERMINISTIC];
+const TESTS: [Tests; 6] =
+    [EXPERTS_AND_PACKED, OTHER_KERNELS, SOME_TOKENS, SAME_BITS, SERVER, DETERMINISTIC];
 
 /// The goldens in CI: 24 tokens of each prompt, because all of them take more than ten minutes of a core. On a real GPU, and in
 /// `cargo xtask deep goldens`, all are compared.
@@ -43,6 +43,13 @@ const SERVER: Tests = Tests {
 const DETERMINISTIC: Tests = Tests {
     names: &["deterministic::an_emulated_gpu_gives_the_same_tokens_in_any_company"],
     ..SERVER
+};
+
+/// The bits of tokens in steps of every kind.
+const SAME_BITS: Tests = Tests {
+    names: &["device::a_gpu_gives_a_token_the_same_bits_in_every_step"],
+    env: &[],
+    ..GOLDENS
 };
 
 /// All comparisons of kernels. `cargo xtask deep races` runs them with race detection in all kernels.
@@ -163,7 +170,7 @@ impl Scope {
         &TESTS[match self {
             Self::All => 0,
             Self::Models => 2,
-            Self::Engine => 3,
+            Self::Engine => 4,
         }..]
     }
 }

@@ -146,7 +146,9 @@ mod tests {
         let mut computed: HashMap<(u32, u32), Vec<u32>> = HashMap::new();
         let mut parts = HashMap::new();
         let tiles = [(&work.narrow, NARROW_ROWS), (&work.wide, WIDE_ROWS)];
-        for (item, tile) in tiles.into_iter().flat_map(|(list, tile)| list.iter().map(move |i| (i, tile))) {
+        for (item, tile) in
+            tiles.into_iter().flat_map(|(list, tile)| list.iter().map(move |i| (i, tile)))
+        {
             assert!(item.first_range < item.end_range, "{item:?}");
             if item.part != WHOLE {
                 assert_eq!(item.end_range, item.first_range + 1);
@@ -154,13 +156,17 @@ mod tests {
                 assert_eq!(parts.insert(item.part, *item), None);
             }
             for row in item.first_row..item.first_row + tile as u32 {
-                computed.entry((item.seq, row)).or_default().extend(item.first_range..item.end_range);
+                computed
+                    .entry((item.seq, row))
+                    .or_default()
+                    .extend(item.first_range..item.end_range);
             }
         }
         for (seq, &(queries, context)) in seqs.iter().enumerate() {
             for row in 0..queries * division.group {
                 let position = context - queries + row / division.group;
-                let lowest = division.window.map_or(0, |window| (position + 1).saturating_sub(window));
+                let lowest =
+                    division.window.map_or(0, |window| (position + 1).saturating_sub(window));
                 let mut ranges = computed[&(seq as u32, row as u32)].clone();
                 ranges.sort_unstable();
                 let (first, last) = (ranges[0] as usize, ranges[ranges.len() - 1] as usize);
@@ -168,12 +174,16 @@ mod tests {
                 assert!(first * RANGE_KEYS <= lowest && (last + 1) * RANGE_KEYS > position);
             }
         }
-        let merged: usize = work.merges.iter().map(|m| (m.end_range - m.first_range) as usize).sum();
+        let merged: usize =
+            work.merges.iter().map(|m| (m.end_range - m.first_range) as usize).sum();
         assert_eq!(merged, parts.len());
         for merge in &work.merges {
             for range in merge.first_range..merge.end_range {
                 let part = parts[&(merge.part + range - merge.first_range)];
-                assert_eq!((part.seq, part.first_row, part.first_range), (merge.seq, merge.first_row, range));
+                assert_eq!(
+                    (part.seq, part.first_row, part.first_range),
+                    (merge.seq, merge.first_row, range)
+                );
             }
         }
         work

@@ -545,11 +545,16 @@ impl Step {
     /// The last queries of some sequences, up to a position each: as (sequence, queries, positions in the cache).
     pub(crate) fn queries(&self, chosen: &[(usize, usize, usize)]) -> Self {
         let meta = &self.meta;
-        let mut own =
-            AttentionMetadata { query_start: vec![0], context_len: Vec::new(), block_tables: Vec::new(), ..meta.clone() };
+        let mut own = AttentionMetadata {
+            query_start: vec![0],
+            context_len: Vec::new(),
+            block_tables: Vec::new(),
+            ..meta.clone()
+        };
         let mut rows = Vec::new();
         for &(seq, queries, context_len) in chosen {
-            let end = meta.query_start[seq + 1] as usize - (meta.context_len[seq] as usize - context_len);
+            let end =
+                meta.query_start[seq + 1] as usize - (meta.context_len[seq] as usize - context_len);
             rows.push(self.q_on_gpu.narrow(0, end - queries, queries).unwrap());
             own.query_start.push(own.query_start[own.query_start.len() - 1] + queries as u32);
             own.context_len.push(context_len as u32);

@@ -59,7 +59,11 @@ fn compare(gpu: &Gpu, random: &mut Random, case: Case, dtype: DType) {
         for bytes in PARTIALS {
             let out = attend(gpu, &step.queries(chosen), bytes, launch);
             let want: Vec<f32> = chosen.iter().flat_map(of).collect();
-            assert_same_bits(&out, &want, &format!("{case:?}, {chosen:?}, {launch:?}, {bytes} bytes"));
+            assert_same_bits(
+                &out,
+                &want,
+                &format!("{case:?}, {chosen:?}, {launch:?}, {bytes} bytes"),
+            );
         }
     };
     // Each sequence alone; chunks of prompts; and prompt tokens as decodes, alone and together.
@@ -83,8 +87,7 @@ fn attend(gpu: &Gpu, step: &Step, partials_bytes: usize, launch: LaunchShape) ->
 }
 
 fn plan(gpu: &Gpu, step: &Step, partials_bytes: usize) -> OrderedAttentionPlan {
-    let capacity =
-        PlanCapacity { max_seqs: 8, max_pages: 512, partials_bytes, sink_tokens: 1024 };
+    let capacity = PlanCapacity { max_seqs: 8, max_pages: 512, partials_bytes, sink_tokens: 1024 };
     OrderedAttentionPlan::new(gpu.device(), step.spec(), &step.config, capacity).unwrap()
 }
 
@@ -135,7 +138,8 @@ fn refused(gpu: &Gpu) {
     let new = |device: &Device, dtype, head_dim| {
         OrderedAttentionPlan::new(device, spec(dtype), &config(head_dim), capacity)
     };
-    let error = |plan: candlepower_kernels::Result<OrderedAttentionPlan>| plan.unwrap_err().to_string();
+    let error =
+        |plan: candlepower_kernels::Result<OrderedAttentionPlan>| plan.unwrap_err().to_string();
     assert!(error(new(gpu.device(), DType::BF16, 512)).contains("head_dim"));
     assert!(error(new(gpu.device(), DType::F8E4M3, 64)).contains("cache_dtype"));
     assert!(error(new(&Device::Cpu, DType::BF16, 64)).contains("device"));

@@ -103,8 +103,7 @@ impl OrderedAttentionPlan {
                 context.alloc_pinned_with_flags(tables, READ_BACK).map_err(driver)?,
             )
         };
-        let part_bytes =
-            cache.num_kv_heads * NARROW_ROWS * (cache.head_dim + 2) * size_of::<f32>();
+        let part_bytes = cache.num_kv_heads * NARROW_ROWS * (cache.head_dim + 2) * size_of::<f32>();
         Ok(Self {
             division: Division {
                 group: spec.heads / cache.num_kv_heads,
@@ -137,7 +136,8 @@ impl OrderedAttentionPlan {
         // A plan that fails must not leave the plan of an older step in place.
         self.prepared = None;
         let sequences = check_step(step, self.spec.heads, &self.cache, &self.capacity)?;
-        let lengths = sequences.iter().map(|seq| (seq.num_queries, seq.first_position + seq.num_queries));
+        let lengths =
+            sequences.iter().map(|seq| (seq.num_queries, seq.first_position + seq.num_queries));
         // A fixed launch has a number of blocks for 16 rows that depends on the numbers of sequences and queries alone.
         let is_fixed = step.launch == LaunchShape::Fixed;
         let has_wide = self.division.has_wide && !is_fixed;
@@ -150,7 +150,8 @@ impl OrderedAttentionPlan {
             }
         }
         let kv_heads = self.division.kv_heads;
-        let rows = sequences.iter().map(|seq| seq.num_queries).max().unwrap_or(0) * self.division.group;
+        let rows =
+            sequences.iter().map(|seq| seq.num_queries).max().unwrap_or(0) * self.division.group;
         let merge_rows = rows.min(NARROW_ROWS);
         let blocks = match is_fixed {
             false => lists.map(Vec::len),
@@ -325,9 +326,8 @@ const fn list_starts() -> [usize; 3] {
 
 fn check(spec: &AttentionSpec, cache: &KvCacheConfig) -> Result<()> {
     check_spec(spec, cache)?;
-    let dtype = |operand, expected, found| {
-        Err(Error::DType { kernel: KERNEL, operand, expected, found })
-    };
+    let dtype =
+        |operand, expected, found| Err(Error::DType { kernel: KERNEL, operand, expected, found });
     if !matches!(spec.dtype, DType::BF16 | DType::F16) {
         return dtype("dtype", "bf16 or f16", spec.dtype);
     }
