@@ -9,12 +9,12 @@ fn requests() -> Vec<Value> {
     let text =
         "What is the capital of France? The capital of France is Paris. What is 2 + 3? 2 + 3 = 5. "
             .repeat(8);
-    let lengths = [1, 12, 50, 90, 160, 260, 400, 560];
+    let lengths = [1, 50, 125, 200, 330, 560];
     let request = |(index, length): (usize, usize)| {
-        let temperature = if index % 4 == 3 { 1.0 } else { 0.0 };
+        let temperature = if index % 3 == 2 { 1.0 } else { 0.0 };
         json!({
             "model": "demo", "prompt": text[..length], "temperature": temperature, "seed": 5,
-            "max_tokens": 12, "ignore_eos": true, "logprobs": 1,
+            "max_tokens": 18, "ignore_eos": true, "logprobs": 1,
         })
     };
     lengths.into_iter().enumerate().map(request).collect()
@@ -61,8 +61,8 @@ fn an_emulated_gpu_gives_the_same_tokens_in_any_company() {
     let server = on_gpu("refused", chunks).start();
     assert_eq!(together(&server), alone, "in chunks, without graphs and prefix cache");
 
-    // The cache holds 40 blocks of 16 tokens, and all requests need more.
-    let small = "--deterministic --max-num-batched-tokens 512 --kv-cache-memory 2560Ki --no-enable-prefix-caching";
+    // The cache holds 18 blocks of 16 tokens, and all requests need more.
+    let small = "--deterministic --max-num-batched-tokens 512 --kv-cache-memory 1152Ki --no-enable-prefix-caching";
     let server = on_gpu("refused", small).start();
     assert_eq!(together(&server), alone, "with a small cache");
     let preempted = server.metrics().value("num_preemptions_total");
