@@ -1,6 +1,6 @@
 //! The work of attention in a fixed order: which rows and which ranges of keys a block computes.
 
-/// Keys of a range, which has a softmax of its own. Ranges begin at multiples of it.
+/// Keys of a range, which has a softmax of its own. The first range begins at position 0, and each other behind a whole one.
 pub(crate) const RANGE_KEYS: usize = 256;
 /// Rows of a partial result.
 pub(crate) const NARROW_ROWS: usize = 16;
@@ -38,7 +38,7 @@ impl Item {
     }
 }
 
-/// What the work of a step depends on, beside its sequences. It changes no result.
+/// The rules by which the work of a step is divided. They change no result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Division {
     /// Query heads of a KV head.

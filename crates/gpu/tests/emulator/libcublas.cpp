@@ -17,8 +17,8 @@ constexpr int kBf16 = 14;
 constexpr int kInvalidValue = 7;
 constexpr int kNotSupported = 15;
 
-// What CANDLEPOWER_EMULATED_CUBLAS asks of products: `by_rows` has sums whose order and rounding depend on the number of
-// rows, as a library may choose among kernels. `refused` has no products.
+// The behaviours of products that CANDLEPOWER_EMULATED_CUBLAS can ask for. With `by_rows`, order and rounding of sums depend
+// on the number of rows, because a library may choose among kernels. With `refused` there are no products.
 bool is_asked(std::string_view behaviour) {
   const char* asked = std::getenv("CANDLEPOWER_EMULATED_CUBLAS");
   return asked != nullptr && asked == behaviour;
