@@ -11,6 +11,7 @@
 # Speed: it measures each kernel beside the alternatives for the same work. It measures random weights in the shapes
 # of Llama-3.1-8B and Qwen2.5-0.5B, with and without CUDA graphs, and over HTTP from files (16 GB in TMPDIR during the
 # run). gpu-guided.py measures streams under a schema beside free ones, and gpu-peers.py measures PyTorch.
+# gpu-deterministic.py compares answers in different company.
 #
 # `GPU_CHECK=correct` omits the measurements, `GPU_CHECK=measure` the rest, and `GPU_CHECK=matmul,qwen` runs the named
 # rows. Rows that would start after GPU_CHECK_SECONDS (540) are omitted, and the exit status is then 1. It is 0 if
@@ -64,7 +65,7 @@ shutil.copy(built["cuda_kernels"], sys.argv[1] + "/cuda_kernels")
 shutil.copy(built["all"], sys.argv[1] + "/goldens")
 shutil.copy(built["candlepower_engine"], sys.argv[1] + "/engine")' "$dir" <<<"$messages"
   strip "$dir/cuda_kernels" "$dir/goldens" "$dir/engine"
-  cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-{check.sh,guided.py,peers.py,weights.py} \
+  cp "${CARGO_TARGET_DIR:-target}/release/candlepower" scripts/gpu-{check.sh,deterministic.py,guided.py,peers.py,weights.py} \
     scripts/goldens/{gpu_logits,seeded_weights}.py "$dir"
   rm -rf "$dir/golden" "$dir/shapes"
   cp -r tests/golden "$dir/golden"
@@ -273,6 +274,20 @@ guided() {
   keep "$name" "$json" || true
 }
 
+# same_answers FILE FLAGS..: serves random weights with --deterministic, and compares its answers with those in a file.
+same_answers() {
+  local file=$1 output='' result=0
+  shift
+  if serve "$here/shapes/llama-3.1-8b" --load-format dummy --deterministic "$@"; then
+    output=$(timeout -k 10 "$TEST_SECONDS" python3 "$here/gpu-deterministic.py" "$URL" "$file" 2>&1) || result=1
+  else
+    result=1
+  fi
+  stop_server || result=1
+  echo "$output"
+  return "$result"
+}
+
 # keep NAME JSON: appends a line to measurements.jsonl, if there is a measurement.
 keep() {
   [ -s "$2" ] || return 1
@@ -336,6 +351,14 @@ measure() {
   bench llama-many-streams "${llama[@]}" --batch 8,64,256 --input-tokens 1000 --output-tokens 64
   # The same without cuBLAS for 3 to 128 rows.
   CANDLEPOWER_PRODUCT_ROWS=3-128 bench llama-product-rows "${llama[@]}" --batch 8,64 --input-tokens 1000 --output-tokens 64
+  bench llama-deterministic "${llama[@]}" --batch 1,64 --input-tokens 128,1000 --output-tokens 64 --deterministic
+  bench llama-deterministic-long "${llama[@]}" --batch 1 --input-tokens 8192 --output-tokens 64 --deterministic
+  local answers=$results/deterministic.json
+  rm -f "$answers"
+  check deterministic same_answers "$answers" --max-model-len 2304 --max-num-batched-tokens 8192
+  check deterministic-chunks same_answers "$answers" --max-model-len 2304 --max-num-batched-tokens 512
+  # The cache holds about a third of what 64 prompts need.
+  check deterministic-preempted same_answers "$answers" --max-model-len 2304 --kv-cache-memory 3Gi
   bench llama-fp8-cache "${llama[@]}" --batch 256 --input-tokens 1000 --output-tokens 32 --kv-cache-dtype fp8
   bench llama-eager "${llama[@]}" --batch 1,64 --input-tokens 128 --output-tokens 64 --enforce-eager
   local qwen=(qwen2.5-0.5b --max-model-len 4096 --max-num-batched-tokens 8192)
@@ -378,9 +401,9 @@ compare() { # compare NAME: a row with a comparison of the kernels
   check "$1" "$here/cuda_kernels" --exact "$1" --nocapture --test-threads 1
 }
 
-# goldens GPUS TEST: a row with a test of the models.
+# goldens GPUS TEST [ROW]: a row with a test of the models.
 goldens() {
-  check goldens env CANDLEPOWER_TEST_GPUS="$1" CANDLEPOWER_GOLDENS="$golden" "$here/goldens" --ignored --exact "device::$2" \
+  check "${3:-goldens}" env CANDLEPOWER_TEST_GPUS="$1" CANDLEPOWER_GOLDENS="$golden" "$here/goldens" --ignored --exact "device::$2" \
     --nocapture
 }
 
@@ -401,6 +424,7 @@ compare_all() {
     [ "$name" = nccl ] || compare "$name"
   done
   goldens 1 a_gpu_computes_every_architecture
+  goldens 1 a_gpu_gives_a_token_the_same_bits_in_every_step same-bits
   TEST_SECONDS=150
   check goldens-transformers beside_transformers
   TEST_SECONDS=90

@@ -8,6 +8,7 @@ mod bench;
 mod clients;
 mod cuda;
 mod deploy;
+mod deterministic;
 mod doctor;
 mod embeddings;
 mod first_run;

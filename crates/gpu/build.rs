@@ -15,8 +15,9 @@ use head_dims::DEVICE_HEAD_DIMS;
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
-const SOURCES: [&str; 15] = [
+const SOURCES: [&str; 16] = [
     "attention_latent",
+    "ordered_attention",
     "expert_product",
     "linear_attention",
     "packed_rows",

@@ -275,6 +275,14 @@ pub enum Error {
         /// Its id in the configuration.
         expected: u32,
     },
+    /// A part of the model has no kernel on a GPU whose results are independent of other sequences.
+    #[error("deterministic is not possible on a GPU with {part}: {advice}")]
+    NotDeterministic {
+        /// The part or the setting.
+        part: String,
+        /// The other possibilities.
+        advice: &'static str,
+    },
     /// Keys and values cannot be kept so.
     #[error(
         "--kv-cache-dtype {asked} is not possible on {device} with these weights: choose one of auto, {others}, fp8"

@@ -5,6 +5,7 @@ mod arch;
 mod bytes;
 mod choice;
 mod config;
+mod deterministic;
 mod encoder;
 mod ends;
 mod error;

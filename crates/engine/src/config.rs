@@ -27,6 +27,8 @@ pub struct EngineConfig {
     pub gpu_memory_utilization: f64,
     /// Launch every operation of a GPU on its own, without CUDA graphs.
     pub enforce_eager: bool,
+    /// Compute each token on a GPU independently of the other tokens of its step, to the bit. The CPU does so in any case.
+    pub deterministic: bool,
     /// Compute on the CPU like a GPU, by the reference implementations of its kernels. It is very slow, and meant for tests.
     pub device_reference: bool,
     /// Positions in one KV block.

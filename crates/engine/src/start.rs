@@ -168,6 +168,9 @@ fn start_ranks(
     let others = followers.loaded(&comm, config.stuck_after + 4 * began.elapsed())?;
 
     let plan = plan_memory(checkpoint, config, &model, &others)?;
+    if config.deterministic && device != RankDevice::Cpu {
+        checkpoint.spec().check_deterministic(plan.request.kv, ranks)?;
+    }
     let others_bytes = others.iter().map(|other| other.weights_bytes);
     let info = EngineInfo {
         weights_bytes: model.weights_bytes() + others_bytes.sum::<u64>(),
@@ -259,6 +262,7 @@ fn step_memory(
         num_blocks,
         block_size,
         fp8_cache: kv == KvDtype::Fp8,
+        deterministic: config.deterministic,
     };
     let num_swap_blocks = num_swap_blocks(config, info)?;
     Ok(StepMemory::Device { size, graphs: !config.enforce_eager, num_swap_blocks })

@@ -32,7 +32,7 @@ mod staging;
 mod uploads;
 
 pub use activation::{activation, activation_times, gated_activation};
-pub use attention::{AttentionPlan, DecodeKernel};
+pub use attention::{AttentionPlan, DecodeKernel, OrderedAttentionPlan};
 pub use elements::{add, resolve_tokens, scale_and_cap, sigmoid_gate};
 pub(crate) use experts::expert_table;
 pub use experts::{combine_experts, expert_product, route};

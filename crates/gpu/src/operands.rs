@@ -5,6 +5,8 @@ mod experts;
 mod latent;
 mod linear_attention;
 mod norm;
+#[cfg(any(feature = "cuda", test))]
+mod ordered_attention;
 mod packed;
 mod paged_cache;
 mod qkv;
@@ -23,6 +25,8 @@ pub use latent::LatentsToCache;
 pub(crate) use latent::{HEAD_PRODUCT, HeadShape, LATENTS, LatentShape};
 pub(crate) use linear_attention::{GATE_AXES, SIGMOID_GATE, gate_dims};
 pub use norm::{LayerNorm, NormWeight, RmsNorm};
+#[cfg(feature = "cuda")]
+pub(crate) use ordered_attention::{Division, Item, NARROW_ROWS, RESIDENT_BLOCKS, Work};
 pub(crate) use packed::{E2M1_FACTOR, quant_index};
 pub use packed::{HeadPadding, Matrix, PackedMatrix};
 pub use paged_cache::{PagedCache, PagedLayer};

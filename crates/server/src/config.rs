@@ -271,6 +271,13 @@ pub struct ServeConfig {
         default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
     )]
     pub enforce_eager: bool,
+    /// Give a request the same tokens whatever runs beside it. Holds on the CPU in any case. Experimental on a GPU, with slower prompts
+    #[arg(
+        long, help_heading = "Engine", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", default_value = "false", action = ArgAction::Set, value_parser = switch,
+        alias = "enable-deterministic-inference",
+    )]
+    pub deterministic: bool,
     /// GB of host memory for KV blocks of preempted sequences; 0 recomputes them instead (no effect on the CPU)
     #[arg(long, help_heading = "Engine", value_name = "GB", default_value = "0", value_parser = gigabytes)]
     pub swap_space: f64,

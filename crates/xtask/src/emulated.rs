@@ -18,7 +18,8 @@ pub(crate) const EMULATOR: &str = "crates/gpu/tests/emulator";
 
 /// CI's tests: comparisons of the kernels, which are one program, in two halves of about equal length; the goldens of
 /// the models; the server.
-const TESTS: [Tests; 4] = [EXPERTS_AND_PACKED, OTHER_KERNELS, SOME_TOKENS, SERVER];
+const TESTS: [Tests; 6] =
+    [EXPERTS_AND_PACKED, OTHER_KERNELS, SOME_TOKENS, SAME_BITS, SERVER, DETERMINISTIC];
 
 /// The goldens in CI: 24 tokens of each prompt, because all of them take more than ten minutes of a core. On a real GPU, and in
 /// `cargo xtask deep goldens`, all are compared.
@@ -36,6 +37,19 @@ const SERVER: Tests = Tests {
     ],
     env: &[],
     races: Races::Ignored,
+};
+
+/// The server with `--deterministic`, in several forms of company.
+const DETERMINISTIC: Tests = Tests {
+    names: &["deterministic::an_emulated_gpu_gives_the_same_tokens_in_any_company"],
+    ..SERVER
+};
+
+/// The bits of tokens in steps of every kind.
+const SAME_BITS: Tests = Tests {
+    names: &["device::a_gpu_gives_a_token_the_same_bits_in_every_step"],
+    env: &[],
+    ..GOLDENS
 };
 
 /// All comparisons of kernels. `cargo xtask deep races` runs them with race detection in all kernels.
@@ -156,7 +170,7 @@ impl Scope {
         &TESTS[match self {
             Self::All => 0,
             Self::Models => 2,
-            Self::Engine => 3,
+            Self::Engine => 4,
         }..]
     }
 }
@@ -431,7 +445,7 @@ mod tests {
     fn only_comparisons_are_left_out_where_no_kernel_has_changed() {
         let rest = TESTS.iter().filter(|tests| !COMPARISONS.contains(tests));
         assert!(rest.eq(Scope::Models.tests()));
-        assert_eq!(Scope::Engine.tests(), [SERVER]);
+        assert_eq!(Scope::Engine.tests(), [SERVER, DETERMINISTIC]);
         assert_eq!(Scope::All.tests(), TESTS);
     }
 

@@ -43,6 +43,7 @@ fn runner(device: &Device, dtype: LoadDtype, in_group: bool) -> DeviceRunner {
         num_blocks: 8,
         block_size: 16,
         fp8_cache: false,
+        deterministic: false,
     };
     let mut runner = DeviceRunner::new(model, size, Graphs::of(&size, true), 0).unwrap();
     runner.capture_graphs(&mut |_, _| {}).unwrap();

@@ -92,6 +92,23 @@ fn a_device_gives_what_the_cpu_gives_whatever_is_asked() {
     assert_same(&run_together(&eager), &want, "eager");
 }
 
+/// Requests differ in nothing with the reference implementations. Short convolutions have no kernels for it.
+#[test]
+fn deterministic_is_taken_where_it_is_kept_and_refused_elsewhere() {
+    let deterministic = |config| EngineConfig { deterministic: true, ..config };
+    let want = run_together(&start(on_device()));
+    assert_same(&run_together(&start(deterministic(on_device()))), &want, "deterministic");
+    let start = |config| EngineHandle::start(&checkpoint("lfm2"), config, &mut |_| ());
+    let error = start(deterministic(on_device())).unwrap_err().to_string();
+    assert!(
+        error.contains(
+            "deterministic is not possible on a GPU with a model with short convolutions"
+        ),
+        "{error}"
+    );
+    start(deterministic(config())).unwrap();
+}
+
 /// Several caches, and layers that are computed for output tokens alone. Prompts come in chunks of a few tokens, on one rank and on
 /// several.
 #[test]

@@ -42,6 +42,7 @@ fn config() -> EngineConfig {
         swap_bytes: 0,
         gpu_memory_utilization: 0.9,
         enforce_eager: false,
+        deterministic: false,
         device_reference: false,
         block_size: 16,
         max_num_seqs: 16,

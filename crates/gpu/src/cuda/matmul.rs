@@ -53,6 +53,8 @@ pub struct Cublas {
     workspace: CudaSlice<u8>,
     /// Numbers of rows that [`Cublas::rows_product`] multiplies.
     product_rows: RangeInclusive<usize>,
+    /// Whether sums have one order for all numbers of rows. Then cuBLAS multiplies nothing.
+    has_fixed_order: bool,
     /// u32 zeros `[max_rows]`: row indices that repeat the bias for each row of a product.
     zeros: Tensor,
     /// Dequantized weights, some outputs at a time. Empty if no matrix is quantized.
@@ -99,7 +101,8 @@ impl Cublas {
         // SAFETY: the handle is alive.
         unsafe { cublasSetMathMode(handle, mode) }.result().map_err(refused("math mode"))?;
         let product_rows = product_rows(env::var(PRODUCT_ROWS).ok().as_deref())?;
-        Ok(Self { device: device.clone(), workspace, product_rows, zeros, unpacked })
+        let device = device.clone();
+        Ok(Self { device, workspace, product_rows, has_fixed_order: false, zeros, unpacked })
     }
 
     /// Multiplies these numbers of rows by [`Cublas::rows_product`], whatever the environment says. With `1..=128`, sums
@@ -110,11 +113,19 @@ impl Cublas {
         self
     }
 
+    /// Adds the sums of a product in one order for all numbers of rows, so that a row's result depends on its own values and
+    /// on the matrix alone. cuBLAS, whose order may depend on the number of rows, multiplies nothing then.
+    #[must_use]
+    pub fn with_fixed_order(mut self) -> Self {
+        self.has_fixed_order = true;
+        self
+    }
+
     /// Computes `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or
     /// f16, with sums in f32.
     ///
     /// # Errors
-    /// An operand has the wrong dtype, shape, layout or device, or CUDA refused.
+    /// An operand has the wrong dtype, shape, layout or device; `k` is no multiple of 8 with a fixed order; or CUDA refused.
     pub fn matmul(
         &self,
         x: &Tensor,
@@ -123,7 +134,7 @@ impl Cublas {
         out: &Tensor,
     ) -> Result<()> {
         let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
-        if self.product_rows.contains(&rows) && has_rows_product(rows, k) {
+        if self.has_fixed_order || self.product_rows.contains(&rows) && has_rows_product(rows, k) {
             return self.rows_product(x, w, bias, out);
         }
         if rows <= MAX_GEMV_ROWS && rows > 0 && k > 0 && k.is_multiple_of(K_MULTIPLE) {
@@ -132,11 +143,11 @@ impl Cublas {
         self.gemm(x, w, bias, out)
     }
 
-    /// Same as [`Cublas::matmul`], for 1 to 128 rows and always by the kernel in rows_product.cu. A row's result depends on
-    /// its own values and the shape of `w` alone.
+    /// Same as [`Cublas::matmul`], but always by the kernel in rows_product.cu. A row's result depends on its own values and
+    /// the shape of `w` alone.
     ///
     /// # Errors
-    /// Same as [`Cublas::matmul`]; or `x` has more rows, or `k` is no multiple of 8.
+    /// Same as [`Cublas::matmul`]; or `k` is no multiple of 8.
     pub fn rows_product(
         &self,
         x: &Tensor,
@@ -161,8 +172,17 @@ impl Cublas {
         out: &Tensor,
     ) -> Result<()> {
         let (rows, _) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
-        if (1..=packed_max_rows(w)).contains(&rows) {
+        let most = packed_max_rows(w);
+        if (1..=most).contains(&rows) {
             return packed_product(x, w, bias, out, &self.workspace);
+        }
+        if self.has_fixed_order {
+            // A row has the same result in each piece.
+            return (0..rows).step_by(most).try_for_each(|first| {
+                let count = most.min(rows - first);
+                let (x, out) = (x.narrow(0, first, count)?, out.narrow(0, first, count)?);
+                packed_product(&x, w, bias, &out, &self.workspace)
+            });
         }
         let launch = Launch::new(KERNEL, "x", x)?;
         let (n, k) = (w.n, w.width);

@@ -1,4 +1,4 @@
-//! A matrix times 1 to 128 rows on tensor cores, an alternative to cuBLAS whose sums do not depend on the number of rows.
+//! A matrix times any number of rows on tensor cores, an alternative to cuBLAS whose sums do not depend on that number.
 
 use candle_core::Tensor;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, DevicePtr};
@@ -7,26 +7,27 @@ use super::launch::{Address, CUstream, Launch};
 use candlepower_kernels::operands::Operand;
 use candlepower_kernels::{Error, Result};
 
-/// Maximum number of rows of x that [`rows_product`] takes.
+/// Maximum number of rows that [`rows_product`] was made for. It takes more, but on a GPU cuBLAS is expected to be faster.
 pub const MAX_PRODUCT_ROWS: usize = 128;
 
 /// Elements of one copy to shared memory. `k` must be a multiple of it.
 const K_MULTIPLE: usize = 8;
 
-/// Whether [`rows_product`] can multiply `rows` rows of `k` inputs.
+/// Whether [`rows_product`] was made for `rows` rows of `k` inputs.
 pub(super) const fn has_rows_product(rows: usize, k: usize) -> bool {
     rows >= 1 && rows <= MAX_PRODUCT_ROWS && k > 0 && k.is_multiple_of(K_MULTIPLE)
 }
 
-/// Computes `out = x @ w^T + bias`: `x` `[rows, k]` with 1 to 128 rows, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`,
-/// all bf16 or f16, with sums in f32. `partial` is memory for partial sums: 16 MiB suffice for any matrix.
+/// Computes `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16,
+/// with sums in f32. `partial` is memory for partial sums: 16 MiB suffice for any matrix. Rows whose partial sums do not fit
+/// are computed one launch after the other.
 ///
 /// A row's result depends on its own values and the shape of `w` alone: each row is a column of tensor core products
 /// that go through the inputs in a fixed order. The reference implementation of one output is
 /// [`candlepower_kernels::linear_reference`], which adds in another order.
 ///
 /// # Errors
-/// `x` has more than 128 rows or `k` is no multiple of 8; an operand has the wrong dtype, shape, layout or device; or
+/// `k` is no multiple of 8; an operand has the wrong dtype, shape, layout or device; or
 /// CUDA refused the launch.
 pub(super) fn rows_product(
     x: &Tensor,
@@ -39,12 +40,9 @@ pub(super) fn rows_product(
     let launch = Launch::new(KERNEL, "x", x)?;
     let (rows, k) = Operand::new(KERNEL, "x", x).dims2("[rows, k]")?;
     let (n, _) = Operand::new(KERNEL, "w", w).dims2("[n, k]")?;
-    if !has_rows_product(rows, k) {
-        let error = |parameter, value, expected| Error::Parameter { parameter, value, expected };
-        return Err(match (1..=MAX_PRODUCT_ROWS).contains(&rows) {
-            true => error("k", k, "a positive multiple of 8"),
-            false => error("rows", rows, "1 to 128; use a matmul for more"),
-        });
+    if k == 0 || !k.is_multiple_of(K_MULTIPLE) {
+        let expected = "a positive multiple of 8";
+        return Err(Error::Parameter { parameter: "k", value: k, expected });
     }
     let args = RowsProductArgs {
         x: launch.elements(("x", x), "[rows, k]", &[rows, k])?,
@@ -61,7 +59,7 @@ pub(super) fn rows_product(
         k: k as i32,
         dtype: launch.dtype_code(),
     };
-    if n == 0 {
+    if rows == 0 || n == 0 {
         return Ok(());
     }
     // SAFETY: every address was checked above to hold the elements that the dimensions say. The launcher compares the

@@ -21,6 +21,9 @@ pub enum AttentionPlan {
     /// FlashInfer's kernels.
     #[cfg(feature = "cuda")]
     Cuda(Box<crate::cuda::AttentionPlan>),
+    /// The kernel whose sums have one order.
+    #[cfg(feature = "cuda")]
+    Ordered(Box<crate::cuda::OrderedAttentionPlan>),
 }
 
 impl AttentionPlan {
@@ -39,6 +42,34 @@ impl AttentionPlan {
             let plan = crate::cuda::AttentionPlan::new(device, spec, cache, capacity)?;
             return Ok(Self::Cuda(Box::new(plan)));
         }
+        Self::reference(device, spec, cache, capacity)
+    }
+
+    /// Same as [`AttentionPlan::new`], but the output of a query depends on its own sequence up to its position alone, to
+    /// the bit. The reference implementation has this property anyway.
+    ///
+    /// # Errors
+    /// Same as [`AttentionPlan::new`]; or on a GPU, heads have more than 256 elements, or the cache is FP8 or has latents.
+    pub fn in_fixed_order(
+        device: &Device,
+        spec: AttentionSpec,
+        cache: &KvCacheConfig,
+        capacity: PlanCapacity,
+    ) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        if device.is_cuda() {
+            let plan = crate::cuda::OrderedAttentionPlan::new(device, spec, cache, capacity)?;
+            return Ok(Self::Ordered(Box::new(plan)));
+        }
+        Self::reference(device, spec, cache, capacity)
+    }
+
+    fn reference(
+        device: &Device,
+        spec: AttentionSpec,
+        cache: &KvCacheConfig,
+        capacity: PlanCapacity,
+    ) -> Result<Self> {
         if !device.is_cpu() {
             let device = device.location();
             return Err(Error::UnsupportedDevice { kernel: KERNEL, operand: "device", device });
@@ -56,6 +87,8 @@ impl AttentionPlan {
             Self::Reference(plan) => plan.prepare(step),
             #[cfg(feature = "cuda")]
             Self::Cuda(plan) => plan.prepare(step),
+            #[cfg(feature = "cuda")]
+            Self::Ordered(plan) => plan.prepare(step),
         }
     }
 
@@ -82,6 +115,8 @@ impl AttentionPlan {
             Self::Reference(plan) => plan.attend(q, layer, params, sinks, out),
             #[cfg(feature = "cuda")]
             Self::Cuda(plan) => plan.attend(q, layer, params, sinks, out),
+            #[cfg(feature = "cuda")]
+            Self::Ordered(plan) => plan.attend(q, layer, params, sinks, out),
         }
     }
 }

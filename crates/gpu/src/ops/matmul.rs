@@ -37,6 +37,17 @@ impl Matmul {
         })
     }
 
+    /// Adds the sums of a product in one order for all numbers of rows, so that a row's result depends on its own values and
+    /// on the matrix alone. The reference implementation does so anyway.
+    #[must_use]
+    #[cfg_attr(not(feature = "cuda"), allow(clippy::missing_const_for_fn))]
+    pub fn with_fixed_order(self) -> Self {
+        Self {
+            #[cfg(feature = "cuda")]
+            cublas: self.cublas.map(crate::cuda::Cublas::with_fixed_order),
+        }
+    }
+
     /// Computes `out = x @ w^T + bias`: `x` `[rows, k]`, `w` `[n, k]`, `bias` `[n]`, `out` `[rows, n]`, all bf16 or f16
     /// except a quantized `w`, with sums in f32.
     ///
@@ -45,7 +56,8 @@ impl Matmul {
     /// element type first.
     ///
     /// # Errors
-    /// An operand has the wrong dtype, shape, layout or device, or CUDA refused.
+    /// An operand has the wrong dtype, shape, layout or device; `k` is no multiple of 8 with a fixed order on a GPU; or CUDA
+    /// refused.
     pub fn run(&self, x: &Tensor, w: &Matrix, bias: Option<&Tensor>, out: &Tensor) -> Result<()> {
         launch_on_gpu!(x, {
             let cublas =

@@ -318,13 +318,13 @@ pub(crate) fn swap_blocks(gpu: &Gpu) {
 
 /// A model's attention, and a step's sequences as (queries, positions in the cache).
 #[derive(Clone, Copy)]
-struct Shape {
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    window: Option<usize>,
-    softcap: Option<f32>,
-    seqs: &'static [(usize, usize)],
+pub(crate) struct Shape {
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) window: Option<usize>,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) seqs: &'static [(usize, usize)],
 }
 
 /// Decodes, chunks and mixtures, with lengths around the ends of blocks, and long enough to be split.
@@ -455,10 +455,10 @@ pub(crate) fn fixed_launch(gpu: &Gpu) {
 
 /// A step's operands on CPU and GPU.
 #[derive(Clone)]
-struct Step {
-    config: KvCacheConfig,
+pub(crate) struct Step {
+    pub(crate) config: KvCacheConfig,
     heads: usize,
-    params: PagedAttention,
+    pub(crate) params: PagedAttention,
     meta: AttentionMetadata,
     q: Vec<f32>,
     /// One sink logit for each query head.
@@ -466,12 +466,12 @@ struct Step {
     /// The CPU's layout: `[num_blocks, kv_heads, head_dim, block_size]`, multiplied by the scale.
     keys: Vec<f32>,
     values: Vec<f32>,
-    q_on_gpu: Tensor,
-    layer: PagedLayer,
+    pub(crate) q_on_gpu: Tensor,
+    pub(crate) layer: PagedLayer,
 }
 
 impl Step {
-    fn new(
+    pub(crate) fn new(
         gpu: &Gpu,
         random: &mut Random,
         shape: &Shape,
@@ -542,36 +542,60 @@ impl Step {
         (first, Self { meta: own, q_on_gpu, ..self.clone() })
     }
 
-    fn sinks(&self, gpu: &Gpu) -> Option<Tensor> {
+    /// The last queries of some sequences, up to a position each: as (sequence, queries, positions in the cache).
+    pub(crate) fn queries(&self, chosen: &[(usize, usize, usize)]) -> Self {
+        let meta = &self.meta;
+        let mut own = AttentionMetadata {
+            query_start: vec![0],
+            context_len: Vec::new(),
+            block_tables: Vec::new(),
+            ..meta.clone()
+        };
+        let mut rows = Vec::new();
+        for &(seq, queries, context_len) in chosen {
+            let end =
+                meta.query_start[seq + 1] as usize - (meta.context_len[seq] as usize - context_len);
+            rows.push(self.q_on_gpu.narrow(0, end - queries, queries).unwrap());
+            own.query_start.push(own.query_start[own.query_start.len() - 1] + queries as u32);
+            own.context_len.push(context_len as u32);
+            own.block_tables.extend(&meta.block_tables[seq * meta.max_blocks..][..meta.max_blocks]);
+        }
+        Self { meta: own, q_on_gpu: Tensor::cat(&rows, 0).unwrap(), ..self.clone() }
+    }
+
+    pub(crate) fn sinks(&self, gpu: &Gpu) -> Option<Tensor> {
         let sinks = self.sinks.as_ref()?;
         Some(Tensor::from_slice(sinks, sinks.len(), gpu.device()).unwrap())
     }
 
-    fn q_dims(&self) -> Vec<usize> {
+    pub(crate) fn q_dims(&self) -> Vec<usize> {
         self.q_on_gpu.dims().to_vec()
     }
 
-    fn plan(&self, gpu: &Gpu) -> AttentionPlan {
-        let spec = AttentionSpec {
+    pub(crate) fn spec(&self) -> AttentionSpec {
+        AttentionSpec {
             heads: self.heads,
             window: self.params.window,
             dtype: self.q_on_gpu.dtype(),
             cache_dtype: self.layer.keys.dtype(),
-        };
+        }
+    }
+
+    fn plan(&self, gpu: &Gpu) -> AttentionPlan {
         let capacity = PlanCapacity {
             max_seqs: 8,
             max_pages: 512,
             partials_bytes: 64 << 20,
             sink_tokens: 1024,
         };
-        AttentionPlan::new(gpu.device(), spec, &self.config, capacity).unwrap()
+        AttentionPlan::new(gpu.device(), self.spec(), &self.config, capacity).unwrap()
     }
 
-    fn attention_step(&self, launch: LaunchShape) -> AttentionStep<'_> {
+    pub(crate) fn attention_step(&self, launch: LaunchShape) -> AttentionStep<'_> {
         AttentionStep { meta: &self.meta, tokens: self.q_on_gpu.dims()[0], launch }
     }
 
-    fn compare(&self, gpu: &Gpu, out: &Tensor) {
+    pub(crate) fn compare(&self, gpu: &Gpu, out: &Tensor) {
         let head_dim = self.config.head_dim;
         let group = self.heads / self.config.num_kv_heads;
         let mut want = Vec::with_capacity(self.q.len());

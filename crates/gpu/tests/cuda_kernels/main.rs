@@ -12,6 +12,7 @@ mod experts;
 mod gpu;
 mod latent;
 mod linear_attention;
+mod ordered_attention;
 mod packed;
 mod products;
 mod rows;
@@ -28,7 +29,7 @@ use gpu::Gpu;
 /// A comparison over many shapes, which panics if kernel and reference differ.
 type Comparison = fn(&Gpu);
 
-const COMPARISONS: [(&str, Comparison); 42] = [
+const COMPARISONS: [(&str, Comparison); 43] = [
     ("rms_norm", rows::rms_norm),
     ("add_rms_norm", rows::add_rms_norm),
     ("layer_norm", rows::layer_norm),
@@ -65,6 +66,7 @@ const COMPARISONS: [(&str, Comparison); 42] = [
     ("paged_attention", attention::paged_attention),
     ("planned_apart", attention::planned_apart),
     ("fixed_launch", attention::fixed_launch),
+    ("ordered_attention", ordered_attention::ordered_attention),
     ("latents_to_cache", latent::latents_to_cache),
     ("head_product", latent::head_product),
     ("latent_attention", latent::latent_attention),

@@ -29,6 +29,7 @@ fn with_ops(with: impl FnOnce(&DeviceOps<'_>, &Layers<Matrix>, Tensor)) {
         num_blocks: 4,
         block_size: 16,
         fp8_cache: false,
+        deterministic: false,
     };
     let workspace = model.workspace(size).unwrap();
     let table = Tensor::arange(0, TOKENS as u32, &Device::Cpu).unwrap();

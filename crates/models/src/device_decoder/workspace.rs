@@ -93,6 +93,8 @@ pub struct WorkspaceSize {
     pub block_size: usize,
     /// Whether keys and values are kept in FP8 (e4m3), or in the model's dtype.
     pub fp8_cache: bool,
+    /// Whether a token's results depend on its own sequence alone, to the bit: not on the other tokens of a step.
+    pub deterministic: bool,
 }
 
 impl DeviceDecoder {
@@ -153,7 +155,11 @@ impl DeviceDecoder {
             let spec =
                 AttentionSpec { heads: attention.heads, window, dtype: self.dtype, cache_dtype };
             let config = config(&kinds[kind]);
-            let plan = AttentionPlan::new(&self.device, spec, &config, capacity(&config))?;
+            let new = match size.deterministic {
+                true => AttentionPlan::in_fixed_order,
+                false => AttentionPlan::new,
+            };
+            let plan = new(&self.device, spec, &config, capacity(&config))?;
             plans.push(PlanOf { kind, window, plan });
         }
         let buffer =
@@ -176,18 +182,19 @@ impl DeviceDecoder {
         let widths = self.spec.device_widths(1);
         let states = state_config(&self.spec, None, size.num_states);
         let states = states.map(|config| StatePool::new(config, tokens, self.dtype, &self.device));
+        let matmul = Matmul::new(
+            &self.device,
+            // The layers multiply rows of tokens, the head rows of logits.
+            tokens.max(size.max_rows),
+            self.dtype,
+            self.spec.device_unpacked_bytes(),
+        )?;
         Ok(Workspace {
             caches,
             states: states.transpose()?,
             plans: RefCell::new(plans),
             generations: Generations::default(),
-            matmul: Matmul::new(
-                &self.device,
-                // The layers multiply rows of tokens, the head rows of logits.
-                tokens.max(size.max_rows),
-                self.dtype,
-                self.spec.device_unpacked_bytes(),
-            )?,
+            matmul: if size.deterministic { matmul.with_fixed_order() } else { matmul },
             residual: buffer(tokens, hidden)?,
             normed: buffer(tokens, hidden)?,
             branch: buffer(tokens, hidden)?,

@@ -57,7 +57,11 @@ impl Runner {
     }
 
     pub(crate) fn of(model: DeviceDecoder, fp8_cache: bool) -> Self {
-        let workspace = model.workspace(size(fp8_cache)).unwrap();
+        Self::sized(model, size(fp8_cache))
+    }
+
+    fn sized(model: DeviceDecoder, size: WorkspaceSize) -> Self {
+        let workspace = model.workspace(size).unwrap();
         Self { model, workspace }
     }
 
@@ -181,6 +185,7 @@ pub(crate) fn size(fp8_cache: bool) -> WorkspaceSize {
         num_blocks: NUM_BLOCKS,
         block_size: BLOCK_SIZE,
         fp8_cache,
+        deterministic: false,
     }
 }
 
@@ -334,6 +339,38 @@ fn a_gpu_computes_every_architecture() {
             assert!(error < 0.1, "{name}: the last tokens alone differ by {error}");
         }
     });
+}
+
+/// The bits of a token's logits in steps of every kind, for each golden that may be served with `--deterministic`.
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs a GPU: scripts/gpu-check.sh and, with an emulated one, `cargo xtask emulated` run it"]
+fn a_gpu_gives_a_token_the_same_bits_in_every_step() {
+    let gpu = candlepower_gpu::cuda::open(0).unwrap();
+    let kv = KvDtype::Plain(Planned::Bf16);
+    let is_kept = |name: &&str| checkpoint(name).spec().check_deterministic(kv, 1).is_ok();
+    let mut models = 0;
+    for name in goldens().filter(is_kept) {
+        let (checkpoint, options) = (checkpoint(name), options_for(name, &gpu, LoadDtype::Bf16));
+        let model = load_on_device(&checkpoint, &options, &mut |_| {}).unwrap();
+        let mut runner = Runner::sized(model, WorkspaceSize { deterministic: true, ..size(false) });
+        let golden = Golden::read(name);
+        let prompt = &golden.prompt[..golden.prompt.len().min(BLOCK_SIZE + 5)];
+        let (blocks, others, end) = ([5, 2, 9, 0], [4, 1, 3, 7], prompt.len() - 2);
+        let whole = runner.prefill(prompt, prompt.len(), &blocks);
+        let cut = runner.prefill(prompt, 7, &others);
+        assert!(cut == whole, "{name}: chunks have other bits");
+        // The last two tokens as decodes: in a bucket of three, then beside a prompt.
+        let decoded = runner.step(&[(end, &prompt[end..=end], &others)], 3, LaunchShape::Fixed);
+        assert!(decoded[..] == whole[end..=end], "{name}: a decode has other bits");
+        let work: [Work<'_>; 2] = [(end + 1, &prompt[end + 1..], &others), (0, prompt, &blocks)];
+        let mixed = runner.step(&work, 2, LaunchShape::Fitted);
+        assert!(mixed[..1] == whole[end + 1..], "{name}: a decode beside a prompt has other bits");
+        assert!(mixed[1..] == whole[..], "{name}: a prompt behind a decode has other bits");
+        models += 1;
+    }
+    assert!(models > 20);
+    println!("= {models} models give each token the same bits in every step");
 }
 
 /// Beside transformers on the same GPU: what scripts/goldens/gpu_logits.py has put into CANDLEPOWER_TRANSFORMERS.

@@ -260,6 +260,7 @@ fn engine_config(config: &ServeConfig, device: Device, state: &AppState) -> Engi
         // The setting is in GiB.
         swap_bytes: (config.swap_space * f64::from(1 << 30)) as u64,
         enforce_eager: config.enforce_eager,
+        deterministic: config.deterministic,
         device_reference: false,
         block_size: config.block_size,
         max_num_seqs: config.max_num_seqs,

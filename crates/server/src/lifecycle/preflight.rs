@@ -41,6 +41,9 @@ fn check_decoder(config: &ServeConfig, checkpoint: &Checkpoint, device: &Device)
     check_gpus(device, ranks)?;
     let max_model_len = spec.max_model_len(config.max_model_len)?;
     let plan = MemoryPlan::new(spec, memory_request(config, checkpoint, device, max_model_len)?);
+    if config.deterministic && !device.is_cpu() {
+        spec.check_deterministic(plan.request.kv, ranks)?;
+    }
     plan.check(spec)?;
     Ok(())
 }

@@ -324,6 +324,10 @@ fn announce(
         for name in config.without_effect() {
             tracing::info!("{name} has no effect on the CPU");
         }
+    } else if config.deterministic {
+        tracing::warn!(
+            "deterministic is experimental: its kernels were compared on an emulated GPU, and have never run on a real one"
+        );
     }
     tracing::info!("listening on {}, loading the model", address.url(config));
 }

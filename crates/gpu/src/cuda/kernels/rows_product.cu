@@ -1,7 +1,7 @@
-// The product of a matrix with 1 to 128 rows, on tensor cores.
+// The product of a matrix with any number of rows, on tensor cores, made for 1 to 128 rows.
 //
 // The time of such a product is that of reading the matrix, and its sums do not depend on the number of rows. So a row
-// has the same bits alone and among 128 others.
+// has the same bits alone and among others. More than 128 rows are computed by several blocks of 128 rows.
 
 #include "async_copy.cuh"
 #include "tensor_core.cuh"
@@ -84,8 +84,10 @@ __global__ void __launch_bounds__(kProductThreads) rows_product_kernel(RowsProdu
   extern __shared__ uint4 stages[];
   const int32_t warp = threadIdx.x / kWarp;
   const int32_t lane = threadIdx.x % kWarp;
-  const int32_t first_output = static_cast<int32_t>(blockIdx.x) * kOutputs;
-  const Range run = split_range(args.k, kStageInputs, blockIdx.y, gridDim.y);
+  const int32_t first_row = static_cast<int32_t>(blockIdx.x) * kRows;
+  const int32_t own_rows = args.rows - first_row < kRows ? args.rows - first_row : kRows;
+  const int32_t first_output = static_cast<int32_t>(blockIdx.y) * kOutputs;
+  const Range run = split_range(args.k, kStageInputs, blockIdx.z, gridDim.z);
   const int32_t steps = (run.end - run.begin + kStageInputs - 1) / kStageInputs;
 
   // A stage has the block's rows of the matrix, then those of x. A thread copies the same chunk of every 16th row.
@@ -113,9 +115,10 @@ __global__ void __launch_bounds__(kProductThreads) rows_product_kernel(RowsProdu
     copy_rows(weights, args.n - first_output, step, copy_to + stage * Shape::kStageBytes,
               std::integral_constant<int32_t, kOutputs>{});
   };
+  const T* x = static_cast<const T*>(args.x) + static_cast<int64_t>(first_row) * args.k;
   const auto copy_x = [&](int32_t step, int32_t stage) {
     if (step >= steps) return;
-    copy_rows(static_cast<const T*>(args.x), args.rows, step,
+    copy_rows(x, own_rows, step,
               copy_to + stage * Shape::kStageBytes + kOutputs * Shape::kLineBytes, std::integral_constant<int32_t, kRows>{});
   };
   // The weights are constant, so they are requested before the wait; x is written by the preceding kernel.
@@ -203,18 +206,18 @@ __global__ void __launch_bounds__(kProductThreads) rows_product_kernel(RowsProdu
   }
   __syncthreads();
   constexpr int32_t kVectors = kOutputs / 4;
-  for (int32_t i = threadIdx.x; i < args.rows * kVectors; i += kProductThreads) {
-    const int32_t row = i / kVectors;
+  for (int32_t i = threadIdx.x; i < own_rows * kVectors; i += kProductThreads) {
+    const int32_t row = first_row + i / kVectors;
     const int32_t output = first_output + i % kVectors * 4;
     if (output >= args.n) continue;
-    const auto of_outputs = *reinterpret_cast<const float4*>(shared_sums + row * Shape::kSumStride + i % kVectors * 4);
-    if (gridDim.y == 1) {
+    const auto of_outputs = *reinterpret_cast<const float4*>(shared_sums + i / kVectors * Shape::kSumStride + i % kVectors * 4);
+    if (gridDim.z == 1) {
       store_outputs<T>(args, row, output, of_outputs);
       continue;
     }
     // Rows of partial sums are padded to whole vectors.
     const int64_t vectors = (args.n + 3) / 4;
-    const int64_t at = (static_cast<int64_t>(blockIdx.y) * args.rows + row) * vectors + output / 4;
+    const int64_t at = (static_cast<int64_t>(blockIdx.z) * args.rows + row) * vectors + output / 4;
     reinterpret_cast<float4*>(args.partial)[at] = of_outputs;
   }
 }
@@ -260,7 +263,9 @@ void launch_tiles(const RowsProductArgs& args, int32_t parts, cudaStream_t strea
   const auto kernel = rows_product_kernel<T, kRows, kOutputs>;
   // The result is ignored because the launch fails with the same error.
   (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::kBytes);
-  launch_early(kernel, dim3(tiles_of(args.n, kOutputs), parts), kProductThreads, stream, args, Shape::kBytes);
+  // Blocks with the same outputs start one after the other, so that they read the matrix at about the same time.
+  const dim3 blocks(tiles_of(args.rows, kRows), tiles_of(args.n, kOutputs), parts);
+  launch_early(kernel, blocks, kProductThreads, stream, args, Shape::kBytes);
 }
 
 // The number of outputs of a block changes no result.
@@ -282,24 +287,40 @@ void launch_product(const RowsProductArgs& args, int32_t parts, cudaStream_t str
   launch_outputs<T, kRows>(args, parts, stream);
 }
 
+// Rows of one launch. The rows of x and a part of the matrix stay in the L2 cache while its blocks run.
+constexpr int64_t kMaxLaunchRows = 8 * kMaxRows;
+
+// Rows of one launch whose partial sums of `row_bytes` bytes a row fit into memory: whole blocks, if there is more than
+// one. 0: not even one row fits.
+int32_t launch_rows(const RowsProductArgs& args, int64_t row_bytes) {
+  int64_t rows = args.rows < kMaxLaunchRows ? args.rows : kMaxLaunchRows;
+  if (row_bytes > 0 && rows * row_bytes > args.partial_bytes) rows = args.partial_bytes / row_bytes;
+  return static_cast<int32_t>(rows > kMaxRows ? rows / kMaxRows * kMaxRows : rows);
+}
+
 }  // namespace candlepower
 
 using namespace candlepower;
 
 extern "C" int32_t candlepower_rows_product(const RowsProductArgs* args, cudaStream_t stream) {
-  if (args->rows < 1 || args->rows > kMaxRows || args->n < 1 || args->k < 8 || args->k % 8 != 0) {
-    return cudaErrorInvalidValue;
-  }
-  RowsProductArgs own = *args;
-  const int32_t parts = parts_of(own.n, own.k);
-  own.partial_bytes = static_cast<int64_t>(parts) * own.rows * ((own.n + 3) / 4) * 16;
-  if (parts > 1 && own.partial_bytes > args->partial_bytes) return cudaErrorInvalidValue;
-  return with_half_type(own.dtype, [&](auto zero) {
+  if (args->rows < 1 || args->n < 1 || args->k < 8 || args->k % 8 != 0) return cudaErrorInvalidValue;
+  const int32_t parts = parts_of(args->n, args->k);
+  const int64_t row_bytes = parts > 1 ? static_cast<int64_t>(parts) * ((args->n + 3) / 4) * 16 : 0;
+  const int32_t at_once = launch_rows(*args, row_bytes);
+  if (at_once < 1) return cudaErrorInvalidValue;
+  return with_half_type(args->dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch_product<T>(own, parts, stream);
-    if (parts > 1) {
-      const auto items = static_cast<uint32_t>(own.rows) * tiles_of(own.n, 4);
-      launch_early(sum_parts_kernel<T>, tiles_of(items, kSumThreads), kSumThreads, stream, own);
+    for (int32_t first = 0; first < args->rows; first += at_once) {
+      RowsProductArgs own = *args;
+      own.x = static_cast<const T*>(args->x) + static_cast<int64_t>(first) * args->k;
+      own.out = static_cast<T*>(args->out) + static_cast<int64_t>(first) * args->n;
+      own.rows = args->rows - first < at_once ? args->rows - first : at_once;
+      own.partial_bytes = row_bytes * own.rows;
+      launch_product<T>(own, parts, stream);
+      if (parts > 1) {
+        const auto items = static_cast<uint32_t>(own.rows) * tiles_of(own.n, 4);
+        launch_early(sum_parts_kernel<T>, tiles_of(items, kSumThreads), kSumThreads, stream, own);
+      }
     }
   });
 }

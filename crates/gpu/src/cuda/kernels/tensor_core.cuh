@@ -15,6 +15,15 @@ __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t row) {
                : "memory");
 }
 
+// Loads four matrices as `load_matrices` does, and transposes each: a lane gets two elements of a column. They are rows
+// 2 (l % 4) and 2 (l % 4) + 1 of column l / 4.
+__device__ __forceinline__ void load_transposed(uint32_t (&to)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.trans.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(row)
+               : "memory");
+}
+
 // Computes sum += a b, where a has 16 rows and 16 columns, and b has 16 rows and 8 columns.
 //
 // Lane `l` holds these elements:
