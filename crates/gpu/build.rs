@@ -15,7 +15,7 @@ use head_dims::DEVICE_HEAD_DIMS;
 const KERNELS: &str = "src/cuda/kernels";
 
 /// Sources that are compiled once.
-const SOURCES: [&str; 15] = [
+const SOURCES: [&str; 17] = [
     "attention_latent",
     "expert_product",
     "linear_attention",
@@ -29,6 +29,8 @@ const SOURCES: [&str; 15] = [
     "experts",
     "token_counts",
     "gemv",
+    "fp8",
+    "fp8_product",
     "elements",
     "short_conv",
 ];

@@ -187,6 +187,7 @@ impl DeviceDecoder {
                 tokens.max(size.max_rows),
                 self.dtype,
                 self.spec.device_unpacked_bytes(),
+                self.spec.device_fp8_width(1),
             )?,
             residual: buffer(tokens, hidden)?,
             normed: buffer(tokens, hidden)?,

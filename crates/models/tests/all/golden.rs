@@ -21,6 +21,7 @@ pub(crate) const ON_LOAD: &[(&str, &str, OnLoad)] = &[
     ("on-load/llama-int4", "llama", OnLoad::Int4),
     ("on-load/gpt2-int8", "gpt2", OnLoad::Int8),
     ("on-load/experts-int4", "qwen3-moe", OnLoad::Int4),
+    ("on-load/llama-fp8", "llama", OnLoad::Fp8),
 ];
 pub(crate) const TOLERANCE: f32 = 1e-4;
 pub(crate) const BLOCK_SIZE: usize = 16;
