@@ -210,7 +210,8 @@ fn block_stride(k: usize) -> usize {
 fn scales_of(weight: &Weight, group: usize) -> Option<(Fp8Weights, Vec<f32>)> {
     let (n, k) = (weight.n(), weight.k());
     let scale = |row: usize, index: usize| weight.scale(row, index)[0] * PART_FACTOR.recip();
-    if group >= k && k != FP8_BLOCK {
+    let by_output = weight.activations()?.scales != ActivationScales::Group(FP8_BLOCK);
+    if group >= k && by_output {
         let scales: Vec<f32> = (0..n).map(|row| scale(row, 0)).collect();
         let is_one = scales.iter().all(|scale| *scale == scales[0]);
         return Some(match is_one {
@@ -218,7 +219,7 @@ fn scales_of(weight: &Weight, group: usize) -> Option<(Fp8Weights, Vec<f32>)> {
             false => (Fp8Weights::Outputs, scales),
         });
     }
-    if group != FP8_BLOCK {
+    if group != FP8_BLOCK || !k.is_multiple_of(FP8_BLOCK) {
         return None;
     }
     let (columns, stride) = (k.div_ceil(FP8_BLOCK), block_stride(k));

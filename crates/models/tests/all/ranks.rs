@@ -3,14 +3,12 @@
 use std::{sync::Arc, thread, time::Duration};
 
 use candle_core::DType;
-use candlepower_checkpoint::{
-    ActivationScales, Checkpoint, CheckpointFiles, Dtype, FfnSpec, LayerSpec, ModelSpec, Packed,
-};
+use candlepower_checkpoint::{Checkpoint, CheckpointFiles, Dtype, FfnSpec, LayerSpec, ModelSpec};
 use candlepower_comm::{Comm, Traffic};
 use candlepower_models::{Decoder, LoadDtype, LoadFormat, LoadOptions, load, load_shard};
 
 use crate::golden::{
-    BLOCK_SIZE, CACHE, Golden, NUM_BLOCKS, ON_LOAD, TOLERANCE, checkpoint, greedy, largest,
+    BLOCK_SIZE, CACHE, Golden, NUM_BLOCKS, ON_LOAD, Rounding, TOLERANCE, checkpoint, greedy,
     max_difference, options, prefill,
 };
 use candlepower_testing::goldens::{DECODERS, folder};
@@ -69,20 +67,16 @@ fn two_ranks_and_four_give_what_one_gives() {
             (logits, greedy(model, &golden.prompt, NEW_TOKENS.min(room)))
         };
         let (logits, tokens) = answer(&load(&checkpoint, &options, &mut |_| {}).unwrap());
-        assert!(max_difference(&logits, &golden.logits) < TOLERANCE, "{name}: one rank");
+        let rounding = Rounding::of(&checkpoint);
+        rounding.check(&logits, &golden.logits, TOLERANCE, 1, &format!("{name}: one rank"));
         for ranks in numbers_of_ranks(&checkpoint) {
             for (rank, found) in
                 on_shards(&checkpoint, &options, ranks, answer).into_iter().enumerate()
             {
-                let difference = max_difference(&found.0, &logits);
-                if has_scales_of_rows(&checkpoint) {
-                    assert!(
-                        difference < 0.15 * largest(&logits),
-                        "{name} rank {rank}: {difference}"
-                    );
+                let what = format!("{name}, rank {rank} of {ranks}");
+                if !rounding.check(&found.0, &logits, TOLERANCE, ranks, &what) {
                     continue;
                 }
-                assert!(difference < TOLERANCE, "{name} rank {rank} of {ranks}: {difference}");
                 assert_eq!(found.1, tokens, "{name}, rank {rank} of {ranks}");
             }
         }
@@ -97,12 +91,6 @@ fn loading_ends_when_another_rank_fails() {
     let root = Arc::new(comms.pop().unwrap());
     let loaded = load_shard(&checkpoint("llama"), &options(), root, &mut |_| {});
     assert_eq!(loaded.err().unwrap().to_string(), "rank 1 failed: its disk is gone");
-}
-
-/// Whether activations are rounded to FP8 with a scale for each row. Each rank has a part of the row, and the scale of that part.
-pub(crate) fn has_scales_of_rows(checkpoint: &Checkpoint) -> bool {
-    let of_row = |packed: &Packed| packed.activations == Some(ActivationScales::Row);
-    checkpoint.spec().quantized.values().any(of_row)
 }
 
 /// Over how many ranks a model is split here; over none where it cannot be.
