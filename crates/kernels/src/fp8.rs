@@ -1,4 +1,4 @@
-//! Rounding of activations to FP8 (e4m3) before a product with FP8 weights: the definition of W8A8.
+//! Rounding of activations to FP8 (e4m3) before a product with FP8 weights (W8A8).
 //!
 //! A scale is the largest magnitude divided by 448, the largest value of e4m3. A rounded activation is
 //! `e4m3(x / scale) * scale`, where the division is that of f32, and `e4m3` rounds to nearest, ties to even, and limits

@@ -114,7 +114,7 @@ pub(crate) fn quantize_fp8(gpu: &Gpu) {
             assert_same_bits(&of_found, &of_groups, &what);
         }
     }
-    // NaN in a row of a fixed scale is told by the scale.
+    // A row of a fixed scale has the scale NaN if it has NaN.
     let x = gpu.floats(&[[1.0; 16], [f32::NAN; 16]].concat(), &[2, 16], DType::BF16);
     let rounding = Fp8Rounding { scales: ActivationScales::Fixed, fixed: 0.5 };
     let codes = gpu.floats(&[0.0; 32], &[2, 16], DType::F8E4M3);
@@ -195,7 +195,7 @@ fn cases(gpu: &Gpu) -> Vec<Case> {
 }
 
 impl Case {
-    /// The definition: the product of rounded activations, plus the bias.
+    /// The reference: the product of rounded activations, plus the bias.
     fn product(&self, x: &[f32], bias: &[f32], dtype: Option<DType>) -> Vec<f32> {
         let mut x = x.to_vec();
         self.rounding.round_rows(&mut x, self.k);
