@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 
 use candle_core::DType;
+use candle_core::cuda_backend::cudarc::cublas::sys::cublasOperation_t;
 use candle_core::cuda_backend::cudarc::cublaslt::result::{self, CublasError};
 use candle_core::cuda_backend::cudarc::cublaslt::sys;
 use sys::cublasLtMatmulDescAttributes_t as Attribute;
@@ -38,6 +39,9 @@ pub(super) struct CublasLt {
 
 #[derive(Debug)]
 struct Handle(sys::cublasLtHandle_t);
+
+// SAFETY: cuBLASLt's handle may be used by any thread, one at a time. `CublasLt` is not shared among threads.
+unsafe impl Send for Handle {}
 
 /// Shape of a product, which decides on its algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -230,7 +234,7 @@ impl Descriptors {
             Fp8Product::Rows => (OUTER_VECTOR, OUTER_VECTOR),
             Fp8Product::Blocks => (BLOCK_OF_128, VECTOR_OF_128),
         };
-        let transposed = sys::cublasOperation_t::CUBLAS_OP_T as u32;
+        let transposed = cublasOperation_t::CUBLAS_OP_T as u32;
         // Sums in the full precision of f32.
         let fast_accumulation = 0i8;
         made.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &transposed)?;

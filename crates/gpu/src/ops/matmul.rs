@@ -126,12 +126,11 @@ impl Matmul {
     /// An operand has the wrong dtype, shape, layout or device, or CUDA refused.
     pub fn run(&self, x: &Tensor, w: &Matrix, bias: Option<&Tensor>, out: &Tensor) -> Result<()> {
         launch_on_gpu!(x, {
-            let cublas =
-                self.cublas.as_ref().ok_or_else(|| candlepower_kernels::Error::NotOnGpu {
-                    kernel: "matmul",
-                    operand: "workspace",
-                    device: Device::Cpu.location(),
-                })?;
+            let cublas = self.cublas.as_ref().ok_or_else(|| Error::NotOnGpu {
+                kernel: "matmul",
+                operand: "workspace",
+                device: Device::Cpu.location(),
+            })?;
             match w {
                 Matrix::Rows(w) => cublas.matmul(x, w, bias, out),
                 Matrix::Packed(w) => {

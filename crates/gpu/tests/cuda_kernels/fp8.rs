@@ -48,7 +48,8 @@ pub(crate) fn round_fp8(gpu: &Gpu) {
             x[..k / 2].fill(0.0);
             if rows > 1 {
                 x[k..2 * k].iter_mut().for_each(|value| *value *= 1000.0);
-                x[k..2 * k].copy_from_slice(&rounded(&x[k..2 * k], dtype));
+                let large = rounded(&x[k..2 * k], dtype);
+                x[k..2 * k].copy_from_slice(&large);
             }
             let HeadPadding { len, padded } = padding.unwrap_or(HeadPadding { len: k, padded: k });
             let is_own = |at: usize| at % k % padded < len;
@@ -146,7 +147,7 @@ fn cases(gpu: &Gpu) -> Vec<Case> {
         ((8, 9), Fp8Product::Tensor, ActivationScales::Fixed),
         (hopper, Fp8Product::Blocks, ActivationScales::Group(128)),
     ] {
-        for (n, k) in [(16, 64), (48, 272), (144, 1040), (272, 2048), (32, 4096), (16, 128)] {
+        for (n, k) in [(16, 64usize), (48, 272), (144, 1040), (272, 2048), (32, 4096), (16, 128)] {
             // Blocks of cuBLASLt are whole.
             let k = if product == Fp8Product::Blocks { k.next_multiple_of(128) } else { k };
             let group = if product == Fp8Product::Blocks { 128 } else { k };

@@ -1,5 +1,5 @@
 // Rounding of activations to FP8 (e4m3) before a product: for products in FP8 the bits and the scales, for other products the
-// rounded values in the activations' own type. The definition is `Fp8Rounding` in crates/kernels.
+// rounded values in the activations' own type. The reference implementation is `Fp8Rounding` in crates/kernels.
 
 #include <cuda_fp8.h>
 

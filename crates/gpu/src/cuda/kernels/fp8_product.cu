@@ -12,13 +12,13 @@ struct Fp8ProductArgs {
   const uint8_t* x;       // e4m3 [rows, k]
   const float* x_scales;  // [groups, rows]
   const uint8_t* weight;  // e4m3 [n, k]
-  const float* scales;    // of the weights: [1], [n], or [n / 128, stride]
+  const float* scales;    // scales of the weights: [1], [n], or [n / 128, stride]
   const void* bias;       // [n], may be null
   void* out;              // [rows, n]
   int32_t rows;
   int32_t n;
   int32_t k;              // a multiple of 16
-  int32_t stride;         // of the scales of blocks; 0: a scale for each output; -1: one scale
+  int32_t stride;         // distance of rows of block scales; 0: a scale for each output; -1: one scale
   int32_t dtype;
   int32_t padding;
 };
